@@ -1,0 +1,106 @@
+"""How a command is declared: a name, one example, its arguments, and one function of a room.
+
+A file of this package per command group holds a `GROUP` (or a single `COMMAND`) and no logic:
+it turns arguments into values, calls a room, and prints what comes back. Rooms are imported
+inside the functions, so that a command pays for nothing but itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from hpcdl.system.errors import ExitCode
+from hpcdl.system.text import nearest
+
+if TYPE_CHECKING:
+    from hpcdl.site import Site
+
+Configure = Callable[[argparse.ArgumentParser], None]
+Run = Callable[[argparse.Namespace], ExitCode]
+
+
+def _no_arguments(parser: argparse.ArgumentParser) -> None:
+    """A command without arguments of its own."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: `example` is a whole command line, shown first in its help."""
+
+    name: str
+    summary: str
+    example: str
+    run: Run
+    configure: Configure = _no_arguments
+    changes: bool = False
+    """Whether it changes something, and so takes --dry-run."""
+    site: bool = True
+    """Whether it reads the site file, and so takes --site."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Commands that share a first word."""
+
+    name: str
+    summary: str
+    commands: tuple[Command, ...] = field(default=())
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that suggests the nearest option and shows an example first."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print one line of what is wrong and the nearest valid word; exit 2."""
+        hint = f"`{self.prog} --help` shows an example"
+        prefix, _, rest = message.partition("unrecognized arguments: ")
+        if rest and not prefix:
+            word = rest.split()[0]
+            options = [name for action in self._actions for name in action.option_strings]
+            close = nearest(word.split("=")[0], options)
+            message = f"unknown argument '{word}'"
+            hint = f"did you mean '{close}'?" if close else hint
+        print(f"error: {message}\nhelp: {hint}", file=sys.stderr)
+        raise SystemExit(ExitCode.USAGE)
+
+
+def build_parser(prog: str, command: Command) -> Parser:
+    """The parser of one command, with the options that all commands share."""
+    parser = Parser(
+        prog=prog,
+        description=f"example: {command.example}\n\n{command.summary}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    command.configure(parser)
+    shared = parser.add_argument_group("everywhere")
+    if command.site:
+        shared.add_argument("--site", metavar="FILE", help="site file (else HPCDL_SITE)")
+    if command.changes:
+        shared.add_argument("--dry-run", action="store_true", help="show what would be done")
+    shared.add_argument("--json", action="store_true", help="print JSON for machines")
+    shared.add_argument("-v", "--verbose", action="store_true", help="say more")
+    shared.add_argument("--no-color", action="store_true", help="no colours (also NO_COLOR)")
+    parser.set_defaults(run=command.run)
+    return parser
+
+
+def the_site(args: argparse.Namespace) -> Site:
+    """The site a command works on: `--site`, HPCDL_SITE or the installed prefix's.
+
+    Raises:
+        BadInput: none is named, or the file has faults.
+    """
+    from hpcdl.site import find_site_file, load_site
+
+    return load_site(find_site_file(args.site))
+
+
+def print_json(value: Any) -> None:
+    """A value as JSON on standard output; paths and the like become text."""
+    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))

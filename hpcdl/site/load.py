@@ -1,0 +1,237 @@
+"""From a file to a `Site`: schema first, then what a schema cannot say, then frozen values."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from hpcdl import facts
+from hpcdl.site.model import (
+    Gpu,
+    Interconnect,
+    Partition,
+    Paths,
+    Scratch,
+    Site,
+    SlurmDialect,
+    StackRequest,
+)
+from hpcdl.site.schema import SITE
+from hpcdl.system.document import Document, Mapping, read_document
+from hpcdl.system.errors import BadInput
+from hpcdl.system.resources import folder, home
+from hpcdl.system.schema import check
+from hpcdl.system.text import did_you_mean
+
+_DEFAULT_INTERCONNECT = {"fabric": "ethernet", "bandwidth_gbps": 1.0}
+UNLIMITED_MINUTES = 366 * 24 * 60
+
+
+def find_site_file(given: str | None = None) -> Path:
+    """The site file to use: `--site`, else HPCDL_SITE, else the installed prefix's.
+
+    A name without a slash that is no file, such as `pi`, means a shipped example.
+
+    Raises:
+        BadInput: none is named, or the named one does not exist.
+    """
+    chosen = given or os.environ.get("HPCDL_SITE")
+    if not chosen:
+        installed = Path(__file__).resolve().parents[1] / "site.yaml"
+        for candidate in (home() / "site.yaml", installed):
+            if candidate.is_file():
+                return candidate
+        raise BadInput(
+            "no site file is named",
+            hint="give --site FILE or set HPCDL_SITE; `hpcdl site init` writes one",
+        )
+    path = Path(chosen).expanduser()
+    if path.exists():
+        return path
+    shipped = {
+        entry.stem: entry for entry in sorted((folder("templates") / "sites").glob("*.yaml"))
+    }
+    if "/" not in chosen and chosen.removesuffix(".yaml") in shipped:
+        return shipped[chosen.removesuffix(".yaml")]
+    raise BadInput(f"there is no site file {chosen}", hint=did_you_mean(chosen, shipped))
+
+
+def load_site(path: Path) -> Site:
+    """Read and validate a site file.
+
+    Raises:
+        BadInput: every fault of the file at once, each with its line and a caret.
+    """
+    document = read_document(path)
+    values = check(document, SITE)
+    if isinstance(values, dict):
+        _check_meaning(document, values)
+    document.raise_faults()
+    return _site(values, path.absolute())
+
+
+def _check_meaning(document: Document, values: dict[str, Any]) -> None:
+    """Faults that no schema can state: names that must exist elsewhere."""
+    partitions = values.get("partitions") or {}
+    for name, partition in partitions.items():
+        model = ((partition or {}).get("gpu") or {}).get("model")
+        if model and _gpu_row(model) is None:
+            known = [*facts.load("gpus")["gpus"], *facts.load("gpus")["aliases"]]
+            node = document.find(("partitions", name, "gpu", "model"))
+            document.fault(
+                f"nobody knows the GPU model '{model}'", node, did_you_mean(model, known)
+            )
+        stack = (partition or {}).get("stack")
+        if stack and stack not in (values.get("stacks") or {}):
+            _unknown(document, ("partitions", name, "stack"), "stack", stack, values["stacks"])
+    chosen = values.get("default_partition")
+    if chosen and chosen not in partitions:
+        _unknown(document, ("default_partition",), "partition", chosen, partitions)
+    for name, stack in (values.get("stacks") or {}).items():
+        for index, partition in enumerate((stack or {}).get("partitions") or []):
+            if partition and partition not in partitions:
+                where = ("stacks", name, "partitions", index)
+                _unknown(document, where, "partition", partition, partitions)
+    _check_paths(document, values.get("paths") or {})
+
+
+def _unknown(
+    document: Document, where: tuple[str | int, ...], kind: str, name: str, known: Any
+) -> None:
+    document.fault(f"there is no {kind} '{name}'", document.find(where), did_you_mean(name, known))
+
+
+def _check_paths(document: Document, paths: dict[str, Any]) -> None:
+    for key in ("prefix", "work", "datasets", "lmod_init"):
+        text = paths.get(key)
+        if not text or not isinstance(document.find(("paths",)), Mapping):
+            continue
+        node = document.find(("paths", key))
+        expanded = _expand(text)
+        if "$" in expanded:
+            document.fault(f"'{key}' names a variable that is not replaced here", node,
+                           "use ~, $HOME, $USER or $HPCDL_HOME")  # fmt: skip
+        elif not expanded.startswith("/"):
+            document.fault(f"'{key}' is not an absolute path", node, "start it with / or ~")
+        elif any(ord(character) < 32 for character in expanded):
+            document.fault(f"'{key}' has a control character in it", node)
+
+
+def _expand(text: str) -> str:
+    known = {"HPCDL_HOME": str(home()), "HOME": str(Path.home()), "USER": _user()}
+    text = re.sub(r"\$\{?([A-Z_]+)\}?", lambda m: known.get(m.group(1), m.group(0)), text)
+    return str(Path(text).expanduser()) if text.startswith("~") else text
+
+
+def _user() -> str:
+    import pwd
+
+    return pwd.getpwuid(os.getuid()).pw_name
+
+
+def _gpu_row(model: str) -> tuple[str, dict[str, Any]] | None:
+    """The facts' row for a model or an alias, whatever its case."""
+    known = facts.load("gpus")
+    rows: dict[str, dict[str, Any]] = {name.casefold(): row for name, row in known["gpus"].items()}
+    names = {name.casefold(): name for name in known["gpus"]}
+    aliases = {alias.casefold(): name.casefold() for alias, name in known["aliases"].items()}
+    key = aliases.get(model.casefold(), model.casefold())
+    return (names[key], rows[key]) if key in rows else None
+
+
+def _site(values: dict[str, Any], source: Path) -> Site:
+    slurm, paths = values["slurm"], values["paths"]
+    stacks = {name: _stack(name, stack) for name, stack in values["stacks"].items()}
+    partitions = {name: _partition(name, part) for name, part in values["partitions"].items()}
+    return Site(
+        name=values["name"],
+        source=source,
+        slurm=SlurmDialect(
+            version=slurm["version"],
+            gpu_request=slurm["gpu_request"],
+            gpu_typed=slurm["gpu_typed"],
+            mpi=slurm["mpi"],
+            pmix=slurm.get("pmix"),
+            accounting=slurm["accounting"],
+            account=slurm.get("account"),
+            qos=slurm.get("qos"),
+        ),
+        paths=Paths(**{key: Path(_expand(text)) for key, text in paths.items()}),
+        partitions=MappingProxyType(partitions),
+        stacks=MappingProxyType(stacks),
+        default_partition=values.get("default_partition") or next(iter(partitions)),
+        container=values.get("container"),
+    )
+
+
+def _stack(name: str, values: dict[str, Any]) -> StackRequest:
+    return StackRequest(
+        name=name,
+        backend=values["backend"],
+        partitions=tuple(values["partitions"]),
+        pins=MappingProxyType(dict(values["pins"])),
+    )
+
+
+def _partition(name: str, values: dict[str, Any]) -> Partition:
+    gpu = _gpu(name, values["gpu"]) if "gpu" in values else None
+    network = {**_DEFAULT_INTERCONNECT, **values.get("interconnect", {})}
+    scratch = values.get("scratch")
+    return Partition(
+        name=name,
+        nodes=values["nodes"],
+        hostlist=values.get("hostlist"),
+        gpu=gpu,
+        sockets=values["sockets"],
+        cores_per_socket=values["cores_per_socket"],
+        threads_per_core=values["threads_per_core"],
+        memory_gb=values["memory_gb"],
+        interconnect=Interconnect(
+            network["fabric"], network["bandwidth_gbps"], network.get("interface")
+        ),
+        scratch=Scratch(scratch["path"], scratch["size_gb"]) if scratch else None,
+        max_time=values["max_time"],
+        max_minutes=slurm_minutes(values["max_time"]),
+        features=tuple(values["features"]),
+        target=values["target"],
+        driver=values.get("driver"),
+        reference_set=values.get("reference_set") or (gpu.model.lower() if gpu else "cpu"),
+        stack=values.get("stack"),
+        account=values.get("account"),
+        qos=values.get("qos"),
+    )
+
+
+def _gpu(partition: str, values: dict[str, Any]) -> Gpu:
+    found = _gpu_row(values["model"])
+    assert found is not None
+    model, row = found
+    return Gpu(
+        model=model,
+        gres_type=values.get("gres_type") or partition,
+        per_node=values["per_node"],
+        compute=row["compute"],
+        memory_gb=values.get("memory_gb") or row["memory_gb"],
+    )
+
+
+def slurm_minutes(text: str) -> int:
+    """Slurm's time format in minutes, rounded up; `unlimited` is a year and a day.
+
+    Slurm reads `M`, `M:S`, `H:M:S`, `D-H`, `D-H:M`, `D-H:M:S` (sbatch(1), --time).
+    """
+    if text.lower() in {"unlimited", "infinite"}:
+        return UNLIMITED_MINUTES
+    days, _, rest = text.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if days:
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+    elif len(parts) == 3:
+        hours, minutes, seconds = parts
+    else:
+        hours, (minutes, seconds) = 0, [*parts, 0][:2]
+    total = (int(days or 0) * 24 + hours) * 60 + minutes
+    return total + (1 if seconds else 0)

@@ -1,0 +1,157 @@
+"""The values of a valid site file. Frozen: a `Site` never changes after `load_site`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """The GPUs of one node of a partition.
+
+    `model` is a row of facts/gpus.yaml; `gres_type` is what Slurm calls it; `per_node` counts
+    devices as Slurm does (a K80 board is two).
+    """
+
+    model: str
+    gres_type: str
+    per_node: int
+    compute: str
+    memory_gb: float
+
+
+@dataclass(frozen=True)
+class Interconnect:
+    """The network between nodes: `fabric` and its bandwidth in Gbit/s per node."""
+
+    fabric: str
+    bandwidth_gbps: float
+    interface: str | None
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Node-local scratch: where it is (may name Slurm's variables) and its size in GB."""
+
+    path: str
+    size_gb: float
+
+
+@dataclass(frozen=True)
+class Partition:
+    """One Slurm partition of equal nodes. Sizes are per node; memory in GB, time in minutes."""
+
+    name: str
+    nodes: int
+    hostlist: str | None
+    gpu: Gpu | None
+    sockets: int
+    cores_per_socket: int
+    threads_per_core: int
+    memory_gb: float
+    interconnect: Interconnect
+    scratch: Scratch | None
+    max_time: str
+    max_minutes: int
+    features: tuple[str, ...]
+    target: str
+    driver: str | None
+    reference_set: str
+    stack: str | None
+    account: str | None
+    qos: str | None
+
+    @property
+    def cores(self) -> int:
+        """Physical cores of a node."""
+        return self.sockets * self.cores_per_socket
+
+    @property
+    def cpus(self) -> int:
+        """CPUs as Slurm counts them: hardware threads of a node."""
+        return self.cores * self.threads_per_core
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of a node; 0 on a CPU partition."""
+        return self.gpu.per_node if self.gpu else 0
+
+
+@dataclass(frozen=True)
+class SlurmDialect:
+    """How this site's Slurm wants to be asked.
+
+    `gpu_request` is `gpus-per-node` or `gres`; `gpu_typed` whether the request names the type;
+    `mpi` the value of `srun --mpi=`; `pmix` the PMIx release that Slurm was built with.
+    """
+
+    version: str
+    gpu_request: str
+    gpu_typed: bool
+    mpi: str
+    pmix: str | None
+    accounting: bool
+    account: str | None
+    qos: str | None
+
+    @property
+    def release(self) -> tuple[int, int]:
+        """Major release as a pair that compares, (22, 5) for 22.05.8."""
+        year, month = self.version.split(".")[:2]
+        return int(year), int(month)
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Absolute folders: software `prefix`, jobs' `work` and `datasets`; Lmod's bash init."""
+
+    prefix: Path
+    work: Path
+    datasets: Path
+    lmod_init: Path
+
+
+@dataclass(frozen=True)
+class StackRequest:
+    """A stack the site wants: its way of building, pins, and the partitions it serves."""
+
+    name: str
+    backend: str
+    partitions: tuple[str, ...]
+    pins: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A cluster: its Slurm, its paths, its partitions and the stacks it wants.
+
+    `source` is the file it was read from. `default_partition` is the one a job gets that
+    names none.
+    """
+
+    name: str
+    source: Path
+    slurm: SlurmDialect
+    paths: Paths
+    partitions: Mapping[str, Partition]
+    stacks: Mapping[str, StackRequest]
+    default_partition: str
+    container: str | None
+
+    def partition(self, name: str) -> Partition:
+        """The partition `name`.
+
+        Raises:
+            BadInput: unknown; the hint names the nearest one.
+        """
+        if name not in self.partitions:
+            from hpcdl.system.errors import BadInput
+            from hpcdl.system.text import did_you_mean
+
+            raise BadInput(
+                f"the site '{self.name}' has no partition '{name}'",
+                hint=did_you_mean(name, self.partitions),
+            )
+        return self.partitions[name]

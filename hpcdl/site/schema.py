@@ -1,0 +1,237 @@
+"""The one definition of site.yaml, version 1, as a JSON Schema.
+
+The checker reads it, `hpcdl site schema` prints it for editors, and docs/site-file.md is
+generated from its descriptions. A new key starts here.
+"""
+
+from __future__ import annotations
+
+from hpcdl.system.schema import Schema
+
+VERSION = 1
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
+_TIME = r"^(\d{1,4}-)?\d{1,4}(:[0-5]\d){0,2}$|^unlimited$"
+_VERSION = r"^\d{1,2}\.\d{2}(\.\d{1,2})?([-.\w]*)?$"
+
+
+def _text(description: str, **more: object) -> Schema:
+    return {"type": "string", "description": description, **more}
+
+
+def _count(description: str, low: int, high: int, **more: object) -> Schema:
+    return {"type": "integer", "description": description, "minimum": low, "maximum": high, **more}
+
+
+def _size(description: str, low: float, high: float, **more: object) -> Schema:
+    return {"type": "number", "description": description, "minimum": low, "maximum": high, **more}
+
+
+def _map(description: str, required: list[str], properties: dict[str, Schema]) -> Schema:
+    return {
+        "type": "object",
+        "description": description,
+        "required": required,
+        "additionalProperties": False,
+        "properties": properties,
+    }
+
+
+SLURM = _map(
+    "How this site's Slurm wants to be asked.",
+    ["version"],
+    {
+        "version": _text(
+            "Slurm's release, as `sinfo --version` prints it. It decides the form of the scripts.",
+            pattern=_VERSION,
+            examples=["22.05.8"],
+        ),
+        "gpu_request": _text(
+            "How a job asks for GPUs: `--gpus-per-node` or `--gres=gpu`. Never both.",
+            enum=["gpus-per-node", "gres"],
+            default="gpus-per-node",
+        ),
+        "gpu_typed": {
+            "type": "boolean",
+            "description": "Whether the request names the GPU's type (`gpu:p100:4`, not `gpu:4`).",
+            "default": True,
+        },
+        "mpi": _text(
+            "The plug-in for `srun --mpi=`; `srun --mpi=list` shows what there is.",
+            pattern=r"^[a-z0-9_]{1,30}$",
+            default="pmix",
+        ),
+        "pmix": _text(
+            "The PMIx release that Slurm was built with; MPI in the stack must share it.",
+            pattern=r"^\d+(\.\d+){0,2}$",
+            examples=["4.2"],
+        ),
+        "accounting": {
+            "type": "boolean",
+            "description": "Whether slurmdbd runs, so that `sacct` answers.",
+            "default": False,
+        },
+        "account": _text("Account that jobs are charged to, where none is given.", pattern=NAME),
+        "qos": _text("Quality of service of jobs, where none is given.", pattern=NAME),
+    },
+)
+
+PATHS = _map(
+    "Folders on the shared file system. `~`, `$HOME`, `$USER` and `$HPCDL_HOME` are replaced.",
+    ["prefix", "work", "datasets"],
+    {
+        "prefix": _text("Where stacks and modules are published.", examples=["/apps/hpcdl"]),
+        "work": _text(
+            "Where jobs keep scripts, logs, results and checkpoints.", examples=["/work/$USER"]
+        ),
+        "datasets": _text("Where data sets lie.", examples=["/data"]),
+        "lmod_init": _text(
+            "Lmod's start-up file for bash.", default="/usr/share/lmod/lmod/init/bash"
+        ),
+    },
+)
+
+GPU = _map(
+    "The GPUs of a node. Leave it out on a CPU partition.",
+    ["model", "per_node"],
+    {
+        "model": _text("The GPU's model, a row of hpcdl/facts/gpus.yaml.", examples=["P100-PCIe"]),
+        "gres_type": _text(
+            "What Slurm calls it in Gres (`gpu:p100:4`). The partition's name by default.",
+            pattern=r"^[A-Za-z0-9_.-]{1,40}$",
+            examples=["p100"],
+        ),
+        "per_node": _count("Devices per node as Slurm counts them (a K80 board is two).", 1, 64),
+        "memory_gb": _size("Memory of one device in GB, if not the model's.", 1, 1024),
+    },
+)
+
+INTERCONNECT = _map(
+    "The network between the nodes.",
+    ["fabric", "bandwidth_gbps"],
+    {
+        "fabric": _text("Its kind.", enum=["ethernet", "infiniband", "omnipath", "slingshot"]),
+        "bandwidth_gbps": _size("Bandwidth of a node in Gbit/s.", 0.1, 10000, examples=[56]),
+        "interface": _text(
+            "The network interface MPI and NCCL shall use, where there are several.",
+            pattern=r"^[A-Za-z0-9_.:-]{1,40}$",
+            examples=["ib0"],
+        ),
+    },
+)
+
+SCRATCH = _map(
+    "Scratch on the node's own disk.",
+    ["path"],
+    {
+        "path": _text("Where it is; `$SLURM_JOB_ID` and `$USER` are replaced in the job.",
+                      examples=["/local/$SLURM_JOB_ID"]),
+        "size_gb": _size("Room in GB; 0 when it is not known.", 0, 1_000_000, default=0),
+    },
+)  # fmt: skip
+
+PARTITION = _map(
+    "A Slurm partition of equal nodes.",
+    ["nodes", "sockets", "cores_per_socket", "memory_gb"],
+    {
+        "nodes": _count("How many nodes it has.", 1, 100_000),
+        "hostlist": _text(
+            "Their names, as Slurm writes them. `NAME-[01-NN]` by default.",
+            pattern=r"^[A-Za-z0-9_.,\[\]-]{1,400}$",
+            examples=["p100-[01-04]"],
+        ),
+        "gpu": GPU,
+        "sockets": _count("Processor sockets of a node.", 1, 16),
+        "cores_per_socket": _count("Cores of a socket.", 1, 512),
+        "threads_per_core": _count("Hardware threads of a core.", 1, 8, default=1),
+        "memory_gb": _size("Memory of a node in GB, as Slurm gives it to jobs.", 0.1, 65536),
+        "interconnect": INTERCONNECT,
+        "scratch": SCRATCH,
+        "max_time": _text(
+            "The longest time limit, as Slurm writes it.",
+            pattern=_TIME,
+            default="1-00:00:00",
+            examples=["24:00:00"],
+        ),
+        "features": {
+            "type": "array",
+            "description": "Slurm features of its nodes.",
+            "items": {"type": "string", "pattern": NAME},
+            "default": [],
+        },
+        "target": _text(
+            "Microarchitecture to compile for, as archspec names it.",
+            pattern=r"^[a-z0-9_]{1,40}$",
+            default="x86_64_v3",
+            examples=["skylake_avx512"],
+        ),
+        "driver": _text(
+            "Version of the NVIDIA driver.",
+            pattern=r"^\d{3}(\.\d+){0,2}$",
+            examples=["535.104.05"],
+        ),
+        "reference_set": _text(
+            "The set of throughput references it is judged by. The GPU's name by default.",
+            pattern=NAME,
+        ),
+        "stack": _text("The stack that `module load tensorflow` gives here.", pattern=NAME),
+        "account": _text("Account for jobs here, instead of the site's.", pattern=NAME),
+        "qos": _text("Quality of service for jobs here, instead of the site's.", pattern=NAME),
+    },
+)
+
+STACK = _map(
+    "A software stack.",
+    ["backend"],
+    {
+        "backend": _text("How it is built: compiled by Spack, or from wheels in a venv.",
+                         enum=["spack", "venv"]),
+        "partitions": {
+            "type": "array",
+            "description": "The partitions it serves; all by default.",
+            "items": {"type": "string", "pattern": NAME},
+            "default": [],
+        },
+        "pins": {
+            "type": "object",
+            "description": "Versions fixed by the site, by component (tensorflow, cuda, ...).",
+            "propertyNames": {"pattern": r"^[a-z0-9_-]{1,40}$"},
+            "additionalProperties": {"type": "string", "pattern": r"^[0-9][0-9A-Za-z.+_-]{0,40}$"},
+            "default": {},
+        },
+    },
+)  # fmt: skip
+
+SITE: Schema = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "title": "hpcdl site file, version 1",
+    **_map(
+        "A cluster: its Slurm, its paths, its partitions and the stacks it wants.",
+        ["schema", "name", "slurm", "paths", "partitions"],
+        {
+            "schema": _count("Version of this format.", VERSION, VERSION, examples=[VERSION]),
+            "name": _text("The cluster's name.", pattern=NAME, examples=["pi"]),
+            "slurm": SLURM,
+            "paths": PATHS,
+            "default_partition": _text(
+                "The partition of jobs that name none; the first one by default.", pattern=NAME
+            ),
+            "container": _text(
+                "The container runtime that jobs may use.", enum=["apptainer", "pyxis"]
+            ),
+            "partitions": {
+                "type": "object",
+                "description": "Slurm partitions by name.",
+                "propertyNames": {"pattern": NAME},
+                "additionalProperties": PARTITION,
+                "minProperties": 1,
+            },
+            "stacks": {
+                "type": "object",
+                "description": "Software stacks by name.",
+                "propertyNames": {"pattern": NAME},
+                "additionalProperties": STACK,
+                "default": {},
+            },
+        },
+    ),
+}

@@ -1,0 +1,283 @@
+"""YAML with positions: every fault can point at its line and column.
+
+A document is read from the parser's events, not composed by the library, for three reasons:
+each node keeps its place; depth and size are bounded, so hostile nesting or alias bombs end
+in one line; and scalars keep their text, so that the schema, not YAML 1.1's guesses, decides
+what `24:00:00`, `22.10` or `no` mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from hpcdl.system.errors import BadInput
+
+MAX_BYTES = 1_000_000
+MAX_DEPTH = 30
+_SHOWN_FAULTS = 25
+
+Path_ = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A place in a document, both counted from 1."""
+
+    line: int
+    column: int
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A scalar as written: its text, and whether quotes made it a string for certain."""
+
+    text: str
+    quoted: bool
+    mark: Mark
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing, `~` or `null` stands there."""
+        return not self.quoted and self.text in {"", "~", "null"}
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """A list and the place where it starts."""
+
+    items: tuple[Node, ...]
+    mark: Mark
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """A mapping; keys keep their own places."""
+
+    entries: tuple[tuple[Scalar, Node], ...]
+    mark: Mark
+
+    def get(self, key: str) -> Node | None:
+        """The value of `key`, or None."""
+        return next((value for name, value in self.entries if name.text == key), None)
+
+    def key(self, key: str) -> Scalar | None:
+        """The key itself, for its place."""
+        return next((name for name, _ in self.entries if name.text == key), None)
+
+
+Node = Scalar | Sequence | Mapping
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing wrong at one place of a document."""
+
+    message: str
+    mark: Mark
+    hint: str = ""
+    width: int = 1
+
+
+@dataclass
+class Document:
+    """A parsed file: its lines for showing, its root, and the faults found so far."""
+
+    name: str
+    lines: list[str]
+    root: Node
+    faults: list[Fault] = field(default_factory=list)
+
+    def find(self, path: Path_) -> Node:
+        """The node at `path`, or the deepest one on the way that exists."""
+        node = self.root
+        for step in path:
+            child = _child(node, step)
+            if child is None:
+                return node
+            node = child
+        return node
+
+    def fault(self, message: str, node: Node, hint: str = "") -> None:
+        """Note a fault at a node."""
+        width = len(node.text) if isinstance(node, Scalar) else 1
+        self.faults.append(Fault(message, node.mark, hint, max(1, width)))
+
+    def raise_faults(self) -> None:
+        """Raise one error that shows every fault noted so far, in the file's order.
+
+        Raises:
+            BadInput: where there is at least one.
+        """
+        if self.faults:
+            raise InvalidDocument(self)
+
+
+class InvalidDocument(BadInput):
+    """A file with faults: all of them, each with its line and a caret."""
+
+    def __init__(self, document: Document) -> None:
+        faults = sorted(document.faults, key=lambda fault: (fault.mark.line, fault.mark.column))
+        count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
+        details: list[str] = []
+        for fault in faults[:_SHOWN_FAULTS]:
+            details += ["", *show_fault(document, fault)]
+        if len(faults) > _SHOWN_FAULTS:
+            details += ["", f"... and {len(faults) - _SHOWN_FAULTS} more"]
+        super().__init__(f"{document.name} has {count}", details=details)
+        self.faults = tuple(faults)
+
+
+def show_fault(document: Document, fault: Fault) -> list[str]:
+    """A fault as a compiler would show it: place, message, line, caret, hint."""
+    line, column = fault.mark.line, fault.mark.column
+    lines = [f"{document.name}:{line}:{column}: {fault.message}"]
+    if 1 <= line <= len(document.lines):
+        start = max(0, column - 60)
+        text = document.lines[line - 1].replace("\t", " ")[start : start + 100]
+        gutter = " " * len(str(line))
+        carets = "^" * max(1, min(fault.width, len(text) - (column - 1 - start)))
+        lines += [f" {line} | {text}", f" {gutter} | {' ' * (column - 1 - start)}{carets}"]
+    if fault.hint:
+        lines.append(f"   {fault.hint}")
+    return lines
+
+
+def read_document(path: Path) -> Document:
+    """Read and parse a YAML file.
+
+    Raises:
+        BadInput: it cannot be read, is too large or too deep, is empty, or is not YAML.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except IsADirectoryError as fault:
+        raise BadInput(f"{path} is a folder, not a file") from fault
+    except OSError as fault:
+        raise BadInput(f"cannot read {path}: {fault.strerror}") from fault
+    if len(data) > MAX_BYTES:
+        raise BadInput(f"{path} is larger than {MAX_BYTES // 1_000_000} MB: not a file of ours")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as fault:
+        line = data[: fault.start].count(b"\n") + 1
+        raise BadInput(f"{path}:{line}: is not UTF-8 text") from fault
+    return parse_document(text, str(path))
+
+
+def parse_document(text: str, name: str) -> Document:
+    """Parse YAML text; `name` is what faults call it.
+
+    Raises:
+        BadInput: see `read_document`. Duplicate keys, anchors and tags are faults too, but
+            are noted in the document, so that they are shown with all the others.
+    """
+    document = Document(name, text.splitlines(), Scalar("", False, Mark(1, 1)))
+    try:
+        root = _build(_events(text, document), document)
+    except yaml.YAMLError as fault:
+        document.faults.append(_syntax_fault(fault))
+        raise InvalidDocument(document) from fault
+    if root is None or (isinstance(root, Scalar) and root.empty):
+        raise BadInput(
+            f"{name} is empty", hint="`hpcdl site init` writes a commented one to start from"
+        )
+    document.root = root
+    return document
+
+
+def _events(text: str, document: Document) -> Iterator[yaml.Event]:
+    """The parser's events, bounded in depth; the C parser where PyYAML has it."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    depth = 0
+    for event in yaml.parse(text, Loader=loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > MAX_DEPTH:
+                document.faults.append(
+                    Fault(f"nested deeper than {MAX_DEPTH} levels", _mark(event))
+                )
+                raise InvalidDocument(document)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        yield event
+
+
+def _build(events: Iterator[yaml.Event], document: Document) -> Node | None:
+    """The first document's root; a second document in the file is a fault."""
+    root: Node | None = None
+    for event in events:
+        if not isinstance(event, yaml.NodeEvent):
+            continue
+        if root is not None:
+            document.faults.append(Fault("a second document starts here", _mark(event)))
+            break
+        root = _node(event, events, document)
+    return root
+
+
+def _node(event: yaml.NodeEvent, events: Iterator[yaml.Event], document: Document) -> Node:
+    mark = _mark(event)
+    if event.anchor is not None:
+        sign = "an alias" if isinstance(event, yaml.AliasEvent) else "an anchor"
+        document.faults.append(
+            Fault(f"{sign} ('{event.anchor}') is not supported", mark, "write the value out")
+        )
+    if isinstance(event, yaml.ScalarEvent):
+        return Scalar(event.value, event.style not in (None, ""), mark)
+    if isinstance(event, yaml.SequenceStartEvent):
+        return Sequence(tuple(_children(events, document)), mark)
+    if isinstance(event, yaml.MappingStartEvent):
+        return _mapping(list(_children(events, document)), mark, document)
+    return Scalar("", False, mark)
+
+
+def _children(events: Iterator[yaml.Event], document: Document) -> Iterator[Node]:
+    for event in events:
+        if isinstance(event, yaml.CollectionEndEvent):
+            return
+        assert isinstance(event, yaml.NodeEvent)
+        yield _node(event, events, document)
+
+
+def _mapping(flat: list[Node], mark: Mark, document: Document) -> Mapping:
+    """Pair keys with values; the last of duplicate keys is kept, the fault names the first."""
+    entries: dict[str, tuple[Scalar, Node]] = {}
+    for key, value in zip(flat[::2], flat[1::2], strict=True):
+        if not isinstance(key, Scalar):
+            document.fault("a key must be a plain word", key)
+            continue
+        if key.text in entries:
+            first = entries[key.text][0].mark.line
+            document.fault(f"duplicate key '{key.text}'", key, f"first given in line {first}")
+        entries[key.text] = (key, value)
+    return Mapping(tuple(entries.values()), mark)
+
+
+def _mark(event: yaml.Event) -> Mark:
+    start = event.start_mark
+    assert start is not None
+    return Mark(start.line + 1, start.column + 1)
+
+
+def _syntax_fault(fault: yaml.YAMLError) -> Fault:
+    """PyYAML's own complaint, with its place; tabs get the advice they deserve."""
+    mark = getattr(fault, "problem_mark", None)
+    problem = getattr(fault, "problem", None) or str(fault).splitlines()[0]
+    hint = "indent with spaces, not tabs" if "'\\t'" in problem or "tab" in problem else ""
+    if mark is None:
+        reason = getattr(fault, "reason", "")
+        return Fault(f"not YAML: {reason or problem}", Mark(1, 1), hint)
+    return Fault(f"not YAML: {problem}", Mark(mark.line + 1, mark.column + 1), hint)
+
+
+def _child(node: Node, step: str | int) -> Node | None:
+    if isinstance(node, Mapping) and isinstance(step, str):
+        return node.get(step)
+    if isinstance(node, Sequence) and isinstance(step, int) and step < len(node.items):
+        return node.items[step]
+    return None

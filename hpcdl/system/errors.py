@@ -1,0 +1,94 @@
+"""The errors a user may see, and the one table of exit codes.
+
+Every failure that a person can cause or cure is an `HpcdlError`: one sentence of what is
+wrong, details where they help, and a hint that says what to do. The command line prints it
+and leaves with its exit code; anything else that escapes is a defect of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of every `hpcdl` command (docs/exit-codes.md is made from this table)."""
+
+    OK = 0
+    NO = 1
+    USAGE = 2
+    LACKS = 3
+    COMMAND_FAILED = 4
+    STOPPED = 5
+    PARTLY = 6
+    CHANGES = 10
+    PREFLIGHT = 20
+    REQUEUE = 75
+
+
+MEANINGS: dict[ExitCode, str] = {
+    ExitCode.OK: "done, or the answer is yes",
+    ExitCode.NO: "the answer is no: drift found, lint errors, a check or the gate failed",
+    ExitCode.USAGE: "bad usage or a bad input file",
+    ExitCode.LACKS: "something the machine lacks: a package, root, Slurm away, no room",
+    ExitCode.COMMAND_FAILED: "a command we ran failed: its record is shown",
+    ExitCode.STOPPED: "stopped: signal or time limit",
+    ExitCode.PARTLY: "partly done: the rest is listed and can be resumed",
+    ExitCode.CHANGES: "plan: something would change",
+    ExitCode.PREFLIGHT: "20 to 29: preflight of a job, one number per cause",
+    ExitCode.REQUEUE: "training: checkpoint written, requeue me",
+}
+
+
+class HpcdlError(Exception):
+    """A failure with a message for a person.
+
+    Args:
+        message: one sentence, no trailing full stop, that names the thing at fault.
+        hint: what to do about it, one sentence.
+        details: further lines, printed indented below the message.
+    """
+
+    exit_code = ExitCode.NO
+
+    def __init__(self, message: str, *, hint: str = "", details: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.details = tuple(details)
+
+    def render(self) -> str:
+        """The error as printed on standard error: message, details, hint."""
+        lines = [f"error: {self.message}"]
+        lines += [f"  {line}" if line else "" for line in self.details]
+        if self.hint:
+            lines.append(f"help: {self.hint}")
+        return "\n".join(lines)
+
+
+class AnswerNo(HpcdlError):
+    """The question was well put and the answer is no (exit code 1)."""
+
+
+class BadInput(HpcdlError):
+    """Bad usage or a bad input file (exit code 2)."""
+
+    exit_code = ExitCode.USAGE
+
+
+class MachineLacks(HpcdlError):
+    """The machine lacks a package, a permission, a service or room (exit code 3)."""
+
+    exit_code = ExitCode.LACKS
+
+
+class Stopped(HpcdlError):
+    """A signal or a time limit ended the work (exit code 5)."""
+
+    exit_code = ExitCode.STOPPED
+
+
+class PartlyDone(HpcdlError):
+    """Some of it is done; the rest is listed and can be resumed (exit code 6)."""
+
+    exit_code = ExitCode.PARTLY

@@ -1,0 +1,119 @@
+"""Files that are whole or absent, and locks that say who holds them.
+
+Every write goes to a temporary name in the same folder, is synced and renamed, so that a
+killed command leaves the old content. Failures of the file system (full, read-only, quota)
+become one clear error.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from hpcdl.system.errors import MachineLacks
+
+_NO_ROOM = {
+    errno.ENOSPC: "no room left on the file system",
+    errno.EDQUOT: "your quota is used up",
+    errno.EROFS: "the file system is read-only",
+    errno.EACCES: "no permission to write there",
+    errno.EPERM: "no permission to write there",
+    errno.ENOTDIR: "a part of the path is a file",
+    errno.ENAMETOOLONG: "the name is too long",
+}
+
+
+@contextmanager
+def explain_os_errors(path: Path) -> Iterator[None]:
+    """Turn the file system's refusals into `MachineLacks` that names the path."""
+    try:
+        yield
+    except OSError as fault:
+        if fault.errno not in _NO_ROOM:
+            raise
+        raise MachineLacks(
+            f"cannot write {path}: {_NO_ROOM[fault.errno]}",
+            hint="free some room or choose another place; nothing was changed",
+        ) from fault
+
+
+def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o644) -> None:
+    """Write `content` to `path` as a whole: temporary name, fsync, rename.
+
+    Parent folders are made. `mode` is the file's permission, whatever the umask.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    with explain_os_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fchmod(file.fileno(), mode)
+                os.fsync(file.fileno())
+            Path(name).replace(path)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                Path(name).unlink()
+            raise
+
+
+def write_json(path: Path, value: object) -> None:
+    """`write_atomic` of a JSON document, indented and ending in a newline."""
+    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def switch_link(link: Path, target: str) -> None:
+    """Make `link` a symbolic link to `target` by one rename: readers see old or new."""
+    aside = link.with_name(f".{link.name}.{os.getpid()}")
+    with explain_os_errors(link):
+        link.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            aside.unlink()
+        aside.symlink_to(target)
+        aside.replace(link)
+
+
+@contextmanager
+def locked(path: Path, *, wait_seconds: float = 60.0) -> Iterator[None]:
+    """Hold an exclusive lock on `path`; it frees itself when the process dies.
+
+    The file's text names the holder for people; the kernel's lock is what counts.
+
+    Raises:
+        MachineLacks: the lock was not free within `wait_seconds`; says who holds it.
+    """
+    with explain_os_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+")
+    with file:
+        deadline = time.monotonic() + wait_seconds
+        while not _try_lock(file.fileno()):
+            if time.monotonic() > deadline:
+                file.seek(0)
+                raise MachineLacks(
+                    f"another hpcdl is at work here: {file.read().strip() or 'unknown holder'}",
+                    hint=f"wait for it to end; its lock is {path}",
+                )
+            time.sleep(0.05)
+        file.seek(0)
+        file.truncate()
+        file.write(f"process {os.getpid()} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+        file.flush()
+        yield
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

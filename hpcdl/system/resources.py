@@ -1,0 +1,39 @@
+"""Finds templates, modulefiles, spack and checks, in a checkout and in a wheel."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hpcdl.system.errors import MachineLacks
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def folder(name: str) -> Path:
+    """The folder `templates`, `modulefiles`, `spack` or `reframe_checks`.
+
+    In a wheel it lies inside the package; in a checkout beside it.
+
+    Raises:
+        MachineLacks: neither is there, so the installation is damaged.
+    """
+    for candidate in (_PACKAGE / name, _PACKAGE.parent / name):
+        if candidate.is_dir():
+            return candidate
+    raise MachineLacks(
+        f"this installation of hpcdl lacks its folder '{name}'",
+        hint="install hpcdl again from its wheel or from a checkout",
+    )
+
+
+def home() -> Path:
+    """Where hpcdl keeps what it makes on this machine: HPCDL_HOME, else ~/.local/share/hpcdl."""
+    chosen = os.environ.get("HPCDL_HOME")
+    return Path(chosen).absolute() if chosen else Path.home() / ".local/share/hpcdl"
+
+
+def cache() -> Path:
+    """What can be made again (wheels, roots): HPCDL_CACHE, else ~/.cache/hpcdl."""
+    chosen = os.environ.get("HPCDL_CACHE")
+    return Path(chosen).absolute() if chosen else Path.home() / ".cache/hpcdl"

@@ -1,0 +1,81 @@
+"""Words for people: the nearest valid name, lists, tables, sizes and times."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TextIO
+
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+
+
+def nearest(word: str, choices: Iterable[str]) -> str | None:
+    """The choice most like `word`, or None where none is close (case does not count)."""
+    from difflib import get_close_matches
+
+    folded = {choice.casefold(): choice for choice in choices}
+    found = get_close_matches(word.casefold()[:200], folded, n=1, cutoff=0.6)
+    return folded[found[0]] if found else None
+
+
+def one_of(choices: Iterable[str]) -> str:
+    """`a, b or c`."""
+    names = list(choices)
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """A hint for an unknown name: the nearest one, else the list of all."""
+    names = list(choices)
+    close = nearest(word, names)
+    if close is not None:
+        return f"did you mean '{close}'?"
+    return f"use one of: {', '.join(names)}" if names else ""
+
+
+def plain(text: str) -> str:
+    """`text` without ANSI escape sequences."""
+    return _ANSI.sub("", text)
+
+
+def use_color(stream: TextIO) -> bool:
+    """Whether to colour: a terminal, and neither NO_COLOR nor TERM=dumb (no-color.org)."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return stream.isatty()
+
+
+def paint(text: str, style: str, stream: TextIO | None = None) -> str:
+    """`text` in a style of `_STYLES` where the stream shows colours, else as it is."""
+    stream = stream or sys.stdout
+    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if use_color(stream) else text
+
+
+def table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
+    """Columns padded to their widest cell; numbers are not special, order is the caller's."""
+    lines = [list(header), *map(list, rows)] if header else [list(row) for row in rows]
+    if not lines:
+        return ""
+    widths = [max(len(plain(cell)) for cell in column) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell + " " * (width - len(plain(cell)))
+            for cell, width in zip(line, widths, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words short enough for a progress line: `0.4 s`, `12 s`, `3 min 05 s`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
