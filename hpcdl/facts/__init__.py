@@ -6,7 +6,7 @@ carries a version limit of its own. `proof` is how sure a row is, one of `PROOFS
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 

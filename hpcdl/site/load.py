@@ -200,6 +200,7 @@ def _partition(name: str, values: dict[str, Any]) -> Partition:
         driver=values.get("driver"),
         reference_set=values.get("reference_set") or (gpu.model.lower() if gpu else "cpu"),
         stack=values.get("stack"),
+        environment=MappingProxyType(dict(values["environment"])),
         account=values.get("account"),
         qos=values.get("qos"),
     )

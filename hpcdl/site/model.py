@@ -60,6 +60,7 @@ class Partition:
     driver: str | None
     reference_set: str
     stack: str | None
+    environment: Mapping[str, str]
     account: str | None
     qos: str | None
 

@@ -26,6 +26,16 @@ def _size(description: str, low: float, high: float, **more: object) -> Schema:
     return {"type": "number", "description": description, "minimum": low, "maximum": high, **more}
 
 
+ENVIRONMENT: Schema = {
+    "type": "object",
+    "description": "Variables that every job here gets, by name.",
+    "propertyNames": {"pattern": r"^[A-Za-z_][A-Za-z0-9_]{0,100}$"},
+    "additionalProperties": {"type": "string", "pattern": r"^[^\x00-\x1f]{0,1000}$"},
+    "default": {},
+    "examples": ["{NCCL_IB_HCA: mlx5}"],
+}
+
+
 def _map(description: str, required: list[str], properties: dict[str, Schema]) -> Schema:
     return {
         "type": "object",
@@ -174,6 +184,7 @@ PARTITION = _map(
             pattern=NAME,
         ),
         "stack": _text("The stack that `module load tensorflow` gives here.", pattern=NAME),
+        "environment": ENVIRONMENT,
         "account": _text("Account for jobs here, instead of the site's.", pattern=NAME),
         "qos": _text("Quality of service for jobs here, instead of the site's.", pattern=NAME),
     },

@@ -82,6 +82,7 @@ def run(
     *,
     directory: Path | None = None,
     env: Mapping[str, str] | None = None,
+    base_env: Mapping[str, str] | None = None,
     stdin: str | None = None,
     timeout: float | None = None,
     check: bool = True,
@@ -93,7 +94,8 @@ def run(
     Args:
         argv: program and arguments; no shell is involved.
         directory: where to run it; the current folder by default.
-        env: variables set on top of this process's environment.
+        env: variables set on top of the environment.
+        base_env: the whole environment, instead of this process's.
         stdin: text for standard input; empty by default, so nothing ever waits for a person.
         timeout: seconds until it is killed.
         check: raise on a non-zero exit code.
@@ -109,7 +111,8 @@ def run(
     where = (directory or Path.cwd()).absolute()
     start = time.monotonic()
     try:
-        done = _execute(words, where, env, stdin, timeout, log)
+        merged = {**(os.environ if base_env is None else base_env), **(env or {})}
+        done = _execute(words, where, merged, stdin, timeout, log)
     except (FileNotFoundError, PermissionError) as fault:
         if not where.is_dir():
             raise MachineLacks(f"the folder {where} does not exist") from fault
@@ -132,13 +135,12 @@ def run(
 def _execute(
     words: tuple[str, ...],
     where: Path,
-    env: Mapping[str, str] | None,
+    env: Mapping[str, str],
     stdin: str | None,
     timeout: float | None,
     log: Path | None,
 ) -> subprocess.CompletedProcess[str]:
-    merged = {**os.environ, **env} if env is not None else None
-    common = {"cwd": where, "env": merged, "input": stdin or "", "timeout": timeout}
+    common = {"cwd": where, "env": env, "input": stdin or "", "timeout": timeout}
     if log is None:
         return subprocess.run(  # type: ignore[call-overload, no-any-return]
             words, capture_output=True, text=True, errors="replace", check=False, **common

@@ -1,0 +1,161 @@
+"""Asks and commands the Slurm on PATH (SLURM_CONF decides which cluster that is).
+
+Every call goes through `_ask`: a time limit, a clean environment, and one clear error where
+Slurm is missing, away or answers nonsense.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from hpcdl.slurm import parse
+from hpcdl.slurm.parse import JobRecord, NodeRecord, PartitionRecord
+from hpcdl.system.errors import BadInput, MachineLacks
+from hpcdl.system.run import CommandFailed, CommandResult, run
+
+_T = TypeVar("_T")
+_AWAY = ("Unable to contact slurm controller", "Connection refused", "Zero Bytes were transmitted",
+         "Protocol authentication error", "Unable to establish", "timed out",
+         "Invalid authentication credential", "Could not establish a configuration source")  # fmt: skip
+_ANSWER_SECONDS = 30.0
+
+
+def clean_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment for sbatch: without what would override or leak into the job.
+
+    SBATCH_* and SRUN_* override the script's own directives; SLURM_* of an allocation we run
+    in changes the step's shape. SLURM_CONF and its kin say which cluster is meant and stay.
+    """
+    keep = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_CONF_SERVER", "SLURM_TIME_FORMAT"}
+    source = os.environ if environ is None else environ
+    foreign = re.compile(r"(SLURM|SBATCH|SRUN|SALLOC|PMIX|PMI|OMPI)_")
+    return {
+        key: value for key, value in source.items() if key in keep or not foreign.match(key)
+    }  # fmt: skip
+
+
+def version() -> str:
+    """Slurm's release, `22.05.8`."""
+    return parse.version(_ask(["sinfo", "--version"]).stdout)
+
+
+def job(job_id: int) -> JobRecord | None:
+    """What is known of a job: slurmctld first, then accounting; None when both forgot it."""
+    answer = _ask(["scontrol", "show", "job", "-o", str(job_id)], check=False)
+    if answer.ok and "JobId=" in answer.stdout:
+        return _parsed(parse.job, answer.stdout.splitlines()[0], "scontrol")
+    if "Invalid job id" not in answer.stderr:
+        _refuse(answer)
+    fields = f"--format={parse.ACCOUNTING_FIELDS}"
+    old = _ask(["sacct", "-n", "-P", "-X", "-j", str(job_id), fields], check=False)
+    lines = [line for line in old.stdout.splitlines() if line.strip()] if old.ok else []
+    return _parsed(parse.accounted_job, lines[-1], "sacct") if lines else None
+
+
+def queue() -> tuple[JobRecord, ...]:
+    """Every job slurmctld holds, ended ones of the last minutes included."""
+    text = _ask(["scontrol", "show", "job", "-o"]).stdout
+    return tuple(_parsed(parse.job, line, "scontrol") for line in _records(text, "JobId="))
+
+
+def nodes() -> tuple[NodeRecord, ...]:
+    """All nodes."""
+    text = _ask(["scontrol", "show", "node", "-o"]).stdout
+    return tuple(_parsed(parse.node, line, "scontrol") for line in _records(text, "NodeName="))
+
+
+def partitions() -> tuple[PartitionRecord, ...]:
+    """All partitions."""
+    text = _ask(["scontrol", "show", "partition", "-o"]).stdout
+    found = _records(text, "PartitionName=")
+    return tuple(_parsed(parse.partition, line, "scontrol") for line in found)
+
+
+def config() -> dict[str, str]:
+    """Slurmctld's configuration, by key."""
+    return parse.config(_ask(["scontrol", "show", "config"]).stdout)
+
+
+def mpi_plugins() -> tuple[str, ...]:
+    """The plug-ins that `srun --mpi=` takes here."""
+    answer = _ask(["srun", "--mpi=list"])
+    return parse.mpi_plugins(answer.stdout + answer.stderr)
+
+
+def would_run(script: Path, options: Sequence[str] = ()) -> None:
+    """Ask slurmctld whether it would take this script, without queueing it.
+
+    Raises:
+        BadInput: it refuses; its own words are shown.
+    """
+    answer = _ask(["sbatch", "--test-only", *options, str(script)], check=False)
+    if not answer.ok:
+        _refuse(answer, "Slurm would not take this job")
+
+
+def submit(script: Path, options: Sequence[str] = ()) -> int:
+    """Queue a script and give its job id.
+
+    Raises:
+        BadInput: Slurm refuses it; its own words are shown.
+    """
+    answer = _ask(["sbatch", "--parsable", *options, str(script)], check=False)
+    if not answer.ok:
+        _refuse(answer, "Slurm did not take this job")
+    return _parsed(lambda text: int(text.strip().split(";")[0]), answer.stdout, "sbatch")
+
+
+def cancel(job_ids: Sequence[int]) -> None:
+    """Cancel jobs; those that have ended already are no error."""
+    if job_ids:
+        _ask(["scancel", *map(str, job_ids)])
+
+
+def _ask(argv: Sequence[str], *, check: bool = True) -> CommandResult:
+    """Run one of Slurm's commands with a clean environment and a time limit."""
+    if shutil.which(argv[0]) is None:
+        raise MachineLacks(
+            f"Slurm's command '{argv[0]}' is not on PATH",
+            hint="log in to the cluster, or start the embedded one: `hpcdl cluster up`, then "
+            '`eval "$(hpcdl cluster env)"`',
+        )
+    answer = run(argv, base_env=clean_environment(), check=False, timeout=_ANSWER_SECONDS)
+    if check and not answer.ok:
+        _refuse(answer)
+    return answer
+
+
+def _refuse(answer: CommandResult, what: str = "") -> None:
+    """Raise the right error for a command of Slurm's that failed."""
+    said = (answer.stderr.strip() or answer.stdout.strip()).splitlines()
+    if any(sign in line for line in said for sign in _AWAY):
+        raise MachineLacks(
+            "Slurm does not answer",
+            details=said[-3:],
+            hint="is slurmctld running, and is SLURM_CONF right? `hpcdl cluster status` tells "
+            "of the embedded one",
+        )
+    if what:
+        words = [re.sub(r"^(sbatch|srun|allocation failure|error): ?", "", line) for line in said]
+        raise BadInput(what, details=[re.sub(r"^error: ", "", word) for word in words])
+    raise CommandFailed(answer)
+
+
+def _records(text: str, start: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith(start)]
+
+
+def _parsed(parser: Callable[[str], _T], text: str, command: str) -> _T:
+    try:
+        return parser(text)
+    except (KeyError, ValueError, IndexError) as fault:
+        raise MachineLacks(
+            f"{command} answered what no Slurm release answers",
+            details=[text[:300]],
+            hint=f"is another program called '{command}' first on PATH?",
+        ) from fault

@@ -1,0 +1,235 @@
+"""Pure parsers of what Slurm's commands print, from 20.11 to 26.05.
+
+Only the line formats (`-o`, `-h -o FORMAT`) are used: `--json` came late and changed shape
+between releases.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+ACTIVE = frozenset(
+    {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "RESIZING",
+     "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED", "REQUEUE_FED", "SPECIAL_EXIT"}
+)  # fmt: skip
+"""Job states that may still change (squeue(1), job state codes)."""
+
+_PAIR = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z0-9_:/()*-]*)=")
+_LIST = re.compile(r"^(.*?)\[([0-9,-]+)\](.*)$")
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """What Slurm knows of a job now. Times are Slurm's text, empty where unknown.
+
+    `exit_code` and `signal` are those of the batch script; `restarts` counts requeues.
+    """
+
+    id: int
+    name: str
+    state: str
+    reason: str
+    exit_code: int
+    signal: int
+    partition: str
+    nodes: str
+    restarts: int
+    submitted: str
+    started: str
+    ended: str
+    time_limit: str
+    script: str
+    log: str
+
+    @property
+    def active(self) -> bool:
+        """Whether the job may still change its state."""
+        return self.state in ACTIVE
+
+
+@dataclass(frozen=True)
+class NodeRecord:
+    """A node as slurmctld knows it; memory in MB, `gres` as Slurm writes it."""
+
+    name: str
+    partitions: tuple[str, ...]
+    state: str
+    cpus: int
+    sockets: int
+    cores_per_socket: int
+    threads_per_core: int
+    memory_mb: int
+    gres: str
+    features: tuple[str, ...]
+    reason: str
+
+    @property
+    def gpus(self) -> tuple[str | None, int]:
+        """Type and count of its GPUs; (None, 0) without; untyped ones have type None."""
+        found = re.search(r"\bgpu(?::([A-Za-z][\w.-]*))?:(\d+)", self.gres)
+        return (found.group(1), int(found.group(2))) if found else (None, 0)
+
+
+@dataclass(frozen=True)
+class PartitionRecord:
+    """A partition as slurmctld knows it."""
+
+    name: str
+    nodes: str
+    node_count: int
+    max_time: str
+    default: bool
+    state: str
+
+
+def pairs(line: str) -> dict[str, str]:
+    """`Key=Value Key=Value` of `scontrol show ... -o`; values may hold blanks and `=`."""
+    marks = list(_PAIR.finditer(line))
+    ends = [mark.start() for mark in marks[1:]] + [len(line)]
+    return {
+        mark.group(1): line[mark.end() : end].strip()
+        for mark, end in zip(marks, ends, strict=True)
+    }  # fmt: skip
+
+
+def job(line: str) -> JobRecord:
+    """A line of `scontrol show job -o`."""
+    fields = pairs(line)
+    code, _, signal = fields.get("ExitCode", "0:0").partition(":")
+    return JobRecord(
+        id=int(fields["JobId"]),
+        name=fields.get("JobName", ""),
+        state=fields.get("JobState", "UNKNOWN").split()[0],
+        reason=fields.get("Reason", "None"),
+        exit_code=int(code),
+        signal=int(signal or 0),
+        partition=fields.get("Partition", ""),
+        nodes=_known(fields.get("NodeList", "")),
+        restarts=int(fields.get("Restarts", "0")),
+        submitted=_known(fields.get("SubmitTime", "")),
+        started=_known(fields.get("StartTime", "")),
+        ended=_known(fields.get("EndTime", "")),
+        time_limit=fields.get("TimeLimit", ""),
+        script=fields.get("Command", ""),
+        log=fields.get("StdOut", ""),
+    )
+
+
+def accounted_job(line: str) -> JobRecord:
+    """A line of `sacct -n -P -X -o ACCOUNTING_FIELDS`."""
+    values = dict(zip(ACCOUNTING_FIELDS.split(","), line.split("|"), strict=False))
+    code, _, signal = values["ExitCode"].partition(":")
+    return JobRecord(
+        id=int(values["JobIDRaw"]),
+        name=values["JobName"],
+        state=values["State"].split()[0],
+        reason="None",
+        exit_code=int(code or 0),
+        signal=int(signal or 0),
+        partition=values["Partition"],
+        nodes=_known(values["NodeList"].replace("None assigned", "")),
+        restarts=0,
+        submitted=_known(values["Submit"]),
+        started=_known(values["Start"]),
+        ended=_known(values["End"]),
+        time_limit=values["Timelimit"],
+        script="",
+        log="",
+    )
+
+
+ACCOUNTING_FIELDS = "JobIDRaw,State,ExitCode,Partition,NodeList,Submit,Start,End,Timelimit,JobName"
+
+
+def node(line: str) -> NodeRecord:
+    """A line of `scontrol show node -o`."""
+    fields = pairs(line)
+    return NodeRecord(
+        name=fields["NodeName"],
+        partitions=tuple(_words(fields.get("Partitions", ""))),
+        state=fields.get("State", ""),
+        cpus=int(fields.get("CPUTot", "1")),
+        sockets=int(fields.get("Sockets", "1")),
+        cores_per_socket=int(fields.get("CoresPerSocket", "1")),
+        threads_per_core=int(fields.get("ThreadsPerCore", "1")),
+        memory_mb=int(fields.get("RealMemory", "1")),
+        gres=_known(fields.get("Gres", "")),
+        features=tuple(_words(_known(fields.get("AvailableFeatures", "")))),
+        reason=fields.get("Reason", ""),
+    )
+
+
+def partition(line: str) -> PartitionRecord:
+    """A line of `scontrol show partition -o`."""
+    fields = pairs(line)
+    return PartitionRecord(
+        name=fields["PartitionName"],
+        nodes=_known(fields.get("Nodes", "")),
+        node_count=int(fields.get("TotalNodes", "0")),
+        max_time=fields.get("MaxTime", "UNLIMITED"),
+        default=fields.get("Default", "NO") == "YES",
+        state=fields.get("State", ""),
+    )
+
+
+def config(text: str) -> dict[str, str]:
+    """`scontrol show config` as a mapping; the headings are left out."""
+    found = (line.partition("=") for line in text.splitlines() if "=" in line)
+    return {key.strip(): value.strip() for key, _, value in found}
+
+
+def mpi_plugins(text: str) -> tuple[str, ...]:
+    """`srun --mpi=list`: one per line in every release, with headings that end in a colon."""
+    lines = (line.strip() for line in text.splitlines())
+    found: list[str] = []
+    for line in lines:
+        head, colon, rest = line.rpartition(":")
+        names = rest.split(",") if colon and rest else [] if colon else [line]
+        found += [name.strip() for name in names if re.fullmatch(r"[a-z0-9_]+", name.strip())]
+        del head
+    return tuple(dict.fromkeys(found))
+
+
+def version(text: str) -> str:
+    """`slurm 22.05.8` (some vendors print `slurm-wlm 22.05.8`) without its first word."""
+    return text.split()[-1] if text.split() else ""
+
+
+def expand_hostlist(hostlist: str) -> tuple[str, ...]:
+    """`p100-[01-02,04],login` as names, like `scontrol show hostnames`."""
+    return tuple(name for part in _split(hostlist) for name in _expand(part))
+
+
+def _split(hostlist: str) -> Iterator[str]:
+    """Split at the commas outside brackets."""
+    depth, start = 0, 0
+    for index, character in enumerate(hostlist):
+        depth += (character == "[") - (character == "]")
+        if character == "," and depth == 0:
+            yield hostlist[start:index]
+            start = index + 1
+    if hostlist[start:]:
+        yield hostlist[start:]
+
+
+def _expand(part: str) -> Iterable[str]:
+    found = _LIST.match(part)
+    if not found:
+        return [part]
+    head, ranges, tail = found.groups()
+    names = []
+    for piece in ranges.split(","):
+        low, _, high = piece.partition("-")
+        for number in range(int(low), int(high or low) + 1):
+            names += _expand(f"{head}{number:0{len(low)}d}{tail}")
+    return names
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in text.split(",") if word]
+
+
+def _known(text: str) -> str:
+    return "" if text in {"(null)", "Unknown", "N/A", "None", "None assigned"} else text
