@@ -19,9 +19,16 @@ from hpcdl.system.errors import BadInput, MachineLacks
 from hpcdl.system.run import CommandFailed, CommandResult, run
 
 _T = TypeVar("_T")
-_AWAY = ("Unable to contact slurm controller", "Connection refused", "Zero Bytes were transmitted",
-         "Protocol authentication error", "Unable to establish", "timed out",
-         "Invalid authentication credential", "Could not establish a configuration source")  # fmt: skip
+_AWAY = (
+    "Unable to contact slurm controller",
+    "Connection refused",
+    "Zero Bytes were transmitted",
+    "Protocol authentication error",
+    "Unable to establish",
+    "timed out",
+    "Invalid authentication credential",
+    "Could not establish a configuration source",
+)
 _ANSWER_SECONDS = 30.0
 
 

@@ -219,7 +219,7 @@ def _expand(part: str) -> Iterable[str]:
     if not found:
         return [part]
     head, ranges, tail = found.groups()
-    names = []
+    names: list[str] = []
     for piece in ranges.split(","):
         low, _, high = piece.partition("-")
         for number in range(int(low), int(high or low) + 1):

@@ -1,0 +1,251 @@
+"""`hpcdl job`: batch scripts for training jobs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcdl.cli.framework import Command, Group, print_json, the_site
+from hpcdl.system.errors import BadInput, ExitCode
+
+if TYPE_CHECKING:
+    from hpcdl.jobs import JobSpec, Module
+    from hpcdl.jobs.submission import Submission
+    from hpcdl.jobs.watch import Snapshot
+    from hpcdl.site import Site
+
+
+def _request(parser: argparse.ArgumentParser) -> None:
+    """The options that describe a job."""
+    add = parser.add_argument
+    add("--partition", metavar="NAME", help="partition (else the site's default)")
+    add("--gpus", type=int, metavar="N", help="GPUs in all, one rank each")
+    add("--nodes", type=int, metavar="N", help="nodes")
+    add("--gpus-per-node", type=int, metavar="N", help="GPUs on each node")
+    add("--tasks-per-node", type=int, metavar="N", help="ranks on each node without GPUs")
+    add("--cpus-per-task", type=int, metavar="N", help="CPUs of a rank (else its share)")
+    add("--time", metavar="TIME", help="walltime, as for sbatch (else an hour)")
+    add("--name", default="train", help="name of the job")
+    add("--launcher", default="horovod", help="horovod (default) or single")
+    add("--module", action="append", default=[], metavar="NAME[/VERSION]",
+        help="module to load instead of the release's; may be repeated")  # fmt: skip
+    add("--no-module", action="store_true", help="load no module")
+    add("--env", action="append", default=[], metavar="K=V", help="a variable of the job")
+    add("--account", metavar="NAME", help="account to charge")
+    add("--qos", metavar="NAME", help="quality of service")
+    add("--job-dir", type=Path, metavar="DIR", help="folder of the job's files")
+    parser.epilog = "after --: the program, or options of `hpcdl train`"
+    parser.set_defaults(takes_program=True)
+
+
+def _spec(args: argparse.Namespace, site: Site) -> JobSpec:
+    from hpcdl.jobs.spec import JobSpec, command_of, minutes_of
+
+    return JobSpec(
+        partition=args.partition or site.default_partition,
+        gpus=args.gpus,
+        nodes=args.nodes,
+        gpus_per_node=args.gpus_per_node,
+        tasks_per_node=args.tasks_per_node,
+        cpus_per_task=args.cpus_per_task,
+        minutes=minutes_of(args.time) if args.time is not None else None,
+        name=args.name,
+        launcher=args.launcher,
+        program=command_of(args.rest),
+        environment=dict(map(_variable, args.env)),
+        account=args.account,
+        qos=args.qos,
+        job_dir=args.job_dir.absolute() if args.job_dir else None,
+    )
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not sign:
+        raise BadInput(f"--env {text!r} has no '='", hint="write NAME=VALUE")
+    return name, value
+
+
+def _module(args: argparse.Namespace, site: Site, *, published: bool) -> Module:
+    from hpcdl.workflows.modules import module_for
+
+    return module_for(site, args.module, none=args.no_module, published=published)
+
+
+def _render(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.jobs.script import render_script
+
+    site = the_site(args)
+    script = render_script(site, _spec(args, site), _module(args, site, published=False))
+    if args.json:
+        from dataclasses import asdict
+
+        print_json({"script": script.text, "layout": asdict(script.layout)})
+    else:
+        sys.stdout.buffer.write(script.text.encode(errors="surrogateescape"))
+    return ExitCode.OK
+
+
+def _explain(args: argparse.Namespace) -> ExitCode:
+    from dataclasses import asdict
+
+    from hpcdl.jobs.script import explain, render_script
+
+    site = the_site(args)
+    script = render_script(site, _spec(args, site), _module(args, site, published=False))
+    if args.json:
+        print_json([asdict(line) for line in script.lines])
+    else:
+        print(explain(script))
+    return ExitCode.OK
+
+
+def _submit_options(parser: argparse.ArgumentParser) -> None:
+    _request(parser)
+    parser.add_argument("--watch", action="store_true", help="follow the job to its end")
+
+
+def _submit(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.jobs.submission import place, submit
+
+    site = the_site(args)
+    spec = _spec(args, site)
+    module = _module(args, site, published=True)
+    if args.dry_run:
+        script, placed = place(site, spec, module)
+        print(f"would submit this script from {placed.job_dir}:\n\n{script.text}", end="")
+        return ExitCode.OK
+    submission = submit(site, spec, module)
+    if args.json and not args.watch:
+        print_json(_submission_data(submission))
+    elif not args.json:
+        print(f"job {submission.job_id} submitted\n  script {submission.script}\n"
+              f"  log    {submission.log}\n  result {submission.result}")  # fmt: skip
+    return _watch_to_the_end(submission, args) if args.watch else ExitCode.OK
+
+
+def _watch_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", metavar="JOB", help="job id, or the job's folder")
+    parser.add_argument("--once", action="store_true", help="say how it stands and leave")
+
+
+def _watch(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.jobs.submission import find
+    from hpcdl.jobs.watch import as_line, look
+
+    submission = find(the_site(args), args.job)
+    if not args.once:
+        return _watch_to_the_end(submission, args)
+    snapshot = look(submission)
+    print_json(_snapshot_data(snapshot)) if args.json else print(as_line(snapshot))
+    return ExitCode.OK
+
+
+def _watch_to_the_end(submission: Submission, args: argparse.Namespace) -> ExitCode:
+    from hpcdl.jobs.watch import follow
+    from hpcdl.system.progress import StatusLine
+
+    snapshot = None
+    with StatusLine(quiet=args.json) as status:
+        for snapshot in follow(submission):
+            status.show(_line(snapshot), key=(snapshot.state, snapshot.restarts))
+    assert snapshot is not None
+    if args.json:
+        print_json({**_submission_data(submission), **_snapshot_data(snapshot)})
+    elif not snapshot.ok:
+        _show_end_of_log(submission)
+    return ExitCode.OK if snapshot.ok else ExitCode.NO
+
+
+def _line(snapshot: Snapshot) -> str:
+    from hpcdl.jobs.watch import as_line
+
+    return as_line(snapshot)
+
+
+def _show_end_of_log(submission: Submission) -> None:
+    lines = submission.log.read_text(errors="replace") if submission.log.exists() else ""
+    for line in lines.splitlines()[-12:]:
+        print(f"| {line}", file=sys.stderr)
+    print(f"log: {submission.log}", file=sys.stderr)
+
+
+def _submission_data(submission: Submission) -> dict[str, object]:
+    return {
+        "job_id": submission.job_id,
+        "folder": submission.folder,
+        "script": submission.script,
+        "log": submission.log,
+        "result": submission.result,
+    }
+
+
+def _snapshot_data(snapshot: Snapshot) -> dict[str, object]:
+    from dataclasses import asdict
+
+    return asdict(snapshot)
+
+
+def _cancel_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("jobs", nargs="+", metavar="JOB", help="job ids, or jobs' folders")
+
+
+def _cancel(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.jobs.submission import find
+    from hpcdl.slurm import client
+
+    site = the_site(args)
+    ids = [find(site, job).job_id for job in args.jobs]
+    if args.dry_run:
+        print(f"would cancel {', '.join(map(str, ids))}")
+        return ExitCode.OK
+    client.cancel(ids)
+    print_json({"cancelled": ids}) if args.json else print(f"cancelled {', '.join(map(str, ids))}")
+    return ExitCode.OK
+
+
+GROUP = Group(
+    "job",
+    "batch scripts: render, submit and follow training jobs",
+    (
+        Command(
+            "submit",
+            "Write a job's script, ask Slurm whether it would run, and queue it.",
+            "hpcdl job submit --partition v100 --gpus 16 -- python my_train.py --lr 0.1",
+            _submit,
+            _submit_options,
+            changes=True,
+        ),
+        Command(
+            "render",
+            "Print a job's script, and nothing else.",
+            "hpcdl job render --partition p100 --gpus 8 > job.sh",
+            _render,
+            _request,
+        ),
+        Command(
+            "explain",
+            "Print a job's script with the reason and the rule of every line.",
+            "hpcdl job explain --partition p100 --gpus 8",
+            _explain,
+            _request,
+        ),
+        Command(
+            "watch",
+            "Follow a job: state, reason for waiting, progress.",
+            "hpcdl job watch 4711",
+            _watch,
+            _watch_options,
+        ),
+        Command(
+            "cancel",
+            "Cancel jobs.",
+            "hpcdl job cancel 4711",
+            _cancel,
+            _cancel_options,
+            changes=True,
+        ),
+    ),
+)

@@ -1,0 +1,12 @@
+"""Jobs: from what a user asks to a script that is right on this site's Slurm.
+
+`spec` is what is asked; `layout` works out nodes, tasks, CPUs, memory and launcher from the
+partition; `script` renders the sbatch template, each line with its reason; `submission` puts
+it in place and queues it; `watch` follows it. Everything before `submission` is pure.
+"""
+
+from hpcdl.jobs.layout import Layout, plan_layout
+from hpcdl.jobs.script import Line, Script, render_script
+from hpcdl.jobs.spec import JobSpec, Module
+
+__all__ = ["JobSpec", "Layout", "Line", "Module", "Script", "plan_layout", "render_script"]

@@ -1,0 +1,175 @@
+"""From what is asked and the partition to nodes, tasks, CPUs and memory. Pure.
+
+One rank per GPU. CPUs and memory follow from a rank's share of its node. What does not fit is
+refused with what would.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpcdl.jobs.spec import DEFAULT_MINUTES, JobSpec
+from hpcdl.site import Partition, Site
+from hpcdl.system.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a job lies on its nodes. Memory in MB per node; 0 means the whole node's."""
+
+    nodes: int
+    tasks_per_node: int
+    cpus_per_task: int
+    gpus_per_node: int
+    memory_mb: int
+    exclusive: bool
+    minutes: int
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self.nodes * self.tasks_per_node
+
+
+def plan_layout(site: Site, spec: JobSpec) -> Layout:
+    """The layout of a job.
+
+    Raises:
+        BadInput: unknown partition, or a request that its nodes cannot hold.
+    """
+    partition = site.partition(spec.partition)
+    nodes, gpus = _nodes_and_gpus(site, partition, spec)
+    tasks = _tasks_per_node(partition, spec, gpus)
+    whole = gpus == partition.gpus_per_node if partition.gpu else tasks == partition.cores
+    _check_nodes(site, partition, nodes)
+    return Layout(
+        nodes=nodes,
+        tasks_per_node=tasks,
+        cpus_per_task=_cpus_per_task(partition, spec, tasks),
+        gpus_per_node=gpus,
+        memory_mb=0 if whole else _memory_mb(partition, tasks, gpus),
+        exclusive=whole,
+        minutes=_minutes(partition, spec),
+    )
+
+
+def _nodes_and_gpus(site: Site, partition: Partition, spec: JobSpec) -> tuple[int, int]:
+    """Nodes, and GPUs on each."""
+    if partition.gpu is None:
+        if spec.gpus or spec.gpus_per_node:
+            raise BadInput(f"partition '{partition.name}' has no GPUs", hint=_gpu_partitions(site))
+        return spec.nodes or 1, 0
+    per_node = partition.gpus_per_node
+    if spec.gpus is None:
+        gpus = spec.gpus_per_node or (per_node if spec.nodes else 1)
+        return spec.nodes or 1, _at_most(gpus, partition)
+    if spec.gpus_per_node or spec.nodes:
+        return _agreeing(partition, spec)
+    if spec.gpus <= per_node:
+        return 1, spec.gpus
+    if spec.gpus % per_node:
+        raise BadInput(
+            f"{spec.gpus} GPUs do not fill whole nodes: '{partition.name}' has {per_node} per node",
+            hint=_what_fits(partition, spec.gpus),
+        )
+    return spec.gpus // per_node, per_node
+
+
+def _agreeing(partition: Partition, spec: JobSpec) -> tuple[int, int]:
+    """Nodes and GPUs per node where --gpus is given with one or both of the others."""
+    assert spec.gpus is not None
+    nodes = spec.nodes or max(1, spec.gpus // (spec.gpus_per_node or 1))
+    per_node = spec.gpus_per_node or spec.gpus // nodes
+    if nodes * per_node != spec.gpus:
+        raise BadInput(
+            f"--gpus {spec.gpus} is not {nodes} nodes x {per_node} GPUs",
+            hint="give --gpus alone, or --nodes and --gpus-per-node",
+        )
+    return nodes, _at_most(per_node, partition)
+
+
+def _at_most(gpus: int, partition: Partition) -> int:
+    if gpus > partition.gpus_per_node:
+        raise BadInput(
+            f"'{partition.name}' has {partition.gpus_per_node} GPUs per node, not {gpus}",
+            hint=_what_fits(partition, gpus),
+        )
+    return gpus
+
+
+def _what_fits(partition: Partition, gpus: int) -> str:
+    """The nearest layouts to `gpus` GPUs that the partition can hold."""
+    per_node = partition.gpus_per_node
+    even = [n for n in range(2, partition.nodes + 1) if gpus % n == 0 and gpus // n <= per_node]
+    up = -(-gpus // per_node) * per_node
+    choices = [f"{even[0]} nodes x {gpus // even[0]} (--nodes {even[0]} "
+               f"--gpus-per-node {gpus // even[0]})"] if even else []  # fmt: skip
+    if up <= per_node * partition.nodes:
+        choices.append(f"--gpus {up}")
+    else:
+        choices.append(f"at most --gpus {per_node * partition.nodes}, all of the partition")
+    return "ask for " + ", or ".join(choices)
+
+
+def _gpu_partitions(site: Site) -> str:
+    names = [p.name for p in site.partitions.values() if p.gpu]
+    return f"partitions with GPUs: {', '.join(names)}" if names else "this site has no GPUs"
+
+
+def _tasks_per_node(partition: Partition, spec: JobSpec, gpus: int) -> int:
+    if spec.launcher == "single":
+        return 1
+    tasks = spec.tasks_per_node or gpus or 1
+    if gpus and tasks != gpus:
+        raise BadInput(
+            f"--tasks-per-node {tasks} with {gpus} GPUs per node: a rank has one GPU",
+            hint="leave --tasks-per-node out on a GPU partition",
+        )
+    if tasks > partition.cpus:
+        raise BadInput(f"'{partition.name}' has {partition.cpus} CPUs per node, not {tasks}")
+    return tasks
+
+
+def _cpus_per_task(partition: Partition, spec: JobSpec, tasks: int) -> int:
+    """A rank's CPUs: what is asked for, else its share of the node in whole cores."""
+    slots = max(partition.gpus_per_node, tasks) if partition.gpu else tasks
+    if spec.launcher == "single" and partition.gpu:
+        slots = max(1, partition.gpus_per_node // max(1, spec.gpus_per_node or spec.gpus or 1))
+    if spec.cpus_per_task is None:
+        cores = max(1, partition.cores // slots)
+        return min(cores * partition.threads_per_core, partition.cpus)
+    if spec.cpus_per_task * tasks > partition.cpus:
+        raise BadInput(
+            f"{tasks} ranks x {spec.cpus_per_task} CPUs is more than the {partition.cpus} CPUs "
+            f"of a node of '{partition.name}'",
+            hint=f"ask for at most --cpus-per-task {partition.cpus // tasks}",
+        )
+    return spec.cpus_per_task
+
+
+def _memory_mb(partition: Partition, tasks: int, gpus: int) -> int:
+    """The job's share of a node's memory: that of its GPUs, else of its ranks' cores."""
+    share = gpus / partition.gpus_per_node if gpus else min(1.0, tasks / partition.cores)
+    return max(1, int(partition.memory_gb * 1000 * share))
+
+
+def _check_nodes(site: Site, partition: Partition, nodes: int) -> None:
+    if nodes <= partition.nodes:
+        return
+    others = [p.name for p in site.partitions.values() if p.nodes >= nodes]
+    more = f"; with {nodes} nodes: {', '.join(others)}" if others else ""
+    raise BadInput(
+        f"'{partition.name}' has {partition.nodes} nodes, not {nodes}",
+        hint=f"ask for at most --nodes {partition.nodes}{more}",
+    )
+
+
+def _minutes(partition: Partition, spec: JobSpec) -> int:
+    if spec.minutes is None:
+        return min(DEFAULT_MINUTES, partition.max_minutes)
+    if spec.minutes > partition.max_minutes:
+        raise BadInput(
+            f"--time is beyond the limit of '{partition.name}', {partition.max_time}",
+            hint="ask for less; submitted again, a job goes on from its last checkpoint",
+        )
+    return spec.minutes

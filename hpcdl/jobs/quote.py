@@ -1,0 +1,26 @@
+"""Words for bash, byte for byte.
+
+Every value of a user's goes through `word` on its way into a script. Plain words stay
+readable; control characters become `$'...'`, so that a value never spans lines.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_SHORT = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\\": "\\\\", "'": "\\'"}
+
+
+def word(text: str) -> str:
+    """`text` as one word of bash that expands to exactly itself."""
+    if not _CONTROL.search(text):
+        return shlex.quote(text)
+    body = "".join(_SHORT.get(c) or (f"\\x{ord(c):02x}" if _CONTROL.match(c) else c) for c in text)
+    return f"$'{body}'"
+
+
+def words(items: tuple[str, ...] | list[str]) -> str:
+    """Several words, separated by blanks."""
+    return " ".join(word(item) for item in items)

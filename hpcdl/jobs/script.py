@@ -1,0 +1,178 @@
+"""The batch script: the template filled in, every line with its reason and rule.
+
+The template (templates/sbatch/job.sh.j2) is the script; this module only works out its
+values. Reasons ride behind their lines on a separator that no value can contain, because
+`quote.word` writes control characters as escapes.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcdl import __version__
+from hpcdl.jobs import quote
+from hpcdl.jobs.layout import Layout, plan_layout
+from hpcdl.jobs.spec import SIGNAL_SECONDS, JobSpec, Module, check_spec
+from hpcdl.site import Partition, Site
+from hpcdl.system.resources import folder
+
+if TYPE_CHECKING:
+    import jinja2
+
+_MARK = "\x1f"
+_PLAIN_DIRECTIVE = re.compile(r"[A-Za-z0-9_./%:=,@+-]+\Z")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a script, why it is there, and the id of the rule it follows (or '')."""
+
+    text: str
+    reason: str = ""
+    rule: str = ""
+
+
+@dataclass(frozen=True)
+class Script:
+    """A whole script. `text` is what sbatch gets."""
+
+    lines: tuple[Line, ...]
+    layout: Layout
+
+    @property
+    def text(self) -> str:
+        """The script itself, ending in a newline."""
+        return "\n".join(line.text for line in self.lines) + "\n"
+
+    @property
+    def directives(self) -> tuple[str, ...]:
+        """The options on its #SBATCH lines."""
+        sbatch = "#SBATCH "
+        return tuple(
+            line.text.removeprefix(sbatch) for line in self.lines if line.text.startswith(sbatch)
+        )  # fmt: skip
+
+
+def render_script(site: Site, spec: JobSpec, module: Module) -> Script:
+    """The script of a job on a site.
+
+    Raises:
+        BadInput: the request is impossible; says what would fit.
+    """
+    spec = check_spec(spec)
+    layout = plan_layout(site, spec)
+    values = _values(site, spec, layout, module)
+    text = _template("job.sh.j2").render(values)
+    return Script(tuple(_line(line) for line in text.splitlines()), layout)
+
+
+def gpu_request(site: Site, partition: Partition, count: int) -> str:
+    """The option that asks for `count` GPUs per node, in the form that this site takes."""
+    assert partition.gpu is not None
+    typed = f"{partition.gpu.gres_type}:" if site.slurm.gpu_typed else ""
+    if site.slurm.gpu_request == "gres":
+        return f"--gres=gpu:{typed}{count}"
+    return f"--gpus-per-node={typed}{count}"
+
+
+def launch_options(site: Site, spec: JobSpec, layout: Layout) -> tuple[str, ...]:
+    """Options of srun for a step that fills the job: what scripts and checks both use."""
+    return (
+        f"--mpi={'none' if spec.launcher == 'single' else site.slurm.mpi}",
+        f"--cpus-per-task={layout.cpus_per_task}",
+        "--kill-on-bad-exit=1",
+    )
+
+
+def walltime(minutes: int) -> str:
+    """Minutes as D-HH:MM:SS without empty days."""
+    days, rest = divmod(minutes, 24 * 60)
+    return (f"{days}-" if days else "") + f"{rest // 60:02d}:{rest % 60:02d}:00"
+
+
+def _values(site: Site, spec: JobSpec, layout: Layout, module: Module) -> dict[str, object]:
+    partition = site.partition(spec.partition)
+    job_dir = spec.job_dir
+    own_folder = f"{quote.word(str(site.paths.work / 'jobs' / spec.name))}-$SLURM_JOB_ID"
+    return {
+        "site": site,
+        "spec": spec,
+        "layout": layout,
+        "partition": partition,
+        "module": module,
+        "no_release": module.release is None,
+        "hpcdl_version": __version__,
+        "slurm_version": site.slurm.version,
+        "shape": shape(layout),
+        "account": spec.account or partition.account or site.slurm.account,
+        "qos": spec.qos or partition.qos or site.slurm.qos,
+        "gpu_request": gpu_request(site, partition, layout.gpus_per_node) if partition.gpu else "",
+        "time": walltime(layout.minutes),
+        "signal_seconds": min(SIGNAL_SECONDS, layout.minutes * 60 // 2),
+        "log": _directive(str(job_dir / "job.log")) if job_dir else "%x-%j.log",
+        "job_dir": quote.word(str(job_dir)) if job_dir else own_folder,
+        "launch": launch_options(site, spec, layout),
+        "lmod_init": str(site.paths.lmod_init),
+        "environment": [*{**partition.environment, **spec.environment}.items()],
+        "program": spec.program or ("hpcdl", "train"),
+    }
+
+
+def shape(layout: Layout) -> str:
+    """The layout in words: `2 nodes x 4 GPUs`."""
+    kind = "GPU" if layout.gpus_per_node else "rank"
+    each = layout.gpus_per_node or layout.tasks_per_node
+    nodes = "1 node" if layout.nodes == 1 else f"{layout.nodes} nodes"
+    return f"{nodes} x {each} {kind}{'' if each == 1 else 's'}"
+
+
+def _directive(path: str) -> str:
+    """A path as the value of a directive: sbatch knows double quotes and expands `%`."""
+    escaped = path.replace("%", "%%")
+    if _PLAIN_DIRECTIVE.match(escaped):
+        return escaped
+    return '"' + escaped.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _line(text: str) -> Line:
+    parts = text.split(_MARK)
+    return Line(parts[0].rstrip(), *parts[1:3])
+
+
+def _why(reason: str, rule: str = "") -> str:
+    return f"{_MARK}{reason}{_MARK}{rule}"
+
+
+def _template(name: str) -> jinja2.Template:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder("templates") / "sbatch"),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - the output is bash, quoted by `word`
+    )
+    environment.filters["word"] = quote.word
+    environment.filters["words"] = quote.words
+    environment.globals["why"] = _why
+    return environment.get_template(name)
+
+
+def explain(script: Script) -> str:
+    """The script with the reason, and the rule where there is one, after each line."""
+    return "\n".join(_explained(line) for line in script.lines)
+
+
+def _explained(line: Line) -> str:
+    if not line.reason:
+        return line.text
+    rule = f"  [{line.rule}]" if line.rule else ""
+    return f"{line.text}\n    # {line.reason}{rule}"
+
+
+def default_job_dir(site: Site, name: str, stamp: str) -> Path:
+    """Where a submitted job keeps its files."""
+    return site.paths.work / "jobs" / f"{name}-{stamp}"

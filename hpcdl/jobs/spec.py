@@ -1,0 +1,132 @@
+"""What a user asks for: a frozen `JobSpec`, checked for what needs no partition."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from hpcdl.site.load import slurm_minutes
+from hpcdl.system.errors import BadInput
+
+LAUNCHERS = ("horovod", "single")
+DEFAULT_MINUTES = 60
+MAX_REQUEUES = 5
+SIGNAL_SECONDS = 120
+_TIME = re.compile(r"(\d{1,4}-)?\d{1,5}(:[0-5]?\d){0,2}\Z")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,62}\Z")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_LONGEST_ARGUMENT = 100_000
+
+
+@dataclass(frozen=True)
+class Module:
+    """The modules a job loads: a folder for `module use`, names, and the release they pin.
+
+    `release` is the release's id, None where none is published yet.
+    """
+
+    names: tuple[str, ...]
+    folder: Path | None = None
+    release: str | None = None
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """A job as asked for. None means: worked out from the partition.
+
+    Sizes: `minutes` of walltime; `cpus_per_task` in CPUs as Slurm counts them. `program` is
+    the command of every rank; empty means `hpcdl train`.
+    """
+
+    partition: str
+    gpus: int | None = None
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    tasks_per_node: int | None = None
+    cpus_per_task: int | None = None
+    minutes: int | None = None
+    name: str = "train"
+    launcher: str = "horovod"
+    program: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    account: str | None = None
+    qos: str | None = None
+    job_dir: Path | None = None
+    requeues: int = MAX_REQUEUES
+
+
+def command_of(rest: Sequence[str]) -> tuple[str, ...]:
+    """The program of a job from what followed `--`.
+
+    Nothing means `hpcdl train`; words that begin with an option are its arguments.
+    """
+    if not rest:
+        return ("hpcdl", "train")
+    return ("hpcdl", "train", *rest) if rest[0].startswith("-") else tuple(rest)
+
+
+def check_spec(spec: JobSpec) -> JobSpec:
+    """The spec itself, once everything that needs no partition is known to be right.
+
+    Raises:
+        BadInput: names the option at fault and what it takes.
+    """
+    if not _NAME.match(spec.name):
+        raise BadInput(
+            f"the job name {_shown(spec.name)} is not possible",
+            hint="use up to 63 letters, digits and . _ + -, a letter or digit first",
+        )
+    if spec.launcher not in LAUNCHERS:
+        raise BadInput(f"unknown launcher '{spec.launcher}'", hint=f"use {' or '.join(LAUNCHERS)}")
+    for option, value in _counts(spec).items():
+        if value is not None and not 1 <= value <= 1_000_000:
+            raise BadInput(f"--{option} {value} is not possible", hint="give a number from 1")
+    for key, text in spec.environment.items():
+        if not _VARIABLE.match(key):
+            raise BadInput(f"--env {_shown(key)} is no name of a variable", hint="write NAME=VALUE")
+        _check_text(text, f"the value of {key}")
+    for word in spec.program:
+        _check_text(word, "an argument of the program")
+    return spec
+
+
+def minutes_of(text: str) -> int:
+    """A time limit as Slurm writes it, in minutes.
+
+    Raises:
+        BadInput: not a form that sbatch takes.
+    """
+    if not _TIME.match(text):
+        raise BadInput(
+            f"--time {_shown(text)} is not a time limit",
+            hint="write minutes, H:MM:SS or D-HH:MM:SS, as for sbatch",
+        )
+    return max(1, slurm_minutes(text))
+
+
+def _counts(spec: JobSpec) -> dict[str, int | None]:
+    return {
+        "gpus": spec.gpus,
+        "nodes": spec.nodes,
+        "gpus-per-node": spec.gpus_per_node,
+        "tasks-per-node": spec.tasks_per_node,
+        "cpus-per-task": spec.cpus_per_task,
+        "time": spec.minutes,
+    }
+
+
+def _check_text(text: str, what: str) -> None:
+    if "\0" in text:
+        raise BadInput(f"{what} has a NUL byte in it, which no program can be given")
+    if len(text.encode(errors="surrogateescape")) > _LONGEST_ARGUMENT:
+        raise BadInput(
+            f"{what} is longer than {_LONGEST_ARGUMENT // 1000} kB",
+            hint="put it into a file and pass the file's name",
+        )
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")

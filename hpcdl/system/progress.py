@@ -1,0 +1,55 @@
+"""One status line: renewed in place on a terminal, printed on change elsewhere."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from types import TracebackType
+from typing import TextIO
+
+_PLAIN_SECONDS = 10.0
+
+
+class StatusLine:
+    """Shows what goes on, calmly.
+
+    On a terminal the line is renewed in place; in a log a line is printed when its `key`
+    changes, and every ten seconds while the text changes.
+    """
+
+    def __init__(self, stream: TextIO | None = None, *, quiet: bool = False) -> None:
+        self._stream = stream or sys.stdout
+        self._quiet = quiet
+        self._terminal = self._stream.isatty()
+        self._shown = ""
+        self._key: object = None
+        self._when = -_PLAIN_SECONDS
+
+    def __enter__(self) -> StatusLine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        fault: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._terminal and self._shown and not self._quiet:
+            self._stream.write("\n")
+            self._stream.flush()
+
+    def show(self, text: str, *, key: object = None) -> None:
+        """Show `text`; a new `key` starts a new line that stays."""
+        if self._quiet or (text == self._shown and key == self._key):
+            return
+        new = key != self._key
+        if self._terminal:
+            width = shutil.get_terminal_size().columns - 1
+            start = "\n" if new and self._shown else "\r\x1b[K"
+            self._stream.write(start + text[:width])
+        elif new or time.monotonic() - self._when >= _PLAIN_SECONDS:
+            self._when = time.monotonic()
+            self._stream.write(text + "\n")
+        self._stream.flush()
+        self._shown, self._key = text, key
