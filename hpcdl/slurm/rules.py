@@ -1,0 +1,229 @@
+"""Slurm's rules by release, read from facts/slurm_rules.yaml.
+
+A rule is a row of data with the span of releases in which it holds; code asks `rules_for` or
+`rule`, and carries no version of its own. A release named without its point release ("22.05")
+means the newest of its series; in a row's `since` and `until` it means the first one.
+`until` is the first release in which the rule holds no more.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache, total_ordering
+from typing import Any
+
+from hpcdl.facts import load
+from hpcdl.system.errors import BadInput
+from hpcdl.system.text import did_you_mean
+
+SEVERITIES = ("error", "warning", "note")
+"""Gravest first."""
+
+_NEWEST_POINT = 999
+_RELEASE = re.compile(
+    r"(?:slurm[-a-z]*\s+)?(\d{2})\.(\d{2})(?:\.(\d{1,3}))?(?:[-.~+a-z].*)?\Z", re.S | re.ASCII
+)
+
+
+@total_ordering
+@dataclass(frozen=True)
+class Release:
+    """A Slurm release: 22.05 (the newest of its series) or 22.05.8."""
+
+    year: int
+    month: int
+    point: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Release:
+        """A release as people and `sinfo --version` write it ("slurm-wlm 22.05.8").
+
+        Raises:
+            BadInput: it is none.
+        """
+        match = _RELEASE.match(text.strip())
+        if match is None:
+            raise BadInput(
+                f"'{text[:40]}' is no Slurm release",
+                hint=f"write it like 22.05 or 23.11.4; the newest known is {known_releases()[-1]}",
+            )
+        year, month, point = match.groups()
+        return cls(int(year), int(month), None if point is None else int(point))
+
+    @property
+    def series(self) -> str:
+        """The major release, "22.05" for 22.05.8."""
+        return f"{self.year:02d}.{self.month:02d}"
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """The place among all releases."""
+        point = _NEWEST_POINT if self.point is None else self.point
+        return self.year, self.month, point
+
+    def __lt__(self, other: Release) -> bool:
+        return self.order < other.order
+
+    def __str__(self) -> str:
+        return self.series if self.point is None else f"{self.series}.{self.point}"
+
+
+@dataclass(frozen=True)
+class Span:
+    """Releases from `since` on, up to but without `until`; None leaves an end open."""
+
+    since: Release | None = None
+    until: Release | None = None
+
+    def holds(self, release: Release) -> bool:
+        """Whether a release lies in the span."""
+        if self.since is not None and release < self.since:
+            return False
+        return self.until is None or release < self.until
+
+    def __str__(self) -> str:
+        """`all releases`, `since 26.05`, `before 23.11`, `22.05 to before 23.11`."""
+        if self.since is None:
+            return "all releases" if self.until is None else f"before {_edge(self.until)}"
+        if self.until is None:
+            return f"since {_edge(self.since)}"
+        return f"{_edge(self.since)} to before {_edge(self.until)}"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule: what holds, in which releases, what follows and what to write instead.
+
+    `flags` are the options and variables concerned. `severity` is one of `SEVERITIES`, `proof`
+    one of `hpcdl.facts.PROOFS`. `lint` is whether a script can show that it breaks the rule.
+    """
+
+    id: str
+    span: Span
+    severity: str
+    flags: tuple[str, ...]
+    title: str
+    consequence: str
+    fix: str
+    source: str
+    proof: str
+    lint: bool
+
+    @property
+    def since(self) -> Release | None:
+        """First release in which the rule holds."""
+        return self.span.since
+
+    @property
+    def until(self) -> Release | None:
+        """First release in which it holds no more."""
+        return self.span.until
+
+    def holds(self, release: Release) -> bool:
+        """Whether the rule holds in a release."""
+        return self.span.holds(release)
+
+
+@cache
+def known_releases() -> tuple[str, ...]:
+    """The major releases that the rules cover, oldest first."""
+    return tuple(load("slurm_rules")["releases"])
+
+
+@cache
+def all_rules() -> tuple[Rule, ...]:
+    """Every rule, in the order of the data."""
+    return tuple(_rule(row) for row in load("slurm_rules")["rules"])
+
+
+def rule(rule_id: str) -> Rule:
+    """The rule of an id.
+
+    Raises:
+        BadInput: unknown; the hint names the nearest one.
+    """
+    rules = _by_id()
+    if rule_id not in rules:
+        raise BadInput(f"there is no rule '{rule_id[:60]}'", hint=did_you_mean(rule_id, rules))
+    return rules[rule_id]
+
+
+def rules_for(version: str | Release) -> tuple[Rule, ...]:
+    """The rules that hold in a release.
+
+    Raises:
+        BadInput: `version` is no release.
+    """
+    release = as_release(version)
+    return tuple(one for one in all_rules() if one.holds(release))
+
+
+def fact(name: str, version: str | Release) -> str | None:
+    """A fact that differs by release, None where the release has none.
+
+    Names are those of `facts` in slurm_rules.yaml: "cpus-per-task-variable",
+    "exact-implied", "step-default", "gpus-per-task-bind", "gpu-flag-pair"...
+
+    Raises:
+        KeyError: no release has a fact of this name: a misspelling in the caller.
+    """
+    release = as_release(version)
+    rows = [row for row in load("slurm_rules")["facts"] if row["name"] == name]
+    if not rows:
+        raise KeyError(name)
+    return next((str(row["value"]) for row in rows if span(row).holds(release)), None)
+
+
+def mpi_plugins(version: str | Release) -> tuple[str, ...]:
+    """What `srun --mpi=` may name in a release, where Slurm was built with it."""
+    release = as_release(version)
+    rows = load("slurm_rules")["mpi"]
+    return tuple(row["name"] for row in rows if span(row).holds(release))
+
+
+def as_release(version: str | Release) -> Release:
+    """A release from its text, or as it is.
+
+    Raises:
+        BadInput: the text names no release.
+    """
+    return version if isinstance(version, Release) else Release.parse(version)
+
+
+def span(row: dict[str, Any]) -> Span:
+    """The span of a row of data with `since` and `until`."""
+    return Span(_bound(row.get("since")), _bound(row.get("until")))
+
+
+@cache
+def _by_id() -> dict[str, Rule]:
+    return {one.id: one for one in all_rules()}
+
+
+def _rule(row: dict[str, Any]) -> Rule:
+    return Rule(
+        id=row["id"],
+        span=span(row),
+        severity=row["severity"],
+        flags=tuple(row["flags"]),
+        title=row["title"],
+        consequence=row["consequence"],
+        fix=row["fix"],
+        source=row["source"],
+        proof=row["proof"],
+        lint=row.get("lint", True),
+    )
+
+
+def _bound(text: str | None) -> Release | None:
+    """An end of a span: a series begins with its point release 0."""
+    if text is None:
+        return None
+    release = Release.parse(text)
+    return Release(release.year, release.month, release.point or 0)
+
+
+def _edge(release: Release) -> str:
+    """An end of a span in words: point release 0 is the series itself."""
+    return str(release) if release.point else release.series

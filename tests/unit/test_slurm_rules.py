@@ -1,0 +1,118 @@
+"""Slurm's rules by release: the data is whole, and spans mean what they say."""
+
+import re
+
+import pytest
+
+from hpcdl.facts import PROOFS, load
+from hpcdl.slurm.rules import (
+    SEVERITIES,
+    Release,
+    all_rules,
+    fact,
+    known_releases,
+    mpi_plugins,
+    rule,
+    rules_for,
+)
+from hpcdl.system.errors import BadInput
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("22.05", "22.05"),
+        ("22.05.8", "22.05.8"),
+        (" 20.11.4\n", "20.11.4"),
+        ("slurm 24.11.5", "24.11.5"),
+        ("slurm-wlm 22.05.8", "22.05.8"),
+        ("26.05.0rc1", "26.05.0"),
+        ("22.05.8-4+deb12u2", "22.05.8"),
+    ],
+)
+def test_a_release_is_read_as_people_and_sinfo_write_it(text, shown):
+    assert str(Release.parse(text)) == shown
+
+
+@pytest.mark.parametrize(
+    "text", ["", "22", "22.5", "v22.05", "twentytwo", "\uff12\uff12.05", "22.05\0"]
+)
+def test_what_is_no_release_is_refused_by_name(text):
+    with pytest.raises(BadInput, match="is no Slurm release"):
+        Release.parse(text)
+
+
+def test_point_releases_compare_as_numbers_and_a_series_is_its_newest():
+    order = ["20.11.2", "20.11.10", "20.11", "21.08.0", "21.08.5", "21.08", "26.05"]
+    assert sorted(map(Release.parse, reversed(order))) == [Release.parse(text) for text in order]
+
+
+@pytest.mark.parametrize(
+    ("rule_id", "holds", "holds_not"),
+    [
+        ("cpus-per-task-lost", ["22.05", "22.05.0", "23.02.8"], ["21.08", "23.11", "23.11.0"]),
+        ("exact-implied-once", ["21.08.5"], ["21.08.4", "21.08", "21.08.6"]),
+        ("steps-exclusive", ["20.11.0", "20.11.2"], ["20.11.3", "20.11"]),
+        ("gpu-flag-pair", ["26.05", "26.05.0", "26.11"], ["25.11", "25.11.8"]),
+        ("gpu-flag-twice", ["20.11", "25.11"], ["26.05", "26.05.0"]),
+        (
+            "allow-task-sharing-indices",
+            ["23.11", "23.11.4", "24.05.1"],
+            ["23.11.3", "24.05.2", "24.05"],
+        ),
+        ("pmix-v2-broken", ["25.05.2", "25.05.3"], ["25.05.1", "25.05.4", "25.05"]),
+        ("kill-on-bad-exit", ["20.11", "26.05"], []),
+    ],
+)
+def test_a_rule_holds_from_since_up_to_but_without_until(rule_id, holds, holds_not):
+    assert [text for text in holds + holds_not if rule(rule_id) in rules_for(text)] == holds
+
+
+def test_every_rule_is_whole_and_has_its_source():
+    for one in all_rules():
+        assert re.fullmatch(r"[a-z][a-z0-9-]+", one.id)
+        assert one.severity in SEVERITIES
+        assert one.proof in PROOFS
+        assert min(map(len, (one.title, one.consequence, one.fix, one.source))) > 5, one.id
+        assert not one.title.endswith("."), one.id
+        assert one.since is None or one.until is None or one.since < one.until, one.id
+
+
+def test_ids_are_unique_and_an_unknown_one_gets_the_nearest():
+    assert len({one.id for one in all_rules()}) == len(all_rules())
+    with pytest.raises(BadInput) as caught:
+        rule("gpu-flag-pear")
+    assert "gpu-flag-pair" in caught.value.hint
+
+
+def test_every_edge_of_a_rule_lies_within_the_known_releases():
+    oldest, newest = Release.parse(known_releases()[0] + ".0"), Release.parse(known_releases()[-1])
+    edges = [edge for one in all_rules() for edge in (one.since, one.until) if edge]
+    assert all(oldest <= edge <= newest for edge in edges)
+
+
+@pytest.mark.parametrize("release", known_releases())
+def test_srun_reads_the_variable_of_its_release(release):
+    read = "SRUN_CPUS_PER_TASK" if release in {"22.05", "23.02"} else "SLURM_CPUS_PER_TASK"
+    assert fact("cpus-per-task-variable", release) == read
+
+
+def test_no_fact_has_two_values_in_one_release():
+    names = {row["name"] for row in load("slurm_rules")["facts"]}
+    from hpcdl.slurm.rules import span
+
+    for name in names:
+        rows = [row for row in load("slurm_rules")["facts"] if row["name"] == name]
+        for release in [*map(Release.parse, known_releases()), Release.parse("20.11.2")]:
+            assert sum(span(row).holds(release) for row in rows) <= 1, (name, release)
+
+
+def test_a_fact_that_no_release_has_is_a_misspelling():
+    with pytest.raises(KeyError):
+        fact("cpus-per-tusk", "22.05")
+
+
+def test_pmix_plugins_come_and_go_with_releases():
+    assert "pmix_v1" in mpi_plugins("21.08")
+    assert "pmix_v1" not in mpi_plugins("22.05")
+    assert {"none", "pmi2", "pmix", "pmix_v5"} <= set(mpi_plugins("24.11"))
