@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from pathlib import Path
 
 from hpcdl.cli.framework import Command, Group, print_json, the_site
-from hpcdl.system.errors import ExitCode
+from hpcdl.system.errors import BadInput, ExitCode
 
 
 def _show(args: argparse.Namespace) -> ExitCode:
@@ -17,6 +19,52 @@ def _show(args: argparse.Namespace) -> ExitCode:
     else:
         print(as_text(site))
     return ExitCode.OK
+
+
+def _init_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="write there, not to the screen"
+    )
+    parser.add_argument("--force", action="store_true", help="replace an existing file")
+
+
+def _init(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.site.detect import draft
+    from hpcdl.site.live import look
+    from hpcdl.system.files import write_atomic
+
+    if args.output and args.output.exists() and not args.force:
+        raise BadInput(f"{args.output} is there already", hint="give --force to replace it")
+    found = draft(look())
+    if args.json:
+        print_json({"text": found.text, "questions": found.questions})
+    elif args.output and not args.dry_run:
+        write_atomic(args.output, found.text)
+        print(f"wrote {args.output}; next: hpcdl site check --site {args.output}")
+    else:
+        print(found.text, end="")
+    for question in found.questions:
+        print(f"to fill in: {question}", file=sys.stderr)
+    return ExitCode.PARTLY if found.questions else ExitCode.OK
+
+
+def _check(args: argparse.Namespace) -> ExitCode:
+    from dataclasses import asdict
+
+    from hpcdl.site.drift import compare
+    from hpcdl.site.live import look
+    from hpcdl.system.text import table
+
+    site = the_site(args)
+    drift = compare(site, look())
+    if args.json:
+        print_json({"site": site.name, "drift": [asdict(one) for one in drift]})
+    elif drift:
+        rows = [(one.key, one.file, one.cluster) for one in drift]
+        print(table(rows, ("key", "site file", "cluster")))
+    else:
+        print(f"{site.source} and the cluster agree")
+    return ExitCode.NO if drift else ExitCode.OK
 
 
 def _schema(args: argparse.Namespace) -> ExitCode:
@@ -31,7 +79,25 @@ GROUP = Group(
     "describe the cluster: write, check and show its site file",
     (
         Command(
-            "show", "Show the site as hpcdl understands it.", "hpcdl site show --site pi", _show
+            "init",
+            "Write a commented site file from the live Slurm; exit 6 where it has gaps.",
+            "hpcdl site init --output site.yaml",
+            _init,
+            _init_options,
+            changes=True,
+            site=False,
+        ),
+        Command(
+            "check",
+            "Compare the site file with the live Slurm; exit 1 when they differ.",
+            "hpcdl site check --site site.yaml",
+            _check,
+        ),
+        Command(
+            "show",
+            "Show the site as hpcdl understands it.",
+            "hpcdl site show --site pi",
+            _show,
         ),
         Command(
             "schema",
