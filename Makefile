@@ -2,23 +2,58 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
+# What `make demo` starts is found again by `make down` through these.
+export HPCDL_SITE ?= embedded
 
-.PHONY: help venv lint test-fast
+.PHONY: help demo down test test-fast test-matrix test-long bench lint docs golden wheel venv system clean
 
 help:  ## what there is to make
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
-$(VENV)/.done: setup.cfg pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade --editable '.[dev]'
-	@touch $@
+demo: system venv  ## the main job: cluster, stack, training on 2 nodes, checks with verdicts
+	@PATH="$(CURDIR)/$(BIN):$$PATH" bash tools/demo.sh
+
+down: venv  ## stop the embedded cluster; nothing is left running or mounted
+	@$(BIN)/hpcdl cluster down
+
+test: system lint  ## everything: lint, types, unit, golden, and integration on the real things
+	$(PYTEST) -m "not long"
+
+test-fast: lint  ## lint, types, unit and golden tests: no cluster, no TensorFlow
+	$(PYTEST) -q -m "not long" tests/unit tests/golden
+
+test-long: system venv  ## what takes hours: hammering, killed publishes, nights, studies
+	$(PYTEST) -m long
+
+bench: system venv  ## every figure, each beside its yardstick
+	$(BIN)/python -m tests.bench
+
+lint: venv  ## ruff and mypy --strict
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/mypy
+
+docs: venv  ## write the pages that come from data: site file, exit codes, commands, rules
+	$(BIN)/python -m tools.docs
+
+golden: venv  ## write the golden scripts anew
+	$(BIN)/python -m tests.golden.regenerate
+
+wheel: venv  ## dist/hpcdl-*.whl
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist .
 
 venv: $(VENV)/.done  ## the development environment in .venv
 
-lint: venv  ## ruff and mypy --strict
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+$(VENV)/.done: setup.cfg pyproject.toml
+	@echo "making $(VENV): hpcdl with its test and development tools, from PyPI"
+	@$(PYTHON) tools/check_python.py
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade --editable '.[dev]'
+	@touch $@
 
-test-fast: lint  ## lint, types, unit and golden tests: no cluster, no TensorFlow
-	$(BIN)/pytest -q tests/unit tests/golden
+system:  ## the system packages, by apt; says what before it does
+	@bash tools/system.sh
+
+clean: down  ## remove what was built in this folder
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,14 @@
+"""Says in one line when this Python cannot carry hpcdl."""
+
+import sys
+
+if sys.version_info < (3, 10):
+    sys.exit(
+        f"error: Python {sys.version.split()[0]} is too old: hpcdl needs 3.10 or newer\n"
+        "help: make PYTHON=python3.11 demo"
+    )
+try:
+    import ensurepip  # noqa: F401
+    import venv  # noqa: F401
+except ImportError:
+    sys.exit("error: this Python cannot make virtual environments\nhelp: apt-get install python3-venv")

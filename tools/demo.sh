@@ -1,0 +1,50 @@
+#!/bin/bash
+# The main job, from a bare Slurm to a verdict. Every step is a command that a person could
+# type; what exists already is used again.
+set -euo pipefail
+
+started=$SECONDS
+number=0
+steps=7
+
+say() { printf '\n\033[1m[%d/%d] %s\033[0m\n' "$((number += 1))" "$steps" "$1"; }
+show() { printf '$ %s\n' "$*"; "$@"; }
+trap 'code=$?; (( code == 0 )) || echo "the demo stopped with exit code $code; nothing is lost: run it again" >&2' EXIT
+
+export NO_COLOR="${NO_COLOR-}"
+[[ -t 1 ]] || say() { printf '\n[%d/%d] %s\n' "$((number += 1))" "$steps" "$1"; }
+
+say "a real Slurm on this machine"
+show hpcdl cluster up
+eval "$(hpcdl cluster env)"
+show sinfo
+
+say "the software: TensorFlow and Horovod, built once, published as a module"
+show hpcdl stack build --backend venv
+show hpcdl stack publish
+
+datasets=$(hpcdl site show --json | python3 -c 'import json, sys; print(json.load(sys.stdin)["paths"]["datasets"])')
+say "data: 1,797 handwritten digits as TFRecords"
+show hpcdl data make digits "$datasets/digits"
+
+say "a training job on 2 nodes x 2 ranks"
+show hpcdl job submit --partition p100 --nodes 2 --gpus-per-node 2 --name digits --time 10:00 --watch \
+  -- --model mlp --data "$datasets/digits" --epochs 20 --global-batch 128 --target-accuracy 0.95
+
+say "the reference: what this machine does when nothing is wrong"
+show hpcdl check references measure --partition p100 --if-missing
+
+say "the nightly check of the partition"
+show hpcdl check run --partition p100 --tag demo
+
+say "the same check on a job slowed down on purpose: it must fail"
+code=0
+show hpcdl check run --partition p100 --tag demo --set delay_ms=30 || code=$?
+if (( code != 1 )); then
+  echo "error: the slowed job was not caught (exit code $code)" >&2
+  exit 1
+fi
+echo "FAIL as expected: the check notices."
+
+printf '\nDone in %d s. Try: eval "$(%s cluster env)"; squeue; module avail; hpcdl job submit --help\n' \
+  "$((SECONDS - started))" "$(command -v hpcdl)"
