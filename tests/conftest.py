@@ -1,0 +1,26 @@
+"""What every tier shares: what was left out is counted and named at the end."""
+
+from collections import Counter
+
+import pytest
+
+_left_out: Counter[str] = Counter()
+_TIERS = {"long": "make test-long"}
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    for item in items:
+        marks = [name for name in _TIERS if item.get_closest_marker(name)]
+        _left_out[marks[0] if marks else "not asked for"] += 1
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for skipped in terminalreporter.stats.get("skipped", []):
+        reason = skipped.longrepr[2] if isinstance(skipped.longrepr, tuple) else ""
+        _left_out[reason.removeprefix("Skipped: ")] += 1
+    if not _left_out:
+        return
+    terminalreporter.section("left out")
+    for reason, count in sorted(_left_out.items()):
+        where = f" (run by `{_TIERS[reason]}`)" if reason in _TIERS else ""
+        terminalreporter.line(f"{count:4d}  {reason}{where}")
