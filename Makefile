@@ -11,7 +11,9 @@ export HPCDL_SITE ?= embedded
 help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
-demo: system venv  ## the main job: cluster, stack, training on 2 nodes, checks with verdicts
+demo:  ## the main job: cluster, stack, training on 2 nodes, checks with verdicts
+	@bash tools/system.sh cluster mpi modules build python
+	@$(MAKE) --no-print-directory venv
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash tools/demo.sh
 
 down: venv  ## stop the embedded cluster; nothing is left running or mounted

@@ -46,5 +46,8 @@ if (( code != 1 )); then
 fi
 echo "FAIL as expected: the check notices."
 
-printf '\nDone in %d s. Try: eval "$(%s cluster env)"; squeue; module avail; hpcdl job submit --help\n' \
-  "$((SECONDS - started))" "$(command -v hpcdl)"
+echo
+echo "Done in $((SECONDS - started)) s. Look around:"
+echo "  export PATH=$(dirname "$(command -v hpcdl)"):\$PATH HPCDL_SITE=$HPCDL_SITE"
+echo '  eval "$(hpcdl cluster env)"; squeue; sinfo; module avail'
+echo "  make down    # stops the cluster"

@@ -1,0 +1,67 @@
+#!/bin/bash
+# Installs the Debian or Ubuntu packages that are missing. Says which before it does, and does
+# nothing where all are there. What counts as present: hpcdl/facts/packages.yaml.
+# usage: tools/system.sh [PURPOSE...]      (default: what the tests need)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+purposes=("$@")
+(( $# )) || purposes=(cluster mpi modules build python report test)
+python=${PYTHON:-python3}
+
+# Value of a key on a line such as `- {purpose: mpi, package: openmpi-bin, program: mpirun}`.
+field() { sed -nE "s/.*[{ ]$1: \"?([^\",}]+)\"?[,}].*/\1/p" <<<"$2"; }
+
+present() {
+  local program file
+  program=$(field program "$1") file=$(field file "$1")
+  if [[ $program ]]; then
+    PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin" command -v "$program" >/dev/null
+  else
+    compgen -G "$file" >/dev/null
+  fi
+}
+
+# A Python that is not the distribution's brings its own venv and headers.
+python_is_complete() {
+  "$python" - <<'PYTHON' 2>/dev/null
+import ensurepip, pathlib, sys, sysconfig
+sys.exit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())
+PYTHON
+}
+
+missing=()
+for purpose in "${purposes[@]}"; do
+  [[ $purpose != python ]] || ! python_is_complete || continue
+  while IFS= read -r line; do
+    present "$line" || missing+=("$(field package "$line")")
+  done < <(grep -E "^ *- \{purpose: $purpose," hpcdl/facts/packages.yaml)
+done
+(( ${#missing[@]} )) || exit 0
+mapfile -t missing < <(printf '%s\n' "${missing[@]}" | sort -u)
+
+echo "system packages to install: ${missing[*]}"
+command -v apt-get >/dev/null || {
+  echo "error: this machine has no apt-get" >&2
+  echo "help: install these by your system's own means, then run make again" >&2
+  exit 3
+}
+sudo=()
+if (( EUID )); then
+  command -v sudo >/dev/null || {
+    echo "error: you are not root, and there is no sudo" >&2
+    echo "help: as root: apt-get install ${missing[*]}" >&2
+    exit 3
+  }
+  sudo=(sudo)
+fi
+log=$(mktemp /tmp/hpcdl-apt.XXXXXX)
+install() {
+  "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120 "$@" >>"$log" 2>&1
+}
+if ! { install update && install install -y --no-install-recommends "${missing[@]}"; }; then
+  tail -n 15 "$log" >&2
+  echo "error: apt-get failed; its log is $log" >&2
+  exit 4
+fi
+rm -f "$log"
