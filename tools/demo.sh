@@ -49,5 +49,6 @@ echo "FAIL as expected: the check notices."
 echo
 echo "Done in $((SECONDS - started)) s. Look around:"
 echo "  export PATH=$(dirname "$(command -v hpcdl)"):\$PATH HPCDL_SITE=$HPCDL_SITE"
+# shellcheck disable=SC2016 # a person is to type this
 echo '  eval "$(hpcdl cluster env)"; squeue; sinfo; module avail'
 echo "  make down    # stops the cluster"
