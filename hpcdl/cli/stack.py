@@ -1,0 +1,157 @@
+"""`hpcdl stack`: the software, from wheels to a published module."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from hpcdl.cli.framework import Command, Group, print_json, the_site
+from hpcdl.system.errors import BadInput, ExitCode
+from hpcdl.system.text import duration, paint, table
+
+if TYPE_CHECKING:
+    from hpcdl.site import Site
+    from hpcdl.stack.publish import Switch
+
+
+def _progress() -> Callable[[str], None]:
+    """A teller of what happens and when, on standard error."""
+    start = time.monotonic()
+
+    def say(what: str) -> None:
+        elapsed = f"{duration(time.monotonic() - start):>12}"
+        print(f"{paint(elapsed, 'dim', sys.stderr)}  {what}", file=sys.stderr, flush=True)
+
+    return say
+
+
+def _build_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--name", metavar="STACK", help="which of the site's stacks; the first")
+    parser.add_argument("--backend", choices=["venv"], help="how it is built; as the site says")
+
+
+def _build(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.stack.build import build, plan_build
+    from hpcdl.stack.release import as_record
+
+    plan = plan_build(the_site(args), args.name)
+    if plan.request.backend != "venv" and args.backend is None:
+        raise BadInput(
+            f"the stack '{plan.request.name}' is built by {plan.request.backend}",
+            hint="`--backend venv` builds it from wheels instead",
+        )
+    if args.dry_run:
+        if args.json:
+            print_json(plan.as_data())
+        else:
+            steps = plan.steps() or [f"nothing: {plan.release_id} is built"]
+            print("\n".join(["would do:", *(f"  {step}" for step in steps)]))
+        return ExitCode.OK
+    existed = plan.exists
+    release = build(plan, _progress())
+    if args.json:
+        print_json({**as_record(release), "built": not existed})
+    else:
+        print(f"{release.id} {'was built before' if existed else 'is built'} in {release.root}")
+        print(f"next: hpcdl stack publish {release.id}")
+    return ExitCode.OK
+
+
+def _publish_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("release", nargs="?", help="release id; the newest one built")
+    parser.add_argument(
+        "--verify-again", action="store_true", help="run the gate even if its proof is stored"
+    )
+
+
+def _publish(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.stack.publish import newest, plan_publish, publish
+
+    site = the_site(args)
+    release_id = args.release or newest(site)
+    if args.dry_run:
+        return _show(site, plan_publish(site, release_id), args)
+    switch = publish(site, release_id, say=_progress(), verify_again=args.verify_again)
+    return _show(site, switch, args)
+
+
+def _rollback_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("release", nargs="?", help="release id; the one published before")
+
+
+def _rollback(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.stack.publish import plan_rollback, rollback
+
+    site = the_site(args)
+    act = plan_rollback if args.dry_run else rollback
+    return _show(site, act(site, args.release), args)
+
+
+def _show(site: Site, switch: Switch, args: argparse.Namespace) -> ExitCode:
+    """What was switched, or would be."""
+    if args.json:
+        print_json({"schema": 1, "dry_run": args.dry_run, **switch.as_data()})
+        return ExitCode.OK
+    for check in switch.proof.checks if switch.proof else ():
+        mark = "skipped" if check.skipped else "ok"
+        print(f"  {mark:<8} {check.name}: {check.detail} ({duration(check.seconds)})")
+    modules = site.paths.prefix / "current" / "modules"
+    would = "would become" if args.dry_run else "is"
+    print(f"current {would} {switch.after}" + (f" (was {switch.before})" if switch.changes else ""))
+    if not args.dry_run:
+        print(f"users: module use {modules} && module load tensorflow")
+    return ExitCode.OK
+
+
+def _list(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.stack.publish import overview
+
+    rows = overview(the_site(args))
+    if args.json:
+        print_json({"schema": 1, "releases": rows})
+    elif not rows:
+        print("no releases yet; `hpcdl stack build` makes one")
+    else:
+        cells = [
+            ["*" if row["current"] else "", row["id"], row["module"], row["created"],
+             row["state"]]
+            for row in rows
+        ]  # fmt: skip
+        print(table(cells, ["", "release", "module", "created", "state"]))
+    return ExitCode.OK
+
+
+GROUP = Group(
+    "stack",
+    "the software: build, verify, publish and roll back releases",
+    (
+        Command(
+            "build",
+            "Build an immutable release from wheels: TensorFlow, Horovod with MPI, hpcdl.",
+            "hpcdl stack build --site embedded",
+            _build,
+            _build_arguments,
+            changes=True,
+        ),
+        Command(
+            "publish",
+            "Verify a release through its module and make it current at one stroke.",
+            "hpcdl stack publish tensorflow-2.21.0-cpu-1f0c9a3e",
+            _publish,
+            _publish_arguments,
+            changes=True,
+        ),
+        Command("list", "Show the releases and which one is current.", "hpcdl stack list", _list),
+        Command(
+            "rollback",
+            "Make the release published before the current one current again.",
+            "hpcdl stack rollback",
+            _rollback,
+            _rollback_arguments,
+            changes=True,
+        ),
+    ),
+)

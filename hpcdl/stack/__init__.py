@@ -1,0 +1,6 @@
+"""The software stack: resolve what fits, build it, verify it, publish it at one stroke.
+
+`release` is what other rooms see: a frozen value and its readers. `recipe` chooses versions
+from hpcdl/facts, `wheelhouse`, `horovod` and `sources` bring the parts, `build` makes the
+immutable tree, `verify` proves it through its own module, `publish` switches one link.
+"""

@@ -1,0 +1,248 @@
+"""Builds a release from wheels: an immutable tree, and nothing half done.
+
+`plan_build` thinks: versions, identity, steps. `build` acts. The tree is made at its final
+place, because virtual environments do not move, but is no release until release.json is
+renamed into it; what a killed build leaves is removed by the next, which finds the fetched and
+built wheels in the cache. The same inputs give the same id, and then there is nothing to do.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from hpcdl import __version__
+from hpcdl.site import Site, StackRequest
+from hpcdl.stack.horovod import build_horovod, find_horovod, horovod_folder, mpi_version
+from hpcdl.stack.install import (
+    compile_bytecode,
+    install,
+    open_to_readers,
+    require_room,
+)
+from hpcdl.stack.recipe import (
+    Interpreter,
+    Recipe,
+    choose,
+    digest,
+    find_request,
+    running_interpreter,
+)
+from hpcdl.stack.release import SCHEMA, Release, as_record, read_release, releases_folder
+from hpcdl.stack.sources import own_digest, own_wheel
+from hpcdl.stack.wheelhouse import Say, Wheelhouse, fetch, find_wheelhouse, new_log
+from hpcdl.system.files import explain_os_errors, locked, write_json
+from hpcdl.system.resources import cache, folder
+from hpcdl.system.run import run
+
+_BUILD_SECONDS = 7200
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """What a build will do. `release_id` is None until the wheels are locked."""
+
+    site: Site
+    request: StackRequest
+    recipe: Recipe
+    python: Interpreter
+    mpi: str
+    own: str
+    wheelhouse: Wheelhouse | None
+
+    @property
+    def release_id(self) -> str | None:
+        """Readable and content-addressed, such as `tensorflow-2.21.0-cpu-1f0c9a3e`."""
+        if self.wheelhouse is None:
+            return None
+        horovod = horovod_folder(self.recipe, self.python, self.mpi).name
+        lock = [wheel.as_lock() for wheel in self.wheelhouse.wheels]
+        key = digest(SCHEMA, lock, horovod, self.python.version, self.own, self.request.partitions)
+        return f"{self.request.name}-{self.recipe.tensorflow}-{self.recipe.variant}-{key}"
+
+    @property
+    def exists(self) -> bool:
+        """Whether that release has been built already."""
+        where = releases_folder(self.site) / (self.release_id or "")
+        return self.release_id is not None and (where / "release.json").is_file()
+
+    def steps(self) -> list[str]:
+        """What is left to do, in words; empty where the release exists."""
+        if self.exists:
+            return []
+        fetched = self.wheelhouse is not None
+        built = find_horovod(self.recipe, self.python, self.mpi) is not None
+        recipe = self.recipe
+        place = releases_folder(self.site) / (self.release_id or "ID")
+        return [
+            *([] if fetched else [f"fetch {recipe.package} {recipe.tensorflow} and what it needs"]),
+            *([] if built else [f"build Horovod {recipe.horovod.version} with {self.mpi}"]),
+            f"install them and hpcdl {__version__} in {place}/stack (Python {self.python.version})",
+        ]
+
+    def as_data(self) -> dict[str, Any]:
+        """The plan for machines."""
+        return {
+            "schema": 1,
+            "stack": self.request.name,
+            "backend": "venv",
+            "release": self.release_id,
+            "exists": self.exists,
+            "module": self.recipe.module,
+            "versions": dict(self.versions()),
+            "proof": self.recipe.proof,
+            "source": self.recipe.source,
+            "requirements": list(self.recipe.requirements),
+            "edits": {edit.name: edit.why for edit in self.recipe.horovod.edits},
+            "steps": self.steps(),
+        }
+
+    def versions(self) -> Mapping[str, str]:
+        """The components a person asks for, by name."""
+        known = {
+            "python": self.python.version,
+            "tensorflow": self.recipe.tensorflow,
+            "horovod": self.recipe.horovod.version,
+            "mpi": self.mpi,
+            "hpcdl": __version__,
+        }
+        if self.wheelhouse is not None:
+            names = {"keras", "numpy", "scikit-learn"}
+            known |= {w.name: w.version for w in self.wheelhouse.wheels if w.name in names}
+        return MappingProxyType(known)
+
+
+def plan_build(site: Site, name: str | None = None) -> BuildPlan:
+    """What a build of that stack would do on this machine.
+
+    Raises:
+        BadInput: there is no such stack.
+        MachineLacks: no row of the wheels' table fits, or there is no MPI.
+    """
+    request = find_request(site, name)
+    python = running_interpreter()
+    recipe = choose(request, python)
+    found = find_wheelhouse(recipe, python)
+    return BuildPlan(site, request, recipe, python, mpi_version(), own_digest(), found)
+
+
+def build(plan: BuildPlan, say: Say) -> Release:
+    """Build the planned release, or return it where it exists.
+
+    Raises:
+        CommandFailed: a step failed; its log is named and nothing is left of the tree.
+        MachineLacks: no room, no permission, a compiler missing, another build at work.
+    """
+    if plan.wheelhouse is None:
+        plan = replace(plan, wheelhouse=fetch(plan.recipe, plan.python, say))
+    release_id = plan.release_id
+    assert release_id is not None
+    if plan.exists:
+        return read_release(plan.site, release_id)
+    lock = releases_folder(plan.site) / ".build.lock"
+    with locked(lock, wait_seconds=_BUILD_SECONDS), _umask(0o022):
+        if not plan.exists:
+            with _tree(releases_folder(plan.site) / release_id) as root:
+                _fill(plan, root, say)
+                _record(plan, root)
+    return read_release(plan.site, release_id)
+
+
+@contextmanager
+def _umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@contextmanager
+def _tree(root: Path) -> Iterator[Path]:
+    """A fresh folder for a release that is removed again where the work on it fails."""
+    with explain_os_errors(root):
+        if root.exists():
+            shutil.rmtree(root)
+        root.mkdir(parents=True)
+    try:
+        with explain_os_errors(root):
+            yield root
+    except BaseException:
+        shutil.rmtree(root, ignore_errors=True)
+        raise
+
+
+def _fill(plan: BuildPlan, root: Path, say: Say) -> None:
+    """Make the virtual environment of a release."""
+    house, recipe = plan.wheelhouse, plan.recipe
+    assert house is not None
+    stack, log = root / "stack", new_log(root.name)
+    say("checking the wheels against their lock")
+    wheels = house.paths()
+    require_room(root, wheels)
+    say(f"installing {len(wheels)} wheels in {stack}")
+    run([plan.python.path, "-m", "venv", "--without-pip", stack], log=log)
+    python = stack / "bin" / "python"
+    pip = next(path for path in wheels if path.name.startswith("pip-"))
+    install(python, wheels, pip, log)
+    horovod = build_horovod(recipe, plan.python, plan.mpi, stack / "bin", say)
+    say("installing Horovod and hpcdl")
+    install(python, [horovod, own_wheel(python)], pip, log)
+    for name in recipe.horovod.leave_out:
+        (stack / name).unlink()
+    # A small folder for PYTHONPATH: lets users' virtual environments see the stack.
+    shutil.copytree(folder("modulefiles") / "python", stack / "share" / "hpcdl" / "python",
+                    ignore=shutil.ignore_patterns("__pycache__"))  # fmt: skip
+    say("compiling bytecode, setting permissions")
+    store = cache() / "bytecode" / f"{house.folder.name}-{horovod.parent.name}-{_lock_key(house)}"
+    packages = stack / "lib" / f"python{plan.python.minor}" / "site-packages"
+    compile_bytecode(python, packages, store, log)
+    open_to_readers(root)
+
+
+def _lock_key(house: Wheelhouse) -> str:
+    return digest([wheel.as_lock() for wheel in house.wheels])
+
+
+def _record(plan: BuildPlan, root: Path) -> None:
+    """Write release.json, which makes the tree a release."""
+    assert plan.wheelhouse is not None
+    horovod = find_horovod(plan.recipe, plan.python, plan.mpi)
+    assert horovod is not None
+    own = {
+        "name": "horovod",
+        "version": plan.recipe.horovod.version,
+        "file": horovod.name,
+        "built": horovod.parent.name,
+    }
+    release = Release(
+        id=root.name,
+        stack=plan.request.name,
+        backend="venv",
+        root=root,
+        module=plan.recipe.module,
+        versions=plan.versions(),
+        partitions=plan.request.partitions,
+        proof=plan.recipe.proof,
+        created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        hpcdl=f"{__version__}+{plan.own}",
+        lock=(*(wheel.as_lock() for wheel in plan.wheelhouse.wheels), own),
+    )
+    write_json(root / "release.json", as_record(release))
+
+
+def unfinished(site: Site) -> list[Path]:
+    """Trees that killed builds left; only meaningful while no build is at work."""
+    found = []
+    with suppress(FileNotFoundError):
+        for entry in sorted(releases_folder(site).iterdir()):
+            if entry.is_dir() and not (entry / "release.json").is_file():
+                found.append(entry)
+    return found

@@ -1,0 +1,241 @@
+"""Publishes a release at one stroke, and goes back in one command.
+
+PREFIX/current is the whole truth: one rename moves it, so a killed publish leaves the old
+state or the new one. Before it moves, the release's modulefiles are in place and the gate has
+proven it through them. PREFIX/history.json remembers what was current, for `rollback`; it is
+written after the switch and heals itself, for `current` counts and not the history.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcdl.site import Site
+from hpcdl.stack.modules import write_modules
+from hpcdl.stack.release import (
+    BrokenRelease,
+    Release,
+    current_id,
+    read_release,
+    release_ids,
+)
+from hpcdl.stack.verify import Gate, Proof, read_proof, store_proof, verify_here
+from hpcdl.system.errors import AnswerNo, BadInput
+from hpcdl.system.files import locked, switch_link, write_json
+
+Say = Callable[[str], None]
+_WAIT_SECONDS = 900
+
+
+@dataclass(frozen=True)
+class Event:
+    """One switch of `current`: what was done, to which release, when (UTC)."""
+
+    action: str
+    release: str
+    at: str
+
+
+@dataclass(frozen=True)
+class Switch:
+    """What a publish or rollback did, or would do: from one current release to another."""
+
+    before: str | None
+    after: str
+    proof: Proof | None
+
+    @property
+    def changes(self) -> bool:
+        """Whether `current` moves."""
+        return self.before != self.after
+
+    def as_data(self) -> dict[str, Any]:
+        """For machines."""
+        proof = self.proof.as_data() if self.proof else None
+        return {"before": self.before, "after": self.after, "proof": proof}
+
+
+def publish(
+    site: Site,
+    release_id: str,
+    gate: Gate = verify_here,
+    *,
+    say: Say,
+    verify_again: bool = False,
+) -> Switch:
+    """Prove a release and make it current.
+
+    A stored proof that passed is taken, for releases do not change; `verify_again` asks anew.
+
+    Raises:
+        BadInput: there is no such release.
+        AnswerNo: the gate did not pass; `current` stays.
+    """
+    release = read_release(site, release_id)
+    with locked(_lock(site), wait_seconds=_WAIT_SECONDS):
+        before = current_id(site)
+        write_modules(release)
+        proof = _prove(site, release, gate, say, verify_again)
+        _switch(site, release, "publish", before)
+    return Switch(before, release.id, proof)
+
+
+def _prove(site: Site, release: Release, gate: Gate, say: Say, again: bool) -> Proof:
+    """The proof that counts, made now where none is stored."""
+    stored = read_proof(release)
+    if stored is not None and stored.passed and not again:
+        return stored
+    say(f"verifying {release.id} through its module")
+    proof = gate(site, release)
+    store_proof(release, proof)
+    if not proof.passed:
+        failed = [check for check in proof.checks if not check.ok]
+        raise AnswerNo(
+            f"{release.id} did not pass the gate and is not published",
+            details=[f"{check.name}: {check.detail}" for check in failed],
+            hint=f"the whole proof is in {release.root / 'proof.json'}",
+        )
+    return proof
+
+
+def plan_publish(site: Site, release_id: str) -> Switch:
+    """What `publish` would switch; its proof is the stored one.
+
+    Raises:
+        BadInput: there is no such release.
+    """
+    release = read_release(site, release_id)
+    return Switch(current_id(site), release.id, read_proof(release))
+
+
+def newest(site: Site) -> str:
+    """The id of the release that was built last.
+
+    Raises:
+        BadInput: nothing was built yet.
+    """
+    rows = [row for row in overview(site) if row["created"]]
+    if not rows:
+        raise BadInput(
+            f"there is no release in {site.paths.prefix}", hint="`hpcdl stack build` makes one"
+        )
+    return str(max(rows, key=lambda row: str(row["created"]))["id"])
+
+
+def overview(site: Site) -> list[dict[str, Any]]:
+    """One row per release, oldest first: id, module, created, state, current."""
+    current = current_id(site)
+    rows = [_row(site, release_id, current) for release_id in release_ids(site)]
+    return sorted(rows, key=lambda row: (row["created"], row["id"]))
+
+
+def _row(site: Site, release_id: str, current: str | None) -> dict[str, Any]:
+    row = {"id": release_id, "module": "", "created": "", "current": release_id == current}
+    try:
+        release = read_release(site, release_id)
+    except BrokenRelease as broken:
+        return {**row, "state": f"broken: {broken.message}"}
+    proof = read_proof(release)
+    state = "built" if proof is None else "proven" if proof.passed else "failed the gate"
+    return {**row, "module": release.module, "created": release.created, "state": state}
+
+
+def plan_rollback(site: Site, release_id: str | None = None) -> Switch:
+    """What `rollback` would switch.
+
+    Raises:
+        BadInput: there is none to go back to, or no such release.
+        AnswerNo: the named one was never published.
+    """
+    release = read_release(site, release_id or rollback_target(site))
+    proof = read_proof(release)
+    if proof is None or not proof.passed or not release.modules.is_dir():
+        raise AnswerNo(
+            f"{release.id} was never published",
+            hint=f"`hpcdl stack publish {release.id}` proves it first",
+        )
+    return Switch(current_id(site), release.id, proof)
+
+
+def rollback(site: Site, release_id: str | None = None) -> Switch:
+    """Make the release before the current one current again, or the one named.
+
+    Raises:
+        BadInput: there is none to go back to, or no such release.
+        AnswerNo: the named one was never proven.
+    """
+    with locked(_lock(site), wait_seconds=_WAIT_SECONDS):
+        planned = plan_rollback(site, release_id)
+        _switch(site, read_release(site, planned.after), "rollback", planned.before)
+    return planned
+
+
+def rollback_target(site: Site) -> str:
+    """The release that a plain rollback leads to.
+
+    Raises:
+        BadInput: nothing was published before the current one.
+    """
+    existing = set(release_ids(site))
+    target = previous(read_history(site), current_id(site), existing)
+    if target is None:
+        raise BadInput(
+            "there is no earlier release to go back to",
+            hint="`hpcdl stack list` shows what is there",
+        )
+    return target
+
+
+def previous(events: Sequence[Event], current: str | None, existing: set[str]) -> str | None:
+    """What was published before `current`, among those that still exist.
+
+    A publish puts a release on a pile, a rollback takes off what lies above its target; so
+    rolling back twice goes back twice. Where a killed command left `current` off the pile,
+    the pile's top is what was current before.
+    """
+    pile: list[str] = []
+    for event in events:
+        if event.action == "rollback" and event.release in pile:
+            del pile[_last(pile, event.release) + 1 :]
+        elif not pile or pile[-1] != event.release:
+            pile.append(event.release)
+    if current in pile:
+        del pile[_last(pile, str(current)) :]
+    candidates = [name for name in pile if name in existing and name != current]
+    return candidates[-1] if candidates else None
+
+
+def _last(pile: list[str], name: str) -> int:
+    return len(pile) - 1 - pile[::-1].index(name)
+
+
+def read_history(site: Site) -> list[Event]:
+    """What was current, oldest first; a damaged file counts as none."""
+    try:
+        data = json.loads(_history(site).read_text(encoding="utf-8"))
+        return [Event(**event) for event in data["events"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _switch(site: Site, release: Release, action: str, before: str | None) -> None:
+    """Move `current`, then remember it."""
+    if before == release.id:
+        return
+    switch_link(site.paths.prefix / "current", f"releases/{release.id}")
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    events = [*read_history(site), Event(action, release.id, at)][-1000:]
+    write_json(_history(site), {"schema": 1, "events": [asdict(event) for event in events]})
+
+
+def _history(site: Site) -> Path:
+    return site.paths.prefix / "history.json"
+
+
+def _lock(site: Site) -> Path:
+    return site.paths.prefix / ".publish.lock"

@@ -1,0 +1,188 @@
+"""What a release is, and how to read one.
+
+A release is an immutable tree PREFIX/releases/ID with the software in `stack`, its modulefiles
+in `modules` and a `release.json` that is written last: without it the tree is no release.
+PREFIX/current is a link to the published one. This module only reads, and is light: whoever
+renders a job script imports it. release.json carries a seal over its content, so that one
+edited by hand is noticed before anything is built upon it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from hpcdl.system.errors import BadInput, HpcdlError
+from hpcdl.system.text import did_you_mean
+
+if TYPE_CHECKING:
+    from hpcdl.site import Site
+
+SCHEMA = 1
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
+_TEXTS = ("id", "stack", "backend", "module", "hpcdl", "created", "proof")
+
+
+@dataclass(frozen=True)
+class Release:
+    """A built release.
+
+    `root` is PREFIX/releases/ID; `module` its module's full name, such as
+    `tensorflow/2.21.0-cpu`; `versions` what is inside, by component; `partitions` the ones it
+    serves, none meaning all; `proof` a level of `hpcdl.facts.PROOFS`; `created` in UTC.
+    """
+
+    id: str
+    stack: str
+    backend: str
+    root: Path
+    module: str
+    versions: Mapping[str, str]
+    partitions: tuple[str, ...]
+    proof: str
+    created: str
+    hpcdl: str
+    lock: tuple[Mapping[str, str], ...]
+
+    @property
+    def prefix(self) -> Path:
+        """The folder of the software itself."""
+        return self.root / "stack"
+
+    @property
+    def modules(self) -> Path:
+        """The MODULEPATH that a job of this release uses."""
+        return self.root / "modules"
+
+    @property
+    def python(self) -> Path:
+        """The interpreter that has TensorFlow and Horovod."""
+        return self.prefix / "bin" / "python"
+
+
+class BrokenRelease(HpcdlError):
+    """A release whose record cannot be trusted (exit code 1)."""
+
+
+def releases_folder(site: Site) -> Path:
+    """PREFIX/releases."""
+    return site.paths.prefix / "releases"
+
+
+def release_ids(site: Site) -> list[str]:
+    """Ids of all finished releases, sorted; readable or not."""
+    folder = releases_folder(site)
+    return sorted(path.parent.name for path in folder.glob("*/release.json"))
+
+
+def read_release(site: Site, release_id: str) -> Release:
+    """The release `release_id` of the site's prefix.
+
+    Raises:
+        BadInput: there is none of that id; the hint names the nearest.
+        BrokenRelease: its record is damaged or was edited by hand.
+    """
+    root = releases_folder(site) / release_id
+    if not _ID.match(release_id) or not (root / "release.json").is_file():
+        known = release_ids(site)
+        raise BadInput(
+            f"there is no release '{release_id[:100]}' in {site.paths.prefix}",
+            hint=did_you_mean(release_id, known) or "`hpcdl stack build` makes one",
+        )
+    return _parse(root)
+
+
+def current_release(site: Site) -> Release | None:
+    """The published release, or None where nothing has been published.
+
+    Raises:
+        BrokenRelease: PREFIX/current leads to something that is no release.
+    """
+    release_id = current_id(site)
+    if release_id is None:
+        return None
+    root = releases_folder(site) / release_id
+    if not (root / "release.json").is_file():
+        raise BrokenRelease(
+            f"{site.paths.prefix}/current leads to '{release_id}', which is no release",
+            hint="`hpcdl stack rollback` goes back to the one before",
+        )
+    return _parse(root)
+
+
+def current_id(site: Site) -> str | None:
+    """The id that PREFIX/current names, whether or not that release is sound."""
+    try:
+        return (site.paths.prefix / "current").readlink().name
+    except OSError:
+        return None
+
+
+def planned_module(site: Site) -> str:
+    """The module that a build would give now, for scripts rendered before any release exists.
+
+    Raises:
+        MachineLacks: no row of the wheels' table fits this Python and the site's pins.
+    """
+    from hpcdl.stack.recipe import choose, find_request, running_interpreter
+
+    return choose(find_request(site), running_interpreter()).module
+
+
+def seal(record: Mapping[str, Any]) -> str:
+    """The digest of a record without its own seal: sha256 over canonical JSON."""
+    content = {key: value for key, value in record.items() if key != "seal"}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def as_record(release: Release) -> dict[str, Any]:
+    """The content of release.json, sealed."""
+    record: dict[str, Any] = {
+        "schema": SCHEMA,
+        "id": release.id,
+        "stack": release.stack,
+        "backend": release.backend,
+        "module": release.module,
+        "versions": dict(release.versions),
+        "partitions": list(release.partitions),
+        "proof": release.proof,
+        "created": release.created,
+        "hpcdl": release.hpcdl,
+        "lock": [dict(entry) for entry in release.lock],
+    }
+    return {**record, "seal": seal(record)}
+
+
+def _parse(root: Path) -> Release:
+    path = root / "release.json"
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as fault:
+        raise _broken(path, f"cannot be read: {str(fault)[:200]}") from fault
+    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+        raise _broken(path, f"is not a release record of schema {SCHEMA}")
+    if record.get("seal") != seal(record):
+        raise _broken(path, "was changed after the build: its seal does not match")
+    if record.get("id") != root.name or not all(isinstance(record.get(k), str) for k in _TEXTS):
+        raise _broken(path, "does not describe the folder it lies in")
+    return Release(
+        root=root,
+        versions=MappingProxyType(dict(record["versions"])),
+        partitions=tuple(record["partitions"]),
+        lock=tuple(MappingProxyType(dict(entry)) for entry in record["lock"]),
+        **{key: record[key] for key in _TEXTS},
+    )
+
+
+def _broken(path: Path, what: str) -> BrokenRelease:
+    return BrokenRelease(
+        f"{path} {what}",
+        hint="releases are never edited: build it again, `hpcdl stack build` makes the same one",
+    )
