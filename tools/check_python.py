@@ -2,7 +2,7 @@
 
 import sys
 
-if sys.version_info < (3, 10):
+if sys.version_info < (3, 10):  # noqa: UP036 - this is what tells an older one
     sys.exit(
         f"error: Python {sys.version.split()[0]} is too old: hpcdl needs 3.10 or newer\n"
         "help: make PYTHON=python3.11 demo"
@@ -11,4 +11,6 @@ try:
     import ensurepip  # noqa: F401
     import venv  # noqa: F401
 except ImportError:
-    sys.exit("error: this Python cannot make virtual environments\nhelp: apt-get install python3-venv")
+    sys.exit(
+        "error: this Python cannot make virtual environments\nhelp: apt-get install python3-venv"
+    )
