@@ -1,0 +1,156 @@
+"""`hpcdl cluster`: the embedded Slurm."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from hpcdl.cli.framework import Command, Group, print_json
+from hpcdl.system.errors import ExitCode
+
+if TYPE_CHECKING:
+    from hpcdl.cluster import ClusterState
+    from hpcdl.site import Site
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _site(args: argparse.Namespace) -> Site:
+    """As everywhere, but the shipped `embedded` site is the default."""
+    from hpcdl.cluster.find import site_of
+
+    return site_of(args.site)
+
+
+def _found(args: argparse.Namespace) -> ClusterState:
+    from hpcdl.cluster.find import running
+
+    return running(args.site)
+
+
+def _up_arguments(parser: argparse.ArgumentParser) -> None:
+    from hpcdl.cluster.model import MODES
+
+    parser.add_argument("--mode", choices=MODES, default="auto", help="how nodes are emulated")
+    parser.add_argument("--accounting", action="store_true", help="with slurmdbd, for sacct")
+    parser.add_argument("--port-base", type=int, metavar="PORT", help="first TCP port to use")
+    parser.add_argument(
+        "--max-nodes-per-partition", type=int, metavar="K", help="emulate at most K nodes of each"
+    )
+
+
+def _up(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.cluster import status
+    from hpcdl.cluster.lifecycle import prepare, up
+
+    site = _site(args)
+    if args.dry_run:
+        asked, directory = prepare(
+            site, mode=args.mode, accounting=args.accounting, max_nodes=args.max_nodes_per_partition
+        )
+        text, data = status.intention(asked, directory)
+    else:
+        started = up(
+            site,
+            mode=args.mode,
+            accounting=args.accounting,
+            port_base=args.port_base,
+            max_nodes=args.max_nodes_per_partition,
+            say=_say,
+        )
+        text, data = status.summary(started), status.as_data(started)
+    if args.json:
+        print_json(data)
+    else:
+        print(text)
+    return ExitCode.OK
+
+
+def _down_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--purge", action="store_true", help="remove logs and accounting too")
+
+
+def _down(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.cluster.find import directory_of
+    from hpcdl.cluster.lifecycle import down
+
+    directory = directory_of(args.site)
+    if args.dry_run:
+        print(f"would stop the cluster below {directory}")
+        return ExitCode.OK
+    stopped = down(directory, purge=args.purge, say=_say)
+    if args.json:
+        print_json({"schema": 1, "directory": directory, "stopped": stopped})
+    else:
+        print("stopped" if stopped else "nothing was running")
+    return ExitCode.OK
+
+
+def _status(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.cluster import status
+
+    current = _found(args)
+    if args.json:
+        print_json(status.as_data(current))
+    else:
+        print(status.as_text(current))
+    return ExitCode.OK if status.healthy(current) else ExitCode.NO
+
+
+def _env(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.cluster.environment import modules, shell_exports, variables
+
+    current = _found(args)
+    if args.json:
+        print_json({**variables(current), "MODULEPATH": modules(current)})
+    else:
+        print(shell_exports(current), end="")
+    return ExitCode.OK
+
+
+def _node_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("kill", "cut", "heal", "up"), help="what to do to it")
+    parser.add_argument("node", metavar="NAME", help="the node")
+
+
+def _node(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.cluster import nodes
+
+    current = _found(args)
+    if args.dry_run:
+        current.node(args.node)
+        print(f"would {args.action} the node {args.node}")
+        return ExitCode.OK
+    said = nodes.ACTIONS[args.action](current, args.node)
+    if args.json:
+        print_json({"schema": 1, "node": args.node, "action": args.action, "done": said})
+    else:
+        print(said)
+    return ExitCode.OK
+
+
+GROUP = Group(
+    "cluster",
+    "the embedded cluster: a real Slurm on this machine",
+    (
+        Command(
+            "up", "Start the embedded cluster, or what of it died.",
+            "hpcdl cluster up", _up, _up_arguments, changes=True,
+        ),
+        Command(
+            "down", "Stop the embedded cluster and all that belongs to it.",
+            "hpcdl cluster down", _down, _down_arguments, changes=True,
+        ),
+        Command("status", "Show daemons and nodes; exit 1 if not all is well.",
+                "hpcdl cluster status", _status),
+        Command("env", "Print what a shell needs to use the cluster.",
+                'eval "$(hpcdl cluster env)"', _env),
+        Command(
+            "node", "Break and mend a node: kill it whole, cut its network, heal, start again.",
+            "hpcdl cluster node kill p100-02", _node, _node_arguments, changes=True,
+        ),
+    ),
+)  # fmt: skip

@@ -1,0 +1,21 @@
+"""The embedded cluster: a real slurmctld, slurmd and munge on one machine, from a site file.
+
+Pure functions lay a site out (`plan`) and write its configuration (`render`); `daemons`,
+`network` and `processes` act; `lifecycle` says in which order, and `nodes` breaks and mends
+single nodes. All state lies below one directory, and nothing of the machine's own is touched.
+"""
+
+from hpcdl.cluster.environment import environment, shell_exports
+from hpcdl.cluster.lifecycle import down, up
+from hpcdl.cluster.model import ClusterState
+from hpcdl.cluster.state import read_state, state_directory
+
+__all__ = [
+    "ClusterState",
+    "down",
+    "environment",
+    "read_state",
+    "shell_exports",
+    "state_directory",
+    "up",
+]

@@ -1,0 +1,188 @@
+"""Starts the daemons, waits until they serve, and says why where they do not.
+
+All run in the foreground as sessions of their own, with a clean environment that carries our
+mark, and write to one log each. A `Daemon` is how to start one; nothing here decides which.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcdl.cluster import network
+from hpcdl.cluster.model import NAMESPACES, ClusterState, Node, ProcessId
+from hpcdl.cluster.needs import program
+from hpcdl.cluster.processes import MARK, alive, end, identify
+from hpcdl.system.errors import ExitCode, HpcdlError
+from hpcdl.system.files import explain_os_errors
+
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_POLL = 0.01
+# Handles of what this process started: Python reaps them when they end, and does not warn.
+_children: list[subprocess.Popen[bytes]] = []
+
+
+class DaemonDied(HpcdlError):
+    """A daemon ended at its start; its last words are shown (exit code 4)."""
+
+    exit_code = ExitCode.COMMAND_FAILED
+
+    def __init__(self, name: str, log: Path, what: str = "ended at its start") -> None:
+        text = log.read_text(errors="replace") if log.exists() else ""
+        lines = [f"| {line}" for line in text.strip().splitlines()[-12:]]
+        super().__init__(f"{name} {what}", details=[f"log: {log}", *lines])
+
+
+@dataclass(frozen=True)
+class Daemon:
+    """How to start one process of the cluster."""
+
+    name: str
+    argv: tuple[str, ...]
+    environment: Mapping[str, str] | None = None
+
+
+def munged(state: ClusterState) -> Daemon:
+    """Munge with a key and a socket of the cluster's own."""
+    run = state.directory / "run"
+    return Daemon(
+        "munged",
+        (
+            program("munged"), "--foreground", "--force", "--num-threads=2",
+            f"--socket={run}/munge.sock", f"--pid-file={run}/munged.pid",
+            f"--seed-file={run}/munge.seed", f"--key-file={state.directory}/etc/munge.key",
+        ),
+    )  # fmt: skip
+
+
+def slurmctld(state: ClusterState, *, fresh: bool) -> Daemon:
+    """The controller; `fresh` forgets jobs and node states of before."""
+    options = ("-c",) if fresh else ()
+    return Daemon(
+        "slurmctld", (program("slurmctld"), "-D", *options, "-f", str(state.configuration))
+    )
+
+
+def slurmd(state: ClusterState, node: Node) -> Daemon:
+    """A node's daemon in loopback mode."""
+    return Daemon(
+        node.name, (program("slurmd"), "-D", "-N", node.name, "-f", str(state.configuration))
+    )
+
+
+def node_init(state: ClusterState, node: Node) -> Daemon:
+    """A whole node in namespaces mode; it waits for a line on its standard input."""
+    kinds = ("--net", "--uts", "--mount", "--ipc", "--pid", "--fork", "--kill-child")
+    script = str(state.directory / "etc/node.sh")
+    return Daemon(
+        node.name,
+        (program("unshare"), *kinds, "--mount-proc", "bash", script, node.name, node.address),
+    )
+
+
+def start(state: ClusterState, daemon: Daemon) -> ProcessId:
+    """Start a daemon and give its process."""
+    process = _spawn(state, daemon, subprocess.DEVNULL)
+    return _identified(process, state, daemon.name)
+
+
+def start_nodes(state: ClusterState, nodes: Sequence[Node]) -> dict[str, ProcessId]:
+    """Start the slurmds of some nodes; in namespaces mode whole nodes with their cables."""
+    if state.mode != NAMESPACES:
+        return {node.name: start(state, slurmd(state, node)) for node in nodes}
+    inits = [_spawn(state, node_init(state, node), subprocess.PIPE) for node in nodes]
+    try:
+        for node, init in zip(nodes, inits, strict=True):
+            _wait_for_own_network(init, state.log(node.name), node.name)
+        pairs = [(node, init.pid) for node, init in zip(nodes, inits, strict=True)]
+        network.plug(state.number, pairs)
+        started = {
+            node.name: _identified(init, state, node.name)
+            for node, init in zip(nodes, inits, strict=True)
+        }
+        for init in inits:
+            assert init.stdin is not None
+            init.stdin.write(b"go\n")
+            init.stdin.close()
+    except BaseException:
+        for init in inits:
+            init.kill()
+        raise
+    return started
+
+
+def wait_until(
+    serves: Callable[[], bool],
+    process: ProcessId,
+    name: str,
+    log: Path,
+    seconds: float,
+) -> None:
+    """Wait until a daemon serves.
+
+    Raises:
+        DaemonDied: it ended, or did not serve within `seconds`.
+    """
+    deadline = time.monotonic() + seconds
+    while not serves():
+        if not alive(process):
+            raise DaemonDied(name, log)
+        if time.monotonic() > deadline:
+            raise DaemonDied(name, log, f"did not answer within {seconds:.0f} s")
+        time.sleep(_POLL)
+
+
+def _spawn(state: ClusterState, daemon: Daemon, stdin: int) -> subprocess.Popen[bytes]:
+    log = state.log(daemon.name)
+    with explain_os_errors(log):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as out:
+            process = subprocess.Popen(
+                daemon.argv,
+                stdin=stdin,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                cwd="/",
+                env={**base_environment(state), **(daemon.environment or {})},
+                start_new_session=True,
+            )
+    _children.append(process)
+    return process
+
+
+def base_environment(state: ClusterState) -> dict[str, str]:
+    """What every daemon gets: nothing of the person's, and our mark."""
+    return {
+        "PATH": _PATH,
+        "HOME": os.environ.get("HOME", "/"),
+        "LANG": "C.UTF-8",
+        "SLURM_CONF": str(state.configuration),
+        MARK: str(state.directory),
+    }
+
+
+def _identified(process: subprocess.Popen[bytes], state: ClusterState, name: str) -> ProcessId:
+    found = identify(process.pid)
+    if found is None:
+        process.wait(timeout=5)
+        raise DaemonDied(name, state.log(name))
+    return found
+
+
+def _wait_for_own_network(init: subprocess.Popen[bytes], log: Path, name: str) -> None:
+    """Wait until `unshare` has left this machine's network."""
+    deadline = time.monotonic() + 10
+    here = Path("/proc/self/ns/net").readlink()
+    while True:
+        with suppress(OSError):
+            if Path(f"/proc/{init.pid}/ns/net").readlink() != here:
+                return
+        if init.poll() is not None or time.monotonic() > deadline:
+            end([found] if (found := identify(init.pid)) else [])
+            raise DaemonDied(name, log)
+        time.sleep(0.001)

@@ -1,0 +1,65 @@
+"""What a person's shell, or a program of ours, needs to use a cluster."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpcdl.cluster.model import ClusterState
+from hpcdl.cluster.state import chosen_directory
+
+_TEMPLATE = """\
+{exports}
+case ":${{MODULEPATH:-}}:" in
+  *:{modules}:*) ;;
+  *) export MODULEPATH={modules}"${{MODULEPATH:+:$MODULEPATH}}" ;;
+esac
+if ! command -v module > /dev/null 2>&1; then
+  if [ -n "${{ZSH_VERSION:-}}" ]; then hpcdl_lmod={init}/zsh
+  elif [ -n "${{BASH_VERSION:-}}" ]; then hpcdl_lmod={init}/bash
+  else hpcdl_lmod={init}/sh; fi
+  if [ -r "$hpcdl_lmod" ]; then . "$hpcdl_lmod"; fi
+  unset hpcdl_lmod
+fi
+"""
+
+
+def variables(current: ClusterState) -> dict[str, str]:
+    """The variables that say which cluster and site are meant."""
+    found = {"SLURM_CONF": str(current.configuration), "HPCDL_SITE": str(current.site_file)}
+    if chosen_directory() is not None:
+        found["HPCDL_CLUSTER_DIR"] = str(current.directory)
+    return found
+
+
+def modules(current: ClusterState) -> Path:
+    """The folder that `module avail` shows: the current release's."""
+    return current.prefix / "current/modules"
+
+
+def environment(current: ClusterState, base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """A whole environment for programs that use the cluster.
+
+    Args:
+        current: the cluster.
+        base: what to build on; this process's environment by default.
+    """
+    merged = {**(os.environ if base is None else base), **variables(current)}
+    front = str(modules(current))
+    rest = [part for part in merged.get("MODULEPATH", "").split(":") if part and part != front]
+    merged["MODULEPATH"] = ":".join([front, *rest])
+    return merged
+
+
+def shell_exports(current: ClusterState) -> str:
+    """Lines for `eval` in bash, zsh or sh; a second eval changes nothing."""
+    exports = "\n".join(
+        f"export {name}={shlex.quote(value)}" for name, value in variables(current).items()
+    )
+    return _TEMPLATE.format(
+        exports=exports,
+        modules=shlex.quote(str(modules(current))),
+        init=shlex.quote(str(current.lmod_init.parent)),
+    )

@@ -1,0 +1,383 @@
+"""Up and down: the one place of this package that starts and stops a cluster.
+
+`up` lays the site out, writes every file, starts the daemons and waits until all nodes are
+idle; on a cluster that lost daemons it restarts just those. `cluster.json` is written before
+the first process starts, and every process carries a mark, so that `down` finds all of it
+whenever `up` was killed.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from hpcdl.cluster import daemons, network, plan, processes, render, state
+from hpcdl.cluster.model import NAMESPACES, ClusterState, Plan, Ports, Wish
+from hpcdl.cluster.needs import (
+    check_packages,
+    check_room,
+    check_size,
+    choose_mode,
+    program,
+    slurm_version,
+)
+from hpcdl.cluster.query import mpi_plugin, next_job, node_states, responding
+from hpcdl.site import Site
+from hpcdl.system.errors import AnswerNo, BadInput, HpcdlError
+from hpcdl.system.files import explain_os_errors, locked, write_atomic
+
+_STARTING_SECONDS = 20.0
+_READY_SECONDS = 60.0
+_KEPT = ("log", "database", "lock", "jobs")
+"""What `down` leaves for the next start: logs, the accounting database, the last job's number."""
+
+Say = Callable[[str], None]
+
+
+def _silent(_: str) -> None:
+    """Say nothing."""
+
+
+def prepare(
+    site: Site,
+    *,
+    mode: str = "auto",
+    accounting: bool = False,
+    max_nodes: int | None = None,
+    directory: Path | None = None,
+) -> tuple[Wish, Path]:
+    """Everything that can be checked before anything changes.
+
+    Raises:
+        BadInput: the site or the path cannot be emulated.
+        MachineLacks: packages, root, memory or disk are missing.
+    """  # fmt: skip
+    where = (directory or state.state_directory(site)).absolute()
+    current = _current(where)
+    chosen = current.mode if current and mode == "auto" else choose_mode(mode)
+    asked = plan.wish(site, chosen, accounting, max_nodes)
+    plan.check_directory(where, asked.node_names)
+    check_packages(accounting)
+    check_size(asked)
+    check_room(where, accounting)
+    return asked, where
+
+
+def up(
+    site: Site,
+    *,
+    mode: str = "auto",
+    accounting: bool = False,
+    port_base: int | None = None,
+    max_nodes: int | None = None,
+    directory: Path | None = None,
+    say: Say = _silent,
+) -> ClusterState:
+    """Start the embedded cluster of a site, or what of it is missing.
+
+    Args:
+        site: the site whose partitions are emulated.
+        mode: `namespaces`, `loopback` or `auto`.
+        accounting: with a private MariaDB and slurmdbd, so that `sacct` answers.
+        port_base: the first TCP port; a free stretch is found where None.
+        max_nodes: at most so many nodes of each partition.
+        directory: the state directory; `state_directory(site)` by default.
+        say: told in a few words what happens.
+
+    Returns:
+        The state of the running cluster; `seconds` is what its start took.
+
+    Raises:
+        AnswerNo: it runs already, and was asked for in another shape.
+        BadInput, MachineLacks: see `prepare`.
+        DaemonDied: a daemon did not start; its log's end is shown.
+    """
+    asked, where = prepare(
+        site, mode=mode, accounting=accounting, max_nodes=max_nodes, directory=directory
+    )
+    begin = time.monotonic()
+    with locked(where / "lock", wait_seconds=150):
+        current = _current(where)
+        if current is not None and _usable(current):
+            _refuse_change(current, asked)
+            return _repair(current, say)
+        _clear(where, say if current else _silent)
+        fresh = _start(site, asked, where, port_base, say)
+        return state.write_state(
+            replace(fresh, phase="ready", seconds=round(time.monotonic() - begin, 2))
+        )
+
+
+def down(directory: Path, *, purge: bool = False, say: Say = _silent) -> bool:
+    """Stop a cluster and whatever of it is left, after a crash too.
+
+    Args:
+        directory: its state directory.
+        purge: remove the directory with its logs and its accounting database as well.
+        say: told in a few words what happens.
+
+    Returns:
+        Whether there was anything to stop or remove.
+    """
+    directory = directory.absolute()
+    if not directory.exists():
+        return bool(_stop_processes(directory))
+    with locked(directory / "lock", wait_seconds=150):
+        found = _clear(directory, say)
+    if purge:
+        shutil.rmtree(directory, ignore_errors=True)
+    return found
+
+
+def _current(directory: Path) -> ClusterState | None:
+    """The recorded state; a damaged record counts as none."""
+    try:
+        return state.read_state(directory)
+    except BadInput:
+        return None
+
+
+def _usable(current: ClusterState) -> bool:
+    """Whether a cluster can be kept: it was ready once, in this boot, and has its network."""
+    if current.phase != "ready" or current.boot != processes.boot_id():
+        return False
+    return current.mode != NAMESPACES or network.bridge_exists(current.number)
+
+
+def _refuse_change(current: ClusterState, asked: Wish) -> None:
+    wanted = plan.fingerprint(asked)
+    changed = [key for key, value in wanted.items() if current.fingerprint.get(key) != value]
+    if not changed:
+        return
+    words = {"partitions": "other partitions"}
+    said = [words.get(key, f"{key} {current.fingerprint.get(key)}") for key in changed]
+    raise AnswerNo(
+        f"the cluster '{current.site}' is up already, with {' and '.join(said)}",
+        hint="stop it first: `hpcdl cluster down`, then `hpcdl cluster up` again",
+    )
+
+
+def _start(
+    site: Site, asked: Wish, directory: Path, port_base: int | None, say: Say
+) -> ClusterState:
+    """Start everything; what was started is stopped again when that fails."""
+    try:
+        with network.allocating():
+            begun = _lay_down(site, asked, directory, port_base)
+            say(f"starting {len(begun.nodes)} nodes in mode {asked.mode} below {directory}")
+            begun = _start_controller(begun, fresh=True)
+            begun = _start_nodes(begun, [node.name for node in begun.nodes])
+        wait_idle(begun, [node.name for node in begun.nodes])
+        return begun
+    except BaseException:
+        _clear(directory, _silent)
+        raise
+
+
+def _lay_down(site: Site, asked: Wish, directory: Path, port_base: int | None) -> ClusterState:
+    """Choose what is particular to this machine, record it, and write every file."""
+    ports = network.choose_ports(asked.mode, len(asked.node_names), port_base)
+    number, net = network.claim_bridge() if asked.mode == NAMESPACES else (0, "127.0.0")
+    version = slurm_version()
+    laid = Plan(
+        wish=asked,
+        directory=directory,
+        host=socket.gethostname().split(".")[0],
+        user=pwd.getpwuid(os.getuid()).pw_name,
+        number=number,
+        network=net,
+        ports=ports,
+        slurm_version=version,
+        mpi=mpi_plugin(site.slurm.mpi, directory),
+        device_files=os.geteuid() == 0,
+        first_job=_first_job(directory),
+        nodes=plan.lay_out(asked, net, ports),
+    )
+    recorded = state.write_state(_state(site, laid))
+    _write_files(laid)
+    return recorded
+
+
+def _state(site: Site, laid: Plan) -> ClusterState:
+    return ClusterState(
+        directory=laid.directory,
+        site=site.name,
+        site_file=site.source,
+        prefix=site.paths.prefix,
+        lmod_init=site.paths.lmod_init,
+        mode=laid.wish.mode,
+        accounting=laid.wish.accounting,
+        fingerprint=plan.fingerprint(laid.wish),
+        slurm_version=laid.slurm_version,
+        number=laid.number,
+        network=laid.network,
+        port_base=laid.ports.base,
+        nodes=laid.nodes,
+        boot=processes.boot_id(),
+    )
+
+
+def _write_files(laid: Plan) -> None:
+    for file in render.files(laid, program("slurmd")):
+        write_atomic(laid.directory / file.path, file.text, mode=file.mode)
+    write_atomic(laid.directory / "etc/munge.key", os.urandom(128), mode=0o400)
+    with explain_os_errors(laid.directory):
+        for name in ("run", "log", "state", "dev"):
+            (laid.directory / name).mkdir(parents=True, exist_ok=True)
+        for node in laid.nodes:
+            for name in ("spool", "tmp"):
+                (laid.directory / name / node.name).mkdir(parents=True, exist_ok=True)
+        if laid.device_files:
+            _make_devices(laid)
+
+
+def _make_devices(laid: Plan) -> None:
+    """Device files for the emulated GPUs: they behave as /dev/null (character device 1:3)."""
+    null = os.makedev(1, 3)
+    counts: dict[str, int] = {}
+    for group in laid.wish.groups:
+        if group.gpu_type:
+            counts[group.gpu_type] = max(counts.get(group.gpu_type, 0), group.gpus)
+    for kind, count in counts.items():
+        for index in range(count):
+            path = laid.directory / "dev" / f"{kind}.{index}"
+            os.mknod(path, 0o666 | 0o020000, null)
+            path.chmod(0o666)
+
+
+def _start_controller(begun: ClusterState, *, fresh: bool) -> ClusterState:
+    """Munge and slurmctld, each waited for."""
+    if not _runs(begun, "munged"):
+        (begun.directory / "run/munge.sock").unlink(missing_ok=True)
+        begun = _started(begun, daemons.munged(begun))
+        _serves(begun, "munged", (begun.directory / "run/munge.sock").is_socket)
+    if not _runs(begun, "slurmctld"):
+        begun = _started(begun, daemons.slurmctld(begun, fresh=fresh))
+        port = Ports(begun.port_base).controller
+        _serves(begun, "slurmctld", lambda: responding(port))
+    return begun
+
+
+def _start_nodes(begun: ClusterState, names: Iterable[str]) -> ClusterState:
+    nodes = [begun.node(name) for name in names]
+    started = daemons.start_nodes(begun, nodes)
+    return state.write_state(replace(begun, processes={**begun.processes, **started}))
+
+
+def _started(begun: ClusterState, daemon: daemons.Daemon) -> ClusterState:
+    return state.write_state(begun.with_process(daemon.name, daemons.start(begun, daemon)))
+
+
+def _serves(begun: ClusterState, name: str, serves: Callable[[], bool]) -> None:
+    daemons.wait_until(serves, begun.processes[name], name, begun.log(name), _STARTING_SECONDS)
+
+
+def _runs(begun: ClusterState, name: str) -> bool:
+    process = begun.processes.get(name)
+    return process is not None and processes.alive(process)
+
+
+def wait_idle(begun: ClusterState, names: Iterable[str], seconds: float = _READY_SECONDS) -> None:
+    """Wait until nodes take jobs.
+
+    Raises:
+        DaemonDied: slurmctld or a node's slurmd ended meanwhile; its log's end is shown.
+        HpcdlError: some did not come up in time; their state is shown.
+    """
+    wanted = set(names)
+    deadline = time.monotonic() + seconds
+    while True:
+        seen = node_states(begun)
+        waiting = sorted(name for name in wanted if not _takes_jobs(seen.get(name, "")))
+        if not waiting:
+            return
+        for name in ("slurmctld", *waiting):
+            if not _runs(begun, name):
+                raise daemons.DaemonDied(name, begun.log(name))
+        if time.monotonic() > deadline:
+            raise HpcdlError(
+                f"{len(waiting)} of {len(wanted)} nodes did not come up within {seconds:.0f} s",
+                details=[f"{name}: {seen.get(name, 'unknown')}" for name in waiting[:10]],
+                hint=f"look at {begun.log(waiting[0])} and {begun.log('slurmctld')}",
+            )
+        time.sleep(0.03)
+
+
+def _takes_jobs(shown: str) -> bool:
+    return shown in {"idle", "mixed", "allocated", "completing"}
+
+
+def _repair(current: ClusterState, say: Say) -> ClusterState:
+    """Restart what died; a whole cluster is left as it is."""
+    names = [node.name for node in current.nodes if node.name not in current.killed]
+    dead_nodes = [name for name in names if not _runs(current, name)]
+    dead = [name for name in ("munged", "slurmctld") if not _runs(current, name)]
+    if not dead and not dead_nodes:
+        return current
+    say(f"restarting {', '.join([*dead, *dead_nodes])}")
+    begin = time.monotonic()
+    current = _start_controller(current, fresh=False)
+    if dead_nodes:
+        current = _start_nodes(current, dead_nodes)
+    wait_idle(current, [name for name in names if name not in current.cut])
+    return state.write_state(replace(current, seconds=round(time.monotonic() - begin, 2)))
+
+
+def _clear(directory: Path, say: Say) -> bool:
+    """Stop and remove what there is, recorded or not; logs and the database stay."""
+    current = _current(directory)
+    if current is not None:
+        say(f"stopping the cluster '{current.site}'")
+        _note_jobs(current)
+    stopped = _stop_processes(directory, current)
+    if current is not None and current.mode == NAMESPACES:
+        network.remove_bridge(current.number)
+    if directory.is_dir():
+        for entry in directory.iterdir():
+            if entry.name not in _KEPT and entry.name != "cluster.json":
+                _remove(entry)
+    state.forget(directory)
+    return bool(current) or stopped > 0
+
+
+def _stop_processes(directory: Path, current: ClusterState | None = None) -> int:
+    """End every process of the cluster; how many there were."""
+    count = 0
+    # What is found may start others while we look: look again until nothing is left.
+    for _ in range(20):
+        found = processes.of_cluster(directory)
+        if not found:
+            break
+        count += len(found)
+        processes.end(found)
+    return count
+
+
+def _remove(entry: Path) -> None:
+    with suppress(OSError):
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def _note_jobs(current: ClusterState) -> None:
+    """Keep the number the next job would have had, so that numbers never come twice."""
+    following = next_job(current) if _runs(current, "slurmctld") else None
+    known = following or _first_job(current.directory) + 1000
+    with suppress(HpcdlError, OSError):
+        write_atomic(current.directory / "jobs", f"{known}\n")
+
+
+def _first_job(directory: Path) -> int:
+    try:
+        return int((directory / "jobs").read_text())
+    except (OSError, ValueError):
+        return 1

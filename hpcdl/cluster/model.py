@@ -1,0 +1,218 @@
+"""The values of an embedded cluster: what is asked for, where it lies, what runs.
+
+`Plan` is pure thought (a site laid out on one machine), `ClusterState` is what `cluster.json`
+holds: enough to find, judge, restart and stop everything without the site file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+NAMESPACES = "namespaces"
+LOOPBACK = "loopback"
+MODES = ("auto", NAMESPACES, LOOPBACK)
+
+
+@dataclass(frozen=True)
+class Ports:
+    """The TCP ports of a cluster, all derived from one base.
+
+    In loopback mode each slurmd has its own port, from `base + FIRST_NODE` on; in namespaces
+    mode each has its own network, and they share one.
+    """
+
+    base: int
+    FIRST_NODE = 8
+
+    @property
+    def controller(self) -> int:
+        """Slurmctld's port."""
+        return self.base
+
+    @property
+    def database(self) -> int:
+        """Slurmdbd's port."""
+        return self.base + 1
+
+    def node(self, mode: str, index: int) -> int:
+        """The port of the slurmd of node `index` (counted from 0)."""
+        return self.base + (2 if mode == NAMESPACES else self.FIRST_NODE + index)
+
+    def on_host(self, mode: str, nodes: int) -> tuple[int, ...]:
+        """Every port that is listened on in the machine's own network."""
+        own = () if mode == NAMESPACES else tuple(self.node(mode, i) for i in range(nodes))
+        return (self.controller, self.database, *own)
+
+
+@dataclass(frozen=True)
+class Node:
+    """An emulated node; `index` counts from 0 over the whole cluster."""
+
+    name: str
+    partition: str
+    index: int
+    address: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """Nodes that slurm.conf describes in one line: those of a partition that are alike.
+
+    Memory is in MB, as Slurm counts it.
+    """
+
+    partition: str
+    names: tuple[str, ...]
+    sockets: int
+    cores_per_socket: int
+    threads_per_core: int
+    memory_mb: int
+    gpu_type: str | None
+    gpus: int
+    features: tuple[str, ...]
+
+    @property
+    def cpus(self) -> int:
+        """Hardware threads of a node."""
+        return self.sockets * self.cores_per_socket * self.threads_per_core
+
+
+@dataclass(frozen=True)
+class Queue:
+    """A partition as Slurm offers it; times in Slurm's format."""
+
+    name: str
+    nodes: tuple[str, ...]
+    default: bool
+    max_time: str
+    default_time: str
+    memory_per_cpu_mb: int
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What `up` was asked for; a running cluster is compared with it.
+
+    `mode` is what was chosen, never `auto`. `hardware` is the site's partitions laid out.
+    """
+
+    site: str
+    mode: str
+    accounting: bool
+    groups: tuple[Group, ...]
+    queues: tuple[Queue, ...]
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        """All nodes in order."""
+        return tuple(name for group in self.groups for name in group.names)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A cluster laid out on this machine: addresses, ports, names, all chosen."""
+
+    wish: Wish
+    directory: Path
+    host: str
+    user: str
+    number: int
+    network: str
+    ports: Ports
+    slurm_version: str
+    mpi: str
+    device_files: bool
+    first_job: int
+    nodes: tuple[Node, ...]
+
+    @property
+    def controller_address(self) -> str:
+        """Where slurmctld listens, as the nodes see it."""
+        return f"{self.network}.1" if self.wish.mode == NAMESPACES else "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class ProcessId:
+    """A process for certain: its id and when it started, in clock ticks since boot.
+
+    The kernel gives ids again; the pair is unique until the next boot.
+    """
+
+    pid: int
+    start: int
+
+
+@dataclass(frozen=True)
+class ClusterState:
+    """What runs, or was meant to, below `directory`. Written to `cluster.json`.
+
+    `phase` is `starting` until every node was idle once, then `ready`. `processes` has a row
+    per daemon: `munged`, `slurmctld`, `mariadbd`, `slurmdbd`, and each node by its name.
+    `killed` and `cut` are the nodes that a person broke on purpose. `seconds` is how long the
+    start took.
+    """
+
+    directory: Path
+    site: str
+    site_file: Path
+    prefix: Path
+    lmod_init: Path
+    mode: str
+    accounting: bool
+    fingerprint: Mapping[str, str]
+    slurm_version: str
+    number: int
+    network: str
+    port_base: int
+    nodes: tuple[Node, ...]
+    phase: str = "starting"
+    seconds: float = 0.0
+    boot: str = ""
+    processes: Mapping[str, ProcessId] = field(default_factory=dict)
+    killed: tuple[str, ...] = ()
+    cut: tuple[str, ...] = ()
+
+    @property
+    def configuration(self) -> Path:
+        """The cluster's slurm.conf."""
+        return self.directory / "etc/slurm.conf"
+
+    @property
+    def bridge(self) -> str:
+        """The bridge that joins the nodes in namespaces mode."""
+        return bridge_name(self.number)
+
+    def log(self, daemon: str) -> Path:
+        """The log of a daemon or of a node's slurmd."""
+        return self.directory / "log" / f"{daemon}.log"
+
+    def node(self, name: str) -> Node:
+        """The node `name`.
+
+        Raises:
+            BadInput: unknown; the hint names the nearest one.
+        """
+        found = {node.name: node for node in self.nodes}
+        if name not in found:
+            from hpcdl.system.errors import BadInput
+            from hpcdl.system.text import did_you_mean
+
+            raise BadInput(f"the cluster has no node '{name}'", hint=did_you_mean(name, found))
+        return found[name]
+
+    def with_process(self, name: str, process: ProcessId) -> ClusterState:
+        """This state with one daemon more, or started anew."""
+        return replace(self, processes={**self.processes, name: process})
+
+
+def bridge_name(number: int) -> str:
+    """The name of cluster `number`'s bridge (at most 15 characters, as Linux wants)."""
+    return f"hpcdl{number}"
+
+
+def link_name(number: int, node: Node) -> str:
+    """The host's end of a node's network cable."""
+    return f"hpcdl{number}n{node.index + 1}"

@@ -1,0 +1,163 @@
+"""What an embedded cluster needs of the machine: checked before anything is started."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from hpcdl import facts
+from hpcdl.cluster.model import LOOPBACK, MODES, NAMESPACES, Wish
+from hpcdl.system.errors import BadInput, MachineLacks
+from hpcdl.system.packages import apt_line, find_program, look, missing_names
+from hpcdl.system.run import run
+from hpcdl.system.text import did_you_mean
+
+# Measured on Debian 12 with Slurm 22.05 (docs/cluster.md, "What it costs"), rounded up.
+_NODE_MB = {NAMESPACES: 5, LOOPBACK: 3}
+_CONTROLLER_MB = 60
+_DATABASE_MB = 150
+_MIN_FREE_MB = 64
+_MIN_FREE_DATABASE_MB = 400
+MAX_NETWORK_NODES = 250
+"""A /24 network holds no more."""
+_MAX_NODES = 2000
+
+
+def choose_mode(asked: str) -> str:
+    """`auto` as what this machine allows; a wished mode as it is.
+
+    Raises:
+        BadInput: no such mode.
+        MachineLacks: namespaces are wished, but not to be had.
+    """
+    if asked not in MODES:
+        raise BadInput(f"there is no mode '{asked}'", hint=did_you_mean(asked, MODES))
+    if asked == LOOPBACK:
+        return LOOPBACK
+    lack = _lack_of_namespaces()
+    if lack and asked == NAMESPACES:
+        raise MachineLacks(
+            f"mode namespaces does not work here: {lack}",
+            hint="use --mode loopback: all nodes share this machine's network and processes",
+        )
+    return LOOPBACK if lack else NAMESPACES
+
+
+def check_packages(accounting: bool) -> None:
+    """Refuse to start without the programs.
+
+    Raises:
+        MachineLacks: names the missing packages and how to install them.
+    """
+    purposes = ["cluster", "accounting"] if accounting else ["cluster"]
+    packages = look(facts.load("packages")["packages"], purposes)
+    missing = missing_names(packages)
+    if missing:
+        count = "a package" if len(missing) == 1 else "packages"
+        raise MachineLacks(
+            f"the embedded cluster lacks {count}: {', '.join(missing)}",
+            hint=f"install with: {apt_line(packages)}",
+        )
+
+
+def check_size(asked: Wish) -> None:
+    """Refuse more nodes than the network or the memory can hold.
+
+    Raises:
+        MachineLacks: says how many would fit and how to ask for fewer.
+    """
+    nodes = len(asked.node_names)
+    fits = min(_fitting(asked), _MAX_NODES)
+    why = f"this machine's memory holds about {fits}"
+    if asked.mode == NAMESPACES and fits > MAX_NETWORK_NODES:
+        fits, why = MAX_NETWORK_NODES, f"mode namespaces holds {MAX_NETWORK_NODES}"
+    if nodes <= fits:
+        return
+    most = max(_per_partition(asked, fits), 1)
+    more = ", or use --mode loopback" if asked.mode == NAMESPACES and nodes <= 2000 else ""
+    raise MachineLacks(
+        f"the site '{asked.site}' has {nodes} nodes, and {why}",
+        hint=f"emulate fewer: --max-nodes-per-partition {most}{more}",
+    )
+
+
+def check_room(directory: Path, accounting: bool) -> None:
+    """Refuse to start on a full disk.
+
+    Raises:
+        MachineLacks: less room than the first minutes need.
+    """
+    parent = next(path for path in (directory, *directory.parents) if path.exists())
+    if not os.access(parent, os.W_OK):
+        raise MachineLacks(
+            f"no permission to write in {parent}",
+            hint="set HPCDL_HOME or HPCDL_CLUSTER_DIR to a folder of yours",
+        )
+    need = _MIN_FREE_MB + (_MIN_FREE_DATABASE_MB if accounting else 0)
+    free = shutil.disk_usage(parent).free // 2**20
+    if free < need:
+        raise MachineLacks(
+            f"no room on the disk: {parent} has {free} MB free, the cluster needs {need} MB",
+            hint="free some, or set HPCDL_CLUSTER_DIR to a folder on another disk",
+        )
+
+
+def slurm_version() -> str:
+    """The release of the slurmctld that will run, whatever the site file says."""
+    answer = run([program("slurmctld"), "-V"], timeout=10).stdout
+    found = re.search(r"\d+\.\d+\.\d+", answer)
+    if not found:
+        raise MachineLacks(f"slurmctld gives no version: {answer.strip()[:80]!r}")
+    return found.group()
+
+
+def program(name: str) -> str:
+    """The path of a program.
+
+    Raises:
+        MachineLacks: it is not here.
+    """
+    found = find_program(name)
+    if found is None:
+        raise MachineLacks(
+            f"'{name}' is not installed", hint="`hpcdl doctor` lists what is missing"
+        )
+    return str(found)
+
+
+def _lack_of_namespaces() -> str:
+    """Why namespaces do not work here, in a few words; empty where they do."""
+    if os.geteuid() != 0:
+        return "it needs root"
+    for name in ("ip", "unshare"):
+        if find_program(name) is None:
+            return f"'{name}' is not installed"
+    kinds = ("--net", "--uts", "--mount", "--ipc", "--pid", "--fork", "--mount-proc")
+    made = run(
+        [program("unshare"), *kinds, "sh", "-c", "mount -t tmpfs tmpfs /dev/shm"],
+        check=False,
+        timeout=10,
+    )
+    if not made.ok:
+        return (made.last_lines(1) or ["unshare failed"])[0]
+    return ""
+
+
+def _fitting(asked: Wish) -> int:
+    """Nodes for which the free memory is enough."""
+    text = Path("/proc/meminfo").read_text()
+    found = re.search(r"^MemAvailable:\s+(\d+)", text, re.MULTILINE)
+    free = int(found.group(1)) // 1024 if found else 1024
+    fixed = _CONTROLLER_MB + (_DATABASE_MB if asked.accounting else 0)
+    return max(0, free - fixed) // _NODE_MB[asked.mode]
+
+
+def _per_partition(asked: Wish, fits: int) -> int:
+    """The largest cap per partition with which all partitions fit."""
+    sizes = [len(group.names) for group in asked.groups]
+    cap = max(sizes)
+    while cap > 1 and sum(min(size, cap) for size in sizes) > fits:
+        cap -= 1
+    return cap

@@ -1,0 +1,192 @@
+"""The machine's side of the nodes' network: one bridge per cluster, one cable per node.
+
+The nodes' network namespaces have no names: they live and die with the node's processes, and
+take their cables with them, so that only the bridge needs taking down. A bridge's name is also
+the claim on a cluster number: the kernel gives each name once.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from hpcdl.cluster.model import Node, Ports, bridge_name, link_name
+from hpcdl.system.errors import HpcdlError, MachineLacks
+from hpcdl.system.run import run
+
+_NUMBERS = 100
+_PREFIXES = ("10.77", "172.29", "192.168")
+_FIRST_PORT, _PORT_STEP = 21000, 8
+_MUTEX = "\0hpcdl-cluster-start"
+
+
+@contextmanager
+def allocating(wait_seconds: float = 120.0) -> Iterator[None]:
+    """Hold the machine's one lock on choosing networks and ports, for all users.
+
+    It is a name in the kernel's abstract socket space: no file, free when the holder dies.
+
+    Raises:
+        MachineLacks: other clusters kept it for `wait_seconds`.
+    """
+    deadline = time.monotonic() + wait_seconds
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mutex:
+        while True:
+            try:
+                mutex.bind(_MUTEX)
+                break
+            except OSError as fault:
+                if fault.errno != errno.EADDRINUSE:
+                    raise
+            if time.monotonic() > deadline:
+                raise MachineLacks(
+                    "another embedded cluster has been starting for minutes",
+                    hint="see what it does: pgrep -af 'hpcdl cluster up'",
+                )
+            time.sleep(0.02)
+        yield
+
+
+def claim_bridge() -> tuple[int, str]:
+    """Make a bridge that no other cluster has; give its number and its free network.
+
+    Returns:
+        The cluster's number and its /24 network, such as `10.77.0`.
+    """
+    networks = _free_networks(_routed(Path("/proc/net/route").read_text()))
+    for number in range(_NUMBERS):
+        made = run(["ip", "link", "add", bridge_name(number), "type", "bridge"], check=False)
+        if made.ok:
+            network = next(networks)
+            _batch(
+                [
+                    f"address add {network}.1/24 dev {bridge_name(number)}",
+                    f"link set {bridge_name(number)} up",
+                ]
+            )
+            return number, network
+        if "exists" not in made.stderr:
+            raise MachineLacks(
+                "this machine lets nobody make a network bridge",
+                details=made.last_lines(3),
+                hint="use --mode loopback, which needs neither root nor network namespaces",
+            )
+    raise MachineLacks(
+        f"{_NUMBERS} clusters have a bridge already", hint="stop some: `hpcdl cluster down`"
+    )
+
+
+def plug(number: int, nodes: Sequence[tuple[Node, int]]) -> None:
+    """Lay a cable from the bridge into the network of each node's first process (a pid)."""
+    lines = []
+    for node, pid in nodes:
+        link = link_name(number, node)
+        lines += [
+            f"link add {link} type veth peer name eth0 netns {pid}",
+            f"link set {link} master {bridge_name(number)} up",
+        ]
+    _batch(lines)
+
+
+def set_link(link: str, up: bool) -> bool:
+    """Pull a node's cable or plug it in again; False where there is no such cable."""
+    return run(["ip", "link", "set", link, "up" if up else "down"], check=False).ok
+
+
+def remove_bridge(number: int) -> None:
+    """Take down a bridge and whatever cables still hang on it; absent is fine."""
+    bridge = bridge_name(number)
+    ports = Path(f"/sys/class/net/{bridge}/brif")
+    links = sorted(entry.name for entry in ports.iterdir()) if ports.is_dir() else []
+    if Path(f"/sys/class/net/{bridge}").exists():
+        for link in (*links, bridge):
+            run(["ip", "link", "delete", link], check=False)
+
+
+def bridge_exists(number: int) -> bool:
+    """Whether cluster `number` has its bridge."""
+    return Path(f"/sys/class/net/{bridge_name(number)}").exists()
+
+
+def choose_ports(mode: str, nodes: int, base: int | None) -> Ports:
+    """A base from which all ports of a cluster are free.
+
+    Args:
+        mode: `namespaces` or `loopback`.
+        nodes: how many nodes.
+        base: the base a person wants; found by search where None.
+
+    Raises:
+        MachineLacks: a wanted port is taken, or no stretch is free.
+    """
+    if base is not None:
+        taken = [port for port in Ports(base).on_host(mode, nodes) if not is_free(port)]
+        if taken:
+            raise MachineLacks(
+                f"port {taken[0]} is taken by another program",
+                hint="choose another --port-base, or leave it out and a free one is found",
+            )
+        return Ports(base)
+    for candidate in range(_FIRST_PORT, _last_port() - nodes - Ports.FIRST_NODE, _PORT_STEP):
+        if all(map(is_free, Ports(candidate).on_host(mode, nodes))):
+            return Ports(candidate)
+    raise MachineLacks(
+        f"no stretch of {nodes + Ports.FIRST_NODE} TCP ports is free above {_FIRST_PORT}",
+        hint="stop other clusters: `hpcdl cluster down`",
+    )
+
+
+def is_free(port: int) -> bool:
+    """Whether nothing listens on a TCP port of this machine."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+        return True
+
+
+def _last_port() -> int:
+    """Where the kernel starts to hand out ports by itself; ours stay below."""
+    text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
+    return max(int(text.split()[0]), _FIRST_PORT + 2000)
+
+
+def _routed(table: str) -> list[ipaddress.IPv4Network]:
+    """The networks of /proc/net/route, the default route left out."""
+    found = []
+    for line in table.splitlines()[1:]:
+        fields = line.split()
+        destination, mask = (bytes.fromhex(fields[index])[::-1] for index in (1, 7))
+        if any(mask):
+            network = (int.from_bytes(destination, "big"), str(ipaddress.IPv4Address(mask)))
+            found.append(ipaddress.IPv4Network(network, strict=False))
+    return found
+
+
+def _free_networks(routed: Iterable[ipaddress.IPv4Network]) -> Iterator[str]:
+    """/24 networks that no route of this machine touches."""
+    taken = list(routed)
+    for prefix in _PREFIXES:
+        for third in range(_NUMBERS):
+            candidate = ipaddress.IPv4Network(f"{prefix}.{third}.0/24")
+            if not any(candidate.overlaps(other) for other in taken):
+                yield f"{prefix}.{third}"
+    raise MachineLacks("every private network is routed somewhere else", hint="--mode loopback")
+
+
+def _batch(lines: Sequence[str]) -> None:
+    """Run many `ip` commands in one process.
+
+    Raises:
+        HpcdlError: one of them failed.
+    """
+    done = run(["ip", "-batch", "-"], stdin="\n".join(lines) + "\n", check=False)
+    if not done.ok:
+        raise HpcdlError("the nodes' network could not be laid", details=done.last_lines())

@@ -1,0 +1,97 @@
+"""Breaks and mends single nodes, to see what Slurm and the jobs make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from hpcdl.cluster import daemons, lifecycle, network, processes, state
+from hpcdl.cluster.model import NAMESPACES, ClusterState, Node, link_name
+from hpcdl.system.errors import BadInput, HpcdlError
+from hpcdl.system.files import locked
+
+
+def kill(current: ClusterState, name: str) -> str:
+    """Kill a node whole: slurmd and every process of every job on it. Slurm is not told."""
+    return _changed(current, name, _kill)
+
+
+def cut(current: ClusterState, name: str) -> str:
+    """Pull a node's network cable; its processes go on."""
+    return _changed(current, name, _cut)
+
+
+def heal(current: ClusterState, name: str) -> str:
+    """Plug a node's network cable in again."""
+    return _changed(current, name, _heal)
+
+
+def up(current: ClusterState, name: str) -> str:
+    """Start a killed node again, and wait until it takes jobs."""
+    return _changed(current, name, _up)
+
+
+ACTIONS: dict[str, Callable[[ClusterState, str], str]] = {
+    "kill": kill,
+    "cut": cut,
+    "heal": heal,
+    "up": up,
+}
+_Change = Callable[[ClusterState, Node], tuple[ClusterState, str]]
+
+
+def _changed(current: ClusterState, name: str, change: _Change) -> str:
+    """Apply a change to the state as it is now, under the cluster's lock."""
+    with locked(current.directory / "lock"):
+        now = state.read_state(current.directory) or current
+        after, said = change(now, now.node(name))
+        state.write_state(after)
+    return said
+
+
+def _kill(now: ClusterState, node: Node) -> tuple[ClusterState, str]:
+    processes.end(processes.of_node(now, node))
+    killed = (*now.killed, *([] if node.name in now.killed else [node.name]))
+    cut_nodes = tuple(name for name in now.cut if name != node.name)
+    return replace(now, killed=killed, cut=cut_nodes), f"{node.name} is dead"
+
+
+def _cut(now: ClusterState, node: Node) -> tuple[ClusterState, str]:
+    _set_link(now, node, up=False)
+    cut_nodes = (*now.cut, *([] if node.name in now.cut else [node.name]))
+    return replace(now, cut=cut_nodes), f"{node.name} is cut off the network"
+
+
+def _heal(now: ClusterState, node: Node) -> tuple[ClusterState, str]:
+    _set_link(now, node, up=True)
+    cut_nodes = tuple(name for name in now.cut if name != node.name)
+    return replace(now, cut=cut_nodes), f"{node.name} is back on the network"
+
+
+def _set_link(now: ClusterState, node: Node, *, up: bool) -> None:
+    if now.mode != NAMESPACES:
+        raise BadInput(
+            "in mode loopback the nodes share this machine's network: none can be cut off",
+            hint="use `hpcdl cluster node kill`, or a cluster in mode namespaces (needs root)",
+        )
+    if not network.set_link(link_name(now.number, node), up):
+        raise HpcdlError(
+            f"{node.name} has no network cable: it is dead",
+            hint=f"`hpcdl cluster node up {node.name}` starts it again",
+        )
+
+
+def _up(now: ClusterState, node: Node) -> tuple[ClusterState, str]:
+    process = now.processes.get(node.name)
+    if process is not None and processes.alive(process):
+        return now, f"{node.name} runs already"
+    started = daemons.start_nodes(now, [node])
+    after = replace(
+        now,
+        processes={**now.processes, **started},
+        killed=tuple(name for name in now.killed if name != node.name),
+        cut=tuple(name for name in now.cut if name != node.name),
+    )
+    state.write_state(after)
+    lifecycle.wait_idle(after, [node.name])
+    return after, f"{node.name} takes jobs"

@@ -1,0 +1,190 @@
+"""Lays a site out on one machine: pure functions from a `Site` to a `Wish` and a `Plan`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+from hpcdl.cluster.model import NAMESPACES, Group, Node, Ports, Queue, Wish
+from hpcdl.site import Partition, Site
+from hpcdl.slurm.hostlist import expand_hostlist
+from hpcdl.system.errors import BadInput
+
+MB_PER_GB = 1024
+_DEFAULT_TIME, _DEFAULT_MINUTES = "01:00:00", 60
+_MAX_HOSTNAME = 63
+# Linux: sun_path of unix(7) has 108 bytes, its ending zero included.
+_MAX_SOCKET = 107
+# The longest socket below the state directory, for the largest job and step numbers:
+# slurmd's own for each step, and the PMIx plug-in's.
+_SOCKETS = (
+    "spool/{node}/{node}_4294967295.4294967295",
+    "spool/{node}/stepd.slurm.pmix.4294967295.4294967295",
+    "run/munge.sock.lock",
+)
+_SPECIAL = frozenset(" \t\n\"'\\#%,;=[](){}$&|<>!*?~^`")
+
+
+def wish(site: Site, mode: str, accounting: bool, max_nodes: int | None = None) -> Wish:
+    """The hardware and the partitions that a site asks for.
+
+    Args:
+        site: the site to emulate.
+        mode: `namespaces` or `loopback`.
+        accounting: whether slurmdbd is wanted.
+        max_nodes: at most so many nodes of each partition.
+
+    Raises:
+        BadInput: host list and number of nodes differ, or two partitions describe the same
+            node in different ways.
+    """
+    groups: list[Group] = []
+    queues: list[Queue] = []
+    known: dict[str, Group] = {}
+    for partition in site.partitions.values():
+        names = _names(partition)[:max_nodes]
+        group = _group(partition, tuple(name for name in names if name not in known))
+        for name in names:
+            if name in known and not _alike(known[name], group):
+                raise BadInput(
+                    f"the partitions '{known[name].partition}' and '{partition.name}' describe "
+                    f"the node {name} in different ways"
+                )
+        if group.names:
+            groups.append(group)
+            known.update(dict.fromkeys(group.names, group))
+        queues.append(_queue(partition, tuple(names), site.default_partition))
+    return Wish(site.name, mode, accounting, tuple(groups), tuple(queues))
+
+
+def fingerprint(asked: Wish) -> dict[str, str]:
+    """What two wishes are compared by, in words a message can use."""
+    data = asdict(asked)
+    shape = json.dumps([data["groups"], data["queues"]], sort_keys=True)
+    return {
+        "mode": asked.mode,
+        "accounting": "on" if asked.accounting else "off",
+        "partitions": hashlib.sha256(shape.encode()).hexdigest()[:12],
+    }
+
+
+def lay_out(asked: Wish, network: str, ports: Ports) -> tuple[Node, ...]:
+    """Give every node its address and port."""
+    owner = {name: group.partition for group in asked.groups for name in group.names}
+    return tuple(
+        Node(
+            name=name,
+            partition=owner[name],
+            index=index,
+            address=address(network, index) if asked.mode == NAMESPACES else "127.0.0.1",
+            port=ports.node(asked.mode, index),
+        )
+        for index, name in enumerate(asked.node_names)
+    )
+
+
+def address(network: str, index: int) -> str:
+    """The address of node `index` in a /24 network written as `10.77.0`; .1 is the host's."""
+    return f"{network}.{index + 2}"
+
+
+def check_directory(directory: Path, nodes: Iterable[str]) -> None:
+    """Refuse a state directory that Slurm cannot use.
+
+    Raises:
+        BadInput: it has characters that slurm.conf gives a meaning, or is too long for the
+            sockets below it.
+    """
+    bad = sorted(_SPECIAL.intersection(str(directory)))
+    if bad:
+        raise BadInput(
+            f"slurm.conf cannot hold the path {directory}: it has {' '.join(map(repr, bad))}",
+            hint="set HPCDL_CLUSTER_DIR to a plain path, such as /var/tmp/hpcdl-cluster",
+        )
+    longest = max(nodes, key=len)
+    room = _MAX_SOCKET - max(len(name.format(node=longest)) for name in _SOCKETS) - 1
+    if len(str(directory).encode()) > room:
+        raise BadInput(
+            f"the path {directory} is too long for unix sockets below it: "
+            f"{len(str(directory))} characters, at most {room}",
+            hint="set HPCDL_CLUSTER_DIR to a shorter path, such as /var/tmp/hpcdl-cluster",
+        )
+
+
+def host_ranges(names: Iterable[str]) -> str:
+    """Names as a Slurm host list: runs of equal width are folded (`p100-[01-04],login`)."""
+    runs: list[tuple[str, str, str]] = []  # head, first number, last number
+    for name in names:
+        digits = len(name) - len(name.rstrip("0123456789"))
+        head, number = name[: len(name) - digits], name[len(name) - digits :]
+        if runs and number and runs[-1][0] == head and _follows(runs[-1][2], number):
+            runs[-1] = (head, runs[-1][1], number)
+        else:
+            runs.append((head, number, number))
+    return ",".join(
+        f"{head}{low}" if low == high else f"{head}[{low}-{high}]" for head, low, high in runs
+    )
+
+
+def _follows(last: str, number: str) -> bool:
+    return bool(last) and len(last) == len(number) and int(number) == int(last) + 1
+
+
+def _names(partition: Partition) -> list[str]:
+    if partition.hostlist is None:
+        width = max(2, len(str(partition.nodes)))
+        names = [f"{partition.name}-{i:0{width}d}" for i in range(1, partition.nodes + 1)]
+    else:
+        try:
+            names = list(expand_hostlist(partition.hostlist))
+        except ValueError as fault:
+            raise BadInput(
+                f"'{partition.hostlist}' of the partition '{partition.name}' is no host list",
+                hint="write it as Slurm does: p100-[01-04]",
+            ) from fault
+    if len(names) != partition.nodes:
+        raise BadInput(
+            f"the partition '{partition.name}' has {partition.nodes} nodes, but its host list "
+            f"'{partition.hostlist}' names {len(names)}"
+        )
+    if len(max(names, key=len)) > _MAX_HOSTNAME:
+        raise BadInput(f"the node name '{max(names, key=len)}' is too long for a host name")
+    return names
+
+
+def _group(partition: Partition, names: tuple[str, ...]) -> Group:
+    return Group(
+        partition=partition.name,
+        names=names,
+        sockets=partition.sockets,
+        cores_per_socket=partition.cores_per_socket,
+        threads_per_core=partition.threads_per_core,
+        memory_mb=int(partition.memory_gb * MB_PER_GB),
+        gpu_type=partition.gpu.gres_type if partition.gpu else None,
+        gpus=partition.gpus_per_node,
+        features=partition.features,
+    )
+
+
+def _alike(one: Group, other: Group) -> bool:
+    return _hardware(one) == _hardware(other)
+
+
+def _hardware(group: Group) -> tuple[object, ...]:
+    return (group.cpus, group.sockets, group.cores_per_socket, group.memory_mb, group.gpu_type,
+            group.gpus)  # fmt: skip
+
+
+def _queue(partition: Partition, names: tuple[str, ...], default: str) -> Queue:
+    short = partition.max_minutes < _DEFAULT_MINUTES
+    return Queue(
+        name=partition.name,
+        nodes=names,
+        default=partition.name == default,
+        max_time=partition.max_time,
+        default_time=partition.max_time if short else _DEFAULT_TIME,
+        memory_per_cpu_mb=max(1, int(partition.memory_gb * MB_PER_GB) // partition.cpus),
+    )

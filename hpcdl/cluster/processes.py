@@ -1,0 +1,167 @@
+"""Finds and ends the processes of a cluster, and never any other.
+
+A process is known by its id and start time, so that an id given again is not taken for ours;
+signals go through a pidfd where the kernel has it. What daemons left behind is found by a mark
+in its environment, by the job's environment that slurmd sets, or by the files it holds open.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from hpcdl.cluster.model import NAMESPACES, ClusterState, Node, ProcessId
+
+MARK = "HPCDL_CLUSTER_OWNER"
+"""Set in the environment of every daemon: the cluster's state directory."""
+
+_PROC = Path("/proc")
+
+
+def identify(pid: int) -> ProcessId | None:
+    """The process that has this id now; None where there is none, or only a zombie."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text()
+    except (OSError, ValueError):
+        return None
+    # The name in parentheses may hold anything; what follows its last `)` is regular.
+    fields = text.rpartition(")")[2].split()
+    if fields[0] in {"Z", "X"}:
+        return None
+    return ProcessId(pid, int(fields[19]))
+
+
+def alive(process: ProcessId) -> bool:
+    """Whether this very process runs."""
+    return identify(process.pid) == process
+
+
+def boot_id() -> str:
+    """A text that changes with every boot; recorded ids mean nothing after one."""
+    return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+
+
+def send(process: ProcessId, number: signal.Signals) -> None:
+    """Send a signal to this very process; gone already is fine."""
+    with suppress(ProcessLookupError, PermissionError):
+        try:
+            handle = os.pidfd_open(process.pid)
+        except OSError:  # a kernel before 5.3: check, then send
+            if alive(process):
+                os.kill(process.pid, number)
+            return
+        try:
+            if alive(process):
+                signal.pidfd_send_signal(handle, number)
+        finally:
+            os.close(handle)
+
+
+def wait_gone(processes: Iterable[ProcessId], seconds: float) -> list[ProcessId]:
+    """Wait until the processes are gone; those still there after `seconds`."""
+    left = [process for process in processes if alive(process)]
+    deadline = time.monotonic() + seconds
+    while left and time.monotonic() < deadline:
+        time.sleep(0.01)
+        left = [process for process in left if alive(process)]
+    return left
+
+
+def end(processes: Collection[ProcessId], *, grace: float = 0.0) -> None:
+    """End processes: TERM and `grace` seconds first, where there is grace, then KILL."""
+    left = list(processes)
+    if grace > 0:
+        for process in left:
+            send(process, signal.SIGTERM)
+        left = wait_gone(left, grace)
+    for process in left:
+        send(process, signal.SIGKILL)
+    wait_gone(left, 5.0)
+
+
+def of_cluster(directory: Path) -> list[ProcessId]:
+    """Every process of the cluster in `directory`, recorded or not.
+
+    This process and its ancestors are left out: `down` may be called from a job.
+    """
+    own = _ancestry()
+    found = []
+    for entry in _PROC.iterdir():
+        if entry.name.isdigit() and int(entry.name) not in own and _belongs(entry, directory):
+            process = identify(int(entry.name))
+            found += [process] if process else []
+    return found
+
+
+def of_node(current: ClusterState, node: Node) -> list[ProcessId]:
+    """Every process of one node: its slurmd, its steps, its jobs.
+
+    In namespaces mode the kernel ends all of them with the node's first process; in loopback
+    mode they are told apart by the node's name.
+    """
+    first = current.processes.get(node.name)
+    found = [first] if first is not None and alive(first) else []
+    if current.mode == NAMESPACES:
+        return found
+    return found + [
+        process
+        for process in of_cluster(current.directory)
+        if process not in found and _on_node(_PROC / str(process.pid), current, node)
+    ]
+
+
+def _on_node(entry: Path, current: ClusterState, node: Node) -> bool:
+    with suppress(OSError):
+        if f"SLURMD_NODENAME={node.name}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+            return True
+        return _holds(entry, current.directory / "spool" / node.name)
+    return False
+
+
+def _belongs(entry: Path, directory: Path) -> bool:
+    try:
+        environment = (entry / "environ").read_bytes().split(b"\0")
+        if f"{MARK}={directory}".encode() in environment:
+            return True
+        if _is_job(environment, directory):
+            return True
+        # slurmstepd writes its title over its environment: look at what it holds open.
+        name = (entry / "comm").read_text().strip()
+        return name == "slurmstepd" and _holds(entry, directory)
+    except OSError:  # gone meanwhile, or another user's
+        return False
+
+
+def _is_job(environment: list[bytes], directory: Path) -> bool:
+    """Whether slurmd of this cluster started it: a person's shell has no SLURMD_NODENAME."""
+    configuration = f"SLURM_CONF={directory}/etc/slurm.conf".encode()
+    return configuration in environment and any(
+        variable.startswith(b"SLURMD_NODENAME=") for variable in environment
+    )
+
+
+def _holds(entry: Path, directory: Path) -> bool:
+    inside = f"{directory}/"
+    links = [entry / "cwd", *(entry / "fd").iterdir()]
+    for link in links:
+        with suppress(OSError):
+            if str(link.readlink()).startswith(inside):
+                return True
+    return False
+
+
+def _ancestry() -> set[int]:
+    pids = set()
+    pid = os.getpid()
+    while pid > 0 and pid not in pids:
+        pids.add(pid)
+        try:
+            text = (_PROC / str(pid) / "stat").read_text()
+        except OSError:
+            break
+        pid = int(text.rpartition(")")[2].split()[1])
+    return pids

@@ -1,0 +1,75 @@
+"""Questions to a cluster's own slurmctld while it starts and stops: short, quiet, in time."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpcdl.cluster.model import ClusterState
+from hpcdl.cluster.needs import program
+from hpcdl.slurm.client import clean_environment
+from hpcdl.slurm.parse import mpi_plugins
+from hpcdl.system.errors import Stopped
+from hpcdl.system.run import CommandResult, run
+
+_SECONDS = 10.0
+
+
+def ask(current: ClusterState, *argv: str, seconds: float = _SECONDS) -> CommandResult | None:
+    """Run one of Slurm's commands against this cluster; None where it gave no answer in time."""
+    try:
+        return run(
+            [program(argv[0]), *argv[1:]],
+            base_env=clean_environment(),
+            env={"SLURM_CONF": str(current.configuration)},
+            check=False,
+            timeout=seconds,
+        )
+    except Stopped:
+        return None
+
+
+def node_states(current: ClusterState) -> Mapping[str, str]:
+    """Each node's state as sinfo's long form says it (`idle`, `down*`); empty without answer."""
+    answer = ask(current, "sinfo", "-h", "-N", "-o", "%N %T")
+    if answer is None or not answer.ok:
+        return {}
+    lines = (line.split(None, 1) for line in answer.stdout.splitlines())
+    return {words[0]: words[1].strip() for words in lines if len(words) == 2}
+
+
+def next_job(current: ClusterState) -> int | None:
+    """The number slurmctld will give to the next job; None where it does not say."""
+    answer = ask(current, "scontrol", "show", "config", seconds=3)
+    found = re.search(r"NEXT_JOB_ID\s*=\s*(\d+)", answer.stdout) if answer else None
+    return int(found.group(1)) if found else None
+
+
+def responding(port: int) -> bool:
+    """Whether something accepts connections on a port of this machine."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def mpi_plugin(wanted: str, directory: Path) -> str:
+    """The site's MPI plug-in where this Slurm has it, else `none`.
+
+    `srun --mpi=list` asks no controller, but insists on a slurm.conf.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory, prefix=".mpi-") as folder:
+        configuration = Path(folder) / "slurm.conf"
+        configuration.write_text("ClusterName=probe\nSlurmctldHost=localhost\n")
+        answer = run(
+            [program("srun"), "--mpi=list"],
+            base_env={"PATH": os.environ.get("PATH", os.defpath)},
+            env={"SLURM_CONF": str(configuration)},
+            check=False,
+            timeout=_SECONDS,
+        )
+    return wanted if wanted in mpi_plugins(answer.stdout + answer.stderr) else "none"

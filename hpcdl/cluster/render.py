@@ -1,0 +1,131 @@
+"""From a `Plan` to the text of every configuration file: templates/slurm, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hpcdl import facts
+from hpcdl.cluster.model import NAMESPACES, Group, Plan
+from hpcdl.cluster.plan import host_ranges
+from hpcdl.system.resources import folder
+
+NODE_TIMEOUT = 15
+"""SlurmdTimeout in seconds: a silent node is down after at most twice as long."""
+
+
+@dataclass(frozen=True)
+class File:
+    """A file to write: its place below the state directory, its text and its mode."""
+
+    path: str
+    text: str
+    mode: int = 0o644
+
+
+def files(plan: Plan, slurmd: str) -> tuple[File, ...]:
+    """Every configuration file of the cluster."""
+    values: dict[str, Any] = {
+        "plan": plan,
+        "slurmd": slurmd,
+        "cluster_name": re.sub(r"[^a-z0-9]", "", plan.wish.site.lower())[:30] or "embedded",
+        "node_timeout": NODE_TIMEOUT,
+        "node_lines": node_lines(plan),
+        "gpu_types": sorted({group.gpu_type for group in plan.wish.groups if group.gpu_type}),
+        "release_options": release_options(plan.slurm_version),
+        "oversubscribed": _cpus(plan) > (os.cpu_count() or 1),
+    }
+    found = [
+        File("etc/slurm.conf", _render("slurm.conf.j2", values)),
+        File("etc/gres.conf", _render("gres.conf.j2", values)),
+        File("etc/hosts", _render("hosts.j2", values)),
+        File("etc/task-prolog.sh", _render("task-prolog.sh.j2", values), 0o755),
+    ]
+    if plan.wish.mode == NAMESPACES:
+        found.append(File("etc/node.sh", _render("node.sh.j2", values), 0o755))
+    if plan.wish.accounting:
+        found.append(File("etc/slurmdbd.conf", _render("slurmdbd.conf.j2", values), 0o600))
+    return tuple(found)
+
+
+def node_lines(plan: Plan) -> list[str]:
+    """The `NodeName=` lines of slurm.conf, one per group of equal nodes."""
+    by_name = {node.name: node for node in plan.nodes}
+    lines = []
+    for group in plan.wish.groups:
+        nodes = [by_name[name] for name in group.names]
+        words = {"NodeName": host_ranges(group.names)}
+        if plan.wish.mode == NAMESPACES:
+            addresses = ",".join(node.address for node in nodes)
+            words |= {
+                "NodeHostname": words["NodeName"],
+                "NodeAddr": _fold(addresses, nodes[0].address, len(nodes)),
+            }
+            words["Port"] = str(nodes[0].port)
+        else:
+            last = nodes[-1].port
+            words |= {"NodeHostname": plan.host, "NodeAddr": "127.0.0.1"}
+            words["Port"] = f"[{nodes[0].port}-{last}]" if len(nodes) > 1 else str(last)
+        lines.append(
+            " ".join(f"{key}={value}" for key, value in (words | _hardware(group)).items())
+        )
+    return lines
+
+
+def release_options(version: str) -> list[Mapping[str, Any]]:
+    """Options that only some releases of Slurm know or need (facts/slurm_conf.yaml)."""
+    release = _release(version)
+    rows: list[Mapping[str, Any]] = facts.load("slurm_conf")["options"]
+    return [
+        row
+        for row in rows
+        if _release(row["since"]) <= release
+        and (row["until"] is None or release <= _release(row["until"]))
+    ]
+
+
+def _release(version: str) -> tuple[int, int]:
+    year, month = version.split(".")[:2]
+    return int(year), int(month)
+
+
+def _fold(addresses: str, first: str, count: int) -> str:
+    """Consecutive addresses as Slurm folds them: `10.77.0.[2-5]`."""
+    head, _, last = first.rpartition(".")
+    return addresses if count == 1 else f"{head}.[{last}-{int(last) + count - 1}]"
+
+
+def _hardware(group: Group) -> dict[str, str]:
+    words = {
+        "CPUs": str(group.cpus),
+        "Sockets": str(group.sockets),
+        "CoresPerSocket": str(group.cores_per_socket),
+        "ThreadsPerCore": str(group.threads_per_core),
+        "RealMemory": str(group.memory_mb),
+    }
+    if group.gpus:
+        words["Gres"] = f"gpu:{group.gpu_type}:{group.gpus}"
+    if group.features:
+        words["Feature"] = ",".join(group.features)
+    return {**words, "State": "UNKNOWN"}
+
+
+def _cpus(plan: Plan) -> int:
+    return sum(group.cpus * len(group.names) for group in plan.wish.groups)
+
+
+def _render(name: str, values: Mapping[str, Any]) -> str:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder("templates") / "slurm"),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        autoescape=False,  # noqa: S701 - Slurm's own formats; paths are checked by plan
+    )
+    environment.filters["host_ranges"] = host_ranges
+    return environment.get_template(name).render(values)

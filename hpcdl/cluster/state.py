@@ -1,0 +1,92 @@
+"""`cluster.json`: what runs below a state directory. Written whole, read with suspicion."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hpcdl.cluster.model import ClusterState, Node, ProcessId
+from hpcdl.site import Site
+from hpcdl.system.errors import BadInput
+from hpcdl.system.files import write_json
+from hpcdl.system.resources import home
+
+VERSION = 1
+_FILE = "cluster.json"
+_PATHS = ("directory", "site_file", "prefix", "lmod_init")
+
+
+def state_directory(site: Site) -> Path:
+    """Where the cluster of a site lies: HPCDL_CLUSTER_DIR, else home()/cluster/NAME."""
+    return chosen_directory() or home() / "cluster" / site.name
+
+
+def chosen_directory() -> Path | None:
+    """HPCDL_CLUSTER_DIR as an absolute path without links, where it is set."""
+    import os
+
+    chosen = os.environ.get("HPCDL_CLUSTER_DIR")
+    return Path(chosen).expanduser().resolve() if chosen else None
+
+
+def write_state(state: ClusterState) -> ClusterState:
+    """Write `cluster.json` and give the state back."""
+    data = {key: _plain(value) for key, value in asdict(state).items()}
+    write_json(state.directory / _FILE, {"schema": VERSION, **data})
+    return state
+
+
+def read_state(directory: Path) -> ClusterState | None:
+    """The state below `directory`; None where no cluster is recorded.
+
+    Raises:
+        BadInput: the file is damaged or of another version.
+    """
+    path = directory / _FILE
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        data: dict[str, Any] = json.loads(text)
+        if data.pop("schema") != VERSION:
+            raise ValueError("another version")
+        return _state(data)
+    except (ValueError, KeyError, TypeError, AttributeError) as fault:
+        raise BadInput(
+            f"{path} is no state of a cluster ({fault})",
+            hint="`hpcdl cluster down` stops what is left and removes it",
+        ) from fault
+
+
+def all_states() -> list[ClusterState]:
+    """The clusters below home(), damaged ones left out."""
+    found = []
+    for path in sorted((home() / "cluster").glob(f"*/{_FILE}")):
+        try:
+            state = read_state(path.parent)
+        except BadInput:
+            continue
+        found += [state] if state else []
+    return found
+
+
+def forget(directory: Path) -> None:
+    """Remove the record of a cluster."""
+    (directory / _FILE).unlink(missing_ok=True)
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value
+
+
+def _state(data: dict[str, Any]) -> ClusterState:
+    data["nodes"] = tuple(Node(**node) for node in data["nodes"])
+    data["processes"] = {name: ProcessId(**one) for name, one in data["processes"].items()}
+    for key in _PATHS:
+        data[key] = Path(data[key])
+    for key in ("killed", "cut"):
+        data[key] = tuple(data[key])
+    return ClusterState(**data)

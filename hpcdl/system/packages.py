@@ -1,0 +1,70 @@
+"""Which of the system's packages are here: rows of facts/packages.yaml against this machine.
+
+A package counts as present when its program or file is, however it was installed; so this
+works on systems without apt as well. Pure but for looking at files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package of a purpose, and where on this machine it shows itself (None: missing)."""
+
+    name: str
+    purpose: str
+    found: Path | None
+    version_option: str | None
+
+    @property
+    def missing(self) -> bool:
+        """Whether the machine lacks it."""
+        return self.found is None
+
+
+def find_program(name: str) -> Path | None:
+    """A program on PATH or in a folder for the system's own (not on everyone's PATH)."""
+    found = shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:{_SBIN}")
+    return Path(found) if found else None
+
+
+def look(rows: Iterable[Mapping[str, Any]], purposes: Iterable[str]) -> tuple[Package, ...]:
+    """The packages of some purposes, each looked for on this machine."""
+    wanted = set(purposes)
+    return tuple(_look(row) for row in rows if row["purpose"] in wanted)
+
+
+def apt_line(packages: Iterable[Package]) -> str:
+    """The command that installs what is missing; empty where nothing is."""
+    names = missing_names(packages)
+    sudo = "" if os.geteuid() == 0 else "sudo "
+    return f"{sudo}apt-get install --no-install-recommends {' '.join(names)}" if names else ""
+
+
+def missing_names(packages: Iterable[Package]) -> list[str]:
+    """Names of the missing packages, each once, in order."""
+    return list(dict.fromkeys(package.name for package in packages if package.missing))
+
+
+def version_in(text: str) -> str:
+    """The first thing in a program's answer that looks like a version, or nothing."""
+    found = re.search(r"\d+\.\d+[\w.+~-]*", text)
+    return found.group() if found else ""
+
+
+def _look(row: Mapping[str, Any]) -> Package:
+    if "program" in row:
+        found = find_program(row["program"])
+    else:
+        found = next(iter(sorted(Path("/").glob(row["file"].lstrip("/")))), None)
+    return Package(row["package"], row["purpose"], found, row.get("version"))
