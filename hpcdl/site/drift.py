@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hpcdl.site.live import LiveCluster, LivePartition
 from hpcdl.site.load import slurm_minutes
 from hpcdl.site.model import Partition, Site
-from hpcdl.slurm.parse import expand_hostlist
+from hpcdl.slurm.hostlist import expand_hostlist
 
 
 @dataclass(frozen=True)

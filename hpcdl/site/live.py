@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcdl.slurm import client
-from hpcdl.slurm.parse import NodeRecord, PartitionRecord, expand_hostlist
+from hpcdl.slurm.hostlist import expand_hostlist
+from hpcdl.slurm.parse import NodeRecord, PartitionRecord
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from hpcdl.site.model import (
     StackRequest,
 )
 from hpcdl.site.schema import SITE
-from hpcdl.system.document import Document, Mapping, read_document
+from hpcdl.system.document import Document, Mapping, Node, read_document
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder, home
-from hpcdl.system.schema import check
+from hpcdl.system.schema import check, short
 from hpcdl.system.text import did_you_mean
 
 _DEFAULT_INTERCONNECT = {"fabric": "ethernet", "bandwidth_gbps": 1.0}
@@ -77,16 +77,7 @@ def _check_meaning(document: Document, values: dict[str, Any]) -> None:
     """Faults that no schema can state: names that must exist elsewhere."""
     partitions = values.get("partitions") or {}
     for name, partition in partitions.items():
-        model = ((partition or {}).get("gpu") or {}).get("model")
-        if model and _gpu_row(model) is None:
-            known = [*facts.load("gpus")["gpus"], *facts.load("gpus")["aliases"]]
-            node = document.find(("partitions", name, "gpu", "model"))
-            document.fault(
-                f"nobody knows the GPU model '{model}'", node, did_you_mean(model, known)
-            )
-        stack = (partition or {}).get("stack")
-        if stack and stack not in (values.get("stacks") or {}):
-            _unknown(document, ("partitions", name, "stack"), "stack", stack, values["stacks"])
+        _check_partition(document, name, partition or {}, values.get("stacks") or {})
     chosen = values.get("default_partition")
     if chosen and chosen not in partitions:
         _unknown(document, ("default_partition",), "partition", chosen, partitions)
@@ -96,6 +87,49 @@ def _check_meaning(document: Document, values: dict[str, Any]) -> None:
                 where = ("stacks", name, "partitions", index)
                 _unknown(document, where, "partition", partition, partitions)
     _check_paths(document, values.get("paths") or {})
+
+
+def _check_partition(
+    document: Document, name: str, partition: dict[str, Any], stacks: dict[str, Any]
+) -> None:
+    def place(*keys: str) -> Node:
+        return document.find(("partitions", name, *keys))
+
+    model = (partition.get("gpu") or {}).get("model")
+    if model and _gpu_row(model) is None:
+        known = [*facts.load("gpus")["gpus"], *facts.load("gpus")["aliases"]]
+        document.fault(
+            f"nobody knows the GPU model '{short(model)}'",
+            place("gpu", "model"),
+            did_you_mean(model, known),
+        )
+    stack = partition.get("stack")
+    if stack and stack not in stacks:
+        _unknown(document, ("partitions", name, "stack"), "stack", stack, stacks)
+    if partition.get("max_time") and slurm_minutes(partition["max_time"]) < 1:
+        document.fault("'max_time' leaves no time for a job", place("max_time"))
+    if partition.get("hostlist"):
+        _check_hostlist(document, place("hostlist"), partition)
+    scratch = (partition.get("scratch") or {}).get("path")
+    if scratch and (not scratch.startswith(("/", "$")) or not scratch.isprintable()):
+        document.fault(
+            "'path' of 'scratch' is not an absolute path",
+            place("scratch", "path"),
+            "start it with / or a variable of the job, such as $TMPDIR",
+        )
+
+
+def _check_hostlist(document: Document, node: Node, partition: dict[str, Any]) -> None:
+    from hpcdl.slurm.hostlist import expand_hostlist
+
+    try:
+        count = len(set(expand_hostlist(partition["hostlist"])))
+    except BadInput as fault:
+        document.fault(fault.message, node, fault.hint)
+        return
+    nodes = partition.get("nodes")
+    if nodes is not None and count != nodes:
+        document.fault(f"'hostlist' names {count} nodes, but 'nodes' is {nodes}", node)
 
 
 def _unknown(
@@ -123,7 +157,12 @@ def _check_paths(document: Document, paths: dict[str, Any]) -> None:
 def _expand(text: str) -> str:
     known = {"HPCDL_HOME": str(home()), "HOME": str(Path.home()), "USER": _user()}
     text = re.sub(r"\$\{?([A-Z_]+)\}?", lambda m: known.get(m.group(1), m.group(0)), text)
-    return str(Path(text).expanduser()) if text.startswith("~") else text
+    if not text.startswith("~"):
+        return text
+    try:
+        return str(Path(text).expanduser())
+    except (RuntimeError, ValueError):  # no such user, or no home
+        return text
 
 
 def _user() -> str:

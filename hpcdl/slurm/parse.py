@@ -7,7 +7,6 @@ between releases.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 ACTIVE = frozenset(
@@ -17,7 +16,6 @@ ACTIVE = frozenset(
 """Job states that may still change (squeue(1), job state codes)."""
 
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z0-9_:/()*-]*)=")
-_LIST = re.compile(r"^(.*?)\[([0-9,-]+)\](.*)$")
 
 
 @dataclass(frozen=True)
@@ -195,36 +193,6 @@ def mpi_plugins(text: str) -> tuple[str, ...]:
 def version(text: str) -> str:
     """`slurm 22.05.8` (some vendors print `slurm-wlm 22.05.8`) without its first word."""
     return text.split()[-1] if text.split() else ""
-
-
-def expand_hostlist(hostlist: str) -> tuple[str, ...]:
-    """`p100-[01-02,04],login` as names, like `scontrol show hostnames`."""
-    return tuple(name for part in _split(hostlist) for name in _expand(part))
-
-
-def _split(hostlist: str) -> Iterator[str]:
-    """Split at the commas outside brackets."""
-    depth, start = 0, 0
-    for index, character in enumerate(hostlist):
-        depth += (character == "[") - (character == "]")
-        if character == "," and depth == 0:
-            yield hostlist[start:index]
-            start = index + 1
-    if hostlist[start:]:
-        yield hostlist[start:]
-
-
-def _expand(part: str) -> Iterable[str]:
-    found = _LIST.match(part)
-    if not found:
-        return [part]
-    head, ranges, tail = found.groups()
-    names: list[str] = []
-    for piece in ranges.split(","):
-        low, _, high = piece.partition("-")
-        for number in range(int(low), int(high or low) + 1):
-            names += _expand(f"{head}{number:0{len(low)}d}{tail}")
-    return names
 
 
 def _words(text: str) -> list[str]:

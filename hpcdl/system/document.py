@@ -8,6 +8,9 @@ what `24:00:00`, `22.10` or `no` mean.
 
 from __future__ import annotations
 
+import os
+import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +22,8 @@ from hpcdl.system.errors import BadInput
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 30
 _SHOWN_FAULTS = 25
+_MOST_FAULTS = 1000
+_LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 
 Path_ = tuple[str | int, ...]
 
@@ -105,6 +110,8 @@ class Document:
         """Note a fault at a node."""
         width = len(node.text) if isinstance(node, Scalar) else 1
         self.faults.append(Fault(message, node.mark, hint, max(1, width)))
+        if len(self.faults) >= _MOST_FAULTS:
+            raise InvalidDocument(self)  # not a file of ours: looking on would only take time
 
     def raise_faults(self) -> None:
         """Raise one error that shows every fault noted so far, in the file's order.
@@ -152,21 +159,33 @@ def read_document(path: Path) -> Document:
     Raises:
         BadInput: it cannot be read, is too large or too deep, is empty, or is not YAML.
     """
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except IsADirectoryError as fault:
-        raise BadInput(f"{path} is a folder, not a file") from fault
-    except OSError as fault:
-        raise BadInput(f"cannot read {path}: {fault.strerror}") from fault
-    if len(data) > MAX_BYTES:
-        raise BadInput(f"{path} is larger than {MAX_BYTES // 1_000_000} MB: not a file of ours")
+    data = _read(path)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as fault:
         line = data[: fault.start].count(b"\n") + 1
         raise BadInput(f"{path}:{line}: is not UTF-8 text") from fault
     return parse_document(text, str(path))
+
+
+def _read(path: Path) -> bytes:
+    """The bytes of a regular file; others (a pipe, a device) could block or never end."""
+    try:
+        # Not blocking: to open a pipe that nobody writes to would wait for ever.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if not stat.S_ISREG(mode):
+                kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
+                raise BadInput(f"{path} is {kind}", hint="name a YAML file")
+            data = file.read(MAX_BYTES + 1)
+    except IsADirectoryError as fault:
+        raise BadInput(f"{path} is a folder", hint="name a YAML file") from fault
+    except (OSError, ValueError) as fault:
+        reason = getattr(fault, "strerror", None) or "its name is impossible"
+        raise BadInput(f"cannot read {path}: {reason}") from fault
+    if len(data) > MAX_BYTES:
+        raise BadInput(f"{path} is larger than {MAX_BYTES // 1_000_000} MB: not a file of ours")
+    return data
 
 
 def parse_document(text: str, name: str) -> Document:
@@ -176,7 +195,7 @@ def parse_document(text: str, name: str) -> Document:
         BadInput: see `read_document`. Duplicate keys, anchors and tags are faults too, but
             are noted in the document, so that they are shown with all the others.
     """
-    document = Document(name, text.splitlines(), Scalar("", False, Mark(1, 1)))
+    document = Document(name, _LINE_BREAK.split(text), Scalar("", False, Mark(1, 1)))
     try:
         root = _build(_events(text, document), document)
     except yaml.YAMLError as fault:
@@ -227,6 +246,11 @@ def _node(event: yaml.NodeEvent, events: Iterator[yaml.Event], document: Documen
         document.faults.append(
             Fault(f"{sign} ('{event.anchor}') is not supported", mark, "write the value out")
         )
+    tag = getattr(event, "tag", None)
+    if tag is not None:
+        document.faults.append(
+            Fault(f"a tag ('{tag}') is not supported", mark, "write the value without it")
+        )
     if isinstance(event, yaml.ScalarEvent):
         return Scalar(event.value, event.style not in (None, ""), mark)
     if isinstance(event, yaml.SequenceStartEvent):
@@ -268,7 +292,8 @@ def _syntax_fault(fault: yaml.YAMLError) -> Fault:
     """PyYAML's own complaint, with its place; tabs get the advice they deserve."""
     mark = getattr(fault, "problem_mark", None)
     problem = getattr(fault, "problem", None) or str(fault).splitlines()[0]
-    hint = "indent with spaces, not tabs" if "'\\t'" in problem or "tab" in problem else ""
+    tab = "'\\t'" in problem or " tab " in problem
+    hint = "indent with spaces, not tabs" if tab else ""
     if mark is None:
         reason = getattr(fault, "reason", "")
         return Fault(f"not YAML: {reason or problem}", Mark(1, 1), hint)

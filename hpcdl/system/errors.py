@@ -7,8 +7,13 @@ and leaves with its exit code; anything else that escapes is a defect of ours.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from enum import IntEnum
+
+# What a terminal would obey, or what makes text read otherwise than it is written: control
+# characters, line and paragraph separators, and the marks that turn the direction of writing.
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 
 
 class ExitCode(IntEnum):
@@ -40,6 +45,11 @@ MEANINGS: dict[ExitCode, str] = {
 }
 
 
+def visible(text: str) -> str:
+    """`text` with every character escaped that could command a terminal or mislead a reader."""
+    return _UNSEEN.sub(lambda found: ascii(found.group())[1:-1], text)
+
+
 class HpcdlError(Exception):
     """A failure with a message for a person.
 
@@ -63,7 +73,7 @@ class HpcdlError(Exception):
         lines += [f"  {line}" if line else "" for line in self.details]
         if self.hint:
             lines.append(f"help: {self.hint}")
-        return "\n".join(lines)
+        return visible("\n".join(lines))
 
 
 class AnswerNo(HpcdlError):

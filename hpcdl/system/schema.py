@@ -43,7 +43,24 @@ def _object(document: Document, node: Node, schema: Schema, what: str) -> Any:
     if not isinstance(node, Mapping):
         return _wrong_type(document, node, schema, what)
     known: dict[str, Schema] = schema.get("properties", {})
+    given = {key.text for key, _ in node.entries}
+    values = _entries(document, node, schema)
+    for name in schema.get("required", ()):
+        if name not in given:
+            document.fault(f"{what} lacks the key '{name}'", node, _purpose(known[name]))
+    if len(node.entries) < schema.get("minProperties", 0):
+        document.fault(f"{what} is empty: it needs at least one entry", node)
+    for name, part in known.items():
+        if name not in given and "default" in part:
+            values[name] = part["default"]
+    return values
+
+
+def _entries(document: Document, node: Mapping, schema: Schema) -> dict[str, Any]:
+    """The values of the keys that are given; unknown keys become faults."""
+    known: dict[str, Schema] = schema.get("properties", {})
     extra = schema.get("additionalProperties", False)
+    missing = [name for name in known if node.get(name) is None]
     values: dict[str, Any] = {}
     for key, value in node.entries:
         if key.text in known:
@@ -52,19 +69,17 @@ def _object(document: Document, node: Node, schema: Schema, what: str) -> Any:
             _check_name(document, key, schema)
             values[key.text] = _value(document, value, extra, f"'{key.text}'")
         else:
-            missing = [name for name in known if node.get(name) is None]
-            close = nearest(key.text, missing) or nearest(key.text, known)
-            hint = f"did you mean '{close}'?" if close else f"known keys: {', '.join(known)}"
-            document.fault(f"unknown key '{_short(key.text)}'", key, hint)
-    for name in schema.get("required", ()):
-        if node.get(name) is None:
-            document.fault(f"{what} lacks the key '{name}'", node, _purpose(known[name]))
-    if len(node.entries) < schema.get("minProperties", 0):
-        document.fault(f"{what} is empty: it needs at least one entry", node)
-    for name, part in known.items():
-        if name not in values and "default" in part:
-            values[name] = part["default"]
+            _unknown_key(document, key, missing, known)
     return values
+
+
+def _unknown_key(
+    document: Document, key: Scalar, missing: list[str], known: dict[str, Schema]
+) -> None:
+    """A key that nobody knows: most likely one of those that are not given yet."""
+    close = nearest(key.text, missing) or nearest(key.text, known)
+    hint = f"did you mean '{close}'?" if close else f"known keys: {', '.join(known)}"
+    document.fault(f"unknown key '{short(key.text)}'", key, hint)
 
 
 def _value(document: Document, node: Node, schema: Schema, what: str) -> Any:
@@ -79,9 +94,9 @@ def _value(document: Document, node: Node, schema: Schema, what: str) -> Any:
 
 def _check_name(document: Document, key: Scalar, schema: Schema) -> None:
     pattern = schema.get("propertyNames", {}).get("pattern")
-    if pattern and not re.search(pattern, key.text):
+    if pattern and not _matches(pattern, key.text):
         document.fault(
-            f"'{_short(key.text)}' is no valid name", key, "use letters, digits, '-', '_' and '.'"
+            f"'{short(key.text)}' is no valid name", key, "use letters, digits, '-', '_' and '.'"
         )
 
 
@@ -99,11 +114,11 @@ def _string(document: Document, node: Node, schema: Schema, what: str) -> Any:
     text = node.text
     if "enum" in schema and text not in schema["enum"]:
         hint = did_you_mean(text, schema["enum"])
-        document.fault(f"{what} is '{_short(text)}', not {one_of(schema['enum'])}", node, hint)
+        document.fault(f"{what} is '{short(text)}', not {one_of(schema['enum'])}", node, hint)
     elif len(text) > schema.get("maxLength", 4096):
         document.fault(f"{what} is too long: {len(text)} characters", node)
-    elif "pattern" in schema and not re.search(schema["pattern"], text):
-        document.fault(f"{what} is '{_short(text)}', which has not the right form", node,
+    elif "pattern" in schema and not _matches(schema["pattern"], text):
+        document.fault(f"{what} is '{short(text)}', which has not the right form", node,
                        _purpose(schema))  # fmt: skip
     else:
         return text
@@ -139,10 +154,15 @@ def _boolean(document: Document, node: Node, schema: Schema, what: str) -> Any:
     return _wrong_type(document, node, schema, what)
 
 
+def _matches(pattern: str, text: str) -> bool:
+    """Whether a JSON Schema pattern matches: `$` is the very end, digits are 0 to 9, as there."""
+    return re.search(pattern.replace("$", r"\Z"), text, re.ASCII) is not None
+
+
 def _wrong_type(document: Document, node: Node, schema: Schema, what: str) -> None:
     found = {Scalar: "text", Sequence: "a list", Mapping: "a mapping"}[type(node)]
     if isinstance(node, Scalar):
-        found = f"'{_short(node.text)}'"
+        found = f"'{short(node.text)}'"
     document.fault(f"{what} must be {_NAMES[schema['type']]}, not {found}", node, _purpose(schema))
 
 
@@ -153,7 +173,8 @@ def _purpose(schema: Schema) -> str:
     return description + (f" (for example {example})" if example is not None else "")
 
 
-def _short(text: str) -> str:
+def short(text: str) -> str:
+    """`text` as a message may quote it: in ASCII, on one line, at most 60 characters."""
     clean = text.encode("unicode_escape").decode()
     return clean if len(clean) <= 60 else clean[:57] + "..."
 
