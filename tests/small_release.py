@@ -1,0 +1,62 @@
+"""Small releases for tests: the real record, folders and modulefiles around no software."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+from hpcdl.site import Site, find_site_file, load_site
+from hpcdl.stack.release import Release, as_record
+from hpcdl.stack.verify import Check, Proof, new_proof
+from hpcdl.system.files import write_json
+
+
+def small_site(prefix: Path) -> Site:
+    """The embedded site with its software below `prefix`."""
+    site = load_site(find_site_file("embedded"))
+    return dataclasses.replace(site, paths=dataclasses.replace(site.paths, prefix=prefix))
+
+
+def make_release(
+    site: Site,
+    name: str,
+    version: str = "2.21.0",
+    created: str = "2026-01-01T00:00:00Z",
+    **changes: object,
+) -> Release:
+    """A finished release `name` whose stack is one Python that does nothing but exist."""
+    root = site.paths.prefix / "releases" / name
+    release = Release(
+        id=name,
+        stack="tensorflow",
+        backend="venv",
+        root=root,
+        module=f"tensorflow/{version}-cpu",
+        versions={"tensorflow": version, "horovod": "0.28.1", "mpi": "Open MPI 4.1.4",
+                  "python": "3.11.7"},
+        partitions=(),
+        proof="run",
+        created=created,
+        hpcdl="0.1.0+00000000",
+        lock=({"name": "tensorflow-cpu", "version": version, "file": "t.whl", "sha256": "0"},),
+    )  # fmt: skip
+    release = dataclasses.replace(release, **changes)
+    (root / "stack" / "bin").mkdir(parents=True)
+    (root / "stack" / "bin" / "python").symlink_to(sys.executable)
+    write_json(root / "release.json", as_record(release))
+    return release
+
+
+def passing(site: Site, release: Release) -> Proof:
+    """A gate that always opens."""
+    return new_proof(release, "test", "here", [Check("always", True, "yes", 0.0)])
+
+
+def failing(site: Site, release: Release) -> Proof:
+    """A gate that never opens."""
+    return new_proof(release, "test", "here", [Check("never", False, "the ops differ", 0.0)])
+
+
+def silent(what: str) -> None:
+    """A listener to progress that says nothing."""

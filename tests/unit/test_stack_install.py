@@ -1,0 +1,80 @@
+"""A tree for everybody: readable by all, writable by none but its owner."""
+
+import os
+import stat
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from hpcdl.stack.install import compile_bytecode, open_to_readers, require_room
+from hpcdl.stack.sources import own_digest, own_files, pack
+from hpcdl.system.errors import MachineLacks
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+def test_everybody_reads_and_nobody_else_writes(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / "bin").mkdir(parents=True)
+    (tree / "bin" / "tool").touch()
+    (tree / "data").touch()
+    (tree / "link").symlink_to("data")
+    (tree / "bin").chmod(0o700)
+    (tree / "bin" / "tool").chmod(0o700)
+    (tree / "data").chmod(0o666)
+    open_to_readers(tree)
+    assert mode(tree / "bin") == 0o755
+    assert mode(tree / "bin" / "tool") == 0o755
+    assert mode(tree / "data") == 0o644
+
+
+def test_bytecode_is_kept_and_linked_into_the_next_tree(tmp_path: Path) -> None:
+    import sys
+
+    trees = [tmp_path / "first", tmp_path / "second"]
+    for tree in trees:
+        (tree / "package").mkdir(parents=True)
+        (tree / "hpcdl").mkdir()
+        (tree / "package" / "code.py").write_text("value = 1\n")
+        (tree / "hpcdl" / "own.py").write_text(f"value = {tree.name!r}\n")
+        compile_bytecode(Path(sys.executable), tree, tmp_path / "store", tmp_path / "log")
+    inodes = {next(tree.glob("package/__pycache__/*.pyc")).stat().st_ino for tree in trees}
+    own = {next(tree.glob("hpcdl/__pycache__/*.pyc")).stat().st_ino for tree in trees}
+    assert len(inodes) == 1
+    assert len(own) == 2
+    assert not (tmp_path / "store" / "hpcdl").exists()
+
+
+def test_too_little_room_is_told_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = tmp_path / "big.whl"
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("zeros", b"\0" * 1000)
+    free = os.statvfs_result((4096, 4096, 10, 10, 10, 10, 10, 10, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: free)
+    with pytest.raises(MachineLacks, match=r"it needs 0\.4 GB, 0\.0 GB are free"):
+        require_room(tmp_path, [wheel])
+
+
+def test_a_packed_wheel_has_a_record_of_every_member(tmp_path: Path) -> None:
+    target = tmp_path / "x.whl"
+    target.write_bytes(pack({"a.py": b"1", "d/b.py": b"22"}, "x.dist-info/RECORD"))
+    with zipfile.ZipFile(target) as archive:
+        rows = archive.read("x.dist-info/RECORD").decode().splitlines()
+        assert sorted(archive.namelist()) == sorted(row.split(",")[0] for row in rows)
+    assert "d/b.py" in rows[1]
+    assert rows[1].endswith(",2")
+
+
+def test_hpcdl_finds_all_of_itself() -> None:
+    names = [name for name, _ in own_files()]
+    assert names == sorted(names)
+    for needed in ("hpcdl/__init__.py", "hpcdl/modulefiles/tensorflow.lua",
+                   "hpcdl/templates/sites/embedded.yaml", "hpcdl/facts/wheels.yaml"):  # fmt: skip
+        assert needed in names
+    assert not any("__pycache__" in name for name in names)
+    assert own_digest() == own_digest()

@@ -1,0 +1,53 @@
+"""What is written for Lmod is Lua, whatever a version or a path holds."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpcdl.stack.modules import lua, render_modules, write_modules
+from tests.small_release import make_release, small_site
+
+needs_lua = pytest.mark.skipif(shutil.which("lua") is None, reason="there is no lua")
+
+
+@needs_lua
+@settings(max_examples=25, deadline=None)
+@given(st.text(max_size=40))
+def test_any_text_comes_through_lua_unchanged(text: str) -> None:
+    text = text.encode("utf-8", "ignore").decode()
+    program = f"io.write({lua(text)})"
+    done = subprocess.run(["lua", "-"], input=program.encode(), capture_output=True, check=True)
+    assert done.stdout.decode() == text
+
+
+def test_tables_are_readable() -> None:
+    value = {"sm": "sm_60", "ranges": [450, 580], "cpu": False, "none": {}}
+    assert lua(value) == (
+        '{\n  ["sm"] = "sm_60",\n  ["ranges"] = {\n    450,\n    580,\n  },\n'
+        '  ["cpu"] = false,\n  ["none"] = {},\n}'
+    )
+
+
+def test_other_types_are_refused() -> None:
+    with pytest.raises(TypeError):
+        lua(object())
+
+
+@pytest.mark.skipif(shutil.which("luac") is None, reason="there is no luac")
+def test_every_rendered_modulefile_parses(tmp_path: Path) -> None:
+    release = make_release(small_site(tmp_path), 'odd "name" [[x]]')
+    for text in render_modules(release).values():
+        subprocess.run(["luac", "-p", "-"], input=text.encode(), check=True)
+
+
+def test_writing_modules_again_changes_nothing(tmp_path: Path) -> None:
+    release = make_release(small_site(tmp_path), "one")
+    write_modules(release)
+    first = release.modules.resolve()
+    write_modules(release)
+    assert release.modules.resolve() == first
+    assert len(list(release.root.glob(".modules*"))) == 1

@@ -1,0 +1,158 @@
+"""Publishing moves one link, after the gate; rolling back walks the way back."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcdl.site import Site
+from hpcdl.stack.publish import (
+    Event,
+    newest,
+    overview,
+    plan_publish,
+    previous,
+    publish,
+    rollback,
+)
+from hpcdl.stack.release import current_id, current_release
+from hpcdl.system.errors import AnswerNo, BadInput
+from tests.small_release import failing, make_release, passing, silent, small_site
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    site = small_site(tmp_path)
+    for number, name in enumerate(("a", "b", "c")):
+        make_release(site, name, created=f"2026-01-0{number + 1}T00:00:00Z")
+    return site
+
+
+def go(site: Site, *names: str) -> None:
+    for name in names:
+        publish(site, name, passing, say=silent)
+
+
+def test_a_published_release_is_current_with_proof_and_modules(site: Site) -> None:
+    go(site, "a")
+    release = current_release(site)
+    assert release is not None
+    assert release.id == "a"
+    assert (release.modules / f"{release.module}.lua").is_file()
+    assert json.loads((release.root / "proof.json").read_text())["passed"] is True
+    assert (site.paths.prefix / "current").readlink() == Path("releases/a")
+
+
+def test_a_failed_gate_leaves_the_old_one(site: Site) -> None:
+    go(site, "a")
+    with pytest.raises(AnswerNo) as caught:
+        publish(site, "b", failing, say=silent)
+    assert "the ops differ" in caught.value.details[0]
+    assert current_id(site) == "a"
+
+
+def test_a_gate_that_breaks_leaves_the_old_one(site: Site) -> None:
+    def breaks(*_: object) -> None:
+        raise RuntimeError
+
+    go(site, "a")
+    with pytest.raises(RuntimeError):
+        publish(site, "b", breaks, say=silent)
+    assert current_id(site) == "a"
+
+
+def test_a_proof_is_asked_for_once(site: Site) -> None:
+    go(site, "a", "b")
+    assert publish(site, "a", failing, say=silent).proof.passed
+    with pytest.raises(AnswerNo):
+        publish(site, "a", failing, say=silent, verify_again=True)
+
+
+def test_a_proof_of_another_release_does_not_count(site: Site) -> None:
+    go(site, "a")
+    root = site.paths.prefix / "releases"
+    (root / "b" / "proof.json").write_bytes((root / "a" / "proof.json").read_bytes())
+    with pytest.raises(AnswerNo):
+        publish(site, "b", failing, say=silent)
+
+
+def test_planning_a_publish_changes_nothing(site: Site) -> None:
+    before = sorted(site.paths.prefix.rglob("*"))
+    assert plan_publish(site, "a").after == "a"
+    assert sorted(site.paths.prefix.rglob("*")) == before
+
+
+def test_rolling_back_twice_goes_back_twice(site: Site) -> None:
+    go(site, "a", "b", "c")
+    assert rollback(site).after == "b"
+    assert rollback(site).after == "a"
+    with pytest.raises(BadInput, match="no earlier release"):
+        rollback(site)
+    assert current_id(site) == "a"
+
+
+def test_rollback_to_a_named_release(site: Site) -> None:
+    go(site, "a", "b", "c")
+    assert rollback(site, "a").before == "c"
+    assert current_id(site) == "a"
+
+
+def test_rollback_refuses_what_was_never_proven(site: Site) -> None:
+    go(site, "a")
+    with pytest.raises(AnswerNo, match="never published"):
+        rollback(site, "b")
+
+
+def test_a_lost_history_entry_does_not_lose_the_way_back(site: Site) -> None:
+    """A publish killed between the switch and its history entry."""
+    go(site, "a", "b")
+    history = site.paths.prefix / "history.json"
+    kept = history.read_bytes()
+    go(site, "c")
+    history.write_bytes(kept)
+    assert rollback(site).after == "b"
+
+
+def test_a_damaged_history_does_not_stop_a_publish(site: Site) -> None:
+    go(site, "a")
+    (site.paths.prefix / "history.json").write_text("{")
+    go(site, "b")
+    assert current_id(site) == "b"
+
+
+def test_the_list_shows_states_and_the_broken_ones_too(site: Site) -> None:
+    go(site, "a")
+    with pytest.raises(AnswerNo):
+        publish(site, "b", failing, say=silent)
+    (site.paths.prefix / "releases/c/release.json").write_text("{}")
+    states = {row["id"]: row["state"] for row in overview(site)}
+    assert states["a"] == "proven"
+    assert states["b"] == "failed the gate"
+    assert states["c"].startswith("broken")
+    assert [row["id"] for row in overview(site) if row["current"]] == ["a"]
+
+
+def test_the_newest_is_the_one_built_last(site: Site) -> None:
+    assert newest(site) == "c"
+
+
+NAMES = st.sampled_from("abcd")
+
+
+@given(st.lists(st.tuples(st.sampled_from(["publish", "rollback"]), NAMES)), NAMES, st.sets(NAMES))
+def test_a_way_back_never_leads_to_itself_or_to_what_is_gone(moves, current, existing) -> None:
+    events = [Event(action, name, "") for action, name in moves]
+    target = previous(events, current, existing)
+    assert target is None or (target != current and target in existing)
+
+
+@given(st.lists(NAMES, min_size=1, unique=True))
+def test_publishing_then_rolling_back_all_the_way_retraces_it(names: list[str]) -> None:
+    events = [Event("publish", name, "") for name in names]
+    seen = [names[-1]]
+    while (target := previous(events, seen[-1], set(names))) is not None:
+        events.append(Event("rollback", target, ""))
+        seen.append(target)
+    assert seen == names[::-1]

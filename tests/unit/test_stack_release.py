@@ -1,0 +1,89 @@
+"""A release is what its sealed record says, or it is broken."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hpcdl.stack.release import BrokenRelease, current_release, planned_module, read_release
+from hpcdl.system.errors import BadInput
+from tests.small_release import make_release, small_site
+
+
+def test_a_release_is_read_as_it_was_written(tmp_path: Path) -> None:
+    site = small_site(tmp_path)
+    made = make_release(site, "tensorflow-2.21.0-cpu-00000001")
+    read = read_release(site, made.id)
+    assert read == made
+    assert read.modules == tmp_path / "releases" / made.id / "modules"
+    assert read.python == tmp_path / "releases" / made.id / "stack/bin/python"
+
+
+def test_an_unknown_id_gets_the_nearest_one(tmp_path: Path) -> None:
+    site = small_site(tmp_path)
+    make_release(site, "tensorflow-2.21.0-cpu-00000001")
+    with pytest.raises(BadInput) as caught:
+        read_release(site, "tensorflow-2.21.0-cpu-0000001")
+    assert caught.value.hint == "did you mean 'tensorflow-2.21.0-cpu-00000001'?"
+
+
+@pytest.mark.parametrize("name", ["../x", "", "a/b", ".hidden", "x" * 5000, "a\nb", "-rf"])
+def test_a_hostile_id_is_only_unknown(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BadInput, match="there is no release"):
+        read_release(small_site(tmp_path), name)
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (lambda text: text.replace("2.21.0", "2.99.0"), "seal"),
+        (lambda text: text[:100], "cannot be read"),
+        (lambda text: "[]", "not a release record"),
+        (lambda text: text.replace('"schema": 1', '"schema": 2'), "not a release record"),
+        (lambda text: "\udcff", "cannot be read"),
+    ],
+)
+def test_a_hand_edited_record_is_refused(tmp_path: Path, damage, complaint: str) -> None:
+    site = small_site(tmp_path)
+    made = make_release(site, "tensorflow-2.21.0-cpu-00000001")
+    path = made.root / "release.json"
+    path.write_text(damage(path.read_text()), errors="surrogateescape")
+    with pytest.raises(BrokenRelease, match=complaint) as caught:
+        read_release(site, made.id)
+    assert "build it again" in caught.value.hint
+
+
+def test_a_record_copied_to_another_folder_is_refused(tmp_path: Path) -> None:
+    site = small_site(tmp_path)
+    made = make_release(site, "tensorflow-2.21.0-cpu-00000001")
+    other = tmp_path / "releases" / "other"
+    other.mkdir()
+    (other / "release.json").write_bytes((made.root / "release.json").read_bytes())
+    with pytest.raises(BrokenRelease, match="does not describe"):
+        read_release(site, "other")
+
+
+def test_a_tree_without_a_record_is_no_release(tmp_path: Path) -> None:
+    site = small_site(tmp_path)
+    (make_release(site, "half").root / "release.json").unlink()
+    with pytest.raises(BadInput):
+        read_release(site, "half")
+
+
+def test_nothing_is_current_before_a_publish(tmp_path: Path) -> None:
+    assert current_release(small_site(tmp_path)) is None
+
+
+def test_a_current_that_leads_nowhere_says_so(tmp_path: Path) -> None:
+    (tmp_path / "current").symlink_to("releases/gone")
+    with pytest.raises(BrokenRelease, match="'gone', which is no release"):
+        current_release(small_site(tmp_path))
+
+
+def test_the_record_is_plain_json_with_a_schema(tmp_path: Path) -> None:
+    made = make_release(small_site(tmp_path), "one")
+    assert json.loads((made.root / "release.json").read_text())["schema"] == 1
+
+
+def test_a_module_can_be_named_before_any_release(tmp_path: Path) -> None:
+    assert planned_module(small_site(tmp_path)).startswith("tensorflow/2.")
