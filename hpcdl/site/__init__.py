@@ -8,6 +8,7 @@ Slurm and `drift` compares the two.
 
 from hpcdl.site.load import find_site_file, load_site
 from hpcdl.site.model import (
+    External,
     Gpu,
     Interconnect,
     Partition,
@@ -15,10 +16,12 @@ from hpcdl.site.model import (
     Scratch,
     Site,
     SlurmDialect,
+    SpackSettings,
     StackRequest,
 )
 
 __all__ = [
+    "External",
     "Gpu",
     "Interconnect",
     "Partition",
@@ -26,6 +29,7 @@ __all__ = [
     "Scratch",
     "Site",
     "SlurmDialect",
+    "SpackSettings",
     "StackRequest",
     "find_site_file",
     "load_site",

@@ -10,6 +10,7 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.site.model import (
+    External,
     Gpu,
     Interconnect,
     Partition,
@@ -17,6 +18,7 @@ from hpcdl.site.model import (
     Scratch,
     Site,
     SlurmDialect,
+    SpackSettings,
     StackRequest,
 )
 from hpcdl.site.schema import SITE
@@ -203,6 +205,17 @@ def _site(values: dict[str, Any], source: Path) -> Site:
         stacks=MappingProxyType(stacks),
         default_partition=values.get("default_partition") or next(iter(partitions)),
         container=values.get("container"),
+        spack=_spack(values.get("spack") or {}),
+    )
+
+
+def _spack(values: dict[str, Any]) -> SpackSettings:
+    found = ((*item["spec"].split("@", 1), item["prefix"]) for item in values.get("externals", ()))
+    return SpackSettings(
+        externals=tuple(External(name, version, Path(prefix)) for name, version, prefix in found),
+        mirrors=MappingProxyType(dict(values.get("mirrors", {}))),
+        build_jobs=values.get("build_jobs"),
+        padded_length=values.get("padded_length", 128),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -125,6 +125,30 @@ class StackRequest:
 
 
 @dataclass(frozen=True)
+class External:
+    """A package of the machine that Spack uses and does not build."""
+
+    name: str
+    version: str
+    prefix: Path
+
+
+@dataclass(frozen=True)
+class SpackSettings:
+    """How Spack builds here: what the machine has, mirrors by name, the padded path's length."""
+
+    externals: tuple[External, ...] = ()
+    mirrors: Mapping[str, str] = field(default_factory=dict)
+    build_jobs: int | None = None
+    padded_length: int = 128
+
+    @property
+    def compilers(self) -> tuple[str, ...]:
+        """Versions of the gcc that the site offers; empty where it names none."""
+        return tuple(external.version for external in self.externals if external.name == "gcc")
+
+
+@dataclass(frozen=True)
 class Site:
     """A cluster: its Slurm, its paths, its partitions and the stacks it wants.
 
@@ -140,6 +164,7 @@ class Site:
     stacks: Mapping[str, StackRequest]
     default_partition: str
     container: str | None
+    spack: SpackSettings = field(default_factory=SpackSettings)
 
     def partition(self, name: str) -> Partition:
         """The partition `name`.

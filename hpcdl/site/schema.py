@@ -212,6 +212,39 @@ STACK = _map(
     },
 )  # fmt: skip
 
+SPACK = _map(
+    "How Spack builds here. Only stacks with the backend `spack` need it.",
+    [],
+    {
+        "externals": {
+            "type": "array",
+            "description": "What the machine has already: compilers, Slurm, PMIx, rdma-core.",
+            "items": _map(
+                "A package that Spack shall use and not build.",
+                ["spec", "prefix"],
+                {
+                    "spec": _text("Its name and version.", pattern=r"^[a-z0-9-]+@[0-9][\w.+-]*$",
+                                  examples=["gcc@12.2.0"]),
+                    "prefix": _text("Where it is installed.", pattern="^/", examples=["/usr"]),
+                },
+            ),
+            "default": [],
+        },
+        "mirrors": {
+            "type": "object",
+            "description": "Mirrors of sources and binaries, by name.",
+            "propertyNames": {"pattern": NAME},
+            "additionalProperties": {"type": "string", "pattern": r"^(file|https?|oci|s3)://"},
+            "default": {},
+        },
+        "build_jobs": _count("Processes per build; Spack's own choice by default.", 1, 1024),
+        "padded_length": _count(
+            "Length the install path is padded to, so that binaries can move. 0: no padding.",
+            0, 512, default=128,
+        ),
+    },
+)  # fmt: skip
+
 SITE: Schema = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
     "title": "hpcdl site file, version 1",
@@ -243,6 +276,7 @@ SITE: Schema = {
                 "additionalProperties": STACK,
                 "default": {},
             },
+            "spack": SPACK,
         },
     ),
 }
