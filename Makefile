@@ -43,7 +43,8 @@ golden: venv  ## write the golden scripts anew
 	$(BIN)/python -m tests.golden.regenerate
 
 wheel: venv  ## dist/hpcdl-*.whl
-	$(BIN)/python -m build --wheel --no-isolation --outdir dist .
+	@rm -rf build
+	$(BIN)/python -m build --wheel --outdir dist .
 
 venv: $(VENV)/.done  ## the development environment in .venv
 

@@ -1,0 +1,35 @@
+"""What the wheel must carry, and how light the login node's installation is."""
+
+import configparser
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SETUP = configparser.ConfigParser()
+SETUP.read(ROOT / "setup.cfg")
+
+
+def test_every_package_is_listed() -> None:
+    listed = set(SETUP["options"]["packages"].split())
+    found = {
+        ".".join(path.parent.relative_to(ROOT).parts)
+        for path in (ROOT / "hpcdl").rglob("__init__.py")
+    }
+    assert found <= listed, f"add to setup.cfg: {sorted(found - listed)}"
+
+
+def test_the_folders_beside_the_package_travel_in_it() -> None:
+    for folder in ("templates", "modulefiles", "spack", "reframe_checks"):
+        assert f"hpcdl.{folder}" in SETUP["options"]["packages"].split()
+        assert f"hpcdl.{folder} = {folder}" in SETUP["options"]["package_dir"]
+
+
+def test_a_login_node_needs_three_small_packages() -> None:
+    needs = [line.split()[0] for line in SETUP["options"]["install_requires"].strip().splitlines()]
+    assert sorted(needs) == ["PyYAML", "jinja2", "shtab"]
+
+
+def test_what_the_project_stands_on_is_named_with_a_lower_bound() -> None:
+    text = (ROOT / "setup.cfg").read_text()
+    for package in ("jinja2", "tensorflow-cpu", "horovod", "reframe-hpc", "pytest"):
+        assert re.search(rf"^ +{package} >= \d", text, re.M), package
