@@ -1,0 +1,66 @@
+"""The built wheel, in an empty virtual environment, outside any checkout."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `hpcdl` command of a wheel installed without extras."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "build", "--wheel", "--outdir", str(folder), str(ROOT)]
+    made = subprocess.run(build, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr[-2000:]
+    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
+    wheel = next(folder.glob("hpcdl-*.whl"))
+    pip = [folder / "venv/bin/pip", "install", "--quiet", wheel]
+    subprocess.run(pip, check=True, capture_output=True)
+    return folder / "venv/bin/hpcdl"
+
+
+def run(command: Path, *words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    env = {"PATH": os.environ["PATH"], "HOME": str(folder), "HPCDL_HOME": str(folder / "home")}
+    return subprocess.run(
+        [command, *words], cwd=folder, env=env, capture_output=True, text=True, check=False
+    )
+
+
+def test_every_group_shows_its_help(installed: Path, tmp_path: Path) -> None:
+    overview = run(installed, "--help", folder=tmp_path)
+    assert overview.returncode == 0
+    assert overview.stdout.startswith("example: ")
+    rooms = [line.split()[0] for line in overview.stdout.splitlines() if line.startswith("  ")]
+    for room in rooms:
+        answer = run(installed, room, "--help", folder=tmp_path)
+        assert answer.returncode == 0, answer.stderr
+        assert "example: " in answer.stdout
+
+
+def test_templates_and_shipped_sites_are_inside(installed: Path, tmp_path: Path) -> None:
+    words = ("job", "render", "--site", "pi", "--partition", "p100", "--gpus", "2", "--no-module")
+    answer = run(installed, *words, folder=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.startswith("#!/bin/bash\n")
+
+
+def test_modulefiles_spack_and_checks_are_inside(installed: Path) -> None:
+    package = next(installed.parents[1].glob("lib/python3*/site-packages/hpcdl"))
+    assert list((package / "modulefiles").rglob("*.lua"))
+    assert list((package / "reframe_checks").glob("*.py"))
+    assert list((package / "spack").rglob("package.py"))
+    assert (package / "py.typed").exists()
+
+
+def test_the_installation_is_light(installed: Path) -> None:
+    packages = subprocess.run(
+        [installed.parent / "pip", "list", "--format=freeze"],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    names = {line.split("==")[0].lower() for line in packages.splitlines()}
+    assert names <= {"hpcdl", "jinja2", "markupsafe", "pyyaml", "shtab", "pip", "setuptools"}
