@@ -65,6 +65,8 @@ def _entries(document: Document, node: Mapping, schema: Schema) -> dict[str, Any
     for key, value in node.entries:
         if key.text in known:
             values[key.text] = _value(document, value, known[key.text], f"'{key.text}'")
+        elif extra == {}:  # JSON Schema: any further key, with any value; none of ours
+            continue
         elif isinstance(extra, dict):
             _check_name(document, key, schema)
             values[key.text] = _value(document, value, extra, f"'{key.text}'")

@@ -1,0 +1,194 @@
+"""Machines as the model sees them: a GPU's peaks, the links of a node, the network, the cores.
+
+A machine comes from a partition of the site file (`of_partition`) or from the words of a
+published row (`of_host`). Figures are rows of facts/gpus.yaml and facts/links.yaml. Bandwidths
+are bytes per second each way, latencies seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from hpcdl import facts
+from hpcdl.system.errors import BadInput
+from hpcdl.system.text import did_you_mean
+
+if TYPE_CHECKING:
+    from hpcdl.site import Partition
+
+GIGA = 1e9
+_BITS = 8.0
+# Peaks of a CPU core for the shares of layers alone; a measured step gives the scale.
+_CPU_CORE_FLOPS, _CPU_MEMORY, _CPU_LATENCY = 50e9, 50e9, 20e-6
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link: seconds of a step and bytes per second each way that an all-reduce reaches."""
+
+    name: str
+    latency: float
+    bandwidth: float
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Equal nodes of equal GPUs.
+
+    `flops` by precision (fp32, tf32, half), `memory_rate` in bytes per second, `memory` in
+    bytes. `pair` links two GPUs, `ring` more of them, `wide` more than `clique`. `roots` are
+    the PCIe root ports that the GPUs of a node share, each of `root` bytes per second.
+    """
+
+    name: str
+    gpu: str
+    flops: tuple[float, float, float]
+    memory_rate: float
+    memory: float
+    per_node: int
+    pair: Link
+    ring: Link
+    network: Link
+    cores: int
+    roots: int
+    root: float
+    nodes: int = 0
+    clique: int = 0
+    wide: Link | None = None
+
+    def link(self, local: int) -> Link:
+        """The link that limits a ring of `local` GPUs of one node."""
+        if local <= 2:
+            return self.pair
+        return self.wide if self.wide and local > self.clique else self.ring
+
+    @property
+    def host_rate(self) -> float:
+        """Bytes per second each way between all GPUs of a node and its memory."""
+        return self.roots * self.root
+
+
+def gpu_row(name: str) -> tuple[str, dict[str, Any]]:
+    """The facts' name and row of a GPU, by its name or an alias, whatever its case.
+
+    Raises:
+        BadInput: nobody knows it; the hint names the nearest.
+    """
+    known = facts.load("gpus")
+    folded = {key.casefold(): key for key in known["gpus"]}
+    aliases = {key.casefold(): value for key, value in known["aliases"].items()}
+    key = folded.get(aliases.get(name.casefold(), name).casefold())
+    if key is None:
+        names = [*known["gpus"], *known["aliases"]]
+        raise BadInput(f"nobody knows the GPU model '{name}'", hint=did_you_mean(name, names))
+    return key, known["gpus"][key]
+
+
+def of_partition(partition: Partition) -> Machine:
+    """The machine that a partition of the site file describes.
+
+    A partition without GPUs is a machine whose ranks are its sockets: only shares of layers
+    come from it, so it needs a measured step.
+    """
+    fabric = partition.interconnect.fabric
+    network = _network(fabric, partition.interconnect.bandwidth_gbps)
+    if partition.gpu is None:
+        return _cpu_machine(partition, network)
+    name, row = gpu_row(partition.gpu.model)
+    generation = 3 if float(row["compute"]) < 8 else 4 if float(row["compute"]) < 9 else 5
+    link = "nvlink" if row["nvlink_gbs"] else f"pcie{generation}"
+    machine = _machine(name, link, partition.cores, partition.sockets, network)
+    return replace(
+        machine,
+        name=partition.name,
+        per_node=partition.gpu.per_node,
+        nodes=partition.nodes,
+        memory=partition.gpu.memory_gb * GIGA,
+    )
+
+
+def of_host(gpu: str, hardware: str, per_node: int) -> Machine | None:
+    """The machine of a published row, or None where its host or GPU is not in the facts.
+
+    Args:
+        gpu: the row's name of the GPU, such as `K80 (one GK210 die)`.
+        hardware: the row's words for the machine.
+        per_node: GPUs used per node.
+    """
+    known = facts.load("links")
+    name = next((row for start, row in known["gpu_names"] if gpu.startswith(start)), None)
+    host = next((row for row in known["hosts"] if row["match"] in hardware), None)
+    if name is None or host is None:
+        return None
+    network = _network(host["fabric"], host["network_gbps"])
+    machine = _machine(name, host["link"], host["cores"], host["roots"], network)
+    if "beyond" in host:
+        clique, link = host["beyond"]
+        machine = replace(machine, clique=clique, wide=_links(link, name)[1])
+    memory = machine.memory * (2 if "32GB" in gpu or "32GB" in hardware else 1)
+    return replace(machine, name=host["match"], per_node=per_node, memory=memory)
+
+
+def _machine(gpu: str, link: str, cores: int, roots: int, network: Link) -> Machine:
+    name, row = gpu_row(gpu)
+    pair, ring = _links(link, name)
+    pcie = "pcie3" if float(row["compute"]) < 8 else "pcie4"
+    return Machine(
+        name=name,
+        gpu=name,
+        flops=_peaks(name, row["fp32_tflops"] * 1e12),
+        memory_rate=row["memory_gbs"] * GIGA,
+        memory=row["memory_gb"] * GIGA,
+        per_node=1,
+        pair=pair,
+        ring=ring,
+        network=network,
+        cores=cores,
+        roots=max(1, roots),
+        root=_links(pcie, name)[0].bandwidth,
+    )
+
+
+def _peaks(name: str, fp32: float) -> tuple[float, float, float]:
+    """Peaks of fp32, tf32 and half precision; fp32's where there are no matrix units."""
+    row = facts.load("links")["matrix_tflops"].get(name, {})
+    tf32 = row.get("tf32", fp32 / 1e12) * 1e12
+    return fp32, tf32, row.get("half", fp32 / 1e12) * 1e12
+
+
+def _links(kind: str, gpu: str) -> tuple[Link, Link]:
+    """A kind of link between two GPUs, and in a ring of more."""
+    row = facts.load("links")["links"][kind]
+    rate = row["gbs"] or facts.load("gpus")["gpus"][gpu]["nvlink_gbs"] / 2
+    latency = row["latency_us"] * 1e-6
+    return (
+        Link(kind, latency, rate * row["pair"] * GIGA),
+        Link(kind, latency, rate * row["efficiency"] * GIGA),
+    )
+
+
+def _network(fabric: str, gbps: float) -> Link:
+    row = facts.load("links")["fabrics"][fabric]
+    rate = gbps / _BITS * row["efficiency"] * GIGA
+    return Link(f"{fabric} {gbps:g} Gb/s", row["latency_us"] * 1e-6, rate)
+
+
+def _cpu_machine(partition: Partition, network: Link) -> Machine:
+    flops = _CPU_CORE_FLOPS * partition.cores_per_socket
+    memory = Link("memory", _CPU_LATENCY, _CPU_MEMORY / 4)
+    return Machine(
+        name=partition.name,
+        gpu="CPU",
+        flops=(flops, flops, flops),
+        memory_rate=_CPU_MEMORY,
+        memory=partition.memory_gb * GIGA,
+        per_node=partition.sockets,
+        pair=memory,
+        ring=memory,
+        network=network,
+        cores=partition.cores,
+        roots=1,
+        root=_CPU_MEMORY,
+        nodes=partition.nodes,
+    )

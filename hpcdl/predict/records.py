@@ -1,0 +1,156 @@
+"""Published throughput as records: one schema for our facts and for any file of a user.
+
+A record is one measurement; `gpus` of 1 make it a base for others of the same source,
+hardware and settings. Whatever a file may hold beside the keys read here is ignored, but these
+must be right: all faults are shown at once, each with its line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcdl.system.document import read_document
+from hpcdl.system.schema import Schema, check
+
+_MOST = 1e12
+_TEXT: Schema = {"type": "string", "default": None}
+RECORD: Schema = {
+    "type": "object",
+    "description": "One measurement.",
+    "required": ["id", "source", "gpu", "gpus", "model"],
+    "additionalProperties": {},
+    "properties": {
+        "id": {"type": "string", "description": "A name of the row, unique in the file."},
+        "source": {"type": "string", "description": "Who published it."},
+        "hardware": _TEXT,
+        "gpu": {"type": "string", "description": "The GPU's name."},
+        "gpus": {"type": "integer", "minimum": 1, "maximum": 1_000_000, "default": None,
+                 "description": "How many GPUs in all."},
+        "nodes": {"type": "integer", "minimum": 1, "maximum": 1_000_000, "default": 1},
+        "framework": _TEXT,
+        "version": _TEXT,
+        "implementation": _TEXT,
+        "model": {"type": "string", "description": "The network.", "examples": ["resnet50"]},
+        "batch_per_gpu": {"type": "number", "minimum": 1, "maximum": 1_000_000, "default": None},
+        "precision": {"type": "string", "default": "fp32"},
+        "xla": {"type": "string", "default": "false"},
+        "data": _TEXT,
+        "variable_update": _TEXT,
+        "images_per_sec": {"type": "number", "minimum": 1e-6, "maximum": _MOST, "default": None,
+                           "description": "Images per second of all GPUs."},
+        "speedup": {"type": "number", "minimum": 1e-3, "maximum": 1e6, "default": None},
+        "notes": _TEXT,
+    },
+}  # fmt: skip
+FILE: Schema = {
+    "type": "object",
+    "description": "Published throughput.",
+    "required": ["records"],
+    "additionalProperties": {},
+    "properties": {
+        "records": {
+            "type": "array",
+            "description": "The measurements.",
+            "minItems": 1,
+            "items": RECORD,
+        }
+    },
+}
+
+
+@dataclass(frozen=True)
+class Record:
+    """A published measurement; `rate` in images per second of all GPUs."""
+
+    id: str
+    source: str
+    hardware: str
+    gpu: str
+    gpus: int | None
+    nodes: int
+    framework: str
+    software: str
+    model: str
+    batch: int | None
+    precision: str
+    xla: bool
+    data: str
+    update: str
+    rate: float | None
+    speedup: float | None
+    notes: str
+
+    @property
+    def setting(self) -> tuple[object, ...]:
+        """What a record shares with its single-GPU base, the batch left out."""
+        hardware = self.hardware.partition(",")[0].lstrip("0123456789x ")
+        return (
+            self.source, hardware, self.gpu, self.framework, self.software, self.model,
+            self.precision, self.xla, self.data, self.update,
+        )  # fmt: skip
+
+
+def read_records(path: Path | None = None) -> tuple[Record, ...]:
+    """The records of a file, or those of our facts.
+
+    Raises:
+        BadInput: the file cannot be read or has faults; all of them, with their lines.
+    """
+    document = read_document(path or Path(__file__).parents[1] / "facts" / "throughput.yaml")
+    values = check(document, FILE)
+    if isinstance(values, dict) and not document.faults:
+        seen: dict[str, int] = {}
+        for index, value in enumerate(values["records"]):
+            if value["id"] in seen:
+                node = document.find(("records", index, "id"))
+                document.fault(f"the id '{value['id']}' is given twice", node)
+            seen[value["id"]] = index
+    document.raise_faults()
+    return tuple(_record(value) for value in values["records"])
+
+
+def _record(value: dict[str, Any]) -> Record:
+    return Record(
+        id=value["id"],
+        source=value["source"],
+        hardware=value["hardware"] or "",
+        gpu=value["gpu"],
+        gpus=value["gpus"],
+        nodes=value["nodes"],
+        framework=value["framework"] or "",
+        software=f"{value['version']} {value['implementation']}",
+        model=value["model"],
+        batch=round(value["batch_per_gpu"]) if value["batch_per_gpu"] else None,
+        precision=_precision(value["precision"]),
+        xla=value["xla"] == "true",
+        data=value["data"] or "",
+        update=value["variable_update"] or "",
+        rate=value["images_per_sec"],
+        speedup=value["speedup"],
+        notes=value["notes"] or "",
+    )
+
+
+def _precision(text: str) -> str:
+    """The row's precision as one of PRECISIONS: `tf32/fp32` is tf32, `mixed ...` is amp."""
+    word = text.partition("/")[0].partition(" ")[0].lower()
+    known = {"tf32": "tf32", "amp": "amp", "mixed": "amp", "fp16": "fp16", "half": "fp16"}
+    return known.get(word, "fp32")
+
+
+def base_of(record: Record, records: tuple[Record, ...]) -> Record | None:
+    """The single-GPU record of the same source, hardware and settings, nearest in batch.
+
+    A base whose batch differs by more than a quarter is none.
+    """
+    found = [
+        other
+        for other in records
+        if other.gpus == 1 and other.rate and other.setting == record.setting
+    ]
+    if record.batch is not None:
+        near = [r for r in found if r.batch and abs(r.batch - record.batch) <= record.batch / 4]
+        return min(near, key=lambda r: abs((r.batch or 0) - (record.batch or 0)), default=None)
+    return next((other for other in found if other.batch is None), None)

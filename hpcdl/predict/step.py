@@ -1,0 +1,233 @@
+"""One synchronous training step, from a measured step of one GPU: the scaling model itself.
+
+    computing  = t1 x (1 + straggler x E[largest of N normal deviates])
+    exposed    = communication that outlasts back-propagation (overlap.py)
+    contention = part x (transfers hidden behind computing), which slow it down
+    step       = (computing + exposed + contention) / pace of the input (feed.py)
+
+Forms: `horovod` (fused all-reduce), `replicated` (one all-reduce per layer), `parameter_server`
+(gradients to host memory, weights back while the next forward pass runs), `no_overlap` (one
+all-reduce after back-propagation).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
+
+from hpcdl import facts
+from hpcdl.predict.allreduce import Line, lines, parameter_server
+from hpcdl.predict.feed import ENDLESS, Feed, pace
+from hpcdl.predict.hardware import Machine
+from hpcdl.predict.network import (
+    FLOAT_BYTES,
+    HALF_BYTES,
+    LayerTimes,
+    Network,
+    roofline,
+    scaled,
+)
+from hpcdl.predict.overlap import Cost, Gradient, Overlap, after, fused, gradients, wait_free
+
+FORMS = ("horovod", "replicated", "parameter_server", "no_overlap")
+PRECISIONS = ("fp32", "tf32", "amp", "fp16")
+
+
+@dataclass(frozen=True)
+class Constants:
+    """The model's two constants, see facts/links.yaml, and Horovod's two settings."""
+
+    contention: float
+    straggler: float
+    fusion_bytes: float
+    cycle: float
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is trained: network, images per GPU and step, precision, form, input."""
+
+    net: Network
+    batch: int
+    precision: str = "fp32"
+    form: str = "horovod"
+    feed: Feed = ENDLESS
+    algorithm: str = "auto"
+
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes of an activation."""
+        return FLOAT_BYTES if self.precision in {"fp32", "tf32"} else HALF_BYTES
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of a gradient on the link: mixed precision keeps float32 gradients."""
+        return HALF_BYTES if self.precision == "fp16" else FLOAT_BYTES
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One GPU's step, layer by layer, ready for the recursion. Seconds."""
+
+    times: LayerTimes
+    backward: float
+    forward: float
+    gradients: tuple[Gradient, ...]
+
+    @property
+    def total(self) -> float:
+        """Seconds of a step of one GPU without waiting for input."""
+        return self.times.total
+
+
+@dataclass(frozen=True)
+class Step:
+    """A predicted step of `gpus` GPUs on `nodes` nodes; seconds.
+
+    The parts add up to `seconds`: computing of the mean rank, waiting for the slowest one,
+    exposed communication, contention, waiting for input. `latency_part` is the share of
+    start-up costs in the time of all messages.
+    """
+
+    gpus: int
+    nodes: int
+    compute: float
+    straggler: float
+    exposed: float
+    contention: float
+    input_wait: float
+    busy: float
+    latency_part: float
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the step."""
+        return self.compute + self.straggler + self.exposed + self.contention + self.input_wait
+
+    @property
+    def limit(self) -> str:
+        """What limits it: compute, or the largest loss where losses exceed 5 %."""
+        network = self.exposed + self.contention
+        kind = "latency" if self.latency_part > 0.5 else "communication"
+        losses = {"input": self.input_wait, kind: network, "stragglers": self.straggler}
+        worst = max(losses, key=lambda name: losses[name])
+        return worst if losses[worst] > 0.05 * self.seconds else "compute"
+
+
+def constants() -> Constants:
+    """The constants of facts/links.yaml: published, fitted to no row that is judged."""
+    known = facts.load("links")
+    return Constants(
+        contention=known["constants"]["contention"],
+        straggler=known["constants"]["straggler"],
+        fusion_bytes=known["horovod"]["fusion_bytes"],
+        cycle=known["horovod"]["cycle_s"],
+    )
+
+
+def profile(machine: Machine, training: Training, step_seconds: float) -> Profile:
+    """Layer times of one GPU whose step takes `step_seconds` without waiting for input."""
+    peaks = dict(zip(("fp32", "tf32", "half"), machine.flops, strict=True))
+    peak = peaks.get(training.precision, peaks["half"])
+    times = scaled(
+        roofline(
+            training.net, training.batch, peak, machine.memory_rate, training.activation_bytes
+        ),
+        step_seconds,
+    )
+    sizes = [layer.parameters * float(training.gradient_bytes) for layer in training.net.layers]
+    return Profile(
+        times, sum(times.backward), sum(times.forward), gradients(times.backward, sizes)
+    )
+
+
+def unfed_seconds(training: Training, measured: float) -> float:
+    """Seconds of a measured one-GPU step without its own waiting for input."""
+    demand = training.batch / measured
+    return measured * pace(demand, training.feed.supply(1), training.feed.buffer)
+
+
+@lru_cache(maxsize=8192)
+def largest_of(ranks: int) -> float:
+    """Expected largest of `ranks` standard normal deviates (Blom 1958); 0 for one."""
+    if ranks < 2:
+        return 0.0
+    return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
+
+
+def predict_step(
+    machine: Machine,
+    training: Training,
+    one: Profile,
+    gpus: int,
+    nodes: int,
+    known: Constants | None = None,
+) -> Step:
+    """The step of `gpus` GPUs spread evenly over `nodes` nodes."""
+    known = known or constants()
+    local = max(1, gpus // nodes)
+    compute = one.total
+    straggler = compute * known.straggler * largest_of(gpus)
+    exposed, busy, transfer = _communication(machine, training, one, local, nodes, known)
+    contention = known.contention * max(0.0, transfer - exposed)
+    unfed = compute + straggler + exposed + contention
+    supply = training.feed.supply(nodes)
+    kept = pace(gpus * training.batch / unfed, supply, training.feed.buffer)
+    return Step(
+        gpus=gpus,
+        nodes=nodes,
+        compute=compute,
+        straggler=straggler,
+        exposed=exposed,
+        contention=contention,
+        input_wait=unfed / kept - unfed,
+        busy=busy,
+        latency_part=1 - transfer / busy if busy else 0.0,
+    )
+
+
+def overlap(
+    machine: Machine, training: Training, one: Profile, local: int, nodes: int, known: Constants
+) -> Overlap:
+    """Messages of an all-reduce form beside back-propagation."""
+    cost = cost_of(lines(machine, local, nodes, training.algorithm))
+    if training.form == "horovod":
+        blocking = machine.gpu == "CPU"
+        return fused(
+            one.gradients, cost, one.backward,
+            buffer_bytes=known.fusion_bytes, cycle=known.cycle, blocking=blocking,
+        )  # fmt: skip
+    run = after if training.form == "no_overlap" else wait_free
+    return run(one.gradients, cost, one.backward)
+
+
+def cost_of(candidates: tuple[Line, ...]) -> Cost:
+    """The cheapest of the candidates, per message."""
+    if len(candidates) == 1:
+        return candidates[0].seconds
+    pairs = [(line.latency, line.rate) for line in candidates]
+    return lambda size: min(latency + rate * size for latency, rate in pairs)
+
+
+def _communication(
+    machine: Machine, training: Training, one: Profile, local: int, nodes: int, known: Constants
+) -> tuple[float, float, float]:
+    """Seconds exposed, seconds of the link at work, and of these the transfers alone."""
+    if local * nodes < 2:
+        return 0.0, 0.0, 0.0
+    if training.form == "parameter_server":
+        return _served(parameter_server(machine, local, nodes), one)
+    found = overlap(machine, training, one, local, nodes, known)
+    rate = min(line.rate for line in lines(machine, local, nodes, training.algorithm))
+    total = sum(gradient.size for gradient in one.gradients)
+    return found.exposed, found.busy, min(found.busy, rate * total)
+
+
+def _served(line: Line, one: Profile) -> tuple[float, float, float]:
+    """Parameter server: gradients go during back-propagation, weights come during forward."""
+    push = wait_free(one.gradients, line.seconds, one.backward)
+    pull = sum(line.seconds(gradient.size) for gradient in one.gradients)
+    transfer = 2 * line.rate * sum(gradient.size for gradient in one.gradients)
+    exposed = push.exposed + max(0.0, pull - one.forward)
+    return exposed, push.busy + pull, transfer

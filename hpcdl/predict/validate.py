@@ -1,0 +1,297 @@
+"""The model against every published row of more than one GPU, from its one-GPU row alone.
+
+A prediction sees the base row, the hardware's published figures and the model's two published
+constants; no measured value of the rows it is judged by. A second prediction fits those two
+constants on one half of the sources and judges the other half, both ways. Rows that cannot be
+predicted are named with the reason.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from hpcdl.predict.feed import ENDLESS, feed
+from hpcdl.predict.hardware import Machine, of_host
+from hpcdl.predict.network import FLOAT_BYTES, Network, names, network
+from hpcdl.predict.records import Record, base_of
+from hpcdl.predict.step import (
+    Constants,
+    Step,
+    Training,
+    constants,
+    predict_step,
+    profile,
+    unfed_seconds,
+)
+
+# Part of the elements a network moves that a training step keeps in memory: RESNET-50 at its
+# documented batches (128 in float32, 256 mixed, on 16 GB; NVIDIA DeepLearningExamples).
+_KEPT = 0.3
+_MOST_ASSUMED = 256
+_NOT_A_REFERENCE = "do not use as scaling reference"
+_SPEEDUP = "speed-up"
+_IMAGES = "images/s"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row that can be predicted: how, and what it was measured at (in `unit`)."""
+
+    record: Record
+    base: Record
+    machine: Machine
+    training: Training
+    one_seconds: float
+    measured: float
+    unit: str
+    assumed: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A row, what was measured and what the model says; `error` is relative."""
+
+    case: Case
+    predicted: float
+    step: Step
+
+    @property
+    def error(self) -> float:
+        """(predicted - measured) / measured."""
+        return self.predicted / self.case.measured - 1
+
+
+@dataclass(frozen=True)
+class Unfit:
+    """A row that cannot be judged, and why."""
+
+    record: Record
+    reason: str
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Errors of a set of rows: median and 90th percentile of |error|, and the mean error."""
+
+    rows: int
+    median: float
+    ninetieth: float
+    bias: float
+
+
+@dataclass(frozen=True)
+class Half:
+    """One half of the sources, judged with constants fitted on the other."""
+
+    sources: tuple[str, ...]
+    constants: Constants
+    errors: Errors
+
+
+@dataclass(frozen=True)
+class Validation:
+    """All of it: rows judged with the published constants, halves judged by each other."""
+
+    judged: tuple[Judged, ...]
+    unfit: tuple[Unfit, ...]
+    halves: tuple[Half, ...]
+    crossed: Errors | None
+
+
+def validate(records: tuple[Record, ...], known: Constants | None = None) -> Validation:
+    """Judge the model by every record of more than one GPU."""
+    known = known or constants()
+    cases, unfit = [], []
+    for record in records:
+        if record.gpus == 1:
+            continue
+        found = case_of(record, records)
+        if isinstance(found, Unfit):
+            unfit.append(found)
+        else:
+            cases.append(found)
+    judged = tuple(judge(case, known) for case in cases)
+    halves, crossed = cross_fit(cases, known)
+    return Validation(judged, tuple(unfit), halves, crossed)
+
+
+def case_of(record: Record, records: tuple[Record, ...]) -> Case | Unfit:
+    """How a row is predicted, or why it cannot be."""
+    reason = _unusable(record)
+    if reason:
+        return Unfit(record, reason)
+    base = base_of(record, records)
+    if base is None or not base.rate:
+        return Unfit(record, "no single-GPU row of its source, hardware and settings")
+    gpus, nodes = record.gpus or 1, record.nodes
+    machine = of_host(record.gpu, record.hardware, gpus // nodes)
+    if machine is None:
+        return Unfit(record, f"hardware not in the facts: {record.gpu}, {record.hardware}")
+    training, assumed = _training(record, base, machine)
+    if base.batch != record.batch:
+        assumed = (*assumed, f"base has batch {base.batch}")
+    measured = training.batch / base.rate
+    rate, unit = (record.speedup, _SPEEDUP) if record.rate is None else (record.rate, _IMAGES)
+    return Case(
+        record, base, machine, training, unfed_seconds(training, measured),
+        rate or 0.0, unit, assumed,
+    )  # fmt: skip
+
+
+def _unusable(record: Record) -> str:
+    """Why a row alone rules itself out, or nothing."""
+    if record.gpus is None:
+        return "its number of GPUs is not stated"
+    if record.rate is None and record.speedup is None:
+        return "no number: images per second and speed-up are not stated"
+    if record.gpus % record.nodes:
+        return f"{record.gpus} GPUs do not spread evenly over {record.nodes} nodes"
+    if record.model not in names():
+        return f"the layers of model '{record.model}' are not known"
+    if _NOT_A_REFERENCE in record.notes:
+        return f"its source warns: {record.notes}"
+    return ""
+
+
+def _training(record: Record, base: Record, machine: Machine) -> tuple[Training, tuple[str, ...]]:
+    net = network(record.model)
+    assumed: tuple[str, ...] = ()
+    batch = record.batch or base.batch
+    if batch is None:
+        batch = assumed_batch(net, machine, record.precision)
+        assumed = (f"batch {batch} per GPU",)
+    synthetic = not record.data or record.data.startswith(("synthetic", "not stated"))
+    training = Training(
+        net, batch, record.precision, form_of(record),
+        ENDLESS if synthetic else feed(machine, net),
+    )  # fmt: skip
+    return training, assumed
+
+
+def form_of(record: Record) -> str:
+    """The form a row's `variable_update` names, else that of its framework.
+
+    TensorFlow's `replicated` without NCCL adds gradients on one device per variable and copies
+    the sums back: a parameter server whose shards are the devices.
+    """
+    update = record.update.lower()
+    if "parameter_server" in update or "no nccl" in update:
+        return "parameter_server"
+    if "replicated" in update:
+        return "replicated"
+    if "horovod" in update or "horovod" in record.framework.lower():
+        return "horovod"
+    return "replicated"
+
+
+def assumed_batch(net: Network, machine: Machine, precision: str) -> int:
+    """The largest power of two that a GPU's memory holds, where a source states no batch."""
+    size = FLOAT_BYTES if precision in {"fp32", "tf32"} else FLOAT_BYTES / 2
+    kept = _KEPT * size * sum(layer.moved for layer in net.layers)
+    batch = 1
+    while batch < _MOST_ASSUMED and 2 * batch * kept <= machine.memory:
+        batch *= 2
+    return batch
+
+
+def judge(case: Case, known: Constants) -> Judged:
+    """Predict one row: images per second from its base, or the speed-up."""
+    one = profile(case.machine, case.training, case.one_seconds)
+    gpus = case.record.gpus or 1
+    step = predict_step(case.machine, case.training, one, gpus, case.record.nodes, known)
+    alone = predict_step(case.machine, case.training, one, 1, 1, known)
+    speedup = gpus * alone.seconds / step.seconds
+    base = case.base.rate or 0.0
+    predicted = speedup if case.unit == _SPEEDUP else speedup * base
+    return Judged(case, predicted, step)
+
+
+def errors(values: Sequence[float]) -> Errors:
+    """Median, 90th percentile (nearest rank) and mean of relative errors."""
+    sizes = sorted(map(abs, values))
+    rank = min(len(sizes) - 1, max(0, -(-9 * len(sizes) // 10) - 1))
+    return Errors(len(sizes), statistics.median(sizes), sizes[rank], statistics.fmean(values))
+
+
+def grouped(judged: Iterable[Judged], key: Callable[[Judged], str]) -> dict[str, Errors]:
+    """Errors by source, by model or by whatever `key` gives, the largest group first."""
+    groups: dict[str, list[float]] = {}
+    for row in judged:
+        groups.setdefault(key(row), []).append(row.error)
+    ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
+    return {name: errors(values) for name, values in ordered}
+
+
+# ---- constants fitted on one half of the sources, judged on the other ----
+
+_STRAGGLERS = tuple(0.004 * index for index in range(21))
+_CONTENTIONS = tuple(0.05 * index for index in range(21))
+
+
+def cross_fit(cases: Sequence[Case], known: Constants) -> tuple[tuple[Half, ...], Errors | None]:
+    """Fit on each half of the sources, judge the other; nothing with fewer than two sources."""
+    halves = split_sources(case.record.source for case in cases)
+    if len(halves) < 2:
+        return (), None
+    parts = [[case for case in cases if case.record.source in half] for half in halves]
+    found, crossed = [], []
+    for index, half in enumerate(halves):
+        fitted = fit(parts[1 - index], known)
+        values = [judge(case, fitted).error for case in parts[index]]
+        crossed += values
+        found.append(Half(half, fitted, errors(values)))
+    return tuple(found), errors(crossed)
+
+
+def split_sources(sources: Iterable[str]) -> tuple[tuple[str, ...], ...]:
+    """Sources in two halves of about as many rows: each joins the smaller one, largest first."""
+    counts = Counter(sources)
+    halves: list[list[str]] = [[], []]
+    rows = [0, 0]
+    for name, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        smaller = 0 if rows[0] <= rows[1] else 1
+        halves[smaller].append(name)
+        rows[smaller] += count
+    return tuple(tuple(half) for half in halves if half)
+
+
+def fit(cases: Sequence[Case], known: Constants) -> Constants:
+    """The two constants with the least mean |error|, errors above 25 % counted as such."""
+    parts = [_fit_part(case, known) for case in cases]
+    best = min(
+        ((contention, straggler) for contention in _CONTENTIONS for straggler in _STRAGGLERS),
+        key=lambda pair: sum(_loss(part, *pair) for part in parts),
+    )
+    return replace(known, contention=best[0], straggler=best[1])
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What of a row's error the two constants change: all else is worked out once."""
+
+    fixed: float
+    per_contention: float
+    per_straggler: float
+    kept: float
+    target: float
+
+
+def _fit_part(case: Case, known: Constants) -> _Part:
+    """Seconds without both constants, seconds per unit of each, and the measured step."""
+    one = judge(case, replace(known, contention=0.0, straggler=0.0)).step
+    both = judge(case, replace(known, contention=1.0, straggler=1.0)).step
+    base = (case.base.rate or 0.0) * (case.record.speedup or 0.0)
+    rate = case.record.rate or base
+    target = case.training.batch * (case.record.gpus or 1) / rate
+    unfed = one.seconds - one.input_wait
+    return _Part(
+        unfed, both.contention, both.straggler, one.seconds / unfed, target
+    )
+
+
+def _loss(part: _Part, contention: float, straggler: float) -> float:
+    unfed = part.fixed + contention * part.per_contention + straggler * part.per_straggler
+    return min(abs(part.target / (unfed * part.kept) - 1), 0.25)
