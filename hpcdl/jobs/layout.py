@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from hpcdl.jobs.spec import DEFAULT_MINUTES, JobSpec
 from hpcdl.site import Partition, Site
 from hpcdl.system.errors import BadInput
+from hpcdl.system.text import one_of
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,24 @@ def plan_layout(site: Site, spec: JobSpec) -> Layout:
     partition = site.partition(spec.partition)
     nodes, gpus = _nodes_and_gpus(site, partition, spec)
     tasks = _tasks_per_node(partition, spec, gpus)
-    whole = gpus == partition.gpus_per_node if partition.gpu else tasks == partition.cores
-    _check_nodes(site, partition, nodes)
+    cpus = _cpus_per_task(partition, spec, tasks, gpus)
+    # What a rank has one of decides: GPUs, or CPUs where there are none.
+    held, there = (
+        (gpus, partition.gpus_per_node) if partition.gpu else (tasks * cpus, partition.cpus)
+    )
+    whole = held == there
+    _check_nodes(site, partition, nodes, gpus)
+    if spec.launcher == "single" and nodes > 1:
+        raise BadInput(
+            f"the launcher 'single' runs one process, not one on each of {nodes} nodes",
+            hint="leave --nodes out, or use --launcher horovod",
+        )
     return Layout(
         nodes=nodes,
         tasks_per_node=tasks,
-        cpus_per_task=_cpus_per_task(partition, spec, tasks),
+        cpus_per_task=cpus,
         gpus_per_node=gpus,
-        memory_mb=0 if whole else _memory_mb(partition, tasks, gpus),
+        memory_mb=0 if whole else max(1, int(partition.memory_gb * 1000 * held / there)),
         exclusive=whole,
         minutes=_minutes(partition, spec),
     )
@@ -62,20 +73,20 @@ def _nodes_and_gpus(site: Site, partition: Partition, spec: JobSpec) -> tuple[in
     per_node = partition.gpus_per_node
     if spec.gpus is None:
         gpus = spec.gpus_per_node or (per_node if spec.nodes else 1)
-        return spec.nodes or 1, _at_most(gpus, partition)
+        return spec.nodes or 1, _at_most(site, gpus, partition)
     if spec.gpus_per_node or spec.nodes:
-        return _agreeing(partition, spec)
+        return _agreeing(site, partition, spec)
     if spec.gpus <= per_node:
         return 1, spec.gpus
     if spec.gpus % per_node:
         raise BadInput(
             f"{spec.gpus} GPUs do not fill whole nodes: '{partition.name}' has {per_node} per node",
-            hint=_what_fits(partition, spec.gpus),
+            hint=_what_fits(site, partition, spec.gpus),
         )
     return spec.gpus // per_node, per_node
 
 
-def _agreeing(partition: Partition, spec: JobSpec) -> tuple[int, int]:
+def _agreeing(site: Site, partition: Partition, spec: JobSpec) -> tuple[int, int]:
     """Nodes and GPUs per node where --gpus is given with one or both of the others."""
     assert spec.gpus is not None
     nodes = spec.nodes or max(1, spec.gpus // (spec.gpus_per_node or 1))
@@ -85,20 +96,20 @@ def _agreeing(partition: Partition, spec: JobSpec) -> tuple[int, int]:
             f"--gpus {spec.gpus} is not {nodes} nodes x {per_node} GPUs",
             hint="give --gpus alone, or --nodes and --gpus-per-node",
         )
-    return nodes, _at_most(per_node, partition)
+    return nodes, _at_most(site, per_node, partition)
 
 
-def _at_most(gpus: int, partition: Partition) -> int:
+def _at_most(site: Site, gpus: int, partition: Partition) -> int:
     if gpus > partition.gpus_per_node:
         raise BadInput(
             f"'{partition.name}' has {partition.gpus_per_node} GPUs per node, not {gpus}",
-            hint=_what_fits(partition, gpus),
+            hint=_what_fits(site, partition, gpus),
         )
     return gpus
 
 
-def _what_fits(partition: Partition, gpus: int) -> str:
-    """The nearest layouts to `gpus` GPUs that the partition can hold."""
+def _what_fits(site: Site, partition: Partition, gpus: int) -> str:
+    """The nearest layouts to `gpus` GPUs that the partition can hold, and partitions that do."""
     per_node = partition.gpus_per_node
     even = [n for n in range(2, partition.nodes + 1) if gpus % n == 0 and gpus // n <= per_node]
     up = -(-gpus // per_node) * per_node
@@ -108,7 +119,18 @@ def _what_fits(partition: Partition, gpus: int) -> str:
         choices.append(f"--gpus {up}")
     else:
         choices.append(f"at most --gpus {per_node * partition.nodes}, all of the partition")
+    others = [p.name for p in site.partitions.values() if p is not partition and _holds(p, gpus)]
+    if others:
+        choices.append(f"--partition {one_of(others)}")
     return "ask for " + ", or ".join(choices)
+
+
+def _holds(partition: Partition, gpus: int) -> bool:
+    """Whether `--gpus` alone fits the partition."""
+    per_node = partition.gpus_per_node
+    if gpus <= per_node:
+        return True
+    return per_node > 0 and gpus % per_node == 0 and gpus <= per_node * partition.nodes
 
 
 def _gpu_partitions(site: Site) -> str:
@@ -130,14 +152,12 @@ def _tasks_per_node(partition: Partition, spec: JobSpec, gpus: int) -> int:
     return tasks
 
 
-def _cpus_per_task(partition: Partition, spec: JobSpec, tasks: int) -> int:
-    """A rank's CPUs: what is asked for, else its share of the node in whole cores."""
-    slots = max(partition.gpus_per_node, tasks) if partition.gpu else tasks
-    if spec.launcher == "single" and partition.gpu:
-        slots = max(1, partition.gpus_per_node // max(1, spec.gpus_per_node or spec.gpus or 1))
+def _cpus_per_task(partition: Partition, spec: JobSpec, tasks: int, gpus: int) -> int:
+    """A rank's CPUs: what is asked for, else its share of the node, in whole cores."""
     if spec.cpus_per_task is None:
-        cores = max(1, partition.cores // slots)
-        return min(cores * partition.threads_per_core, partition.cpus)
+        held, there = (gpus, partition.gpus_per_node) if partition.gpu else (1, 1)
+        cores = partition.cores * held // there // tasks
+        return cores * partition.threads_per_core or max(1, partition.cpus // tasks)
     if spec.cpus_per_task * tasks > partition.cpus:
         raise BadInput(
             f"{tasks} ranks x {spec.cpus_per_task} CPUs is more than the {partition.cpus} CPUs "
@@ -147,16 +167,17 @@ def _cpus_per_task(partition: Partition, spec: JobSpec, tasks: int) -> int:
     return spec.cpus_per_task
 
 
-def _memory_mb(partition: Partition, tasks: int, gpus: int) -> int:
-    """The job's share of a node's memory: that of its GPUs, else of its ranks' cores."""
-    share = gpus / partition.gpus_per_node if gpus else min(1.0, tasks / partition.cores)
-    return max(1, int(partition.memory_gb * 1000 * share))
-
-
-def _check_nodes(site: Site, partition: Partition, nodes: int) -> None:
+def _check_nodes(site: Site, partition: Partition, nodes: int, gpus: int) -> None:
     if nodes <= partition.nodes:
         return
-    others = [p.name for p in site.partitions.values() if p.nodes >= nodes]
+    if gpus:
+        there = partition.nodes * partition.gpus_per_node
+        raise BadInput(
+            f"'{partition.name}' has {partition.nodes} nodes with {there} GPUs in all, "
+            f"not {nodes} with {nodes * gpus}",
+            hint=_what_fits(site, partition, nodes * gpus),
+        )
+    others = [p.name for p in site.partitions.values() if p.nodes >= nodes and not p.gpu]
     more = f"; with {nodes} nodes: {', '.join(others)}" if others else ""
     raise BadInput(
         f"'{partition.name}' has {partition.nodes} nodes, not {nodes}",

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcdl import __version__
-from hpcdl.jobs import quote
+from hpcdl.jobs import dialect, quote
 from hpcdl.jobs.layout import Layout, plan_layout
-from hpcdl.jobs.spec import SIGNAL_SECONDS, JobSpec, Module, check_spec
+from hpcdl.jobs.spec import SIGNAL_SECONDS, JobSpec, Module, check_environment, check_spec
 from hpcdl.site import Partition, Site
 from hpcdl.system.resources import folder
 
@@ -28,11 +28,23 @@ _PLAIN_DIRECTIVE = re.compile(r"[A-Za-z0-9_./%:=,@+-]+\Z")
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a script, why it is there, and the id of the rule it follows (or '')."""
+    """A line of a script, why it is there, and the ids of the rules it follows.
+
+    Of several ids, separated by blanks, the first that holds in the release counts.
+    """
 
     text: str
     reason: str = ""
-    rule: str = ""
+    rules: str = ""
+
+    def rule(self, version: str) -> str:
+        """The id of the rule that this line follows on a release, '' where there is none."""
+        if not self.rules:
+            return ""
+        from hpcdl.slurm.rules import as_release, rule
+
+        release = as_release(version)
+        return next((one for one in self.rules.split() if rule(one).holds(release)), "")
 
 
 @dataclass(frozen=True)
@@ -41,6 +53,7 @@ class Script:
 
     lines: tuple[Line, ...]
     layout: Layout
+    slurm_version: str
 
     @property
     def text(self) -> str:
@@ -64,9 +77,15 @@ def render_script(site: Site, spec: JobSpec, module: Module) -> Script:
     """
     spec = check_spec(spec)
     layout = plan_layout(site, spec)
+    dialect.check_mpi(site)
+    check_environment(site.partition(spec.partition).environment)
     values = _values(site, spec, layout, module)
     text = _template("job.sh.j2").render(values)
-    return Script(tuple(_line(line) for line in text.splitlines()), layout)
+    return Script(
+        tuple(_line(line) for line in text.removesuffix("\n").split("\n")),
+        layout,
+        site.slurm.version,
+    )
 
 
 def gpu_request(site: Site, partition: Partition, count: int) -> str:
@@ -83,8 +102,16 @@ def launch_options(site: Site, spec: JobSpec, layout: Layout) -> tuple[str, ...]
     return (
         f"--mpi={'none' if spec.launcher == 'single' else site.slurm.mpi}",
         f"--cpus-per-task={layout.cpus_per_task}",
+        *dialect.step_options(site.slurm),
         "--kill-on-bad-exit=1",
     )
+
+
+def step_command(program: tuple[str, ...]) -> tuple[str, ...]:
+    """The program as srun must be given it: a word `:` alone would start another component."""
+    if ":" not in program:
+        return program
+    return ("bash", "-c", f"exec {quote.words(program)}")
 
 
 def walltime(minutes: int) -> str:
@@ -114,10 +141,12 @@ def _values(site: Site, spec: JobSpec, layout: Layout, module: Module) -> dict[s
         "signal_seconds": min(SIGNAL_SECONDS, layout.minutes * 60 // 2),
         "log": _directive(str(job_dir / "job.log")) if job_dir else "%x-%j.log",
         "job_dir": quote.word(str(job_dir)) if job_dir else own_folder,
+        "inherited": dialect.inherited_variables(site.slurm, gpus=layout.gpus_per_node > 0),
+        "cpus_note": dialect.cpus_note(site.slurm),
         "launch": launch_options(site, spec, layout),
         "lmod_init": str(site.paths.lmod_init),
         "environment": [*{**partition.environment, **spec.environment}.items()],
-        "program": spec.program or ("hpcdl", "train"),
+        "program": step_command(spec.program or ("hpcdl", "train")),
     }
 
 
@@ -139,11 +168,11 @@ def _directive(path: str) -> str:
 
 def _line(text: str) -> Line:
     parts = text.split(_MARK)
-    return Line(parts[0].rstrip(), *parts[1:3])
+    return Line(*parts[:3])
 
 
-def _why(reason: str, rule: str = "") -> str:
-    return f"{_MARK}{reason}{_MARK}{rule}"
+def _why(reason: str, rules: str = "") -> str:
+    return f"{_MARK}{reason}{_MARK}{rules}"
 
 
 def _template(name: str) -> jinja2.Template:
@@ -163,14 +192,14 @@ def _template(name: str) -> jinja2.Template:
 
 def explain(script: Script) -> str:
     """The script with the reason, and the rule where there is one, after each line."""
-    return "\n".join(_explained(line) for line in script.lines)
+    return "\n".join(_explained(line, script.slurm_version) for line in script.lines)
 
 
-def _explained(line: Line) -> str:
+def _explained(line: Line, version: str) -> str:
     if not line.reason:
         return line.text
-    rule = f"  [{line.rule}]" if line.rule else ""
-    return f"{line.text}\n    # {line.reason}{rule}"
+    rule = line.rule(version)
+    return f"{line.text}\n    # {line.reason}" + (f"  [{rule}]" if rule else "")
 
 
 def default_job_dir(site: Site, name: str, stamp: str) -> Path:

@@ -17,8 +17,18 @@ MAX_REQUEUES = 5
 SIGNAL_SECONDS = 120
 _TIME = re.compile(r"(\d{1,4}-)?\d{1,5}(:[0-5]?\d){0,2}\Z")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,62}\Z")
+_ACCOUNT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:@+-]{0,127}\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _LONGEST_ARGUMENT = 100_000
+_LONGEST_REQUEST = 1_000_000
+# Names that bash or the script itself gives a meaning: a value would not arrive as it is.
+_RESERVED = frozenset(
+    "BASHOPTS BASHPID BASH_ALIASES BASH_ARGC BASH_ARGV BASH_CMDS BASH_COMMAND "  # noqa: SIM905
+    "BASH_LINENO "
+    "BASH_SOURCE BASH_SUBSHELL BASH_VERSINFO DIRSTACK EPOCHREALTIME EPOCHSECONDS EUID FUNCNAME "
+    "GROUPS HISTCMD LINENO OPTIND PIPESTATUS PPID RANDOM SECONDS SHELLOPTS SHLVL SRANDOM UID _ "
+    "HPCDL_JOB_DIR SLURM_JOB_ID SLURM_RESTART_COUNT SLURM_EXPORT_ENV again code launcher".split()
+)
 
 
 @dataclass(frozen=True)
@@ -84,13 +94,55 @@ def check_spec(spec: JobSpec) -> JobSpec:
     for option, value in _counts(spec).items():
         if value is not None and not 1 <= value <= 1_000_000:
             raise BadInput(f"--{option} {value} is not possible", hint="give a number from 1")
-    for key, text in spec.environment.items():
+    for option, name in (("account", spec.account), ("qos", spec.qos)):
+        if name is not None and not _ACCOUNT.match(name):
+            raise BadInput(f"--{option} {_shown(name)} is not possible")
+    check_environment(spec.environment)
+    _check_program(spec.program)
+    _check_folder(spec.job_dir)
+    return spec
+
+
+def check_environment(environment: Mapping[str, str]) -> None:
+    """Refuse variables that would not reach the program as they are.
+
+    Raises:
+        BadInput: names the variable.
+    """
+    for key, text in environment.items():
         if not _VARIABLE.match(key):
             raise BadInput(f"--env {_shown(key)} is no name of a variable", hint="write NAME=VALUE")
+        if key in _RESERVED:
+            raise BadInput(
+                f"the variable {key} cannot be set: bash or the job's script uses it itself",
+                hint="choose another name",
+            )
         _check_text(text, f"the value of {key}")
-    for word in spec.program:
+
+
+def _check_program(program: tuple[str, ...]) -> None:
+    if program and not program[0]:
+        raise BadInput("the program after -- is an empty word", hint="write -- PROGRAM ARGUMENTS")
+    for word in program:
         _check_text(word, "an argument of the program")
-    return spec
+    if sum(len(word) for word in program) > _LONGEST_REQUEST:
+        raise BadInput(
+            f"the program's arguments are longer than {_LONGEST_REQUEST // 1000} kB together",
+            hint="put them into a file and pass the file's name",
+        )
+
+
+def _check_folder(folder: Path | None) -> None:
+    """A folder that sbatch can write a log to; its directives know no escape for some."""
+    if folder is None:
+        return
+    text = str(folder)
+    _check_text(text, "the name of the job's folder")
+    if "\\" in text or any(ord(character) < 32 or character == "\x7f" for character in text):
+        raise BadInput(
+            f"Slurm cannot write a log below {_shown(text)}",
+            hint="choose a folder without backslashes and control characters in its name",
+        )
 
 
 def minutes_of(text: str) -> int:
@@ -121,7 +173,11 @@ def _counts(spec: JobSpec) -> dict[str, int | None]:
 def _check_text(text: str, what: str) -> None:
     if "\0" in text:
         raise BadInput(f"{what} has a NUL byte in it, which no program can be given")
-    if len(text.encode(errors="surrogateescape")) > _LONGEST_ARGUMENT:
+    try:
+        size = len(text.encode(errors="surrogateescape"))
+    except UnicodeEncodeError as fault:
+        raise BadInput(f"{what} has half a character in it (a lone surrogate)") from fault
+    if size > _LONGEST_ARGUMENT:
         raise BadInput(
             f"{what} is longer than {_LONGEST_ARGUMENT // 1000} kB",
             hint="put it into a file and pass the file's name",

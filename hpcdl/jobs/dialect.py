@@ -1,0 +1,87 @@
+"""What a step must be told, and spared, on each release of Slurm. Pure.
+
+The decisions are rows of facts/slurm_steps.yaml; the template never asks for a version. A
+script thus means the same on every release, whatever the shell held that submitted it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpcdl import facts
+from hpcdl.site import Site, SlurmDialect
+from hpcdl.slurm.rules import Release, mpi_plugins, span
+from hpcdl.system.errors import BadInput
+from hpcdl.system.text import did_you_mean
+
+_IN_EVERY_RELEASE = frozenset({"none", "pmi2", "pmix"})
+_NAMES_PER_LINE = 4
+
+
+def step_options(slurm: SlurmDialect) -> tuple[str, ...]:
+    """Options that a step needs on this release beyond those it always has."""
+    return tuple(
+        str(row["option"]) for row in _holding(slurm, facts.load("slurm_steps")["options"])
+    )
+
+
+def cpus_note(slurm: SlurmDialect) -> str:
+    """Why the CPUs of a rank stand on the step too, on this release."""
+    rows = _holding(slurm, facts.load("slurm_steps")["cpus_per_task"])
+    return str(rows[0]["note"])
+
+
+def inherited_variables(slurm: SlurmDialect, *, gpus: bool) -> list[tuple[str, list[str]]]:
+    """Variables of another job that srun would read: what they would change, and a few names.
+
+    `gpus` is whether the job asks for GPUs, in the form that `slurm` takes.
+    """
+    own = slurm.gpu_request if gpus else None
+    return [
+        (kind, names[start : start + _NAMES_PER_LINE])
+        for kind, rows in facts.load("slurm_steps")["inherited"].items()
+        for names in [_unset(slurm, rows, own)]
+        for start in range(0, len(names), _NAMES_PER_LINE)
+    ]
+
+
+def _unset(slurm: SlurmDialect, rows: list[dict[str, Any]], own: str | None) -> list[str]:
+    """The variables of these rows that sbatch does not set for a job that asks like `own`."""
+    return [
+        str(row["name"]) for row in _holding(slurm, rows) if own is None or row.get("set_by") != own
+    ]
+
+
+def check_mpi(site: Site) -> None:
+    """Refuse an MPI plug-in that the site's release of Slurm cannot have.
+
+    Raises:
+        BadInput: names the plug-ins of the release.
+    """
+    plugin = site.slurm.mpi
+    if plugin in _IN_EVERY_RELEASE:
+        return
+    known = mpi_plugins(site.slurm.version)
+    if plugin not in known:
+        raise BadInput(
+            f"Slurm {site.slurm.version} has no MPI plug-in '{plugin}'",
+            hint=did_you_mean(plugin, known),
+        )
+
+
+def with_version(site: Site, version: str) -> Site:
+    """The site as if its Slurm were of another release.
+
+    Raises:
+        BadInput: `version` is no release.
+    """
+    from dataclasses import replace
+
+    release = Release.parse(version)
+    return replace(site, slurm=replace(site.slurm, version=str(release)))
+
+
+def _holding(slurm: SlurmDialect, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows that hold in the release."""
+    release = Release.parse(slurm.version)
+    return [row for row in rows if span(row).holds(release)]
