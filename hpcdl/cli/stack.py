@@ -28,6 +28,26 @@ def _progress() -> Callable[[str], None]:
     return say
 
 
+def _resolve_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--partition", metavar="NAME", help="this partition only")
+    parser.add_argument("--backend", choices=["venv", "spack"], help="this way of building only")
+    parser.add_argument("--why-not", metavar="NAME@VERSION", help="why a version is not the answer")
+
+
+def _resolve(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.stack import resolve_show as show
+    from hpcdl.stack.resolve import resolve, why_not
+
+    site = the_site(args)
+    if args.why_not:
+        answers = why_not(site, args.why_not, args.partition, args.backend)
+        print_json(show.answers_data(answers)) if args.json else print(show.answers_text(answers))
+        return ExitCode.OK if all(one.fits for one in answers) else ExitCode.NO
+    found = resolve(site, args.partition, args.backend)
+    print_json(show.as_data(found)) if args.json else print(show.as_text(found))
+    return ExitCode.OK if all(one.fits for one in found if one.wanted) else ExitCode.NO
+
+
 def _build_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", metavar="STACK", help="which of the site's stacks; the first")
     parser.add_argument("--backend", choices=["venv"], help="how it is built; as the site says")
@@ -128,6 +148,13 @@ GROUP = Group(
     "stack",
     "the software: build, verify, publish and roll back releases",
     (
+        Command(
+            "resolve",
+            "Show the newest working versions for every partition, and what holds them back.",
+            "hpcdl stack resolve --site pi --partition k80 --why-not tensorflow@2.18",
+            _resolve,
+            _resolve_arguments,
+        ),
         Command(
             "build",
             "Build an immutable release from wheels: TensorFlow, Horovod with MPI, hpcdl.",

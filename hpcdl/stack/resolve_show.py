@@ -1,0 +1,250 @@
+"""Resolutions in words and as data: versions, proof levels, and the chain behind each limit.
+
+Rules become sentences (`K80 (sm_37) needs CUDA <= 11.8: ...`); their sources are numbered and
+listed once at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from hpcdl.stack.resolve import Answer, Choice, Resolution
+from hpcdl.stack.resolve_facts import known
+from hpcdl.stack.resolve_solver import Condition, Rule
+from hpcdl.system.text import paint
+
+_SCHEMA = 1
+_WIDTH = 116
+
+
+class Sources:
+    """Numbers for sources, in the order in which they are first named."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def number(self, source: str) -> str:
+        """`[3]` for a source, nothing for none."""
+        return f"[{self._numbers.setdefault(source, len(self._numbers) + 1)}]" if source else ""
+
+    def lines(self) -> list[str]:
+        """The list for the foot of a page."""
+        return [f"[{number}] {source}" for source, number in self._numbers.items()]
+
+
+def as_text(resolutions: Sequence[Resolution]) -> str:
+    """All resolutions as a page: the wanted ones in full, the other backend in one line."""
+    sources = Sources()
+    blocks = []
+    for names, resolution in _grouped(resolutions):
+        full = resolution.wanted or len(resolutions) == 1
+        lines = _full(names, resolution, sources) if full else _brief(names, resolution)
+        blocks.append("\n".join(lines))
+    return "\n".join(["\n\n".join(blocks), *_foot(sources)])
+
+
+def as_data(resolutions: Sequence[Resolution]) -> dict[str, Any]:
+    """All resolutions for machines."""
+    return {"schema": _SCHEMA, "resolutions": [_data(resolution) for resolution in resolutions]}
+
+
+def answers_text(answers: Sequence[Answer]) -> str:
+    """Answers to `--why-not` as a page."""
+    sources = Sources()
+    blocks = []
+    for answer in answers:
+        where = f"{answer.partition} ({answer.backend})"
+        if answer.fits:
+            rest = ", ".join(f"{_title(name)} {v}" for name, v in answer.versions.items())
+            newer = f"; {answer.newest} is newer and fits too" if answer.newest else ""
+            blocks.append(f"{where}: {answer.question} fits{newer}\n  {rest}")
+        else:
+            lines = chain_lines(answer.chain, answer.gpu, sources)
+            blocks.append("\n".join([f"{where}: no {answer.question}", *(f"  {x}" for x in lines)]))
+    return "\n".join(["\n".join(blocks), *_foot(sources)])
+
+
+def answers_data(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Answers to `--why-not` for machines."""
+    return {
+        "schema": _SCHEMA,
+        "answers": [
+            {
+                "question": answer.question,
+                "partition": answer.partition,
+                "backend": answer.backend,
+                "fits": answer.fits,
+                "versions": dict(answer.versions),
+                "chain": _chain_data(answer.chain, answer.gpu),
+            }
+            for answer in answers
+        ],
+    }
+
+
+def chain_lines(
+    chain: Iterable[Rule], gpu: str | None = None, sources: Sources | None = None
+) -> list[str]:
+    """A chain of rules as sentences, one per line, with the numbers of their sources."""
+    return [
+        f"{sentence(rule, gpu)}{' ' + sources.number(rule.source) if sources else ''}".rstrip()
+        for rule in chain
+        if rule.origin != "choice"
+    ]
+
+
+def sentence(rule: Rule, gpu: str | None = None) -> str:
+    """A rule in words: `TensorFlow 2.15 needs CUDA 12.2 to 12.x (built by upstream with 12.2)`.
+
+    `gpu` is the model to name where a rule speaks of GPUs.
+    """
+    need = f"{_title(rule.need.variable)} {_range(rule.need)}"
+    doubt = ", doubtful" if rule.proof == "doubtful" else ""
+    why = f"({rule.why}{doubt})"
+    subject = " by ".join(_subject(condition, gpu) for condition in rule.when)
+    if rule.origin == "offer":
+        return rule.why
+    if not rule.when:
+        return f"{need} {why}"
+    return f"{subject} needs {need} {why}"
+
+
+def _grouped(resolutions: Sequence[Resolution]) -> list[tuple[str, Resolution]]:
+    """Partitions with one and the same answer share a block; their names are joined."""
+    groups: dict[tuple[object, ...], list[Resolution]] = {}
+    for one in resolutions:
+        same = (one.stack, one.backend, one.gpu, one.driver, one.choices, one.problems)
+        groups.setdefault(same, []).append(one)
+    return [(", ".join(one.partition for one in group), group[0]) for group in groups.values()]
+
+
+def _full(names: str, resolution: Resolution, sources: Sources) -> list[str]:
+    lines = [paint(_head(names, resolution), "bold")]
+    for chain in resolution.problems:
+        lines += [f"  does not fit: {line}" for line in chain_lines(chain, resolution.gpu, sources)]
+    if resolution.problems and resolution.choices:
+        lines.append("  without that:")
+    if not resolution.choices:
+        lines.append("  no set of versions fits")
+    widths = [max(map(len, column)) for column in zip(*_cells(resolution), strict=True)]
+    for choice, cells in zip(resolution.choices, _cells(resolution), strict=True):
+        left = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+        lines += _wrapped(f"  {left}  ", _why(choice, resolution, sources))
+    for note in resolution.notes:
+        lines += _wrapped("  note: ", [note])
+    return lines
+
+
+def _cells(resolution: Resolution) -> list[tuple[str, str, str]]:
+    return [(choice.title, choice.version, choice.proof) for choice in resolution.choices]
+
+
+def _why(choice: Choice, resolution: Resolution, sources: Sources) -> list[str]:
+    """What holds a choice back, a sentence per entry."""
+    pinned = ["pinned"] if choice.component in resolution.pins else []
+    if choice.limit is None:
+        return [*pinned, "the newest known"]
+    first, *rest = chain_lines(choice.limit.chain, resolution.gpu, sources)
+    return [*pinned, f"not {choice.limit.newer}: {first}", *rest]
+
+
+def _wrapped(left: str, entries: Iterable[str]) -> list[str]:
+    """Entries beside a left column, each on its own lines."""
+    from textwrap import wrap
+
+    lines = [part for entry in entries for part in wrap(entry, max(40, _WIDTH - len(left)))]
+    indent = " " * len(left)
+    return [(indent if number else left) + line for number, line in enumerate(lines)]
+
+
+def _brief(names: str, resolution: Resolution) -> list[str]:
+    versions = resolution.versions
+    shown = [name for name in ("tensorflow", "cuda", "cudnn", "nccl", "python") if name in versions]
+    text = ", ".join(f"{_title(name)} {versions[name]}" for name in shown)
+    return [f"{names} by {resolution.backend} instead: {text or 'nothing fits'}"]
+
+
+def _foot(sources: Sources) -> list[str]:
+    return ["", "sources", *sources.lines()] if sources.lines() else []
+
+
+def _head(names: str, resolution: Resolution) -> str:
+    gpu = "CPU"
+    if resolution.gpu and resolution.compute:
+        gpu = f"{resolution.gpu} (sm_{resolution.compute.replace('.', '')})"
+        gpu += f", driver {resolution.driver}" if resolution.driver else ", driver not given"
+    stack = f"stack {resolution.stack}, " if resolution.stack else ""
+    return f"{names}: {gpu}; {stack}{resolution.backend}; proof: {resolution.proof}"
+
+
+def _data(resolution: Resolution) -> dict[str, Any]:
+    return {
+        "partition": resolution.partition,
+        "stack": resolution.stack,
+        "backend": resolution.backend,
+        "wanted": resolution.wanted,
+        "gpu": resolution.gpu,
+        "compute": resolution.compute,
+        "driver": resolution.driver,
+        "proof": resolution.proof,
+        "pins": dict(resolution.pins),
+        "versions": resolution.versions,
+        "components": [
+            {
+                "component": choice.component,
+                "version": choice.version,
+                "proof": choice.proof,
+                "source": choice.source,
+                "limit": {
+                    "not": choice.limit.newer,
+                    "because": [
+                        _rule_data(rule, resolution.gpu)
+                        for rule in choice.limit.chain
+                        if rule.origin != "choice"
+                    ],
+                }
+                if choice.limit
+                else None,
+            }
+            for choice in resolution.choices
+        ],
+        "problems": [
+            [_rule_data(rule, resolution.gpu) for rule in chain] for chain in resolution.problems
+        ],
+        "notes": list(resolution.notes),
+    }
+
+
+def _chain_data(chain: Iterable[Rule], gpu: str | None) -> list[dict[str, Any]]:
+    return [_rule_data(rule, gpu) for rule in chain if rule.origin != "choice"]
+
+
+def _rule_data(rule: Rule, gpu: str | None) -> dict[str, Any]:
+    return {
+        "text": sentence(rule, gpu),
+        "component": rule.need.variable,
+        "allowed": rule.need.range.text,
+        "source": rule.source,
+        "proof": rule.proof,
+        "origin": rule.origin,
+    }
+
+
+def _subject(condition: Condition, gpu: str | None) -> str:
+    if condition.variable == "gpu":
+        return gpu or f"sm_{condition.range.text.replace('.', '').replace(':', ' to sm_')}"
+    if condition.variable == "backend":
+        return {"venv": "wheels", "spack": "Spack"}[condition.range.text]
+    return f"{_title(condition.variable)} {_range(condition)}"
+
+
+def _range(condition: Condition) -> str:
+    if condition.variable == "gpu":
+        return " or ".join(f"sm_{c.replace('.', '')}" for c in condition.range.text.split(","))
+    return condition.range.words()
+
+
+def _title(name: str) -> str:
+    component = known().components.get(name)
+    return component.title if component else {"gpu": "GPU", "backend": "backend"}[name]

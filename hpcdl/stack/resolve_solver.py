@@ -1,0 +1,224 @@
+"""A small constraint search: the newest values that satisfy all rules, and why not newer ones.
+
+A rule says: when all its conditions hold, one variable lies in a range. Rules become clauses
+over bit masks (a bit per value of a variable); unit propagation narrows the masks, and a
+depth-first search takes values best first, in the order of the variables, so the answer is
+deterministic and lexicographically best. An impossible question is explained by a minimal set
+of rules that already contradict each other. Pure, and knows nothing of TensorFlow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from hpcdl.stack.resolve_versions import Range
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A variable lies in a range."""
+
+    variable: str
+    range: Range
+
+    def holds(self, values: Mapping[str, str]) -> bool:
+        """Whether it holds for chosen values; False where the variable has none."""
+        return self.variable in values and self.range.allows(values[self.variable])
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When all of `when` hold, `need` holds; `why`, `source` and `proof` say who says so.
+
+    `origin` is `fact`, `offer`, `site`, `pin`, `question` or `choice`. `weight` orders
+    explanations: heavier rules stay where either of two would explain.
+    """
+
+    when: tuple[Condition, ...]
+    need: Condition
+    why: str
+    source: str
+    proof: str
+    origin: str = "fact"
+    weight: int = 0
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Variables in order of importance, their values best first, and the rules.
+
+    A rule that names a variable the problem lacks does not apply.
+    """
+
+    domains: Mapping[str, tuple[str, ...]]
+    rules: tuple[Rule, ...]
+
+
+@dataclass(frozen=True)
+class _Clause:
+    """At least one literal (variable, allowed mask) must hold."""
+
+    rule: int
+    literals: tuple[tuple[int, int], ...]
+
+
+Masks = list[int]
+_TRUE, _OPEN, _FALSE = -1, -2, -3
+
+
+class Solver:
+    """A problem made ready for many questions."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.names = tuple(problem.domains)
+        self._index = {name: index for index, name in enumerate(self.names)}
+        self._full = [(1 << len(problem.domains[name])) - 1 for name in self.names]
+        self._clauses = self._compile(problem.rules)
+
+    def solve(self, extra: Sequence[Rule] = ()) -> dict[str, str] | None:
+        """The best values for all variables, or None where no values satisfy all rules."""
+        clauses = [*self._clauses, *self._compile(extra, len(self.problem.rules))]
+        masks = _search(clauses, list(self._full))
+        if masks is None:
+            return None
+        return {
+            name: self.problem.domains[name][mask.bit_length() - 1]
+            for name, mask in zip(self.names, (mask & -mask for mask in masks), strict=True)
+        }
+
+    def explain(self, extra: Sequence[Rule] = ()) -> tuple[Rule, ...] | None:
+        """A minimal set of rules that contradict each other, or None where a solution exists.
+
+        The rules come in the order in which the reasoning goes: what is known first.
+        """
+        rules = [*self.problem.rules, *extra]
+        clauses = [*self._clauses, *self._compile(extra, len(self.problem.rules))]
+        involved = _trace(clauses, list(self._full))
+        if involved is None:
+            if _search(clauses, list(self._full)) is not None:
+                return None
+            involved = {clause.rule for clause in clauses}
+        core = self._minimal(clauses, involved, rules)
+        return tuple(rules[number] for number in self._in_order(clauses, core, rules))
+
+    def _compile(self, rules: Sequence[Rule], first: int = 0) -> list[_Clause]:
+        compiled = (self._clause(rule, first + number) for number, rule in enumerate(rules))
+        return [clause for clause in compiled if clause is not None]
+
+    def _clause(self, rule: Rule, number: int) -> _Clause | None:
+        conditions = (*rule.when, rule.need)
+        if any(condition.variable not in self._index for condition in conditions):
+            return None
+        literals = [self._literal(condition, negated=True) for condition in rule.when]
+        return _Clause(number, (*literals, self._literal(rule.need, negated=False)))
+
+    def _literal(self, condition: Condition, *, negated: bool) -> tuple[int, int]:
+        index = self._index[condition.variable]
+        mask = _mask(self.problem.domains[condition.variable], condition.range)
+        return index, (self._full[index] & ~mask) if negated else mask
+
+    def _minimal(
+        self, clauses: list[_Clause], involved: set[int], rules: Sequence[Rule]
+    ) -> set[int]:
+        """Drop every rule whose absence leaves the contradiction; light ones first."""
+        core = set(involved)
+        for number in sorted(involved, key=lambda rule: (rules[rule].weight, -rule)):
+            rest = core - {number}
+            kept = [clause for clause in clauses if clause.rule in rest]
+            if _search(kept, list(self._full)) is None:
+                core = rest
+        return core
+
+    def _in_order(self, clauses: list[_Clause], core: set[int], rules: Sequence[Rule]) -> list[int]:
+        """The core's rules: heaviest first, then as they were written."""
+        numbers = {clause.rule for clause in clauses if clause.rule in core}
+        return sorted(numbers, key=lambda number: (-rules[number].weight, number))
+
+
+@lru_cache(maxsize=8192)
+def _mask(domain: tuple[str, ...], allowed: Range) -> int:
+    """The values of a domain that a range allows, as bits."""
+    return sum(1 << bit for bit, value in enumerate(domain) if allowed.allows(value))
+
+
+def _search(clauses: list[_Clause], masks: Masks) -> Masks | None:
+    """Depth first, best value first; the masks of a solution have the chosen bit lowest."""
+    if _propagate(clauses, masks) is not None:
+        return None
+    for index, mask in enumerate(masks):
+        if mask & (mask - 1) == 0:
+            continue
+        while mask:
+            best = mask & -mask
+            found = _search(clauses, [*masks[:index], best, *masks[index + 1 :]])
+            if found is not None:
+                return found
+            mask &= ~best
+        return None
+    return masks
+
+
+def _propagate(clauses: Iterable[_Clause], masks: Masks) -> _Clause | None:
+    """Narrow the masks until nothing changes; the clause that cannot hold, if one cannot."""
+    waiting = list(clauses)
+    changed = True
+    while changed:
+        changed = False
+        open_clauses = []
+        for clause in waiting:
+            state = _step(clause, masks)
+            if state == _FALSE:
+                return clause
+            if state == _OPEN:
+                open_clauses.append(clause)
+            changed = changed or state >= 0
+        waiting = open_clauses
+    return None
+
+
+def _step(clause: _Clause, masks: Masks) -> int:
+    """The variable that a unit clause narrowed, or `_TRUE`, `_OPEN` or `_FALSE`."""
+    only: tuple[int, int] | None = None
+    for index, allowed in clause.literals:
+        mask = masks[index]
+        if not mask & ~allowed:
+            return _TRUE
+        if mask & allowed:
+            if only is not None:
+                return _OPEN
+            only = (index, allowed)
+    if only is None:
+        return _FALSE
+    masks[only[0]] &= only[1]
+    return only[0]
+
+
+def _trace(clauses: Sequence[_Clause], masks: Masks) -> set[int] | None:
+    """The rules behind a contradiction that propagation alone finds, or None."""
+    narrowed: dict[int, list[_Clause]] = {}
+    changed = True
+    failed: _Clause | None = None
+    while changed and failed is None:
+        changed = False
+        for clause in clauses:
+            state = _step(clause, masks)
+            if state == _FALSE:
+                failed = clause
+                break
+            if state >= 0:
+                narrowed.setdefault(state, []).append(clause)
+                changed = True
+    if failed is None:
+        return None
+    rules: set[int] = set()
+    waiting = [failed]
+    while waiting:
+        clause = waiting.pop()
+        if clause.rule in rules:
+            continue
+        rules.add(clause.rule)
+        waiting += [cause for index, _ in clause.literals for cause in narrowed.get(index, ())]
+    return rules

@@ -1,0 +1,277 @@
+"""`hpcdl stack resolve`: the newest working set per GPU, as the table of what fits which GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from hpcdl import facts
+from hpcdl.cli import main
+from hpcdl.site import Gpu, Site, SpackSettings, StackRequest, load_site
+from hpcdl.site.model import External
+from hpcdl.stack.resolve import resolve, resolve_one, why_not
+from hpcdl.stack.resolve_facts import known, serves
+from hpcdl.stack.resolve_show import answers_text, as_data, as_text
+from hpcdl.system.errors import BadInput
+from hpcdl.system.resources import folder
+
+SITES = folder("templates") / "sites"
+GPUS: Mapping[str, Mapping[str, str]] = facts.load("gpus")["gpus"]
+
+
+def one_gpu(model: str | None, driver: str | None = None, **changes: object) -> Site:
+    """A site with one partition `x`; pins, PMIx and compilers by keyword."""
+    site = load_site(SITES / "p100-v100-k80.yaml")
+    gpu = Gpu(model, "x", 4, GPUS[model]["compute"], 16.0) if model else None
+    part = dataclasses.replace(
+        site.partitions["p100"], name="x", gpu=gpu, driver=driver, stack=None
+    )
+    stacks = {
+        way: StackRequest(way, way, (), changes.get("pins", {}))  # type: ignore[arg-type]
+        for way in ("venv", "spack")
+    }
+    gccs = tuple(External("gcc", v, Path("/usr")) for v in changes.get("gcc", ()))  # type: ignore[attr-defined]
+    return dataclasses.replace(
+        site,
+        partitions=MappingProxyType({"x": part}),
+        stacks=MappingProxyType(stacks),
+        default_partition="x",
+        slurm=dataclasses.replace(site.slurm, pmix=changes.get("pmix")),  # type: ignore[arg-type]
+        spack=SpackSettings(externals=gccs),
+    )
+
+
+def versions(
+    model: str | None, backend: str, driver: str | None = None, **more: object
+) -> dict[str, str]:
+    return resolve_one(one_gpu(model, driver, **more), "x", backend).versions
+
+
+@pytest.mark.parametrize(
+    ("model", "tensorflow", "cuda", "cudnn", "nccl"),
+    [
+        ("K20", "2.14.1", "11.8.0", "8.7.0.84", "2.21.5"),
+        ("K80", "2.14.1", "11.8.0", "8.7.0.84", "2.21.5"),
+        ("P40", "2.20.0", "12.9.1", "9.10.2.21", "2.29.7"),
+        ("P100-PCIe", "2.20.0", "12.9.1", "9.10.2.21", "2.29.7"),
+        ("P100-SXM2", "2.20.0", "12.9.1", "9.10.2.21", "2.29.7"),
+        ("V100-SXM2", "2.20.0", "12.9.1", "9.10.2.21", "2.29.7"),
+        ("T4", "2.20.0", "12.9.1", "9.21.0.82", "2.29.7"),
+        ("A100-SXM4-80GB", "2.20.0", "12.9.1", "9.21.0.82", "2.29.7"),
+        ("H100-SXM5", "2.20.0", "12.9.1", "9.21.0.82", "2.29.7"),
+        ("H200-SXM", "2.20.0", "12.9.1", "9.21.0.82", "2.29.7"),
+    ],
+)
+def test_what_spack_can_build_for_each_gpu(
+    model: str, tensorflow: str, cuda: str, cudnn: str, nccl: str
+) -> None:
+    found = versions(model, "spack")
+    assert [found[name] for name in ("tensorflow", "cuda", "cudnn", "nccl")] == [
+        tensorflow, cuda, cudnn, nccl,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model", "tensorflow", "cuda", "cudnn"),
+    [
+        ("K80", "2.14.1", "11.8.0", "8.7.0.84"),
+        ("P40", "2.21.0", "12.9.1", "9.10.2.21"),
+        ("P100-PCIe", "2.21.0", "12.9.1", "9.10.2.21"),
+        ("V100-PCIe", "2.21.0", "12.9.1", "9.10.2.21"),
+        ("A100-SXM4-40GB", "2.21.0", "12.9.1", "9.28.0.42"),
+        ("H200-SXM", "2.21.0", "12.9.1", "9.28.0.42"),
+    ],
+)
+def test_what_wheels_give_each_gpu(model: str, tensorflow: str, cuda: str, cudnn: str) -> None:
+    found = versions(model, "venv")
+    assert [found[name] for name in ("tensorflow", "cuda", "cudnn")] == [tensorflow, cuda, cudnn]
+
+
+def test_a_cpu_partition_has_no_cuda_and_the_newest_wheels_have_run_there() -> None:
+    resolution = resolve_one(one_gpu(None), "x", "venv")
+    assert resolution.versions["tensorflow"] == "2.21.0"
+    assert not {"cuda", "cudnn", "nccl", "driver"} & set(resolution.versions)
+    assert resolution.proof == "run"
+
+
+def test_python_ends_where_horovods_launcher_ends() -> None:
+    for backend in ("venv", "spack"):
+        assert versions("H100-SXM5", backend)["python"] == "3.11"
+
+
+def test_the_limit_of_tensorflow_on_a_k80_is_the_chain_through_cuda() -> None:
+    resolution = resolve_one(one_gpu("K80"), "x", "spack")
+    limit = next(c.limit for c in resolution.choices if c.component == "tensorflow")
+    assert limit is not None
+    assert limit.newer == "2.15.0"
+    assert [rule.need.variable for rule in limit.chain] == ["cuda", "cuda"]
+    assert "removed in CUDA 12.0" in limit.chain[0].why
+
+
+def test_every_choice_has_a_limit_with_sources_or_is_the_newest_known() -> None:
+    for model in GPUS:
+        for resolution in resolve(one_gpu(model)):
+            for choice in resolution.choices:
+                if choice.limit is None:
+                    assert choice.version == known().components[choice.component].known()[0]
+                else:
+                    assert choice.limit.chain
+                    assert all(r.source for r in choice.limit.chain if r.origin != "choice")
+
+
+def test_a_driver_older_than_cuda_12_brings_a_p100_down_to_tensorflow_2_14() -> None:
+    resolution = resolve_one(one_gpu("P100-PCIe", "470.256.02"), "x", "spack")
+    assert resolution.fits
+    assert resolution.versions["tensorflow"] == "2.14.1"
+    limit = resolution.choices[0].limit
+    assert limit is not None
+    assert "driver" in {rule.need.variable for rule in limit.chain}
+
+
+@pytest.mark.parametrize(
+    ("model", "driver", "word"),
+    [
+        ("K80", "535.104.05", "R470 is the last"),
+        ("P100-PCIe", "595.10", "R580 is the last"),
+        ("V100-SXM2", "590.48.01", "R580 is the last"),
+        ("A100-SXM4-40GB", "440.33.01", "Ampere"),
+        ("K80", "390.87", "CUDA 11.x runs from driver"),
+    ],
+)
+def test_a_driver_too_new_or_too_old_is_named_and_the_rest_is_still_answered(
+    model: str, driver: str, word: str
+) -> None:
+    resolution = resolve_one(one_gpu(model, driver), "x", "spack")
+    assert not resolution.fits
+    assert any(word in rule.why for chain in resolution.problems for rule in chain)
+    assert resolution.versions["tensorflow"]
+
+
+def test_without_a_driver_in_the_site_file_the_newest_that_works_is_named() -> None:
+    assert versions("K80", "spack")["driver"].startswith("470")
+    assert versions("P100-PCIe", "spack")["driver"].startswith("580")
+
+
+def test_an_older_driver_of_the_same_major_release_brings_the_note_on_ptx() -> None:
+    notes = resolve_one(one_gpu("P100-PCIe", "535.183.06"), "x", "venv").notes
+    assert any("PTX of CUDA 12.9.1 is not translated" in note for note in notes)
+
+
+def test_open_mpi_5_needs_a_newer_pmix_than_an_old_slurm_has() -> None:
+    assert versions("P100-PCIe", "spack", pmix="3.2")["openmpi"] == "4.1.8"
+    assert versions("P100-PCIe", "spack", pmix="4.2")["openmpi"] == "5.0.10"
+
+
+def test_the_compilers_of_the_site_are_the_candidates() -> None:
+    assert versions("H100-SXM5", "spack", gcc=("12.2.0", "11.3.0"))["gcc"] == "12.2.0"
+    assert versions("K80", "spack", gcc=("12.2.0", "11.3.0"))["gcc"] == "11.3.0"
+
+
+def test_a_site_whose_compilers_are_all_too_new_for_the_card_is_told_so() -> None:
+    resolution = resolve_one(one_gpu("K80", gcc=("12.2.0",)), "x", "spack")
+    assert not resolution.fits
+    assert any(rule.need.variable == "gcc" for chain in resolution.problems for rule in chain)
+
+
+def test_a_pin_is_kept_and_the_rest_follows_it() -> None:
+    found = versions("P100-PCIe", "spack", pins={"tensorflow": "2.18"})
+    assert found["tensorflow"] == "2.18.1"
+    assert found["bazel"] == "6.5.0"
+
+
+@pytest.mark.parametrize(
+    ("pins", "words"),
+    [
+        ({"tensorflow": "2.18"}, "do not fit partition 'x'"),
+        ({"tensorflow": "2.14", "cuda": "12.2"}, "cuda 12.2"),
+        ({"tensorflow": "2.81"}, "which nobody here knows"),
+        ({"tensorflo": "2.18"}, "no component of a stack"),
+    ],
+)
+def test_contradictory_pins_and_unknown_versions_are_bad_input(
+    pins: dict[str, str], words: str
+) -> None:
+    with pytest.raises(BadInput, match=words) as caught:
+        resolve(one_gpu("K80", pins=pins), backend="spack")
+    assert caught.value.hint
+
+
+def test_why_not_answers_with_the_chain_or_with_the_set_that_results() -> None:
+    site = one_gpu("K80")
+    refused = why_not(site, "tensorflow@2.18", "x", "spack")[0]
+    assert not refused.fits
+    assert "K80 needs CUDA <= 11.8" in answers_text([refused])
+    taken = why_not(site, "tensorflow@2.13", "x", "spack")[0]
+    assert taken.versions["tensorflow"] == "2.13.1"
+    assert taken.newest == "2.14.1"
+
+
+@pytest.mark.parametrize(
+    "question", ["tensorflow", "tensorflow@", "@2.18", "tensorflow@9.9", "x@1"]
+)
+def test_a_question_that_cannot_be_understood_is_bad_input(question: str) -> None:
+    with pytest.raises(BadInput):
+        why_not(one_gpu("K80"), question)
+
+
+def test_machine_code_runs_upwards_within_a_major_release_and_ptx_on_everything_newer() -> None:
+    assert serves(["sm_35"], "3.7")
+    assert serves(["sm_60"], "6.1")
+    assert not serves(["sm_60"], "7.0")
+    assert not serves(["sm_70"], "6.1")
+    assert serves(["compute_80"], "9.0")
+    assert not serves(["compute_80"], "7.5")
+
+
+def test_every_fact_has_a_source_and_a_known_proof_level() -> None:
+    book = known()
+    for rule in book.rules:
+        assert rule.source, rule
+        assert rule.proof in facts.PROOFS, rule
+    for component in book.components.values():
+        assert component.source
+        assert set(component.proof.values()) <= set(facts.PROOFS)
+
+
+def test_every_source_a_facts_file_declares_is_in_its_list() -> None:
+    for name in ("tensorflow", "cuda", "cudnn", "nccl", "horovod", "toolchain"):
+        file = facts.load(name)
+        rows = [*file["rules"], *file["components"].values(), *file.get("wheels", ())]
+        assert {row["source"] for row in rows} <= set(file["sources"])
+
+
+@pytest.mark.parametrize("name", ["pi", "p100-v100-k80", "a100-h100", "embedded"])
+def test_the_shipped_sites_resolve_with_nothing_in_the_way(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["stack", "resolve", "--site", name]) == 0
+    assert "sources" in capsys.readouterr().out
+
+
+def test_the_command_says_no_for_a_version_that_does_not_fit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["--site", "pi", "--partition", "k80", "--why-not", "tensorflow@2.18", "--json"]
+    assert main(["stack", "resolve", *words]) == 1
+    answer = json.loads(capsys.readouterr().out)["answers"][0]
+    assert not answer["fits"]
+    assert answer["chain"][0]["component"] == "cuda"
+
+
+def test_doubtful_facts_are_shown_as_doubtful() -> None:
+    site = one_gpu("H100-SXM5", "470.256.02")
+    text = as_text(resolve(site, backend="spack"))
+    assert "doubtful" in text
+
+
+def test_text_and_data_tell_the_same_versions() -> None:
+    found = resolve(load_site(SITES / "pi.yaml"))
+    text = as_text(found)
+    for row in as_data(found)["resolutions"]:
+        if row["wanted"]:
+            assert all(version in text for version in row["versions"].values())
