@@ -1,0 +1,48 @@
+"""Starts the programs that need TensorFlow: in this process, else in the published release."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from typing import NoReturn
+
+from hpcdl.cli.framework import the_site
+from hpcdl.system.errors import ExitCode, HpcdlError, MachineLacks
+
+
+def launch(package: str, words: list[str], args: argparse.Namespace) -> ExitCode:
+    """Run `python -m PACKAGE WORDS` where TensorFlow is, and return its exit code.
+
+    Raises:
+        MachineLacks: neither this Python nor a published release has it.
+    """
+    # The process that is to be replaced has imported nothing heavy; nor does the search.
+    if find_spec("tensorflow") is not None:
+        return ExitCode(import_module(f"{package}.__main__").main(words))
+    return _in_release(package, words, args)
+
+
+def _in_release(package: str, words: list[str], args: argparse.Namespace) -> NoReturn:
+    from hpcdl.stack.release import current_release
+
+    try:
+        release = current_release(the_site(args))
+    except HpcdlError as error:
+        raise _lacks(error.message) from error
+    if release is None or not release.python.exists():
+        raise _lacks("no release is published at this site")
+    sys.stdout.flush()
+    os.environ.setdefault("HPCDL_RELEASE", release.id)
+    os.execv(release.python, [str(release.python), "-m", package, *words])  # noqa: S606
+
+
+def _lacks(why: str) -> MachineLacks:
+    return MachineLacks(
+        f"this Python ({sys.executable}) has no TensorFlow",
+        details=[why],
+        hint="`module load tensorflow` first, or make a release: `hpcdl stack build`, "
+        "`hpcdl stack publish`",
+    )

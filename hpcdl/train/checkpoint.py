@@ -1,0 +1,158 @@
+"""Checkpoints: whole or absent, checked on reading, the newest K kept.
+
+A file is a magic line, the length of a JSON header, the header (what, where in the file, the
+checksum of the rest) and the arrays' bytes. It is written aside and renamed, so a crash leaves
+the one before; a torn or altered one is named and skipped for the one before. Everything drawn
+at random comes from (seed, step), so the step number is the whole random state, and the place
+in the data follows from it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+import zlib
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcdl.system.files import explain_os_errors
+
+_MAGIC = b"hpcdl-checkpoint-1\n"
+_NAME = re.compile(r"step-(\d{9})\.ckpt\Z")
+
+
+class Torn(Exception):
+    """A checkpoint file that is cut or altered; the message says how it shows."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A state of training: `step` steps are done; `meta` says of what run."""
+
+    step: int
+    meta: Mapping[str, Any]
+    arrays: tuple[np.ndarray, ...]
+
+
+def path_of(folder: Path, step: int) -> Path:
+    """The file of the checkpoint after `step` steps."""
+    return folder / f"step-{step:09d}.ckpt"
+
+
+def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
+    """Write a checkpoint as a whole, then drop all but the newest `keep`.
+
+    Raises:
+        MachineLacks: no room; the checkpoints of before are intact.
+    """
+    path = path_of(folder, checkpoint.step)
+    aside = path.with_suffix(f".{os.getpid()}.part")
+    with explain_os_errors(path):
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with aside.open("wb", buffering=0) as file:
+                _write(file, checkpoint)
+                os.fsync(file.fileno())
+            aside.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                aside.unlink()
+            raise
+    _drop_old(folder, keep)
+    return path
+
+
+def load(path: Path) -> Checkpoint:
+    """Read one checkpoint and check it.
+
+    Raises:
+        Torn: it is cut, altered, or not a checkpoint.
+    """
+    data = path.read_bytes()
+    start = len(_MAGIC) + 8
+    if data[: len(_MAGIC)] != _MAGIC or len(data) < start:
+        raise Torn("it does not start like a checkpoint")
+    (length,) = struct.unpack("<Q", data[len(_MAGIC) : start])
+    try:
+        header = json.loads(data[start : start + length])
+    except ValueError as fault:
+        raise Torn("its header is cut") from fault
+    body = memoryview(data)[start + length :]
+    if len(body) != header["bytes"]:
+        raise Torn(f"it holds {len(body)} of {header['bytes']} bytes")
+    if zlib.crc32(body) != header["crc32"]:
+        raise Torn("its checksum is wrong")
+    arrays, offset = [], 0
+    for entry in header["arrays"]:
+        array = np.frombuffer(body, entry["dtype"], int(np.prod(entry["shape"])), offset)
+        arrays.append(array.reshape(entry["shape"]))
+        offset += array.nbytes
+    return Checkpoint(header["step"], header["meta"], tuple(arrays))
+
+
+def newest(folder: Path, warn: Any = None) -> Checkpoint | None:
+    """The newest checkpoint that is whole, or None. `warn` is told of each one skipped."""
+    for path in sorted(_all(folder), reverse=True):
+        try:
+            return load(path)
+        except (Torn, OSError) as fault:
+            if warn is not None:
+                warn(f"skipped {path.name}: {fault}; the one before is used")
+    return None
+
+
+def set_aside(folder: Path) -> None:
+    """Rename the checkpoints' folder, so that a run starts over without losing them."""
+    if folder.is_dir():
+        number = 1
+        while (target := folder.with_name(f"{folder.name}.before-{number}")).exists():
+            number += 1
+        folder.rename(target)
+
+
+def _write(file: Any, checkpoint: Checkpoint) -> None:
+    arrays = [np.ascontiguousarray(array) for array in checkpoint.arrays]
+    crc = 0
+    for array in arrays:
+        crc = zlib.crc32(_bytes(array), crc)
+    header = {
+        "step": checkpoint.step,
+        "meta": dict(checkpoint.meta),
+        "bytes": sum(array.nbytes for array in arrays),
+        "crc32": crc,
+        "arrays": [{"dtype": a.dtype.str, "shape": list(a.shape)} for a in arrays],
+    }
+    text = json.dumps(header).encode()
+    _write_all(file, _MAGIC + struct.pack("<Q", len(text)) + text)
+    for array in arrays:
+        _write_all(file, _bytes(array))
+
+
+def _write_all(file: Any, data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while len(view):
+        view = view[file.write(view[: 1 << 30]) :]
+
+
+def _bytes(array: np.ndarray) -> memoryview:
+    return memoryview(array.reshape(-1).view(np.uint8))
+
+
+def _all(folder: Path) -> Iterable[Path]:
+    return (path for path in folder.glob("step-*.ckpt") if _NAME.match(path.name))
+
+
+def _drop_old(folder: Path, keep: int) -> None:
+    for path in sorted(_all(folder), reverse=True)[keep:]:
+        with suppress(OSError):
+            path.unlink()
+    for path in folder.glob("step-*.part"):
+        with suppress(OSError):
+            path.unlink()

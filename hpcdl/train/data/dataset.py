@@ -1,0 +1,146 @@
+"""dataset.json: what a folder of TFRecord shards holds, and the check that it is all there.
+
+Written last, so that a folder with a dataset.json is a whole data set.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcdl.system.errors import BadInput
+from hpcdl.system.files import write_json
+
+FILE = "dataset.json"
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One TFRecord file: its name, records, bytes and SHA-256."""
+
+    name: str
+    examples: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A folder of records.
+
+    `kind` names who made it; `encoding` is `raw` (uint8 values of `shape`) or `jpeg`; `shape` is
+    (height, width, channels); `scale` is the value that maps to 1.0; `splits` are `train` and
+    `test`.
+    """
+
+    folder: Path
+    kind: str
+    encoding: str
+    shape: tuple[int, int, int]
+    classes: int
+    scale: float
+    seed: int
+    source: str
+    splits: dict[str, tuple[Shard, ...]]
+
+    def examples(self, split: str) -> int:
+        """Number of records of a split."""
+        return sum(shard.examples for shard in self.splits[split])
+
+    def files(self, split: str) -> list[Path]:
+        """The shards of a split, in their order."""
+        return [self.folder / shard.name for shard in self.splits[split]]
+
+
+def describe_shard(path: Path, examples: int) -> Shard:
+    """The entry of a written shard."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            digest.update(block)
+    return Shard(path.name, examples, path.stat().st_size, digest.hexdigest())
+
+
+def write_dataset(dataset: Dataset) -> Path:
+    """Write dataset.json, which makes the folder a data set; returns its path."""
+    values = {"schema": SCHEMA, **asdict(dataset)}
+    del values["folder"]
+    values["splits"] = {
+        split: {
+            "examples": dataset.examples(split),
+            "shards": [asdict(shard) for shard in shards],
+        }
+        for split, shards in dataset.splits.items()
+    }
+    path = dataset.folder / FILE
+    write_json(path, values)
+    return path
+
+
+def read_dataset(folder: Path) -> Dataset:
+    """Read dataset.json and check that every shard is there with its size.
+
+    Raises:
+        BadInput: no data set, one of another version, or shards missing or cut.
+    """
+    path = folder / FILE
+    try:
+        values: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError as fault:
+        raise BadInput(
+            f"{folder} is no data set: it has no {FILE}",
+            hint=f"make one: hpcdl data make digits {folder}",
+        ) from fault
+    except (OSError, ValueError) as fault:
+        raise BadInput(f"cannot read {path}: {fault}") from fault
+    if values.get("schema") != SCHEMA:
+        raise BadInput(f"{path} has schema {values.get('schema')}, this hpcdl reads {SCHEMA}")
+    try:
+        dataset = _dataset(folder, values)
+    except (KeyError, TypeError, ValueError) as fault:
+        raise BadInput(
+            f"{path} lacks or garbles {fault}", hint="make the data set again"
+        ) from fault
+    _check_shards(dataset)
+    return dataset
+
+
+def _dataset(folder: Path, values: dict[str, Any]) -> Dataset:
+    height, width, channels = values["shape"]
+    return Dataset(
+        folder=folder,
+        kind=values["kind"],
+        encoding=values["encoding"],
+        shape=(height, width, channels),
+        classes=int(values["classes"]),
+        scale=float(values["scale"]),
+        seed=int(values["seed"]),
+        source=values["source"],
+        splits={
+            split: tuple(Shard(**shard) for shard in part["shards"])
+            for split, part in values["splits"].items()
+        },
+    )
+
+
+def _check_shards(dataset: Dataset) -> None:
+    faults = []
+    for split, shards in dataset.splits.items():
+        for shard in shards:
+            path = dataset.folder / shard.name
+            size = path.stat().st_size if path.is_file() else None
+            if size is None:
+                faults.append(f"{shard.name} ({split}): missing")
+            elif size != shard.bytes:
+                faults.append(f"{shard.name} ({split}): {size} bytes, should be {shard.bytes}")
+    if faults:
+        raise BadInput(
+            f"the data set {dataset.folder} is not whole: {len(faults)} of "
+            f"{sum(map(len, dataset.splits.values()))} shards are missing or cut",
+            details=faults[:20],
+            hint=f"make it again: `hpcdl data make {dataset.kind} {dataset.folder}`",
+        )

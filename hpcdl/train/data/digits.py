@@ -1,0 +1,88 @@
+"""Scikit-learn's 1,797 handwritten digits (8x8, from UCI's optical recognition set) as TFRecords.
+
+A real data set small enough to travel with a Python package: a test of everything that needs no
+download. The split and the order are drawn from the seed; the same seed gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcdl.system.errors import MachineLacks
+from hpcdl.system.files import explain_os_errors
+from hpcdl.train.data.dataset import Dataset, Shard, describe_shard, write_dataset
+
+TEST_EXAMPLES = 357
+SHARDS = {"train": 4, "test": 2}
+SOURCE = "scikit-learn load_digits: UCI ML optical recognition of handwritten digits, test set"
+
+
+def make_digits(tf: Any, folder: Path, seed: int) -> Dataset:
+    """Write the data set to `folder`, aside first: an interrupted run leaves nothing.
+
+    Raises:
+        MachineLacks: scikit-learn is missing, or there is no room.
+    """
+    images, labels = _load()
+    # RandomState's stream is frozen by NumPy: the split never changes with a version.
+    order = np.random.RandomState(seed).permutation(len(labels))
+    parts = {"train": order[:-TEST_EXAMPLES], "test": order[-TEST_EXAMPLES:]}
+    with explain_os_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix=".digits.", dir=folder))
+        try:
+            splits = {
+                split: _write_split(tf, aside, split, images[rows], labels[rows])
+                for split, rows in parts.items()
+            }
+            for path in sorted(aside.iterdir()):
+                path.replace(folder / path.name)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    dataset = Dataset(folder, "digits", "raw", (8, 8, 1), 10, 16.0, seed, SOURCE, splits)
+    write_dataset(dataset)
+    return dataset
+
+
+def _load() -> tuple[np.ndarray, np.ndarray]:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as fault:
+        raise MachineLacks(
+            "scikit-learn, which has the digits, is not installed",
+            hint="`module load tensorflow`: the published release has it",
+        ) from fault
+    digits = load_digits()
+    return digits.data.astype(np.uint8), digits.target.astype(np.int64)
+
+
+def _write_split(
+    tf: Any, aside: Path, split: str, images: np.ndarray, labels: np.ndarray
+) -> tuple[Shard, ...]:
+    count = SHARDS[split]
+    shards = []
+    for number in range(count):
+        path = aside / f"{split}-{number:05d}-of-{count:05d}.tfrecord"
+        rows = range(number, len(labels), count)
+        with tf.io.TFRecordWriter(str(path)) as writer:
+            for row in rows:
+                writer.write(_example(tf, images[row], int(labels[row])))
+        with path.open("rb+") as file:
+            os.fsync(file.fileno())
+        shards.append(describe_shard(path, len(rows)))
+    return tuple(shards)
+
+
+def _example(tf: Any, image: np.ndarray, label: int) -> bytes:
+    feature = {
+        "image/raw": tf.train.Feature(bytes_list=tf.train.BytesList(value=[image.tobytes()])),
+        "image/class/label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
+    }
+    example = tf.train.Example(features=tf.train.Features(feature=feature))
+    return bytes(example.SerializeToString(deterministic=True))

@@ -1,0 +1,132 @@
+"""Gives a rank its part of every global batch.
+
+Global batch k of an epoch is the same set of examples whatever the number of ranks: the epoch's
+order is one permutation drawn from (seed, epoch), batch k is its k-th piece, and a rank takes
+its slice of that piece. Nothing is remembered between batches, so a run resumes at any step,
+on any number of ranks, by asking for batch k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from hpcdl.system.errors import BadInput
+from hpcdl.train.data.dataset import Dataset
+
+
+@dataclass(frozen=True)
+class Share:
+    """A rank's part of the global batch: `global_batch` is a multiple of `ranks`."""
+
+    global_batch: int
+    ranks: int
+    rank: int
+    seed: int
+
+    @property
+    def per_rank(self) -> int:
+        """Images per step of this rank."""
+        return self.global_batch // self.ranks
+
+
+class Source(Protocol):
+    """Where batches come from. An epoch has `steps_per_epoch` global batches, 0 for no end."""
+
+    shape: tuple[int, ...]
+    classes: int
+    steps_per_epoch: int
+
+    def batches(self, epoch: int, first: int) -> Iterator[tuple[Any, Any]]:
+        """This rank's part of the epoch's batches from number `first` on."""
+
+    def test_batches(self) -> Iterator[tuple[Any, Any]]:
+        """This rank's part of the test set: every example once over all ranks."""
+
+
+def epoch_order(seed: int, epoch: int, examples: int) -> np.ndarray:
+    """The epoch's permutation of `examples`; the same on every rank and NumPy."""
+    return np.random.RandomState((seed * 1_000_003 + epoch) % 2**32).permutation(examples)
+
+
+class Synthetic:
+    """One random batch on the device, again and again: no input cost at all."""
+
+    def __init__(self, tf: Any, shape: tuple[int, ...], classes: int, share: Share) -> None:
+        self.shape = shape
+        self.classes = classes
+        self.steps_per_epoch = 0
+        seed = (share.seed, share.rank)
+        self._images = tf.random.stateless_uniform((share.per_rank, *shape), seed=seed)
+        self._labels = tf.random.stateless_uniform(
+            (share.per_rank,), seed=seed, maxval=classes, dtype=tf.int64
+        )
+
+    def batches(self, epoch: int, first: int) -> Iterator[tuple[Any, Any]]:
+        """The same batch for ever."""
+        while True:
+            yield self._images, self._labels
+
+    def test_batches(self) -> Iterator[tuple[Any, Any]]:
+        """No test set: accuracy on random labels means nothing."""
+        return iter(())
+
+
+class InMemory:
+    """A small data set held in memory as NumPy arrays."""
+
+    def __init__(self, tf: Any, dataset: Dataset, share: Share) -> None:
+        self.shape = dataset.shape
+        self.classes = dataset.classes
+        self._share = share
+        self._train = _read_raw(tf, dataset, "train")
+        self._test = _read_raw(tf, dataset, "test")
+        self.steps_per_epoch = len(self._train[1]) // share.global_batch
+        if self.steps_per_epoch == 0:
+            raise BadInput(
+                f"the data set has {len(self._train[1])} training examples, fewer than one "
+                f"global batch of {share.global_batch}",
+                hint="use a smaller batch or fewer ranks",
+            )
+
+    def batches(self, epoch: int, first: int) -> Iterator[tuple[Any, Any]]:
+        """Slices of the epoch's permutation; what does not fill a global batch is left out."""
+        images, labels = self._train
+        order = epoch_order(self._share.seed, epoch, len(labels))
+        for batch in range(first, self.steps_per_epoch):
+            start = batch * self._share.global_batch + self._share.rank * self._share.per_rank
+            rows = order[start : start + self._share.per_rank]
+            yield images[rows], labels[rows]
+
+    def test_batches(self) -> Iterator[tuple[Any, Any]]:
+        """Every `ranks`-th test example, in one batch."""
+        images, labels = self._test
+        mine = slice(self._share.rank, None, self._share.ranks)
+        if len(labels[mine]):
+            yield images[mine], labels[mine]
+
+
+def _read_raw(tf: Any, dataset: Dataset, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """All images (float32, 0 to 1) and labels of a split, in the order of the shards."""
+    files = [str(path) for path in dataset.files(split)]
+    records = tf.data.TFRecordDataset(files).batch(dataset.examples(split))
+    try:
+        serialized = next(iter(records))
+    except (tf.errors.DataLossError, StopIteration) as fault:
+        raise BadInput(
+            f"a record of {dataset.folder} is damaged: {str(fault).splitlines()[0]}",
+            hint=f"`hpcdl data inspect {dataset.folder}` names the shard",
+        ) from fault
+    parsed = tf.io.parse_example(
+        serialized,
+        {
+            "image/raw": tf.io.FixedLenFeature((), tf.string),
+            "image/class/label": tf.io.FixedLenFeature((), tf.int64),
+        },
+    )
+    pixels = np.asarray(tf.io.decode_raw(parsed["image/raw"], tf.uint8), np.float32)
+    images = pixels.reshape(-1, *dataset.shape) / np.float32(dataset.scale)
+    return images, np.asarray(parsed["image/class/label"])

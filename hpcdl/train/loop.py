@@ -1,0 +1,172 @@
+"""Drives the step: input, step, samples, checkpoints, signals, until done or told to stop.
+
+`Training` holds what a run needs while it runs; `train` goes on from its step and returns how
+it ended. The loop decides nothing that ranks could decide differently: they leave together,
+because the stop value is agreed in the all-reduce.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcdl.system.errors import BadInput
+from hpcdl.train import checkpoint as checkpoints
+from hpcdl.train.communicate import Communicator
+from hpcdl.train.data.source import Source
+from hpcdl.train.models import Network
+from hpcdl.train.options import TrainOptions
+from hpcdl.train.plan import RunPlan
+from hpcdl.train.report import Reporter
+from hpcdl.train.result import Samples
+from hpcdl.train.step import Optimizer, Step, StepResult
+from hpcdl.train.stop import StopRequest, meaning
+
+
+@dataclass
+class Training:
+    """A run in progress. `step_number` steps are done; `loss` is the last one's."""
+
+    options: TrainOptions
+    plan: RunPlan
+    ranks: Communicator
+    network: Network
+    optimizer: Optimizer
+    source: Source
+    step: Step
+    reporter: Reporter
+    stop: StopRequest
+    step_number: int = 0
+    loss: float = float("nan")
+    samples: Samples = field(default_factory=Samples)
+    saved_at: int = -1
+
+    @property
+    def checkpoint_folder(self) -> Path:
+        """Where this run's checkpoints lie."""
+        return self.options.folder / "checkpoints"
+
+    @property
+    def variables(self) -> tuple[Any, ...]:
+        """All that training changes: weights, moving averages, velocities."""
+        return (*self.network.trainable, *self.network.state, *self.optimizer.velocities)
+
+
+def identity_of(training: Training) -> dict[str, Any]:
+    """What must agree between a checkpoint and the run that goes on from it."""
+    return {
+        "model": training.options.model,
+        "data": training.options.data,
+        "seed": training.options.seed,
+        "global_batch": training.plan.global_batch,
+        "steps_per_epoch": training.plan.steps_per_epoch,
+    }
+
+
+def resume(training: Training) -> None:
+    """Go on from the newest whole checkpoint, if there is one. Rank 0 reads, all get it.
+
+    Raises:
+        BadInput: the checkpoint is of another run.
+    """
+    state = np.zeros(2)
+    if training.ranks.rank == 0:
+        found = checkpoints.newest(training.checkpoint_folder, training.reporter.say)
+        if found is not None:
+            _check_identity(training, found)
+            for variable, array in zip(training.variables, found.arrays, strict=True):
+                variable.assign(array)
+            state[:] = found.step, found.meta["loss"]
+    state = training.ranks.sum_on_host(state)
+    training.ranks.broadcast(training.variables)
+    training.step_number = training.saved_at = int(state[0])
+    if training.step_number:
+        training.loss = float(state[1])
+        training.reporter.say(f"resumed after step {training.step_number}")
+    training.samples.first_step = training.step_number
+
+
+def _check_identity(training: Training, found: checkpoints.Checkpoint) -> None:
+    wanted = identity_of(training)
+    other = [
+        f"{key}: {found.meta.get(key)} there, {value} now"
+        for key, value in wanted.items()
+        if key != "data" and found.meta.get(key) != value
+    ]
+    if other:
+        raise BadInput(
+            f"the checkpoints in {training.checkpoint_folder} are of another run",
+            details=other,
+            hint="use another --job-dir, or --fresh to start over",
+        )
+
+
+def save(training: Training) -> float:
+    """Write a checkpoint of the state now; rank 0 only. Returns the seconds it took."""
+    if training.saved_at == training.step_number:
+        return 0.0
+    start = time.perf_counter()
+    training.saved_at = training.step_number
+    if training.ranks.rank == 0:
+        meta = {**identity_of(training), "loss": training.loss, "ranks": training.ranks.size}
+        arrays = tuple(variable.numpy() for variable in training.variables)
+        state = checkpoints.Checkpoint(training.step_number, meta, arrays)
+        checkpoints.save(training.checkpoint_folder, state, training.options.keep_checkpoints)
+    return time.perf_counter() - start
+
+
+def train(training: Training) -> str:
+    """Run to the last step, or to a stop. Returns `completed`, `requeue` or `stopped`."""
+    while training.step_number < training.plan.steps:
+        epoch, first = training.plan.position(training.step_number)
+        outcome = _epoch(training, epoch, first)
+        if outcome:
+            return outcome
+    return "completed"
+
+
+def _epoch(training: Training, epoch: int, first: int) -> str | None:
+    """The rest of an epoch from batch `first` on; the outcome where it ended early."""
+    begun = time.perf_counter()
+    for images, labels in training.source.batches(epoch, first):
+        fetched = time.perf_counter()
+        if training.options.delay_ms:
+            time.sleep(training.options.delay_ms / 1000)
+        result = training.step(images, labels, training.plan.lr, training.stop.value)
+        training.step_number += 1
+        training.loss = result.loss
+        outcome = meaning(result.stop)
+        if not outcome and training.step_number == training.plan.steps:
+            outcome = "completed"
+        saved = save(training) if outcome or _checkpoint_is_due(training) else 0.0
+        now = time.perf_counter()
+        _note(training, result, now - begun, fetched - begun, saved)
+        training.reporter.step(training.step_number, epoch, result.loss, training.plan.global_batch)
+        if outcome:
+            return outcome
+        begun = now
+    return None
+
+
+def _checkpoint_is_due(training: Training) -> bool:
+    every = training.plan.checkpoint_every
+    return bool(every) and training.step_number % every == 0
+
+
+def _note(
+    training: Training, result: StepResult, seconds: float, waited: float, saved: float
+) -> None:
+    training.samples.add(
+        training.plan.global_batch,
+        result.loss,
+        seconds=seconds,
+        input=waited,
+        compute=result.compute,
+        communication=result.communication,
+        update=result.update,
+        checkpoint=saved,
+    )

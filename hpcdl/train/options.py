@@ -1,0 +1,181 @@
+"""What a training run is asked to do: the arguments and the frozen value made of them.
+
+No TensorFlow here: `hpcdl train --help` and the command line's checks need none. One table,
+`ARGUMENTS`, declares every option; `from_namespace` reads a parsed command line and `as_words`
+writes one, so that the command line can hand a run to another Python unchanged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from hpcdl.system.errors import BadInput
+
+STRATEGIES = ("auto", "horovod", "single")
+PRECISIONS = ("fp32", "fp16", "bf16")
+SYNTHETIC = "synthetic"
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """One run. Times in seconds unless the name says otherwise; None means "by the model"."""
+
+    model: str = "mlp"
+    data: str = SYNTHETIC
+    global_batch: int | None = None
+    batch_per_rank: int | None = None
+    epochs: int | None = None
+    steps: int | None = None
+    lr: float | None = None
+    momentum: float = 0.9
+    seed: int = 1
+    precision: str = "fp32"
+    strategy: str = "auto"
+    job_dir: str | None = None
+    checkpoint_every: int | None = None
+    keep_checkpoints: int = 3
+    fresh: bool = False
+    warmup_steps: int = 5
+    report_every: float = 5.0
+    target_accuracy: float | None = None
+    delay_ms: float = 0.0
+    json: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """Where results go: --job-dir, else HPCDL_JOB_DIR, else the current folder."""
+        return Path(self.job_dir or os.environ.get("HPCDL_JOB_DIR") or ".").absolute()
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One option of the command line; its default is the field's of `TrainOptions`."""
+
+    field: str
+    help: str
+    type: Any = str
+    choices: tuple[str, ...] | None = None
+    metavar: str | None = None
+    group: str = "run"
+
+    @property
+    def flag(self) -> str:
+        """The option as typed."""
+        return "--" + self.field.replace("_", "-")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, not {text}")
+    return value
+
+
+def _not_negative(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must be 0 or more, not {text}")
+    return value
+
+
+def _amount(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number of 0 or more, not {text}")
+    return value
+
+
+def _fraction(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"must lie between 0 and 1, not {text}")
+    return value
+
+
+ARGUMENTS: tuple[Argument, ...] = (
+    Argument("model", "network to train (default mlp)", metavar="NAME"),
+    Argument("data", "folder made by `hpcdl data make`, or 'synthetic'", metavar="DIR"),
+    Argument("global_batch", "images per step over all ranks", _positive, metavar="N"),
+    Argument("batch_per_rank", "images per step and rank", _positive, metavar="N"),
+    Argument("epochs", "passes over the data (default by the model)", _positive, metavar="N"),
+    Argument("steps", "steps instead of epochs", _positive, metavar="N"),
+    Argument("strategy", "how ranks work together (default auto)", choices=STRATEGIES),
+    Argument("job_dir", "where results go (else HPCDL_JOB_DIR, else here)", metavar="DIR"),
+    Argument("seed", "of weights, order and augmentation (default 1)", int, metavar="N"),
+    Argument("lr", "learning rate (default by the model)", _amount, group="step"),
+    Argument("momentum", "of SGD (default 0.9)", _fraction, group="step"),
+    Argument("precision", "of compute (default fp32)", choices=PRECISIONS, group="step"),
+    Argument("checkpoint_every", "steps between checkpoints; 0 for none on the way (default: "
+             "an epoch)", _not_negative, metavar="N", group="checkpoints"),
+    Argument("keep_checkpoints", "newest ones kept (default 3)", _positive, metavar="N",
+             group="checkpoints"),
+    Argument("fresh", "start over, leave checkpoints of before aside", bool, group="checkpoints"),
+    Argument("warmup_steps", "first steps left out of the throughput (default 5)", _not_negative,
+             metavar="N", group="measuring"),
+    Argument("report_every", "seconds between progress lines in a log (default 5)", _amount,
+             metavar="S", group="measuring"),
+    Argument("target_accuracy", "exit 1 when the test accuracy stays below", _fraction,
+             metavar="X", group="measuring"),
+    Argument("delay_ms", "sleep in every step: a run slowed down on purpose", _amount,
+             metavar="MS", group="measuring"),
+)  # fmt: skip
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add every option of `ARGUMENTS` to a parser. Not given means None: see `from_namespace`."""
+    groups: dict[str, Any] = {}
+    for argument in ARGUMENTS:
+        if argument.group not in groups:
+            groups[argument.group] = parser.add_argument_group(argument.group)
+        group = groups[argument.group]
+        if argument.type is bool:
+            group.add_argument(argument.flag, action="store_true", default=None, help=argument.help)
+        else:
+            group.add_argument(
+                argument.flag,
+                type=argument.type,
+                choices=argument.choices,
+                metavar=argument.metavar if argument.choices else argument.metavar or "X",
+                help=argument.help,
+            )
+
+
+def from_namespace(args: argparse.Namespace) -> TrainOptions:
+    """The options of a parsed command line.
+
+    Raises:
+        BadInput: two options that exclude each other.
+    """
+    given = {
+        field.name: getattr(args, field.name)
+        for field in fields(TrainOptions)
+        if getattr(args, field.name, None) is not None
+    }
+    for one, other in (("global_batch", "batch_per_rank"), ("epochs", "steps")):
+        if one in given and other in given:
+            flags = [f"--{name.replace('_', '-')}" for name in (one, other)]
+            raise BadInput(f"{flags[0]} and {flags[1]} exclude each other", hint="give one of them")
+    return TrainOptions(**given)
+
+
+def as_words(options: TrainOptions) -> list[str]:
+    """The command line that means `options`: only what differs from the defaults."""
+    words: list[str] = []
+    for argument in ARGUMENTS:
+        value = getattr(options, argument.field)
+        if value == getattr(TrainOptions(), argument.field):
+            continue
+        words += [argument.flag] if argument.type is bool else [f"{argument.flag}={value}"]
+    return [*words, "--json"] if options.json else words
+
+
+def parse(words: list[str]) -> TrainOptions:
+    """The options of a command line given as words; argparse's own exit on a bad one."""
+    parser = argparse.ArgumentParser(prog="hpcdl train", allow_abbrev=False)
+    configure(parser)
+    parser.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
+    return from_namespace(parser.parse_args(words))

@@ -1,0 +1,90 @@
+"""Where this process stands among the ranks, and what of the node is its share.
+
+Read from the launcher's environment only (Open MPI, srun, PMI), before any MPI call: thread
+counts and visible GPUs must be set before TensorFlow is imported. A batch script's own
+variables (SLURM_NTASKS without a step) do not count as ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# (rank, size, local rank, local size) as each launcher names them; the first complete row wins.
+_LAUNCHERS = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """One process: its rank of `size`, its place on the node, and the CPU threads it may use."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cpus: int
+    host: str
+
+
+def place(environ: Mapping[str, str], affinity: int, host: str) -> RankPlace:
+    """The place of a process.
+
+    Args:
+        environ: its environment.
+        affinity: CPUs the kernel lets it use.
+        host: the node's name.
+
+    The share of the CPUs is SLURM_CPUS_PER_TASK where given, never more than `affinity`. Without
+    it a rank takes its part of the mask: all of it where the launcher binds ranks apart cannot
+    be told from all of it shared, so the mask is divided by the ranks on the node unless it is
+    already as small as such a part.
+    """
+    rank, size, local_rank, local_size = _numbers(environ)
+    asked = _number(environ.get("SLURM_CPUS_PER_TASK"))
+    if asked:
+        cpus = min(asked, affinity)
+    else:
+        online = os.cpu_count() or affinity
+        shared = affinity * local_size > online
+        cpus = affinity // local_size if shared else affinity
+    return RankPlace(rank, size, local_rank, local_size, max(1, cpus), host)
+
+
+def this_place() -> RankPlace:
+    """The place of this process."""
+    return place(os.environ, len(os.sched_getaffinity(0)), socket.gethostname())
+
+
+def slurm_tasks_on_node(text: str, node: int) -> int:
+    """Tasks on the node with index `node` from Slurm's form `2(x3),1`."""
+    index = 0
+    for part in text.split(","):
+        count, _, repeat = part.partition("(x")
+        index += int(repeat.rstrip(")")) if repeat else 1
+        if node < index:
+            return int(count)
+    return 1
+
+
+def _numbers(environ: Mapping[str, str]) -> tuple[int, int, int, int]:
+    for rank, size, local_rank, local_size in _LAUNCHERS:
+        if rank not in environ or size not in environ:
+            continue
+        local_text = environ.get(local_size, "1")
+        if local_size == "SLURM_STEP_TASKS_PER_NODE":
+            local = slurm_tasks_on_node(local_text, int(environ.get("SLURM_NODEID", "0")))
+        else:
+            local = int(local_text)
+        return int(environ[rank]), int(environ[size]), int(environ.get(local_rank, "0")), local
+    return 0, 1, 0, 1
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isdigit() and int(text) > 0 else None

@@ -1,0 +1,108 @@
+"""result.json and progress.json: what a run did, for people, checks and the model of scaling.
+
+Pure functions over plain values: samples are kept by column, one entry per step. The schema is
+facts/result_schema.yaml; `VERSION` counts its versions.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+VERSION = 1
+COLUMNS = ("seconds", "input", "compute", "communication", "update", "checkpoint", "other")
+
+
+@dataclass
+class Samples:
+    """Per-step times in seconds, by column; `images` counts all ranks' images of the step."""
+
+    first_step: int = 0
+    images: list[int] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)
+    columns: dict[str, list[float]] = field(default_factory=lambda: {c: [] for c in COLUMNS})
+
+    def add(self, images: int, loss: float, **seconds: float) -> None:
+        """Add one step; `other` is what the named parts leave of `seconds`."""
+        named = sum(value for key, value in seconds.items() if key != "seconds")
+        seconds["other"] = max(0.0, seconds["seconds"] - named)
+        for column in COLUMNS:
+            self.columns[column].append(round(seconds.get(column, 0.0), 7))
+        self.images.append(images)
+        self.loss.append(loss)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def as_json(self) -> dict[str, Any]:
+        """The columns as result.json has them."""
+        losses = [round(loss, 6) if _finite(loss) else None for loss in self.loss]
+        return {"first_step": self.first_step, "images": self.images, "loss": losses,
+                **self.columns}  # fmt: skip
+
+
+def summarize(samples: Samples, warmup: int) -> dict[str, Any]:
+    """Throughput and phases after the first `warmup` steps (all, where there are no more).
+
+    `images_per_second` is the median over the steps of images / seconds; the spread is given by
+    the 5th and 95th percentiles and by the mean over the whole time.
+    """
+    skip = warmup if len(samples) > warmup else 0
+    seconds = samples.columns["seconds"][skip:]
+    images = samples.images[skip:]
+    if not seconds or sum(seconds) <= 0:
+        return {"steps_measured": 0, "images_per_second": 0.0}
+    rates = sorted(count / max(time, 1e-9) for count, time in zip(images, seconds, strict=True))
+    total = sum(seconds)
+    return {
+        "steps_measured": len(rates),
+        "images_per_second": round(statistics.median(rates), 3),
+        "images_per_second_p05": round(quantile(rates, 0.05), 3),
+        "images_per_second_p95": round(quantile(rates, 0.95), 3),
+        "images_per_second_mean": round(sum(images) / total, 3),
+        "phases": {
+            column: round(sum(samples.columns[column][skip:]) / total, 5)
+            for column in COLUMNS
+            if column != "seconds"
+        },
+    }
+
+
+def quantile(ordered: Sequence[float], fraction: float) -> float:
+    """The value at a fraction of an ordered sequence, interpolated."""
+    place = fraction * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def job_of(environ: Mapping[str, str]) -> dict[str, Any]:
+    """The Slurm job this runs in; empty values outside of one."""
+    restarts = environ.get("SLURM_RESTART_COUNT", "0")
+    waited = environ.get("HPCDL_QUEUE_WAIT", "")
+    return {
+        "id": environ.get("SLURM_JOB_ID"),
+        "name": environ.get("SLURM_JOB_NAME"),
+        "partition": environ.get("SLURM_JOB_PARTITION"),
+        "nodes": environ.get("SLURM_JOB_NODELIST"),
+        "restarts": int(restarts) if restarts.isdigit() else 0,
+        "queue_wait_seconds": float(waited) if waited.replace(".", "", 1).isdigit() else None,
+    }
+
+
+def summary_line(result: Mapping[str, Any], path: str) -> str:
+    """The last line of rank 0, stable for programs that search for it."""
+    summary, metrics = result["summary"], result["summary"].get("metrics", {})
+    loss, accuracy = summary.get("loss"), metrics.get("accuracy")
+    return (
+        f"hpcdl-train: images_per_second={summary.get('images_per_second', 0.0):.2f}"
+        f" loss={'nan' if loss is None else format(loss, '.5f')}"
+        f" accuracy={'none' if accuracy is None else format(accuracy, '.4f')}"
+        f" world_size={result['layout']['ranks']} result={path}"
+    )
+
+
+def _finite(value: float) -> bool:
+    return value == value and abs(value) != float("inf")

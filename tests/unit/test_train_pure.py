@@ -1,0 +1,187 @@
+"""The parts of the training program that need no TensorFlow."""
+
+import argparse
+import json
+
+import jsonschema
+import pytest
+
+from hpcdl import facts
+from hpcdl.cli import main
+from hpcdl.system.errors import BadInput
+from hpcdl.train.options import ARGUMENTS, TrainOptions, as_words, configure, from_namespace, parse
+from hpcdl.train.plan import global_batch, make_plan
+from hpcdl.train.ranks import place, slurm_tasks_on_node
+from hpcdl.train.result import Samples, job_of, quantile, summarize, summary_line
+from hpcdl.train.stop import TERM, USR2, meaning
+
+SLURM = {
+    "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "6", "SLURM_LOCALID": "1", "SLURM_NODEID": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2),2(x2)", "SLURM_NTASKS": "6",
+}  # fmt: skip
+
+
+def test_a_slurm_step_gives_rank_and_local_rank() -> None:
+    here = place(SLURM, affinity=4, host="n3")
+    assert (here.rank, here.size, here.local_rank, here.local_size) == (3, 6, 1, 2)
+
+
+def test_a_batch_script_without_a_step_is_one_process() -> None:
+    batch = {"SLURM_PROCID": "0", "SLURM_NTASKS": "6", "SLURM_LOCALID": "0"}
+    assert place(batch, 4, "n1").size == 1
+
+
+def test_mpirun_inside_a_slurm_allocation_counts_before_the_allocation() -> None:
+    mpirun = {**SLURM, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2",
+              "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}  # fmt: skip
+    assert place(mpirun, 4, "n1").size == 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "affinity", "threads"), [("8", 4, 4), ("2", 4, 2), ("0", 4, 4), ("many", 4, 4)]
+)
+def test_threads_are_what_slurm_gives_and_never_more_than_the_mask(
+    asked: str, affinity: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    assert place({"SLURM_CPUS_PER_TASK": asked}, affinity, "n").cpus == threads
+
+
+def test_ranks_that_share_one_mask_divide_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    ranks = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4",
+             "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}  # fmt: skip
+    assert place(ranks, 8, "n").cpus == 2
+    assert place(ranks, 2, "n").cpus == 2, "bound apart by the launcher"
+
+
+@pytest.mark.parametrize(("node", "tasks"), [(0, 2), (2, 2), (3, 1), (9, 1)])
+def test_slurms_short_form_of_tasks_per_node(node: int, tasks: int) -> None:
+    assert slurm_tasks_on_node("2(x3),1", node) == tasks
+
+
+def test_options_survive_the_way_through_a_command_line() -> None:
+    options = TrainOptions(model="mlp", epochs=3, lr=0.5, fresh=True, delay_ms=2.5, json=True)
+    assert parse(as_words(options)) == options
+    assert as_words(TrainOptions()) == []
+
+
+def test_every_option_is_a_field_with_a_default() -> None:
+    names = {argument.field for argument in ARGUMENTS}
+    assert names | {"json"} == set(vars(TrainOptions()))
+
+
+@pytest.mark.parametrize(
+    "words", [["--epochs=1", "--steps=2"], ["--global-batch=8", "--batch-per-rank=8"]]
+)
+def test_options_that_exclude_each_other_are_refused(words: list[str]) -> None:
+    parser = argparse.ArgumentParser()
+    configure(parser)
+    with pytest.raises(BadInput, match="exclude each other"):
+        from_namespace(parser.parse_args(words))
+
+
+@pytest.mark.parametrize(
+    "word", ["--epochs=0", "--lr=-1", "--lr=nan", "--momentum=2", "--strategy=ps", "--steps=x"]
+)
+def test_bad_values_are_refused_at_the_door(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        parse([word])
+    assert stop.value.code == 2
+    assert word.split("=")[0] in capsys.readouterr().err
+
+
+def test_help_needs_no_tensorflow(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "--help"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out.find("example: hpcdl train") > 0
+
+
+MODEL = {"global_batch": 64, "epochs": 3, "lr": 0.1}
+
+
+def test_a_batch_that_ranks_cannot_share_names_the_nearest_that_can() -> None:
+    with pytest.raises(BadInput) as refused:
+        global_batch(TrainOptions(global_batch=10), MODEL, 4)
+    assert "--global-batch 8 or 12 can" in refused.value.hint
+    assert global_batch(TrainOptions(), MODEL, 48) == 96
+    assert global_batch(TrainOptions(batch_per_rank=5), MODEL, 4) == 20
+
+
+def test_steps_come_from_epochs_and_positions_from_steps() -> None:
+    plan = make_plan(TrainOptions(), MODEL, 64, steps_per_epoch=22)
+    assert (plan.steps, plan.lr, plan.checkpoint_every) == (66, 0.1, 22)
+    assert plan.position(45) == (2, 1)
+    endless = make_plan(TrainOptions(steps=7, lr=0.0), MODEL, 64, steps_per_epoch=0)
+    assert (endless.steps, endless.lr, endless.position(5)) == (7, 0.0, (0, 5))
+
+
+@pytest.mark.parametrize(
+    ("told", "outcome"),
+    [(0.0, None), (USR2, "requeue"), (4 * USR2, "requeue"), (TERM, "stopped"),
+     (TERM + 3 * USR2, "stopped")],
+)  # fmt: skip
+def test_one_rank_told_to_stop_stops_all_and_term_outranks(
+    told: float, outcome: str | None
+) -> None:
+    assert meaning(told) == outcome
+
+
+def samples(count: int) -> Samples:
+    kept = Samples()
+    for step in range(count):
+        slow = 1.0 if step == 0 else 0.1
+        kept.add(10, 1.0 / (step + 1), seconds=slow, input=slow / 2, compute=slow / 4)
+    return kept
+
+
+def test_throughput_is_the_median_after_the_warm_up() -> None:
+    summary = summarize(samples(11), warmup=1)
+    assert summary["images_per_second"] == pytest.approx(100)
+    assert summary["steps_measured"] == 10
+    assert summary["phases"]["input"] == pytest.approx(0.5)
+    assert summary["phases"]["other"] == pytest.approx(0.25)
+
+
+def test_a_run_shorter_than_its_warm_up_is_measured_whole() -> None:
+    assert summarize(samples(3), warmup=5)["steps_measured"] == 3
+    assert summarize(Samples(), warmup=5) == {"steps_measured": 0, "images_per_second": 0.0}
+
+
+def test_a_quantile_is_interpolated() -> None:
+    assert quantile([1.0, 2.0, 3.0], 0.25) == pytest.approx(1.5)
+    assert quantile([7.0], 0.95) == 7.0
+
+
+def test_a_loss_that_is_no_number_is_null_in_json() -> None:
+    kept = Samples()
+    kept.add(1, float("nan"), seconds=1.0)
+    kept.add(1, float("inf"), seconds=1.0)
+    assert json.loads(json.dumps(kept.as_json(), allow_nan=False))["loss"] == [None, None]
+
+
+def test_the_last_line_is_stable() -> None:
+    result = {"summary": {"images_per_second": 12.3456, "loss": None, "metrics": {}},
+              "layout": {"ranks": 4}}  # fmt: skip
+    assert summary_line(result, "/r.json") == (
+        "hpcdl-train: images_per_second=12.35 loss=nan accuracy=none world_size=4 result=/r.json"
+    )
+
+
+def test_the_job_is_read_from_slurms_environment() -> None:
+    job = job_of({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2", "HPCDL_QUEUE_WAIT": "1.5"})
+    assert (job["id"], job["restarts"], job["queue_wait_seconds"]) == ("7", 2, 1.5)
+    assert job_of({})["id"] is None
+
+
+def test_the_schema_of_results_is_a_json_schema() -> None:
+    jsonschema.Draft202012Validator.check_schema(facts.load("result_schema"))
+
+
+def test_every_model_has_its_numbers_and_a_source() -> None:
+    for name, row in facts.load("models")["models"].items():
+        assert {"builder", "input", "classes", "params", "lr", "source", "proof"} <= row.keys(), (
+            name
+        )
+        assert row["proof"] in facts.PROOFS
