@@ -2,6 +2,10 @@
 -- release is published; everything else is the same for all of them.
 
 local stack = release.stack
+if mode() == "unload" then
+  -- What was loaded is taken away, also where this file has meanwhile another release.
+  stack = os.getenv("HPCDL_STACK") or stack
+end
 
 whatis("Name: tensorflow")
 whatis("Version: " .. release.version)

@@ -5,13 +5,16 @@ Pure but for `write_modules`, which puts them in place by one rename.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hpcdl.stack.recipe import digest
-from hpcdl.stack.release import Release
+from hpcdl.site import Site
+from hpcdl.stack.dispatch import Dispatch
+from hpcdl.stack.recipe import MODULE, digest
+from hpcdl.stack.release import DISPATCH_FILE, Release
 from hpcdl.system.files import explain_os_errors, switch_link, write_atomic
 from hpcdl.system.resources import folder
 
@@ -48,10 +51,30 @@ def module_data(release: Release) -> dict[str, object]:
     """What the modulefile of this release differs in."""
     return {
         "id": release.id,
-        "version": release.module.partition("/")[2],
+        "version": _version(release),
         "stack": str(release.prefix),
         "summary": summary(release),
     }
+
+
+def dispatch_data(site: Site, chosen: Dispatch) -> dict[str, object]:
+    """The table of modulerc.lua: versions by partition, by GPU, and the default."""
+    versions = {name: _version(release) for name, release in chosen.partitions.items()}
+    gpus = {
+        partition.gpu.model.split("-")[0]: versions[name]
+        for name, partition in site.partitions.items()
+        if partition.gpu is not None and name in versions
+    }
+    return {
+        "default": _version(chosen.default),
+        "partitions": versions,
+        "gpus": [{"model": model, "version": version} for model, version in gpus.items()],
+        "proc": "/proc",
+    }
+
+
+def _version(release: Release) -> str:
+    return release.module.partition("/")[2]
 
 
 def summary(release: Release) -> str:
@@ -63,20 +86,33 @@ def summary(release: Release) -> str:
     )
 
 
-def render_modules(release: Release) -> dict[str, str]:
-    """Every file of the release's `modules` folder, by its path there."""
+def render_modules(site: Site, shown: Sequence[Release], chosen: Dispatch) -> dict[str, str]:
+    """Every file of a `modules` folder, by its path there.
+
+    Args:
+        site: whose partitions are told apart.
+        shown: the releases whose versions can be loaded; a later one takes a version's name.
+        chosen: which of them a plain `module load tensorflow` gives where.
+    """
     code = (folder("modulefiles") / "tensorflow.lua").read_text(encoding="utf-8")
-    return {f"{release.module}.lua": f"local release = {lua(module_data(release))}\n\n{code}"}
+    choose = (folder("modulefiles") / "modulerc.lua").read_text(encoding="utf-8")
+    files = {
+        f"{release.module}.lua": f"local release = {lua(module_data(release))}\n\n{code}"
+        for release in shown
+    }
+    table = lua(dispatch_data(site, chosen))
+    files[f"{MODULE}/.modulerc.lua"] = f"local dispatch = {table}\n\n{choose}"
+    files[DISPATCH_FILE] = json.dumps(chosen.as_data(), indent=2) + "\n"
+    return files
 
 
-def write_modules(release: Release) -> Path:
-    """Put the release's modulefiles in place.
+def write_modules(root: Path, files: Mapping[str, str]) -> None:
+    """Put modulefiles in place as `root`/modules.
 
     `modules` is a link to a folder named by its content, so that new modulefiles replace
     others by one rename and a job that loads them meets the old set or the new one.
     """
-    files = render_modules(release)
-    target = release.root / f".modules-{digest(files)}"
+    target = root / f".modules-{digest(files)}"
     if not target.is_dir():
         aside = target.with_name(f".modules.{os.getpid()}")
         with explain_os_errors(target):
@@ -86,5 +122,10 @@ def write_modules(release: Release) -> Path:
             for made in (aside, *(path for path in aside.rglob("*") if path.is_dir())):
                 made.chmod(0o755)
             aside.rename(target)
-    switch_link(release.modules, target.name)
-    return release.modules
+    link = root / "modules"
+    before = link.readlink().name if link.is_symlink() else ""
+    switch_link(link, target.name)
+    for old in root.glob(".modules*"):
+        # The set before this one stays: a load may be between its listing and its file.
+        if old.name not in {target.name, before}:
+            shutil.rmtree(old, ignore_errors=True)

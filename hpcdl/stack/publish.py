@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpcdl.site import Site
-from hpcdl.stack.modules import write_modules
+from hpcdl.stack.dispatch import Event, choose, pile_of, previous
+from hpcdl.stack.modules import render_modules, write_modules
 from hpcdl.stack.release import (
     BrokenRelease,
     Release,
@@ -30,15 +31,6 @@ from hpcdl.system.files import locked, switch_link, write_json
 
 Say = Callable[[str], None]
 _WAIT_SECONDS = 900
-
-
-@dataclass(frozen=True)
-class Event:
-    """One switch of `current`: what was done, to which release, when (UTC)."""
-
-    action: str
-    release: str
-    at: str
 
 
 @dataclass(frozen=True)
@@ -79,10 +71,28 @@ def publish(
     release = read_release(site, release_id)
     with locked(_lock(site), wait_seconds=_WAIT_SECONDS):
         before = current_id(site)
-        write_modules(release)
+        _show_modules(site, release, "publish")
         proof = _prove(site, release, gate, say, verify_again)
         _switch(site, release, "publish", before)
     return Switch(before, release.id, proof)
+
+
+def _show_modules(site: Site, release: Release, action: str) -> None:
+    """Write the release's modulefiles as they will be when it is current."""
+    events = [*read_history(site), Event(action, release.id, "")]
+    known = {name: read for name in release_ids(site) if (read := _readable(site, name))}
+    pile = [known[name] for name in pile_of(events) if name in known]
+    # What was rolled back stays visible too, but gives way where it has the same version.
+    once = dict.fromkeys(event.release for event in events)
+    others = [known[name] for name in once if name in known and known[name] not in pile]
+    write_modules(release.root, render_modules(site, [*others, *pile], choose(site, pile)))
+
+
+def _readable(site: Site, release_id: str) -> Release | None:
+    try:
+        return read_release(site, release_id)
+    except BrokenRelease:
+        return None
 
 
 def _prove(site: Site, release: Release, gate: Gate, say: Say, again: bool) -> Proof:
@@ -171,6 +181,7 @@ def rollback(site: Site, release_id: str | None = None) -> Switch:
     """
     with locked(_lock(site), wait_seconds=_WAIT_SECONDS):
         planned = plan_rollback(site, release_id)
+        _show_modules(site, read_release(site, planned.after), "rollback")
         _switch(site, read_release(site, planned.after), "rollback", planned.before)
     return planned
 
@@ -191,29 +202,6 @@ def rollback_target(site: Site) -> str:
     return target
 
 
-def previous(events: Sequence[Event], current: str | None, existing: set[str]) -> str | None:
-    """What was published before `current`, among those that still exist.
-
-    A publish puts a release on a pile, a rollback takes off what lies above its target; so
-    rolling back twice goes back twice. Where a killed command left `current` off the pile,
-    the pile's top is what was current before.
-    """
-    pile: list[str] = []
-    for event in events:
-        if event.action == "rollback" and event.release in pile:
-            del pile[_last(pile, event.release) + 1 :]
-        elif not pile or pile[-1] != event.release:
-            pile.append(event.release)
-    if current in pile:
-        del pile[_last(pile, str(current)) :]
-    candidates = [name for name in pile if name in existing and name != current]
-    return candidates[-1] if candidates else None
-
-
-def _last(pile: list[str], name: str) -> int:
-    return len(pile) - 1 - pile[::-1].index(name)
-
-
 def read_history(site: Site) -> list[Event]:
     """What was current, oldest first; a damaged file counts as none."""
     try:
@@ -230,7 +218,7 @@ def _switch(site: Site, release: Release, action: str, before: str | None) -> No
     switch_link(site.paths.prefix / "current", f"releases/{release.id}")
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     events = [*read_history(site), Event(action, release.id, at)][-1000:]
-    write_json(_history(site), {"schema": 1, "events": [asdict(event) for event in events]})
+    write_json(_history(site), {"schema": 1, "events": [event.as_data() for event in events]})
 
 
 def _history(site: Site) -> Path:

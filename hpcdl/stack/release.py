@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from hpcdl.site import Site
 
 SCHEMA = 1
+DISPATCH_FILE = ".dispatch.json"
+"""In a modules folder: which release serves which partition."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 _TEXTS = ("id", "stack", "backend", "module", "hpcdl", "created", "proof")
 
@@ -114,6 +116,22 @@ def current_release(site: Site) -> Release | None:
             hint="`hpcdl stack rollback` goes back to the one before",
         )
     return _parse(root)
+
+
+def release_for(site: Site, partition: str) -> Release | None:
+    """The published release that serves a partition, or None where nothing is published.
+
+    Raises:
+        BrokenRelease: what is published is damaged.
+    """
+    current = current_release(site)
+    if current is None:
+        return None
+    try:
+        served = json.loads((current.modules / DISPATCH_FILE).read_text())["partitions"]
+        return read_release(site, served[partition])
+    except (OSError, ValueError, KeyError, TypeError, BadInput):
+        return current
 
 
 def current_id(site: Site) -> str | None:

@@ -137,6 +137,8 @@ def in_module(
     pairs = [f"{key}={value}" for key, value in env.items()]
     return run(
         ["env", "-i", *pairs, "bash", "--noprofile", "--norc", "-c", script, "bash", *argv],
+        # No folder of the caller's may shadow what is tested.
+        directory=Path("/"),
         check=False,
         timeout=timeout,
     )

@@ -1,24 +1,43 @@
-"""Lets every Python of the loaded stack's version see the stack, after all that it has itself.
+"""Lets every Python of the loaded stack's version see the stack, behind what it has itself.
 
 The module puts this folder on PYTHONPATH. Python imports `sitecustomize` when it starts: here
-the stack's packages go to the end of sys.path, so a virtual environment made with
-`python -m venv` sees TensorFlow, and what is installed in it comes first. A Python of another
-version finds no folder of its version below the stack and changes nothing. It must run on any
-Python, also on version 2.
+the stack's packages join sys.path, so a virtual environment made with `python -m venv` sees
+TensorFlow. What is installed in the environment comes first, then the stack, then what the
+system and ~/.local have, for a stray numpy there would break TensorFlow. Outside of virtual
+environments the stack comes last. A Python of another version finds no folder of its version
+below the stack and changes nothing. It must run on any Python, also on version 2.
 """
 
 import os
 import sys
 
 
-def _append_stack():
+def _packages():
+    """The stack's packages for this very Python, or None."""
     here = os.path.dirname(os.path.abspath(__file__))
     stack = os.path.dirname(os.path.dirname(os.path.dirname(here)))
-    name = "python%d.%d%s" % (sys.version_info[0], sys.version_info[1], getattr(sys, "abiflags", ""))
-    packages = os.path.join(stack, "lib", name, "site-packages")
+    version = "%d.%d%s" % (sys.version_info[0], sys.version_info[1], getattr(sys, "abiflags", ""))
+    folder = os.path.join(stack, "lib", "python" + version, "site-packages")
     implementation = getattr(getattr(sys, "implementation", None), "name", "cpython")
-    if implementation == "cpython" and os.path.isdir(packages) and packages not in sys.path:
-        sys.path.append(packages)
+    return folder if implementation == "cpython" and os.path.isdir(folder) else None
+
+
+def _place():
+    """Where in sys.path the stack belongs: before the system's folders in an environment."""
+    if sys.prefix != sys.base_prefix:
+        import site
+
+        system = site.getsitepackages([sys.base_prefix]) + [site.getusersitepackages()]
+        for index, folder in enumerate(sys.path):
+            if folder in system:
+                return index
+    return len(sys.path)
+
+
+def _join():
+    packages = _packages()
+    if packages is not None and packages not in sys.path:
+        sys.path.insert(_place(), packages)
 
 
 def _run_the_next():
@@ -33,5 +52,5 @@ def _run_the_next():
             return
 
 
-_append_stack()
+_join()
 _run_the_next()

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpcdl.stack.dispatch import choose
 from hpcdl.stack.modules import lua, render_modules, write_modules
+from hpcdl.stack.release import DISPATCH_FILE
 from tests.small_release import make_release, small_site
 
 needs_lua = pytest.mark.skipif(shutil.which("lua") is None, reason="there is no lua")
@@ -39,15 +41,26 @@ def test_other_types_are_refused() -> None:
 
 @pytest.mark.skipif(shutil.which("luac") is None, reason="there is no luac")
 def test_every_rendered_modulefile_parses(tmp_path: Path) -> None:
-    release = make_release(small_site(tmp_path), 'odd "name" [[x]]')
-    for text in render_modules(release).values():
-        subprocess.run(["luac", "-p", "-"], input=text.encode(), check=True)
+    site = small_site(tmp_path)
+    release = make_release(site, 'odd "name" [[x]]')
+    files = render_modules(site, [release], choose(site, [release]))
+    assert set(files) == {"tensorflow/2.21.0-cpu.lua", "tensorflow/.modulerc.lua", DISPATCH_FILE}
+    for name, text in files.items():
+        if name.endswith(".lua"):
+            subprocess.run(["luac", "-p", "-"], input=text.encode(), check=True)
 
 
 def test_writing_modules_again_changes_nothing(tmp_path: Path) -> None:
-    release = make_release(small_site(tmp_path), "one")
-    write_modules(release)
-    first = release.modules.resolve()
-    write_modules(release)
-    assert release.modules.resolve() == first
-    assert len(list(release.root.glob(".modules*"))) == 1
+    write_modules(tmp_path, {"tensorflow/1.lua": "a"})
+    first = (tmp_path / "modules").resolve()
+    write_modules(tmp_path, {"tensorflow/1.lua": "a"})
+    assert (tmp_path / "modules").resolve() == first
+    assert len(list(tmp_path.glob(".modules*"))) == 1
+
+
+def test_the_set_before_stays_for_a_load_under_way(tmp_path: Path) -> None:
+    for text in "abc":
+        write_modules(tmp_path, {"tensorflow/1.lua": text})
+    left = {(folder / "tensorflow/1.lua").read_text() for folder in tmp_path.glob(".modules*")}
+    assert left == {"b", "c"}
+    assert (tmp_path / "modules/tensorflow/1.lua").read_text() == "c"

@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcdl.site import Site
+from hpcdl.stack.dispatch import Event, previous
 from hpcdl.stack.publish import (
-    Event,
     newest,
     overview,
     plan_publish,
-    previous,
     publish,
     rollback,
 )

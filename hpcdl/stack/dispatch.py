@@ -1,0 +1,101 @@
+"""Which release serves which partition: pure rules over what was published.
+
+The pile is what was published and not rolled back, newest last. A partition gets the newest of
+the pile that is of its stack, else the newest that serves it, else the newest of all. Versions
+of older releases stay visible: a shell that loaded one can still unload it, and a script that
+names one still runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hpcdl.site import Partition, Site
+from hpcdl.stack.release import Release
+
+
+@dataclass(frozen=True)
+class Event:
+    """One switch of `current`: what was done, to which release, when (UTC)."""
+
+    action: str
+    release: str
+    at: str
+
+    def as_data(self) -> dict[str, str]:
+        """For the history file."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """The release of every partition, and the one where no partition is known."""
+
+    partitions: Mapping[str, Release]
+    default: Release
+
+    def as_data(self) -> dict[str, Any]:
+        """What `release_for` reads: release ids."""
+        served = {name: release.id for name, release in self.partitions.items()}
+        return {"schema": 1, "default": self.default.id, "partitions": served}
+
+
+def pile_of(events: Iterable[Event]) -> list[str]:
+    """What was published and not rolled back, the current one last."""
+    pile: list[str] = []
+    for event in events:
+        if event.action == "rollback" and event.release in pile:
+            del pile[_last(pile, event.release) + 1 :]
+        elif not pile or pile[-1] != event.release:
+            pile.append(event.release)
+    return pile
+
+
+def previous(events: Sequence[Event], current: str | None, existing: set[str]) -> str | None:
+    """What was published before `current`, among those that still exist.
+
+    Rolling back twice goes back twice. Where a killed command left `current` off the pile, the
+    pile's top is what was current before.
+    """
+    pile = pile_of(events)
+    if current in pile:
+        del pile[_last(pile, str(current)) :]
+    candidates = [name for name in pile if name in existing and name != current]
+    return candidates[-1] if candidates else None
+
+
+def _last(pile: list[str], name: str) -> int:
+    return len(pile) - 1 - pile[::-1].index(name)
+
+
+def choose(site: Site, pile: Sequence[Release]) -> Dispatch:
+    """The release of every partition of the site.
+
+    Args:
+        site: its partitions and the stacks they want.
+        pile: what counts, at least one release, newest last.
+    """
+    chosen = {
+        name: _for_partition(partition, site, pile) for name, partition in site.partitions.items()
+    }
+    return Dispatch(chosen, chosen[site.default_partition])
+
+
+def _for_partition(partition: Partition, site: Site, pile: Sequence[Release]) -> Release:
+    wanted = partition.stack or _stack_naming(partition.name, site)
+    newest_first = list(reversed(pile))
+    of_stack = [release for release in newest_first if release.stack == wanted]
+    serving = [
+        release
+        for release in newest_first
+        if not release.partitions or partition.name in release.partitions
+    ]
+    return [*of_stack, *serving, *newest_first][0]
+
+
+def _stack_naming(partition: str, site: Site) -> str | None:
+    """The stack whose list of partitions has this one."""
+    named = [stack.name for stack in site.stacks.values() if partition in stack.partitions]
+    return named[0] if named else None

@@ -1,0 +1,55 @@
+"""The built release that tests share: made once per machine, kept in the cache.
+
+A plugin: `pytest_plugins = ["tests.integration.stack_fixture"]` in the conftest gives
+`stack_site` and `release`. The software goes below the cache, so the next run finds wheels,
+Horovod and, while hpcdl's sources are the same, the very release.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from hpcdl.site import Site
+from hpcdl.stack.release import Release
+from hpcdl.system.errors import HpcdlError
+from hpcdl.system.resources import cache
+from tests.small_release import small_site
+
+_KEPT = 3
+
+
+@pytest.fixture(scope="session")
+def stack_site() -> Site:
+    """The embedded site; its software lies below the cache."""
+    return small_site(cache() / "tests" / "prefix")
+
+
+@pytest.fixture(scope="session")
+def release(stack_site: Site) -> Iterator[Release]:
+    """A published release with TensorFlow, Horovod and hpcdl as its sources are now."""
+    from hpcdl.stack.build import build, plan_build
+    from hpcdl.stack.publish import publish
+
+    def say(what: str) -> None:
+        print(what, file=sys.stderr)
+
+    try:
+        built = build(plan_build(stack_site), say)
+    except HpcdlError as error:
+        pytest.skip(f"no release can be built here: {error.message}")
+    publish(stack_site, built.id, say=say)
+    yield built
+    _forget_old(stack_site, built)
+
+
+def _forget_old(site: Site, newest: Release) -> None:
+    """Keep the few newest releases: sources change often, and each takes room."""
+    from hpcdl.stack.publish import overview
+
+    for row in overview(site)[:-_KEPT]:
+        if row["id"] != newest.id and not row["current"]:
+            shutil.rmtree(site.paths.prefix / "releases" / row["id"])

@@ -1,0 +1,181 @@
+"""The modulefiles under the real Lmod: what loads, what is set, and that nothing stays."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hpcdl.site import Site
+from hpcdl.stack.publish import publish
+from hpcdl.stack.release import Release
+from tests.small_release import make_release, passing, silent, small_site
+
+LMOD = Path("/usr/share/lmod/lmod/init/bash")
+pytestmark = pytest.mark.skipif(not LMOD.is_file(), reason="Lmod is not installed")
+
+
+def lmod(modulepath: Path, script: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in a shell that has Lmod and nothing else."""
+    base = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "MODULEPATH": str(modulepath), **env}
+    return subprocess.run(
+        ["bash", "--noprofile", "--norc", "-c", f". {LMOD}\n{script}"],
+        env=base,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return small_site(tmp_path / "a prefix")
+
+
+@pytest.fixture
+def published(site: Site) -> Release:
+    release = make_release(site, "tensorflow-2.21.0-cpu-00000001")
+    publish(site, release.id, passing, say=silent)
+    return release
+
+
+@pytest.fixture
+def modules(site: Site, published: Release) -> Path:
+    return site.paths.prefix / "current" / "modules"
+
+
+def test_loading_gives_the_stack_s_python(modules: Path, published: Release) -> None:
+    done = lmod(modules, "module load tensorflow; command -v python; echo $HPCDL_RELEASE")
+    assert done.stdout.split("\n")[:2] == [str(published.python), published.id]
+    assert done.stderr == ""
+
+
+def test_unloading_restores_every_variable(modules: Path) -> None:
+    show = "env | grep -vE '^(_|__?LMOD|_?ModuleTable|LMOD|_LMFILES_|LOADEDMODULES)' | sort"
+    script = f"{show}; echo ==; module load tensorflow; module unload tensorflow; {show}"
+    before, after = lmod(modules, script, PYTHONPATH="/mine", HPCDL_SITE="x").stdout.split("==\n")
+    assert before == after
+    assert "PYTHONPATH=/mine" in before
+
+
+def test_a_version_can_be_named(modules: Path) -> None:
+    assert lmod(modules, "module load tensorflow/2.21.0-cpu && echo loaded").stdout == "loaded\n"
+    assert lmod(modules, "module load tensorflow/9.9 && echo loaded").returncode != 0
+
+
+def test_avail_and_spider_name_it(modules: Path) -> None:
+    assert "tensorflow/2.21.0-cpu" in lmod(modules, "module --terse avail").stderr
+    spider = lmod(modules, "module spider tensorflow").stderr
+    assert "TensorFlow 2.21.0 with Horovod 0.28.1" in spider
+
+
+def test_help_shows_how_to_put_packages_on_top(modules: Path) -> None:
+    assert "python -m venv --system-site-packages" in lmod(modules, "module help tensorflow").stderr
+
+
+def test_one_tensorflow_at_a_time(site: Site, modules: Path, tmp_path: Path) -> None:
+    """Another module of the family is swapped, as users expect of versions."""
+    other = tmp_path / "others" / "tensorflow" / "1.0.lua"
+    other.parent.mkdir(parents=True)
+    other.write_text('family("tensorflow")\nsetenv("OTHER", "1")\n')
+    script = (
+        f"module use -a {tmp_path}/others; module load tensorflow/1.0; "
+        "module load tensorflow/2.21.0-cpu; echo [$OTHER] $HPCDL_RELEASE"
+    )
+    assert lmod(modules, script).stdout == "[] tensorflow-2.21.0-cpu-00000001\n"
+
+
+def test_a_job_s_modulepath_survives_the_next_publish(site: Site, published: Release) -> None:
+    second = make_release(site, "tensorflow-2.20.0-cpu-00000002", version="2.20.0")
+    publish(site, second.id, passing, say=silent)
+    done = lmod(published.modules, f"module load {published.module}; echo $HPCDL_RELEASE")
+    assert done.stdout.strip() == published.id
+
+
+@pytest.mark.parametrize("version", ["2.20.0", "2.21.0"])
+def test_a_shell_that_loaded_the_old_one_can_still_unload_it(
+    site: Site, published: Release, version: str
+) -> None:
+    """Between a user's load and unload the admin publishes: another version, or a rebuild."""
+    second = make_release(site, "tensorflow-second", version=version)
+    for name in (second.id, published.id):
+        publish(site, name, passing, say=silent)
+    # Publish the second again from inside the shell, by the link alone.
+    publish(site, second.id, passing, say=silent)
+    prefix = site.paths.prefix
+    swap = 'ln -s "releases/$1" "$P/new" && mv -T "$P/new" "$P/current"'
+    script = (
+        f"swap() {{ {swap}; }}; swap {published.id}; module load tensorflow; "
+        f"echo $HPCDL_RELEASE; swap {second.id}; module unload tensorflow; "
+        "echo [$HPCDL_RELEASE] [$PYTHONPATH] $PATH"
+    )
+    done = lmod(prefix / "current" / "modules", script, P=str(prefix))
+    assert done.stdout.splitlines() == [published.id, "[] [] /usr/bin:/bin"]
+
+
+def loaded_in(modules: Path, **env: str) -> str:
+    """The version that a plain load gives."""
+    script = "module load tensorflow; module --terse list"
+    return lmod(modules, script, **env).stderr.split("tensorflow/")[1].strip()
+
+
+@pytest.fixture
+def two_stacks(tmp_path: Path) -> Site:
+    """k80 has a stack of its own; the default partition is p100."""
+    site = small_site(tmp_path / "prefix")
+    k80 = dataclasses.replace(site.partitions["k80"], stack="kepler")
+    site = dataclasses.replace(site, partitions=dict(site.partitions) | {"k80": k80})
+    make_release(site, "new", version="2.21.0")
+    make_release(site, "old", version="2.14.1", stack="kepler", partitions=("k80",))
+    for name in ("new", "old"):
+        publish(site, name, passing, say=silent)
+    return site
+
+
+def test_the_job_s_partition_decides_what_a_plain_load_gives(two_stacks: Site) -> None:
+    modules = two_stacks.paths.prefix / "current" / "modules"
+    assert loaded_in(modules) == "2.21.0-cpu"
+    assert loaded_in(modules, SLURM_JOB_PARTITION="k80") == "2.14.1-cpu"
+    assert loaded_in(modules, SLURM_JOB_PARTITION="p100") == "2.21.0-cpu"
+    assert loaded_in(modules, SLURM_JOB_PARTITION="new-and-unknown") == "2.21.0-cpu"
+
+
+def test_without_a_job_the_gpu_that_is_found_decides(two_stacks: Site, tmp_path: Path) -> None:
+    """As on an interactive node with a K80: the driver's files say what it is."""
+    card = tmp_path / "proc/driver/nvidia/gpus/0000:85:00.0/information"
+    card.parent.mkdir(parents=True)
+    card.write_text("Model: \t\t Tesla K80\nIRQ:   \t\t 42\n")
+    (tmp_path / "proc/driver/nvidia/version").write_text("NVRM version: 470.223.02\n")
+    modules = two_stacks.paths.prefix / "current" / "modules"
+    file = modules / "tensorflow" / ".modulerc.lua"
+    file.write_text(file.read_text().replace('"/proc"', f'"{tmp_path}/proc"'))
+    assert loaded_in(modules) == "2.14.1-cpu"
+    assert loaded_in(modules, SLURM_JOB_PARTITION="p100") == "2.21.0-cpu"
+
+
+@pytest.mark.parametrize("name", ["python2", "python2.7", "python3", *(
+    f"python3.{minor}" for minor in range(6, 15)
+)])  # fmt: skip
+def test_pythons_of_other_versions_start_as_ever(modules: Path, name: str) -> None:
+    """The folder on PYTHONPATH must do no harm to any tool, down to Python 2."""
+    ask = [name, "-c", "import sys; print(sys.executable)"]
+    try:
+        python = subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this Python is not here")
+    script = f"{python} -c 'import sys; print(sys.path)'"
+    plain = lmod(modules, script)
+    loaded = lmod(modules, f"module load tensorflow; {script}")
+    assert loaded.stderr == ""
+    folder = next(part for part in loaded.stdout.split("'") if part.endswith("hpcdl/python"))
+    assert loaded.stdout.replace(f"'{folder}', ", "") == plain.stdout
+
+
+def test_a_sitecustomize_of_the_user_still_runs(modules: Path, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('mine ran')\n")
+    script = "module load tensorflow; /usr/bin/python3 -c 'print(1)'"
+    done = lmod(modules, script, PYTHONPATH=str(tmp_path))
+    assert done.stdout == "mine ran\n1\n"

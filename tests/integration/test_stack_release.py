@@ -1,0 +1,130 @@
+"""The real thing: TensorFlow and Horovod through the published module, as users load it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcdl.site import Site
+from hpcdl.stack.build import build, plan_build
+from hpcdl.stack.release import Release, current_release, read_release
+from hpcdl.stack.verify import in_module, read_proof
+from tests.small_release import silent
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(1200)]
+
+
+def test_the_proof_says_what_was_tried(release: Release) -> None:
+    proof = read_proof(release)
+    assert proof is not None
+    assert proof.passed
+    assert {check.name for check in proof.checks} >= {"import", "all-reduce of 2 ranks"}
+
+
+def test_it_is_current(stack_site: Site, release: Release) -> None:
+    assert current_release(stack_site) == release
+
+
+def test_building_it_again_takes_a_second(stack_site: Site, release: Release) -> None:
+    start = time.monotonic()
+    assert build(plan_build(stack_site), silent) == release
+    assert time.monotonic() - start < 1.5
+
+
+def test_a_killed_build_is_no_release_and_the_next_one_completes(
+    stack_site: Site, release: Release, tmp_path: Path
+) -> None:
+    """Kill a build at several moments; what it left is never listed, and building works."""
+    from tests.small_release import small_site
+
+    site = small_site(tmp_path / "prefix")
+    program = (
+        "import sys; from pathlib import Path; from tests.small_release import small_site, silent;"
+        "from hpcdl.stack.build import build, plan_build;"
+        "build(plan_build(small_site(Path(sys.argv[1]))), silent)"
+    )
+    for seconds in (0.4, 0.9, 1.5):
+        work = subprocess.Popen([sys.executable, "-c", program, str(site.paths.prefix)])
+        time.sleep(seconds)
+        work.kill()
+        work.wait()
+    built = build(plan_build(site), silent)
+    assert read_release(site, built.id).lock == release.lock
+    assert built.python.exists()
+    shutil.rmtree(site.paths.prefix)
+
+
+def test_every_file_is_readable_by_all_and_writable_by_none_else(release: Release) -> None:
+    wrong = []
+    for folder, _, files in os.walk(release.root):
+        for name in [".", *files]:
+            mode = Path(folder, name).lstat().st_mode
+            if mode & 0o170000 != 0o120000 and (mode & 0o022 or not mode & 0o004):
+                wrong.append(f"{oct(mode)} {folder}/{name}")
+    assert wrong == []
+
+
+def test_the_launcher_with_the_rendezvous_server_is_not_there(release: Release) -> None:
+    assert not (release.prefix / "bin" / "horovodrun").exists()
+
+
+def test_hpcdl_in_the_module_is_the_one_that_built_it(stack_site: Site, release: Release) -> None:
+    done = in_module(stack_site, release, ["hpcdl", "site", "show", "--site", "pi", "--json"])
+    assert done.ok, done.stderr
+    assert json.loads(done.stdout)["name"]
+    done = in_module(stack_site, release, ["hpcdl", "stack", "build", "--dry-run", "--json",
+                                           "--site", "embedded"])  # fmt: skip
+    assert done.ok, done.stderr
+
+
+def test_hpcdl_packs_itself_where_it_is_installed(stack_site: Site, release: Release) -> None:
+    """From a wheel there is no checkout to build from: it makes the same wheel again."""
+    program = (
+        "from hpcdl.stack.sources import _packed, is_checkout, own_digest; import io, zipfile;"
+        "data = zipfile.ZipFile(io.BytesIO(_packed('hpcdl.whl')));"
+        "assert not is_checkout(); assert data.testzip() is None; names = data.namelist();"
+        "assert 'hpcdl/templates/sites/embedded.yaml' in names;"
+        "assert any(n.endswith('entry_points.txt') for n in names); print(own_digest())"
+    )
+    done = in_module(stack_site, release, ["python", "-c", program])
+    assert done.ok, done.stderr
+
+
+def test_a_plain_virtual_environment_sees_tensorflow_and_its_own_packages_win(
+    stack_site: Site, release: Release, tmp_path: Path
+) -> None:
+    own = tmp_path / "env/lib" / f"python{release.versions['python'].rpartition('.')[0]}"
+    make = ["python", "-m", "venv", "--system-site-packages", tmp_path / "env"]
+    assert in_module(stack_site, release, make).ok
+    (own / "site-packages" / "termcolor").mkdir()
+    (own / "site-packages" / "termcolor" / "__init__.py").write_text("mine = True\n")
+    program = (
+        "import importlib.util as u, json, sys, termcolor, tensorflow;"
+        "print(json.dumps({n: u.find_spec(n).origin for n in ('tensorflow', 'horovod', 'numpy')}"
+        " | {'mine': termcolor.mine, 'prefix': sys.prefix}))"
+    )
+    done = in_module(stack_site, release, [tmp_path / "env/bin/python", "-c", program])
+    assert done.ok, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["mine"] is True
+    assert seen["prefix"] == str(tmp_path / "env")
+    assert all(seen[name].startswith(str(release.prefix))
+               for name in ("tensorflow", "horovod", "numpy"))  # fmt: skip
+
+
+def test_pip_in_such_an_environment_knows_what_the_stack_has(
+    stack_site: Site, release: Release, tmp_path: Path
+) -> None:
+    env = tmp_path / "env"
+    assert in_module(stack_site, release, ["python", "-m", "venv", env]).ok
+    done = in_module(stack_site, release, [env / "bin/python", "-m", "pip", "install", "--no-index",
+                                           "--disable-pip-version-check", "numpy"])  # fmt: skip
+    assert done.ok, done.stderr
+    assert "already satisfied" in done.stdout

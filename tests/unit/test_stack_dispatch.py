@@ -1,0 +1,88 @@
+"""Which partition gets which release, and what stays visible."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from hpcdl.site import Site, StackRequest
+from hpcdl.stack.dispatch import Event, choose, pile_of
+from hpcdl.stack.publish import publish, rollback
+from hpcdl.stack.release import release_for
+from tests.small_release import make_release, passing, silent, small_site
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    """p100 and v100 want the stack `tensorflow`, k80 wants `kepler`."""
+    site = small_site(tmp_path)
+    partitions = dict(site.partitions)
+    partitions["k80"] = dataclasses.replace(partitions["k80"], stack="kepler")
+    partitions["cpu"] = dataclasses.replace(partitions["cpu"], stack=None)
+    stacks = dict(site.stacks) | {"kepler": StackRequest("kepler", "venv", ("k80",), {})}
+    return dataclasses.replace(site, partitions=partitions, stacks=stacks)
+
+
+def served(site: Site) -> dict[str, str]:
+    found = {name: release_for(site, name) for name in site.partitions}
+    return {name: release.id for name, release in found.items() if release}
+
+
+def test_a_partition_gets_the_newest_of_its_stack(site: Site) -> None:
+    make_release(site, "new", version="2.21.0")
+    make_release(site, "old", version="2.14.1", stack="kepler", partitions=("k80",))
+    for name in ("old", "new"):
+        publish(site, name, passing, say=silent)
+    assert served(site) == {"p100": "new", "v100": "new", "k80": "old", "cpu": "new"}
+    table = (site.paths.prefix / "current/modules/tensorflow/.modulerc.lua").read_text()
+    assert '["k80"] = "2.14.1-cpu"' in table
+
+
+def test_publishing_one_stack_leaves_the_others_their_release(site: Site) -> None:
+    make_release(site, "new", version="2.21.0")
+    make_release(site, "old", version="2.14.1", stack="kepler", partitions=("k80",))
+    for name in ("new", "old"):
+        publish(site, name, passing, say=silent)
+    assert served(site) == {"p100": "new", "v100": "new", "k80": "old", "cpu": "new"}
+
+
+def test_a_release_that_serves_some_is_not_given_to_others(site: Site) -> None:
+    one = make_release(site, "all")
+    other = make_release(site, "some", stack="other", partitions=("v100",))
+    assert choose(site, [one, other]).partitions["cpu"].id == "all"
+
+
+def test_earlier_versions_stay_visible_and_a_rollback_only_changes_the_default(site: Site) -> None:
+    for name, version in (("a", "2.20.0"), ("b", "2.21.0")):
+        make_release(site, name, version=version)
+        publish(site, name, passing, say=silent)
+    rollback(site)
+    modules = site.paths.prefix / "current/modules/tensorflow"
+    assert {path.name for path in modules.glob("*.lua")} >= {"2.20.0-cpu.lua", "2.21.0-cpu.lua"}
+    assert set(served(site).values()) == {"a"}
+
+
+def test_a_version_s_name_goes_to_what_is_current(site: Site) -> None:
+    """Two builds of one version: the name means the one that was not rolled back."""
+    for name in ("a", "b"):
+        make_release(site, name)
+        publish(site, name, passing, say=silent)
+    file = site.paths.prefix / "current/modules/tensorflow/2.21.0-cpu.lua"
+    assert '["id"] = "b"' in file.read_text()
+    rollback(site)
+    assert '["id"] = "a"' in file.read_text()
+
+
+def test_each_release_s_own_modulepath_gives_itself(site: Site) -> None:
+    """A job that was submitted under an old release keeps it."""
+    for name in ("a", "b"):
+        release = make_release(site, name)
+        publish(site, name, passing, say=silent)
+        assert f'["id"] = "{name}"' in (release.modules / f"{release.module}.lua").read_text()
+    first = site.paths.prefix / "releases/a/modules/tensorflow/2.21.0-cpu.lua"
+    assert '["id"] = "a"' in first.read_text()
+
+
+def test_a_rollback_takes_off_what_lies_above() -> None:
+    moves = [("publish", "a"), ("publish", "b"), ("publish", "c"), ("rollback", "a")]
+    assert pile_of([Event(action, name, "") for action, name in moves]) == ["a"]
