@@ -20,6 +20,7 @@ ROOMS: dict[str, str] = {
     "cluster": "the embedded cluster: a real Slurm on this machine",
     "stack": "the software: build, verify, publish and roll back releases",
     "job": "batch scripts: render, submit and follow training jobs",
+    "preflight": "what every job checks first",
     "data": "data sets: make and inspect TFRecords",
     "train": "the training program that jobs run",
     "check": "nightly checks: settings, runs, references and verdicts",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hpcdl.site import Site
 
 Configure = Callable[[argparse.ArgumentParser], None]
-Run = Callable[[argparse.Namespace], ExitCode]
+Run = Callable[[argparse.Namespace], ExitCode | int]
 
 
 def _no_arguments(parser: argparse.ArgumentParser) -> None:

@@ -28,13 +28,18 @@ def _request(parser: argparse.ArgumentParser) -> None:
     add("--cpus-per-task", type=int, metavar="N", help="CPUs of a rank (else its share)")
     add("--time", metavar="TIME", help="walltime, as for sbatch (else an hour)")
     add("--name", default="train", help="name of the job")
-    add("--launcher", default="horovod", help="horovod (default) or single")
+    add(
+        "--launcher",
+        default="horovod",
+        help="horovod (default), horovod-mpirun, multiworker or single",
+    )
     add("--module", action="append", default=[], metavar="NAME[/VERSION]",
         help="module to load instead of the release's; may be repeated")  # fmt: skip
     add("--no-module", action="store_true", help="load no module")
     add("--env", action="append", default=[], metavar="K=V", help="a variable of the job")
     add("--account", metavar="NAME", help="account to charge")
     add("--qos", metavar="NAME", help="quality of service")
+    add("--no-preflight", action="store_true", help="start without checking the allocation")
     add("--job-dir", type=Path, metavar="DIR", help="folder of the job's files")
     parser.epilog = "after --: the program, or options of `hpcdl train`"
     parser.set_defaults(takes_program=True)
@@ -58,6 +63,7 @@ def _spec(args: argparse.Namespace, site: Site) -> JobSpec:
         account=args.account,
         qos=args.qos,
         job_dir=args.job_dir.absolute() if args.job_dir else None,
+        preflight=not args.no_preflight,
     )
 
 

@@ -8,12 +8,13 @@ values. Reasons ride behind their lines on a separator that no value can contain
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcdl import __version__
 from hpcdl.jobs import dialect, quote
+from hpcdl.jobs.launch import WORKER_PORT, launch_options, launch_words, program_words
 from hpcdl.jobs.layout import Layout, plan_layout
 from hpcdl.jobs.spec import SIGNAL_SECONDS, JobSpec, Module, check_environment, check_spec
 from hpcdl.site import Partition, Site
@@ -97,23 +98,6 @@ def gpu_request(site: Site, partition: Partition, count: int) -> str:
     return f"--gpus-per-node={typed}{count}"
 
 
-def launch_options(site: Site, spec: JobSpec, layout: Layout) -> tuple[str, ...]:
-    """Options of srun for a step that fills the job: what scripts and checks both use."""
-    return (
-        f"--mpi={'none' if spec.launcher == 'single' else site.slurm.mpi}",
-        f"--cpus-per-task={layout.cpus_per_task}",
-        *dialect.step_options(site.slurm),
-        "--kill-on-bad-exit=1",
-    )
-
-
-def step_command(program: tuple[str, ...]) -> tuple[str, ...]:
-    """The program as srun must be given it: a word `:` alone would start another component."""
-    if ":" not in program:
-        return program
-    return ("bash", "-c", f"exec {quote.words(program)}")
-
-
 def walltime(minutes: int) -> str:
     """Minutes as D-HH:MM:SS without empty days."""
     days, rest = divmod(minutes, 24 * 60)
@@ -143,11 +127,34 @@ def _values(site: Site, spec: JobSpec, layout: Layout, module: Module) -> dict[s
         "job_dir": quote.word(str(job_dir)) if job_dir else own_folder,
         "inherited": dialect.inherited_variables(site.slurm, gpus=layout.gpus_per_node > 0),
         "cpus_note": dialect.cpus_note(site.slurm),
-        "launch": launch_options(site, spec, layout),
+        "launch": launch_words(site, spec, layout),
+        "worker_port": WORKER_PORT,
+        "preflight": _preflight(partition, spec, layout, module),
+        "step": launch_options(site, replace(spec, launcher="single"), layout),
         "lmod_init": str(site.paths.lmod_init),
         "environment": [*{**partition.environment, **spec.environment}.items()],
-        "program": step_command(spec.program or ("hpcdl", "train")),
+        "program": program_words(spec),
     }
+
+
+def _preflight(
+    partition: Partition, spec: JobSpec, layout: Layout, module: Module
+) -> tuple[list[str], list[str]] | None:
+    """Options of `hpcdl preflight probe` and `judge`; None where the user wants none."""
+    if not spec.preflight:
+        return None
+    scratch = partition.scratch.path if partition.scratch else ""
+    looks = [f"--scratch={scratch}"] if scratch else []
+    looks += [f"--data={spec.data}"] if spec.data else []
+    expected = [
+        f"--world={layout.world_size}",
+        f"--tasks-per-node={layout.tasks_per_node}",
+        f"--cpus-per-task={layout.cpus_per_task}",
+        f"--gpus-per-node={layout.gpus_per_node}",
+        *([f"--release={module.release}"] if module.release else []),
+        *looks,
+    ]
+    return looks, expected
 
 
 def shape(layout: Layout) -> str:

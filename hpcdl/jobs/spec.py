@@ -11,11 +11,11 @@ from types import MappingProxyType
 from hpcdl.site.load import slurm_minutes
 from hpcdl.system.errors import BadInput
 
-LAUNCHERS = ("horovod", "single")
+LAUNCHERS = ("horovod", "horovod-mpirun", "multiworker", "single")
 DEFAULT_MINUTES = 60
 MAX_REQUEUES = 5
 SIGNAL_SECONDS = 120
-_TIME = re.compile(r"(\d{1,4}-)?\d{1,5}(:[0-5]?\d){0,2}\Z")
+_TIME = re.compile(r"(\d{1,4}-)?\d{1,5}(:[0-5]?\d){0,2}\Z", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,62}\Z")
 _ACCOUNT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:@+-]{0,127}\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -48,7 +48,8 @@ class JobSpec:
     """A job as asked for. None means: worked out from the partition.
 
     Sizes: `minutes` of walltime; `cpus_per_task` in CPUs as Slurm counts them. `program` is
-    the command of every rank; empty means `hpcdl train`.
+    the command of every rank; empty means `hpcdl train`. `data` is a path that must exist on
+    the nodes before the ranks start.
     """
 
     partition: str
@@ -66,6 +67,8 @@ class JobSpec:
     qos: str | None = None
     job_dir: Path | None = None
     requeues: int = MAX_REQUEUES
+    preflight: bool = True
+    data: str | None = None
 
 
 def command_of(rest: Sequence[str]) -> tuple[str, ...]:

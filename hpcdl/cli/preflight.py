@@ -1,0 +1,92 @@
+"""`hpcdl preflight`: what every job checks first. Job scripts call it; people rarely do."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from hpcdl.cli.framework import Command, Group, print_json
+from hpcdl.system.errors import BadInput, ExitCode
+
+
+def _looks(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--scratch", default="", metavar="DIR", help="node-local scratch to look at"
+    )
+    parser.add_argument("--data", default="", metavar="PATH", help="data set that must be there")
+
+
+def _probe(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.jobs.preflight import as_json_line, probe
+
+    print(as_json_line(probe(args.scratch, args.data)), flush=True)
+    return ExitCode.OK
+
+
+def _expectations(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--world", type=int, required=True, metavar="N", help="ranks in all")
+    add("--tasks-per-node", type=int, required=True, metavar="N", help="ranks on each node")
+    add("--cpus-per-task", type=int, required=True, metavar="N", help="CPUs of a rank")
+    add("--gpus-per-node", type=int, default=0, metavar="N", help="GPUs on each node")
+    add("--memory-mb", type=int, default=0, metavar="N", help="memory of the job on a node")
+    add("--release", default="", metavar="ID", help="release that must be loaded")
+    _looks(parser)
+    add("probes", type=Path, metavar="FILE", help="what the ranks' probes printed")
+
+
+def _judge(args: argparse.Namespace) -> ExitCode | int:
+    from dataclasses import asdict
+
+    from hpcdl.jobs.preflight import Expectation, as_table, judge, notes, read_probes
+
+    expected = Expectation(
+        world=args.world,
+        tasks_per_node=args.tasks_per_node,
+        cpus_per_task=args.cpus_per_task,
+        gpus_per_node=args.gpus_per_node,
+        memory_mb=args.memory_mb,
+        release=args.release,
+        scratch=args.scratch,
+        data=args.data,
+    )
+    try:
+        probes = read_probes(args.probes.read_text(errors="replace"))
+    except OSError as fault:
+        raise BadInput(f"cannot read {args.probes}: {fault.strerror}") from fault
+    problems = judge(probes, expected)
+    if args.json:
+        print_json(
+            {"ranks": [asdict(p) for p in probes], "problems": [asdict(p) for p in problems]}
+        )
+    else:
+        print(as_table(probes))
+        print("".join(f"note: {line}\n" for line in notes(probes, expected)), end="")
+    for problem in problems:
+        print(f"preflight: {problem.sentence} (exit code {problem.code})", file=sys.stderr)
+    return problems[0].code if problems else ExitCode.OK
+
+
+GROUP = Group(
+    "preflight",
+    "what every job checks first",
+    (
+        Command(
+            "judge",
+            "Judge what the ranks of a job found; exit 20 to 29 names what is wrong.",
+            "hpcdl preflight judge --world 8 --tasks-per-node 4 --cpus-per-task 4 preflight.jsonl",
+            _judge,
+            _expectations,
+            site=False,
+        ),
+        Command(
+            "probe",
+            "Print what one rank of a job finds, as a line of JSON.",
+            "srun hpcdl preflight probe --scratch /tmp > preflight.jsonl",
+            _probe,
+            _looks,
+            site=False,
+        ),
+    ),
+)

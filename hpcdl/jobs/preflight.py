@@ -1,0 +1,250 @@
+"""What every job checks first: is this the allocation that was asked for?
+
+Each rank runs `probe` (standard library only: 0.1 s) and prints one JSON line; the batch shell
+then runs `judge` over all lines: a table of ranks for the log, and for the first thing wrong
+one line and a numbered exit code, before the allocation is wasted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hpcdl.system.text import table
+
+CAUSES: dict[int, str] = {
+    20: "the module did not load, or is of another release",
+    21: "ranks are missing, or Slurm started another number of them",
+    22: "ranks share a GPU, or see fewer GPUs than they need",
+    23: "a rank has fewer CPUs than it was promised",
+    24: "a node has less memory for the job than it was promised",
+    25: "scratch space is missing, full or not writable",
+    26: "the data set is not there",
+    27: "GPUs do not reach each other the way the partition declares",
+    29: "the preflight itself did not work",
+}
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What the script was written for. 0, None or '' means: not checked."""
+
+    world: int
+    tasks_per_node: int
+    cpus_per_task: int
+    gpus_per_node: int = 0
+    memory_mb: int = 0
+    release: str = ""
+    scratch: str = ""
+    data: str = ""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What one rank found. `cpus` is Slurm's number for the step, `affinity` the kernel's."""
+
+    rank: int
+    local_rank: int
+    host: str
+    world: int
+    cpus: int
+    affinity: int
+    gpus: tuple[str, ...]
+    memory_mb: int
+    release: str
+    scratch_free_mb: int | None
+    data: bool | None
+
+    @property
+    def gpu(self) -> str | None:
+        """The GPU that this rank takes: by its local rank among those it sees."""
+        return self.gpus[self.local_rank % len(self.gpus)] if self.gpus else None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong: its exit code and a sentence."""
+
+    code: int
+    sentence: str
+
+
+def probe(scratch: str = "", data: str = "", environ: Mapping[str, str] | None = None) -> Probe:
+    """Look around as one rank of a step."""
+    env = os.environ if environ is None else environ
+    return Probe(
+        rank=int(env.get("SLURM_PROCID") or env.get("OMPI_COMM_WORLD_RANK") or 0),
+        local_rank=int(env.get("SLURM_LOCALID") or env.get("OMPI_COMM_WORLD_LOCAL_RANK") or 0),
+        host=socket.gethostname(),
+        world=int(env.get("SLURM_NTASKS") or env.get("OMPI_COMM_WORLD_SIZE") or 1),
+        cpus=int(env.get("SLURM_CPUS_PER_TASK") or 1),
+        affinity=len(os.sched_getaffinity(0)),
+        gpus=_visible_gpus(env),
+        memory_mb=int(env.get("SLURM_MEM_PER_NODE") or 0),
+        release=env.get("HPCDL_RELEASE", ""),
+        scratch_free_mb=_free_mb(os.path.expandvars(scratch)) if scratch else None,
+        data=Path(data).exists() if data else None,
+    )
+
+
+def judge(probes: Sequence[Probe], expected: Expectation) -> tuple[Problem, ...]:
+    """Everything that is not as expected, in the order of the exit codes. Pure."""
+    found = [
+        problem
+        for check in (_release, _world, _gpus, _cpus, _memory, _scratch, _data)
+        for problem in check(probes, expected)
+    ]
+    return tuple(sorted(found, key=lambda problem: problem.code))
+
+
+def read_probes(text: str) -> tuple[Probe, ...]:
+    """Probes from the lines that ranks printed, by rank; other lines are ignored."""
+    found = []
+    for line in text.splitlines():
+        start = line.find('{"rank"')
+        if start < 0:
+            continue
+        try:
+            values = json.loads(line[start:])
+            found.append(Probe(**{**values, "gpus": tuple(values["gpus"])}))
+        except (ValueError, TypeError, KeyError):
+            continue
+    return tuple(sorted(found, key=lambda probe: probe.rank))
+
+
+def as_json_line(found: Probe) -> str:
+    """A probe as the line that `read_probes` reads."""
+    return json.dumps(asdict(found))
+
+
+def as_table(probes: Sequence[Probe]) -> str:
+    """A row per rank."""
+    rows = [
+        [str(p.rank), p.host, str(p.local_rank), p.gpu or "-", str(p.cpus), p.release or "-"]
+        for p in probes
+    ]
+    return table(rows, ("rank", "host", "local", "GPU", "CPUs", "release"))
+
+
+def notes(probes: Sequence[Probe], expected: Expectation) -> tuple[str, ...]:
+    """What is worth a line but stops nothing."""
+    found = []
+    narrow = [p for p in probes if p.affinity < expected.cpus_per_task]
+    if narrow:
+        few = min(p.affinity for p in narrow)
+        found.append(f"{len(narrow)} ranks may run on {few} CPUs only: Slurm binds no CPUs here")
+    if expected.tasks_per_node > 1 and probes and all(len(p.gpus) == 1 for p in probes):
+        found.append("each rank sees one GPU only: peer-to-peer between GPUs may be lost")
+    return tuple(found)
+
+
+def _release(probes: Sequence[Probe], expected: Expectation) -> Iterator[Problem]:
+    if not expected.release:
+        return
+    for p in probes:
+        if p.release != expected.release:
+            loaded = f"release {p.release}" if p.release else "no release"
+            yield Problem(20, f"{_who(p)} has {loaded} loaded, not {expected.release}")
+            return
+
+
+def _world(probes: Sequence[Probe], expected: Expectation) -> Iterator[Problem]:
+    ranks = [p.rank for p in probes]
+    missing = sorted(set(range(expected.world)) - set(ranks))
+    if missing:
+        some = ", ".join(map(str, missing[:8]))
+        yield Problem(21, f"{len(missing)} of {expected.world} ranks did not answer: {some}")
+    elif len(ranks) != len(set(ranks)) or any(p.world != expected.world for p in probes):
+        worlds = sorted({p.world for p in probes})
+        yield Problem(21, f"ranks see a world of {worlds} ranks, not {expected.world}")
+
+
+def _gpus(probes: Sequence[Probe], expected: Expectation) -> Iterator[Problem]:
+    if not expected.gpus_per_node:
+        return
+    owners: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for p in probes:
+        if p.gpu is None:
+            yield Problem(22, f"{_who(p)} sees no GPU")
+            return
+        owners[p.host, p.gpu].append(p.rank)
+    for (host, gpu), ranks in owners.items():
+        if len(ranks) > 1:
+            yield Problem(22, f"ranks {', '.join(map(str, ranks))} share GPU {gpu} of {host}")
+            return
+
+
+def _cpus(probes: Sequence[Probe], expected: Expectation) -> Iterator[Problem]:
+    for p in probes:
+        if p.cpus < expected.cpus_per_task:
+            yield Problem(23, f"{_who(p)} has {p.cpus} CPUs, not {expected.cpus_per_task}")
+            return
+
+
+def _memory(probes: Sequence[Probe], expected: Expectation) -> Iterator[Problem]:
+    for p in probes:
+        if p.memory_mb and p.memory_mb < expected.memory_mb:
+            yield Problem(24, f"{p.host} gives the job {p.memory_mb} MB, not {expected.memory_mb}")
+            return
+
+
+def _scratch(probes: Sequence[Probe], expected: Expectation) -> Iterator[Problem]:
+    for p in probes:
+        if expected.scratch and not p.scratch_free_mb:
+            yield Problem(25, f"{p.host} has no room in {expected.scratch}")
+            return
+
+
+def _data(probes: Sequence[Probe], expected: Expectation) -> Iterator[Problem]:
+    for p in probes:
+        if expected.data and not p.data:
+            yield Problem(26, f"{p.host} does not see the data set {expected.data}")
+            return
+
+
+def _who(found: Probe) -> str:
+    return f"rank {found.rank} on {found.host}"
+
+
+def _free_mb(path: str) -> int | None:
+    """Free room in MB where this user can write, else None."""
+    try:
+        return shutil.disk_usage(path).free // 1_000_000 if os.access(path, os.W_OK) else None
+    except OSError:
+        return None
+
+
+def _visible_gpus(env: Mapping[str, str]) -> tuple[str, ...]:
+    """The GPUs this rank sees: by UUID where the driver answers, else by Slurm's numbers."""
+    numbers = tuple(part for part in env.get("CUDA_VISIBLE_DEVICES", "").split(",") if part)
+    uuids = _driver_uuids()
+    if not uuids:
+        return numbers
+    chosen = (uuids.get(number, number) for number in numbers)
+    return tuple(chosen) if numbers else tuple(uuids.values())
+
+
+def _driver_uuids(
+    ask: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run,
+) -> dict[str, str]:
+    """GPU numbers and UUIDs as nvidia-smi tells them; empty without a driver."""
+    query = ["nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader"]
+    try:
+        answer = ask(query, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    return dict(_pairs(answer.stdout.splitlines())) if answer.returncode == 0 else {}
+
+
+def _pairs(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for line in lines:
+        index, comma, uuid = line.partition(",")
+        if comma:
+            yield index.strip(), uuid.strip()

@@ -1,0 +1,109 @@
+"""After a job: throughput, where each step's time went, and one line of advice. Pure.
+
+The shares come from result.json (`summary.phases`); a job whose program wrote none is
+reported by its state alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hpcdl.jobs.watch import Snapshot
+from hpcdl.system.text import duration, table
+
+_NAMES = {
+    "input": "waiting for input",
+    "compute": "computing",
+    "communication": "communicating, not hidden",
+    "update": "updating weights",
+    "checkpoint": "writing checkpoints",
+    "other": "everything else",
+}
+_WORTH_ADVICE = 0.15
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a job did. `shares` are parts of a step's time, 0 to 1; rates in images/s."""
+
+    job_id: int
+    words: str
+    ok: bool
+    restarts: int
+    images_per_second: float | None
+    spread: tuple[float, float] | None
+    shares: Mapping[str, float]
+    ranks: int | None
+    seconds: float | None
+    advice: str
+
+
+def summarize(
+    snapshot: Snapshot, result: Mapping[str, Any] | None, asked: Mapping[str, Any]
+) -> Report:
+    """The report of a job from its last state, its result.json and its job.json."""
+    summary: Mapping[str, Any] = (result or {}).get("summary", {})
+    shares = {name: float(part) for name, part in (summary.get("phases") or {}).items()}
+    low, high = summary.get("images_per_second_p05"), summary.get("images_per_second_p95")
+    seconds = (result or {}).get("samples", {}).get("seconds") or []
+    return Report(
+        job_id=snapshot.job_id,
+        words=snapshot.words,
+        ok=snapshot.ok,
+        restarts=snapshot.restarts,
+        images_per_second=summary.get("images_per_second"),
+        spread=(float(low), float(high)) if low is not None and high is not None else None,
+        shares=shares,
+        ranks=(result or {}).get("layout", {}).get("ranks"),
+        seconds=sum(seconds) if seconds else None,
+        advice=advise(shares, asked.get("layout") or {}),
+    )
+
+
+def advise(shares: Mapping[str, float], layout: Mapping[str, Any]) -> str:
+    """One line about the largest share that is not computing; '' where nothing stands out."""
+    losses = {name: part for name, part in shares.items() if name in _ADVICE}
+    worst = max(losses, key=lambda name: losses[name], default="")
+    if not worst or losses[worst] < _WORTH_ADVICE:
+        return ""
+    return _ADVICE[worst].format(share=f"{losses[worst]:.0%}", **_more_cpus(layout))
+
+
+_ADVICE = {
+    "input": "input-bound: {share} of each step waits for data; {cpus}",
+    "communication": "communication-bound: {share} of each step waits for gradients; use larger "
+    "batches per GPU, fp16 compression, or fewer nodes",
+    "checkpoint": "{share} of the time goes into checkpoints; write them less often",
+    "other": "{share} of each step is spent outside the model; look at the profile (--profile)",
+}
+
+
+def _more_cpus(layout: Mapping[str, Any]) -> dict[str, str]:
+    now = layout.get("cpus_per_task")
+    if not now:
+        return {"cpus": "give the input pipeline more CPUs"}
+    return {"cpus": f"raise --cpus-per-task from {now} to {2 * int(now)}"}
+
+
+def as_text(report: Report) -> str:
+    """A report for people."""
+    again = f" after {report.restarts} restarts" if report.restarts else ""
+    lines = [f"job {report.job_id}: {report.words}{again}"]
+    if report.images_per_second is not None:
+        between = f" ({report.spread[0]:,.0f} to {report.spread[1]:,.0f})" if report.spread else ""
+        per_rank = f", {report.ranks} ranks" if report.ranks else ""
+        lines.append(f"  {report.images_per_second:,.1f} images/s{between}{per_rank}")
+    if report.seconds is not None:
+        lines.append(f"  {duration(report.seconds)} of training")
+    if report.shares:
+        rows = [
+            [f"  {_NAMES.get(name, name)}", f"{part:6.1%}"]
+            for name, part in report.shares.items()
+            if part >= 0.0005
+        ]
+        lines.append(table(rows))
+    if report.advice:
+        lines.append(f"  {report.advice}")
+    return "\n".join(lines)
