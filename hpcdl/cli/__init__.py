@@ -6,11 +6,14 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
+from io import TextIOWrapper
+from pathlib import Path
 
 from hpcdl import __version__
 from hpcdl.cli.framework import Command, Group, build_parser
-from hpcdl.system.errors import BadInput, ExitCode, HpcdlError
+from hpcdl.system.errors import BadInput, ExitCode, HpcdlError, MachineLacks
 from hpcdl.system.text import did_you_mean
 
 # Name of a module of this package -> what the overview says of it. The module holds a GROUP or
@@ -34,8 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if "--no-color" in words[: words.index("--")] if "--" in words else "--no-color" in words:
         os.environ["NO_COLOR"] = "1"
+    _prepare_streams()
     try:
-        return int(_dispatch(words))
+        code = int(_dispatch(words))
+        sys.stdout.flush()  # here, where a full disk or a reader that left can still be told
+        return code
     except HpcdlError as error:
         print(error.render(), file=sys.stderr)
         return int(error.exit_code)
@@ -44,8 +50,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(ExitCode.STOPPED)
     except BrokenPipeError:
         # The reader (`| head`) went away: not an error, and nothing more can be printed.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 128 + signal.SIGPIPE
+    except OSError as fault:
+        # What no room foresaw: the file system's own words, and no traceback.
+        reason = fault.strerror or type(fault).__name__
+        lacks = MachineLacks(f"{fault.filename}: {reason}" if fault.filename else reason)
+        print(lacks.render(), file=sys.stderr)
+        _discard_output()
+        return int(lacks.exit_code)
+
+
+def _prepare_streams() -> None:
+    """Text that the terminal's encoding lacks becomes an escape; a closed stream is no error."""
+    if sys.stdout is None:
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - as long-lived as we are
+    if sys.stderr is None:
+        sys.stderr = sys.stdout
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _discard_output() -> None:
+    """Let the interpreter end quietly though its output can go nowhere."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def load_room(name: str) -> Group | Command:

@@ -95,14 +95,18 @@ def _render(args: argparse.Namespace) -> ExitCode:
 
 
 def _explain(args: argparse.Namespace) -> ExitCode:
-    from dataclasses import asdict
-
     from hpcdl.jobs.script import explain, render_script
 
     site = the_site(args)
     script = render_script(site, _spec(args, site), _module(args, site, published=False))
     if args.json:
-        print_json([asdict(line) for line in script.lines])
+        version = script.slurm_version
+        print_json(
+            [
+                {"text": line.text, "reason": line.reason, "rule": line.rule(version)}
+                for line in script.lines
+            ]
+        )
     else:
         print(explain(script))
     return ExitCode.OK

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.site import Site
 from hpcdl.slurm import client
 from hpcdl.system.errors import BadInput
-from hpcdl.system.files import explain_os_errors, switch_link, write_atomic, write_json
+from hpcdl.system.files import switch_link, write_atomic, write_json
 
 SCHEMA = 1
 
@@ -69,15 +70,19 @@ def submit(site: Site, spec: JobSpec, module: Module) -> Submission:
     assert folder is not None
     if (folder / "job.json").exists():
         raise BadInput(f"{folder} holds a submitted job", hint="choose another --job-dir")
-    write_atomic(folder / "job.sh", _bytes(script.text), mode=0o755)
+    job_id = None
     try:
+        write_atomic(folder / "job.sh", _bytes(script.text), mode=0o755)
         client.would_run(folder / "job.sh")
         job_id = client.submit(folder / "job.sh")
+        write_json(folder / "job.json", _record(site, placed, module, script, job_id))
+        switch_link(_index(site) / str(job_id), os.path.relpath(folder, _index(site)))
     except BaseException:
+        # A job without its record could not be followed: it is taken back as a whole.
+        if job_id is not None:
+            client.cancel([job_id])
         _withdraw(folder)
         raise
-    write_json(folder / "job.json", _record(site, placed, module, script, job_id))
-    switch_link(_index(site) / str(job_id), os.path.relpath(folder, _index(site)))
     return Submission(job_id, folder)
 
 
@@ -91,7 +96,7 @@ def find(site: Site, which: str) -> Submission:
     try:
         record = json.loads((folder / "job.json").read_text())
         return Submission(int(record["job_id"]), folder.resolve())
-    except (OSError, ValueError, KeyError) as fault:
+    except (OSError, ValueError, KeyError, TypeError) as fault:
         kind = f"job {which}" if which.isdigit() else f"job in {which}"
         raise BadInput(
             f"there is no {kind} submitted by hpcdl",
@@ -107,7 +112,7 @@ def pinned_releases(site: Site, job_ids: set[int]) -> set[str]:
             record = json.loads((_index(site) / str(job_id) / "job.json").read_text())
         except (OSError, ValueError):
             continue
-        if record.get("release"):
+        if isinstance(record, dict) and record.get("release"):
             found.add(str(record["release"]))
     return found
 
@@ -118,10 +123,10 @@ def _index(site: Site) -> Path:
 
 def _withdraw(folder: Path) -> None:
     """Take back a job's folder that Slurm did not accept; other files in it stay."""
-    (folder / "job.sh").unlink(missing_ok=True)
-    with explain_os_errors(folder):
-        if not any(folder.iterdir()):
-            folder.rmdir()
+    with suppress(OSError):
+        (folder / "job.json").unlink(missing_ok=True)
+        (folder / "job.sh").unlink(missing_ok=True)
+        folder.rmdir()  # refused where other files are left
 
 
 def _record(

@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -78,16 +79,21 @@ def as_line(snapshot: Snapshot) -> str:
     progress = snapshot.progress
     if not progress or snapshot.state != "RUNNING":
         return head
-    step, steps = progress.get("step", 0), progress.get("steps") or 0
-    parts = [f"step {step}" + (f" of {steps}" if steps else "")]
-    rate = progress.get("images_per_second")
-    if rate:
-        parts.append(f"{rate:,.0f} images/s")
-    if progress.get("loss") is not None:
-        parts.append(f"loss {progress['loss']:.3f}")
-    left = progress.get("seconds_left")
-    if left is not None:
-        parts.append(f"{duration(left)} left")
+    # Any program may write progress.json: only what is a number is shown.
+    numbers = {
+        key: value
+        for key, value in progress.items()
+        if isinstance(value, (int, float)) and isfinite(value)
+    }
+    parts = [f"step {numbers.get('step', 0):.0f}"]
+    if numbers.get("steps"):
+        parts[0] += f" of {numbers['steps']:.0f}"
+    if numbers.get("images_per_second"):
+        parts.append(f"{numbers['images_per_second']:,.0f} images/s")
+    if "loss" in numbers:
+        parts.append(f"loss {numbers['loss']:.3f}")
+    if "seconds_left" in numbers:
+        parts.append(f"{duration(numbers['seconds_left'])} left")
     return f"{head}, {', '.join(parts)}"
 
 
@@ -123,7 +129,8 @@ def _snapshot(record: JobRecord, submission: Submission) -> Snapshot:
 def _forgotten(submission: Submission) -> Snapshot:
     """Slurm no longer knows the job: a result that was written speaks for it, else nothing."""
     result = result_of(submission) or {}
-    done = result.get("outcome", {}).get("status") == "completed"
+    outcome = result.get("outcome")
+    done = isinstance(outcome, dict) and outcome.get("status") == "completed"
     words = "Slurm has forgotten it; it wrote its result" if done else "Slurm does not know it"
     state = "COMPLETED" if done else "UNKNOWN"
     return Snapshot(submission.job_id, state, words, 0 if done else 1, "", 0, None)

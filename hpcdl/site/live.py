@@ -55,7 +55,7 @@ def look() -> LiveCluster:
     nodes = client.nodes()
     plugins = client.mpi_plugins()
     return LiveCluster(
-        name=config.get("ClusterName", "cluster").split()[0],
+        name=(config.get("ClusterName", "").split() or ["cluster"])[0],
         version=client.version(),
         mpi_plugins=plugins,
         mpi_default=_mpi(config.get("MpiDefault", "none"), plugins),

@@ -157,8 +157,12 @@ def _check_paths(document: Document, paths: dict[str, Any]) -> None:
 
 
 def _expand(text: str) -> str:
-    known = {"HPCDL_HOME": str(home()), "HOME": str(Path.home()), "USER": _user()}
-    text = re.sub(r"\$\{?([A-Z_]+)\}?", lambda m: known.get(m.group(1), m.group(0)), text)
+    known = {"HPCDL_HOME": lambda: str(home()), "HOME": _home, "USER": _user}
+    text = re.sub(
+        r"\$\{([A-Z_]+)\}|\$([A-Z_]+)",
+        lambda m: known.get(m.group(1) or m.group(2), m.group)(),
+        text,
+    )
     if not text.startswith("~"):
         return text
     try:
@@ -167,10 +171,17 @@ def _expand(text: str) -> str:
         return text
 
 
+def _home() -> str:
+    return str(Path("~").expanduser())
+
+
 def _user() -> str:
     import pwd
 
-    return pwd.getpwuid(os.getuid()).pw_name
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # in a container that does not know the user
+        return os.environ.get("USER") or str(os.getuid())
 
 
 def _gpu_row(model: str) -> tuple[str, dict[str, Any]] | None:

@@ -146,7 +146,7 @@ PARTITION = _map(
         "nodes": _count("How many nodes it has.", 1, 100_000),
         "hostlist": _text(
             "Their names, as Slurm writes them. `NAME-[01-NN]` by default.",
-            pattern=r"^[A-Za-z0-9_.,\[\]-]{1,400}$",
+            pattern=r"^[A-Za-z0-9_.,\[\]-]{1,4000}$",
             examples=["p100-[01-04]"],
         ),
         "gpu": GPU,

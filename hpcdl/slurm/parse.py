@@ -15,6 +15,7 @@ ACTIVE = frozenset(
 )  # fmt: skip
 """Job states that may still change (squeue(1), job state codes)."""
 
+_GPU = re.compile(r"(?:^|,)gpu(?::([^:,()\s]+))?:(\d+)(?=[(,]|$)")
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z0-9_:/()*-]*)=")
 
 
@@ -65,9 +66,10 @@ class NodeRecord:
 
     @property
     def gpus(self) -> tuple[str | None, int]:
-        """Type and count of its GPUs; (None, 0) without; untyped ones have type None."""
-        found = re.search(r"\bgpu(?::([A-Za-z][\w.-]*))?:(\d+)", self.gres)
-        return (found.group(1), int(found.group(2))) if found else (None, 0)
+        """Type and count of its GPUs; (None, 0) without; type None where untyped or mixed."""
+        found = _GPU.findall(self.gres)
+        types = {kind or None for kind, _ in found}
+        return types.pop() if len(types) == 1 else None, sum(int(count) for _, count in found)
 
 
 @dataclass(frozen=True)

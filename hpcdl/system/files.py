@@ -26,6 +26,8 @@ _NO_ROOM = {
     errno.EACCES: "no permission to write there",
     errno.EPERM: "no permission to write there",
     errno.ENOTDIR: "a part of the path is a file",
+    errno.EEXIST: "a part of the path is a file",
+    errno.EISDIR: "it is a folder",
     errno.ENAMETOOLONG: "the name is too long",
 }
 
@@ -36,10 +38,9 @@ def explain_os_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as fault:
-        if fault.errno not in _NO_ROOM:
-            raise
+        reason = _NO_ROOM.get(fault.errno or 0) or fault.strerror or str(fault)
         raise MachineLacks(
-            f"cannot write {path}: {_NO_ROOM[fault.errno]}",
+            f"cannot write {path}: {reason}",
             hint="free some room or choose another place; nothing was changed",
         ) from fault
 
@@ -49,7 +50,7 @@ def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o644) -> None
 
     Parent folders are made. `mode` is the file's permission, whatever the umask.
     """
-    data = content.encode() if isinstance(content, str) else content
+    data = content if isinstance(content, bytes) else content.encode(errors="surrogateescape")
     with explain_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
@@ -68,7 +69,9 @@ def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o644) -> None
 
 def write_json(path: Path, value: object) -> None:
     """`write_atomic` of a JSON document, indented and ending in a newline."""
-    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    # A byte that is no UTF-8, such as in a program's argument, becomes an escape of JSON.
+    write_atomic(path, text.encode(errors="backslashreplace"))
 
 
 def switch_link(link: Path, target: str) -> None:

@@ -30,10 +30,19 @@ def folder(name: str) -> Path:
 def home() -> Path:
     """Where hpcdl keeps what it makes on this machine: HPCDL_HOME, else ~/.local/share/hpcdl."""
     chosen = os.environ.get("HPCDL_HOME")
-    return Path(chosen).absolute() if chosen else Path.home() / ".local/share/hpcdl"
+    return Path(chosen).absolute() if chosen else _user_home() / ".local/share/hpcdl"
 
 
 def cache() -> Path:
     """What can be made again (wheels, roots): HPCDL_CACHE, else ~/.cache/hpcdl."""
     chosen = os.environ.get("HPCDL_CACHE")
-    return Path(chosen).absolute() if chosen else Path.home() / ".cache/hpcdl"
+    return Path(chosen).absolute() if chosen else _user_home() / ".cache/hpcdl"
+
+
+def _user_home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError as fault:
+        raise MachineLacks(
+            "this user has no home folder", hint="set HOME, or HPCDL_HOME and HPCDL_CACHE"
+        ) from fault

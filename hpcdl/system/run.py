@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from hpcdl.system.errors import ExitCode, HpcdlError, MachineLacks, Stopped
 from hpcdl.system.files import write_atomic
@@ -108,28 +111,43 @@ def run(
         Stopped: the time limit passed.
     """
     words = tuple(str(word) for word in argv)
-    where = (directory or Path.cwd()).absolute()
+    where = _folder(directory)
     start = time.monotonic()
+    merged = {**(os.environ if base_env is None else base_env), **(env or {})}
     try:
-        merged = {**(os.environ if base_env is None else base_env), **(env or {})}
-        done = _execute(words, where, merged, stdin, timeout, log)
-    except (FileNotFoundError, PermissionError) as fault:
-        if not where.is_dir():
-            raise MachineLacks(f"the folder {where} does not exist") from fault
-        raise MachineLacks(
-            f"cannot run '{words[0]}': it is not installed or not on PATH", hint=hint
-        ) from fault
+        exit_code, out, err = _execute(words, where, merged, stdin, timeout, log)
     except subprocess.TimeoutExpired as fault:
         raise Stopped(
             f"'{shlex.join(words)[:200]}' did not end within {duration(timeout or 0)}", hint=hint
         ) from fault
-    result = CommandResult(
-        words, where, done.returncode, done.stdout or "", done.stderr or "",
-        time.monotonic() - start, log,
-    )  # fmt: skip
+    except (OSError, ValueError) as fault:
+        raise _not_run(words, where, fault, hint) from fault
+    result = CommandResult(words, where, exit_code, out, err, time.monotonic() - start, log)
     if check and not result.ok:
         raise CommandFailed(result, _reopen_script(result, env), hint)
     return result
+
+
+def _folder(directory: Path | None) -> Path:
+    try:
+        return (directory or Path.cwd()).absolute()
+    except FileNotFoundError as fault:
+        raise MachineLacks("the current folder no longer exists", hint="cd to another") from fault
+
+
+def _not_run(
+    words: tuple[str, ...], where: Path, fault: OSError | ValueError, hint: str
+) -> MachineLacks:
+    """Why the operating system did not start a command."""
+    if not where.is_dir():
+        return MachineLacks(f"the folder {where} does not exist")
+    if isinstance(fault, FileNotFoundError):
+        reason = "it is not installed or not on PATH"
+    elif isinstance(fault, PermissionError):
+        reason = "it is not a program that you may run"
+    else:
+        reason = getattr(fault, "strerror", None) or str(fault)
+    return MachineLacks(f"cannot run '{words[0]}': {reason}", hint=hint)
 
 
 def _execute(
@@ -139,19 +157,51 @@ def _execute(
     stdin: str | None,
     timeout: float | None,
     log: Path | None,
-) -> subprocess.CompletedProcess[str]:
-    common = {"cwd": where, "env": env, "input": stdin or "", "timeout": timeout}
-    if log is None:
-        return subprocess.run(  # type: ignore[call-overload, no-any-return]
-            words, capture_output=True, text=True, errors="replace", check=False, **common
+) -> tuple[int, str, str]:
+    """Exit code, output and errors; with a log both go there and the texts are empty."""
+    with ExitStack() as stack:
+        out: int | IO[bytes] = subprocess.PIPE
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            out = stack.enter_context(log.open("ab"))
+            out.write(f"$ {shlex.join(words)}\n".encode(errors="surrogateescape"))
+            out.flush()
+        process = stack.enter_context(
+            subprocess.Popen(
+                words,
+                cwd=where,
+                env=env,
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=subprocess.PIPE if log is None else subprocess.STDOUT,
+            )
         )
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a") as out:
-        out.write(f"$ {shlex.join(words)}\n")
-        out.flush()
-        return subprocess.run(  # type: ignore[call-overload, no-any-return]
-            words, stdout=out, stderr=subprocess.STDOUT, text=True, check=False, **common
-        )
+        try:
+            said = process.communicate((stdin or "").encode(errors="surrogateescape"), timeout)
+        except BaseException:
+            # Its children too: one that holds the output open would keep us waiting.
+            _kill(process.pid)
+            raise
+        stdout, stderr = ((text or b"").decode(errors="replace") for text in said)
+        return process.returncode, stdout, stderr
+
+
+def _kill(pid: int) -> None:
+    """Kill a process and all that descend from it."""
+    descendants = [pid]
+    for parent in descendants:
+        descendants += _children(parent)
+    for one in descendants:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(one, signal.SIGKILL)
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    except OSError:  # it has ended meanwhile
+        return []
 
 
 def _reopen_script(result: CommandResult, env: Mapping[str, str] | None) -> Path | None:
