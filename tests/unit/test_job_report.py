@@ -1,0 +1,40 @@
+"""What a job is told after it has ended."""
+
+from hpcdl.jobs.report import advise, as_text, summarize
+from hpcdl.jobs.watch import Snapshot
+
+DONE = Snapshot(7, "COMPLETED", "it is done", 0, "p100-[01-02]", 1, None)
+RESULT = {
+    "layout": {"ranks": 4},
+    "samples": {"seconds": [0.5, 0.5, 0.5]},
+    "summary": {
+        "images_per_second": 1234.5,
+        "images_per_second_p05": 1200.0,
+        "images_per_second_p95": 1250.0,
+        "phases": {"input": 0.41, "compute": 0.5, "communication": 0.05, "other": 0.04},
+    },
+}
+
+
+def test_an_input_bound_job_is_told_to_ask_for_more_cpus() -> None:
+    report = summarize(DONE, RESULT, {"layout": {"cpus_per_task": 4}})
+    assert report.advice == (
+        "input-bound: 41% of each step waits for data; raise --cpus-per-task from 4 to 8"
+    )
+    text = as_text(report)
+    assert "1,234.5 images/s (1,200 to 1,250), 4 ranks" in text
+    assert "after 1 restarts" in text
+
+
+def test_communication_is_named_when_it_is_the_worst() -> None:
+    assert advise({"input": 0.1, "communication": 0.3}, {}).startswith("communication-bound: 30%")
+
+
+def test_a_job_that_computes_gets_no_advice() -> None:
+    assert advise({"input": 0.02, "compute": 0.9, "communication": 0.08}, {}) == ""
+
+
+def test_a_job_without_a_result_is_reported_by_its_state() -> None:
+    report = summarize(DONE, None, {})
+    assert report.images_per_second is None
+    assert as_text(report) == "job 7: it is done after 1 restarts"

@@ -1,0 +1,72 @@
+"""Launchers: ranks, roles, ports and hosts are worked out, nobody edits a hosts file."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hpcdl.jobs import JobSpec, Module, render_script
+from hpcdl.site import Site, load_site
+from hpcdl.system.resources import folder
+
+
+@pytest.fixture(scope="module")
+def site() -> Site:
+    return load_site(folder("templates") / "sites" / "embedded.yaml")
+
+
+def script(site: Site, launcher: str, *program: str) -> str:
+    spec = JobSpec("p100", nodes=2, gpus_per_node=2, launcher=launcher, program=program)
+    return render_script(site, spec, Module(())).text
+
+
+def test_horovod_starts_under_srun_with_the_site_s_mpi(site: Site) -> None:
+    assert "\nsrun --mpi=pmix --cpus-per-task=4 --kill-on-bad-exit=1 \\\n" in script(
+        site, "horovod"
+    )
+
+
+def test_mpirun_takes_the_form_that_was_fastest(site: Site) -> None:
+    line = "mpirun -np 4 --bind-to none --map-by socket -mca pml ob1 -mca btl '^openib' \\"
+    assert line in script(site, "horovod-mpirun").splitlines()
+
+
+def test_every_worker_of_tf_distribute_gets_its_own_address(site: Site, tmp_path: Path) -> None:
+    """The script's own lines run in a real bash, with Slurm's commands standing in."""
+    show = 'import os; print(os.environ["TF_CONFIG"])'
+    text = script(site, "multiworker", "python3", "-c", show)
+    start, end = (
+        text.index("HPCDL_WORKERS=$("),
+        text.index("srun --mpi=none --cpus-per-task=4 --kill-on-bad-exit=1 \\\n  bash"),
+    )
+    launch = text[end : text.index(" &\n", end)]
+    stand_in = '#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\nexec "$@"\n'
+    (tmp_path / "srun").write_text(stand_in)
+    (tmp_path / "scontrol").write_text("#!/bin/bash\nprintf 'p100-01\\np100-02\\n'\n")
+    for name in ("srun", "scontrol"):
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_PROCID": "3",
+           "SLURM_JOB_NODELIST": "p100-[01-02]"}  # fmt: skip
+    done = subprocess.run(
+        ["bash", "-c", text[start:end] + launch],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    config = json.loads(done.stdout)
+    assert config["task"] == {"type": "worker", "index": 3}
+    assert config["cluster"]["worker"] == [
+        "p100-01:12000", "p100-01:12001", "p100-02:12000", "p100-02:12001",
+    ]  # fmt: skip
+
+
+def test_the_preflight_comes_before_the_program_and_can_be_left_out(site: Site) -> None:
+    spec = JobSpec("p100", nodes=2, gpus_per_node=2)
+    text = render_script(site, spec, Module(("tensorflow/2.21",), None, "tf-1")).text
+    assert text.index("hpcdl preflight judge --world=4") < text.index("hpcdl train")
+    assert "--release=tf-1" in text
+    without = JobSpec("p100", nodes=2, gpus_per_node=2, preflight=False)
+    assert "preflight" not in render_script(site, without, Module(())).text

@@ -1,0 +1,115 @@
+"""The preflight's verdicts: one number per cause, the first one counts."""
+
+from dataclasses import replace
+
+import pytest
+
+from hpcdl.jobs.preflight import (
+    CAUSES,
+    Expectation,
+    Probe,
+    as_json_line,
+    as_table,
+    judge,
+    notes,
+    probe,
+    read_probes,
+)
+
+EXPECTED = Expectation(
+    world=4, tasks_per_node=2, cpus_per_task=4, gpus_per_node=2, memory_mb=60_000,
+    release="tf-1", scratch="/tmp", data="/data",
+)  # fmt: skip
+
+
+def healthy() -> list[Probe]:
+    """Four ranks on two nodes, as the expectation wants them."""
+    return [
+        Probe(
+            rank=rank, local_rank=rank % 2, host=f"p100-0{rank // 2 + 1}", world=4, cpus=4,
+            affinity=4, gpus=("GPU-a", "GPU-b"), memory_mb=60_000, release="tf-1",
+            scratch_free_mb=1000, data=True,
+        )
+        for rank in range(4)
+    ]  # fmt: skip
+
+
+def codes(probes: list[Probe], expected: Expectation = EXPECTED) -> list[int]:
+    return [problem.code for problem in judge(probes, expected)]
+
+
+def test_a_healthy_allocation_has_no_problem() -> None:
+    assert codes(healthy()) == []
+    assert notes(healthy(), EXPECTED) == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"release": "tf-0"}, 20),
+        ({"release": ""}, 20),
+        ({"world": 1}, 21),
+        ({"gpus": ()}, 22),
+        ({"gpus": ("GPU-a",), "local_rank": 0}, 22),
+        ({"cpus": 1}, 23),
+        ({"memory_mb": 1000}, 24),
+        ({"scratch_free_mb": None}, 25),
+        ({"scratch_free_mb": 0}, 25),
+        ({"data": False}, 26),
+    ],
+)
+def test_each_cause_has_its_number(change: dict[str, object], code: int) -> None:
+    probes = healthy()
+    probes[1] = replace(probes[1], **change)  # type: ignore[arg-type]
+    assert codes(probes) == [code]
+    assert code in CAUSES
+
+
+def test_a_missing_rank_is_named() -> None:
+    (problem,) = judge(healthy()[:3], EXPECTED)
+    assert problem.code == 21
+    assert "3" in problem.sentence
+
+
+def test_ranks_that_share_a_gpu_are_named_with_the_node() -> None:
+    probes = [replace(p, gpus=("GPU-a",)) for p in healthy()]
+    (problem,) = judge(probes, EXPECTED)
+    assert problem.sentence == "ranks 0, 1 share GPU GPU-a of p100-01"
+
+
+def test_the_same_number_on_two_nodes_is_two_gpus() -> None:
+    probes = [replace(p, gpus=("0", "1")) for p in healthy()]
+    assert codes(probes) == []
+
+
+def test_isolated_gpus_and_unbound_cpus_are_worth_a_note() -> None:
+    isolated = [replace(p, gpus=(f"GPU-{p.local_rank}",), affinity=2) for p in healthy()]
+    assert codes(isolated) == []
+    assert len(notes(isolated, EXPECTED)) == 2
+
+
+def test_what_is_not_asked_for_is_not_checked() -> None:
+    probes = [
+        replace(p, gpus=(), release="", scratch_free_mb=None, data=None) for p in healthy()
+    ]  # fmt: skip
+    assert codes(probes, Expectation(world=4, tasks_per_node=2, cpus_per_task=4)) == []
+
+
+def test_probes_survive_the_noise_of_a_log() -> None:
+    lines = [as_json_line(p) for p in reversed(healthy())]
+    text = "\n".join(["slurmstepd: hello", *lines, '{"rank": broken', "0: " + lines[0]])
+    assert [p.rank for p in read_probes(text)] == [0, 1, 2, 3, 3]
+
+
+def test_a_rank_reads_slurm_s_environment() -> None:
+    env = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NTASKS": "4",
+           "SLURM_CPUS_PER_TASK": "4", "CUDA_VISIBLE_DEVICES": "0,1"}  # fmt: skip
+    found = probe("/", "/no/such/data", env)
+    assert (found.rank, found.local_rank, found.world, found.cpus) == (3, 1, 4, 4)
+    assert found.gpu == "1"
+    assert found.data is False
+    assert found.scratch_free_mb
+
+
+def test_the_table_has_a_row_per_rank() -> None:
+    assert len(as_table(healthy()).splitlines()) == 5
