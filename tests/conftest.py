@@ -4,6 +4,9 @@ from collections import Counter
 
 import pytest
 
+# The built release that the real tests share; nothing is built before one asks for it.
+pytest_plugins = ["tests.integration.stack_fixture"]
+
 _left_out: Counter[str] = Counter()
 _TIERS = {"long": "make test-long"}
 

@@ -144,6 +144,34 @@ def _list(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
+def _gc_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--keep", type=int, default=3, metavar="COUNT",
+                        help="how many of the last published ones stay (3)")  # fmt: skip
+    parser.add_argument(
+        "--unpublished", action="store_true", help="also those that were never published"
+    )
+
+
+def _gc(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.stack.gc import collect
+    from hpcdl.workflows.releases import pinned_by_jobs
+
+    site = the_site(args)
+    if args.keep < 1:
+        raise BadInput("--keep must be at least 1: the current release always stays")
+    found = collect(site, lambda: pinned_by_jobs(site), keep=args.keep,
+                    unpublished=args.unpublished, dry_run=args.dry_run)  # fmt: skip
+    if args.json:
+        print_json({**found.as_data(), "dry_run": args.dry_run})
+        return ExitCode.OK
+    word = "would remove" if args.dry_run else "removed"
+    rows = [[word, name, f"{size / 1e6:.0f} MB"] for name, size in found.removed.items()]
+    rows += [[word, name, "unfinished"] for name in found.unfinished]
+    rows += [["keeps", name, why] for name, why in found.kept.items()]
+    print(table(rows) if rows else "nothing to remove")
+    return ExitCode.OK
+
+
 GROUP = Group(
     "stack",
     "the software: build, verify, publish and roll back releases",
@@ -178,6 +206,14 @@ GROUP = Group(
             "hpcdl stack rollback",
             _rollback,
             _rollback_arguments,
+            changes=True,
+        ),
+        Command(
+            "gc",
+            "Remove releases that nothing needs: not current, not pinned by a job, not recent.",
+            "hpcdl stack gc --dry-run",
+            _gc,
+            _gc_arguments,
             changes=True,
         ),
     ),

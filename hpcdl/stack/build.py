@@ -43,6 +43,8 @@ from hpcdl.system.resources import cache, folder
 from hpcdl.system.run import run
 
 _BUILD_SECONDS = 7200
+TRASH = ".trash-"
+"""What the name of a tree begins with that is being removed."""
 
 
 @dataclass(frozen=True)
@@ -146,8 +148,7 @@ def build(plan: BuildPlan, say: Say) -> Release:
     assert release_id is not None
     if plan.exists:
         return read_release(plan.site, release_id)
-    lock = releases_folder(plan.site) / ".build.lock"
-    with locked(lock, wait_seconds=_BUILD_SECONDS), _umask(0o022):
+    with locked(build_lock(plan.site), wait_seconds=_BUILD_SECONDS), _umask(0o022):
         if not plan.exists:
             with _tree(releases_folder(plan.site) / release_id) as root:
                 _fill(plan, root, say)
@@ -238,11 +239,18 @@ def _record(plan: BuildPlan, root: Path) -> None:
     write_json(root / "release.json", as_record(release))
 
 
+def build_lock(site: Site) -> Path:
+    """The lock of whoever makes trees below this prefix."""
+    return releases_folder(site) / ".build.lock"
+
+
 def unfinished(site: Site) -> list[Path]:
-    """Trees that killed builds left; only meaningful while no build is at work."""
-    found = []
+    """Trees that were killed while they were made or removed; ask while no build is at work."""
     with suppress(FileNotFoundError):
-        for entry in sorted(releases_folder(site).iterdir()):
-            if entry.is_dir() and not (entry / "release.json").is_file():
-                found.append(entry)
-    return found
+        trees = sorted(path for path in releases_folder(site).iterdir() if path.is_dir())
+        return [
+            tree
+            for tree in trees
+            if tree.name.startswith(TRASH) or not (tree / "release.json").is_file()
+        ]
+    return []

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from hpcdl.stack.release import (
     BrokenRelease,
     Release,
     current_id,
+    current_release,
     read_release,
     release_ids,
 )
@@ -30,7 +31,7 @@ from hpcdl.system.errors import AnswerNo, BadInput
 from hpcdl.system.files import locked, switch_link, write_json
 
 Say = Callable[[str], None]
-_WAIT_SECONDS = 900
+_WAIT_SECONDS = 3600
 
 
 @dataclass(frozen=True)
@@ -69,23 +70,33 @@ def publish(
         AnswerNo: the gate did not pass; `current` stays.
     """
     release = read_release(site, release_id)
-    with locked(_lock(site), wait_seconds=_WAIT_SECONDS):
+    with locked(publish_lock(site), wait_seconds=_WAIT_SECONDS):
         before = current_id(site)
-        _show_modules(site, release, "publish")
+        _show_modules(site, release, Event("publish", release.id, ""))
         proof = _prove(site, release, gate, say, verify_again)
         _switch(site, release, "publish", before)
     return Switch(before, release.id, proof)
 
 
-def _show_modules(site: Site, release: Release, action: str) -> None:
-    """Write the release's modulefiles as they will be when it is current."""
-    events = [*read_history(site), Event(action, release.id, "")]
-    known = {name: read for name in release_ids(site) if (read := _readable(site, name))}
+def _show_modules(
+    site: Site, release: Release, event: Event | None = None, without: Collection[str] = ()
+) -> None:
+    """Write a release's modulefiles as they are to be once `event` has made it current."""
+    events = [*read_history(site), *([event] if event else ())]
+    names = [name for name in release_ids(site) if name not in without]
+    known = {name: read for name in names if (read := _readable(site, name))}
     pile = [known[name] for name in pile_of(events) if name in known]
     # What was rolled back stays visible too, but gives way where it has the same version.
     once = dict.fromkeys(event.release for event in events)
     others = [known[name] for name in once if name in known and known[name] not in pile]
     write_modules(release.root, render_modules(site, [*others, *pile], choose(site, pile)))
+
+
+def refresh_modules(site: Site, without: set[str]) -> None:
+    """Write the current release's modulefiles again as if some releases were gone."""
+    current = current_release(site)
+    if current is not None:
+        _show_modules(site, current, without=without)
 
 
 def _readable(site: Site, release_id: str) -> Release | None:
@@ -179,9 +190,10 @@ def rollback(site: Site, release_id: str | None = None) -> Switch:
         BadInput: there is none to go back to, or no such release.
         AnswerNo: the named one was never proven.
     """
-    with locked(_lock(site), wait_seconds=_WAIT_SECONDS):
+    with locked(publish_lock(site), wait_seconds=_WAIT_SECONDS):
         planned = plan_rollback(site, release_id)
-        _show_modules(site, read_release(site, planned.after), "rollback")
+        event = Event("rollback", planned.after, "")
+        _show_modules(site, read_release(site, planned.after), event)
         _switch(site, read_release(site, planned.after), "rollback", planned.before)
     return planned
 
@@ -225,5 +237,6 @@ def _history(site: Site) -> Path:
     return site.paths.prefix / "history.json"
 
 
-def _lock(site: Site) -> Path:
+def publish_lock(site: Site) -> Path:
+    """The lock of everything that changes what is published."""
     return site.paths.prefix / ".publish.lock"

@@ -80,7 +80,8 @@ def releases_folder(site: Site) -> Path:
 def release_ids(site: Site) -> list[str]:
     """Ids of all finished releases, sorted; readable or not."""
     folder = releases_folder(site)
-    return sorted(path.parent.name for path in folder.glob("*/release.json"))
+    names = (path.parent.name for path in folder.glob("*/release.json"))
+    return sorted(name for name in names if _ID.match(name))
 
 
 def read_release(site: Site, release_id: str) -> Release:

@@ -1,0 +1,153 @@
+"""Removes releases that nothing needs any more.
+
+Kept are: what is current or serves a partition, what a rollback may still want, what queued or
+running jobs have pinned (asked of the caller, for this room knows no queue), and releases
+whose record is broken, for a person must look at these. A tree leaves by one rename into the
+trash, so that a killed gc leaves whole releases only; the next one empties the trash.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcdl.site import Site
+from hpcdl.stack.build import TRASH, build_lock, unfinished
+from hpcdl.stack.dispatch import pile_of
+from hpcdl.stack.publish import publish_lock, read_history, refresh_modules
+from hpcdl.stack.release import (
+    BrokenRelease,
+    current_id,
+    read_release,
+    release_for,
+    release_ids,
+    releases_folder,
+)
+from hpcdl.system.errors import MachineLacks
+from hpcdl.system.files import explain_os_errors, locked
+
+Pinned = Callable[[], Iterable[str]]
+KEEP = 3
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """What goes and what stays: `kept` has the reason by release id, `removed` the bytes freed."""
+
+    removed: Mapping[str, int]
+    unfinished: tuple[str, ...]
+    kept: Mapping[str, str]
+
+    def as_data(self) -> dict[str, object]:
+        """For machines."""
+        return {"schema": 1, "removed": dict(self.removed), "unfinished": list(self.unfinished),
+                "kept": dict(self.kept)}  # fmt: skip
+
+
+def collect(
+    site: Site,
+    pinned: Pinned,
+    *,
+    keep: int = KEEP,
+    unpublished: bool = False,
+    dry_run: bool = False,
+) -> Garbage:
+    """Remove what nothing needs, or tell what would be removed.
+
+    Args:
+        site: whose prefix.
+        pinned: lists the releases that queued and running jobs name; asked under the lock.
+        keep: how many of the last published ones stay, the current one among them.
+        unpublished: remove releases too that were built and never published.
+        dry_run: only tell.
+
+    Raises:
+        MachineLacks: no permission, or a publish is at work for too long.
+    """
+    with locked(publish_lock(site), wait_seconds=900):
+        kept = reasons(site, set(pinned()), keep=keep, unpublished=unpublished)
+        doomed = [name for name in release_ids(site) if name not in kept]
+        sizes = {name: _size(releases_folder(site) / name) for name in doomed}
+        if not dry_run and doomed:
+            # First nobody is led there any more, then it goes.
+            refresh_modules(site, without=set(doomed))
+        for name in doomed if not dry_run else ():
+            _remove(releases_folder(site) / name)
+        leftovers = _leftovers(site, dry_run)
+    return Garbage(sizes, leftovers, kept)
+
+
+def reasons(site: Site, pinned: set[str], *, keep: int, unpublished: bool) -> dict[str, str]:
+    """Why each release that stays, stays."""
+    existing = release_ids(site)
+    pile = [name for name in pile_of(read_history(site)) if name in existing]
+    published = {event.release for event in read_history(site)}
+    serving = _serving(site)
+    current = current_id(site)
+    kept: dict[str, str] = {}
+    for name in existing:
+        why = (
+            ("is current" if name == current else "")
+            or (f"serves {serving[name]}" if name in serving else "")
+            or ("queued or running jobs use it" if name in pinned else "")
+            or (f"is one of the last {keep} published" if name in pile[-keep:] else "")
+            or ("was never published" if name not in published and not unpublished else "")
+            or _broken(site, name)
+        )
+        if why:
+            kept[name] = why
+    return kept
+
+
+def _serving(site: Site) -> dict[str, str]:
+    """The partitions that a release serves, by its id."""
+    served: dict[str, list[str]] = {}
+    with suppress(BrokenRelease):
+        for partition in site.partitions:
+            release = release_for(site, partition)
+            if release is not None:
+                served.setdefault(release.id, []).append(partition)
+    return {name: ", ".join(partitions) for name, partitions in served.items()}
+
+
+def _broken(site: Site, name: str) -> str:
+    try:
+        read_release(site, name)
+    except BrokenRelease:
+        return "its record is broken: look at it, then remove it by hand"
+    return ""
+
+
+def _size(folder: Path) -> int:
+    """Bytes that go when the folder goes: files that nothing else links to."""
+    total = 0
+    for where, _, files in os.walk(folder):
+        for name in files:
+            with suppress(OSError):
+                status = os.lstat(os.path.join(where, name))  # noqa: PTH118 - many thousands
+                total += status.st_size if status.st_nlink == 1 else 0
+    return total
+
+
+def _remove(tree: Path) -> None:
+    trash = tree.with_name(f"{TRASH}{tree.name}")
+    with explain_os_errors(tree):
+        shutil.rmtree(trash, ignore_errors=True)
+        tree.rename(trash)
+    shutil.rmtree(trash, ignore_errors=True)
+
+
+def _leftovers(site: Site, dry_run: bool) -> tuple[str, ...]:
+    """Remove what killed builds and killed collections left, unless a build is at work."""
+    try:
+        with locked(build_lock(site), wait_seconds=0):
+            found = unfinished(site)
+            for tree in found if not dry_run else ():
+                shutil.rmtree(tree, ignore_errors=True)
+    except MachineLacks:
+        return ()
+    return tuple(tree.name for tree in found)

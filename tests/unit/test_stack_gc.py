@@ -1,0 +1,93 @@
+"""gc removes what nothing needs, and only that."""
+
+from pathlib import Path
+
+import pytest
+
+from hpcdl.site import Site
+from hpcdl.stack.gc import collect
+from hpcdl.stack.publish import publish, rollback
+from hpcdl.stack.release import current_id, release_ids
+from hpcdl.system.files import locked
+from tests.small_release import make_release, passing, silent, small_site
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    """a to e are published, `loose` was only built."""
+    site = small_site(tmp_path)
+    for name in "abcde":
+        make_release(site, name, version=f"2.{ord(name)}.0")
+        publish(site, name, passing, say=silent)
+    make_release(site, "loose")
+    return site
+
+
+def test_the_last_published_stay_and_older_ones_go(site: Site) -> None:
+    found = collect(site, list, keep=2)
+    assert set(found.removed) == {"a", "b", "c"}
+    assert release_ids(site) == ["d", "e", "loose"]
+
+
+def test_what_a_job_has_pinned_stays(site: Site) -> None:
+    found = collect(site, lambda: ["a"], keep=1)
+    assert "a" not in found.removed
+    assert found.kept["a"] == "queued or running jobs use it"
+
+
+def test_what_is_current_stays_even_after_a_rollback(site: Site) -> None:
+    rollback(site, "a")
+    collect(site, list, keep=1)
+    assert current_id(site) == "a"
+    assert "a" in release_ids(site)
+
+
+def test_what_serves_a_partition_stays(site: Site) -> None:
+    make_release(site, "kepler", version="2.14.1", stack="other", partitions=("k80",))
+    publish(site, "kepler", passing, say=silent)
+    found = collect(site, list, keep=1)
+    assert "p100" in found.kept["e"]
+
+
+def test_unpublished_ones_go_only_when_asked(site: Site) -> None:
+    assert "loose" not in collect(site, list).removed
+    assert "loose" in collect(site, list, unpublished=True).removed
+
+
+def test_a_dry_run_changes_nothing(site: Site) -> None:
+    def files() -> list[Path]:
+        return sorted(path for path in site.paths.prefix.rglob("*") if ".lock" not in path.name)
+
+    before = files()
+    assert set(collect(site, list, keep=1, dry_run=True).removed) == {"a", "b", "c", "d"}
+    assert files() == before
+
+
+def test_a_broken_release_is_left_for_a_person(site: Site) -> None:
+    (site.paths.prefix / "releases/a/release.json").write_text("{}")
+    assert "broken" in collect(site, list, keep=1).kept["a"]
+
+
+def test_the_modules_no_longer_name_what_went(site: Site) -> None:
+    shown = site.paths.prefix / "current/modules/tensorflow"
+    assert (shown / "2.97.0-cpu.lua").exists()
+    collect(site, list, keep=2)
+    assert {path.name for path in shown.glob("2*.lua")} == {"2.100.0-cpu.lua", "2.101.0-cpu.lua"}
+
+
+def test_what_killed_builds_left_goes_unless_a_build_is_at_work(site: Site) -> None:
+    half = site.paths.prefix / "releases" / "half"
+    half.mkdir()
+    with locked(site.paths.prefix / "releases" / ".build.lock"):
+        assert collect(site, list).unfinished == ()
+    assert collect(site, list).unfinished == ("half",)
+    assert not half.exists()
+
+
+def test_a_queue_that_cannot_be_asked_stops_it(site: Site) -> None:
+    def away() -> list[str]:
+        raise RuntimeError("Slurm is away")
+
+    with pytest.raises(RuntimeError):
+        collect(site, away, keep=1)
+    assert len(release_ids(site)) == 6
