@@ -1,0 +1,233 @@
+"""Checks of options: how directives are written, what a release knows, which pairs it refuses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from hpcdl.facts import load
+from hpcdl.jobs.lint.checks import checks
+from hpcdl.jobs.lint.job import Hit, Job, at, gpu_requests, nodes, tasks
+from hpcdl.jobs.lint.options import Option, Options, known_options
+from hpcdl.jobs.lint.parse import CONTINUED
+from hpcdl.slurm.rules import mpi_plugins, span
+from hpcdl.system.text import nearest
+
+_LOOKS_LIKE = re.compile(r"#[ \t]*(?:sbatch|slurm|sbtach|sbacth|sabtch)\b(?=[ \t]+-)", re.I | re.A)
+_NAME = re.compile(r"[A-Za-z_]\w*(?:=.*)?\Z", re.A | re.S)
+_SHELL_VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w*|\{|\()", re.A)
+_MAX_SUGGESTIONS = 20
+
+
+@checks("directive-after-command", "directive-misspelt")
+def stray_directives(job: Job) -> Iterator[Hit]:
+    """Lines that look like directives and are none."""
+    script = job.script
+    for line in script.lines:
+        late = line.number > script.header_end
+        if not line.text.startswith("#") or (late and script.in_body(line.start)):
+            continue
+        if line.text.startswith("#SBATCH"):
+            if late and script.shebang:
+                yield Hit("directive-after-command", line.start, len(line.text))
+        elif _LOOKS_LIKE.match(line.text) and not line.text.startswith("#SLURM"):
+            yield Hit("directive-misspelt", line.start, len(line.text))
+
+
+@checks("directive-argument", "directive-continued")
+def broken_directives(job: Job) -> Iterator[Hit]:
+    """Directives that sbatch refuses, or reads otherwise than they look."""
+    for directive in job.script.directives:
+        line, rest = directive.line, directive.options.rest
+        if directive.broken == CONTINUED:
+            end = line.start + len(line.text.rstrip()) - 1
+            yield Hit("directive-continued", end, 1)
+        elif directive.broken:
+            yield Hit("directive-argument", line.start, len(line.text), directive.broken)
+        elif rest:
+            detail = f"'{rest[0].value[:60]}' is no option"
+            yield Hit("directive-argument", rest[0].start, len(rest[0].raw), detail)
+
+
+@checks("directive-variable")
+def variables_in_directives(job: Job) -> Iterator[Hit]:
+    """`#SBATCH --output=$HOME/x`: nobody expands it. `--wrap` and `--export` are for the job."""
+    for option in job.options.given:
+        found = _SHELL_VARIABLE.search(option.text)
+        if found and option.name not in {"wrap", "comment", "export"}:
+            yield at("directive-variable", option, f"'{option.text[:60]}' is taken as it stands")
+
+
+@checks("option-unknown", "option-removed", "option-misspelt")
+def unknown_options(job: Job) -> Iterator[Hit]:
+    """Options and values that this release, or any release, does not know."""
+    suggestions = 0
+    for command, options in job.commands_at():
+        for option in options.given:
+            if option.fact is not None:
+                yield from _outside_its_span(job, option)
+                yield from _value_outside_its_span(job, command, option)
+                continue
+            suggestions += 1
+            names = known_options(command) if suggestions <= _MAX_SUGGESTIONS else {}
+            yield _misspelt(command, option, list(names))
+
+
+def _outside_its_span(job: Job, option: Option) -> Iterator[Hit]:
+    fact = option.fact
+    assert fact is not None
+    if not fact.span.holds(job.release):
+        early = fact.span.since is not None and job.release < fact.span.since
+        rule = "option-unknown" if early else "option-removed"
+        yield at(rule, option, f"--{fact.name}: {fact.span}")
+
+
+def _value_outside_its_span(job: Job, command: str, option: Option) -> Iterator[Hit]:
+    if not option.value:
+        return
+    given = {part.partition(":")[0].lower() for part in option.value.split(",")[:50]}
+    for row in load("slurm_rules")["values"]:
+        if row["option"] != option.name or row["value"].lower() not in given:
+            continue
+        releases = span(row)
+        if command in row.get("commands", (command,)) and not releases.holds(job.release):
+            early = releases.since is not None and job.release < releases.since
+            rule = "option-unknown" if early else "option-removed"
+            yield at(rule, option, f"--{option.name}={row['value']}: {releases}")
+
+
+def _misspelt(command: str, option: Option, names: list[str]) -> Hit:
+    dashes = "-" if len(option.name) == 1 else "--"
+    close = nearest(option.name[:60], names) if dashes == "--" else None
+    hint = f"; did you mean '--{close}'?" if close else ""
+    detail = f"{command} has no {dashes}{option.name[:60]}{hint}"
+    return at("option-misspelt", option, detail)
+
+
+@checks("exclusive-oversubscribe", "memory-flags", "exact-whole", "exclusive-overlap",
+        "cpus-per-gpu-excludes", "gpu-bind-alias")  # fmt: skip
+def exclusive_pairs(job: Job) -> Iterator[Hit]:
+    """Options of one command that exclude each other."""
+    pairs = (
+        ("exclusive-oversubscribe", "exclusive", "oversubscribe", ""),
+        ("memory-flags", "mem", "mem-per-cpu", ""),
+        ("memory-flags", "mem", "mem-per-gpu", ""),
+        ("memory-flags", "mem-per-cpu", "mem-per-gpu", ""),
+        ("exact-whole", "exact", "whole", "srun"),
+        ("exclusive-overlap", "exclusive", "overlap", "srun"),
+        ("cpus-per-gpu-excludes", "cpus-per-gpu", "cpus-per-task", ""),
+        ("gpu-bind-alias", "gpu-bind", "tres-bind", ""),
+    )
+    for command, options in job.commands_at():
+        for rule, first, second, only in pairs:
+            one, other = options.last(first), options.last(second)
+            if one and other and only in {"", command}:
+                yield at(rule, max(one, other, key=lambda option: option.start))
+
+
+@checks("ntasks-per-gpu-excludes")
+def ntasks_per_gpu_pairs(job: Job) -> Iterator[Hit]:
+    """--ntasks-per-gpu beside what it excludes, in the same command."""
+    for _, options in job.commands_at():
+        other = options.last("ntasks-per-node", "gpus-per-task", "gpus-per-socket")
+        tres = options.last("tres-per-task")
+        if tres and "gpu" in tres.text:
+            other = other or tres
+        if other and options.has("ntasks-per-gpu"):
+            yield at("ntasks-per-gpu-excludes", other, f"--{other.name} with --ntasks-per-gpu")
+
+
+@checks("ntasks-per-node")
+def tasks_not_per_node(job: Job) -> Iterator[Hit]:
+    """--nodes and --ntasks without --ntasks-per-node, where each task is to have its GPU."""
+    pinned = ("ntasks-per-node", "ntasks-per-gpu", "gpus-per-task", "tres-per-task")
+    for part in job.script.components:
+        count, total = nodes(part), tasks(part)
+        option = part.last("ntasks")
+        uneven = count is not None and total is not None and count > 1 and total != count
+        if option and uneven and job.has_gpus and not part.has(*pinned):
+            if any(step.options.has("ntasks-per-node") for step in job.sruns):
+                continue
+            yield at("ntasks-per-node", option)
+
+
+@checks("export-comma", "export-twice")
+def export_lists(job: Job) -> Iterator[Hit]:
+    """--export given twice, or with commas inside of a value."""
+    for _, options in job.commands_at():
+        exports = [option for option in options.given if option.name == "export"]
+        if len(exports) > 1:
+            yield at("export-twice", exports[-1])
+        for option in exports:
+            parts = option.text.split(",")
+            cut = next((part for part in parts if part and not _NAME.match(part)), None)
+            if cut is not None and "=" in option.text:
+                yield at("export-comma", option, f"'{cut[:40]}' is taken for a name")
+
+
+@checks("mpi-plugin", "pmix-v2-broken")
+def mpi_of_steps(job: Job) -> Iterator[Hit]:
+    """--mpi= of steps against the plug-ins of the release."""
+    plugins = mpi_plugins(job.release)
+    for step in job.sruns:
+        option = step.options.last("mpi")
+        if option is None or "$" in option.text or option.text == "list":
+            continue
+        name = option.text.partition(",")[0]
+        if name not in plugins:
+            detail = f"Slurm {job.release} has: {', '.join(plugins)}"
+            yield at("mpi-plugin", option, detail)
+        elif name in {"pmix_v2", "pmix_v3"}:
+            yield at("pmix-v2-broken", option)
+
+
+@checks("partition-limit")
+def beyond_the_partition(job: Job) -> Iterator[Hit]:
+    """What the directives ask for against the partition, where that is known."""
+    partition = job.partition
+    if partition is None or job.heterogeneous:
+        return
+    asked = job.options.last("partition")
+    if asked is not None and partition.name not in asked.text.split(","):
+        return
+    gpus = [
+        one for one in gpu_requests(job.options) if one.option.name in {"gpus-per-node", "gres"}
+    ]
+    for request in gpus:
+        if request.count > partition.gpus_per_node:
+            detail = f"'{partition.name}' has {partition.gpus_per_node} GPUs per node"
+            yield at("partition-limit", request.option, detail)
+    option = job.options.last("nodes")
+    if option and job.nodes is not None and job.nodes > partition.nodes:
+        yield at("partition-limit", option, f"'{partition.name}' has {partition.nodes} nodes")
+    yield from _too_many_cpus(job, job.options)
+    limit, minutes = job.options.last("time"), time_minutes(job.options)
+    if limit and minutes is not None and minutes > partition.max_minutes:
+        yield at("partition-limit", limit, f"'{partition.name}' allows {partition.max_time}")
+
+
+def _too_many_cpus(job: Job, options: Options) -> Iterator[Hit]:
+    partition, option = job.partition, options.last("cpus-per-task", "ntasks-per-node")
+    assert partition is not None
+    cpus = options.number("cpus-per-task") or 1
+    if option and job.tasks_per_node and cpus * job.tasks_per_node > partition.cpus:
+        detail = f"'{partition.name}' has {partition.cpus} CPUs per node"
+        yield at("partition-limit", option, detail)
+
+
+def time_minutes(options: Options) -> int | None:
+    """--time in minutes, rounded up; None where absent, unlimited or malformed."""
+    text = options.last("time")
+    if text is None:
+        return None
+    match = re.fullmatch(r"(?:(\d{1,5})-)?(\d{1,7})(?::(\d{1,2}))?(?::(\d{1,2}))?", text.text, re.A)
+    if match is None:
+        return None
+    days, *rest = match.groups()
+    parts = [int(part) for part in rest if part is not None]
+    if days is not None:
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+        return int(days) * 1440 + hours * 60 + minutes + (seconds > 0)
+    if len(parts) == 3:
+        return parts[0] * 60 + parts[1] + (parts[2] > 0)
+    return parts[0] + (len(parts) == 2 and parts[1] > 0)

@@ -1,0 +1,231 @@
+"""Checks of GPUs: how they are asked for, bound to tasks and shown to them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from hpcdl.jobs.lint.checks import checks
+from hpcdl.jobs.lint.job import Hit, Job, asks_per_task, at, gpu_requests, tasks_per_node
+from hpcdl.jobs.lint.options import Options
+from hpcdl.jobs.lint.parse import Assignment
+
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+_LOCAL_RANKS = (
+    "LOCAL_RANK", "HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID",
+    "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID",
+)  # fmt: skip
+_GLOBAL_RANKS = (
+    "RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID",
+    "MV2_COMM_WORLD_RANK", "WORLD_RANK",
+)  # fmt: skip
+_GLOBAL = re.compile(r"\$\{?(?:SLURM_PROCID|OMPI_COMM_WORLD_RANK|PMI_RANK|PMIX_RANK|RANK)\b", re.A)
+_LOCAL = re.compile(r"\b(?:SLURM_LOCALID|OMPI_COMM_WORLD_LOCAL_RANK|LOCAL_RANK)\b", re.A)
+_INDEXED = re.compile(r"\[\s*\$?\{?(?:SLURM_LOCALID|SLURM_PROCID|LOCAL_RANK)\b", re.A)
+_RANK_ARGUMENT = re.compile(r"--?local[-_]rank(?:=(.*))?\Z", re.A | re.S)
+_TESTED = re.compile(
+    r"\b(?:SLURM_LOCALID|SLURM_PROCID|LOCAL_RANK)\}?[\"']?\s*(?:-eq|==?)\s*[\"']?(\d{1,6})\b", re.A
+)
+_DIGITS = re.compile(r"[0-9][0-9,\s]*\Z", re.A)
+_HIDING_BINDS = re.compile(r"(?:^|[,:])(?:single|per_task|map_gpu|mask_gpu|closest|map|mask)\b")
+
+
+@checks("gpu-flag-pair", "gpu-flag-twice")
+def gpus_asked_twice(job: Job) -> Iterator[Hit]:
+    """--gpus-per-node with --gres=gpu: in one command, or from the job into a step."""
+    per_node_job = job.options.has("gpus-per-node") and not job.heterogeneous
+    for command, options in job.commands_at():
+        gres = [one.option for one in gpu_requests(options) if one.option.name == "gres"]
+        if gres and options.has("gpus-per-node"):
+            yield at("gpu-flag-pair", gres[-1])
+            yield at("gpu-flag-twice", gres[-1])
+        elif gres and command == "srun" and per_node_job:
+            detail = "the job's --gpus-per-node reaches srun as SLURM_GPUS_PER_NODE"
+            yield at("gpu-flag-pair", gres[-1], detail)
+
+
+@checks("gpu-type-mixed")
+def typed_and_untyped(job: Job) -> Iterator[Hit]:
+    """GPUs with and without a type in one component."""
+    for part in job.script.components:
+        requests = list(gpu_requests(part))
+        if len({bool(request.kind) for request in requests}) == 2:
+            yield at("gpu-type-mixed", requests[-1].option)
+
+
+@checks("gpu-flag-on-step")
+def gpu_flags_on_steps(job: Job) -> Iterator[Hit]:
+    """A GPU flag on a step that fills the job; side by side steps share the GPUs out by it."""
+    for step in job.sruns:
+        requests = [one.option for one in gpu_requests(step.options)]
+        shares = step.command.background or step.options.has("exact", "exclusive", "overlap")
+        whole = [option for option in requests if option.name != "gpus-per-task"]
+        from_job = any(True for _ in gpu_requests(job.options))
+        if whole and from_job and not shares:
+            yield at("gpu-flag-on-step", whole[-1])
+
+
+@checks("gpus-per-task-unbound", "gpus-per-task-isolates", "gpus-per-task", "linear-per-task-gres")
+def gpus_per_task(job: Job) -> Iterator[Hit]:
+    """GPUs asked for per task: what that does to binding depends on the release."""
+    batch = job.script.is_batch
+    places = [(part, tasks_per_node(part) if batch else None) for part in job.script.components]
+    places += [(step.options, job.step_tasks_per_node(step)) for step in job.sruns]
+    for options, per_node in places:
+        option = asks_per_task(options)
+        if option is None:
+            continue
+        yield at("linear-per-task-gres", option)
+        if per_node == 1:
+            yield at("gpus-per-task", option)
+        elif not _unbound(job, options):
+            yield at("gpus-per-task-isolates", option)
+            yield at("gpus-per-task-unbound", option)
+
+
+def _unbound(job: Job, options: Options) -> bool:
+    """Whether the binding is lifted, on the command itself or on every step."""
+
+    def lifts(one: Options) -> bool:
+        bind, flags = one.last("gpu-bind"), one.last("gres-flags")
+        unbound = bind is not None and bind.text.startswith("none")
+        return unbound or (flags is not None and "allow-task-sharing" in flags.text)
+
+    steps = [step.options for step in job.sruns]
+    return lifts(options) or (bool(steps) and all(map(lifts, steps)))
+
+
+@checks("ntasks-per-gpu-isolates", "ntasks-per-gpu-with-cpus", "ntasks-per-gpu-pends")
+def ntasks_per_gpu(job: Job) -> Iterator[Hit]:
+    """Tasks counted per GPU: bound one by one, and at odds with CPUs per task."""
+    for _, options in job.commands_at():
+        option = options.last("ntasks-per-gpu")
+        if option is None:
+            continue
+        if not _unbound(job, options) and not options.has("gpu-bind", "tres-bind"):
+            yield at("ntasks-per-gpu-isolates", option)
+    option = job.options.last("ntasks-per-gpu")
+    tres = job.options.last("tres-per-task")
+    cpus = job.options.has("cpus-per-task") or (tres is not None and "cpu" in tres.text)
+    if option is not None and cpus:
+        yield at("ntasks-per-gpu-with-cpus", option)
+        yield at("ntasks-per-gpu-pends", option)
+
+
+@checks("cpus-per-gpu-ignored", "cpus-per-gpu")
+def cpus_per_gpu(job: Job) -> Iterator[Hit]:
+    """CPUs counted per GPU, which steps know since one release only."""
+    for command, options in job.commands_at():
+        option = options.last("cpus-per-gpu")
+        if option is None or options.has("cpus-per-task"):
+            continue
+        yield at("cpus-per-gpu", option)
+        if command == "srun" or any(not s.options.has("cpus-per-task") for s in job.sruns):
+            yield at("cpus-per-gpu-ignored", option)
+
+
+@checks("gpu-bind-isolates")
+def explicit_binds(job: Job) -> Iterator[Hit]:
+    """--gpu-bind that shows a task fewer GPUs than its node has."""
+    for command, options in job.commands_at():
+        if command == "srun" and options.number("ntasks") == 1:
+            continue
+        option = options.last("gpu-bind", "tres-bind")
+        if option and job.tasks != 1 and _HIDING_BINDS.search(option.text):
+            yield at("gpu-bind-isolates", option)
+
+
+@checks("allow-task-sharing-srun-only", "allow-task-sharing-indices")
+def task_sharing(job: Job) -> Iterator[Hit]:
+    """--gres-flags=allow-task-sharing where it is refused, or counts wrongly."""
+    for command, options in job.commands_at():
+        option = options.last("gres-flags")
+        if option is None or "allow-task-sharing" not in option.text:
+            continue
+        srun = command == "srun"
+        yield at("allow-task-sharing-indices" if srun else "allow-task-sharing-srun-only", option)
+
+
+@checks("cuda-visible-devices", "gpu-isolated-by-hand", "local-rank-global")
+def visible_devices(job: Job) -> Iterator[Hit]:
+    """Variables that say which GPUs a process sees, set by hand."""
+    for one in job.script.assigned(*_VISIBLE):
+        if one.value in {"", "-1", "NoDevFiles"} or one.command.within("substitution"):
+            continue
+        if _GLOBAL.search(one.value) and "%" not in one.value and job.nodes != 1:
+            yield _hit("local-rank-global", one)
+        elif _LOCAL.search(one.value):
+            if job.tasks_per_node != 1:
+                yield _hit("gpu-isolated-by-hand", one)
+        elif job.script.is_batch and _for_all_ranks(one):
+            yield _hit("cuda-visible-devices", one)
+
+
+def _for_all_ranks(one: Assignment) -> bool:
+    """Whether an assignment reaches every rank: an export, or in front of srun."""
+    if one.command.within("inner", "subshell", "function") or one.command.background:
+        return False
+    return one.exported or one.command.name.rpartition("/")[2] in {"srun", "mpirun", "mpiexec"}
+
+
+@checks("cuda-device-order")
+def device_order(job: Job) -> Iterator[Hit]:
+    """GPUs named by number without saying whose numbers they are."""
+    if job.script.assigned("CUDA_DEVICE_ORDER"):
+        return
+    for one in job.script.assigned("CUDA_VISIBLE_DEVICES"):
+        if _DIGITS.match(one.value):
+            yield _hit("cuda-device-order", one)
+
+
+@checks("local-rank-global")
+def global_for_local(job: Job) -> Iterator[Hit]:
+    """The global rank where the local one belongs, in a variable or an argument."""
+    if job.nodes == 1:
+        return
+    for one in job.script.assigned(*_LOCAL_RANKS):
+        if _GLOBAL.search(one.value) and "%" not in one.value:
+            yield _hit("local-rank-global", one)
+    for command in job.script.commands:
+        for place, word in enumerate(command.words):
+            match = _RANK_ARGUMENT.match(word.raw) if word.raw[:2] == "--" else None
+            if match is None:
+                continue
+            after = "".join(one.raw for one in command.words[place + 1 : place + 2])
+            value = after if match.group(1) is None else match.group(1)
+            if _GLOBAL.search(value) and "%" not in value:
+                yield Hit("local-rank-global", word.start, len(word.raw))
+
+
+@checks("rank-by-hand")
+def ranks_by_hand(job: Job) -> Iterator[Hit]:
+    """Ranks that a script renumbers: by a case, a test or a table of its own."""
+    for one in job.script.assigned(*_LOCAL_RANKS, *_GLOBAL_RANKS):
+        if _INDEXED.search(one.value):
+            yield _hit("rank-by-hand", one)
+        elif one.name in _GLOBAL_RANKS and one.value in {"$SLURM_LOCALID", "${SLURM_LOCALID}"}:
+            if job.nodes != 1 and job.script.is_batch:
+                yield _hit("rank-by-hand", one, "the local rank is taken for the global one")
+        elif one.value.isdigit():
+            rank = _rank_at(one)
+            if rank is not None and int(rank) != int(one.value[:9]):
+                yield _hit("rank-by-hand", one, f"rank {rank} becomes {one.value[:9]}")
+
+
+def _rank_at(one: Assignment) -> str | None:
+    """The single rank for which an assignment runs, by the case or test around it."""
+    for scope in reversed(one.command.scopes):
+        if scope.kind == "arm" and _rank_variable(scope.subject):
+            numbers = [pattern for pattern in scope.patterns if pattern.isdigit()]
+            return numbers[0] if len(numbers) == len(scope.patterns) == 1 else None
+        if scope.kind == "then" and (match := _TESTED.search(scope.subject)):
+            return match.group(1)
+    return None
+
+
+def _rank_variable(subject: str) -> bool:
+    return any(name in subject for name in ("SLURM_LOCALID", "SLURM_PROCID", "LOCAL_RANK"))
+
+
+def _hit(rule: str, one: Assignment, detail: str = "") -> Hit:
+    return Hit(rule, one.start, len(one.raw.partition("\n")[0]), detail)

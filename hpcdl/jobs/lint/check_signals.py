@@ -1,0 +1,229 @@
+"""Checks of a job's life: signals, traps, waiting, exit codes, requeues."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hpcdl.jobs.lint.check_directives import time_minutes
+from hpcdl.jobs.lint.checks import checks
+from hpcdl.jobs.lint.job import Hit, Job, at
+from hpcdl.jobs.lint.options import Option
+from hpcdl.jobs.lint.shell import Command
+
+_SIGNAL = re.compile(r"(?:([BR]{1,2}):)?([A-Za-z0-9]{1,12})(?:@(\d{1,9}))?\Z", re.A)
+_NUMBERS = {"1": "HUP", "2": "INT", "10": "USR1", "12": "USR2", "15": "TERM", "18": "CONT"}
+_PSEUDO = {"EXIT", "ERR", "DEBUG", "RETURN", "0"}
+_PROGRAMS = re.compile(r"(?:python[\d.]*|torchrun|accelerate|deepspeed|apptainer|singularity)\Z")
+_EARLY = 60
+"""Seconds by which Slurm may send --signal early, sbatch(1)."""
+
+
+@dataclass(frozen=True)
+class WallSignal:
+    """What --signal asks for: the signal without SIG, seconds before the end, B and R."""
+
+    option: Option
+    signal: str
+    seconds: int
+    batch: bool
+    preempt: bool
+
+
+def wall_signal(job: Job) -> WallSignal | None:
+    """The job's --signal, if it has a well-formed one."""
+    option = job.options.last("signal")
+    match = _SIGNAL.match(option.text) if option else None
+    if option is None or match is None:
+        return None
+    letters, name, seconds = match.groups()
+    flags = letters or ""
+    return WallSignal(option, _plain(name), int(seconds or 60), "B" in flags, "R" in flags)
+
+
+def _plain(name: str) -> str:
+    upper = name.upper().removeprefix("SIG")
+    return _NUMBERS.get(upper, upper)
+
+
+@dataclass(frozen=True)
+class Trap:
+    """A trap: its handler as written, and its signals without SIG."""
+
+    command: Command
+    handler: str
+    signals: frozenset[str]
+
+    @property
+    def catches(self) -> bool:
+        """Whether it runs something, and does not reset or ignore."""
+        return self.handler not in {"", "-"}
+
+
+def traps(job: Job) -> tuple[Trap, ...]:
+    """The script's traps, those of its inner scripts left out."""
+    found = []
+    for command in job.script.commands:
+        if command.name == "trap" and len(command.words) > 2 and not command.within("inner"):
+            words = [word.value for word in command.words[1:] if word.value != "--"]
+            signals = frozenset(map(_plain, words[1:])) - _PSEUDO
+            if signals:
+                found.append(Trap(command, words[0], signals))
+    return tuple(found)
+
+
+@checks("signal-not-trapped", "signal-steps-only", "signal-early", "signal-usr1", "signal-r-denied")
+def warning_signal(job: Job) -> Iterator[Hit]:
+    """Whether the walltime signal reaches somebody who understands it."""
+    asked = wall_signal(job)
+    if asked is None:
+        return
+    if asked.signal == "USR1":
+        yield at("signal-usr1", asked.option)
+    if asked.preempt:
+        yield at("signal-r-denied", asked.option)
+    minutes = time_minutes(job.options)
+    if minutes and minutes * 60 <= asked.seconds + _EARLY:
+        yield at("signal-early", asked.option)
+    if not job.script.is_shell or not job.script.shebang or _execs(job):
+        return
+    trapped = any(asked.signal in trap.signals for trap in traps(job))
+    if asked.batch and not trapped:
+        yield at("signal-not-trapped", asked.option)
+    if not asked.batch and trapped:
+        yield at("signal-steps-only", asked.option)
+
+
+def _execs(job: Job) -> bool:
+    """Whether a program takes the shell's place, and with it the signal."""
+    return any(
+        command.name == "exec" and len(command.words) > 1
+        for command in job.script.commands
+        if not command.within("function", "substitution", "inner")
+    )
+
+
+def _main_work(job: Job) -> Iterator[tuple[Command, int]]:
+    """The commands that run long, with the offset of their launcher."""
+    steps = {step.command.start: step for step in job.script.steps}
+    for command in job.script.commands:
+        if command.within("function", "substitution", "inner", "condition"):
+            continue
+        step = steps.get(command.start)
+        if step is not None and step.command is command:
+            if not step.trivial:
+                yield command, step.start
+        elif command.words and _PROGRAMS.match(command.name.rpartition("/")[2]):
+            yield command, command.words[0].start
+
+
+@checks("trap-deferred")
+def foreground_under_trap(job: Job) -> Iterator[Hit]:
+    """A trap whose signal comes while bash waits for a foreground child."""
+    asked = wall_signal(job)
+    wanted = {"USR1", "USR2"} | ({asked.signal} if asked and asked.batch else set())
+    caught = [trap for trap in traps(job) if trap.catches and trap.signals & wanted]
+    if not caught or (asked and not asked.batch):
+        return
+    start = caught[0].command.start
+    first = next(((c, place) for c, place in _main_work(job) if c.start > start), None)
+    if first is not None and not first[0].background:
+        yield Hit("trap-deferred", first[1], len(first[0].name) or 1)
+
+
+@checks("wait-once")
+def single_wait(job: Job) -> Iterator[Hit]:
+    """One wait for a background step, which the first trapped signal ends."""
+    catching = [trap for trap in traps(job) if trap.catches]
+    behind = [command for command, _ in _main_work(job) if command.background]
+    if not catching or not behind:
+        return
+    waits = [c for c in job.script.commands if c.name == "wait" and not c.within("inner")]
+    outside = [command for command in waits if not command.within("function")]
+    again = len(outside) != 1 or outside[0].within("loop")
+    handled = any(_handler_settles(job, trap) for trap in catching)
+    if not again and not handled and outside[0].start > behind[-1].start:
+        yield Hit("wait-once", outside[0].words[0].start, len("wait"))
+
+
+def _handler_settles(job: Job, trap: Trap) -> bool:
+    """Whether a handler waits itself, or ends the script."""
+    if re.search(r"\b(?:wait|exit)\b", trap.handler):
+        return True
+    words = trap.handler.split()
+    names = {word.strip(";'\"") for word in words}
+    return any(
+        command.name in {"wait", "exit"}
+        and any(s.kind == "function" and s.subject in names for s in command.scopes)
+        for command in job.script.commands
+    )
+
+
+@checks("wait-status", "wait-bare")
+def bare_waits(job: Job) -> Iterator[Hit]:
+    """`wait` without a process: its status says nothing."""
+    commands = [c for c in job.script.commands if not c.within("substitution", "inner")]
+    behind = {command.start for command, _ in _main_work(job) if command.background}
+    careful = any(c.name == "wait" and len(c.words) > 1 for c in commands)
+    for place, command in enumerate(commands):
+        bare = command.name == "wait" and len(command.words) == 1
+        if not bare or not any(start < command.start for start in behind):
+            continue
+        if command.follow or any(map(_uses_status, commands[place + 1 : place + 2])):
+            yield Hit("wait-status", command.words[0].start, len("wait"))
+        elif not careful:
+            yield Hit("wait-bare", command.words[0].start, len("wait"))
+
+
+def _uses_status(command: Command) -> bool:
+    return any("$?" in word.raw for word in (*command.assignments, *command.words))
+
+
+@checks("pipe-status")
+def status_in_pipes(job: Job) -> Iterator[Hit]:
+    """The work at the front of a pipe, without pipefail."""
+    if _pipefail(job) or "PIPESTATUS" in job.script.text:
+        return
+    starts = {command.start for command, _ in _main_work(job)}
+    for command in job.script.commands:
+        if command.piped and command.start in starts:
+            yield Hit("pipe-status", command.words[0].start, len(command.words[0].raw[:40]))
+
+
+def _pipefail(job: Job) -> bool:
+    if "pipefail" in job.script.shebang:
+        return True
+    return any(
+        command.name in {"set", "shopt"} and any(w.raw == "pipefail" for w in command.words)
+        for command in job.script.commands
+    )
+
+
+def _requeues(job: Job) -> list[Command]:
+    """The commands that put the job back into the queue."""
+    return [
+        command
+        for command in job.script.commands
+        if command.name.rpartition("/")[2] == "scontrol"
+        and any(word.value == "requeue" for word in command.words[1:3])
+    ]
+
+
+@checks("requeue-truncates", "requeue-uncapped")
+def requeue(job: Job) -> Iterator[Hit]:
+    """Requeues that lose the log, or never end."""
+    commands, option = _requeues(job), job.options.last("requeue")
+    mode = job.options.last("open-mode")
+    appends = mode is not None and mode.text.startswith("a")
+    if job.script.is_batch and not appends:
+        if option is not None:
+            yield at("requeue-truncates", option)
+        elif commands:
+            yield _at_command("requeue-truncates", commands[0])
+    if commands and "SLURM_RESTART_COUNT" not in job.script.text:
+        yield _at_command("requeue-uncapped", commands[0])
+
+
+def _at_command(rule: str, command: Command) -> Hit:
+    return Hit(rule, command.words[0].start, min(command.end - command.words[0].start, 60))

@@ -1,0 +1,203 @@
+"""Checks of steps: the CPUs, GPUs and neighbours that an srun really gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpcdl.jobs.lint.checks import checks
+from hpcdl.jobs.lint.job import Hit, Job, at, at_step, gpu_requests
+from hpcdl.jobs.lint.parse import Assignment, Step
+
+_NOT_BOUND = ("none", "no")
+_MPI_BINDING = ("OMPI_MCA_hwloc_base_binding_policy", "OMPI_MCA_rmaps_base_mapping_policy",
+                "PRTE_MCA_hwloc_default_binding_policy", "I_MPI_PIN")  # fmt: skip
+
+
+@checks("cpus-per-task-lost", "cpus-per-task-repeat")
+def cpus_not_repeated(job: Job) -> Iterator[Hit]:
+    """A step that leaves its CPUs per task to the job."""
+    asked = job.options.last("cpus-per-task")
+    if asked is None or asked.number == 1:
+        return
+    told = _set_for(job, "SRUN_CPUS_PER_TASK")
+    for step in _launches(job):
+        if _has_cpus(step) or _unbound(step) or step.options.has("cpus-per-gpu", "tres-per-task"):
+            continue
+        if not told:
+            yield at_step("cpus-per-task-lost", step)
+        yield at_step("cpus-per-task-repeat", step)
+
+
+def _launches(job: Job) -> Iterator[Step]:
+    """The sruns that run the work, with all their options in sight."""
+    return (step for step in job.sruns if not step.trivial and not step.options.opaque)
+
+
+def _has_cpus(step: Step) -> bool:
+    """Whether a step says its CPUs per task itself, or as a prefix."""
+    prefix = {word.raw.partition("=")[0] for word in step.command.assignments}
+    return step.options.has("cpus-per-task") or bool(
+        prefix & {"SRUN_CPUS_PER_TASK", "SLURM_CPUS_PER_TASK"}
+    )
+
+
+def _unbound(step: Step) -> bool:
+    bind = step.options.last("cpu-bind")
+    return bind is not None and bind.text.split(",")[-1] in _NOT_BOUND
+
+
+def _set_for(job: Job, name: str) -> bool:
+    """Whether the script exports a variable for all its steps."""
+    return any(one.exported for one in job.script.assigned(name))
+
+
+@checks("srun-cpus-per-task-ignored", "cpus-per-task-mismatch")
+def cpus_by_variable(job: Job) -> Iterator[Hit]:
+    """CPUs per task said through the environment, where srun listens to another variable."""
+    relying = [step for step in _launches(job) if not step.options.has("cpus-per-task")]
+    if not relying:
+        return
+    asked = job.options.last("cpus-per-task")
+    own = asked.text if asked else ""
+    for one in job.script.assigned("SRUN_CPUS_PER_TASK"):
+        same = one.value == own or "SLURM_CPUS_PER_TASK" in one.value
+        if asked is None or not same:
+            yield _hit("srun-cpus-per-task-ignored", one)
+    if asked is None or job.script.assigned("SLURM_TRES_PER_TASK") or _unset_tres(job):
+        return
+    for one in job.script.assigned("SLURM_CPUS_PER_TASK"):
+        if one.value != own and "SLURM_CPUS_PER_TASK:-" not in one.value:
+            yield _hit("cpus-per-task-mismatch", one)
+
+
+def _unset_tres(job: Job) -> bool:
+    return any(
+        command.name == "unset" and any("SLURM_TRES" in w.raw for w in command.words)
+        for command in job.script.commands
+    )
+
+
+def _hit(rule: str, one: Assignment) -> Hit:
+    return Hit(rule, one.start, len(one.raw.partition("\n")[0]))
+
+
+@checks("exact-implied")
+def whole_beside_cpus(job: Job) -> Iterator[Hit]:
+    """--whole on a step whose --cpus-per-task implies --exact."""
+    for step in job.sruns:
+        whole = step.options.last("whole")
+        if whole and step.options.has("cpus-per-task") and not step.options.has("exact"):
+            yield at("exact-implied", whole)
+
+
+@checks("steps-exclusive")
+def mpirun_without_whole(job: Job) -> Iterator[Hit]:
+    """An mpirun where steps get only what they ask for."""
+    if job.script.assigned("SLURM_WHOLE"):
+        return
+    for step in job.script.steps:
+        if step.launcher in {"mpirun", "mpiexec", "orterun"}:
+            yield at_step("steps-exclusive", step)
+
+
+@checks("steps-whole")
+def steps_side_by_side(job: Job) -> Iterator[Hit]:
+    """Background steps of one job that all want the whole of it."""
+    side = [step for step in _launches(job) if step.command.background]
+    in_loop = any(step.command.within("loop") for step in side)
+    if len(side) < 2 and not in_loop:
+        return
+    for step in side:
+        own = step.options.has("exact", "exclusive", "overlap", "het-group", "nodelist", "relative")
+        several_nodes = step.options.has("nodes") and job.nodes != 1
+        if own or several_nodes or job.heterogeneous or _exact_by_cpus(job, step):
+            continue
+        yield at_step("steps-whole", step)
+
+
+def _exact_by_cpus(job: Job, step: Step) -> bool:
+    """Whether --cpus-per-task makes a step exact in this release."""
+    from hpcdl.slurm.rules import fact
+
+    return _has_cpus(step) and fact("exact-implied", job.release) is not None
+
+
+@checks("overlap-cpus-only")
+def overlap_and_gpus(job: Job) -> Iterator[Hit]:
+    """A monitor beside the training step, where --overlap shares CPUs only."""
+    if not any(True for _ in gpu_requests(job.options)):
+        return
+    for step in job.sruns:
+        option, gres = step.options.last("overlap"), step.options.last("gres", "gpus")
+        own = gres is not None and not any(True for _ in gpu_requests(step.options))
+        if option and not own:
+            yield at("overlap-cpus-only", option)
+
+
+@checks("cpu-autobind")
+def no_automatic_binding(job: Job) -> Iterator[Hit]:
+    """Whole nodes whose CPUs the tasks do not fill, without --cpu-bind."""
+    partition = job.partition
+    exclusive = job.options.has("exclusive")
+    if partition is None or not exclusive or job.script.assigned("SLURM_CPU_BIND"):
+        return
+    cpus, per_node = job.options.number("cpus-per-task"), job.tasks_per_node
+    if cpus is None or per_node is None:
+        return
+    if cpus * per_node in {partition.sockets, partition.cores, partition.cpus}:
+        return
+    for step in _launches(job):
+        if not step.options.has("cpu-bind", "hint", "ntasks", "ntasks-per-node"):
+            yield at_step("cpu-autobind", step)
+
+
+@checks("kill-on-bad-exit")
+def survivors_hang(job: Job) -> Iterator[Hit]:
+    """A step of many ranks that goes on without one of them."""
+    if _set_for(job, "SLURM_KILL_BAD_EXIT") or not job.script.is_batch:
+        return
+    for step in _launches(job):
+        mpi = step.options.last("mpi")
+        together = job.has_gpus or (mpi is not None and mpi.text != "none")
+        several = job.step_tasks(step) != 1
+        if together and several and not step.options.has("kill-on-bad-exit", "wait"):
+            yield at_step("kill-on-bad-exit", step)
+
+
+@checks("horovodrun", "horovod-elastic")
+def horovod_launcher(job: Job) -> Iterator[Hit]:
+    """horovodrun, and its elastic mode."""
+    elastic = ("--min-np", "--max-np", "--host-discovery-script", "--min-num-proc")
+    for step in job.script.steps:
+        if step.launcher != "horovodrun":
+            continue
+        words = [w for w in step.command.words if w.raw.partition("=")[0] in elastic]
+        if words:
+            yield Hit("horovod-elastic", words[0].start, len(words[0].raw))
+        else:
+            yield at_step("horovodrun", step)
+
+
+@checks("mpirun-bind")
+def mpirun_binding(job: Job) -> Iterator[Hit]:
+    """An mpirun of a program with threads, bound as Open MPI likes."""
+    if job.script.assigned(*_MPI_BINDING):
+        return
+    options = (
+        "-bind-to",
+        "--bind-to",
+        "-map-by",
+        "--map-by",
+        "--rankfile",
+        "-rf",
+        "--cpus-per-rank",
+    )
+    for step in job.script.steps:
+        if step.launcher not in {"mpirun", "mpiexec", "orterun"}:
+            continue
+        words = [word.raw for word in step.command.words]
+        program = any(word.rpartition("/")[2].startswith("python") for word in words)
+        opaque = any(word.lstrip('"').startswith("$") for word in words[1:2])
+        bound = any(word.partition("=")[0] in options for word in words)
+        if program and job.has_gpus and not bound and not opaque:
+            yield at_step("mpirun-bind", step)

@@ -1,0 +1,79 @@
+"""docs/lint.md, made from the data: `python -m hpcdl.jobs.lint.docs > docs/lint.md`."""
+
+from __future__ import annotations
+
+from hpcdl.slurm.rules import SEVERITIES, Rule, all_rules, known_releases
+
+_HEAD = """\
+<!-- Made by `python -m hpcdl.jobs.lint.docs > docs/lint.md` from hpcdl/facts/slurm_rules.yaml. -->
+
+# Linting batch scripts
+
+```console
+$ hpcdl job lint --slurm-version 22.05 job.sh
+```
+
+`hpcdl job lint` reads any batch script, written by anyone, and holds it against the rules below.
+It exits with 1 where a script has an error, with 2 where one cannot be read. Without
+`--slurm-version` it takes the site's release, else the newest one it knows. It knows Slurm {oldest}
+to {newest}. A release without its point release (22.05) means the newest of its series.
+
+Findings have three grades. An **error** is refused by Slurm, or does not do what it says. A
+**warning** works, but not as meant. A **note** is good to know, often a matter of portability. Only
+errors change the exit code. `--json` gives them to machines.
+
+## Waiving a rule
+
+```bash
+# hpcdl-lint: allow gpus-per-task-isolates the tasks are independent
+#SBATCH --gpus-per-task=1
+```
+
+`allow` waives a rule for the next line, or for its own line where it stands behind code;
+`allow-file` waives it for the whole file. A waiver that names no rule, gives no reason or waives
+nothing is reported itself.
+
+## The rules
+
+The last column is how sure we are: `run` (tried), `published` (a named source says so).
+"""
+
+
+def as_markdown() -> str:
+    """The page: how to use the linter, a table per grade, then each rule with its source."""
+    releases = known_releases()
+    parts = [_HEAD.format(oldest=releases[0], newest=releases[-1])]
+    for severity in SEVERITIES:
+        rows = [one for one in all_rules() if one.severity == severity and one.lint]
+        parts.append(_table(f"### {severity.capitalize()}s", rows))
+    rest = [one for one in all_rules() if not one.lint]
+    parts.append(_table("### Rules that no script can show; the job generator follows them", rest))
+    return "\n".join(parts)
+
+
+def _table(title: str, rules: list[Rule]) -> str:
+    lines = [title, "", "| Rule | Releases | What | Then | Instead | Source | Proof |",
+             "|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines += [_row(one) for one in rules]
+    return "\n".join(lines) + "\n"
+
+
+def _row(one: Rule) -> str:
+    cells = [
+        f"`{one.id}`",
+        str(one.span),
+        one.title,
+        one.consequence,
+        one.fix,
+        one.source,
+        one.proof,
+    ]
+    return "| " + " | ".join(_cell(cell) for cell in cells) + " |"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+
+
+if __name__ == "__main__":
+    print(as_markdown(), end="")

@@ -1,0 +1,360 @@
+"""Reads any batch script, by anyone, into what the checks ask about.
+
+A script is its directives (read as sbatch reads them, one set per component of a heterogeneous
+job), its commands (hpcdl.jobs.lint.shell) and among these its steps: what srun, mpirun and their
+like launch. Variables that hold literal text are filled in, so that `srun $OPTIONS` is seen as
+it runs; others make a step opaque, and checks of missing options leave it alone.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from hpcdl.jobs.lint.options import Option, Options, read_options
+from hpcdl.jobs.lint.shell import Command, Word, commands, heredocs, unquote, word_end
+
+SHELLS = ("bash", "sh", "dash", "ksh", "zsh", "ash")
+LAUNCHERS = ("srun", "mpirun", "mpiexec", "horovodrun", "orterun", "prun")
+TRIVIAL = frozenset(
+    (
+        "hostname", "echo", "printf", "true", "false", "date", "env", "printenv", "sleep", "uname",
+        "nvidia-smi", "rocm-smi", "id", "pwd", "ls", "cat", "scontrol", "sinfo", "free", "lscpu",
+        "numactl", "mkdir", "rm", "cp", "rsync", "tar", "touch", "test", "which", "sbcast", "df",
+    )
+)  # fmt: skip
+"""Programs whose rank count, CPUs and exit code rarely matter."""
+_WRAPPERS = {"time", "exec", "nohup", "command", "env", "timeout", "stdbuf", "nice", "builtin"}
+_DIRECTIVE = re.compile(r"#(?:SBATCH|SLURM)", re.A)
+_COMPONENT = re.compile(r"[ \t]*(?:hetjob|packjob)(?=\s|$)", re.I)
+_BLANK = re.compile(r"[ \t\f\v\r]+")
+_VARIABLE = re.compile(r'"?\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:\[[@*]\])?\})"?\Z', re.A)
+_ASSIGN = re.compile(r"([A-Za-z_]\w*)(?:\[[^][]*\])?(\+?=)(.*)\Z", re.S | re.A)
+_DECLARERS = {"export", "declare", "typeset", "local", "readonly"}
+
+
+CONTINUED = "continued on the next line"
+"""`Directive.broken` of one that ends in a backslash."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A physical line: its number from 1, the offset of its start, and its text without the end."""
+
+    number: int
+    start: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Directive:
+    """One #SBATCH line. `component` counts those of a heterogeneous job from 0.
+
+    `broken` says what sbatch would refuse it for, or is empty.
+    """
+
+    line: Line
+    component: int
+    options: Options
+    broken: str = ""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A variable that gets a value: `value` as written, without outer quotes."""
+
+    name: str
+    value: str
+    raw: str
+    start: int
+    command: Command
+    exported: bool
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command that launches ranks. `options` are srun's; for others all words are in `rest`."""
+
+    launcher: str
+    command: Command
+    options: Options
+    start: int
+
+    @property
+    def program(self) -> str:
+        """The program that it launches, without its path; empty where it is not known."""
+        words = [w for w in self.options.rest if not w.raw.lstrip('"').startswith("$")]
+        return words[0].value.rpartition("/")[2] if words else ""
+
+    @property
+    def trivial(self) -> bool:
+        """Whether it only looks at something: `srun hostname`, `srun --mpi=list`."""
+        asks = self.options.last("mpi")
+        listing = asks is not None and asks.value == "list"
+        return listing or self.options.has("help", "version", "usage") or self.program in TRIVIAL
+
+
+class Script:
+    """A batch script. Everything is worked out once, when first asked for."""
+
+    def __init__(self, text: str, name: str) -> None:
+        self.text, self.name = text, name
+
+    @cached_property
+    def lines(self) -> tuple[Line, ...]:
+        """Its physical lines."""
+        found, start = [], 0
+        for number, text in enumerate(self.text.split("\n"), 1):
+            found.append(Line(number, start, text))
+            start += len(text) + 1
+        return tuple(found)
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return [line.start for line in self.lines]
+
+    def place(self, offset: int) -> tuple[int, int]:
+        """Line and column, both from 1, of an offset."""
+        index = max(0, bisect_right(self._starts, offset) - 1)
+        return index + 1, offset - self._starts[index] + 1
+
+    @cached_property
+    def shebang(self) -> str:
+        """The first line's interpreter and its arguments, or nothing."""
+        first = self.text[:1000].split("\n", 1)[0]
+        return first[2:].strip() if first.startswith("#!") else ""
+
+    @cached_property
+    def is_shell(self) -> bool:
+        """Whether a shell of Bourne's family runs it; without a shebang it is taken for one."""
+        words = [word.rpartition("/")[2] for word in self.shebang.split()]
+        if words[:1] == ["env"]:
+            words = [word for word in words[1:] if not word.startswith("-")]
+        return not self.shebang or (bool(words) and words[0] in SHELLS)
+
+    @cached_property
+    def commands(self) -> tuple[Command, ...]:
+        """Its commands; none where no shell runs it."""
+        return commands(self.text) if self.is_shell else ()
+
+    @cached_property
+    def bodies(self) -> tuple[tuple[int, int], ...]:
+        """The spans of here-documents."""
+        return heredocs(self.text) if self.is_shell else ()
+
+    def in_body(self, offset: int) -> bool:
+        """Whether an offset lies in a here-document."""
+        index = bisect_right([start for start, _ in self.bodies], offset) - 1
+        return index >= 0 and offset < self.bodies[index][1]
+
+    @cached_property
+    def header_end(self) -> int:
+        """The number of the line where sbatch stops looking for directives."""
+        for line in self.lines:
+            text = line.text.lstrip()
+            if text and not text.startswith("#"):
+                return line.number
+        return len(self.lines) + 1
+
+    @cached_property
+    def directives(self) -> tuple[Directive, ...]:
+        """The directives that count, in order."""
+        found: list[Directive] = []
+        component = 0
+        for line in self.lines[: self.header_end - 1]:
+            match = _DIRECTIVE.match(line.text)
+            if match is None:
+                continue
+            position = match.end()
+            if separator := _COMPONENT.match(line.text, position):
+                component += 1
+                position = separator.end()
+            words, broken = directive_words(line, position)
+            options = read_options(words, "sbatch", expands=False)
+            found.append(Directive(line, component, options, broken))
+        return tuple(found)
+
+    @cached_property
+    def components(self) -> tuple[Options, ...]:
+        """The options of the directives, per component; at least one."""
+        last = self.directives[-1].component if self.directives else 0
+        given: list[list[Option]] = [[] for _ in range(last + 1)]
+        for directive in self.directives:
+            given[directive.component] += directive.options.given
+        return tuple(Options(tuple(options), ()) for options in given)
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether it has directives, so that sbatch is meant to run it."""
+        return bool(self.directives)
+
+    @cached_property
+    def assignments(self) -> tuple[Assignment, ...]:
+        """Every variable that gets a value."""
+        return tuple(found for command in self.commands for found in _assigned(command))
+
+    def assigned(self, *names: str) -> tuple[Assignment, ...]:
+        """The assignments to some variables."""
+        return tuple(one for one in self.assignments if one.name in names)
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """Everything that launches ranks."""
+        found: list[Step] = []
+        variables = _Variables()
+        for command in self.commands:
+            found += _steps(command, variables)
+            variables.note(command)
+        return tuple(found)
+
+
+def directive_words(line: Line, position: int) -> tuple[list[Word], str]:
+    """The words of a directive as sbatch cuts them, and what it refuses the line for.
+
+    Quotes group, a backslash escapes, `#` begins a comment at any place outside quotes.
+    """
+    text = line.text
+    words: list[Word] = []
+    while True:
+        if blank := _BLANK.match(text, position):
+            position = blank.end()
+        if position >= len(text) or text[position] == "#":
+            return words, ""
+        if text[position:].rstrip() == "\\":
+            return words, CONTINUED
+        stop = _directive_word_end(text, position)
+        if stop < 0:
+            return words, f"unmatched quote: {text[position : position + 40]}"
+        words.append(Word(text[position:stop], line.start + position))
+        position = stop
+
+
+def _directive_word_end(text: str, start: int) -> int:
+    """Where a directive's word ends; -1 where a quote is left open."""
+    quote, position = "", start
+    while position < len(text):
+        sign = text[position]
+        if sign == "\\":
+            position += 1
+        elif quote:
+            quote = "" if sign == quote else quote
+        elif sign in "\"'":
+            quote = sign
+        elif sign in " \t\f\v\r#":
+            return position
+        position += 1
+    return -1 if quote else min(position, len(text))
+
+
+class _Variables:
+    """Literal text that variables hold, as far as the script has been read.
+
+    A variable that is set under a condition or in a loop may hold something else, and is not
+    known; one set at the top level is.
+    """
+
+    def __init__(self) -> None:
+        self._words: dict[str, tuple[str, ...]] = {}
+
+    def note(self, command: Command) -> None:
+        """Take in what a command assigns."""
+        for assignment in _assigned(command):
+            if command.within("substitution", "inner"):
+                continue
+            computed = "$(" in assignment.raw or "`" in assignment.raw
+            if command.scopes or computed:
+                self._words.pop(assignment.name, None)
+                continue
+            before = self._words.get(assignment.name, ()) if "+=" in assignment.raw else ()
+            self._words[assignment.name] = (*before, *_literal_words(assignment.raw))
+
+    def expand(self, words: tuple[Word, ...]) -> tuple[Word, ...]:
+        """Words with known variables filled in, at the place of the variable."""
+        return tuple(filled for word in words for filled in self._fill(word))
+
+    def _fill(self, word: Word) -> Iterator[Word]:
+        one_word = word.raw.startswith('"') and "[" not in word.raw
+        match = _VARIABLE.match(word.raw) if "$" in word.raw[:2] and not one_word else None
+        name = (match.group(1) or match.group(2)) if match else None
+        if name is None or name not in self._words:
+            yield word
+            return
+        for raw in self._words[name]:
+            yield Word(raw, word.start)
+
+
+def _literal_words(raw: str) -> tuple[str, ...]:
+    """The words in an assigned value: of an array, or of a string split at blanks."""
+    value = raw.partition("=")[2][:10_000]
+    if value.startswith("("):
+        return tuple(_split(value[1:-1] if value.endswith(")") else value[1:]))
+    return tuple(unquote(value).split())
+
+
+def _split(text: str) -> Iterator[str]:
+    """The words of an array's list."""
+    position = 0
+    while position < len(text):
+        if text[position].isspace():
+            position += 1
+            continue
+        stop = max(position + 1, word_end(text, position, len(text)))
+        yield text[position:stop]
+        position = stop
+
+
+def _assigned(command: Command) -> Iterator[Assignment]:
+    """What a command assigns: before its words, and as arguments of export and the like."""
+    exports = command.name in _DECLARERS
+    words = [(word, False) for word in command.assignments]
+    words += [(word, command.name == "export") for word in command.words[1:] if exports]
+    for word, exported in words:
+        match = _ASSIGN.match(word.raw)
+        if match is not None:
+            name, _, value = match.groups()
+            yield Assignment(name, unquote(value), word.raw, word.start, command, exported)
+
+
+def _steps(command: Command, variables: _Variables) -> Iterator[Step]:
+    """The steps that a command launches: one, or one per component between colons."""
+    if not command.words:
+        return
+    words = variables.expand(command.words[:200]) + command.words[200:]
+    index = _past_wrappers(words)
+    if index >= len(words):
+        return
+    start, launcher = words[index].start, words[index].value.rpartition("/")[2]
+    if launcher == "srun":
+        for part in _components(words[index + 1 :]):
+            yield Step(launcher, command, read_options(part, "srun"), start)
+    elif launcher in LAUNCHERS:
+        yield Step(launcher, command, Options((), words[index + 1 :]), start)
+
+
+def _components(words: tuple[Word, ...]) -> Iterator[tuple[Word, ...]]:
+    """The parts of a command line between lone colons."""
+    part: list[Word] = []
+    for word in words:
+        if word.raw == ":":
+            yield tuple(part)
+            part = []
+        else:
+            part.append(word)
+    yield tuple(part)
+
+
+def _past_wrappers(words: tuple[Word, ...]) -> int:
+    """The index of the command behind `time`, `env A=b`, `timeout 60` and the like."""
+    index = 0
+    while index < len(words) and words[index].raw in _WRAPPERS:
+        index += 1
+        while index < len(words) and _wrapper_argument(words[index].raw):
+            index += 1
+    return index
+
+
+def _wrapper_argument(raw: str) -> bool:
+    return raw.startswith("-") or "=" in raw or raw[:1].isdigit()

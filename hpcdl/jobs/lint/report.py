@@ -1,0 +1,135 @@
+"""Findings for people and machines: compiler style, JSON, SARIF 2.1.0."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from hpcdl import __version__
+from hpcdl.jobs.lint.finding import Finding
+from hpcdl.slurm.rules import SEVERITIES, Rule
+from hpcdl.system.document import Document, Fault, Mark, Scalar, show_fault
+from hpcdl.system.text import paint
+
+_STYLES = {"error": "red", "warning": "yellow", "note": "cyan"}
+_SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+
+
+def as_text(name: str, text: str, findings: Sequence[Finding]) -> str:
+    """Each finding with its place, line, caret, consequence, fix and source."""
+    lines = [printable(line) for line in text.split("\n")]
+    document = Document(printable(name), lines, Scalar("", False, Mark(1, 1)))
+    return "\n\n".join("\n".join(_block(document, finding)) for finding in findings)
+
+
+def _block(document: Document, finding: Finding) -> list[str]:
+    rule = finding.rule
+    severity = paint(f"{rule.severity}:", _STYLES[rule.severity])
+    message = f"{severity} {printable(finding.message)} [{rule.id}]"
+    mark = Mark(finding.line, finding.column)
+    return [
+        *show_fault(document, Fault(message, mark, width=finding.width)),
+        f"   then: {rule.consequence}",
+        f"   fix:  {rule.fix}",
+        f"   from: {rule.source} ({rule.span}; {rule.proof})",
+    ]
+
+
+def summary(name: str, version: str, findings: Sequence[Finding]) -> str:
+    """`job.sh: 2 errors, 1 note (Slurm 22.05)`."""
+    counts = Counter(finding.severity for finding in findings)
+    parts = [
+        f"{counts[severity]} {severity}{'' if counts[severity] == 1 else 's'}"
+        for severity in SEVERITIES
+        if counts[severity]
+    ]
+    return f"{printable(name)}: {', '.join(parts) or 'nothing to say'} (Slurm {version})"
+
+
+def printable(text: str) -> str:
+    """Text without control characters, so that a script cannot drive the terminal."""
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() or sign == "\t" else "\ufffd" for sign in text)
+
+
+def as_data(version: str, results: Sequence[tuple[str, Sequence[Finding]]]) -> dict[str, Any]:
+    """The findings of files as plain values: what `--json` prints."""
+    counts = Counter(finding.severity for _, findings in results for finding in findings)
+    return {
+        "schema": 1,
+        "slurm": version,
+        "counts": {severity: counts[severity] for severity in SEVERITIES},
+        "files": [
+            {"file": name, "findings": [_row(finding) for finding in findings]}
+            for name, findings in results
+        ],
+    }
+
+
+def _row(finding: Finding) -> dict[str, Any]:
+    rule = finding.rule
+    return {
+        "rule": rule.id,
+        "severity": rule.severity,
+        "line": finding.line,
+        "column": finding.column,
+        "width": finding.width,
+        "message": finding.message,
+        "consequence": rule.consequence,
+        "fix": rule.fix,
+        "releases": str(rule.span),
+        "source": rule.source,
+        "proof": rule.proof,
+    }
+
+
+def as_sarif(results: Sequence[tuple[str, Sequence[Finding]]]) -> dict[str, Any]:
+    """The findings as a SARIF log, which code hosts show beside the lines."""
+    rules = {finding.rule.id: finding.rule for _, findings in results for finding in findings}
+    driver = {
+        "name": "hpcdl job lint",
+        "version": __version__,
+        "rules": [_sarif_rule(rule) for rule in rules.values()],
+    }
+    return {
+        "$schema": _SARIF_SCHEMA,
+        "version": "2.1.0",
+        "runs": [
+            {
+                "tool": {"driver": driver},
+                "columnKind": "unicodeCodePoints",
+                "results": [
+                    _sarif_result(name, finding)
+                    for name, findings in results
+                    for finding in findings
+                ],
+            }
+        ],
+    }
+
+
+def _sarif_rule(rule: Rule) -> dict[str, Any]:
+    return {
+        "id": rule.id,
+        "shortDescription": {"text": rule.title},
+        "fullDescription": {"text": f"{rule.title}: {rule.consequence}"},
+        "help": {"text": f"{rule.fix}\nSource: {rule.source}"},
+        "defaultConfiguration": {"level": rule.severity},
+    }
+
+
+def _sarif_result(name: str, finding: Finding) -> dict[str, Any]:
+    region = {
+        "startLine": finding.line,
+        "startColumn": finding.column,
+        "endColumn": finding.column + finding.width,
+    }
+    place = {"artifactLocation": {"uri": name}, "region": region}
+    return {
+        "ruleId": finding.rule.id,
+        "level": finding.severity,
+        "message": {"text": f"{finding.message}. {finding.rule.consequence}"},
+        "locations": [{"physicalLocation": place}],
+    }

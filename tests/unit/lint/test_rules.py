@@ -1,0 +1,74 @@
+"""Every rule finds its defect, in the releases where it holds, and nothing else.
+
+A fixture is named for the defect it holds. `# <- rule ...` stands behind each faulty line, and
+`# expect LINE rule ...` where no comment can stand. `rule<22.05` and `rule>=24.05` bound what
+depends on an option's release, not the rule's. A fixture names all its findings: any other one
+fails the test.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hpcdl.jobs.lint import lint
+from hpcdl.jobs.lint.checks import all_checks
+from hpcdl.slurm.rules import Release, all_rules, known_releases, rule
+
+FIXTURES = sorted((Path(__file__).parent / "fixtures").glob("*.sh"))
+RELEASES = (
+    *known_releases(), "20.11.0", "20.11.2", "20.11.3", "21.08.0", "21.08.1", "21.08.5", "21.08.6",
+    "23.11.3", "23.11.4", "24.05.1", "24.05.2", "24.11.0", "24.11.1", "25.05.0", "25.05.1",
+    "25.05.2", "25.05.3", "25.05.4",
+)  # fmt: skip
+_MARK = re.compile(r"([a-z][a-z0-9-]+)(?:(<|>=)([0-9.]+))?$")
+
+
+def expected(text: str, version: str) -> set[tuple[int, str]]:
+    """The findings that a fixture's marks promise on a release."""
+    found = set()
+    for number, line in enumerate(text.splitlines(), 1):
+        if match := re.match(r"# expect (\d+) (.*)", line):
+            number, marks = int(match.group(1)), match.group(2)
+        else:
+            marks = line.partition("# <- ")[2]
+        for mark in marks.split():
+            rule_id, sign, edge = _MARK.match(mark).groups()
+            release = Release.parse(version)
+            bound = (
+                Release.parse(edge if edge and edge.count(".") == 2 else f"{edge}.0")
+                if edge
+                else None
+            )
+            inside = bound is None or (release < bound) == (sign == "<")
+            if inside and rule(rule_id).holds(release):
+                found.add((number, rule_id))
+    return found
+
+
+@pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)
+def test_a_defect_is_found_where_its_rule_holds_and_nothing_else_is(path):
+    text = path.read_text()
+    for version in RELEASES:
+        found = {(one.line, one.rule.id) for one in lint(text, name=path.name, version=version)}
+        assert found == expected(text, version), version
+
+
+def test_every_rule_that_a_script_can_show_has_a_fixture_named_for_it():
+    built = {
+        "dos-line-ends",
+        "nul-character",
+        "cpu-autobind",
+        "partition-limit",
+        "ntasks-per-gpu-pends",
+    }
+    built |= {"gpus-per-task-unbound", "cpus-per-gpu-ignored"}  # shown beside their later halves
+    waivers = {one.id for one in all_rules() if one.id.startswith("waiver-")}
+    wanted = {one.id for one in all_rules() if one.lint} - built - waivers
+    assert wanted <= {path.stem for path in FIXTURES}
+
+
+def test_every_rule_belongs_to_a_check_and_every_check_to_rules():
+    checked = {rule_id for ids, _ in all_checks() for rule_id in ids}
+    waivers = {one.id for one in all_rules() if one.id.startswith("waiver-")}
+    assert checked == {one.id for one in all_rules() if one.lint} - waivers
