@@ -76,6 +76,13 @@ def nodes() -> tuple[NodeRecord, ...]:
     return tuple(_parsed(parse.node, line, "scontrol") for line in _records(text, "NodeName="))
 
 
+def daemon_starts(hostlist: str) -> dict[str, str]:
+    """When slurmd of each of these nodes last started, as Slurm's text; by node."""
+    text = _ask(["scontrol", "show", "node", "-o", hostlist]).stdout if hostlist else ""
+    fields = map(parse.pairs, _records(text, "NodeName="))
+    return {node["NodeName"]: node.get("SlurmdStartTime", "") for node in fields}
+
+
 def partitions() -> tuple[PartitionRecord, ...]:
     """All partitions."""
     text = _ask(["scontrol", "show", "partition", "-o"]).stdout

@@ -1,0 +1,181 @@
+"""`hpcdl check`: nightly checks by ReFrame, and what their numbers mean."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcdl.cli.framework import Command, Group, print_json, the_site
+from hpcdl.system.errors import ExitCode
+
+if TYPE_CHECKING:
+    from hpcdl.jobs import Module
+    from hpcdl.regress.runfolder import RunFolder
+    from hpcdl.regress.runner import CheckRequest, Progress
+    from hpcdl.site import Site
+    from hpcdl.system.progress import StatusLine
+
+
+def _module(site: Site) -> Module:
+    from hpcdl.workflows.modules import module_for
+
+    return module_for(site, published=True)
+
+
+def _selection(parser: argparse.ArgumentParser) -> None:
+    """The options that choose checks."""
+    add = parser.add_argument
+    add("--partition", action="append", default=[], metavar="NAME",
+        help="partition to check; may be repeated (else all)")  # fmt: skip
+    add("--tag", action="append", default=[], metavar="TAG",
+        help="only checks with this tag: smoke, nightly, weekly")  # fmt: skip
+    add("--name", action="append", default=[], metavar="NAME",
+        help="only this check, or CHECK/CASE")  # fmt: skip
+    add("--checks", action="append", default=[], type=Path, metavar="PATH",
+        help="file or folder of ReFrame checks instead of hpcdl's own")  # fmt: skip
+    add("--set", action="append", default=[], metavar="NAME=VALUE",
+        help="an option of the training program, such as delay_ms=400")  # fmt: skip
+
+
+def _request(args: argparse.Namespace) -> CheckRequest:
+    from hpcdl.regress.runner import CheckRequest
+
+    return CheckRequest(
+        partitions=tuple(args.partition),
+        tags=tuple(args.tag),
+        names=tuple(args.name),
+        settings=tuple(args.set),
+        waived=tuple(getattr(args, "waive", ())),
+        paths=tuple(args.checks),
+        repeat=getattr(args, "runs", 1),
+    )
+
+
+def _settings_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write them there")
+
+
+def _settings(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.regress.settings import render_settings
+    from hpcdl.system.files import write_atomic
+    from hpcdl.workflows.modules import module_for
+
+    site = the_site(args)
+    text = render_settings(site, module_for(site))
+    if args.output is None:
+        print_json({"settings": text}) if args.json else print(text, end="")
+        return ExitCode.OK
+    write_atomic(args.output, text)
+    if args.json:
+        print_json({"file": args.output})
+    else:
+        print(f"{args.output} written; use it: reframe -C {args.output} -r")
+    return ExitCode.OK
+
+
+def _run_options(parser: argparse.ArgumentParser) -> None:
+    _selection(parser)
+    parser.add_argument("--waive", action="append", default=[], metavar="NAME",
+                        help="let a check pass that lacks a fresh reference")  # fmt: skip
+
+
+def _run(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.regress.runner import as_data, require_reframe, run_checks
+    from hpcdl.regress.show import outcome_text
+    from hpcdl.system.progress import StatusLine
+
+    require_reframe()
+    site = the_site(args)
+    with StatusLine(quiet=args.json) as status:
+        outcome = run_checks(site, _module(site), _request(args), _shown(status))
+    print_json(as_data(outcome)) if args.json else print(outcome_text(outcome))
+    return ExitCode.OK if outcome.ok else ExitCode.NO
+
+
+def _shown(status: StatusLine) -> Progress:
+    """What renews a status line while a run goes on."""
+    from hpcdl.regress.show import progress_line
+
+    def progress(folder: RunFolder) -> None:
+        text, key = progress_line(folder)
+        status.show(text, key=key)
+
+    return progress
+
+
+def _references_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("measure", "show"), help="what to do with them")
+    _selection(parser)
+    parser.add_argument("--runs", type=int, default=5, metavar="N", help="runs to measure (5)")
+    parser.add_argument("--if-missing", action="store_true",
+                        help="only where there is none for this release and machine")  # fmt: skip
+
+
+def _references(args: argparse.Namespace) -> ExitCode:
+    return {"measure": _measure, "show": _show_references}[args.action](args)
+
+
+def _measure(args: argparse.Namespace) -> ExitCode:
+    from dataclasses import asdict
+
+    from hpcdl.regress.measure import measure
+    from hpcdl.regress.runner import require_reframe
+    from hpcdl.regress.show import references_text
+    from hpcdl.system.progress import StatusLine
+
+    require_reframe()
+    site = the_site(args)
+    with StatusLine(quiet=args.json) as status:
+        done = measure(site, _module(site), _request(args), _shown(status), write=not args.dry_run)
+    if args.json:
+        print_json({"files": done.files, "references": [asdict(row) for row in done.references]})
+    else:
+        print(references_text(done.references))
+        for file in done.files:
+            print(f"written to {file}: review it like code")
+    return ExitCode.OK
+
+
+def _show_references(args: argparse.Namespace) -> ExitCode:
+    from dataclasses import asdict
+
+    from hpcdl.regress.references import load_references
+    from hpcdl.regress.show import references_text
+
+    site = the_site(args)
+    chosen = [site.partition(name) for name in args.partition] or [*site.partitions.values()]
+    sets = sorted({partition.reference_set for partition in chosen})
+    rows = [row for name in sets for row in load_references(site, name).values()]
+    print_json([asdict(row) for row in rows]) if args.json else print(references_text(rows))
+    return ExitCode.OK
+
+
+GROUP = Group(
+    "check",
+    "nightly checks: settings, runs, references and verdicts",
+    (
+        Command(
+            "run",
+            "Run checks on the cluster and give a verdict on each.",
+            "hpcdl check run --partition p100 --tag smoke",
+            _run,
+            _run_options,
+        ),
+        Command(
+            "settings",
+            "Print the ReFrame settings of the site.",
+            "hpcdl check settings --output settings.py",
+            _settings,
+            _settings_options,
+        ),
+        Command(
+            "references",
+            "Measure or show the values that checks are held against.",
+            "hpcdl check references measure --partition p100 --runs 5",
+            _references,
+            _references_options,
+            changes=True,
+        ),
+    ),
+)

@@ -1,0 +1,252 @@
+"""The base of hpcdl's ReFrame checks: a job exactly as `hpcdl job submit` would queue it.
+
+Layout, directives and launch come from hpcdl.jobs, so that nightly numbers describe what users
+run; ReFrame only puts the script together again. A check says which job (`request`), which
+metrics (`metrics`) and what must hold (`faults`); a metric that is not there, a job that ended
+oddly or a release that is not the site's fails here, before ReFrame could overlook it.
+"""
+
+# mypy: disable-error-code="misc,untyped-decorator"
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import reframe as rfm
+import reframe.utility.sanity as sn
+import reframe.utility.typecheck as typ
+from reframe.core.builtins import run_after, run_before, sanity_function, variable
+from reframe.core.runtime import runtime
+
+from hpcdl.jobs.script import render_script
+from hpcdl.jobs.spec import JobSpec, Module
+from hpcdl.regress.batch import take_apart
+from hpcdl.regress.references import load_references
+from hpcdl.regress.result import Measured, read_result
+from hpcdl.site import Partition, Site, load_site
+
+LOG, RESULT = "job.log", "result.json"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that a check measures: its unit, and how to read it from the result."""
+
+    name: str
+    unit: str
+    read: Callable[[Measured], float | None]
+
+
+class HpcdlCheck(rfm.RunOnlyRegressionTest):
+    """One job of the site's, measured. Subclasses give `case`, `request` and `metrics`."""
+
+    valid_prog_environs = ["hpcdl"]  # noqa: RUF012 - ReFrame's way of declaring
+    sourcesdir = None
+    require_reference = True
+    settings = variable(typ.List[str], value=[], loggable=True)
+    """Further options of the training program, `name=value` (ReFrame: -S settings=...)."""
+    measuring = variable(typ.Bool, value=False, loggable=True)
+    """Whether references are being measured, so that none is needed."""
+    evidence = variable(dict, value={}, loggable=True)
+    """What a verdict needs to know beside ReFrame's own report."""
+    restarts = variable(int, value=0)
+    """How often the job may be put back into the queue."""
+    silence_seconds = variable(float, value=600.0)
+    """Seconds without a sign of life after which a running job is given up."""
+
+    @property
+    def check_name(self) -> str:
+        """What people call this check: its class's name.
+
+        ReFrame derives classes of its own to repeat or distribute a check; the name stays.
+        """
+        return next(
+            (cls.__name__ for cls in type(self).__mro__ if cls.__module__ != "reframe.core.meta"),
+            type(self).__name__,
+        )
+
+    @property
+    def case_name(self) -> str:
+        """Which variant of the check this is; part of its references' key."""
+        return "default"
+
+    def request(self, site: Site, partition: Partition) -> JobSpec:
+        """The job, as a user would ask for it."""
+        raise NotImplementedError
+
+    def metrics(self) -> Sequence[Metric]:
+        """What is measured."""
+        return ()
+
+    def faults(self, measured: Measured) -> Sequence[str]:
+        """What is wrong with a result, in words; nothing when all is well."""
+        return measured.faults
+
+    @run_after("init")
+    def choose_partitions(self) -> None:
+        """Only partitions that can hold the job."""
+        self.valid_systems = [
+            part.fullname for part in runtime().system.partitions if self._fits(part)
+        ]
+
+    @run_after("setup")
+    def write_script(self) -> None:
+        """Lay the job out and hand ReFrame the parts of its script."""
+        site, partition = site_and_partition(self.current_partition)
+        spec = replace(self.request(site, partition), job_dir=Path(self.stagedir).absolute())
+        spec = replace(spec, program=(*spec.program, *map(option, self.settings)))
+        script = render_script(site, spec, module_of(self.current_partition))
+        batch, layout = take_apart(script.text), script.layout
+        self.num_tasks = layout.world_size
+        self.num_tasks_per_node = layout.tasks_per_node
+        self.num_cpus_per_task = layout.cpus_per_task
+        self.job.hpcdl_directives = batch.directives
+        self.job.hpcdl_launch = batch.launcher
+        self.job.hpcdl_name = f"{self.check_name}/{self.case_name}"
+        self.job.hpcdl_restarts = self.restarts
+        self.job.hpcdl_silence = self.silence_seconds
+        self.job._stdout = self.job._stderr = LOG
+        self.prerun_cmds = list(batch.before)
+        self.executable = batch.program
+        self.postrun_cmds = list(batch.after)
+        self.evidence = self._plan(partition, asdict(layout))
+
+    def _plan(self, partition: Partition, layout: dict[str, Any]) -> dict[str, Any]:
+        folder = Path(self.stagedir).absolute()
+        return {
+            "check": self.check_name,
+            "case": self.case_name,
+            "partition": partition.name,
+            "layout": layout,
+            "release": module_of(self.current_partition).release,
+            "driver": partition.driver,
+            "script": str(folder / "rfm_job.sh"),
+            "log": str(folder / LOG),
+            "result": str(folder / RESULT),
+            "faults": [],
+            "metrics": {},
+        }
+
+    @run_before("sanity")
+    def gather(self) -> None:
+        """Read what the job left, once."""
+        measured = read_result(Path(self.stagedir) / RESULT)
+        found = {metric.name: metric.read(measured) for metric in self.metrics()}
+        faults = [*job_faults(self.job.exitcode), *self.faults(measured)]
+        faults += [
+            f"missing metric: {name} is not in the result"
+            for name, value in found.items()
+            if (value is None or not math.isfinite(value)) and not measured.faults
+        ]
+        self.evidence |= {
+            "metrics": {
+                metric.name: {"value": found[metric.name], "unit": metric.unit}
+                for metric in self.metrics()
+            },
+            "faults": faults,
+            "job": _job_record(self.job),
+        }
+
+    @sanity_function
+    def nothing_is_wrong(self) -> Any:
+        """Whether no fault was found."""
+        faults = self.evidence["faults"]
+        return sn.assert_true(not faults, msg="; ".join(faults))
+
+    @run_before("performance")
+    def compare(self) -> None:
+        """Give ReFrame the metrics and their references."""
+        self.require_reference = not self.measuring
+        site, partition = site_and_partition(self.current_partition)
+        rows = {} if self.measuring else load_references(site, partition.reference_set)
+        bounds: dict[str, tuple[Any, ...]] = {}
+        for metric in self.metrics():
+            found = self.evidence["metrics"][metric.name]
+            self.perf_variables[metric.name] = _performance(found["value"], metric.unit)
+            row = rows.get((self.check_name, self.case_name, partition.name, metric.name))
+            if row is not None:
+                bounds[metric.name] = (row.value, row.lower, row.upper, row.unit)
+                found["reference"] = asdict(row)
+        self.reference = {self.current_partition.fullname: bounds}
+
+    def _fits(self, part: Any) -> bool:
+        from hpcdl.jobs.layout import plan_layout
+        from hpcdl.system.errors import BadInput
+
+        if "hpcdl_site" not in part.extras:
+            return False
+        site, partition = site_and_partition(part)
+        try:
+            plan_layout(site, self.request(site, partition))
+        except BadInput:
+            return False
+        return True
+
+
+@functools.cache
+def _site(path: str) -> Site:
+    return load_site(Path(path))
+
+
+def site_and_partition(part: Any) -> tuple[Site, Partition]:
+    """The site and the partition behind one of ReFrame's partitions."""
+    site = _site(part.extras["hpcdl_site"])
+    return site, site.partition(part.extras["hpcdl_partition"])
+
+
+def module_of(part: Any) -> Module:
+    """The module that jobs of one of ReFrame's partitions load."""
+    extras = part.extras
+    where = extras.get("hpcdl_module_folder")
+    return Module(
+        tuple(extras.get("hpcdl_modules", ())),
+        Path(where) if where else None,
+        extras.get("hpcdl_release") or None,
+    )
+
+
+def option(setting: str) -> str:
+    """`delay_ms=400` as the training program's `--delay-ms=400`; a bare name is a switch."""
+    name, sign, value = setting.partition("=")
+    return f"--{name.strip('-').replace('_', '-')}{sign}{value}"
+
+
+def job_faults(exit_code: int | None) -> list[str]:
+    """What a job's own exit code says."""
+    if exit_code == 0:
+        return []
+    return [f"the job ended with exit code {exit_code}; its log says why"]
+
+
+def _performance(value: float | None, unit: str) -> Any:
+    return sn.make_performance_function(sn.defer(value), unit)
+
+
+def _job_record(job: Any) -> Mapping[str, Any]:
+    record = getattr(job, "hpcdl_record", None)
+    if record is None:
+        return {}
+    return {
+        "id": record.id,
+        "state": record.state,
+        "exit_code": record.exit_code,
+        "nodes": record.nodes,
+        "restarts": record.restarts,
+        "queue_wait_seconds": seconds_between(record.submitted, record.started),
+        "run_seconds": seconds_between(record.started, record.ended),
+    }
+
+
+def seconds_between(start: str, end: str) -> float | None:
+    """Seconds between two of Slurm's times, None where one is unknown."""
+    try:
+        first, second = (time.mktime(time.strptime(t, "%Y-%m-%dT%H:%M:%S")) for t in (start, end))
+    except ValueError:
+        return None
+    return second - first

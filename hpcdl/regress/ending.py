@@ -1,0 +1,86 @@
+"""What a job's ending means for a check. Pure: the ReFrame back end asks, and acts on it.
+
+Slurm's states are many, a check's are two: it ended and its output may be judged, or it did
+not end by itself, and then nothing that it printed counts.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from hpcdl.slurm.parse import JobRecord
+
+JUDGED = frozenset({"COMPLETED", "FAILED"})
+SILENCE_SECONDS = 600.0
+SILENCE_AFTER_RESTART_SECONDS = 30.0
+_WORDS = {
+    "TIMEOUT": "its walltime of {limit} was over",
+    "NODE_FAIL": "a node was lost ({nodes})",
+    "BOOT_FAIL": "a node did not boot ({nodes})",
+    "CANCELLED": "it was cancelled",
+    "OUT_OF_MEMORY": "it ran out of memory",
+    "PREEMPTED": "it was preempted",
+    "DEADLINE": "its deadline was over",
+    "REVOKED": "it was revoked",
+}
+
+
+def fault_of(record: JobRecord | None, allowed_restarts: int = 0) -> str | None:
+    """Why nothing of this job counts, or None: it still goes on, or ended by itself.
+
+    Args:
+        record: what Slurm says of the job; None when Slurm does not know it.
+        allowed_restarts: how often the check expects its job to be queued again.
+    """
+    if record is None:
+        return "lost: Slurm does not know the job any more, so nobody knows how it ended"
+    if record.restarts > allowed_restarts:
+        return (
+            f"node lost: Slurm put the job back into the queue (restart {record.restarts}); "
+            "its numbers would not be those of one run"
+        )
+    if record.active or record.state in JUDGED:
+        return None
+    kind = {"NODE_FAIL": "node lost", "TIMEOUT": "time-out"}.get(record.state, "ended early")
+    words = _WORDS.get(record.state, "Slurm gives no other reason").format(
+        limit=record.time_limit, nodes=record.nodes or "unknown"
+    )
+    return f"{kind}: the job ended as {record.state}, {words}; restarts {record.restarts}"
+
+
+@dataclass
+class Watchdog:
+    """Notices a job that Slurm calls RUNNING but that shows no sign of life.
+
+    A node that dies and comes back before SlurmdTimeout leaves such a job. Signs of life are
+    changes of its files, whatever their clock; `limit` is in seconds.
+    """
+
+    limit: float = SILENCE_SECONDS
+    limit_after_restart: float = SILENCE_AFTER_RESTART_SECONDS
+    _signs: object = None
+    _since: float = field(default_factory=time.monotonic)
+
+    def silence(self, signs: object, now: float | None = None) -> float:
+        """Seconds since the signs last changed; call it at every poll."""
+        now = time.monotonic() if now is None else now
+        if signs != self._signs:
+            self._signs, self._since = signs, now
+        return now - self._since
+
+    def suspicious(self, silence: float) -> bool:
+        """Whether it is time to ask about the job's nodes."""
+        return silence > self.limit_after_restart
+
+    def fault(self, silence: float, *, node_restarted: bool) -> str | None:
+        """Why the job is given up, or None."""
+        limit = self.limit_after_restart if node_restarted else self.limit
+        if silence <= limit:
+            return None
+        why = (
+            "node lost: a node of it started again while the job ran, and since then"
+            if node_restarted
+            else "hangs:"
+        )
+        return f"{why} no output and no progress for {silence:.0f} s while Slurm calls it RUNNING"

@@ -1,0 +1,149 @@
+"""Measures a site's own references: runs the checks several times and keeps what came out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hpcdl.jobs.spec import Module
+from hpcdl.regress.references import (
+    MIN_RUNS,
+    Reference,
+    fingerprint,
+    from_runs,
+    load_references,
+    merged,
+    read_references,
+    site_file,
+    write_references,
+)
+from hpcdl.regress.runner import CheckOutcome, CheckRequest, Progress, run_checks
+from hpcdl.regress.verdict import MetricVerdict, Status, Verdict
+from hpcdl.site import Site
+from hpcdl.slurm.hostlist import expand_hostlist
+from hpcdl.system.errors import AnswerNo, BadInput
+
+DEFAULT_RUNS = 5
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """New references, the files they went to, and the run they come from."""
+
+    references: tuple[Reference, ...]
+    files: tuple[Path, ...]
+    outcome: CheckOutcome
+
+
+def measure(
+    site: Site,
+    module: Module,
+    request: CheckRequest,
+    progress: Progress | None = None,
+    *,
+    write: bool = True,
+) -> Measurement:
+    """Run the checks `request.repeat` times and derive references.
+
+    Raises:
+        BadInput: fewer runs than a reference needs.
+        AnswerNo: a run went wrong; nothing is written.
+    """
+    if request.repeat < MIN_RUNS:
+        raise BadInput(
+            f"--runs {request.repeat} is too few for a reference",
+            hint=f"give at least {MIN_RUNS}",
+        )
+    outcome = run_checks(site, module, replace(request, measuring=True), progress)
+    faulty = [verdict for verdict in outcome.verdicts if not _measured(verdict)]
+    if faulty:
+        raise AnswerNo(
+            "no reference was written, because not every run went well",
+            details=[f"{v.name} on {v.partition or '-'}: {v.reason}" for v in faulty],
+            hint=f"see {outcome.folder.path}",
+        )
+    rows = derive(site, module, outcome)
+    files = _write(site, rows) if write else ()
+    return Measurement(rows, files, outcome)
+
+
+def covered(site: Site, module: Module, request: CheckRequest) -> bool:
+    """Whether every partition asked for has a reference of this release and machine."""
+    machine = fingerprint()
+    names = request.partitions or tuple(site.partitions)
+    return all(
+        any(
+            row.partition == name
+            and row.release == module.release
+            and row.machine in {None, machine}
+            and row.proof == "run"
+            and (not request.names or {row.check, f"{row.check}/{row.case}"} & set(request.names))
+            for row in load_references(site, site.partition(name).reference_set).values()
+        )
+        for name in names
+    )
+
+
+def derive(site: Site, module: Module, outcome: CheckOutcome) -> tuple[Reference, ...]:
+    """A reference for every metric of every case."""
+    groups: dict[tuple[str, str, str], list[Verdict]] = {}
+    for verdict in outcome.verdicts:
+        groups.setdefault((verdict.check, verdict.case, verdict.partition), []).append(verdict)
+    rows: list[Reference] = []
+    for group in groups.values():
+        for metric in group[0].metrics:
+            values = [m.value for v in group for m in v.metrics if m.name == metric.name]
+            row = _empty_row(site, module, group, metric)
+            good = [value for value in values if value is not None]
+            rows.append(from_runs(replace(row, machine=outcome.machine), good))
+    return tuple(rows)
+
+
+def _empty_row(
+    site: Site, module: Module, group: Sequence[Verdict], metric: MetricVerdict
+) -> Reference:
+    """A reference that knows everything but its numbers."""
+    first = group[0]
+    return Reference(
+        check=first.check,
+        case=first.case,
+        partition=first.partition,
+        metric=metric.name,
+        value=1.0,
+        unit=metric.unit,
+        lower=None,
+        upper=None,
+        runs=0,
+        spread=0.0,
+        source=f"measured on '{site.name}' by hpcdl check references measure",
+        proof="run",
+        date=time.strftime("%Y-%m-%d"),
+        release=module.release,
+        driver=site.partition(first.partition).driver,
+        nodes=_nodes(group),
+    )
+
+
+def _measured(verdict: Verdict) -> bool:
+    """Whether a run of the measurement gave numbers: no verdict but the lack of references."""
+    return verdict.status in {Status.NO_REFERENCE, Status.PASS} and bool(verdict.metrics)
+
+
+def _nodes(group: Sequence[Verdict]) -> tuple[str, ...]:
+    names = {name for v in group for name in expand_hostlist(str(v.job.get("nodes") or ""))}
+    return tuple(sorted(names))
+
+
+def _write(site: Site, rows: Sequence[Reference]) -> tuple[Path, ...]:
+    sets: dict[str, list[Reference]] = {}
+    for row in rows:
+        sets.setdefault(site.partition(row.partition).reference_set, []).append(row)
+    files = []
+    for name, new in sets.items():
+        path = site_file(site, name)
+        old = read_references(path) if path.exists() else ()
+        write_references(path, name, merged(old, new))
+        files.append(path)
+    return tuple(files)

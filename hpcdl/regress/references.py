@@ -1,0 +1,256 @@
+"""Reference values: what a check is measured against, and where each number comes from.
+
+A site's own references lie in PREFIX/references/SET.yaml, a file that a team reviews; published
+ones in hpcdl/facts/reference_SET.yaml. The site's own win. Bounds follow from the measured
+spread: wide enough for a noisy machine, never so wide that half the speed would pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from hpcdl import facts
+from hpcdl.site import Site
+from hpcdl.system.document import read_document
+from hpcdl.system.errors import MachineLacks
+from hpcdl.system.files import write_atomic
+from hpcdl.system.schema import check
+
+SCHEMA = 1
+MIN_RUNS = 3
+NARROWEST, WIDEST = 0.10, 0.40
+_SPREADS = 5.0
+# Expected range of n values of a normal distribution in units of its standard deviation.
+_RANGE_FACTORS = {2: 1.128, 3: 1.693, 4: 2.059, 5: 2.326, 6: 2.534, 7: 2.704, 8: 2.847}
+_MAD_TO_SIGMA = 1.4826
+
+Key = tuple[str, str, str, str]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What one metric of one check should be, and why we think so.
+
+    `lower` and `upper` are fractions of `value`, None where that side is not judged. `spread`
+    is the relative standard deviation between runs, `runs` their number; 0 for published ones.
+    """
+
+    check: str
+    case: str
+    partition: str
+    metric: str
+    value: float
+    unit: str
+    lower: float | None
+    upper: float | None
+    runs: int
+    spread: float
+    source: str
+    proof: str
+    date: str
+    release: str | None = None
+    driver: str | None = None
+    nodes: tuple[str, ...] = ()
+    machine: str | None = None
+
+    @property
+    def key(self) -> Key:
+        """What identifies it in its set: check, case, partition, metric."""
+        return self.check, self.case, self.partition, self.metric
+
+    @property
+    def bounds(self) -> tuple[float | None, float | None]:
+        """Lowest and highest value that pass, in `unit`."""
+        low = None if self.lower is None else self.value * (1 + self.lower)
+        high = None if self.upper is None else self.value * (1 + self.upper)
+        return low, high
+
+
+_TEXT = {"type": "string", "pattern": "^[^\\x00-\\x1f]+$"}
+FILE_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["schema", "set", "references"],
+    "properties": {
+        "schema": {"type": "integer", "minimum": SCHEMA, "maximum": SCHEMA},
+        "set": _TEXT,
+        "references": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "additionalProperties": False,
+                "required": [
+                    "check", "case", "partition", "metric", "value", "unit", "source", "proof",
+                    "date",
+                ],
+                "properties": {
+                    "check": _TEXT, "case": _TEXT, "partition": _TEXT, "metric": _TEXT,
+                    "value": {"type": "number", "minimum": 1e-12},
+                    "unit": _TEXT,
+                    "lower": {"type": "number", "minimum": -0.95, "maximum": 0,
+                              "description": "Lowest that passes, as a fraction of the value."},
+                    "upper": {"type": "number", "minimum": 0, "maximum": 100,
+                              "description": "Highest that passes, as a fraction of the value."},
+                    "runs": {"type": "integer", "minimum": 0, "default": 0},
+                    "spread": {"type": "number", "minimum": 0, "default": 0.0},
+                    "source": _TEXT,
+                    "proof": {"type": "string", "enum": list(facts.PROOFS)},
+                    "date": _TEXT, "release": _TEXT, "driver": _TEXT, "machine": _TEXT,
+                    "nodes": {"type": "array", "items": _TEXT, "default": []},
+                },
+            },
+        },
+    },
+}  # fmt: skip
+"""JSON Schema of a reference file."""
+
+
+def site_file(site: Site, reference_set: str) -> Path:
+    """Where the site keeps its own references of a set."""
+    return site.paths.prefix / "references" / f"{reference_set}.yaml"
+
+
+def load_references(site: Site, reference_set: str) -> dict[Key, Reference]:
+    """The references of a set by `Reference.key`: published ones, and the site's over them.
+
+    Raises:
+        BadInput: the site's file has faults; all of them, with their places.
+    """
+    found: dict[Key, Reference] = {row.key: row for row in published(reference_set)}
+    path = site_file(site, reference_set)
+    if path.exists():
+        found |= {row.key: row for row in read_references(path)}
+    return found
+
+
+def published(reference_set: str) -> tuple[Reference, ...]:
+    """The published references of a set; none where nobody has published any."""
+    if not (Path(facts.__file__).parent / f"reference_{reference_set}.yaml").is_file():
+        return ()
+    return _rows(facts.load(f"reference_{reference_set}")["references"])
+
+
+def read_references(path: Path) -> tuple[Reference, ...]:
+    """The references of a file.
+
+    Raises:
+        BadInput: every fault of the file at once.
+    """
+    document = read_document(path)
+    values = check(document, FILE_SCHEMA)
+    for index, entry in enumerate((values or {}).get("references") or []):
+        if entry and entry.get("lower") is None and entry.get("upper") is None:
+            place = document.find(("references", index))
+            document.fault("a reference without bounds passes everything", place,
+                           "give 'lower', 'upper' or both")  # fmt: skip
+    document.raise_faults()
+    return _rows(values["references"])
+
+
+def write_references(path: Path, reference_set: str, rows: Sequence[Reference]) -> None:
+    """Write a set's file anew, sorted, so that a change is a small diff."""
+    write_atomic(path, render_references(reference_set, rows))
+
+
+def render_references(reference_set: str, rows: Sequence[Reference]) -> str:
+    """The text of a set's file."""
+    import yaml
+
+    entries = [_entry(row) for row in sorted(rows, key=lambda row: row.key)]
+    content = {"schema": SCHEMA, "set": reference_set, "references": entries}
+    head = (
+        "# Reference values of the nightly checks. `hpcdl check references measure` and\n"
+        "# `propose` write them; a change is reviewed like code. Bounds are fractions.\n"
+    )
+    return head + str(yaml.safe_dump(content, sort_keys=False, width=96, allow_unicode=True))
+
+
+def merged(old: Sequence[Reference], new: Sequence[Reference]) -> list[Reference]:
+    """The old rows with the new ones in their places."""
+    return [*({row.key: row for row in old} | {row.key: row for row in new}).values()]
+
+
+def spread_of(values: Sequence[float]) -> float:
+    """The relative standard deviation between runs, by the more pessimistic of two robust ways.
+
+    The median absolute deviation ignores single outliers; the range, divided by its expectation
+    for that many normal values, is what can be trusted of three.
+    """
+    middle = median(values)
+    if middle <= 0 or len(values) < 2:
+        return 0.0
+    mad = median(abs(value - middle) for value in values) * _MAD_TO_SIGMA
+    factor = _RANGE_FACTORS.get(len(values))
+    by_range = (max(values) - min(values)) / factor if factor else 0.0
+    return max(mad, by_range) / middle
+
+
+def lower_bound(spread: float) -> float:
+    """How far below the reference still passes, as a negative fraction.
+
+    Five standard deviations, at least 10 %, at most 40 %: half the speed never passes.
+    """
+    return -min(WIDEST, max(NARROWEST, round(_SPREADS * spread, 3)))
+
+
+def from_runs(row: Reference, values: Sequence[float]) -> Reference:
+    """`row` with value, spread and lower bound from measured values.
+
+    Raises:
+        MachineLacks: too few values.
+    """
+    good = [value for value in values if math.isfinite(value) and value > 0]
+    if len(good) < MIN_RUNS:
+        raise MachineLacks(
+            f"{row.check} {row.case} on {row.partition}: {len(good)} good runs are no reference",
+            hint=f"at least {MIN_RUNS} runs must end well; see their logs",
+        )
+    spread = spread_of(good)
+    return replace(
+        row,
+        value=float(f"{median(good):.6g}"),
+        runs=len(good),
+        spread=round(spread, 4),
+        lower=lower_bound(spread),
+    )
+
+
+def fingerprint() -> str:
+    """This machine in a few words: processor, its CPUs, memory. For the embedded cluster."""
+    model, memory = "unknown processor", 0
+    for line in _lines("/proc/cpuinfo"):
+        if line.startswith("model name"):
+            model = " ".join(line.partition(":")[2].split())
+            break
+    for line in _lines("/proc/meminfo"):
+        if line.startswith("MemTotal"):
+            memory = round(int(line.split()[1]) / 1024**2)
+    import os
+
+    return f"{model}, {len(os.sched_getaffinity(0))} CPUs, {memory} GB"
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def _rows(entries: Sequence[Mapping[str, Any]]) -> tuple[Reference, ...]:
+    defaults = {"lower": None, "upper": None, "runs": 0, "spread": 0.0}
+    return tuple(
+        Reference(**{**defaults, **entry, "nodes": tuple(entry.get("nodes") or ())})
+        for entry in entries
+    )
+
+
+def _entry(row: Reference) -> dict[str, Any]:
+    """A row for the file: without what says nothing."""
+    values = asdict(row) | {"nodes": list(row.nodes)}
+    return {key: value for key, value in values.items() if value not in (None, [])}

@@ -1,0 +1,167 @@
+"""A run's folder: settings, what ReFrame said, events of its jobs, report, verdicts.
+
+WORK/checks/runs/STAMP holds settings.py, reframe.log, events.jsonl, report.json, stage/ and
+verdicts.json. The run holds a lock on it while it lives; a folder whose lock is free and that
+has no verdicts was killed, and the jobs it left are cancelled by the next run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcdl.site import Site
+from hpcdl.slurm import client
+from hpcdl.slurm.parse import ACTIVE
+from hpcdl.system.errors import HpcdlError
+from hpcdl.system.files import explain_os_errors, switch_link
+
+_FINAL = "GIVEN_UP"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where one run keeps its files."""
+
+    path: Path
+
+    @property
+    def settings(self) -> Path:
+        """ReFrame's settings."""
+        return self.path / "settings.py"
+
+    @property
+    def log(self) -> Path:
+        """What ReFrame printed."""
+        return self.path / "reframe.log"
+
+    @property
+    def events(self) -> Path:
+        """One line per change of a job's state."""
+        return self.path / "events.jsonl"
+
+    @property
+    def report(self) -> Path:
+        """ReFrame's report."""
+        return self.path / "report.json"
+
+    @property
+    def verdicts(self) -> Path:
+        """What came out."""
+        return self.path / "verdicts.json"
+
+
+@dataclass(frozen=True)
+class JobEvent:
+    """How one of the run's jobs stands."""
+
+    job: int
+    name: str
+    folder: Path
+    state: str
+    why: str
+    nodes: str
+    restarts: int
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more happens to it."""
+        return self.state not in ACTIVE and self.state != "SUBMITTED"
+
+
+def runs_folder(site: Site) -> Path:
+    """Where the site's runs lie."""
+    return site.paths.work / "checks" / "runs"
+
+
+@contextmanager
+def new_run(site: Site) -> Iterator[RunFolder]:
+    """A new run's folder, locked while the run lives; `latest` leads to it."""
+    parent = runs_folder(site)
+    path = parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
+    with explain_os_errors(path):
+        path.mkdir(parents=True)
+        handle = (path / "lock").open("w")
+    with handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        switch_link(parent / "latest", path.name)
+        yield RunFolder(path)
+
+
+def read_events(path: Path) -> dict[int, JobEvent]:
+    """The last event of every job, by job id; a line cut in the middle is left out."""
+    found: dict[int, JobEvent] = {}
+    for entry in _json_lines(path):
+        with suppress(KeyError, TypeError, ValueError):
+            event = JobEvent(
+                job=int(entry["job"]),
+                name=str(entry["name"]),
+                folder=Path(entry["folder"]),
+                state=str(entry["state"]),
+                why=str(entry.get("why", "")),
+                nodes=str(entry.get("nodes", "")),
+                restarts=int(entry.get("restarts", 0)),
+            )
+            found[event.job] = event
+    return found
+
+
+def cancel_left_jobs(folder: RunFolder) -> list[int]:
+    """Cancel the jobs of a run that still wait or run, and give their ids.
+
+    A job is the run's own only if its script lies in the run's folder: ids come back after a
+    cluster is set up anew.
+    """
+    left = [event.job for event in read_events(folder.events).values() if _still_ours(event)]
+    with suppress(HpcdlError):
+        client.cancel(left)
+    return left
+
+
+def sweep(site: Site) -> list[int]:
+    """Cancel what killed runs left behind; ids of the jobs that were cancelled."""
+    cancelled: list[int] = []
+    for lock in sorted(runs_folder(site).glob("*/lock")):
+        folder = RunFolder(lock.parent)
+        if not folder.verdicts.exists() and folder.events.exists() and _free(lock):
+            cancelled += cancel_left_jobs(folder)
+            lock.unlink(missing_ok=True)
+    return cancelled
+
+
+def _still_ours(event: JobEvent) -> bool:
+    if event.state == _FINAL:
+        return False
+    try:
+        record = client.job(event.job)
+    except HpcdlError:
+        return False
+    return record is not None and record.active and record.script.startswith(str(event.folder))
+
+
+def _free(lock: Path) -> bool:
+    with suppress(OSError), lock.open("a") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def _json_lines(path: Path) -> Sequence[dict[str, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    found = []
+    for line in text.splitlines():
+        with suppress(ValueError):
+            value = json.loads(line)
+            if isinstance(value, dict):
+                found.append(value)
+    return found

@@ -1,0 +1,295 @@
+"""Runs ReFrame in a folder of its own, follows it, and turns what it reports into verdicts.
+
+ReFrame is a subprocess with settings rendered for this run. Its back end appends the states of
+its jobs to events.jsonl, which is what `progress` shows. However the run ends, its jobs do not
+outlive it: ReFrame ends with us, and what it leaves is cancelled.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcdl.jobs.spec import Module
+from hpcdl.regress.backend_names import EVENTS_VARIABLE, PARENT_VARIABLE
+from hpcdl.regress.references import fingerprint
+from hpcdl.regress.runfolder import RunFolder, cancel_left_jobs, new_run, read_events, sweep
+from hpcdl.regress.settings import MAX_JOBS, render_settings
+from hpcdl.regress.verdict import Status, Verdict, judge, waive
+from hpcdl.site import Site
+from hpcdl.slurm import client
+from hpcdl.system.errors import BadInput, MachineLacks, Stopped
+from hpcdl.system.files import write_atomic, write_json
+from hpcdl.system.resources import folder as resource
+from hpcdl.system.text import plain
+
+SCHEMA = 1
+_START = "from reframe.frontend.cli import main; main()"
+_FOLLOW_SECONDS = 0.1
+_STOP_SECONDS = 20.0
+_SKIPPED = re.compile(
+    r"WARNING: (skipping test (?:file )?'.*|check path '.*' does not exist.*)", re.MULTILINE
+)
+_RAN = re.compile(r"\[-+\] start processing checks|Running (\d+) check")
+
+
+@dataclass(frozen=True)
+class CheckRequest:
+    """Which checks to run and how. Empty selections mean all.
+
+    `settings` are options of the training program (`name=value`); `repeat` runs every check so
+    often; `distribute` runs single-node checks on every node; `measuring` needs no references.
+    """
+
+    partitions: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+    waived: tuple[str, ...] = ()
+    paths: tuple[Path, ...] = ()
+    repeat: int = 1
+    distribute: bool = False
+    measuring: bool = False
+
+
+@dataclass(frozen=True)
+class CheckOutcome:
+    """What a run found.
+
+    `machine` is the fingerprint of the one machine whose nodes are emulated, None on a real
+    cluster.
+    """
+
+    folder: RunFolder
+    verdicts: tuple[Verdict, ...]
+    seconds: float
+    machine: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether there are verdicts and every one passes or is waived."""
+        return bool(self.verdicts) and all(verdict.ok for verdict in self.verdicts)
+
+
+Progress = Callable[[RunFolder], None]
+
+
+def require_reframe() -> None:
+    """Raise MachineLacks unless ReFrame is installed beside hpcdl."""
+    if importlib.util.find_spec("reframe") is None:
+        raise MachineLacks(
+            "ReFrame is not installed for this hpcdl",
+            hint="pip install 'hpcdl[checks]' into the same environment",
+        )
+
+
+def run_checks(
+    site: Site, module: Module, request: CheckRequest, progress: Progress | None = None
+) -> CheckOutcome:
+    """Run checks and judge them.
+
+    Args:
+        site: where.
+        module: the module of the release that the checks must use.
+        request: which.
+        progress: called about ten times a second while ReFrame runs.
+
+    Raises:
+        MachineLacks: no ReFrame, or Slurm is away.
+        BadInput: an unknown partition, a setting that cannot be passed on, bad references.
+        Stopped: a signal ended it; its jobs were cancelled.
+    """
+    require_reframe()
+    _check_request(site, request)
+    client.version()
+    sweep(site)
+    start = time.monotonic()
+    with new_run(site) as folder:
+        machine = fingerprint() if _emulated() else None
+        text = render_settings(
+            site,
+            module,
+            partitions=request.partitions,
+            prefix=folder.path,
+            max_jobs=1 if machine else MAX_JOBS,
+        )
+        write_atomic(folder.settings, text)
+        words = _command(folder, request, serial=machine is not None)
+        exit_code = _execute(folder, words, progress)
+        verdicts = tuple(waive(_verdicts(folder, request, exit_code, machine), request.waived))
+        outcome = CheckOutcome(folder, verdicts, time.monotonic() - start, machine)
+        write_json(folder.verdicts, as_data(outcome))
+    return outcome
+
+
+def as_data(outcome: CheckOutcome) -> dict[str, Any]:
+    """An outcome as plain values."""
+    return {
+        "schema": SCHEMA,
+        "run": str(outcome.folder.path),
+        "ok": outcome.ok,
+        "seconds": round(outcome.seconds, 2),
+        "verdicts": [
+            asdict(verdict) | {"status": verdict.status.value, "ok": verdict.ok}
+            for verdict in outcome.verdicts
+        ],
+    }
+
+
+def _check_request(site: Site, request: CheckRequest) -> None:
+    for name in request.partitions:
+        site.partition(name)
+    for setting in request.settings:
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*(=[^,\x00-\x1f]*)?", setting):
+            raise BadInput(
+                f"--set {setting!r} cannot be passed on",
+                hint="write NAME=VALUE, an option of `hpcdl train`, without a comma",
+            )
+    for path in request.paths:
+        if not path.exists():
+            raise BadInput(f"there are no checks at {path}", hint="name a file or a folder")
+
+
+def _command(folder: RunFolder, request: CheckRequest, *, serial: bool) -> list[str]:
+    """ReFrame's command line. Emulated nodes share one machine: one check at a time."""
+    paths = request.paths or (resource("reframe_checks"),)
+    words = [sys.executable, "-c", _START, "-C", str(folder.settings)]
+    words += [word for path in paths for word in ("-c", str(path.absolute()))]
+    words += ["-r", "--nocolor", "--report-file", str(folder.report)]
+    words += ["--perflogdir", str(folder.path / "perflogs")]
+    words += ["--exec-policy", "serial"] if serial else []
+    words += [word for tag in request.tags for word in ("-t", f"^{re.escape(tag)}$")]
+    words += [word for name in request.names for word in ("-n", _name_pattern(name))]
+    words += ["-S", f"settings={','.join(request.settings)}"] if request.settings else []
+    words += ["-S", "measuring=yes"] if request.measuring else []
+    words += ["--repeat", str(request.repeat)] if request.repeat > 1 else []
+    words += ["--distribute=all"] if request.distribute else []
+    return words
+
+
+def _name_pattern(name: str) -> str:
+    """ReFrame's pattern for a check, or for one case of it (`check/case`)."""
+    check, _, case = name.partition("/")
+    return rf"^{re.escape(check)}\b" + (f".*={re.escape(case)}( |$)" if case else "")
+
+
+def _emulated() -> bool:
+    """Whether this Slurm's nodes are emulated on one machine."""
+    return "config_overrides" in client.config().get("SlurmdParameters", "")
+
+
+def _execute(folder: RunFolder, words: Sequence[str], progress: Progress | None) -> int:
+    env = {
+        **os.environ,
+        "NO_COLOR": "1",
+        EVENTS_VARIABLE: str(folder.events),
+        PARENT_VARIABLE: str(os.getpid()),
+        "RFM_SAVE_LOG_FILES": "0",
+    }
+    with _terminable(), folder.log.open("w") as log:
+        process = subprocess.Popen(
+            words, cwd=folder.path, env=env, stdin=subprocess.DEVNULL, stdout=log,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        try:
+            while process.poll() is None:
+                if progress:
+                    progress(folder)
+                time.sleep(_FOLLOW_SECONDS)
+        except (KeyboardInterrupt, Stopped):
+            raise _stopped(folder, process) from None
+        finally:
+            if process.poll() is None:
+                process.kill()
+    folder.log.write_text(plain(folder.log.read_text(errors="replace")))
+    cancel_left_jobs(folder)
+    return process.returncode
+
+
+def _stopped(folder: RunFolder, process: subprocess.Popen[bytes]) -> Stopped:
+    """End ReFrame and its jobs after a signal."""
+    process.terminate()
+    try:
+        process.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+    cancel_left_jobs(folder)
+    jobs = sorted(read_events(folder.events))
+    return Stopped(
+        "stopped; " + (f"jobs {', '.join(map(str, jobs))} are cancelled" if jobs else "no job ran"),
+        details=[f"run: {folder.path}"],
+    )
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP stop the run in order, as Ctrl-C does."""
+
+    def stop(number: int, _frame: object) -> None:
+        raise Stopped(f"stopped by signal {number}")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _verdicts(
+    folder: RunFolder, request: CheckRequest, exit_code: int, machine: str | None
+) -> list[Verdict]:
+    """Verdicts on every case, on every file that was skipped, and on what did not run."""
+    report = _report(folder)
+    runs = report.get("runs") or [{}]
+    found = [judge(case, machine) for case in runs[-1].get("testcases") or ()]
+    broken = [_problem(line) for line in _SKIPPED.findall(folder.log.read_text(errors="replace"))]
+    if broken or found:
+        return [*found, *broken, *_partitions_without(request, found)]
+    return [_problem(_why_nothing(folder, request, exit_code, bool(report)))]
+
+
+def _report(folder: RunFolder) -> dict[str, Any]:
+    try:
+        value = json.loads(folder.report.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _problem(reason: str, partition: str = "") -> Verdict:
+    return Verdict("(run)", "", partition, Status.ERROR, reason)
+
+
+def _partitions_without(request: CheckRequest, found: Sequence[Verdict]) -> list[Verdict]:
+    """A partition that was asked for by name and on which nothing ran."""
+    seen = {verdict.partition for verdict in found}
+    return [
+        _problem("no check fits this partition", name)
+        for name in request.partitions
+        if name not in seen
+    ]
+
+
+def _why_nothing(folder: RunFolder, request: CheckRequest, exit_code: int, reported: bool) -> str:
+    text = folder.log.read_text(errors="replace")
+    if exit_code != 0 or not (_RAN.search(text) or reported):
+        last = [line for line in text.splitlines() if line.strip()][-3:]
+        return f"ReFrame ended with exit code {exit_code}: {' / '.join(last)[-400:]}"
+    wanted = [*(f"tag {tag}" for tag in request.tags), *(f"name {n}" for n in request.names)]
+    return "no check was selected" + (f" by {', '.join(wanted)}" if wanted else "")

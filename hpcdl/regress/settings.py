@@ -1,0 +1,190 @@
+"""ReFrame settings from the site file.
+
+One system, the site; its partitions with their way of asking for GPUs, processor, devices,
+features and extras. Two environments: `hpcdl` for checks that bring the whole script of a
+user's job, and `tensorflow`, where ReFrame itself loads the published release, for checks that
+a team writes in ReFrame's own way. Everything is absolute, so that the file works by itself.
+"""
+
+from __future__ import annotations
+
+import pprint
+import re
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcdl import __version__
+from hpcdl.jobs import quote
+from hpcdl.jobs.script import gpu_request
+from hpcdl.jobs.spec import Module
+from hpcdl.site import Partition, Site
+from hpcdl.system.resources import folder
+
+if TYPE_CHECKING:
+    import jinja2
+
+MAX_JOBS = 8
+
+
+@dataclass(frozen=True)
+class Environment:
+    """An environment of ReFrame: commands that a script runs first, and why."""
+
+    name: str
+    comment: str
+    prepare: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PartitionSettings:
+    """A partition in ReFrame's words."""
+
+    name: str
+    descr: str
+    access: list[str]
+    resources: list[dict[str, Any]]
+    processor: dict[str, Any]
+    devices: list[dict[str, Any]]
+    features: list[str]
+    extras: dict[str, Any] = field(default_factory=dict)
+
+
+def system_name(site: Site) -> str:
+    """The site's name as ReFrame takes it."""
+    return reframe_name(site.name)
+
+
+def reframe_name(text: str) -> str:
+    """A name as ReFrame takes it: letters, digits, `_` and `-`, no digit first."""
+    name = re.sub(r"[^A-Za-z0-9_-]", "_", text)
+    return name if re.match(r"[A-Za-z_]", name) else f"_{name}"
+
+
+def render_settings(
+    site: Site,
+    module: Module,
+    *,
+    partitions: Sequence[str] = (),
+    prefix: Path | None = None,
+    max_jobs: int = MAX_JOBS,
+) -> str:
+    """The text of a ReFrame settings file.
+
+    Args:
+        site: the site.
+        module: the module of the published release, as jobs load it.
+        partitions: the ones to have in it; all by default.
+        prefix: where ReFrame keeps its files; WORK/checks/reframe by default.
+        max_jobs: jobs that ReFrame may have in a partition at once.
+
+    Raises:
+        BadInput: an unknown partition.
+    """
+    chosen = [site.partition(name) for name in partitions or site.partitions]
+    place = prefix or site.paths.work / "checks" / "reframe"
+    return _template().render(
+        site=site,
+        version=__version__,
+        system=system_name(site),
+        checks=str(folder("reframe_checks")),
+        prefix=str(place),
+        database=str(place / "results.db"),
+        max_jobs=max_jobs,
+        partitions=[partition_settings(site, partition, module) for partition in chosen],
+        environments=environments(site, module),
+    )
+
+
+def environments(site: Site, module: Module) -> tuple[Environment, ...]:
+    """The environments that the checks name."""
+    prepare = [f"source {quote.word(str(site.paths.lmod_init))}", "module --force purge"]
+    if module.folder is not None:
+        prepare.append(f"module use {quote.word(str(module.folder))}")
+    prepare += [f"module load {quote.word(name)} || exit 20" for name in module.names]
+    return (
+        Environment("hpcdl", "hpcdl's checks bring the whole script of a user's job"),
+        Environment("tensorflow", "the published release, loaded by ReFrame", tuple(prepare)),
+    )
+
+
+def partition_settings(site: Site, partition: Partition, module: Module) -> PartitionSettings:
+    """One partition in ReFrame's words."""
+    gpu = partition.gpu
+    return PartitionSettings(
+        name=reframe_name(partition.name),
+        descr=_description(partition),
+        access=_access(site, partition),
+        resources=_resources(site, partition),
+        processor={
+            "arch": partition.target,
+            "num_cpus": partition.cpus,
+            "num_cpus_per_core": partition.threads_per_core,
+            "num_cpus_per_socket": partition.cpus // partition.sockets,
+            "num_sockets": partition.sockets,
+        },
+        devices=[
+            {"type": "gpu", "model": gpu.model, "arch": gpu.compute, "num_devices": gpu.per_node}
+        ]
+        if gpu
+        else [],
+        features=[
+            *dict.fromkeys(map(reframe_name, (*partition.features, "gpu" if gpu else "cpu")))
+        ],
+        extras={
+            "hpcdl_site": str(site.source),
+            "hpcdl_partition": partition.name,
+            "hpcdl_modules": list(module.names),
+            "hpcdl_module_folder": str(module.folder) if module.folder else "",
+            "hpcdl_release": module.release or "",
+            "reference_set": partition.reference_set,
+            "nodes": partition.nodes,
+            "gpu": 1 if gpu else 0,
+            "gpus_per_node": partition.gpus_per_node,
+            "memory_gb": partition.memory_gb,
+        },
+    )
+
+
+def _description(partition: Partition) -> str:
+    gpu = partition.gpu
+    each = f"{gpu.per_node} x {gpu.model}" if gpu else f"{partition.cores} cores"
+    return f"{partition.nodes} nodes, {each} each"
+
+
+def _access(site: Site, partition: Partition) -> list[str]:
+    account, qos = partition.account or site.slurm.account, partition.qos or site.slurm.qos
+    options = [f"--partition={partition.name}"]
+    options += [f"--account={account}"] if account else []
+    return options + ([f"--qos={qos}"] if qos else [])
+
+
+def _resources(site: Site, partition: Partition) -> list[dict[str, Any]]:
+    """`_rfm_gpu` is what ReFrame fills from a check's `num_gpus_per_node`."""
+    memory = {"name": "memory", "options": ["--mem={size}"]}
+    if partition.gpu is None:
+        return [memory]
+    option = gpu_request(site, partition, 1).removesuffix("1") + "{num_gpus_per_node}"
+    return [{"name": "_rfm_gpu", "options": [option]}, memory]
+
+
+def _template() -> jinja2.Template:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder("templates") / "reframe"),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - the output is Python, written by `py`
+    )
+    environment.filters["py"] = _literal
+    return environment.get_template("settings.py.j2")
+
+
+def _literal(value: Any, indent: int = 0) -> str:
+    """A Python literal, broken over lines at `indent` where it is long."""
+    plain = list(value) if isinstance(value, tuple) else value
+    text = pprint.pformat(plain, width=max(40, 100 - indent), sort_dicts=False)
+    return textwrap.indent(text, " " * indent).strip()

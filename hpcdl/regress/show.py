@@ -1,0 +1,143 @@
+"""Verdicts and progress in words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcdl.jobs.watch import Snapshot, as_line, in_words
+from hpcdl.regress.references import Reference
+from hpcdl.regress.runfolder import JobEvent, RunFolder, read_events
+from hpcdl.regress.runner import CheckOutcome
+from hpcdl.regress.verdict import MetricVerdict, Status, Verdict, number
+from hpcdl.system.text import duration, paint, table
+
+_STYLES = {Status.PASS: "green", Status.FAIL: "red", Status.ERROR: "red"}
+_HEADER = ("check", "partition", "verdict", "measured", "reference", "change", "bounds")
+
+
+def verdict_table(verdicts: Sequence[Verdict]) -> str:
+    """The table of a run's verdicts, one line per metric, with the reasons below it."""
+    rows = [row for verdict in verdicts for row in _rows(verdict)]
+    reasons = [
+        f"{_word(verdict)} {verdict.name} on {verdict.partition or '-'}: {verdict.reason}"
+        for verdict in verdicts
+        if verdict.reason
+    ]
+    return "\n".join([table(rows, _HEADER), *(["", *reasons] if reasons else [])])
+
+
+def outcome_text(outcome: CheckOutcome) -> str:
+    """Everything a person wants to see after a run."""
+    lines = [verdict_table(outcome.verdicts), ""]
+    for verdict in outcome.verdicts:
+        if verdict.result:
+            lines += [f"{verdict.name} on {verdict.partition}:", *_files(verdict)]
+    passed = sum(verdict.ok for verdict in outcome.verdicts)
+    lines += [
+        f"run    {outcome.folder.path}",
+        f"{passed} of {len(outcome.verdicts)} pass, {duration(outcome.seconds)}",
+    ]
+    return "\n".join(lines)
+
+
+def progress_line(folder: RunFolder) -> tuple[str, object]:
+    """How a run stands, and a key that changes with the state of its jobs."""
+    events = list(read_events(folder.events).values())
+    if not events:
+        return "ReFrame prepares the checks", "start"
+    done = sum(event.ended for event in events)
+    active = [event for event in events if not event.ended]
+    if not active:
+        return f"{done} jobs have ended, ReFrame judges them", ("judge", done)
+    event = active[-1]
+    head = f"{done} done, {len(active)} queued or running; " if len(events) > 1 else ""
+    text = f"{head}{event.name}: {as_line(_snapshot(event))}"
+    return text, (done, len(active), event.job, event.state)
+
+
+def _snapshot(event: JobEvent) -> Snapshot:
+    words = in_words(event.state, event.why, event.nodes)
+    if event.state == "SUBMITTED":
+        words = "it is handed to Slurm"
+    return Snapshot(
+        job_id=event.job,
+        state=event.state,
+        words=words,
+        exit_code=0,
+        nodes=event.nodes,
+        restarts=event.restarts,
+        progress=_progress(event.folder),
+    )
+
+
+def _progress(folder: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads((folder / "progress.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _rows(verdict: Verdict) -> list[list[str]]:
+    head = [verdict.name, verdict.partition or "-", _word(verdict)]
+    if not verdict.metrics:
+        return [[*head, "-", "-", "-", "-"]]
+    rows = [[*head, *_numbers(metric)] for metric in verdict.metrics]
+    return [rows[0], *([["", "", "", *row[3:]] for row in rows[1:]])]
+
+
+def _numbers(metric: MetricVerdict) -> list[str]:
+    change = "-" if metric.change is None else f"{metric.change:+.1%}"
+    low = "" if metric.low is None else f"from {number(metric.low)}"
+    high = "" if metric.high is None else f"to {number(metric.high)}"
+    bounds = " ".join(part for part in (low, high) if part) or "-"
+    measured = f"{number(metric.value)} {metric.unit}"
+    return [measured, number(metric.reference), change, bounds]
+
+
+def _word(verdict: Verdict) -> str:
+    word = paint(verdict.status.value, _STYLES.get(verdict.status, "yellow"))
+    return f"{word} (waived)" if verdict.waived else word
+
+
+def _files(verdict: Verdict) -> list[str]:
+    job = verdict.job.get("id")
+    nodes = verdict.job.get("nodes")
+    lines = [f"  job    {job} on {nodes}"] if job else []
+    sources = {metric.source for metric in verdict.metrics if metric.source}
+    lines += [f"  source {source}" for source in sorted(sources)]
+    return [
+        *lines,
+        f"  script {verdict.script}",
+        f"  log    {verdict.log}",
+        f"  result {verdict.result}",
+    ]
+
+
+def references_text(rows: Sequence[Reference]) -> str:
+    """References as a table."""
+    if not rows:
+        return "no references; `hpcdl check references measure` makes them"
+    header = ("check", "partition", "metric", "reference", "bounds", "runs", "spread", "proof",
+              "source")  # fmt: skip
+    return table([_reference_row(row) for row in rows], header)
+
+
+def _reference_row(row: Reference) -> list[str]:
+    low, high = row.bounds
+    bounds = [f"from {number(low)}" if low is not None else "",
+              f"to {number(high)}" if high is not None else ""]  # fmt: skip
+    return [
+        f"{row.check}/{row.case}",
+        row.partition,
+        row.metric,
+        f"{number(row.value)} {row.unit}",
+        " ".join(part for part in bounds if part),
+        str(row.runs),
+        f"{row.spread:.1%}",
+        row.proof,
+        row.source,
+    ]
