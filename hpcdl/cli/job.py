@@ -198,6 +198,49 @@ def _snapshot_data(snapshot: Snapshot) -> dict[str, object]:
     return asdict(snapshot)
 
 
+def _report_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", metavar="JOB", help="job id, or the job's folder")
+
+
+def _report(args: argparse.Namespace) -> ExitCode:
+    from dataclasses import asdict
+
+    from hpcdl.jobs.report import as_text, summarize
+    from hpcdl.jobs.submission import asked, find
+    from hpcdl.jobs.watch import look, result_of
+
+    submission = find(the_site(args), args.job)
+    report = summarize(look(submission), result_of(submission), asked(submission))
+    print_json(asdict(report)) if args.json else print(as_text(report))
+    return ExitCode.OK if report.ok else ExitCode.NO
+
+
+def _lint_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "files", nargs="+", type=Path, metavar="FILE", help="sbatch scripts; - is stdin"
+    )
+    parser.add_argument(
+        "--slurm-version", metavar="X.Y", help="release to judge for (else the site's)"
+    )
+    parser.add_argument("--partition", metavar="NAME", help="partition it is meant for")
+    parser.add_argument("--sarif", action="store_true", help="print SARIF for code scanners")
+
+
+def _lint(args: argparse.Namespace) -> ExitCode:
+    import os
+
+    from hpcdl.jobs.lint import run_lint
+
+    site = the_site(args) if args.site or args.partition or os.environ.get("HPCDL_SITE") else None
+    return run_lint(
+        args.files,
+        args.slurm_version or (site.slurm.version if site else None),
+        args.json,
+        partition=site.partition(args.partition) if site and args.partition else None,
+        as_sarif=args.sarif,
+    )
+
+
 def _cancel_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("jobs", nargs="+", metavar="JOB", help="job ids, or jobs' folders")
 
@@ -248,6 +291,20 @@ GROUP = Group(
             "hpcdl job watch 4711",
             _watch,
             _watch_options,
+        ),
+        Command(
+            "report",
+            "Say how fast a job was, where each step's time went, and what to do about it.",
+            "hpcdl job report 4711",
+            _report,
+            _report_options,
+        ),
+        Command(
+            "lint",
+            "Judge any sbatch script by the rules of its Slurm release; exit 1 on errors.",
+            "hpcdl job lint --slurm-version 22.05 train.sh",
+            _lint,
+            _lint_options,
         ),
         Command(
             "cancel",

@@ -104,6 +104,15 @@ def find(site: Site, which: str) -> Submission:
         ) from fault
 
 
+def asked(submission: Submission) -> dict[str, Any]:
+    """What was asked and decided: the job's job.json; empty where it cannot be read."""
+    try:
+        record = json.loads((submission.folder / "job.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
 def pinned_releases(site: Site, job_ids: set[int]) -> set[str]:
     """The releases that these jobs will load or have loaded."""
     found: set[str] = set()
