@@ -26,6 +26,7 @@ ROOMS: dict[str, str] = {
     "preflight": "what every job checks first",
     "data": "data sets: make and inspect TFRecords",
     "train": "the training program that jobs run",
+    "predict": "how training will scale: time, cost and limits before a job is submitted",
     "check": "nightly checks: settings, runs, references and verdicts",
     "doctor": "what this machine has and lacks",
     "completion": "shell completions for bash and zsh",
@@ -104,6 +105,8 @@ def _run_in_group(group: Group, words: list[str]) -> ExitCode | int:
     if not words or words[0] in {"-h", "--help"}:
         print(group_overview(group))
         return ExitCode.OK
+    if group.default and words[0].startswith("-"):
+        return _run(f"hpcdl {group.name}", commands[group.default], words)
     if words[0] not in commands:
         raise BadInput(
             f"'hpcdl {group.name}' has no command '{words[0]}'",

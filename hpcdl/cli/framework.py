@@ -50,6 +50,8 @@ class Group:
     name: str
     summary: str
     commands: tuple[Command, ...] = field(default=())
+    default: str = ""
+    """The command that is meant where options follow the group's name at once."""
 
 
 class Parser(argparse.ArgumentParser):

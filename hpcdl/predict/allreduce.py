@@ -52,8 +52,11 @@ def flat(machine: Machine, local: int, nodes: int) -> Line:
     if ranks < 2:
         return FREE
     inside, outside = machine.link(local), machine.network
-    steps, rate = 2 * (ranks - 1) / ranks, max(
-        1 / inside.bandwidth if local > 1 else 0.0, 1 / outside.bandwidth if nodes > 1 else 0.0
+    steps, rate = (
+        2 * (ranks - 1) / ranks,
+        max(
+            1 / inside.bandwidth if local > 1 else 0.0, 1 / outside.bandwidth if nodes > 1 else 0.0
+        ),
     )
     # Every step waits for the slowest link; those inside a node hide behind those between.
     latency = outside.latency if nodes > 1 else inside.latency

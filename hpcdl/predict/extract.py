@@ -56,9 +56,9 @@ def _macs(layer: Any) -> int:
     if kind == "Dense":
         return out * int(layer.input.shape[-1])
     if kind == "Conv2D":
-        return out * math.prod(layer.kernel_size) * int(layer.input.shape[-1]) // layer.groups
+        return int(out * math.prod(layer.kernel_size) * layer.input.shape[-1] // layer.groups)
     if kind == "DepthwiseConv2D":
-        return out * math.prod(layer.kernel_size)
+        return int(out * math.prod(layer.kernel_size))
     return 0
 
 

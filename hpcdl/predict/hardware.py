@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from hpcdl.site import Partition
 
 GIGA = 1e9
+CPU = "CPU"
+"""The `gpu` of a machine without any: its ranks are sockets."""
 _BITS = 8.0
 # Peaks of a CPU core for the shares of layers alone; a measured step gives the scale.
 _CPU_CORE_FLOPS, _CPU_MEMORY, _CPU_LATENCY = 50e9, 50e9, 20e-6
@@ -92,13 +94,13 @@ def of_partition(partition: Partition) -> Machine:
     come from it, so it needs a measured step.
     """
     fabric = partition.interconnect.fabric
-    network = _network(fabric, partition.interconnect.bandwidth_gbps)
+    network = network_link(fabric, partition.interconnect.bandwidth_gbps)
     if partition.gpu is None:
         return _cpu_machine(partition, network)
     name, row = gpu_row(partition.gpu.model)
     generation = 3 if float(row["compute"]) < 8 else 4 if float(row["compute"]) < 9 else 5
     link = "nvlink" if row["nvlink_gbs"] else f"pcie{generation}"
-    machine = _machine(name, link, partition.cores, partition.sockets, network)
+    machine = of_gpu(name, link, partition.cores, partition.sockets, network)
     return replace(
         machine,
         name=partition.name,
@@ -121,8 +123,8 @@ def of_host(gpu: str, hardware: str, per_node: int) -> Machine | None:
     host = next((row for row in known["hosts"] if row["match"] in hardware), None)
     if name is None or host is None:
         return None
-    network = _network(host["fabric"], host["network_gbps"])
-    machine = _machine(name, host["link"], host["cores"], host["roots"], network)
+    network = network_link(host["fabric"], host["network_gbps"])
+    machine = of_gpu(name, host["link"], host["cores"], host["roots"], network)
     if "beyond" in host:
         clique, link = host["beyond"]
         machine = replace(machine, clique=clique, wide=_links(link, name)[1])
@@ -130,7 +132,8 @@ def of_host(gpu: str, hardware: str, per_node: int) -> Machine | None:
     return replace(machine, name=host["match"], per_node=per_node, memory=memory)
 
 
-def _machine(gpu: str, link: str, cores: int, roots: int, network: Link) -> Machine:
+def of_gpu(gpu: str, link: str, cores: int, roots: int, network: Link) -> Machine:
+    """A machine of one GPU per node: its figures from the facts, the rest as given."""
     name, row = gpu_row(gpu)
     pair, ring = _links(link, name)
     pcie = "pcie3" if float(row["compute"]) < 8 else "pcie4"
@@ -168,7 +171,8 @@ def _links(kind: str, gpu: str) -> tuple[Link, Link]:
     )
 
 
-def _network(fabric: str, gbps: float) -> Link:
+def network_link(fabric: str, gbps: float) -> Link:
+    """The network of a fabric of the site file, at a line rate in Gbit/s per node."""
     row = facts.load("links")["fabrics"][fabric]
     rate = gbps / _BITS * row["efficiency"] * GIGA
     return Link(f"{fabric} {gbps:g} Gb/s", row["latency_us"] * 1e-6, rate)
@@ -179,7 +183,7 @@ def _cpu_machine(partition: Partition, network: Link) -> Machine:
     memory = Link("memory", _CPU_LATENCY, _CPU_MEMORY / 4)
     return Machine(
         name=partition.name,
-        gpu="CPU",
+        gpu=CPU,
         flops=(flops, flops, flops),
         memory_rate=_CPU_MEMORY,
         memory=partition.memory_gb * GIGA,

@@ -91,7 +91,9 @@ def network(name: str) -> Network:
     """
     known: dict[str, dict[str, Any]] = facts.load("layers")["models"]
     if name not in known:
-        raise BadInput(f"the layers of model '{name}' are not known", hint=did_you_mean(name, known))
+        raise BadInput(
+            f"the layers of model '{name}' are not known", hint=did_you_mean(name, known)
+        )
     row = known[name]
     height, width, channels = row["input"]
     layers = tuple(_layer(line) for line in row["layers"].splitlines())

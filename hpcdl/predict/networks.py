@@ -217,7 +217,7 @@ def _residual(blocks: tuple[int, ...], base: int, *, groups: int = 1, excite: bo
     return _model(inputs, _head(x))
 
 
-def mnist_mlp() -> Any:
+def mlp() -> Any:
     """Two hidden ReLU layers of 128 and 32 and linear logits (TensorFlow's MNIST tutorial)."""
     keras = _layers()
     inputs = keras.Input((28, 28, 1))
@@ -251,5 +251,5 @@ NETWORKS: dict[str, Callable[[], Any]] = {
     "efficientnet_v1_b0": partial(_shipped, "EfficientNetB0"),
     "efficientnet_v1_b4": partial(_shipped, "EfficientNetB4"),
     "mobilenet_v2": partial(_shipped, "MobileNetV2"),
-    "mnist_mlp": mnist_mlp,
+    "mlp": mlp,
 }

@@ -9,15 +9,15 @@ messages of at most one fusion buffer (horovod/common/operations.cc).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-Cost = Callable[[float], float]
-"""Seconds of an all-reduce of so many bytes."""
+Cost = tuple[tuple[float, float], ...]
+"""What a message costs: the least of latency + bytes x rate, over (latency, rate) pairs."""
 
 
 class Gradient(NamedTuple):
-    """A layer's gradient: seconds of back-propagation until it is ready, and its bytes."""
+    """What may be sent: seconds of back-propagation until then, and bytes."""
 
     ready: float
     size: float
@@ -37,10 +37,8 @@ class Overlap(NamedTuple):
     `busy` is the time the link works, `exposed` what of it outlasts back-propagation.
     """
 
-    backward: float
     busy: float
     exposed: float
-    messages: tuple[Message, ...]
 
 
 def gradients(backward: Sequence[float], sizes: Sequence[float]) -> tuple[Gradient, ...]:
@@ -58,74 +56,98 @@ def gradients(backward: Sequence[float], sizes: Sequence[float]) -> tuple[Gradie
 
 
 def wait_free(ready: Sequence[Gradient], cost: Cost, backward: float) -> Overlap:
-    """One message per layer, as Caffe-MPI, MXNet and unfused TensorFlow send them."""
-    messages, done = [], 0.0
-    for moment, size in ready:
-        start = max(done, moment)
-        done = start + cost(size)
-        messages.append(Message(size, start, done))
-    return _overlap(messages, backward)
+    """One message after the other, each when it is ready and the link is free."""
+    done = busy = 0.0
+    (latency, rate), *others = cost
+    for moment, size in ready:  # the hot loop of a scan over counts: plain arithmetic
+        seconds = latency + size * rate
+        for start, slope in others:
+            other = start + size * slope
+            if other < seconds:
+                seconds = other
+        done = (done if done > moment else moment) + seconds
+        busy += seconds
+    return Overlap(busy, max(0.0, done - backward))
 
 
-def fused(
-    ready: Sequence[Gradient],
-    cost: Cost,
-    backward: float,
-    *,
-    buffer_bytes: float,
-    cycle: float,
-    blocking: bool = False,
-) -> Overlap:
-    """Horovod: every `cycle` seconds all that is ready goes, `buffer_bytes` at most at once.
-
-    A gradient larger than the buffer travels alone, as in Horovod. With NCCL the thread that
-    looks hands messages over and looks on; with MPI it waits for them (`blocking`).
-    """
-    messages: list[Message] = []
-    index, look, free = 0, 0.0, 0.0
-    while index < len(ready):
-        look = next_look(look, free if blocking else 0.0, ready[index].ready, cycle)
-        last, size, free = index, 0.0, max(free, look)
-        while last < len(ready) and ready[last].ready <= look:
-            if size and size + ready[last].size > buffer_bytes:
-                free = _send(messages, size, free, cost)
-                size = 0.0
-            size += ready[last].size
-            last += 1
-        free = _send(messages, size, free, cost)
-        index = last
-    return _overlap(messages, backward)
+def price(cost: Cost, size: float) -> float:
+    """Seconds of a message of `size` bytes."""
+    return min(latency + size * rate for latency, rate in cost)
 
 
 def after(ready: Sequence[Gradient], cost: Cost, backward: float) -> Overlap:
     """Nothing overlapped: one all-reduce of everything after back-propagation (CNTK)."""
     size = sum(gradient.size for gradient in ready)
-    return _overlap([Message(size, backward, backward + cost(size))], backward)
+    return wait_free([Gradient(backward, size)], cost, backward)
 
 
-def next_look(last: float, free: float, ready: float, cycle: float) -> float:
-    """When the thread that looked at `last`, and is free at `free`, finds what is ready then.
+def pack(ready: Sequence[Gradient], *, buffer_bytes: float, cycle: float) -> tuple[Gradient, ...]:
+    """Horovod's messages: every `cycle` all that is ready goes, `buffer_bytes` at most at once.
 
-    It sleeps the rest of a cycle between looks; after work of more than a cycle it looks at
-    once and counts its cycles from there (RunLoopOnce in horovod/common/operations.cc).
+    With NCCL the thread that looks hands messages over and looks on, so they do not depend on
+    how long messages take. A gradient larger than the buffer travels alone, as in Horovod.
     """
-    base = max(last + cycle, free)
-    if ready <= base:
-        return base
-    if cycle <= 0:
-        return ready
+    packed: list[Gradient] = []
+    index, look = 0, 0.0
+    while index < len(ready):
+        look = next_look(look, ready[index].ready, cycle)
+        end = _ready_by(ready, index, look)
+        packed += [Gradient(look, size) for size in _fill(ready[index:end], buffer_bytes)]
+        index = end
+    return tuple(packed)
+
+
+def wait_for(
+    ready: Sequence[Gradient], cost: Cost, backward: float, *, buffer_bytes: float, cycle: float
+) -> Overlap:
+    """Horovod over MPI: the thread that looks also waits for its messages."""
+    index, look, free, busy = 0, 0.0, 0.0, 0.0
+    while index < len(ready):
+        look = next_look(max(look, free - cycle), ready[index].ready, cycle)
+        end = _ready_by(ready, index, look)
+        seconds = sum(price(cost, size) for size in _fill(ready[index:end], buffer_bytes))
+        free, busy, index = look + seconds, busy + seconds, end
+    return Overlap(busy, max(0.0, free - backward))
+
+
+def timeline(ready: Sequence[Gradient], cost: Cost) -> tuple[Message, ...]:
+    """The messages of `wait_free`, for showing."""
+    messages: list[Message] = []
+    done = 0.0
+    for moment, size in ready:
+        start = max(done, moment)
+        done = start + price(cost, size)
+        messages.append(Message(size, start, done))
+    return tuple(messages)
+
+
+def next_look(last: float, ready: float, cycle: float) -> float:
+    """When the thread that looked at `last` finds what is ready then: some cycles later.
+
+    It sleeps the rest of a cycle between looks (RunLoopOnce in horovod/common/operations.cc).
+    """
+    base = last + cycle
+    if ready <= base or cycle <= 0:
+        return max(base, ready)
     cycles = -((base - ready) // cycle)  # rounded up
     # The grid may fall short of `ready` by a rounding error of the floats.
     return max(ready, base + cycles * cycle)
 
 
-def _send(messages: list[Message], size: float, start: float, cost: Cost) -> float:
-    done = start + cost(size)
-    messages.append(Message(size, start, done))
-    return done
+def _ready_by(ready: Sequence[Gradient], index: int, moment: float) -> int:
+    """The first gradient from `index` on that is not ready at `moment`."""
+    while index < len(ready) and ready[index].ready <= moment:
+        index += 1
+    return index
 
 
-def _overlap(messages: Sequence[Message], backward: float) -> Overlap:
-    busy = sum(message.done - message.start for message in messages)
-    last = messages[-1].done if messages else 0.0
-    return Overlap(backward, busy, max(0.0, last - backward), tuple(messages))
+def _fill(ready: Sequence[Gradient], buffer_bytes: float) -> list[float]:
+    """Bytes of the buffers that gradients fill in order."""
+    buffers: list[float] = []
+    size = 0.0
+    for gradient in ready:
+        if size and size + gradient.size > buffer_bytes:
+            buffers.append(size)
+            size = 0.0
+        size += gradient.size
+    return [*buffers, size]

@@ -19,7 +19,7 @@ from statistics import NormalDist
 from hpcdl import facts
 from hpcdl.predict.allreduce import Line, lines, parameter_server
 from hpcdl.predict.feed import ENDLESS, Feed, pace
-from hpcdl.predict.hardware import Machine
+from hpcdl.predict.hardware import CPU, Machine
 from hpcdl.predict.network import (
     FLOAT_BYTES,
     HALF_BYTES,
@@ -28,10 +28,20 @@ from hpcdl.predict.network import (
     roofline,
     scaled,
 )
-from hpcdl.predict.overlap import Cost, Gradient, Overlap, after, fused, gradients, wait_free
+from hpcdl.predict.overlap import (
+    Cost,
+    Gradient,
+    Overlap,
+    after,
+    gradients,
+    pack,
+    wait_for,
+    wait_free,
+)
 
 FORMS = ("horovod", "replicated", "parameter_server", "no_overlap")
 PRECISIONS = ("fp32", "tf32", "amp", "fp16")
+Candidates = tuple[Line, ...]
 
 
 @dataclass(frozen=True)
@@ -68,17 +78,18 @@ class Training:
 
 @dataclass(frozen=True)
 class Profile:
-    """One GPU's step, layer by layer, ready for the recursion. Seconds."""
+    """One GPU's step, layer by layer, ready for the recursion. Seconds and bytes.
+
+    `packed` are Horovod's messages; `total` is the step without waiting for input.
+    """
 
     times: LayerTimes
+    total: float
     backward: float
     forward: float
+    size: float
     gradients: tuple[Gradient, ...]
-
-    @property
-    def total(self) -> float:
-        """Seconds of a step of one GPU without waiting for input."""
-        return self.times.total
+    packed: tuple[Gradient, ...]
 
 
 @dataclass(frozen=True)
@@ -126,20 +137,33 @@ def constants() -> Constants:
     )
 
 
-def profile(machine: Machine, training: Training, step_seconds: float) -> Profile:
+def profile(
+    machine: Machine, training: Training, step_seconds: float, known: Constants | None = None
+) -> Profile:
     """Layer times of one GPU whose step takes `step_seconds` without waiting for input."""
-    peaks = dict(zip(("fp32", "tf32", "half"), machine.flops, strict=True))
-    peak = peaks.get(training.precision, peaks["half"])
-    times = scaled(
-        roofline(
-            training.net, training.batch, peak, machine.memory_rate, training.activation_bytes
-        ),
-        step_seconds,
+    peak = peak_of(machine, training.precision)
+    shares = roofline(
+        training.net, training.batch, peak, machine.memory_rate, training.activation_bytes
     )
+    times = scaled(shares, step_seconds)
     sizes = [layer.parameters * float(training.gradient_bytes) for layer in training.net.layers]
+    known = known or constants()
+    ready = gradients(times.backward, sizes)
     return Profile(
-        times, sum(times.backward), sum(times.forward), gradients(times.backward, sizes)
+        times=times,
+        total=times.total,
+        backward=sum(times.backward),
+        forward=sum(times.forward),
+        size=sum(sizes),
+        gradients=ready,
+        packed=pack(ready, buffer_bytes=known.fusion_bytes, cycle=known.cycle),
     )
+
+
+def peak_of(machine: Machine, precision: str) -> float:
+    """Peak operations per second of a GPU in a precision."""
+    fp32, tf32, half = machine.flops
+    return {"fp32": fp32, "tf32": tf32}.get(precision, half)
 
 
 def unfed_seconds(training: Training, measured: float) -> float:
@@ -188,26 +212,30 @@ def predict_step(
 
 
 def overlap(
-    machine: Machine, training: Training, one: Profile, local: int, nodes: int, known: Constants
+    machine: Machine, training: Training, one: Profile, candidates: Candidates, known: Constants
 ) -> Overlap:
-    """Messages of an all-reduce form beside back-propagation."""
-    cost = cost_of(lines(machine, local, nodes, training.algorithm))
-    if training.form == "horovod":
-        blocking = machine.gpu == "CPU"
-        return fused(
+    """An all-reduce form beside back-propagation."""
+    cost = cost_of(candidates)
+    if training.form == "no_overlap":
+        return after(one.gradients, cost, one.backward)
+    if training.form == "replicated":
+        return wait_free(one.gradients, cost, one.backward)
+    if machine.gpu == CPU:
+        return wait_for(
             one.gradients, cost, one.backward,
-            buffer_bytes=known.fusion_bytes, cycle=known.cycle, blocking=blocking,
+            buffer_bytes=known.fusion_bytes, cycle=known.cycle,
         )  # fmt: skip
-    run = after if training.form == "no_overlap" else wait_free
-    return run(one.gradients, cost, one.backward)
+    return wait_free(one.packed, cost, one.backward)
 
 
-def cost_of(candidates: tuple[Line, ...]) -> Cost:
-    """The cheapest of the candidates, per message."""
-    if len(candidates) == 1:
-        return candidates[0].seconds
-    pairs = [(line.latency, line.rate) for line in candidates]
-    return lambda size: min(latency + rate * size for latency, rate in pairs)
+def cost_of(candidates: Candidates) -> Cost:
+    """The candidates as a cost; those that another one beats at every size are left out."""
+    pairs = dict.fromkeys((line.latency, line.rate) for line in candidates)
+    return tuple(
+        pair
+        for pair in pairs
+        if not any(other != pair and other[0] <= pair[0] and other[1] <= pair[1] for other in pairs)
+    )
 
 
 def _communication(
@@ -218,16 +246,15 @@ def _communication(
         return 0.0, 0.0, 0.0
     if training.form == "parameter_server":
         return _served(parameter_server(machine, local, nodes), one)
-    found = overlap(machine, training, one, local, nodes, known)
-    rate = min(line.rate for line in lines(machine, local, nodes, training.algorithm))
-    total = sum(gradient.size for gradient in one.gradients)
-    return found.exposed, found.busy, min(found.busy, rate * total)
+    candidates = lines(machine, local, nodes, training.algorithm)
+    found = overlap(machine, training, one, candidates, known)
+    rate = min(line.rate for line in candidates)
+    return found.exposed, found.busy, min(found.busy, rate * one.size)
 
 
 def _served(line: Line, one: Profile) -> tuple[float, float, float]:
     """Parameter server: gradients go during back-propagation, weights come during forward."""
-    push = wait_free(one.gradients, line.seconds, one.backward)
-    pull = sum(line.seconds(gradient.size) for gradient in one.gradients)
-    transfer = 2 * line.rate * sum(gradient.size for gradient in one.gradients)
+    push = wait_free(one.gradients, ((line.latency, line.rate),), one.backward)
+    pull = len(one.gradients) * line.latency + line.rate * one.size
     exposed = push.exposed + max(0.0, pull - one.forward)
-    return exposed, push.busy + pull, transfer
+    return exposed, push.busy + pull, 2 * line.rate * one.size

@@ -66,10 +66,14 @@ class Judged:
 
 @dataclass(frozen=True)
 class Unfit:
-    """A row that cannot be judged, and why."""
+    """A row the model is not judged by, and why.
+
+    `told` is what the model says all the same, where only the row's own source warns of it.
+    """
 
     record: Record
     reason: str
+    told: Judged | None = None
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,11 @@ class Validation:
     halves: tuple[Half, ...]
     crossed: Errors | None
 
+    @property
+    def warned(self) -> tuple[Judged, ...]:
+        """Rows that are not judged only because their source warns of them."""
+        return tuple(row.told for row in self.unfit if row.told)
+
 
 def validate(records: tuple[Record, ...], known: Constants | None = None) -> Validation:
     """Judge the model by every record of more than one GPU."""
@@ -111,6 +120,8 @@ def validate(records: tuple[Record, ...], known: Constants | None = None) -> Val
         found = case_of(record, records)
         if isinstance(found, Unfit):
             unfit.append(found)
+        elif _NOT_A_REFERENCE in record.notes:
+            unfit.append(Unfit(record, f"its source warns: {record.notes}", judge(found, known)))
         else:
             cases.append(found)
     judged = tuple(judge(case, known) for case in cases)
@@ -151,8 +162,6 @@ def _unusable(record: Record) -> str:
         return f"{record.gpus} GPUs do not spread evenly over {record.nodes} nodes"
     if record.model not in names():
         return f"the layers of model '{record.model}' are not known"
-    if _NOT_A_REFERENCE in record.notes:
-        return f"its source warns: {record.notes}"
     return ""
 
 
@@ -287,9 +296,7 @@ def _fit_part(case: Case, known: Constants) -> _Part:
     rate = case.record.rate or base
     target = case.training.batch * (case.record.gpus or 1) / rate
     unfed = one.seconds - one.input_wait
-    return _Part(
-        unfed, both.contention, both.straggler, one.seconds / unfed, target
-    )
+    return _Part(unfed, both.contention, both.straggler, one.seconds / unfed, target)
 
 
 def _loss(part: _Part, contention: float, straggler: float) -> float:

@@ -1,0 +1,209 @@
+"""How long one GPU takes for a step: the measurement that the model starts from.
+
+Best first: a result.json of this site; a published row of the same GPU, network and precision;
+a row of another network on that GPU, carried over by the roofline; a row of another GPU. What
+was used, and how sure it is, travels with the number.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcdl.predict.hardware import CPU, Machine, of_host
+from hpcdl.predict.network import names, network, roofline
+from hpcdl.predict.records import Record
+from hpcdl.predict.step import Training, peak_of
+from hpcdl.system.errors import BadInput
+
+_MAX_BYTES = 200_000_000
+_LONGEST_STEP = 86_400.0
+# Names that mean nearly the same network: its strides differ, not its parameters.
+_TWINS = {"resnet50": "resnet50_v1.5", "resnet50_v1.5": "resnet50"}
+_OWN_PHASES = ("compute", "update", "other")
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Seconds of one GPU's step without waiting for input, what says so, and how sure it is.
+
+    `low` and `high` are factors on images per second between which the truth likely lies;
+    `proof` is a proof level.
+    """
+
+    seconds: float
+    batch: int
+    precision: str
+    source: str
+    proof: str
+    low: float = 1.0
+    high: float = 1.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a result.json says that matters here; `seconds` of one rank's own work per step."""
+
+    model: str
+    batch: int
+    precision: str
+    seconds: float
+    ranks: int
+    images_per_second: float
+
+
+def read_result(path: Path) -> Result:
+    """Read a result.json of `hpcdl train`.
+
+    Raises:
+        BadInput: it cannot be read, is of another version, or measured nothing.
+    """
+    value = _read_json(path)
+    if not isinstance(value, dict) or value.get("schema") != 1:
+        raise BadInput(
+            f"{path} is no result.json of version 1", hint="`hpcdl train` writes one for every run"
+        )
+    try:
+        summary, layout = value["summary"], value["layout"]
+        ranks, batch = int(layout["ranks"]), int(value["batch_per_rank"])
+        rate = float(summary["images_per_second"])
+        phases = summary.get("phases") or {}
+        own = sum(float(phases[name]) for name in _OWN_PHASES if name in phases) or 1.0
+        model, precision = str(value["model"]), str(value["precision"])
+    except (KeyError, TypeError, ValueError) as fault:
+        raise BadInput(f"{path} lacks or garbles {fault}, so nothing was measured") from fault
+    if not (ranks > 0 and batch > 0 and 0 < rate < 1e12 and 0 < own <= 1.001):
+        raise BadInput(
+            f"{path} holds no measured step: {rate:g} images/s",
+            hint="the run must have made steps beyond its warm-up",
+        )
+    return Result(model, batch, _precision(precision), ranks * batch / rate * own, ranks, rate)
+
+
+def from_result(result: Result, path: Path) -> Calibration:
+    """The calibration that a run of this site gives: surest of all."""
+    return Calibration(
+        result.seconds, result.batch, result.precision,
+        f"{path.name}: {result.images_per_second:g} images/s on {result.ranks} rank(s)", "run",
+    )  # fmt: skip
+
+
+def from_images_per_second(rate: float, training: Training) -> Calibration:
+    """The calibration that a user states: images per second of one GPU.
+
+    Raises:
+        BadInput: the step it means is absurd.
+    """
+    seconds = training.batch / rate if rate > 0 else float("inf")
+    if not 1e-6 < seconds < _LONGEST_STEP:
+        raise BadInput(f"{rate:g} images/s of one GPU is no rate that a GPU can have")
+    return Calibration(
+        seconds, training.batch, training.precision, f"{rate:g} images/s as given", "run"
+    )
+
+
+def from_records(machine: Machine, training: Training, records: tuple[Record, ...]) -> Calibration:
+    """The calibration of published single-GPU rows.
+
+    Raises:
+        BadInput: no row helps, as on CPUs.
+    """
+    ones = [record for record in records if record.gpus == 1 and record.rate and not record.xla]
+    ones = [record for record in ones if _alike(record.precision, training.precision)]
+    here = [record for record in ones if _same_gpu(record, machine)]
+    for model in _models(training):
+        same = [record for record in here if record.model == model]
+        if same:
+            return _published(same, training)
+    twins = [record for record in ones if record.model in _models(training)]
+    return _carried(machine, training, twins or here or ones)
+
+
+def _models(training: Training) -> tuple[str, ...]:
+    """The network's name in rows, and its twin's."""
+    name = training.net.name
+    return (name, _TWINS[name]) if name in _TWINS else (name,)
+
+
+def _published(rows: list[Record], training: Training) -> Calibration:
+    """The row nearest in batch (real data last), and the spread of all as uncertainty."""
+    wished = training.batch
+    best = min(rows, key=lambda r: (abs((r.batch or wished) - wished), r.data != "synthetic"))
+    rates = [row.rate or 0.0 for row in rows]
+    rate = best.rate or 1.0
+    return Calibration(
+        training.batch / rate, best.batch or training.batch, best.precision,
+        f"{best.id}: {rate:g} images/s at batch {best.batch or 'unknown'}", "published",
+        min(rates) / rate, max(rates) / rate,
+    )  # fmt: skip
+
+
+def _carried(machine: Machine, training: Training, rows: list[Record]) -> Calibration:
+    """Other rows, each carried over by the ratio of the rooflines; their median."""
+    from hpcdl import facts
+
+    found = sorted(_estimates(machine, training, rows))
+    if machine.gpu == CPU or not found:
+        raise BadInput(
+            f"nothing says how fast '{training.net.name}' runs on one rank of '{machine.name}'",
+            hint="measure it: give --calibrate RESULT.JSON of a short run, or --one IMAGES/S",
+        )
+    spread = facts.load("links")["uncertainty"]["borrowed"]
+    middle = statistics.median(found)
+    return Calibration(
+        middle, training.batch, training.precision,
+        f"carried over from {len(found)} published rows of other networks or GPUs", "doubtful",
+        spread["low"], spread["high"],
+    )  # fmt: skip
+
+
+def _estimates(machine: Machine, training: Training, rows: list[Record]) -> list[float]:
+    """Seconds of the step by every row: its measured step times the ratio of rooflines."""
+    goal = _roof(machine, training)
+    found = []
+    for row in rows:
+        there = of_host(row.gpu, row.hardware, 1)
+        if there is None or row.model not in names() or not row.rate or not row.batch:
+            continue
+        done = Training(network(row.model), row.batch, row.precision)
+        found.append(row.batch / row.rate * goal / _roof(there, done))
+    return found
+
+
+def _roof(machine: Machine, training: Training) -> float:
+    return roofline(
+        training.net, training.batch, peak_of(machine, training.precision),
+        machine.memory_rate, training.activation_bytes,
+    ).total  # fmt: skip
+
+
+def _same_gpu(record: Record, machine: Machine) -> bool:
+    there = of_host(record.gpu, record.hardware, 1)
+    return there is not None and there.gpu == machine.gpu
+
+
+def _alike(one: str, other: str) -> bool:
+    """Whether two precisions use the same units: amp and fp16 do."""
+    return one == other or {one, other} == {"amp", "fp16"}
+
+
+def _precision(text: str) -> str:
+    """The trainer's word for a precision as one of PRECISIONS."""
+    known = {"fp32": "fp32", "float32": "fp32", "tf32": "tf32", "fp16": "fp16"}
+    return known.get(text, "amp")
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise BadInput(f"{path} is larger than any result.json")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as fault:
+        raise BadInput(f"cannot read {path}: {fault.strerror}") from fault
+    except json.JSONDecodeError as fault:
+        raise BadInput(f"{path}:{fault.lineno}:{fault.colno}: not JSON: {fault.msg}") from fault
+    except (UnicodeDecodeError, RecursionError) as fault:
+        raise BadInput(f"{path} is no result.json") from fault

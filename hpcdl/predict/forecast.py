@@ -1,0 +1,205 @@
+"""A range of GPU counts on one machine, and the choices: fastest, cheapest, best below a loss.
+
+`forecast` is what other rooms call; everything in it is a pure function of a machine, a
+training and a calibration. Counts fill nodes: below one node any, above it whole nodes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hpcdl import facts
+from hpcdl.predict.calibrate import Calibration
+from hpcdl.predict.hardware import Machine
+from hpcdl.predict.step import Constants, Step, Training, constants, predict_step, profile
+from hpcdl.system.errors import BadInput
+
+MOST_GPUS = 65_536
+IMAGENET_IMAGES = 1_281_167
+_HOUR = 3600.0
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?\Z")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One count of GPUs; `low` and `high` bound images per second, eight times in ten."""
+
+    step: Step
+    images_per_second: float
+    low: float
+    high: float
+    speedup: float
+    efficiency: float
+    epoch_seconds: float
+    beyond: bool
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in all."""
+        return self.step.gpus
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPU-hours of an epoch."""
+        return self.gpus * self.epoch_seconds / _HOUR
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The counts a person would take; None where no count meets the wish."""
+
+    fastest: Point | None
+    cheapest: Point | None
+    efficient: Point | None
+    loss: float
+    deadline_hours: float | None
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Counts of GPUs, what they give, and what to take."""
+
+    machine: Machine
+    training: Training
+    calibration: Calibration
+    images: int
+    points: tuple[Point, ...]
+    choices: Choices
+
+
+def forecast(
+    machine: Machine,
+    training: Training,
+    calibration: Calibration,
+    counts: Sequence[int],
+    *,
+    images: int = IMAGENET_IMAGES,
+    loss: float = 0.1,
+    deadline_hours: float | None = None,
+    known: Constants | None = None,
+) -> Forecast:
+    """Predict every count and choose.
+
+    Args:
+        machine: where.
+        training: what; its batch is per GPU.
+        calibration: one GPU's step.
+        counts: numbers of GPUs, as `expand` gives them.
+        images: images of an epoch.
+        loss: the largest loss of efficiency that is accepted, 0.1 for 10 %.
+        deadline_hours: an epoch must be done by then, for the cheapest choice.
+        known: the model's constants, those of the facts by default.
+    """
+    known = known or constants()
+    one = profile(machine, training, calibration.seconds)
+    alone = predict_step(machine, training, one, 1, 1, known)
+    points = []
+    for gpus in counts:
+        nodes = max(1, gpus // machine.per_node) if gpus > machine.per_node else 1
+        step = predict_step(machine, training, one, gpus, nodes, known)
+        points.append(_point(step, alone, machine, training, calibration, images))
+    choices = choose(points, loss, deadline_hours)
+    return Forecast(machine, training, calibration, images, tuple(points), choices)
+
+
+def _point(
+    step: Step, alone: Step, machine: Machine, training: Training, base: Calibration, images: int
+) -> Point:
+    rate = step.gpus * training.batch / step.seconds
+    spread = facts.load("links")["uncertainty"]["within" if step.nodes == 1 else "across"]
+    low, high = (spread["low"], spread["high"]) if step.gpus > 1 else (1.0, 1.0)
+    speedup = step.gpus * alone.seconds / step.seconds
+    return Point(
+        step=step,
+        images_per_second=rate,
+        low=rate * low * base.low,
+        high=rate * high * base.high,
+        speedup=speedup,
+        efficiency=speedup / step.gpus,
+        epoch_seconds=images / rate,
+        beyond=0 < machine.nodes < step.nodes,
+    )
+
+
+def choose(points: Sequence[Point], loss: float, deadline_hours: float | None = None) -> Choices:
+    """Fastest: most images per second. Cheapest: fewest GPU-hours of those in time.
+
+    Efficient: the most GPUs whose efficiency is at least 1 - loss. Counts beyond the
+    partition are not chosen while there are others.
+    """
+    real = [point for point in points if not point.beyond] or list(points)
+    limit = _HOUR * deadline_hours if deadline_hours else float("inf")
+    timely = [point for point in real if point.epoch_seconds <= limit]
+    thrifty = [point for point in real if point.efficiency >= 1 - loss]
+    return Choices(
+        fastest=max(real, key=lambda p: p.images_per_second, default=None),
+        cheapest=min(timely, key=lambda p: (p.gpu_hours, p.gpus), default=None),
+        efficient=max(thrifty, key=lambda p: p.gpus, default=None),
+        loss=loss,
+        deadline_hours=deadline_hours,
+    )
+
+
+def legal(gpus: int, per_node: int) -> bool:
+    """Whether a count fills nodes."""
+    return gpus <= per_node or gpus % per_node == 0
+
+
+def expand(text: str, per_node: int, *, every: bool = False) -> tuple[int, ...]:
+    """Counts of GPUs from words such as `8`, `1,2,4` or `1-64`.
+
+    A range gives its doublings and its end, rounded to whole nodes; with `every`, all counts
+    that fill nodes.
+
+    Raises:
+        BadInput: not of that form, out of bounds, or a single count that fills no nodes.
+    """
+    found: set[int] = set()
+    for part in text.replace(" ", "").split(","):
+        match = _RANGE.match(part)
+        if not match:
+            raise BadInput(
+                f"'{text[:60]}' is no count of GPUs", hint="write 8, 1,2,4 or a range 1-64"
+            )
+        first, last = int(match[1]), int(match[2] or match[1])
+        if not 1 <= first <= last <= MOST_GPUS:
+            raise BadInput(f"'{part}' is not between 1 and {MOST_GPUS} GPUs, in rising order")
+        if match[2]:
+            found.update(_range(first, last, per_node, every))
+        else:
+            found.add(_single(first, per_node))
+    return tuple(sorted(found))
+
+
+def _single(gpus: int, per_node: int) -> int:
+    if legal(gpus, per_node):
+        return gpus
+    down = gpus // per_node * per_node
+    raise BadInput(
+        f"{gpus} GPUs fill no whole nodes of {per_node}",
+        hint=f"take {down} or {down + per_node}",
+    )
+
+
+def _range(first: int, last: int, per_node: int, every: bool) -> Iterable[int]:
+    if every:
+        inside = range(first, min(last, per_node) + 1)
+        start = -(-max(first, per_node) // per_node) * per_node
+        return [*inside, *range(start, last + 1, per_node)]
+    counts, value = [], 1
+    while value <= last:
+        if value >= first:
+            counts.append(value)
+        value = _next(value, per_node)
+    whole = last if last <= per_node else last // per_node * per_node
+    start = first if legal(first, per_node) else -(-first // per_node) * per_node
+    return [count for count in {start, *counts, whole} if first <= count <= last]
+
+
+def _next(value: int, per_node: int) -> int:
+    """The next doubling; a node is never left half filled on the way to the next."""
+    if value < per_node < 2 * value:
+        return per_node
+    return 2 * value

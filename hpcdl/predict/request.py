@@ -1,0 +1,142 @@
+"""A question to the model, checked at the door, and its answer: what other rooms call.
+
+`answer(Request(partition, "resnet50", gpus="1-32"))` gives a `Forecast`. Everything a person
+can get wrong is one `BadInput` here; behind it values are valid.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcdl.predict.calibrate import (
+    Calibration,
+    Result,
+    from_images_per_second,
+    from_records,
+    from_result,
+    read_result,
+)
+from hpcdl.predict.feed import ENDLESS, IMAGENET, SYNTHETIC, feed
+from hpcdl.predict.forecast import IMAGENET_IMAGES, Forecast, expand, forecast
+from hpcdl.predict.hardware import GIGA, Machine, of_partition
+from hpcdl.predict.network import network
+from hpcdl.predict.records import read_records
+from hpcdl.predict.step import FORMS, PRECISIONS, Training
+from hpcdl.system.errors import BadInput
+from hpcdl.system.text import did_you_mean
+
+if TYPE_CHECKING:
+    from hpcdl.site import Partition
+
+_DEFAULT_BATCH = 64
+_BOUNDS = {
+    "batch": (1, 65_536, "images per GPU"),
+    "images": (1, 1e13, "images of an epoch"),
+    "loss": (0.0, 0.99, "loss of efficiency"),
+    "deadline_hours": (1e-3, 1e6, "hours"),
+    "storage_gbs": (1e-6, 1e6, "GB/s of storage"),
+    "images_per_second": (1e-4, 1e9, "images/s of one GPU"),
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked; None leaves a choice to the model.
+
+    `gpus` is text as `expand` takes it; all of the partition by default. `loss` is a part,
+    0.1 for 10 %. `result` is a result.json to start from; `images_per_second` one GPU's rate.
+    """
+
+    partition: Partition
+    model: str | None = None
+    gpus: str | None = None
+    batch: int | None = None
+    precision: str | None = None
+    form: str = "horovod"
+    data: str = SYNTHETIC
+    storage_gbs: float | None = None
+    images: int | None = None
+    loss: float = 0.1
+    deadline_hours: float | None = None
+    every: bool = False
+    result: Path | None = None
+    images_per_second: float | None = None
+
+
+def answer(request: Request) -> Forecast:
+    """The forecast that a request asks for.
+
+    Raises:
+        BadInput: an unknown name, a number out of bounds, a file that cannot be used, or
+            nothing that says how fast one GPU is.
+    """
+    machine, training, calibration = prepare(request)
+    text = request.gpus or f"1-{machine.per_node * machine.nodes}"
+    return forecast(
+        machine,
+        training,
+        calibration,
+        expand(text, machine.per_node, every=request.every),
+        images=request.images or IMAGENET_IMAGES,
+        loss=request.loss,
+        deadline_hours=request.deadline_hours,
+    )
+
+
+def prepare(request: Request) -> tuple[Machine, Training, Calibration]:
+    """The machine, the training and one GPU's step that a request means."""
+    _check(request)
+    machine = of_partition(request.partition)
+    result = read_result(request.result) if request.result else None
+    training = _training(request, result, machine)
+    return machine, training, _calibration(request, result, machine, training)
+
+
+def _check(request: Request) -> None:
+    """Names and bounds; the first fault is raised."""
+    for field, (low, high, what) in _BOUNDS.items():
+        value = getattr(request, field)
+        if value is not None and not low <= value <= high:
+            raise BadInput(f"{value:g} {what} are not between {low:g} and {high:g}")
+    for field, known in (
+        ("form", FORMS), ("precision", PRECISIONS), ("data", (SYNTHETIC, IMAGENET)),
+    ):  # fmt: skip
+        value = getattr(request, field)
+        if value is not None and value not in known:
+            raise BadInput(f"unknown {field} '{value}'", hint=did_you_mean(value, known))
+    if request.storage_gbs is not None and request.data == SYNTHETIC:
+        raise BadInput("synthetic data need no storage", hint="give --data imagenet as well")
+
+
+def _training(request: Request, result: Result | None, machine: Machine) -> Training:
+    """What is trained: as asked, else as in the result, else the usual."""
+    model = request.model or (result.model if result else None)
+    if model is None:
+        raise BadInput("no model is named", hint="give --model, for example --model resnet50")
+    if result and model != result.model:
+        raise BadInput(
+            f"{request.result} measured '{result.model}', not '{model}'",
+            hint="leave --model out, or calibrate by a run of that model",
+        )
+    net = network(model)
+    rate = request.storage_gbs * GIGA if request.storage_gbs else None
+    return Training(
+        net=net,
+        batch=request.batch or (result.batch if result else _DEFAULT_BATCH),
+        precision=request.precision or (result.precision if result else "fp32"),
+        form=request.form,
+        feed=ENDLESS if request.data == SYNTHETIC else feed(machine, net, rate),
+    )
+
+
+def _calibration(
+    request: Request, result: Result | None, machine: Machine, training: Training
+) -> Calibration:
+    if result and request.result:
+        base = from_result(result, request.result)
+        return replace(base, seconds=base.seconds * training.batch / result.batch)
+    if request.images_per_second is not None:
+        return from_images_per_second(request.images_per_second, training)
+    return from_records(machine, training, read_records())

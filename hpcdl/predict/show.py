@@ -1,0 +1,347 @@
+"""Forecasts and validations in words, tables and JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpcdl.predict.compare import Scene
+from hpcdl.predict.forecast import Forecast, Point
+from hpcdl.predict.traces import Traced
+from hpcdl.predict.validate import Errors, Judged, Validation, errors, grouped
+from hpcdl.system.text import table
+
+_HOUR = 3600.0
+_WORST = 10
+
+
+# ---- a forecast ----
+
+
+def forecast_text(found: Forecast) -> str:
+    """A table of counts, what to take, and what it rests on."""
+    training, machine = found.training, found.machine
+    head = (
+        f"{training.net.name}, batch {training.batch} per GPU, {training.precision}, "
+        f"{training.form}, on {machine.name} ({machine.gpu}, {machine.per_node} per node, "
+        f"{machine.network.name})"
+    )
+    rows = [_point_row(point) for point in found.points]
+    header = ("GPUs", "nodes", "step ms", "images/s", "likely", "speed-up", "efficiency",
+              "epoch", "GPU-h/epoch", "limited by")  # fmt: skip
+    return "\n".join([head, "", table(rows, header), "", *_choices(found), *_grounds(found)])
+
+
+def _point_row(point: Point) -> tuple[str, ...]:
+    mark = " *" if point.beyond else ""
+    return (
+        f"{point.gpus}{mark}",
+        str(point.step.nodes),
+        f"{1000 * point.step.seconds:.1f}",
+        f"{point.images_per_second:.0f}",
+        f"{point.low:.0f}-{point.high:.0f}",
+        f"{point.speedup:.2f}",
+        f"{point.efficiency:.1%}",
+        hours(point.epoch_seconds),
+        f"{point.gpu_hours:.2f}",
+        point.step.limit,
+    )
+
+
+def hours(seconds: float) -> str:
+    """Seconds as `41 s`, `12.3 min` or `4.56 h`."""
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.1f} min" if seconds < _HOUR else f"{seconds / _HOUR:.2f} h"
+
+
+def _choices(found: Forecast) -> list[str]:
+    choices = found.choices
+    timely = f" within {choices.deadline_hours:g} h" if choices.deadline_hours else ""
+    wishes = (
+        ("fastest", choices.fastest),
+        (f"cheapest{timely}", choices.cheapest),
+        (f"best below {choices.loss:.0%} loss", choices.efficient),
+    )
+    rows = [
+        (
+            name,
+            f"{point.gpus} GPUs: epoch in {hours(point.epoch_seconds)}, "
+            f"{point.gpu_hours:.2f} GPU-hours, {point.efficiency:.1%}"
+            if point
+            else "none of these counts",
+        )
+        for name, point in wishes
+    ]
+    return [table(rows), ""]
+
+
+def _grounds(found: Forecast) -> list[str]:
+    base = found.calibration
+    lines = [f"one GPU: {base.source} [{base.proof}]"]
+    if base.batch != found.training.batch:
+        lines.append(
+            f"note: it was measured at batch {base.batch}; the same images/s are assumed at "
+            f"{found.training.batch}"
+        )
+    lines.append("likely: eight of ten published rows lay so near (hpcdl predict validate)")
+    if any(point.beyond for point in found.points):
+        lines.append(f"*: beyond the {found.machine.nodes} nodes of the partition")
+    return lines
+
+
+def forecast_data(found: Forecast) -> dict[str, Any]:
+    """A forecast for machines."""
+    base, choices = found.calibration, found.choices
+    return {
+        "schema": 1,
+        "partition": found.machine.name,
+        "gpu": found.machine.gpu,
+        "model": found.training.net.name,
+        "batch_per_gpu": found.training.batch,
+        "precision": found.training.precision,
+        "form": found.training.form,
+        "images_per_epoch": found.images,
+        "calibration": {
+            "step_seconds": base.seconds, "batch": base.batch, "source": base.source,
+            "proof": base.proof, "low": base.low, "high": base.high,
+        },
+        "points": [_point_data(point) for point in found.points],
+        "choices": {
+            "fastest": _gpus(choices.fastest),
+            "cheapest": _gpus(choices.cheapest),
+            "best_below_loss": _gpus(choices.efficient),
+            "loss": choices.loss,
+            "deadline_hours": choices.deadline_hours,
+        },
+    }  # fmt: skip
+
+
+def _gpus(point: Point | None) -> int | None:
+    return point.gpus if point else None
+
+
+def _point_data(point: Point) -> dict[str, Any]:
+    step = point.step
+    return {
+        "gpus": step.gpus,
+        "nodes": step.nodes,
+        "step_seconds": step.seconds,
+        "parts_seconds": {
+            "compute": step.compute, "stragglers": step.straggler,
+            "communication": step.exposed, "contention": step.contention,
+            "input": step.input_wait,
+        },
+        "images_per_second": point.images_per_second,
+        "images_per_second_low": point.low,
+        "images_per_second_high": point.high,
+        "speedup": point.speedup,
+        "efficiency": point.efficiency,
+        "epoch_hours": point.epoch_seconds / _HOUR,
+        "gpu_hours_per_epoch": point.gpu_hours,
+        "limit": step.limit,
+        "beyond_partition": point.beyond,
+    }  # fmt: skip
+
+
+# ---- validation ----
+
+
+def validation_text(found: Validation, traced: tuple[Traced, ...], *, verbose: bool) -> str:
+    """Errors over all, by source and model; the worst rows (all with `verbose`); the unfit."""
+    if not found.judged:
+        return "\n".join(["no row can be judged", "", *_unfit(found)])
+    overall = errors([row.error for row in found.judged])
+    parts = [
+        f"{overall.rows} rows of more than one GPU, each from its single-GPU row and published "
+        "figures alone",
+        "",
+        table([("all", *_cells(overall)), *_warned(found), *_crossed(found)], _ERROR_HEADER),
+        "",
+        _group(found, "by source", lambda row: row.case.record.source),
+        "",
+        _group(found, "by model", lambda row: row.case.record.model),
+        "",
+        _rows(found, verbose),
+    ]
+    if traced:
+        parts += ["", _traces(traced)]
+    return "\n".join([*parts, "", *_unfit(found)])
+
+
+_ERROR_HEADER = ("", "rows", "median", "90 %", "bias")
+
+
+def _cells(found: Errors) -> tuple[str, ...]:
+    return (
+        str(found.rows), f"{found.median:.1%}", f"{found.ninetieth:.1%}", f"{found.bias:+.1%}",
+    )  # fmt: skip
+
+
+def _warned(found: Validation) -> list[tuple[str, ...]]:
+    """All once more, with the rows that only their own source warns of."""
+    if not found.warned:
+        return []
+    together = errors([row.error for row in (*found.judged, *found.warned)])
+    return [("all, with the rows their source warns of", *_cells(together))]
+
+
+def _crossed(found: Validation) -> list[tuple[str, ...]]:
+    """The halves, each with constants fitted on the other one."""
+    rows = [
+        (
+            f"{half.sources[0]}{' ...' if half.sources[1:] else ''}, fitted on the rest",
+            *_cells(half.errors),
+        )
+        for half in found.halves
+    ]
+    if found.crossed:
+        rows.append(("both halves, each fitted on the other", *_cells(found.crossed)))
+    return rows
+
+
+def _group(found: Validation, title: str, key: Any) -> str:
+    rows = [(name, *_cells(group)) for name, group in grouped(found.judged, key).items()]
+    return table(rows, (title, *_ERROR_HEADER[1:]))
+
+
+def _rows(found: Validation, verbose: bool) -> str:
+    ordered = sorted(found.judged, key=lambda row: -abs(row.error))
+    shown = ordered if verbose else ordered[:_WORST]
+    title = "row" if verbose else f"the {len(shown)} worst rows (-v shows all)"
+    rows = [
+        (
+            row.case.record.id, f"{row.case.measured:g}", f"{row.predicted:.4g}",
+            f"{row.error:+.1%}", row.case.unit, row.step.limit, "; ".join(row.case.assumed),
+        )
+        for row in shown
+    ]  # fmt: skip
+    header = (title, "measured", "predicted", "error", "", "limited by", "assumed")
+    return table(rows, header)
+
+
+def _traces(traced: tuple[Traced, ...]) -> str:
+    rows = [
+        (
+            f"{row.nodes} nodes, {row.form}", f"{1000 * row.exposed:.1f}",
+            f"{1000 * row.predicted:.0f}", f"{1000 * row.measured:.0f}", f"{row.error:+.1%}",
+        )
+        for row in traced
+    ]  # fmt: skip
+    return table(rows, ("layer traces", "exposed ms", "step ms", "measured ms", "error"))
+
+
+def _unfit(found: Validation) -> list[str]:
+    if not found.unfit:
+        return []
+    rows = [(row.record.id, row.reason) for row in found.unfit]
+    return [f"{len(rows)} rows that are not judged:", table(rows)]
+
+
+def validation_data(found: Validation, traced: tuple[Traced, ...]) -> dict[str, Any]:
+    """A validation for machines; errors are relative, (predicted - measured) / measured."""
+    return {
+        "schema": 1,
+        "rows": [_row_data(row) for row in found.judged],
+        "unfit": [
+            {
+                "id": row.record.id, "source": row.record.source, "reason": row.reason,
+                **(_told_data(row.told) if row.told else {}),
+            }
+            for row in found.unfit
+        ],
+        "summary": _errors_data(errors([row.error for row in found.judged]))
+        if found.judged
+        else None,
+        "by_source": _groups_data(found, lambda row: row.case.record.source),
+        "by_model": _groups_data(found, lambda row: row.case.record.model),
+        "cross_fitted": {
+            "summary": _errors_data(found.crossed) if found.crossed else None,
+            "halves": [
+                {
+                    "sources": list(half.sources),
+                    "contention": half.constants.contention,
+                    "straggler": half.constants.straggler,
+                    **_errors_data(half.errors),
+                }
+                for half in found.halves
+            ],
+        },
+        "traces": [
+            {
+                "nodes": row.nodes, "form": row.form, "exposed_seconds": row.exposed,
+                "predicted_seconds": row.predicted, "measured_seconds": row.measured,
+                "relative_error": row.error,
+            }
+            for row in traced
+        ],
+    }  # fmt: skip
+
+
+def _row_data(row: Judged) -> dict[str, Any]:
+    record = row.case.record
+    return {
+        "id": record.id,
+        "source": record.source,
+        "model": record.model,
+        "gpu": row.case.machine.gpu,
+        "gpus": record.gpus,
+        "nodes": record.nodes,
+        "form": row.case.training.form,
+        "unit": row.case.unit,
+        "measured": row.case.measured,
+        "predicted": row.predicted,
+        "relative_error": row.error,
+        "limit": row.step.limit,
+        "base": row.case.base.id,
+        "assumed": list(row.case.assumed),
+    }
+
+
+def _told_data(row: Judged) -> dict[str, Any]:
+    return {
+        "measured": row.case.measured, "predicted": row.predicted, "relative_error": row.error,
+    }  # fmt: skip
+
+
+def _errors_data(found: Errors) -> dict[str, Any]:
+    return {
+        "rows": found.rows,
+        "median_abs_relative_error": found.median,
+        "p90_abs_relative_error": found.ninetieth,
+        "mean_relative_error": found.bias,
+    }
+
+
+def _groups_data(found: Validation, key: Any) -> dict[str, Any]:
+    return {name: _errors_data(group) for name, group in grouped(found.judged, key).items()}
+
+
+# ---- closed form and simulation ----
+
+
+def scenes_text(found: tuple[Scene, ...]) -> str:
+    """Scenes side by side."""
+    rows = [
+        (
+            row.name, str(row.gpus), f"{1000 * row.closed:.2f}", f"{1000 * row.simulated:.2f}",
+            f"{row.difference:+.2%}", str(row.events),
+        )
+        for row in found
+    ]  # fmt: skip
+    header = ("scene", "GPUs", "closed form ms", "simulated ms", "difference", "events")
+    return table(rows, header)
+
+
+def scenes_data(found: tuple[Scene, ...]) -> dict[str, Any]:
+    """Scenes for machines."""
+    return {
+        "schema": 1,
+        "scenes": [
+            {
+                "name": row.name, "gpus": row.gpus, "closed_seconds": row.closed,
+                "simulated_seconds": row.simulated, "relative_difference": row.difference,
+                "events": row.events,
+            }
+            for row in found
+        ],
+    }  # fmt: skip
