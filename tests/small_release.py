@@ -12,10 +12,15 @@ from hpcdl.stack.verify import Check, Proof, new_proof
 from hpcdl.system.files import write_json
 
 
-def small_site(prefix: Path) -> Site:
-    """The embedded site with its software below `prefix`."""
+def small_site(prefix: Path, *, lmod: bool = False) -> Site:
+    """The embedded site with its software below `prefix`.
+
+    Without `lmod` it is a site where Lmod is elsewhere: quick, for nothing asks Lmod then.
+    """
     site = load_site(find_site_file("embedded"))
-    return dataclasses.replace(site, paths=dataclasses.replace(site.paths, prefix=prefix))
+    init = site.paths.lmod_init if lmod else prefix / "lmod" / "init" / "bash"
+    paths = dataclasses.replace(site.paths, prefix=prefix, lmod_init=init)
+    return dataclasses.replace(site, paths=paths)
 
 
 def make_release(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hpcdl.site import Site
@@ -106,11 +106,18 @@ def render_modules(site: Site, shown: Sequence[Release], chosen: Dispatch) -> di
     return files
 
 
-def write_modules(root: Path, files: Mapping[str, str]) -> None:
+def write_modules(
+    root: Path, files: Mapping[str, str], complete: Callable[[Path], None] | None = None
+) -> None:
     """Put modulefiles in place as `root`/modules.
 
     `modules` is a link to a folder named by its content, so that new modulefiles replace
     others by one rename and a job that loads them meets the old set or the new one.
+
+    Args:
+        root: the release's folder.
+        files: their text by path.
+        complete: adds to a new set, given its folder, before it is in place.
     """
     target = root / f".modules-{digest(files)}"
     if not target.is_dir():
@@ -119,6 +126,8 @@ def write_modules(root: Path, files: Mapping[str, str]) -> None:
             shutil.rmtree(aside, ignore_errors=True)
             for name, text in files.items():
                 write_atomic(aside / name, text)
+            if complete is not None:
+                complete(aside)
             for made in (aside, *(path for path in aside.rglob("*") if path.is_dir())):
                 made.chmod(0o755)
             aside.rename(target)

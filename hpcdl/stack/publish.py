@@ -17,6 +17,8 @@ from typing import Any
 
 from hpcdl.site import Site
 from hpcdl.stack.dispatch import Event, choose, pile_of, previous
+from hpcdl.stack.lmod import write_cache, write_site_files
+from hpcdl.stack.modes import closed_above, require_safe_modes
 from hpcdl.stack.modules import render_modules, write_modules
 from hpcdl.stack.release import (
     BrokenRelease,
@@ -67,13 +69,17 @@ def publish(
 
     Raises:
         BadInput: there is no such release.
-        AnswerNo: the gate did not pass; `current` stays.
+        AnswerNo: the gate did not pass, or others may write the tree; `current` stays.
     """
     release = read_release(site, release_id)
     with locked(publish_lock(site), wait_seconds=_WAIT_SECONDS):
         before = current_id(site)
         _show_modules(site, release, Event("publish", release.id, ""))
         proof = _prove(site, release, gate, say, verify_again)
+        require_safe_modes(release)
+        for closed in closed_above(release.root):
+            say(f"note: users cannot enter {closed}, so they cannot load this release")
+        write_site_files(site)
         _switch(site, release, "publish", before)
     return Switch(before, release.id, proof)
 
@@ -89,7 +95,8 @@ def _show_modules(
     # What was rolled back stays visible too, but gives way where it has the same version.
     once = dict.fromkeys(event.release for event in events)
     others = [known[name] for name in once if name in known and known[name] not in pile]
-    write_modules(release.root, render_modules(site, [*others, *pile], choose(site, pile)))
+    files = render_modules(site, [*others, *pile], choose(site, pile))
+    write_modules(release.root, files, lambda folder: write_cache(site, folder))
 
 
 def refresh_modules(site: Site, without: set[str]) -> None:

@@ -25,7 +25,7 @@ _KEPT = 3
 @pytest.fixture(scope="session")
 def stack_site() -> Site:
     """The embedded site; its software lies below the cache."""
-    return small_site(cache() / "tests" / "prefix")
+    return small_site(cache() / "tests" / "prefix", lmod=True)
 
 
 @pytest.fixture(scope="session")

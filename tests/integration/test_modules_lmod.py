@@ -32,7 +32,7 @@ def lmod(modulepath: Path, script: str, **env: str) -> subprocess.CompletedProce
 
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
-    return small_site(tmp_path / "a prefix")
+    return small_site(tmp_path / "a prefix", lmod=True)
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def loaded_in(modules: Path, **env: str) -> str:
 @pytest.fixture
 def two_stacks(tmp_path: Path) -> Site:
     """k80 has a stack of its own; the default partition is p100."""
-    site = small_site(tmp_path / "prefix")
+    site = small_site(tmp_path / "prefix", lmod=True)
     k80 = dataclasses.replace(site.partitions["k80"], stack="kepler")
     site = dataclasses.replace(site, partitions=dict(site.partitions) | {"k80": k80})
     make_release(site, "new", version="2.21.0")
@@ -154,6 +154,26 @@ def test_without_a_job_the_gpu_that_is_found_decides(two_stacks: Site, tmp_path:
     file.write_text(file.read_text().replace('"/proc"', f'"{tmp_path}/proc"'))
     assert loaded_in(modules) == "2.14.1-cpu"
     assert loaded_in(modules, SLURM_JOB_PARTITION="p100") == "2.21.0-cpu"
+
+
+def test_the_list_of_modules_is_switched_with_them(site: Site, published: Release) -> None:
+    """`module avail` reads Lmod's list, which is of the current set at every moment."""
+    prefix = site.paths.prefix
+    setup = '. "$P/etc/profile.sh"; module --terse avail; module -D avail'
+    seen = lmod(Path("/nonexistent"), setup, P=str(prefix)).stderr
+    assert "tensorflow/2.21.0-cpu" in seen
+    assert f"cacheFile found: {prefix}/current/modules/.lmod/spiderT.lua" in seen
+    assert "valid: true" in seen
+    second = make_release(site, "tensorflow-2.22.0-cpu-00000002", version="2.22.0")
+    publish(site, second.id, passing, say=silent)
+    assert "tensorflow/2.22.0-cpu" in lmod(Path("/nonexistent"), setup, P=str(prefix)).stderr
+
+
+def test_the_profile_can_be_sourced_again(site: Site, published: Release) -> None:
+    script = '. "$P/etc/profile.sh"; . "$P/etc/profile.sh"; echo "$MODULEPATH"; echo "$LMOD_RC"'
+    lines = lmod(Path("/opt/m"), script, P=str(site.paths.prefix)).stdout.splitlines()
+    assert lines[0] == f"/opt/m:{site.paths.prefix}/current/modules"
+    assert lines[1] == f"{site.paths.prefix}/etc/lmodrc.lua"
 
 
 @pytest.mark.parametrize("name", ["python2", "python2.7", "python3", *(

@@ -1,0 +1,67 @@
+"""What makes Lmod quick and easy to switch on for a whole site.
+
+Each set of modulefiles carries the list that Lmod's own `spider` makes of it, written for the
+path that users have (PREFIX/current/modules), so one rename switches both. PREFIX/etc holds
+the file that tells Lmod of the list, and a profile for /etc/profile.d. Without Lmod's spider
+there is no list, and Lmod reads the modulefiles themselves.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from pathlib import Path
+
+from hpcdl.site import Site
+from hpcdl.stack.modules import lua
+from hpcdl.system.files import write_atomic
+from hpcdl.system.run import run
+
+CACHE = ".lmod"
+
+
+def users_path(site: Site) -> Path:
+    """The MODULEPATH of people: it leads to whatever is published."""
+    return site.paths.prefix / "current" / "modules"
+
+
+def write_cache(site: Site, modules: Path) -> None:
+    """Put Lmod's list of a set of modulefiles beside them, as users will see them.
+
+    Args:
+        site: says where Lmod is and what users' MODULEPATH is.
+        modules: the set, before it is in place.
+    """
+    spider = site.paths.lmod_init.parents[1] / "libexec" / "spider"
+    if not spider.is_file():
+        return
+    # An environment of its own: the caller's Lmod must not colour the list.
+    clean = ["env", "-i", "PATH=/usr/bin:/bin", "HOME=/nonexistent", "LANG=C.UTF-8"]
+    listed = run([*clean, spider, "-o", "spiderT", modules], check=False, timeout=60)
+    if listed.ok and "spiderT" in listed.stdout:
+        # Lmod trusts a list that is not older than its timestamp, for ever.
+        write_atomic(modules / CACHE / "timestamp", f"{time.strftime('%Y-%m-%dT%H:%M:%S')}\n")
+        text = listed.stdout.replace(str(modules), str(users_path(site)))
+        write_atomic(modules / CACHE / "spiderT.lua", text)
+
+
+def write_site_files(site: Site) -> None:
+    """Write PREFIX/etc: what an admin links into /etc/profile.d, once."""
+    folder = site.paths.prefix / "etc"
+    cache = users_path(site) / CACHE
+    described = {"dir": str(cache), "timestamp": str(cache / "timestamp")}
+    modulepath, rc = shlex.quote(str(users_path(site))), shlex.quote(str(folder / "lmodrc.lua"))
+    files = {
+        "lmodrc.lua": f"scDescriptT = {lua([described])}\n",
+        "profile.sh": (
+            "# For /etc/profile.d: shows everybody the published modules.\n"
+            f"case :$MODULEPATH: in *:{modulepath}:*) ;;\n"
+            f'*) export MODULEPATH="${{MODULEPATH:+$MODULEPATH:}}"{modulepath} ;; esac\n'
+            f"case :$LMOD_RC: in *:{rc}:*) ;;\n"
+            f'*) export LMOD_RC="${{LMOD_RC:+$LMOD_RC:}}"{rc} ;; esac\n'
+        ),
+    }
+    for name, text in files.items():
+        path = folder / name
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            write_atomic(path, text)

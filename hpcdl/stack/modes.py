@@ -1,0 +1,70 @@
+"""Who may read and write a release: everybody, and nobody but its owner.
+
+A file that others may write is a way into every job that loads the module; one that users
+cannot read fails in theirs and not in the admin's. Both stop a publish.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from hpcdl.stack.release import Release
+from hpcdl.system.errors import AnswerNo
+
+_SHOWN = 10
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_SPECIAL = stat.S_ISUID | stat.S_ISGID
+
+
+def require_safe_modes(release: Release) -> None:
+    """Hold every file of a release against the rule.
+
+    Raises:
+        AnswerNo: names the first files that break it, and how many there are.
+    """
+    faults = list(mode_faults(release.root))
+    if faults:
+        more = [f"... and {len(faults) - _SHOWN} more"] if len(faults) > _SHOWN else []
+        raise AnswerNo(
+            f"{release.id} has files with wrong permissions and is not published",
+            details=[*faults[:_SHOWN], *more],
+            hint=f"chmod -R u=rwX,go=rX {release.root}",
+        )
+
+
+def mode_faults(root: Path) -> Iterator[str]:
+    """What is wrong with the tree's owners and permissions, in words."""
+    owner = os.lstat(root).st_uid
+    folders = [str(root)]
+    while folders:
+        folder = folders.pop()
+        yield from _fault(folder, os.lstat(folder), owner)
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode):
+                    folders.append(entry.path)
+                elif not stat.S_ISLNK(status.st_mode):
+                    yield from _fault(entry.path, status, owner)
+
+
+def _fault(path: str, status: os.stat_result, owner: int) -> Iterator[str]:
+    mode = status.st_mode
+    needed = stat.S_IROTH | (stat.S_IXOTH if stat.S_ISDIR(mode) else 0)
+    if mode & _OTHERS_WRITE:
+        yield f"{path}: mode {stat.S_IMODE(mode):04o}, others than its owner may write it"
+    if mode & needed != needed:
+        yield f"{path}: mode {stat.S_IMODE(mode):04o}, users cannot read it"
+    if mode & _SPECIAL and not stat.S_ISDIR(mode):
+        yield f"{path}: mode {stat.S_IMODE(mode):04o}, set-user-ID or set-group-ID"
+    if status.st_uid != owner:
+        yield f"{path}: belongs to user {status.st_uid}, the release to {owner}"
+
+
+def closed_above(path: Path) -> list[Path]:
+    """The folders above `path` that users cannot enter, outermost first."""
+    parents = reversed(path.absolute().parents)
+    return [parent for parent in parents if not parent.stat().st_mode & stat.S_IXOTH]
