@@ -16,6 +16,7 @@ ACTIVE = frozenset(
 """Job states that may still change (squeue(1), job state codes)."""
 
 _GPU = re.compile(r"(?:^|,)gpu(?::([^:,()\s]+))?:(\d+)(?=[(,]|$)")
+_JOB_NAME = re.compile(r" JobName=(.*?)(?= UserId=\S+\(\d+\) )", re.S)
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z0-9_:/()*-]*)=")
 
 
@@ -87,16 +88,20 @@ class PartitionRecord:
 def pairs(line: str) -> dict[str, str]:
     """`Key=Value Key=Value` of `scontrol show ... -o`; values may hold blanks and `=`."""
     marks = list(_PAIR.finditer(line))
-    ends = [mark.start() for mark in marks[1:]] + [len(line)]
+    ends = [*(mark.start() for mark in marks[1:]), len(line)]
     return {
         mark.group(1): line[mark.end() : end].strip()
-        for mark, end in zip(marks, ends, strict=True)
+        for mark, end in zip(marks, ends, strict=False)
     }  # fmt: skip
 
 
 def job(line: str) -> JobRecord:
     """A line of `scontrol show job -o`."""
-    fields = pairs(line)
+    # A name may hold blanks and signs, and so look like fields: it is cut out first.
+    name = _JOB_NAME.search(line)
+    fields = pairs(line[: name.start()] + line[name.end() :] if name else line)
+    if name:
+        fields["JobName"] = name.group(1)
     code, _, signal = fields.get("ExitCode", "0:0").partition(":")
     return JobRecord(
         id=int(fields["JobId"]),

@@ -1,0 +1,194 @@
+"""Files from outside: whatever they hold, the answer is one clear error, at once."""
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcdl.system.document import MAX_DEPTH, InvalidDocument, Mapping, parse_document, read_document
+from hpcdl.system.errors import BadInput
+
+
+def faults_of(text: str) -> list[str]:
+    """What is noted or raised on parsing, as `line:column message`."""
+    try:
+        faults = parse_document(text, "f.yaml").faults
+    except InvalidDocument as invalid:
+        faults = list(invalid.faults)
+    return [f"{fault.mark.line}:{fault.mark.column} {fault.message}" for fault in faults]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("a: 1\n\tb: 2\n", "2:1 not YAML: found a tab character"),
+        ("a:\n\t- 1\n", "2:1 not YAML: found character that cannot start"),
+        ("a: 1\na: 2\n", "2:1 duplicate key 'a'"),
+        ("a: &x 1\n", "1:4 an anchor ('x') is not supported"),
+        ("a: *x\n", "1:4 an alias ('x') is not supported"),
+        ("a: !!binary eA==\n", "1:4 a tag ('tag:yaml.org,2002:binary') is not supported"),
+        ("!!python/object/apply:os.system [x]\n", "1:1 a tag"),
+        ("? [a]\n: b\n", "1:3 a key must be a plain word"),
+        ("a: 1\n---\nb: 2\n", "3:1 a second document starts here"),
+        ("a: [1\n", "2:1 not YAML"),
+        ("a: 'x\n", "not YAML"),
+        ("a: b: c\n", "1:5 not YAML: mapping values are not allowed"),
+        ("a: \x07\n", "not YAML: control characters are not allowed"),
+        ("%YAML 9.9\n---\na: 1\n", "not YAML: found incompatible YAML document"),
+        ("[" * 200_000, f"nested deeper than {MAX_DEPTH} levels"),
+        ("{" * 200_000, f"nested deeper than {MAX_DEPTH} levels"),
+        ("- " * 200_000, f"nested deeper than {MAX_DEPTH} levels"),
+        ("? " * 200_000, f"nested deeper than {MAX_DEPTH} levels"),
+    ],
+)
+def test_what_we_do_not_take_is_named_with_its_place(text: str, fault: str) -> None:
+    assert any(fault in one for one in faults_of(text)), faults_of(text)
+
+
+def test_tabs_get_the_advice_they_deserve() -> None:
+    with pytest.raises(BadInput) as caught:
+        parse_document("a: 1\n\tb: 2\n", "f.yaml")
+    assert "indent with spaces, not tabs" in caught.value.render()
+
+
+def test_a_duplicate_key_says_where_the_first_one_is() -> None:
+    document = parse_document("a: 1\nb: 2\na: 3\n", "f.yaml")
+    with pytest.raises(InvalidDocument) as caught:
+        document.raise_faults()
+    assert "first given in line 1" in caught.value.render()
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "# only a comment\n", "---\n...\n", "~", "null\n"])
+def test_an_empty_file_is_told_what_could_be_in_it(text: str) -> None:
+    with pytest.raises(BadInput, match="is empty") as caught:
+        parse_document(text, "f.yaml")
+    assert "hpcdl site init" in caught.value.hint
+
+
+def test_a_fault_is_shown_as_a_compiler_shows_it() -> None:
+    document = parse_document("name: pi\nnodse: 4\n", "site.yaml")
+    document.fault("unknown key 'nodse'", document.root.key("nodse"), "did you mean 'nodes'?")  # type: ignore[union-attr,arg-type]
+    with pytest.raises(InvalidDocument) as caught:
+        document.raise_faults()
+    assert caught.value.render().splitlines() == [
+        "error: site.yaml has 1 fault",
+        "",
+        "  site.yaml:2:1: unknown key 'nodse'",
+        "   2 | nodse: 4",
+        "     | ^^^^^",
+        "     did you mean 'nodes'?",
+    ]
+
+
+def test_faults_come_in_the_order_of_the_file_all_at_once() -> None:
+    text = "a: 1\nb: &x 2\na: 3\nb: *x\n"
+    document = parse_document(text, "f.yaml")
+    with pytest.raises(InvalidDocument) as caught:
+        document.raise_faults()
+    shown = [line for line in caught.value.render().splitlines() if line.startswith("  f.yaml:")]
+    assert [int(line.split(":")[1]) for line in shown] == [2, 3, 4, 4]
+
+
+def test_the_caret_stands_below_its_place_in_a_long_line() -> None:
+    text = "a: " + "x" * 500 + "\nb: {" + "c: 1, " * 80 + "c: 2}\n"
+    document = parse_document(text, "f.yaml")
+    with pytest.raises(InvalidDocument) as caught:
+        document.raise_faults()
+    lines = caught.value.render().splitlines()
+    at = next(n for n, line in enumerate(lines) if line.lstrip().startswith("|"))
+    caret = lines[at].index("^")
+    assert lines[at - 1][caret] == "c"
+    assert max(map(len, lines)) < 130
+
+
+@pytest.mark.parametrize("separator", ["\n", "\r\n", "\r", "\u2028", "\x85"])
+def test_every_line_break_of_yaml_counts_as_one_line(separator: str) -> None:
+    document = parse_document(separator.join(["a: 1", "b: 2", "b: 3", ""]), "f.yaml")
+    assert document.faults[0].mark.line == 3
+    assert document.lines[2] == "b: 3"
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
+    file = tmp_path / "f.yaml"
+    file.write_bytes(b"\xef\xbb\xbfname: pi\r\n")
+    root = read_document(file).root
+    assert isinstance(root, Mapping)
+    assert root.get("name") is not None
+
+
+@pytest.mark.parametrize("text", ["\u202eevil", "\x9b31m", "\u2066x", "\x85", "\ufeff"])
+def test_characters_that_mislead_or_command_a_terminal_are_shown_as_escapes(text: str) -> None:
+    with pytest.raises(InvalidDocument) as caught:
+        parse_document(f'a: "{text}"\na: 2\n"{text}": [}}', "f\x1b[31m.yaml")
+    shown = caught.value.render()
+    assert shown.isascii() or not any(character in shown for character in text if character > "~")
+    assert "\x1b" not in shown
+
+
+# --- what is no text file of ours ------------------------------------------------------------------
+
+
+def test_a_folder_is_named_as_such(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="is a folder"):
+        read_document(tmp_path)
+
+
+@pytest.mark.timeout(10)
+def test_a_pipe_that_nobody_writes_to_does_not_hang(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BadInput, match="is no regular file"):
+        read_document(tmp_path / "pipe")
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/null", "/dev/tty"])
+def test_a_device_is_not_read(device: str) -> None:
+    with pytest.raises(BadInput):
+        read_document(Path(device))
+
+
+@pytest.mark.parametrize("name", ["missing.yaml", "x" * 5000, "a\0b"])
+def test_a_name_that_cannot_be_opened_is_one_line(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BadInput, match="cannot read"):
+        read_document(tmp_path / name)
+
+
+def test_what_is_not_utf8_is_told_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "f.yaml").write_bytes("name: pi\nort: Würzburg\n".encode("latin-1"))
+    with pytest.raises(BadInput, match=r"f\.yaml:2: is not UTF-8 text"):
+        read_document(tmp_path / "f.yaml")
+
+
+def test_ten_megabytes_of_nesting_end_in_one_line_and_at_once(tmp_path: Path) -> None:
+    (tmp_path / "f.yaml").write_text("[" * 10_000_000)
+    start = time.monotonic()
+    with pytest.raises(BadInput, match="larger than 1 MB"):
+        read_document(tmp_path / "f.yaml")
+    assert time.monotonic() - start < 1
+
+
+def test_a_file_of_nothing_but_faults_stops_after_a_thousand() -> None:
+    with pytest.raises(InvalidDocument) as caught:
+        parse_document("a: 1\n" * 100_000, "f.yaml")
+    assert len(caught.value.faults) == 1000
+    assert caught.value.render().count("\n") < 150
+
+
+def parse_or_refuse(text: str) -> None:
+    """Anything but a document or a BadInput fails the test."""
+    with suppress(BadInput):
+        parse_document(text, "f.yaml").raise_faults()
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"])))
+def test_no_text_whatsoever_gives_anything_but_bad_input(text: str) -> None:
+    parse_or_refuse(text)
+
+
+@given(st.text(alphabet="ab:-[]{}&*!?|>'\"#% \n\t,~1"))
+def test_no_yaml_like_text_gives_anything_but_bad_input(text: str) -> None:
+    parse_or_refuse(text)

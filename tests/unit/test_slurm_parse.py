@@ -1,0 +1,120 @@
+"""What Slurm's commands print, as releases from 20.11 to 24.11 print it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcdl.slurm import parse
+from tests.unit import slurm_output as said
+
+
+@pytest.mark.parametrize("release", said.RELEASES)
+def test_nodes_are_read_alike_from_every_release(release: str) -> None:
+    nodes = [parse.node(line) for line in said.nodes(release).splitlines()]
+    assert [node.name for node in nodes] == ["p100-01", "p100-02", "cpu-01"]
+    first = nodes[0]
+    assert (first.sockets, first.cores_per_socket, first.threads_per_core) == (2, 14, 2)
+    assert (first.cpus, first.memory_mb) == (56, 250000)
+    assert first.gpus == ("p100", 4)
+    assert first.features == ("p100", "nvlink")
+    assert first.partitions == ("p100", "all")
+    assert nodes[1].reason == "bad DIMM, see #17 [root@2024-11-01T09:00:00]"
+    assert nodes[1].state == "IDLE+DRAIN"
+    assert nodes[2].gpus == (None, 0)
+    assert nodes[2].features == ()
+
+
+@pytest.mark.parametrize("release", said.RELEASES)
+def test_partitions_are_read_alike_from_every_release(release: str) -> None:
+    p100, cpu = (parse.partition(line) for line in said.partitions(release).splitlines())
+    assert (p100.name, p100.nodes, p100.node_count) == ("p100", "p100-[01-02]", 2)
+    assert (p100.default, p100.max_time, p100.state) == (True, "2-00:00:00", "UP")
+    assert (cpu.default, cpu.max_time) == (False, "UNLIMITED")
+
+
+@pytest.mark.parametrize("release", said.RELEASES)
+def test_mpi_plugins_are_read_alike_from_every_release(release: str) -> None:
+    found = parse.mpi_plugins(said.MPI_LISTS[release])
+    assert {"none", "pmi2", "pmix"} <= set(found)
+    assert any(name.startswith("pmix_v") for name in found)
+    assert not any(" " in name or name in {"are", "srun"} for name in found)
+
+
+@pytest.mark.parametrize("release", said.RELEASES)
+def test_the_configuration_is_read_by_key(release: str) -> None:
+    config = parse.config(said.config(release))
+    assert config["ClusterName"] == "pi"
+    assert config["AccountingStorageType"] == "accounting_storage/slurmdbd"
+    assert config["MpiDefault"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("gres", "gpus"),
+    [
+        ("", (None, 0)),
+        ("gpu:4", (None, 4)),
+        ("gpu:p100:4", ("p100", 4)),
+        ("gpu:p100:4(S:0-1)", ("p100", 4)),
+        ("gpu:2080ti:8(S:0,1)", ("2080ti", 8)),
+        ("gpu:1080:4", ("1080", 4)),
+        ("gpu:nvidia_a100-sxm4-40gb:8", ("nvidia_a100-sxm4-40gb", 8)),
+        ("gpu:a100_1g.5gb:7", ("a100_1g.5gb", 7)),
+        ("craynetwork:4,gpu:v100:8(IDX:0-7),nvme:1", ("v100", 8)),
+        ("gpu:k20:2,gpu:k80:4", (None, 6)),
+        ("shard:8", (None, 0)),
+        ("mps:gpu:100", (None, 0)),
+    ],
+)
+def test_gres_tells_type_and_count_of_gpus(gres: str, gpus: tuple[str | None, int]) -> None:
+    line = f"NodeName=n Gres={gres} RealMemory=1"
+    assert parse.node(line).gpus == gpus
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [("slurm 22.05.8\n", "22.05.8"), ("slurm-wlm 20.11.4", "20.11.4"), ("", ""), ("\n", "")],
+)
+def test_the_version_is_the_last_word(text: str, version: str) -> None:
+    assert parse.version(text) == version
+
+
+def test_a_job_is_read_with_blanks_and_signs_in_its_values() -> None:
+    job = parse.job(said.JOB)
+    assert (job.id, job.name, job.state, job.reason) == (4711, "a b=c", "RUNNING", "None")
+    assert (job.exit_code, job.signal, job.restarts) == (75, 9, 2)
+    assert job.nodes == "p100-[01-02]"
+    assert job.script == "/home/me/my jobs/job.sh"
+    assert job.log == "/home/me/my jobs/job.log"
+    assert job.active
+
+
+def test_a_pending_job_has_no_nodes_and_no_times() -> None:
+    job = parse.job(
+        "JobId=1 JobName=x JobState=PENDING Reason=Resources ExitCode=0:0 "
+        "StartTime=Unknown EndTime=Unknown NodeList=(null) Partition=p"
+    )
+    assert (job.nodes, job.started, job.ended) == ("", "", "")
+
+
+def test_an_accounted_job_that_was_cancelled_is_read() -> None:
+    line = "7|CANCELLED by 1000|0:15|p100|None assigned|2024-01-01T00:00:00|None|Unknown|1:00|a|b"
+    job = parse.accounted_job(line)
+    assert (job.id, job.state, job.signal, job.nodes) == (7, "CANCELLED", 15, "")
+    assert not job.active
+
+
+@given(st.text(max_size=200))
+def test_no_text_makes_pairs_fail(text: str) -> None:
+    assert all(isinstance(value, str) for value in parse.pairs(text).values())
+    parse.mpi_plugins(text)
+    parse.config(text)
+    parse.version(text)
+
+
+@given(st.text(max_size=100))
+def test_nonsense_for_a_record_is_an_error_the_client_knows(text: str) -> None:
+    for parser in (parse.job, parse.node, parse.partition, parse.accounted_job):
+        try:
+            parser(text)
+        except (KeyError, ValueError, IndexError):
+            continue
