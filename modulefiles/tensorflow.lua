@@ -35,3 +35,61 @@ prepend_path("PATH", pathJoin(stack, "bin"))
 prepend_path("PYTHONPATH", pathJoin(stack, "share", "hpcdl", "python"))
 setenv("HPCDL_RELEASE", release.id)
 setenv("HPCDL_STACK", stack)
+
+-- The guard: one line that says why this release does not fit here.
+
+local function driver_fault(needs, inside_job)
+  local have = driver_version(release.proc)
+  if needs == nil or (have == nil and not inside_job) then
+    return nil
+  elseif have == nil then
+    return "this node has no NVIDIA driver"
+  elseif convertToCanonical(have) < convertToCanonical(needs.from) then
+    return "the NVIDIA driver is " .. have .. ", it needs " .. needs.from .. " or newer"
+  elseif needs.branch and tonumber(have:match("^%d+")) > needs.branch then
+    return "the NVIDIA driver is " .. have .. "; branch " .. needs.branch
+      .. " is the last one that drives this GPU"
+  end
+end
+
+local function gpu_fault(models)
+  local have = models and gpu_model(release.proc)
+  if have == nil then
+    return nil
+  end
+  for _, model in ipairs(models) do
+    if have:find(model, 1, true) then
+      return nil
+    end
+  end
+  return "the GPU is a " .. have .. ", it has device code for " .. table.concat(models, ", ")
+end
+
+local function host_fault(flags)
+  local info = flags and text_of(release.proc .. "/cpuinfo")
+  local have = info and info:match("flags%s*:([^\n]*)")
+  if have == nil then
+    return nil
+  end
+  for _, flag in ipairs(flags) do
+    if not (have .. " "):find(" " .. flag .. " ", 1, true) then
+      return "the CPU has no " .. flag
+    end
+  end
+end
+
+if mode() == "load" then
+  local inside_job = os.getenv("SLURM_JOB_ID") ~= nil
+  local fault = host_fault(release.needs.cpu_flags)
+    or driver_fault(release.needs.driver, inside_job)
+    or gpu_fault(release.needs.gpus)
+  if fault then
+    local line = myModuleFullName() .. " does not fit this machine: " .. fault
+    if inside_job then
+      LmodError(line)
+    else
+      -- Not LmodWarning: after one, `module load` itself counts as failed.
+      LmodMessage("warning: " .. line)
+    end
+  end
+end

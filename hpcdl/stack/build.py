@@ -234,6 +234,7 @@ def _record(plan: BuildPlan, root: Path) -> None:
         proof=plan.recipe.proof,
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         hpcdl=f"{__version__}+{plan.own}",
+        needs=plan.recipe.needs,
         lock=(*(wheel.as_lock() for wheel in plan.wheelhouse.wheels), own),
     )
     write_json(root / "release.json", as_record(release))

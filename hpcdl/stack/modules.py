@@ -54,6 +54,8 @@ def module_data(release: Release) -> dict[str, object]:
         "version": _version(release),
         "stack": str(release.prefix),
         "summary": summary(release),
+        "needs": dict(release.needs),
+        "proc": "/proc",
     }
 
 
@@ -94,16 +96,20 @@ def render_modules(site: Site, shown: Sequence[Release], chosen: Dispatch) -> di
         shown: the releases whose versions can be loaded; a later one takes a version's name.
         chosen: which of them a plain `module load tensorflow` gives where.
     """
-    code = (folder("modulefiles") / "tensorflow.lua").read_text(encoding="utf-8")
-    choose = (folder("modulefiles") / "modulerc.lua").read_text(encoding="utf-8")
     files = {
-        f"{release.module}.lua": f"local release = {lua(module_data(release))}\n\n{code}"
+        f"{release.module}.lua": _file("release", module_data(release), "tensorflow.lua")
         for release in shown
     }
-    table = lua(dispatch_data(site, chosen))
-    files[f"{MODULE}/.modulerc.lua"] = f"local dispatch = {table}\n\n{choose}"
+    choose = _file("dispatch", dispatch_data(site, chosen), "modulerc.lua")
+    files[f"{MODULE}/.modulerc.lua"] = choose
     files[DISPATCH_FILE] = json.dumps(chosen.as_data(), indent=2) + "\n"
     return files
+
+
+def _file(name: str, data: Mapping[str, object], code: str) -> str:
+    """A data table in front of static code."""
+    parts = [(folder("modulefiles") / part).read_text("utf-8") for part in ("gpu.lua", code)]
+    return "\n".join([f"local {name} = {lua(data)}\n", *parts])
 
 
 def write_modules(

@@ -61,6 +61,7 @@ class Recipe:
     horovod: HorovodRecipe
     proof: str
     source: str
+    needs: Mapping[str, Any]
 
     @property
     def module(self) -> str:
@@ -166,6 +167,7 @@ def _recipe(row: Mapping[str, Any], table: Mapping[str, Any], pins: Mapping[str,
         ),
         proof=row["proof"],
         source=row["source"],
+        needs={"cpu_flags": list(table["needs"][row["variant"]]["cpu_flags"])},
     )
 
 

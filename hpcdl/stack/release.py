@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,9 @@ class Release:
 
     `root` is PREFIX/releases/ID; `module` its module's full name, such as
     `tensorflow/2.21.0-cpu`; `versions` what is inside, by component; `partitions` the ones it
-    serves, none meaning all; `proof` a level of `hpcdl.facts.PROOFS`; `created` in UTC.
+    serves, none meaning all; `proof` a level of `hpcdl.facts.PROOFS`; `created` in UTC. `needs` is
+    what its module's guard asks of a machine: `cpu_flags` as /proc/cpuinfo names them, `driver`
+    with `from` (a version) and `branch` (the last one that drives the GPU), `gpus` (models).
     """
 
     id: str
@@ -51,6 +53,7 @@ class Release:
     created: str
     hpcdl: str
     lock: tuple[Mapping[str, str], ...]
+    needs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def prefix(self) -> Path:
@@ -175,6 +178,7 @@ def as_record(release: Release) -> dict[str, Any]:
         "created": release.created,
         "hpcdl": release.hpcdl,
         "lock": [dict(entry) for entry in release.lock],
+        "needs": dict(release.needs),
     }
     return {**record, "seal": seal(record)}
 
@@ -195,6 +199,7 @@ def _parse(root: Path) -> Release:
         root=root,
         versions=MappingProxyType(dict(record["versions"])),
         partitions=tuple(record["partitions"]),
+        needs=MappingProxyType(dict(record.get("needs", {}))),
         lock=tuple(MappingProxyType(dict(entry)) for entry in record["lock"]),
         **{key: record[key] for key in _TEXTS},
     )

@@ -143,17 +143,91 @@ def test_the_job_s_partition_decides_what_a_plain_load_gives(two_stacks: Site) -
     assert loaded_in(modules, SLURM_JOB_PARTITION="new-and-unknown") == "2.21.0-cpu"
 
 
+def machine(folder: Path, *, driver: str = "", gpu: str = "", flags: str = "fpu avx") -> Path:
+    """A /proc as the kernel and NVIDIA's driver write it."""
+    (folder / "driver/nvidia/gpus/0000:85:00.0").mkdir(parents=True)
+    (folder / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t\t:\n")
+    if driver:
+        text = f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {driver}  Wed Nov  8 2023\n"
+        (folder / "driver/nvidia/version").write_text(text)
+    if gpu:
+        card = folder / "driver/nvidia/gpus/0000:85:00.0/information"
+        card.write_text(f"Model: \t\t {gpu}\nIRQ:   \t\t 42\n")
+    return folder
+
+
+def on_machine(file: Path, proc: Path) -> None:
+    """Let a modulefile see another machine."""
+    file.write_text(file.read_text().replace('"/proc"', f'"{proc}"'))
+
+
 def test_without_a_job_the_gpu_that_is_found_decides(two_stacks: Site, tmp_path: Path) -> None:
     """As on an interactive node with a K80: the driver's files say what it is."""
-    card = tmp_path / "proc/driver/nvidia/gpus/0000:85:00.0/information"
-    card.parent.mkdir(parents=True)
-    card.write_text("Model: \t\t Tesla K80\nIRQ:   \t\t 42\n")
-    (tmp_path / "proc/driver/nvidia/version").write_text("NVRM version: 470.223.02\n")
     modules = two_stacks.paths.prefix / "current" / "modules"
-    file = modules / "tensorflow" / ".modulerc.lua"
-    file.write_text(file.read_text().replace('"/proc"', f'"{tmp_path}/proc"'))
+    proc = machine(tmp_path / "proc", driver="470.223.02", gpu="Tesla K80")
+    on_machine(modules / "tensorflow" / ".modulerc.lua", proc)
     assert loaded_in(modules) == "2.14.1-cpu"
     assert loaded_in(modules, SLURM_JOB_PARTITION="p100") == "2.21.0-cpu"
+
+
+NEEDS = {"cpu_flags": ["avx"], "driver": {"from": "450.80.02", "branch": 470}, "gpus": ["K80"]}
+FITS = {"driver": "470.223.02", "gpu": "Tesla K80"}
+FAULTS = [
+    ({"flags": "fpu sse4_2 avx2"}, "the CPU has no avx"),
+    ({"driver": "440.33.01"}, "the NVIDIA driver is 440.33.01, it needs 450.80.02 or newer"),
+    ({"driver": "535.104.05"}, "branch 470 is the last one that drives this GPU"),
+    ({"gpu": "Tesla P100-PCIE-16GB"}, "it has device code for K80"),
+    ({"driver": "", "gpu": ""}, "this node has no NVIDIA driver"),
+]
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Release:
+    """A release for K80 nodes only."""
+    site = small_site(tmp_path / "prefix", lmod=True)
+    release = make_release(site, "kepler", version="2.14.1", needs=NEEDS)
+    publish(site, release.id, passing, say=silent)
+    return release
+
+
+@pytest.mark.parametrize(("wrong", "reason"), FAULTS)
+def test_in_a_job_a_machine_that_does_not_fit_is_an_error(
+    guarded: Release, tmp_path: Path, wrong: dict[str, str], reason: str
+) -> None:
+    proc = machine(tmp_path / "proc", **{**FITS, **wrong})
+    on_machine(guarded.modules / f"{guarded.module}.lua", proc)
+    done = lmod(guarded.modules, "module load tensorflow && echo loaded", SLURM_JOB_ID="1")
+    assert done.stdout == ""
+    assert " ".join(done.stderr.split()).count(reason) == 1
+
+
+@pytest.mark.parametrize(("wrong", "reason"), FAULTS[:-1])
+def test_on_a_login_node_it_is_a_warning(
+    guarded: Release, tmp_path: Path, wrong: dict[str, str], reason: str
+) -> None:
+    proc = machine(tmp_path / "proc", **{**FITS, **wrong})
+    on_machine(guarded.modules / f"{guarded.module}.lua", proc)
+    done = lmod(guarded.modules, "module load tensorflow && echo $HPCDL_RELEASE")
+    assert done.stdout == "kepler\n"
+    assert reason in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("seen", [FITS, {"driver": ""}])
+def test_a_login_node_that_fits_or_has_no_gpu_is_silent(
+    guarded: Release, tmp_path: Path, seen: dict[str, str]
+) -> None:
+    on_machine(guarded.modules / f"{guarded.module}.lua", machine(tmp_path / "proc", **seen))
+    assert lmod(guarded.modules, "module load tensorflow").stderr == ""
+
+
+def test_a_node_that_fits_loads_in_a_job(guarded: Release, tmp_path: Path) -> None:
+    on_machine(guarded.modules / f"{guarded.module}.lua", machine(tmp_path / "proc", **FITS))
+    done = lmod(guarded.modules, "module load tensorflow && echo loaded", SLURM_JOB_ID="1")
+    assert (done.stdout, done.stderr) == ("loaded\n", "")
+
+
+def test_this_very_machine_fits_the_wheels(modules: Path) -> None:
+    assert lmod(modules, "module load tensorflow", SLURM_JOB_ID="1").stderr == ""
 
 
 def test_the_list_of_modules_is_switched_with_them(site: Site, published: Release) -> None:
