@@ -48,6 +48,33 @@ def _resolve(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK if all(one.fits for one in found if one.wanted) else ExitCode.NO
 
 
+def _concretize_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("environments", nargs="*", help="k80, p100, v100, a100, h100; all")
+    parser.add_argument("--partition", metavar="NAME", help="a site's partition instead")
+    parser.add_argument("--render", action="store_true", help="only write the spack.yaml files")
+    parser.add_argument("--folder", metavar="DIR", help="where environments/ is; the checkout's")
+    parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="of each one; 400")
+
+
+def _concretize(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.stack import spack_run
+    from hpcdl.stack.spack_show import plan_text, solved_data, solved_text
+
+    work = spack_run.plan(args.environments, args.partition, args.folder, lambda: the_site(args))
+    data, text = work.as_data(), plan_text(work, args.render)
+    if not args.dry_run:
+        spack_run.render_work(work)
+    if args.dry_run or args.render:
+        print_json(data) if args.json else print(text)
+        return ExitCode.OK
+    found = [
+        spack_run.concretize(work.root, one, _progress(), time_limit=args.time_limit)
+        for one in work.environments
+    ]
+    print_json(solved_data(found)) if args.json else print(solved_text(found))
+    return ExitCode.OK if not any(one.differences for one in found) else ExitCode.NO
+
+
 def _build_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", metavar="STACK", help="which of the site's stacks; the first")
     parser.add_argument("--backend", choices=["venv"], help="how it is built; as the site says")
@@ -182,6 +209,14 @@ GROUP = Group(
             "hpcdl stack resolve --site pi --partition k80 --why-not tensorflow@2.18",
             _resolve,
             _resolve_arguments,
+        ),
+        Command(
+            "concretize",
+            "Render Spack's environments and let Spack solve them, with a time limit.",
+            "hpcdl stack concretize p100",
+            _concretize,
+            _concretize_arguments,
+            changes=True,
         ),
         Command(
             "build",

@@ -147,6 +147,29 @@ def resolve_one(site: Site, partition: str, backend: str | None = None) -> Resol
     return resolve(site, partition, backend)[0]
 
 
+def newest(compute: str | None, backend: str) -> dict[str, str]:
+    """The newest set for a GPU of a compute capability (None: a CPU), without any site."""
+    solution = _solve(_plain(compute, backend))
+    return {choice.component: choice.version for choice in solution.choices}
+
+
+def allowed(compute: str | None, backend: str, component: str) -> tuple[str, ...]:
+    """Versions of one component that fit the newest set of all the others, newest first."""
+    problem = _problem(_plain(compute, backend))
+    solver = Solver(problem)
+    values = solver.solve() or {}
+    others = [_fix(name, v, "choice", 0) for name, v in values.items() if name != component]
+    return tuple(
+        version
+        for version in problem.domains[component]
+        if solver.solve([*others, _fix(component, version, "question", 0)])
+    )
+
+
+def _plain(compute: str | None, backend: str) -> _Setting:
+    return _Setting(backend, compute, None, (), None, (), None)
+
+
 def why_not(
     site: Site, question: str, partition: str | None = None, backend: str | None = None
 ) -> tuple[Answer, ...]:

@@ -1,0 +1,161 @@
+"""Spack environments, rendered from the resolution: one per GPU generation, none of a site's own.
+
+`Environment` is what an environment needs to know, computed from facts alone; `render` makes
+its spack.yaml, `render_site` the scope with a site's compilers, externals, target and mirrors,
+which the environments include where HPCDL_SPACK_SITE names it. Pure; spack_run acts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hpcdl import facts
+from hpcdl.site import External, Partition, Site
+from hpcdl.stack.resolve import allowed, newest, resolve_one
+from hpcdl.stack.resolve_versions import sort_key
+from hpcdl.system.errors import BadInput
+from hpcdl.system.resources import folder
+from hpcdl.system.text import did_you_mean
+
+COMMAND = "hpcdl stack concretize --render"
+_COMPILED = ("c", "cxx", "fortran")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """One GPU generation's environment: its versions, and the compilers that fit them all.
+
+    `archs` are Spack's cuda_arch values, `gcc` a range such as `9:11`.
+    """
+
+    name: str
+    title: str
+    serves: tuple[str, ...]
+    archs: tuple[str, ...]
+    versions: Mapping[str, str]
+    gcc: str
+
+
+def environments() -> tuple[Environment, ...]:
+    """All environments, in the facts' order."""
+    return tuple(environment(name) for name in facts.load("spack")["environments"])
+
+
+def environment(name: str) -> Environment:
+    """The environment of a GPU generation, such as `p100`.
+
+    Raises:
+        BadInput: there is none of that name.
+    """
+    rows = facts.load("spack")["environments"]
+    if name not in rows:
+        raise BadInput(f"there is no Spack environment '{name}'", hint=did_you_mean(name, rows))
+    row = rows[name]
+    compute = facts.load("gpus")["gpus"][row["gpu"]]["compute"]
+    return Environment(
+        name=name,
+        title=row["title"],
+        serves=tuple(row["serves"]),
+        archs=tuple(row["archs"]),
+        versions=newest(compute, "spack"),
+        gcc=_majors(compute),
+    )
+
+
+def environment_for(site: Site, partition: str) -> Environment:
+    """The environment of one partition of a site: its pins, compilers and PMIx included.
+
+    Raises:
+        BadInput: a partition without GPUs, or one that no set of versions fits.
+    """
+    part = site.partition(partition)
+    if part.gpu is None:
+        raise BadInput(
+            f"partition '{partition}' has no GPUs",
+            hint="its stack comes from wheels: set `backend: venv`",
+        )
+    resolution = resolve_one(site, partition, "spack")
+    if not resolution.fits:
+        raise BadInput(
+            f"no set of versions fits partition '{partition}'",
+            hint=f"`hpcdl stack resolve --partition {partition} --backend spack` says why",
+        )
+    return Environment(
+        name=partition,
+        title=f"{site.name}, partition {partition}",
+        serves=(part.gpu.model,),
+        archs=(part.gpu.compute.replace(".", ""),),
+        versions=resolution.versions,
+        gcc=resolution.versions["gcc"] if site.spack.compilers else _majors(part.gpu.compute),
+    )
+
+
+def render(wanted: Environment) -> str:
+    """The environment's spack.yaml."""
+    return _fill(
+        "spack.yaml.j2",
+        title=wanted.title,
+        serves=wanted.serves,
+        command=COMMAND,
+        folder=f"spack/environments/{wanted.name}",
+        archs=wanted.archs,
+        requirements=list(_requirements(wanted)),
+    )
+
+
+def render_site(site: Site, partition: Partition) -> str:
+    """The scope with this site's settings for a stack that runs on `partition`."""
+    settings = site.spack
+    return _fill(
+        "site.yaml.j2",
+        site=site.name,
+        target=partition.target,
+        pmix=site.slurm.pmix,
+        externals=_externals(settings.externals),
+        prefix=site.paths.prefix,
+        padded_length=settings.padded_length,
+        build_jobs=settings.build_jobs,
+        mirrors=sorted(settings.mirrors.items()),
+    )
+
+
+def _majors(compute: str) -> str:
+    """Major releases of gcc that fit a GPU's newest set, as a range: `12:13`."""
+    majors = sorted({v.split(".")[0] for v in allowed(compute, "spack", "gcc")}, key=sort_key)
+    return f"{majors[0]}:{majors[-1]}"
+
+
+def _requirements(wanted: Environment) -> Iterator[tuple[str, str, str]]:
+    book = facts.load("spack")
+    for virtual in _COMPILED:
+        yield virtual, f"gcc@{wanted.gcc}", ""
+    for component in book["fixed"]:
+        yield book["packages"][component], f"@{wanted.versions[component]}", ""
+
+
+def _externals(externals: tuple[External, ...]) -> list[dict[str, Any]]:
+    """Externals by package; a gcc names its languages and the programs for them."""
+    packages: dict[str, list[dict[str, Any]]] = {}
+    for one in externals:
+        spec, compilers = f"{one.name}@{one.version}", []
+        if one.name == "gcc":
+            spec += " languages:='c,c++,fortran'"
+            programs = {"c": "gcc", "cxx": "g++", "fortran": "gfortran"}
+            compilers = [(lang, one.prefix / "bin" / name) for lang, name in programs.items()]
+        entry = {"spec": spec, "prefix": one.prefix, "compilers": compilers}
+        packages.setdefault(one.name, []).append(entry)
+    return [{"name": name, "entries": entries} for name, entries in packages.items()]
+
+
+def _fill(template: str, **values: object) -> str:
+    from jinja2 import Environment as Jinja
+    from jinja2 import FileSystemLoader, StrictUndefined
+
+    jinja = Jinja(  # noqa: S701 - YAML, not HTML
+        loader=FileSystemLoader(folder("templates") / "spack"),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    return str(jinja.get_template(template).render(**values))

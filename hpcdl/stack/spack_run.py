@@ -1,0 +1,239 @@
+"""Renders Spack environments into a folder and lets Spack solve them, with a time limit.
+
+A lock file counts only when the versions in it are those of the resolution: `differences` says
+where they are not. A solver that finds nothing often prints nothing, so the end of the time
+limit is an answer too, and `probable_cause` says what it usually means.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hpcdl import facts
+from hpcdl.site import Site
+from hpcdl.stack.resolve_versions import Range
+from hpcdl.stack.spack import (
+    Environment,
+    environment,
+    environment_for,
+    environments,
+    render,
+    render_site,
+)
+from hpcdl.system.errors import AnswerNo, MachineLacks, Stopped
+from hpcdl.system.files import explain_os_errors, write_atomic
+from hpcdl.system.resources import folder
+from hpcdl.system.run import run
+from hpcdl.system.text import duration
+
+Say = Callable[[str], None]
+_CAUSES = (
+    (r"has_provider|no provider",
+     "a package is needed that nothing provides: an external is missing or not buildable"),
+    (r"Cannot satisfy|cannot be satisfied|conflict",
+     "two requirements contradict each other; the lines above name them"),
+    (r"No compilers|no compiler",
+     "no compiler is declared: name gcc in the site's spack.externals"),
+    (r"microarchitecture|target", "no compiler has flags for the target: use x86_64_v3"),
+)  # fmt: skip
+_PARTS = ("spack_repo", "defaults")
+
+
+@dataclass(frozen=True)
+class Solved:
+    """What Spack made of an environment: its lock file, and how it differs from the facts."""
+
+    environment: Environment
+    lock: Path
+    versions: Mapping[str, str]
+    packages: int
+    seconds: float
+    differences: tuple[str, ...]
+
+
+def find_spack() -> Path:
+    """The `spack` program: of HPCDL_SPACK_ROOT, of SPACK_ROOT, or on PATH.
+
+    Raises:
+        MachineLacks: there is none.
+    """
+    for name in ("HPCDL_SPACK_ROOT", "SPACK_ROOT"):
+        program = Path(os.environ.get(name) or "/nonexistent") / "bin" / "spack"
+        if program.is_file():
+            return program
+    found = shutil.which("spack")
+    if found is None:
+        raise MachineLacks(
+            "Spack is not here", hint="set HPCDL_SPACK_ROOT to its folder, or put it on PATH"
+        )
+    return Path(found)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a run of `concretize` is about: files to write below `root`, environments to solve."""
+
+    root: Path
+    environments: tuple[Environment, ...]
+    files: Mapping[Path, str]
+    site: str | None
+
+    @property
+    def changed(self) -> list[Path]:
+        """The files that are not yet as they should be."""
+        return [path for path, text in self.files.items() if _read(path) != text]
+
+    def as_data(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "schema": 1,
+            "root": str(self.root),
+            "environments": [one.name for one in self.environments],
+            "changed": [str(path) for path in self.changed],
+        }
+
+
+def plan(
+    names: Sequence[str], partition: str | None, root: str | None, the_site: Callable[[], Site]
+) -> Work:
+    """What to render and solve: the shipped environments, or a partition of a site.
+
+    Args:
+        names: environments; all where none is named.
+        partition: a site's partition instead, with its pins, compilers and PMIx.
+        root: the folder that holds environments/; by default the checkout's spack/, for a
+            partition PREFIX/spack/PARTITION.
+        the_site: gives the site, called only for a partition.
+
+    Raises:
+        BadInput: an unknown environment or partition, or one that no set of versions fits.
+    """
+    if partition:
+        return _plan_site(the_site(), partition, root)
+    where = Path(root) if root else folder("spack")
+    wanted = tuple(environment(name) for name in names) or environments()
+    return Work(where, wanted, {_yaml(where, one): render(one) for one in wanted}, None)
+
+
+def _plan_site(site: Site, partition: str, root: str | None) -> Work:
+    wanted = environment_for(site, partition)
+    where = Path(root) if root else site.paths.prefix / "spack" / partition
+    files = {
+        _yaml(where, wanted): render(wanted),
+        where / "site.yaml": render_site(site, site.partition(partition)),
+    }
+    return Work(where, (wanted,), files, site.name)
+
+
+def render_work(work: Work) -> None:
+    """Write what changed; a site's folder also gets the recipes, so that it stands alone."""
+    if work.site is not None:
+        with explain_os_errors(work.root):
+            for part in _PARTS:
+                shutil.rmtree(work.root / part, ignore_errors=True)
+                ignored = shutil.ignore_patterns("__pycache__")
+                shutil.copytree(folder("spack") / part, work.root / part, ignore=ignored)
+    for path in work.changed:
+        write_atomic(path, work.files[path])
+
+
+def concretize(
+    root: Path, wanted: Environment, say: Say, *, time_limit: float | None = None
+) -> Solved:
+    """Let Spack solve an environment below `root`; its lock file lies beside its spack.yaml.
+
+    Raises:
+        MachineLacks: no Spack.
+        AnswerNo: there is no solution, or it did not come within the time limit (seconds; by
+            default the facts' `time_limit`); with the probable cause.
+    """
+    spack, start = find_spack(), time.monotonic()
+    where = root / "environments" / wanted.name
+    log = where / "concretize.log"
+    log.unlink(missing_ok=True)
+    limit = time_limit or facts.load("spack")["time_limit"]
+    say(f"{wanted.name}: Spack solves it, at most {duration(limit)}")
+    with TemporaryDirectory(prefix="hpcdl-spack-") as scope:
+        _write_scope(Path(scope))
+        argv: list[str | Path] = [spack, "-C", scope, "-e", where, "concretize", "--force"]
+        try:
+            result = run(argv, env=_site_scope(root), timeout=limit, check=False, log=log)
+        except Stopped as fault:
+            raise _no_solution(wanted, log, f"no answer within {duration(limit)}") from fault
+    if not result.ok:
+        raise _no_solution(wanted, log, "Spack found no solution")
+    lock = where / "spack.lock"
+    versions = lock_versions(lock)
+    return Solved(
+        wanted, lock, versions, _count(lock), time.monotonic() - start, differences(wanted, lock)
+    )
+
+
+def lock_versions(lock: Path) -> dict[str, str]:
+    """The versions of the stack's components in a lock file."""
+    names = {package: name for name, package in facts.load("spack")["packages"].items()}
+    specs = json.loads(lock.read_text())["concrete_specs"].values()
+    return {names[spec["name"]]: spec["version"] for spec in specs if spec["name"] in names}
+
+
+def differences(wanted: Environment, lock: Path) -> tuple[str, ...]:
+    """Where a lock file's versions are not the resolution's: `nccl: 2.29.3, not 2.29.7`."""
+    found = lock_versions(lock)
+    expected = {**wanted.versions, "gcc": wanted.gcc}
+    return tuple(
+        f"{name}: {found[name]}, not {expected[name]}"
+        for name in found
+        if name in expected and not Range(expected[name]).allows(found[name])
+    )
+
+
+def probable_cause(text: str) -> str:
+    """What a concretizer's last words usually mean."""
+    for pattern, cause in _CAUSES:
+        if re.search(pattern, text, re.IGNORECASE):
+            return cause
+    return "a set without a solution often gives no message: look for externals that do not fit"
+
+
+def _no_solution(wanted: Environment, log: Path, what: str) -> AnswerNo:
+    text = log.read_text(errors="replace") if log.exists() else ""
+    return AnswerNo(
+        f"environment '{wanted.name}': {what}",
+        details=[*text.strip().splitlines()[-12:], f"log: {log}"],
+        hint=f"probable cause: {probable_cause(text)}",
+    )
+
+
+def _yaml(root: Path, wanted: Environment) -> Path:
+    return root / "environments" / wanted.name / "spack.yaml"
+
+
+def _read(path: Path) -> str | None:
+    return path.read_text() if path.exists() else None
+
+
+def _count(lock: Path) -> int:
+    return len(json.loads(lock.read_text())["concrete_specs"])
+
+
+def _site_scope(root: Path) -> dict[str, str] | None:
+    """Where the environments find the site's settings: beside them, where there are any."""
+    site = root / "site.yaml"
+    return {"HPCDL_SPACK_SITE": str(site)} if site.exists() else None
+
+
+def _write_scope(scope: Path) -> None:
+    """Settings of this run: the packages of HPCDL_SPACK_PACKAGES instead of a download."""
+    packages = os.environ.get("HPCDL_SPACK_PACKAGES")
+    if packages:
+        repo = Path(packages) / "repos" / "spack_repo" / "builtin"
+        (scope / "repos.yaml").write_text(f"repos:\n  builtin: {repo}\n")

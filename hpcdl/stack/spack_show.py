@@ -1,0 +1,50 @@
+"""What `hpcdl stack concretize` says, in words and as data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hpcdl.stack.spack_run import Solved, Work
+from hpcdl.system.text import duration, table
+
+_SHOWN = ("tensorflow", "cuda", "cudnn", "nccl", "horovod", "openmpi", "python", "gcc")
+
+
+def plan_text(work: Work, render_only: bool) -> str:
+    """What would be written and solved, or what was written."""
+    lines = [f"write {path}" for path in work.changed] or ["every spack.yaml is up to date"]
+    if not render_only:
+        lines += [f"solve {one.name} with Spack" for one in work.environments]
+    return "\n".join(lines)
+
+
+def solved_text(found: Sequence[Solved]) -> str:
+    """A row per environment, then where its versions are not the resolution's."""
+    rows = [
+        [one.environment.name, *(one.versions.get(name, "-") for name in _SHOWN),
+         str(one.packages), duration(one.seconds)]
+        for one in found
+    ]  # fmt: skip
+    lines = [table(rows, ["environment", *_SHOWN, "packages", "took"])]
+    for one in found:
+        lines += [f"{one.environment.name}: {text}" for text in one.differences]
+    return "\n".join(lines)
+
+
+def solved_data(found: Sequence[Solved]) -> dict[str, Any]:
+    """The same for machines."""
+    return {
+        "schema": 1,
+        "environments": [
+            {
+                "name": one.environment.name,
+                "lock": str(one.lock),
+                "versions": dict(one.versions),
+                "packages": one.packages,
+                "seconds": round(one.seconds, 1),
+                "differences": list(one.differences),
+            }
+            for one in found
+        ],
+    }

@@ -1,0 +1,210 @@
+"""Spack's environments: rendered from the resolution, free of any site, up to date."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hpcdl import facts
+from hpcdl.cli import main
+from hpcdl.site import Site, SpackSettings, load_site
+from hpcdl.site.model import External
+from hpcdl.stack.resolve_versions import Range
+from hpcdl.stack.spack import (
+    Environment,
+    environment,
+    environment_for,
+    environments,
+    render,
+    render_site,
+)
+from hpcdl.stack.spack_run import differences, lock_versions, plan, probable_cause, render_work
+from hpcdl.system.errors import BadInput, MachineLacks
+from hpcdl.system.resources import folder
+
+SPACK = folder("spack")
+ENVIRONMENTS = environments()
+NAMES = [one.name for one in ENVIRONMENTS]
+
+
+def site(name: str = "p100-v100-k80", **changes: object) -> Site:
+    return dataclasses.replace(
+        load_site(folder("templates") / "sites" / f"{name}.yaml"),
+        **changes,  # type: ignore[arg-type]
+    )
+
+
+def test_there_is_one_environment_per_gpu_generation() -> None:
+    assert NAMES == ["k80", "p100", "v100", "a100", "h100"]
+    found = {path.parent.name for path in (SPACK / "environments").glob("*/spack.yaml")}
+    assert found == set(NAMES)
+
+
+@pytest.mark.parametrize("one", ENVIRONMENTS, ids=NAMES)
+def test_the_committed_environment_is_what_rendering_gives(one: Environment) -> None:
+    committed = (SPACK / "environments" / one.name / "spack.yaml").read_text()
+    assert committed == render(one), "run: hpcdl stack concretize --render"
+
+
+@pytest.mark.parametrize("one", ENVIRONMENTS, ids=NAMES)
+def test_an_environment_holds_no_settings_of_a_site(one: Environment) -> None:
+    text = render(one)
+    tree = yaml.safe_load(text)["spack"]
+    assert set(tree) == {"include", "repos", "specs", "packages", "concretizer", "view"}
+    assert not {"externals", "prefix", "target", "mirrors", "install_tree"} & set(
+        re.findall(r"[a-z_]+(?=:)", "\n".join(text.splitlines()[5:]))
+    )
+
+
+@pytest.mark.parametrize("one", ENVIRONMENTS, ids=NAMES)
+def test_an_environment_fixes_the_versions_of_the_resolution(one: Environment) -> None:
+    packages = yaml.safe_load(render(one))["spack"]["packages"]
+    assert packages["py-tensorflow"]["require"] == [f"@{one.versions['tensorflow']}"]
+    assert packages["cuda"]["require"] == [f"@{one.versions['cuda']}"]
+    assert packages["cxx"]["require"] == [f"gcc@{one.gcc}"]
+
+
+def test_kepler_has_its_own_compilers_and_machine_code_for_both_cards() -> None:
+    kepler = environment("k80")
+    assert kepler.gcc == "9:11"
+    assert kepler.archs == ("35", "37")
+    assert kepler.versions["tensorflow"] == "2.14.1"
+
+
+def test_the_paths_in_an_environment_exist_beside_it() -> None:
+    tree = yaml.safe_load(render(environment("p100")))["spack"]
+    here = SPACK / "environments" / "p100"
+    repository = tree["repos"]["hpcdl"].replace("$env", str(here))
+    assert (Path(repository) / "repo.yaml").is_file()
+    assert (here / tree["include"][1]["path"] / "packages.yaml").is_file()
+
+
+def test_a_sites_scope_has_its_target_pmix_compilers_mirrors_and_padding() -> None:
+    settings = SpackSettings(
+        externals=(
+            External("gcc", "12.2.0", Path("/usr")),
+            External("slurm", "22.05.8", Path("/opt/slurm")),
+        ),
+        mirrors={"site": "file:///apps/mirror"},
+        build_jobs=16,
+    )
+    one = site(spack=settings)
+    tree = yaml.safe_load(render_site(one, one.partitions["p100"]))
+    packages = tree["packages"]
+    assert packages["all"] == {"require:": ["target=x86_64_v3"]}
+    assert packages["pmix"] == {"require": ["@4.2"]}
+    assert packages["slurm"]["externals"] == [{"spec": "slurm@22.05.8", "prefix": "/opt/slurm"}]
+    gcc = packages["gcc"]["externals"][0]
+    assert gcc["extra_attributes"]["compilers"]["cxx"] == "/usr/bin/g++"
+    assert tree["config"]["install_tree"] == {"root": "/apps/hpcdl/spack", "padded_length": 128}
+    assert tree["config"]["build_jobs"] == 16
+    assert tree["mirrors"] == {"site": "file:///apps/mirror"}
+
+
+def test_a_partitions_environment_follows_the_sites_pins_and_compilers() -> None:
+    gcc = SpackSettings(externals=(External("gcc", "12.2.0", Path("/usr")),))
+    request = dataclasses.replace(site().stacks["gpu"], pins={"tensorflow": "2.18.1"})
+    one = site(spack=gcc, stacks={"gpu": dataclasses.replace(request, partitions=("p100",))})
+    found = environment_for(one, "p100")
+    assert found.versions["tensorflow"] == "2.18.1"
+    assert found.gcc == "12.2.0"
+    assert found.archs == ("60",)
+
+
+def test_a_partition_without_gpus_or_without_a_fitting_set_is_refused() -> None:
+    with pytest.raises(BadInput, match="has no GPUs"):
+        environment_for(site("pi"), "cpu")
+    too_new = site()
+    parts = {
+        name: dataclasses.replace(part, driver="595.10")
+        for name, part in too_new.partitions.items()
+    }
+    with pytest.raises(BadInput, match="no set of versions fits"):
+        environment_for(dataclasses.replace(too_new, partitions=parts), "k80")
+
+
+def test_an_unknown_environment_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(BadInput) as caught:
+        environment("p10")
+    assert "p100" in caught.value.hint
+
+
+def test_a_sites_folder_stands_alone(tmp_path: Path) -> None:
+    work = plan([], "p100", str(tmp_path / "here"), site)
+    render_work(work)
+    assert work.changed == []
+    assert (work.root / "site.yaml").is_file()
+    assert (work.root / "spack_repo" / "hpcdl" / "repo.yaml").is_file()
+    assert (work.root / "environments" / "p100" / "spack.yaml").is_file()
+
+
+def test_rendering_twice_changes_nothing(tmp_path: Path) -> None:
+    first = plan(["p100"], None, str(tmp_path), site)
+    assert len(first.changed) == 1
+    render_work(first)
+    assert plan(["p100"], None, str(tmp_path), site).changed == []
+
+
+def test_a_lock_whose_versions_are_not_the_resolutions_says_where(tmp_path: Path) -> None:
+    wanted = environment("p100")
+    rows = {"cuda": "12.9.1", "nccl": "2.29.3-1", "cudnn": "9.10.2.21-12", "gcc": "12.2.0"}
+    lock = tmp_path / "spack.lock"
+    specs = {name: {"name": name, "version": version} for name, version in rows.items()}
+    lock.write_text(json.dumps({"concrete_specs": specs}))
+    assert differences(wanted, lock) == ("nccl: 2.29.3-1, not 2.29.7",)
+
+
+LOCKED = [
+    one for one in ENVIRONMENTS if (SPACK / "environments" / one.name / "spack.lock").exists()
+]
+
+
+@pytest.mark.parametrize("one", LOCKED, ids=[one.name for one in LOCKED])
+def test_a_committed_lock_has_the_versions_of_the_resolution(one: Environment) -> None:
+    lock = SPACK / "environments" / one.name / "spack.lock"
+    assert differences(one, lock) == ()
+    found = lock_versions(lock)
+    assert {"tensorflow", "horovod", "cuda", "cudnn", "nccl", "keras", "openmpi", "ucx"} <= set(
+        found
+    )
+    specs = json.loads(lock.read_text())["concrete_specs"].values()
+    for name in ("py-tensorflow", "py-horovod", "nccl"):
+        (spec,) = [spec for spec in specs if spec["name"] == name]
+        arch = spec["parameters"]["cuda_arch"]
+        assert set(arch if isinstance(arch, list) else [arch]) == set(one.archs), name
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("error_messages.lp: has_provider", "external"),
+        ("error: Cannot satisfy 'cuda@12'", "contradict"),
+        ("", "no message"),
+    ],
+)
+def test_the_probable_cause_of_a_failed_solve_is_named(text: str, word: str) -> None:
+    assert word in probable_cause(text)
+
+
+def test_without_spack_the_command_says_what_to_set(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("HPCDL_SPACK_ROOT", "SPACK_ROOT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert (
+        main(["stack", "concretize", "p100", "--folder", str(tmp_path)]) == MachineLacks.exit_code
+    )
+    assert "HPCDL_SPACK_ROOT" in capsys.readouterr().err
+
+
+def test_the_facts_name_what_the_locks_were_made_with() -> None:
+    book = facts.load("spack")
+    assert book["locked_with"]["packages"].startswith("v2026.06.0")
+    assert set(book["fixed"]) <= set(book["packages"])
+    assert all(Range(one.gcc).allows(one.versions["gcc"]) for one in ENVIRONMENTS)

@@ -1,0 +1,178 @@
+"""The overlay's recipes, read without Spack: every directive parsed, every file with a checksum."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcdl import __version__, facts
+from hpcdl.stack.resolve_facts import known
+from hpcdl.stack.spack import environments
+from hpcdl.system.resources import folder
+
+REPOSITORY = folder("spack") / "spack_repo" / "hpcdl"
+RECIPES = sorted(REPOSITORY.glob("packages/*/package.py"))
+DIRECTIVES = {"version", "variant", "depends_on", "conflicts", "resource", "patch", "extends",
+              "license", "requires", "provides", "maintainers"}  # fmt: skip
+SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+COMMIT = re.compile(r"[0-9a-f]{40}\Z")
+
+
+def tree(recipe: Path) -> ast.Module:
+    return ast.parse(recipe.read_text(), filename=str(recipe))
+
+
+def package_class(recipe: Path) -> ast.ClassDef:
+    classes = [node for node in tree(recipe).body if isinstance(node, ast.ClassDef)]
+    assert len(classes) == 1, "one package class per recipe"
+    return classes[0]
+
+
+def directives(recipe: Path, name: str) -> Iterator[ast.Call]:
+    for node in ast.walk(package_class(recipe)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name:
+            yield node
+
+
+def keywords(call: ast.Call) -> dict[str, str]:
+    """Keyword arguments that are written out, f-strings as their pieces."""
+    found = {}
+    for keyword in call.keywords:
+        assert keyword.arg is not None
+        value = keyword.value
+        if isinstance(value, ast.Constant):
+            found[keyword.arg] = str(value.value)
+        elif isinstance(value, ast.JoinedStr):
+            parts = [p.value if isinstance(p, ast.Constant) else "*" for p in value.values]
+            found[keyword.arg] = "".join(str(part) for part in parts)
+        else:
+            found[keyword.arg] = ast.unparse(value)
+    return found
+
+
+def first(call: ast.Call) -> str:
+    return str(call.args[0].value) if isinstance(call.args[0], ast.Constant) else "*"
+
+
+def named(package: str) -> Path:
+    return REPOSITORY / "packages" / package.replace("-", "_") / "package.py"
+
+
+def test_the_repository_says_its_name_and_the_packages_it_was_made_for() -> None:
+    assert (REPOSITORY / "repo.yaml").read_text() == "repo:\n  namespace: hpcdl\n  api: v2.2\n"
+
+
+def test_every_recipe_of_the_overlay_is_here() -> None:
+    assert {recipe.parent.name for recipe in RECIPES} == {
+        "hpcdl_tensorflow", "nccl_tests", "py_horovod", "py_hpcdl", "py_keras", "py_shtab",
+        "py_tensorflow", "py_tensorflow_wheels", "py_tf_keras",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.parent.name)
+def test_a_recipe_is_one_class_named_for_its_folder_with_known_directives(recipe: Path) -> None:
+    expected = "".join(part.capitalize() for part in recipe.parent.name.split("_"))
+    assert package_class(recipe).name == expected
+    assert ast.get_docstring(tree(recipe)), "a recipe says what it mends"
+    for call in class_calls(package_class(recipe)):
+        assert ast.unparse(call.func) in DIRECTIVES
+
+
+def class_calls(node: ast.AST) -> Iterator[ast.Call]:
+    """Calls that stand as statements in the class, loops and `with` included, methods not."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Expr) and isinstance(child.value, ast.Call):
+            yield child.value
+        elif not isinstance(child, ast.FunctionDef):
+            yield from class_calls(child)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.parent.name)
+def test_everything_that_is_downloaded_has_a_checksum(recipe: Path) -> None:
+    has_code = "has_code = False" not in recipe.read_text()
+    bundle = any("BundlePackage" in ast.unparse(base) for base in package_class(recipe).bases)
+    for call in [*directives(recipe, "version"), *directives(recipe, "resource")]:
+        words = keywords(call)
+        if "sha256" in words and SHA256.match(words["sha256"]):
+            continue
+        if "_wheel" in words.get("sha256", ""):
+            assert (recipe.parent / "wheels.json").is_file()
+        else:
+            assert COMMIT.match(words.get("commit", "")) or not has_code or bundle, words
+
+
+def test_the_wheels_are_named_with_address_and_checksum() -> None:
+    sets = json.loads((named("py-tensorflow-wheels").parent / "wheels.json").read_text())
+    for version, wheels in sets.items():
+        for wheel in (wheels["tensorflow"], *wheels["others"].values()):
+            assert wheel["url"].startswith("https://files.pythonhosted.org/packages/")
+            assert wheel["url"].endswith(".whl")
+            assert SHA256.match(wheel["sha256"])
+        assert version in known().components["tensorflow"].versions["venv"]
+        assert {"keras", "numpy", "protobuf", "h5py"} <= set(wheels["others"])
+
+
+def test_horovod_is_the_release_of_the_facts_and_no_longer_deprecated() -> None:
+    (call,) = directives(named("py-horovod"), "version")
+    assert first(call) == known().components["horovod"].versions["spack"][0]
+    assert "deprecated" not in keywords(call)
+
+
+def test_cuda_has_the_upper_bounds_of_the_facts() -> None:
+    wanted = {
+        (first(call), keywords(call).get("when"))
+        for call in directives(named("py-tensorflow"), "depends_on")
+    }
+    assert ("cuda@:11", "@:2.14") in wanted
+    assert ("cuda@:12", "@2.15:2.20") in wanted
+    newest = known().components["tensorflow"].versions["spack"][0]
+    assert newest.startswith("2.20"), "the recipe's ranges end at 2.20"
+
+
+def test_cudnn_ends_where_the_facts_end_it_for_each_generation() -> None:
+    text = named("py-tensorflow").read_text()
+    limits = {
+        rule.need.range.text
+        for rule in known().rules
+        if rule.need.variable == "cudnn" and rule.when[0].variable == "gpu"
+    }
+    assert limits == {":8.7", ":9.10"}
+    for limit in limits:
+        assert f'depends_on("cudnn@{limit}"' in text
+
+
+@pytest.mark.parametrize("package", ["py-tensorflow", "py-horovod", "nccl-tests"])
+def test_nccl_is_built_for_the_same_gpu(package: str) -> None:
+    text = named(package).read_text()
+    assert 'depends_on(f"nccl cuda_arch={arch}"' in text
+    assert "CudaPackage.cuda_arch_values" in text
+
+
+def test_keras_comes_with_tensorflow_in_the_releases_of_the_facts() -> None:
+    declared = {first(call) for call in directives(named("py-keras"), "version")}
+    chosen = {one.versions["keras"] for one in environments()}
+    assert chosen <= declared
+
+
+def test_horovods_xla_file_is_left_out_exactly_as_the_wheels_backend_leaves_it_out() -> None:
+    edit = facts.load("wheels")["horovod"]["edits"]["no-xla-ops"]
+    text = named("py-horovod").read_text()
+    assert edit["remove"] in text
+    assert edit["file"] in text
+
+
+def test_hpcdl_is_packaged_at_its_own_version_with_its_requirements() -> None:
+    (call,) = directives(named("py-hpcdl"), "version")
+    assert first(call) == __version__
+    needs = {first(c).split("@")[0] for c in directives(named("py-hpcdl"), "depends_on")}
+    assert {"py-jinja2", "py-pyyaml", "py-shtab"} <= needs
+
+
+def test_open_mpi_of_the_bundle_is_started_by_slurm_and_moves_data_through_ucx() -> None:
+    wanted = [first(call) for call in directives(named("hpcdl-tensorflow"), "depends_on")]
+    assert any("openmpi+cuda schedulers=slurm fabrics=ucx" in spec for spec in wanted)
