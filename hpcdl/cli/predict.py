@@ -27,6 +27,10 @@ def _question(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--calibrate", type=Path, metavar="RESULT.JSON",
                         help="start from a run of this site")  # fmt: skip
     parser.add_argument("--one", type=float, metavar="IMAGES/S", help="what one GPU makes")
+    parser.add_argument("--link", type=float, metavar="GB/S",
+                        help="all-reduce bus bandwidth measured within a node")  # fmt: skip
+    parser.add_argument("--network", type=float, metavar="GB/S",
+                        help="all-reduce bus bandwidth measured between nodes")  # fmt: skip
 
 
 def _configure_scale(parser: argparse.ArgumentParser) -> None:
@@ -65,6 +69,8 @@ def _request(args: argparse.Namespace) -> Request:
         form=args.form,
         result=args.calibrate,
         images_per_second=args.one,
+        link_gbs=args.link,
+        network_gbs=args.network,
     )
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from hpcdl.site import Partition
 
 GIGA = 1e9
+ASSUMED = "assumed host"
+"""The `name` of a machine whose host is not in the facts."""
 CPU = "CPU"
 """The `gpu` of a machine without any: its ranks are sockets."""
 _BITS = 8.0
@@ -97,10 +99,8 @@ def of_partition(partition: Partition) -> Machine:
     network = network_link(fabric, partition.interconnect.bandwidth_gbps)
     if partition.gpu is None:
         return _cpu_machine(partition, network)
-    name, row = gpu_row(partition.gpu.model)
-    generation = 3 if float(row["compute"]) < 8 else 4 if float(row["compute"]) < 9 else 5
-    link = "nvlink" if row["nvlink_gbs"] else f"pcie{generation}"
-    machine = of_gpu(name, link, partition.cores, partition.sockets, network)
+    name, _ = gpu_row(partition.gpu.model)
+    machine = of_gpu(name, usual_link(name), partition.cores, partition.sockets, network)
     return replace(
         machine,
         name=partition.name,
@@ -111,7 +111,9 @@ def of_partition(partition: Partition) -> Machine:
 
 
 def of_host(gpu: str, hardware: str, per_node: int) -> Machine | None:
-    """The machine of a published row, or None where its host or GPU is not in the facts.
+    """The machine of a published row, or None where its GPU is not in the facts.
+
+    A host that is not in the facts is a common node; the machine's name is then ASSUMED.
 
     Args:
         gpu: the row's name of the GPU, such as `K80 (one GK210 die)`.
@@ -120,16 +122,23 @@ def of_host(gpu: str, hardware: str, per_node: int) -> Machine | None:
     """
     known = facts.load("links")
     name = next((row for start, row in known["gpu_names"] if gpu.startswith(start)), None)
-    host = next((row for row in known["hosts"] if row["match"] in hardware), None)
-    if name is None or host is None:
+    if name is None:
         return None
+    host = next(row for row in known["hosts"] if row["match"] in hardware)
     network = network_link(host["fabric"], host["network_gbps"])
-    machine = of_gpu(name, host["link"], host["cores"], host["roots"], network)
+    machine = of_gpu(name, host["link"] or usual_link(name), host["cores"], host["roots"], network)
     if "beyond" in host:
         clique, link = host["beyond"]
         machine = replace(machine, clique=clique, wide=_links(link, name)[1])
     memory = machine.memory * (2 if "32GB" in gpu or "32GB" in hardware else 1)
-    return replace(machine, name=host["match"], per_node=per_node, memory=memory)
+    return replace(machine, name=host["match"] or ASSUMED, per_node=per_node, memory=memory)
+
+
+def usual_link(gpu: str) -> str:
+    """The link between GPUs of a kind in a node: NVLink where they have it, else PCI Express."""
+    row = facts.load("gpus")["gpus"][gpu]
+    generation = 3 if float(row["compute"]) < 8 else 4 if float(row["compute"]) < 9 else 5
+    return "nvlink" if row["nvlink_gbs"] else f"pcie{generation}"
 
 
 def of_gpu(gpu: str, link: str, cores: int, roots: int, network: Link) -> Machine:

@@ -44,11 +44,13 @@ def write_plot(found: Forecast, path: Path) -> None:
 def _draw(figure: Any, found: Forecast) -> None:
     gpus = [point.gpus for point in found.points]
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
-    alone = found.points[0].images_per_second / found.points[0].speedup
-    bounds = ([p.low / alone for p in found.points], [p.high / alone for p in found.points])
+    # Speed-up is relative: how sure one GPU's own rate is does not enter it.
+    base = found.calibration
+    lows = [p.speedup * p.low / p.images_per_second / base.low for p in found.points]
+    highs = [p.speedup * p.high / p.images_per_second / base.high for p in found.points]
     upper.plot(gpus, gpus, linestyle=":", color="0.5", label="ideal")
     upper.plot(gpus, [p.speedup for p in found.points], marker="o", label="predicted")
-    upper.fill_between(gpus, *bounds, alpha=0.2, label="likely (8 of 10)")
+    upper.fill_between(gpus, lows, highs, alpha=0.2, label="likely (8 of 10)")
     upper.set(xscale="log", yscale="log", ylabel="speed-up over one GPU")
     upper.set_title(
         f"{found.training.net.name}, batch {found.training.batch} per GPU, "
@@ -57,6 +59,9 @@ def _draw(figure: Any, found: Forecast) -> None:
     )
     upper.legend()
     lower.plot(gpus, [100 * p.efficiency for p in found.points], marker="o")
+    share = [[100 * value / p.gpus for value, p in zip(side, found.points, strict=True)]
+             for side in (lows, highs)]  # fmt: skip
+    lower.fill_between(gpus, *share, alpha=0.2)
     lower.set(xlabel="GPUs", ylabel="efficiency (%)", ylim=(0, 105))
     for axes in (upper, lower):
         axes.grid(alpha=0.3)

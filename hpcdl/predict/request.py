@@ -37,6 +37,8 @@ _BOUNDS = {
     "loss": (0.0, 0.99, "loss of efficiency"),
     "deadline_hours": (1e-3, 1e6, "hours"),
     "storage_gbs": (1e-6, 1e6, "GB/s of storage"),
+    "link_gbs": (1e-4, 1e5, "GB/s within a node"),
+    "network_gbs": (1e-4, 1e5, "GB/s between nodes"),
     "images_per_second": (1e-4, 1e9, "images/s of one GPU"),
 }
 
@@ -47,6 +49,8 @@ class Request:
 
     `gpus` is text as `expand` takes it; all of the partition by default. `loss` is a part,
     0.1 for 10 %. `result` is a result.json to start from; `images_per_second` one GPU's rate.
+    `link_gbs` and `network_gbs` are bus bandwidths that an all-reduce check measured within a
+    node and between nodes; they replace the published ones.
     """
 
     partition: Partition
@@ -63,6 +67,8 @@ class Request:
     every: bool = False
     result: Path | None = None
     images_per_second: float | None = None
+    link_gbs: float | None = None
+    network_gbs: float | None = None
 
 
 def answer(request: Request) -> Forecast:
@@ -88,10 +94,22 @@ def answer(request: Request) -> Forecast:
 def prepare(request: Request) -> tuple[Machine, Training, Calibration]:
     """The machine, the training and one GPU's step that a request means."""
     _check(request)
-    machine = of_partition(request.partition)
+    machine = _measured_links(request, of_partition(request.partition))
     result = read_result(request.result) if request.result else None
     training = _training(request, result, machine)
     return machine, training, _calibration(request, result, machine, training)
+
+
+def _measured_links(request: Request, machine: Machine) -> Machine:
+    """The machine with the bandwidths that an all-reduce check measured, where given."""
+    if request.link_gbs is not None:
+        rate = request.link_gbs * GIGA
+        pair, ring = replace(machine.pair, bandwidth=rate), replace(machine.ring, bandwidth=rate)
+        machine = replace(machine, pair=pair, ring=ring)
+    if request.network_gbs is not None:
+        rate = request.network_gbs * GIGA
+        machine = replace(machine, network=replace(machine.network, bandwidth=rate))
+    return machine
 
 
 def _check(request: Request) -> None:
@@ -99,7 +117,7 @@ def _check(request: Request) -> None:
     for field, (low, high, what) in _BOUNDS.items():
         value = getattr(request, field)
         if value is not None and not low <= value <= high:
-            raise BadInput(f"{value:g} {what} are not between {low:g} and {high:g}")
+            raise BadInput(f"{what}: {value:g} is not between {low:g} and {high:g}")
     for field, known in (
         ("form", FORMS), ("precision", PRECISIONS), ("data", (SYNTHETIC, IMAGENET)),
     ):  # fmt: skip

@@ -65,7 +65,7 @@ def _choices(found: Forecast) -> list[str]:
     rows = [
         (
             name,
-            f"{point.gpus} GPUs: epoch in {hours(point.epoch_seconds)}, "
+            f"{point.gpus} {'GPU' if point.gpus == 1 else 'GPUs'}: epoch in {hours(point.epoch_seconds)}, "
             f"{point.gpu_hours:.2f} GPU-hours, {point.efficiency:.1%}"
             if point
             else "none of these counts",

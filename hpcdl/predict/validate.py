@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from hpcdl.predict.feed import ENDLESS, feed
-from hpcdl.predict.hardware import Machine, of_host
+from hpcdl.predict.hardware import ASSUMED, Machine, of_host
 from hpcdl.predict.network import FLOAT_BYTES, Network, names, network
 from hpcdl.predict.records import Record, base_of
 from hpcdl.predict.step import (
@@ -140,8 +140,10 @@ def case_of(record: Record, records: tuple[Record, ...]) -> Case | Unfit:
     gpus, nodes = record.gpus or 1, record.nodes
     machine = of_host(record.gpu, record.hardware, gpus // nodes)
     if machine is None:
-        return Unfit(record, f"hardware not in the facts: {record.gpu}, {record.hardware}")
+        return Unfit(record, f"the GPU '{record.gpu}' is not in the facts")
     training, assumed = _training(record, base, machine)
+    if machine.name == ASSUMED:
+        assumed = (*assumed, "host")
     if base.batch != record.batch:
         assumed = (*assumed, f"base has batch {base.batch}")
     measured = training.batch / base.rate

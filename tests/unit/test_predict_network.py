@@ -1,0 +1,65 @@
+"""Layer facts come from real networks, and a roofline shares a measured step among them."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcdl.predict.network import names, network, roofline, scaled
+from hpcdl.system.errors import BadInput
+
+# Trainable parameters and multiply-adds as torchvision and Keras publish them.
+PUBLISHED = {
+    "alexnet": (61_100_840, 0.714e9),
+    "resnet50_v1.5": (25_557_032, 4.089e9),
+    "inception_v3": (23_817_352, 5.713e9),
+    "vgg16": (138_357_544, 15.47e9),
+    "vgg19": (143_667_240, 19.63e9),
+    "densenet121": (7_978_856, 2.834e9),
+    "resnet152": (60_268_520, 11.3e9),
+    "mlp": (104_938, 104_768),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_network_has_its_published_size_and_work(name: str) -> None:
+    parameters, macs = PUBLISHED[name]
+    assert network(name).parameters == parameters
+    assert network(name).macs == pytest.approx(macs, rel=0.005)
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_layer_has_gradients_and_the_totals_are_those_of_the_file(name: str) -> None:
+    from hpcdl import facts
+
+    found = network(name)
+    row = facts.load("layers")["models"][name]
+    assert all(layer.tensors and layer.parameters for layer in found.layers)
+    assert (found.parameters, found.macs) == (row["parameters"], row["macs"])
+
+
+def test_an_unknown_network_names_the_nearest() -> None:
+    with pytest.raises(BadInput) as caught:
+        network("resnet5O")
+    assert "resnet50" in caught.value.hint
+
+
+def test_a_layer_takes_the_longer_of_arithmetic_and_memory() -> None:
+    net = network("vgg16")
+    busy = roofline(net, 64, flops=1e12, bandwidth=1e15)
+    starved = roofline(net, 64, flops=1e18, bandwidth=1e9)
+    dense = next(i for i, layer in enumerate(net.layers) if layer.name == "fc1")
+    assert busy.forward[dense] == pytest.approx(2 * 64 * net.layers[dense].macs / 1e12)
+    assert starved.forward[dense] > 4 * net.layers[dense].parameters / 1e9
+
+
+def test_only_the_first_layer_needs_no_gradient_of_its_input() -> None:
+    times = roofline(network("resnet50"), 32, 1e13, 1e12)
+    assert times.backward[0] == pytest.approx(times.forward[0])
+    assert times.backward[5] == pytest.approx(2 * times.forward[5])
+
+
+def test_a_measured_step_scales_all_layers_alike() -> None:
+    times = roofline(network("resnet50"), 32, 1e13, 1e12)
+    found = scaled(times, 0.5)
+    assert found.total == pytest.approx(0.5)
+    assert found.forward[3] / found.forward[9] == pytest.approx(times.forward[3] / times.forward[9])

@@ -1,0 +1,110 @@
+"""The recursion of wait-free back-propagation, and Horovod's packing of gradients."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcdl.predict.overlap import (
+    Gradient,
+    after,
+    gradients,
+    next_look,
+    pack,
+    price,
+    timeline,
+    wait_for,
+    wait_free,
+)
+from hpcdl.predict.traces import judge_traces, read_traces
+
+SECONDS: tuple[tuple[float, float], ...] = ((0.0, 1.0),)
+layers = st.lists(
+    st.tuples(st.floats(1e-6, 1.0), st.floats(1.0, 1e9)), min_size=1, max_size=40
+).map(lambda rows: gradients([row[0] for row in rows], [row[1] for row in rows]))
+costs = st.lists(st.tuples(st.floats(0, 1e-3), st.floats(1e-12, 1e-8)), min_size=1, max_size=3).map(
+    tuple
+)
+
+
+def test_gradients_become_ready_from_the_last_layer_to_the_first() -> None:
+    assert gradients([1.0, 2.0, 4.0], [10.0, 20.0, 40.0]) == (
+        Gradient(4.0, 40.0),
+        Gradient(6.0, 20.0),
+        Gradient(7.0, 10.0),
+    )
+
+
+def test_a_message_starts_when_it_is_ready_and_the_one_before_is_done() -> None:
+    messages = timeline((Gradient(1, 5), Gradient(2, 1), Gradient(9, 1)), SECONDS)
+    assert [(m.start, m.done) for m in messages] == [(1, 6), (6, 7), (9, 10)]
+
+
+@pytest.mark.parametrize(("nodes", "exposed_ms"), [(2, 0.404), (4, 55.207), (8, 105.865)])
+def test_the_recursion_gives_the_authors_figures_on_their_own_traces(
+    nodes: int, exposed_ms: float
+) -> None:
+    trace = next(trace for trace in read_traces() if trace.nodes == nodes)
+    found = wait_free(gradients(trace.backward, trace.allreduce), SECONDS, sum(trace.backward))
+    assert found.exposed == pytest.approx(exposed_ms / 1000, abs=1e-6)
+
+
+def test_the_authors_form_misses_measured_steps_as_published() -> None:
+    errors = {row.nodes: row.error for row in judge_traces() if row.form == "authors"}
+    assert errors == pytest.approx({2: -0.083, 4: 0.046, 8: -0.022}, abs=5e-4)
+
+
+@given(layers, costs)
+def test_exposed_communication_lies_between_the_first_layers_and_all(
+    ready: tuple[Gradient, ...], cost: tuple[tuple[float, float], ...]
+) -> None:
+    backward = ready[-1].ready
+    found = wait_free(ready, cost, backward)
+    assert price(cost, ready[-1].size) <= found.exposed * (1 + 1e-9) + 1e-12
+    assert found.exposed <= found.busy * (1 + 1e-9) + 1e-12
+    assert found.exposed >= found.busy - backward - 1e-9
+
+
+@given(layers, costs)
+def test_nothing_overlapped_exposes_all_of_it(
+    ready: tuple[Gradient, ...], cost: tuple[tuple[float, float], ...]
+) -> None:
+    found = after(ready, cost, ready[-1].ready)
+    assert found.exposed == pytest.approx(found.busy, abs=1e-9)
+
+
+@given(layers, st.floats(1.0, 1e9), st.floats(1e-4, 0.1))
+def test_packing_loses_no_byte_and_sends_nothing_early(
+    ready: tuple[Gradient, ...], buffer: float, cycle: float
+) -> None:
+    packed = pack(ready, buffer_bytes=buffer, cycle=cycle)
+    assert sum(m.size for m in packed) == pytest.approx(sum(g.size for g in ready))
+    assert packed[-1].ready >= ready[-1].ready
+    assert [m.ready for m in packed] == sorted(m.ready for m in packed)
+
+
+@given(layers, st.floats(1.0, 1e9))
+def test_a_message_exceeds_the_buffer_only_where_a_gradient_does(
+    ready: tuple[Gradient, ...], buffer: float
+) -> None:
+    largest = max(g.size for g in ready)
+    packed = pack(ready, buffer_bytes=buffer, cycle=0.005)
+    assert all(m.size <= max(buffer, largest) * (1 + 1e-9) for m in packed)
+
+
+@given(layers, costs)
+def test_waiting_for_messages_is_never_faster_than_handing_them_over(
+    ready: tuple[Gradient, ...], cost: tuple[tuple[float, float], ...]
+) -> None:
+    settings = {"buffer_bytes": 1e18, "cycle": 0.005}
+    one_rate = cost[:1]
+    over = wait_free(pack(ready, **settings), ((0.0, one_rate[0][1]),), ready[-1].ready)
+    waiting = wait_for(ready, ((0.0, one_rate[0][1]),), ready[-1].ready, **settings)
+    assert waiting.exposed >= over.exposed - 0.005 - 1e-9
+
+
+def test_the_thread_looks_on_its_cycle() -> None:
+    assert next_look(0.0, 0.012, 0.005) == pytest.approx(0.015)
+    assert next_look(0.0, 0.001, 0.005) == pytest.approx(0.005)
+    assert next_look(1.0, 0.2, 0.0) == pytest.approx(1.0)
