@@ -61,16 +61,19 @@ def variables_in_directives(job: Job) -> Iterator[Hit]:
 @checks("option-unknown", "option-removed", "option-misspelt")
 def unknown_options(job: Job) -> Iterator[Hit]:
     """Options and values that this release, or any release, does not know."""
-    suggestions = 0
+    close: dict[tuple[str, str], str] = {}
     for command, options in job.commands_at():
         for option in options.given:
             if option.fact is not None:
                 yield from _outside_its_span(job, option)
                 yield from _value_outside_its_span(job, command, option)
                 continue
-            suggestions += 1
-            names = known_options(command) if suggestions <= _MAX_SUGGESTIONS else {}
-            yield _misspelt(command, option, list(names))
+            key = command, option.name[:60]
+            if key not in close:
+                close[key] = _nearest_option(*key) if len(close) < _MAX_SUGGESTIONS else ""
+            dashes = "-" if len(option.name) == 1 else "--"
+            detail = f"{command} has no {dashes}{option.name[:60]}{close[key]}"
+            yield at("option-misspelt", option, detail)
 
 
 def _outside_its_span(job: Job, option: Option) -> Iterator[Hit]:
@@ -96,12 +99,9 @@ def _value_outside_its_span(job: Job, command: str, option: Option) -> Iterator[
             yield at(rule, option, f"--{option.name}={row['value']}: {releases}")
 
 
-def _misspelt(command: str, option: Option, names: list[str]) -> Hit:
-    dashes = "-" if len(option.name) == 1 else "--"
-    close = nearest(option.name[:60], names) if dashes == "--" else None
-    hint = f"; did you mean '--{close}'?" if close else ""
-    detail = f"{command} has no {dashes}{option.name[:60]}{hint}"
-    return at("option-misspelt", option, detail)
+def _nearest_option(command: str, name: str) -> str:
+    close = nearest(name, known_options(command)) if len(name) > 1 else None
+    return f"; did you mean '--{close}'?" if close else ""
 
 
 @checks("exclusive-oversubscribe", "memory-flags", "exact-whole", "exclusive-overlap",

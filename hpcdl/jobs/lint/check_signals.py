@@ -142,33 +142,39 @@ def single_wait(job: Job) -> Iterator[Hit]:
     waits = [c for c in job.script.commands if c.name == "wait" and not c.within("inner")]
     outside = [command for command in waits if not command.within("function")]
     again = len(outside) != 1 or outside[0].within("loop")
-    handled = any(_handler_settles(job, trap) for trap in catching)
+    functions = _settling_functions(job)
+    handled = any(_handler_settles(trap, functions) for trap in catching)
     if not again and not handled and outside[0].start > behind[-1].start:
         yield Hit("wait-once", outside[0].words[0].start, len("wait"))
 
 
-def _handler_settles(job: Job, trap: Trap) -> bool:
+def _settling_functions(job: Job) -> frozenset[str]:
+    """The functions that wait themselves, or end the script."""
+    return frozenset(
+        scope.subject
+        for command in job.script.commands
+        if command.name in {"wait", "exit"}
+        for scope in command.scopes
+        if scope.kind == "function"
+    )
+
+
+def _handler_settles(trap: Trap, functions: frozenset[str]) -> bool:
     """Whether a handler waits itself, or ends the script."""
     if re.search(r"\b(?:wait|exit)\b", trap.handler):
         return True
-    words = trap.handler.split()
-    names = {word.strip(";'\"") for word in words}
-    return any(
-        command.name in {"wait", "exit"}
-        and any(s.kind == "function" and s.subject in names for s in command.scopes)
-        for command in job.script.commands
-    )
+    return bool(functions & {word.strip(";'\"") for word in trap.handler.split()})
 
 
 @checks("wait-status", "wait-bare")
 def bare_waits(job: Job) -> Iterator[Hit]:
     """`wait` without a process: its status says nothing."""
     commands = [c for c in job.script.commands if not c.within("substitution", "inner")]
-    behind = {command.start for command, _ in _main_work(job) if command.background}
+    starts = [command.start for command, _ in _main_work(job) if command.background]
     careful = any(c.name == "wait" and len(c.words) > 1 for c in commands)
     for place, command in enumerate(commands):
         bare = command.name == "wait" and len(command.words) == 1
-        if not bare or not any(start < command.start for start in behind):
+        if not bare or not starts or starts[0] > command.start:
             continue
         if command.follow or any(map(_uses_status, commands[place + 1 : place + 2])):
             yield Hit("wait-status", command.words[0].start, len("wait"))

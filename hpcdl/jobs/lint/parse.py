@@ -33,6 +33,8 @@ _COMPONENT = re.compile(r"[ \t]*(?:hetjob|packjob)(?=\s|$)", re.I)
 _BLANK = re.compile(r"[ \t\f\v\r]+")
 _VARIABLE = re.compile(r'"?\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:\[[@*]\])?\})"?\Z', re.A)
 _ASSIGN = re.compile(r"([A-Za-z_]\w*)(?:\[[^][]*\])?(\+?=)(.*)\Z", re.S | re.A)
+_MAX_WORDS = 200
+"""A variable that holds more words is not filled in."""
 _DECLARERS = {"export", "declare", "typeset", "local", "readonly"}
 
 
@@ -72,6 +74,7 @@ class Assignment:
     start: int
     command: Command
     exported: bool
+    adds: bool
 
 
 @dataclass(frozen=True)
@@ -268,8 +271,10 @@ class _Variables:
             if command.scopes or computed:
                 self._words.pop(assignment.name, None)
                 continue
-            before = self._words.get(assignment.name, ()) if "+=" in assignment.raw else ()
-            self._words[assignment.name] = (*before, *_literal_words(assignment.raw))
+            before = self._words.pop(assignment.name, ()) if assignment.adds else ()
+            words = (*before, *_literal_words(assignment.raw))
+            if len(words) <= _MAX_WORDS:
+                self._words[assignment.name] = words
 
     def expand(self, words: tuple[Word, ...]) -> tuple[Word, ...]:
         """Words with known variables filled in, at the place of the variable."""
@@ -314,8 +319,9 @@ def _assigned(command: Command) -> Iterator[Assignment]:
     for word, exported in words:
         match = _ASSIGN.match(word.raw)
         if match is not None:
-            name, _, value = match.groups()
-            yield Assignment(name, unquote(value), word.raw, word.start, command, exported)
+            name, sign, value = match.groups()
+            adds, plain = sign == "+=", unquote(value)
+            yield Assignment(name, plain, word.raw, word.start, command, exported, adds)
 
 
 def _steps(command: Command, variables: _Variables) -> Iterator[Step]:

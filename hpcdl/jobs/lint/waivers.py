@@ -8,7 +8,7 @@ gives no reason or waives nothing is a finding itself.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from hpcdl.jobs.lint.job import Hit
@@ -21,53 +21,50 @@ _WAIVER = re.compile(
 
 @dataclass(frozen=True)
 class Waiver:
-    """A waiver of one rule for the lines from `first` to `last`; `start` is its offset."""
+    """A waiver of one rule; `start` and `length` are its place in the text.
+
+    It holds from line `first` to the end of the logical line there; `first` is 0 for the file.
+    """
 
     rule: str
     reason: str
     start: int
     length: int
     first: int
-    last: int
-
-    def covers(self, rule: str, line: int) -> bool:
-        """Whether it waives a finding of a rule in a line."""
-        return self.rule == rule and self.first <= line <= self.last
 
 
-def waivers(script: Script) -> tuple[Waiver, ...]:
+class _Lines:
+    """Where logical lines end, and which line a waiver is for: worked out once, from the end."""
+
+    def __init__(self, script: Script) -> None:
+        count = len(script.lines)
+        self.end = list(range(count + 2))
+        self.target = list(range(count + 2))
+        for line in reversed(script.lines):
+            number = line.number
+            if number < count and line.text.endswith("\\"):
+                self.end[number] = self.end[number + 1]
+            if _is_comment(line) and "hpcdl-lint:" in line.text:
+                self.target[number] = self.target[min(number + 1, count + 1)]
+
+
+def _is_comment(line: Line) -> bool:
+    return line.text.lstrip().startswith("#") and not line.text.startswith("#SBATCH")
+
+
+def waivers(script: Script, lines: _Lines) -> tuple[Waiver, ...]:
     """The waivers of a script."""
-    if "hpcdl-lint:" not in script.text:
-        return ()
     found = []
     for line in script.lines:
         match = _WAIVER.search(line.text) if "hpcdl-lint:" in line.text else None
         if match is None or script.in_body(line.start):
             continue
         kind, rules, reason = match.groups()
-        first, last = (1, len(script.lines)) if kind == "allow-file" else _target(script, line)
+        first = 0 if kind == "allow-file" else lines.target[line.number]
         start, length = line.start + match.start(), len(match.group().rstrip())
         for rule in (rules or "").split(","):
-            found.append(Waiver(rule, reason.strip(), start, length, first, last))
+            found.append(Waiver(rule, reason.strip(), start, length, first))
     return tuple(found)
-
-
-def _target(script: Script, line: Line) -> tuple[int, int]:
-    """The lines that a waiver in a line holds for."""
-    if not line.text.lstrip().startswith("#") or line.text.startswith("#SBATCH"):
-        return line.number, line.number
-    index = line.number
-    while index < len(script.lines) and _is_waiver(script.lines[index]):
-        index += 1
-    last = index
-    while last < len(script.lines) - 1 and script.lines[last].text.endswith("\\"):
-        last += 1
-    return index + 1, last + 1
-
-
-def _is_waiver(line: Line) -> bool:
-    text = line.text.lstrip()
-    return text.startswith("#") and not text.startswith("#SBATCH") and "hpcdl-lint:" in text
 
 
 def apply(
@@ -78,21 +75,34 @@ def apply(
     `known` are the ids of all rules; `active` of those that hold in the release: a waiver of a
     rule that does not hold there is not unused.
     """
-    all_waivers = waivers(script)
-    used: set[Waiver] = set()
-    left = []
+    if "hpcdl-lint:" not in script.text:
+        return list(hits)
+    lines = _Lines(script)
+    all_waivers = waivers(script, lines)
+    earliest: dict[tuple[str, int], int] = {}
+    for one in all_waivers:
+        key = (one.rule, lines.end[one.first])
+        earliest[key] = min(one.first, earliest.get(key, one.first))
+    left, latest = [], dict[tuple[str, int], int]()
     for hit in hits:
         line, _ = script.place(hit.start)
-        covering = [one for one in all_waivers if one.covers(hit.rule, line)]
-        used.update(covering)
-        if not covering:
+        keys = [(hit.rule, 0), (hit.rule, lines.end[line])]
+        for key in keys:
+            latest[key] = max(line, latest.get(key, 0))
+        if not any(earliest.get(key, line + 1) <= line for key in keys):
             left.append(hit)
     for one in all_waivers:
-        if one.rule not in known:
-            detail = f"'{one.rule[:60]}'" if one.rule else "it names none"
-            left.append(Hit("waiver-unknown", one.start, one.length, detail))
-        elif one.rule in active and one not in used:
-            left.append(Hit("waiver-unused", one.start, one.length, one.rule))
-        elif not one.reason:
-            left.append(Hit("waiver-reason", one.start, one.length, one.rule))
+        used = latest.get((one.rule, lines.end[one.first]), -1) >= one.first
+        left += _faults(one, used or one.rule not in active, known)
     return left
+
+
+def _faults(one: Waiver, settled: bool, known: frozenset[str]) -> Iterator[Hit]:
+    """What is wrong with a waiver itself; `settled` is whether it waives something, or may."""
+    if one.rule not in known:
+        detail = f"'{one.rule[:60]}'" if one.rule else "it names none"
+        yield Hit("waiver-unknown", one.start, one.length, detail)
+    elif not settled:
+        yield Hit("waiver-unused", one.start, one.length, one.rule)
+    elif not one.reason:
+        yield Hit("waiver-reason", one.start, one.length, one.rule)

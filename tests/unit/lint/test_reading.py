@@ -1,0 +1,227 @@
+"""Any batch script is read as sbatch, getopt and the shell read it."""
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpcdl.jobs.lint import lint
+from hpcdl.jobs.lint.options import read_options
+from hpcdl.jobs.lint.parse import Script
+from hpcdl.jobs.lint.shell import Word, commands, unquote
+
+HEAD = "#!/bin/bash\n"
+
+
+def rules_of(text, version="26.05", **more):
+    return {one.rule.id for one in lint(text, name="job.sh", version=version, **more)}
+
+
+def options_of(line, command="sbatch"):
+    words = [Word(word, 0) for word in line.split()]
+    return [(one.name, one.value) for one in read_options(words, command).given]
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    ["-N2", "-N 2", "--nodes 2", "--nodes=2", '--nodes="2"', "-HN2", "-N'2'"],
+)
+def test_all_spellings_of_an_option_mean_the_same(spelling):
+    assert ("nodes", "2") in options_of(spelling)
+
+
+def test_an_unambiguous_beginning_names_an_option():
+    assert options_of("--parti=gpu") == [("partition", "gpu")]
+
+
+def test_an_ambiguous_beginning_is_no_option():
+    assert options_of("--ntasks-per=2") == [("ntasks-per", "2")]
+
+
+def test_an_optional_value_stands_only_behind_an_equals_sign():
+    assert options_of("--exclusive user", "srun") == [("exclusive", None)]
+    assert options_of("-K1 --overlap python", "srun") == [
+        ("kill-on-bad-exit", "1"),
+        ("overlap", None),
+    ]
+
+
+def test_reading_stops_at_the_program():
+    options = read_options([Word(word, 0) for word in ("-n", "4", "prog", "--nodes=9")], "srun")
+    assert [word.raw for word in options.rest] == ["prog", "--nodes=9"]
+
+
+def test_directives_take_quotes_escapes_comments_and_several_options_on_a_line():
+    text = (
+        HEAD
+        + '#SBATCH --job-name="a # b" -n 4 # --nodes=9\n#SBATCH --comment=a\\ b\n#SBATCH\t-c2\n'
+    )
+    (options,) = Script(text, "x").components
+    assert [(one.name, one.value) for one in options.given] == [
+        ("job-name", "a # b"), ("ntasks", "4"), ("comment", "a b"), ("cpus-per-task", "2"),
+    ]  # fmt: skip
+
+
+def test_directives_end_at_the_first_command_not_at_comments_or_blank_lines():
+    script = Script(
+        HEAD + "\n# why\n#SBATCH -n1\n\n  # more\n#SBATCH -c2\ntrue\n#SBATCH -N3\n", "x"
+    )
+    assert [line.options.given[0].name for line in script.directives] == ["ntasks", "cpus-per-task"]
+
+
+@pytest.mark.parametrize("separator", ["hetjob", "packjob"])
+def test_components_of_a_heterogeneous_job_have_options_of_their_own(separator):
+    text = HEAD + f"#SBATCH -n1\n#SBATCH {separator}\n#SBATCH -n8 --mem=1G\n"
+    first, second = Script(text, "x").components
+    assert first.number("ntasks") == 1
+    assert second.number("ntasks") == 8
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_dos_line_ends_are_reported_once_and_change_nothing_else(line_end):
+    text = HEAD + "#SBATCH -n2 --mem=1G --mem-per-cpu=1G\nsrun --mpi=openmpi a | tee b\n"
+    found = rules_of(text.replace("\n", line_end))
+    assert found - {"dos-line-ends"} == {
+        "memory-flags",
+        "mpi-plugin",
+        "pipe-status",
+        "kill-on-bad-exit",
+    }
+    assert ("dos-line-ends" in found) == (line_end == "\r\n")
+
+
+def test_a_nul_character_is_reported():
+    assert "nul-character" in rules_of(HEAD + "#SBATCH -n1\necho a\0b\n")
+
+
+def test_a_point_release_between_two_bugs_is_told_apart():
+    text = HEAD + "#SBATCH --gpus=8 --ntasks-per-gpu=1 -c4\nsrun -c4 -K1 python a.py\n"
+    assert "ntasks-per-gpu-pends" in rules_of(text, "25.05.0")
+    assert "ntasks-per-gpu-with-cpus" in rules_of(text, "24.11.7")
+    assert not {"ntasks-per-gpu-pends", "ntasks-per-gpu-with-cpus"} & rules_of(text, "25.05.1")
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("srun a \\\n  --b c", [["srun", "a", "--b", "c"]]),
+        ("a 'b c' \"d $(e f) g\" | h", [["a", "'b c'", '"d $(e f) g"'], ["e", "f"], ["h"]]),
+        ("x=1 y=$(z) cmd", [["cmd"], ["z"]]),
+        ("cat <<'E' | b\nsrun not\nE\nc", [["cat"], ["b"], ["c"]]),
+        ("cat <<-E\n\tsrun not\n\tE\nc", [["cat"], ["c"]]),
+        ("a >f 2>&1 <g b # c", [["a", "b"]]),
+        ("a <<< 'srun b' c", [["a", "c"]]),
+        ("bash -c 'a; b'", [["bash", "-c", "'a; b'"], ["a"], ["b"]]),
+        ("(( x < 3 )) && a", [["(( x < 3 ))"], ["a"]]),
+        ("f() { a; }; function g { b; }", [["a"], ["b"]]),
+        ("a=(srun b) c", [["c"]]),
+        ("`a b` c", [["`a b`", "c"], ["a", "b"]]),
+        ("a $'it\\'s' b", [["a", "$'it\\'s'", "b"]]),
+        ('a "${x:-don\'t}" b', [["a", '"${x:-don\'t}"', "b"]]),
+    ],
+)
+def test_the_shell_is_cut_into_its_commands(line, names):
+    found = [[word.raw for word in one.words] for one in commands(line) if one.words]
+    assert found == names
+
+
+@pytest.mark.parametrize(
+    ("raw", "value"),
+    [
+        ("a'b'\"c\"", "abc"),
+        ("\\$x", "$x"),
+        ('"\\$x \\n"', "$x \\n"),
+        ('"it\'s"', "it's"),
+        ("'\\'", "\\"),
+    ],
+)
+def test_quotes_and_escapes_are_taken_off(raw, value):
+    assert unquote(raw) == value
+
+
+def test_what_runs_in_the_background_or_in_a_pipe_is_known():
+    found = commands("a && b &\n{ c; d; } | e\n( f; g ) &\nh")
+    assert [one.name for one in found if one.background] == ["a", "b", "f", "g"]
+    assert [one.name for one in found if one.piped] == ["c", "d"]
+
+
+def test_constructs_around_a_command_are_known():
+    text = (
+        'case "$R" in 0|1) a;; *) b; esac; while c; do d; done; if [ $x = 1 ]; then e; else f; fi'
+    )
+    kinds = {one.name: [scope.kind for scope in one.scopes] for one in commands(text)}
+    assert kinds["a"] == kinds["b"] == ["case", "arm"]
+    assert kinds["c"] == kinds["d"] == ["loop"]
+    assert (kinds["e"], kinds["f"]) == (["then"], ["else"])
+
+
+def test_a_step_is_found_behind_wrappers_and_in_variables():
+    text = "time srun -n1 a\nenv A=b timeout 5m /usr/bin/srun -n2 b\n"
+    text += "L='srun -n3'\n$L c\nexec srun -n4 d\n"
+    steps = Script(text, "x").steps
+    assert [(step.options.number("ntasks"), step.program) for step in steps] == [
+        (1, "a"), (2, "b"), (3, "c"), (4, "d"),
+    ]  # fmt: skip
+
+
+def test_options_hidden_in_an_unknown_variable_are_not_held_to_be_missing():
+    head = HEAD + "#SBATCH -n4 -c4 --gpus=4\n"
+    assert "kill-on-bad-exit" in rules_of(head + "srun python a.py\n")
+    assert "kill-on-bad-exit" not in rules_of(head + "srun $MORE python a.py\n")
+
+
+def test_a_script_of_another_language_is_held_against_the_rules_of_directives_only():
+    text = "#!/usr/bin/env python3\n#SBATCH --mem=1G --mem-per-cpu=1G\nprint('srun a | tee b')\n"
+    assert rules_of(text) == {"memory-flags"}
+
+
+_WORDS = """\
+#SBATCH  --gpus-per-node= --signal=B: srun & wait trap $( ) (( ${ } ' " ` \\ <<E E\n
+case x in esac ;; if then fi do done { | || && # hetjob -N = : @ % , =( A+=( [[ ]] \u00e9
+CUDA_VISIBLE_DEVICES= MASTER_PORT=$SLURM_JOB_ID export --export= SLURM_LOCALID --time= --mpi=
+scontrol requeue 99999999999999999999 bash -c"""
+_PIECES = st.sampled_from(
+    (*_WORDS.split(), " ", "\n", "\r\n", "\0", "\u2028", "\n# hpcdl-lint: allow ", "\n#SBATCH ")
+)
+
+
+@given(st.lists(_PIECES, max_size=60).map("".join), st.sampled_from(["20.11.2", "22.05", "26.05"]))
+@settings(max_examples=400, deadline=None)
+def test_no_mixture_of_script_parts_crashes_the_linter(text, version):
+    for one in lint(HEAD + text, name="x", version=version):
+        assert one.line >= 1
+        assert one.column >= 1
+
+
+@given(st.binary(max_size=400))
+@settings(max_examples=200, deadline=None)
+def test_no_bytes_crash_the_linter(data):
+    lint(data.decode("utf-8", "surrogateescape"), name="x", version="24.11")
+    lint("#!/bin/sh\n#SBATCH " + data.decode("latin-1"), name="x", version="20.11")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#SBATCH --nodes=2\n" * 10_000,
+        "#SBATCH --nodees=2 x\n" * 10_000,
+        "true\n" + "#SBATCH --nodes=2\n" * 10_000,
+        "#SBATCH " + "--nodes=2 " * 10_000,
+        "# hpcdl-lint: allow wait-bare x\n" * 10_000,
+        "srun " + "a " * 50_000,
+        "'\"" * 50_000,
+        "((" * 50_000,
+        "$(" * 50_000,
+        '"${' * 33_000,
+        "( " * 20_000 + "a" + " )&" * 20_000,
+        "A+=(1 2 3)\n" * 8_000,
+        "trap x USR2\nsrun y &\nwait $p\n" * 2_000,
+    ],
+    ids=lambda text: text[:20].encode("unicode_escape").decode(),
+)
+def test_long_scripts_take_time_in_proportion_to_their_length(text):
+    lint(HEAD, name="x", version="22.05")
+    start = time.process_time()
+    lint(HEAD + text, name="x", version="22.05")
+    assert time.process_time() - start < 2.5  # 0.1 to 0.8 s alone; a quadratic step takes 30 s

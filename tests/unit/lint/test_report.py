@@ -1,0 +1,147 @@
+"""What `hpcdl job lint` prints, and how it exits."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hpcdl.jobs.lint import lint, run_lint
+from hpcdl.site.model import Gpu, Interconnect, Partition
+from hpcdl.slurm.rules import rule
+from hpcdl.system.errors import BadInput, ExitCode
+
+WRONG = "#!/bin/bash\n#SBATCH --ntasks=4 --cpus-per-task=8\nsrun ./solver\n"
+V100 = Partition(
+    name="v100", nodes=4, hostlist=None, gpu=Gpu("V100-SXM2", "v100", 8, "7.0", 16), sockets=2,
+    cores_per_socket=20, threads_per_core=1, memory_gb=380,
+    interconnect=Interconnect("infiniband", 100, "ib0"), scratch=None, max_time="24:00:00",
+    max_minutes=1440, features=(), target="x86_64_v3", driver=None, reference_set="v100",
+    stack=None, account=None, qos=None, environment={},
+)  # fmt: skip
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "job.sh"
+    path.write_text(WRONG)
+    return path
+
+
+def test_a_finding_shows_place_line_caret_consequence_fix_and_source(script, capsys):
+    assert run_lint([script], "22.05") == ExitCode.NO
+    lines = capsys.readouterr().out.splitlines()
+    one = rule("cpus-per-task-lost")
+    assert lines[0] == f"{script}:3:1: error: {one.title} [cpus-per-task-lost]"
+    assert lines[1:3] == [" 3 | srun ./solver", "   | ^^^^"]
+    text = "\n".join(lines)
+    assert one.consequence in text
+    assert one.fix in text
+    assert one.source in text
+    assert lines[-1] == f"{script}: 1 error, 1 note (Slurm 22.05)"
+
+
+def test_notes_and_warnings_alone_leave_the_exit_code_at_0(script, capsys):
+    assert run_lint([script], "24.11") == ExitCode.OK
+    assert "note: " in capsys.readouterr().out
+
+
+def test_the_newest_known_release_is_the_default(script, capsys):
+    run_lint([script])
+    assert "(Slurm 26.05)" in capsys.readouterr().out
+
+
+def test_json_holds_every_finding_with_its_rule(script, capsys):
+    assert run_lint([script], "22.05", as_json=True) == ExitCode.NO
+    data = json.loads(capsys.readouterr().out)
+    assert data["counts"] == {"error": 1, "warning": 0, "note": 1}
+    (file,) = data["files"]
+    assert {one["rule"] for one in file["findings"]} == {
+        "cpus-per-task-lost",
+        "cpus-per-task-repeat",
+    }
+    assert {one["line"] for one in file["findings"]} == {3}
+
+
+def test_sarif_names_rule_level_and_region(script, capsys):
+    run_lint([script], "22.05", as_sarif=True)
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    result = run["results"][0]
+    assert result["ruleId"] in {one["id"] for one in run["tool"]["driver"]["rules"]}
+    assert result["locations"][0]["physicalLocation"]["region"]["startLine"] == 3
+
+
+def test_a_file_that_cannot_be_read_is_bad_input(tmp_path):
+    with pytest.raises(BadInput, match="No such file"):
+        run_lint([tmp_path / "absent.sh"], "22.05")
+    with pytest.raises(BadInput, match="folder"):
+        run_lint([tmp_path], "22.05")
+
+
+def test_the_other_files_are_linted_when_one_cannot_be_read(script, tmp_path, capsys):
+    script.write_text("#!/bin/bash\ntrue\n")
+    assert run_lint([tmp_path / "absent.sh", script], "22.05") == ExitCode.USAGE
+    printed = capsys.readouterr()
+    assert "nothing to say" in printed.out
+    assert "absent.sh" in printed.err
+
+
+def test_bytes_that_are_no_utf8_are_read_all_the_same(script, capsys):
+    script.write_bytes(b"#!/bin/bash\n# caf\xe9\n#SBATCH --mem=1G --mem-per-cpu=1G\n")
+    assert run_lint([script], "22.05") == ExitCode.NO
+    assert "job.sh:3:18: error" in capsys.readouterr().out
+
+
+def test_a_script_cannot_drive_the_terminal(script, capsys):
+    script.write_text("#!/bin/bash\n#SBATCH --wrong=\x1b[31m\x07\n")
+    run_lint([script], "22.05")
+    assert not {"\x1b", "\x07"} & set(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("version", ["20.02", "19.05.1", "abc"])
+def test_a_release_that_the_rules_do_not_know_is_refused(script, version):
+    with pytest.raises(BadInput):
+        run_lint([script], version)
+
+
+@pytest.mark.parametrize(
+    ("directives", "column"),
+    [
+        ("--partition=v100 --gpus-per-node=9", 26),
+        ("-p v100 --gres=gpu:v100:16", 17),
+        ("-N5", 9),
+        ("--ntasks-per-node=8 -c6", 29),
+        ("--time=2-0", 9),
+    ],
+)
+def test_more_than_the_partition_has_is_an_error(directives, column):
+    text = f"#!/bin/bash\n#SBATCH {directives}\ntrue\n"
+    found = lint(text, name="x", version="24.11", partition=V100)
+    assert [(one.rule.id, one.column) for one in found] == [("partition-limit", column)]
+    assert lint(text, name="x", version="24.11") == ()
+
+
+def test_limits_of_another_partition_do_not_count():
+    text = "#!/bin/bash\n#SBATCH --partition=big --nodes=100\ntrue\n"
+    assert lint(text, name="x", version="24.11", partition=V100) == ()
+
+
+@pytest.mark.parametrize(("cpus", "said"), [(4, True), (5, False), (3, True), (10, False)])
+def test_whole_nodes_that_tasks_do_not_fill_are_not_bound(cpus, said):
+    tasks = 4 if cpus == 10 else 8
+    text = (
+        f"#!/bin/bash\n#SBATCH --exclusive --ntasks-per-node={tasks} --cpus-per-task={cpus}\n"
+        f"srun -c{cpus} ./solver\n"
+    )
+    found = {one.rule.id for one in lint(text, name="x", version="24.11", partition=V100)}
+    assert ("cpu-autobind" in found) == said
+    bigger = replace(V100, sockets=cpus * tasks, cores_per_socket=1)
+    found = {one.rule.id for one in lint(text, name="x", version="24.11", partition=bigger)}
+    assert "cpu-autobind" not in found
+
+
+def test_the_page_of_rules_is_up_to_date():
+    from hpcdl.jobs.lint.docs import as_markdown
+
+    page = Path(__file__).parents[3] / "docs" / "lint.md"
+    assert page.read_text() == as_markdown(), "python -m hpcdl.jobs.lint.docs > docs/lint.md"
