@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from hpcdl.system.errors import BadInput, ExitCode
 if TYPE_CHECKING:
     from hpcdl.jobs import JobSpec, Module
     from hpcdl.jobs.submission import Submission
+    from hpcdl.jobs.sweep_run import Standing
     from hpcdl.jobs.watch import Snapshot
     from hpcdl.site import Site
 
@@ -198,6 +200,55 @@ def _snapshot_data(snapshot: Snapshot) -> dict[str, object]:
     return asdict(snapshot)
 
 
+def _sweep_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--over", action="append", default=[], metavar="KEY=A,B", help="values of one key")
+    add("--exclude", action="append", default=[], metavar="KEY=A,KEY=B", help="points to leave out")
+    add("--running", type=int, metavar="N", help="the most jobs at a time")
+    add("--limit", type=int, default=1000, metavar="N", help="the most points (1000)")
+    add("--status", action="store_true", help="say how the sweep stands, and leave")
+    _request(parser)
+
+
+def _sweep(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.jobs import sweep_run
+    from hpcdl.jobs.sweep import plan
+
+    site = the_site(args)
+    matrix = {key: text.split(",") for key, text in map(_variable, args.over)}
+    exclude = [dict(map(_variable, text.split(","))) for text in args.exclude]
+    points = plan(site, _spec(args, site), matrix, exclude, limit=args.limit)
+    folder = sweep_run.sweep_folder(site, args.name)
+    if args.status:
+        found = sweep_run.standings(folder, points)
+    else:
+        module = _module(args, site, published=True)
+        if args.dry_run:
+            for group, script in sweep_run.preview(site, folder, points, module, args.running):
+                print(f"# would submit an array of {len(group.points)}:\n{script.text}")
+            return ExitCode.OK
+        found = sweep_run.submit(site, folder, points, module, args.running)
+    return _show_sweep(found, folder, args)
+
+
+def _show_sweep(found: Sequence[Standing], folder: Path, args: argparse.Namespace) -> ExitCode:
+    from hpcdl.jobs.sweep_run import DONE, IMPOSSIBLE, summary
+
+    if args.json:
+        rows = [{"id": one.point.id, "values": one.point.values, "state": one.state,
+                 "job_id": one.job_id, "problem": one.point.problem} for one in found]  # fmt: skip
+        print_json({"folder": folder, "points": rows})
+    else:
+        print(f"{args.name}: {summary(found)}\n  manifest {folder / 'sweep.json'}")
+        for one in found:
+            if one.state == IMPOSSIBLE:
+                values = " ".join(f"{key}={value}" for key, value in one.point.values.items())
+                print(f"  left out: {values}: {one.point.problem}", file=sys.stderr)
+    if any(one.state == IMPOSSIBLE for one in found):
+        return ExitCode.PARTLY
+    return ExitCode.PARTLY if args.status and any(o.state != DONE for o in found) else ExitCode.OK
+
+
 def _report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", metavar="JOB", help="job id, or the job's folder")
 
@@ -291,6 +342,14 @@ GROUP = Group(
             "hpcdl job watch 4711",
             _watch,
             _watch_options,
+        ),
+        Command(
+            "sweep",
+            "Run a matrix of jobs as job arrays; run it again to submit only what is missing.",
+            "hpcdl job sweep --name scaling --over gpus=1,2,4 --over model=resnet50,vgg16",
+            _sweep,
+            _sweep_options,
+            changes=True,
         ),
         Command(
             "report",

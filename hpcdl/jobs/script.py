@@ -70,8 +70,24 @@ class Script:
         )  # fmt: skip
 
 
-def render_script(site: Site, spec: JobSpec, module: Module) -> Script:
-    """The script of a job on a site.
+@dataclass(frozen=True)
+class ArrayOf:
+    """A job array: its tasks, the file with a line of words for each, and where logs go.
+
+    The first word of a line is the task's folder, the rest its program. `running` is the
+    most tasks at a time, None for no limit.
+    """
+
+    tasks: int
+    arguments: Path
+    logs: Path
+    running: int | None = None
+
+
+def render_script(
+    site: Site, spec: JobSpec, module: Module, array: ArrayOf | None = None
+) -> Script:
+    """The script of a job on a site, or of an array of jobs that differ in their programs.
 
     Raises:
         BadInput: the request is impossible; says what would fit.
@@ -80,7 +96,7 @@ def render_script(site: Site, spec: JobSpec, module: Module) -> Script:
     layout = plan_layout(site, spec)
     dialect.check_mpi(site)
     check_environment(site.partition(spec.partition).environment)
-    values = _values(site, spec, layout, module)
+    values = {**_values(site, spec, layout, module), **_array_values(spec, array)}
     text = _template("job.sh.j2").render(values)
     return Script(
         tuple(_line(line) for line in text.removesuffix("\n").split("\n")),
@@ -133,7 +149,20 @@ def _values(site: Site, spec: JobSpec, layout: Layout, module: Module) -> dict[s
         "step": launch_options(site, replace(spec, launcher="single"), layout),
         "lmod_init": str(site.paths.lmod_init),
         "environment": [*{**partition.environment, **spec.environment}.items()],
-        "program": program_words(spec),
+    }
+
+
+def _array_values(spec: JobSpec, array: ArrayOf | None) -> dict[str, object]:
+    """What differs for an array: where the log goes, the folder and the program of a task."""
+    if array is None:
+        return {"array": None, "program": quote.words(program_words(spec))}
+    wrapper = program_words(replace(spec, program=("x",)))[:-1]
+    return {
+        "array": f"0-{array.tasks - 1}" + (f"%{array.running}" if array.running else ""),
+        "arguments": array.arguments,
+        "log": _directive(str(array.logs), "/%A_%a.log"),
+        "job_dir": '"${point[0]}"',
+        "program": f'{quote.words(wrapper)} "${{point[@]:1}}"'.lstrip(),
     }
 
 
@@ -165,9 +194,12 @@ def shape(layout: Layout) -> str:
     return f"{nodes} x {each} {kind}{'' if each == 1 else 's'}"
 
 
-def _directive(path: str) -> str:
-    """A path as the value of a directive: sbatch knows double quotes and expands `%`."""
-    escaped = path.replace("%", "%%")
+def _directive(path: str, pattern: str = "") -> str:
+    """A path as the value of a directive: sbatch knows double quotes and expands `%`.
+
+    `pattern` is a tail that sbatch shall expand, such as `/%A_%a.log`.
+    """
+    escaped = path.replace("%", "%%") + pattern
     if _PLAIN_DIRECTIVE.match(escaped):
         return escaped
     return '"' + escaped.replace("\\", "\\\\").replace('"', '\\"') + '"'

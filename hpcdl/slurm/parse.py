@@ -25,6 +25,8 @@ class JobRecord:
     """What Slurm knows of a job now. Times are Slurm's text, empty where unknown.
 
     `exit_code` and `signal` are those of the batch script; `restarts` counts requeues.
+    `array_job` and `array_tasks` say which tasks of which array it is; those that still wait
+    are one record (`3-9%2`).
     """
 
     id: int
@@ -42,6 +44,16 @@ class JobRecord:
     time_limit: str
     script: str
     log: str
+    array_job: int | None = None
+    array_tasks: str = ""
+
+    def has_task(self, task: int) -> bool:
+        """Whether this record speaks for a task of its array; a list cut short speaks for all."""
+        tasks = self.array_tasks.partition("%")[0]
+        if "..." in tasks:
+            return True
+        spans = (piece.partition("-") for piece in tasks.split(",") if piece)
+        return any(int(low) <= task <= int(high or low) for low, _, high in spans)
 
     @property
     def active(self) -> bool:
@@ -119,6 +131,8 @@ def job(line: str) -> JobRecord:
         time_limit=fields.get("TimeLimit", ""),
         script=fields.get("Command", ""),
         log=fields.get("StdOut", ""),
+        array_job=int(fields["ArrayJobId"]) if "ArrayJobId" in fields else None,
+        array_tasks=_known(fields.get("ArrayTaskId", "")),
     )
 
 

@@ -1,0 +1,215 @@
+"""Sweeps: a matrix of jobs, as job arrays, with a manifest that ties points to results.
+
+Points that ask Slurm for the same thing form one array: one script, one line of arguments per
+task. The manifest (sweep.json) says which job and task runs which point and where its result
+lies; running the sweep again submits only what has no result and no job. Everything up to
+`submit` is pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+from hpcdl.jobs import quote
+from hpcdl.jobs.launch import step_command
+from hpcdl.jobs.layout import plan_layout
+from hpcdl.jobs.script import ArrayOf, Script, render_script
+from hpcdl.jobs.spec import JobSpec, Module, check_spec, minutes_of
+from hpcdl.site import Site
+from hpcdl.system.errors import BadInput
+from hpcdl.system.text import did_you_mean
+
+MAX_POINTS = 100_000
+TASKS_PER_ARRAY = 1000
+"""Slurm's MaxArraySize is 1001 where a site does not raise it (slurm.conf(5))."""
+
+_COUNTS = ("gpus", "nodes", "gpus-per-node", "tasks-per-node", "cpus-per-task")
+JOB_KEYS = (*_COUNTS, "partition", "time", "launcher")
+"""What describes the job; every other key becomes an option of the program."""
+
+Values = Mapping[str, str]
+Shape = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One job of a sweep. `id` follows from the values alone; `problem` is why it cannot run."""
+
+    id: str
+    values: Values
+    spec: JobSpec
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Points that ask Slurm for the same thing, and so share a script."""
+
+    spec: JobSpec
+    points: tuple[Point, ...]
+
+
+def plan(
+    site: Site,
+    base: JobSpec,
+    matrix: Mapping[str, Sequence[str]],
+    exclude: Sequence[Values] = (),
+    *,
+    limit: int = MAX_POINTS,
+) -> tuple[Point, ...]:
+    """All points of a matrix that are not excluded.
+
+    Raises:
+        BadInput: an empty or too large matrix, an exclude that names no key of it.
+    """
+    _check_matrix(matrix, exclude, limit)
+    shapes: dict[Shape, str] = {}
+    found = []
+    for values in _combinations(matrix):
+        if any(_matches(values, pattern) for pattern in exclude):
+            continue
+        spec, problem = _spec_of(site, base, values, shapes)
+        found.append(Point(point_id(values), values, spec, problem))
+    if not found:
+        raise BadInput("every point of the sweep is excluded", hint="loosen --exclude")
+    return tuple(found)
+
+
+def point_id(values: Values) -> str:
+    """A short name of a point that stays the same when the matrix grows."""
+    text = json.dumps(dict(sorted(values.items())))
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:12]
+
+
+def groups(points: Sequence[Point], tasks: int = TASKS_PER_ARRAY) -> tuple[Group, ...]:
+    """Points that can run, by what they ask Slurm for, in chunks of an array's size."""
+    shared: dict[Shape, list[Point]] = {}
+    for point in points:
+        if not point.problem:
+            shared.setdefault(_shape(point.spec), []).append(point)
+    return tuple(
+        Group(members[0].spec, tuple(members[start : start + tasks]))
+        for members in shared.values()
+        for start in range(0, len(members), tasks)
+    )
+
+
+def render(
+    site: Site, group: Group, module: Module, folder: Path, number: int, running: int | None
+) -> tuple[Script, str]:
+    """The script of a group, and its file of arguments: a line of quoted words per task.
+
+    The first word of a line is the point's folder, the rest its program.
+    """
+    arguments = folder / f"array-{number:03d}.args"
+    lines = [
+        quote.words((str(point_folder(folder, point)), *step_command(point.spec.program)))
+        for point in group.points
+    ]
+    array = ArrayOf(len(group.points), arguments, folder / "logs", running)
+    return render_script(site, group.spec, module, array), "\n".join(lines) + "\n"
+
+
+def point_folder(folder: Path, point: Point) -> Path:
+    """Where a point's log, progress and result lie."""
+    return folder / "points" / point.id
+
+
+def _check_matrix(
+    matrix: Mapping[str, Sequence[str]], exclude: Sequence[Values], limit: int
+) -> None:
+    if not matrix:
+        raise BadInput("the sweep has no matrix", hint="give --over gpus=1,2,4")
+    count = 1
+    for key, values in matrix.items():
+        if not values or "" in values:
+            raise BadInput(f"--over {key} has an empty value", hint=f"write --over {key}=A,B")
+        if len(set(values)) < len(values):
+            raise BadInput(f"--over {key} names a value twice")
+        count *= len(values)
+    if count > limit:
+        raise BadInput(f"the sweep has {count:,} points, more than {limit:,}",
+                       hint="take values out, or raise --limit")  # fmt: skip
+    for pattern in exclude:
+        for key in pattern:
+            if key not in matrix:
+                hint = did_you_mean(key, matrix)
+                raise BadInput(f"--exclude names '{key}', which the matrix has not", hint=hint)
+
+
+def _combinations(matrix: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
+    for choice in product(*matrix.values()):
+        yield dict(zip(matrix, choice, strict=True))
+
+
+def _matches(values: Values, pattern: Values) -> bool:
+    return all(values[key] == value for key, value in pattern.items())
+
+
+def _spec_of(
+    site: Site, base: JobSpec, values: Values, verdicts: dict[Shape, str]
+) -> tuple[JobSpec, str]:
+    """The job of a point, and why it is impossible ('' where it is not).
+
+    `verdicts` remembers what was found of each distinct shape: a sweep has few of them.
+    """
+    try:
+        spec = _placed(base, values)
+    except BadInput as fault:
+        return base, fault.message
+    shape = _shape(spec)
+    if shape not in verdicts:
+        verdicts[shape] = _verdict(site, spec)
+    return replace(spec, program=program_of(base, values)), verdicts[shape]
+
+
+def _verdict(site: Site, spec: JobSpec) -> str:
+    try:
+        plan_layout(site, check_spec(spec))
+    except BadInput as fault:
+        return fault.message
+    return ""
+
+
+def _shape(spec: JobSpec) -> Shape:
+    """What a job asks Slurm for: points of one shape differ in their programs only."""
+    return (
+        spec.partition, spec.gpus, spec.nodes, spec.gpus_per_node, spec.tasks_per_node,
+        spec.cpus_per_task, spec.minutes, spec.launcher,
+    )  # fmt: skip
+
+
+def _placed(base: JobSpec, values: Values) -> JobSpec:
+    changes: dict[str, object] = {}
+    for key in _COUNTS:
+        if key in values:
+            changes[key.replace("-", "_")] = _number(key, values[key])
+    if "time" in values:
+        changes["minutes"] = minutes_of(values["time"])
+    changes.update({key: values[key] for key in ("partition", "launcher") if key in values})
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def _number(key: str, text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise BadInput(f"--over {key}={text} is not a number")
+    return int(text)
+
+
+def program_of(base: JobSpec, values: Values) -> tuple[str, ...]:
+    """A point's program: `{key}` is replaced where it stands, else `--key value` is added."""
+    program = base.program or ("hpcdl", "train")
+    rest = {key: value for key, value in values.items() if key not in JOB_KEYS}
+    placed = {key for key in rest if any("{" + key + "}" in word for word in program)}
+    words = []
+    for word in program:
+        for key in placed:
+            word = word.replace("{" + key + "}", rest[key])
+        words.append(word)
+    options = [word for key in rest if key not in placed for word in (f"--{key}", rest[key])]
+    return (*words, *options)
