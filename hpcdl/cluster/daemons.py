@@ -98,7 +98,7 @@ def start_nodes(state: ClusterState, nodes: Sequence[Node]) -> dict[str, Process
     inits = [_spawn(state, node_init(state, node), subprocess.PIPE) for node in nodes]
     try:
         for node, init in zip(nodes, inits, strict=True):
-            _wait_for_own_network(init, state.log(node.name), node.name)
+            _wait_for_own_network(init, output(state, node.name), node.name)
         pairs = [(node, init.pid) for node, init in zip(nodes, inits, strict=True)]
         network.plug(state.number, pairs)
         started = {
@@ -137,8 +137,17 @@ def wait_until(
         time.sleep(_POLL)
 
 
+def output(state: ClusterState, name: str) -> Path:
+    """Where a daemon's standard output goes.
+
+    Slurmd keeps a log of its own beside it, which slurmstepd shares.
+    """
+    is_node = any(node.name == name for node in state.nodes)
+    return state.log(name).with_suffix(".out") if is_node else state.log(name)
+
+
 def _spawn(state: ClusterState, daemon: Daemon, stdin: int) -> subprocess.Popen[bytes]:
-    log = state.log(daemon.name)
+    log = output(state, daemon.name)
     with explain_os_errors(log):
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as out:
@@ -170,7 +179,7 @@ def _identified(process: subprocess.Popen[bytes], state: ClusterState, name: str
     found = identify(process.pid)
     if found is None:
         process.wait(timeout=5)
-        raise DaemonDied(name, state.log(name))
+        raise DaemonDied(name, output(state, name))
     return found
 
 

@@ -201,6 +201,7 @@ def _lay_down(site: Site, asked: Wish, directory: Path, port_base: int | None) -
         nodes=plan.lay_out(asked, net, ports),
     )
     recorded = state.write_state(_state(site, laid))
+    _forget_logs(directory)
     _write_files(laid)
     return recorded
 
@@ -236,6 +237,13 @@ def _write_files(laid: Plan) -> None:
                 (laid.directory / name / node.name).mkdir(parents=True, exist_ok=True)
         if laid.device_files:
             _make_devices(laid)
+
+
+def _forget_logs(directory: Path) -> None:
+    """Remove the logs of the start before; the record of ended jobs stays."""
+    for old in (directory / "log").glob("*.*"):
+        if old.suffix in {".log", ".out"}:
+            old.unlink(missing_ok=True)
 
 
 def _make_devices(laid: Plan) -> None:
@@ -300,7 +308,7 @@ def wait_idle(begun: ClusterState, names: Iterable[str], seconds: float = _READY
             return
         for name in ("slurmctld", *waiting):
             if not _runs(begun, name):
-                raise daemons.DaemonDied(name, begun.log(name))
+                raise daemons.DaemonDied(name, daemons.output(begun, name))
         if time.monotonic() > deadline:
             raise HpcdlError(
                 f"{len(waiting)} of {len(wanted)} nodes did not come up within {seconds:.0f} s",

@@ -86,6 +86,8 @@ def plug(number: int, nodes: Sequence[tuple[Node, int]]) -> None:
     lines = []
     for node, pid in nodes:
         link = link_name(number, node)
+        if _exists(link):  # a killed node's: the kernel takes its time to remove it
+            run(["ip", "link", "delete", link], check=False)
         lines += [
             f"link add {link} type veth peer name eth0 netns {pid}",
             f"link set {link} master {bridge_name(number)} up",
@@ -103,14 +105,18 @@ def remove_bridge(number: int) -> None:
     bridge = bridge_name(number)
     ports = Path(f"/sys/class/net/{bridge}/brif")
     links = sorted(entry.name for entry in ports.iterdir()) if ports.is_dir() else []
-    if Path(f"/sys/class/net/{bridge}").exists():
+    if _exists(bridge):
         for link in (*links, bridge):
             run(["ip", "link", "delete", link], check=False)
 
 
 def bridge_exists(number: int) -> bool:
     """Whether cluster `number` has its bridge."""
-    return Path(f"/sys/class/net/{bridge_name(number)}").exists()
+    return _exists(bridge_name(number))
+
+
+def _exists(link: str) -> bool:
+    return Path(f"/sys/class/net/{link}").exists()
 
 
 def choose_ports(mode: str, nodes: int, base: int | None) -> Ports:

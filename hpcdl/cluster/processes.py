@@ -100,13 +100,13 @@ def of_cluster(directory: Path) -> list[ProcessId]:
 def of_node(current: ClusterState, node: Node) -> list[ProcessId]:
     """Every process of one node: its slurmd, its steps, its jobs.
 
-    In namespaces mode the kernel ends all of them with the node's first process; in loopback
-    mode they are told apart by the node's name.
+    In namespaces mode the kernel ends all of them with the node's first process (the child of
+    the recorded one); in loopback mode they are told apart by the node's name.
     """
     first = current.processes.get(node.name)
     found = [first] if first is not None and alive(first) else []
     if current.mode == NAMESPACES:
-        return found
+        return found + [inner for outer in found for inner in _children(outer)]
     return found + [
         process
         for process in of_cluster(current.directory)
@@ -129,9 +129,9 @@ def _belongs(entry: Path, directory: Path) -> bool:
             return True
         if _is_job(environment, directory):
             return True
-        # slurmstepd writes its title over its environment: look at what it holds open.
+        # These write their title over their environment: look at what they hold open.
         name = (entry / "comm").read_text().strip()
-        return name == "slurmstepd" and _holds(entry, directory)
+        return name in {"slurmstepd", "slurmscriptd"} and _holds(entry, directory)
     except OSError:  # gone meanwhile, or another user's
         return False
 
@@ -154,14 +154,23 @@ def _holds(entry: Path, directory: Path) -> bool:
     return False
 
 
+def _children(parent: ProcessId) -> list[ProcessId]:
+    found = [identify(int(entry.name)) for entry in _PROC.iterdir() if entry.name.isdigit()]
+    return [child for child in found if child and _parent(child.pid) == parent.pid]
+
+
+def _parent(pid: int) -> int:
+    try:
+        text = (_PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return 0
+    return int(text.rpartition(")")[2].split()[1])
+
+
 def _ancestry() -> set[int]:
     pids = set()
     pid = os.getpid()
     while pid > 0 and pid not in pids:
         pids.add(pid)
-        try:
-            text = (_PROC / str(pid) / "stat").read_text()
-        except OSError:
-            break
-        pid = int(text.rpartition(")")[2].split()[1])
+        pid = _parent(pid)
     return pids

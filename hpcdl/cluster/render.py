@@ -13,8 +13,9 @@ from hpcdl.cluster.model import NAMESPACES, Group, Plan
 from hpcdl.cluster.plan import host_ranges
 from hpcdl.system.resources import folder
 
-NODE_TIMEOUT = 15
-"""SlurmdTimeout in seconds: a silent node is down after at most twice as long."""
+NODE_TIMEOUT, MESSAGE_TIMEOUT = 10, 6
+"""SlurmdTimeout and MessageTimeout in seconds. Together they make a dead node be noticed after
+15 to 25 s (Slurm's defaults: minutes), and stand a machine whose every core is busy."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ def files(plan: Plan, slurmd: str) -> tuple[File, ...]:
         "slurmd": slurmd,
         "cluster_name": re.sub(r"[^a-z0-9]", "", plan.wish.site.lower())[:30] or "embedded",
         "node_timeout": NODE_TIMEOUT,
+        "message_timeout": MESSAGE_TIMEOUT,
         "node_lines": node_lines(plan),
         "gpu_types": sorted({group.gpu_type for group in plan.wish.groups if group.gpu_type}),
         "release_options": release_options(plan.slurm_version),
