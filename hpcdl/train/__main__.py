@@ -36,19 +36,39 @@ def main(words: list[str] | None = None) -> int:
     try:
         return _run(parse(sys.argv[1:] if words is None else words), place, clock)
     except HpcdlError as error:
-        prefix = f"rank {place.rank} on {place.host}: " if place.size > 1 else ""
-        print(prefix + error.render(), file=sys.stderr, flush=True)
-        return int(error.exit_code)
+        return _fail(error, place)
+
+
+def _fail(error: HpcdlError, place: RankPlace) -> int:
+    """Print the error and leave with its code.
+
+    One of several ranks leaves at once, without the orderly end that would wait for ranks which
+    are stuck; the launcher then ends those. Ranks other than 0 wait a moment before they speak:
+    what all of them have to say is said once.
+    """
+    prefix = f"rank {place.rank} on {place.host}: " if place.rank else ""
+    if place.rank:
+        time.sleep(3.0)
+    print(prefix + error.render(), file=sys.stderr, flush=True)
+    if place.size > 1:
+        sys.stdout.flush()
+        os._exit(int(error.exit_code))
+    return int(error.exit_code)
 
 
 def _run(options: TrainOptions, place: RankPlace, clock: StartupClock) -> int:
     from hpcdl.train.models import facts_of
+    from hpcdl.train.plan import global_batch
 
     model = facts_of(options.model)
     keras = model["builder"] == "keras"
+    # Refused before the seconds that TensorFlow and MPI take.
+    global_batch(options, model, place.size)
     prepare_environment(place, onednn=model.get("onednn", True))
     clock.mark("options")
     tf = import_tensorflow(place, keras=keras)
+    if options.deterministic:
+        tf.config.experimental.enable_op_determinism()
     clock.mark("tensorflow")
     from hpcdl.train.communicate import join_ranks
 
@@ -119,7 +139,7 @@ class Run:
         reporter = Reporter(options.folder, numbers.steps, options.report_every, silent=silent)
         if options.fresh and not silent:
             checkpoint.set_aside(options.folder / "checkpoints")
-        step = make_step(tf, network, optimizer, self.ranks)
+        step = make_step(tf, network, optimizer, self.ranks, clocked=not options.deterministic)
         self.clock.mark("network")
         return Training(
             options, numbers, self.ranks, network, optimizer, source, step, reporter, stop

@@ -1,10 +1,10 @@
 """Checkpoints: whole or absent, checked on reading, the newest K kept.
 
-A file is a magic line, the length of a JSON header, the header (what, where in the file, the
-checksum of the rest) and the arrays' bytes. It is written aside and renamed, so a crash leaves
-the one before; a torn or altered one is named and skipped for the one before. Everything drawn
-at random comes from (seed, step), so the step number is the whole random state, and the place
-in the data follows from it.
+A file is a magic line, length and checksum of a JSON header, the header (what of which shape,
+the checksum of the rest) and the arrays' bytes. It is written aside and renamed, so a crash
+leaves the one before; a torn or altered one is named and skipped for the one before. Everything
+drawn at random comes from (seed, step), so the step number is the whole random state, and the
+place in the data follows from it. A `Writer` writes while training goes on.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import os
 import re
 import struct
+import threading
 import zlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -25,6 +26,7 @@ import numpy as np
 from hpcdl.system.files import explain_os_errors
 
 _MAGIC = b"hpcdl-checkpoint-1\n"
+_LENGTHS = struct.Struct("<QI")
 _NAME = re.compile(r"step-(\d{9})\.ckpt\Z")
 
 
@@ -76,14 +78,14 @@ def load(path: Path) -> Checkpoint:
         Torn: it is cut, altered, or not a checkpoint.
     """
     data = path.read_bytes()
-    start = len(_MAGIC) + 8
+    start = len(_MAGIC) + _LENGTHS.size
     if data[: len(_MAGIC)] != _MAGIC or len(data) < start:
         raise Torn("it does not start like a checkpoint")
-    (length,) = struct.unpack("<Q", data[len(_MAGIC) : start])
-    try:
-        header = json.loads(data[start : start + length])
-    except ValueError as fault:
-        raise Torn("its header is cut") from fault
+    length, header_crc = _LENGTHS.unpack(data[len(_MAGIC) : start])
+    text = data[start : start + length]
+    if zlib.crc32(text) != header_crc:
+        raise Torn("its header is cut or altered")
+    header = json.loads(text)
     body = memoryview(data)[start + length :]
     if len(body) != header["bytes"]:
         raise Torn(f"it holds {len(body)} of {header['bytes']} bytes")
@@ -117,6 +119,45 @@ def set_aside(folder: Path) -> None:
         folder.rename(target)
 
 
+class Writer:
+    """Writes checkpoints in its own thread, one at a time; a failure shows at the next call."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self._folder = folder
+        self._keep = keep
+        self._thread: threading.Thread | None = None
+        self._fault: BaseException | None = None
+
+    def submit(self, checkpoint: Checkpoint) -> None:
+        """Begin to write; waits for the one before.
+
+        Raises:
+            MachineLacks: the one before could not be written.
+        """
+        self.wait()
+        self._thread = threading.Thread(target=self._save, args=(checkpoint,), daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return when everything is on disk.
+
+        Raises:
+            MachineLacks: it could not be written.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._fault is not None:
+            fault, self._fault = self._fault, None
+            raise fault
+
+    def _save(self, checkpoint: Checkpoint) -> None:
+        try:
+            save(self._folder, checkpoint, self._keep)
+        except BaseException as fault:
+            self._fault = fault
+
+
 def _write(file: Any, checkpoint: Checkpoint) -> None:
     arrays = [np.ascontiguousarray(array) for array in checkpoint.arrays]
     crc = 0
@@ -130,7 +171,7 @@ def _write(file: Any, checkpoint: Checkpoint) -> None:
         "arrays": [{"dtype": a.dtype.str, "shape": list(a.shape)} for a in arrays],
     }
     text = json.dumps(header).encode()
-    _write_all(file, _MAGIC + struct.pack("<Q", len(text)) + text)
+    _write_all(file, _MAGIC + _LENGTHS.pack(len(text), zlib.crc32(text)) + text)
     for array in arrays:
         _write_all(file, _bytes(array))
 
@@ -142,7 +183,7 @@ def _write_all(file: Any, data: bytes | memoryview) -> None:
 
 
 def _bytes(array: np.ndarray) -> memoryview:
-    return memoryview(array.reshape(-1).view(np.uint8))
+    return array.reshape(-1).view(np.uint8).data
 
 
 def _all(folder: Path) -> Iterable[Path]:

@@ -44,6 +44,10 @@ class Training:
     loss: float = float("nan")
     samples: Samples = field(default_factory=Samples)
     saved_at: int = -1
+    writer: checkpoints.Writer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.writer = checkpoints.Writer(self.checkpoint_folder, self.options.keep_checkpoints)
 
     @property
     def checkpoint_folder(self) -> Path:
@@ -71,23 +75,36 @@ def resume(training: Training) -> None:
     """Go on from the newest whole checkpoint, if there is one. Rank 0 reads, all get it.
 
     Raises:
-        BadInput: the checkpoint is of another run.
+        BadInput: the checkpoint is of another run; on every rank, so that none waits for it.
     """
-    state = np.zeros(2)
+    state = np.zeros(3)
+    fault: BadInput | None = None
     if training.ranks.rank == 0:
-        found = checkpoints.newest(training.checkpoint_folder, training.reporter.say)
-        if found is not None:
-            _check_identity(training, found)
-            for variable, array in zip(training.variables, found.arrays, strict=True):
-                variable.assign(array)
-            state[:] = found.step, found.meta["loss"]
+        try:
+            state[:2] = _restore(training)
+        except BadInput as refused:
+            fault = refused
+            state[2] = 1.0
     state = training.ranks.sum_on_host(state)
+    if state[2]:
+        raise fault or BadInput("rank 0 cannot go on from the checkpoints")
     training.ranks.broadcast(training.variables)
     training.step_number = training.saved_at = int(state[0])
     if training.step_number:
         training.loss = float(state[1])
         training.reporter.say(f"resumed after step {training.step_number}")
     training.samples.first_step = training.step_number
+
+
+def _restore(training: Training) -> tuple[float, float]:
+    """Load the newest whole checkpoint into the variables; (step, loss), zeros for none."""
+    found = checkpoints.newest(training.checkpoint_folder, training.reporter.say)
+    if found is None:
+        return 0.0, 0.0
+    _check_identity(training, found)
+    for variable, array in zip(training.variables, found.arrays, strict=True):
+        variable.assign(array)
+    return float(found.step), float(found.meta["loss"])
 
 
 def _check_identity(training: Training, found: checkpoints.Checkpoint) -> None:
@@ -106,7 +123,11 @@ def _check_identity(training: Training, found: checkpoints.Checkpoint) -> None:
 
 
 def save(training: Training) -> float:
-    """Write a checkpoint of the state now; rank 0 only. Returns the seconds it took."""
+    """Begin a checkpoint of the state now; rank 0 only. Returns the seconds training waited.
+
+    The arrays are the variables' own buffers: TensorFlow copies a buffer that someone else
+    holds before it writes to the variable, so they stay as they are now.
+    """
     if training.saved_at == training.step_number:
         return 0.0
     start = time.perf_counter()
@@ -114,19 +135,21 @@ def save(training: Training) -> float:
     if training.ranks.rank == 0:
         meta = {**identity_of(training), "loss": training.loss, "ranks": training.ranks.size}
         arrays = tuple(variable.numpy() for variable in training.variables)
-        state = checkpoints.Checkpoint(training.step_number, meta, arrays)
-        checkpoints.save(training.checkpoint_folder, state, training.options.keep_checkpoints)
+        training.writer.submit(checkpoints.Checkpoint(training.step_number, meta, arrays))
     return time.perf_counter() - start
 
 
 def train(training: Training) -> str:
-    """Run to the last step, or to a stop. Returns `completed`, `requeue` or `stopped`."""
-    while training.step_number < training.plan.steps:
+    """Run to the last step, or to a stop. Returns `completed`, `requeue` or `stopped`.
+
+    The last checkpoint is on disk when this returns.
+    """
+    outcome = None if training.step_number < training.plan.steps else "completed"
+    while outcome is None:
         epoch, first = training.plan.position(training.step_number)
         outcome = _epoch(training, epoch, first)
-        if outcome:
-            return outcome
-    return "completed"
+    training.writer.wait()
+    return outcome
 
 
 def _epoch(training: Training, epoch: int, first: int) -> str | None:

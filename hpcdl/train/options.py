@@ -39,6 +39,7 @@ class TrainOptions:
     checkpoint_every: int | None = None
     keep_checkpoints: int = 3
     fresh: bool = False
+    deterministic: bool = False
     warmup_steps: int = 5
     report_every: float = 5.0
     target_accuracy: float | None = None
@@ -109,6 +110,7 @@ ARGUMENTS: tuple[Argument, ...] = (
     Argument("lr", "learning rate (default by the model)", _amount, group="step"),
     Argument("momentum", "of SGD (default 0.9)", _fraction, group="step"),
     Argument("precision", "of compute (default fp32)", choices=PRECISIONS, group="step"),
+    Argument("deterministic", "the same bits in every run; slower on GPUs", bool, group="step"),
     Argument("checkpoint_every", "steps between checkpoints; 0 for none on the way (default: "
              "an epoch)", _not_negative, metavar="N", group="checkpoints"),
     Argument("keep_checkpoints", "newest ones kept (default 3)", _positive, metavar="N",

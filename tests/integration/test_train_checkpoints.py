@@ -1,0 +1,80 @@
+"""Killed at any step and resumed, a run ends in the weights of the uninterrupted one."""
+
+import os
+import random
+import signal
+import time
+from array import array
+from pathlib import Path
+
+import pytest
+
+from tests.integration.train_runs import Done, Runs
+
+pytestmark = pytest.mark.stack
+WORDS = ("--deterministic", "--global-batch=64", "--steps=60", "--checkpoint-every=7",
+         "--delay-ms=10")  # fmt: skip
+
+
+def kill_and_resume(runs: Runs, digits: Path, ranks: int, resume_ranks: int) -> Done:
+    """Kill all ranks at a random moment after the first checkpoint, then run to the end."""
+    words = (*WORDS, "--data", str(digits))
+    process = runs.start(*words, ranks=ranks, job="killed")
+    runs.wait_for("checkpoints/step-*.ckpt", "killed")
+    time.sleep(random.random() * 0.4)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    done = runs.train(*words, ranks=resume_ranks, job="killed")
+    assert done.code == 0, done.err
+    assert "resumed after step" in done.out
+    assert 0 < done.result["samples"]["first_step"] < 60
+    return done
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_killed_and_resumed_is_bitwise_the_same(
+    runs: Runs,
+    digits: Path,
+    ranks: int,
+) -> None:
+    whole = runs.train(*WORDS, "--data", str(digits), ranks=ranks, job="whole")
+    assert kill_and_resume(runs, digits, ranks, ranks).weights == whole.weights
+
+
+def test_resumed_on_other_numbers_of_ranks_is_equal_within_rounding(
+    runs: Runs,
+    digits: Path,
+) -> None:
+    whole = runs.train(*WORDS, "--data", str(digits), job="whole")
+    moved = kill_and_resume(runs, digits, 4, 2)
+    ours, theirs = (array("f", done.weights) for done in (moved, whole))
+    assert list(ours) == pytest.approx(list(theirs), rel=1e-3, abs=1e-4)
+
+
+def test_a_torn_checkpoint_is_skipped_for_the_one_before(
+    runs: Runs,
+    digits: Path,
+) -> None:
+    words = ("--data", str(digits), "--deterministic")
+    whole = runs.train(*words, "--steps=30", job="whole")
+    runs.train(*words, "--steps=20", "--checkpoint-every=5", job="torn")
+    newest = max((runs.folder / "torn/checkpoints").glob("*.ckpt"))
+    newest.write_bytes(newest.read_bytes()[:-100])
+    done = runs.train(*words, "--steps=30", job="torn")
+    assert f"skipped {newest.name}: it holds" in done.out
+    assert "resumed after step 15" in done.out
+    assert done.weights == whole.weights
+
+
+def test_checkpoints_of_another_run_are_refused_on_all_ranks(
+    runs: Runs,
+    digits: Path,
+) -> None:
+    runs.train("--data", str(digits), "--steps=2", "--seed=1")
+    done = runs.train("--data", str(digits), "--steps=2", "--seed=2", ranks=2)
+    assert done.code == 2
+    assert "are of another run" in done.err
+    assert "--fresh" in done.err
+    fresh = runs.train("--data", str(digits), "--steps=2", "--seed=2", "--fresh")
+    assert fresh.code == 0
+    assert (runs.folder / "job/checkpoints.before-1").is_dir()
