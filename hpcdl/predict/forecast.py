@@ -19,7 +19,7 @@ from hpcdl.system.errors import BadInput
 MOST_GPUS = 65_536
 IMAGENET_IMAGES = 1_281_167
 _HOUR = 3600.0
-_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?\Z")
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?\Z")
 
 
 @dataclass(frozen=True)

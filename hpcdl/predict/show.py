@@ -62,17 +62,18 @@ def _choices(found: Forecast) -> list[str]:
         (f"cheapest{timely}", choices.cheapest),
         (f"best below {choices.loss:.0%} loss", choices.efficient),
     )
-    rows = [
-        (
-            name,
-            f"{point.gpus} {'GPU' if point.gpus == 1 else 'GPUs'}: epoch in {hours(point.epoch_seconds)}, "
-            f"{point.gpu_hours:.2f} GPU-hours, {point.efficiency:.1%}"
-            if point
-            else "none of these counts",
-        )
-        for name, point in wishes
-    ]
+    rows = [(name, _choice(point)) for name, point in wishes]
     return [table(rows), ""]
+
+
+def _choice(point: Point | None) -> str:
+    if point is None:
+        return "none of these counts"
+    gpus = "1 GPU" if point.gpus == 1 else f"{point.gpus} GPUs"
+    return (
+        f"{gpus}: epoch in {hours(point.epoch_seconds)}, {point.gpu_hours:.2f} GPU-hours, "
+        f"{point.efficiency:.1%}"
+    )
 
 
 def _grounds(found: Forecast) -> list[str]:
@@ -160,6 +161,11 @@ def validation_text(found: Validation, traced: tuple[Traced, ...], *, verbose: b
         _group(found, "by source", lambda row: row.case.record.source),
         "",
         _group(found, "by model", lambda row: row.case.record.model),
+        "",
+        table(
+            [(name, *_cells(part)) for name, part in found.parts],
+            ("what each part is worth", *_ERROR_HEADER[1:]),
+        ),
         "",
         _rows(found, verbose),
     ]
@@ -266,6 +272,7 @@ def validation_data(found: Validation, traced: tuple[Traced, ...]) -> dict[str, 
                 for half in found.halves
             ],
         },
+        "parts": {name: _errors_data(part) for name, part in found.parts},
         "traces": [
             {
                 "nodes": row.nodes, "form": row.form, "exposed_seconds": row.exposed,

@@ -103,6 +103,7 @@ class Validation:
     unfit: tuple[Unfit, ...]
     halves: tuple[Half, ...]
     crossed: Errors | None
+    parts: tuple[tuple[str, Errors], ...]
 
     @property
     def warned(self) -> tuple[Judged, ...]:
@@ -126,7 +127,7 @@ def validate(records: tuple[Record, ...], known: Constants | None = None) -> Val
             cases.append(found)
     judged = tuple(judge(case, known) for case in cases)
     halves, crossed = cross_fit(cases, known)
-    return Validation(judged, tuple(unfit), halves, crossed)
+    return Validation(judged, tuple(unfit), halves, crossed, parts(cases, known))
 
 
 def case_of(record: Record, records: tuple[Record, ...]) -> Case | Unfit:
@@ -234,6 +235,35 @@ def grouped(judged: Iterable[Judged], key: Callable[[Judged], str]) -> dict[str,
         groups.setdefault(key(row), []).append(row.error)
     ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
     return {name: errors(values) for name, values in ordered}
+
+
+def parts(cases: Sequence[Case], known: Constants) -> tuple[tuple[str, Errors], ...]:
+    """What each part of the model is worth: errors as the parts are added one by one."""
+    if not cases:
+        return ()
+    calm = replace(known, straggler=0.0, contention=0.0)
+    fed = [replace(case, training=replace(case.training, feed=ENDLESS)) for case in cases]
+    bare = [
+        replace(case, training=replace(case.training, form="no_overlap"))
+        if case.training.form != "parameter_server"
+        else case
+        for case in fed
+    ]
+    linear = [(case.record.gpus or 1) * (case.base.rate or 0.0) for case in cases]
+    rates = [
+        case.measured * (case.base.rate or 0.0) if case.unit == _SPEEDUP else case.measured
+        for case in cases
+    ]
+    ideal = [told / rate - 1 for told, rate in zip(linear, rates, strict=True)]
+    steps: tuple[tuple[str, Sequence[Case], Constants], ...] = (
+        ("communication, nothing overlapped", bare, calm),
+        ("communication by the recursion", fed, calm),
+        ("+ stragglers", fed, replace(known, contention=0.0)),
+        ("+ contention", fed, known),
+        ("+ input (the whole model)", cases, known),
+    )
+    found = [(name, errors([judge(case, c).error for case in some])) for name, some, c in steps]
+    return (("ideal scaling", errors(ideal)), *found)
 
 
 # ---- constants fitted on one half of the sources, judged on the other ----

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcdl.predict.allreduce import flat, lines, parameter_server, ring, tree, two_level
@@ -62,6 +62,7 @@ def test_a_ring_in_device_order_leaves_nvlink_beyond_four_gpus_of_the_first_dgx(
     assert dgx.link(8).bandwidth < dgx.link(4).bandwidth
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.floats(1e-3, 1e3), st.integers(1, 8))
 def test_input_never_gives_more_than_either_side_can(ratio: float, buffer: int) -> None:
     kept = pace(ratio * 100, 100, buffer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcdl.predict.overlap import (
@@ -55,6 +55,7 @@ def test_the_authors_form_misses_measured_steps_as_published() -> None:
     assert errors == pytest.approx({2: -0.083, 4: 0.046, 8: -0.022}, abs=5e-4)
 
 
+@settings(max_examples=40, deadline=None)
 @given(layers, costs)
 def test_exposed_communication_lies_between_the_first_layers_and_all(
     ready: tuple[Gradient, ...], cost: tuple[tuple[float, float], ...]
@@ -66,6 +67,7 @@ def test_exposed_communication_lies_between_the_first_layers_and_all(
     assert found.exposed >= found.busy - backward - 1e-9
 
 
+@settings(max_examples=40, deadline=None)
 @given(layers, costs)
 def test_nothing_overlapped_exposes_all_of_it(
     ready: tuple[Gradient, ...], cost: tuple[tuple[float, float], ...]
@@ -74,6 +76,7 @@ def test_nothing_overlapped_exposes_all_of_it(
     assert found.exposed == pytest.approx(found.busy, abs=1e-9)
 
 
+@settings(max_examples=40, deadline=None)
 @given(layers, st.floats(1.0, 1e9), st.floats(1e-4, 0.1))
 def test_packing_loses_no_byte_and_sends_nothing_early(
     ready: tuple[Gradient, ...], buffer: float, cycle: float
@@ -84,6 +87,7 @@ def test_packing_loses_no_byte_and_sends_nothing_early(
     assert [m.ready for m in packed] == sorted(m.ready for m in packed)
 
 
+@settings(max_examples=40, deadline=None)
 @given(layers, st.floats(1.0, 1e9))
 def test_a_message_exceeds_the_buffer_only_where_a_gradient_does(
     ready: tuple[Gradient, ...], buffer: float
@@ -93,14 +97,15 @@ def test_a_message_exceeds_the_buffer_only_where_a_gradient_does(
     assert all(m.size <= max(buffer, largest) * (1 + 1e-9) for m in packed)
 
 
+@settings(max_examples=40, deadline=None)
 @given(layers, costs)
 def test_waiting_for_messages_is_never_faster_than_handing_them_over(
     ready: tuple[Gradient, ...], cost: tuple[tuple[float, float], ...]
 ) -> None:
-    settings = {"buffer_bytes": 1e18, "cycle": 0.005}
+    horovod = {"buffer_bytes": 1e18, "cycle": 0.005}
     one_rate = cost[:1]
-    over = wait_free(pack(ready, **settings), ((0.0, one_rate[0][1]),), ready[-1].ready)
-    waiting = wait_for(ready, ((0.0, one_rate[0][1]),), ready[-1].ready, **settings)
+    over = wait_free(pack(ready, **horovod), ((0.0, one_rate[0][1]),), ready[-1].ready)
+    waiting = wait_for(ready, ((0.0, one_rate[0][1]),), ready[-1].ready, **horovod)
     assert waiting.exposed >= over.exposed - 0.005 - 1e-9
 
 

@@ -1,0 +1,324 @@
+"""Counts of GPUs, what they give, and what to take; bad questions are one clear error."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdl.cli import main
+from hpcdl.predict.calibrate import from_images_per_second, read_result
+from hpcdl.predict.feed import IMAGENET
+from hpcdl.predict.forecast import Forecast, choose, expand, forecast
+from hpcdl.predict.hardware import of_partition
+from hpcdl.predict.network import network
+from hpcdl.predict.request import Request, answer
+from hpcdl.predict.step import Training, largest_of
+from hpcdl.site import Partition, find_site_file, load_site
+from hpcdl.system.errors import BadInput, MachineLacks
+
+RESULT: dict[str, Any] = {
+    "schema": 1,
+    "model": "mlp",
+    "batch_per_rank": 32,
+    "precision": "float32",
+    "layout": {"ranks": 4},
+    "summary": {
+        "images_per_second": 1280.0,
+        "phases": {"input": 0.2, "compute": 0.5, "communication": 0.2, "update": 0.1},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def k80() -> Partition:
+    return load_site(find_site_file("pi")).partition("k80")
+
+
+@pytest.fixture(scope="module")
+def cpu() -> Partition:
+    return load_site(find_site_file("pi")).partition("cpu")
+
+
+@pytest.fixture
+def result(tmp_path: Path) -> Path:
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(RESULT))
+    return path
+
+
+def ask(partition: Partition, **more: Any) -> Forecast:
+    return answer(Request(partition, **{"model": "resnet50", "gpus": "1-64", **more}))
+
+
+def test_more_gpus_give_more_images_at_less_efficiency(k80: Partition) -> None:
+    points = ask(k80).points
+    rates = [point.images_per_second for point in points]
+    assert rates == sorted(rates)
+    assert points[0].efficiency == pytest.approx(1)
+    assert all(0.5 < point.efficiency <= 1 for point in points)
+    assert points[0].images_per_second == pytest.approx(51.9)
+
+
+def test_the_parts_of_a_step_add_up(k80: Partition) -> None:
+    step = ask(k80, data=IMAGENET).points[-1].step
+    parts = (step.compute, step.straggler, step.exposed, step.contention, step.input_wait)
+    assert step.seconds == pytest.approx(sum(parts))
+    assert all(part >= 0 for part in parts)
+
+
+def test_epoch_and_cost_follow_from_the_rate(k80: Partition) -> None:
+    point = ask(k80, images=10_000).points[2]
+    assert point.epoch_seconds == pytest.approx(10_000 / point.images_per_second)
+    assert point.gpu_hours == pytest.approx(point.gpus * point.epoch_seconds / 3600)
+
+
+def test_choices_take_the_fastest_the_cheapest_and_the_last_below_the_loss(k80: Partition) -> None:
+    found = ask(k80, gpus="1-4096", loss=0.05)
+    real = [point for point in found.points if not point.beyond]
+    assert found.choices.fastest == max(real, key=lambda p: p.images_per_second)
+    assert found.choices.cheapest == min(real, key=lambda p: p.gpu_hours)
+    assert found.choices.efficient is not None
+    assert found.choices.efficient.efficiency >= 0.95
+    assert all(p.efficiency < 0.95 for p in real if p.gpus > found.choices.efficient.gpus)
+
+
+def test_the_cheapest_is_chosen_of_those_in_time(k80: Partition) -> None:
+    free = ask(k80)
+    one, two = free.points[0], free.points[1]
+    deadline = (one.epoch_seconds + two.epoch_seconds) / 2 / 3600
+    chosen = choose(free.points, 0.1, deadline).cheapest
+    assert chosen is not None
+    assert chosen.gpus == two.gpus
+    assert choose(free.points, 0.1, 1e-9).cheapest is None
+
+
+def test_counts_beyond_the_partition_are_marked_and_not_chosen(k80: Partition) -> None:
+    found = ask(k80, gpus="1-4096")
+    size = k80.nodes * k80.gpus_per_node
+    assert [p.gpus for p in found.points if p.beyond] == [
+        p.gpus for p in found.points if p.gpus > size
+    ]
+    assert found.choices.fastest is not None
+    assert found.choices.fastest.gpus <= size
+
+
+def test_slow_storage_and_few_cores_limit_by_input(k80: Partition) -> None:
+    point = ask(k80, data=IMAGENET, storage_gbs=0.02, gpus="64").points[0]
+    assert point.step.limit == "input"
+    assert point.images_per_second <= 0.02e9 / 115129
+
+
+def test_a_slow_network_limits_by_communication_and_many_ranks_by_stragglers(
+    k80: Partition,
+) -> None:
+    assert ask(k80, network_gbs=0.05, gpus="64").points[0].step.limit == "communication"
+    assert ask(k80, gpus="4096").points[0].step.limit == "stragglers"
+
+
+@pytest.mark.parametrize("slower", ["no_overlap", "parameter_server"])
+def test_other_forms_are_slower_than_the_overlapped_all_reduce(k80: Partition, slower: str) -> None:
+    def rate(form: str) -> float:
+        found = ask(k80, model="vgg16", form=form, gpus="64", network_gbs=0.5)
+        return found.points[0].images_per_second
+
+    assert rate(slower) < rate("horovod")
+
+
+def test_all_counts_from_1_to_4096_take_less_than_a_tenth_of_a_second(k80: Partition) -> None:
+    machine, net = of_partition(k80), network("resnet50")
+    training = Training(net, 64)
+    base = from_images_per_second(51.9, training)
+    counts = expand("1-4096", machine.per_node, every=True)
+    assert len(counts) == 4 + 1023
+    times = []
+    for _ in range(5):
+        start = time.process_time()
+        forecast(machine, training, base, counts)
+        times.append(time.process_time() - start)
+    assert min(times) <= 0.1
+
+
+def test_the_largest_of_many_deviates_grows_slowly() -> None:
+    # Blom's formula against the known expectations of order statistics.
+    assert [largest_of(n) for n in (1, 2, 8, 100)] == pytest.approx([0, 0.56, 1.42, 2.51], abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("text", "per_node", "counts"),
+    [
+        ("8", 4, (8,)),
+        ("1,2,4", 4, (1, 2, 4)),
+        ("1-16", 4, (1, 2, 4, 8, 16)),
+        ("1-20", 4, (1, 2, 4, 8, 16, 20)),
+        ("1-24", 6, (1, 2, 4, 6, 12, 24)),
+        ("3-10", 8, (3, 4, 8)),
+        ("5-15", 4, (8, 12)),
+    ],
+)
+def test_counts_fill_nodes(text: str, per_node: int, counts: tuple[int, ...]) -> None:
+    assert expand(text, per_node) == counts
+
+
+@pytest.mark.parametrize("text", ["", "x", "0", "3-1", "-4", "1-", "70000", "1e3", "1;2", "\u0661"])
+def test_a_count_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(BadInput):
+        expand(text, 4)
+
+
+def test_a_count_that_fills_no_nodes_names_those_that_do() -> None:
+    with pytest.raises(BadInput) as caught:
+        expand("6", 4)
+    assert caught.value.hint == "take 4 or 8"
+
+
+def test_a_result_of_this_site_is_the_surest_start(cpu: Partition, result: Path) -> None:
+    found = ask(cpu, model=None, result=result, gpus="1-8")
+    assert (found.training.net.name, found.training.batch) == ("mlp", 32)
+    assert found.calibration.proof == "run"
+    # 4 ranks x 32 images at 1280 images/s: 0.1 s, of which 60 % are the rank's own work.
+    assert found.calibration.seconds == pytest.approx(0.06)
+
+
+def test_a_gpu_without_rows_of_its_network_borrows_and_says_so(k80: Partition) -> None:
+    base = ask(k80, model="densenet121").calibration
+    assert base.proof == "doubtful"
+    assert base.low < 0.8 < 1.2 < base.high
+
+
+def test_a_cpu_partition_needs_a_measured_step(cpu: Partition) -> None:
+    with pytest.raises(BadInput) as caught:
+        ask(cpu)
+    assert "--calibrate" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("model", "resnet5O"), ("model", None), ("batch", 0), ("batch", 10**9),
+        ("precision", "fp8"), ("form", "horovad"), ("data", "cifar"), ("images", 0),
+        ("loss", float("nan")), ("loss", 1.0), ("deadline_hours", -1.0), ("storage_gbs", 1.0),
+        ("images_per_second", float("inf")), ("network_gbs", 0.0), ("link_gbs", -1.0),
+        ("result", Path("/nowhere/result.json")),
+    ],
+)  # fmt: skip
+def test_an_absurd_question_is_one_clear_error(k80: Partition, field: str, value: Any) -> None:
+    with pytest.raises(BadInput) as caught:
+        ask(k80, **{field: value})
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema": 2}, {"summary": {}}, {"summary": {"images_per_second": 0}},
+        {"layout": None}, {"batch_per_rank": None}, {"batch_per_rank": -1},
+        {"summary": {"images_per_second": 5, "phases": {"compute": 7}}},
+    ],
+)  # fmt: skip
+def test_a_result_that_measured_nothing_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps({**RESULT, **change}))
+    with pytest.raises(BadInput):
+        read_result(path)
+
+
+@pytest.mark.parametrize("text", ["", "[", "[1]", '{"schema": 1', "\udcff", "[" * 100_000])
+def test_a_broken_result_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "result.json"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(BadInput):
+        read_result(path)
+
+
+def test_a_result_of_another_network_is_refused(cpu: Partition, result: Path) -> None:
+    with pytest.raises(BadInput, match="measured 'mlp'"):
+        ask(cpu, result=result)
+
+
+# ---- the commands ----
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(["predict", *words])
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+def test_the_command_prints_a_table_and_what_to_take(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "--site", "pi", "--partition", "k80", "--model", "resnet50")
+    assert code == 0
+    assert "best below 10% loss" in out
+    assert "tf2017-gce-resnet50-b64-synthetic-1" in out
+
+
+def test_json_holds_the_points_and_the_choices(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--site", "pi", "--partition", "k80", "--model", "resnet50", "--gpus", "1-8", "--json")
+    code, out, _ = run(capsys, *words)
+    found = json.loads(out)
+    assert code == 0
+    assert [point["gpus"] for point in found["points"]] == [1, 2, 4, 8]
+    assert set(found["choices"]) >= {"fastest", "cheapest", "best_below_loss"}
+
+
+def test_validate_prints_rows_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "validate", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert {"id", "measured", "predicted", "relative_error"} <= set(found["rows"][0])
+    for row in found["rows"]:
+        assert row["relative_error"] == pytest.approx(row["predicted"] / row["measured"] - 1)
+
+
+def test_validate_prints_errors_by_source_and_model(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "validate")
+    assert code == 0
+    for word in ("by source", "by model", "median", "bias", "not judged", "layer traces"):
+        assert word in out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--site", "pi", "--partition", "k8O", "--model", "resnet50"),
+        ("--site", "pi", "--partition", "k80", "--model", "resnet50", "--gpus", "6"),
+        ("--site", "pi", "--partition", "k80", "--model", "resnet50", "--plot", "figure.txt"),
+        ("validate", "--data", "/nowhere.yaml"),
+        ("simulate", "--site", "pi", "--partition", "k80", "--model", "vgg16", "--gpus", "128"),
+        ("valdate",),
+    ],
+)
+def test_bad_usage_exits_2_with_one_error(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    code, out, err = run(capsys, *words)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert "Traceback" not in err
+
+
+def test_a_figure_is_written_whole(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "figure.png"
+    words = ("--site", "pi", "--partition", "k80", "--model", "resnet50", "--plot", str(path))
+    assert run(capsys, *words)[0] == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_the_command_says_what_to_install(
+    k80: Partition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hpcdl.predict.plot import write_plot
+
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    with pytest.raises(MachineLacks) as caught:
+        write_plot(ask(k80), tmp_path / "figure.png")
+    assert "hpcdl[plots]" in caught.value.hint
+
+
+def test_a_partition_of_one_node_is_enough(k80: Partition) -> None:
+    assert answer(Request(replace(k80, nodes=1), "vgg16")).points[-1].gpus == k80.gpus_per_node
