@@ -199,6 +199,72 @@ def _gc(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
+def _release_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("release", nargs="?", help="release id; the current one")
+
+
+def _sbom(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.stack.components import components
+    from hpcdl.stack.records import read_records, waivers_of
+    from hpcdl.stack.release import current_id, read_release
+    from hpcdl.stack.sbom import write_sboms
+
+    site = the_site(args)
+    release = read_release(site, args.release or current_id(site) or "")
+    inside = components(release)
+    waivers = waivers_of(release, read_records(site))
+    files = [] if args.dry_run else list(write_sboms(release, waivers))
+    if args.json:
+        rows = [vars(component) for component in inside]
+        print_json({"schema": 1, "release": release.id, "files": files, "components": rows})
+        return ExitCode.OK
+    cells = [[one.name, one.version, one.licence or f"unknown ({one.words})"] for one in inside]
+    print(table(cells, ["package", "version", "licence"]))
+    for waiver in waivers:
+        print(f"\n{waiver.weakness} is waived until {waiver.until} by {waiver.owner}:")
+        print(f"  {waiver.because}")
+    for path in files:
+        print(f"written: {path}")
+    return ExitCode.OK
+
+
+def _accept_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("agreement", help="such as cuda or cudnn")
+    parser.add_argument("--by", required=True, metavar="NAME", help="who accepts it")
+
+
+def _accept(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.stack.records import accept
+
+    accepted = accept(the_site(args), args.agreement, args.by, dry_run=args.dry_run)
+    if args.json:
+        print_json({"schema": 1, "dry_run": args.dry_run, **vars(accepted)})
+    else:
+        would = "would be noted" if args.dry_run else "noted"
+        print(f"{would}: {accepted.by} accepted '{accepted.agreement}' at {accepted.at}")
+    return ExitCode.OK
+
+
+def _waive_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("weakness", help="such as CVE-2024-10190")
+    parser.add_argument("--because", required=True, metavar="TEXT", help="why it is out of reach")
+    parser.add_argument("--owner", required=True, metavar="NAME", help="who answers for that")
+    parser.add_argument("--until", required=True, metavar="YEAR-MONTH-DAY", help="its last day")
+
+
+def _waive(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.stack.records import Waiver, waive
+
+    waiver = Waiver(args.weakness, args.because, args.owner, args.until)
+    waive(the_site(args), waiver, dry_run=args.dry_run)
+    if args.json:
+        print_json({"schema": 1, "dry_run": args.dry_run, **vars(waiver)})
+    else:
+        would = "would be noted" if args.dry_run else "noted"
+        print(f"{would}: {waiver.weakness} is waived until {waiver.until} by {waiver.owner}")
+    return ExitCode.OK
+
+
 GROUP = Group(
     "stack",
     "the software: build, verify, publish and roll back releases",
@@ -249,6 +315,31 @@ GROUP = Group(
             "hpcdl stack gc --dry-run",
             _gc,
             _gc_arguments,
+            changes=True,
+        ),
+        Command(
+            "sbom",
+            "Show what is inside a release, with licences, and write SPDX and CycloneDX files.",
+            "hpcdl stack sbom",
+            _sbom,
+            _release_argument,
+            changes=True,
+        ),
+        Command(
+            "accept-eula",
+            "Note that somebody accepted a licence agreement that a publish needs.",
+            "hpcdl stack accept-eula cuda --by 'Ada Lovelace'",
+            _accept,
+            _accept_arguments,
+            changes=True,
+        ),
+        Command(
+            "waive",
+            "Note why a known weakness cannot be reached here, who answers for it, until when.",
+            "hpcdl stack waive CVE-2024-10190 --because 'no elastic jobs are run here' "
+            "--owner 'Ada Lovelace' --until 2027-06-30",
+            _waive,
+            _waive_arguments,
             changes=True,
         ),
     ),

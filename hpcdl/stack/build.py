@@ -37,7 +37,7 @@ from hpcdl.stack.recipe import (
 )
 from hpcdl.stack.release import SCHEMA, Release, as_record, read_release, releases_folder
 from hpcdl.stack.sources import own_digest, own_wheel
-from hpcdl.stack.wheelhouse import Say, Wheelhouse, fetch, find_wheelhouse, new_log
+from hpcdl.stack.wheelhouse import Say, Wheelhouse, fetch, find_wheelhouse, new_log, sha256
 from hpcdl.system.files import explain_os_errors, locked, write_json
 from hpcdl.system.resources import cache, folder
 from hpcdl.system.run import run
@@ -221,6 +221,7 @@ def _record(plan: BuildPlan, root: Path) -> None:
         "name": "horovod",
         "version": plan.recipe.horovod.version,
         "file": horovod.name,
+        "sha256": sha256(horovod),
         "built": horovod.parent.name,
     }
     release = Release(

@@ -20,6 +20,7 @@ from hpcdl.stack.dispatch import Event, choose, pile_of, previous
 from hpcdl.stack.lmod import write_cache, write_site_files
 from hpcdl.stack.modes import closed_above, require_safe_modes
 from hpcdl.stack.modules import render_modules, write_modules
+from hpcdl.stack.records import read_records, require_answers, waivers_of
 from hpcdl.stack.release import (
     BrokenRelease,
     Release,
@@ -28,8 +29,9 @@ from hpcdl.stack.release import (
     read_release,
     release_ids,
 )
+from hpcdl.stack.sbom import CYCLONEDX_FILE, SPDX_FILE, write_sboms
 from hpcdl.stack.verify import Gate, Proof, read_proof, store_proof, verify_here
-from hpcdl.system.errors import AnswerNo, BadInput
+from hpcdl.system.errors import AnswerNo, BadInput, MachineLacks
 from hpcdl.system.files import locked, switch_link, write_json
 
 Say = Callable[[str], None]
@@ -69,10 +71,12 @@ def publish(
 
     Raises:
         BadInput: there is no such release.
-        AnswerNo: the gate did not pass, or others may write the tree; `current` stays.
+        AnswerNo: the gate did not pass, others may write the tree, or an agreement or waiver
+            is missing; `current` stays.
     """
     release = read_release(site, release_id)
     with locked(publish_lock(site), wait_seconds=_WAIT_SECONDS):
+        require_answers(site, release)
         before = current_id(site)
         _show_modules(site, release, Event("publish", release.id, ""))
         proof = _prove(site, release, gate, say, verify_again)
@@ -80,8 +84,22 @@ def publish(
         for closed in closed_above(release.root):
             say(f"note: users cannot enter {closed}, so they cannot load this release")
         write_site_files(site)
+        _write_sboms(site, release, say)
         _switch(site, release, "publish", before)
     return Switch(before, release.id, proof)
+
+
+def _write_sboms(site: Site, release: Release, say: Say) -> None:
+    """Bills of materials, where they are missing or older than the site's waivers."""
+    files = [release.root / name for name in (SPDX_FILE, CYCLONEDX_FILE)]
+    answers = site.paths.prefix / "records.json"
+    newest = answers.stat().st_mtime if answers.exists() else 0.0
+    if all(path.is_file() and path.stat().st_mtime >= newest for path in files):
+        return
+    try:
+        write_sboms(release, waivers_of(release, read_records(site)))
+    except MachineLacks as lack:
+        say(f"note: {lack.message}: {lack.hint}")
 
 
 def _show_modules(

@@ -129,3 +129,21 @@ def test_pip_in_such_an_environment_knows_what_the_stack_has(
                                            "--disable-pip-version-check", "numpy"])  # fmt: skip
     assert done.ok, done.stderr
     assert "already satisfied" in done.stdout
+
+
+def test_its_bills_of_materials_are_valid_and_name_every_licence_but_a_few(
+    release: Release,
+) -> None:
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+    from spdx_tools.spdx.parser.parse_anything import parse_file
+    from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
+
+    text = (release.root / "sbom.cdx.json").read_text()
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    assert len(json.loads(text)["components"]) == len(release.lock)
+    document = parse_file(str(release.root / "sbom.spdx.json"))
+    assert validate_full_spdx_document(document) == []
+    unknown = [p.name for p in document.packages if str(p.license_declared) == "NOASSERTION"]
+    assert len(unknown) < 6
+    assert "tensorflow-cpu" not in unknown

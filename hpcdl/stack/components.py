@@ -1,0 +1,99 @@
+"""What is inside a release, with licences: the ground of its bills of materials.
+
+Names, versions and digests come from the release's lock, licences from the metadata of the
+installed packages or from the lock itself. Words that are no SPDX expression are looked up
+in the facts; what nobody knows is said to be unknown, never guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import Distribution, distributions
+from typing import Any
+
+from hpcdl import facts
+from hpcdl.stack.release import Release
+from hpcdl.system.errors import MachineLacks
+
+RECORDS_HINT = "pip install 'hpcdl[records]'"
+
+
+@dataclass(frozen=True)
+class Component:
+    """One package: `licence` is an SPDX expression or None, `words` what its metadata says."""
+
+    name: str
+    version: str
+    sha256: str | None
+    licence: str | None
+    words: str
+
+    @property
+    def purl(self) -> str:
+        """Its package URL (github.com/package-url/purl-spec)."""
+        return f"pkg:pypi/{self.name}@{self.version}"
+
+
+def components(release: Release) -> tuple[Component, ...]:
+    """Every package of a release's lock, by name.
+
+    Raises:
+        MachineLacks: the library that knows SPDX expressions is not installed.
+    """
+    folders = [str(path) for path in release.prefix.glob("lib/python*/site-packages")]
+    installed = {_normal(found.name): found for found in distributions(path=folders)}
+    return tuple(
+        _component(entry, installed.get(_normal(entry["name"])))
+        for entry in sorted(release.lock, key=lambda entry: entry["name"])
+    )
+
+
+def _normal(name: str) -> str:
+    return name.lower().replace("_", "-")
+
+
+def _component(entry: Mapping[str, str], installed: Distribution | None) -> Component:
+    words = [entry["licence"]] if "licence" in entry else _words(installed)
+    licence = next((spdx for word in words if (spdx := spdx_of(word))), None)
+    name, version = _normal(entry["name"]), entry["version"]
+    return Component(name, version, entry.get("sha256"), licence, words[0] if words else "")
+
+
+def _words(installed: Distribution | None) -> list[str]:
+    """What a package's metadata says of its licence, surest first."""
+    if installed is None:
+        return []
+    metadata = installed.metadata
+    said = [metadata["License-Expression"] or "", (metadata["License"] or "")]
+    said += [text.split(" :: ")[-1] for text in metadata.get_all("Classifier") or []
+             if text.startswith("License ::")]  # fmt: skip
+    return [line for text in said if (line := text.strip().split("\n")[0][:200])]
+
+
+@cache
+def spdx_licensing() -> Any:
+    """The library's index of SPDX identifiers, which takes a while to make."""
+    from license_expression import get_spdx_licensing
+
+    return get_spdx_licensing()
+
+
+def spdx_of(words: str) -> str | None:
+    """The SPDX expression that these words are or stand for.
+
+    Raises:
+        MachineLacks: the library that knows SPDX expressions is not installed.
+    """
+    try:
+        from license_expression import ExpressionError
+    except ImportError as fault:
+        raise MachineLacks(
+            "a bill of materials needs libraries that are not installed", hint=RECORDS_HINT
+        ) from fault
+    known = facts.load("records")["licences"].get(words.casefold())
+    try:
+        return str(spdx_licensing().parse(known or words, validate=True))
+    except ExpressionError:
+        return None

@@ -1,0 +1,217 @@
+"""Agreements and waivers: what a person must have said before a release is published.
+
+The facts say which packages need which agreement and which have a known weakness. A site's own
+answers lie in PREFIX/records.json: who accepted what and when, why a weakness cannot be
+reached here, who answers for that and until when. A missing or expired answer stops a publish.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from hpcdl import facts
+from hpcdl.site import Site
+from hpcdl.stack.release import Release
+from hpcdl.system.errors import AnswerNo, BadInput
+from hpcdl.system.files import locked, write_json
+from hpcdl.system.text import did_you_mean
+
+_SHORTEST_REASON = 20
+_LONGEST_DAYS = 2 * 366
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """An agreement that somebody accepted; `at` is a date and time in UTC."""
+
+    agreement: str
+    by: str
+    at: str
+
+
+@dataclass(frozen=True)
+class Waiver:
+    """Why a weakness cannot be reached here, who answers for that, and until which day."""
+
+    weakness: str
+    because: str
+    owner: str
+    until: str
+
+    def expired(self, today: datetime.date) -> bool:
+        """Whether its last day has passed."""
+        return datetime.date.fromisoformat(self.until) < today
+
+
+@dataclass(frozen=True)
+class Records:
+    """A site's own answers."""
+
+    acceptances: tuple[Acceptance, ...] = ()
+    waivers: tuple[Waiver, ...] = ()
+
+
+def read_records(site: Site) -> Records:
+    """The site's answers; none where there is no file.
+
+    Raises:
+        AnswerNo: the file is damaged, so nobody knows what was accepted.
+    """
+    path = _path(site)
+    if not path.exists():
+        return Records()
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return Records(
+            tuple(Acceptance(**entry) for entry in data["acceptances"]),
+            tuple(Waiver(**entry) for entry in data["waivers"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as fault:
+        raise AnswerNo(
+            f"{path} is damaged: {str(fault)[:200]}",
+            hint="restore it from a backup; it says who accepted which agreement",
+        ) from fault
+
+
+def require_answers(site: Site, release: Release, today: datetime.date | None = None) -> None:
+    """Hold a release against the agreements and the weaknesses.
+
+    Raises:
+        AnswerNo: an agreement is not accepted, a weakness has no waiver or an expired one.
+    """
+    missing = list(open_questions(release, read_records(site), today or _today()))
+    if missing:
+        raise AnswerNo(
+            f"{release.id} is not published: {len(missing)} "
+            f"{'answer is' if len(missing) == 1 else 'answers are'} missing",
+            details=missing,
+        )
+
+
+def open_questions(release: Release, records: Records, today: datetime.date) -> Iterator[str]:
+    """What has not been answered, each with the command that does."""
+    table = facts.load("records")
+    accepted = {acceptance.agreement for acceptance in records.acceptances}
+    for name, row in table["agreements"].items():
+        if name not in accepted and _holds(release, row["packages"]):
+            yield (
+                f"{row['title']} ({row['url']}) is not accepted: `hpcdl stack accept-eula {name}`"
+            )
+    for name, row in table["weaknesses"].items():
+        if _holds(release, row["packages"], row["versions"]):
+            waiver = waiver_of(name, records)
+            if waiver is None or waiver.expired(today):
+                state = f"its waiver expired on {waiver.until}" if waiver else "there is no waiver"
+                yield (
+                    f"{name} ({row['what']}): {state}; `hpcdl stack waive {name} "
+                    "--because ... --owner ... --until YEAR-MONTH-DAY`"
+                )
+
+
+def waivers_of(release: Release, records: Records) -> list[Waiver]:
+    """The waivers under which a release stands, expired ones among them."""
+    rows = facts.load("records")["weaknesses"]
+    names = [n for n, row in rows.items() if _holds(release, row["packages"], row["versions"])]
+    return [waiver for name in names if (waiver := waiver_of(name, records)) is not None]
+
+
+def waiver_of(weakness: str, records: Records) -> Waiver | None:
+    """The site's own waiver, the newest first; else the one that comes with hpcdl."""
+    own = [waiver for waiver in records.waivers if waiver.weakness == weakness]
+    if own:
+        return own[-1]
+    row = facts.load("records")["weaknesses"][weakness].get("waiver")
+    if row is None:
+        return None
+    return Waiver(weakness, " ".join(row["because"].split()), row["owner"], row["until"])
+
+
+def _holds(release: Release, patterns: list[str], versions: list[str] | None = None) -> bool:
+    """Whether a release has a package of these names (and versions)."""
+    inside = {entry["name"]: entry["version"] for entry in release.lock} | dict(release.versions)
+    return any(
+        fnmatchcase(name, pattern) and (versions is None or version in versions)
+        for name, version in inside.items()
+        for pattern in patterns
+    )
+
+
+def accept(site: Site, agreement: str, by: str, *, dry_run: bool = False) -> Acceptance:
+    """Note that `by` accepted an agreement, now.
+
+    Raises:
+        BadInput: no such agreement, or nobody is named.
+    """
+    known = facts.load("records")["agreements"]
+    if agreement not in known:
+        raise BadInput(f"there is no agreement '{agreement}'", hint=did_you_mean(agreement, known))
+    _require_text("--by", by, 1)
+    at = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    made = Acceptance(agreement, by, at)
+    if not dry_run:
+        _add(site, "acceptances", asdict(made))
+    return made
+
+
+def waive(
+    site: Site, waiver: Waiver, today: datetime.date | None = None, *, dry_run: bool = False
+) -> None:
+    """Note why a weakness cannot be reached at this site.
+
+    Raises:
+        BadInput: no such weakness, no reason, nobody who answers, or no day within two years.
+    """
+    known = facts.load("records")["weaknesses"]
+    if waiver.weakness not in known:
+        raise BadInput(
+            f"no weakness '{waiver.weakness}' is known",
+            hint=did_you_mean(waiver.weakness, known),
+        )
+    _require_text("--because", waiver.because, _SHORTEST_REASON)
+    _require_text("--owner", waiver.owner, 1)
+    start = today or _today()
+    if not re.fullmatch(r"\d{4}-\d{2}-\d{2}", waiver.until):
+        raise BadInput(f"--until is '{waiver.until}', not a day", hint="write YEAR-MONTH-DAY")
+    try:
+        days = (datetime.date.fromisoformat(waiver.until) - start).days
+    except ValueError as fault:
+        raise BadInput(f"--until is '{waiver.until}': {fault}") from fault
+    if not 0 <= days <= _LONGEST_DAYS:
+        raise BadInput(
+            f"--until is {waiver.until}, {'already past' if days < 0 else 'too far away'}",
+            hint="a waiver holds for two years at most, then somebody looks again",
+        )
+    if not dry_run:
+        _add(site, "waivers", asdict(waiver))
+
+
+def _require_text(option: str, text: str, least: int) -> None:
+    if len(text.strip()) < least or any(ord(character) < 32 for character in text):
+        raise BadInput(f"{option} needs a line of at least {least} characters")
+
+
+def _add(site: Site, kind: str, entry: Mapping[str, str]) -> None:
+    with locked(site.paths.prefix / ".records.lock"):
+        records = read_records(site)
+        data: dict[str, Any] = {
+            "schema": 1,
+            "acceptances": [asdict(one) for one in records.acceptances],
+            "waivers": [asdict(one) for one in records.waivers],
+        }
+        data[kind].append(dict(entry))
+        write_json(_path(site), data)
+
+
+def _today() -> datetime.date:
+    return datetime.datetime.now(datetime.timezone.utc).date()
+
+
+def _path(site: Site) -> Path:
+    return site.paths.prefix / "records.json"

@@ -1,0 +1,137 @@
+"""What a publish must be able to show, and what stops it."""
+
+import datetime
+import json
+from pathlib import Path
+
+import pytest
+
+from hpcdl import facts
+from hpcdl.site import Site
+from hpcdl.stack.publish import publish
+from hpcdl.stack.records import (
+    Records,
+    Waiver,
+    accept,
+    open_questions,
+    read_records,
+    waive,
+    waivers_of,
+)
+from hpcdl.stack.release import current_id
+from hpcdl.system.errors import AnswerNo, BadInput
+from tests.small_release import make_release, passing, silent, small_site
+
+TODAY = datetime.date(2026, 11, 21)
+CVE = "CVE-2024-10190"
+REASON = "elastic jobs are not run at this site"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return small_site(tmp_path)
+
+
+def lock(*names: str) -> tuple[dict[str, str], ...]:
+    return tuple({"name": name, "version": "0.28.1"} for name in names)
+
+
+def questions(site: Site, *names: str, today: datetime.date = TODAY) -> list[str]:
+    release = make_release(site, "-".join(("r", *names)), lock=lock(*names))
+    return list(open_questions(release, read_records(site), today))
+
+
+def test_cpu_wheels_need_no_agreement(site: Site) -> None:
+    assert questions(site, "tensorflow-cpu", "horovod") == []
+
+
+@pytest.mark.parametrize(
+    ("package", "agreement"),
+    [("cuda", "cuda"), ("nvidia-cudnn-cu12", "cudnn"), ("nvidia-cublas-cu12", "cuda")],
+)
+def test_nvidia_s_libraries_need_an_accepted_agreement(
+    site: Site, package: str, agreement: str
+) -> None:
+    (question,) = questions(site, package)
+    assert f"hpcdl stack accept-eula {agreement}" in question
+    accept(site, agreement, "Ada")
+    assert questions(site, package, "numpy") == []
+    assert read_records(site).acceptances[0].by == "Ada"
+
+
+def test_an_expired_waiver_stops_a_publish(site: Site) -> None:
+    waive(site, Waiver(CVE, REASON, "Ada", "2026-11-21"), TODAY)
+    assert questions(site, "horovod") == []
+    (question,) = questions(site, "horovod", "numpy", today=TODAY + datetime.timedelta(1))
+    assert "expired on 2026-11-21" in question
+    assert "hpcdl stack waive" in question
+
+
+def test_the_release_with_an_open_question_is_not_published(site: Site) -> None:
+    make_release(site, "gpu", lock=lock("nvidia-cudnn-cu12"))
+    with pytest.raises(AnswerNo, match="1 answer is missing") as caught:
+        publish(site, "gpu", passing, say=silent)
+    assert "cuDNN" in caught.value.details[0]
+    assert current_id(site) is None
+
+
+def test_hpcdl_s_own_waiver_is_dated_owned_and_true_of_the_recipe(site: Site) -> None:
+    release = make_release(site, "r", lock=lock("horovod"))
+    (waiver,) = waivers_of(release, Records())
+    assert waiver.owner
+    assert datetime.date.fromisoformat(waiver.until)
+    assert "horovodrun" in waiver.because
+    assert "bin/horovodrun" in facts.load("wheels")["horovod"]["leave_out"]
+
+
+def test_the_site_s_own_waiver_counts_instead(site: Site) -> None:
+    waive(site, Waiver(CVE, REASON, "Ada", "2027-01-31"), TODAY)
+    (waiver,) = waivers_of(make_release(site, "r", lock=lock("horovod")), read_records(site))
+    assert waiver.owner == "Ada"
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"weakness": "CVE-2024-1019"}, "no weakness"),
+        ({"because": "no"}, "--because"),
+        ({"owner": " "}, "--owner"),
+        ({"until": "soon"}, "not a day"),
+        ({"until": "2026-02-31"}, "2026-02-31"),
+        ({"until": "2026-11-20"}, "already past"),
+        ({"until": "2036-01-01"}, "too far"),
+        ({"because": "line one\nline two of the reason"}, "--because"),
+    ],
+)
+def test_a_poor_waiver_is_refused(site: Site, changes: dict[str, str], complaint: str) -> None:
+    good = {"weakness": CVE, "because": REASON, "owner": "Ada", "until": "2027-01-31"}
+    with pytest.raises(BadInput, match=complaint):
+        waive(site, Waiver(**{**good, **changes}), TODAY)
+    assert read_records(site) == Records()
+
+
+def test_an_unknown_agreement_gets_the_nearest_name(site: Site) -> None:
+    with pytest.raises(BadInput) as caught:
+        accept(site, "cudn", "Ada")
+    assert caught.value.hint == "did you mean 'cudnn'?"
+
+
+def test_damaged_records_stop_a_publish_rather_than_count_as_none(site: Site) -> None:
+    accept(site, "cuda", "Ada")
+    (site.paths.prefix / "records.json").write_text("{}")
+    make_release(site, "r")
+    with pytest.raises(AnswerNo, match="is damaged"):
+        publish(site, "r", passing, say=silent)
+
+
+def test_a_dry_run_notes_nothing(site: Site) -> None:
+    accept(site, "cuda", "Ada", dry_run=True)
+    waive(site, Waiver(CVE, REASON, "Ada", "2027-01-31"), TODAY, dry_run=True)
+    assert read_records(site) == Records()
+
+
+def test_every_row_has_a_source() -> None:
+    table = facts.load("records")
+    for kind in ("agreements", "weaknesses"):
+        assert all(row["source"] for row in table[kind].values())
+    assert json.dumps(table["licences"])
