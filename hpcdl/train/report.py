@@ -88,7 +88,7 @@ class Reporter:
             "epoch": epoch,
             "loss": loss if loss == loss and abs(loss) != float("inf") else None,
             "images_per_second": round(self._rate, 3),
-            "seconds_left": round(self._seconds_left(step), 1),
+            "seconds_left": self._seconds_left(step),
             "outcome": outcome,
             "time": time.time(),
         }
@@ -98,9 +98,9 @@ class Reporter:
             aside.write_text(json.dumps(values) + "\n")
             aside.replace(self._path)
 
-    def _seconds_left(self, step: int) -> float:
+    def _seconds_left(self, step: int) -> float | None:
         """By the pace since the first step, which is not counted because it compiles."""
         if self._first is None or step <= self._first[1]:
-            return 0.0
+            return None
         begun, first = self._first
-        return (time.monotonic() - begun) / (step - first) * (self._steps - step)
+        return round((time.monotonic() - begun) / (step - first) * (self._steps - step), 1)
