@@ -49,12 +49,12 @@ def program_words(spec: JobSpec) -> tuple[str, ...]:
     """The program as the launcher must be given it."""
     program = spec.program or ("hpcdl", "train")
     if spec.launcher == "multiworker":
-        return ("bash", "-c", _TF_CONFIG, "worker", *program)
+        program = ("bash", "-c", _TF_CONFIG, "worker", *program)
     return step_command(program)
 
 
 def step_command(program: tuple[str, ...]) -> tuple[str, ...]:
-    """The program as srun must be given it: a word `:` alone would start another component."""
+    """The program as launchers must be given it: a word `:` alone would start another component."""
     if ":" not in program:
         return program
     return ("bash", "-c", f"exec {quote.words(program)}")

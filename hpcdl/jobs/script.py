@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -214,6 +215,7 @@ def _why(reason: str, rules: str = "") -> str:
     return f"{_MARK}{reason}{_MARK}{rules}"
 
 
+@cache
 def _template(name: str) -> jinja2.Template:
     import jinja2
 

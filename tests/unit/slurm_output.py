@@ -39,7 +39,8 @@ _NODE = {
 _PARTITION = {
     "20.11": (
         "PartitionName={name} AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL "
-        "Default={default} QoS=N/A DefaultTime=NONE DisableRootJobs=NO ExclusiveUser=NO GraceTime=0 "
+        "Default={default} QoS=N/A DefaultTime=NONE DisableRootJobs=NO "
+        "ExclusiveUser=NO GraceTime=0 "
         "Hidden=NO MaxNodes=UNLIMITED MaxTime={limit} MinNodes=0 LLN=NO "
         "MaxCPUsPerNode=UNLIMITED Nodes={nodes} PriorityJobFactor=1 PriorityTier=1 RootOnly=NO "
         "ReqResv=NO OverSubscribe=NO OverTimeLimit=NONE PreemptMode=OFF State=UP "

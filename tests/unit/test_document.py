@@ -129,7 +129,7 @@ def test_characters_that_mislead_or_command_a_terminal_are_shown_as_escapes(text
     assert "\x1b" not in shown
 
 
-# --- what is no text file of ours ------------------------------------------------------------------
+# --- what is no text file of ours ---
 
 
 def test_a_folder_is_named_as_such(tmp_path: Path) -> None:

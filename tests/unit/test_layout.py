@@ -1,0 +1,173 @@
+"""Layouts: CPU only, one GPU, part of a node, whole nodes; everything else is refused with help."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcdl.jobs import JobSpec, Layout, plan_layout
+from hpcdl.site import Site
+from hpcdl.system.errors import BadInput
+from tests.unit.conftest import shipped
+
+
+def layout(site: Site, partition: str, **asked: object) -> Layout:
+    return plan_layout(site, JobSpec(partition, **asked))  # type: ignore[arg-type]
+
+
+def refusal(site: Site, partition: str, **asked: object) -> str:
+    with pytest.raises(BadInput) as caught:
+        layout(site, partition, **asked)
+    return f"{caught.value.message}; {caught.value.hint}"
+
+
+# What is asked: nodes, ranks per node, CPUs per rank, GPUs per node, MB per node, exclusive.
+# K80: 24 cores, 48 CPUs, 8 GPUs, 250 GB. P100: 28, 56, 4, 250. V100: 40, 80, 8, 500.
+@pytest.mark.parametrize(
+    ("partition", "asked", "expected"),
+    [
+        ("p100", {}, (1, 1, 14, 1, 62500, False)),
+        ("p100", {"gpus": 1}, (1, 1, 14, 1, 62500, False)),
+        ("p100", {"gpus": 2}, (1, 2, 14, 2, 125000, False)),
+        ("p100", {"gpus": 4}, (1, 4, 14, 4, 0, True)),
+        ("p100", {"gpus": 8}, (2, 4, 14, 4, 0, True)),
+        ("p100", {"gpus": 32}, (8, 4, 14, 4, 0, True)),
+        ("p100", {"nodes": 2}, (2, 4, 14, 4, 0, True)),
+        ("p100", {"nodes": 3, "gpus_per_node": 2}, (3, 2, 14, 2, 125000, False)),
+        ("p100", {"gpus_per_node": 3}, (1, 3, 14, 3, 187500, False)),
+        ("p100", {"gpus": 6, "nodes": 2}, (2, 3, 14, 3, 187500, False)),
+        ("p100", {"gpus": 6, "gpus_per_node": 3}, (2, 3, 14, 3, 187500, False)),
+        ("v100", {"nodes": 2, "gpus_per_node": 6}, (2, 6, 10, 6, 375000, False)),
+        ("v100", {"gpus": 16}, (2, 8, 10, 8, 0, True)),
+        ("k80", {"gpus": 3}, (1, 3, 6, 3, 93750, False)),
+        ("p100", {"gpus": 4, "cpus_per_task": 2}, (1, 4, 2, 4, 0, True)),
+        ("p100", {"gpus": 2, "launcher": "single"}, (1, 1, 28, 2, 125000, False)),
+        ("p100", {"gpus": 4, "launcher": "single"}, (1, 1, 56, 4, 0, True)),
+    ],
+)
+def test_a_rank_per_gpu_with_its_share_of_the_node(
+    three_generations: Site,
+    partition: str,
+    asked: dict[str, object],
+    expected: tuple[int, int, int, int, int, bool],
+) -> None:
+    found = layout(three_generations, partition, **asked)
+    assert (
+        found.nodes, found.tasks_per_node, found.cpus_per_task, found.gpus_per_node,
+        found.memory_mb, found.exclusive,
+    ) == expected  # fmt: skip
+
+
+# The CPU partition of pi has 332 nodes of 16 cores and 62 GB.
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({}, (1, 1, 16, 0, True)),
+        ({"nodes": 4}, (4, 1, 16, 0, True)),
+        ({"tasks_per_node": 4}, (1, 4, 4, 0, True)),
+        ({"tasks_per_node": 16}, (1, 16, 1, 0, True)),
+        ({"tasks_per_node": 3}, (1, 3, 5, 58125, False)),
+        ({"cpus_per_task": 4}, (1, 1, 4, 15500, False)),
+        ({"tasks_per_node": 2, "cpus_per_task": 4}, (1, 2, 4, 31000, False)),
+    ],
+)
+def test_without_gpus_cpus_decide(
+    pi: Site, asked: dict[str, object], expected: tuple[int, int, int, int, bool]
+) -> None:
+    found = layout(pi, "cpu", **asked)
+    assert (
+        found.nodes, found.tasks_per_node, found.cpus_per_task, found.memory_mb, found.exclusive,
+    ) == expected  # fmt: skip
+
+
+def test_12_gpus_where_a_node_has_8_are_refused_with_what_would_fit(
+    three_generations: Site,
+) -> None:
+    said = refusal(three_generations, "v100", gpus=12)
+    assert "'v100' has 8 per node" in said
+    assert "2 nodes x 6 (--nodes 2 --gpus-per-node 6)" in said
+    assert "--gpus 16" in said
+    assert "--partition p100" in said
+
+
+@pytest.mark.parametrize(
+    ("partition", "asked", "said"),
+    [
+        ("v100", {"gpus": 9}, "3 nodes x 3 (--nodes 3 --gpus-per-node 3), or --gpus 16"),
+        ("v100", {"gpus": 11}, "ask for --gpus 16"),
+        ("v100", {"gpus": 56}, "at most --gpus 48, all of the partition"),
+        ("v100", {"gpus": 10**6}, "not 125000 with 1000000; ask for at most --gpus 48"),
+        ("p100", {"gpus_per_node": 5}, "'p100' has 4 GPUs per node, not 5"),
+        ("p100", {"nodes": 9}, "has 8 nodes with 32 GPUs in all, not 9 with 36"),
+        ("p100", {"gpus": 7, "nodes": 2}, "--gpus 7 is not 2 nodes x 3 GPUs"),
+        ("p100", {"gpus": 2, "nodes": 4}, "give --gpus alone, or --nodes and --gpus-per-node"),
+        ("p100", {"gpus": 4, "tasks_per_node": 2}, "a rank has one GPU"),
+        ("p100", {"gpus": 4, "cpus_per_task": 15}, "at most --cpus-per-task 14"),
+        ("p100", {"minutes": 2881}, "beyond the limit of 'p100', 2-00:00:00"),
+        ("p100", {"nodes": 2, "launcher": "single"}, "'single' runs one process"),
+        ("p10", {"gpus": 1}, "no partition 'p10'; did you mean 'p100'?"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_does(
+    three_generations: Site, partition: str, asked: dict[str, object], said: str
+) -> None:
+    assert said in refusal(three_generations, partition, **asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"gpus": 1}, "'cpu' has no GPUs; partitions with GPUs: k20, k80, p100"),
+        ({"gpus_per_node": 1}, "'cpu' has no GPUs"),
+        ({"nodes": 333}, "'cpu' has 332 nodes, not 333; ask for at most --nodes 332"),
+        ({"tasks_per_node": 17}, "'cpu' has 16 CPUs per node, not 17"),
+        ({"tasks_per_node": 4, "cpus_per_task": 5}, "at most --cpus-per-task 4"),
+    ],
+)
+def test_a_cpu_partition_says_its_own_limits(pi: Site, asked: dict[str, object], said: str) -> None:
+    assert said in refusal(pi, "cpu", **asked)
+
+
+def test_the_default_time_is_an_hour_or_what_the_partition_allows(
+    three_generations: Site,
+) -> None:
+    assert layout(three_generations, "p100").minutes == 60
+    assert layout(three_generations, "p100", minutes=2880).minutes == 2880
+
+
+SITES = [shipped(name) for name in ("pi", "p100-v100-k80", "a100-h100", "embedded")]
+COUNT = st.none() | st.integers(1, 40)
+
+
+@given(
+    st.sampled_from([(site, name) for site in SITES for name in site.partitions]),
+    COUNT, COUNT, COUNT, COUNT, COUNT, st.sampled_from(["horovod", "single"]),
+)  # fmt: skip
+def test_whatever_is_asked_the_layout_fits_its_nodes_or_is_refused(
+    place: tuple[Site, str],
+    gpus: int | None,
+    nodes: int | None,
+    per_node: int | None,
+    tasks: int | None,
+    cpus: int | None,
+    launcher: str,
+) -> None:
+    site, name = place
+    part = site.partition(name)
+    spec = JobSpec(
+        name, gpus=gpus, nodes=nodes, gpus_per_node=per_node, tasks_per_node=tasks,
+        cpus_per_task=cpus, launcher=launcher,
+    )  # fmt: skip
+    try:
+        found = plan_layout(site, spec)
+    except BadInput as fault:
+        assert fault.hint or "CPUs per node" in fault.message  # noqa: PT017 - it says what to do
+        return
+    assert 1 <= found.nodes <= part.nodes
+    assert 0 <= found.gpus_per_node <= part.gpus_per_node
+    assert found.tasks_per_node * found.cpus_per_task <= part.cpus
+    assert found.memory_mb <= part.memory_gb * 1000
+    if gpus:
+        assert found.nodes * found.gpus_per_node == gpus
+    if part.gpu and launcher == "horovod":
+        assert found.tasks_per_node == found.gpus_per_node
+    assert found.exclusive == (found.memory_mb == 0)

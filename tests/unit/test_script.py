@@ -1,0 +1,275 @@
+"""The batch script: right directives, right rules, readable, and clean for every layout."""
+
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hpcdl.jobs import JobSpec, Module, Script, render_script
+from hpcdl.jobs.dialect import with_version
+from hpcdl.jobs.script import explain, walltime
+from hpcdl.site import Site
+from hpcdl.slurm.rules import as_release, known_releases, rule
+from hpcdl.system.errors import BadInput
+from hpcdl.system.resources import folder
+from tests.unit.conftest import shipped
+
+MODULE = Module(("tensorflow/2.20.0",), Path("/apps/hpcdl/releases/r1/modules"), "r1")
+LAYOUTS = [
+    {"gpus": 1}, {"gpus": 2}, {"nodes": 1}, {"nodes": 2}, {"nodes": 2, "gpus_per_node": 1},
+    {"gpus": 1, "launcher": "single"}, {"cpus_per_task": 1}, {"minutes": 1},
+]  # fmt: skip
+PLACES = [
+    (shipped(name), partition)
+    for name, partition in [
+        ("pi", "k80"), ("pi", "cpu"), ("p100-v100-k80", "p100"), ("a100-h100", "h100"),
+        ("a100-h100", "cpu"), ("embedded", "v100"),
+    ]
+]  # fmt: skip
+
+
+def render(site: Site, partition: str = "p100", module: Module = MODULE, **asked: object) -> Script:
+    return render_script(site, JobSpec(partition, **asked), module)  # type: ignore[arg-type]
+
+
+def every_script() -> list[tuple[str, Script]]:
+    """Scripts of all kinds, by a name for people."""
+    found = []
+    for site, partition in PLACES:
+        has_gpus = site.partition(partition).gpu is not None
+        for asked in LAYOUTS:
+            if has_gpus or not ({"gpus", "gpus_per_node"} & asked.keys()):
+                found.append((f"{site.name} {partition} {asked}", render(site, partition, **asked)))
+    odd = {"environment": {"A": "x'y\n$(id)"}, "program": ("python", "a b", ":", "$x", "\n")}
+    found.append(("odd values", render(PLACES[2][0], **odd)))
+    found.append(("no module", render(PLACES[2][0], module=Module(()))))
+    return found
+
+
+SCRIPTS = every_script()
+
+
+@pytest.mark.parametrize("script", [script for _, script in SCRIPTS], ids=[n for n, _ in SCRIPTS])
+def test_directives_stand_before_the_first_command(script: Script) -> None:
+    lines = script.text.splitlines()
+    assert lines[0] == "#!/bin/bash"
+    first = next(n for n, line in enumerate(lines) if line and not line.startswith("#"))
+    late = [line for line in lines[first:] if line.startswith("#SBATCH")]
+    assert late == []
+    assert len(script.directives) > 8
+    assert [line.split("=")[0] for line in script.directives] == list(
+        dict.fromkeys(line.split("=")[0] for line in script.directives)
+    )
+
+
+def test_bash_takes_every_script(tmp_path: Path) -> None:
+    for name, script in SCRIPTS:
+        done = subprocess.run(["bash", "-n"], input=script.text, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, ""), name
+
+
+@pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not installed")
+def test_shellcheck_has_nothing_to_say(tmp_path: Path) -> None:
+    for number, (_, script) in enumerate(SCRIPTS[::4] + SCRIPTS[-2:]):
+        (tmp_path / f"{number:02}.sh").write_text(script.text)
+    done = subprocess.run(
+        ["shellcheck", "--norc", *sorted(tmp_path.glob("*.sh"))], capture_output=True, text=True
+    )
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(("name", "script"), SCRIPTS[::5], ids=[n for n, _ in SCRIPTS[::5]])
+def test_the_text_is_tidy(name: str, script: Script) -> None:
+    assert script.text.endswith("\n")
+    assert "\n\n\n" not in script.text
+    assert not re.search(r"[ \t]+$", script.text, re.M)
+    assert all(len(line) <= 200 for line in script.text.splitlines())
+
+
+def test_every_rule_that_the_template_names_is_a_row_of_the_data() -> None:
+    template = (folder("templates") / "sbatch" / "job.sh.j2").read_text()
+    named = {
+        one
+        for found in re.findall(r'why\(.*?, "([a-z0-9 -]+)"\)', template)
+        for one in found.split()
+    }
+    assert len(named) > 12
+    for one in named:
+        rule(one)
+
+
+@pytest.mark.parametrize("version", known_releases())
+def test_a_rule_that_explain_names_holds_in_that_release(
+    three_generations: Site, version: str
+) -> None:
+    script = render(with_version(three_generations, version), gpus=8)
+    named = {line.rule(version) for line in script.lines} - {""}
+    assert len(named) > 8
+    assert all(rule(one).holds(as_release(version)) for one in named)
+
+
+def test_explain_is_the_script_with_a_reason_below_its_lines(three_generations: Site) -> None:
+    script = render(three_generations, gpus=8)
+    shown = explain(script).splitlines()
+    for line in script.text.splitlines():
+        assert line in shown
+    text = "\n".join(shown)
+    assert "#SBATCH --open-mode=append\n    # a requeued job" in text
+    assert "[requeue-truncates]" in text
+
+
+def test_explain_changes_nothing_in_the_script(three_generations: Site) -> None:
+    """Reasons ride on a separator: not even a value that holds it can leak one."""
+    script = render(three_generations, environment={"A": "x\x1fy"}, program=("a\x1f", "b\x1f\x1fc"))
+    assert "\x1f" not in script.text
+    assert "A=$'x\\x1fy'" in script.text
+
+
+# --- what differs by site ---
+
+
+def test_gpus_are_asked_for_once_in_the_form_of_the_site(three_generations: Site, pi: Site) -> None:
+    assert "#SBATCH --gpus-per-node=p100:2\n" in render(three_generations, gpus=2).text
+    assert "#SBATCH --gres=gpu:k80:2\n" in render(pi, "k80", gpus=2).text
+    untyped = replace(three_generations, slurm=replace(three_generations.slurm, gpu_typed=False))
+    assert "#SBATCH --gpus-per-node=2\n" in render(untyped, gpus=2).text
+    for site in (three_generations, pi, untyped):
+        directives = render(site, "k80", gpus=2).directives
+        assert sum("gpu" in one for one in directives) == 1
+
+
+def test_no_gpu_option_stands_on_the_step(three_generations: Site) -> None:
+    step = re.search(r"^srun (.*)\\$", render(three_generations, gpus=8).text, re.M)
+    assert step is not None
+    assert "gpu" not in step.group(1)
+    assert "--gres" not in step.group(1)
+
+
+def test_account_and_qos_come_from_request_then_partition_then_site(modern: Site) -> None:
+    assert "--qos=h100" in render(modern, "h100").directives
+    assert "--qos=normal" in render(modern, "a100").directives
+    assert "--qos=fast" in render(modern, "h100", qos="fast").directives
+    assert "--account=ai" in render(modern, "a100").directives
+
+
+def test_whole_nodes_are_exclusive_and_parts_are_not(three_generations: Site) -> None:
+    assert {"--exclusive", "--mem=0"} <= set(render(three_generations, gpus=4).directives)
+    part = render(three_generations, gpus=2).directives
+    assert "--exclusive" not in part
+    assert "--mem=125000" in part
+
+
+def test_modules_are_pinned_to_the_release(three_generations: Site) -> None:
+    text = render(three_generations).text
+    assert "module use /apps/hpcdl/releases/r1/modules\n" in text
+    assert "module load tensorflow/2.20.0 || exit 20\n" in text
+    assert "module" not in render(three_generations, module=Module(())).text
+    planned = render(three_generations, module=Module(("tensorflow/2.20.0",))).text
+    assert "# No release is published yet" in planned
+
+
+def test_the_environment_of_the_partition_yields_to_the_request(three_generations: Site) -> None:
+    part = replace(three_generations.partition("p100"), environment={"A": "site", "B": "site"})
+    site = replace(three_generations, partitions={"p100": part})
+    text = render(site, environment={"A": "mine"}).text
+    assert "export A=mine\n" in text
+    assert "export B=site\n" in text
+
+
+def test_the_environment_of_a_partition_is_checked_like_a_request(three_generations: Site) -> None:
+    part = replace(three_generations.partition("p100"), environment={"UID": "0"})
+    site = replace(three_generations, partitions={"p100": part})
+    with pytest.raises(BadInput, match="the variable UID cannot be set"):
+        render(site)
+
+
+# --- what differs by release ---
+
+
+def variables_unset(site: Site, version: str, **asked: object) -> set[str]:
+    text = render(with_version(site, version), **asked).text  # type: ignore[arg-type]
+    return {name for line in re.findall(r"^unset (SLURM_.*)$", text, re.M) for name in line.split()}
+
+
+@pytest.mark.parametrize(
+    ("version", "exact"),
+    [("20.11", True), ("21.08", True), ("22.05", False), ("23.11", False), ("26.05", False),
+     ("20.11.2", False), ("20.11.3", True)],
+)  # fmt: skip
+def test_a_step_gets_its_own_cpus_on_every_release(
+    three_generations: Site, version: str, exact: bool
+) -> None:
+    """An explicit --cpus-per-task implies --exact since 22.05; before, it is said."""
+    assert (" --exact " in render(with_version(three_generations, version), gpus=8).text) is exact
+
+
+@pytest.mark.parametrize("version", known_releases())
+def test_the_cpus_of_a_rank_stand_on_job_and_step(three_generations: Site, version: str) -> None:
+    text = render(with_version(three_generations, version), gpus=8).text
+    assert "#SBATCH --cpus-per-task=14\n" in text
+    assert re.search(r"^srun .*--cpus-per-task=14 ", text, re.M)
+
+
+def test_what_another_job_left_is_cleared_but_not_what_sbatch_sets(
+    three_generations: Site, pi: Site
+) -> None:
+    assert "SLURM_GPUS_PER_NODE" not in variables_unset(three_generations, "26.05", gpus=1)
+    # Asked by --gres, an inherited SLURM_GPUS_PER_NODE would be the forbidden second request.
+    assert "SLURM_GPUS_PER_NODE" in variables_unset(pi, "26.05", gpus=1)
+    for site in (three_generations, pi):
+        assert {"SLURM_NTASKS_PER_GPU", "SLURM_MEM_PER_NODE"} <= variables_unset(site, "22.05")
+        assert "SLURM_CPUS_PER_TASK" not in variables_unset(site, "23.11")
+
+
+@pytest.mark.parametrize(
+    ("version", "cleared"), [("22.05", False), ("23.02", True), ("23.11", False), ("25.05", False)]
+)
+def test_tres_per_task_is_cleared_only_where_sbatch_does_not_set_it(
+    three_generations: Site, version: str, cleared: bool
+) -> None:
+    assert ("SLURM_TRES_PER_TASK" in variables_unset(three_generations, version)) is cleared
+
+
+def test_an_mpi_plugin_that_the_release_never_had_is_refused(three_generations: Site) -> None:
+    site = replace(three_generations, slurm=replace(three_generations.slurm, mpi="pmix_v5"))
+    assert "--mpi=pmix_v5" in render(with_version(site, "24.11"), gpus=1).text
+    with pytest.raises(BadInput, match=r"Slurm 20\.11 has no MPI plug-in 'pmix_v5'"):
+        render(with_version(site, "20.11"), gpus=1)
+
+
+@pytest.mark.parametrize(
+    ("minutes", "text"),
+    [
+        (1, "00:01:00"),
+        (60, "01:00:00"),
+        (1439, "23:59:00"),
+        (1440, "1-00:00:00"),
+        (10081, "7-00:01:00"),
+    ],
+)
+def test_walltimes_are_written_as_slurm_reads_them(minutes: int, text: str) -> None:
+    assert walltime(minutes) == text
+
+
+# --- paths in directives ---
+
+
+@pytest.mark.parametrize(
+    ("path", "directive"),
+    [
+        ("/work/a", "--output=/work/a/job.log"),
+        ("/work/a b", '--output="/work/a b/job.log"'),
+        ("/work/100%j", "--output=/work/100%%j/job.log"),
+        ('/work/"x"', '--output="/work/\\"x\\"/job.log"'),
+        ("/work/#x", '--output="/work/#x/job.log"'),
+        ("/work/$HOME`id`", '--output="/work/$HOME`id`/job.log"'),
+        ("/work/é", '--output="/work/é/job.log"'),
+    ],
+)
+def test_a_folder_with_signs_is_named_as_sbatch_reads_it(
+    three_generations: Site, path: str, directive: str
+) -> None:
+    assert directive in render(three_generations, job_dir=Path(path)).directives

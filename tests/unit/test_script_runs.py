@@ -1,0 +1,299 @@
+"""The script in a real bash, with stand-ins for srun and scontrol: signals, codes, values."""
+
+import os
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpcdl.jobs import JobSpec, Module, render_script
+from hpcdl.jobs.spec import check_spec
+from hpcdl.site import Site
+from hpcdl.system.errors import BadInput
+from tests.unit.conftest import shipped
+
+# srun as far as the script can tell: it takes options, runs the program, and hands signals on.
+SRUN = """#!/bin/bash
+echo "srun $*" >>"$STANDIN/calls"
+while [[ $1 == --* ]]; do shift; done
+exec "$@"
+"""
+SCONTROL = """#!/bin/bash
+echo "scontrol $*" >>"$STANDIN/calls"
+exit "${SCONTROL_CODE:-0}"
+"""
+SLEEP = '#!/bin/bash\n[[ $1 == 60 ]] || exec /bin/sleep "$@"\n'
+SITE = shipped("embedded")
+
+
+class Job:
+    """A rendered script and the folder in which it runs."""
+
+    def __init__(self, folder: Path, *program: str, site: Site = SITE, **asked: object) -> None:
+        self.folder = folder
+        for name, text in {"srun": SRUN, "scontrol": SCONTROL, "sleep": SLEEP}.items():
+            (folder / name).write_text(text)
+            (folder / name).chmod(0o755)
+        module = asked.pop("module", Module(()))
+        spec = JobSpec("p100", program=program, job_dir=folder / "job", preflight=False, **asked)  # type: ignore[arg-type]
+        script = render_script(site, spec, module)  # type: ignore[arg-type]
+        (folder / "job.sh").write_bytes(script.text.encode(errors="surrogateescape"))
+
+    def start(self, **env: str) -> "subprocess.Popen[bytes]":
+        own = {
+            "PATH": f"{self.folder}:{os.environ['PATH']}",
+            "STANDIN": str(self.folder),
+            "SLURM_JOB_ID": "4711",
+            "HOME": str(self.folder),
+        }
+        # A batch script's standard input is nobody's terminal.
+        return subprocess.Popen(
+            ["/bin/bash", str(self.folder / "job.sh")],
+            env={**own, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def run(self, **env: str) -> tuple[int, bytes, bytes]:
+        process = self.start(**env)
+        out, err = process.communicate(timeout=20)
+        return process.returncode, out, err
+
+    @property
+    def calls(self) -> list[str]:
+        file = self.folder / "calls"
+        return file.read_text().splitlines() if file.exists() else []
+
+    @property
+    def requeues(self) -> int:
+        return sum(call == "scontrol requeue 4711" for call in self.calls)
+
+
+def wait_for(file: Path) -> None:
+    deadline = time.monotonic() + 10
+    while not file.exists():
+        assert time.monotonic() < deadline, f"{file} never came"
+        time.sleep(0.01)
+
+
+# A program that says it is up, and on a signal does what is asked of it.
+def program(
+    up: Path, on_usr2: str = "exit 75", on_term: str = "exit 5", then: str = "exit 0"
+) -> list[str]:
+    text = (
+        f"trap '{on_usr2}' USR2; trap '{on_term}' TERM; touch {up}; "
+        f"for i in {{1..100}}; do /bin/sleep 0.02; done; {then}"
+    )
+    return ["bash", "-c", text]
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 5, 100, 127, 139, 255])
+def test_the_job_ends_with_the_programs_own_exit_code(tmp_path: Path, code: int) -> None:
+    job = Job(tmp_path, "bash", "-c", f"exit {code}")
+    assert job.run()[0] == code
+    assert job.requeues == 0
+
+
+def test_a_crash_is_told_by_its_signal(tmp_path: Path) -> None:
+    assert Job(tmp_path, "bash", "-c", "kill -SEGV $$").run()[0] == 128 + signal.SIGSEGV
+
+
+def test_a_program_that_is_not_there_is_127(tmp_path: Path) -> None:
+    assert Job(tmp_path, "/no/such/program").run()[0] == 127
+
+
+def test_75_puts_the_job_back_into_the_queue(tmp_path: Path) -> None:
+    job = Job(tmp_path, "bash", "-c", "exit 75")
+    code, out, _ = job.run()
+    assert (code, job.requeues) == (75, 1)
+    assert b"requeue 1 of at most 5" in out
+
+
+@pytest.mark.parametrize(("restarts", "requeued"), [("0", 1), ("4", 1), ("5", 0), ("6", 0)])
+def test_requeues_have_a_cap(tmp_path: Path, restarts: str, requeued: int) -> None:
+    job = Job(tmp_path, "bash", "-c", "exit 75")
+    assert job.run(SLURM_RESTART_COUNT=restarts)[0] == 75
+    assert job.requeues == requeued
+
+
+def test_a_requeue_that_slurm_refuses_still_ends_with_75(tmp_path: Path) -> None:
+    job = Job(tmp_path, "bash", "-c", "exit 75")
+    start = time.monotonic()
+    assert job.run(SCONTROL_CODE="1")[0] == 75
+    assert time.monotonic() - start < 5
+
+
+def test_the_walltime_signal_reaches_the_ranks_and_75_requeues(tmp_path: Path) -> None:
+    job = Job(tmp_path, *program(tmp_path / "up"))
+    process = job.start()
+    wait_for(tmp_path / "up")
+    process.send_signal(signal.SIGUSR2)
+    assert process.wait(10) == 75
+    assert job.requeues == 1
+
+
+def test_cancelling_reaches_the_ranks_and_never_requeues(tmp_path: Path) -> None:
+    job = Job(tmp_path, *program(tmp_path / "up"))
+    process = job.start()
+    wait_for(tmp_path / "up")
+    process.terminate()
+    assert process.wait(10) == 5
+    assert job.requeues == 0
+
+
+@pytest.mark.parametrize("code", [0, 1, 127, 139])
+def test_after_a_signal_the_real_code_is_waited_for(tmp_path: Path, code: int) -> None:
+    """The first wait gives 128 + n; a program that goes on decides the code itself."""
+    slow = program(tmp_path / "up", on_usr2=f"/bin/sleep 0.1; exit {code}")
+    job = Job(tmp_path, *slow)
+    process = job.start()
+    wait_for(tmp_path / "up")
+    process.send_signal(signal.SIGUSR2)
+    assert process.wait(10) == code
+
+
+def test_both_signals_after_each_other_reach_the_ranks(tmp_path: Path) -> None:
+    both = program(tmp_path / "up", on_usr2=f"touch {tmp_path}/usr2", on_term="exit 5")
+    process = Job(tmp_path, *both).start()
+    wait_for(tmp_path / "up")
+    process.send_signal(signal.SIGUSR2)
+    wait_for(tmp_path / "usr2")
+    process.terminate()
+    assert process.wait(10) == 5
+
+
+@pytest.mark.parametrize(("sent", "code", "requeues"), [("SIGUSR2", 75, 1), ("SIGTERM", 5, 0)])
+def test_a_signal_before_the_ranks_begin_ends_the_job_at_once(
+    tmp_path: Path, sent: str, code: int, requeues: int
+) -> None:
+    slow = tmp_path / "init"
+    slow.write_text(f"touch {tmp_path}/loading\n/bin/sleep 0.3\nmodule() {{ :; }}\n")
+    site = replace(SITE, paths=replace(SITE.paths, lmod_init=slow))
+    job = Job(tmp_path, "true", site=site, module=Module(("tensorflow",)))
+    process = job.start()
+    wait_for(tmp_path / "loading")
+    process.send_signal(getattr(signal, sent))
+    assert process.wait(10) == code
+    assert job.requeues == requeues
+    assert not any(call.startswith("srun") for call in job.calls)
+
+
+@pytest.mark.parametrize("init", ["exit 1\n", "module() { [[ $1 != load ]]; }\n", None])
+def test_modules_that_do_not_load_end_the_job_with_its_own_code(
+    tmp_path: Path, init: str | None
+) -> None:
+    file = tmp_path / "init"
+    if init is not None:
+        file.write_text(init.replace("exit", "return"))
+    site = replace(SITE, paths=replace(SITE.paths, lmod_init=file))
+    job = Job(tmp_path, "true", site=site, module=Module(("tensorflow",)))
+    assert job.run()[0] == 20
+    assert not any(call.startswith("srun") for call in job.calls)
+
+
+def test_the_job_works_in_its_own_folder(tmp_path: Path) -> None:
+    job = Job(tmp_path, "bash", "-c", 'pwd; echo "$HPCDL_JOB_DIR"')
+    assert job.run()[1].decode().splitlines() == [str(tmp_path / "job")] * 2
+
+
+def test_a_folder_that_cannot_be_made_ends_the_job_before_it_wastes_time(tmp_path: Path) -> None:
+    (tmp_path / "job").write_text("a file")
+    job = Job(tmp_path, "true")
+    assert job.run()[0] == 3
+    assert job.calls == []
+
+
+def test_what_another_job_left_does_not_reach_the_step(tmp_path: Path) -> None:
+    left = {
+        "SLURM_NTASKS_PER_GPU": "1", "SLURM_MEM_PER_NODE": "3", "SLURM_CPU_BIND": "mask_cpu:0x1",
+        "SBATCH_PARTITION": "x", "SRUN_CPUS_PER_TASK": "7", "SLURM_GPUS_PER_TASK": "1",
+        "SLURM_CPUS_PER_TASK": "4", "SLURM_NTASKS": "8", "SLURM_EXPORT_ENV": "NONE",
+    }  # fmt: skip
+    seen = Job(tmp_path, "env").run(**left)[1].decode()
+    found = {line.partition("=")[0] for line in seen.splitlines()}
+    assert not found & (left.keys() - {"SLURM_CPUS_PER_TASK", "SLURM_NTASKS", "SLURM_EXPORT_ENV"})
+    assert {"SLURM_CPUS_PER_TASK", "SLURM_NTASKS"} <= found
+    assert "SLURM_EXPORT_ENV=ALL" in seen
+
+
+ARGUMENT = st.binary(max_size=40).map(
+    lambda data: data.replace(b"\0", b"").decode(errors="surrogateescape")
+) | st.text(alphabet="$`\"'\\!*?[]{}()<>|&;#~=: \n-a\u2028", max_size=10)
+
+
+@settings(max_examples=15)
+@given(st.lists(ARGUMENT, max_size=6), ARGUMENT)
+def test_any_argument_and_any_value_arrive_byte_for_byte(
+    tmp_path_factory: pytest.TempPathFactory, words: list[str], value: str
+) -> None:
+    show = 'printf "%s\\0" "$VALUE" "$@"'
+    folder = tmp_path_factory.mktemp("job")
+    job = Job(folder, "bash", "-c", show, "show", *words, environment={"VALUE": value})
+    code, out, err = job.run()
+    assert (code, err) == (0, b"")
+    assert out.decode(errors="surrogateescape").split("\0")[:-1] == [value, *words]
+
+
+def test_a_colon_alone_is_no_other_component_of_the_step(tmp_path: Path) -> None:
+    job = Job(tmp_path, "printf", "%s\\n", "a", ":", "b c")
+    assert job.run()[1].decode().splitlines() == ["a", ":", "b c"]
+    assert ":" not in job.calls[0].split(" exec ")[0].split()
+
+
+def test_a_hundred_kilobytes_arrive(tmp_path: Path) -> None:
+    text = "x'\n" * 33_000
+    job = Job(tmp_path, "bash", "-c", 'printf %s "$1"', "show", text)
+    assert job.run()[1].decode() == text
+
+
+# srun that is no shell: shells set some variables anew.
+PLAIN_SRUN = """#!/usr/bin/python3 -SE
+import os, sys
+words = sys.argv[1:]
+while words[0].startswith("--"):
+    del words[0]
+os.execvp(words[0], words)
+"""
+SHOW = "import os, sys; print('\\0'.join(os.environ.get(name, '?') for name in sys.argv[1:]))"
+
+
+def special_variables() -> list[str]:
+    """Every variable that this bash sets or treats by itself, and those of the script."""
+    own = subprocess.run(
+        ["bash", "-c", "compgen -v"], capture_output=True, text=True, check=True, env={}
+    ).stdout.split()
+    known = (
+        "BASH_ARGV0 BASH_COMPAT BASH_ENV BASH_XTRACEFD CDPATH COLUMNS COMPREPLY COPROC ENV FIGNORE "
+        "EXECIGNORE FUNCNEST GLOBIGNORE HISTFILE HISTSIZE HOME IGNOREEOF INPUTRC LANG LC_ALL MAIL "
+        "MAPFILE OPTERR POSIXLY_CORRECT PROMPT_COMMAND PS3 PS4 READLINE_LINE REPLY TMOUT TMPDIR TZ "
+        "SLURM_JOB_ID SLURM_RESTART_COUNT HPCDL_JOB_DIR launcher again code a x_1"
+    )
+    return sorted({*own, *known.split()} - {"PATH"})
+
+
+def refused(name: str, value: str) -> bool:
+    try:
+        check_spec(JobSpec("p100", environment={name: value}))
+    except BadInput as fault:
+        return name in fault.message
+    return False
+
+
+def test_every_variable_arrives_or_is_refused_by_name(tmp_path: Path) -> None:
+    value = f"a[$(touch {tmp_path}/ran)] x"
+    names = [name for name in special_variables() if not refused(name, value)]
+    assert {"IFS", "HOME", "PS4", "POSIXLY_CORRECT", "a"} <= set(names)
+    show = ["/usr/bin/python3", "-SE", "-c", SHOW, *names]
+    job = Job(tmp_path, *show, environment=dict.fromkeys(names, value))
+    (tmp_path / "srun").write_text(PLAIN_SRUN)
+    code, out, _ = job.run()
+    assert code == 0
+    found = out.decode().splitlines()[-1].split("\0")
+    assert {name: text for name, text in zip(names, found, strict=True) if text != value} == {}
+    assert not (tmp_path / "ran").exists()
