@@ -111,13 +111,19 @@ def from_records(machine: Machine, training: Training, records: tuple[Record, ..
     Raises:
         BadInput: no row helps, as on CPUs.
     """
-    ones = [record for record in records if record.gpus == 1 and record.rate and not record.xla]
-    ones = [record for record in ones if _alike(record.precision, training.precision)]
+    ones = [
+        record
+        for record in records
+        if record.gpus == 1 and record.rate and _alike(record.precision, training.precision)
+    ]
     here = [record for record in ones if _same_gpu(record, machine)]
-    for model in _models(training):
-        same = [record for record in here if record.model == model]
-        if same:
-            return _published(same, training)
+    for xla in (False, True):
+        for model in _models(training):
+            same = [record for record in here if record.model == model and record.xla == xla]
+            if same:
+                return _published(same, training)
+    ones = [record for record in ones if not record.xla]
+    here = [record for record in here if not record.xla]
     twins = [record for record in ones if record.model in _models(training)]
     return _carried(machine, training, twins or here or ones)
 
@@ -136,7 +142,8 @@ def _published(rows: list[Record], training: Training) -> Calibration:
     rate = best.rate or 1.0
     return Calibration(
         training.batch / rate, best.batch or training.batch, best.precision,
-        f"{best.id}: {rate:g} images/s at batch {best.batch or 'unknown'}", "published",
+        f"{best.id}: {rate:g} images/s at batch {best.batch or 'unknown'}"
+        f"{' with XLA' if best.xla else ''}", "published",
         min(rates) / rate, max(rates) / rate,
     )  # fmt: skip
 

@@ -267,6 +267,7 @@ def validation_data(found: Validation, traced: tuple[Traced, ...]) -> dict[str, 
                     "sources": list(half.sources),
                     "contention": half.constants.contention,
                     "straggler": half.constants.straggler,
+                    "buffer": half.buffer,
                     **_errors_data(half.errors),
                 }
                 for half in found.halves

@@ -2,8 +2,8 @@
 
 A prediction sees the base row, the hardware's published figures and the model's two published
 constants; no measured value of the rows it is judged by. A second prediction fits those two
-constants on one half of the sources and judges the other half, both ways. Rows that cannot be
-predicted are named with the reason.
+constants and the input's buffer on one half of the sources and judges the other half, both
+ways. Rows that cannot be predicted are named with the reason.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
+from hpcdl import facts
 from hpcdl.predict.feed import ENDLESS, feed
 from hpcdl.predict.hardware import ASSUMED, Machine, of_host
 from hpcdl.predict.network import FLOAT_BYTES, Network, names, network
@@ -92,6 +94,7 @@ class Half:
 
     sources: tuple[str, ...]
     constants: Constants
+    buffer: int
     errors: Errors
 
 
@@ -111,6 +114,7 @@ class Validation:
         return tuple(row.told for row in self.unfit if row.told)
 
 
+@lru_cache(maxsize=4)
 def validate(records: tuple[Record, ...], known: Constants | None = None) -> Validation:
     """Judge the model by every record of more than one GPU."""
     known = known or constants()
@@ -171,7 +175,7 @@ def _unusable(record: Record) -> str:
 def _training(record: Record, base: Record, machine: Machine) -> tuple[Training, tuple[str, ...]]:
     net = network(record.model)
     assumed: tuple[str, ...] = ()
-    batch = record.batch or base.batch
+    batch = record.batch or base.batch or _documented_batch(record, machine)
     if batch is None:
         batch = assumed_batch(net, machine, record.precision)
         assumed = (f"batch {batch} per GPU",)
@@ -197,6 +201,15 @@ def form_of(record: Record) -> str:
     if "horovod" in update or "horovod" in record.framework.lower():
         return "horovod"
     return "replicated"
+
+
+def _documented_batch(record: Record, machine: Machine) -> int | None:
+    """The batch that the source's own scripts use, where its table states none."""
+    wanted = (record.source, record.model, machine.gpu, record.precision)
+    for row in facts.load("links")["documented_batches"]["rows"]:
+        if (row["publisher"], row["model"], row["gpu"], row["precision"]) == wanted:
+            return int(row["batch"])
+    return None
 
 
 def assumed_batch(net: Network, machine: Machine, precision: str) -> int:
@@ -269,6 +282,7 @@ def parts(cases: Sequence[Case], known: Constants) -> tuple[tuple[str, Errors], 
 # ---- constants fitted on one half of the sources, judged on the other ----
 
 _STRAGGLERS = tuple(0.004 * index for index in range(21))
+_BUFFERS = (1, 2, 3, 4)
 _CONTENTIONS = tuple(0.05 * index for index in range(21))
 
 
@@ -280,10 +294,10 @@ def cross_fit(cases: Sequence[Case], known: Constants) -> tuple[tuple[Half, ...]
     parts = [[case for case in cases if case.record.source in half] for half in halves]
     found, crossed = [], []
     for index, half in enumerate(halves):
-        fitted = fit(parts[1 - index], known)
-        values = [judge(case, fitted).error for case in parts[index]]
+        fitted, buffer = fit(parts[1 - index], known)
+        values = [judge(with_buffer(case, buffer), fitted).error for case in parts[index]]
         crossed += values
-        found.append(Half(half, fitted, errors(values)))
+        found.append(Half(half, fitted, buffer, errors(values)))
     return tuple(found), errors(crossed)
 
 
@@ -299,14 +313,30 @@ def split_sources(sources: Iterable[str]) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(half) for half in halves if half)
 
 
-def fit(cases: Sequence[Case], known: Constants) -> Constants:
-    """The two constants with the least mean |error|, errors above 25 % counted as such."""
-    parts = [_fit_part(case, known) for case in cases]
-    best = min(
-        ((contention, straggler) for contention in _CONTENTIONS for straggler in _STRAGGLERS),
-        key=lambda pair: sum(_loss(part, *pair) for part in parts),
-    )
-    return replace(known, contention=best[0], straggler=best[1])
+def fit(cases: Sequence[Case], known: Constants) -> tuple[Constants, int]:
+    """The two constants and the input's buffer with the least mean |error|.
+
+    Errors above 25 % count as such, so that a few rows do not rule the fit.
+    """
+    found = []
+    for buffer in _BUFFERS:
+        parts = [_fit_part(with_buffer(case, buffer), known) for case in cases]
+        found += [
+            (sum(_loss(part, contention, straggler) for part in parts),
+             contention, straggler, buffer)
+            for contention in _CONTENTIONS
+            for straggler in _STRAGGLERS
+        ]  # fmt: skip
+    _, contention, straggler, buffer = min(found)
+    return replace(known, contention=contention, straggler=straggler), buffer
+
+
+def with_buffer(case: Case, buffer: int) -> Case:
+    """A case whose input has another buffer, its one-GPU step worked out anew."""
+    feed = replace(case.training.feed, buffer=buffer)
+    training = replace(case.training, feed=feed)
+    measured = training.batch / (case.base.rate or 1.0)
+    return replace(case, training=training, one_seconds=unfed_seconds(training, measured))
 
 
 @dataclass(frozen=True)
