@@ -9,7 +9,6 @@ whenever `up` was killed.
 from __future__ import annotations
 
 import os
-import pwd
 import shutil
 import socket
 import time
@@ -18,6 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from hpcdl.cluster import accounting as books
 from hpcdl.cluster import daemons, network, plan, processes, render, state
 from hpcdl.cluster.model import NAMESPACES, ClusterState, Plan, Ports, Wish
 from hpcdl.cluster.needs import (
@@ -27,14 +27,24 @@ from hpcdl.cluster.needs import (
     choose_mode,
     program,
     slurm_version,
+    user_name,
 )
-from hpcdl.cluster.query import mpi_plugin, next_job, node_states, responding
+from hpcdl.cluster.query import (
+    ask,
+    has_jobs,
+    mpi_plugin,
+    next_job,
+    node_reasons,
+    node_states,
+    responding,
+)
 from hpcdl.site import Site
 from hpcdl.system.errors import AnswerNo, BadInput, HpcdlError
 from hpcdl.system.files import explain_os_errors, locked, write_atomic
 
 _STARTING_SECONDS = 20.0
 _READY_SECONDS = 60.0
+_CLOSING_SECONDS = 10.0
 _KEPT = ("log", "database", "lock", "jobs")
 """What `down` leaves for the next start: logs, the accounting database, the last job's number."""
 
@@ -153,6 +163,8 @@ def _usable(current: ClusterState) -> bool:
 
 def _refuse_change(current: ClusterState, asked: Wish) -> None:
     wanted = plan.fingerprint(asked)
+    if current.accounting and not asked.accounting:  # more than was asked for is fine
+        wanted["accounting"] = "on"
     changed = [key for key, value in wanted.items() if current.fingerprint.get(key) != value]
     if not changed:
         return
@@ -190,13 +202,12 @@ def _lay_down(site: Site, asked: Wish, directory: Path, port_base: int | None) -
         wish=asked,
         directory=directory,
         host=socket.gethostname().split(".")[0],
-        user=pwd.getpwuid(os.getuid()).pw_name,
+        user=user_name(),
         number=number,
         network=net,
         ports=ports,
         slurm_version=version,
         mpi=mpi_plugin(site.slurm.mpi, directory),
-        device_files=os.geteuid() == 0,
         first_job=_first_job(directory),
         nodes=plan.lay_out(asked, net, ports),
     )
@@ -235,8 +246,7 @@ def _write_files(laid: Plan) -> None:
         for node in laid.nodes:
             for name in ("spool", "tmp"):
                 (laid.directory / name / node.name).mkdir(parents=True, exist_ok=True)
-        if laid.device_files:
-            _make_devices(laid)
+        _make_devices(laid)
 
 
 def _forget_logs(directory: Path) -> None:
@@ -247,17 +257,15 @@ def _forget_logs(directory: Path) -> None:
 
 
 def _make_devices(laid: Plan) -> None:
-    """Device files for the emulated GPUs: they behave as /dev/null (character device 1:3)."""
-    null = os.makedev(1, 3)
-    counts: dict[str, int] = {}
+    """Device files for the emulated GPUs: links to /dev/null, which need no root.
+
+    Slurm wants a character device per GPU, and reads the GPU's number off the end of its name.
+    """
     for group in laid.wish.groups:
-        if group.gpu_type:
-            counts[group.gpu_type] = max(counts.get(group.gpu_type, 0), group.gpus)
-    for kind, count in counts.items():
-        for index in range(count):
-            path = laid.directory / "dev" / f"{kind}.{index}"
-            os.mknod(path, 0o666 | 0o020000, null)
-            path.chmod(0o666)
+        for index in range(group.gpus):
+            path = laid.directory / "dev" / f"{group.gpu_type}.{index}"
+            if not path.is_symlink():
+                path.symlink_to("/dev/null")
 
 
 def _start_controller(begun: ClusterState, *, fresh: bool) -> ClusterState:
@@ -266,10 +274,26 @@ def _start_controller(begun: ClusterState, *, fresh: bool) -> ClusterState:
         (begun.directory / "run/munge.sock").unlink(missing_ok=True)
         begun = _started(begun, daemons.munged(begun))
         _serves(begun, "munged", (begun.directory / "run/munge.sock").is_socket)
+    if begun.accounting:
+        begun = _start_books(begun)
     if not _runs(begun, "slurmctld"):
         begun = _started(begun, daemons.slurmctld(begun, fresh=fresh))
         port = Ports(begun.port_base).controller
         _serves(begun, "slurmctld", lambda: responding(port))
+    return begun
+
+
+def _start_books(begun: ClusterState) -> ClusterState:
+    """MariaDB and slurmdbd, each waited for."""
+    if not _runs(begun, "mariadbd"):
+        books.prepare_database(begun)
+        begun = _started(begun, books.mariadbd(begun))
+        _serves(begun, "mariadbd", books.accepts(books.database_socket(begun)))
+    if not _runs(begun, "slurmdbd"):
+        begun = _started(begun, books.slurmdbd(begun))
+        port = Ports(begun.port_base).database
+        _serves(begun, "slurmdbd", lambda: responding(port))
+        books.register(begun)
     return begun
 
 
@@ -309,10 +333,15 @@ def wait_idle(begun: ClusterState, names: Iterable[str], seconds: float = _READY
         for name in ("slurmctld", *waiting):
             if not _runs(begun, name):
                 raise daemons.DaemonDied(name, daemons.output(begun, name))
-        if time.monotonic() > deadline:
+        refused = any(seen.get(name, "").startswith("inval") for name in waiting)
+        if refused or time.monotonic() > deadline:
+            reasons = node_reasons(begun)
             raise HpcdlError(
-                f"{len(waiting)} of {len(wanted)} nodes did not come up within {seconds:.0f} s",
-                details=[f"{name}: {seen.get(name, 'unknown')}" for name in waiting[:10]],
+                f"{len(waiting)} of {len(wanted)} nodes did not come up",
+                details=[
+                    f"{name}: {seen.get(name, 'unknown')}, {reasons.get(name, 'no reason given')}"
+                    for name in waiting[:10]
+                ],
                 hint=f"look at {begun.log(waiting[0])} and {begun.log('slurmctld')}",
             )
         time.sleep(0.03)
@@ -326,7 +355,7 @@ def _repair(current: ClusterState, say: Say) -> ClusterState:
     """Restart what died; a whole cluster is left as it is."""
     names = [node.name for node in current.nodes if node.name not in current.killed]
     dead_nodes = [name for name in names if not _runs(current, name)]
-    dead = [name for name in ("munged", "slurmctld") if not _runs(current, name)]
+    dead = [name for name in _daemon_names(current) if not _runs(current, name)]
     if not dead and not dead_nodes:
         return current
     say(f"restarting {', '.join([*dead, *dead_nodes])}")
@@ -338,12 +367,20 @@ def _repair(current: ClusterState, say: Say) -> ClusterState:
     return state.write_state(replace(current, seconds=round(time.monotonic() - begin, 2)))
 
 
+def _daemon_names(current: ClusterState) -> tuple[str, ...]:
+    """The daemons that are no node, in the order of their start."""
+    own = ("mariadbd", "slurmdbd") if current.accounting else ()
+    return ("munged", *own, "slurmctld")
+
+
 def _clear(directory: Path, say: Say) -> bool:
     """Stop and remove what there is, recorded or not; logs and the database stay."""
     current = _current(directory)
     if current is not None:
         say(f"stopping the cluster '{current.site}'")
         _note_jobs(current)
+        if current.accounting:
+            _close_books(current)
     stopped = _stop_processes(directory, current)
     if current is not None and current.mode == NAMESPACES:
         network.remove_bridge(current.number)
@@ -366,6 +403,18 @@ def _stop_processes(directory: Path, current: ClusterState | None = None) -> int
         count += len(found)
         processes.end(found)
     return count
+
+
+def _close_books(current: ClusterState) -> None:
+    """End jobs and daemons in order, so that the accounting knows how every job ended."""
+    if _runs(current, "slurmctld") and _runs(current, "slurmdbd"):
+        ask(current, "scancel", "--user", user_name())
+        deadline = time.monotonic() + _CLOSING_SECONDS
+        while time.monotonic() < deadline and has_jobs(current):
+            time.sleep(0.1)
+    for name in ("slurmctld", "slurmdbd", "mariadbd"):
+        if _runs(current, name):
+            processes.end([current.processes[name]], grace=_CLOSING_SECONDS)
 
 
 def _remove(entry: Path) -> None:

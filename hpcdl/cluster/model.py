@@ -124,7 +124,6 @@ class Plan:
     ports: Ports
     slurm_version: str
     mpi: str
-    device_files: bool
     first_job: int
     nodes: tuple[Node, ...]
 

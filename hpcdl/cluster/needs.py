@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import shutil
 from pathlib import Path
@@ -125,6 +126,14 @@ def program(name: str) -> str:
             f"'{name}' is not installed", hint="`hpcdl doctor` lists what is missing"
         )
     return str(found)
+
+
+def user_name() -> str:
+    """Who we are, as slurm.conf wants it; the number where the user has no name."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
 
 
 def _lack_of_namespaces() -> str:

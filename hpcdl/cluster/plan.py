@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -21,9 +22,10 @@ _MAX_SOCKET = 107
 # The longest socket below the state directory, for the largest job and step numbers:
 # slurmd's own for each step, and the PMIx plug-in's.
 _SOCKETS = (
-    "spool/{node}/{node}_4294967295.4294967295",
-    "spool/{node}/stepd.slurm.pmix.4294967295.4294967295",
+    "spool/{node}/{node}_67108863.4294967295",
+    "spool/{node}/stepd.slurm.pmix.67108863.4294967295",
     "run/munge.sock.lock",
+    "database/mariadb.sock",
 )
 _SPECIAL = frozenset(" \t\n\"'\\#%,;=[](){}$&|<>!*?~^`")
 
@@ -58,6 +60,11 @@ def wish(site: Site, mode: str, accounting: bool, max_nodes: int | None = None) 
             known.update(dict.fromkeys(group.names, group))
         queues.append(_queue(partition, tuple(names), site.default_partition))
     return Wish(site.name, mode, accounting, tuple(groups), tuple(queues))
+
+
+def cluster_name(site: str) -> str:
+    """What Slurm calls the cluster: it takes lower-case letters and digits only."""
+    return re.sub(r"[^a-z0-9]", "", site.lower())[:30] or "embedded"
 
 
 def fingerprint(asked: Wish) -> dict[str, str]:

@@ -35,11 +35,26 @@ def ask(current: ClusterState, *argv: str, seconds: float = _SECONDS) -> Command
 
 def node_states(current: ClusterState) -> Mapping[str, str]:
     """Each node's state as sinfo's long form says it (`idle`, `down*`); empty without answer."""
-    answer = ask(current, "sinfo", "-h", "-N", "-o", "%N %T")
+    return _of_nodes(current, "%N %T")
+
+
+def node_reasons(current: ClusterState) -> Mapping[str, str]:
+    """Why each node is not in service, in slurmctld's words (`none` where it is)."""
+    return _of_nodes(current, "%N %E")
+
+
+def _of_nodes(current: ClusterState, form: str) -> dict[str, str]:
+    answer = ask(current, "sinfo", "-h", "-N", "-o", form)
     if answer is None or not answer.ok:
         return {}
     lines = (line.split(None, 1) for line in answer.stdout.splitlines())
     return {words[0]: words[1].strip() for words in lines if len(words) == 2}
+
+
+def has_jobs(current: ClusterState) -> bool:
+    """Whether jobs wait, run or end just now."""
+    answer = ask(current, "squeue", "-h", "-o", "%i")
+    return answer is not None and bool(answer.stdout.strip())
 
 
 def next_job(current: ClusterState) -> int | None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hpcdl import facts
 from hpcdl.cluster.model import NAMESPACES, Group, Plan
-from hpcdl.cluster.plan import host_ranges
+from hpcdl.cluster.plan import cluster_name, host_ranges
 from hpcdl.system.resources import folder
 
 NODE_TIMEOUT, MESSAGE_TIMEOUT = 10, 6
@@ -32,7 +31,7 @@ def files(plan: Plan, slurmd: str) -> tuple[File, ...]:
     values: dict[str, Any] = {
         "plan": plan,
         "slurmd": slurmd,
-        "cluster_name": re.sub(r"[^a-z0-9]", "", plan.wish.site.lower())[:30] or "embedded",
+        "cluster_name": cluster_name(plan.wish.site),
         "node_timeout": NODE_TIMEOUT,
         "message_timeout": MESSAGE_TIMEOUT,
         "node_lines": node_lines(plan),

@@ -1,0 +1,193 @@
+"""The embedded cluster serves real jobs, as the site file describes it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.integration.conftest import Shell
+
+from hpcdl.cluster import ClusterState, up
+from hpcdl.cluster.lifecycle import prepare
+from hpcdl.cluster.model import NAMESPACES
+from hpcdl.site import Site
+
+pytestmark = pytest.mark.cluster
+
+RANKS = """
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+int main(int argc, char **argv) {
+  int rank, size, length, sum; char host[MPI_MAX_PROCESSOR_NAME];
+  MPI_Init(&argc, &argv);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  MPI_Get_processor_name(host, &length);
+  MPI_Allreduce(&rank, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+  printf("rank %d of %d, sum %d, node %s, gpus %s\\n", rank, size, sum,
+         getenv("SLURMD_NODENAME"), getenv("CUDA_VISIBLE_DEVICES"));
+  MPI_Finalize();
+}
+"""
+TWO_BY_TWO = [
+    "rank 0 of 4, sum 6, node p100-01, gpus 0,1,2,3",
+    "rank 1 of 4, sum 6, node p100-01, gpus 0,1,2,3",
+    "rank 2 of 4, sum 6, node p100-02, gpus 0,1,2,3",
+    "rank 3 of 4, sum 6, node p100-02, gpus 0,1,2,3",
+]
+
+
+def hpcdl(slurm: Shell, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    return slurm(sys.executable, "-m", "hpcdl", *words, check=check)
+
+
+def test_every_node_of_the_site_is_idle(slurm: Shell, embedded_site: Site) -> None:
+    lines = slurm("sinfo", "-h", "-N", "-o", "%P %T").stdout.split("\n")
+    idle = [line.split()[0].rstrip("*") for line in lines if line.endswith(" idle")]
+    for name, partition in embedded_site.partitions.items():
+        assert idle.count(name) == partition.nodes
+
+
+def test_slurm_sees_the_hardware_of_the_site(slurm: Shell, embedded_site: Site) -> None:
+    for name, partition in embedded_site.partitions.items():
+        shown = slurm("sinfo", "-h", "-p", name, "-o", "%X|%Y|%Z|%m|%G").stdout.strip().split("|")
+        assert [int(word) for word in shown[:4]] == [
+            partition.sockets, partition.cores_per_socket, partition.threads_per_core,
+            partition.memory_gb * 1024,
+        ]  # fmt: skip
+        gpu = partition.gpu
+        gres = f"gpu:{gpu.gres_type}:{gpu.per_node}" if gpu else "(null)"
+        assert re.sub(r"\(S:[^)]*\)", "", shown[4]) == gres
+
+
+def test_mpi_crosses_nodes_under_srun(slurm: Shell, compile_mpi: Callable[[str], Path]) -> None:
+    program = compile_mpi(RANKS)
+    done = slurm(
+        "srun", "-p", "p100", "-N2", "--ntasks-per-node=2", "--gpus-per-node=p100:4",
+        "--mpi=pmix", program,
+    )  # fmt: skip
+    assert sorted(done.stdout.splitlines()) == TWO_BY_TWO
+
+
+def test_mpi_crosses_nodes_under_mpirun_in_a_batch_script(
+    slurm: Shell, compile_mpi: Callable[[str], Path]
+) -> None:
+    program = compile_mpi(RANKS)
+    log = slurm.directory / "log"
+    slurm(
+        "sbatch", "--wait", "-p", "p100", "-N2", "--ntasks-per-node=2", "--gpus-per-node=p100:4",
+        f"--output={log}", f"--wrap=mpirun --bind-to none {program}",
+    )  # fmt: skip
+    assert sorted(log.read_text().splitlines()) == TWO_BY_TWO
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        ["--gpus-per-node=p100:4", "--exclusive", "--requeue"],
+        ["--gres=gpu:p100:2", "--mem=8G", "--signal=B:USR2@60", "--time=10"],
+    ],
+)
+def test_jobs_of_the_generator_are_taken(slurm: Shell, request_: list[str]) -> None:
+    script = slurm.directory / "job.sh"
+    script.write_text("#!/bin/bash\necho $CUDA_VISIBLE_DEVICES\n")
+    slurm("sbatch", "--wait", "-p", "p100", "-N2", "--output=log", *request_, script)
+    gpus = "0,1,2,3" if "4" in request_[0] else "0,1"
+    assert (slurm.directory / "log").read_text().strip() == gpus
+
+
+def test_what_no_node_has_is_refused_at_once(slurm: Shell) -> None:
+    for request in (["--gpus-per-node=p100:5"], ["--gres=gpu:v100:1"], ["--time=25:00:00"]):
+        done = slurm("sbatch", "-p", "p100", "-N1", *request, "--wrap=true", check=False)
+        assert done.returncode != 0, request
+
+
+def test_two_jobs_share_a_node(slurm: Shell) -> None:
+    for _ in range(2):
+        slurm("sbatch", "-p", "k80", "--gres=gpu:k80:2", "--output=/dev/null", "--wrap=sleep 20")
+    try:
+        slurm("timeout", "10", "bash", "-c",
+              "until [ $(squeue -h -p k80 -t R | wc -l) = 2 ]; do sleep 0.2; done")  # fmt: skip
+    finally:
+        slurm("scancel", "--partition=k80")
+
+
+def test_nodes_are_worlds_of_their_own(slurm: Shell, cluster: ClusterState) -> None:
+    if cluster.mode != NAMESPACES:
+        pytest.skip("mode namespaces needs root")
+    show = (
+        "hostname; hostname -I; ls /dev/shm | wc -l; ls -d /proc/[0-9]* | wc -l; touch /dev/shm/x"
+    )
+    lines = slurm("srun", "-p", "cpu", "-N2", "-l", "bash", "-c", show).stdout.split("\n")
+    by_task = [[line[3:].strip() for line in lines if line.startswith(f"{i}:")] for i in (0, 1)]
+    assert [task[0] for task in by_task] == ["cpu-01", "cpu-02"]
+    assert by_task[0][1] != by_task[1][1]
+    for task in by_task:
+        assert task[2] == "0"
+        assert int(task[3]) < 20
+
+
+def test_shell_finds_slurm_and_modules_after_eval(
+    slurm: Shell, cluster: ClusterState, tmp_path: Path
+) -> None:
+    bare = {"PATH": slurm.env["PATH"], "HOME": str(tmp_path), "MODULEPATH": "/opt/other modules"}
+    bare |= {key: slurm.env[key] for key in ("HPCDL_HOME", "HPCDL_CLUSTER_DIR")}
+    command = f'eval "$({sys.executable} -m hpcdl cluster env)"'
+    twice = f"{command}; {command}; squeue -h; sinfo -h -o %R; echo $MODULEPATH; type -t module"
+    done = Shell(bare, tmp_path)("bash", "-euc", twice)
+    assert "p100" in done.stdout.splitlines()
+    modules = f"{cluster.prefix}/current/modules"
+    path = next(line for line in done.stdout.splitlines() if "current/modules" in line)
+    assert path.split(":")[0] == modules
+    assert path.count(modules) == 1
+    assert "/opt/other modules" in path.split(":")
+    if cluster.lmod_init.exists():
+        assert done.stdout.splitlines()[-1] == "function"
+
+
+def test_status_tells_machines_and_people_that_all_is_well(slurm: Shell) -> None:
+    data = json.loads(hpcdl(slurm, "cluster", "status", "--json").stdout)
+    assert data["phase"] == "ready"
+    assert all(row["alive"] for row in (*data["daemons"], *data["nodes"]))
+    assert "slurmctld" in hpcdl(slurm, "cluster", "status").stdout
+
+
+def test_up_again_changes_nothing(slurm: Shell, cluster: ClusterState) -> None:
+    before = (cluster.directory / "cluster.json").read_bytes()
+    hpcdl(slurm, "cluster", "up")
+    assert (cluster.directory / "cluster.json").read_bytes() == before
+
+
+def test_up_in_another_shape_says_what_to_do(slurm: Shell, cluster: ClusterState) -> None:
+    other = "loopback" if cluster.mode == NAMESPACES else "namespaces"
+    shapes = [["--max-nodes-per-partition", "1"]]
+    shapes += [["--mode", other]] if other == "loopback" else []
+    for shape in shapes:
+        done = hpcdl(slurm, "cluster", "up", *shape, check=False)
+        assert done.returncode == 1
+        assert "hpcdl cluster down" in done.stderr
+
+
+def test_preparing_is_not_starting(embedded_site: Site, cluster_home: Path) -> None:
+    directory = cluster_home / "cluster" / "never"
+    asked, where = prepare(embedded_site, directory=directory)
+    assert where == directory
+    assert len(asked.node_names) == 7
+    assert not directory.exists()
+
+
+def test_detection_finds_what_it_reads(slurm: Shell, cluster: ClusterState) -> None:
+    shown = slurm("scontrol", "show", "config").stdout
+    assert f"SLURM_VERSION           = {cluster.slurm_version}" in shown
+    assert re.search(r"^GresTypes\s+= gpu$", shown, re.MULTILINE)
+    assert re.search(r"^MpiDefault\s+= pmix$", shown, re.MULTILINE)
+
+
+def test_state_survives_being_asked_for_twice(cluster: ClusterState, embedded_site: Site) -> None:
+    assert up(embedded_site, directory=cluster.directory).processes == cluster.processes
