@@ -24,6 +24,7 @@ ROOMS: dict[str, str] = {
     "stack": "the software: build, verify, publish and roll back releases",
     "job": "batch scripts: render, submit and follow training jobs",
     "preflight": "what every job checks first",
+    "stage": "a data set on the node's own disk",
     "data": "data sets: make and inspect TFRecords",
     "train": "the training program that jobs run",
     "predict": "how training will scale: time, cost and limits before a job is submitted",

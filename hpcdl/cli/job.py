@@ -41,6 +41,8 @@ def _request(parser: argparse.ArgumentParser) -> None:
     add("--env", action="append", default=[], metavar="K=V", help="a variable of the job")
     add("--account", metavar="NAME", help="account to charge")
     add("--qos", metavar="NAME", help="quality of service")
+    add("--data", metavar="DIR", help="data set; jobs see it as HPCDL_DATA")
+    add("--stage-data", action="store_true", help="copy it to the nodes' own disks first")
     add("--no-preflight", action="store_true", help="start without checking the allocation")
     add("--job-dir", type=Path, metavar="DIR", help="folder of the job's files")
     parser.epilog = "after --: the program, or options of `hpcdl train`"
@@ -66,6 +68,8 @@ def _spec(args: argparse.Namespace, site: Site) -> JobSpec:
         qos=args.qos,
         job_dir=args.job_dir.absolute() if args.job_dir else None,
         preflight=not args.no_preflight,
+        data=args.data,
+        stage=args.stage_data,
     )
 
 

@@ -24,3 +24,9 @@ def word(text: str) -> str:
 def words(items: tuple[str, ...] | list[str]) -> str:
     """Several words, separated by blanks."""
     return " ".join(word(item) for item in items)
+
+
+def expandable(text: str) -> str:
+    """`text` as one word in which `$NAME` is replaced, and nothing else is."""
+    escaped = re.sub(r'["\\\\`]', r"\\\g<0>", text)
+    return '"' + re.sub(r"\$(?![A-Za-z_{])", r"\\$", escaped) + '"'

@@ -19,6 +19,7 @@ from hpcdl.jobs.launch import WORKER_PORT, launch_options, launch_words, program
 from hpcdl.jobs.layout import Layout, plan_layout
 from hpcdl.jobs.spec import SIGNAL_SECONDS, JobSpec, Module, check_environment, check_spec
 from hpcdl.site import Partition, Site
+from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
 
 if TYPE_CHECKING:
@@ -146,6 +147,7 @@ def _values(site: Site, spec: JobSpec, layout: Layout, module: Module) -> dict[s
         "cpus_note": dialect.cpus_note(site.slurm),
         "launch": launch_words(site, spec, layout),
         "worker_port": WORKER_PORT,
+        "stage": _stage(partition, spec, layout),
         "preflight": _preflight(partition, spec, layout, module),
         "step": launch_options(site, replace(spec, launcher="single"), layout),
         "lmod_init": str(site.paths.lmod_init),
@@ -153,18 +155,48 @@ def _values(site: Site, spec: JobSpec, layout: Layout, module: Module) -> dict[s
     }
 
 
+def _stage(partition: Partition, spec: JobSpec, layout: Layout) -> dict[str, object] | None:
+    """What the script says about staging; None where nothing is staged.
+
+    Raises:
+        BadInput: no data set is named, or the partition has no scratch.
+    """
+    if not spec.stage:
+        return None
+    if not spec.data:
+        raise BadInput("--stage-data needs the data set", hint="give --data DIR as well")
+    if partition.scratch is None:
+        raise BadInput(
+            f"'{partition.name}' has no node-local scratch to stage data to",
+            hint="leave --stage-data out, or describe `scratch` in the site file",
+        )
+    target = f"{partition.scratch.path.rstrip('/')}/hpcdl-$SLURM_JOB_ID"
+    step = (f"--nodes={layout.nodes}", f"--ntasks={layout.nodes}", "--ntasks-per-node=1",
+            "--mpi=none", f"--cpus-per-task={layout.cpus_per_task}")  # fmt: skip
+    return {"target": target, "step": step, "workers": min(16, max(2, layout.cpus_per_task))}
+
+
 def _array_values(spec: JobSpec, array: ArrayOf | None) -> dict[str, object]:
     """What differs for an array: where the log goes, the folder and the program of a task."""
     if array is None:
-        return {"array": None, "program": quote.words(program_words(spec))}
+        words = quote.words(program_words(spec))
+        return {"array": None, "program": words + _data_option(spec)}
     wrapper = program_words(replace(spec, program=("x",)))[:-1]
     return {
         "array": f"0-{array.tasks - 1}" + (f"%{array.running}" if array.running else ""),
         "arguments": array.arguments,
         "log": _directive(str(array.logs), "/%A_%a.log"),
         "job_dir": '"${point[0]}"',
-        "program": f'{quote.words(wrapper)} "${{point[@]:1}}"'.lstrip(),
+        "program": f'{quote.words(wrapper)} "${{point[@]:1}}"'.lstrip() + _data_option(spec),
     }
+
+
+def _data_option(spec: JobSpec) -> str:
+    """`hpcdl train` is told where the job's data lies, unless its options say so already."""
+    program = spec.program or ("hpcdl", "train")
+    told = any(word == "--data" or word.startswith("--data=") for word in program)
+    own = program[:2] == ("hpcdl", "train")
+    return ' --data "$HPCDL_DATA"' if spec.data and own and not told else ""
 
 
 def _preflight(
@@ -227,6 +259,7 @@ def _template(name: str) -> jinja2.Template:
     )
     environment.filters["word"] = quote.word
     environment.filters["words"] = quote.words
+    environment.filters["expandable"] = quote.expandable
     environment.globals["why"] = _why
     return environment.get_template(name)
 

@@ -50,7 +50,8 @@ class JobSpec:
 
     Sizes: `minutes` of walltime; `cpus_per_task` in CPUs as Slurm counts them. `program` is
     the command of every rank; empty means `hpcdl train`. `data` is a path that must exist on
-    the nodes before the ranks start.
+    the nodes before the ranks start; with `stage` it is copied to their own disks first. A
+    `chain` of jobs goes on where the one before ran out of time.
     """
 
     partition: str
@@ -70,6 +71,8 @@ class JobSpec:
     requeues: int = MAX_REQUEUES
     preflight: bool = True
     data: str | None = None
+    stage: bool = False
+    chain: int = 1
 
 
 def command_of(rest: Sequence[str]) -> tuple[str, ...]:

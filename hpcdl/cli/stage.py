@@ -1,0 +1,60 @@
+"""`hpcdl stage`: data on the node's own disk. Job scripts call it with --stage-data."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import time
+from pathlib import Path
+
+from hpcdl.cli.framework import Command, print_json
+from hpcdl.system.errors import ExitCode
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", type=Path, metavar="DATA", help="folder of the data set")
+    parser.add_argument("target", metavar="DIR", help="folder on the node; variables are replaced")
+    parser.add_argument("--workers", type=int, default=8, metavar="N", help="files at a time (8)")
+    parser.add_argument("--clean", action="store_true", help="take DIR away again")
+
+
+def _stage(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.jobs.stage import clean, stage
+
+    target = Path(os.path.expandvars(args.target))
+    if args.dry_run:
+        print(f"would {'remove' if args.clean else 'fill'} {target}")
+        return ExitCode.OK
+    if args.clean:
+        clean(target)
+        return ExitCode.OK
+    start = time.monotonic()
+    done = stage(args.source, target, workers=args.workers)
+    seconds = time.monotonic() - start
+    found = {
+        "host": socket.gethostname(),
+        "target": target,
+        "copied": len(done.copy),
+        "linked": len(done.link),
+        "bytes": done.copied_bytes,
+        "seconds": round(seconds, 3),
+    }
+    if args.json:
+        print_json(found)
+    else:
+        rest = f", {len(done.link)} linked that do not fit" if done.link else ""
+        print(f"{found['host']}: {len(done.copy)} files ({done.copied_bytes / 1e6:,.0f} MB) in "
+              f"{target}, {seconds:.1f} s{rest}")  # fmt: skip
+    return ExitCode.OK
+
+
+COMMAND = Command(
+    "stage",
+    "Copy a data set to the node's own disk: in parallel, checked, only what fits.",
+    "hpcdl stage /data/imagenet '/local/$SLURM_JOB_ID/data'",
+    _stage,
+    _options,
+    changes=True,
+    site=False,
+)

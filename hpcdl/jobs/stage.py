@@ -1,0 +1,112 @@
+"""Copies a data set to the node's own disk: in parallel, checked, and only what fits.
+
+What does not fit is linked to where it lies, so that a program sees the whole data set either
+way. Standard library only: it runs once per node, before the ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import zlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcdl.system.errors import AnswerNo, BadInput, MachineLacks
+from hpcdl.system.files import explain_os_errors
+
+RESERVE_BYTES = 256_000_000
+"""Room left on the disk for everybody else's small files."""
+_CHUNK = 4_000_000
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Files of a data set, relative to it: to copy, and to link because they do not fit."""
+
+    copy: tuple[tuple[Path, int], ...]
+    link: tuple[tuple[Path, int], ...]
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes that will lie on the node."""
+        return sum(size for _, size in self.copy)
+
+
+def plan(files: Sequence[tuple[Path, int]], room: int) -> Plan:
+    """Split files by what fits into `room` bytes, in the order given. Pure."""
+    copy, link, left = [], [], room
+    for name, size in files:
+        if size <= left:
+            copy.append((name, size))
+            left -= size
+        else:
+            link.append((name, size))
+    return Plan(tuple(copy), tuple(link))
+
+
+def stage(source: Path, target: Path, *, workers: int = 8, reserve: int = RESERVE_BYTES) -> Plan:
+    """Put `source` on the disk of `target`; a file that is there already and whole is kept.
+
+    Raises:
+        BadInput: `source` is no folder.
+        MachineLacks: `target` cannot be written.
+        AnswerNo: a copy differs from its source.
+    """
+    if not source.is_dir():
+        raise BadInput(f"the data set {source} is no folder", hint="give the folder of its shards")
+    with explain_os_errors(target):
+        target.mkdir(parents=True, exist_ok=True)
+    files = sorted((path.relative_to(source), path.stat().st_size)
+                   for path in source.rglob("*") if path.is_file())  # fmt: skip
+    present = sum(size for name, size in files if _size(target / name) == size)
+    chosen = plan(files, max(0, shutil.disk_usage(target).free + present - reserve))
+    for name, _ in files:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+    for name, _ in chosen.link:
+        (target / name).unlink(missing_ok=True)
+        (target / name).symlink_to((source / name).absolute())
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        list(pool.map(lambda file: _copy(source / file[0], target / file[0]), chosen.copy))
+    return chosen
+
+
+def clean(target: Path) -> None:
+    """Take a staged data set away again; one that is not there is no error."""
+    shutil.rmtree(target, ignore_errors=True)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file under a temporary name, compare checksums, rename."""
+    if not target.is_symlink() and _size(target) == source.stat().st_size:
+        return
+    aside = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with source.open("rb") as read, aside.open("wb") as write:
+            wanted = 0
+            while chunk := read.read(_CHUNK):
+                wanted = zlib.crc32(chunk, wanted)
+                write.write(chunk)
+        if _checksum(aside) != wanted:
+            raise AnswerNo(f"the copy of {source} on this node differs from it",
+                           hint="is the node's disk healthy?")  # fmt: skip
+        aside.replace(target)
+    except OSError as fault:
+        raise MachineLacks(f"cannot copy {source} to {target}: {fault.strerror}") from fault
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _checksum(path: Path) -> int:
+    found = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            found = zlib.crc32(chunk, found)
+    return found
+
+
+def _size(path: Path) -> int | None:
+    """A regular file's size; None for a link or nothing."""
+    return path.stat().st_size if path.is_file() and not path.is_symlink() else None

@@ -1,0 +1,94 @@
+"""Staging: data on the node's own disk, whole or linked, never half a file."""
+
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from hpcdl.jobs import JobSpec, Module, render_script
+from hpcdl.jobs.quote import expandable
+from hpcdl.jobs.stage import clean, plan, stage
+from hpcdl.site import Site, load_site
+from hpcdl.system.errors import BadInput
+from hpcdl.system.resources import folder
+
+
+@pytest.fixture(scope="module")
+def site() -> Site:
+    return load_site(folder("templates") / "sites" / "embedded.yaml")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    source = tmp_path / "data set"
+    (source / "train").mkdir(parents=True)
+    for number in range(5):
+        (source / "train" / f"shard-{number}").write_bytes(bytes([number]) * 1000)
+    return source
+
+
+def test_what_fits_is_copied_and_the_rest_is_linked() -> None:
+    files = [(Path(name), 400) for name in "abc"]
+    chosen = plan(files, 900)
+    assert [str(name) for name, _ in chosen.copy] == ["a", "b"]
+    assert [str(name) for name, _ in chosen.link] == ["c"]
+
+
+def test_a_program_sees_the_whole_data_set_either_way(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = SimpleNamespace(free=2500)
+    monkeypatch.setattr("hpcdl.jobs.stage.shutil.disk_usage", lambda _: room)
+    target = tmp_path / "node"
+    done = stage(data, target, reserve=0)
+    assert len(done.copy) == 2
+    for number in range(5):
+        assert (target / "train" / f"shard-{number}").read_bytes() == bytes([number]) * 1000
+
+
+def test_staging_again_copies_nothing_and_mends_a_torn_file(data: Path, tmp_path: Path) -> None:
+    target = tmp_path / "node"
+    stage(data, target, reserve=0)
+    kept = (target / "train" / "shard-0").stat().st_mtime_ns
+    (target / "train" / "shard-1").write_bytes(b"torn")
+    stage(data, target, reserve=0)
+    assert (target / "train" / "shard-0").stat().st_mtime_ns == kept
+    assert (target / "train" / "shard-1").read_bytes() == bytes([1]) * 1000
+    assert not list(target.rglob(".*"))
+
+
+def test_cleaning_up_leaves_the_source(data: Path, tmp_path: Path) -> None:
+    stage(data, tmp_path / "node", reserve=10**15)
+    clean(tmp_path / "node")
+    clean(tmp_path / "node")
+    assert len(list(data.rglob("shard-*"))) == 5
+
+
+def test_a_data_set_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no folder"):
+        stage(tmp_path / "none", tmp_path / "node")
+
+
+def test_the_script_removes_only_what_it_staged(site: Site) -> None:
+    spec = JobSpec("p100", gpus=2, data="/data/x", stage=True)
+    text = render_script(site, spec, Module(())).text
+    assert 'rm -rf -- "/tmp/hpcdl-$SLURM_JOB_ID"' in text
+    assert text.index("hpcdl stage") < text.index('hpcdl train --data "$HPCDL_DATA"')
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+def test_staging_needs_a_data_set_and_scratch(site: Site) -> None:
+    with pytest.raises(BadInput, match="needs the data set"):
+        render_script(site, JobSpec("p100", gpus=1, stage=True), Module(()))
+    with pytest.raises(BadInput, match="no node-local scratch"):
+        render_script(site, JobSpec("k80", gpus=1, data="/d", stage=True), Module(()))
+
+
+def test_only_variables_expand_in_a_path_with_variables() -> None:
+    text = expandable('/a b/$NAME/`id`/$(id)/"q"/\\x/${NAME}/$')
+    done = subprocess.run(
+        ["bash", "-c", f"printf %s {text}"], env={"NAME": "v"}, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    assert done.stdout == '/a b/v/`id`/$(id)/"q"/\\x/v/$'
