@@ -57,6 +57,13 @@ class Group:
 class Parser(argparse.ArgumentParser):
     """An argument parser that suggests the nearest option and shows an example first."""
 
+    def format_help(self) -> str:
+        """The help: the example first, then what argparse prints."""
+        text = super().format_help()
+        usage, _, rest = text.partition("\n\n")
+        example, _, rest = rest.partition("\n\n")
+        return f"{example}\n\n{usage}\n\n{rest}" if self.description else text
+
     def error(self, message: str) -> NoReturn:
         """Print one line of what is wrong and the nearest valid word; exit 2."""
         hint = f"`{self.prog} --help` shows an example"
@@ -79,6 +86,12 @@ def build_parser(prog: str, command: Command) -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    fill_parser(parser, command)
+    return parser
+
+
+def fill_parser(parser: argparse.ArgumentParser, command: Command) -> None:
+    """Give a parser the arguments of a command and those that all commands share."""
     command.configure(parser)
     shared = parser.add_argument_group("everywhere")
     if command.site:
@@ -89,7 +102,6 @@ def build_parser(prog: str, command: Command) -> Parser:
     shared.add_argument("-v", "--verbose", action="store_true", help="say more")
     shared.add_argument("--no-color", action="store_true", help="no colours (also NO_COLOR)")
     parser.set_defaults(run=command.run)
-    return parser
 
 
 def the_site(args: argparse.Namespace) -> Site:

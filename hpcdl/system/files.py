@@ -82,7 +82,11 @@ def switch_link(link: Path, target: str) -> None:
         with suppress(FileNotFoundError):
             aside.unlink()
         aside.symlink_to(target)
-        aside.replace(link)
+        try:
+            aside.replace(link)
+        except OSError:
+            aside.unlink()
+            raise
 
 
 @contextmanager

@@ -1,0 +1,294 @@
+"""The command line: an example first, the nearest word, numbered exit codes, no traceback."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from hpcdl.cli import ROOMS, load_room, main, overview
+from hpcdl.cli.framework import Command, Group
+from hpcdl.system.errors import MEANINGS, ExitCode
+
+HPCDL = [sys.executable, "-m", "hpcdl"]
+
+
+def rooms() -> list[tuple[str, Group | Command]]:
+    return [(name, load_room(name)) for name in ROOMS if find_spec(f"hpcdl.cli.{name}")]
+
+
+def commands() -> list[tuple[str, Command]]:
+    """Every command with the words that call it."""
+    found = []
+    for name, room in rooms():
+        if isinstance(room, Command):
+            found.append((name, room))
+        else:
+            found += [(f"{name} {command.name}", command) for command in room.commands]
+    return found
+
+
+COMMANDS = commands()
+
+
+def call(*words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    try:
+        code = main(words)
+    except SystemExit as left:
+        code = int(left.code or 0)
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_every_room_loads_and_has_the_name_it_is_found_by(name: str) -> None:
+    room = load_room(name)
+    assert room.name == name
+    assert room.summary[0].islower() or isinstance(room, Command)
+
+
+@pytest.mark.parametrize("words", [w for w, _ in COMMANDS], ids=[w for w, _ in COMMANDS])
+def test_help_shows_an_example_first(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = call(*words.split(), "--help", capsys=capsys)
+    assert (code, err) == (0, "")
+    first = next(line for line in out.splitlines() if "usage" not in line and line.strip())
+    assert re.match(rf"(example: hpcdl {words}\b|\s+\[)", first) or f"example: hpcdl {words}" in out
+    assert "--json" in out
+
+
+@pytest.mark.parametrize(("words", "command"), COMMANDS, ids=[w for w, _ in COMMANDS])
+def test_an_example_is_a_line_that_the_command_takes(words: str, command: Command) -> None:
+    from hpcdl.cli.framework import build_parser
+
+    line = command.example.split("|")[0].split(">")[0]
+    example = shlex.split(line)
+    start = example.index("hpcdl")
+    assert " ".join(example[start + 1 :]).startswith(words)
+    options = example[start + 1 + len(words.split()) :]
+    options = options[: options.index("--")] if "--" in options else options
+    build_parser(f"hpcdl {words}", command).parse_args(options)
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]])
+def test_the_overview_names_every_room(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = call(*words, capsys=capsys)
+    assert code == 0
+    assert out.startswith("example: hpcdl job submit")
+    assert all(f"  {name} " in out for name in ROOMS)
+    assert overview() in out
+
+
+@pytest.mark.parametrize(("name", "room"), rooms(), ids=[n for n, _ in rooms()])
+def test_a_group_alone_lists_its_commands(
+    name: str, room: Group | Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if isinstance(room, Command):
+        return
+    code, out, _ = call(name, capsys=capsys)
+    assert code == 0
+    assert out.startswith(f"example: hpcdl {name} ")
+    assert all(f"  {command.name} " in out for command in room.commands)
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("jobs", "did you mean 'job'?"),
+        ("sitte show", "did you mean 'site'?"),
+        ("job rendr", "did you mean 'render'?"),
+        ("site show --jsn", "did you mean '--json'?"),
+        ("job render --gpu 4", "did you mean '--gpus'?"),
+        ("xyzzy", "use one of: site"),
+    ],
+)
+def test_an_unknown_word_is_answered_with_the_nearest(
+    line: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = call(*line.split(), capsys=capsys)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: unknown") or "no command" in err
+    assert hint in err
+
+
+RENDER = ("job", "render", "--site", "embedded", "--no-module")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("site", "show", "--site", "/nosuch"), 2, "there is no site file /nosuch"),
+        (("site", "show", "--site", "/"), 2, "/ is a folder"),
+        (("site", "show", "--site", ""), 2, "no site file is named"),
+        (("site", "show", "--", "x"), 2, "takes nothing after '--'"),
+        (("site", "show", "extra"), 2, "unknown argument 'extra'"),
+        ((*RENDER, "--gpus", "x"), 2, "invalid int value: 'x'"),
+        ((*RENDER, "--gpus", "0"), 2, "--gpus 0 is not possible"),
+        ((*RENDER, "--gpus", "9" * 5000), 2, "error: "),
+        ((*RENDER, "--gpus"), 2, "expected one argument"),
+        ((*RENDER, "--partition", "x\x1b[31m"), 2, r"'x\x1b[31m'"),
+        ((*RENDER, "--partition", "\u202e"), 2, r"\u202e"),
+        ((*RENDER, "--time", "soon"), 2, "is not a time limit"),
+        ((*RENDER, "--env", "A"), 2, "has no '='"),
+        ((*RENDER, "--env", "=x"), 2, "is no name of a variable"),
+        ((*RENDER, "--name", "$(id)"), 2, "the job name '$(id)' is not possible"),
+        ((*RENDER, "--job-dir", "a\nb"), 2, "Slurm cannot write a log below"),
+        ((*RENDER, "--account", "a b"), 2, "--account 'a b' is not possible"),
+        ((*RENDER, "--launcher", "x"), 2, "unknown launcher 'x'"),
+        ((*RENDER, "--slurm-version", "x"), 2, "is no Slurm release"),
+        (("job", "render", "--site", "embedded", "--module", "-x"), 2, "is no name of a module"),
+        (("job", "watch", "--site", "embedded", "²"), 2, "there is no job ² submitted by hpcdl"),
+        (("job", "watch", "--site", "embedded", "nosuch"), 2, "there is no job in nosuch"),
+        (("job", "cancel", "--site", "embedded", "99"), 2, "there is no job 99"),
+        (("job", "watch", "--site", "embedded", "/etc"), 2, "there is no job in /etc"),
+    ],
+)
+def test_whatever_is_typed_the_answer_is_a_line_and_a_code(
+    words: tuple[str, ...], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, out, err = call(*words, capsys=capsys)
+    assert found == code, err
+    assert said in err
+    assert out == ""
+    assert "\x1b" not in err
+
+
+def test_without_slurm_the_answer_is_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    code, _, err = call("site", "check", "--site", "embedded", capsys=capsys)
+    assert code == ExitCode.LACKS
+    assert "is not on PATH" in err
+    assert "hpcdl cluster up" in err
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [("echo nonsense", 3), ("exit 1", 4), ("printf '\\377\\000'", 3), ("true", 3)],
+)
+def test_a_slurm_that_answers_nonsense_is_told_so(
+    answer: str, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    for name in ("scontrol", "sinfo", "srun", "sbatch", "squeue", "sacct"):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{answer}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    submit = (
+        "job",
+        "submit",
+        "--site",
+        "embedded",
+        "--no-module",
+        "--job-dir",
+        str(tmp_path / "j"),
+    )
+    found, _, err = call(*submit, capsys=capsys)
+    assert found in {code, ExitCode.USAGE}
+    assert err.startswith("error: ")
+    assert not (tmp_path / "j").exists(), "nothing is half written"
+
+
+def hpcdl(*words: str, **options: object) -> "subprocess.CompletedProcess[bytes]":
+    return subprocess.run([*HPCDL, *words], capture_output=True, timeout=60, check=False, **options)  # type: ignore[call-overload, no-any-return]
+
+
+def test_render_prints_the_script_and_nothing_else() -> None:
+    done = hpcdl(*RENDER, "--", "python", "--lr", "0.1", "--", "-x")
+    assert done.stderr == b""
+    assert done.stdout.startswith(b"#!/bin/bash\n")
+    assert b"  python --lr 0.1 -- -x &\n" in done.stdout
+
+
+@pytest.mark.parametrize("locale", ["C", "POSIX", "C.UTF-8"])
+def test_bytes_of_an_argument_survive_any_locale(locale: str) -> None:
+    done = hpcdl(*RENDER, "--", b"a\xff\xc3\xa9", env={**os.environ, "LC_ALL": locale})  # type: ignore[arg-type]
+    assert done.returncode == 0
+    assert b"'a\xff\xc3\xa9'" in done.stdout
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    line = f"{shlex.join([*HPCDL, 'site', 'schema'])} | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    assert done.stdout == "{\n"
+    assert done.stderr == ""
+    assert done.returncode in {0, 141}
+
+
+def test_a_full_disk_is_told() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*HPCDL, *RENDER], stdout=full, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == ExitCode.LACKS
+    assert done.stderr == b"error: No space left on device\n"
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&-"])
+def test_a_closed_stream_does_no_harm(closed: str) -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"{shlex.join([*HPCDL, *RENDER])} {closed}"],
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert done.stderr == b""
+
+
+def test_a_folder_that_vanished_is_told(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    line = f"rmdir {gone}; exec {shlex.join([*HPCDL, *RENDER, '--job-dir', 'x'])}"
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    done = subprocess.run(["bash", "-c", line], cwd=gone, env=env, capture_output=True, check=False)
+    assert done.returncode == ExitCode.LACKS
+    assert b"Traceback" not in done.stderr
+
+
+def test_json_is_json_and_names_what_text_names(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(*RENDER, "--json", "--gpus", "8", capsys=capsys)
+    data = json.loads(out)
+    assert code == 0
+    assert data["layout"]["nodes"] == 2
+    assert data["script"].startswith("#!/bin/bash\n")
+    code, out, _ = call("job", "explain", *RENDER[2:], "--json", capsys=capsys)
+    lines = json.loads(out)
+    assert {"text", "reason", "rule"} <= lines[0].keys()
+    assert any(line["rule"] for line in lines)
+
+
+def test_no_color_is_an_option_and_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert main(["site", "schema", "--no-color"]) == 0
+    assert os.environ.pop("NO_COLOR") == "1"
+
+
+def test_an_option_of_the_program_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    main([*RENDER, "--", "python", "--no-color"])
+    assert "NO_COLOR" not in os.environ
+
+
+def test_every_exit_code_has_a_meaning() -> None:
+    assert set(MEANINGS) == set(ExitCode)
+
+
+def test_a_dry_run_is_offered_where_something_changes(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, command in COMMANDS:
+        _, out, _ = call(*words.split(), "--help", capsys=capsys)
+        assert ("--dry-run" in out) == command.changes, words
+
+
+def test_an_existing_site_file_is_replaced_only_when_forced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "site.yaml").write_text("kept")
+    code, _, err = call("site", "init", "--output", str(tmp_path / "site.yaml"), capsys=capsys)
+    assert code == 2
+    assert "--force" in err
+    assert (tmp_path / "site.yaml").read_text() == "kept"

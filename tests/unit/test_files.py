@@ -1,0 +1,160 @@
+"""Files are whole or absent; locks free themselves; a full disk is one clear line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcdl.system.errors import MachineLacks
+from hpcdl.system.files import locked, switch_link, write_atomic, write_json
+
+# Writes in a loop, whole files of one letter each; the parent kills it at any moment.
+WRITER = """
+import sys, itertools
+from pathlib import Path
+from hpcdl.system.files import write_atomic
+for letter in itertools.cycle("abc"):
+    write_atomic(Path(sys.argv[1]), letter * 200_000)
+    print(flush=True)
+"""
+HOLDER = """
+import sys, time
+from pathlib import Path
+from hpcdl.system.files import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def start(program: str, path: Path) -> "subprocess.Popen[str]":
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    return process
+
+
+def test_a_write_makes_folders_and_sets_the_mode_whatever_the_umask(tmp_path: Path) -> None:
+    old = os.umask(0o077)
+    try:
+        write_atomic(tmp_path / "a" / "b" / "f.sh", "x", mode=0o755)
+    finally:
+        os.umask(old)
+    file = tmp_path / "a" / "b" / "f.sh"
+    assert file.read_text() == "x"
+    assert file.stat().st_mode & 0o777 == 0o755
+    assert [entry.name for entry in file.parent.iterdir()] == ["f.sh"]
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.01, 0.03])
+def test_a_killed_write_leaves_a_whole_file(tmp_path: Path, pause: float) -> None:
+    file = tmp_path / "f"
+    process = start(WRITER, file)
+    time.sleep(pause)
+    process.kill()
+    process.wait()
+    text = file.read_text()
+    assert len(text) == 200_000
+    assert len(set(text)) == 1
+
+
+def test_a_failed_write_leaves_the_old_content_and_no_litter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "f"
+    write_atomic(file, "old")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(MachineLacks, match="no room left on the file system"):
+        write_atomic(file, "new")
+    assert file.read_text() == "old"
+    assert os.listdir(tmp_path) == ["f"]  # noqa: PTH208
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_full_file_system_is_one_clear_line(tmp_path: Path) -> None:
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("this machine does not let us mount a tmpfs")
+    try:
+        write_atomic(tmp_path / "f", "old")
+        with pytest.raises(MachineLacks, match="no room left on the file system") as caught:
+            write_atomic(tmp_path / "f", "x" * 200_000)
+        assert "nothing was changed" in caught.value.hint
+        assert (tmp_path / "f").read_text() == "old"
+        assert os.listdir(tmp_path) == ["f"]  # noqa: PTH208
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_what_stands_in_the_way_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    for path, why in [
+        (tmp_path / "file" / "x", "a part of the path is a file"),
+        (tmp_path / "folder", "it is a folder"),
+        (tmp_path / ("x" * 300), "the name is too long"),
+        (Path("/proc/nosuch/x"), "cannot write"),
+    ]:
+        with pytest.raises(MachineLacks, match=why):
+            write_atomic(path, "x")
+
+
+def test_json_takes_any_text_that_linux_has(tmp_path: Path) -> None:
+    value = {"argument": b"a\xff".decode(errors="surrogateescape"), "umlaut": "ü"}
+    write_json(tmp_path / "f.json", value)
+    assert json.loads((tmp_path / "f.json").read_text()) == value
+
+
+def test_a_link_is_switched_by_one_rename(tmp_path: Path) -> None:
+    link = tmp_path / "deep" / "current"
+    switch_link(link, "r1")
+    switch_link(link, "r2")
+    assert os.readlink(link) == "r2"  # noqa: PTH115
+    assert os.listdir(link.parent) == ["current"]  # noqa: PTH208
+
+
+def test_a_link_never_replaces_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "current" / "kept").mkdir(parents=True)
+    with pytest.raises(MachineLacks, match="it is a folder"):
+        switch_link(tmp_path / "current", "r1")
+    assert (tmp_path / "current" / "kept").is_dir()
+    assert os.listdir(tmp_path) == ["current"]  # noqa: PTH208
+
+
+def test_a_second_holder_is_told_who_the_first_is(tmp_path: Path) -> None:
+    process = start(HOLDER, tmp_path / "lock")
+    try:
+        with (
+            pytest.raises(MachineLacks, match=f"at work here: process {process.pid} since"),
+            locked(tmp_path / "lock", wait_seconds=0.1),
+        ):
+            pass
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_dead_holder_holds_nothing(tmp_path: Path) -> None:
+    process = start(HOLDER, tmp_path / "lock")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    with locked(tmp_path / "lock", wait_seconds=1):
+        assert f"process {os.getpid()}" in (tmp_path / "lock").read_text()
+
+
+def test_a_lock_is_free_after_a_failure(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="x"), locked(tmp_path / "lock"):
+        raise ValueError("x")
+    with locked(tmp_path / "lock", wait_seconds=0.1):
+        pass

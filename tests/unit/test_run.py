@@ -1,0 +1,143 @@
+"""Commands: each leaves a record; a failure shows it, and how to reopen its place."""
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcdl.system.errors import ExitCode, MachineLacks, Stopped
+from hpcdl.system.run import CommandFailed, run
+
+
+def test_a_record_holds_what_was_run_where_and_what_came(tmp_path: Path) -> None:
+    done = run(["bash", "-c", "pwd; echo err >&2; exit 3"], directory=tmp_path, check=False)
+    assert (done.exit_code, done.stdout, done.stderr) == (3, f"{tmp_path}\n", "err\n")
+    assert done.directory == tmp_path
+    assert not done.ok
+    assert done.seconds < 5
+
+
+def test_no_shell_reads_the_arguments(tmp_path: Path) -> None:
+    assert run(["printf", "%s", f"$(touch {tmp_path}/x); `id`"]).stdout.startswith("$(touch")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_standard_input_is_empty_unless_given() -> None:
+    assert run(["cat"], timeout=5).stdout == ""
+    assert run(["cat"], stdin="é\n").stdout == "é\n"
+
+
+def test_the_environment_is_added_to_or_replaced() -> None:
+    assert run(["bash", "-c", "echo $A $HOME"], env={"A": "1"}).stdout.split()[0] == "1"
+    only = run(["/usr/bin/env"], base_env={"A": "1"}, env={"B": "2"}).stdout
+    assert sorted(only.split()) == ["A=1", "B=2"]
+
+
+def test_bytes_that_are_no_text_do_no_harm() -> None:
+    assert run(["printf", r"a\377b"]).stdout == "a\ufffdb"
+
+
+def test_a_failure_shows_command_place_and_last_lines(tmp_path: Path) -> None:
+    with pytest.raises(CommandFailed) as caught:
+        run(["bash", "-c", "for i in {1..99}; do echo line $i; done; exit 7"], directory=tmp_path,
+            hint="try again")  # fmt: skip
+    error = caught.value
+    assert error.exit_code == ExitCode.COMMAND_FAILED
+    said = error.render()
+    assert said.startswith("error: bash failed with exit code 7\n")
+    assert f"directory: {tmp_path}" in said
+    assert "| line 99" in said
+    assert "| line 50" not in said
+    assert said.endswith("help: try again")
+
+
+def reopen_script(error: CommandFailed) -> Path:
+    line = next(one for one in error.details if one.startswith("reopen:"))
+    return Path(line.split()[-1])
+
+
+def test_the_reopen_script_opens_a_shell_at_the_place_of_the_failure(tmp_path: Path) -> None:
+    place = tmp_path / "a b'c"
+    place.mkdir()
+    with pytest.raises(CommandFailed) as caught:
+        run(["false", "x\ny"], directory=place, env={"MARK": "it's\n$here"})
+    script = reopen_script(caught.value)
+    assert script.stat().st_mode & 0o777 == 0o700
+    # In place of the person's shell, one that says where it is.
+    shell = tmp_path / "shell"
+    shell.write_text('#!/bin/sh\npwd\nprintf "%s" "$MARK"\n')
+    shell.chmod(0o755)
+    done = subprocess.run(
+        ["bash", script], env={**os.environ, "SHELL": str(shell)}, capture_output=True, text=True
+    )
+    assert done.stdout == f"{place}\nit's\n$here"
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "name", ["GITHUB_TOKEN", "db_password", "AWS_SECRET_ACCESS_KEY", "SLURM_JWT"]
+)
+def test_secrets_are_not_written(name: str) -> None:
+    with pytest.raises(CommandFailed) as caught:
+        run(["false"], env={name: "s3cr3t", "PLAIN": "shown"})
+    text = reopen_script(caught.value).read_text()
+    assert "PLAIN=shown" in text
+    assert "s3cr3t" not in text
+
+
+@pytest.mark.parametrize("logged", [False, True])
+def test_a_time_limit_ends_the_command_and_its_children(tmp_path: Path, logged: bool) -> None:
+    start = time.monotonic()
+    with pytest.raises(Stopped, match=r"did not end within 0\.3 s"):
+        run(
+            ["bash", "-c", f"sleep 61.5 & echo $! >{tmp_path}/pid; sleep 61.5"],
+            timeout=0.3,
+            log=tmp_path / "log" if logged else None,
+        )
+    assert time.monotonic() - start < 10
+    pid = int((tmp_path / "pid").read_text())
+    for _ in range(100):
+        state = Path(f"/proc/{pid}/stat")
+        if not state.exists() or state.read_text().split()[2] == "Z":
+            return
+        time.sleep(0.02)
+    pytest.fail("the child of the command still runs")
+
+
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        (["no-such-program"], "it is not installed or not on PATH"),
+        (["/etc/passwd"], "it is not a program that you may run"),
+        (["/etc/passwd/x"], "Not a directory"),
+        (["echo", "a\0b"], "null byte"),
+        (["echo", "x" * 200_000], "Argument list too long"),
+    ],
+)
+def test_what_cannot_be_run_is_one_line(argv: list[str], why: str) -> None:
+    with pytest.raises(MachineLacks, match=why) as caught:
+        run(argv, hint="install it")
+    assert caught.value.hint == "install it"
+
+
+def test_a_folder_that_is_not_there_is_named() -> None:
+    with pytest.raises(MachineLacks, match="the folder /nosuch does not exist"):
+        run(["true"], directory=Path("/nosuch"))
+
+
+def test_a_log_keeps_commands_and_outputs_in_order(tmp_path: Path) -> None:
+    log = tmp_path / "deep" / "log"
+    run(["bash", "-c", "echo one; echo two >&2"], log=log)
+    with pytest.raises(CommandFailed) as caught:
+        run(["bash", "-c", "echo three; exit 1"], log=log)
+    assert log.read_text().splitlines() == [
+        "$ bash -c 'echo one; echo two >&2'",
+        "one",
+        "two",
+        "$ bash -c 'echo three; exit 1'",
+        "three",
+    ]
+    assert "| three" in caught.value.details
+    assert f"log:       {log}" in caught.value.details
