@@ -189,7 +189,7 @@ def _fill(plan: BuildPlan, root: Path, say: Say) -> None:
     wheels = house.paths()
     require_room(root, wheels)
     say(f"installing {len(wheels)} wheels in {stack}")
-    run([plan.python.path, "-m", "venv", "--without-pip", stack], log=log)
+    run([plan.python.path, "-m", "venv", "--without-pip", stack], log=log, tied=True)
     python = stack / "bin" / "python"
     pip = next(path for path in wheels if path.name.startswith("pip-"))
     install(python, wheels, pip, log)

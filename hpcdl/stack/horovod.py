@@ -69,9 +69,11 @@ def build_horovod(
             return found
         require_commands(recipe.horovod)
         folder = horovod_folder(recipe, python, mpi)
-        partial = folder.with_name(f"{folder.name}.partial")
+        # A name of its own: compilers that a killed build left may still write to theirs.
+        for left in folder.parent.glob(f"{folder.name}.partial-*"):
+            shutil.rmtree(left, ignore_errors=True)
+        partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
         with explain_os_errors(partial):
-            shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
         try:
             _build(recipe.horovod, environment, partial, say)
@@ -126,6 +128,7 @@ def _build(recipe: HorovodRecipe, environment: Path, folder: Path, say: Say) -> 
         },
         log=log,
         timeout=_BUILD_SECONDS,
+        tied=True,
         hint="the log shows the compiler's first complaint; search it for 'error:'",
     )
     sdist.unlink(missing_ok=True)

@@ -50,12 +50,14 @@ def install(python: Path, wheels: Sequence[Path], pip_wheel: Path, log: Path) ->
             env={"UV_CACHE_DIR": str(cache() / "uv"), "UV_NO_CONFIG": "1",
                  "UV_PYTHON_DOWNLOADS": "never", "NO_COLOR": "1"},
             log=log,
+            tied=True,
         )  # fmt: skip
         return
     run(
         [python, pip_wheel / "pip", "--disable-pip-version-check", "install", "--no-index",
          "--no-deps", "--no-compile", "--no-cache-dir", *wheels],
         log=log,
+        tied=True,
     )  # fmt: skip
 
 
@@ -87,6 +89,7 @@ def _compile(python: Path, folders: Sequence[Path], log: Path) -> None:
          *folders],
         log=log,
         check=False,
+        tied=True,
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +91,7 @@ def run(
     check: bool = True,
     log: Path | None = None,
     hint: str = "",
+    tied: bool = False,
 ) -> CommandResult:
     """Run a command to its end and return its record.
 
@@ -104,6 +105,8 @@ def run(
         check: raise on a non-zero exit code.
         log: write both outputs there as they come, instead of keeping them.
         hint: what to do when it fails.
+        tied: the kernel kills it when this process dies, even by SIGKILL: for what would go
+            on writing where the next attempt starts anew.
 
     Raises:
         MachineLacks: the program is not installed.
@@ -115,7 +118,9 @@ def run(
     start = time.monotonic()
     merged = {**(os.environ if base_env is None else base_env), **(env or {})}
     try:
-        exit_code, out, err = _execute(words, where, merged, stdin, timeout, log)
+        exit_code, out, err = _execute(
+            words, where, merged, stdin, timeout, log, _tie() if tied else None
+        )
     except subprocess.TimeoutExpired as fault:
         raise Stopped(
             f"'{shlex.join(words)[:200]}' did not end within {duration(timeout or 0)}", hint=hint
@@ -157,6 +162,7 @@ def _execute(
     stdin: str | None,
     timeout: float | None,
     log: Path | None,
+    prepare: Callable[[], None] | None,
 ) -> tuple[int, str, str]:
     """Exit code, output and errors; with a log both go there and the texts are empty."""
     with ExitStack() as stack:
@@ -174,6 +180,7 @@ def _execute(
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=subprocess.PIPE if log is None else subprocess.STDOUT,
+                preexec_fn=prepare,  # one system call, and no threads here
             )
         )
         try:
@@ -184,6 +191,14 @@ def _execute(
             raise
         stdout, stderr = ((text or b"").decode(errors="replace") for text in said)
         return process.returncode, stdout, stderr
+
+
+def _tie() -> Callable[[], None]:
+    """What a child calls so that the kernel kills it with its parent (prctl(2))."""
+    import ctypes
+
+    libc, die_with_parent = ctypes.CDLL(None), 1
+    return lambda: libc.prctl(die_with_parent, signal.SIGKILL)
 
 
 def _kill(pid: int) -> None:

@@ -33,10 +33,14 @@ def test_it_is_current(stack_site: Site, release: Release) -> None:
 
 
 def test_building_it_again_takes_a_second(stack_site: Site, release: Release) -> None:
-    first = build(plan_build(stack_site), silent)
+    plan_build(stack_site)
     start = time.monotonic()
-    assert build(plan_build(stack_site), silent) == first
-    assert time.monotonic() - start < 1.5
+    plan = plan_build(stack_site)
+    planned = time.monotonic() - start
+    first = build(plan, silent)
+    start = time.monotonic()
+    assert build(plan, silent) == first
+    assert planned + time.monotonic() - start < 1.5
 
 
 def test_a_killed_build_is_no_release_and_the_next_one_completes(
