@@ -1,17 +1,18 @@
 """Writes facts/layers.yaml from real Keras models: `python -m hpcdl.predict.extract`.
 
-Runs under TensorFlow and on no GPU; it only reads shapes. Per layer with weights, in the
-order of the forward pass: how many gradient tensors, trainable parameters, multiply-adds of
-the forward pass, and elements moved through memory, the last two per image. What a layer
-without weights moves (ReLU, pooling, addition) counts with the layer before it, because
-back-propagation finishes it before that layer's gradient is ready.
+With names of networks it prints their parts instead. Runs under TensorFlow and on no GPU; it
+only reads shapes. Per layer with weights, in the order of the forward pass: how many gradient
+tensors, trainable parameters, multiply-adds of the forward pass, and elements moved through
+memory, the last two per image. What a layer without weights moves (ReLU, pooling, addition)
+counts with the layer before it, because back-propagation finishes it before that layer's
+gradient is ready.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,21 +93,25 @@ def render(name: str, model: Any) -> str:
     )
 
 
-def main() -> int:
-    """Write the file anew, whole."""
+def main(chosen: Sequence[str] = ()) -> int:
+    """Write the file anew, whole; or print the parts of the chosen networks."""
     import tensorflow as tf
 
     from hpcdl.predict.networks import NETWORKS
     from hpcdl.system.files import write_atomic
 
-    parts = [_HEADER.format(version=tf.__version__)]
-    for name, build in NETWORKS.items():
+    parts = []
+    for name in chosen or NETWORKS:
         tf.keras.backend.clear_session()
-        parts.append(render(name, build()))
+        parts.append(render(name, NETWORKS[name]()))
         print(name, file=sys.stderr)
-    write_atomic(Path(__file__).parents[1] / "facts" / "layers.yaml", "".join(parts))
+    if chosen:
+        print("".join(parts), end="")
+        return 0
+    text = "".join([_HEADER.format(version=tf.__version__), *parts])
+    write_atomic(Path(__file__).parents[1] / "facts" / "layers.yaml", text)
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(sys.argv[1:]))

@@ -96,11 +96,12 @@ def network(name: str) -> Network:
         )
     row = known[name]
     height, width, channels = row["input"]
-    layers = tuple(_layer(line) for line in row["layers"].splitlines())
+    layers = tuple(parse_layer(line) for line in row["layers"].splitlines())
     return Network(name, height, width, channels, layers)
 
 
-def _layer(line: str) -> Layer:
+def parse_layer(line: str) -> Layer:
+    """A layer from its line in facts/layers.yaml."""
     name, tensors, parameters, macs, moved = line.split()
     return Layer(name, int(tensors), int(parameters), float(macs), float(moved))
 

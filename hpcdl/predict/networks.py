@@ -1,9 +1,10 @@
 """Networks of the published benchmarks that Keras does not ship, as Keras models.
 
 Only `hpcdl.predict.extract` runs this, and only under TensorFlow: the layer facts come from
-real models, built here exactly as the benchmarks build them. The forms are those of
-tf_cnn_benchmarks (AlexNet, GoogLeNet, Inception-v4) and of NVIDIA DeepLearningExamples
-(ResNeXt-101 32x4d, with and without squeeze-and-excitation; ResNet-50 v1.5).
+real models. Those that `hpcdl train` knows are the same here (a test holds the sizes together); the
+rest are as the benchmarks build them: tf_cnn_benchmarks (Inception-v4) and NVIDIA
+DeepLearningExamples (ResNeXt-101 32x4d, with and without squeeze-and-excitation; ResNet-50
+v1.5).
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def alexnet() -> Any:
     return _model(inputs, keras.Dense(CLASSES)(x))
 
 
-# Filters of an Inception-v1 block: 1x1, 3x3 (reduce, out), 5x5 (reduce, out), pool projection.
+# Filters of an Inception-v1 block: 1x1, 3x3 (reduce, out), "5x5" (reduce, out), pool projection.
 _GOOGLENET = {
     "3": [(64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64)],
     "4": [
@@ -80,21 +81,26 @@ _GOOGLENET = {
 
 def _inception_v1(x: Any, filters: tuple[int, ...]) -> Any:
     one, reduce3, three, reduce5, five, project = filters
+    conv = partial(_conv, norm=True)
     return _layers().Concatenate()(
         [
-            _conv(x, one, 1),
-            _conv(_conv(x, reduce3, 1), three, 3),
-            _conv(_conv(x, reduce5, 1), five, 5),
-            _conv(_pool(x, 3, 1, "same"), project, 1),
+            conv(x, one, 1),
+            conv(conv(x, reduce3, 1), three, 3),
+            conv(conv(x, reduce5, 1), five, 3),
+            conv(_pool(x, 3, 1, "same"), project, 1),
         ]
     )
 
 
 def googlenet() -> Any:
-    """GoogLeNet (Szegedy 2014) without auxiliary heads, 224 x 224."""
+    """GoogLeNet (Szegedy 2014) as torchvision has it, 224 x 224.
+
+    With batch normalisation, without auxiliary heads, with 3x3 for 5x5.
+    """
+    conv = partial(_conv, norm=True)
     inputs = _layers().Input((224, 224, 3))
-    x = _pool(_conv(inputs, 64, 7, 2), padding="same")
-    x = _conv(_conv(x, 64, 1), 192, 3)
+    x = _pool(conv(inputs, 64, 7, 2), padding="same")
+    x = conv(conv(x, 64, 1), 192, 3)
     for blocks in _GOOGLENET.values():
         x = _pool(x, padding="same")
         for filters in blocks:
@@ -227,11 +233,11 @@ def mlp() -> Any:
     return _model(inputs, keras.Dense(10)(x))
 
 
-def _shipped(name: str) -> Any:
+def _shipped(name: str, classes: int = CLASSES) -> Any:
     """One of keras.applications, in its own input size, without weights."""
     import tensorflow as tf
 
-    return getattr(tf.keras.applications, name)(weights=None)
+    return getattr(tf.keras.applications, name)(weights=None, classes=classes)
 
 
 NETWORKS: dict[str, Callable[[], Any]] = {
@@ -248,6 +254,7 @@ NETWORKS: dict[str, Callable[[], Any]] = {
     "vgg16": partial(_shipped, "VGG16"),
     "vgg19": partial(_shipped, "VGG19"),
     "densenet121": partial(_shipped, "DenseNet121"),
+    "chexnet": partial(_shipped, "DenseNet121", classes=14),
     "efficientnet_v1_b0": partial(_shipped, "EfficientNetB0"),
     "efficientnet_v1_b4": partial(_shipped, "EfficientNetB4"),
     "mobilenet_v2": partial(_shipped, "MobileNetV2"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hpcdl import facts
 from hpcdl.predict.network import names, network, roofline, scaled
 from hpcdl.system.errors import BadInput
 
@@ -12,6 +13,7 @@ PUBLISHED = {
     "alexnet": (61_100_840, 0.714e9),
     "resnet50_v1.5": (25_557_032, 4.089e9),
     "inception_v3": (23_817_352, 5.713e9),
+    "googlenet": (6_624_904, 1.498e9),
     "vgg16": (138_357_544, 15.47e9),
     "vgg19": (143_667_240, 19.63e9),
     "densenet121": (7_978_856, 2.834e9),
@@ -29,12 +31,17 @@ def test_a_network_has_its_published_size_and_work(name: str) -> None:
 
 @pytest.mark.parametrize("name", names())
 def test_every_layer_has_gradients_and_the_totals_are_those_of_the_file(name: str) -> None:
-    from hpcdl import facts
-
     found = network(name)
     row = facts.load("layers")["models"][name]
     assert all(layer.tensors and layer.parameters for layer in found.layers)
     assert (found.parameters, found.macs) == (row["parameters"], row["macs"])
+
+
+@pytest.mark.parametrize("name", facts.load("models")["models"])
+def test_a_network_that_can_be_trained_can_be_predicted_at_the_same_size(name: str) -> None:
+    row = facts.load("models")["models"][name]
+    assert network(name).parameters == row["params"]
+    assert [network(name).height, network(name).width, network(name).channels] == row["input"]
 
 
 def test_an_unknown_network_names_the_nearest() -> None:
