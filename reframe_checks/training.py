@@ -5,8 +5,10 @@ from reframe.core.builtins import parameter
 
 from hpcdl.regress.checkbase import HpcdlCheck, Metric
 from hpcdl.regress.training import (
+    BEST_IMAGES_PER_SECOND,
     IMAGES_PER_SECOND,
     TrainingCase,
+    best_images_per_second,
     images_per_second,
     training_faults,
 )
@@ -17,7 +19,7 @@ class throughput(HpcdlCheck):
     """Images per second of synchronous training."""
 
     training = parameter(
-        [TrainingCase("mlp", nodes=2, ranks=2, steps=300, batch=64)], fmt=lambda case: str(case)
+        [TrainingCase("mlp", nodes=2, ranks=2, steps=400, batch=64)], fmt=lambda case: str(case)
     )
     tags = {"smoke", "nightly"}
 
@@ -29,9 +31,11 @@ class throughput(HpcdlCheck):
         return self.training.request(site, partition, self.check_name)
 
     def metrics(self):
-        return [Metric(IMAGES_PER_SECOND, "images/s", images_per_second)]
+        noisy = self.one_machine
+        return [
+            Metric(BEST_IMAGES_PER_SECOND, "images/s", best_images_per_second, judged=noisy),
+            Metric(IMAGES_PER_SECOND, "images/s", images_per_second, judged=not noisy),
+        ]
 
     def faults(self, measured):
-        return training_faults(
-            measured, self.training, self.evidence["layout"], self.evidence["release"]
-        )
+        return training_faults(measured, self.evidence["layout"], self.evidence["release"])

@@ -49,6 +49,7 @@ def _request(args: argparse.Namespace) -> CheckRequest:
         waived=tuple(getattr(args, "waive", ())),
         paths=tuple(args.checks),
         repeat=getattr(args, "runs", 1),
+        retries=getattr(args, "retries", 0),
     )
 
 
@@ -78,6 +79,8 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     _selection(parser)
     parser.add_argument("--waive", action="append", default=[], metavar="NAME",
                         help="let a check pass that lacks a fresh reference")  # fmt: skip
+    parser.add_argument("--retries", type=int, default=0, metavar="N",
+                        help="run what fails again, up to N times")  # fmt: skip
 
 
 def _run(args: argparse.Namespace) -> ExitCode:

@@ -93,7 +93,7 @@ def derive(site: Site, module: Module, outcome: CheckOutcome) -> tuple[Reference
         groups.setdefault((verdict.check, verdict.case, verdict.partition), []).append(verdict)
     rows: list[Reference] = []
     for group in groups.values():
-        for metric in group[0].metrics:
+        for metric in (metric for metric in group[0].metrics if metric.wanted):
             values = [m.value for v in group for m in v.metrics if m.name == metric.name]
             row = _empty_row(site, module, group, metric)
             good = [value for value in values if value is not None]

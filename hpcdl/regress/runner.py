@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from hpcdl.jobs.spec import Module
 from hpcdl.regress.backend_names import EVENTS_VARIABLE, PARENT_VARIABLE
 from hpcdl.regress.references import fingerprint
 from hpcdl.regress.runfolder import RunFolder, cancel_left_jobs, new_run, read_events, sweep
-from hpcdl.regress.settings import MAX_JOBS, render_settings
+from hpcdl.regress.settings import render_settings
 from hpcdl.regress.verdict import Status, Verdict, judge, waive
 from hpcdl.site import Site
 from hpcdl.slurm import client
@@ -50,7 +50,8 @@ class CheckRequest:
     """Which checks to run and how. Empty selections mean all.
 
     `settings` are options of the training program (`name=value`); `repeat` runs every check so
-    often; `distribute` runs single-node checks on every node; `measuring` needs no references.
+    often; `retries` runs those that fail again, the last time counts; `distribute` runs
+    single-node checks on every node; `measuring` needs no references.
     """
 
     partitions: tuple[str, ...] = ()
@@ -60,6 +61,7 @@ class CheckRequest:
     waived: tuple[str, ...] = ()
     paths: tuple[Path, ...] = ()
     repeat: int = 1
+    retries: int = 0
     distribute: bool = False
     measuring: bool = False
 
@@ -117,13 +119,13 @@ def run_checks(
     sweep(site)
     start = time.monotonic()
     with new_run(site) as folder:
-        machine = fingerprint() if _emulated() else None
+        machine = fingerprint() if one_machine() else None
         text = render_settings(
             site,
             module,
             partitions=request.partitions,
             prefix=folder.path,
-            max_jobs=1 if machine else MAX_JOBS,
+            one_machine=machine is not None,
         )
         write_atomic(folder.settings, text)
         words = _command(folder, request, serial=machine is not None)
@@ -175,6 +177,7 @@ def _command(folder: RunFolder, request: CheckRequest, *, serial: bool) -> list[
     words += ["-S", f"settings={','.join(request.settings)}"] if request.settings else []
     words += ["-S", "measuring=yes"] if request.measuring else []
     words += ["--repeat", str(request.repeat)] if request.repeat > 1 else []
+    words += ["--max-retries", str(request.retries)] if request.retries else []
     words += ["--distribute=all"] if request.distribute else []
     return words
 
@@ -185,7 +188,7 @@ def _name_pattern(name: str) -> str:
     return rf"^{re.escape(check)}\b" + (f".*={re.escape(case)}( |$)" if case else "")
 
 
-def _emulated() -> bool:
+def one_machine() -> bool:
     """Whether this Slurm's nodes are emulated on one machine."""
     return "config_overrides" in client.config().get("SlurmdParameters", "")
 
@@ -256,12 +259,21 @@ def _verdicts(
 ) -> list[Verdict]:
     """Verdicts on every case, on every file that was skipped, and on what did not run."""
     report = _report(folder)
-    runs = report.get("runs") or [{}]
-    found = [judge(case, machine) for case in runs[-1].get("testcases") or ()]
+    found = [judge(case, machine) for case in _last_cases(report)]
     broken = [_problem(line) for line in _SKIPPED.findall(folder.log.read_text(errors="replace"))]
     if broken or found:
         return [*found, *broken, *_partitions_without(request, found)]
     return [_problem(_why_nothing(folder, request, exit_code, bool(report)))]
+
+
+def _last_cases(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Every case as it ran last: a retry holds only those that failed before."""
+    cases: dict[tuple[object, ...], Mapping[str, Any]] = {}
+    for run in report.get("runs") or ():
+        for case in run.get("testcases") or ():
+            key = tuple(case.get(name) for name in ("hashcode", "partition", "environ", "name"))
+            cases[key] = case
+    return [*cases.values()]
 
 
 def _report(folder: RunFolder) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def render_settings(
     *,
     partitions: Sequence[str] = (),
     prefix: Path | None = None,
-    max_jobs: int = MAX_JOBS,
+    one_machine: bool = False,
 ) -> str:
     """The text of a ReFrame settings file.
 
@@ -78,7 +78,7 @@ def render_settings(
         module: the module of the published release, as jobs load it.
         partitions: the ones to have in it; all by default.
         prefix: where ReFrame keeps its files; WORK/checks/reframe by default.
-        max_jobs: jobs that ReFrame may have in a partition at once.
+        one_machine: all nodes are emulated on one machine, so one job at a time.
 
     Raises:
         BadInput: an unknown partition.
@@ -92,8 +92,8 @@ def render_settings(
         checks=str(folder("reframe_checks")),
         prefix=str(place),
         database=str(place / "results.db"),
-        max_jobs=max_jobs,
-        partitions=[partition_settings(site, partition, module) for partition in chosen],
+        max_jobs=1 if one_machine else MAX_JOBS,
+        partitions=[partition_settings(site, part, module, one_machine) for part in chosen],
         environments=environments(site, module),
     )
 
@@ -110,7 +110,9 @@ def environments(site: Site, module: Module) -> tuple[Environment, ...]:
     )
 
 
-def partition_settings(site: Site, partition: Partition, module: Module) -> PartitionSettings:
+def partition_settings(
+    site: Site, partition: Partition, module: Module, one_machine: bool
+) -> PartitionSettings:
     """One partition in ReFrame's words."""
     gpu = partition.gpu
     return PartitionSettings(
@@ -140,6 +142,7 @@ def partition_settings(site: Site, partition: Partition, module: Module) -> Part
             "hpcdl_module_folder": str(module.folder) if module.folder else "",
             "hpcdl_release": module.release or "",
             "reference_set": partition.reference_set,
+            "one_machine": one_machine,
             "nodes": partition.nodes,
             "gpu": 1 if gpu else 0,
             "gpus_per_node": partition.gpus_per_node,

@@ -47,10 +47,14 @@ class MetricVerdict:
     high: float | None = None
     source: str = ""
     proof: str = ""
+    wanted: bool = True
+    """Whether it is to be judged; others are shown only."""
 
     @property
     def holds(self) -> bool:
         """Whether it has a value, a bound, and lies within its bounds."""
+        if not self.wanted:
+            return True
         if self.value is None or not math.isfinite(self.value) or not self.judged:
             return False
         above = self.low is None or self.value >= self.low
@@ -58,8 +62,8 @@ class MetricVerdict:
 
     @property
     def judged(self) -> bool:
-        """Whether there is a bound to judge it by."""
-        return self.low is not None or self.high is not None
+        """Whether there is a bound to judge it by, or none is needed."""
+        return not self.wanted or not (self.low is None and self.high is None)
 
     @property
     def change(self) -> float | None:
@@ -164,8 +168,10 @@ def _metrics(case: Mapping[str, Any], evidence: Mapping[str, Any]) -> tuple[Metr
 
 def _metric(name: str, entry: Mapping[str, Any]) -> MetricVerdict:
     row = entry.get("reference")
+    wanted = bool(entry.get("judged", True))
     if not row:
-        return MetricVerdict(name, entry.get("value"), str(entry.get("unit", "")))
+        value, unit = entry.get("value"), str(entry.get("unit", ""))
+        return MetricVerdict(name, value, unit, wanted=wanted)
     low, high = row.get("lower"), row.get("upper")
     return MetricVerdict(
         name=name,
