@@ -163,7 +163,7 @@ def concretize(
     limit = time_limit or facts.load("spack")["time_limit"]
     say(f"{wanted.name}: Spack solves it, at most {duration(limit)}")
     with TemporaryDirectory(prefix="hpcdl-spack-") as scope:
-        _write_scope(Path(scope))
+        _write_scope(Path(scope), root)
         argv: list[str | Path] = [spack, "-C", scope, "-e", where, "concretize", "--force"]
         try:
             result = run(argv, env=_site_scope(root), timeout=limit, check=False, log=log)
@@ -231,9 +231,14 @@ def _site_scope(root: Path) -> dict[str, str] | None:
     return {"HPCDL_SPACK_SITE": str(site)} if site.exists() else None
 
 
-def _write_scope(scope: Path) -> None:
-    """Settings of this run: the packages of HPCDL_SPACK_PACKAGES instead of a download."""
+def _write_scope(scope: Path, root: Path) -> None:
+    """Settings of this run: the packages of HPCDL_SPACK_PACKAGES instead of a download.
+
+    The overlay is named first: in a list of repositories the first one wins.
+    """
     packages = os.environ.get("HPCDL_SPACK_PACKAGES")
     if packages:
-        repo = Path(packages) / "repos" / "spack_repo" / "builtin"
-        (scope / "repos.yaml").write_text(f"repos:\n  builtin: {repo}\n")
+        overlay = (root / "spack_repo" / "hpcdl").absolute()
+        builtin = Path(packages).absolute() / "repos" / "spack_repo" / "builtin"
+        text = f"repos:\n  hpcdl: {overlay}\n  builtin: {builtin}\n"
+        (scope / "repos.yaml").write_text(text)

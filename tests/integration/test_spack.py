@@ -1,0 +1,141 @@
+"""Spack's own runs over the overlay: audit, scopes, lock files, and solving the environments.
+
+They need a Spack (HPCDL_SPACK_ROOT) and its packages (HPCDL_SPACK_PACKAGES), and run without
+network. Solving takes minutes per environment: `make test-long`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hpcdl.site import External, SpackSettings, load_site
+from hpcdl.stack.spack import Environment, environments, render, render_site
+from hpcdl.stack.spack_run import concretize, find_spack
+from hpcdl.system.errors import MachineLacks
+from hpcdl.system.resources import folder
+from hpcdl.system.run import CommandResult, run
+
+PACKAGES = Path(os.environ.get("HPCDL_SPACK_PACKAGES", "")) / "repos" / "spack_repo" / "builtin"
+OVERLAY = ("hpcdl-tensorflow", "nccl-tests", "py-horovod", "py-hpcdl", "py-keras", "py-shtab",
+           "py-tensorflow", "py-tensorflow-wheels", "py-tf-keras")  # fmt: skip
+
+
+def _why_not() -> str:
+    try:
+        find_spack()
+    except MachineLacks:
+        return "Spack is not here (HPCDL_SPACK_ROOT)"
+    if not os.environ.get("HPCDL_SPACK_PACKAGES") or not PACKAGES.is_dir():
+        return "Spack's packages are not here (HPCDL_SPACK_PACKAGES)"
+    return ""
+
+
+pytestmark = [
+    pytest.mark.spack,
+    pytest.mark.skipif(bool(_why_not()), reason=_why_not()),
+    pytest.mark.timeout(2400),
+]
+
+
+def gcc(version: str, prefix: str) -> dict[str, object]:
+    paths = {"c": "gcc", "cxx": "g++", "fortran": "gfortran"}
+    return {
+        "spec": f"gcc@{version} languages:='c,c++,fortran'",
+        "prefix": prefix,
+        "extra_attributes": {"compilers": {k: f"{prefix}/bin/{v}" for k, v in paths.items()}},
+    }
+
+
+@pytest.fixture(scope="session")
+def spack_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Spack's index of its packages takes a minute to make: once for all tests."""
+    return tmp_path_factory.mktemp("spack-cache")
+
+
+@pytest.fixture
+def spack_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spack_cache: Path) -> Path:
+    """Spack's settings of its own: nothing of the user's, two compilers, no network."""
+    settings = tmp_path / "settings"
+    settings.mkdir()
+    compilers = [gcc("12.2.0", "/usr"), gcc("11.3.0", "/opt/gcc-11")]
+    packages = {"packages": {"gcc": {"buildable": False, "externals": compilers}}}
+    (settings / "packages.yaml").write_text(yaml.safe_dump(packages))
+    (settings / "repos.yaml").write_text(f"repos::\n  builtin: {PACKAGES}\n")
+    (settings / "bootstrap.yaml").write_text(
+        "bootstrap:\n  enable: true\n  sources:: []\n  trusted:: {}\n"
+    )
+    monkeypatch.setenv("SPACK_PYTHON", os.environ.get("SPACK_PYTHON", sys.executable))
+    monkeypatch.setenv("SPACK_USER_CONFIG_PATH", str(settings))
+    monkeypatch.setenv("SPACK_SYSTEM_CONFIG_PATH", str(tmp_path / "none"))
+    monkeypatch.setenv("SPACK_USER_CACHE_PATH", str(spack_cache))
+    shutil.copytree(
+        folder("spack"), tmp_path / "spack", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    return tmp_path / "spack"
+
+
+def spack(home: Path, *words: str, env: Mapping[str, str] | None = None) -> CommandResult:
+    return run([find_spack(), *words], directory=home, env=env, timeout=900)
+
+
+def test_the_overlay_passes_spacks_audit(spack_home: Path) -> None:
+    where = str(spack_home / "environments" / "p100")
+    result = spack(spack_home, "-e", where, "audit", "packages", *OVERLAY)
+    assert "issue" not in result.stdout, result.stdout
+
+
+def test_plain_spack_finds_the_overlay_and_the_default_target(spack_home: Path) -> None:
+    where = str(spack_home / "environments" / "p100")
+    assert "hpcdl" in spack(spack_home, "-e", where, "repo", "list").stdout
+    told = spack(spack_home, "-e", where, "config", "get", "packages").stdout
+    assert yaml.safe_load(told)["packages"]["all"]["require"] == ["target=x86_64_v3"]
+
+
+def test_a_sites_settings_take_the_place_of_the_defaults(spack_home: Path) -> None:
+    site = load_site(folder("templates") / "sites" / "pi.yaml")
+    settings = SpackSettings(externals=(External("slurm", "20.11.9", Path("/usr")),))
+    object.__setattr__(site, "spack", settings)
+    scope = spack_home / "site.yaml"
+    scope.write_text(render_site(site, site.partitions["k80"]))
+    where = str(spack_home / "environments" / "k80")
+    env = {"HPCDL_SPACK_SITE": str(scope)}
+    told = spack(spack_home, "-e", where, "config", "get", "packages", env=env).stdout
+    packages = yaml.safe_load(told)["packages"]
+    assert packages["all"]["require:"] == ["target=sandybridge"]
+    assert packages["pmix"]["require"] == ["@3.2"]
+    assert packages["slurm"]["externals"][0]["prefix"] == "/usr"
+    assert packages["py-tensorflow"]["require"] == ["@2.14.1"]
+    told = spack(spack_home, "-e", where, "config", "get", "config", env=env).stdout
+    assert yaml.safe_load(told)["config"]["install_tree"]["padded_length"] == 128
+
+
+@pytest.mark.parametrize("one", environments(), ids=lambda one: one.name)
+def test_the_committed_lock_is_what_spack_reads(spack_home: Path, one: Environment) -> None:
+    where = spack_home / "environments" / one.name
+    if not (where / "spack.lock").exists():
+        pytest.skip(f"no lock file for {one.name}")
+    told = spack(spack_home, "-e", str(where), "find", "--concretized-only").stdout
+    assert "hpcdl-tensorflow" in told
+    before = (where / "spack.lock").read_text()
+    spack(spack_home, "-e", str(where), "concretize")
+    assert (where / "spack.lock").read_text() == before, "the lock no longer fits its spack.yaml"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("one", environments(), ids=lambda one: one.name)
+def test_spack_solves_the_environment_with_the_versions_of_resolve(
+    spack_home: Path, one: Environment
+) -> None:
+    (spack_home / "environments" / one.name / "spack.yaml").write_text(render(one))
+    (spack_home / "environments" / one.name / "spack.lock").unlink(missing_ok=True)
+    limit = float(os.environ.get("HPCDL_SPACK_TIME_LIMIT", "400"))
+    found = concretize(spack_home, one, print, time_limit=limit)
+    assert found.differences == ()
+    assert found.packages > 100
