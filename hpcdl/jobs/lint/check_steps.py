@@ -151,6 +151,15 @@ def no_automatic_binding(job: Job) -> Iterator[Hit]:
             yield at_step("cpu-autobind", step)
 
 
+@checks("cpu-bind-rank")
+def rank_binding(job: Job) -> Iterator[Hit]:
+    """Binding by rank, which newer releases ignore."""
+    for step in job.sruns:
+        option = step.options.last("cpu-bind", "cpu_bind")
+        if option and option.text.split(",")[-1] in {"rank", "rank_ldom"}:
+            yield at("cpu-bind-rank", option)
+
+
 @checks("kill-on-bad-exit")
 def survivors_hang(job: Job) -> Iterator[Hit]:
     """A step of many ranks that goes on without one of them."""

@@ -1,0 +1,466 @@
+"""What sbatch and srun of one Slurm release make of their options: shared by the stand-ins.
+
+The stand-ins serve the releases that cannot be run here. They know nothing by themselves: which
+options, variables, plug-ins and pairs a release takes is read from the toolkit's facts
+(hpcdl/facts/slurm_rules.yaml, slurm_options.yaml), so they show what those rules say, and the
+real releases at both ends of the range show whether that is true.
+
+Settings: SLURM_STANDIN_VERSION (a release), SLURM_STANDIN_RECORD (a folder for JSON records),
+SLURM_STANDIN_NODE ("cpus=16,gpus=4": one node of the modelled cluster), SLURM_STANDIN_RUN=0 (record
+only). Nothing here imports hpcdl; PyYAML is all it needs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+FACTS = Path(__file__).resolve().parents[2] / "hpcdl" / "facts"
+NEWEST_POINT = 999
+
+
+class Fatal(Exception):
+    """What the real command prints before it exits; `code` is its exit code."""
+
+    def __init__(self, message: str, code: int = 1) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+# --- the facts ------------------------------------------------------------------------------------
+
+
+@cache
+def facts(name: str) -> dict:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return yaml.load((FACTS / f"{name}.yaml").read_text(), Loader=loader)
+
+
+def order(text: str, point: int) -> tuple[int, ...]:
+    """A release as numbers; `point` where it names no point release."""
+    parts = [int(part) for part in text.split(".")[:3]]
+    return (*parts, point)[:3]
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """One release, asked through the data."""
+
+    version: str
+
+    @classmethod
+    def of(cls, environment: dict[str, str]) -> Slurm:
+        newest = facts("slurm_rules")["releases"][-1]
+        return cls(environment.get("SLURM_STANDIN_VERSION", newest))
+
+    def within(self, row: dict) -> bool:
+        """Whether the release lies in a row's span."""
+        here = order(self.version, NEWEST_POINT)
+        since, until = row.get("since"), row.get("until")
+        return (since is None or order(since, 0) <= here) and (
+            until is None or here < order(until, 0)
+        )
+
+    def holds(self, rule: str) -> bool:
+        """Whether a rule of the data holds."""
+        (row,) = [one for one in facts("slurm_rules")["rules"] if one["id"] == rule]
+        return self.within(row)
+
+    def fact(self, name: str) -> str | None:
+        rows = [one for one in facts("slurm_rules")["facts"] if one["name"] == name]
+        return next((one["value"] for one in rows if self.within(one)), None)
+
+    def plugins(self) -> list[str]:
+        return [one["name"] for one in facts("slurm_rules")["mpi"] if self.within(one)]
+
+    def options(self, command: str) -> dict[str, dict]:
+        return _options(self, command)
+
+    def variables(self, command: str) -> dict[str, str]:
+        return _variables(self, command)
+
+
+@cache
+def _options(slurm: Slurm, command: str) -> dict[str, dict]:
+    rows = facts("slurm_options")["options"]
+    return {one["name"]: one for one in rows if command in one["commands"] and slurm.within(one)}
+
+
+@cache
+def _variables(slurm: Slurm, command: str) -> dict[str, str]:
+    rows = facts("slurm_options")["environment"]
+    own = [one for one in rows if one["command"] == command and slurm.within(one)]
+    return {one["variable"]: one["option"] for one in own}
+
+
+# --- options --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Given:
+    """The options in force: value and source (script, environment, command line) of each."""
+
+    values: dict[str, str] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+
+    def put(self, name: str, value: str, source: str) -> None:
+        self.values[name] = value
+        self.sources[name] = source
+
+    def has(self, *names: str) -> bool:
+        return any(name in self.values for name in names)
+
+    def by_cli(self, *names: str) -> bool:
+        """Given in the script or on the command line: Slurm treats these two alike."""
+        return any(self.sources.get(name) in {"script", "cli"} for name in names)
+
+    def by_env(self, *names: str) -> bool:
+        return any(self.sources.get(name) == "env" for name in names)
+
+    def number(self, name: str, default: int | None = None) -> int | None:
+        text = self.values.get(name, "")
+        return int(text) if text.isdigit() else default
+
+    def drop(self, *names: str) -> None:
+        for name in names:
+            self.values.pop(name, None)
+            self.sources.pop(name, None)
+
+
+def parse(slurm: Slurm, command: str, words: list[str], source: str, given: Given) -> list[str]:
+    """Read options as getopt does; returns the words behind them."""
+    known = slurm.options(command)
+    rest = list(words)
+    while rest and rest[0].startswith("-") and rest[0] != "-":
+        word = rest.pop(0)
+        if word == "--":
+            break
+        read = _long if word.startswith("--") else _letter
+        name, value = read(command, known, word, rest)
+        check_value(slurm, command, name, value)
+        given.put(name, value, source)
+    return rest
+
+
+def _long(command: str, known: dict, word: str, rest: list[str]) -> tuple[str, str]:
+    name, equals, value = word[2:].partition("=")
+    close = [name] if name in known else [one for one in known if one.startswith(name)]
+    if len(close) != 1:
+        kind = "ambiguous" if close else "unrecognized"
+        raise Fatal(f"{command}: {kind} option '{word}'\n{_try(command)}", 255)
+    if known[close[0]].get("argument") == "required" and not equals:
+        value = _argument(command, close[0], rest)
+    return close[0], value
+
+
+def _letter(command: str, known: dict, word: str, rest: list[str]) -> tuple[str, str]:
+    letter, after = word[1], word[2:]
+    name = next((one for one, row in known.items() if row.get("short") == letter), None)
+    if name is None:
+        raise Fatal(f"{command}: invalid option -- '{letter}'\n{_try(command)}", 255)
+    argument = known[name].get("argument", "none")
+    if argument == "none" and after:
+        rest.insert(0, f"-{after}")
+    if argument == "none":
+        return name, ""
+    return name, after or (_argument(command, name, rest) if argument == "required" else "")
+
+
+def _argument(command: str, name: str, rest: list[str]) -> str:
+    if not rest:
+        raise Fatal(f"{command}: option '--{name}' requires an argument\n{_try(command)}", 255)
+    return rest.pop(0)
+
+
+def _try(command: str) -> str:
+    return f'Try "{command} --help" for more information'
+
+
+def check_value(slurm: Slurm, command: str, name: str, value: str) -> None:
+    """Refuse values that the release does not know."""
+    given = {part.partition(":")[0].lower() for part in value.split(",")}
+    for row in facts("slurm_rules")["values"]:
+        named = row["option"] == name and str(row["value"]).lower() in given
+        if named and command in row.get("commands", [command]) and not slurm.within(row):
+            what = "specification" if name == "gres-flags" else f"argument: {value}"
+            raise Fatal(f"{command}: error: Invalid --{name} {what}", 255)
+    if name == "gres-flags" and "allow-task-sharing" in given and command == "sbatch":
+        raise Fatal("sbatch: error: --gres-flags=allow-task-sharing is only used with srun.", 255)
+
+
+def from_environment(slurm: Slurm, command: str, environment: dict, given: Given) -> None:
+    """Options that variables stand for: above the script, below the command line."""
+    for variable, option in slurm.variables(command).items():
+        if variable in environment:
+            given.put(option, environment[variable], "env")
+
+
+# --- pairs that exclude each other ----------------------------------------------------------------
+
+
+def validate(slurm: Slurm, command: str, given: Given) -> None:
+    """Refuse what the release refuses, in its words."""
+    checks = (_gpu_pair, _ntasks_per_gpu, _memory, _sharing, _step_flags, _cpus, _cpus_per_gpu)
+    for check in checks:
+        message = check(slurm, given, command)
+        if message:
+            raise Fatal(f"{command}: {message}")
+
+
+def _gpu_pair(slurm: Slurm, given: Given, command: str) -> str:
+    pair = "gpu" in given.values.get("gres", "") and given.has("gpus-per-node")
+    if pair and slurm.holds("gpu-flag-pair"):
+        return "fatal: --gpus-per-node and --gres=gpu are mutually exclusive."
+    return ""
+
+
+def _ntasks_per_gpu(slurm: Slurm, given: Given, command: str) -> str:
+    if not given.has("ntasks-per-gpu") or not slurm.holds("ntasks-per-gpu-excludes"):
+        return ""
+    tail = "is mutually exclusive with --ntasks-per-gpu and SLURM_NTASKS_PER_GPU"
+    if given.by_cli("tres-per-task"):
+        return f"fatal: --tres-per-task {tail}"
+    tres = given.values.get("tres-per-task", "")
+    any_tres = slurm.holds("ntasks-per-gpu-with-cpus")
+    if given.by_env("tres-per-task") and (any_tres or "gpu" in tres):
+        return f"fatal: SLURM_TRES_PER_TASK {tail}"
+    for name in ("gpus-per-task", "gpus-per-socket", "ntasks-per-node"):
+        if given.has(name):
+            spelled = f"--{name}" if given.by_cli(name) else "SLURM_" + _variable(name)
+            return f"fatal: {spelled} {tail}"
+    return ""
+
+
+def _memory(slurm: Slurm, given: Given, command: str) -> str:
+    names = ("mem", "mem-per-cpu", "mem-per-gpu")
+    if sum(given.by_cli(name) for name in names) > 1:
+        return "fatal: --mem, --mem-per-cpu, and --mem-per-gpu are mutually exclusive."
+    return ""
+
+
+def _sharing(slurm: Slurm, given: Given, command: str) -> str:
+    both = given.by_cli("exclusive") and given.by_cli("oversubscribe")
+    if both and slurm.holds("exclusive-oversubscribe"):
+        return "fatal: --exclusive and --oversubscribe options are mutually exclusive"
+    return ""
+
+
+def _step_flags(slurm: Slurm, given: Given, command: str) -> str:
+    for rule, first, second in (
+        ("exact-whole", "exact", "whole"),
+        ("exclusive-overlap", "exclusive", "overlap"),
+    ):
+        if given.has(first) and given.has(second) and command == "srun" and slurm.holds(rule):
+            return f"error: --{first} and --{second} are mutually exclusive."
+    return ""
+
+
+def _cpus(slurm: Slurm, given: Given, command: str) -> str:
+    """SLURM_CPUS_PER_TASK against SLURM_TRES_PER_TASK."""
+    if not slurm.holds("cpus-per-task-mismatch") or not given.by_env("tres-per-task"):
+        return ""
+    match = re.search(r"cpu[=:](\d+)", given.values["tres-per-task"])
+    own = given.number("cpus-per-task")
+    if match and given.by_env("cpus-per-task") and own != int(match.group(1)):
+        return (
+            "fatal: cpus-per-task set by two different environment variables "
+            f"SLURM_CPUS_PER_TASK={own} != SLURM_TRES_PER_TASK=cpu={match.group(1)}"
+        )
+    return ""
+
+
+def _cpus_per_gpu(slurm: Slurm, given: Given, command: str) -> str:
+    if not slurm.holds("cpus-per-gpu-excludes"):
+        return ""
+    pair = ("cpus-per-task", "cpus-per-gpu")
+    if all(map(given.by_cli, pair)) or all(map(given.by_env, pair)):
+        names = "--cpus-per-task, --tres-per-task=cpu:#, and --cpus-per-gpu"
+        return f"fatal: {names} are mutually exclusive"
+    if given.by_cli("cpus-per-task"):
+        given.drop("cpus-per-gpu")
+    elif given.by_cli("cpus-per-gpu"):
+        given.drop("cpus-per-task")
+    return ""
+
+
+def _variable(option: str) -> str:
+    return option.upper().replace("-", "_")
+
+
+# --- what a job and a step get --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of the modelled cluster."""
+
+    cpus: int
+    gpus: int
+
+    @classmethod
+    def of(cls, environment: dict[str, str]) -> Node:
+        text = environment.get("SLURM_STANDIN_NODE", "cpus=16,gpus=4")
+        values = dict(part.split("=") for part in text.split(","))
+        return cls(int(values.get("cpus", 1)), int(values.get("gpus", 0)))
+
+
+def gpu_count(text: str) -> int:
+    """GPUs in `4`, `v100:4`, `gpu:v100:4`, `gres/gpu:4,gres/nic:1`."""
+    parts = [part for part in text.split(",") if "gpu" in part or part[:1].isdigit() or ":" in part]
+    numbers = [re.search(r"(\d+)$", part) for part in parts if "nic" not in part]
+    return sum(int(number.group(1)) for number in numbers if number)
+
+
+def allocation(given: Given, node: Node) -> dict:
+    """Nodes, tasks, CPUs and GPUs per node of a job."""
+    nodes = given.number("nodes", 1) or 1
+    per_task = given.number("cpus-per-task", 1) or 1
+    per_node = given.number("ntasks-per-node")
+    total = given.number("ntasks", nodes * (per_node or 1)) or 1
+    per_node = per_node or -(-total // nodes)
+    gpus = gpus_per_node(given, nodes, per_node)
+    if given.has("ntasks-per-gpu"):
+        per_node = gpus * (given.number("ntasks-per-gpu") or 1)
+        total = per_node * nodes
+    if given.has("cpus-per-gpu"):
+        per_task = max(1, (given.number("cpus-per-gpu") or 1) * gpus // per_node)
+    cpus = node.cpus if given.has("exclusive") else per_node * per_task
+    if cpus > node.cpus or gpus > node.gpus:
+        message = "sbatch: error: Batch job submission failed: Requested node configuration is not "
+        raise Fatal(message + "available")
+    return {
+        "nodes": nodes, "tasks": total, "tasks_per_node": per_node, "cpus_per_task": per_task,
+        "cpus_per_node": cpus, "gpus_per_node": gpus,
+    }  # fmt: skip
+
+
+def gpus_per_node(given: Given, nodes: int, tasks_per_node: int) -> int:
+    """GPUs on each node, from whichever option asks for them."""
+    if given.has("gpus-per-node"):
+        return gpu_count(given.values["gpus-per-node"])
+    if "gpu" in given.values.get("gres", ""):
+        return gpu_count(given.values["gres"])
+    if given.has("gpus"):
+        return gpu_count(given.values["gpus"]) // nodes
+    each = given.values.get("gpus-per-task") or given.values.get("tres-per-task", "")
+    return gpu_count(each) * tasks_per_node if "gpu" in each or given.has("gpus-per-task") else 0
+
+
+def binding(slurm: Slurm, given: Given) -> str:
+    """How GPUs are bound to tasks: explicit, implied by the release, or none."""
+    explicit = given.values.get("gpu-bind") or given.values.get("tres-bind", "")
+    explicit = explicit.removeprefix("gres/gpu:").removeprefix("verbose,")
+    if "allow-task-sharing" in given.values.get("gres-flags", ""):
+        return "none"
+    if explicit:
+        return explicit
+    per_task = given.values.get("gpus-per-task", "")
+    tres = given.values.get("tres-per-task", "")
+    if per_task or "gpu" in tres:
+        kind = slurm.fact("gpus-per-task-bind")
+        return f"{kind}:{gpu_count(per_task or tres)}" if kind != "none" else "none"
+    if given.has("ntasks-per-gpu"):
+        return f"{slurm.fact('ntasks-per-gpu-bind')}:{given.values['ntasks-per-gpu']}"
+    return "none"
+
+
+def visible(bind: str, gpus: int, local_rank: int) -> list[int]:
+    """The GPUs of its node that a task sees."""
+    kind, _, rest = bind.partition(":")
+    everything = list(range(gpus))
+    if kind == "per_task":
+        count = int(rest)
+        first = local_rank * count % max(1, gpus)
+        return everything[first : first + count]
+    if kind == "single" and gpus:
+        return [local_rank // int(rest or 1) % gpus]
+    if kind in {"map_gpu", "map"}:
+        numbers = [int(part) for part in rest.split(",")]
+        return [numbers[local_rank % len(numbers)]]
+    return everything
+
+
+def step(slurm: Slurm, given: Given, job: dict) -> dict:
+    """What a step gets of its job: tasks, CPUs it holds, CPUs and GPUs of each task."""
+    nodes = min(given.number("nodes", job["nodes"]) or 1, job["nodes"])
+    per_node = given.number("ntasks-per-node", job["tasks_per_node"]) or 1
+    total = given.number("ntasks", nodes * per_node) or 1
+    if not given.by_cli("ntasks") and given.by_cli("nodes", "ntasks-per-node"):
+        total = nodes * per_node
+    per_node = -(-total // nodes)
+    gpus = job["gpus_per_node"]
+    if given.by_cli("gpus", "gpus-per-node", "gres", "gpus-per-task", "tres-per-task"):
+        gpus = min(gpus, gpus_per_node(given, nodes, per_node) or 0)
+    cpus, exact = _step_cpus(slurm, given, gpus, per_node)
+    held = per_node * cpus if exact else job["cpus_per_node"]
+    bind = binding(slurm, given)
+    return {
+        "nodes": nodes, "tasks": total, "tasks_per_node": per_node, "cpus_per_task": cpus,
+        "exact": exact, "cpus_held_per_node": held, "gpus_per_node": gpus, "gpu_bind": bind,
+        "gpus_visible": [visible(bind, gpus, rank) for rank in range(per_node)],
+        "kill_on_bad_exit": given.values.get("kill-on-bad-exit", "0") or "1",
+        "shares": slurm.fact("overlap-shares") if given.has("overlap") else "",
+        "mpi": given.values.get("mpi", ""), "cpu_bind": cpu_bind(slurm, given),
+    }  # fmt: skip
+
+
+def cpu_bind(slurm: Slurm, given: Given) -> str:
+    """How CPUs are bound: as asked, unless the release ignores that."""
+    asked = given.values.get("cpu-bind", "")
+    if asked == "rank" and slurm.holds("cpu-bind-rank"):
+        print("srun: Ignoring --cpu-bind=rank. Rank binding is obsolete.", file=sys.stderr)
+        return ""
+    return asked
+
+
+def _step_cpus(slurm: Slurm, given: Given, gpus: int, per_node: int) -> tuple[int, bool]:
+    """CPUs per task, and whether the step holds these only."""
+    exact = given.has("exact", "exclusive") or (
+        slurm.fact("step-default") == "exact" and not given.has("whole")
+    )
+    tres = re.search(r"cpu[=:](\d+)", given.values.get("tres-per-task", ""))
+    if given.has("cpus-per-task") or tres:
+        own = given.number("cpus-per-task") or int(tres.group(1) if tres else 1)
+        return own, exact or slurm.fact("exact-implied") is not None
+    if given.has("cpus-per-gpu") and slurm.fact("cpus-per-gpu-on-steps") is not None:
+        return max(1, (given.number("cpus-per-gpu") or 1) * gpus // per_node), True
+    return 1, exact
+
+
+# --- records --------------------------------------------------------------------------------------
+
+
+def record(kind: str, data: dict) -> Path | None:
+    """Write one JSON record; its name counts the records of the folder."""
+    folder = os.environ.get("SLURM_STANDIN_RECORD")
+    if not folder:
+        return None
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    for number in range(1, 100_000):
+        path = place / f"{kind}-{number:03d}.json"
+        try:
+            with path.open("x") as file:
+                json.dump(data, file, indent=1, sort_keys=True)
+        except FileExistsError:
+            continue
+        return path
+    raise AssertionError("too many records")
+
+
+def run_main(main: Callable[[list[str], dict[str, str]], int]) -> None:
+    """Run a stand-in: what it refuses is printed as Slurm prints it."""
+    try:
+        code = main(sys.argv[1:], dict(os.environ))
+    except Fatal as fault:
+        print(fault, file=sys.stderr)
+        code = fault.code
+    raise SystemExit(code)

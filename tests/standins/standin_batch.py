@@ -1,0 +1,165 @@
+"""The stand-in of sbatch: refuses, allocates and runs like the release it stands for.
+
+The script runs at once, on this machine, as the batch step on the first node; then the job's id
+is printed. See slurm_model.py for its settings.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from slurm_model import (
+    Fatal,
+    Given,
+    Node,
+    Slurm,
+    allocation,
+    from_environment,
+    parse,
+    record,
+    validate,
+)
+
+
+def main(words: list[str], environment: dict[str, str]) -> int:
+    """What the command does."""
+    slurm = Slurm.of(environment)
+    if set(words) & {"--version", "-V"}:
+        print(f"slurm {slurm.version}")
+        return 0
+    rest = parse(slurm, "sbatch", words, "cli", Given())
+    data = Path(rest[0]).read_bytes() if rest else sys.stdin.buffer.read()
+    given = plan(slurm, words, data, environment)
+    job = allocation(given, Node.of(environment))
+    return submit(slurm, given, job, data, rest, environment)
+
+
+def plan(slurm: Slurm, words: list[str], data: bytes, environment: dict[str, str]) -> Given:
+    """The options in force: the script's, below the environment's, below the command line's."""
+    check_text(data)
+    given = Given()
+    for line in directives(data.decode("utf-8", "replace")):
+        left = parse(slurm, "sbatch", line, "script", given)
+        if left:
+            raise Fatal(f"sbatch: error: Invalid directive found in batch script: {left[0]}", 255)
+    from_environment(slurm, "sbatch", environment, given)
+    parse(slurm, "sbatch", words, "cli", given)
+    validate(slurm, "sbatch", given)
+    return given
+
+
+def check_text(data: bytes) -> None:
+    """What sbatch refuses before it reads a directive."""
+    if not data.strip():
+        raise Fatal("sbatch: error: Batch script is empty!")
+    if not data.startswith(b"#!"):
+        first = "sbatch: error: This does not look like a batch script.  The first"
+        second = "sbatch: error: line must start with #! followed by the path to an interpreter."
+        raise Fatal(f"{first}\n{second}\nsbatch: error: For instance: #!/bin/sh")
+    if b"\0" in data:
+        first = "sbatch: error: The Slurm controller does not allow scripts that"
+        raise Fatal(f"{first}\nsbatch: error: contain a NULL character '\\0'.")
+    if b"\r\n" in data:
+        first = "sbatch: error: Batch script contains DOS line breaks (\\r\\n)"
+        raise Fatal(f"{first}\nsbatch: error: instead of expected UNIX line breaks (\\n).")
+
+
+def directives(text: str) -> list[list[str]]:
+    """The words of each #SBATCH line, up to the first command."""
+    found = []
+    for line in text.split("\n"):
+        if line.startswith("#SBATCH"):
+            found.append(shlex.split(line[len("#SBATCH") :], comments=True))
+        elif line.strip() and not line.lstrip().startswith("#"):
+            break
+    return found
+
+
+def submit(
+    slurm: Slurm, given: Given, job: dict, data: bytes, rest: list[str], around: dict[str, str]
+) -> int:
+    job_id = around.get("SLURM_STANDIN_JOB_ID", "1")
+    if given.has("test-only"):
+        nodes, tasks = job["nodes"], job["tasks"]
+        text = f"sbatch: Job {job_id} to start at 2030-01-01T00:00:00 using {tasks} processors on "
+        print(text + f"nodes node[01-{nodes:02d}] in partition main", file=sys.stderr)
+        return 0
+    environment = job_environment(slurm, given, job, job_id, around)
+    entry = {
+        "release": slurm.version, "job_id": job_id, "options": given.values,
+        "sources": given.sources, "allocation": job, "script": data.decode("utf-8", "replace"),
+        "environment": {k: v for k, v in environment.items() if k.startswith(("SLURM_", "CUDA_"))},
+    }  # fmt: skip
+    if around.get("SLURM_STANDIN_RUN", "1") != "0":
+        entry["exit_code"] = run(given, data, rest[1:], environment, job_id)
+    record("job", entry)
+    print(job_id if given.has("parsable") else f"Submitted batch job {job_id}")
+    return 0
+
+
+def job_environment(
+    slurm: Slurm, given: Given, job: dict, job_id: str, around: dict[str, str]
+) -> dict[str, str]:
+    """The batch step's environment: the submitter's by --export, and Slurm's own."""
+    export = given.values.get("export", "ALL")
+    environment = exported(export, around)
+    if export != "ALL":
+        environment["SLURM_EXPORT_ENV"] = export
+    names = {
+        "cpus-per-task": "SLURM_CPUS_PER_TASK", "cpus-per-gpu": "SLURM_CPUS_PER_GPU",
+        "gpus": "SLURM_GPUS", "gpus-per-node": "SLURM_GPUS_PER_NODE",
+        "gpus-per-socket": "SLURM_GPUS_PER_SOCKET", "gpus-per-task": "SLURM_GPUS_PER_TASK",
+        "ntasks": "SLURM_NTASKS", "ntasks-per-node": "SLURM_NTASKS_PER_NODE",
+        "ntasks-per-gpu": "SLURM_NTASKS_PER_GPU", "tres-per-task": "SLURM_TRES_PER_TASK",
+        "gpu-bind": "SLURM_GPU_BIND", "mem-per-cpu": "SLURM_MEM_PER_CPU",
+        "mem": "SLURM_MEM_PER_NODE",
+    }  # fmt: skip
+    for option, variable in names.items():
+        if given.has(option):
+            environment[variable] = given.values[option]
+    if slurm.fact("tres-per-task-exported") and given.has("cpus-per-task"):
+        environment["SLURM_TRES_PER_TASK"] = f"cpu={given.values['cpus-per-task']}"
+    environment |= {
+        "SLURM_JOB_ID": job_id, "SLURM_JOBID": job_id, "SLURM_JOB_NUM_NODES": str(job["nodes"]),
+        "SLURM_NNODES": str(job["nodes"]), "SLURM_RESTART_COUNT": "0", "SLURM_NODEID": "0",
+        "SLURM_JOB_NODELIST": f"node[01-{job['nodes']:02d}]", "SLURM_PROCID": "0",
+        "SLURM_JOB_PARTITION": given.values.get("partition", "main"), "SLURM_LOCALID": "0",
+        "SLURM_STANDIN_ALLOCATION": json.dumps(job),
+    }  # fmt: skip
+    if job["gpus_per_node"]:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(job["gpus_per_node"])))
+    return environment
+
+
+def exported(export: str, around: dict[str, str]) -> dict[str, str]:
+    """The part of the submitter's environment that --export lets through."""
+    kept = {k: v for k, v in around.items() if k.startswith(("SLURM_", "PATH"))}
+    parts = [part for part in export.split(",") if part]
+    if "ALL" in parts:
+        kept = dict(around)
+    for part in parts:
+        name, equals, value = part.partition("=")
+        if equals or name in around:
+            kept[name] = value if equals else around[name]
+    return kept
+
+
+def run(given: Given, data: bytes, arguments: list[str], environment: dict, job_id: str) -> int:
+    """Run the script; its output goes where --output says."""
+    folder = Path(given.values.get("chdir", "."))
+    pattern = given.values.get("output", "slurm-%j.out")
+    log = folder / pattern.replace("%j", job_id).replace("%x", given.values.get("job-name", "job"))
+    script = log.with_suffix(".batch")
+    script.write_bytes(data)
+    script.chmod(0o700)
+    mode = "ab" if given.values.get("open-mode", "").startswith("a") else "wb"
+    with log.open(mode) as out:
+        done = subprocess.run(
+            [script.resolve(), *arguments], env=environment, cwd=folder, stdout=out,
+            stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, check=False,
+        )  # fmt: skip
+    return done.returncode

@@ -1,0 +1,116 @@
+"""The stand-in of srun: options by release, then every rank as a process of this machine.
+
+It works inside of a job of the stand-in sbatch. See slurm_model.py for its settings.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+from slurm_model import (
+    Fatal,
+    Given,
+    Node,
+    Slurm,
+    allocation,
+    from_environment,
+    parse,
+    record,
+    step,
+    validate,
+)
+
+
+def main(words: list[str], environment: dict[str, str]) -> int:
+    """What the command does."""
+    slurm = Slurm.of(environment)
+    if "--mpi=list" in words:
+        print("MPI plugin types are...", *slurm.plugins(), sep="\n\t", file=sys.stderr)
+        return 0
+    if set(words) & {"--version", "-V"}:
+        print(f"slurm {slurm.version}")
+        return 0
+    given, got, command = plan(slurm, words, environment)
+    entry = {
+        "release": slurm.version, "options": given.values, "sources": given.sources, "step": got,
+        "command": command,
+    }  # fmt: skip
+    if environment.get("SLURM_STANDIN_RUN", "1") != "0" and command:
+        entry["exit_codes"] = run_ranks(given, got, command, environment)
+    record("step", entry)
+    return max(entry.get("exit_codes", [0]))
+
+
+def plan(
+    slurm: Slurm, words: list[str], environment: dict[str, str]
+) -> tuple[Given, dict, list[str]]:
+    """The options in force, what the step gets, and the program."""
+    given = Given()
+    from_environment(slurm, "srun", environment, given)
+    command = parse(slurm, "srun", words, "cli", given)
+    validate(slurm, "srun", given)
+    check_mpi(slurm, given)
+    text = environment.get("SLURM_STANDIN_ALLOCATION")
+    job = json.loads(text) if text else allocation(given, Node.of(environment))
+    return given, step(slurm, given, job), command
+
+
+def check_mpi(slurm: Slurm, given: Given) -> None:
+    name = given.values.get("mpi", "none").partition(",")[0]
+    if name not in slurm.plugins():
+        first = f"srun: error: Couldn't find the specified plugin name for mpi/{name} looking at "
+        raise Fatal(f"{first}all files\nsrun: error: cannot create mpi context for mpi/{name}")
+
+
+def run_ranks(given: Given, got: dict, command: list[str], around: dict[str, str]) -> list[int]:
+    """Start all ranks, pass signals on, and end the others when one fails, if asked to."""
+    ranks = [
+        subprocess.Popen(command, env=rank_environment(given, got, rank, around))
+        for rank in range(got["tasks"])
+    ]
+
+    def forward(number: int, frame: object) -> None:
+        for rank in ranks:
+            if rank.poll() is None:
+                rank.send_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
+        signal.signal(number, forward)
+    kill = got["kill_on_bad_exit"] != "0"
+    while any(rank.poll() is None for rank in ranks):
+        if kill and any(rank.poll() for rank in ranks):
+            forward(signal.SIGTERM, None)
+            kill = False
+        time.sleep(0.01)
+    return [code if code >= 0 else 128 - code for code in (rank.wait() for rank in ranks)]
+
+
+def rank_environment(given: Given, got: dict, rank: int, around: dict[str, str]) -> dict[str, str]:
+    """What a rank finds: the step's environment by --export, and Slurm's own."""
+    export = given.values.get("export", "ALL")
+    environment = dict(around)
+    if "ALL" not in export.split(","):
+        kept = [part.partition("=")[0] for part in export.split(",")]
+        environment = {
+            name: value
+            for name, value in around.items()
+            if name.startswith("SLURM_") or name in kept
+        }
+    environment |= {
+        part.partition("=")[0]: part.partition("=")[2] for part in export.split(",") if "=" in part
+    }
+    local, node = rank % got["tasks_per_node"], rank // got["tasks_per_node"]
+    environment |= {
+        "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(local), "SLURM_NODEID": str(node),
+        "SLURM_NTASKS": str(got["tasks"]), "SLURM_STEP_NUM_TASKS": str(got["tasks"]),
+        "SLURMD_NODENAME": f"node{node + 1:02d}",
+        "SLURM_CPUS_PER_TASK": str(got["cpus_per_task"]),
+    }  # fmt: skip
+    environment.pop("CUDA_VISIBLE_DEVICES", None)
+    if got["gpus_per_node"]:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, got["gpus_visible"][local]))
+    return environment

@@ -1,0 +1,6 @@
+"""The stand-ins of sbatch and srun can be imported."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "standins"))
