@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcdl.system.files import explain_os_errors
 
@@ -40,7 +41,7 @@ class Checkpoint:
 
     step: int
     meta: Mapping[str, Any]
-    arrays: tuple[np.ndarray, ...]
+    arrays: tuple[NDArray[Any], ...]
 
 
 def path_of(folder: Path, step: int) -> Path:
@@ -182,7 +183,7 @@ def _write_all(file: Any, data: bytes | memoryview) -> None:
         view = view[file.write(view[: 1 << 30]) :]
 
 
-def _bytes(array: np.ndarray) -> memoryview:
+def _bytes(array: NDArray[Any]) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 

@@ -1,36 +1,44 @@
 """Joins the ranks: averages in the graph, sums and texts on the host, broadcast at the start.
 
-A `Communicator` is all that the rest of the program knows of Horovod. `Alone` is the same for
-one process. The Horovod form checks that MPI sees the ranks that the launcher started: where
-Slurm's and Open MPI's PMIx differ, every task believes to be alone, and would train apart.
+A `Communicator` is all that the rest of the program knows of Horovod or of TensorFlow's own
+collectives (multiworker.py); `Alone` is the same for one process. The Horovod form checks that
+MPI sees the ranks that the launcher started: where Slurm's and Open MPI's PMIx differ, every
+task believes to be alone, and would train apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcdl.system.errors import MachineLacks
 from hpcdl.train.ranks import RankPlace
 from hpcdl.train.startup import StartupClock, import_horovod
 
 Tensor = Any
+Floats = NDArray[np.float64]
+BUCKET_BYTES = 32 << 20
+"""Gradients are averaged in groups of about this size, the first while others are computed."""
 
 
 class Communicator(Protocol):
-    """What the ranks can do together."""
+    """What the ranks can do together. Every method but `average` is called outside a step."""
 
     name: str
     rank: int
     size: int
 
-    def average(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The mean of each tensor over the ranks; called inside a tf.function."""
+    def function(self, body: Callable[..., Any]) -> Callable[..., Any]:
+        """The compiled form of a step that calls `average`."""
 
-    def sum_on_host(self, values: np.ndarray) -> np.ndarray:
-        """The sum of a float64 vector over the ranks."""
+    def average(self, tensors: Sequence[Tensor], *, compress: bool = False) -> list[Tensor]:
+        """The mean of each tensor over the ranks; `compress` sends them as fp16."""
+
+    def sum_on_host(self, values: Floats) -> Floats:
+        """The sum of an array over the ranks."""
 
     def broadcast(self, variables: Sequence[Any]) -> None:
         """Give all ranks the values of rank 0."""
@@ -38,8 +46,8 @@ class Communicator(Protocol):
     def gather_text(self, text: str) -> list[str]:
         """Every rank's text, by rank."""
 
-    def barrier(self) -> None:
-        """Wait for all ranks."""
+    def gather_rows(self, rows: Floats) -> Floats:
+        """The ranks' matrices, one below the other."""
 
     def close(self) -> None:
         """Leave the ranks in order."""
@@ -52,11 +60,18 @@ class Alone:
     rank = 0
     size = 1
 
-    def average(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def __init__(self, tf: Any) -> None:
+        self._tf = tf
+
+    def function(self, body: Callable[..., Any]) -> Callable[..., Any]:
+        """A tf.function."""
+        return compiled(self._tf, body)
+
+    def average(self, tensors: Sequence[Tensor], *, compress: bool = False) -> list[Tensor]:
         """The tensors themselves."""
         return list(tensors)
 
-    def sum_on_host(self, values: np.ndarray) -> np.ndarray:
+    def sum_on_host(self, values: Floats) -> Floats:
         """The values themselves."""
         return values
 
@@ -67,8 +82,9 @@ class Alone:
         """The one text."""
         return [text]
 
-    def barrier(self) -> None:
-        """Nobody to wait for."""
+    def gather_rows(self, rows: Floats) -> Floats:
+        """The rows themselves."""
+        return rows
 
     def close(self) -> None:
         """Nothing to leave."""
@@ -82,19 +98,32 @@ class Horovod:
     def __init__(self, tf: Any, hvd: Any) -> None:
         self._tf = tf
         self._hvd = hvd
+        self._traced = 0
         self.rank: int = hvd.rank()
         self.size: int = hvd.size()
 
-    def average(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """One grouped all-reduce: fused into one message, the same order on every rank."""
+    def function(self, body: Callable[..., Any]) -> Callable[..., Any]:
+        """A tf.function; XLA is kept off, it cannot compile Horovod's operations."""
+        return compiled(self._tf, body)
+
+    def average(self, tensors: Sequence[Tensor], *, compress: bool = False) -> list[Tensor]:
+        """Grouped all-reduces, the last gradients first: those are ready first."""
         if self.size == 1:
             return list(tensors)
-        reduced: list[Tensor] = self._hvd.grouped_allreduce(
-            list(tensors), op=self._hvd.Average, name="gradients"
-        )
-        return reduced
+        found: dict[int, Tensor] = {}
+        # Ranks trace the same steps in the same order, so that the names agree.
+        self._traced += 1
+        for number, members in enumerate(buckets([_bytes(tensor) for tensor in tensors])):
+            sent = [tensors[member] for member in members]
+            if compress:
+                sent = [self._tf.cast(tensor, self._tf.float16) for tensor in sent]
+            reduced = self._hvd.grouped_allreduce(
+                sent, op=self._hvd.Average, name=f"average_{self._traced}_{number}"
+            )
+            found.update(zip(members, reduced, strict=True))
+        return [self._tf.cast(found[i], tensor.dtype) for i, tensor in enumerate(tensors)]
 
-    def sum_on_host(self, values: np.ndarray) -> np.ndarray:
+    def sum_on_host(self, values: Floats) -> Floats:
         """A small all-reduce outside the step."""
         tensor = self._tf.constant(values, self._tf.float64)
         return np.asarray(self._hvd.allreduce(tensor, op=self._hvd.Sum, name="host_sum"))
@@ -107,27 +136,61 @@ class Horovod:
                 value = variable.read_value()
                 variable.assign(self._hvd.broadcast(value, 0, name=f"broadcast_{number}"))
 
-        if self.size > 1:
-            self._tf.function(spread, autograph=False, jit_compile=False)()
+        if self.size > 1 and variables:
+            compiled(self._tf, spread)()
 
     def gather_text(self, text: str) -> list[str]:
-        """Padded to one length, gathered as bytes."""
-        data = np.frombuffer(text.encode(), np.uint8)
-        lengths = np.zeros(self.size)
-        lengths[self.rank] = len(data)
-        width = int(self.sum_on_host(lengths).max())
-        padded = np.zeros((1, width), np.uint8)
-        padded[0, : len(data)] = data
-        rows = self._hvd.allgather(self._tf.constant(padded), name="gather_text")
-        return [bytes(row).rstrip(b"\0").decode() for row in np.asarray(rows)]
+        """Through sums: texts are short and asked for once."""
+        return gather_text(self, text)
 
-    def barrier(self) -> None:
-        """A sum nobody reads."""
-        self.sum_on_host(np.zeros(1))
+    def gather_rows(self, rows: Floats) -> Floats:
+        """Horovod's all-gather, which takes different numbers of rows."""
+        tensor = self._tf.constant(rows, self._tf.float64)
+        return np.asarray(self._hvd.allgather(tensor, name="gather_rows"))
 
     def close(self) -> None:
         """Leave in order, so that MPI does not call the end of one rank a crash."""
         self._hvd.shutdown()
+
+
+def compiled(tf: Any, body: Callable[..., Any]) -> Callable[..., Any]:
+    """A tf.function without AutoGraph, whose import alone takes a second."""
+    function: Callable[..., Any] = tf.function(
+        body, autograph=False, jit_compile=False, reduce_retracing=True
+    )
+    return function
+
+
+def buckets(sizes: Sequence[int], limit: int = BUCKET_BYTES) -> list[list[int]]:
+    """Indices in groups of about `limit` bytes, from the last to the first.
+
+    Back-propagation gives the last layers' gradients first, so the first group can be sent while
+    the gradients of the first layers are still computed.
+    """
+    groups: list[list[int]] = []
+    filled = 0
+    for index in reversed(range(len(sizes))):
+        if filled + sizes[index] > limit or not groups:
+            groups.append([])
+            filled = 0
+        groups[-1].append(index)
+        filled += sizes[index]
+    return groups
+
+
+def gather_text(ranks: Communicator, text: str) -> list[str]:
+    """Every rank's text: each fills its own row of zeros, and the rows are added."""
+    data = np.frombuffer(text.encode(), np.uint8)
+    lengths = np.zeros(ranks.size)
+    lengths[ranks.rank] = len(data)
+    rows = np.zeros((ranks.size, int(ranks.sum_on_host(lengths).max())))
+    rows[ranks.rank, : len(data)] = data
+    filled = ranks.sum_on_host(rows)
+    return [bytes(row.astype(np.uint8)).rstrip(b"\0").decode() for row in filled]
+
+
+def _bytes(tensor: Tensor) -> int:
+    return int(tensor.shape.num_elements() or 0) * int(tensor.dtype.size)
 
 
 def join_ranks(
@@ -144,7 +207,13 @@ def join_ranks(
                 f"{place.size} tasks were started, but --strategy single is for one",
                 hint="start one task, or leave --strategy to 'auto'",
             )
-        return Alone()
+        return Alone(tf)
+    if strategy == "multiworker":
+        from hpcdl.train.multiworker import join
+
+        ranks = join(tf, place)
+        clock.mark("collectives")
+        return ranks
     hvd = import_horovod(keras=keras)
     hvd.init()
     clock.mark("horovod")

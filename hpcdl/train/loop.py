@@ -18,12 +18,11 @@ from hpcdl.system.errors import BadInput
 from hpcdl.train import checkpoint as checkpoints
 from hpcdl.train.communicate import Communicator
 from hpcdl.train.data.source import Source
-from hpcdl.train.models import Network
 from hpcdl.train.options import TrainOptions
 from hpcdl.train.plan import RunPlan
 from hpcdl.train.report import Reporter
 from hpcdl.train.result import Samples
-from hpcdl.train.step import Optimizer, Step, StepResult
+from hpcdl.train.step import Step, StepParts, StepResult
 from hpcdl.train.stop import StopRequest, meaning
 
 
@@ -34,8 +33,7 @@ class Training:
     options: TrainOptions
     plan: RunPlan
     ranks: Communicator
-    network: Network
-    optimizer: Optimizer
+    parts: StepParts
     source: Source
     step: Step
     reporter: Reporter
@@ -56,8 +54,10 @@ class Training:
 
     @property
     def variables(self) -> tuple[Any, ...]:
-        """All that training changes: weights, moving averages, velocities."""
-        return (*self.network.trainable, *self.network.state, *self.optimizer.velocities)
+        """All that training changes: weights, moving averages, velocities, loss scale."""
+        network, scale = self.parts.network, self.parts.scale
+        own = (*network.trainable, *network.state, *self.parts.optimizer.velocities)
+        return (*own, *(scale.variables if scale else ()))
 
 
 def identity_of(training: Training) -> dict[str, Any]:
@@ -157,9 +157,12 @@ def _epoch(training: Training, epoch: int, first: int) -> str | None:
     begun = time.perf_counter()
     for images, labels in training.source.batches(epoch, first):
         fetched = time.perf_counter()
+        number = training.step_number
         if training.options.delay_ms:
             time.sleep(training.options.delay_ms / 1000)
-        result = training.step(images, labels, training.plan.lr, training.stop.value)
+        result = training.step(
+            images, labels, training.plan.lr_at(number), training.stop.value, number
+        )
         training.step_number += 1
         training.loss = result.loss
         outcome = meaning(result.stop)

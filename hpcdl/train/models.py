@@ -2,20 +2,29 @@
 
 `Network` hides whether Keras made it. Loss and scores belong to the task, not to the network:
 `forward` gives logits. Facts about a model (input size, parameters, default batch) are rows of
-facts/models.yaml.
+facts/models.yaml. A user's own model is `package.module:function`: called with (shape, classes),
+it returns a Keras model that gives logits.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from hpcdl import facts
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean
+
+_USER_MODEL: dict[str, Any] = {
+    "builder": "keras", "input": [224, 224, 3], "classes": 1000, "global_batch": 64, "epochs": 1,
+    "lr": 0.1, "task": "classes", "source": "the user", "proof": "doubtful",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -23,36 +32,57 @@ class Network:
     """A built network.
 
     `forward(images, training)` gives logits of shape (batch, classes). `trainable` and `state`
-    (moving averages) are tf.Variables in a fixed order, the same on every rank.
+    (moving averages) are tf.Variables in a fixed order, the same on every rank. `random` is a
+    variable of two integers that the step sets to (seed, step) where the network draws numbers.
     """
 
     name: str
     forward: Callable[[Any, bool], Any]
     trainable: tuple[Any, ...]
     state: tuple[Any, ...]
+    random: Any = None
 
     @property
     def parameters(self) -> int:
-        """Number of trainable and moving values."""
-        return sum(math.prod(v.shape) for v in (*self.trainable, *self.state))
+        """Number of trainable values."""
+        return sum(int(math.prod(v.shape)) for v in self.trainable)
+
+    @property
+    def values(self) -> int:
+        """Number of trainable and moving values, as Keras counts parameters."""
+        return self.parameters + sum(int(math.prod(v.shape)) for v in self.state)
 
 
 def facts_of(model: str) -> dict[str, Any]:
-    """The row of facts/models.yaml.
+    """The row of facts/models.yaml; for a user's model, the defaults.
 
     Raises:
         BadInput: nobody knows the model; the hint names the nearest.
     """
+    if ":" in model:
+        return dict(_USER_MODEL)
     rows: dict[str, dict[str, Any]] = facts.load("models")["models"]
     if model not in rows:
-        raise BadInput(f"there is no model '{model}'", hint=did_you_mean(model, rows))
+        hint = did_you_mean(model, rows)
+        raise BadInput(
+            f"there is no model '{model}'",
+            hint=f"{hint}; a model of your own is package.module:function",
+        )
     return rows[model]
 
 
-def build(tf: Any, model: str, shape: tuple[int, ...], classes: int, seed: int) -> Network:
-    """The network for images of `shape` (height, width, channels), weights drawn from `seed`."""
-    builders: dict[str, Callable[..., Network]] = {"mlp": _mlp}
-    return builders[facts_of(model)["builder"]](tf, model, shape, classes, seed)
+def build(
+    tf: Any, model: str, shape: tuple[int, ...], classes: int, seed: int, *,
+    precision: str = "fp32", channels_first: bool = False,
+) -> Network:  # fmt: skip
+    """The network for images of `shape` (height, width, channels), weights drawn from `seed`.
+
+    Raises:
+        BadInput: a user's model that cannot be imported or is no Keras model.
+    """
+    if facts_of(model)["builder"] == "mlp":
+        return _mlp(tf, model, shape, classes, seed)
+    return _keras(tf, model, shape, classes, seed, precision, channels_first)
 
 
 def _mlp(tf: Any, model: str, shape: tuple[int, ...], classes: int, seed: int) -> Network:
@@ -68,10 +98,80 @@ def _mlp(tf: Any, model: str, shape: tuple[int, ...], classes: int, seed: int) -
     def forward(images: Any, training: bool) -> Any:
         values = tf.reshape(images, (-1, widths[0]))
         for layer, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
-            values = tf.nn.bias_add(tf.matmul(values, tf.cast(weight, values.dtype)),
-                                    tf.cast(bias, values.dtype))  # fmt: skip
+            values = tf.matmul(values, tf.cast(weight, values.dtype))
+            values = tf.nn.bias_add(values, tf.cast(bias, values.dtype))
             if layer < len(weights) - 1:
                 values = tf.nn.relu(values)
         return values
 
     return Network(model, forward, (*weights, *biases), ())
+
+
+def _keras(
+    tf: Any, model: str, shape: tuple[int, ...], classes: int, seed: int, precision: str,
+    channels_first: bool,
+) -> Network:  # fmt: skip
+    keras = tf.keras
+    keras.utils.set_random_seed(seed)
+    policy = {"fp16": "mixed_float16", "bf16": "mixed_bfloat16"}.get(precision, "float32")
+    keras.mixed_precision.set_global_policy(policy)
+    keras.backend.set_image_data_format("channels_first" if channels_first else "channels_last")
+    height, width, channels = shape
+    ordered = (channels, height, width) if channels_first else (height, width, channels)
+    random = tf.Variable([seed, 0], dtype=tf.int32, trainable=False, name="random")
+    made = _builder(keras, model, random)(ordered, classes)
+
+    def forward(images: Any, training: bool) -> Any:
+        if channels_first:
+            images = tf.transpose(images, (0, 3, 1, 2))
+        return made(images, training=training)
+
+    trainable = tuple(map(_variable, made.trainable_variables))
+    state = tuple(map(_variable, made.non_trainable_variables))
+    return Network(model, forward, trainable, state, random)
+
+
+def _builder(keras: Any, model: str, random: Any) -> Callable[..., Any]:
+    """What makes the Keras model from (shape, classes)."""
+    if ":" in model:
+        return _user_function(model)
+    from hpcdl.train import networks
+
+    row = facts_of(model)
+    if row["builder"] == "keras":
+        application = getattr(keras.applications, row["application"])
+
+        def make(shape: tuple[int, ...], classes: int) -> Any:
+            return application(
+                weights=None, input_shape=shape, classes=classes, classifier_activation=None
+            )
+
+        return make
+
+    def own(shape: tuple[int, ...], classes: int) -> Any:
+        return getattr(networks, row["builder"])(keras, shape, classes, random)
+
+    return own
+
+
+def _user_function(model: str) -> Callable[..., Any]:
+    module, _, name = model.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as fault:
+        raise BadInput(
+            f"the model '{model}' cannot be imported: {fault}",
+            hint="package.module:function, importable from the current folder or PYTHONPATH",
+        ) from fault
+    return found
+
+
+def _variable(variable: Any) -> Any:
+    """The tf.Variable behind a Keras 3 variable or a Keras 2 variable that casts itself."""
+    inner = getattr(variable, "_value", None)
+    if inner is not None and hasattr(inner, "handle"):
+        return inner
+    return getattr(variable, "_variable", variable)

@@ -15,7 +15,10 @@ from typing import Any
 
 from hpcdl.system.errors import BadInput
 
-STRATEGIES = ("auto", "horovod", "single")
+STRATEGIES = ("auto", "horovod", "multiworker", "single")
+OPTIMIZERS = ("sgd", "lars")
+SCHEDULES = ("constant", "cosine", "linear")
+LAYOUTS = ("auto", "nhwc", "nchw")
 PRECISIONS = ("fp32", "fp16", "bf16")
 SYNTHETIC = "synthetic"
 
@@ -32,6 +35,16 @@ class TrainOptions:
     steps: int | None = None
     lr: float | None = None
     momentum: float = 0.9
+    optimizer: str = "sgd"
+    weight_decay: float = 0.0
+    label_smoothing: float = 0.0
+    lr_schedule: str = "constant"
+    lr_warmup_steps: int = 0
+    scale_lr: bool = False
+    accumulate: int = 1
+    compress: bool = False
+    xla: bool = False
+    layout: str = "auto"
     seed: int = 1
     precision: str = "fp32"
     strategy: str = "auto"
@@ -109,7 +122,24 @@ ARGUMENTS: tuple[Argument, ...] = (
     Argument("seed", "of weights, order and augmentation (default 1)", int, metavar="N"),
     Argument("lr", "learning rate (default by the model)", _amount, group="step"),
     Argument("momentum", "of SGD (default 0.9)", _fraction, group="step"),
-    Argument("precision", "of compute (default fp32)", choices=PRECISIONS, group="step"),
+    Argument("optimizer", "sgd (default) or lars", choices=OPTIMIZERS, group="step"),
+    Argument("weight_decay", "L2 on kernels (default 0)", _amount, group="step"),
+    Argument("label_smoothing", "move labels towards ignorance (default 0)", _fraction,
+             group="step"),
+    Argument("lr_schedule", "after the warm-up (default constant)", choices=SCHEDULES,
+             group="step"),
+    Argument("lr_warmup_steps", "steps over which the rate rises from 0 (default 0)",
+             _not_negative, metavar="N", group="step"),
+    Argument("scale_lr", "multiply the rate by global batch / the model's own", bool,
+             group="step"),
+    Argument("precision", "of compute (default fp32); fp16 scales its loss", choices=PRECISIONS,
+             group="step"),
+    Argument("accumulate", "parts of a batch, one after the other, to save memory", _positive,
+             metavar="N", group="step"),
+    Argument("compress", "send gradients as fp16", bool, group="step"),
+    Argument("xla", "compile forward and backward with XLA", bool, group="step"),
+    Argument("layout", "of images in memory (default: by the device)", choices=LAYOUTS,
+             group="step"),
     Argument("deterministic", "the same bits in every run; slower on GPUs", bool, group="step"),
     Argument("checkpoint_every", "steps between checkpoints; 0 for none on the way (default: "
              "an epoch)", _not_negative, metavar="N", group="checkpoints"),

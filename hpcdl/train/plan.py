@@ -5,6 +5,7 @@ Kept apart from the loop so that every refusal of bad numbers is one place and o
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,22 @@ class RunPlan:
     steps_per_epoch: int
     lr: float
     checkpoint_every: int
+    lr_schedule: str = "constant"
+    lr_warmup_steps: int = 0
+
+    def lr_at(self, step: int) -> float:
+        """The learning rate of the step number `step`, counted from 0.
+
+        Rises linearly over the warm-up (Goyal, arXiv 1706.02677), then follows the schedule
+        down to 0 at the end, or stays.
+        """
+        if step < self.lr_warmup_steps:
+            return self.lr * (step + 1) / self.lr_warmup_steps
+        rest = max(1, self.steps - self.lr_warmup_steps)
+        done = min(1.0, (step - self.lr_warmup_steps) / rest)
+        if self.lr_schedule == "cosine":
+            return self.lr * 0.5 * (1.0 + math.cos(math.pi * done))
+        return self.lr * (1.0 - done) if self.lr_schedule == "linear" else self.lr
 
     def position(self, step: int) -> tuple[int, int]:
         """(epoch, batch in it) of the step number `step`, both counted from 0."""
@@ -37,16 +54,16 @@ def global_batch(options: TrainOptions, model: dict[str, Any], ranks: int) -> in
     Raises:
         BadInput: it cannot be shared equally; names the nearest sizes that can.
     """
-    if options.batch_per_rank:
-        return options.batch_per_rank * ranks
-    if options.global_batch is None:
-        return int(-(-model["global_batch"] // ranks) * ranks)
-    batch = options.global_batch
-    if batch % ranks:
-        below, above = batch // ranks * ranks, -(-batch // ranks) * ranks
+    unit = ranks * options.accumulate
+    if options.global_batch is None and options.batch_per_rank is None:
+        return int(-(-model["global_batch"] // unit) * unit)
+    batch = options.global_batch or (options.batch_per_rank or 1) * ranks
+    if batch % unit:
+        below, above = batch // unit * unit, -(-batch // unit) * unit
         fits = f"{below} or {above}" if below else str(above)
+        parts = f" in {options.accumulate} parts" if options.accumulate > 1 else ""
         raise BadInput(
-            f"a global batch of {batch} cannot be shared equally by {ranks} ranks",
+            f"a global batch of {batch} cannot be shared equally by {ranks} ranks{parts}",
             hint=f"--global-batch {fits} can",
         )
     return batch
@@ -59,10 +76,15 @@ def make_plan(
     epochs = options.epochs or model["epochs"]
     steps = options.steps or (steps_per_epoch * epochs if steps_per_epoch else DEFAULT_STEPS)
     every = options.checkpoint_every
+    lr = model["lr"] if options.lr is None else options.lr
+    if options.scale_lr:
+        lr *= batch / model["global_batch"]
     return RunPlan(
         global_batch=batch,
         steps=steps,
         steps_per_epoch=steps_per_epoch,
-        lr=model["lr"] if options.lr is None else options.lr,
+        lr=lr,
         checkpoint_every=steps_per_epoch if every is None else every,
+        lr_schedule=options.lr_schedule,
+        lr_warmup_steps=options.lr_warmup_steps,
     )

@@ -6,6 +6,7 @@ facts/result_schema.yaml; `VERSION` counts its versions.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,7 +39,7 @@ class Samples:
 
     def as_json(self) -> dict[str, Any]:
         """The columns as result.json has them."""
-        losses = [round(loss, 6) if _finite(loss) else None for loss in self.loss]
+        losses = [finite(loss) for loss in self.loss]
         return {"first_step": self.first_step, "images": self.images, "loss": losses,
                 **self.columns}  # fmt: skip
 
@@ -104,5 +105,6 @@ def summary_line(result: Mapping[str, Any], path: str) -> str:
     )
 
 
-def _finite(value: float) -> bool:
-    return value == value and abs(value) != float("inf")
+def finite(value: float) -> float | None:
+    """The value rounded for JSON, None where it is no finite number."""
+    return round(value, 6) if math.isfinite(value) else None

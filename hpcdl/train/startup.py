@@ -88,6 +88,7 @@ def import_tensorflow(place: RankPlace, *, keras: bool) -> Any:
                 f"TensorFlow cannot be imported: {fault}",
                 hint="`module load tensorflow` first, or build it with `hpcdl stack build`",
             ) from fault
+    tf.get_logger().setLevel("ERROR")
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
         mine = gpus[place.local_rank % len(gpus)]

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from hpcdl.train.communicate import Communicator
 from hpcdl.train.models import Network
+from hpcdl.train.optimizers import LossScale, Optimizer
+from hpcdl.train.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -31,72 +31,64 @@ class StepResult:
 
 
 @dataclass(frozen=True)
-class Optimizer:
-    """SGD with momentum: v = momentum v + g; w = w - lr v. One velocity per trainable variable."""
+class StepParts:
+    """What a step is made of.
 
-    momentum: float
-    velocities: tuple[Any, ...]
-
-    def apply(self, tf: Any, variables: tuple[Any, ...], gradients: list[Any], lr: Any) -> None:
-        """Update every variable by TensorFlow's fused kernel."""
-        for variable, velocity, gradient in zip(variables, self.velocities, gradients, strict=True):
-            tf.raw_ops.ResourceApplyMomentum(
-                var=variable.handle, accum=velocity.handle, lr=lr, grad=gradient,
-                momentum=self.momentum, use_locking=False, use_nesterov=False,
-            )  # fmt: skip
-
-
-def make_optimizer(tf: Any, network: Network, momentum: float) -> Optimizer:
-    """The optimizer with its velocities at zero."""
-    velocities = tuple(
-        tf.Variable(tf.zeros_like(v), trainable=False, name="velocity") for v in network.trainable
-    )
-    return Optimizer(momentum, velocities)
-
-
-Step = Callable[[Any, Any, float, float], StepResult]
-
-
-def make_step(
-    tf: Any, network: Network, optimizer: Optimizer, ranks: Communicator, *, clocked: bool
-) -> Step:
-    """The training step `step(images, labels, lr, stop)`.
-
-    XLA is kept off (`jit_compile=False`): Horovod's operation cannot be compiled by it. Without
-    `clocked` (TensorFlow refuses to read clocks when it must be deterministic) the whole step
-    counts as compute.
+    `clocked`: read clocks in the graph; TensorFlow refuses that when it must be deterministic,
+    and then the whole step counts as compute. `accumulate` parts of a batch go through one by
+    one and their gradients are averaged, which needs less memory. `xla` compiles forward and
+    backward; the all-reduce stays outside, for XLA cannot compile Horovod's operation.
     """
-    now = tf.timestamp if clocked else lambda: tf.constant(0.0, tf.float64)
 
-    def body(images: Any, labels: Any, lr: Any, stop: Any) -> Any:
+    network: Network
+    task: Task
+    optimizer: Optimizer
+    ranks: Communicator
+    scale: LossScale | None = None
+    clocked: bool = True
+    accumulate: int = 1
+    precision: str = "fp32"
+    xla: bool = False
+    compress: bool = False
+
+
+Step = Callable[[Any, Any, float, float, int], StepResult]
+
+
+def make_step(tf: Any, parts: StepParts) -> Step:
+    """The training step `step(images, labels, lr, stop, number)`; `number` counts steps."""
+    now = tf.timestamp if parts.clocked else lambda: tf.constant(0.0, tf.float64)
+    backward = _make_backward(tf, parts)
+    variables = parts.network.trainable
+
+    def body(images: Any, labels: Any, lr: Any, stop: Any, number: Any) -> Any:
         started = now()
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(network.trainable)
-            logits = network.forward(images, True)
-            loss = cross_entropy(tf, logits, labels)
-        gradients = tape.gradient(loss, network.trainable)
+        if parts.network.random is not None:
+            parts.network.random.assign(tf.stack([parts.network.random[0], number]))
+        loss, gradients = backward(images, labels)
         with tf.control_dependencies(gradients):
             computed = now()
-        *reduced, told = ranks.average([*gradients, tf.stack([loss, stop])])
+        *reduced, told = _average(tf, parts, gradients, tf.stack([loss, stop]))
         with tf.control_dependencies([*reduced, told]):
             communicated = now()
-            optimizer.apply(tf, network.trainable, reduced, lr)
+            _update(tf, parts, variables, reduced, lr)
         updated = now()
         times = tf.stack([computed - started, communicated - computed, updated - communicated])
         return tf.concat([tf.cast(told, tf.float64), times], axis=0)
 
-    compiled = tf.function(body, autograph=False, jit_compile=False, reduce_retracing=True)
+    compiled = parts.ranks.function(body)
 
-    def step(images: Any, labels: Any, lr: float, stop: float) -> StepResult:
+    def step(images: Any, labels: Any, lr: float, stop: float, number: int) -> StepResult:
         begun = time.perf_counter()
         values = compiled(
             tf.convert_to_tensor(images), tf.convert_to_tensor(labels),
             tf.constant(lr, tf.float32), tf.constant(stop, tf.float32),
+            tf.constant(number, tf.int32),
         ).numpy()  # fmt: skip
         return StepResult(
             loss=float(values[0]),
-            stop=float(values[1]) * ranks.size,
-            compute=max(0.0, float(values[2])) if clocked else time.perf_counter() - begun,
+            stop=float(values[1]) * parts.ranks.size,
+            compute=max(0.0, values[2]) if parts.clocked else time.perf_counter() - begun,
             communication=max(0.0, float(values[3])),
             update=max(0.0, float(values[4])),
         )
@@ -104,27 +96,61 @@ def make_step(
     return step
 
 
-def cross_entropy(tf: Any, logits: Any, labels: Any) -> Any:
-    """Mean softmax cross-entropy over this rank's images, in float32."""
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, tf.cast(logits, tf.float32))
-    return tf.reduce_mean(losses)
+def _average(tf: Any, parts: StepParts, gradients: list[Any], told: Any) -> list[Any]:
+    """Averaged gradients and, last, the average of what the ranks tell each other."""
+    if not parts.compress:
+        return parts.ranks.average([*gradients, told])
+    # The stop signal and the loss do not fit into fp16.
+    return [*parts.ranks.average(gradients, compress=True), *parts.ranks.average([told])]
 
 
-def make_score(tf: Any, network: Network) -> Callable[[Any, Any], np.ndarray]:
-    """`score(images, labels)`: (right answers, summed loss, images) of one batch."""
+def _make_backward(tf: Any, parts: StepParts) -> Callable[[Any, Any], tuple[Any, list[Any]]]:
+    """(mean loss, gradients in float32, still multiplied by the loss scale) of a batch."""
+    half = {"fp16": tf.float16, "bf16": tf.bfloat16}.get(parts.precision, tf.float32)
+    variables = parts.network.trainable
 
-    def body(images: Any, labels: Any) -> Any:
-        logits = tf.cast(network.forward(images, False), tf.float32)
-        right = tf.equal(tf.argmax(logits, axis=1), labels)
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-        sums = [tf.reduce_sum(tf.cast(right, tf.float64)),
-                tf.reduce_sum(tf.cast(losses, tf.float64)),
-                tf.cast(tf.size(labels), tf.float64)]  # fmt: skip
-        return tf.stack(sums)
+    def one(images: Any, labels: Any) -> tuple[Any, list[Any]]:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(variables)
+            loss = parts.task.loss(parts.network.forward(tf.cast(images, half), True), labels)
+            scaled = loss * parts.scale.state[0] if parts.scale else loss
+        gradients = tape.gradient(scaled, variables)
+        return loss, [tf.cast(gradient, tf.float32) for gradient in gradients]
 
-    compiled = tf.function(body, autograph=False, jit_compile=False, reduce_retracing=True)
+    def several(images: Any, labels: Any) -> tuple[Any, list[Any]]:
+        count = parts.accumulate
+        loss, sums = 0.0, [0.0] * len(variables)
+        for some, wanted in zip(tf.split(images, count), tf.split(labels, count), strict=True):
+            # Each part waits for the one before: they must not share the memory at one time.
+            with tf.control_dependencies([s for s in sums if not isinstance(s, float)]):
+                part_loss, gradients = one(tf.identity(some), wanted)
+            loss += part_loss / count
+            sums = [total + g / count for total, g in zip(sums, gradients, strict=True)]
+        return loss, sums
 
-    def score(images: Any, labels: Any) -> np.ndarray:
-        return np.asarray(compiled(tf.convert_to_tensor(images), tf.convert_to_tensor(labels)))
+    chosen = several if parts.accumulate > 1 else one
+    if not parts.xla:
+        return chosen
+    compiled: Callable[[Any, Any], tuple[Any, list[Any]]] = tf.function(
+        chosen, autograph=False, jit_compile=True
+    )
+    return compiled
 
-    return score
+
+def _update(
+    tf: Any, parts: StepParts, variables: tuple[Any, ...], gradients: list[Any], lr: Any
+) -> None:
+    """Update the variables; with a loss scale, only where all gradients are finite."""
+    scale = parts.scale
+    if scale is None:
+        parts.optimizer.apply(tf, variables, gradients, lr)
+        return
+    finite = scale.finite(tf, gradients)
+
+    def good() -> Any:
+        divided = [gradient / scale.state[0] for gradient in gradients]
+        parts.optimizer.apply(tf, variables, divided, lr)
+        return tf.constant(True)
+
+    tf.cond(finite, good, lambda: tf.constant(False))
+    scale.renew(tf, finite)

@@ -95,7 +95,7 @@ def test_help_needs_no_tensorflow(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["train", "--help"])
     assert stop.value.code == 0
-    assert capsys.readouterr().out.find("example: hpcdl train") > 0
+    assert "example: hpcdl train" in capsys.readouterr().out
 
 
 MODEL = {"global_batch": 64, "epochs": 3, "lr": 0.1}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcdl.system.errors import MachineLacks
 from hpcdl.system.files import explain_os_errors
@@ -50,7 +51,7 @@ def make_digits(tf: Any, folder: Path, seed: int) -> Dataset:
     return dataset
 
 
-def _load() -> tuple[np.ndarray, np.ndarray]:
+def _load() -> tuple[NDArray[Any], NDArray[Any]]:
     try:
         from sklearn.datasets import load_digits
     except ImportError as fault:
@@ -63,7 +64,7 @@ def _load() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _write_split(
-    tf: Any, aside: Path, split: str, images: np.ndarray, labels: np.ndarray
+    tf: Any, aside: Path, split: str, images: NDArray[Any], labels: NDArray[Any]
 ) -> tuple[Shard, ...]:
     count = SHARDS[split]
     shards = []
@@ -79,7 +80,7 @@ def _write_split(
     return tuple(shards)
 
 
-def _example(tf: Any, image: np.ndarray, label: int) -> bytes:
+def _example(tf: Any, image: NDArray[Any], label: int) -> bytes:
     feature = {
         "image/raw": tf.train.Feature(bytes_list=tf.train.BytesList(value=[image.tobytes()])),
         "image/class/label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),

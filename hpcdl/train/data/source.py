@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcdl.system.errors import BadInput
 from hpcdl.train.data.dataset import Dataset
@@ -47,7 +48,7 @@ class Source(Protocol):
         """This rank's part of the test set: every example once over all ranks."""
 
 
-def epoch_order(seed: int, epoch: int, examples: int) -> np.ndarray:
+def epoch_order(seed: int, epoch: int, examples: int) -> NDArray[Any]:
     """The epoch's permutation of `examples`; the same on every rank and NumPy."""
     return np.random.RandomState((seed * 1_000_003 + epoch) % 2**32).permutation(examples)
 
@@ -79,7 +80,7 @@ class InMemory:
     """A small data set held in memory as NumPy arrays."""
 
     def __init__(self, tf: Any, dataset: Dataset, share: Share) -> None:
-        self.shape = dataset.shape
+        self.shape: tuple[int, ...] = dataset.shape
         self.classes = dataset.classes
         self._share = share
         self._train = _read_raw(tf, dataset, "train")
@@ -109,7 +110,7 @@ class InMemory:
             yield images[mine], labels[mine]
 
 
-def _read_raw(tf: Any, dataset: Dataset, split: str) -> tuple[np.ndarray, np.ndarray]:
+def _read_raw(tf: Any, dataset: Dataset, split: str) -> tuple[NDArray[Any], NDArray[Any]]:
     """All images (float32, 0 to 1) and labels of a split, in the order of the shards."""
     files = [str(path) for path in dataset.files(split)]
     records = tf.data.TFRecordDataset(files).batch(dataset.examples(split))

@@ -1,0 +1,153 @@
+"""The ranks joined by TensorFlow's own collectives, without Horovod and MPI.
+
+MultiWorkerMirroredStrategy sets up the cluster and gives the all-reduce; variables stay plain,
+one copy per rank, as with Horovod, so everything else of the program is the same. TF_CONFIG is
+written from what the launcher says: SlurmClusterResolver fails where a task sees one GPU or
+none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hpcdl.system.errors import MachineLacks
+from hpcdl.system.run import run
+from hpcdl.train.communicate import Floats, Tensor, gather_text
+from hpcdl.train.ranks import RankPlace, slurm_tasks_on_node
+
+_FIRST_PORT = 20000
+_PORTS = 12000
+
+
+class MultiWorker:
+    """All ranks through a tf.distribute strategy."""
+
+    name = "multiworker"
+
+    def __init__(self, tf: Any, strategy: Any, place: RankPlace) -> None:
+        self._tf = tf
+        self._strategy = strategy
+        self.rank = place.rank
+        self.size = place.size
+        self._sums: dict[tuple[int, ...], Callable[..., Any]] = {}
+
+    def function(self, body: Callable[..., Any]) -> Callable[..., Any]:
+        """The body as this worker's one replica, compiled."""
+
+        def outer(*arguments: Any) -> Any:
+            return self._strategy.run(body, args=arguments)
+
+        compiled: Callable[..., Any] = self._tf.function(outer, autograph=False)
+        return compiled
+
+    def average(self, tensors: Sequence[Tensor], *, compress: bool = False) -> list[Tensor]:
+        """The replica context's all-reduce, which packs gradients itself."""
+        tf = self._tf
+        sent = [tf.cast(t, tf.float16) for t in tensors] if compress else list(tensors)
+        reduced = self._reduce(tf.distribute.ReduceOp.MEAN, sent)
+        return [tf.cast(r, t.dtype) for r, t in zip(reduced, tensors, strict=True)]
+
+    def sum_on_host(self, values: Floats) -> Floats:
+        """A compiled all-reduce per shape."""
+        tf = self._tf
+        if values.shape not in self._sums:
+
+            def add(tensor: Tensor) -> Tensor:
+                return self._reduce(tf.distribute.ReduceOp.SUM, [tensor])[0]
+
+            self._sums[values.shape] = self.function(add)
+        return np.asarray(self._sums[values.shape](tf.constant(values, tf.float64)))
+
+    def broadcast(self, variables: Sequence[Any]) -> None:
+        """The sum of rank 0's values and the others' zeros."""
+        tf = self._tf
+        mine = 1.0 if self.rank == 0 else 0.0
+
+        def spread() -> None:
+            values = [variable.read_value() * tf.cast(mine, variable.dtype)
+                      for variable in variables]  # fmt: skip
+            added = self._reduce(tf.distribute.ReduceOp.SUM, values)
+            for variable, value in zip(variables, added, strict=True):
+                variable.assign(value)
+
+        if variables:
+            self.function(spread)()
+
+    def gather_text(self, text: str) -> list[str]:
+        """Through sums."""
+        return gather_text(self, text)
+
+    def gather_rows(self, rows: Floats) -> Floats:
+        """Through a sum: every rank fills its own part of zeros."""
+        counts = np.zeros(self.size)
+        counts[self.rank] = len(rows)
+        ends = np.cumsum(self.sum_on_host(counts)).astype(int)
+        whole = np.zeros((ends[-1], *rows.shape[1:]))
+        whole[ends[self.rank] - len(rows) : ends[self.rank]] = rows
+        return self.sum_on_host(whole)
+
+    def _reduce(self, operation: Any, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """All-reduce within a replica; it must know on which device the tensors lie."""
+        tf = self._tf
+        with tf.device(self._strategy.extended.worker_devices[0]):
+            placed = [tf.identity(tensor) for tensor in tensors]
+        context = tf.distribute.get_replica_context()
+        reduced: list[Tensor] = context.all_reduce(operation, placed)
+        return reduced
+
+    def close(self) -> None:
+        """Wait for all: the coordinator must not leave first."""
+        self.sum_on_host(np.zeros(1))
+
+
+def join(tf: Any, place: RankPlace) -> MultiWorker:
+    """Set up the cluster of this job.
+
+    Raises:
+        MachineLacks: the ranks' nodes cannot be told.
+    """
+    if "TF_CONFIG" not in os.environ:
+        os.environ["TF_CONFIG"] = json.dumps(cluster_config(os.environ, place, node_names))
+    options = tf.distribute.experimental.CommunicationOptions(
+        implementation=tf.distribute.experimental.CommunicationImplementation.AUTO
+    )
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+    return MultiWorker(tf, strategy, place)
+
+
+def cluster_config(
+    environ: Mapping[str, str], place: RankPlace, names: Callable[[str], list[str]]
+) -> dict[str, Any]:
+    """TF_CONFIG: every rank a worker, on a port that depends on job, step and local rank.
+
+    Raises:
+        MachineLacks: several nodes, and not under srun.
+    """
+    job = int(environ.get("SLURM_JOB_ID", environ.get("PMIX_SERVER_PORT", "0")) or 0)
+    step = environ.get("SLURM_STEP_ID", "0")
+    base = _FIRST_PORT + (job * 331 + (int(step) if step.isdigit() else 0) * 17) % _PORTS
+    if place.local_size == place.size:
+        workers = [f"localhost:{base + rank}" for rank in range(place.size)]
+    elif "SLURM_STEP_NODELIST" in environ:
+        tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", "1")
+        workers = [
+            f"{name}:{base + local}"
+            for node, name in enumerate(names(environ["SLURM_STEP_NODELIST"]))
+            for local in range(slurm_tasks_on_node(tasks, node))
+        ]
+    else:
+        raise MachineLacks(
+            "the nodes of the other ranks cannot be told",
+            hint="launch with srun, or set TF_CONFIG",
+        )
+    return {"cluster": {"worker": workers}, "task": {"type": "worker", "index": place.rank}}
+
+
+def node_names(hostlist: str) -> list[str]:
+    """The names in one of Slurm's host lists, by Slurm itself."""
+    return run(["scontrol", "show", "hostnames", hostlist]).stdout.split()

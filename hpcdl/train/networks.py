@@ -1,0 +1,87 @@
+"""Networks of the published comparisons that Keras does not ship: AlexNet and GoogLeNet.
+
+Both in the form of torchvision, whose parameter counts facts/models.yaml names. Dropout draws
+from (seed, step) by a stateless generator, so that a resumed run draws the same numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def alexnet(keras: Any, shape: tuple[int, ...], classes: int, random: Any) -> Any:
+    """The one-tower AlexNet of "One weird trick" (Krizhevsky, arXiv 1404.5997)."""
+    layers = keras.layers
+    inputs = keras.Input(shape)
+    x = layers.ZeroPadding2D(2)(inputs)
+    x = layers.Conv2D(64, 11, 4, activation="relu")(x)
+    x = layers.MaxPooling2D(3, 2)(x)
+    x = layers.Conv2D(192, 5, padding="same", activation="relu")(x)
+    x = layers.MaxPooling2D(3, 2)(x)
+    for filters in (384, 256, 256):
+        x = layers.Conv2D(filters, 3, padding="same", activation="relu")(x)
+    x = layers.Flatten()(layers.MaxPooling2D(3, 2)(x))
+    for number in range(2):
+        x = layers.Dense(4096, activation="relu")(_dropout(keras, random, number)(x))
+    return keras.Model(inputs, layers.Dense(classes, dtype="float32")(x), name="alexnet")
+
+
+# Filters of a block: 1x1; 3x3 (reduce, out); second 3x3 (reduce, out); pool projection.
+_BLOCKS = (
+    ((64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64)),
+    ((192, 96, 208, 16, 48, 64), (160, 112, 224, 24, 64, 64), (128, 128, 256, 24, 64, 64),
+     (112, 144, 288, 32, 64, 64), (256, 160, 320, 32, 128, 128)),
+    ((256, 160, 320, 32, 128, 128), (384, 192, 384, 48, 128, 128)),
+)  # fmt: skip
+
+
+def googlenet(keras: Any, shape: tuple[int, ...], classes: int, random: Any) -> Any:
+    """GoogLeNet (Szegedy, arXiv 1409.4842) with batch normalisation, without auxiliary heads."""
+    layers = keras.layers
+    inputs = keras.Input(shape)
+    x = layers.MaxPooling2D(3, 2, "same")(_conv(keras, inputs, 64, 7, 2))
+    x = _conv(keras, _conv(keras, x, 64, 1), 192, 3)
+    for blocks in _BLOCKS:
+        x = layers.MaxPooling2D(3, 2, "same")(x)
+        for filters in blocks:
+            x = _inception(keras, x, filters)
+    x = _dropout(keras, random, 0, 0.2)(layers.GlobalAveragePooling2D()(x))
+    return keras.Model(inputs, layers.Dense(classes, dtype="float32")(x), name="googlenet")
+
+
+def _conv(keras: Any, x: Any, filters: int, size: int, stride: int = 1) -> Any:
+    layers = keras.layers
+    x = layers.Conv2D(filters, size, stride, "same", use_bias=False)(x)
+    axis = 1 if keras.backend.image_data_format() == "channels_first" else -1
+    return layers.ReLU()(layers.BatchNormalization(axis=axis, epsilon=1e-3)(x))
+
+
+def _inception(keras: Any, x: Any, filters: tuple[int, ...]) -> Any:
+    one, reduce_a, three_a, reduce_b, three_b, project = filters
+    axis = 1 if keras.backend.image_data_format() == "channels_first" else -1
+    pooled = keras.layers.MaxPooling2D(3, 1, "same")(x)
+    return keras.layers.Concatenate(axis=axis)(
+        [
+            _conv(keras, x, one, 1),
+            _conv(keras, _conv(keras, x, reduce_a, 1), three_a, 3),
+            _conv(keras, _conv(keras, x, reduce_b, 1), three_b, 3),
+            _conv(keras, pooled, project, 1),
+        ]
+    )
+
+
+def _dropout(keras: Any, random: Any, number: int, rate: float = 0.5) -> Any:
+    """A dropout layer that draws from (seed, step) and its own number."""
+    import tensorflow as tf
+
+    class Dropout(keras.layers.Layer):  # type: ignore[misc]
+        def call(self, x: Any, training: bool = False) -> Any:
+            if not training:
+                return x
+            seed = random.read_value() + tf.constant([number * 7919, 0])
+            return tf.nn.experimental.stateless_dropout(x, rate, seed=seed)
+
+        def compute_output_shape(self, shape: Any) -> Any:
+            return shape
+
+    return Dropout()

@@ -1,0 +1,242 @@
+"""One run of one rank: prepares it, trains, scores, and leaves a result.json however it ends.
+
+Imported when TensorFlow is there. The result is pure data made in one place, `_record`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcdl import __version__
+from hpcdl.system.errors import BadInput, ExitCode, HpcdlError
+from hpcdl.system.files import write_json
+from hpcdl.train import checkpoint, models, optimizers, plan
+from hpcdl.train.communicate import Communicator
+from hpcdl.train.data.dataset import read_dataset
+from hpcdl.train.data.source import InMemory, Share, Source, Synthetic
+from hpcdl.train.loop import Training, resume, train
+from hpcdl.train.options import SYNTHETIC, TrainOptions
+from hpcdl.train.ranks import RankPlace
+from hpcdl.train.report import Reporter
+from hpcdl.train.result import VERSION, Samples, finite, job_of, summarize, summary_line
+from hpcdl.train.startup import StartupClock
+from hpcdl.train.step import StepParts, make_step
+from hpcdl.train.stop import StopRequest
+from hpcdl.train.tasks import evaluate, make_task
+
+_EXITS = {
+    "completed": ExitCode.OK,
+    "missed-target": ExitCode.NO,
+    "requeue": ExitCode.REQUEUE,
+    "stopped": ExitCode.STOPPED,
+}
+
+
+class Run:
+    """One run of one rank: what is needed to write its result, however it ends."""
+
+    def __init__(
+        self, tf: Any, options: TrainOptions, place: RankPlace, clock: StartupClock,
+        ranks: Communicator, model: dict[str, Any],
+    ) -> None:  # fmt: skip
+        self.tf = tf
+        self.options = options
+        self.place = place
+        self.clock = clock
+        self.ranks = ranks
+        self.model = model
+        self.training: Training | None = None
+        self.hosts: list[str] = [place.host]
+        self.started = time.time()
+
+    def go(self) -> int:
+        """Train, score, write the result; returns the exit code."""
+        try:
+            self.training = training = self._prepare()
+            self.hosts = self.ranks.gather_text(self.place.host)
+            resume(training)
+            self.clock.mark("resume")
+            self._time_first_step(training)
+            outcome = train(training)
+            metrics = self._score(training) if outcome == "completed" else {}
+        except BaseException as fault:
+            message = fault.message if isinstance(fault, HpcdlError) else repr(fault)
+            with suppress(Exception):
+                self._write("failed", message, int(getattr(fault, "exit_code", 1)), {})
+            raise
+        return self._end(training, outcome, metrics)
+
+    def _prepare(self) -> Training:
+        """Data, network and step, ready to go."""
+        options = self.options
+        stop = StopRequest()
+        stop.listen()
+        batch = plan.global_batch(options, self.model, self.ranks.size)
+        source = self._source(batch)
+        self.clock.mark("data")
+        parts = self._parts(source)
+        numbers = plan.make_plan(options, self.model, batch, source.steps_per_epoch)
+        silent = self.ranks.rank != 0
+        reporter = Reporter(options.folder, numbers.steps, options.report_every, silent=silent)
+        if options.fresh and not silent:
+            checkpoint.set_aside(options.folder / "checkpoints")
+        step = make_step(self.tf, parts)
+        self.clock.mark("network")
+        return Training(options, numbers, self.ranks, parts, source, step, reporter, stop)
+
+    def _parts(self, source: Source) -> StepParts:
+        """Network, task and optimizer as the options want them."""
+        tf, options = self.tf, self.options
+        network = models.build(
+            tf, options.model, source.shape, source.classes, options.seed,
+            precision=options.precision, channels_first=self._channels_first(),
+        )  # fmt: skip
+        return StepParts(
+            network=network,
+            task=make_task(tf, self.model["task"], options.label_smoothing),
+            optimizer=optimizers.make_optimizer(
+                tf, network, options.optimizer, options.momentum, options.weight_decay
+            ),
+            ranks=self.ranks,
+            scale=optimizers.make_loss_scale(tf) if options.precision == "fp16" else None,
+            clocked=not options.deterministic,
+            accumulate=options.accumulate,
+            precision=options.precision,
+            xla=options.xla,
+            compress=options.compress,
+        )
+
+    def _channels_first(self) -> bool:
+        """Whether images lie channel by channel: pays for fp32 on GPUs without tensor cores."""
+        gpus = self.tf.config.get_visible_devices("GPU")
+        if self.options.layout == "nchw" and not gpus:
+            raise BadInput(
+                "--layout nchw needs a GPU", hint="TensorFlow's CPU convolutions take nhwc only"
+            )
+        if self.options.layout != "auto" or not gpus:
+            return self.options.layout == "nchw"
+        details = self.tf.config.experimental.get_device_details(gpus[0])
+        capability = details.get("compute_capability", (7, 0))
+        return bool(capability < (7, 0)) and self.options.precision == "fp32"
+
+    def _source(self, batch: int) -> Source:
+
+        share = Share(batch, self.ranks.size, self.ranks.rank, self.options.seed)
+        if self.options.data == SYNTHETIC:
+            shape = tuple(self.model["input"])
+            return Synthetic(self.tf, shape, self.model["classes"], share)
+        return InMemory(self.tf, read_dataset(Path(self.options.data)), share)
+
+    def _time_first_step(self, training: Training) -> None:
+        """Time the first step apart, for it compiles; then print where the start-up went."""
+        step = training.step
+
+        def first(*arguments: Any) -> Any:
+            result = step(*arguments)
+            self.clock.mark("first step")
+            training.step = step
+            training.reporter.say(self.clock.line())
+            return result
+
+        training.step = first
+
+    def _score(self, training: Training) -> dict[str, float]:
+        """The task's metrics on the test set, over all ranks."""
+        parts = training.parts
+        return evaluate(self.tf, parts.task, parts.network, training.source, self.ranks)
+
+    def _end(self, training: Training, outcome: str, metrics: dict[str, float]) -> int:
+        """Judge by the target, write the result, say the last line; returns the exit code."""
+        epoch, _ = training.plan.position(max(0, training.step_number - 1))
+        target, accuracy = self.options.target_accuracy, metrics.get("accuracy", 0.0)
+        message = ""
+        if outcome == "completed" and target is not None and accuracy < target:
+            outcome = "missed-target"
+            message = f"test accuracy {accuracy:.4f} is below the target {target}"
+        training.reporter.end(training.step_number, epoch, training.loss, outcome)
+        code = int(_EXITS[outcome])
+        result = self._write(outcome, message, code, metrics)
+        if self.ranks.rank == 0:
+            print(message, end="\n" if message else "")
+            path = str(self.options.folder / "result.json")
+            brief = {key: result[key] for key in ("outcome", "layout", "summary")}
+            line = json.dumps({**brief, "result": path}) if self.options.json else None
+            print(line or summary_line(result, path), flush=True)
+        return code
+
+    def _write(
+        self, status: str, message: str, code: int, metrics: dict[str, float]
+    ) -> dict[str, Any]:
+        """Write result.json (rank 0) and return its content."""
+        result = {
+            "schema": VERSION,
+            "outcome": {"status": status, "message": message, "exit_code": code},
+            "started": self.started,
+            "ended": time.time(),
+            "job": job_of(os.environ),
+            "layout": self._layout(),
+            "release": os.environ.get("HPCDL_RELEASE"),
+            "versions": self._versions(),
+            "model": self.options.model,
+            "precision": self.options.precision,
+            "data": self.options.data,
+            "strategy": self.ranks.name,
+            "options": {k: v for k, v in vars(self.options).items() if v is not None},
+            "startup": {name: round(value, 3) for name, value in self.clock.parts.items()},
+            **self._numbers(metrics),
+        }
+        if self.ranks.rank == 0:
+            write_json(self.options.folder / "result.json", result)
+        return result
+
+    def _numbers(self, metrics: dict[str, float]) -> dict[str, Any]:
+        """What training has measured, as far as it came."""
+        training = self.training
+        samples = training.samples if training else Samples()
+        summary = {**summarize(samples, self.options.warmup_steps), "loss": None}
+        numbers: dict[str, Any] = {"samples": samples.as_json(), "summary": summary}
+        if training is not None:
+            batch = training.plan.global_batch
+            summary |= {"loss": finite(training.loss), "metrics": metrics}
+            numbers |= {
+                "parameters": training.parts.network.parameters,
+                "batch_per_rank": batch // self.ranks.size,
+                "global_batch": batch,
+                "steps": {"done": training.step_number, "planned": training.plan.steps},
+            }
+        summary.setdefault("metrics", {})
+        return numbers
+
+    def _layout(self) -> dict[str, Any]:
+        gpus = self.tf.config.get_visible_devices("GPU")
+        names = [self.tf.config.experimental.get_device_details(g).get("device_name") for g in gpus]
+        nodes = list(dict.fromkeys(self.hosts))
+        return {
+            "ranks": self.ranks.size,
+            "nodes": nodes,
+            "ranks_per_node": [self.hosts.count(node) for node in nodes],
+            "cpus_per_rank": self.place.cpus,
+            "gpu_per_rank": len(gpus),
+            "gpu": names[0] if names else None,
+            "hosts": self.hosts,
+        }
+
+    def _versions(self) -> dict[str, str | None]:
+        horovod = sys.modules.get("horovod")
+        return {
+            "hpcdl": __version__,
+            "python": platform.python_version(),
+            "tensorflow": self.tf.__version__,
+            "horovod": getattr(horovod, "__version__", None),
+            "numpy": np.__version__,
+            "kernel": platform.release(),
+        }

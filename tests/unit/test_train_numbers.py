@@ -1,0 +1,93 @@
+"""Schedules, groups of gradients, TF_CONFIG and areas under ROC curves: pure numbers."""
+
+import itertools
+import random
+
+import pytest
+
+from hpcdl.system.errors import MachineLacks
+from hpcdl.train.options import TrainOptions
+from hpcdl.train.plan import RunPlan, global_batch
+from hpcdl.train.ranks import RankPlace
+
+np = pytest.importorskip("numpy", reason="numpy comes with the stack")
+
+
+def plan(schedule: str, warmup: int = 0) -> RunPlan:
+    return RunPlan(64, 110, 0, 0.4, 0, lr_schedule=schedule, lr_warmup_steps=warmup)
+
+
+def test_the_rate_rises_linearly_over_the_warm_up_and_then_follows_its_schedule() -> None:
+    rates = [plan("cosine", warmup=10).lr_at(step) for step in range(111)]
+    assert rates[:3] == pytest.approx([0.04, 0.08, 0.12])
+    assert rates[9] == rates[10] == pytest.approx(0.4)
+    assert rates[60] == pytest.approx(0.2)
+    assert rates[110] == pytest.approx(0.0)
+    assert plan("linear").lr_at(55) == pytest.approx(0.2)
+    assert plan("constant").lr_at(109) == 0.4
+
+
+def test_accumulation_needs_a_batch_that_divides_into_parts() -> None:
+    model = {"global_batch": 64}
+    assert global_batch(TrainOptions(accumulate=3), model, 4) == 72
+    with pytest.raises(Exception, match="cannot be shared equally by 4 ranks in 3 parts"):
+        global_batch(TrainOptions(global_batch=64, accumulate=3), model, 4)
+
+
+def test_gradients_are_grouped_from_the_last_to_the_first() -> None:
+    from hpcdl.train.communicate import buckets
+
+    assert buckets([10, 10, 10, 10], limit=20) == [[3, 2], [1, 0]]
+    assert buckets([100, 1, 1], limit=20) == [[2, 1], [0]]
+    assert buckets([], limit=20) == []
+    assert buckets([5], limit=1) == [[0]]
+
+
+def test_every_gradient_is_in_one_group() -> None:
+    from hpcdl.train.communicate import buckets
+
+    draw = random.Random(1)
+    for _ in range(200):
+        sizes = [draw.randrange(40) for _ in range(draw.randrange(1, 30))]
+        groups = buckets(sizes, limit=50)
+        assert list(itertools.chain(*groups)) == list(reversed(range(len(sizes))))
+        assert all(sum(sizes[i] for i in group) <= 50 for group in groups)
+
+
+def test_tf_config_names_every_rank_of_every_node() -> None:
+    from hpcdl.train.multiworker import cluster_config
+
+    environ = {"SLURM_JOB_ID": "9", "SLURM_STEP_NODELIST": "n[1-2]",
+               "SLURM_STEP_TASKS_PER_NODE": "2,1"}  # fmt: skip
+    here = RankPlace(2, 3, 0, 1, 1, "n2")
+    config = cluster_config(environ, here, lambda _: ["n1", "n2"])
+    names = [worker.partition(":")[0] for worker in config["cluster"]["worker"]]
+    assert names == ["n1", "n1", "n2"]
+    assert len(set(config["cluster"]["worker"])) == 3
+    assert config["task"] == {"type": "worker", "index": 2}
+
+
+def test_unknown_nodes_are_said_and_not_guessed() -> None:
+    from hpcdl.train.multiworker import cluster_config
+
+    with pytest.raises(MachineLacks, match="cannot be told"):
+        cluster_config({}, RankPlace(0, 4, 0, 2, 1, "n1"), lambda _: [])
+
+
+def test_the_area_is_the_chance_that_a_positive_scores_higher() -> None:
+    from hpcdl.train.tasks import area
+
+    draw = random.Random(2)
+    for _ in range(50):
+        scores = [draw.randrange(6) for _ in range(20)]
+        labels = [draw.randrange(2) for _ in range(20)]
+        pairs = [(scores[i] > scores[j]) + 0.5 * (scores[i] == scores[j])
+                 for i in range(20) for j in range(20) if labels[i] and not labels[j]]  # fmt: skip
+        found = area(np.array(scores, float), np.array(labels, float))
+        assert found == pytest.approx(sum(pairs) / len(pairs))
+
+
+def test_an_area_without_both_answers_is_unknown() -> None:
+    from hpcdl.train.tasks import area
+
+    assert np.isnan(area(np.array([1.0, 2.0]), np.array([1.0, 1.0])))
