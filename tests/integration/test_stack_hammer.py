@@ -1,0 +1,199 @@
+"""Publishing while users load, and publishing that is killed: the tree is valid every time."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpcdl.site import Site
+from hpcdl.stack.publish import publish, rollback
+from hpcdl.stack.release import current_release, release_for, release_ids
+from hpcdl.system.files import locked
+from tests.small_release import make_release, passing, silent, small_site
+
+LMOD = Path("/usr/share/lmod/lmod/init/bash")
+needs_lmod = pytest.mark.skipif(not LMOD.is_file(), reason="Lmod is not installed")
+VERSIONS = ("2.19.0", "2.20.0", "2.21.0")
+
+LOADS = """
+. "$LMOD_INIT"; failed=0; done=0
+while (( done < COUNT )) || [[ ! -e "$STOP" ]]; do
+  module load tensorflow 2>>"$ERRORS" || failed=$((failed + 1))
+  [[ -n $HPCDL_RELEASE && -x $HPCDL_STACK/bin/python ]] || failed=$((failed + 1))
+  module unload tensorflow 2>>"$ERRORS" || failed=$((failed + 1))
+  [[ -z $HPCDL_RELEASE && $PATH == /usr/bin:/bin ]] || failed=$((failed + 1))
+  done=$((done + 1))
+done
+echo "$done $failed"
+"""
+
+
+def published_site(prefix: Path, *, lmod: bool) -> Site:
+    """Three releases, two of one version, all published once."""
+    site = small_site(prefix, lmod=lmod)
+    for name, version in zip("abc", VERSIONS, strict=True):
+        make_release(site, name, version=version)
+    make_release(site, "d", version=VERSIONS[-1])
+    for name in "abcd":
+        publish(site, name, passing, say=silent)
+    return site
+
+
+def load_while(site: Site, scratch: Path, loads: int, work: Callable[[], None]) -> tuple[int, str]:
+    """Load and unload in four shells while `work` runs; the number of loads, and what failed."""
+    env = {
+        "PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "LMOD_INIT": str(LMOD),
+        "MODULEPATH": str(site.paths.prefix / "current/modules"), "COUNT": str(loads // 4),
+        "STOP": str(scratch / "stop"), "ERRORS": str(scratch / "errors"),
+    }  # fmt: skip
+    shells = [
+        subprocess.Popen(["bash", "--noprofile", "--norc", "-c", LOADS], env=env,
+                         stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]  # fmt: skip
+    try:
+        work()
+    finally:
+        (scratch / "stop").touch()
+        said = [shell.communicate()[0].split() for shell in shells]
+    failures = sum(int(failed) for _, failed in said)
+    errors = (scratch / "errors").read_text()[:2000] if failures else ""
+    return sum(int(done) for done, _ in said), f"{failures} failed {errors}" if failures else ""
+
+
+def publish_and_roll_back(site: Site, times: int) -> None:
+    """Switch back and forth between all releases."""
+    for number in range(times):
+        if number % 3 == 2:
+            rollback(site)
+        else:
+            publish(site, "abcd"[number % 4], passing, say=silent)
+        time.sleep(0.01)
+
+
+@needs_lmod
+def test_loads_never_fail_while_releases_are_switched(tmp_path: Path) -> None:
+    site = published_site(tmp_path / "prefix", lmod=True)
+    loads, failed = load_while(site, tmp_path, 40, lambda: publish_and_roll_back(site, 12))
+    assert failed == ""
+    assert loads >= 40
+
+
+@needs_lmod
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+def test_ten_thousand_loads_during_a_hundred_switches(tmp_path: Path) -> None:
+    site = published_site(tmp_path / "prefix", lmod=True)
+    loads, failed = load_while(site, tmp_path, 10_000, lambda: publish_and_roll_back(site, 100))
+    assert failed == ""
+    assert loads >= 10_000
+
+
+def killed_after(seconds: float, act: Callable[[], object]) -> bool:
+    """Run `act` in a child and kill it after that time; whether it had ended before."""
+    child = os.fork()
+    if child == 0:
+        try:
+            act()
+        finally:
+            os._exit(0)
+    time.sleep(seconds)
+    os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    return os.WIFEXITED(status)
+
+
+def assert_valid(site: Site, before: str, after: str) -> None:
+    """What users and jobs read is whole: the old state or the new one."""
+    current = current_release(site)
+    assert current is not None
+    assert current.id in {before, after}
+    shown = site.paths.prefix / "current/modules"
+    assert (shown / f"{current.module}.lua").read_text().startswith("local release = {")
+    assert json.loads((shown / ".dispatch.json").read_text())["default"] in release_ids(site)
+    for release_id in release_ids(site):
+        own = site.paths.prefix / "releases" / release_id
+        assert json.loads((own / "proof.json").read_text())["passed"]
+        assert (own / "modules/tensorflow/.modulerc.lua").is_file()
+    assert release_for(site, "p100") is not None
+    assert sorted(release_ids(site)) == ["a", "b", "c", "d"]
+
+
+def kill_publishes(site: Site, times: int, seed: int) -> int:
+    """Kill that many publishes at random moments; how many were killed before their end."""
+    chance = random.Random(seed)
+    start = time.monotonic()
+    publish(site, "a", passing, say=silent)
+    longest = 1.2 * (time.monotonic() - start)
+    killed = 0
+    for number in range(times):
+        current = current_release(site)
+        assert current is not None
+        target = chance.choice([name for name in "abcd" if name != current.id])
+        # Something to do each time: another partition table gives other modulefiles.
+        site.paths.prefix.joinpath("history.json").touch()
+        ended = killed_after(
+            chance.uniform(0, longest),
+            lambda target=target: publish(site, target, passing, say=silent, verify_again=True),
+        )
+        killed += not ended
+        assert_valid(site, current.id, target)
+        if number % 10 == 9:
+            rollback(site)
+    return killed
+
+
+@pytest.mark.parametrize("lmod", [False, pytest.param(True, marks=needs_lmod)])
+def test_a_killed_publish_leaves_the_old_state_or_the_new_one(tmp_path: Path, lmod: bool) -> None:
+    site = published_site(tmp_path / "prefix", lmod=lmod)
+    assert kill_publishes(site, 12, seed=1) > 0
+
+
+@needs_lmod
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_two_hundred_killed_publishes(tmp_path: Path) -> None:
+    site = published_site(tmp_path / "prefix", lmod=True)
+    assert kill_publishes(site, 200, seed=2) > 50
+
+
+def test_publishes_at_once_queue_and_all_succeed(tmp_path: Path) -> None:
+    site = published_site(tmp_path / "prefix", lmod=False)
+    children = []
+    for name in "abcd":
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                publish(site, name, passing, say=silent)
+                code = 0
+            finally:
+                os._exit(code)
+        children.append(child)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    assert codes == [0, 0, 0, 0]
+    events = json.loads((site.paths.prefix / "history.json").read_text())["events"]
+    assert current_release(site).id == events[-1]["release"]
+
+
+def test_a_lock_left_by_a_dead_process_holds_nobody_up(tmp_path: Path) -> None:
+    site = published_site(tmp_path / "prefix", lmod=False)
+    lock = site.paths.prefix / ".publish.lock"
+
+    def hold() -> None:
+        with locked(lock):
+            time.sleep(60)
+
+    killed_after(0.1, hold)
+    assert "process" in lock.read_text()
+    start = time.monotonic()
+    publish(site, "a", passing, say=silent)
+    assert time.monotonic() - start < 5

@@ -1,0 +1,162 @@
+"""What the machine refuses becomes one line with an exit code, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from hpcdl.site import Site
+from hpcdl.stack.publish import publish
+from hpcdl.stack.recipe import choose, find_request, running_interpreter
+from hpcdl.stack.release import current_id
+from hpcdl.stack.verify import store_proof
+from hpcdl.stack.wheelhouse import wheelhouse_folder
+from hpcdl.system.errors import MachineLacks
+from tests.small_release import make_release, passing, silent, small_site
+
+ROOT = Path(__file__).resolve().parents[2]
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount or change user")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """An HPCDL_HOME whose embedded site has `a` published and `b` built and proven."""
+    site = embedded(tmp_path)
+    for name in "ab":
+        store_proof(made := make_release(site, name, version=f"2.{ord(name)}.0"),
+                    passing(site, made))  # fmt: skip
+    publish(site, "a", passing, say=silent)
+    return tmp_path
+
+
+def embedded(home: Path) -> Site:
+    return small_site(home / "embedded" / "prefix")
+
+
+def hpcdl(home: Path, *words: str, before: str = "true") -> subprocess.CompletedProcess[str]:
+    """Run a command in a mount namespace of its own, after a line of shell."""
+    command = shlex.join([sys.executable, "-m", "hpcdl", *words, "--site", "embedded"])
+    return subprocess.run(
+        ["unshare", "--mount", "bash", "-ec", f"{before}\ncd {ROOT}\n{command}"],
+        env={**os.environ, "HPCDL_HOME": str(home), "HPCDL_CACHE": str(home / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+def assert_one_line(done: subprocess.CompletedProcess[str], code: int, words: str) -> None:
+    assert done.returncode == code, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@needs_root
+def test_a_full_disk(home: Path) -> None:
+    prefix = home / "embedded" / "prefix"
+    small = (
+        f"mkdir {home}/m && mount -t tmpfs -o size=400k none {home}/m && cp -a {prefix}/. {home}/m"
+        f" && mount --bind {home}/m {prefix} && ! cat /dev/zero > {prefix}/fill 2>/dev/null"
+    )
+    check = f"{small}; set +e; trap 'readlink {prefix}/current; ls {prefix}/releases' EXIT"
+    done = hpcdl(home, "stack", "publish", "b", before=check)
+    assert_one_line(done, 3, "no room left on the file system")
+    assert done.stdout.split() == ["releases/a", "a", "b"]
+
+
+@needs_root
+def test_a_full_disk_while_building(home: Path) -> None:
+    prefix = home / "embedded" / "prefix"
+    small = f"mount -t tmpfs -o size=5m none {prefix}"
+    site = small_site(prefix)
+    python = running_interpreter()
+    house = wheelhouse_folder(choose(find_request(site), python), python)
+    if not (house / "lock.json").is_file():
+        pytest.skip("the wheels have not been fetched")
+    (home / "cache" / "wheels").mkdir(parents=True)
+    (home / "cache" / "wheels" / house.name).symlink_to(house)
+    done = hpcdl(home, "stack", "build", before=small)
+    assert_one_line(done, 3, "no room for the stack")
+    assert "hpcdl stack gc" in done.stderr
+
+
+@needs_root
+def test_a_read_only_file_system(home: Path) -> None:
+    prefix = home / "embedded" / "prefix"
+    frozen = f"mount --bind {prefix} {prefix} && mount -o remount,bind,ro {prefix}"
+    assert_one_line(hpcdl(home, "stack", "publish", "b", before=frozen), 3, "read-only")
+    assert current_id(embedded(home)) == "a"
+
+
+@needs_root
+def test_no_permission() -> None:
+    """As a user who may read the prefix and not write it."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        site = small_site(Path(folder) / "prefix")
+        make_release(site, "b")
+        child = os.fork()
+        if child == 0:
+            _publish_as_nobody(site)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        assert current_id(site) is None
+
+
+def _publish_as_nobody(site: Site) -> NoReturn:
+    """Leave with the error's exit code where it is the right one."""
+    code = 99
+    try:
+        os.setgid(65534)
+        os.setuid(65534)
+        publish(site, "b", passing, say=silent)
+    except MachineLacks as lack:
+        code = int(lack.exit_code) if "no permission" in lack.message else 98
+    finally:
+        os._exit(code)
+
+
+@needs_root
+def test_releases_on_another_file_system_than_the_cache(home: Path) -> None:
+    """Nothing is hard-linked or renamed across; publishing works as ever."""
+    prefix = home / "embedded" / "prefix"
+    other = (
+        f"mkdir {home}/m && mount -t tmpfs none {home}/m && cp -a {prefix}/releases/. {home}/m"
+        f" && mount --bind {home}/m {prefix}/releases"
+    )
+    done = hpcdl(home, "stack", "publish", "b", before=other)
+    assert done.returncode == 0, done.stderr
+
+
+@needs_root
+def test_an_unknown_release(home: Path) -> None:
+    done = hpcdl(home, "stack", "publish", "bb")
+    assert_one_line(done, 2, "there is no release 'bb'")
+
+
+@needs_root
+@pytest.mark.parametrize("command", ["publish", "rollback"])
+def test_a_hand_edited_release(home: Path, command: str) -> None:
+    path = home / "embedded/prefix/releases/b/release.json"
+    path.write_text(path.read_text().replace("2.98.0", "2.99.0"))
+    assert_one_line(hpcdl(home, "stack", command, "b"), 1, "its seal does not match")
+    assert current_id(embedded(home)) == "a"
+    listed = hpcdl(home, "stack", "list")
+    assert listed.returncode == 0
+    assert "broken" in listed.stdout
+
+
+@needs_root
+def test_a_prefix_that_is_a_file(home: Path) -> None:
+    shutil.rmtree(home / "embedded" / "prefix")
+    (home / "embedded" / "prefix").touch()
+    assert_one_line(hpcdl(home, "stack", "publish", "b"), 2, "there is no release 'b'")
+    assert hpcdl(home, "stack", "list").returncode == 0
