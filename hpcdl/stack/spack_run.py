@@ -166,7 +166,9 @@ def concretize(
         _write_scope(Path(scope), root)
         argv: list[str | Path] = [spack, "-C", scope, "-e", where, "concretize", "--force"]
         try:
-            result = run(argv, env=_site_scope(root), timeout=limit, check=False, log=log)
+            result = run(
+                argv, env=_site_scope(root), timeout=limit, check=False, log=log, tied=True
+            )
         except Stopped as fault:
             raise _no_solution(wanted, log, f"no answer within {duration(limit)}") from fault
     if not result.ok:

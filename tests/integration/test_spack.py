@@ -121,8 +121,6 @@ def test_the_committed_lock_is_what_spack_reads(spack_home: Path, one: Environme
     where = spack_home / "environments" / one.name
     if not (where / "spack.lock").exists():
         pytest.skip(f"no lock file for {one.name}")
-    told = spack(spack_home, "-e", str(where), "find", "--concretized-only").stdout
-    assert "hpcdl-tensorflow" in told
     before = (where / "spack.lock").read_text()
     spack(spack_home, "-e", str(where), "concretize")
     assert (where / "spack.lock").read_text() == before, "the lock no longer fits its spack.yaml"
