@@ -45,8 +45,8 @@ from hpcdl.system.files import explain_os_errors, locked, write_atomic
 _STARTING_SECONDS = 20.0
 _READY_SECONDS = 60.0
 _CLOSING_SECONDS = 10.0
-_KEPT = ("log", "database", "lock", "jobs")
-"""What `down` leaves for the next start: logs, the accounting database, the last job's number."""
+_PASSING = ("etc", "run", "state", "spool", "tmp", "dev")
+"""What `down` removes; logs, the accounting database and the next job's number stay."""
 
 Say = Callable[[str], None]
 
@@ -74,6 +74,11 @@ def prepare(
     chosen = current.mode if current and mode == "auto" else choose_mode(mode)
     asked = plan.wish(site, chosen, accounting, max_nodes)
     plan.check_directory(where, asked.node_names)
+    if not state.is_ours_or_empty(where):
+        raise BadInput(
+            f"{where} holds other files, not an embedded cluster",
+            hint="set HPCDL_CLUSTER_DIR to a folder that is empty or does not exist yet",
+        )
     check_packages(accounting)
     check_size(asked)
     check_room(where, accounting)
@@ -114,6 +119,7 @@ def up(
     )
     begin = time.monotonic()
     with locked(where / "lock", wait_seconds=150):
+        state.claim(where)
         current = _current(where)
         if current is not None and _usable(current):
             _refuse_change(current, asked)
@@ -137,8 +143,8 @@ def down(directory: Path, *, purge: bool = False, say: Say = _silent) -> bool:
         Whether there was anything to stop or remove.
     """
     directory = directory.absolute()
-    if not directory.exists():
-        return bool(_stop_processes(directory))
+    if not state.is_ours(directory):
+        return _stop_processes(directory) > 0
     with locked(directory / "lock", wait_seconds=150):
         found = _clear(directory, say)
     if purge:
@@ -384,11 +390,10 @@ def _clear(directory: Path, say: Say) -> bool:
     stopped = _stop_processes(directory, current)
     if current is not None and current.mode == NAMESPACES:
         network.remove_bridge(current.number)
-    if directory.is_dir():
-        for entry in directory.iterdir():
-            if entry.name not in _KEPT and entry.name != "cluster.json":
-                _remove(entry)
-    state.forget(directory)
+    if state.is_ours(directory):
+        for name in _PASSING:
+            shutil.rmtree(directory / name, ignore_errors=True)
+        state.forget(directory)
     return bool(current) or stopped > 0
 
 
@@ -417,19 +422,11 @@ def _close_books(current: ClusterState) -> None:
             processes.end([current.processes[name]], grace=_CLOSING_SECONDS)
 
 
-def _remove(entry: Path) -> None:
-    with suppress(OSError):
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
-
-
 def _note_jobs(current: ClusterState) -> None:
     """Keep the number the next job would have had, so that numbers never come twice."""
     following = next_job(current) if _runs(current, "slurmctld") else None
     known = following or _first_job(current.directory) + 1000
-    with suppress(HpcdlError, OSError):
+    with suppress(HpcdlError):  # a full disk must not keep anything running
         write_atomic(current.directory / "jobs", f"{known}\n")
 
 

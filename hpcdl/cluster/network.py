@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hpcdl.cluster.model import Node, Ports, bridge_name, link_name
-from hpcdl.system.errors import HpcdlError, MachineLacks
+from hpcdl.system.errors import BadInput, HpcdlError, MachineLacks
 from hpcdl.system.run import run
 
 _NUMBERS = 100
@@ -128,9 +128,13 @@ def choose_ports(mode: str, nodes: int, base: int | None) -> Ports:
         base: the base a person wants; found by search where None.
 
     Raises:
+        BadInput: the wanted base is no port.
         MachineLacks: a wanted port is taken, or no stretch is free.
     """
     if base is not None:
+        highest = 65535 - nodes - Ports.FIRST_NODE
+        if not 1024 <= base <= highest:
+            raise BadInput(f"--port-base {base} is outside 1024 to {highest}")
         taken = [port for port in Ports(base).on_host(mode, nodes) if not is_free(port)]
         if taken:
             raise MachineLacks(

@@ -50,7 +50,10 @@ def _changed(current: ClusterState, name: str, change: _Change) -> str:
 
 
 def _kill(now: ClusterState, node: Node) -> tuple[ClusterState, str]:
-    processes.end(processes.of_node(now, node))
+    # Slurm's own first: slurmstepd must not live to report that the job's processes were killed.
+    found = processes.of_node(now, node)
+    processes.end([process for process in found if processes.is_slurm(process)])
+    processes.end(found)
     killed = (*now.killed, *([] if node.name in now.killed else [node.name]))
     cut_nodes = tuple(name for name in now.cut if name != node.name)
     return replace(now, killed=killed, cut=cut_nodes), f"{node.name} is dead"

@@ -43,6 +43,8 @@ def wish(site: Site, mode: str, accounting: bool, max_nodes: int | None = None) 
         BadInput: host list and number of nodes differ, or two partitions describe the same
             node in different ways.
     """
+    if max_nodes is not None and max_nodes < 1:
+        raise BadInput(f"a partition needs at least one node, not {max_nodes}")
     groups: list[Group] = []
     queues: list[Queue] = []
     known: dict[str, Group] = {}

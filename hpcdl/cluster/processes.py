@@ -114,6 +114,13 @@ def of_node(current: ClusterState, node: Node) -> list[ProcessId]:
     ]
 
 
+def is_slurm(process: ProcessId) -> bool:
+    """Whether it is one of Slurm's daemons, not a job's program."""
+    with suppress(OSError):
+        return (_PROC / str(process.pid) / "comm").read_text().startswith("slurm")
+    return False
+
+
 def _on_node(entry: Path, current: ClusterState, node: Node) -> bool:
     with suppress(OSError):
         if f"SLURMD_NODENAME={node.name}".encode() in (entry / "environ").read_bytes().split(b"\0"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from hpcdl.cluster.needs import program
 from hpcdl.slurm.client import clean_environment
 from hpcdl.slurm.parse import mpi_plugins
 from hpcdl.system.errors import Stopped
+from hpcdl.system.files import write_atomic
 from hpcdl.system.run import CommandResult, run
 
 _SECONDS = 10.0
@@ -74,17 +74,16 @@ def responding(port: int) -> bool:
 def mpi_plugin(wanted: str, directory: Path) -> str:
     """The site's MPI plug-in where this Slurm has it, else `none`.
 
-    `srun --mpi=list` asks no controller, but insists on a slurm.conf.
+    `srun --mpi=list` asks no controller, but insists on a slurm.conf: a stub is written where
+    the cluster's own will be.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=directory, prefix=".mpi-") as folder:
-        configuration = Path(folder) / "slurm.conf"
-        configuration.write_text("ClusterName=probe\nSlurmctldHost=localhost\n")
-        answer = run(
-            [program("srun"), "--mpi=list"],
-            base_env={"PATH": os.environ.get("PATH", os.defpath)},
-            env={"SLURM_CONF": str(configuration)},
-            check=False,
-            timeout=_SECONDS,
-        )
+    configuration = directory / "etc/slurm.conf"
+    write_atomic(configuration, "ClusterName=probe\nSlurmctldHost=localhost\n")
+    answer = run(
+        [program("srun"), "--mpi=list"],
+        base_env={"PATH": os.environ.get("PATH", os.defpath)},
+        env={"SLURM_CONF": str(configuration)},
+        check=False,
+        timeout=_SECONDS,
+    )
     return wanted if wanted in mpi_plugins(answer.stdout + answer.stderr) else "none"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,12 @@ from typing import Any
 from hpcdl.cluster.model import ClusterState, Node, ProcessId
 from hpcdl.site import Site
 from hpcdl.system.errors import BadInput
-from hpcdl.system.files import write_json
+from hpcdl.system.files import write_atomic, write_json
 from hpcdl.system.resources import home
 
 VERSION = 1
 _FILE = "cluster.json"
+_OURS = ".hpcdl-cluster"
 _PATHS = ("directory", "site_file", "prefix", "lmod_init")
 
 
@@ -25,10 +27,25 @@ def state_directory(site: Site) -> Path:
 
 def chosen_directory() -> Path | None:
     """HPCDL_CLUSTER_DIR as an absolute path without links, where it is set."""
-    import os
-
     chosen = os.environ.get("HPCDL_CLUSTER_DIR")
     return Path(chosen).expanduser().resolve() if chosen else None
+
+
+def claim(directory: Path) -> None:
+    """Mark a folder as a cluster's: only in such a one is anything ever removed."""
+    write_atomic(directory / _OURS, "An embedded cluster's state; see `hpcdl cluster`.\n")
+
+
+def is_ours(directory: Path) -> bool:
+    """Whether a folder was made by `hpcdl cluster up`."""
+    return (directory / _OURS).is_file() or (directory / _FILE).is_file()
+
+
+def is_ours_or_empty(directory: Path) -> bool:
+    """Whether `up` may use a folder: a cluster's, an empty one, or none yet."""
+    if not directory.exists() or is_ours(directory):
+        return True
+    return directory.is_dir() and all(entry.name == "lock" for entry in directory.iterdir())
 
 
 def write_state(state: ClusterState) -> ClusterState:

@@ -1,0 +1,308 @@
+"""Whatever is killed, `down` leaves nothing behind and `up` brings the cluster back."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from hpcdl.cluster import ClusterState, down, environment, processes, read_state, up
+from hpcdl.cluster import nodes as node_actions
+from hpcdl.cluster.model import LOOPBACK, NAMESPACES, ProcessId
+from hpcdl.cluster.needs import check_packages, choose_mode
+from hpcdl.cluster.query import node_states
+from hpcdl.cluster.state import write_state
+from hpcdl.site import Site, load_site
+from hpcdl.system.errors import MachineLacks
+from tests.integration.conftest import Shell, clean_environment
+
+pytestmark = pytest.mark.cluster
+
+SMALL = """
+schema: 1
+name: small
+slurm: {version: "22.05.8"}
+paths: {prefix: /tmp/hpcdl-none, work: /tmp/hpcdl-none, datasets: /tmp/hpcdl-none}
+partitions:
+  p100:
+    nodes: 2
+    gpu: {model: P100-PCIe, gres_type: p100, per_node: 4}
+    sockets: 2
+    cores_per_socket: 8
+    memory_gb: 60
+  spare: {nodes: 2, sockets: 1, cores_per_socket: 4, memory_gb: 16}
+"""
+
+
+@pytest.fixture(scope="module")
+def small_site(cluster_home: Path) -> Site:
+    try:
+        check_packages(accounting=False)
+    except MachineLacks as lack:
+        pytest.skip(lack.message)
+    path = cluster_home / "small.yaml"
+    path.write_text(SMALL)
+    return load_site(path)
+
+
+@pytest.fixture
+def place(cluster_home: Path) -> Iterator[Path]:
+    directory = cluster_home / "cluster" / "small"
+    yield directory
+    down(directory, purge=True)
+
+
+@pytest.fixture(params=[NAMESPACES, LOOPBACK])
+def mode(request: pytest.FixtureRequest) -> str:
+    if request.param == NAMESPACES and choose_mode("auto") != NAMESPACES:
+        pytest.skip("mode namespaces needs root and unshare")
+    return str(request.param)
+
+
+def links() -> set[str]:
+    return {path.name for path in Path("/sys/class/net").glob("hpcdl*")}
+
+
+def shell(state: ClusterState, directory: Path) -> Shell:
+    return Shell(environment(state, clean_environment()), directory)
+
+
+def kill(process: ProcessId) -> None:
+    processes.end([process])
+
+
+def wait_for(answer: object, seconds: float) -> float:
+    """Seconds until `answer()` is true."""
+    begin = time.monotonic()
+    while not answer():  # type: ignore[operator]
+        assert time.monotonic() - begin < seconds, "it did not happen in time"
+        time.sleep(0.1)
+    return time.monotonic() - begin
+
+
+def test_down_leaves_nothing_and_twice_is_fine(small_site: Site, place: Path, mode: str) -> None:
+    before = links()
+    mounts = Path("/proc/self/mounts").read_text()
+    state = up(small_site, mode=mode, directory=place)
+    shell(state, place)("sbatch", "-N2", "--output=/dev/null", "--wrap=srun sleep 100")
+    shell(state, place)("sbatch", "-p", "spare", "--output=/dev/null", "--wrap=setsid sleep 100 &")
+    time.sleep(1)
+    assert down(place)
+    assert processes.of_cluster(place) == []
+    assert links() == before
+    assert Path("/proc/self/mounts").read_text() == mounts
+    assert {path.name for path in place.iterdir()} <= {".hpcdl-cluster", "lock", "log", "jobs"}
+    assert not down(place)
+
+
+def test_job_numbers_never_come_twice(small_site: Site, place: Path) -> None:
+    numbers = []
+    for _ in range(2):
+        state = up(small_site, directory=place)
+        done = shell(state, place)("sbatch", "--parsable", "--output=/dev/null", "--wrap=true")
+        numbers.append(int(done.stdout))
+        down(place)
+    assert numbers[0] < numbers[1]
+
+
+@pytest.mark.parametrize(
+    "victims",
+    [["slurmctld"], ["munged"], ["p100-02"], ["munged", "slurmctld", "p100-01", "spare-01"]],
+)
+def test_up_restarts_what_was_killed(small_site: Site, place: Path, victims: list[str]) -> None:
+    state = up(small_site, directory=place)
+    ask = shell(state, place)
+    job = ask(
+        "sbatch", "--parsable", "-p", "spare", "-w", "spare-02", "--output=/dev/null",
+        "--wrap=sleep 60",
+    ).stdout.strip()  # fmt: skip
+    wait_for(lambda: ask("squeue", "-h", "-j", job, "-o", "%T").stdout == "RUNNING\n", 10)
+    for victim in victims:
+        kill(state.processes[victim])
+    again = up(small_site, directory=place)
+    changed = {name for name, one in again.processes.items() if state.processes[name] != one}
+    assert changed == set(victims)
+    assert ask("squeue", "-h", "-j", job, "-o", "%T").stdout.strip() == "RUNNING"
+    ask("srun", "-p", "p100", "-N2", "true")
+
+
+def test_everything_killed_is_brought_back(small_site: Site, place: Path, mode: str) -> None:
+    up(small_site, mode=mode, directory=place)
+    for process in processes.of_cluster(place):
+        os.kill(process.pid, signal.SIGKILL)
+    state = up(small_site, mode=mode, directory=place)
+    shell(state, place)("srun", "-p", "p100", "-N2", "true")
+
+
+def test_up_killed_at_any_moment_can_be_stopped_and_repeated(
+    small_site: Site, cluster_home: Path, place: Path, mode: str
+) -> None:
+    before = links()
+    words = ["cluster", "up", "--mode", mode, "--site", str(small_site.source)]
+    env = {**clean_environment(), "HPCDL_CLUSTER_DIR": str(place)}
+    for step in range(8):
+        starting = subprocess.Popen(
+            [sys.executable, "-m", "hpcdl", *words], env=env, stderr=subprocess.DEVNULL
+        )
+        time.sleep(0.08 + 0.05 * step)
+        starting.kill()
+        starting.wait()
+        if step % 2:
+            down(place)
+            assert processes.of_cluster(place) == []
+            assert links() == before
+    state = up(small_site, mode=mode, directory=place)
+    shell(state, place)("srun", "-p", "p100", "-N2", "true")
+
+
+def test_damaged_record_does_not_hinder_down(small_site: Site, place: Path) -> None:
+    before = links()
+    up(small_site, mode=LOOPBACK, directory=place)
+    (place / "cluster.json").write_text('{"schema": 1, "nodes"')
+    assert down(place)
+    assert processes.of_cluster(place) == []
+    assert links() == before
+
+
+def test_process_with_a_recorded_number_is_spared_when_it_is_another(
+    small_site: Site, place: Path
+) -> None:
+    state = up(small_site, mode=LOOPBACK, directory=place)
+    kill(state.processes["spare-01"])
+    bystander = subprocess.Popen(["sleep", "60"])
+    try:
+        # As if the kernel had given the dead slurmd's number to somebody else's process.
+        recycled = ProcessId(bystander.pid, state.processes["spare-01"].start)
+        write_state(replace(state, processes={**state.processes, "spare-01": recycled}))
+        down(place)
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_shell_of_a_person_is_spared(small_site: Site, place: Path) -> None:
+    state = up(small_site, directory=place)
+    person = subprocess.Popen(["sleep", "60"], env=environment(state))
+    try:
+        down(place)
+        assert person.poll() is None
+    finally:
+        person.kill()
+        person.wait()
+
+
+def test_two_clusters_run_at_once(
+    cluster: ClusterState, slurm: Shell, small_site: Site, place: Path, mode: str
+) -> None:
+    second = up(small_site, mode=mode, directory=place)
+    other = shell(second, place)
+    assert other("srun", "-p", "p100", "-N2", "-l", "hostname").returncode == 0
+    assert slurm("srun", "-p", "p100", "-N2", "-l", "hostname").returncode == 0
+    assert "spare" in other("sinfo", "-h", "-o", "%R").stdout
+    assert "spare" not in slurm("sinfo", "-h", "-o", "%R").stdout
+    down(place)
+    assert slurm("srun", "-p", "p100", "-N2", "hostname").returncode == 0
+    assert set(node_states(cluster).values()) <= {"idle", "completing"}
+
+
+def test_killed_node_is_noticed_and_its_job_runs_again_elsewhere(
+    small_site: Site, place: Path, mode: str
+) -> None:
+    _lose_a_node(small_site, place, mode, node_actions.kill, node_actions.up)
+
+
+def test_node_cut_off_is_noticed_and_its_job_runs_again_elsewhere(
+    small_site: Site, place: Path
+) -> None:
+    if choose_mode("auto") != NAMESPACES:
+        pytest.skip("mode namespaces needs root and unshare")
+    _lose_a_node(small_site, place, NAMESPACES, node_actions.cut, node_actions.heal)
+
+
+def _lose_a_node(site: Site, place: Path, mode: str, lose: object, mend: object) -> None:
+    state = up(site, mode=mode, directory=place)
+    slurm = shell(state, place)
+    script = place / "log" / "job.sh"
+    script.write_text(
+        "#!/bin/bash\necho restart ${SLURM_RESTART_COUNT:-0}\n"
+        '[ "${SLURM_RESTART_COUNT:-0}" = 1 ] || srun sleep 300\n'
+    )
+    log = place / "log" / "job.log"
+    job = slurm(
+        "sbatch", "--parsable", "-p", "p100", "-w", "p100-02", "--requeue",
+        "--open-mode=append", f"--output={log}", script,
+    ).stdout.strip()  # fmt: skip
+    wait_for(lambda: log.exists() and "restart 0" in log.read_text(), 15)
+    time.sleep(1)
+    lose(state, "p100-02")  # type: ignore[operator]
+    assert wait_for(lambda: node_states(state)["p100-02"].startswith("down"), 40) < 30
+    slurm("scontrol", "update", f"jobid={job}", "ReqNodeList=")
+    show = ("scontrol", "show", "job", job)
+    assert wait_for(lambda: "JobState=COMPLETED" in slurm(*show).stdout, 30) < 20
+    assert log.read_text().split("\n").count("restart 1") == 1
+    mend(read_state(place), "p100-02")  # type: ignore[operator]
+    wait_for(lambda: node_states(state)["p100-02"] == "idle", 40)
+    slurm("srun", "-p", "p100", "-w", "p100-02", "true")
+
+
+def test_killed_node_has_no_process_left(small_site: Site, place: Path, mode: str) -> None:
+    state = up(small_site, mode=mode, directory=place)
+    job = ["-p", "spare", "-w", "spare-01", "--output=/dev/null", "--wrap=sleep 7777 & sleep 7777"]
+    shell(state, place)("sbatch", *job)
+    count = "pgrep -fc '^sleep 7777$'"
+    wait_for(lambda: subprocess.getoutput(count) == "2", 10)
+    node_actions.kill(state, "spare-01")
+    assert subprocess.getoutput(count) == "0"
+    assert node_actions.kill(state, "spare-01") == "spare-01 is dead"
+    assert up(small_site, mode=mode, directory=place).killed == ("spare-01",)
+    assert node_actions.up(state, "spare-01") == "spare-01 takes jobs"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the tests run without root already")
+def test_without_root_the_nodes_share_the_machine(place: Path, small_site: Site) -> None:
+    python = Path("/usr/bin/python3")
+    if not python.exists():
+        pytest.skip("no Python that every user may run")
+    home = Path("/tmp") / f"hpcdl-{os.getpid()}"
+    here = Path(__file__).resolve().parents[2]
+    for package in ("jinja2", "markupsafe", "yaml"):
+        source = Path(import_module(package).__file__ or "").parent
+        shutil.copytree(source, home / "code" / package)
+    for part in ("hpcdl", "templates"):
+        shutil.copytree(here / part, home / "code" / part)
+    shutil.copy(small_site.source, home / "small.yaml")
+    subprocess.run(["chown", "-R", "nobody", home], check=True)
+    env = {
+        "HOME": str(home), "HPCDL_HOME": str(home), "HPCDL_SITE": str(home / "small.yaml"),
+        "PATH": "/usr/bin:/bin", "PYTHONPATH": str(home / "code"),
+    }  # fmt: skip
+    lines = f"""
+        set -e
+        hpcdl() {{ {python} -m hpcdl "$@"; }}
+        hpcdl cluster up
+        eval "$(hpcdl cluster env)"
+        timeout 30 srun -p p100 -N2 --gpus-per-node=p100:2 bash -c 'id -un; echo $CUDA_VISIBLE_DEVICES'
+        ! hpcdl cluster up --mode namespaces
+        hpcdl cluster down
+    """
+    try:
+        done = subprocess.run(
+            ["setpriv", "--reuid=nobody", "--clear-groups", "bash", "-c", lines],
+            env=env, cwd=home, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.split("\n").count("nobody") == 2
+        assert done.stdout.split("\n").count("0,1") == 2
+    finally:
+        down(home / "cluster" / "small", purge=True)
+        shutil.rmtree(home)
