@@ -27,6 +27,9 @@ def _question(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--calibrate", type=Path, metavar="RESULT.JSON",
                         help="start from a run of this site")  # fmt: skip
     parser.add_argument("--one", type=float, metavar="IMAGES/S", help="what one GPU makes")
+    parser.add_argument("--cycle-ms", type=float, metavar="MS", help="HOROVOD_CYCLE_TIME (1)")
+    parser.add_argument("--fusion-mb", type=float, metavar="MB",
+                        help="HOROVOD_FUSION_THRESHOLD in MB (134)")  # fmt: skip
     parser.add_argument("--link", type=float, metavar="GB/S",
                         help="all-reduce bus bandwidth measured within a node")  # fmt: skip
     parser.add_argument("--network", type=float, metavar="GB/S",
@@ -71,6 +74,8 @@ def _request(args: argparse.Namespace) -> Request:
         images_per_second=args.one,
         link_gbs=args.link,
         network_gbs=args.network,
+        cycle_ms=args.cycle_ms,
+        fusion_mb=args.fusion_mb,
     )
 
 
@@ -104,9 +109,11 @@ def _simulate(args: argparse.Namespace) -> ExitCode:
     from hpcdl.predict.show import scenes_data, scenes_text
     from hpcdl.predict.step import profile
 
-    machine, training, base = prepare(_request(args))
+    request = _request(args)
+    machine, training, base = prepare(request)
     (gpus,) = expand(str(args.gpus), machine.per_node)
-    found = scenes(machine, training, profile(machine, training, base.seconds), gpus)
+    one = profile(machine, training, base.seconds, request.constants)
+    found = scenes(machine, training, one, gpus, request.constants)
     if args.json:
         print_json(scenes_data(found))
     else:

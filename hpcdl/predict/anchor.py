@@ -22,7 +22,7 @@ def solve(known: Constants | None = None) -> tuple[float, float]:
 
     A step is base + contention x a + straggler x b, linear in both, so two rows give them.
     """
-    known = known or constants()
+    known = known or constants("early")
     anchor: dict[str, Any] = facts.load("links")["constants"]["anchor"]
     machine = _machine(anchor)
     (loss1, a1, b1), (loss2, a2, b2) = (_row(machine, anchor, row, known) for row in anchor["rows"])
@@ -42,7 +42,7 @@ def _row(
 ) -> tuple[float, float, float]:
     """What the constants must explain, and the step's slopes in them, in steps of one GPU."""
     training = Training(network(row["model"]), anchor["batch"])
-    one = profile(machine, training, anchor["batch"] / row["images_per_sec"])
+    one = profile(machine, training, anchor["batch"] / row["images_per_sec"], known)
     step = predict_step(
         machine, training, one, anchor["gpus"], anchor["nodes"],
         replace(known, contention=1.0, straggler=1.0),

@@ -93,7 +93,7 @@ def forecast(
         known: the model's constants, those of the facts by default.
     """
     known = known or constants()
-    one = profile(machine, training, calibration.seconds)
+    one = profile(machine, training, calibration.seconds, known)
     alone = predict_step(machine, training, one, 1, 1, known)
     points = []
     for gpus in counts:

@@ -23,13 +23,14 @@ from hpcdl.predict.forecast import IMAGENET_IMAGES, Forecast, expand, forecast
 from hpcdl.predict.hardware import GIGA, Machine, of_partition
 from hpcdl.predict.network import network
 from hpcdl.predict.records import read_records
-from hpcdl.predict.step import FORMS, PRECISIONS, Training
+from hpcdl.predict.step import FORMS, PRECISIONS, Constants, Training, constants
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean
 
 if TYPE_CHECKING:
     from hpcdl.site import Partition
 
+MEGA = 1e6
 _DEFAULT_BATCH = 64
 _BOUNDS = {
     "batch": (1, 65_536, "images per GPU"),
@@ -39,6 +40,8 @@ _BOUNDS = {
     "storage_gbs": (1e-6, 1e6, "GB/s of storage"),
     "link_gbs": (1e-4, 1e5, "GB/s within a node"),
     "network_gbs": (1e-4, 1e5, "GB/s between nodes"),
+    "cycle_ms": (0.0, 1e4, "ms between Horovod's looks"),
+    "fusion_mb": (0.0, 1e5, "MB of Horovod's fusion buffer"),
     "images_per_second": (1e-4, 1e9, "images/s of one GPU"),
 }
 
@@ -50,7 +53,8 @@ class Request:
     `gpus` is text as `expand` takes it; all of the partition by default. `loss` is a part,
     0.1 for 10 %. `result` is a result.json to start from; `images_per_second` one GPU's rate.
     `link_gbs` and `network_gbs` are bus bandwidths that an all-reduce check measured within a
-    node and between nodes; they replace the published ones.
+    node and between nodes; they replace the published ones. `cycle_ms` and `fusion_mb` are
+    HOROVOD_CYCLE_TIME and HOROVOD_FUSION_THRESHOLD; Horovod's defaults of today if None.
     """
 
     partition: Partition
@@ -69,6 +73,18 @@ class Request:
     images_per_second: float | None = None
     link_gbs: float | None = None
     network_gbs: float | None = None
+    cycle_ms: float | None = None
+    fusion_mb: float | None = None
+
+    @property
+    def constants(self) -> Constants:
+        """The model's constants, with Horovod's settings as asked."""
+        known = constants()
+        if self.cycle_ms is not None:
+            known = replace(known, cycle=self.cycle_ms / 1000)
+        if self.fusion_mb is not None:
+            known = replace(known, fusion_bytes=self.fusion_mb * MEGA)
+        return known
 
 
 def answer(request: Request) -> Forecast:
@@ -88,6 +104,7 @@ def answer(request: Request) -> Forecast:
         images=request.images or IMAGENET_IMAGES,
         loss=request.loss,
         deadline_hours=request.deadline_hours,
+        known=request.constants,
     )
 
 

@@ -68,7 +68,7 @@ def read_traces() -> tuple[Trace, ...]:
 
 def judge_traces(known: Constants | None = None) -> tuple[Traced, ...]:
     """Every trace in every form."""
-    known = known or constants()
+    known = known or constants("early")
     return tuple(_judge(trace, form, known) for form in FORMS for trace in read_traces())
 
 

@@ -117,7 +117,7 @@ class Validation:
 @lru_cache(maxsize=4)
 def validate(records: tuple[Record, ...], known: Constants | None = None) -> Validation:
     """Judge the model by every record of more than one GPU."""
-    known = known or constants()
+    known = known or constants("early")
     cases, unfit = [], []
     for record in records:
         if record.gpus == 1:
@@ -224,7 +224,7 @@ def assumed_batch(net: Network, machine: Machine, precision: str) -> int:
 
 def judge(case: Case, known: Constants) -> Judged:
     """Predict one row: images per second from its base, or the speed-up."""
-    one = profile(case.machine, case.training, case.one_seconds)
+    one = profile(case.machine, case.training, case.one_seconds, known)
     gpus = case.record.gpus or 1
     step = predict_step(case.machine, case.training, one, gpus, case.record.nodes, known)
     alone = predict_step(case.machine, case.training, one, 1, 1, known)

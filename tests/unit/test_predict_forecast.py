@@ -16,8 +16,8 @@ from hpcdl.predict.feed import IMAGENET
 from hpcdl.predict.forecast import Forecast, choose, expand, forecast
 from hpcdl.predict.hardware import of_partition
 from hpcdl.predict.network import network
-from hpcdl.predict.request import Request, answer
-from hpcdl.predict.step import Training, largest_of
+from hpcdl.predict.request import Request, answer, prepare
+from hpcdl.predict.step import Training, largest_of, profile
 from hpcdl.site import Partition, find_site_file, load_site
 from hpcdl.system.errors import BadInput, MachineLacks
 
@@ -120,6 +120,26 @@ def test_a_slow_network_limits_by_communication_and_many_ranks_by_stragglers(
     assert ask(k80, gpus="4096").points[0].step.limit == "stragglers"
 
 
+def test_a_tiny_network_is_limited_by_latency_and_helped_by_a_shorter_cycle(
+    k80: Partition,
+) -> None:
+    slow, fast = (
+        ask(k80, model="mlp", images_per_second=1e5, gpus="64", cycle_ms=cycle).points[0]
+        for cycle in (5.0, 0.5)
+    )
+    assert slow.step.limit == "latency"
+    assert fast.step.seconds < slow.step.seconds
+
+
+def test_a_larger_buffer_sends_fewer_messages(k80: Partition) -> None:
+    def messages(fusion_mb: float) -> int:
+        request = Request(k80, "vgg16", fusion_mb=fusion_mb, cycle_ms=50.0)
+        machine, training, base = prepare(request)
+        return len(profile(machine, training, base.seconds, request.constants).packed)
+
+    assert messages(1.0) > messages(1000.0)
+
+
 @pytest.mark.parametrize("slower", ["no_overlap", "parameter_server"])
 def test_other_forms_are_slower_than_the_overlapped_all_reduce(k80: Partition, slower: str) -> None:
     def rate(form: str) -> float:
@@ -202,7 +222,7 @@ def test_a_cpu_partition_needs_a_measured_step(cpu: Partition) -> None:
         ("model", "resnet5O"), ("model", None), ("batch", 0), ("batch", 10**9),
         ("precision", "fp8"), ("form", "horovad"), ("data", "cifar"), ("images", 0),
         ("loss", float("nan")), ("loss", 1.0), ("deadline_hours", -1.0), ("storage_gbs", 1.0),
-        ("images_per_second", float("inf")), ("network_gbs", 0.0), ("link_gbs", -1.0),
+        ("images_per_second", float("inf")), ("network_gbs", 0.0), ("link_gbs", -1.0), ("cycle_ms", -1.0), ("fusion_mb", float("nan")),
         ("result", Path("/nowhere/result.json")),
     ],
 )  # fmt: skip

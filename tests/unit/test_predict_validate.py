@@ -98,7 +98,7 @@ def test_a_prediction_does_not_depend_on_any_measured_row_of_several_gpus(
     )
     before = {row.case.record.id: row.predicted for row in found.judged}
     cases = [case_of(r, wrong) for r in wrong if r.gpus != 1]
-    after = [judge(case, constants()) for case in cases if isinstance(case, Case)]
+    after = [judge(case, constants("early")) for case in cases if isinstance(case, Case)]
     assert before.items() <= {row.case.record.id: row.predicted for row in after}.items()
 
 
@@ -115,7 +115,7 @@ def test_a_half_is_judged_by_constants_that_its_own_rows_do_not_change(
         for case in (case_of(r, wrong) for r in wrong if "do not use" not in r.notes)
         if isinstance(case, Case) and case.record.gpus != 1
     ]
-    again, _ = cross_fit(cases, constants())
+    again, _ = cross_fit(cases, constants("early"))
     assert again[0].constants == half.constants
     assert again[1].constants != found.halves[1].constants
 
