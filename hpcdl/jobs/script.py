@@ -7,6 +7,7 @@ values. Reasons ride behind their lines on a separator that no value can contain
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, replace
 from functools import cache
@@ -20,6 +21,7 @@ from hpcdl.jobs.layout import Layout, plan_layout
 from hpcdl.jobs.spec import SIGNAL_SECONDS, JobSpec, Module, check_environment, check_spec
 from hpcdl.site import Partition, Site
 from hpcdl.system.errors import BadInput
+from hpcdl.system.resources import cache as cache_folder
 from hpcdl.system.resources import folder
 
 if TYPE_CHECKING:
@@ -255,6 +257,7 @@ def _template(name: str) -> jinja2.Template:
         loader=jinja2.FileSystemLoader(folder("templates") / "sbatch"),
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
+        bytecode_cache=_compiled_templates(),
         autoescape=False,  # noqa: S701 - the output is bash, quoted by `word`
     )
     environment.filters["word"] = quote.word
@@ -262,6 +265,23 @@ def _template(name: str) -> jinja2.Template:
     environment.filters["expandable"] = quote.expandable
     environment.globals["why"] = _why
     return environment.get_template(name)
+
+
+def _compiled_templates() -> jinja2.BytecodeCache | None:
+    """Where compiled templates are kept: to compile takes longer than all the rest of a render.
+
+    None where the folder cannot be ours alone; what is read from it is run.
+    """
+    import jinja2
+
+    place = cache_folder() / "templates"
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = place.stat()
+    except OSError:
+        return None
+    ours = status.st_uid == os.geteuid() and not status.st_mode & 0o022
+    return jinja2.FileSystemBytecodeCache(str(place)) if ours else None
 
 
 def explain(script: Script) -> str:
