@@ -212,8 +212,8 @@ def simulate(
     """
     clock = Clock()
     stream = _Stream(clock, cluster, algorithm)
-    slowest = max((cluster.pace(rank) for rank in range(cluster.ranks)), default=1.0)
     # The coordinator sends what every rank has, so the slowest rank decides.
+    slowest = max(cluster.pace(rank) for rank in range(cluster.ranks))
     moments = [gradient.ready * slowest for gradient in ready]
 
     def look(index: int) -> None:
