@@ -121,13 +121,17 @@ def _explain(args: argparse.Namespace) -> ExitCode:
 def _submit_options(parser: argparse.ArgumentParser) -> None:
     _request(parser)
     parser.add_argument("--watch", action="store_true", help="follow the job to its end")
+    parser.add_argument("--chain", type=int, default=1, metavar="N",
+                        help="queue N jobs, each going on where the last one stopped")  # fmt: skip
 
 
 def _submit(args: argparse.Namespace) -> ExitCode:
+    from dataclasses import replace
+
     from hpcdl.jobs.submission import place, submit
 
     site = the_site(args)
-    spec = _spec(args, site)
+    spec = replace(_spec(args, site), chain=args.chain)
     module = _module(args, site, published=True)
     if args.dry_run:
         script, placed = place(site, spec, module)
@@ -191,6 +195,7 @@ def _show_end_of_log(submission: Submission) -> None:
 def _submission_data(submission: Submission) -> dict[str, object]:
     return {
         "job_id": submission.job_id,
+        "chain": submission.chain,
         "folder": submission.folder,
         "script": submission.script,
         "log": submission.log,
@@ -305,7 +310,7 @@ def _cancel(args: argparse.Namespace) -> ExitCode:
     from hpcdl.slurm import client
 
     site = the_site(args)
-    ids = [find(site, job).job_id for job in args.jobs]
+    ids = [job_id for job in args.jobs for job_id in find(site, job).chain]
     if args.dry_run:
         print(f"would cancel {', '.join(map(str, ids))}")
         return ExitCode.OK

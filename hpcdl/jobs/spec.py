@@ -28,7 +28,7 @@ _RESERVED = frozenset(
     "BASH_SOURCE BASH_SUBSHELL BASH_VERSINFO DIRSTACK EPOCHREALTIME EPOCHSECONDS EUID FUNCNAME "
     "GROUPS HISTCMD LINENO OPTIND PIPESTATUS PPID RANDOM SECONDS SHELLOPTS SHLVL SRANDOM UID _ "
     "HPCDL_JOB_DIR SLURM_JOB_ID SLURM_RESTART_COUNT SLURM_EXPORT_ENV again code launcher "
-    "point".split()
+    "point stopped".split()
 )
 
 
@@ -174,6 +174,7 @@ def _counts(spec: JobSpec) -> dict[str, int | None]:
         "tasks-per-node": spec.tasks_per_node,
         "cpus-per-task": spec.cpus_per_task,
         "time": spec.minutes,
+        "chain": spec.chain,
     }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,10 +27,15 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Submission:
-    """A queued job and where its files lie."""
+    """A queued job and where its files lie; `chain` are the ids of all jobs of its run."""
 
     job_id: int
     folder: Path
+    chain: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.chain:
+            object.__setattr__(self, "chain", (self.job_id,))
 
     @property
     def script(self) -> Path:
@@ -70,20 +76,33 @@ def submit(site: Site, spec: JobSpec, module: Module) -> Submission:
     assert folder is not None
     if (folder / "job.json").exists():
         raise BadInput(f"{folder} holds a submitted job", hint="choose another --job-dir")
-    job_id = None
+    queued: list[int] = []
     try:
         write_atomic(folder / "job.sh", _bytes(script.text), mode=0o755)
         client.would_run(folder / "job.sh")
-        job_id = client.submit(folder / "job.sh")
-        write_json(folder / "job.json", _record(site, placed, module, script, job_id))
-        switch_link(_index(site) / str(job_id), os.path.relpath(folder, _index(site)))
+        for options in _links(spec.chain, queued):
+            queued.append(client.submit(folder / "job.sh", options))
+        write_json(folder / "job.json", _record(site, placed, module, script, queued))
+        for job_id in queued:
+            switch_link(_index(site) / str(job_id), os.path.relpath(folder, _index(site)))
     except BaseException:
         # A job without its record could not be followed: it is taken back as a whole.
-        if job_id is not None:
-            client.cancel([job_id])
+        client.cancel(queued)
         _withdraw(folder)
         raise
-    return Submission(job_id, folder)
+    return Submission(queued[0], folder, tuple(queued))
+
+
+def _links(chain: int, queued: Sequence[int]) -> Iterator[tuple[str, ...]]:
+    """Options of each job of a chain: one starts only where none before it finished.
+
+    Every job before it is named: one that is dropped, because the run has finished, counts as
+    not ok for the next.
+    """
+    yield ()
+    for _ in range(chain - 1):
+        before = ",".join(f"afternotok:{job_id}" for job_id in queued)
+        yield (f"--dependency={before}", "--kill-on-invalid-dep=yes")
 
 
 def find(site: Site, which: str) -> Submission:
@@ -95,7 +114,8 @@ def find(site: Site, which: str) -> Submission:
     folder = _index(site) / which if which.isdigit() else Path(which)
     try:
         record = json.loads((folder / "job.json").read_text())
-        return Submission(int(record["job_id"]), folder.resolve())
+        chain = tuple(map(int, record.get("chain") or [record["job_id"]]))
+        return Submission(int(record["job_id"]), folder.resolve(), chain)
     except (OSError, ValueError, KeyError, TypeError) as fault:
         kind = f"job {which}" if which.isdigit() else f"job in {which}"
         raise BadInput(
@@ -139,11 +159,12 @@ def _withdraw(folder: Path) -> None:
 
 
 def _record(
-    site: Site, spec: JobSpec, module: Module, script: Script, job_id: int
+    site: Site, spec: JobSpec, module: Module, script: Script, queued: Sequence[int]
 ) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
-        "job_id": job_id,
+        "job_id": queued[0],
+        "chain": list(queued),
         "name": spec.name,
         "site": site.name,
         "site_file": str(site.source),

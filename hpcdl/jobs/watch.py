@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -48,21 +48,32 @@ class Snapshot:
 
 
 def follow(submission: Submission) -> Iterator[Snapshot]:
-    """Snapshots until the job has ended, one per poll; a forgotten job ends as UNKNOWN."""
+    """Snapshots until the job has ended, one per poll; a forgotten job ends as UNKNOWN.
+
+    In a chain of jobs the next one is followed where one ended without having finished.
+    """
+    for job_id in submission.chain:
+        last = yield from _follow_one(replace(submission, job_id=job_id))
+        if last.ok or last.state == "CANCELLED":
+            return
+
+
+def _follow_one(submission: Submission) -> Generator[Snapshot, None, Snapshot]:
     forgotten_since: float | None = None
     while True:
         record = client.job(submission.job_id)
         if record is None:
             forgotten_since = forgotten_since or time.monotonic()
             if time.monotonic() - forgotten_since > _UNKNOWN_SECONDS:
-                yield _forgotten(submission)
-                return
+                snapshot = _forgotten(submission)
+                yield snapshot
+                return snapshot
         else:
             forgotten_since = None
             snapshot = _snapshot(record, submission)
             yield snapshot
             if snapshot.ended:
-                return
+                return snapshot
         time.sleep(POLL_SECONDS)
 
 

@@ -1,0 +1,234 @@
+"""Jobs on the real Slurm: what is asked arrives, byte for byte; a lost node is no lost job."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.cluster
+HPCDL = str(Path(sys.executable).with_name("hpcdl"))
+
+
+@pytest.fixture
+def hpcdl(slurm: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., object]:
+    """Runs `hpcdl job submit --no-module --watch --json` and gives what came out."""
+
+    def submit(*words: str, check: bool = True, timeout: float = 120) -> dict[str, object]:
+        done = slurm(HPCDL, "job", "submit", "--no-module", "--watch", "--json", *words,
+                     check=check, timeout=timeout)  # fmt: skip
+        answer = json.loads(done.stdout)
+        assert isinstance(answer, dict)
+        return answer
+
+    return submit
+
+
+def log_of(answer: dict[str, object]) -> str:
+    return Path(str(answer["log"])).read_text()
+
+
+# `srun` runs this in every rank; what Slurm promised is checked from inside.
+PROBE = (
+    'echo "rank=$SLURM_PROCID local=$SLURM_LOCALID world=$SLURM_NTASKS cpus=$SLURM_CPUS_PER_TASK '
+    'gpus=${CUDA_VISIBLE_DEVICES:-none} host=$(hostname)"'
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "ranks", "gpus", "hosts"),
+    [
+        (["--partition", "cpu", "--nodes", "2"], 2, "none", 2),
+        (["--partition", "p100", "--gpus", "1"], 1, r"\d", 1),
+        (["--partition", "p100", "--gpus", "4"], 4, "0,1,2,3", 1),
+        (["--partition", "v100", "--gpus", "16"], 16, "0,1,2,3,4,5,6,7", 2),
+        (["--partition", "v100", "--nodes", "2", "--gpus-per-node", "6"], 12, r"\d(,\d){5}", 2),
+        (["--partition", "k80", "--gpus", "4", "--launcher", "single"], 1, "0,1,2,3", 1),
+    ],
+)
+def test_every_layout_reaches_its_ranks(
+    hpcdl: Callable[..., dict[str, object]], words: list[str], ranks: int, gpus: str, hosts: int
+) -> None:
+    lines = log_of(hpcdl(*words, "--", "bash", "-c", PROBE)).splitlines()
+    found = [dict(part.split("=", 1) for part in line.split()) for line in lines if "rank=" in line]
+    assert sorted(int(one["rank"]) for one in found) == list(range(ranks))
+    assert {one["world"] for one in found} == {str(ranks)}
+    assert len({one["host"] for one in found}) == hosts
+    assert all(re.fullmatch(gpus, one["gpus"]) for one in found), found
+    assert len({(one["host"], one["local"]) for one in found}) == ranks
+
+
+NASTY = ["a b", "$(touch evil)", "`touch evil`", "quo'te\"s", "new\nline", "-e", "ünï", "", "*",
+         "back\\slash", ":", "#SBATCH --nodes=9"]  # fmt: skip
+
+
+def test_any_text_arrives_byte_for_byte_and_nothing_else_is_run(
+    hpcdl: Callable[..., dict[str, object]], tmp_path: Path
+) -> None:
+    program = "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ['SECRET']]))"
+    secret = "x\ty $HOME `id` 'q' \"d\"\n"
+    answer = hpcdl(
+        "--partition", "cpu", "--env", f"SECRET={secret}", "--job-dir", str(tmp_path / "a b %j"),
+        "--", "python3", "-c", program, *NASTY,
+    )  # fmt: skip
+    line = next(line for line in log_of(answer).splitlines() if line.startswith("[["))
+    assert json.loads(line) == [NASTY, secret]
+    assert not list(tmp_path.rglob("evil"))
+
+
+@pytest.mark.parametrize("code", [0, 3, 127])
+def test_the_program_s_exit_code_is_the_job_s(
+    hpcdl: Callable[..., dict[str, object]], code: int
+) -> None:
+    answer = hpcdl("--partition", "cpu", "--", "bash", "-c", f"exit {code}", check=False)
+    assert answer["exit_code"] == code
+    assert (answer["state"] == "COMPLETED") == (code == 0)
+    assert (Path(str(answer["folder"])) / "exit_code").read_text() == f"{code}\n"
+
+
+def test_when_a_rank_dies_its_peers_are_ended(hpcdl: Callable[..., dict[str, object]]) -> None:
+    start = time.monotonic()
+    program = "if (( SLURM_PROCID == 3 )); then sleep 1; kill -9 $$; else sleep 300; fi"
+    answer = hpcdl("--nodes", "2", "--gpus-per-node", "2", "--", "bash", "-c", program, check=False)
+    assert answer["state"] == "FAILED"
+    assert time.monotonic() - start < 60
+
+
+# On its first run the program waits for USR2, as at the end of its walltime, and leaves with 75.
+RESUME = (
+    'echo "run ${SLURM_RESTART_COUNT:-0}"; (( ${SLURM_RESTART_COUNT:-0} )) && exit 0; '
+    "trap 'exit 75' USR2; touch ready; sleep 120 & wait"
+)
+
+
+def test_the_walltime_signal_leads_to_a_requeue_that_finishes(
+    slurm: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "job"
+    submit = [HPCDL, "job", "submit", "--no-module", "--json", "--partition", "cpu", "--job-dir"]
+    job = json.loads(slurm(*submit, folder, "--", "bash", "-c", RESUME).stdout)["job_id"]
+    wait_for((folder / "ready").exists)
+    slurm("scancel", "--batch", "--signal=USR2", str(job))
+    wait_for(lambda: "JobState=PENDING" in slurm("scontrol", "show", "job", str(job)).stdout)
+    watched = slurm(HPCDL, "job", "watch", "--json", str(job), timeout=120)
+    answer = json.loads(watched.stdout)
+    assert (answer["state"], answer["restarts"]) == ("COMPLETED", 1)
+    assert (folder / "job.log").read_text().count("run ") == 2
+
+
+def test_cancelling_never_requeues(
+    slurm: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "job"
+    submit = [HPCDL, "job", "submit", "--no-module", "--json", "--partition", "cpu", "--job-dir"]
+    program = ["--", "bash", "-c", "trap 'exit 75' TERM; touch ready; sleep 120 & wait"]
+    job = json.loads(slurm(*submit, folder, *program).stdout)["job_id"]
+    wait_for((folder / "ready").exists)
+    slurm(HPCDL, "job", "cancel", str(job))
+    watched = slurm(HPCDL, "job", "watch", "--json", str(job), check=False)
+    answer = json.loads(watched.stdout)
+    assert (answer["state"], answer["restarts"]) == ("CANCELLED", 0)
+
+
+def test_a_lost_node_puts_the_job_on_another_one(
+    slurm: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "job"
+    submit = [HPCDL, "job", "submit", "--no-module", "--json", "--partition", "p100", "--gpus", "1"]
+    program = ["bash", "-c", "hostname >>hosts; (( ${SLURM_RESTART_COUNT:-0} )) || sleep 300"]
+    answer = slurm(*submit, "--job-dir", folder, "--", *program)
+    job = json.loads(answer.stdout)["job_id"]
+    wait_for((folder / "hosts").exists)
+    node = (folder / "hosts").read_text().split()[0]
+    slurm(HPCDL, "cluster", "node", "kill", node)
+    try:
+        watched = slurm(HPCDL, "job", "watch", "--json", str(job), timeout=150)
+    finally:
+        slurm(HPCDL, "cluster", "node", "up", node)
+    answer = json.loads(watched.stdout)
+    assert (answer["state"], answer["restarts"]) == ("COMPLETED", 1)
+    assert (folder / "hosts").read_text().split()[1] != node
+
+
+def test_a_chain_goes_on_until_one_finishes_and_the_rest_is_dropped(
+    hpcdl: Callable[..., dict[str, object]], tmp_path: Path
+) -> None:
+    program = "echo x >>runs; (( $(wc -l <runs) == 2 ))"
+    folder = tmp_path / "job"
+    answer = hpcdl(
+        "--partition", "cpu", "--chain", "4", "--job-dir", str(folder), "--", "bash", "-c", program
+    )
+    assert answer["state"] == "COMPLETED"
+    assert len(answer["chain"]) == 4  # type: ignore[arg-type]
+    time.sleep(2)
+    assert (folder / "runs").read_text().count("x") == 2
+
+
+def test_slurm_s_own_refusal_is_shown_and_nothing_is_left(
+    slurm: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    words = ["job", "submit", "--no-module", "--partition", "cpu", "--account", "a", "--qos", "b"]
+    refused = slurm(HPCDL, *words, "--job-dir", tmp_path / "job", check=False)
+    if refused.returncode == 0:
+        pytest.skip("this Slurm has no accounting, and takes any account")
+    assert refused.returncode == 2
+    assert not (tmp_path / "job").exists()
+
+
+def test_slurm_away_is_one_clear_line(
+    slurm: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "slurm.conf").write_text("ClusterName=x\nSlurmctldHost=localhost\n"
+                                         "SlurmctldPort=1\nNodeName=a\n")  # fmt: skip
+    words = ["env", f"SLURM_CONF={tmp_path}/slurm.conf", HPCDL, "job", "submit", "--no-module"]
+    answer = slurm(*words, "--partition", "cpu", "--", "true", check=False, timeout=90)
+    assert answer.returncode == 3
+    assert answer.stderr.startswith("error: Slurm does not answer\n")
+    assert "Traceback" not in answer.stderr
+
+
+def test_a_sweep_submits_only_what_is_missing(
+    slurm: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    marker = tmp_path / "mended"
+    program = ["--", "bash", "-c", f"[[ {{n}} != 2 || -e {marker} ]]"]
+    sweep = [HPCDL, "job", "sweep", "--no-module", "--json", "--name", f"s{time.time_ns()}",
+             "--partition", "cpu", "--over", "n=1,2,3", "--running", "2"]  # fmt: skip
+
+    def states() -> list[str]:
+        answer = slurm(*sweep, "--status", *program, check=False)
+        return [point["state"] for point in json.loads(answer.stdout)["points"]]
+
+    slurm(*sweep, *program)
+    wait_for(lambda: states() == ["done", "missing", "done"])
+    marker.touch()
+    again = json.loads(slurm(*sweep, *program).stdout)
+    assert [point["state"] for point in again["points"]] == ["done", "queued", "done"]
+    wait_for(lambda: states() == ["done", "done", "done"])
+
+
+def test_the_site_file_drafted_from_the_cluster_agrees_with_it(
+    slurm: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    slurm(HPCDL, "site", "init", "--output", tmp_path / "site.yaml")
+    slurm(HPCDL, "site", "check", "--site", tmp_path / "site.yaml")
+    text = (tmp_path / "site.yaml").read_text()
+    (tmp_path / "site.yaml").write_text(text.replace("per_node: 8", "per_node: 7"))
+    drift = slurm(HPCDL, "site", "check", "--json", "--site", tmp_path / "site.yaml", check=False)
+    assert drift.returncode == 1
+    assert json.loads(drift.stdout)["drift"] == [
+        {"key": "partitions.v100.gpu.per_node", "file": "7", "cluster": "8"}
+    ]
+
+
+def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.3)
