@@ -56,8 +56,8 @@ def pile_of(events: Iterable[Event]) -> list[str]:
 def previous(events: Sequence[Event], current: str | None, existing: set[str]) -> str | None:
     """What was published before `current`, among those that still exist.
 
-    Rolling back twice goes back twice. Where a killed command left `current` off the pile, the
-    pile's top is what was current before.
+    Rolling back twice goes back twice. Where somebody moved `current` by hand to what was never
+    published, the pile's top is what was current before.
     """
     pile = pile_of(events)
     if current in pile:

@@ -2,8 +2,8 @@
 
 PREFIX/current is the whole truth: one rename moves it, so a killed publish leaves the old
 state or the new one. Before it moves, the release's modulefiles are in place and the gate has
-proven it through them. PREFIX/history.json remembers what was current, for `rollback`; it is
-written after the switch and heals itself, for `current` counts and not the history.
+proven it through them. PREFIX/history.json remembers what was current, for `rollback`; an entry
+is written before its switch and left out again where the switch did not come to pass.
 """
 
 from __future__ import annotations
@@ -240,22 +240,28 @@ def rollback_target(site: Site) -> str:
 
 
 def read_history(site: Site) -> list[Event]:
-    """What was current, oldest first; a damaged file counts as none."""
+    """What was current, oldest first; a damaged file counts as none.
+
+    An event is written before its switch, so the last one of a killed command may not have
+    come to pass: where `current` is not what it says, it is left out.
+    """
     try:
         data = json.loads(_history(site).read_text(encoding="utf-8"))
-        return [Event(**event) for event in data["events"]]
+        events = [Event(**event) for event in data["events"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []
+    happened = not events or events[-1].release == current_id(site)
+    return events if happened else events[:-1]
 
 
 def _switch(site: Site, release: Release, action: str, before: str | None) -> None:
-    """Move `current`, then remember it."""
+    """Note what is going to happen, then move `current`."""
     if before == release.id:
         return
-    switch_link(site.paths.prefix / "current", f"releases/{release.id}")
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     events = [*read_history(site), Event(action, release.id, at)][-1000:]
     write_json(_history(site), {"schema": 1, "events": [event.as_data() for event in events]})
+    switch_link(site.paths.prefix / "current", f"releases/{release.id}")
 
 
 def _history(site: Site) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
@@ -130,19 +131,23 @@ def assert_valid(site: Site, before: str, after: str) -> None:
 def kill_publishes(site: Site, times: int, seed: int) -> int:
     """Kill that many publishes at random moments; how many were killed before their end."""
     chance = random.Random(seed)
+    partitions = {**site.partitions, "new": site.partitions["cpu"]}
     start = time.monotonic()
-    publish(site, "a", passing, say=silent)
+    publish(dataclasses.replace(site, partitions=partitions), "a", passing, say=silent)
     longest = 1.2 * (time.monotonic() - start)
     killed = 0
     for number in range(times):
         current = current_release(site)
         assert current is not None
         target = chance.choice([name for name in "abcd" if name != current.id])
-        # Something to do each time: another partition table gives other modulefiles.
-        site.paths.prefix.joinpath("history.json").touch()
+        # The admin has added a partition, so there are modulefiles to write each time.
+        partitions = {**site.partitions, f"new{number}": site.partitions["cpu"]}
+        changed = dataclasses.replace(site, partitions=partitions)
         ended = killed_after(
             chance.uniform(0, longest),
-            lambda target=target: publish(site, target, passing, say=silent, verify_again=True),
+            lambda site=changed, target=target: publish(
+                site, target, passing, say=silent, verify_again=True
+            ),
         )
         killed += not ended
         assert_valid(site, current.id, target)

@@ -14,6 +14,7 @@ from hpcdl.stack.publish import (
     overview,
     plan_publish,
     publish,
+    read_history,
     rollback,
 )
 from hpcdl.stack.release import current_id, current_release
@@ -104,14 +105,22 @@ def test_rollback_refuses_what_was_never_proven(site: Site) -> None:
         rollback(site, "b")
 
 
-def test_a_lost_history_entry_does_not_lose_the_way_back(site: Site) -> None:
-    """A publish killed between the switch and its history entry."""
+def test_an_event_whose_switch_was_killed_does_not_count(site: Site) -> None:
+    """A publish of c killed between its history entry and the switch."""
+    go(site, "a", "b", "c")
+    link = site.paths.prefix / "current"
+    link.unlink()
+    link.symlink_to("releases/b")
+    assert rollback(site).after == "a"
+    assert [event.release for event in read_history(site)] == ["a", "b", "a"]
+
+
+def test_a_current_moved_by_hand_does_not_lose_the_way_back(site: Site) -> None:
     go(site, "a", "b")
-    history = site.paths.prefix / "history.json"
-    kept = history.read_bytes()
-    go(site, "c")
-    history.write_bytes(kept)
-    assert rollback(site).after == "b"
+    link = site.paths.prefix / "current"
+    link.unlink()
+    link.symlink_to("releases/c")
+    assert rollback(site).after == "a"
 
 
 def test_a_damaged_history_does_not_stop_a_publish(site: Site) -> None:
