@@ -73,10 +73,18 @@ def directives(text: str) -> list[list[str]]:
     found = []
     for line in text.split("\n"):
         if line.startswith("#SBATCH"):
-            found.append(shlex.split(line[len("#SBATCH") :], comments=True))
+            found.append(words_of(line[len("#SBATCH") :]))
         elif line.strip() and not line.lstrip().startswith("#"):
             break
     return found
+
+
+def words_of(text: str) -> list[str]:
+    """A directive's words; a backslash at the end continues nothing."""
+    try:
+        return shlex.split(text.rstrip().removesuffix("\\"), comments=True)
+    except ValueError as fault:
+        raise Fatal(f"sbatch: fatal: Unmatched quote in [{text}]") from fault
 
 
 def submit(

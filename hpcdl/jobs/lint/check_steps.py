@@ -147,7 +147,7 @@ def no_automatic_binding(job: Job) -> Iterator[Hit]:
     if cpus * per_node in {partition.sockets, partition.cores, partition.cpus}:
         return
     for step in _launches(job):
-        if not step.options.has("cpu-bind", "hint", "ntasks", "ntasks-per-node"):
+        if not step.options.has("exact", "cpu-bind", "hint", "ntasks", "ntasks-per-node"):
             yield at_step("cpu-autobind", step)
 
 

@@ -45,6 +45,13 @@ SCRIPTS = {
     "beginning": "#SBATCH --parti=main",
     "ambiguous": "#SBATCH --cpus-per=2",
 }
+TEXTS = {
+    "no shebang": "#SBATCH -n1\ntrue\n",
+    "DOS line ends": "#!/bin/sh\r\ntrue\r\n",
+    "NUL character": "#!/bin/sh\ntrue \0\n",
+    "continued directive": "#!/bin/sh\n#SBATCH -n1 \\\n  --gpu-per-node\n",
+    "late directive": "#!/bin/sh\ntrue\n#SBATCH --gpu-per-node\n",
+}
 STEPS = {
     "exclusive overlap": ("--exclusive --overlap", {}),
     "exact whole": ("--exact --whole", {}),
@@ -62,7 +69,7 @@ STEPS = {
 }
 _REFUSALS = re.compile(
     r"mutually exclusive|unrecognized option|invalid option|ambiguous|Invalid|only used with srun|"
-    r"two different environment variables"
+    r"two different environment variables|look like a batch script|DOS line breaks|NULL character"
 )
 
 
@@ -103,10 +110,10 @@ def says(text):
     return bool(_REFUSALS.search(text))
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", [*SCRIPTS, *TEXTS])
 def test_the_stand_in_refuses_the_scripts_that_the_real_sbatch_refuses(slurm, name):
     version, run = slurm
-    text = f"#!/bin/bash\n{SCRIPTS[name]}\ntrue\n"
+    text = TEXTS.get(name) or f"#!/bin/bash\n{SCRIPTS[name]}\ntrue\n"
     real = run(["sbatch"], stdin=text).stderr
     try:
         standin_batch.plan(Slurm(version), [], text.encode(), {})

@@ -133,10 +133,11 @@ def test_whole_nodes_that_tasks_do_not_fill_are_not_bound(cpus, said):
         f"#!/bin/bash\n#SBATCH --exclusive --ntasks-per-node={tasks} --cpus-per-task={cpus}\n"
         f"srun -c{cpus} ./solver\n"
     )
-    found = {one.rule.id for one in lint(text, name="x", version="24.11", partition=V100)}
+    found = {one.rule.id for one in lint(text, name="x", version="21.08", partition=V100)}
     assert ("cpu-autobind" in found) == said
+    assert not lint(text.replace("srun", "srun --exact"), name="x", version="21.08", partition=V100)
     bigger = replace(V100, sockets=cpus * tasks, cores_per_socket=1)
-    found = {one.rule.id for one in lint(text, name="x", version="24.11", partition=bigger)}
+    found = {one.rule.id for one in lint(text, name="x", version="21.08", partition=bigger)}
     assert "cpu-autobind" not in found
 
 

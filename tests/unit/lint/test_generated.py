@@ -1,0 +1,28 @@
+"""The scripts that `hpcdl job render` prints have no finding, not even a note, on any release."""
+
+from pathlib import Path
+
+import pytest
+
+from hpcdl.jobs import JobSpec, Module, render_script
+from hpcdl.jobs.dialect import with_version
+from hpcdl.jobs.lint import lint
+from hpcdl.slurm.rules import known_releases
+from tests.unit.conftest import shipped
+
+MODULE = Module(("tensorflow/2.20.0",), Path("/apps/hpcdl/releases/r1/modules"), "r1")
+PLACES = [
+    ("pi", "k80"), ("pi", "cpu"), ("p100-v100-k80", "p100"), ("p100-v100-k80", "v100"),
+    ("a100-h100", "h100"), ("embedded", "v100"),
+]  # fmt: skip
+ASKED = [{"nodes": 1}, {"nodes": 2}, {"nodes": 2, "program": ("python", "a b", "$x", ";", "\n")}]
+
+
+@pytest.mark.parametrize("version", known_releases())
+def test_a_generated_script_is_clean(version):
+    for name, partition in PLACES:
+        site = with_version(shipped(name), version)
+        for asked in ASKED:
+            text = render_script(site, JobSpec(partition, **asked), MODULE).text
+            found = lint(text, name="x", version=version, partition=site.partition(partition))
+            assert [(one.line, one.rule.id) for one in found] == [], (name, partition, asked)
