@@ -125,7 +125,7 @@ def _on_node(entry: Path, current: ClusterState, node: Node) -> bool:
     with suppress(OSError):
         if f"SLURMD_NODENAME={node.name}".encode() in (entry / "environ").read_bytes().split(b"\0"):
             return True
-        return _holds(entry, current.directory / "spool" / node.name)
+        return _holds(entry, str(current.log(node.name)))
     return False
 
 
@@ -138,7 +138,7 @@ def _belongs(entry: Path, directory: Path) -> bool:
             return True
         # These write their title over their environment: look at what they hold open.
         name = (entry / "comm").read_text().strip()
-        return name in {"slurmstepd", "slurmscriptd"} and _holds(entry, directory)
+        return name in {"slurmstepd", "slurmscriptd"} and _holds(entry, f"{directory}/")
     except OSError:  # gone meanwhile, or another user's
         return False
 
@@ -151,12 +151,11 @@ def _is_job(environment: list[bytes], directory: Path) -> bool:
     )
 
 
-def _holds(entry: Path, directory: Path) -> bool:
-    inside = f"{directory}/"
-    links = [entry / "cwd", *(entry / "fd").iterdir()]
-    for link in links:
+def _holds(entry: Path, start: str) -> bool:
+    """Whether a process has a file open whose path starts so."""
+    for link in (entry / "fd").iterdir():
         with suppress(OSError):
-            if str(link.readlink()).startswith(inside):
+            if str(link.readlink()).startswith(start):
                 return True
     return False
 

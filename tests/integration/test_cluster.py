@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.integration.conftest import Shell
 
 from hpcdl.cluster import ClusterState, up
 from hpcdl.cluster.lifecycle import prepare
 from hpcdl.cluster.model import NAMESPACES
 from hpcdl.site import Site
+from tests.integration.conftest import Shell
 
 pytestmark = pytest.mark.cluster
 

@@ -1,0 +1,208 @@
+"""What a machine lacks is said in one clear line, before or instead of half a cluster."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcdl.cluster import accounting, daemons, down, processes, up
+from hpcdl.cluster.needs import check_packages
+from hpcdl.site import Site, load_site
+from hpcdl.system.errors import BadInput, HpcdlError, MachineLacks
+from tests.integration.conftest import Shell, clean_environment
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture
+def place(cluster_home: Path) -> Iterator[Path]:
+    directory = cluster_home / "cluster" / "faulty"
+    yield directory
+    down(directory, purge=True)
+
+
+@pytest.fixture(autouse=True)
+def packages() -> None:
+    try:
+        check_packages(accounting=False)
+    except MachineLacks as lack:
+        pytest.skip(lack.message)
+
+
+def test_port_that_is_taken_is_one_line(embedded_site: Site, place: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(MachineLacks, match=f"port {port} is taken") as caught:
+            up(embedded_site, directory=place, port_base=port)
+    assert "--port-base" in caught.value.hint
+    assert processes.of_cluster(place) == []
+
+
+@pytest.mark.parametrize("base", [-1, 0, 80, 65535, 70000])
+def test_port_that_is_none_is_one_line(embedded_site: Site, place: Path, base: int) -> None:
+    with pytest.raises(BadInput, match="outside 1024 to"):
+        up(embedded_site, directory=place, port_base=base)
+
+
+def test_wished_ports_are_used(embedded_site: Site, place: Path) -> None:
+    state = up(embedded_site, mode="loopback", directory=place, port_base=28400)
+    assert state.port_base == 28400
+    assert "SlurmctldPort=28400" in state.configuration.read_text()
+
+
+def test_long_path_is_one_line(embedded_site: Site, cluster_home: Path) -> None:
+    with pytest.raises(BadInput, match="too long for unix sockets") as caught:
+        up(embedded_site, directory=cluster_home / ("x" * 80))
+    assert "HPCDL_CLUSTER_DIR" in caught.value.hint
+
+
+def test_path_with_blanks_is_one_line(embedded_site: Site, cluster_home: Path) -> None:
+    with pytest.raises(BadInput, match="slurm.conf cannot hold the path"):
+        up(embedded_site, directory=cluster_home / "a b")
+
+
+def test_folder_of_somebody_else_is_left_alone(embedded_site: Site, tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/precious").write_text("mine")
+    with pytest.raises(BadInput, match="holds other files"):
+        up(embedded_site, directory=tmp_path)
+    assert not down(tmp_path, purge=True)
+    assert (tmp_path / "etc/precious").read_text() == "mine"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_full_disk_is_one_line(embedded_site: Site, cluster_home: Path) -> None:
+    disk = cluster_home / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], check=True)
+    try:
+        with pytest.raises(MachineLacks, match="no room on the disk"):
+            up(embedded_site, directory=disk / "c")
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_daemon_that_dies_shows_its_last_words(
+    embedded_site: Site, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "slurmctld"
+    broken.write_text(
+        '#!/bin/sh\n[ "$1" != -V ] || { echo slurm 22.05.8; exit; }\necho "fatal: no luck today"\nexit 1\n'
+    )
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(daemons.DaemonDied, match="slurmctld ended at its start") as caught:
+        up(embedded_site, directory=place)
+    log = place / "log/slurmctld.log"
+    assert f"log: {log}" in caught.value.details
+    assert "| fatal: no luck today" in caught.value.details
+    assert "no luck" in log.read_text()
+    assert processes.of_cluster(place) == []
+
+
+def test_node_that_dies_shows_its_last_words(
+    embedded_site: Site, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "slurmd"
+    broken.write_text("#!/bin/sh\necho 'fatal: no node today'\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(HpcdlError, match="ended at its start") as caught:
+        up(embedded_site, directory=place)
+    assert "| fatal: no node today" in caught.value.details
+    assert processes.of_cluster(place) == []
+
+
+def test_too_many_nodes_says_how_to_ask_for_fewer(place: Path, slurm: Shell) -> None:
+    del place
+    words = ["cluster", "up", "--site", "pi", "--dry-run"]
+    env = {**clean_environment(), "HPCDL_HOME": slurm.env["HPCDL_HOME"]}
+    ask = Shell(env, slurm.directory)
+    done = ask(sys.executable, "-m", "hpcdl", *words, "--mode", "auto", check=False)
+    if done.returncode == 0:
+        pytest.skip("this machine holds all 419 nodes")
+    assert done.returncode == 3
+    cap = done.stderr.split("--max-nodes-per-partition ")[1].split()[0].strip(",")
+    ask(sys.executable, "-m", "hpcdl", *words, "--max-nodes-per-partition", cap)
+
+
+def test_shipped_sites_come_up_small(place: Path) -> None:
+    from hpcdl.system.resources import folder
+
+    for path in sorted((folder("templates") / "sites").glob("*.yaml")):
+        site = load_site(path)
+        state = up(site, max_nodes=2, directory=place)
+        ask = Shell({**clean_environment(), "SLURM_CONF": str(state.configuration)}, place)
+        for name, partition in site.partitions.items():
+            gpu = partition.gpu
+            want = [f"--gres=gpu:{gpu.gres_type}:{gpu.per_node}"] if gpu else []
+            nodes = f"-N{min(2, partition.nodes)}"
+            ask("sbatch", "--test-only", "-p", name, nodes, *want, "--wrap=true")
+        down(place)
+
+
+def test_accounting_knows_what_jobs_had_and_used(embedded_site: Site, place: Path) -> None:
+    try:
+        check_packages(accounting=True)
+    except MachineLacks as lack:
+        pytest.skip(f"{lack.message}; {lack.hint}")
+    state = up(embedded_site, directory=place, accounting=True)
+    ask = Shell({**clean_environment(), "SLURM_CONF": str(state.configuration)}, place)
+    use = "python3 -c 'import time; x = bytearray(200 << 20); time.sleep(7)'"
+    job = ask(
+        "sbatch", "--parsable", "--wait", "-p", "p100", "--gpus-per-node=p100:2", "--mem=1G",
+        "--output=/dev/null", f"--wrap={use}", timeout=40,
+    ).stdout.strip()  # fmt: skip
+    left = ask("sbatch", "--parsable", "--output=/dev/null", "--wrap=sleep 100").stdout.strip()
+    show = ("sacct", "-n", "-P", "-o", "JobID,State,AllocTRES,MaxRSS")
+    ask("timeout", "10", "bash", "-c", f"until sacct -n -j {job} | grep -q COMPLETED; do :; done")
+    whole, batch = (line.split("|") for line in ask(*show, "-j", job).stdout.splitlines()[:2])
+    assert "gres/gpu:p100=2" in whole[2]
+    assert batch[1] == "COMPLETED"
+    assert int(batch[3].rstrip("K")) > 200 * 1024
+    down(place)
+    up(embedded_site, directory=place, accounting=True)
+    assert ask(*show, "-X", "-j", left).stdout.split("|")[1].startswith("CANCELLED")
+    assert accounting.database_socket(state).is_socket()
+
+
+def test_four_nodes_are_ready_in_five_seconds(place: Path, cluster_home: Path) -> None:
+    state = up(load_site(_site(cluster_home, 4)), directory=place)
+    assert len(state.nodes) == 4
+    assert state.seconds <= 5
+
+
+def test_128_loopback_nodes_take_20_seconds_and_500_megabytes(
+    place: Path, cluster_home: Path
+) -> None:
+    state = up(load_site(_site(cluster_home, 128)), mode="loopback", directory=place)
+    assert state.seconds <= 20
+    assert sum(map(_pss, processes.of_cluster(place))) <= 500 * 1024
+    ask = Shell({**clean_environment(), "SLURM_CONF": str(state.configuration)}, place)
+    names = ask("srun", "-N128", "bash", "-c", "echo $SLURMD_NODENAME").stdout.split()
+    assert len(set(names)) == 128
+
+
+def _pss(process: processes.ProcessId) -> int:
+    """Proportional set size in KB."""
+    text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+    return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))
+
+
+def _site(folder: Path, nodes: int) -> Path:
+    path = folder / f"nodes-{nodes}.yaml"
+    path.write_text(
+        'schema: 1\nname: many\nslurm: {version: "22.05.8"}\n'
+        "paths: {prefix: /tmp/hpcdl-none, work: /tmp/hpcdl-none, datasets: /tmp/hpcdl-none}\n"
+        f"partitions:\n  p100: {{nodes: {nodes}, sockets: 2, cores_per_socket: 8, memory_gb: 60,\n"
+        "    gpu: {model: P100-PCIe, gres_type: p100, per_node: 4}}\n"
+    )
+    return path
