@@ -29,10 +29,9 @@ def _request(parser: argparse.ArgumentParser) -> None:
     add("--tasks-per-node", type=int, metavar="N", help="ranks on each node without GPUs")
     add("--cpus-per-task", type=int, metavar="N", help="CPUs of a rank (else its share)")
     add("--time", metavar="TIME", help="walltime, as for sbatch (else an hour)")
-    add("--name", default="train", help="name of the job")
+    add("--name", help="name of the job (else train)")
     add(
         "--launcher",
-        default="horovod",
         help="horovod (default), horovod-mpirun, multiworker or single",
     )
     add("--module", action="append", default=[], metavar="NAME[/VERSION]",
@@ -45,8 +44,42 @@ def _request(parser: argparse.ArgumentParser) -> None:
     add("--stage-data", action="store_true", help="copy it to the nodes' own disks first")
     add("--no-preflight", action="store_true", help="start without checking the allocation")
     add("--job-dir", type=Path, metavar="DIR", help="folder of the job's files")
+    add("--file", type=Path, metavar="FILE", help="job.yaml; options go before what it says")
+    add("--slurm-version", metavar="V", help="write for this release, not the site's")
     parser.epilog = "after --: the program, or options of `hpcdl train`"
     parser.set_defaults(takes_program=True)
+
+
+def _asked(args: argparse.Namespace) -> Site:
+    """The site, as of --slurm-version. What --file says fills the options that are not given."""
+    if args.file is not None:
+        _fill(args)
+    site = the_site(args)
+    if args.slurm_version is None:
+        return site
+    from hpcdl.jobs.dialect import with_version
+
+    return with_version(site, args.slurm_version)
+
+
+def _fill(args: argparse.Namespace) -> None:
+    from hpcdl.jobs.schema import load_request
+
+    said = load_request(args.file)
+    shape = ("gpus", "nodes", "gpus_per_node", "tasks_per_node")
+    if any(getattr(args, key) is not None for key in shape):
+        said = {key: value for key, value in said.items() if key not in shape}
+    if "job_dir" in said:
+        said["job_dir"] = Path(said["job_dir"])
+    for key, value in said.items():
+        if getattr(args, key, "") is None:
+            setattr(args, key, value)
+    args.env = [*(f"{name}={value}" for name, value in said["env"].items()), *args.env]
+    args.no_module = args.no_module or (said.get("modules") == [] and not args.module)
+    args.module = args.module or said.get("modules", [])
+    args.stage_data = args.stage_data or said["stage_data"]
+    args.no_preflight = args.no_preflight or not said["preflight"]
+    args.rest = args.rest or said.get("program", [])
 
 
 def _spec(args: argparse.Namespace, site: Site) -> JobSpec:
@@ -60,8 +93,8 @@ def _spec(args: argparse.Namespace, site: Site) -> JobSpec:
         tasks_per_node=args.tasks_per_node,
         cpus_per_task=args.cpus_per_task,
         minutes=minutes_of(args.time) if args.time is not None else None,
-        name=args.name,
-        launcher=args.launcher,
+        name="train" if args.name is None else args.name,
+        launcher="horovod" if args.launcher is None else args.launcher,
         program=command_of(args.rest),
         environment=dict(map(_variable, args.env)),
         account=args.account,
@@ -89,7 +122,7 @@ def _module(args: argparse.Namespace, site: Site, *, published: bool) -> Module:
 def _render(args: argparse.Namespace) -> ExitCode:
     from hpcdl.jobs.script import render_script
 
-    site = the_site(args)
+    site = _asked(args)
     script = render_script(site, _spec(args, site), _module(args, site, published=False))
     if args.json:
         from dataclasses import asdict
@@ -103,7 +136,7 @@ def _render(args: argparse.Namespace) -> ExitCode:
 def _explain(args: argparse.Namespace) -> ExitCode:
     from hpcdl.jobs.script import explain, render_script
 
-    site = the_site(args)
+    site = _asked(args)
     script = render_script(site, _spec(args, site), _module(args, site, published=False))
     if args.json:
         version = script.slurm_version
@@ -115,6 +148,13 @@ def _explain(args: argparse.Namespace) -> ExitCode:
         )
     else:
         print(explain(script))
+    return ExitCode.OK
+
+
+def _schema(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.jobs.schema import JOB
+
+    print_json(JOB)
     return ExitCode.OK
 
 
@@ -130,7 +170,7 @@ def _submit(args: argparse.Namespace) -> ExitCode:
 
     from hpcdl.jobs.submission import place, submit
 
-    site = the_site(args)
+    site = _asked(args)
     spec = replace(_spec(args, site), chain=args.chain)
     module = _module(args, site, published=True)
     if args.dry_run:
@@ -223,7 +263,7 @@ def _sweep(args: argparse.Namespace) -> ExitCode:
     from hpcdl.jobs import sweep_run
     from hpcdl.jobs.sweep import plan
 
-    site = the_site(args)
+    site = _asked(args)
     matrix = {key: text.split(",") for key, text in map(_variable, args.over)}
     exclude = [dict(map(_variable, text.split(","))) for text in args.exclude]
     points = plan(site, _spec(args, site), matrix, exclude, limit=args.limit)
@@ -344,6 +384,13 @@ GROUP = Group(
             "hpcdl job explain --partition p100 --gpus 8",
             _explain,
             _request,
+        ),
+        Command(
+            "schema",
+            "Print the JSON Schema of job.yaml, for editors.",
+            "hpcdl job schema > job.schema.json",
+            _schema,
+            site=False,
         ),
         Command(
             "watch",

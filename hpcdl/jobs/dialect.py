@@ -10,7 +10,7 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.site import Site, SlurmDialect
-from hpcdl.slurm.rules import Release, mpi_plugins, span
+from hpcdl.slurm.rules import Release, known_releases, mpi_plugins, span
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean
 
@@ -73,11 +73,16 @@ def with_version(site: Site, version: str) -> Site:
     """The site as if its Slurm were of another release.
 
     Raises:
-        BadInput: `version` is no release.
+        BadInput: `version` is no release, or older than all that we know.
     """
     from dataclasses import replace
 
-    release = Release.parse(version)
+    release, oldest = Release.parse(version), known_releases()[0]
+    if release < Release.parse(f"{oldest}.0"):
+        raise BadInput(
+            f"Slurm {release} is older than what scripts are written for",
+            hint=f"releases from {oldest} to {known_releases()[-1]} are known",
+        )
     return replace(site, slurm=replace(site.slurm, version=str(release)))
 
 

@@ -1,0 +1,90 @@
+"""job.yaml, version 1: a job's request as a file, the one definition as a JSON Schema.
+
+The keys are the options of `hpcdl job submit`; options on the command line go before them.
+`hpcdl job schema` prints the schema for editors.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hpcdl.jobs.spec import LAUNCHERS
+from hpcdl.site.schema import ENVIRONMENT, NAME
+from hpcdl.system.document import read_document
+from hpcdl.system.schema import Schema, check
+
+VERSION = 1
+_MOST = 1_000_000
+
+
+def _count(description: str, **more: object) -> Schema:
+    return {
+        "type": "integer", "description": description, "minimum": 1, "maximum": _MOST, **more,
+    }  # fmt: skip
+
+
+def _text(description: str, **more: object) -> Schema:
+    return {"type": "string", "description": description, **more}
+
+
+JOB: Schema = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "title": "hpcdl job file, version 1",
+    "type": "object",
+    "description": "A job: what `hpcdl job submit` takes as options, as a file.",
+    "required": ["schema"],
+    "additionalProperties": False,
+    "properties": {
+        "schema": _count("Version of this format.", maximum=VERSION, examples=[VERSION]),
+        "partition": _text("The partition; the site's default where none is named.", pattern=NAME),
+        "gpus": _count("GPUs in all, one rank each.", examples=[16]),
+        "nodes": _count("Nodes."),
+        "gpus_per_node": _count("GPUs on each node."),
+        "tasks_per_node": _count("Ranks on each node, on a partition without GPUs."),
+        "cpus_per_task": _count("CPUs of a rank; its share of the node by default."),
+        "time": _text("Walltime, as for sbatch; an hour by default.", examples=["2:00:00"]),
+        "name": _text("The job's name.", pattern=NAME),
+        "launcher": _text("How ranks start and find each other.", enum=list(LAUNCHERS)),
+        "modules": {
+            "type": "array",
+            "description": "Modules to load instead of the release's; an empty list loads none.",
+            "items": {"type": "string", "pattern": r"^[A-Za-z0-9_][^\s]{0,200}$"},
+        },
+        "env": {**ENVIRONMENT, "description": "Variables of the job, by name."},
+        "account": _text("Account to charge.", pattern=NAME),
+        "qos": _text("Quality of service.", pattern=NAME),
+        "data": _text("Data set; the job sees it as HPCDL_DATA."),
+        "stage_data": {
+            "type": "boolean",
+            "description": "Whether it is copied to the nodes' own disks first.",
+            "default": False,
+        },
+        "preflight": {
+            "type": "boolean",
+            "description": "Whether the allocation is checked before the ranks start.",
+            "default": True,
+        },
+        "job_dir": _text("Folder of the job's files; one below the site's work by default."),
+        "program": {
+            "type": "array",
+            "description": "The program and its arguments; `hpcdl train` by default.",
+            "items": {"type": "string", "maxLength": 100_000},
+            "minItems": 1,
+            "examples": ["[python, train.py, --lr, '0.1']"],
+        },
+    },
+}
+
+
+def load_request(path: Path) -> dict[str, Any]:
+    """The values of a job file, defaults filled in.
+
+    Raises:
+        BadInput: every fault of the file at once, each with its line and a caret.
+    """
+    document = read_document(path)
+    values = check(document, JOB)
+    document.raise_faults()
+    assert isinstance(values, dict)
+    return values

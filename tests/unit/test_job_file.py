@@ -1,0 +1,110 @@
+"""job.yaml: the options of `job submit` as a file; options on the command line go before it."""
+
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from hpcdl.cli import main
+from hpcdl.jobs.schema import JOB, load_request
+from hpcdl.system.errors import BadInput
+
+JOB_FILE = """\
+schema: 1
+partition: v100
+gpus: 16
+time: 2:00:00
+name: mine
+modules: []
+env: {LR: "0.1", KEEP: it}
+preflight: false
+program: [python, train.py, --lr, 0.1, "a b"]
+"""
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB_FILE)
+    return file
+
+
+def render(capsys: pytest.CaptureFixture[str], file: Path, *words: str) -> list[str]:
+    line = ["job", "render", "--site", "p100-v100-k80", "--file", str(file), *words]
+    assert main(line) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_the_schema_is_valid_json_schema() -> None:
+    jsonschema.Draft202012Validator.check_schema(JOB)
+
+
+def test_a_file_says_what_options_would(job_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from_file = render(capsys, job_file)
+    line = (
+        "job render --site p100-v100-k80 --partition v100 --gpus 16 --time 2:00:00 --name mine "
+        "--no-module --no-preflight --env LR=0.1 --env KEEP=it -- python train.py --lr 0.1"
+    )
+    assert main([*line.split(), "a b"]) == 0
+    assert capsys.readouterr().out.splitlines() == from_file
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--gpus", "8"], "#SBATCH --nodes=1"),
+        (["--nodes", "3", "--gpus-per-node", "2"], "#SBATCH --gpus-per-node=v100:2"),
+        (["--partition", "p100"], "#SBATCH --nodes=4"),
+        (["--time", "5"], "#SBATCH --time=00:05:00"),
+        (["--name", "other"], "#SBATCH --job-name=other"),
+        (["--env", "LR=9"], "export LR=9"),
+        (["--env", "LR=9"], "export KEEP=it"),
+        (["--module", "cuda/12"], "module load cuda/12 || exit 20"),
+        (["--", "python", "b.py"], "  python b.py &"),
+    ],
+)
+def test_options_go_before_the_file(
+    job_file: Path, capsys: pytest.CaptureFixture[str], words: list[str], line: str
+) -> None:
+    assert line in render(capsys, job_file, *words)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("gpus: 16", "gpu: 16", "did you mean 'gpus'?"),
+        ("gpus: 16", "gpus: 0", "'gpus' is 0, below its minimum of 1"),
+        ("schema: 1", "schema: 2", "'schema' is 2, above its maximum of 1"),
+        ("schema: 1\n", "", "the file lacks the key 'schema'"),
+        ("name: mine", "name: a b", "'name' is 'a b'"),
+        ("name: mine", "launcher: mpirun", "did you mean 'horovod-mpirun'?"),
+        ("env: {", "env: {'A B': x, ", "'A B' is no valid name"),
+        ("[python, train.py", "[[python], train.py", "must be text, not a list"),
+        ('program: [python, train.py, --lr, 0.1, "a b"]', "program: []", "needs at least 1"),
+    ],
+)
+def test_faults_are_shown_with_their_place(job_file: Path, old: str, new: str, said: str) -> None:
+    assert old in JOB_FILE
+    job_file.write_text(JOB_FILE.replace(old, new))
+    with pytest.raises(BadInput) as caught:
+        load_request(job_file)
+    assert said in caught.value.render()
+
+
+def test_a_wrong_time_in_a_file_is_refused_like_the_option(
+    job_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job_file.write_text(JOB_FILE.replace("2:00:00", "soon"))
+    assert main(["job", "render", "--site", "embedded", "--file", str(job_file)]) == 2
+    assert "is not a time limit" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [("19.05", "is older than"), ("x", "is no Slurm release"), ("20.10.9", "is older than")],
+)
+def test_a_release_that_nobody_knows_is_refused(
+    version: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["job", "render", "--site", "embedded", "--slurm-version", version]) == 2
+    assert said in capsys.readouterr().err
