@@ -1,0 +1,18 @@
+"""Write the golden scripts anew: `make golden`, or `python -m tests.golden.regenerate`."""
+
+from tests.golden.matrix import HERE, INDEX, wanted
+
+
+def main() -> None:
+    files, index = wanted()
+    for path in HERE.glob("*.sh"):
+        if path.name not in files:
+            path.unlink()
+    for name, text in files.items():
+        (HERE / name).write_text(text)
+    INDEX.write_text(index)
+    print(f"{len(files)} scripts for {index.count('.sh')} cells in {HERE}")
+
+
+if __name__ == "__main__":
+    main()
