@@ -21,6 +21,7 @@ _GLOBAL_RANKS = (
 )  # fmt: skip
 _GLOBAL = re.compile(r"\$\{?(?:SLURM_PROCID|OMPI_COMM_WORLD_RANK|PMI_RANK|PMIX_RANK|RANK)\b", re.A)
 _LOCAL = re.compile(r"\b(?:SLURM_LOCALID|OMPI_COMM_WORLD_LOCAL_RANK|LOCAL_RANK)\b", re.A)
+_OWN_RANK = re.compile(r"(?<!\\)\$\{?SLURM_(?:PROCID|LOCALID|NODEID)\b", re.A)
 _INDEXED = re.compile(r"\[\s*\$?\{?(?:SLURM_LOCALID|SLURM_PROCID|LOCAL_RANK)\b", re.A)
 _RANK_ARGUMENT = re.compile(r"--?local[-_]rank(?:=(.*))?\Z", re.A | re.S)
 _TESTED = re.compile(
@@ -195,6 +196,28 @@ def global_for_local(job: Job) -> Iterator[Hit]:
             value = after if match.group(1) is None else match.group(1)
             if _GLOBAL.search(value) and "%" not in value:
                 yield Hit("local-rank-global", word.start, len(word.raw))
+
+
+@checks("rank-of-batch-shell")
+def ranks_of_the_batch_shell(job: Job) -> Iterator[Hit]:
+    """$SLURM_PROCID and its like, filled in before srun: in an export or in srun's line."""
+    if not job.script.is_batch or job.tasks == 1:
+        return
+    for one in job.script.assignments:
+        if one.exported and not one.command.scopes and _filled_in(one.raw):
+            yield _hit("rank-of-batch-shell", one)
+    for step in job.sruns:
+        if step.command.within("inner"):
+            continue
+        for word in step.options.rest:
+            if _filled_in(word.raw):
+                yield Hit("rank-of-batch-shell", word.start, min(len(word.raw), 60))
+
+
+def _filled_in(raw: str) -> bool:
+    """Whether the shell that reads a word puts its own rank there."""
+    match = _OWN_RANK.search(raw)
+    return match is not None and raw[: match.start()].count("'") % 2 == 0
 
 
 @checks("rank-by-hand")

@@ -221,7 +221,9 @@ def requeue(job: Job) -> Iterator[Hit]:
     """Requeues that lose the log, or never end."""
     commands, option = _requeues(job), job.options.last("requeue")
     mode = job.options.last("open-mode")
-    appends = mode is not None and mode.text.startswith("a")
+    output = job.options.last("output")
+    nowhere = output is not None and output.text == "/dev/null"
+    appends = nowhere or (mode is not None and mode.text.startswith("a"))
     if job.script.is_batch and not appends:
         if option is not None:
             yield at("requeue-truncates", option)
