@@ -15,6 +15,7 @@ from hpcdl.system.text import duration, paint, table
 if TYPE_CHECKING:
     from hpcdl.site import Site
     from hpcdl.stack.publish import Switch
+    from hpcdl.stack.verify import Proof
 
 
 def _progress() -> Callable[[str], None]:
@@ -125,6 +126,29 @@ def _publish(args: argparse.Namespace) -> ExitCode:
     return _show(site, switch, args)
 
 
+def _verify(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.stack.publish import newest, verify
+
+    site = the_site(args)
+    proof = verify(site, args.release or newest(site))
+    if args.json:
+        print_json(proof.as_data())
+    else:
+        _print_checks(proof)
+        print(f"{proof.release} {'passed' if proof.passed else 'did not pass'} the gate")
+    return ExitCode.OK if proof.passed else ExitCode.NO
+
+
+def _print_checks(proof: Proof) -> None:
+    for check in proof.checks:
+        mark = "skipped" if check.skipped else "ok" if check.ok else "FAILED"
+        print(f"  {mark:<8} {check.name}: {check.detail} ({duration(check.seconds)})")
+
+
+def _verify_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("release", nargs="?", help="release id; the newest one built")
+
+
 def _rollback_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("release", nargs="?", help="release id; the one published before")
 
@@ -142,12 +166,12 @@ def _show(site: Site, switch: Switch, args: argparse.Namespace) -> ExitCode:
     if args.json:
         print_json({"schema": 1, "dry_run": args.dry_run, **switch.as_data()})
         return ExitCode.OK
-    for check in switch.proof.checks if switch.proof else ():
-        mark = "skipped" if check.skipped else "ok"
-        print(f"  {mark:<8} {check.name}: {check.detail} ({duration(check.seconds)})")
+    if switch.proof:
+        _print_checks(switch.proof)
     modules = site.paths.prefix / "current" / "modules"
     would = "would become" if args.dry_run else "is"
-    print(f"current {would} {switch.after}" + (f" (was {switch.before})" if switch.changes else ""))
+    was = f" (was {switch.before})" if switch.changes and switch.before else ""
+    print(f"current {would} {switch.after}{was}")
     if not args.dry_run:
         print(f"users: module use {modules} && module load tensorflow")
     return ExitCode.OK
@@ -291,6 +315,13 @@ GROUP = Group(
             _build,
             _build_arguments,
             changes=True,
+        ),
+        Command(
+            "verify",
+            "Run the gate on a release through its own module, and keep the proof.",
+            "hpcdl stack verify tensorflow-2.21.0-cpu-1f0c9a3e",
+            _verify,
+            _verify_arguments,
         ),
         Command(
             "publish",

@@ -14,9 +14,10 @@ import pytest
 
 from hpcdl.site import Site
 from hpcdl.stack.build import build, plan_build
+from hpcdl.stack.publish import verify
 from hpcdl.stack.release import Release, current_release, read_release
 from hpcdl.stack.verify import in_module, read_proof
-from tests.small_release import silent
+from tests.small_release import silent, small_site
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(1200)]
 
@@ -47,8 +48,6 @@ def test_a_killed_build_is_no_release_and_the_next_one_completes(
     stack_site: Site, release: Release, tmp_path: Path
 ) -> None:
     """Kill a build at several moments; what it left is never listed, and building works."""
-    from tests.small_release import small_site
-
     site = small_site(tmp_path / "prefix")
     program = (
         "import sys; from pathlib import Path; from tests.small_release import small_site, silent;"
@@ -151,3 +150,15 @@ def test_its_bills_of_materials_are_valid_and_name_every_licence_but_a_few(
     unknown = [p.name for p in document.packages if str(p.license_declared) == "NOASSERTION"]
     assert len(unknown) < 6
     assert "tensorflow-cpu" not in unknown
+
+
+@pytest.mark.long
+def test_without_uv_pip_makes_the_same_release(
+    stack_site: Site, release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = small_site(tmp_path / "prefix", lmod=True)
+    monkeypatch.setattr("hpcdl.stack.install.find_uv", lambda: None)
+    built = build(plan_build(site), silent)
+    assert verify(site, built.id).passed
+    assert not (built.prefix / "bin" / "horovodrun").exists()
+    shutil.rmtree(site.paths.prefix)

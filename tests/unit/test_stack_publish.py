@@ -16,6 +16,7 @@ from hpcdl.stack.publish import (
     publish,
     read_history,
     rollback,
+    verify,
 )
 from hpcdl.stack.release import current_id, current_release
 from hpcdl.system.errors import AnswerNo, BadInput
@@ -164,3 +165,10 @@ def test_publishing_then_rolling_back_all_the_way_retraces_it(names: list[str]) 
         events.append(Event("rollback", target, ""))
         seen.append(target)
     assert seen == names[::-1]
+
+
+def test_verifying_keeps_the_proof_and_moves_nothing(site: Site) -> None:
+    assert not verify(site, "a", failing).passed
+    assert verify(site, "b", passing).passed
+    assert current_id(site) is None
+    assert [row["state"] for row in overview(site)] == ["failed the gate", "proven", "built"]
