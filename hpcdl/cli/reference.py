@@ -1,0 +1,198 @@
+"""Pages made from data: the site file and the job file key by key, exit codes, commands.
+
+A key, a code or an option is described once, where it is declared; these pages repeat it for
+readers. `make docs` writes them, and a test holds the committed ones against this module.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from hpcdl.cli import ROOMS, load_room
+from hpcdl.cli.framework import Command, Group, build_parser
+from hpcdl.system.errors import MEANINGS, ExitCode
+from hpcdl.system.schema import Schema
+
+_MADE = "<!-- Made by `make docs` from {source}. -->\n\n"
+_TYPES = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true, false",
+          "array": "list", "object": "mapping"}  # fmt: skip
+
+
+def site_file() -> str:
+    """docs/site-file.md: every key of site.yaml."""
+    from hpcdl.site.schema import SITE
+
+    intro = """\
+# The site file, key by key
+
+`site.yaml` describes a cluster once; stacks, scripts, checks and predictions are derived from it.
+`hpcdl site init` writes a commented one from a live Slurm, `hpcdl site check` compares the two, and
+`hpcdl site schema` gives editors what they need to complete it. Commented examples are in
+[templates/sites](../templates/sites).
+
+Every fault of a file is shown at once, each with its line and the nearest valid key. There are no
+anchors, tags or duplicate keys. A key that is **bold** must be there.
+"""
+    return _MADE.format(source="hpcdl/site/schema.py") + intro + "\n".join(_keys(SITE, "site.yaml"))
+
+
+def job_file() -> str:
+    """docs/job-file.md: every key of job.yaml."""
+    from hpcdl.jobs.schema import JOB
+
+    intro = """\
+# The job file, key by key
+
+`hpcdl job submit --file job.yaml` takes a request from a file; options on the command line go
+before it. If one of `--gpus`, `--nodes`, `--gpus-per-node` and `--tasks-per-node` is given, none of
+the four is taken from the file. `hpcdl job schema` gives editors what they need to complete it.
+
+```yaml
+schema: 1
+partition: v100
+gpus: 16
+time: 2:00:00
+program: [python, my_train.py, --lr, "0.1"]
+```
+
+A key that is **bold** must be there.
+"""
+    return _MADE.format(source="hpcdl/jobs/schema.py") + intro + "\n".join(_keys(JOB, "job.yaml"))
+
+
+def _keys(schema: Schema, name: str) -> Iterator[str]:
+    """A table of a mapping's keys, then a section for each mapping below it."""
+    yield f"\n## `{name}`\n\n{schema['description']}\n"
+    yield "| key | what it is | form | default |\n|---|---|---|---|"
+    required = schema.get("required", ())
+    below: list[tuple[str, Schema]] = []
+    for key, part in schema["properties"].items():
+        shown = f"**`{key}`**" if key in required else f"`{key}`"
+        yield f"| {shown} | {_cell(part['description'])} | {_form(part)} | {_default(part)} |"
+        path = key if name.endswith(".yaml") else f"{name}.{key}"
+        inner = part.get("additionalProperties")
+        if part.get("properties"):
+            below.append((path, part))
+        elif isinstance(inner, dict) and inner.get("properties"):
+            below.append((f"{path}.NAME", inner))
+    for path, part in below:
+        yield from _keys(part, path)
+
+
+def _form(part: Schema) -> str:
+    """What may stand there, in a few words."""
+    if "enum" in part:
+        return ", ".join(f"`{one}`" for one in part["enum"])
+    low, high = part.get("minimum"), part.get("maximum")
+    form = _TYPES[part["type"]]
+    if low is not None and low == high:
+        form = f"`{low}`"
+    elif low is not None and high is not None:
+        form += f", {low:,} to {high:,}"
+    elif low is not None:
+        form += f" from {low:,}"
+    examples = [_cell(str(one)) for one in part.get("examples", [])]
+    fixed = low is not None and low == high
+    return form + (f", such as `{examples[0]}`" if examples and not fixed else "")
+
+
+def _default(part: Schema) -> str:
+    if "default" not in part:
+        return ""
+    value = part["default"]
+    return f"`{value}`" if isinstance(value, str) else f"`{json.dumps(value)}`"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+_AFTER_CODES = """
+A batch script turns 75 into a requeue, up to its cap; walltime signal and preemption lead to 75.
+TERM writes a checkpoint and ends with 5; `scancel` never requeues. Otherwise a job ends with the
+program's own code, and 128 + n where signal n killed it.
+
+## Preflight of a job
+
+| code | cause |
+|---|---|
+"""
+
+
+def exit_codes() -> str:
+    """docs/exit-codes.md: the one table of exit codes."""
+    from hpcdl.jobs.preflight import CAUSES
+
+    rows = [
+        f"| {'20-29' if code is ExitCode.PREFLIGHT else int(code)} | {_meaning(code)} |\n"
+        for code in ExitCode
+    ]
+    causes = [f"| {code} | {_cell(words)} |\n" for code, words in sorted(CAUSES.items())]
+    return (
+        _MADE.format(source="hpcdl/system/errors.py and hpcdl/jobs/preflight.py")
+        + "# Exit codes\n\nThe same for every `hpcdl` command, and for the jobs it writes.\n\n"
+        + "| code | meaning |\n|---|---|\n"
+        + "".join(rows)
+        + _AFTER_CODES
+        + "".join(causes)
+    )
+
+
+def _meaning(code: ExitCode) -> str:
+    words = MEANINGS[code]
+    return words.removeprefix("20 to 29: ")
+
+
+def commands() -> str:
+    """docs/commands.md: every command with its example and its help."""
+    parts = [
+        _MADE.format(source="the declarations in hpcdl/cli"),
+        "# Commands\n\n",
+        "Everywhere: `--site FILE` (else `HPCDL_SITE`, else the installed site file), `--json`, "
+        "`--dry-run` where\nsomething is changed, `-v`, `--no-color` (and `NO_COLOR`). Exit codes: "
+        "[exit-codes.md](exit-codes.md).\n",
+        "Completions: `hpcdl completion bash` or `zsh`.\n",
+    ]
+    for name in ROOMS:
+        room = load_room(name)
+        if isinstance(room, Group):
+            parts.append(f"\n## `hpcdl {name}`\n\n{room.summary[0].upper()}{room.summary[1:]}.\n")
+            parts += [_command(f"hpcdl {name} {one.name}", one) for one in room.commands]
+        else:
+            parts.append(_command(f"hpcdl {name}", room, level=2))
+    return "".join(parts)
+
+
+def _command(prog: str, command: Command, level: int = 3) -> str:
+    rows = [
+        f"| {_names(action)} | {_cell(_help(action))} |"
+        for action in build_parser(prog, command)._actions
+        if action.dest not in {"help", "json", "verbose", "no_color", "site", "dry_run"}
+    ]
+    parts = [
+        f"{'#' * level} `{prog}`",
+        _cell(command.summary),
+        f"```console\n$ {command.example}\n```",
+        "\n".join(["| argument | what it does |", "|---|---|", *rows]) if rows else "",
+        "Takes `--dry-run`." if command.changes else "",
+    ]
+    return "\n" + "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _names(action: Any) -> str:
+    metavar = action.metavar or (None if action.nargs == 0 else action.dest.upper())
+    if isinstance(metavar, tuple):
+        metavar = " ".join(metavar)
+    if not action.option_strings:
+        return f"`{action.metavar or action.dest}`"
+    value = f" {metavar}" if metavar and action.nargs != 0 else ""
+    return ", ".join(f"`{name}{value}`" for name in action.option_strings).replace("|", "\\|")
+
+
+def _help(action: Any) -> str:
+    text = action.help or ""
+    return str(
+        text % {"default": action.default} if "%(default)" in text else text.replace("%%", "%")
+    )
