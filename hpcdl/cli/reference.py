@@ -35,7 +35,12 @@ def site_file() -> str:
 Every fault of a file is shown at once, each with its line and the nearest valid key. There are no
 anchors, tags or duplicate keys. A key that is **bold** must be there.
 """
-    return _MADE.format(source="hpcdl/site/schema.py") + intro + "\n".join(_keys(SITE, "site.yaml"))
+    return (
+        _MADE.format(source="hpcdl/site/schema.py")
+        + intro
+        + "\n".join(_keys(SITE, "site.yaml"))
+        + "\n"
+    )
 
 
 def job_file() -> str:
@@ -59,7 +64,12 @@ program: [python, my_train.py, --lr, "0.1"]
 
 A key that is **bold** must be there.
 """
-    return _MADE.format(source="hpcdl/jobs/schema.py") + intro + "\n".join(_keys(JOB, "job.yaml"))
+    return (
+        _MADE.format(source="hpcdl/jobs/schema.py")
+        + intro
+        + "\n".join(_keys(JOB, "job.yaml"))
+        + "\n"
+    )
 
 
 def _keys(schema: Schema, name: str) -> Iterator[str]:

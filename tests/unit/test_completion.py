@@ -1,0 +1,89 @@
+"""Completions: what a real bash offers after a few letters."""
+
+import shutil
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from hpcdl.cli import ROOMS, load_room
+from hpcdl.cli.completion import whole_parser
+from hpcdl.cli.framework import Group, build_parser
+
+# Asks the completion function what it would offer for a line, as readline does.
+ASK = """
+source "$1"; shift
+COMP_WORDS=("$@"); COMP_CWORD=$(( $# - 1 )); COMP_LINE="$*"; COMP_POINT=${#COMP_LINE}
+complete_with=$(complete -p hpcdl | sed -E 's/.*-F ([^ ]+).*/\\1/')
+"$complete_with" hpcdl "${@: -1}" "${@: -2:1}" 2>/dev/null
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import shtab
+
+    file = tmp_path_factory.mktemp("completion") / "hpcdl"
+    rooms = [name for name in ROOMS if find_spec(f"hpcdl.cli.{name}")]
+    file.write_text(shtab.complete(whole_parser(rooms), shell="bash"))
+    return file
+
+
+def offered(script: Path, *words: str) -> list[str]:
+    done = subprocess.run(
+        ["bash", "-c", ASK, "ask", str(script), "hpcdl", *words],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return [word.strip() for word in done.stdout.split("\n") if word.strip()]
+
+
+def test_bash_takes_the_script_without_a_word(script: Path) -> None:
+    done = subprocess.run(["bash", "-eu", script], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["jo"], ["job"]),
+        (["site", ""], ["init", "check", "show", "schema"]),
+        (["job", "ren"], ["render"]),
+        (["job", "render", "--gpus"], ["--gpus", "--gpus-per-node"]),
+        (["job", "submit", "--dry"], ["--dry-run"]),
+        (["completion", ""], ["bash", "zsh"]),
+        (["cluster", "sta"], ["status"]),
+    ],
+)
+def test_commands_and_options_are_offered(
+    script: Path, words: list[str], expected: list[str]
+) -> None:
+    assert set(expected) <= set(offered(script, *words))
+
+
+def test_files_are_offered_where_a_file_is_wanted(script: Path, tmp_path: Path) -> None:
+    (tmp_path / "site-of-mine.yaml").write_text("")
+    start = str(tmp_path / "site-of")
+    assert offered(script, "site", "show", "--site", start) == [f"{tmp_path}/site-of-mine.yaml"]
+
+
+def test_every_command_and_each_of_its_options_is_in_the_script(script: Path) -> None:
+    text = script.read_text()
+    for name in (room for room in ROOMS if find_spec(f"hpcdl.cli.{room}")):
+        room = load_room(name)
+        for command in room.commands if isinstance(room, Group) else (room,):
+            for action in build_parser("x", command)._actions:
+                for option in action.option_strings:
+                    assert f'"{option}"' in text, (name, command.name, option)
+
+
+@pytest.mark.skipif(not shutil.which("zsh"), reason="zsh is not installed")
+def test_zsh_takes_its_script(tmp_path: Path) -> None:
+    import shtab
+
+    rooms = [name for name in ROOMS if find_spec(f"hpcdl.cli.{name}")]
+    file = tmp_path / "_hpcdl"
+    file.write_text(shtab.complete(whole_parser(rooms), shell="zsh"))
+    done = subprocess.run(["zsh", "-n", file], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
