@@ -279,13 +279,23 @@ def _problem(setting: _Setting, dropped: set[str] | None = None) -> Problem:
     else:
         domains["gpu"] = (setting.compute,)
     domains["backend"] = (setting.backend,)
-    for rule in site_rules:
-        name, wanted = rule.need.variable, rule.need.range
-        if name in domains and not any(wanted.allows(value) for value in domains[name]):
-            domains[name] = newest_first({*domains[name], *wanted.text.split(",")})
-    if setting.driver and "driver" in domains:
-        domains["driver"] = newest_first({*domains["driver"], setting.driver})
+    for name, versions in _site_versions(setting, domains).items():
+        if name in domains:
+            domains[name] = newest_first({*domains[name], *versions})
     return Problem(domains, (*book.rules, *site_rules, *_pin_rules(setting)))
+
+
+def _site_versions(
+    setting: _Setting, domains: Mapping[str, tuple[str, ...]]
+) -> dict[str, tuple[str, ...]]:
+    """Versions the machine has that the facts need not list."""
+    found = {"gcc": setting.compilers}
+    if setting.driver:
+        found["driver"] = (setting.driver,)
+    if setting.pmix:
+        listed = any(Range(setting.pmix).allows(v) for v in domains.get("pmix", ()))
+        found["pmix"] = () if listed else (setting.pmix,)
+    return found
 
 
 def _site_rules(setting: _Setting) -> list[Rule]:

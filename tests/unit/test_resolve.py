@@ -170,6 +170,7 @@ def test_open_mpi_5_needs_a_newer_pmix_than_an_old_slurm_has() -> None:
 def test_the_compilers_of_the_site_are_the_candidates() -> None:
     assert versions("H100-SXM5", "spack", gcc=("12.2.0", "11.3.0"))["gcc"] == "12.2.0"
     assert versions("K80", "spack", gcc=("12.2.0", "11.3.0"))["gcc"] == "11.3.0"
+    assert versions("K80", "spack", gcc=("12.5.0", "11.3.0"))["gcc"] == "11.3.0"
 
 
 def test_a_site_whose_compilers_are_all_too_new_for_the_card_is_told_so() -> None:
