@@ -23,8 +23,10 @@ from hpcdl.system.resources import folder
 from hpcdl.system.run import CommandResult, run
 
 PACKAGES = Path(os.environ.get("HPCDL_SPACK_PACKAGES", "")) / "repos" / "spack_repo" / "builtin"
-OVERLAY = ("hpcdl-tensorflow", "nccl-tests", "py-horovod", "py-hpcdl", "py-keras", "py-shtab",
-           "py-tensorflow", "py-tensorflow-wheels", "py-tf-keras")  # fmt: skip
+OVERLAY = sorted(
+    path.parent.name.replace("_", "-")
+    for path in (folder("spack") / "spack_repo" / "hpcdl").glob("packages/*/package.py")
+)
 
 
 def _why_not() -> str:

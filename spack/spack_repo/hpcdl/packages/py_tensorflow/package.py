@@ -31,7 +31,7 @@ class PyTensorflow(BuiltinPyTensorflow):
         for arch in ("50", "52", "53", "60", "61", "62", "70", "72"):
             depends_on("cudnn@:9.10", when=f"cuda_arch={arch}")
 
-        # Without these at run time the module has no LD_LIBRARY_PATH and finds no GPU.
+        # Needed when it runs, not only when it is built.
         depends_on("cuda", type=("build", "link", "run"))
         depends_on("cudnn", type=("build", "link", "run"))
         depends_on("nccl", type=("build", "link", "run"), when="+nccl")
@@ -64,8 +64,15 @@ class PyTensorflow(BuiltinPyTensorflow):
     def setup_run_environment(self, env: EnvironmentModifications) -> None:
         super().setup_run_environment(env)
         if self.spec.satisfies("+cuda"):
+            # TensorFlow opens these by name when it finds a GPU.
+            cuda = self.spec["cuda"].prefix
+            folders = [cuda.lib64, cuda.extras.CUPTI.lib64, self.spec["cudnn"].prefix.lib]
+            if self.spec.satisfies("+nccl"):
+                folders.append(self.spec["nccl"].prefix.lib)
+            for folder in folders:
+                env.prepend_path("LD_LIBRARY_PATH", folder)
             # XLA looks for libdevice and ptxas here.
-            env.append_flags("XLA_FLAGS", f"--xla_gpu_cuda_data_dir={self.spec['cuda'].prefix}")
+            env.append_flags("XLA_FLAGS", f"--xla_gpu_cuda_data_dir={cuda}")
 
     @run_before("configure")
     def make_local_cuda(self):
