@@ -71,8 +71,14 @@ class HpcdlSlurm(SlurmJobScheduler):
         self._cancel_if_pending_too_long([job for job in jobs if job is not None])
 
     def finished(self, job: Any) -> bool:
-        """Whether the job has ended, or was given up."""
-        return job.exception is not None or bool(job.state and job.state not in ACTIVE)
+        """Whether the job has ended, or was given up.
+
+        ReFrame forgets an exception once it has raised it; a job that was given up stays so.
+        """
+        fault = getattr(job, "hpcdl_fault", None)
+        if fault is not None:
+            job._exception = fault
+        return fault is not None or bool(job.state and job.state not in ACTIVE)
 
     def wait(self, job: Any) -> None:
         """Wait for the job's end."""
@@ -110,7 +116,7 @@ class HpcdlSlurm(SlurmJobScheduler):
 
     def _give_up(self, job: Any, why: str) -> None:
         """Make the check fail with a reason, and leave no job behind."""
-        job._exception = JobError(why, job.jobid)
+        job.hpcdl_fault = JobError(why, job.jobid)
         _tell(job, "GIVEN_UP", why)
         with suppress(HpcdlError):
             client.cancel([int(job.jobid)])

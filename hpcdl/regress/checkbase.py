@@ -175,7 +175,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
     @run_before("performance")
     def compare(self) -> None:
         """Give ReFrame the metrics and their references."""
-        self.require_reference = not self.measuring
+        self.require_reference = not (self.measuring or self.is_dry_run())
         site, partition = site_and_partition(self.current_partition)
         rows = {} if self.measuring else load_references(site, partition.reference_set)
         bounds: dict[str, tuple[Any, ...]] = {}

@@ -71,7 +71,7 @@ class Watchdog:
 
     def suspicious(self, silence: float) -> bool:
         """Whether it is time to ask about the job's nodes."""
-        return silence > self.limit_after_restart
+        return silence > min(self.limit, self.limit_after_restart)
 
     def fault(self, silence: float, *, node_restarted: bool) -> str | None:
         """Why the job is given up, or None."""

@@ -91,7 +91,7 @@ def new_run(site: Site) -> Iterator[RunFolder]:
         handle = (path / "lock").open("w")
     with handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        switch_link(parent / "latest", path.name)
+        switch_link(parent.parent / "latest", f"{parent.name}/{path.name}")
         yield RunFolder(path)
 
 

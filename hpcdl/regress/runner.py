@@ -24,7 +24,7 @@ from typing import Any
 
 from hpcdl.jobs.spec import Module
 from hpcdl.regress.backend_names import EVENTS_VARIABLE, PARENT_VARIABLE
-from hpcdl.regress.references import fingerprint
+from hpcdl.regress.references import fingerprint, load_references
 from hpcdl.regress.runfolder import RunFolder, cancel_left_jobs, new_run, read_events, sweep
 from hpcdl.regress.settings import render_settings
 from hpcdl.regress.verdict import Status, Verdict, judge, waive
@@ -40,7 +40,9 @@ _START = "from reframe.frontend.cli import main; main()"
 _FOLLOW_SECONDS = 0.1
 _STOP_SECONDS = 20.0
 _SKIPPED = re.compile(
-    r"WARNING: (skipping test (?:file )?'.*|check path '.*' does not exist.*)", re.MULTILINE
+    r"WARNING: (skipping test (?:file )?'.*|check path '.*' does not exist.*"
+    r"|skipping evaluation of performance variable .*)",
+    re.MULTILINE,
 )
 _RAN = re.compile(r"\[-+\] start processing checks|Running (\d+) check")
 
@@ -151,8 +153,9 @@ def as_data(outcome: CheckOutcome) -> dict[str, Any]:
 
 
 def _check_request(site: Site, request: CheckRequest) -> None:
-    for name in request.partitions:
-        site.partition(name)
+    chosen = [site.partition(name) for name in request.partitions or site.partitions]
+    for reference_set in {partition.reference_set for partition in chosen}:
+        load_references(site, reference_set)
     for setting in request.settings:
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*(=[^,\x00-\x1f]*)?", setting):
             raise BadInput(

@@ -1,0 +1,263 @@
+"""Verdicts on the real Slurm: nothing passes that does not deserve it, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hpcdl.jobs.script import render_script
+from hpcdl.jobs.spec import JobSpec, Module
+from hpcdl.regress.batch import take_apart
+from hpcdl.regress.references import Reference, site_file, write_references
+from hpcdl.regress.runfolder import read_events, runs_folder
+from hpcdl.regress.runner import CheckOutcome, CheckRequest, run_checks
+from hpcdl.regress.settings import render_settings
+from hpcdl.regress.verdict import Status
+from hpcdl.site import Site, load_site
+from hpcdl.slurm import client
+from hpcdl.system.errors import BadInput
+
+pytestmark = pytest.mark.cluster
+pytest.importorskip("reframe", reason="ReFrame is not installed (pip install 'hpcdl[checks]')")
+STANDINS = Path(__file__).parents[1] / "standins"
+NO_MODULE = Module(())
+# A run of its own process, as a person's would be, but without a release.
+RUN = (
+    "import sys; from pathlib import Path; from hpcdl.site import load_site;"
+    "from hpcdl.jobs.spec import Module; from hpcdl.regress.runner import *;"
+    "run_checks(load_site(Path(sys.argv[1])), Module(()),"
+    " CheckRequest(partitions=('p100',), names=(sys.argv[3],), paths=(Path(sys.argv[2]),)))"
+)
+
+
+@pytest.fixture
+def site(cluster_env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """The embedded site with a prefix and a work folder of the test's own."""
+    for key in list(os.environ):
+        if key.startswith(("SLURM", "HPCDL")):
+            monkeypatch.delenv(key)
+    for key, value in cluster_env.items():
+        monkeypatch.setenv(key, value)
+    text = Path(cluster_env["HPCDL_SITE"]).read_text()
+    file = tmp_path / "site.yaml"
+    file.write_text(text.replace("$HPCDL_HOME/embedded/", f"{tmp_path}/"))
+    return load_site(file)
+
+
+def reference(check: str, **changes: object) -> Reference:
+    row = Reference(
+        check=check, case="default", partition="p100", metric="images_per_second", value=1000.0,
+        unit="images/s", lower=-0.2, upper=None, runs=5, spread=0.02, source="this test",
+        proof="run", date="2026-01-01",
+    )  # fmt: skip
+    return replace(row, **changes)
+
+
+def run(site: Site, file: str, **request: object) -> CheckOutcome:
+    request = {"paths": (STANDINS / file,), "partitions": ("p100",), **request}
+    return run_checks(site, NO_MODULE, CheckRequest(**request))
+
+
+def test_nothing_passes_that_does_not_deserve_it(site: Site) -> None:
+    names = ["honest", "slower", "cancelled_after_its_result", "exit_code", "no_metric",
+             "infinite_metric", "nonsense", "no_result"]  # fmt: skip
+    write_references(site_file(site, "embedded"), "embedded", [reference(name) for name in names])
+    outcome = run(site, "checks_that_look_well.py")
+    found = {verdict.check: verdict for verdict in outcome.verdicts}
+    assert {name: verdict.status for name, verdict in found.items()} == {
+        "honest": Status.PASS,
+        "slower": Status.FAIL,
+        "no_reference": Status.NO_REFERENCE,
+        "cancelled_after_its_result": Status.ERROR,
+        "exit_code": Status.ERROR,
+        "no_metric": Status.ERROR,
+        "infinite_metric": Status.ERROR,
+        "nonsense": Status.ERROR,
+        "no_result": Status.ERROR,
+        "plain_honest": Status.PASS,
+        "plain_without_reference": Status.NO_REFERENCE,
+        "plain_metric_not_found": Status.PASS,  # ReFrame hides it; the run says it, below
+        "plain_cancelled_after_its_pattern": Status.ERROR,
+        "(run)": Status.ERROR,
+    }
+    assert "CANCELLED" in found["cancelled_after_its_result"].reason
+    assert "exit code 3" in found["exit_code"].reason
+    assert "missing metric: images_per_second" in found["no_metric"].reason
+    assert "missing result" in found["no_result"].reason
+    assert "50% below" in found["slower"].reason
+    assert "performance variable 'speed'" in found["(run)"].reason
+    assert not outcome.ok
+
+
+def test_a_missing_reference_passes_only_when_waived_by_name(site: Site) -> None:
+    outcome = run(site, "checks_that_look_well.py", names=("no_reference",), waived=("honest",))
+    assert not outcome.ok
+    outcome = run(
+        site, "checks_that_look_well.py", names=("no_reference",), waived=("no_reference",)
+    )
+    assert outcome.ok
+    assert [verdict.status for verdict in outcome.verdicts] == [Status.NO_REFERENCE]
+
+
+def test_a_failure_cannot_be_waived(site: Site) -> None:
+    write_references(site_file(site, "embedded"), "embedded", [reference("slower")])
+    outcome = run(site, "checks_that_look_well.py", names=("slower",), waived=("slower",))
+    assert [verdict.ok for verdict in outcome.verdicts] == [False]
+
+
+@pytest.mark.parametrize("change", [{"release": "older"}, {"machine": "another"}])
+def test_a_reference_of_another_release_or_machine_is_stale(
+    site: Site, change: dict[str, str]
+) -> None:
+    write_references(site_file(site, "embedded"), "embedded", [reference("honest", **change)])
+    module = Module((), None, "newer")
+    file = STANDINS / "checks_that_look_well.py"
+    request = CheckRequest(partitions=("p100",), names=("honest",), paths=(file,))
+    outcome = run_checks(site, module, request)
+    assert [verdict.status for verdict in outcome.verdicts] == [Status.STALE]
+    assert next(iter(change.values())) in outcome.verdicts[0].reason
+
+
+def test_a_reference_of_too_few_runs_gives_no_verdict(site: Site) -> None:
+    write_references(site_file(site, "embedded"), "embedded", [reference("honest", runs=2)])
+    outcome = run(site, "checks_that_look_well.py", names=("honest",))
+    assert [verdict.status for verdict in outcome.verdicts] == [Status.INSUFFICIENT]
+
+
+@pytest.mark.parametrize(
+    ("file", "request_", "reason"),
+    [
+        ("checks_with_an_error.py", {}, "skipping test file"),
+        ("checks_that_look_well.py", {"tags": ("nobody-has-this",)}, "no check was selected"),
+        ("checks_that_look_well.py", {"names": ("nobody",)}, "no check was selected"),
+        ("checks_that_look_well.py", {"partitions": ("cpu",), "names": ("honest",)},
+         "no check was selected"),
+    ],
+)  # fmt: skip
+def test_a_run_without_a_check_fails(
+    site: Site, file: str, request_: dict[str, object], reason: str
+) -> None:
+    outcome = run(site, file, **request_)
+    assert not outcome.ok
+    assert reason in outcome.verdicts[0].reason
+
+
+def test_checks_that_do_not_exist_are_refused(site: Site) -> None:
+    with pytest.raises(BadInput, match="there are no checks"):
+        run(site, "", paths=(STANDINS / "missing.py",))
+
+
+def test_broken_references_are_an_error_with_their_place(site: Site) -> None:
+    path = site_file(site, "embedded")
+    path.parent.mkdir(parents=True)
+    path.write_text("schema: 1\nset: embedded\nreferences:\n- {check: honest, value: fast}\n")
+    with pytest.raises(BadInput) as caught:
+        run(site, "checks_that_look_well.py", names=("honest",))
+    assert "embedded.yaml" in caught.value.render()
+
+
+def test_a_job_that_shows_no_sign_of_life_is_given_up(site: Site) -> None:
+    outcome = run(site, "checks_that_wait.py", names=("silent",))
+    assert outcome.verdicts[0].status is Status.ERROR
+    assert "hangs: no output and no progress" in outcome.verdicts[0].reason
+    assert_no_job_left(site)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_jobs_do_not_outlive_a_stopped_run(site: Site, number: int) -> None:
+    process = start(site, "until_cancelled")
+    wait_for(lambda: bool(list(runs_folder(site).glob("*/stage/**/started"))))
+    process.send_signal(number)
+    process.wait(30)
+    wait_for(lambda: not active_jobs(site))
+
+
+def test_a_lost_node_is_an_error_that_names_it(site: Site, slurm: Callable[..., object]) -> None:
+    process = start(site, "until_cancelled")
+    wait_for(lambda: bool(list(runs_folder(site).glob("*/stage/**/started"))))
+    (job,) = active_jobs(site)
+    record = client.job(job)
+    assert record is not None
+    hpcdl = Path(sys.executable).with_name("hpcdl")
+    slurm(hpcdl, "cluster", "node", "kill", record.nodes)
+    try:
+        assert process.wait(120) == 0
+        text = next(runs_folder(site).glob("*/verdicts.json")).read_text()
+        assert "node lost" in text
+        assert '"ERROR"' in text
+    finally:
+        slurm(hpcdl, "cluster", "node", "up", record.nodes)
+        wait_for(lambda: not active_jobs(site))
+        wait_for(lambda: all(node.state.startswith("IDLE") for node in client.nodes()), 60)
+
+
+def test_two_runs_at_once_do_not_disturb_each_other(site: Site) -> None:
+    write_references(site_file(site, "embedded"), "embedded", [reference("honest")])
+    words = [
+        sys.executable,
+        "-c",
+        RUN,
+        str(site.source),
+        str(STANDINS / "checks_that_look_well.py"),
+    ]
+    both = [subprocess.Popen([*words, "honest"]) for _ in range(2)]
+    assert [process.wait(60) for process in both] == [0, 0]
+    verdicts = [path.read_text() for path in runs_folder(site).glob("*/verdicts.json")]
+    assert len(verdicts) == 2
+    assert all('"PASS"' in text for text in verdicts)
+
+
+def test_the_script_is_the_one_that_users_get(site: Site, tmp_path: Path) -> None:
+    """Directives, launch line and all else, but for the folder of the job."""
+    settings = tmp_path / "settings.py"
+    settings.write_text(render_settings(site, NO_MODULE))
+    reframe = Path(sys.executable).with_name("reframe")
+    subprocess.run(
+        [reframe, "-C", settings, "-n", "throughput", "--system=embedded:p100", "--dry-run"],
+        check=True, capture_output=True, timeout=60, cwd=tmp_path,
+    )  # fmt: skip
+    script = next((site.paths.work / "checks").rglob("rfm_job.sh"))
+    submitted = take_apart(script.read_text())
+    words = submitted.launch_line.split()
+    spec = JobSpec(
+        partition="p100", nodes=2, gpus_per_node=2, minutes=10, name=f"throughput-{CASE}",
+        job_dir=script.parent,
+        program=tuple(words[words.index("hpcdl") : -1]),
+    )  # fmt: skip
+    users = take_apart(render_script(site, spec, NO_MODULE).text)
+    assert submitted.directives == users.directives
+    assert submitted.launch_line == users.launch_line
+    assert (submitted.before, submitted.after) == (users.before, users.after)
+
+
+CASE = "mlp-2x2-digits-fp32"
+
+
+def start(site: Site, name: str) -> subprocess.Popen[bytes]:
+    file = STANDINS / "checks_that_wait.py"
+    return subprocess.Popen([sys.executable, "-c", RUN, str(site.source), str(file), name])
+
+
+def wait_for(what: Callable[[], bool], seconds: float = 40) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.2)
+
+
+def active_jobs(site: Site) -> list[int]:
+    ids = [job for path in runs_folder(site).glob("*/events.jsonl") for job in read_events(path)]
+    records = [client.job(job) for job in ids]
+    return [record.id for record in records if record is not None and record.active]
+
+
+def assert_no_job_left(site: Site) -> None:
+    wait_for(lambda: not active_jobs(site))

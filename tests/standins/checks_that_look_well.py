@@ -1,0 +1,130 @@
+"""Checks of which each tries to pass without deserving it, and one honest one.
+
+Each job is a real one on a real Slurm; only the program is small. They print their pattern and
+write their result, and then go wrong in the way that their name says.
+"""
+
+import json
+import shlex
+import sys
+
+import reframe as rfm
+import reframe.utility.sanity as sn
+from reframe.core.builtins import performance_function, sanity_function
+
+from hpcdl.jobs.spec import JobSpec
+from hpcdl.regress.checkbase import HpcdlCheck, Metric
+
+GOOD = {"summary": {"images_per_second": 1000.0}}
+WRITE = "import json, os, sys; open('result.json', 'w').write(sys.argv[1])"
+
+
+def writes(result):
+    """Words of bash that leave this result."""
+    return shlex.join([sys.executable, "-c", WRITE, json.dumps(result)])
+
+
+class Small(HpcdlCheck):
+    """One rank on one node; `then` is what it does after its result is written."""
+
+    tags = {"small"}
+    result = GOOD
+    then = "echo well"
+
+    def request(self, site, partition):
+        line = f"{writes(self.result)}; echo measured; {self.then}"
+        return JobSpec(partition=partition.name, gpus=1, minutes=1, name=self.check_name,
+                       program=("bash", "-c", line))  # fmt: skip
+
+    def metrics(self):
+        read = lambda measured: measured.number("summary", "images_per_second")  # noqa: E731
+        return [Metric("images_per_second", "images/s", read)]
+
+
+@rfm.simple_test
+class honest(Small):
+    pass
+
+
+@rfm.simple_test
+class slower(Small):
+    result = {"summary": {"images_per_second": 500.0}}
+
+
+@rfm.simple_test
+class no_reference(Small):
+    pass
+
+
+@rfm.simple_test
+class cancelled_after_its_result(Small):
+    then = "scancel $SLURM_JOB_ID; sleep 30"
+
+
+@rfm.simple_test
+class exit_code(Small):
+    then = "exit 3"
+
+
+@rfm.simple_test
+class no_metric(Small):
+    result = {"summary": {}}
+
+
+@rfm.simple_test
+class infinite_metric(Small):
+    result = {"summary": {"images_per_second": float("inf")}}
+
+
+@rfm.simple_test
+class nonsense(Small):
+    then = "head -c 2000 /dev/urandom > result.json"
+
+
+@rfm.simple_test
+class no_result(Small):
+    then = "rm result.json"
+
+
+class Plain(rfm.RunOnlyRegressionTest):
+    """A check in ReFrame's own way, as a team has them."""
+
+    valid_systems = ["*:p100"]
+    valid_prog_environs = ["hpcdl"]
+    sourcesdir = None
+    executable = "echo rate 42"
+    time_limit = "1m"
+
+    @sanity_function
+    def printed(self):
+        return sn.assert_found("rate", self.stdout)
+
+
+@rfm.simple_test
+class plain_honest(Plain):
+    reference = {"*": {"rate": (40, -0.1, None, "1/s")}}
+
+    @performance_function("1/s")
+    def rate(self):
+        return sn.extractsingle(r"rate (\d+)", self.stdout, 1, float)
+
+
+@rfm.simple_test
+class plain_without_reference(Plain):
+    @performance_function("1/s")
+    def rate(self):
+        return sn.extractsingle(r"rate (\d+)", self.stdout, 1, float)
+
+
+@rfm.simple_test
+class plain_metric_not_found(Plain):
+    reference = {"*": {"speed": (40, -0.1, None, "1/s")}}
+
+    @performance_function("1/s")
+    def speed(self):
+        return sn.extractsingle(r"speed (\d+)", self.stdout, 1, float)
+
+
+@rfm.simple_test
+class plain_cancelled_after_its_pattern(Plain):
+    postrun_cmds = ["scancel $SLURM_JOB_ID", "sleep 30"]

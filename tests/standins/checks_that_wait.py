@@ -1,0 +1,27 @@
+"""Checks whose job lasts until somebody ends it; their pattern is printed at once."""
+
+import reframe as rfm
+
+from hpcdl.jobs.spec import JobSpec
+from hpcdl.regress.checkbase import HpcdlCheck
+
+
+class Waits(HpcdlCheck):
+    """One rank that prints, writes its result and then goes on."""
+
+    seconds = 600
+
+    def request(self, site, partition):
+        line = f"echo '{{}}' > result.json; echo measured; touch started; sleep {self.seconds}"
+        return JobSpec(partition=partition.name, gpus=1, minutes=1, name=self.check_name,
+                       program=("bash", "-c", line))  # fmt: skip
+
+
+@rfm.simple_test
+class until_cancelled(Waits):
+    pass
+
+
+@rfm.simple_test
+class silent(Waits):
+    silence_seconds = 6.0
