@@ -95,12 +95,14 @@ def start_nodes(state: ClusterState, nodes: Sequence[Node]) -> dict[str, Process
     """Start the slurmds of some nodes; in namespaces mode whole nodes with their cables."""
     if state.mode != NAMESPACES:
         return {node.name: start(state, slurmd(state, node)) for node in nodes}
+    for node in nodes:
+        _forget_steps(state, node)
     inits = [_spawn(state, node_init(state, node), subprocess.PIPE) for node in nodes]
     try:
         for node, init in zip(nodes, inits, strict=True):
             _wait_for_own_network(init, output(state, node.name), node.name)
         pairs = [(node, init.pid) for node, init in zip(nodes, inits, strict=True)]
-        network.plug(state.number, pairs)
+        network.plug(state.directory, pairs)
         started = {
             node.name: _identified(init, state, node.name)
             for node, init in zip(nodes, inits, strict=True)
@@ -114,6 +116,17 @@ def start_nodes(state: ClusterState, nodes: Sequence[Node]) -> dict[str, Process
             init.kill()
         raise
     return started
+
+
+def _forget_steps(state: ClusterState, node: Node) -> None:
+    """Take away the sockets of steps that died with the node, as a reboot would.
+
+    A requeued job counts its steps from 0 again, and slurmstepd refuses to start a step whose
+    socket is there already.
+    """
+    for path in (state.directory / "spool" / node.name).glob("*"):
+        if path.is_socket():
+            path.unlink(missing_ok=True)
 
 
 def wait_until(

@@ -143,7 +143,8 @@ def down(directory: Path, *, purge: bool = False, say: Say = _silent) -> bool:
         Whether there was anything to stop or remove.
     """
     directory = directory.absolute()
-    if not state.is_ours(directory):
+    if not state.is_ours(directory):  # removed by hand, perhaps while it ran
+        network.remove_bridge(directory)
         return _stop_processes(directory) > 0
     with locked(directory / "lock", wait_seconds=150):
         found = _clear(directory, say)
@@ -164,7 +165,7 @@ def _usable(current: ClusterState) -> bool:
     """Whether a cluster can be kept: it was ready once, in this boot, and has its network."""
     if current.phase != "ready" or current.boot != processes.boot_id():
         return False
-    return current.mode != NAMESPACES or network.bridge_exists(current.number)
+    return current.mode != NAMESPACES or network.bridge_exists(current.directory)
 
 
 def _refuse_change(current: ClusterState, asked: Wish) -> None:
@@ -202,14 +203,13 @@ def _start(
 def _lay_down(site: Site, asked: Wish, directory: Path, port_base: int | None) -> ClusterState:
     """Choose what is particular to this machine, record it, and write every file."""
     ports = network.choose_ports(asked.mode, len(asked.node_names), port_base)
-    number, net = network.claim_bridge() if asked.mode == NAMESPACES else (0, "127.0.0")
+    net = network.make_bridge(directory) if asked.mode == NAMESPACES else "127.0.0"
     version = slurm_version()
     laid = Plan(
         wish=asked,
         directory=directory,
         host=socket.gethostname().split(".")[0],
         user=user_name(),
-        number=number,
         network=net,
         ports=ports,
         slurm_version=version,
@@ -234,7 +234,6 @@ def _state(site: Site, laid: Plan) -> ClusterState:
         accounting=laid.wish.accounting,
         fingerprint=plan.fingerprint(laid.wish),
         slurm_version=laid.slurm_version,
-        number=laid.number,
         network=laid.network,
         port_base=laid.ports.base,
         nodes=laid.nodes,
@@ -388,8 +387,7 @@ def _clear(directory: Path, say: Say) -> bool:
         if current.accounting:
             _close_books(current)
     stopped = _stop_processes(directory, current)
-    if current is not None and current.mode == NAMESPACES:
-        network.remove_bridge(current.number)
+    network.remove_bridge(directory)
     if state.is_ours(directory):
         for name in _PASSING:
             shutil.rmtree(directory / name, ignore_errors=True)

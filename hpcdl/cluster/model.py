@@ -6,6 +6,7 @@ holds: enough to find, judge, restart and stop everything without the site file.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -119,7 +120,6 @@ class Plan:
     directory: Path
     host: str
     user: str
-    number: int
     network: str
     ports: Ports
     slurm_version: str
@@ -163,7 +163,6 @@ class ClusterState:
     accounting: bool
     fingerprint: Mapping[str, str]
     slurm_version: str
-    number: int
     network: str
     port_base: int
     nodes: tuple[Node, ...]
@@ -178,11 +177,6 @@ class ClusterState:
     def configuration(self) -> Path:
         """The cluster's slurm.conf."""
         return self.directory / "etc/slurm.conf"
-
-    @property
-    def bridge(self) -> str:
-        """The bridge that joins the nodes in namespaces mode."""
-        return bridge_name(self.number)
 
     def log(self, daemon: str) -> Path:
         """The log of a daemon or of a node's slurmd."""
@@ -207,11 +201,14 @@ class ClusterState:
         return replace(self, processes={**self.processes, name: process})
 
 
-def bridge_name(number: int) -> str:
-    """The name of cluster `number`'s bridge (at most 15 characters, as Linux wants)."""
-    return f"hpcdl{number}"
+def bridge_name(directory: Path) -> str:
+    """The name of a cluster's bridge: a function of its folder, so that it needs no record.
+
+    Linux gives interface names 15 characters; the links' names are the bridge's with 4 more.
+    """
+    return "hpc" + hashlib.sha256(str(directory).encode()).hexdigest()[:8]
 
 
-def link_name(number: int, node: Node) -> str:
+def link_name(directory: Path, node: Node) -> str:
     """The host's end of a node's network cable."""
-    return f"hpcdl{number}n{node.index + 1}"
+    return f"{bridge_name(directory)}n{node.index + 1}"

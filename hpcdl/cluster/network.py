@@ -1,8 +1,8 @@
 """The machine's side of the nodes' network: one bridge per cluster, one cable per node.
 
 The nodes' network namespaces have no names: they live and die with the node's processes, and
-take their cables with them, so that only the bridge needs taking down. A bridge's name is also
-the claim on a cluster number: the kernel gives each name once.
+take their cables with them, so that only the bridge needs taking down. All names follow from the cluster's folder, so that they
+are found without any record.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from hpcdl.cluster.model import Node, Ports, bridge_name, link_name
 from hpcdl.system.errors import BadInput, HpcdlError, MachineLacks
 from hpcdl.system.run import run
 
-_NUMBERS = 100
 _PREFIXES = ("10.77", "172.29", "192.168")
 _FIRST_PORT, _PORT_STEP = 21000, 8
 _MUTEX = "\0hpcdl-cluster-start"
@@ -52,45 +51,38 @@ def allocating(wait_seconds: float = 120.0) -> Iterator[None]:
         yield
 
 
-def claim_bridge() -> tuple[int, str]:
-    """Make a bridge that no other cluster has; give its number and its free network.
+def make_bridge(directory: Path) -> str:
+    """Make a cluster's bridge on a network that this machine does not use.
 
     Returns:
-        The cluster's number and its /24 network, such as `10.77.0`.
+        Its /24 network, written as `10.77.0`.
+
+    Raises:
+        MachineLacks: bridges may not be made here, or no network is free.
     """
-    networks = _free_networks(_routed(Path("/proc/net/route").read_text()))
-    for number in range(_NUMBERS):
-        made = run(["ip", "link", "add", bridge_name(number), "type", "bridge"], check=False)
-        if made.ok:
-            network = next(networks)
-            _batch(
-                [
-                    f"address add {network}.1/24 dev {bridge_name(number)}",
-                    f"link set {bridge_name(number)} up",
-                ]
-            )
-            return number, network
-        if "exists" not in made.stderr:
-            raise MachineLacks(
-                "this machine lets nobody make a network bridge",
-                details=made.last_lines(3),
-                hint="use --mode loopback, which needs neither root nor network namespaces",
-            )
-    raise MachineLacks(
-        f"{_NUMBERS} clusters have a bridge already", hint="stop some: `hpcdl cluster down`"
-    )
+    bridge = bridge_name(directory)
+    network = next(_free_networks(_routed(Path("/proc/net/route").read_text())))
+    made = run(["ip", "link", "add", bridge, "type", "bridge"], check=False)
+    if not made.ok:
+        raise MachineLacks(
+            "this machine lets nobody make a network bridge",
+            details=made.last_lines(3),
+            hint="use --mode loopback, which needs neither root nor network namespaces",
+        )
+    _batch([f"address add {network}.1/24 dev {bridge}", f"link set {bridge} up"])
+    return network
 
 
-def plug(number: int, nodes: Sequence[tuple[Node, int]]) -> None:
+def plug(directory: Path, nodes: Sequence[tuple[Node, int]]) -> None:
     """Lay a cable from the bridge into the network of each node's first process (a pid)."""
     lines = []
     for node, pid in nodes:
-        link = link_name(number, node)
+        link = link_name(directory, node)
         if _exists(link):  # a killed node's: the kernel takes its time to remove it
             run(["ip", "link", "delete", link], check=False)
         lines += [
             f"link add {link} type veth peer name eth0 netns {pid}",
-            f"link set {link} master {bridge_name(number)} up",
+            f"link set {link} master {bridge_name(directory)} up",
         ]
     _batch(lines)
 
@@ -100,9 +92,9 @@ def set_link(link: str, up: bool) -> bool:
     return run(["ip", "link", "set", link, "up" if up else "down"], check=False).ok
 
 
-def remove_bridge(number: int) -> None:
-    """Take down a bridge and whatever cables still hang on it; absent is fine."""
-    bridge = bridge_name(number)
+def remove_bridge(directory: Path) -> None:
+    """Take down a cluster's bridge and whatever cables still hang on it; absent is fine."""
+    bridge = bridge_name(directory)
     ports = Path(f"/sys/class/net/{bridge}/brif")
     links = sorted(entry.name for entry in ports.iterdir()) if ports.is_dir() else []
     if _exists(bridge):
@@ -110,9 +102,9 @@ def remove_bridge(number: int) -> None:
             run(["ip", "link", "delete", link], check=False)
 
 
-def bridge_exists(number: int) -> bool:
-    """Whether cluster `number` has its bridge."""
-    return _exists(bridge_name(number))
+def bridge_exists(directory: Path) -> bool:
+    """Whether a cluster has its bridge."""
+    return _exists(bridge_name(directory))
 
 
 def _exists(link: str) -> bool:
@@ -184,7 +176,7 @@ def _free_networks(routed: Iterable[ipaddress.IPv4Network]) -> Iterator[str]:
     """/24 networks that no route of this machine touches."""
     taken = list(routed)
     for prefix in _PREFIXES:
-        for third in range(_NUMBERS):
+        for third in range(256):
             candidate = ipaddress.IPv4Network(f"{prefix}.{third}.0/24")
             if not any(candidate.overlaps(other) for other in taken):
                 yield f"{prefix}.{third}"

@@ -77,7 +77,7 @@ def _set_link(now: ClusterState, node: Node, *, up: bool) -> None:
             "in mode loopback the nodes share this machine's network: none can be cut off",
             hint="use `hpcdl cluster node kill`, or a cluster in mode namespaces (needs root)",
         )
-    if not network.set_link(link_name(now.number, node), up):
+    if not network.set_link(link_name(now.directory, node), up):
         raise HpcdlError(
             f"{node.name} has no network cable: it is dead",
             hint=f"`hpcdl cluster node up {node.name}` starts it again",

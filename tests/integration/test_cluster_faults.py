@@ -65,17 +65,18 @@ def test_long_path_is_one_line(embedded_site: Site, cluster_home: Path) -> None:
 
 
 def test_path_with_blanks_is_one_line(embedded_site: Site, cluster_home: Path) -> None:
-    with pytest.raises(BadInput, match="slurm.conf cannot hold the path"):
+    with pytest.raises(BadInput, match=r"slurm\.conf cannot hold the path"):
         up(embedded_site, directory=cluster_home / "a b")
 
 
-def test_folder_of_somebody_else_is_left_alone(embedded_site: Site, tmp_path: Path) -> None:
-    (tmp_path / "etc").mkdir()
-    (tmp_path / "etc/precious").write_text("mine")
+def test_folder_of_somebody_else_is_left_alone(embedded_site: Site, cluster_home: Path) -> None:
+    precious = cluster_home / "mine" / "etc" / "precious"
+    precious.parent.mkdir(parents=True)
+    precious.write_text("mine")
     with pytest.raises(BadInput, match="holds other files"):
-        up(embedded_site, directory=tmp_path)
-    assert not down(tmp_path, purge=True)
-    assert (tmp_path / "etc/precious").read_text() == "mine"
+        up(embedded_site, directory=cluster_home / "mine")
+    assert not down(cluster_home / "mine", purge=True)
+    assert precious.read_text() == "mine"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
@@ -95,7 +96,8 @@ def test_daemon_that_dies_shows_its_last_words(
 ) -> None:
     broken = tmp_path / "slurmctld"
     broken.write_text(
-        '#!/bin/sh\n[ "$1" != -V ] || { echo slurm 22.05.8; exit; }\necho "fatal: no luck today"\nexit 1\n'
+        '#!/bin/sh\n[ "$1" != -V ] || { echo slurm 22.05.8; exit; }\n'
+        "echo 'fatal: no luck today'\nexit 1\n"
     )
     broken.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -156,18 +158,17 @@ def test_accounting_knows_what_jobs_had_and_used(embedded_site: Site, place: Pat
         pytest.skip(f"{lack.message}; {lack.hint}")
     state = up(embedded_site, directory=place, accounting=True)
     ask = Shell({**clean_environment(), "SLURM_CONF": str(state.configuration)}, place)
-    use = "python3 -c 'import time; x = bytearray(200 << 20); time.sleep(7)'"
-    job = ask(
-        "sbatch", "--parsable", "--wait", "-p", "p100", "--gpus-per-node=p100:2", "--mem=1G",
-        "--output=/dev/null", f"--wrap={use}", timeout=40,
-    ).stdout.strip()  # fmt: skip
+    use = "import time; x = bytearray(200 << 20); time.sleep(7)"
+    ask("srun", "-J", "used", "-p", "p100", "--gpus-per-node=p100:2", "--mem=1G",
+        "python3", "-c", use)  # fmt: skip
     left = ask("sbatch", "--parsable", "--output=/dev/null", "--wrap=sleep 100").stdout.strip()
+    done = "until sacct -n --name=used | grep -q COMPLETED; do sleep 0.1; done"
+    ask("timeout", "10", "bash", "-c", done)
     show = ("sacct", "-n", "-P", "-o", "JobID,State,AllocTRES,MaxRSS")
-    ask("timeout", "10", "bash", "-c", f"until sacct -n -j {job} | grep -q COMPLETED; do :; done")
-    whole, batch = (line.split("|") for line in ask(*show, "-j", job).stdout.splitlines()[:2])
+    whole, step = (line.split("|") for line in ask(*show, "--name=used").stdout.splitlines())
     assert "gres/gpu:p100=2" in whole[2]
-    assert batch[1] == "COMPLETED"
-    assert int(batch[3].rstrip("K")) > 200 * 1024
+    assert step[1] == "COMPLETED"
+    assert int(step[3].rstrip("K")) > 200 * 1024
     down(place)
     up(embedded_site, directory=place, accounting=True)
     assert ask(*show, "-X", "-j", left).stdout.split("|")[1].startswith("CANCELLED")

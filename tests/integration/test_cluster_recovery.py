@@ -17,7 +17,7 @@ import pytest
 
 from hpcdl.cluster import ClusterState, down, environment, processes, up
 from hpcdl.cluster import nodes as node_actions
-from hpcdl.cluster.model import LOOPBACK, NAMESPACES, ProcessId
+from hpcdl.cluster.model import LOOPBACK, NAMESPACES, ProcessId, bridge_name
 from hpcdl.cluster.needs import check_packages, choose_mode
 from hpcdl.cluster.query import node_states
 from hpcdl.cluster.state import write_state
@@ -70,8 +70,8 @@ def mode(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def links() -> set[str]:
-    return {path.name for path in Path("/sys/class/net").glob("hpcdl*")}
+def links(place: Path) -> list[Path]:
+    return list(Path("/sys/class/net").glob(f"{bridge_name(place)}*"))
 
 
 def shell(state: ClusterState, directory: Path) -> Shell:
@@ -90,7 +90,6 @@ def wait_for(answer: Callable[[], bool], seconds: float) -> None:
 
 
 def test_down_leaves_nothing_and_twice_is_fine(small_site: Site, place: Path, mode: str) -> None:
-    before = links()
     mounts = Path("/proc/self/mounts").read_text()
     state = up(small_site, mode=mode, directory=place)
     shell(state, place)("sbatch", "-N2", "--output=/dev/null", "--wrap=srun sleep 100")
@@ -98,7 +97,7 @@ def test_down_leaves_nothing_and_twice_is_fine(small_site: Site, place: Path, mo
     time.sleep(1)
     assert down(place)
     assert processes.of_cluster(place) == []
-    assert links() == before
+    assert links(place) == []
     assert Path("/proc/self/mounts").read_text() == mounts
     assert {path.name for path in place.iterdir()} <= {".hpcdl-cluster", "lock", "log", "jobs"}
     assert not down(place)
@@ -140,15 +139,14 @@ def test_up_restarts_what_was_killed(small_site: Site, place: Path, victims: lis
 def test_everything_killed_is_brought_back(small_site: Site, place: Path, mode: str) -> None:
     up(small_site, mode=mode, directory=place)
     for process in processes.of_cluster(place):
-        os.kill(process.pid, signal.SIGKILL)
+        processes.send(process, signal.SIGKILL)
     state = up(small_site, mode=mode, directory=place)
     shell(state, place)("srun", "-p", "p100", "-N2", "true")
 
 
 def test_up_killed_at_any_moment_can_be_stopped_and_repeated(
-    small_site: Site, cluster_home: Path, place: Path, mode: str
+    small_site: Site, place: Path, mode: str
 ) -> None:
-    before = links()
     words = ["cluster", "up", "--mode", mode, "--site", str(small_site.source)]
     env = {**clean_environment(), "HPCDL_CLUSTER_DIR": str(place)}
     for step in range(8):
@@ -161,18 +159,27 @@ def test_up_killed_at_any_moment_can_be_stopped_and_repeated(
         if step % 2:
             down(place)
             assert processes.of_cluster(place) == []
-            assert links() == before
+            assert links(place) == []
     state = up(small_site, mode=mode, directory=place)
     shell(state, place)("srun", "-p", "p100", "-N2", "true")
 
 
+def test_folder_removed_by_hand_does_not_hinder_down(
+    small_site: Site, place: Path, mode: str
+) -> None:
+    up(small_site, mode=mode, directory=place)
+    shutil.rmtree(place)
+    assert down(place)
+    assert processes.of_cluster(place) == []
+    assert links(place) == []
+
+
 def test_damaged_record_does_not_hinder_down(small_site: Site, place: Path) -> None:
-    before = links()
     up(small_site, mode=LOOPBACK, directory=place)
     (place / "cluster.json").write_text('{"schema": 1, "nodes"')
     assert down(place)
     assert processes.of_cluster(place) == []
-    assert links() == before
+    assert links(place) == []
 
 
 def test_process_with_a_recorded_number_is_spared_when_it_is_another(

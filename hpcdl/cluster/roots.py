@@ -1,0 +1,298 @@
+"""Roots of other Slurm releases: minimal Debians, each of the suite that has the release.
+
+A root's /usr takes the place of the machine's own in a mount namespace of each process that
+runs in it; all other paths stay what they are, so that jobs' files are the same inside and
+outside, and the kernel takes the mounts away with the process. Debootstrap builds a root aside,
+in namespaces of its own; one rename makes it a root.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcdl import facts
+from hpcdl.slurm.rules import Release
+from hpcdl.system.errors import BadInput, HpcdlError, MachineLacks
+from hpcdl.system.files import explain_os_errors, locked, write_json
+from hpcdl.system.packages import apt_line, find_program, look, missing_names
+from hpcdl.system.resources import cache
+from hpcdl.system.run import run
+from hpcdl.system.text import did_you_mean
+
+_RECORD = "hpcdl-root.json"
+_BUILD_SECONDS = 1800
+_NEED_MB = 700
+_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+_SCRIPTS = Path("/usr/share/debootstrap/scripts")
+# Nothing of these is ever used: only /usr and a few files of /etc are.
+_LEFTOVERS = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man",
+              "usr/share/locale", "usr/share/info")  # fmt: skip
+# Mounts are private, and go with the process; so does a build that is killed.
+ALONE = ("unshare", "--mount", "--propagation", "private")
+_BUILDING = (*ALONE, "--pid", "--fork", "--kill-child", "--mount-proc")
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A suite of Debian said to have a release; `mirror` None is the machine's own."""
+
+    release: str
+    name: str
+    mirror: str | None
+
+
+@dataclass(frozen=True)
+class Root:
+    """A whole root, and the point release of Slurm that it really has."""
+
+    directory: Path
+    suite: str
+    version: str
+
+    @property
+    def usr(self) -> Path:
+        """What takes the place of /usr."""
+        return self.directory / "usr"
+
+    def has(self, release: str) -> bool:
+        """Whether it has a release, named as 24.11 or as 24.11.5."""
+        return f"{self.version}.".startswith(f"{Release.parse(release)}.")
+
+
+def folder() -> Path:
+    """Where roots lie."""
+    return cache() / "roots"
+
+
+def releases() -> tuple[str, ...]:
+    """The releases that some suite is known to have."""
+    return tuple(dict.fromkeys(suite.release for suite in _suites()))
+
+
+def built() -> tuple[Root, ...]:
+    """The roots that are there."""
+    found = (read(path.parent) for path in sorted(folder().glob(f"[a-z]*/{_RECORD}")))
+    return tuple(root for root in found if root)
+
+
+def read(directory: Path) -> Root | None:
+    """The root in a folder; None where there is none, or half of one."""
+    try:
+        record = json.loads((directory / _RECORD).read_text())
+        return Root(directory, str(record["suite"]), str(record["version"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def find(release: str) -> Root | None:
+    """A root that has a release, by what it really has."""
+    return next((root for root in built() if root.has(release)), None)
+
+
+def check(release: str) -> None:
+    """Everything about a wished release that can be checked before anything changes.
+
+    Raises:
+        BadInput: no root has it, and no suite is known to.
+        MachineLacks: it must be built, and the machine lacks what that needs; or not root.
+    """
+    wished = Release.parse(release)
+    if os.geteuid() != 0:
+        raise MachineLacks(
+            "another release of Slurm needs root, to mount and to build",
+            hint="without --slurm the machine's own release runs as any user",
+        )
+    if not Path("/bin").is_symlink():
+        raise MachineLacks("this machine's /bin is no link into /usr: no other /usr can replace it")
+    if find(release) is None:
+        if wished.series not in releases():
+            raise BadInput(
+                f"no suite of Debian is known to have Slurm {release}",
+                hint=did_you_mean(wished.series, releases()),
+            )
+        _check_tools()
+
+
+def get(release: str, say: Say) -> Root:
+    """The root of a release, built where there is none yet.
+
+    Raises:
+        BadInput, MachineLacks: see `check`.
+        HpcdlError: no suite could be had, or none has the release any more.
+    """
+    check(release)
+    found = find(release)
+    if found is not None:
+        return found
+    failures: list[str] = []
+    for suite in (one for one in _suites() if one.release == Release.parse(release).series):
+        try:
+            root = build(suite, say)
+        except HpcdlError as fault:
+            failures += [f"{suite.name}: {fault.message}", *fault.details[-4:]]
+            continue
+        if root.has(release):
+            return root
+        failures.append(f"{suite.name} has Slurm {root.version} now")
+    raise MachineLacks(
+        f"no suite of Debian gives Slurm {release} at present",
+        details=failures,
+        hint="`hpcdl cluster roots` lists the releases that are there",
+    )
+
+
+def get_all(wished: Sequence[str], say: Say) -> dict[str, Root | HpcdlError]:
+    """The roots of several releases, built at the same time; a failure stands for its root."""
+
+    def attempt(release: str) -> Root | HpcdlError:
+        try:
+            return get(release, say)
+        except HpcdlError as fault:
+            return fault
+
+    with ThreadPoolExecutor(max_workers=max(1, len(wished))) as pool:
+        return dict(zip(wished, pool.map(attempt, wished), strict=True))
+
+
+def build(suite: Suite, say: Say, *, into: Path | None = None) -> Root:
+    """Build the root of a suite aside and switch to it; one that is there meanwhile is kept.
+
+    Raises:
+        CommandFailed: debootstrap failed; its words are shown.
+    """
+    target = (into or folder()) / suite.name
+    with locked(target.with_name(f".{suite.name}.lock"), wait_seconds=_BUILD_SECONDS):
+        there = read(target)
+        if there is not None:
+            return there
+        aside = target.with_name(f".{suite.name}.partial")
+        mirror = suite.mirror or _own_mirror()
+        say(f"building a root of {suite.name} from {mirror}, once: a minute or two, 300 MB")
+        try:
+            root = _bootstrap(suite.name, mirror, aside, say)
+            with explain_os_errors(target):
+                shutil.rmtree(target, ignore_errors=True)
+                aside.rename(target)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+        return Root(target, root.suite, root.version)
+
+
+def _bootstrap(suite: str, mirror: str, aside: Path, say: Say) -> Root:
+    """Let debootstrap fill a folder; ask it for its Slurm; write its record."""
+    shutil.rmtree(aside, ignore_errors=True)
+    run(
+        [*_BUILDING, _tool("debootstrap"), "--variant=minbase", "--merged-usr",
+         f"--include={','.join(facts.load('slurm_suites')['packages'])}", *_trust(say),
+         suite, aside, mirror, *_script(suite)],
+        env=_proxy(),
+        timeout=_BUILD_SECONDS,
+        log=aside.with_name(f".{suite}.log"),
+        hint="is the mirror reachable? it is the one of this machine's apt",
+        tied=True,
+    )  # fmt: skip
+    for name in _LEFTOVERS:
+        shutil.rmtree(aside / name, ignore_errors=True)
+    answer = ask(aside / "usr", "sinfo", "--version").split()
+    version = answer[-1] if answer else "unknown"
+    write_json(aside / _RECORD, {"schema": 1, "suite": suite, "version": version, "mirror": mirror})
+    return Root(aside, suite, version)
+
+
+def ask(usr: Path, *argv: str, configuration: Path | None = None) -> str:
+    """What a program answers, run with a root's /usr."""
+    words = [*ALONE, "sh", "-c", 'mount --bind "$0" /usr && exec "$@"', str(usr), *argv]
+    env = {"SLURM_CONF": str(configuration)} if configuration else {}
+    base = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
+    answer = run(words, base_env=base, env=env, check=False, timeout=20)
+    return answer.stdout + answer.stderr
+
+
+def programs(usr: Path) -> tuple[str, ...]:
+    """Slurm's own commands in a root, for people."""
+    names = ("salloc", "sbcast", "squeue", "srun", "strigger", "sstat", "sattach", "sbatch")
+    more = ("sacct", "sacctmgr", "scancel", "scontrol", "sdiag", "sinfo", "sprio", "sreport",
+            "sshare")  # fmt: skip
+    return tuple(name for name in sorted(names + more) if (usr / "bin" / name).exists())
+
+
+def program(usr: Path, name: str) -> str:
+    """The path that a program of a root has where the root is entered.
+
+    Raises:
+        MachineLacks: the root does not have it.
+    """
+    for place in ("sbin", "bin"):
+        if (usr / place / name).exists():
+            return f"/usr/{place}/{name}"
+    raise MachineLacks(
+        f"the root {usr.parent} has no '{name}'",
+        hint=f"remove it, and it is built anew: rm -r {usr.parent}",
+    )
+
+
+def _suites() -> tuple[Suite, ...]:
+    rows = facts.load("slurm_suites")["suites"]
+    return tuple(Suite(str(row["release"]), row["suite"], row["mirror"]) for row in rows)
+
+
+def _check_tools() -> None:
+    packages = look(facts.load("packages")["packages"], ["matrix"])
+    if find_program("debootstrap") is None:
+        raise MachineLacks(
+            f"another release of Slurm needs {' and '.join(missing_names(packages))}",
+            hint=f"install with: {apt_line(packages)}",
+        )
+    folder().mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder()).free // 2**20
+    if free < _NEED_MB:
+        raise MachineLacks(
+            f"no room for a root: {folder()} has {free} MB free, it needs {_NEED_MB} MB",
+            hint="set HPCDL_CACHE to a folder on another disk",
+        )
+
+
+def _tool(name: str) -> str:
+    return str(find_program(name) or name)
+
+
+def _trust(say: Say) -> tuple[str, ...]:
+    """How debootstrap checks signatures."""
+    if _KEYRING.exists():
+        return (f"--keyring={_KEYRING}",)
+    say("the packages' signatures are NOT checked: debian-archive-keyring is not installed")
+    return ("--no-check-gpg",)
+
+
+def _script(suite: str) -> Iterable[Path]:
+    """Suites younger than debootstrap are built as sid is."""
+    return () if (_SCRIPTS / suite).exists() else (_SCRIPTS / "sid",)
+
+
+def _own_mirror() -> str:
+    """The mirror of Debian that the machine's apt uses, else the facts' one."""
+    default = str(facts.load("slurm_suites")["mirror"])
+    if find_program("apt-get") is None:
+        return default
+    form = ["--format", "$(REPO_URI)", "Created-By: Packages"]
+    said = run(["apt-get", "indextargets", *form], check=False, timeout=20).stdout.split()
+    own = (uri.rstrip("/") for uri in said if uri.startswith("http"))
+    return next((uri for uri in own if uri.endswith("/debian")), default)
+
+
+def _proxy() -> dict[str, str]:
+    """Apt's proxy, for debootstrap, where the environment names none."""
+    if "http_proxy" in os.environ or find_program("apt-config") is None:
+        return {}
+    form = ["shell", "proxy", "Acquire::http::Proxy"]
+    said = run(["apt-config", *form], check=False, timeout=20).stdout
+    value = said.strip().removeprefix("proxy=").strip("'\"")
+    return {"http_proxy": value} if value.startswith("http") else {}
