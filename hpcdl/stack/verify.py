@@ -1,7 +1,8 @@
 """Proves a release through its own module: what a user would load is what is tested.
 
 A gate is any function from a site and a release to a `Proof`. `verify_here` is the one for the
-login node: import, and an all-reduce of two ranks where mpirun is there. The gate through a
+login node: import, an all-reduce and a short training of two ranks where mpirun is there, and
+the device code of every shared object against the GPUs that are served. The gate through a
 job on a partition comes from above and has the same form. The proof is kept in the release.
 """
 
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.site import Site
+from hpcdl.stack.fatbin import runs_on, survey
 from hpcdl.stack.release import Release
 from hpcdl.system.errors import MachineLacks, Stopped
 from hpcdl.system.files import write_json
@@ -32,12 +34,25 @@ print(json.dumps({"tensorflow": tensorflow.__version__, "horovod": horovod.__ver
     "python": sys.version.split()[0], "mpi": hvd.mpi_built(), "value": value,
     "prefix": sys.prefix}))
 """
-_REDUCE = """
-import tensorflow as tf, horovod.tensorflow as hvd
+_RANKS = """
+import json, tensorflow as tf, horovod.tensorflow as hvd
 hvd.init()
-mean = hvd.allreduce(tf.constant([1.0 + hvd.rank()]), op=hvd.Average)
-assert hvd.size() == 2 and abs(float(mean[0]) - 1.5) < 1e-6, (hvd.size(), mean)
-print("rank", hvd.rank(), "of", hvd.size(), "has the mean", float(mean[0]))
+mean = float(hvd.allreduce(tf.constant([1.0 + hvd.rank()]), op=hvd.Average)[0])
+tf.random.set_seed(hvd.rank())
+x = tf.random.normal([256, 8])
+y = tf.reduce_sum(x, axis=1, keepdims=True)
+w = tf.Variable(tf.zeros([8, 1]))
+losses = []
+for _ in range(20):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((x @ w - y) ** 2)
+    w.assign_sub(0.1 * hvd.allreduce(tape.gradient(loss, w), op=hvd.Average))
+    losses.append(float(loss))
+differ = float(tf.reduce_max(tf.abs(hvd.broadcast(w, root_rank=0) - w)))
+differ = float(hvd.allreduce(tf.constant(differ), op=hvd.Sum))
+if hvd.rank() == 0:
+    print(json.dumps({"size": hvd.size(), "mean": mean, "differ": differ,
+                      "first": losses[0], "last": losses[-1]}))
 hvd.shutdown()
 """
 _SECONDS = 300
@@ -105,7 +120,11 @@ def verify_here(site: Site, release: Release) -> Proof:
     Raises:
         MachineLacks: Lmod is not where the site says.
     """
-    checks = [_check_import(site, release), _check_reduce(site, release)]
+    checks = [
+        _check_import(site, release),
+        *_check_ranks(site, release),
+        check_device_code(site, release),
+    ]
     return new_proof(release, "login", platform.node(), checks)
 
 
@@ -157,17 +176,48 @@ def _check_import(site: Site, release: Release) -> Check:
     return Check("import", not wrong, detail, round(result.seconds, 2))
 
 
-def _check_reduce(site: Site, release: Release) -> Check:
-    name = "all-reduce of 2 ranks"
+def _check_ranks(site: Site, release: Release) -> list[Check]:
+    """Two ranks agree on a mean, and train a small model whose loss falls."""
+    names = ("all-reduce of 2 ranks", "training of 2 ranks")
     if shutil.which("mpirun") is None:
-        return Check(name, True, "there is no mpirun on this machine", 0.0, skipped=True)
+        lack = "there is no mpirun on this machine"
+        return [Check(name, True, lack, 0.0, skipped=True) for name in names]
     launch = ["mpirun", "-np", "2", "--oversubscribe", "--bind-to", "none",
               "--mca", "pml", "ob1", "--mca", "btl", "self,vader",
               "--mca", "mpi_yield_when_idle", "1"]  # fmt: skip
-    result, fault = _try(site, release, [*launch, "python", "-c", _REDUCE])
+    result, fault = _try(site, release, [*launch, "python", "-c", _RANKS])
     if result is None or not result.ok:
-        return _failed(name, result, fault)
-    return Check(name, True, "both have the mean 1.5", round(result.seconds, 2))
+        return [_failed(name, result, fault) for name in names]
+    seen = json.loads(result.stdout.splitlines()[-1])
+    agreed = seen["size"] == 2 and abs(seen["mean"] - 1.5) < 1e-6
+    learned = seen["last"] < 0.1 * seen["first"] and seen["differ"] == 0
+    took = round(result.seconds, 2)
+    return [
+        Check(names[0], agreed, f"{seen['size']} ranks have the mean {seen['mean']}", took),
+        Check(names[1], learned, f"loss from {seen['first']:.2f} to {seen['last']:.2g}, "
+              f"weights of the ranks differ by {seen['differ']:.2g}", took),
+    ]  # fmt: skip
+
+
+def check_device_code(site: Site, release: Release) -> Check:
+    """Whether every shared object with device code has some for the GPUs that are served."""
+    start, name = time.monotonic(), "device code"
+    objects = survey(release.prefix)
+    if not objects:
+        return Check(name, True, "no shared object has any", 0.0, skipped=True)
+    faults, notes = [], []
+    for partition in site.partitions.values():
+        if partition.gpu is None or partition.name not in (release.partitions or site.partitions):
+            continue
+        where = f"{partition.name} ({partition.gpu.compute})"
+        verdicts = [(runs_on(found.codes, partition.gpu.compute), found) for found in objects]
+        faults += [f"{where}: {found.path.name} has {', '.join(map(str, found.codes))}"
+                   for verdict, found in verdicts if verdict == "no"]  # fmt: skip
+        by_driver = [found.path.name for verdict, found in verdicts if verdict == "ptx"]
+        note = f"only PTX in {', '.join(by_driver[:3])}" if by_driver else "machine code in all"
+        notes.append(f"{where}: {note} of {len(objects)} files")
+    detail = "; ".join(faults[:10] or notes) or "no partition that it serves has GPUs"
+    return Check(name, not faults, detail, round(time.monotonic() - start, 2))
 
 
 def _try(site: Site, release: Release, argv: Sequence[str]) -> tuple[CommandResult | None, str]:

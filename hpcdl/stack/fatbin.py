@@ -1,0 +1,120 @@
+"""Reads which GPUs a shared object has code for, without CUDA on the machine.
+
+nvcc puts device code into the ELF section `.nv_fatbin`: containers, each a header and entries of
+machine code (a cubin for one SM) or PTX (text that the driver compiles for its SM or newer
+ones). Only the headers are read, so a library of gigabytes takes milliseconds. The format is
+not documented by NVIDIA; it is as the Cricket project describes it
+(github.com/RWTH-ACS/cricket), and held against what nvcc writes by the tests.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_MAGIC = 0xBA55ED50
+_CONTAINER = struct.Struct("<IHHQ")
+"""magic, version, size of this header, size of the entries."""
+_ENTRY = struct.Struct("<HHIQIIHHI")
+"""kind, flags, size of this header, size of the code, three numbers about it, SM."""
+_PTX, _MACHINE = 1, 2
+_ELF = struct.Struct("<16sHHIQQQIHHHHHH")
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_SECTIONS = (b".nv_fatbin", b"__nv_relfatbin")
+
+
+@dataclass(frozen=True, order=True)
+class DeviceCode:
+    """One piece of device code: `sm` is 60 for sm_60; `machine` is False for PTX."""
+
+    sm: int
+    machine: bool
+
+    def __str__(self) -> str:
+        return f"{'sm' if self.machine else 'compute'}_{self.sm}"
+
+
+@dataclass(frozen=True)
+class SharedObject:
+    """A file and the device code in it."""
+
+    path: Path
+    codes: tuple[DeviceCode, ...]
+
+
+def runs_on(codes: Sequence[DeviceCode], compute: str) -> str:
+    """Whether code runs on a GPU: `machine`, `ptx` (the driver must compile it) or `no`.
+
+    Machine code runs on its SM and newer ones of the same major number; PTX on its SM and all
+    newer ones (CUDA C++ Programming Guide, binary and PTX compatibility).
+
+    Args:
+        codes: what a file has.
+        compute: the GPU's compute capability, such as `6.0`.
+    """
+    major, minor = (int(part) for part in compute.split("."))
+    here = major * 10 + minor
+    if any(code.machine and code.sm // 10 == major and code.sm <= here for code in codes):
+        return "machine"
+    return "ptx" if any(not code.machine and code.sm <= here for code in codes) else "no"
+
+
+def survey(root: Path) -> list[SharedObject]:
+    """Every shared object below `root` that has device code."""
+    found = []
+    for path in sorted(root.rglob("*.so*")):
+        if path.is_file() and not path.is_symlink():
+            codes = read_device_code(path)
+            if codes:
+                found.append(SharedObject(path, codes))
+    return found
+
+
+def read_device_code(path: Path) -> tuple[DeviceCode, ...]:
+    """The device code in a file, without doubles; none in what is no 64-bit ELF file."""
+    if path.stat().st_size < _ELF.size:
+        return ()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        if data[:6] != b"\x7fELF\x02\x01":
+            return ()
+        found: set[DeviceCode] = set()
+        try:
+            for start, size in _fat_sections(data):
+                found |= set(_codes(data, start, start + size))
+        except struct.error:  # cut off in the middle: what was found still counts
+            pass
+        return tuple(sorted(found))
+
+
+def _fat_sections(data: mmap.mmap) -> Iterator[tuple[int, int]]:
+    """Place and size of the sections that hold device code."""
+    header = _ELF.unpack_from(data)
+    table, width, count, names_index = header[6], header[11], header[12], header[13]
+    if table == 0:
+        return
+    names = _SECTION.unpack_from(data, table + names_index * width)[4]
+    for index in range(count):
+        section = _SECTION.unpack_from(data, table + index * width)
+        start = names + section[0]
+        if data[start : data.find(b"\0", start)] in _SECTIONS:
+            yield section[4], section[5]
+
+
+def _codes(data: mmap.mmap, start: int, end: int) -> Iterator[DeviceCode]:
+    """The entries of every container between two places."""
+    place = start
+    magic = struct.pack("<I", _MAGIC)
+    while (place := data.find(magic, place, end)) >= 0:
+        _, _, header, size = _CONTAINER.unpack_from(data, place)
+        entry, stop = place + header, min(place + header + size, end)
+        while entry + _ENTRY.size <= stop:
+            kind, _, own, length, *_, sm = _ENTRY.unpack_from(data, entry)
+            if kind in {_PTX, _MACHINE}:
+                yield DeviceCode(sm, kind == _MACHINE)
+            if own + length == 0:
+                break
+            entry += own + length
+        place = max(stop, place + 1)
