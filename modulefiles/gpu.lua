@@ -17,14 +17,20 @@ local function driver_version(proc)
   return text and text:match("Kernel Module.-%s(%d+%.[%d.]+)")
 end
 
--- The model of the first GPU such as "Tesla P100-PCIE-16GB", or nil. A PCI bus has at most 256
--- numbers, and none is tried without a driver.
+-- The model of the first GPU such as "Tesla P100-PCIE-16GB", or nil. Its place on the PCI bus is
+-- not known, and a modulefile cannot list a folder: device 0 of every bus is tried first, then
+-- the devices of bus 0, where virtual machines have theirs. None is tried without a driver.
 local function gpu_model(proc)
   if driver_version(proc) == nil then
     return nil
   end
-  for bus = 0, 255 do
-    local text = text_of(proc .. ("/driver/nvidia/gpus/0000:%02x:00.0/information"):format(bus))
+  local gpu = proc .. "/driver/nvidia/gpus/0000:%02x:%02x.0/information"
+  for place = 0, 255 + 31 do
+    local bus, device = place, 0
+    if place > 255 then
+      bus, device = 0, place - 255
+    end
+    local text = text_of(gpu:format(bus, device))
     if text then
       return text:match("Model:%s*([^\n]+)")
     end

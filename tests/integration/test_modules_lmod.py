@@ -143,15 +143,18 @@ def test_the_job_s_partition_decides_what_a_plain_load_gives(two_stacks: Site) -
     assert loaded_in(modules, SLURM_JOB_PARTITION="new-and-unknown") == "2.21.0-cpu"
 
 
-def machine(folder: Path, *, driver: str = "", gpu: str = "", flags: str = "fpu avx") -> Path:
+def machine(
+    folder: Path, *, driver: str = "", gpu: str = "", flags: str = "fpu avx", bus: str = "85:00"
+) -> Path:
     """A /proc as the kernel and NVIDIA's driver write it."""
-    (folder / "driver/nvidia/gpus/0000:85:00.0").mkdir(parents=True)
+    (folder / f"driver/nvidia/gpus/0000:{bus}.0").mkdir(parents=True)
     (folder / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t\t:\n")
     if driver:
-        text = f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {driver}  Wed Nov  8 2023\n"
+        kind = "Open Kernel Module for x86_64" if driver > "560" else "x86_64 Kernel Module"
+        text = f"NVRM version: NVIDIA UNIX {kind}  {driver}  Wed Nov  8 2023\n"
         (folder / "driver/nvidia/version").write_text(text)
     if gpu:
-        card = folder / "driver/nvidia/gpus/0000:85:00.0/information"
+        card = folder / f"driver/nvidia/gpus/0000:{bus}.0/information"
         card.write_text(f"Model: \t\t {gpu}\nIRQ:   \t\t 42\n")
     return folder
 
@@ -175,6 +178,8 @@ FITS = {"driver": "470.223.02", "gpu": "Tesla K80"}
 FAULTS = [
     ({"flags": "fpu sse4_2 avx2"}, "the CPU has no avx"),
     ({"driver": "440.33.01"}, "the NVIDIA driver is 440.33.01, it needs 450.80.02 or newer"),
+    ({"driver": "580.65.06"}, "branch 470 is the last one that drives this GPU"),
+    ({"gpu": "Tesla V100-SXM2-16GB", "bus": "00:04"}, "the GPU is a Tesla V100-SXM2-16GB"),
     ({"driver": "535.104.05"}, "branch 470 is the last one that drives this GPU"),
     ({"gpu": "Tesla P100-PCIE-16GB"}, "it has device code for K80"),
     ({"driver": "", "gpu": ""}, "this node has no NVIDIA driver"),
