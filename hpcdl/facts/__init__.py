@@ -15,11 +15,16 @@ PROOFS = ("run", "compiled", "solved", "published", "doubtful")
 source says so; doubtful."""
 
 
+def path(name: str) -> Path:
+    """The facts file `name` (without its suffix)."""
+    return Path(__file__).parent / f"{name}.yaml"
+
+
 @cache
 def load(name: str) -> Any:
     """The content of the facts file `name` (without its suffix), as plain values."""
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    with (Path(__file__).parent / f"{name}.yaml").open(encoding="utf-8") as file:
+    with path(name).open(encoding="utf-8") as file:
         return yaml.load(file, Loader=loader)  # noqa: S506 - a safe loader, our own file

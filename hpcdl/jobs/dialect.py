@@ -6,12 +6,14 @@ script thus means the same on every release, whatever the shell held that submit
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from hpcdl import facts
 from hpcdl.site import Site, SlurmDialect
 from hpcdl.slurm.rules import Release, known_releases, mpi_plugins, span
 from hpcdl.system.errors import BadInput
+from hpcdl.system.remember import remembered
 from hpcdl.system.text import did_you_mean
 
 _IN_EVERY_RELEASE = frozenset({"none", "pmi2", "pmix"})
@@ -20,14 +22,12 @@ _NAMES_PER_LINE = 4
 
 def step_options(slurm: SlurmDialect) -> tuple[str, ...]:
     """Options that a step needs on this release beyond those it always has."""
-    return tuple(
-        str(row["option"]) for row in _holding(slurm, facts.load("slurm_steps")["options"])
-    )
+    return tuple(str(row["option"]) for row in _holding(slurm, _steps()["options"]))
 
 
 def cpus_note(slurm: SlurmDialect) -> str:
     """Why the CPUs of a rank stand on the step too, on this release."""
-    rows = _holding(slurm, facts.load("slurm_steps")["cpus_per_task"])
+    rows = _holding(slurm, _steps()["cpus_per_task"])
     return str(rows[0]["note"])
 
 
@@ -39,7 +39,7 @@ def inherited_variables(slurm: SlurmDialect, *, gpus: bool) -> list[tuple[str, l
     own = slurm.gpu_request if gpus else None
     return [
         (kind, names[start : start + _NAMES_PER_LINE])
-        for kind, rows in facts.load("slurm_steps")["inherited"].items()
+        for kind, rows in _steps()["inherited"].items()
         for names in [_unset(slurm, rows, own)]
         for start in range(0, len(names), _NAMES_PER_LINE)
     ]
@@ -84,6 +84,14 @@ def with_version(site: Site, version: str) -> Site:
             hint=f"releases from {oldest} to {known_releases()[-1]} are known",
         )
     return replace(site, slurm=replace(site.slurm, version=str(release)))
+
+
+@cache
+def _steps() -> dict[str, Any]:
+    """The facts about steps; YAML is read only when they have changed."""
+    name = "slurm_steps"
+    found: dict[str, Any] = remembered("facts", [facts.path(name)], lambda: facts.load(name))
+    return found
 
 
 def _holding(slurm: SlurmDialect, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

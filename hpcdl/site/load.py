@@ -1,4 +1,8 @@
-"""From a file to a `Site`: schema first, then what a schema cannot say, then frozen values."""
+"""From a file to a `Site`: read, judged by `check`, then frozen values.
+
+The judgement of a valid file is remembered by its content: every command reads the site, and
+YAML alone takes longer than the rest of most commands.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hpcdl import facts
 from hpcdl.site.model import (
     External,
     Gpu,
@@ -21,15 +24,20 @@ from hpcdl.site.model import (
     SpackSettings,
     StackRequest,
 )
-from hpcdl.site.schema import SITE
-from hpcdl.system.document import Document, Mapping, Node, read_document
 from hpcdl.system.errors import BadInput
+from hpcdl.system.reading import read_regular
+from hpcdl.system.remember import remembered
 from hpcdl.system.resources import folder, home
-from hpcdl.system.schema import check, short
 from hpcdl.system.text import did_you_mean
 
 _DEFAULT_INTERCONNECT = {"fabric": "ethernet", "bandwidth_gbps": 1.0}
 UNLIMITED_MINUTES = 366 * 24 * 60
+_ROOM = Path(__file__).parent
+# What decides whether a file is valid: a judgement of other versions of these counts no more.
+_JUDGES = (
+    _ROOM / "check.py", _ROOM / "schema.py", _ROOM.parent / "system" / "schema.py",
+    _ROOM.parent / "facts" / "gpus.yaml",
+)  # fmt: skip
 
 
 def find_site_file(given: str | None = None) -> Path:
@@ -67,96 +75,19 @@ def load_site(path: Path) -> Site:
     Raises:
         BadInput: every fault of the file at once, each with its line and a caret.
     """
-    document = read_document(path)
-    values = check(document, SITE)
-    if isinstance(values, dict):
-        _check_meaning(document, values)
-    document.raise_faults()
+    data = read_regular(path)
+    values = remembered("sites", [data, *_JUDGES], lambda: _checked(data, path))
     return _site(values, path.absolute())
 
 
-def _check_meaning(document: Document, values: dict[str, Any]) -> None:
-    """Faults that no schema can state: names that must exist elsewhere."""
-    partitions = values.get("partitions") or {}
-    for name, partition in partitions.items():
-        _check_partition(document, name, partition or {}, values.get("stacks") or {})
-    chosen = values.get("default_partition")
-    if chosen and chosen not in partitions:
-        _unknown(document, ("default_partition",), "partition", chosen, partitions)
-    for name, stack in (values.get("stacks") or {}).items():
-        for index, partition in enumerate((stack or {}).get("partitions") or []):
-            if partition and partition not in partitions:
-                where = ("stacks", name, "partitions", index)
-                _unknown(document, where, "partition", partition, partitions)
-    _check_paths(document, values.get("paths") or {})
+def _checked(data: bytes, path: Path) -> dict[str, Any]:
+    from hpcdl.site.check import checked
+
+    return checked(data, str(path))
 
 
-def _check_partition(
-    document: Document, name: str, partition: dict[str, Any], stacks: dict[str, Any]
-) -> None:
-    def place(*keys: str) -> Node:
-        return document.find(("partitions", name, *keys))
-
-    model = (partition.get("gpu") or {}).get("model")
-    if model and _gpu_row(model) is None:
-        known = [*facts.load("gpus")["gpus"], *facts.load("gpus")["aliases"]]
-        document.fault(
-            f"nobody knows the GPU model '{short(model)}'",
-            place("gpu", "model"),
-            did_you_mean(model, known),
-        )
-    stack = partition.get("stack")
-    if stack and stack not in stacks:
-        _unknown(document, ("partitions", name, "stack"), "stack", stack, stacks)
-    if partition.get("max_time") and slurm_minutes(partition["max_time"]) < 1:
-        document.fault("'max_time' leaves no time for a job", place("max_time"))
-    if partition.get("hostlist"):
-        _check_hostlist(document, place("hostlist"), partition)
-    scratch = (partition.get("scratch") or {}).get("path")
-    if scratch and (not scratch.startswith(("/", "$")) or not scratch.isprintable()):
-        document.fault(
-            "'path' of 'scratch' is not an absolute path",
-            place("scratch", "path"),
-            "start it with / or a variable of the job, such as $TMPDIR",
-        )
-
-
-def _check_hostlist(document: Document, node: Node, partition: dict[str, Any]) -> None:
-    from hpcdl.slurm.hostlist import expand_hostlist
-
-    try:
-        count = len(set(expand_hostlist(partition["hostlist"])))
-    except BadInput as fault:
-        document.fault(fault.message, node, fault.hint)
-        return
-    nodes = partition.get("nodes")
-    if nodes is not None and count != nodes:
-        document.fault(f"'hostlist' names {count} nodes, but 'nodes' is {nodes}", node)
-
-
-def _unknown(
-    document: Document, where: tuple[str | int, ...], kind: str, name: str, known: Any
-) -> None:
-    document.fault(f"there is no {kind} '{name}'", document.find(where), did_you_mean(name, known))
-
-
-def _check_paths(document: Document, paths: dict[str, Any]) -> None:
-    for key in ("prefix", "work", "datasets", "lmod_init"):
-        text = paths.get(key)
-        if not text or not isinstance(document.find(("paths",)), Mapping):
-            continue
-        node = document.find(("paths", key))
-        expanded = _expand(text)
-        if "$" in expanded:
-            document.fault(f"'{key}' names a variable that is not replaced here", node,
-                           "use ~, $HOME, $USER or $HPCDL_HOME")  # fmt: skip
-        elif not expanded.startswith("/"):
-            document.fault(f"'{key}' is not an absolute path", node, "start it with / or ~")
-        elif any(ord(character) < 32 for character in expanded):
-            document.fault(f"'{key}' has a control character in it", node)
-
-
-def _expand(text: str) -> str:
+def expand(text: str) -> str:
+    """A path of the site file with `~` and the variables that are known here replaced."""
     known = {"HPCDL_HOME": lambda: str(home()), "HOME": _home, "USER": _user}
     text = re.sub(
         r"\$\{([A-Z_]+)\}|\$([A-Z_]+)",
@@ -184,16 +115,6 @@ def _user() -> str:
         return os.environ.get("USER") or str(os.getuid())
 
 
-def _gpu_row(model: str) -> tuple[str, dict[str, Any]] | None:
-    """The facts' row for a model or an alias, whatever its case."""
-    known = facts.load("gpus")
-    rows: dict[str, dict[str, Any]] = {name.casefold(): row for name, row in known["gpus"].items()}
-    names = {name.casefold(): name for name in known["gpus"]}
-    aliases = {alias.casefold(): name.casefold() for alias, name in known["aliases"].items()}
-    key = aliases.get(model.casefold(), model.casefold())
-    return (names[key], rows[key]) if key in rows else None
-
-
 def _site(values: dict[str, Any], source: Path) -> Site:
     slurm, paths = values["slurm"], values["paths"]
     stacks = {name: _stack(name, stack) for name, stack in values["stacks"].items()}
@@ -211,7 +132,7 @@ def _site(values: dict[str, Any], source: Path) -> Site:
             account=slurm.get("account"),
             qos=slurm.get("qos"),
         ),
-        paths=Paths(**{key: Path(_expand(text)) for key, text in paths.items()}),
+        paths=Paths(**{key: Path(expand(text)) for key, text in paths.items()}),
         partitions=MappingProxyType(partitions),
         stacks=MappingProxyType(stacks),
         default_partition=values.get("default_partition") or next(iter(partitions)),
@@ -270,11 +191,9 @@ def _partition(name: str, values: dict[str, Any]) -> Partition:
 
 
 def _gpu(partition: str, values: dict[str, Any]) -> Gpu:
-    found = _gpu_row(values["model"])
-    assert found is not None
-    model, row = found
+    row = values["row"]
     return Gpu(
-        model=model,
+        model=row["model"],
         gres_type=values.get("gres_type") or partition,
         per_node=values["per_node"],
         compute=row["compute"],

@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from hpcdl import facts
 from hpcdl.system.errors import BadInput, HpcdlError
+from hpcdl.system.remember import remembered
 from hpcdl.system.text import did_you_mean
 
 if TYPE_CHECKING:
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 DISPATCH_FILE = ".dispatch.json"
 """In a modules folder: which release serves which partition."""
+_RECIPE = Path(__file__).with_name("recipe.py")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 _TEXTS = ("id", "stack", "backend", "module", "hpcdl", "created", "proof")
 
@@ -152,6 +157,11 @@ def planned_module(site: Site) -> str:
     Raises:
         MachineLacks: no row of the wheels' table fits this Python and the site's pins.
     """
+    asked = repr((dict(site.stacks), sys.version, os.uname().machine)).encode()
+    return str(remembered("planned", [facts.path("wheels"), _RECIPE, asked], lambda: _plan(site)))
+
+
+def _plan(site: Site) -> str:
     from hpcdl.stack.recipe import choose, find_request, running_interpreter
 
     return choose(find_request(site), running_interpreter()).module

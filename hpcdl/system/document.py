@@ -8,9 +8,7 @@ what `24:00:00`, `22.10` or `no` mean.
 
 from __future__ import annotations
 
-import os
 import re
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +16,8 @@ from pathlib import Path
 import yaml
 
 from hpcdl.system.errors import BadInput
+from hpcdl.system.reading import read_regular
 
-MAX_BYTES = 1_000_000
 MAX_DEPTH = 30
 _SHOWN_FAULTS = 25
 _MOST_FAULTS = 1000
@@ -159,33 +157,21 @@ def read_document(path: Path) -> Document:
     Raises:
         BadInput: it cannot be read, is too large or too deep, is empty, or is not YAML.
     """
-    data = _read(path)
+    return parse_bytes(read_regular(path), str(path))
+
+
+def parse_bytes(data: bytes, name: str) -> Document:
+    """Parse a YAML file's bytes; `name` is what faults call it.
+
+    Raises:
+        BadInput: see `read_document`.
+    """
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as fault:
         line = data[: fault.start].count(b"\n") + 1
-        raise BadInput(f"{path}:{line}: is not UTF-8 text") from fault
-    return parse_document(text, str(path))
-
-
-def _read(path: Path) -> bytes:
-    """The bytes of a regular file; others (a pipe, a device) could block or never end."""
-    try:
-        # Not blocking: to open a pipe that nobody writes to would wait for ever.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            if not stat.S_ISREG(mode):
-                kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
-                raise BadInput(f"{path} is {kind}", hint="name a YAML file")
-            data = file.read(MAX_BYTES + 1)
-    except IsADirectoryError as fault:
-        raise BadInput(f"{path} is a folder", hint="name a YAML file") from fault
-    except (OSError, ValueError) as fault:
-        reason = getattr(fault, "strerror", None) or "its name is impossible"
-        raise BadInput(f"cannot read {path}: {reason}") from fault
-    if len(data) > MAX_BYTES:
-        raise BadInput(f"{path} is larger than {MAX_BYTES // 1_000_000} MB: not a file of ours")
-    return data
+        raise BadInput(f"{name}:{line}: is not UTF-8 text") from fault
+    return parse_document(text, name)
 
 
 def parse_document(text: str, name: str) -> Document:

@@ -1,0 +1,129 @@
+"""What is wrong with a site file: first the schema, then what a schema cannot say.
+
+`checked` gives the file's values, defaults and the facts of its GPUs filled in, or one error
+with every fault. It is apart from `load` because it needs YAML and the schema, and a valid file
+is judged once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpcdl import facts
+from hpcdl.site.load import expand, slurm_minutes
+from hpcdl.site.schema import SITE
+from hpcdl.system.document import Document, Mapping, Node, parse_bytes
+from hpcdl.system.errors import BadInput
+from hpcdl.system.schema import check, short
+from hpcdl.system.text import did_you_mean
+
+
+def checked(data: bytes, name: str) -> dict[str, Any]:
+    """The values of a valid site file.
+
+    Raises:
+        BadInput: every fault of the file at once, each with its line and a caret.
+    """
+    document = parse_bytes(data, name)
+    values = check(document, SITE)
+    if isinstance(values, dict):
+        _check_meaning(document, values)
+    document.raise_faults()
+    assert isinstance(values, dict)
+    for partition in values["partitions"].values():
+        if "gpu" in partition:
+            partition["gpu"]["row"] = _gpu_row(partition["gpu"]["model"])
+    return values
+
+
+def _check_meaning(document: Document, values: dict[str, Any]) -> None:
+    """Faults that no schema can state: names that must exist elsewhere."""
+    partitions = values.get("partitions") or {}
+    for name, partition in partitions.items():
+        _check_partition(document, name, partition or {}, values.get("stacks") or {})
+    chosen = values.get("default_partition")
+    if chosen and chosen not in partitions:
+        _unknown(document, ("default_partition",), "partition", chosen, partitions)
+    for name, stack in (values.get("stacks") or {}).items():
+        for index, partition in enumerate((stack or {}).get("partitions") or []):
+            if partition and partition not in partitions:
+                where = ("stacks", name, "partitions", index)
+                _unknown(document, where, "partition", partition, partitions)
+    _check_paths(document, values.get("paths") or {})
+
+
+def _check_partition(
+    document: Document, name: str, partition: dict[str, Any], stacks: dict[str, Any]
+) -> None:
+    def place(*keys: str) -> Node:
+        return document.find(("partitions", name, *keys))
+
+    model = (partition.get("gpu") or {}).get("model")
+    if model and _gpu_row(model) is None:
+        known = [*facts.load("gpus")["gpus"], *facts.load("gpus")["aliases"]]
+        document.fault(
+            f"nobody knows the GPU model '{short(model)}'",
+            place("gpu", "model"),
+            did_you_mean(model, known),
+        )
+    stack = partition.get("stack")
+    if stack and stack not in stacks:
+        _unknown(document, ("partitions", name, "stack"), "stack", stack, stacks)
+    if partition.get("max_time") and slurm_minutes(partition["max_time"]) < 1:
+        document.fault("'max_time' leaves no time for a job", place("max_time"))
+    if partition.get("hostlist"):
+        _check_hostlist(document, place("hostlist"), partition)
+    scratch = (partition.get("scratch") or {}).get("path")
+    if scratch and (not scratch.startswith(("/", "$")) or not scratch.isprintable()):
+        document.fault(
+            "'path' of 'scratch' is not an absolute path",
+            place("scratch", "path"),
+            "start it with / or a variable of the job, such as $TMPDIR",
+        )
+
+
+def _check_hostlist(document: Document, node: Node, partition: dict[str, Any]) -> None:
+    from hpcdl.slurm.hostlist import expand_hostlist
+
+    try:
+        count = len(set(expand_hostlist(partition["hostlist"])))
+    except BadInput as fault:
+        document.fault(fault.message, node, fault.hint)
+        return
+    nodes = partition.get("nodes")
+    if nodes is not None and count != nodes:
+        document.fault(f"'hostlist' names {count} nodes, but 'nodes' is {nodes}", node)
+
+
+def _unknown(
+    document: Document, where: tuple[str | int, ...], kind: str, name: str, known: Any
+) -> None:
+    document.fault(f"there is no {kind} '{name}'", document.find(where), did_you_mean(name, known))
+
+
+def _check_paths(document: Document, paths: dict[str, Any]) -> None:
+    for key in ("prefix", "work", "datasets", "lmod_init"):
+        text = paths.get(key)
+        if not text or not isinstance(document.find(("paths",)), Mapping):
+            continue
+        node = document.find(("paths", key))
+        expanded = expand(text)
+        if "$" in expanded:
+            document.fault(f"'{key}' names a variable that is not replaced here", node,
+                           "use ~, $HOME, $USER or $HPCDL_HOME")  # fmt: skip
+        elif not expanded.startswith("/"):
+            document.fault(f"'{key}' is not an absolute path", node, "start it with / or ~")
+        elif any(ord(character) < 32 for character in expanded):
+            document.fault(f"'{key}' has a control character in it", node)
+
+
+def _gpu_row(model: str) -> dict[str, Any] | None:
+    """The facts of a model or an alias, whatever its case."""
+    known = facts.load("gpus")
+    names = {name.casefold(): name for name in known["gpus"]}
+    aliases = {alias.casefold(): name.casefold() for alias, name in known["aliases"].items()}
+    name = names.get(aliases.get(model.casefold(), model.casefold()))
+    if name is None:
+        return None
+    row = known["gpus"][name]
+    return {"model": name, "compute": row["compute"], "memory_gb": row["memory_gb"]}

@@ -1,0 +1,35 @@
+"""Reads files that people name: regular ones of a sane size, and nothing that could block."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from hpcdl.system.errors import BadInput
+
+MAX_BYTES = 1_000_000
+
+
+def read_regular(path: Path) -> bytes:
+    """The bytes of a regular file; others (a pipe, a device) could block or never end.
+
+    Raises:
+        BadInput: it is no regular file, cannot be read, or is larger than `MAX_BYTES`.
+    """
+    try:
+        # Not blocking: to open a pipe that nobody writes to would wait for ever.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if not stat.S_ISREG(mode):
+                kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
+                raise BadInput(f"{path} is {kind}", hint="name a YAML file")
+            data = file.read(MAX_BYTES + 1)
+    except IsADirectoryError as fault:
+        raise BadInput(f"{path} is a folder", hint="name a YAML file") from fault
+    except (OSError, ValueError) as fault:
+        reason = getattr(fault, "strerror", None) or "its name is impossible"
+        raise BadInput(f"cannot read {path}: {reason}") from fault
+    if len(data) > MAX_BYTES:
+        raise BadInput(f"{path} is larger than {MAX_BYTES // 1_000_000} MB: not a file of ours")
+    return data

@@ -1,0 +1,59 @@
+"""Values that take long to make, kept under a digest of all that they are made from.
+
+The digest covers contents, never times or names, so what is kept cannot be stale. Values are
+plain, as JSON holds them. Whatever goes wrong here only means that a value is made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hpcdl import __version__
+from hpcdl.system.errors import HpcdlError
+from hpcdl.system.resources import cache
+
+_KEPT = 50
+
+
+def remembered(kind: str, sources: Sequence[bytes | Path], make: Callable[[], Any]) -> Any:
+    """What `make` gives, made once for the same sources (contents, or files that hold them).
+
+    A failure of `make` is not kept.
+    """
+    path = _place(kind, sources)
+    if path is None:
+        return make()
+    with suppress(OSError, ValueError):
+        return json.loads(path.read_bytes())
+    value = make()
+    _keep(path, value)
+    return value
+
+
+def _place(kind: str, sources: Sequence[bytes | Path]) -> Path | None:
+    """Where the value lies; None where a source cannot be read or there is no home."""
+    digest = hashlib.sha256(__version__.encode())
+    try:
+        for source in sources:
+            data = source if isinstance(source, bytes) else source.read_bytes()
+            digest.update(b"%d:" % len(data))
+            digest.update(data)
+        return cache() / kind / f"{digest.hexdigest()}.json"
+    except (HpcdlError, OSError):
+        return None
+
+
+def _keep(path: Path, value: Any) -> None:
+    """Write a value down, and forget the oldest of very many."""
+    from hpcdl.system.files import write_json
+
+    with suppress(HpcdlError, OSError):
+        write_json(path, value)
+        kept = sorted(path.parent.glob("*.json"), key=lambda file: file.stat().st_mtime)
+        for old in kept[:-_KEPT]:
+            old.unlink(missing_ok=True)
