@@ -36,6 +36,9 @@ def _up_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument("--mode", choices=MODES, default="auto", help="how nodes are emulated")
     parser.add_argument("--accounting", action="store_true", help="with slurmdbd, for sacct")
+    parser.add_argument(
+        "--slurm", metavar="V", default="", help="another Slurm release, such as 24.11"
+    )
     parser.add_argument("--port-base", type=int, metavar="PORT", help="first TCP port to use")
     parser.add_argument(
         "--max-nodes-per-partition", type=int, metavar="K", help="emulate at most K nodes of each"
@@ -49,8 +52,9 @@ def _up(args: argparse.Namespace) -> ExitCode:
     site = _site(args)
     if args.dry_run:
         asked, directory = prepare(
-            site, mode=args.mode, accounting=args.accounting, max_nodes=args.max_nodes_per_partition
-        )
+            site, mode=args.mode, accounting=args.accounting, slurm=args.slurm,
+            max_nodes=args.max_nodes_per_partition,
+        )  # fmt: skip
         text, data = status.intention(asked, directory)
     else:
         started = up(
@@ -59,6 +63,7 @@ def _up(args: argparse.Namespace) -> ExitCode:
             accounting=args.accounting,
             port_base=args.port_base,
             max_nodes=args.max_nodes_per_partition,
+            slurm=args.slurm,
             say=_say,
         )
         text, data = status.summary(started), status.as_data(started)
@@ -111,6 +116,31 @@ def _env(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
+def _roots_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--slurm", metavar="V", action="append", help="a release to build; may be repeated"
+    )
+
+
+def _roots(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.cluster import roots
+
+    wished = args.slurm or list(roots.releases())
+    for release in wished:
+        roots.check(release)
+    if args.dry_run:
+        missing = [release for release in wished if roots.find(release) is None]
+        print(f"would build: {', '.join(missing) or 'nothing'}, below {roots.folder()}")
+        return ExitCode.OK
+    got = roots.get_all(wished, _say)
+    rows = [roots.row(release, one) for release, one in got.items()]
+    if args.json:
+        print_json({"schema": 1, "roots": rows})
+    else:
+        print("\n".join(roots.line(row) for row in rows))
+    return ExitCode.OK if all(row["directory"] for row in rows) else ExitCode.PARTLY
+
+
 def _node_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("kill", "cut", "heal", "up"), help="what to do to it")
     parser.add_argument("node", metavar="NAME", help="the node")
@@ -148,6 +178,10 @@ GROUP = Group(
                 "hpcdl cluster status", _status),
         Command("env", "Print what a shell needs to use the cluster.",
                 'eval "$(hpcdl cluster env)"', _env),
+        Command(
+            "roots", "Build the roots of other Slurm releases, all at the same time.",
+            "hpcdl cluster roots --slurm 24.11", _roots, _roots_arguments, changes=True,
+        ),
         Command(
             "node", "Break and mend a node: kill it whole, cut its network, heal, start again.",
             "hpcdl cluster node kill p100-02", _node, _node_arguments, changes=True,

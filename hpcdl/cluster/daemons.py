@@ -7,6 +7,7 @@ mark, and write to one log each. A `Daemon` is how to start one; nothing here de
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from hpcdl.cluster import network
 from hpcdl.cluster.model import NAMESPACES, ClusterState, Node, ProcessId
-from hpcdl.cluster.needs import program
+from hpcdl.cluster.needs import command, program
 from hpcdl.cluster.processes import MARK, alive, end, identify
 from hpcdl.system.errors import ExitCode, HpcdlError
 from hpcdl.system.files import explain_os_errors
@@ -53,7 +54,7 @@ def munged(state: ClusterState) -> Daemon:
     return Daemon(
         "munged",
         (
-            program("munged"), "--foreground", "--force", "--num-threads=2",
+            *command(state, "munged"), "--foreground", "--force", "--num-threads=2",
             f"--socket={run}/munge.sock", f"--pid-file={run}/munged.pid",
             f"--seed-file={run}/munge.seed", f"--key-file={state.directory}/etc/munge.key",
         ),
@@ -64,14 +65,15 @@ def slurmctld(state: ClusterState, *, fresh: bool) -> Daemon:
     """The controller; `fresh` forgets jobs and node states of before."""
     options = ("-c",) if fresh else ()
     return Daemon(
-        "slurmctld", (program("slurmctld"), "-D", *options, "-f", str(state.configuration))
+        "slurmctld", (*command(state, "slurmctld"), "-D", *options, "-f", str(state.configuration))
     )
 
 
 def slurmd(state: ClusterState, node: Node) -> Daemon:
     """A node's daemon in loopback mode."""
     return Daemon(
-        node.name, (program("slurmd"), "-D", "-N", node.name, "-f", str(state.configuration))
+        node.name,
+        (*command(state, "slurmd"), "-D", "-N", node.name, "-f", str(state.configuration)),
     )
 
 
@@ -119,14 +121,15 @@ def start_nodes(state: ClusterState, nodes: Sequence[Node]) -> dict[str, Process
 
 
 def _forget_steps(state: ClusterState, node: Node) -> None:
-    """Take away the sockets of steps that died with the node, as a reboot would.
+    """Empty a dead node's spool and temporary folders, as a reboot would.
 
-    A requeued job counts its steps from 0 again, and slurmstepd refuses to start a step whose
-    socket is there already.
+    A requeued job counts its steps from 0 again, and a step is refused whose socket or whose
+    PMIx folders are there already.
     """
-    for path in (state.directory / "spool" / node.name).glob("*"):
-        if path.is_socket():
-            path.unlink(missing_ok=True)
+    for kind in ("spool", "tmp"):
+        folder = state.directory / kind / node.name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
 
 
 def wait_until(

@@ -25,6 +25,12 @@ if ! command -v module > /dev/null 2>&1; then
 fi
 """
 
+_ON_PATH = """\
+case ":$PATH:" in
+  *:{own}:*) ;;
+  *) export PATH={own}:"$PATH" ;;
+esac"""
+
 
 def variables(current: ClusterState) -> dict[str, str]:
     """The variables that say which cluster and site are meant."""
@@ -32,6 +38,11 @@ def variables(current: ClusterState) -> dict[str, str]:
     if chosen_directory() is not None:
         found["HPCDL_CLUSTER_DIR"] = str(current.directory)
     return found
+
+
+def commands(current: ClusterState) -> Path | None:
+    """The folder of a cluster's own sbatch, srun and so on; None for the machine's."""
+    return current.directory / "bin" if current.root else None
 
 
 def modules(current: ClusterState) -> Path:
@@ -47,6 +58,8 @@ def environment(current: ClusterState, base: Mapping[str, str] | None = None) ->
         base: what to build on; this process's environment by default.
     """
     merged = {**(os.environ if base is None else base), **variables(current)}
+    if (own := commands(current)) is not None:
+        merged["PATH"] = f"{own}:{merged.get('PATH', os.defpath)}"
     front = str(modules(current))
     rest = [part for part in merged.get("MODULEPATH", "").split(":") if part and part != front]
     merged["MODULEPATH"] = ":".join([front, *rest])
@@ -58,6 +71,8 @@ def shell_exports(current: ClusterState) -> str:
     exports = "\n".join(
         f"export {name}={shlex.quote(value)}" for name, value in variables(current).items()
     )
+    if (own := commands(current)) is not None:
+        exports += "\n" + _ON_PATH.format(own=shlex.quote(str(own)))
     return _TEMPLATE.format(
         exports=exports,
         modules=shlex.quote(str(modules(current))),

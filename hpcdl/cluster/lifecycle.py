@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcdl.cluster import accounting as books
-from hpcdl.cluster import daemons, network, plan, processes, render, state
+from hpcdl.cluster import daemons, network, plan, processes, render, roots, state
 from hpcdl.cluster.model import NAMESPACES, ClusterState, Plan, Ports, Wish
 from hpcdl.cluster.needs import (
     check_packages,
@@ -45,7 +45,7 @@ from hpcdl.system.files import explain_os_errors, locked, write_atomic
 _STARTING_SECONDS = 20.0
 _READY_SECONDS = 60.0
 _CLOSING_SECONDS = 10.0
-_PASSING = ("etc", "run", "state", "spool", "tmp", "dev")
+_PASSING = ("bin", "etc", "run", "state", "spool", "tmp", "dev")
 """What `down` removes; logs, the accounting database and the next job's number stay."""
 
 Say = Callable[[str], None]
@@ -62,6 +62,7 @@ def prepare(
     accounting: bool = False,
     max_nodes: int | None = None,
     directory: Path | None = None,
+    slurm: str = "",
 ) -> tuple[Wish, Path]:
     """Everything that can be checked before anything changes.
 
@@ -71,15 +72,16 @@ def prepare(
     """  # fmt: skip
     where = (directory or state.state_directory(site)).absolute()
     current = _current(where)
-    chosen = current.mode if current and mode == "auto" else choose_mode(mode)
-    asked = plan.wish(site, chosen, accounting, max_nodes)
+    chosen = current.mode if current and mode == "auto" else choose_mode(mode, slurm)
+    asked = plan.wish(site, chosen, accounting, max_nodes, slurm)
     plan.check_directory(where, asked.node_names)
     if not state.is_ours_or_empty(where):
         raise BadInput(
             f"{where} holds other files, not an embedded cluster",
             hint="set HPCDL_CLUSTER_DIR to a folder that is empty or does not exist yet",
         )
-    check_packages(accounting)
+    if current is None or current.root is None or slurm:
+        check_packages(accounting, slurm)
     check_size(asked)
     check_room(where, accounting)
     return asked, where
@@ -93,6 +95,7 @@ def up(
     port_base: int | None = None,
     max_nodes: int | None = None,
     directory: Path | None = None,
+    slurm: str = "",
     say: Say = _silent,
 ) -> ClusterState:
     """Start the embedded cluster of a site, or what of it is missing.
@@ -104,6 +107,8 @@ def up(
         port_base: the first TCP port; a free stretch is found where None.
         max_nodes: at most so many nodes of each partition.
         directory: the state directory; `state_directory(site)` by default.
+        slurm: a release of Slurm, such as 24.11, from a root of its own; empty for the
+            machine's.
         say: told in a few words what happens.
 
     Returns:
@@ -115,8 +120,11 @@ def up(
         DaemonDied: a daemon did not start; its log's end is shown.
     """
     asked, where = prepare(
-        site, mode=mode, accounting=accounting, max_nodes=max_nodes, directory=directory
-    )
+        site, mode=mode, accounting=accounting, max_nodes=max_nodes, directory=directory,
+        slurm=slurm,
+    )  # fmt: skip
+    if slurm:  # may take minutes, and needs nothing of the cluster's
+        roots.get(slurm, say)
     begin = time.monotonic()
     with locked(where / "lock", wait_seconds=150):
         state.claim(where)
@@ -176,6 +184,7 @@ def _refuse_change(current: ClusterState, asked: Wish) -> None:
     if not changed:
         return
     words = {"partitions": "other partitions"}
+    words |= {"Slurm": f"Slurm {current.slurm_version}"}
     said = [words.get(key, f"{key} {current.fingerprint.get(key)}") for key in changed]
     raise AnswerNo(
         f"the cluster '{current.site}' is up already, with {' and '.join(said)}",
@@ -204,7 +213,7 @@ def _lay_down(site: Site, asked: Wish, directory: Path, port_base: int | None) -
     """Choose what is particular to this machine, record it, and write every file."""
     ports = network.choose_ports(asked.mode, len(asked.node_names), port_base)
     net = network.make_bridge(directory) if asked.mode == NAMESPACES else "127.0.0"
-    version = slurm_version()
+    root = roots.find(asked.slurm) if asked.slurm else None
     laid = Plan(
         wish=asked,
         directory=directory,
@@ -212,14 +221,17 @@ def _lay_down(site: Site, asked: Wish, directory: Path, port_base: int | None) -
         user=user_name(),
         network=net,
         ports=ports,
-        slurm_version=version,
-        mpi=mpi_plugin(site.slurm.mpi, directory),
+        slurm_version=root.version if root else slurm_version(),
+        mpi=mpi_plugin(site.slurm.mpi, directory, root.usr if root else None),
         first_job=_first_job(directory),
         nodes=plan.lay_out(asked, net, ports),
+        root=root.usr if root else None,
     )
     recorded = state.write_state(_state(site, laid))
     _forget_logs(directory)
     _write_files(laid)
+    if root:
+        roots.write_own(site, laid)
     return recorded
 
 
@@ -227,7 +239,7 @@ def _state(site: Site, laid: Plan) -> ClusterState:
     return ClusterState(
         directory=laid.directory,
         site=site.name,
-        site_file=site.source,
+        site_file=roots.own_site(laid.directory) if laid.root else site.source,
         prefix=site.paths.prefix,
         lmod_init=site.paths.lmod_init,
         mode=laid.wish.mode,
@@ -238,11 +250,13 @@ def _state(site: Site, laid: Plan) -> ClusterState:
         port_base=laid.ports.base,
         nodes=laid.nodes,
         boot=processes.boot_id(),
+        root=laid.root,
     )
 
 
 def _write_files(laid: Plan) -> None:
-    for file in render.files(laid, program("slurmd")):
+    slurmd = "/usr/sbin/slurmd" if laid.root else program("slurmd")
+    for file in render.files(laid, slurmd):
         write_atomic(laid.directory / file.path, file.text, mode=file.mode)
     write_atomic(laid.directory / "etc/munge.key", os.urandom(128), mode=0o400)
     with explain_os_errors(laid.directory):

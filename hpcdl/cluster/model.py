@@ -97,7 +97,8 @@ class Queue:
 class Wish:
     """What `up` was asked for; a running cluster is compared with it.
 
-    `mode` is what was chosen, never `auto`. `hardware` is the site's partitions laid out.
+    `mode` is what was chosen, never `auto`. `slurm` is the release that was wished, empty for
+    the machine's own.
     """
 
     site: str
@@ -105,6 +106,7 @@ class Wish:
     accounting: bool
     groups: tuple[Group, ...]
     queues: tuple[Queue, ...]
+    slurm: str = ""
 
     @property
     def node_names(self) -> tuple[str, ...]:
@@ -126,6 +128,7 @@ class Plan:
     mpi: str
     first_job: int
     nodes: tuple[Node, ...]
+    root: Path | None = None
 
     @property
     def controller_address(self) -> str:
@@ -151,7 +154,7 @@ class ClusterState:
     `phase` is `starting` until every node was idle once, then `ready`. `processes` has a row
     per daemon: `munged`, `slurmctld`, `mariadbd`, `slurmdbd`, and each node by its name.
     `killed` and `cut` are the nodes that a person broke on purpose. `seconds` is how long the
-    start took.
+    start took. `root` is the /usr of another Slurm release, None for the machine's own.
     """
 
     directory: Path
@@ -172,6 +175,7 @@ class ClusterState:
     processes: Mapping[str, ProcessId] = field(default_factory=dict)
     killed: tuple[str, ...] = ()
     cut: tuple[str, ...] = ()
+    root: Path | None = None
 
     @property
     def configuration(self) -> Path:

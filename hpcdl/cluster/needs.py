@@ -9,7 +9,8 @@ import shutil
 from pathlib import Path
 
 from hpcdl import facts
-from hpcdl.cluster.model import LOOPBACK, MODES, NAMESPACES, Wish
+from hpcdl.cluster import roots
+from hpcdl.cluster.model import LOOPBACK, MODES, NAMESPACES, ClusterState, Wish
 from hpcdl.system.errors import BadInput, MachineLacks
 from hpcdl.system.packages import apt_line, find_program, look, missing_names
 from hpcdl.system.run import run
@@ -26,15 +27,21 @@ MAX_NETWORK_NODES = 250
 _MAX_NODES = 2000
 
 
-def choose_mode(asked: str) -> str:
+def choose_mode(asked: str, slurm: str = "") -> str:
     """`auto` as what this machine allows; a wished mode as it is.
 
+    Another release of Slurm than the machine's own runs in loopback mode.
+
     Raises:
-        BadInput: no such mode.
+        BadInput: no such mode, or not with another release.
         MachineLacks: namespaces are wished, but not to be had.
     """
     if asked not in MODES:
         raise BadInput(f"there is no mode '{asked}'", hint=did_you_mean(asked, MODES))
+    if slurm and asked == NAMESPACES:
+        raise BadInput("with --slurm the cluster runs in mode loopback", hint="leave --mode out")
+    if slurm:
+        return LOOPBACK
     if asked == LOOPBACK:
         return LOOPBACK
     lack = _lack_of_namespaces()
@@ -46,12 +53,18 @@ def choose_mode(asked: str) -> str:
     return LOOPBACK if lack else NAMESPACES
 
 
-def check_packages(accounting: bool) -> None:
-    """Refuse to start without the programs.
+def check_packages(accounting: bool, slurm: str = "") -> None:
+    """Refuse to start without the programs, or without what another release needs.
 
     Raises:
+        BadInput: another release is wished with accounting.
         MachineLacks: names the missing packages and how to install them.
     """
+    if slurm and accounting:
+        raise BadInput("with --slurm there is no --accounting: roots hold no database")
+    if slurm:
+        roots.check(slurm)
+        return
     purposes = ["cluster", "accounting"] if accounting else ["cluster"]
     packages = look(facts.load("packages")["packages"], purposes)
     missing = missing_names(packages)
@@ -126,6 +139,18 @@ def program(name: str) -> str:
             f"'{name}' is not installed", hint="`hpcdl doctor` lists what is missing"
         )
     return str(found)
+
+
+def command(current: ClusterState, name: str) -> tuple[str, ...]:
+    """The words that start a program of a cluster's own Slurm.
+
+    Raises:
+        MachineLacks: it is not here.
+    """
+    if current.root is None:
+        return (program(name),)
+    enter = str(current.directory / "etc/enter.sh")
+    return (*roots.ALONE, enter, roots.program(current.root, name))
 
 
 def user_name() -> str:

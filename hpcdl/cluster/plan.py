@@ -30,7 +30,9 @@ _SOCKETS = (
 _SPECIAL = frozenset(" \t\n\"'\\#%,;=[](){}$&|<>!*?~^`")
 
 
-def wish(site: Site, mode: str, accounting: bool, max_nodes: int | None = None) -> Wish:
+def wish(
+    site: Site, mode: str, accounting: bool, max_nodes: int | None = None, slurm: str = ""
+) -> Wish:
     """The hardware and the partitions that a site asks for.
 
     Args:
@@ -38,6 +40,7 @@ def wish(site: Site, mode: str, accounting: bool, max_nodes: int | None = None) 
         mode: `namespaces` or `loopback`.
         accounting: whether slurmdbd is wanted.
         max_nodes: at most so many nodes of each partition.
+        slurm: the release of Slurm, empty for the machine's own.
 
     Raises:
         BadInput: host list and number of nodes differ, or two partitions describe the same
@@ -61,7 +64,7 @@ def wish(site: Site, mode: str, accounting: bool, max_nodes: int | None = None) 
             groups.append(group)
             known.update(dict.fromkeys(group.names, group))
         queues.append(_queue(partition, tuple(names), site.default_partition))
-    return Wish(site.name, mode, accounting, tuple(groups), tuple(queues))
+    return Wish(site.name, mode, accounting, tuple(groups), tuple(queues), slurm)
 
 
 def cluster_name(site: str) -> str:
@@ -73,7 +76,8 @@ def fingerprint(asked: Wish) -> dict[str, str]:
     """What two wishes are compared by, in words a message can use."""
     data = asdict(asked)
     shape = json.dumps([data["groups"], data["queues"]], sort_keys=True)
-    return {
+    own = {"Slurm": asked.slurm} if asked.slurm else {}
+    return own | {
         "mode": asked.mode,
         "accounting": "on" if asked.accounting else "off",
         "partitions": hashlib.sha256(shape.encode()).hexdigest()[:12],

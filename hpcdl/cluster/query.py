@@ -8,8 +8,9 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
+from hpcdl.cluster import roots
 from hpcdl.cluster.model import ClusterState
-from hpcdl.cluster.needs import program
+from hpcdl.cluster.needs import command, program
 from hpcdl.slurm.client import clean_environment
 from hpcdl.slurm.parse import mpi_plugins
 from hpcdl.system.errors import Stopped
@@ -23,7 +24,7 @@ def ask(current: ClusterState, *argv: str, seconds: float = _SECONDS) -> Command
     """Run one of Slurm's commands against this cluster; None where it gave no answer in time."""
     try:
         return run(
-            [program(argv[0]), *argv[1:]],
+            [*command(current, argv[0]), *argv[1:]],
             base_env=clean_environment(),
             env={"SLURM_CONF": str(current.configuration)},
             check=False,
@@ -71,7 +72,7 @@ def responding(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def mpi_plugin(wanted: str, directory: Path) -> str:
+def mpi_plugin(wanted: str, directory: Path, root: Path | None = None) -> str:
     """The site's MPI plug-in where this Slurm has it, else `none`.
 
     `srun --mpi=list` asks no controller, but insists on a slurm.conf: a stub is written where
@@ -79,6 +80,9 @@ def mpi_plugin(wanted: str, directory: Path) -> str:
     """
     configuration = directory / "etc/slurm.conf"
     write_atomic(configuration, "ClusterName=probe\nSlurmctldHost=localhost\n")
+    if root is not None:
+        listed = roots.ask(root, "srun", "--mpi=list", configuration=configuration)
+        return wanted if wanted in mpi_plugins(listed) else "none"
     answer = run(
         [program("srun"), "--mpi=list"],
         base_env={"PATH": os.environ.get("PATH", os.defpath)},

@@ -47,6 +47,12 @@ def files(plan: Plan, slurmd: str) -> tuple[File, ...]:
     ]
     if plan.wish.mode == NAMESPACES:
         found.append(File("etc/node.sh", _render("node.sh.j2", values), 0o755))
+    if plan.root is not None:
+        values["root"] = plan.root.parent
+        found += [
+            File("etc/enter.sh", _render("enter.sh.j2", values), 0o755),
+            File("etc/client.sh", _render("client.sh.j2", values), 0o755),
+        ]
     if plan.wish.accounting:
         found.append(File("etc/slurmdbd.conf", _render("slurmdbd.conf.j2", values), 0o600))
     return tuple(found)

@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdl import facts
+from hpcdl.cluster.model import Plan
+from hpcdl.site import Site
 from hpcdl.slurm.rules import Release
 from hpcdl.system.errors import BadInput, HpcdlError, MachineLacks
-from hpcdl.system.files import explain_os_errors, locked, write_json
+from hpcdl.system.files import explain_os_errors, locked, switch_link, write_atomic, write_json
 from hpcdl.system.packages import apt_line, find_program, look, missing_names
 from hpcdl.system.resources import cache
 from hpcdl.system.run import run
@@ -162,6 +164,24 @@ def get_all(wished: Sequence[str], say: Say) -> dict[str, Root | HpcdlError]:
         return dict(zip(wished, pool.map(attempt, wished), strict=True))
 
 
+def row(release: str, got: Root | HpcdlError) -> dict[str, str | None]:
+    """What became of a wished root, for machines."""
+    if isinstance(got, HpcdlError):
+        said = " | ".join([got.message, *got.details])
+        return {"release": release, "directory": None, "suite": None, "version": None, "why": said}
+    return {
+        "release": release, "directory": str(got.directory), "suite": got.suite,
+        "version": got.version, "why": None,
+    }  # fmt: skip
+
+
+def line(row: dict[str, str | None]) -> str:
+    """The same for people."""
+    if row["directory"] is None:
+        return f"{row['release']:6s} not to be had: {row['why']}"
+    return f"{row['release']:6s} Slurm {row['version']}, Debian {row['suite']}, {row['directory']}"
+
+
 def build(suite: Suite, say: Say, *, into: Path | None = None) -> Root:
     """Build the root of a suite aside and switch to it; one that is there meanwhile is kept.
 
@@ -237,6 +257,24 @@ def program(usr: Path, name: str) -> str:
         f"the root {usr.parent} has no '{name}'",
         hint=f"remove it, and it is built anew: rm -r {usr.parent}",
     )
+
+
+def own_site(directory: Path) -> Path:
+    """The site file of a cluster whose release is not the one that its site was written for."""
+    return directory / "etc/site.yaml"
+
+
+def write_own(site: Site, laid: Plan) -> None:
+    """Write what only a cluster from a root has: its commands, its site with its release."""
+    import yaml
+
+    assert laid.root is not None
+    said = yaml.safe_load(site.source.read_text(encoding="utf-8"))
+    said["slurm"] |= {"version": laid.slurm_version, "mpi": laid.mpi}
+    head = f"# {site.source} as of Slurm {laid.slurm_version}. Written by `hpcdl cluster up`.\n"
+    write_atomic(own_site(laid.directory), head + yaml.safe_dump(said, sort_keys=False))
+    for name in programs(laid.root):
+        switch_link(laid.directory / "bin" / name, "../etc/client.sh")
 
 
 def _suites() -> tuple[Suite, ...]:

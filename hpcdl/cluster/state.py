@@ -104,6 +104,7 @@ def _state(data: dict[str, Any]) -> ClusterState:
     data["processes"] = {name: ProcessId(**one) for name, one in data["processes"].items()}
     for key in _PATHS:
         data[key] = Path(data[key])
+    data["root"] = Path(data["root"]) if data.get("root") else None
     for key in ("killed", "cut"):
         data[key] = tuple(data[key])
     return ClusterState(**data)
