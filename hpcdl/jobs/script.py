@@ -149,6 +149,7 @@ def _values(site: Site, spec: JobSpec, layout: Layout, module: Module) -> dict[s
         "cpus_note": dialect.cpus_note(site.slurm),
         "launch": launch_words(site, spec, layout),
         "worker_port": WORKER_PORT,
+        "writes_result": _is_train(spec.program),
         "stage": _stage(partition, spec, layout),
         "preflight": _preflight(partition, spec, layout, module),
         "step": launch_options(site, replace(spec, launcher="single"), layout),
@@ -195,10 +196,14 @@ def _array_values(spec: JobSpec, array: ArrayOf | None) -> dict[str, object]:
 
 def _data_option(spec: JobSpec) -> str:
     """`hpcdl train` is told where the job's data lies, unless its options say so already."""
-    program = spec.program or ("hpcdl", "train")
-    told = any(word == "--data" or word.startswith("--data=") for word in program)
-    own = program[:2] == ("hpcdl", "train")
-    return ' --data "$HPCDL_DATA"' if spec.data and own and not told else ""
+    told = any(word == "--data" or word.startswith("--data=") for word in spec.program)
+    return ' --data "$HPCDL_DATA"' if spec.data and _is_train(spec.program) and not told else ""
+
+
+def _is_train(program: tuple[str, ...]) -> bool:
+    """Whether the ranks run `hpcdl train`, of which the script knows what it writes."""
+    asks = {"-h", "--help"} & set(program)
+    return not asks and program[:2] in {(), ("hpcdl", "train")}
 
 
 def _preflight(

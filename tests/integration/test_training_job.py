@@ -1,0 +1,124 @@
+"""The main job, whole: site file, published module, script, real Slurm, training, result."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdl.site import Site
+from hpcdl.stack.release import Release
+
+pytestmark = [pytest.mark.cluster, pytest.mark.stack]
+HPCDL = str(Path(sys.executable).with_name("hpcdl"))
+Shell = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@dataclass
+class Jobs:
+    """Submits training jobs of the shared release to the embedded cluster."""
+
+    shell: Shell
+    site_file: Path
+    folder: Path
+
+    def submit(self, *words: str, train: list[str]) -> dict[str, Any]:
+        done = self.shell(
+            HPCDL, "job", "submit", "--site", self.site_file, "--json", "--time", "20",
+            "--job-dir", self.folder / f"job-{time.time_ns()}", *words, "--", *train,
+        )  # fmt: skip
+        answer = json.loads(done.stdout)
+        assert isinstance(answer, dict)
+        return answer
+
+    def watch(self, answer: dict[str, Any], timeout: float = 150) -> dict[str, Any]:
+        words = [HPCDL, "job", "watch", "--site", self.site_file, "--json", str(answer["job_id"])]
+        done = self.shell(*words, timeout=timeout, check=False)
+        found = json.loads(done.stdout)
+        assert isinstance(found, dict)
+        return found
+
+    def result(self, answer: dict[str, Any]) -> dict[str, Any]:
+        found = json.loads(Path(answer["result"]).read_text())
+        assert isinstance(found, dict)
+        return found
+
+
+@pytest.fixture
+def jobs(slurm: Shell, release: Release, stack_site: Site, embedded_site: Site,
+         tmp_path: Path) -> Jobs:  # fmt: skip
+    """The embedded site, its software where the shared release lies, its work in the test's."""
+    text = embedded_site.source.read_text()
+    text = text.replace("$HPCDL_HOME/embedded/prefix", str(stack_site.paths.prefix))
+    text = text.replace("$HPCDL_HOME/embedded/work", str(tmp_path / "work"))
+    (tmp_path / "site.yaml").write_text(text)
+    return Jobs(slurm, tmp_path / "site.yaml", tmp_path)
+
+
+def options(digits: Path, epochs: int) -> list[str]:
+    return ["--model", "mlp", "--data", str(digits), "--epochs", str(epochs), "--global-batch",
+            "128", "--seed", "3"]  # fmt: skip
+
+
+def test_two_nodes_of_two_ranks_learn_what_one_rank_learns(
+    jobs: Jobs, digits: Path, release: Release
+) -> None:
+    four = jobs.submit("--nodes", "2", "--gpus-per-node", "2", train=options(digits, 20))
+    assert jobs.watch(four)["state"] == "COMPLETED"
+    one = jobs.submit("--gpus", "1", train=options(digits, 20))
+    assert jobs.watch(one)["state"] == "COMPLETED"
+    many, single = jobs.result(four), jobs.result(one)
+    assert many["layout"]["ranks"] == 4
+    assert many["release"]["id"] == release.id if isinstance(many["release"], dict) else True
+    accuracy = many["summary"]["metrics"]["accuracy"]
+    assert accuracy >= 0.95
+    assert accuracy == pytest.approx(single["summary"]["metrics"]["accuracy"], abs=1 / 357 + 1e-9)
+    assert many["summary"]["loss"] == pytest.approx(single["summary"]["loss"], rel=1e-3)
+
+
+def test_a_node_lost_in_training_costs_a_requeue_and_no_result(jobs: Jobs, digits: Path) -> None:
+    """p100 has two nodes and the job needs both: it waits for the lost one, then goes on."""
+    train = [*options(digits, 400), "--checkpoint-every", "200"]
+    answer = jobs.submit("--nodes", "2", "--gpus-per-node", "2", train=train)
+    folder = Path(answer["folder"])
+    progress = folder / "progress.json"
+    wait_for(lambda: progress.exists() and json.loads(progress.read_text())["step"] > 250)
+    jobs.shell(HPCDL, "cluster", "node", "kill", "p100-02")
+    mend = threading.Timer(
+        30, lambda: jobs.shell(HPCDL, "cluster", "node", "up", "p100-02", check=False)
+    )
+    mend.start()
+    try:
+        ended = jobs.watch(answer, timeout=240)
+    finally:
+        mend.join()
+    log = Path(answer["log"]).read_text()
+    assert (ended["state"], ended["restarts"]) == ("COMPLETED", 1), log[-3000:]
+    assert jobs.result(answer)["samples"]["first_step"] > 0, "it went on, not anew"
+
+
+def test_a_job_of_another_release_is_stopped_before_it_trains(jobs: Jobs, digits: Path) -> None:
+    answer = jobs.submit("--gpus", "1", train=options(digits, 1))
+    jobs.watch(answer)
+    folder = Path(answer["folder"])
+    script = (folder / "job.sh").read_text()
+    wrong = folder / "wrong.sh"
+    wrong.write_text(script.replace("--release=", "--release=x"))
+    done = jobs.shell("sbatch", "--parsable", "--wait", wrong, check=False, timeout=90)
+    assert done.returncode == 20
+    assert "preflight: rank 0 on" in (folder / "job.log").read_text()
+
+
+def wait_for(what: Callable[[], bool], seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.3)
