@@ -81,8 +81,8 @@ def publish(
         _show_modules(site, release, Event("publish", release.id, ""))
         proof = _prove(site, release, gate, say, verify_again)
         require_safe_modes(release)
-        for closed in closed_above(release.root):
-            say(f"note: users cannot enter {closed}, so they cannot load this release")
+        for closed in {*closed_above(release.root), *closed_above(release.python.resolve())}:
+            say(f"note: users cannot enter {closed}, so they cannot use this release")
         write_site_files(site)
         _write_sboms(site, release, say)
         _switch(site, release, "publish", before)

@@ -1,0 +1,73 @@
+"""Modules and publishing: a load beyond an empty module, `module avail` with 50, a publish."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from hpcdl.stack.publish import publish
+from tests.bench import alternate, report
+from tests.small_release import make_release, passing, silent, small_site
+
+LMOD = Path("/usr/share/lmod/lmod/init/bash")
+RUNS = 7
+# Loads in one shell, so that starting the shell is not what is measured.
+MANY = 5
+
+
+def lmod(script: str, modulepath: Path, **env: str) -> Callable[[], object]:
+    """A shell with Lmod that runs a script."""
+    base = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "MODULEPATH": str(modulepath), **env}
+    words = ["bash", "--noprofile", "--norc", "-c", f". {LMOD}\n{script}"]
+    return lambda: subprocess.run(words, env=base, capture_output=True, check=True)
+
+
+def main() -> None:
+    """Measure with 50 published releases."""
+    if not LMOD.is_file():
+        report("module load", None, "ms", note="Lmod is not installed")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        site = small_site(Path(folder) / "prefix", lmod=True)
+        for number in range(50):
+            make_release(site, f"r{number:02d}", version=f"2.{number}.0")
+            start = time.perf_counter()
+            publish(site, f"r{number:02d}", passing, say=silent)
+            took = time.perf_counter() - start
+        report("publish of a built release, gate apart", took, "s", goal="<= 2", met=took <= 2,
+               note="the 50th")  # fmt: skip
+        measure(site.paths.prefix, Path(folder))
+
+
+def measure(prefix: Path, scratch: Path) -> None:
+    """The figures that a user feels."""
+    (scratch / "empty" / "none").mkdir(parents=True)
+    (scratch / "empty" / "none" / "1.lua").write_text("")
+    repeat = f"for i in $(seq {MANY}); do module load $1; module unload $1; done"
+    modules = prefix / "current" / "modules"
+    empty, full = alternate(
+        RUNS,
+        lmod(repeat.replace("$1", "none"), scratch / "empty"),
+        lmod(repeat.replace("$1", "tensorflow"), modules),
+    )
+    beyond = (full - empty) / MANY * 1000
+    nothing = f"an empty module: {empty / MANY * 1000:.0f} ms"
+    report("module load and unload beyond an empty module", beyond, "ms", goal="<= 100",
+           met=beyond <= 100, yardstick=nothing)  # fmt: skip
+    rc = {"LMOD_RC": str(prefix / "etc" / "lmodrc.lua")}
+    shell, plain, listed = alternate(
+        RUNS,
+        lmod("true", modules),
+        lmod("module avail", modules),
+        lmod("module avail", modules, **rc),
+    )
+    avail = (listed - shell) * 1000
+    report("module avail with 50 releases", avail, "ms", goal="<= 300", met=avail <= 300,
+           yardstick=f"without the list: {(plain - shell) * 1000:.0f} ms")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
