@@ -1,8 +1,8 @@
 """The machine's side of the nodes' network: one bridge per cluster, one cable per node.
 
 The nodes' network namespaces have no names: they live and die with the node's processes, and
-take their cables with them, so that only the bridge needs taking down. All names follow from the cluster's folder, so that they
-are found without any record.
+take their cables with them, so that only the bridge needs taking down. All names follow from the
+cluster's folder, so that they are found without any record.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -221,8 +222,11 @@ def _bootstrap(suite: str, mirror: str, aside: Path, say: Say) -> Root:
     )  # fmt: skip
     for name in _LEFTOVERS:
         shutil.rmtree(aside / name, ignore_errors=True)
-    answer = ask(aside / "usr", "sinfo", "--version").split()
-    version = answer[-1] if answer else "unknown"
+    answer = ask(aside / "usr", "slurmctld", "-V")
+    found = re.search(r"\d+\.\d+\.\d+", answer)
+    if found is None:
+        raise HpcdlError(f"the root of {suite} has no Slurm that runs: {answer.strip()[:200]}")
+    version = found.group()
     write_json(aside / _RECORD, {"schema": 1, "suite": suite, "version": version, "mirror": mirror})
     return Root(aside, suite, version)
 

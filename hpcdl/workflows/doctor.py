@@ -1,0 +1,182 @@
+"""What this machine has and lacks, by purpose, and the one command that installs the rest.
+
+The rows are facts/packages.yaml and the `python` rows in it; looking is `hpcdl.system.packages`.
+Programs are asked for their versions side by side: some take a second to say it.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hpcdl import facts
+from hpcdl.cluster.needs import choose_mode
+from hpcdl.system.errors import BadInput, HpcdlError
+from hpcdl.system.packages import Package, apt_line, look, missing_names, version_in
+from hpcdl.system.run import run
+from hpcdl.system.text import did_you_mean, table
+
+MIN_PYTHON = (3, 10)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that a purpose needs: where it is, which version, or how to get it."""
+
+    purpose: str
+    name: str
+    required: bool
+    found: str | None
+    version: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All findings; `apt` installs every missing package of the required purposes."""
+
+    findings: tuple[Finding, ...]
+    apt: str
+    apt_optional: str
+    cluster_mode: str
+
+    @property
+    def lacking(self) -> tuple[Finding, ...]:
+        """What is required and missing."""
+        return tuple(one for one in self.findings if one.required and one.found is None)
+
+
+def purposes() -> dict[str, dict[str, Any]]:
+    """The purposes by name, each with `required` and `summary`."""
+    known: dict[str, dict[str, Any]] = facts.load("packages")["purposes"]
+    return known
+
+
+def missing_packages(chosen: Sequence[str]) -> list[str]:
+    """Names of missing packages, each once; of the required purposes where none is chosen.
+
+    Raises:
+        BadInput: an unknown purpose.
+    """
+    known = purposes()
+    for name in chosen:
+        if name not in known:
+            raise BadInput(f"there is no purpose '{name}'", hint=did_you_mean(name, known))
+    wanted = list(chosen) or [name for name, row in known.items() if row["required"]]
+    return missing_names(_packages(wanted))
+
+
+def diagnose() -> Diagnosis:
+    """Look at everything the facts name."""
+    known = purposes()
+    packages = _packages(known)
+    needed = [package for package in packages if known[package.purpose]["required"]]
+    rest = [package for package in packages if not known[package.purpose]["required"]]
+    with ThreadPoolExecutor(8) as pool:
+        findings = list(pool.map(_finding, packages))
+    return Diagnosis(
+        findings=(_python(), *findings, *map(_module, facts.load("packages").get("python", ()))),
+        apt=apt_line(needed),
+        apt_optional=apt_line(rest),
+        cluster_mode=_cluster_mode(),
+    )
+
+
+def as_data(diagnosis: Diagnosis) -> dict[str, Any]:
+    """The diagnosis as plain values."""
+    return {
+        "schema": 1,
+        "complete": not diagnosis.lacking,
+        "cluster_mode": diagnosis.cluster_mode,
+        "apt": diagnosis.apt,
+        "apt_optional": diagnosis.apt_optional,
+        "findings": [vars(one) for one in diagnosis.findings],
+    }
+
+
+def as_text(diagnosis: Diagnosis) -> str:
+    """A page for a person: a table per purpose, then what to do."""
+    known = purposes()
+    parts = []
+    for purpose in dict.fromkeys(one.purpose for one in diagnosis.findings):
+        row = known[purpose]
+        note = "" if row["required"] else " (optional)"
+        lines = [_row(one) for one in diagnosis.findings if one.purpose == purpose]
+        parts.append(f"{purpose}{note}: {row['summary']}\n{table(lines)}")
+    parts.append(f"the embedded cluster would run in mode {diagnosis.cluster_mode}")
+    remedies = [diagnosis.apt, *(one.remedy for one in diagnosis.lacking if one.remedy)]
+    todo = [f"  {line}" for line in dict.fromkeys(remedies) if line]
+    parts.append(
+        "\n".join(["to install what is missing:", *todo]) if todo else "nothing is missing"
+    )
+    if diagnosis.apt_optional:
+        parts.append(f"and what is optional:\n  {diagnosis.apt_optional}")
+    return "\n\n".join(parts)
+
+
+def _row(one: Finding) -> list[str]:
+    state = one.found or ("MISSING" if one.required else "not there")
+    return ["  " + one.name, one.version or "-", state]
+
+
+def _packages(chosen: Iterable[str]) -> tuple[Package, ...]:
+    found = look(facts.load("packages")["packages"], chosen)
+    return tuple(_of_this_python(one) if one.purpose == "python" else one for one in found)
+
+
+def _of_this_python(package: Package) -> Package:
+    """A Python that is not the distribution's brings its own venv module and headers."""
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if package.missing and find_spec("ensurepip") is not None and header.is_file():
+        return replace(package, found=Path(sys.base_prefix))
+    return package
+
+
+def _finding(package: Package) -> Finding:
+    required = bool(purposes()[package.purpose]["required"])
+    found = str(package.found) if package.found else None
+    return Finding(package.purpose, package.name, required, found, _version(package), "")
+
+
+def _version(package: Package) -> str:
+    """What a program says of itself, else what its path says; nothing where neither does."""
+    if package.found is None:
+        return ""
+    if package.version_option is None:
+        return version_in(str(package.found))
+    try:
+        answer = run([package.found, package.version_option], check=False, timeout=10)
+    except HpcdlError:
+        return ""
+    return version_in(answer.stdout + answer.stderr)
+
+
+def _python() -> Finding:
+    """This Python; one that is too old could not even have started us, but who knows."""
+    enough = sys.version_info[:2] >= MIN_PYTHON
+    said = ".".join(map(str, sys.version_info[:3]))
+    return Finding("python", "python", True, sys.executable if enough else None, said, "")
+
+
+def _module(row: dict[str, Any]) -> Finding:
+    required = bool(purposes()[row["purpose"]]["required"])
+    remedy = f"pip install 'hpcdl[{row['extra']}]'"
+    try:
+        found = version(row["package"])
+    except PackageNotFoundError:
+        return Finding(row["purpose"], row["package"], required, None, "", remedy)
+    return Finding(row["purpose"], row["package"], required, "in this Python", found, remedy)
+
+
+def _cluster_mode() -> str:
+    try:
+        return choose_mode("auto")
+    except HpcdlError as error:
+        return f"none: {error.message}"

@@ -1,0 +1,201 @@
+"""A site laid out on one machine: names, addresses, ports and configuration, all pure."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcdl.cluster import network, plan, render
+from hpcdl.cluster.model import LOOPBACK, NAMESPACES, Plan, Ports, bridge_name, link_name
+from hpcdl.site import Site
+from hpcdl.slurm.parse import expand_hostlist
+from hpcdl.system.errors import BadInput
+from tests.unit.conftest import shipped
+
+HERE = Path("/var/tmp/hpcdl")
+SITES = ("embedded", "pi", "p100-v100-k80", "a100-h100")
+
+
+@pytest.fixture
+def embedded() -> Site:
+    return shipped("embedded")
+
+
+def laid_out(site: Site, mode: str = NAMESPACES, **more: object) -> Plan:
+    asked = plan.wish(site, mode, bool(more.pop("accounting", False)), 3)
+    values: dict[str, object] = {
+        "wish": asked, "directory": HERE, "host": "login", "user": "root", "network": "10.77.5",
+        "ports": Ports(21000), "slurm_version": "22.05.8", "mpi": "pmix", "first_job": 1,
+        "nodes": plan.lay_out(asked, "10.77.5", Ports(21000)),
+    }  # fmt: skip
+    return Plan(**{**values, **more})  # type: ignore[arg-type]
+
+
+def text(laid: Plan, path: str) -> str:
+    found = {file.path: file.text for file in render.files(laid, "/usr/sbin/slurmd")}
+    return found[path]
+
+
+def settings(laid: Plan) -> dict[str, str]:
+    lines = text(laid, "etc/slurm.conf").splitlines()
+    return dict(line.split("=", 1) for line in lines if re.match(r"^(?!Node|Part)\w+=", line))
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_nodes_have_the_names_of_the_site(name: str) -> None:
+    site = shipped(name)
+    asked = plan.wish(site, LOOPBACK, False)
+    for partition, queue in zip(site.partitions.values(), asked.queues, strict=True):
+        assert len(queue.nodes) == partition.nodes
+        if partition.hostlist:
+            assert queue.nodes == expand_hostlist(partition.hostlist)
+
+
+@pytest.mark.parametrize("mode", [NAMESPACES, LOOPBACK])
+def test_no_two_nodes_share_address_and_port(mode: str) -> None:
+    laid = laid_out(shipped("p100-v100-k80"), mode)
+    places = {(node.address, node.port) for node in laid.nodes}
+    assert len(places) == len(laid.nodes)
+    assert (laid.controller_address, laid.ports.controller) not in places
+    assert laid.ports.database not in {port for _, port in places}
+
+
+def test_most_nodes_are_cut_down_on_request() -> None:
+    asked = plan.wish(shipped("pi"), LOOPBACK, False, 2)
+    assert all(len(queue.nodes) <= 2 for queue in asked.queues)
+    with pytest.raises(BadInput, match="at least one node"):
+        plan.wish(shipped("pi"), LOOPBACK, False, 0)
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_slurm_is_told_the_hardware(name: str) -> None:
+    site = shipped(name)
+    laid = laid_out(site)
+    lines = [line for line in text(laid, "etc/slurm.conf").splitlines() if line.startswith("Node")]
+    for line, group in zip(lines, laid.wish.groups, strict=True):
+        words = dict(word.split("=", 1) for word in line.split())
+        partition = site.partitions[group.partition]
+        assert expand_hostlist(words["NodeName"]) == group.names
+        assert int(words["CPUs"]) == partition.cpus
+        assert int(words["RealMemory"]) == int(partition.memory_gb * 1024)
+        assert len(expand_hostlist(words["NodeAddr"])) == len(group.names)
+        gpu = partition.gpu
+        assert words.get("Gres") == (f"gpu:{gpu.gres_type}:{gpu.per_node}" if gpu else None)
+
+
+def test_loopback_nodes_differ_by_port() -> None:
+    laid = laid_out(shipped("embedded"), LOOPBACK)
+    lines = render.node_lines(laid)
+    ports = [port for line in lines for port in expand_hostlist(re.findall(r"Port=(\S+)", line)[0])]
+    assert [int(port) for port in ports] == [node.port for node in laid.nodes]
+
+
+def test_partitions_share_nodes_that_are_alike(embedded: Site) -> None:
+    p100 = embedded.partitions["p100"]
+    debug = replace(p100, name="debug", hostlist="p100-[01-02]")
+    site = replace(embedded, partitions={"p100": p100, "debug": debug})
+    asked = plan.wish(site, LOOPBACK, False)
+    assert asked.node_names == ("p100-01", "p100-02")
+    assert [queue.nodes for queue in asked.queues] == [asked.node_names] * 2
+
+
+def test_a_node_described_in_two_ways_is_refused(embedded: Site) -> None:
+    p100 = embedded.partitions["p100"]
+    other = replace(p100, name="other", hostlist="p100-[01-02]", sockets=1)
+    site = replace(embedded, partitions={"p100": p100, "other": other})
+    with pytest.raises(BadInput, match="describe the node p100-01 in different ways"):
+        plan.wish(site, LOOPBACK, False)
+
+
+@pytest.mark.parametrize("hostlist", ["p100-[01-03]", "p100", "p[1-", "p[a-b]"])
+def test_host_lists_that_do_not_fit_are_refused(embedded: Site, hostlist: str) -> None:
+    wrong = replace(embedded.partitions["p100"], hostlist=hostlist)
+    with pytest.raises(BadInput, match="host list"):
+        plan.wish(replace(embedded, partitions={"p100": wrong}), LOOPBACK, False)
+
+
+def test_the_same_wish_has_the_same_fingerprint(embedded: Site) -> None:
+    one = plan.fingerprint(plan.wish(embedded, LOOPBACK, False))
+    assert one == plan.fingerprint(plan.wish(embedded, LOOPBACK, False))
+    fewer = plan.fingerprint(plan.wish(embedded, LOOPBACK, False, 1))
+    assert {key for key in one if one[key] != fewer[key]} == {"partitions"}
+
+
+def test_gpus_get_device_files_with_their_numbers(embedded: Site) -> None:
+    lines = text(laid_out(embedded), "etc/gres.conf").splitlines()
+    assert "NodeName=p100-[01-02] Name=gpu Type=p100 File=/var/tmp/hpcdl/dev/p100.[0-3]" in lines
+    assert not any("cpu-" in line for line in lines)
+
+
+def test_times_are_within_the_limit_of_the_partition(embedded: Site) -> None:
+    short = replace(embedded.partitions["cpu"], max_time="00:30:00", max_minutes=30)
+    laid = laid_out(replace(embedded, partitions={"cpu": short}, default_partition="cpu"))
+    line = text(laid, "etc/slurm.conf").split("PartitionName=cpu")[1]
+    assert "MaxTime=00:30:00 DefaultTime=00:30:00" in line
+
+
+def test_accounting_is_on_the_private_database_only(embedded: Site) -> None:
+    without = settings(laid_out(embedded))
+    assert without["AccountingStorageType"] == "accounting_storage/none"
+    assert "AccountingStorageTRES" not in without
+    laid = laid_out(embedded, accounting=True)
+    assert settings(laid)["AccountingStorageTRES"] == (
+        "gres/gpu,gres/gpu:k80,gres/gpu:p100,gres/gpu:v100"
+    )
+    secret = next(f for f in render.files(laid, "slurmd") if f.path == "etc/slurmdbd.conf")
+    assert secret.mode == 0o600
+    assert "StorageHost=localhost" in secret.text
+
+
+def test_everything_lies_below_the_state_directory(embedded: Site) -> None:
+    for file in render.files(laid_out(embedded, accounting=True), "/usr/sbin/slurmd"):
+        assert not Path(file.path).is_absolute()
+    for key, value in settings(laid_out(embedded)).items():
+        if value.startswith("/") and key != "MailProg":
+            assert value.startswith(f"{HERE}/"), key
+
+
+def test_paths_that_slurm_cannot_hold_are_refused() -> None:
+    plan.check_directory(Path("/home/someone/.local/share/hpcdl/cluster/embedded"), ["p100-01"])
+    with pytest.raises(BadInput, match="too long"):
+        plan.check_directory(Path("/home/someone") / ("x" * 60), ["p100-01"])
+    for character in " #%$'\"\n[,":
+        with pytest.raises(BadInput, match="cannot hold the path"):
+            plan.check_directory(Path(f"/tmp/a{character}b"), ["p100-01"])
+
+
+@given(st.lists(st.from_regex(r"[a-z]{1,3}-?[0-9]{0,3}", fullmatch=True), max_size=20))
+def test_host_ranges_expand_to_what_they_were_made_of(names: list[str]) -> None:
+    assert list(expand_hostlist(plan.host_ranges(names))) == names
+
+
+@given(st.text(min_size=1, max_size=200), st.integers(0, 249))
+def test_names_of_links_fit_into_linux(folder: str, index: int) -> None:
+    node = replace(laid_out(shipped("embedded")).nodes[0], index=index)
+    assert len(link_name(Path(folder), node)) <= 15
+    assert link_name(Path(folder), node).startswith(bridge_name(Path(folder)))
+
+
+def test_networks_that_are_routed_are_not_taken() -> None:
+    table = (
+        "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
+        "eth0\t00000000\t0101A8C0\t0003\t0\t0\t0\t00000000\t0\t0\t0\n"
+        "hpc1\t00004D0A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n"
+    )
+    routed = network._routed(table)
+    assert routed == [ipaddress.IPv4Network("10.77.0.0/24")]
+    assert next(network._free_networks(routed)) == "10.77.1"
+    vpn = [ipaddress.IPv4Network("10.0.0.0/8")]
+    assert next(network._free_networks(vpn)) == "172.29.0"
+
+
+def test_options_follow_the_release_that_runs() -> None:
+    for version in ("20.11.4", "21.08.5", "22.05.8", "24.11.5", "26.05.1"):
+        for row in render.release_options(version):
+            assert row["since"] <= version

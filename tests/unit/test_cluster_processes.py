@@ -1,0 +1,93 @@
+"""Processes are found by what they are, not by a number that may be another's tomorrow."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcdl.cluster import processes
+from hpcdl.cluster.model import ProcessId
+
+
+def sleeper(**env: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["sleep", "60"], env={"PATH": os.environ["PATH"], **env})
+
+
+@pytest.fixture
+def started() -> Iterator[list[subprocess.Popen[bytes]]]:
+    found: list[subprocess.Popen[bytes]] = []
+    yield found
+    for one in found:
+        one.kill()
+        one.wait()
+
+
+def test_a_process_is_its_number_and_its_start(started: list[subprocess.Popen[bytes]]) -> None:
+    started.append(sleeper())
+    found = processes.identify(started[0].pid)
+    assert found is not None
+    assert processes.alive(found)
+    assert not processes.alive(ProcessId(found.pid, found.start - 1))
+
+
+def test_a_zombie_is_dead(started: list[subprocess.Popen[bytes]]) -> None:
+    started.append(sleeper())
+    found = processes.identify(started[0].pid)
+    assert found is not None
+    processes.end([found])
+    assert started[0].returncode is None  # not reaped yet
+    assert processes.identify(found.pid) is None
+
+
+def test_signals_spare_who_got_the_number_later(started: list[subprocess.Popen[bytes]]) -> None:
+    started.append(sleeper())
+    found = processes.identify(started[0].pid)
+    assert found is not None
+    processes.send(ProcessId(found.pid, found.start - 1), signal.SIGKILL)
+    assert processes.alive(found)
+
+
+def test_grace_lets_a_process_end_by_itself(tmp_path: Path) -> None:
+    code = (
+        "import signal, sys, time, pathlib\n"
+        f"p = pathlib.Path({str(tmp_path)!r})\n"
+        "signal.signal(15, lambda *a: ((p / 'bye').touch(), sys.exit()))\n"
+        "(p / 'ready').touch(); time.sleep(60)"
+    )
+    one = subprocess.Popen([sys.executable, "-c", code])
+    while not (tmp_path / "ready").exists():
+        assert one.poll() is None
+    found = processes.identify(one.pid)
+    assert found is not None
+    processes.end([found], grace=10)
+    one.wait()
+    assert (tmp_path / "bye").exists()
+
+
+def test_what_a_cluster_left_is_found_and_nothing_else(
+    started: list[subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    conf = f"{tmp_path}/etc/slurm.conf"
+    daemon = sleeper(**{processes.MARK: str(tmp_path)})
+    job = sleeper(SLURM_CONF=conf, SLURMD_NODENAME="p100-01")
+    person = sleeper(SLURM_CONF=conf, SLURM_JOB_ID="7")
+    other = sleeper(**{processes.MARK: f"{tmp_path}2"})
+    started += [daemon, job, person, other]
+    found = {process.pid for process in processes.of_cluster(tmp_path)}
+    assert found == {daemon.pid, job.pid}
+
+
+def test_a_job_that_stops_its_own_cluster_is_spared(tmp_path: Path) -> None:
+    code = (
+        "from pathlib import Path\nfrom hpcdl.cluster import processes\n"
+        f"print(len(processes.of_cluster(Path({str(tmp_path)!r}))))"
+    )
+    env = {**os.environ, processes.MARK: str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.stdout.strip() == "0"

@@ -1,0 +1,101 @@
+"""`hpcdl doctor` names what is missing, and how to install it, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hpcdl import facts
+from hpcdl.cli import main
+from hpcdl.system import packages
+from hpcdl.workflows import doctor
+
+ROWS = [
+    {"purpose": "a", "package": "shell", "program": "sh"},
+    {"purpose": "a", "package": "unicorn", "program": "no-such-program"},
+    {"purpose": "b", "package": "unicorn", "program": "no-such-program"},
+    {"purpose": "b", "package": "passwords", "file": "/etc/pass*d"},
+    {"purpose": "b", "package": "dragon", "file": "/no/such/*/file"},
+]
+
+
+def test_packages_are_found_by_program_or_file() -> None:
+    found = packages.look(ROWS, ["a", "b"])
+    assert [one.name for one in found if not one.missing] == ["shell", "passwords"]
+    assert packages.missing_names(found) == ["unicorn", "dragon"]
+    assert packages.apt_line(found).endswith(
+        "apt-get install --no-install-recommends unicorn dragon"
+    )
+
+
+def test_nothing_missing_needs_no_command() -> None:
+    assert packages.apt_line(packages.look(ROWS[:1], ["a"])) == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "version"),
+    [
+        ("slurm-wlm 22.05.8", "22.05.8"),
+        ("g++ (Debian 12.2.0-14+deb12u1) 12.2.0", "12.2.0-14+deb12u1"),
+        ("mpicc: Open MPI 4.1.4 (Language: C)", "4.1.4"),
+        ("no digits", ""),
+    ],
+)
+def test_versions_are_read_off_what_programs_say(said: str, version: str) -> None:
+    assert packages.version_in(said) == version
+
+
+def test_every_row_has_a_purpose_and_a_way_to_see_it() -> None:
+    known = facts.load("packages")
+    for row in known["packages"]:
+        assert row["purpose"] in known["purposes"]
+        assert ("program" in row) != ("file" in row), row
+
+
+def test_the_file_can_be_read_line_by_line() -> None:
+    path = Path(facts.__file__).parent / "packages.yaml"
+    rows = [line for line in path.read_text().splitlines() if "package:" in line]
+    assert all(line.startswith("  - {purpose: ") and line.endswith("}") for line in rows)
+    known = facts.load("packages")
+    assert len(rows) == len(known["packages"]) + len(known["python"])
+
+
+def test_what_is_missing_is_said_with_exit_code_3(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(facts.load("packages"), "packages", [
+        {"purpose": "cluster", "package": "unicorn", "program": "no-such-program"},
+        {"purpose": "report", "package": "dragon", "program": "no-such-program"},
+    ])  # fmt: skip
+    assert main(["doctor"]) == 3
+    shown = capsys.readouterr().out
+    assert "apt-get install --no-install-recommends unicorn\n" in shown
+    assert "apt-get install --no-install-recommends dragon" in shown
+    assert main(["doctor", "--json"]) == 3
+    data = json.loads(capsys.readouterr().out)
+    assert data["complete"] is False
+    assert main(["doctor", "--apt"]) == 0
+    assert capsys.readouterr().out == "unicorn\n"
+    assert main(["doctor", "--apt", "report"]) == 0
+    assert capsys.readouterr().out == "dragon\n"
+
+
+def test_only_optional_things_missing_is_fine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(facts.load("packages"), "packages", [
+        {"purpose": "report", "package": "dragon", "program": "no-such-program"},
+    ])  # fmt: skip
+    assert main(["doctor"]) == 0
+    assert "nothing is missing" in capsys.readouterr().out
+
+
+def test_unknown_purpose_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--apt", "clutser"]) == 2
+    assert "did you mean 'cluster'?" in capsys.readouterr().err
+
+
+def test_diagnosis_looks_at_every_purpose() -> None:
+    assert {one.purpose for one in doctor.diagnose().findings} == set(doctor.purposes())
