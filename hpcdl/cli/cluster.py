@@ -83,14 +83,12 @@ def _down(args: argparse.Namespace) -> ExitCode:
     from hpcdl.cluster.lifecycle import down
 
     directory = directory_of(args.site)
-    if args.dry_run:
-        print(f"would stop the cluster below {directory}")
-        return ExitCode.OK
-    stopped = down(directory, purge=args.purge, say=_say)
+    stopped = not args.dry_run and down(directory, purge=args.purge, say=_say)
+    said = "stopped" if stopped else "nothing was running"
     if args.json:
         print_json({"schema": 1, "directory": directory, "stopped": stopped})
     else:
-        print("stopped" if stopped else "nothing was running")
+        print(f"would stop the cluster below {directory}" if args.dry_run else said)
     return ExitCode.OK
 
 
@@ -151,10 +149,9 @@ def _node(args: argparse.Namespace) -> ExitCode:
 
     current = _found(args)
     if args.dry_run:
-        current.node(args.node)
-        print(f"would {args.action} the node {args.node}")
-        return ExitCode.OK
-    said = nodes.ACTIONS[args.action](current, args.node)
+        said = f"would {args.action} the node {current.node(args.node).name}"
+    else:
+        said = nodes.ACTIONS[args.action](current, args.node)
     if args.json:
         print_json({"schema": 1, "node": args.node, "action": args.action, "done": said})
     else:

@@ -151,13 +151,7 @@ def _names(partition: Partition) -> list[str]:
         width = max(2, len(str(partition.nodes)))
         names = [f"{partition.name}-{i:0{width}d}" for i in range(1, partition.nodes + 1)]
     else:
-        try:
-            names = list(expand_hostlist(partition.hostlist))
-        except ValueError as fault:
-            raise BadInput(
-                f"'{partition.hostlist}' of the partition '{partition.name}' is no host list",
-                hint="write it as Slurm does: p100-[01-04]",
-            ) from fault
+        names = list(expand_hostlist(partition.hostlist))
     if len(names) != partition.nodes:
         raise BadInput(
             f"the partition '{partition.name}' has {partition.nodes} nodes, but its host list "
