@@ -11,8 +11,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from hpcdl.system.errors import ExitCode
 from hpcdl.system.text import nearest
@@ -28,8 +27,7 @@ def _no_arguments(parser: argparse.ArgumentParser) -> None:
     """A command without arguments of its own."""
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(NamedTuple):
     """One command: `example` is a whole command line, shown first in its help."""
 
     name: str
@@ -43,13 +41,12 @@ class Command:
     """Whether it reads the site file, and so takes --site."""
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """Commands that share a first word."""
 
     name: str
     summary: str
-    commands: tuple[Command, ...] = field(default=())
+    commands: tuple[Command, ...] = ()
     default: str = ""
     """The command that is meant where options follow the group's name at once."""
 

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpcdl import __version__
 from hpcdl.jobs import dialect, quote
@@ -31,8 +31,7 @@ _MARK = "\x1f"
 _PLAIN_DIRECTIVE = re.compile(r"[A-Za-z0-9_./%:=,@+-]+\Z")
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """A line of a script, why it is there, and the ids of the rules it follows.
 
     Of several ids, separated by blanks, the first that holds in the release counts.
