@@ -1,24 +1,25 @@
-"""`hpcdl data`: make data sets and look into them."""
+"""`hpcdl data`: make data sets, look into them, measure how fast they come."""
 
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 from hpcdl.cli.framework import Command, Group
 from hpcdl.cli.launch import launch
 from hpcdl.system.errors import ExitCode
 
 
-def _make_arguments(parser: argparse.ArgumentParser) -> None:
-    from hpcdl.train.data.options import configure_make
+def _arguments(command: str, parser: argparse.ArgumentParser) -> None:
+    from hpcdl.train.data.options import COMMANDS
 
-    configure_make(parser)
+    COMMANDS[command](parser)
 
 
-def _make(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.train.data.options import make_words
+def _run(command: str, args: argparse.Namespace) -> ExitCode:
+    from hpcdl.train.data.options import as_words
 
-    return launch("hpcdl.train.data", make_words(args), args)
+    return launch("hpcdl.train.data", as_words(command, args), args)
 
 
 GROUP = Group(
@@ -27,11 +28,26 @@ GROUP = Group(
     (
         Command(
             "make",
-            "Write a data set as TFRecords: `digits` are scikit-learn's 1,797 handwritten ones.",
+            "Write a data set as TFRecords: scikit-learn's handwritten digits, JPEGs like\n"
+            "photographs of any number and size, or your own images with a CSV of labels.",
             "hpcdl data make digits DIR",
-            _make,
-            _make_arguments,
+            partial(_run, "make"),
+            partial(_arguments, "make"),
             changes=True,
+        ),
+        Command(
+            "inspect",
+            "Count records, check every checksum, name damaged, cut and missing shards.",
+            "hpcdl data inspect DIR",
+            partial(_run, "inspect"),
+            partial(_arguments, "inspect"),
+        ),
+        Command(
+            "bench",
+            "Time an input pipeline alone on a folder of JPEG records.",
+            "hpcdl data bench DIR --pipeline new",
+            partial(_run, "bench"),
+            partial(_arguments, "bench"),
         ),
     ),
 )

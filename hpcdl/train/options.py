@@ -29,6 +29,8 @@ class TrainOptions:
 
     model: str = "mlp"
     data: str = SYNTHETIC
+    pipeline: str = "new"
+    max_damaged: int = 16
     global_batch: int | None = None
     batch_per_rank: int | None = None
     epochs: int | None = None
@@ -113,6 +115,10 @@ def _fraction(text: str) -> float:
 ARGUMENTS: tuple[Argument, ...] = (
     Argument("model", "network to train (default mlp)", metavar="NAME"),
     Argument("data", "folder made by `hpcdl data make`, or 'synthetic'", metavar="DIR"),
+    Argument("pipeline", "input pipeline for JPEG records; old is slow, to compare",
+             choices=("new", "old")),
+    Argument("max_damaged", "damaged records a rank may skip (default 16)", _not_negative,
+             metavar="N"),
     Argument("global_batch", "images per step over all ranks", _positive, metavar="N"),
     Argument("batch_per_rank", "images per step and rank", _positive, metavar="N"),
     Argument("epochs", "passes over the data (default by the model)", _positive, metavar="N"),

@@ -22,6 +22,9 @@ from hpcdl.system.files import write_json
 from hpcdl.train import checkpoint, models, optimizers, plan
 from hpcdl.train.communicate import Communicator
 from hpcdl.train.data.dataset import read_dataset
+from hpcdl.train.data.inspecting import tf_counter
+from hpcdl.train.data.pipeline import Records
+from hpcdl.train.data.repair import Repairs
 from hpcdl.train.data.source import InMemory, Share, Source, Synthetic
 from hpcdl.train.loop import Training, resume, train
 from hpcdl.train.options import SYNTHETIC, TrainOptions
@@ -57,6 +60,10 @@ class Run:
         self.training: Training | None = None
         self.hosts: list[str] = [place.host]
         self.started = time.time()
+        count = tf_counter(tf)
+        self.repairs = Repairs(
+            options.max_damaged, lambda path: count(path) is not None, self._complain
+        )
 
     def go(self) -> int:
         """Train, score, write the result; returns the exit code."""
@@ -74,6 +81,10 @@ class Run:
                 self._write("failed", message, int(getattr(fault, "exit_code", 1)), {})
             raise
         return self._end(training, outcome, metrics)
+
+    def _complain(self, what: str) -> None:
+        """A line on standard error that says which rank it is from."""
+        print(f"rank {self.ranks.rank}: {what}", file=sys.stderr, flush=True)
 
     def _prepare(self) -> Training:
         """Data, network and step, ready to go."""
@@ -107,6 +118,7 @@ class Run:
                 tf, network, options.optimizer, options.momentum, options.weight_decay
             ),
             ranks=self.ranks,
+            prepare=source.prepare,
             scale=optimizers.make_loss_scale(tf) if options.precision == "fp16" else None,
             clocked=not options.deterministic,
             accumulate=options.accumulate,
@@ -130,11 +142,23 @@ class Run:
 
     def _source(self, batch: int) -> Source:
 
-        share = Share(batch, self.ranks.size, self.ranks.rank, self.options.seed)
-        if self.options.data == SYNTHETIC:
-            shape = tuple(self.model["input"])
-            return Synthetic(self.tf, shape, self.model["classes"], share)
-        return InMemory(self.tf, read_dataset(Path(self.options.data)), share)
+        tf, options, task = self.tf, self.options, self.model["task"]
+        share = Share(batch, self.ranks.size, self.ranks.rank, options.seed)
+        shape = tuple(self.model["input"])
+        if options.data == SYNTHETIC:
+            return Synthetic(tf, shape, self.model["classes"], share, task)
+        dataset = read_dataset(Path(options.data))
+        if dataset.task != task:
+            raise BadInput(
+                f"the model {options.model} is for {task}, the data set's labels are "
+                f"{dataset.task}",
+                hint="`hpcdl data make photos --task` makes either",
+            )
+        if dataset.encoding == "raw":
+            return InMemory(tf, dataset, share)
+        return Records(
+            tf, dataset, share, shape[:2], self.place.cpus, self.repairs, options.pipeline
+        )
 
     def _time_first_step(self, training: Training) -> None:
         """Time the first step apart, for it compiles; then print where the start-up went."""
@@ -211,6 +235,7 @@ class Run:
                 "parameters": training.parts.network.parameters,
                 "batch_per_rank": batch // self.ranks.size,
                 "global_batch": batch,
+                "damaged_records": self.repairs.skipped,
                 "steps": {"done": training.step_number, "planned": training.plan.steps},
             }
         summary.setdefault("metrics", {})

@@ -44,6 +44,7 @@ class StepParts:
     task: Task
     optimizer: Optimizer
     ranks: Communicator
+    prepare: Callable[[Any], Any]
     scale: LossScale | None = None
     clocked: bool = True
     accumulate: int = 1
@@ -65,7 +66,7 @@ def make_step(tf: Any, parts: StepParts) -> Step:
         started = now()
         if parts.network.random is not None:
             parts.network.random.assign(tf.stack([parts.network.random[0], number]))
-        loss, gradients = backward(images, labels)
+        loss, gradients = backward(parts.prepare(images), labels)
         with tf.control_dependencies(gradients):
             computed = now()
         *reduced, told = _average(tf, parts, gradients, tf.stack([loss, stop]))
@@ -81,7 +82,7 @@ def make_step(tf: Any, parts: StepParts) -> Step:
     def step(images: Any, labels: Any, lr: float, stop: float, number: int) -> StepResult:
         begun = time.perf_counter()
         values = compiled(
-            tf.convert_to_tensor(images), tf.convert_to_tensor(labels),
+            tf.nest.map_structure(tf.convert_to_tensor, images), tf.convert_to_tensor(labels),
             tf.constant(lr, tf.float32), tf.constant(stop, tf.float32),
             tf.constant(number, tf.int32),
         ).numpy()  # fmt: skip

@@ -63,7 +63,7 @@ def evaluate(
     Every rank scores with rank 0's moving averages, the ones that checkpoints hold.
     """
     ranks.broadcast(network.state)
-    predict = _predictor(tf, task, network)
+    predict = _predictor(tf, task, network, source)
     logits, labels, sums = [], [], np.zeros(3)
     for images, wanted in source.test_batches():
         batch, loss = predict(images, wanted)
@@ -99,15 +99,18 @@ def _one(task: Task) -> bool:
     return task.name == "classes"
 
 
-def _predictor(tf: Any, task: Task, network: Network) -> Callable[[Any, Any], tuple[Floats, float]]:
+def _predictor(
+    tf: Any, task: Task, network: Network, source: Source
+) -> Callable[[Any, Any], tuple[Floats, float]]:
     def body(images: Any, labels: Any) -> Any:
-        logits = tf.cast(network.forward(images, False), tf.float32)
+        logits = tf.cast(network.forward(source.prepare(images), False), tf.float32)
         return logits, task.loss(logits, labels)
 
     function = compiled(tf, body)
 
     def predict(images: Any, labels: Any) -> tuple[Floats, float]:
-        logits, loss = function(tf.convert_to_tensor(images), tf.convert_to_tensor(labels))
+        pixels = tf.nest.map_structure(tf.convert_to_tensor, images)
+        logits, loss = function(pixels, tf.convert_to_tensor(labels))
         return np.asarray(logits, np.float64), float(loss)
 
     return predict

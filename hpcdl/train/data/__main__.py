@@ -5,23 +5,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from hpcdl.system.errors import ExitCode, HpcdlError
+from hpcdl.system.errors import BadInput, ExitCode, HpcdlError
 from hpcdl.train.data.dataset import FILE, Dataset, read_dataset
-from hpcdl.train.data.options import configure_make, configure_shared
+from hpcdl.train.data.options import build_parser
+from hpcdl.train.ranks import this_place
 
 
 def main(words: list[str] | None = None) -> int:
     """Run one data command and return its exit code."""
-    parser = argparse.ArgumentParser(prog="hpcdl data", allow_abbrev=False)
-    commands = parser.add_subparsers(dest="command", required=True)
-    make = commands.add_parser("make")
-    configure_make(make)
-    configure_shared(make)
-    args = parser.parse_args(words)
+    args = build_parser().parse_args(words)
     try:
-        return int(_make(args))
+        return int({"make": _make, "inspect": _inspect, "bench": _bench}[args.command](args))
     except HpcdlError as error:
         print(error.render(), file=sys.stderr, flush=True)
         return int(error.exit_code)
@@ -33,7 +31,8 @@ def _make(args: argparse.Namespace) -> ExitCode:
     if args.dry_run:
         print(f"would {'keep' if existing else 'write'} the {args.kind} in {folder}")
         return ExitCode.OK
-    dataset = existing or _make_digits(folder, args.seed)
+    makers = {"digits": _make_digits, "photos": _make_photos, "folder": _make_from_folder}
+    dataset = existing or makers[args.kind](folder, args)
     counts = {split: dataset.examples(split) for split in dataset.splits}
     if args.json:
         values = {"folder": str(folder), "kind": dataset.kind, "examples": counts,
@@ -48,23 +47,102 @@ def _make(args: argparse.Namespace) -> ExitCode:
 
 def _same(folder: Path, args: argparse.Namespace) -> Dataset | None:
     """The data set that is there already, where it is whole and the one asked for."""
-    if not (folder / FILE).exists():
+    if not (folder / FILE).exists() or args.kind == "folder":
         return None
     try:
         dataset = read_dataset(folder)
     except HpcdlError:
         return None
-    return dataset if (dataset.kind, dataset.seed) == (args.kind, args.seed) else None
+    same = (dataset.kind, dataset.seed) == (args.kind, args.seed)
+    if args.kind == "photos":
+        width, height = args.size
+        same = same and dataset.shape == (height, width, 3) and dataset.task == args.task
+        same = same and dataset.examples("train") == args.count
+        mean = sum(shard.bytes for shard in dataset.splits["train"]) / args.count
+        same = same and abs(mean / args.bytes - 1) < 0.1
+        same = same and len(dataset.splits["train"]) == min(args.shards, args.count)
+    return dataset if same else None
 
 
-def _make_digits(folder: Path, seed: int) -> Dataset:
+def _make_digits(folder: Path, args: argparse.Namespace) -> Dataset:
     from hpcdl.train.data.digits import make_digits
-    from hpcdl.train.ranks import this_place
+
+    return make_digits(_tensorflow(1), folder, args.seed)
+
+
+def _make_photos(folder: Path, args: argparse.Namespace) -> Dataset:
+    from hpcdl.train.data.photos import PhotoRequest, make_photos
+
+    width, height = args.size
+    request = PhotoRequest(
+        args.count, args.test_count, width, height, args.bytes, args.classes, args.shards,
+        args.seed, args.task,
+    )  # fmt: skip
+    return make_photos(_tensorflow(1), folder, request, _threads(args))
+
+
+def _make_from_folder(folder: Path, args: argparse.Namespace) -> Dataset:
+    from hpcdl.train.data.folder import make_from_folder
+
+    if not args.images or not args.labels:
+        raise BadInput("`data make folder` needs --images DIR and --labels CSV")
+    return make_from_folder(
+        _tensorflow(1), folder, Path(args.images).absolute(), Path(args.labels).absolute(),
+        shards=args.shards, test=args.test, seed=args.seed, threads=_threads(args),
+    )  # fmt: skip
+
+
+def _inspect(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.train.data.inspecting import index, inspect, shard_files, tf_counter
+
+    folder = Path(args.folder).absolute()
+    shard_files(folder)
+    report = inspect(folder, tf_counter(_tensorflow(1)), _threads(args))
+    if (folder / FILE).exists():
+        report = replace(report, missing=tuple(sorted({*report.missing, *_promised(folder)})))
+    if args.index:
+        index(folder, report, args.classes, args.task, args.label_offset)
+    print(json.dumps(report.as_json(), indent=2) if args.json else report.as_text())
+    return ExitCode.OK if report.sound else ExitCode.NO
+
+
+def _promised(folder: Path) -> list[str]:
+    """Shards that dataset.json names and that are not there."""
+    values = json.loads((folder / FILE).read_text())
+    names = [shard["name"] for part in values["splits"].values() for shard in part["shards"]]
+    return [name for name in names if not (folder / name).is_file()]
+
+
+def _bench(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.train.data.bench import bench
+
+    dataset = read_dataset(Path(args.folder).absolute())
+    threads = _threads(args)
+    result = bench(
+        _tensorflow(threads), dataset, pipeline=args.pipeline, crop=args.crop, batch=args.batch,
+        seconds=args.seconds, threads=threads,
+    )  # fmt: skip
+    if args.json:
+        print(json.dumps(result, indent=2))
+    else:
+        print(
+            f"{args.pipeline} pipeline: {result['images_per_second']:,.0f} images/s, "
+            f"{result['images_per_cpu_second']:,.0f} per CPU-second, "
+            f"{result['cores_used']:.2f} of {threads} cores used"
+        )
+    return ExitCode.OK
+
+
+def _threads(args: argparse.Namespace) -> int:
+    return int(args.threads or this_place().cpus)
+
+
+def _tensorflow(threads: int) -> Any:
     from hpcdl.train.startup import import_tensorflow, prepare_environment
 
-    place = this_place()
+    place = replace(this_place(), cpus=threads)
     prepare_environment(place, onednn=False)
-    return make_digits(import_tensorflow(place, keras=False), folder, seed)
+    return import_tensorflow(place, keras=False)
 
 
 if __name__ == "__main__":

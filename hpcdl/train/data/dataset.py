@@ -33,8 +33,9 @@ class Dataset:
     """A folder of records.
 
     `kind` names who made it; `encoding` is `raw` (uint8 values of `shape`) or `jpeg`; `shape` is
-    (height, width, channels); `scale` is the value that maps to 1.0; `splits` are `train` and
-    `test`.
+    (height, width, channels), for jpeg the usual one; `scale` is the value that maps to 1.0;
+    `splits` are `train` and, where there is one, `test`. `task` is `classes` or `findings`;
+    `label_offset` is the number of the first class (1 in the usual ImageNet records).
     """
 
     folder: Path
@@ -46,6 +47,8 @@ class Dataset:
     seed: int
     source: str
     splits: dict[str, tuple[Shard, ...]]
+    task: str = "classes"
+    label_offset: int = 0
 
     def examples(self, split: str) -> int:
         """Number of records of a split."""
@@ -93,7 +96,8 @@ def read_dataset(folder: Path) -> Dataset:
     except FileNotFoundError as fault:
         raise BadInput(
             f"{folder} is no data set: it has no {FILE}",
-            hint=f"make one: hpcdl data make digits {folder}",
+            hint="`hpcdl data make` makes one; `hpcdl data inspect --index DIR` adds the file to "
+            "a folder of records in ImageNet's layout",
         ) from fault
     except (OSError, ValueError) as fault:
         raise BadInput(f"cannot read {path}: {fault}") from fault
@@ -124,6 +128,8 @@ def _dataset(folder: Path, values: dict[str, Any]) -> Dataset:
             split: tuple(Shard(**shard) for shard in part["shards"])
             for split, part in values["splits"].items()
         },
+        task=values.get("task", "classes"),
+        label_offset=int(values.get("label_offset", 0)),
     )
 
 

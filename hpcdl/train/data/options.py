@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 
-KINDS = ("digits",)
+KINDS = ("digits", "photos", "folder")
+PIPELINES = ("new", "old")
+TASKS = ("classes", "findings")
+_SHARED = ("json", "dry_run")
 
 
 def configure_make(parser: argparse.ArgumentParser) -> None:
@@ -12,19 +16,124 @@ def configure_make(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", choices=KINDS, help="what to make")
     parser.add_argument("folder", metavar="DIR", help="where the records go")
     parser.add_argument("--seed", type=int, default=1, help="of all that is drawn (default 1)")
+    parser.add_argument("--shards", type=_positive, default=16, metavar="N",
+                        help="files to train from (default 16)")  # fmt: skip
+    parser.add_argument("--threads", type=_positive, metavar="N",
+                        help="shards written at the same time (default: the CPUs)")  # fmt: skip
+    photos = parser.add_argument_group("photos: JPEGs like photographs, for studies of input")
+    photos.add_argument("--count", type=_positive, default=1280, metavar="N",
+                        help="images to train from (default 1280)")  # fmt: skip
+    photos.add_argument("--test-count", type=_not_negative, default=0, metavar="N",
+                        help="images to test with (default 0)")  # fmt: skip
+    photos.add_argument("--size", type=_size, default="500x375", metavar="WxH",
+                        help="pixels (default 500x375, ImageNet's most common)")  # fmt: skip
+    photos.add_argument("--bytes", type=_positive, default=77_000, metavar="N",
+                        help="mean bytes of an image (default 77000)")  # fmt: skip
+    photos.add_argument("--classes", type=_positive, default=1000, metavar="N",
+                        help="number of classes (default 1000)")  # fmt: skip
+    photos.add_argument("--task", choices=TASKS, default="classes",
+                        help="one class, or ChestX-ray14's 14 findings")  # fmt: skip
+    images = parser.add_argument_group("folder: records from your own images")
+    images.add_argument("--images", metavar="DIR", help="the images")
+    images.add_argument("--labels", metavar="CSV", help="rows of: file name, class or classes|...")
+    images.add_argument("--test", type=_share, default=0.1, metavar="X",
+                        help="share kept for testing (default 0.1)")  # fmt: skip
 
 
-def configure_shared(parser: argparse.ArgumentParser) -> None:
-    """What the command line adds to every command, for when it is not in front."""
-    parser.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--dry-run", action="store_true", help=argparse.SUPPRESS)
+def configure_inspect(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `data inspect`."""
+    parser.add_argument("folder", metavar="DIR", help="a folder of TFRecord files")
+    parser.add_argument("--index", action="store_true",
+                        help="write dataset.json, which `hpcdl train` needs")  # fmt: skip
+    parser.add_argument("--classes", type=_positive, default=1000, metavar="N",
+                        help="with --index: number of classes (default 1000)")  # fmt: skip
+    parser.add_argument("--task", choices=TASKS, default="classes", help="with --index")
+    parser.add_argument("--label-offset", type=_not_negative, default=1, metavar="N",
+                        help="with --index: number of the first class (default 1)")  # fmt: skip
+    parser.add_argument("--threads", type=_positive, metavar="N",
+                        help="shards read at the same time (default: the CPUs)")  # fmt: skip
 
 
-def make_words(args: argparse.Namespace) -> list[str]:
-    """The command line of `python -m hpcdl.train.data` for a parsed `data make`."""
-    words = ["make", args.kind, args.folder, f"--seed={args.seed}"]
-    return [*words, *_shared_words(args)]
+def configure_bench(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `data bench`."""
+    parser.add_argument("folder", metavar="DIR", help="a data set of JPEG records")
+    parser.add_argument("--pipeline", choices=PIPELINES, default="new",
+                        help="new, or old: the slow form, kept to compare")  # fmt: skip
+    parser.add_argument("--crop", type=_positive, default=224, metavar="PX",
+                        help="side of the images given out (default 224)")  # fmt: skip
+    parser.add_argument("--batch", type=_positive, default=64, metavar="N",
+                        help="images per batch (default 64)")  # fmt: skip
+    parser.add_argument("--seconds", type=float, default=8.0, metavar="S",
+                        help="how long to measure (default 8)")  # fmt: skip
+    parser.add_argument("--threads", type=_positive, metavar="N",
+                        help="CPU threads (default: those this process may use)")  # fmt: skip
 
 
-def _shared_words(args: argparse.Namespace) -> list[str]:
-    return [f"--{name.replace('_', '-')}" for name in ("json", "dry_run") if getattr(args, name)]
+COMMANDS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
+    "make": configure_make,
+    "inspect": configure_inspect,
+    "bench": configure_bench,
+}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of `python -m hpcdl.train.data`."""
+    parser = argparse.ArgumentParser(prog="hpcdl data", allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, configure in COMMANDS.items():
+        command = commands.add_parser(name, allow_abbrev=False)
+        configure(command)
+        for shared in _SHARED:
+            flag = f"--{shared.replace('_', '-')}"
+            command.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
+def as_words(command: str, args: argparse.Namespace) -> list[str]:
+    """The command line of `python -m hpcdl.train.data` that means these parsed arguments."""
+    parser = argparse.ArgumentParser(add_help=False)
+    COMMANDS[command](parser)
+    words = [command]
+    for action in parser._actions:
+        value = getattr(args, action.dest)
+        if not action.option_strings:
+            words.append(str(value))
+        elif value != action.default:
+            flag = action.option_strings[0]
+            words.append(flag if value is True else f"{flag}={_text(value)}")
+    words += [f"--{name.replace('_', '-')}" for name in _SHARED if getattr(args, name, False)]
+    return words
+
+
+def _text(value: object) -> str:
+    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, not {text}")
+    return value
+
+
+def _not_negative(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must be 0 or more, not {text}")
+    return value
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"must be 0 or more and below 1, not {text}")
+    return value
+
+
+def _size(text: str) -> tuple[int, int]:
+    width, _, height = text.partition("x")
+    if not (width.isdigit() and height.isdigit()) or not min(int(width), int(height)) >= 8:
+        raise argparse.ArgumentTypeError(f"must be like 500x375, not {text}")
+    if max(int(width), int(height)) > 8000:
+        raise argparse.ArgumentTypeError(f"must be at most 8000 pixels wide and high, not {text}")
+    return int(width), int(height)

@@ -47,6 +47,9 @@ class Source(Protocol):
     def test_batches(self) -> Iterator[tuple[Any, Any]]:
         """This rank's part of the test set: every example once over all ranks."""
 
+    def prepare(self, images: Any) -> Any:
+        """What a batch gives as images, as the network takes it; part of the compiled step."""
+
 
 def epoch_order(seed: int, epoch: int, examples: int) -> NDArray[Any]:
     """The epoch's permutation of `examples`; the same on every rank and NumPy."""
@@ -56,15 +59,19 @@ def epoch_order(seed: int, epoch: int, examples: int) -> NDArray[Any]:
 class Synthetic:
     """One random batch on the device, again and again: no input cost at all."""
 
-    def __init__(self, tf: Any, shape: tuple[int, ...], classes: int, share: Share) -> None:
+    def __init__(
+        self, tf: Any, shape: tuple[int, ...], classes: int, share: Share, task: str = "classes"
+    ) -> None:
         self.shape = shape
         self.classes = classes
         self.steps_per_epoch = 0
         seed = (share.seed, share.rank)
         self._images = tf.random.stateless_uniform((share.per_rank, *shape), seed=seed)
+        one = task == "classes"
         self._labels = tf.random.stateless_uniform(
-            (share.per_rank,), seed=seed, maxval=classes, dtype=tf.int64
-        )
+            (share.per_rank,) if one else (share.per_rank, classes),
+            seed=seed, maxval=classes if one else 2, dtype=tf.int64,
+        )  # fmt: skip
 
     def batches(self, epoch: int, first: int) -> Iterator[tuple[Any, Any]]:
         """The same batch for ever."""
@@ -74,6 +81,10 @@ class Synthetic:
     def test_batches(self) -> Iterator[tuple[Any, Any]]:
         """No test set: accuracy on random labels means nothing."""
         return iter(())
+
+    def prepare(self, images: Any) -> Any:
+        """Nothing to do."""
+        return images
 
 
 class InMemory:
@@ -108,6 +119,10 @@ class InMemory:
         mine = slice(self._share.rank, None, self._share.ranks)
         if len(labels[mine]):
             yield images[mine], labels[mine]
+
+    def prepare(self, images: Any) -> Any:
+        """Nothing to do."""
+        return images
 
 
 def _read_raw(tf: Any, dataset: Dataset, split: str) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -1,0 +1,60 @@
+"""Times an input pipeline alone: images per second, per CPU-second, and cores used.
+
+CPU-seconds are this process's, all threads; on a busy machine they tell more than the clock.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from hpcdl.system.errors import BadInput
+from hpcdl.train.data.dataset import Dataset
+from hpcdl.train.data.pipeline import Records
+from hpcdl.train.data.repair import Repairs
+from hpcdl.train.data.source import Share
+
+_WARMUP_BATCHES = 3
+
+
+def bench(
+    tf: Any, dataset: Dataset, *, pipeline: str, crop: int, batch: int, seconds: float, threads: int
+) -> dict[str, Any]:
+    """Run the pipeline for some seconds and return what came out of it.
+
+    Raises:
+        BadInput: the data set has no JPEG records.
+    """
+    if dataset.encoding != "jpeg":
+        raise BadInput(
+            f"{dataset.folder} holds {dataset.encoding} records, which need no pipeline",
+            hint="`hpcdl data make photos DIR` makes JPEG records",
+        )
+    repairs = Repairs(0, lambda _: False, print)
+    source = Records(tf, dataset, Share(batch, 1, 0, 1), (crop, crop), threads, repairs, pipeline)
+    images, elapsed, used = 0, 0.0, 0.0
+    epoch, counted = 0, -_WARMUP_BATCHES
+    begun, cpu = time.perf_counter(), time.process_time()
+    while elapsed < seconds:
+        for _ in source.batches(epoch, 0):
+            counted += 1
+            if counted == 0:
+                begun, cpu = time.perf_counter(), time.process_time()
+            images = counted * batch
+            elapsed = time.perf_counter() - begun
+            if elapsed >= seconds and counted > 0:
+                break
+        epoch += 1
+    used = time.process_time() - cpu
+    return {
+        "pipeline": pipeline,
+        "folder": str(dataset.folder),
+        "crop": crop,
+        "batch": batch,
+        "threads": threads,
+        "images": images,
+        "seconds": round(elapsed, 3),
+        "images_per_second": round(images / elapsed, 2),
+        "images_per_cpu_second": round(images / used, 2),
+        "cores_used": round(used / elapsed, 3),
+    }

@@ -1,0 +1,145 @@
+"""Records from a folder of JPEG images and a CSV of labels, as hospitals and institutes have them.
+
+The CSV's first column is the file's name; the second a class, or classes joined by `|`. With one
+class per image in all rows the task is `classes`, with several anywhere `findings` (ChestX-ray14
+comes like this, with `No Finding` for none). Faults of the CSV are shown all at once.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcdl.system.errors import BadInput
+from hpcdl.train.data.dataset import Dataset, write_dataset
+from hpcdl.train.data.making import ShardPlan, example, finish, make_shards
+from hpcdl.train.tasks import FINDINGS
+
+_NOTHING = {"", "no finding"}
+_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Row:
+    """One image and its labels."""
+
+    path: Path
+    labels: tuple[str, ...]
+
+
+def make_from_folder(
+    tf: Any, folder: Path, images: Path, table: Path, *, shards: int, test: float, seed: int,
+    threads: int,
+) -> Dataset:  # fmt: skip
+    """Write the data set; takes up an interrupted one.
+
+    Args:
+        tf: TensorFlow.
+        folder: where the records go.
+        images: the images' folder.
+        table: the CSV.
+        shards: number of training shards.
+        test: share of the images kept for testing, 0 to 1.
+        seed: of split and order.
+        threads: shards written at the same time.
+
+    Raises:
+        BadInput: all faults of the CSV.
+    """
+    rows = read_table(images, table)
+    names = _names(rows)
+    several = names == FINDINGS or any(len(row.labels) > 1 for row in rows)
+    order = [rows[i] for i in np.random.RandomState(seed % 2**32).permutation(len(rows))]
+    held = round(len(rows) * test)
+    plans = [
+        *_plans(tf, "train", order[held:], names, shards, several),
+        *_plans(tf, "test", order[:held], names, max(1, round(shards * test)), several),
+    ]
+    digest = hashlib.sha256(table.read_bytes()).hexdigest()
+    request = {"table": digest, "images": str(images), "shards": shards, "test": test, "seed": seed}
+    splits = make_shards(tf, folder, plans, request, threads)
+    height, width = _size(tf, order[0])
+    dataset = Dataset(
+        folder, "folder", "jpeg", (height, width, 3), len(names), 255.0, seed,
+        f"{images.name} with {table.name}", splits, "findings" if several else "classes", 0,
+    )  # fmt: skip
+    write_dataset(dataset)
+    finish(folder)
+    return dataset
+
+
+def read_table(images: Path, table: Path) -> list[Row]:
+    """The rows of the CSV.
+
+    Raises:
+        BadInput: it cannot be read, or rows are wrong: all of them, with their lines.
+    """
+    try:
+        with table.open(newline="", encoding="utf-8-sig") as file:
+            lines = list(csv.reader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as fault:
+        raise BadInput(f"cannot read {table}: {fault}") from fault
+    rows, faults = [], []
+    for number, line in enumerate(lines, 1):
+        path = images / line[0].strip() if line else images
+        if not line or (number == 1 and not path.is_file()):
+            continue
+        if len(line) < 2:
+            faults.append(f"{table.name}:{number}: no label")
+        elif not path.is_file():
+            faults.append(f"{table.name}:{number}: there is no image {path}")
+        else:
+            rows.append(Row(path, _labels(line[1])))
+    if faults:
+        raise BadInput(f"{len(faults)} rows of {table} are wrong", details=faults[:_SHOWN])
+    if not rows:
+        raise BadInput(f"{table} names no image", hint="its columns are: file name, label")
+    return rows
+
+
+def _labels(text: str) -> tuple[str, ...]:
+    parts = (part.strip() for part in text.split("|"))
+    return tuple(part for part in parts if part.lower() not in _NOTHING)
+
+
+def _names(rows: Sequence[Row]) -> tuple[str, ...]:
+    """The classes in the order of their numbers: ChestX-ray14's own, else sorted."""
+    found = {label for row in rows for label in row.labels}
+    return FINDINGS if found and found <= set(FINDINGS) else tuple(sorted(found))
+
+
+def _plans(
+    tf: Any, split: str, rows: Sequence[Row], names: tuple[str, ...], shards: int, several: bool
+) -> Iterator[ShardPlan]:
+    of = min(shards, len(rows))
+    for number in range(of):
+        mine = rows[number::of]
+        record = partial(_record, tf, names=names, several=several)
+        yield ShardPlan(split, number, of, len(mine), partial(map, record, mine))
+
+
+def _record(tf: Any, row: Row, names: tuple[str, ...], several: bool) -> bytes:
+    data = row.path.read_bytes()
+    if not data.startswith(b"\xff\xd8"):
+        image = tf.io.decode_image(data, channels=3, expand_animations=False)
+        data = bytes(tf.io.encode_jpeg(image, quality=95).numpy())
+    label: dict[str, Any] = (
+        {"image__labels": [int(name in row.labels) for name in names]}
+        if several
+        else {"image__class__label": names.index(row.labels[0])}
+    )
+    return example(
+        tf, image__encoded=data, image__format="JPEG", image__filename=row.path.name, **label
+    )
+
+
+def _size(tf: Any, row: Row) -> tuple[int, int]:
+    image = tf.io.decode_image(row.path.read_bytes(), channels=3, expand_animations=False)
+    return int(image.shape[0]), int(image.shape[1])

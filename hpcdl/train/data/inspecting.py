@@ -1,0 +1,192 @@
+"""Looks into folders of records: how many, how large, and which are damaged, by file and offset.
+
+TensorFlow's reader checks a sound shard at the disk's speed; only where it stumbles, or cannot
+be had, the shard is walked record by record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpcdl.system.errors import BadInput
+from hpcdl.train.data.dataset import FILE, Dataset, Shard, describe_shard, write_dataset
+from hpcdl.train.data.tfrecord import Record, read, walk
+
+
+@dataclass(frozen=True)
+class ShardReport:
+    """One shard: whole records, bytes, and the faults found."""
+
+    name: str
+    examples: int
+    bytes: int
+    faults: tuple[Record, ...] = ()
+
+    @property
+    def sound(self) -> bool:
+        """Whether every record can be read."""
+        return not self.faults
+
+
+@dataclass(frozen=True)
+class Report:
+    """A folder of records. `missing` are shards that names or dataset.json promise."""
+
+    folder: Path
+    shards: tuple[ShardReport, ...]
+    missing: tuple[str, ...]
+    features: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def sound(self) -> bool:
+        """Whether all is there and can be read."""
+        return not self.missing and all(shard.sound for shard in self.shards)
+
+    def as_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "folder": str(self.folder),
+            "sound": self.sound,
+            "records": sum(shard.examples for shard in self.shards),
+            "bytes": sum(shard.bytes for shard in self.shards),
+            "missing": list(self.missing),
+            "features": self.features,
+            "shards": [
+                {"name": s.name, "records": s.examples, "bytes": s.bytes,
+                 "faults": [asdict(fault) for fault in s.faults]}
+                for s in self.shards
+            ],
+        }  # fmt: skip
+
+    def as_text(self) -> str:
+        """For people: faults first, the sum last."""
+        lines = [f"{name}: missing" for name in self.missing]
+        for shard in self.shards:
+            lines += [f"{shard.name}: at byte {f.offset:,}: {f.fault}" for f in shard.faults]
+        records = sum(shard.examples for shard in self.shards)
+        size = sum(shard.bytes for shard in self.shards)
+        faults = sum(len(shard.faults) for shard in self.shards) + len(self.missing)
+        state = "all sound" if not faults else f"{faults} fault{'s' if faults > 1 else ''}"
+        lines += [f"{name}: {form}" for name, form in self.features.items()]
+        mean = f", {size / records / 1e3:,.1f} KB each" if records else ""
+        lines.append(
+            f"{len(self.shards)} shards, {records:,} records, {size / 1e6:,.1f} MB{mean}: {state}"
+        )
+        return "\n".join(lines)
+
+
+def shard_files(folder: Path) -> list[Path]:
+    """The record files of a folder: `*.tfrecord*` and `NAME-00000-of-00010`.
+
+    Raises:
+        BadInput: there is none.
+    """
+    if not folder.is_dir():
+        raise BadInput(f"{folder} is no folder")
+    found = {*folder.glob("*.tfrecord*"), *folder.glob("*-[0-9]*-of-[0-9]*")}
+    files = sorted(path for path in found if path.is_file() and path.suffix != ".part")
+    if not files:
+        raise BadInput(f"{folder} holds no TFRecord files")
+    return files
+
+
+def inspect(folder: Path, count: Callable[[Path], int | None], threads: int) -> Report:
+    """Look at every shard.
+
+    Args:
+        folder: a folder of records.
+        count: number of records of a sound file, None where it is not; see `tf_counter`.
+        threads: shards read at the same time.
+    """
+    files = shard_files(folder)
+    with ThreadPoolExecutor(threads) as pool:
+        shards = tuple(pool.map(lambda path: _look(path, count), files))
+    features = next((f for f in map(_features, files) if f), {})
+    return Report(folder, shards, tuple(_missing(files)), features)
+
+
+def tf_counter(tf: Any) -> Callable[[Path], int | None]:
+    """Counts a shard's records with TensorFlow's reader, which checks every checksum."""
+
+    def count(path: Path) -> int | None:
+        records = tf.data.TFRecordDataset(str(path), buffer_size=8 << 20).batch(256)
+        try:
+            return sum(int(tf.size(batch)) for batch in records)
+        except (tf.errors.DataLossError, tf.errors.InvalidArgumentError):
+            return None
+
+    return count
+
+
+def index(folder: Path, report: Report, classes: int, task: str, offset: int) -> Dataset:
+    """Write dataset.json for a folder that has none; `validation` and `test` shards are `test`.
+
+    Raises:
+        BadInput: the folder is not sound.
+    """
+    if not report.sound:
+        raise BadInput(
+            f"{folder} is not sound, so it gets no {FILE}", details=report.as_text().splitlines()
+        )
+    splits: dict[str, tuple[Shard, ...]] = {"train": ()}
+    for shard in report.shards:
+        split = "test" if shard.name.startswith(("test", "val")) else "train"
+        described = describe_shard(folder / shard.name, shard.examples)
+        splits[split] = (*splits.get(split, ()), described)
+    dataset = Dataset(
+        folder, "records", "jpeg", (224, 224, 3), classes, 255.0, 0, "indexed", splits, task, offset
+    )
+    write_dataset(dataset)
+    return dataset
+
+
+def _look(path: Path, count: Callable[[Path], int | None]) -> ShardReport:
+    size = path.stat().st_size
+    quick = count(path)
+    if quick is not None:
+        return ShardReport(path.name, quick, size)
+    records = list(walk(path, check_data=True))
+    faults = tuple(record for record in records if record.fault)
+    return ShardReport(path.name, len(records) - len(faults), size, faults)
+
+
+def _missing(files: Sequence[Path]) -> list[str]:
+    """Names that the numbering `-00003-of-00016` promises, and are not there."""
+    there = {path.name for path in files}
+    promised = set()
+    for name in there:
+        stem, of, rest = name.partition("-of-")
+        total, dot, suffix = rest.partition(".")
+        head, dash, number = stem.rpartition("-")
+        if of and total.isdigit() and number.isdigit() and dash:
+            width = len(number)
+            promised |= {f"{head}-{n:0{width}d}-of-{total}{dot}{suffix}" for n in range(int(total))}
+    return sorted(promised - there)
+
+
+def _features(path: Path) -> dict[str, str]:
+    """Names and forms of the first record's features, without TensorFlow's help."""
+    first = next(walk(path, check_data=False), None)
+    if first is None or first.fault:
+        return {}
+    try:
+        from tensorflow.core.example.example_pb2 import Example
+
+        parsed = Example.FromString(read(path, first.offset, first.length))
+    except Exception:
+        return {}
+    return {name: _form(value) for name, value in sorted(parsed.features.feature.items())}
+
+
+def _form(feature: Any) -> str:
+    kind = feature.WhichOneof("kind")
+    if kind is None:
+        return "empty"
+    values = getattr(feature, kind).value
+    if kind == "bytes_list" and len(values) == 1:
+        return f"{len(values[0]):,} bytes"
+    return f"{len(values)} {kind.removesuffix('_list')}"

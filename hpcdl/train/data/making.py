@@ -1,0 +1,154 @@
+"""Writes the shards of a data set side by side, whole or absent, and takes up where it stopped.
+
+A maker says what each shard holds; here it is written under a temporary name, synced and
+renamed. `.making.json` keeps what was asked: the same request goes on with the shards that are
+missing, another one starts over. dataset.json is written last.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcdl.system.files import explain_os_errors, write_json
+from hpcdl.system.text import duration
+from hpcdl.train.data.dataset import Shard, describe_shard
+
+REQUEST = ".making.json"
+_PART = ".part"
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """A shard to be: `records` yields its serialized examples, `examples` of them."""
+
+    split: str
+    number: int
+    of: int
+    examples: int
+    records: Callable[[], Iterable[bytes]]
+
+    @property
+    def name(self) -> str:
+        """The usual name, `train-00003-of-00016.tfrecord`."""
+        return f"{self.split}-{self.number:05d}-of-{self.of:05d}.tfrecord"
+
+
+def make_shards(
+    tf: Any, folder: Path, plans: Sequence[ShardPlan], request: Mapping[str, Any], threads: int
+) -> dict[str, tuple[Shard, ...]]:
+    """Write all shards that are not there yet; returns the splits.
+
+    Args:
+        tf: TensorFlow, whose writer computes the checksums.
+        folder: where they go.
+        plans: every shard of the data set.
+        request: what was asked, as JSON values; decides whether shards found there count.
+        threads: shards written at the same time.
+
+    Raises:
+        MachineLacks: no room or no permission; what is whole stays for the next try.
+    """
+    with explain_os_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        _begin(folder, request)
+        bar = _Bar(plans)
+        with ThreadPoolExecutor(threads) as pool:
+            waiting = {pool.submit(_write, tf, folder, plan, bar): plan for plan in plans}
+            try:
+                done = {waiting[one].name: one.result() for one in as_completed(waiting)}
+            except BaseException:
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+        bar.end()
+    splits: dict[str, tuple[Shard, ...]] = {}
+    for plan in plans:
+        splits[plan.split] = (*splits.get(plan.split, ()), done[plan.name])
+    return splits
+
+
+def finish(folder: Path) -> None:
+    """Forget the request, once dataset.json is written."""
+    (folder / REQUEST).unlink(missing_ok=True)
+
+
+def example(tf: Any, **features: bytes | int | Sequence[int] | str) -> bytes:
+    """A serialized tf.train.Example; `__` in a name stands for `/`."""
+    made = {name.replace("__", "/"): _feature(tf, value) for name, value in features.items()}
+    whole = tf.train.Example(features=tf.train.Features(feature=made))
+    return bytes(whole.SerializeToString(deterministic=True))
+
+
+def _feature(tf: Any, value: bytes | int | Sequence[int] | str) -> Any:
+    if isinstance(value, str):
+        value = value.encode()
+    if isinstance(value, bytes):
+        return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
+    numbers = [value] if isinstance(value, int) else list(value)
+    return tf.train.Feature(int64_list=tf.train.Int64List(value=numbers))
+
+
+def _begin(folder: Path, request: Mapping[str, Any]) -> None:
+    path = folder / REQUEST
+    before = json.loads(path.read_text()) if path.exists() else None
+    if before != dict(request):
+        for old in (*folder.glob("*.tfrecord"), folder / "dataset.json"):
+            old.unlink(missing_ok=True)
+    for part in folder.glob(f"*{_PART}"):
+        part.unlink()
+    write_json(path, dict(request))
+
+
+def _write(tf: Any, folder: Path, plan: ShardPlan, bar: _Bar) -> Shard:
+    path = folder / plan.name
+    if not path.exists():
+        aside = path.with_suffix(_PART)
+        with tf.io.TFRecordWriter(str(aside)) as writer:
+            for record in plan.records():
+                writer.write(record)
+                bar.add(len(record))
+        with aside.open("rb+") as file:
+            os.fsync(file.fileno())
+        aside.replace(path)
+    return describe_shard(path, plan.examples)
+
+
+class _Bar:
+    """One line of progress: renewed on a terminal, now and then in a log."""
+
+    def __init__(self, plans: Sequence[ShardPlan]) -> None:
+        self._all = sum(plan.examples for plan in plans)
+        self._examples = self._bytes = 0
+        self._begun = self._shown = time.monotonic()
+        self._terminal = sys.stderr.isatty()
+
+    def add(self, size: int) -> None:
+        """One record of `size` bytes is written."""
+        self._examples += 1
+        self._bytes += size
+        now = time.monotonic()
+        if now - self._shown >= (0.2 if self._terminal else 5.0):
+            self._shown = now
+            self._show(now)
+
+    def end(self) -> None:
+        """The line of a terminal is cleared."""
+        if self._terminal:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def _show(self, now: float) -> None:
+        pace = self._examples / (now - self._begun)
+        left = (self._all - self._examples) / max(pace, 1e-9)
+        text = (
+            f"{self._examples:,} of {self._all:,} records, {self._bytes / 1e6:,.0f} MB, "
+            f"{pace:,.0f} per second, {duration(left)} left"
+        )
+        start, end = ("\r\x1b[K", "") if self._terminal else ("", "\n")
+        print(start + text, end=end, file=sys.stderr, flush=True)

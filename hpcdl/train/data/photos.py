@@ -1,0 +1,157 @@
+"""Photograph-like JPEGs of a wanted size and number of bytes, for studies of storage and input.
+
+Photographs have power that falls with frequency as 1/f (Field 1987), which is what makes JPEG's
+blocks, its Huffman codes and a decoder's work look like those of photographs. A few large
+textures of that kind are drawn; every image is a cut out of one, mirrored or not, with fine noise
+whose strength is chosen on samples so that the mean file has the wanted bytes. Everything follows
+from the seed and the image's number, so an interrupted run goes on with the same images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcdl.system.errors import BadInput
+from hpcdl.train.data.dataset import Dataset, write_dataset
+from hpcdl.train.data.making import ShardPlan, example, finish, make_shards
+from hpcdl.train.tasks import FINDINGS
+
+Image = NDArray[np.uint8]
+_TEXTURES = 6
+_QUALITY = 88
+SOURCE = "hpcdl data make photos: 1/f textures with noise"
+
+
+@dataclass(frozen=True)
+class PhotoRequest:
+    """What is wanted: `count` images to train and `test` ones, `bytes` each on average."""
+
+    count: int
+    test: int
+    width: int
+    height: int
+    bytes: int
+    classes: int
+    shards: int
+    seed: int
+    task: str = "classes"
+
+
+def make_photos(tf: Any, folder: Path, request: PhotoRequest, threads: int) -> Dataset:
+    """Write the data set; takes up an interrupted one.
+
+    Raises:
+        BadInput: the bytes cannot be met at that size.
+        MachineLacks: no room.
+    """
+    draw = _Painter(tf, request)
+    plans = [
+        plan
+        for split, count, first in (("train", request.count, 0), ("test", request.test, 1 << 40))
+        for plan in _plans(split, count, first, request, draw)
+    ]
+    splits = make_shards(tf, folder, plans, asdict(request), threads)
+    found = request.task == "findings"
+    dataset = Dataset(
+        folder, "photos", "jpeg", (request.height, request.width, 3),
+        len(FINDINGS) if found else request.classes, 255.0, request.seed, SOURCE, splits,
+        request.task, 0 if found else 1,
+    )  # fmt: skip
+    write_dataset(dataset)
+    finish(folder)
+    return dataset
+
+
+def _plans(
+    split: str, count: int, first: int, request: PhotoRequest, painter: _Painter
+) -> Iterator[ShardPlan]:
+    of = max(1, min(count, round(request.shards * count / max(request.count, count, 1))))
+    for number in range(of if count else 0):
+        numbers = range(first + number, first + count, of)
+        yield ShardPlan(split, number, of, len(numbers), partial(map, painter.record, numbers))
+
+
+class _Painter:
+    """Draws image number i of a request, and its label; safe to use from several threads."""
+
+    def __init__(self, tf: Any, request: PhotoRequest) -> None:
+        self._tf = tf
+        self._request = request
+        side = 2 * max(request.width, request.height)
+        self._textures = [_texture(side, request.seed * 1009 + n) for n in range(_TEXTURES)]
+        random = np.random.RandomState(request.seed % 2**32)
+        self._noise = random.standard_normal((side, side, 1)).astype(np.float32)
+        self._strength = self._fit()
+
+    def record(self, number: int) -> bytes:
+        """The serialized example of the image `number`."""
+        request = self._request
+        random = np.random.RandomState((request.seed * 7_368_787 + number) % 2**32)
+        data = self._encode(self._paint(random, self._strength))
+        if request.task == "findings":
+            label: dict[str, Any] = {
+                "image__labels": [int(v) for v in random.random_sample(len(FINDINGS)) < 0.2]
+            }
+        else:
+            label = {"image__class__label": 1 + int(random.randint(request.classes))}
+        return example(
+            self._tf, image__encoded=data, image__format="JPEG", image__height=request.height,
+            image__width=request.width, image__filename=f"{number}.jpg", **label,
+        )  # fmt: skip
+
+    def _paint(self, random: np.random.RandomState, strength: float) -> Image:
+        height, width = self._request.height, self._request.width
+        texture = self._textures[random.randint(_TEXTURES)]
+        top, left, up, aside = random.randint(0, len(texture) - max(height, width), size=4)
+        image = texture[top : top + height, left : left + width]
+        noise = self._noise[up : up + height, aside : aside + width]
+        step = -1 if random.randint(2) else 1
+        return np.clip(image[:, ::step] + noise * strength, 0, 255).astype(np.uint8)
+
+    def _encode(self, image: Image) -> bytes:
+        encoded = self._tf.io.encode_jpeg(image, quality=_QUALITY, chroma_downsampling=True)
+        return bytes(encoded.numpy())
+
+    def _mean_bytes(self, strength: float) -> float:
+        random = np.random.RandomState(self._request.seed % 2**32)
+        sizes = [len(self._encode(self._paint(random, strength))) for _ in range(12)]
+        return float(np.mean(sizes))
+
+    def _fit(self) -> float:
+        """The noise that gives the wanted bytes, by bisection."""
+        low, high = 0.0, 80.0
+        least, most = self._mean_bytes(low), self._mean_bytes(high)
+        if not least <= self._request.bytes <= most:
+            raise BadInput(
+                f"images of {self._request.width} x {self._request.height} cannot have "
+                f"{self._request.bytes:,} bytes",
+                hint=f"--bytes from {int(least):,} to {int(most):,} can be met",
+            )
+        for _ in range(12):
+            middle = (low + high) / 2
+            low, high = (
+                (middle, high) if self._mean_bytes(middle) < self._request.bytes else (low, middle)
+            )
+        return (low + high) / 2
+
+
+def _texture(side: int, seed: int) -> NDArray[np.float32]:
+    """A colour texture of side x side whose amplitude falls as 1/f, 0 to 255."""
+    random = np.random.RandomState(seed % 2**32)
+    frequency = np.hypot(np.fft.fftfreq(side)[:, None], np.fft.rfftfreq(side)[None, :])
+    frequency[0, 0] = np.inf
+    layers = []
+    for _ in range(3):
+        phase = random.random_sample(frequency.shape) * 2j * np.pi
+        layer = np.fft.irfft2(np.exp(phase) / frequency**1.2, (side, side))
+        layers.append(layer / layer.std())
+    light, blue, red = layers
+    colours = np.stack([light + 0.4 * red, light, light + 0.4 * blue], axis=-1)
+    return np.asarray(128 + 48 * colours, np.float32)
