@@ -65,6 +65,7 @@ if command -v hpcdl >/dev/null; then
   hpcdl preflight judge --world=8 --tasks-per-node=8 --cpus-per-task=10 --gpus-per-node=8 --release=tensorflow-1 '--scratch=/local/$SLURM_JOB_ID' preflight.jsonl || exit
 fi
 
+rm -f result.json
 # The CPUs of a rank are said again: this release does not take them from the job.
 srun --mpi=pmix --cpus-per-task=10 --kill-on-bad-exit=1 \
   hpcdl train &
@@ -79,4 +80,8 @@ while
   wait "$launcher"; code=$?
   [[ $again ]]
 do :; done
+if (( code == 0 )) && [[ ! -s result.json ]]; then
+  echo "hpcdl: srun gives 0, but the ranks wrote no result: the step did not run" >&2
+  code=1
+fi
 leave "$code"

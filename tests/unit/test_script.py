@@ -128,6 +128,21 @@ def test_explain_changes_nothing_in_the_script(three_generations: Site) -> None:
     assert "A=$'x\\x1fy'" in script.text
 
 
+def test_a_variable_of_the_script_cannot_be_set_by_a_user() -> None:
+    """Else a value would not arrive, or would be taken for the script's own."""
+    own = set()
+    for _, script in SCRIPTS:
+        found = re.findall(r"^ *(?:export )?([A-Za-z_]\w*)=", script.text, re.M)
+        own |= {name for name in found if name not in {"A", "CUDA_DEVICE_ORDER"}}
+    own -= {
+        name for site, _ in PLACES for part in site.partitions.values() for name in part.environment
+    }
+    assert {"launcher", "again"} <= own
+    for name in own - {"SLURM_WHOLE", "HPCDL_DATA"}:
+        with pytest.raises(BadInput, match=f"the variable {name} cannot be set"):
+            render(PLACES[2][0], environment={name: "x"})
+
+
 # --- what differs by site ---
 
 

@@ -1,0 +1,104 @@
+"""What is remembered is never stale, and never stands in the way."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hpcdl.jobs.script import _compiled_templates
+from hpcdl.site import load_site
+from hpcdl.system.errors import BadInput
+from hpcdl.system.remember import _KEPT, remembered
+from hpcdl.system.resources import cache, folder
+
+
+class Maker:
+    """Counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self) -> dict[str, int]:
+        self.calls += 1
+        return {"call": self.calls}
+
+
+def test_a_value_is_made_once_for_the_same_sources(tmp_path: Path) -> None:
+    make = Maker()
+    (tmp_path / "source").write_text("x")
+    sources = [b"data", tmp_path / "source"]
+    assert remembered("k", sources, make) == remembered("k", sources, make) == {"call": 1}
+
+
+def test_any_change_of_a_source_makes_it_anew_even_within_the_same_second(tmp_path: Path) -> None:
+    make, source = Maker(), tmp_path / "source"
+    for text in ("aa", "ab", "aa"):
+        source.write_text(text)
+        os.utime(source, (1, 1))
+        remembered("k", [source], make)
+    assert make.calls == 2
+
+
+def test_sources_do_not_run_into_each_other() -> None:
+    make = Maker()
+    remembered("k", [b"ab", b"c"], make)
+    remembered("k", [b"a", b"bc"], make)
+    assert make.calls == 2
+
+
+def test_a_failure_is_not_kept() -> None:
+    def fail() -> None:
+        raise BadInput("no")
+
+    for _ in range(2):
+        with pytest.raises(BadInput):
+            remembered("k", [b"x"], fail)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100])
+def test_a_damaged_memory_is_made_anew(content: bytes) -> None:
+    make = Maker()
+    remembered("k", [b"x"], make)
+    (file,) = (cache() / "k").iterdir()
+    file.write_bytes(content)
+    assert remembered("k", [b"x"], make) == {"call": 2}
+
+
+def test_no_room_for_a_memory_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("HPCDL_CACHE", str(tmp_path / "file"))
+    assert remembered("k", [b"x"], Maker()) == {"call": 1}
+    assert remembered("k", [tmp_path / "missing"], Maker()) == {"call": 1}
+
+
+def test_memories_do_not_grow_without_end() -> None:
+    for number in range(_KEPT + 5):
+        remembered("k", [str(number).encode()], Maker())
+    assert len(list((cache() / "k").iterdir())) == _KEPT
+
+
+def test_a_site_file_that_changes_is_judged_again(tmp_path: Path) -> None:
+    file = tmp_path / "site.yaml"
+    text = (folder("templates") / "sites" / "embedded.yaml").read_text()
+    file.write_text(text)
+    assert load_site(file).partition("p100").nodes == 2
+    file.write_text(text.replace("nodes: 2", "nodes: 3", 1))
+    assert load_site(file).partition("p100").nodes == 3
+    file.write_text(text.replace("nodes: 2", "nodes: 0", 1))
+    for _ in range(2):
+        with pytest.raises(BadInput, match="has 1 fault"):
+            load_site(file)
+
+
+def test_a_remembered_site_is_the_same_site(tmp_path: Path) -> None:
+    for path in (folder("templates") / "sites").glob("*.yaml"):
+        assert load_site(path) == load_site(path)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770])
+def test_compiled_templates_are_not_taken_from_where_others_may_write(mode: int) -> None:
+    assert _compiled_templates() is not None
+    (cache() / "templates").chmod(mode)
+    assert _compiled_templates() is None
