@@ -27,6 +27,7 @@ from hpcdl.stack.install import (
     open_to_readers,
     require_room,
 )
+from hpcdl.stack.lmod import SITE_FILE
 from hpcdl.stack.recipe import (
     Interpreter,
     Recipe,
@@ -196,6 +197,9 @@ def _fill(plan: BuildPlan, root: Path, say: Say) -> None:
     horovod = build_horovod(recipe, plan.python, plan.mpi, stack / "bin", say)
     say("installing Horovod and hpcdl")
     install(python, [horovod, own_wheel(python)], pip, log)
+    packages = stack / "lib" / f"python{plan.python.minor}" / "site-packages"
+    # The module's hpcdl knows its site without being told: a publish writes the file.
+    (packages / "hpcdl" / SITE_FILE).symlink_to(plan.site.paths.prefix / "etc" / SITE_FILE)
     for name in recipe.horovod.leave_out:
         (stack / name).unlink()
     # A small folder for PYTHONPATH: lets users' virtual environments see the stack.
@@ -203,7 +207,6 @@ def _fill(plan: BuildPlan, root: Path, say: Say) -> None:
                     ignore=shutil.ignore_patterns("__pycache__"))  # fmt: skip
     say("compiling bytecode, setting permissions")
     store = cache() / "bytecode" / f"{house.folder.name}-{horovod.parent.name}-{_lock_key(house)}"
-    packages = stack / "lib" / f"python{plan.python.minor}" / "site-packages"
     compile_bytecode(python, packages, store, log)
     open_to_readers(root)
 

@@ -2,7 +2,8 @@
 
 Each set of modulefiles carries the list that Lmod's own `spider` makes of it, written for the
 path that users have (PREFIX/current/modules), so one rename switches both. PREFIX/etc holds
-the file that tells Lmod of the list, and a profile for /etc/profile.d. Without Lmod's spider
+the file that tells Lmod of the list, a profile for /etc/profile.d, and the site file that the
+module's own hpcdl finds. Without Lmod's spider
 there is no list, and Lmod reads the modulefiles themselves.
 """
 
@@ -18,6 +19,8 @@ from hpcdl.system.files import write_atomic
 from hpcdl.system.run import run
 
 CACHE = ".lmod"
+SITE_FILE = "site.yaml"
+"""In PREFIX/etc: the site as it was at the last publish."""
 
 
 def users_path(site: Site) -> Path:
@@ -46,7 +49,7 @@ def write_cache(site: Site, modules: Path) -> None:
 
 
 def write_site_files(site: Site) -> None:
-    """Write PREFIX/etc: what an admin links into /etc/profile.d, once."""
+    """Write PREFIX/etc: a profile for all users, and the site file for the module's hpcdl."""
     folder = site.paths.prefix / "etc"
     cache = users_path(site) / CACHE
     described = {"dir": str(cache), "timestamp": str(cache / "timestamp")}
@@ -60,6 +63,7 @@ def write_site_files(site: Site) -> None:
             f"case :$LMOD_RC: in *:{rc}:*) ;;\n"
             f'*) export LMOD_RC="${{LMOD_RC:+$LMOD_RC:}}"{rc} ;; esac\n'
         ),
+        SITE_FILE: site.source.read_text(encoding="utf-8"),
     }
     for name, text in files.items():
         path = folder / name

@@ -45,7 +45,8 @@ def own_files() -> Iterator[tuple[str, Path]]:
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
     for path in folder.rglob("*"):
         name = path.relative_to(folder)
-        if path.is_file() and not _JUNK & set(name.parts):
+        # A link is the site file of an installed prefix: no part of hpcdl.
+        if path.is_file() and not path.is_symlink() and not _JUNK & set(name.parts):
             yield name.as_posix(), path
 
 

@@ -88,6 +88,13 @@ def test_hpcdl_in_the_module_is_the_one_that_built_it(stack_site: Site, release:
     assert done.ok, done.stderr
 
 
+def test_hpcdl_in_the_module_knows_its_site(stack_site: Site, release: Release) -> None:
+    """A user who loads the module names no site file."""
+    done = in_module(stack_site, release, ["hpcdl", "site", "show", "--json"])
+    assert done.ok, done.stderr
+    assert json.loads(done.stdout)["name"] == "embedded"
+
+
 def test_hpcdl_packs_itself_where_it_is_installed(stack_site: Site, release: Release) -> None:
     """From a wheel there is no checkout to build from: it makes the same wheel again."""
     program = (
