@@ -50,6 +50,7 @@ class Suite:
     release: str
     name: str
     mirror: str | None
+    packages: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -198,7 +199,7 @@ def build(suite: Suite, say: Say, *, into: Path | None = None) -> Root:
         mirror = suite.mirror or _own_mirror()
         say(f"building a root of {suite.name} from {mirror}, once: a minute or two, 300 MB")
         try:
-            root = _bootstrap(suite.name, mirror, aside, say)
+            root = _bootstrap(suite, mirror, aside, say)
             with explain_os_errors(target):
                 shutil.rmtree(target, ignore_errors=True)
                 aside.rename(target)
@@ -207,16 +208,16 @@ def build(suite: Suite, say: Say, *, into: Path | None = None) -> Root:
         return Root(target, root.suite, root.version)
 
 
-def _bootstrap(suite: str, mirror: str, aside: Path, say: Say) -> Root:
+def _bootstrap(suite: Suite, mirror: str, aside: Path, say: Say) -> Root:
     """Let debootstrap fill a folder; ask it for its Slurm; write its record."""
     shutil.rmtree(aside, ignore_errors=True)
     run(
         [*_BUILDING, _tool("debootstrap"), "--variant=minbase", "--merged-usr",
-         f"--include={','.join(facts.load('slurm_suites')['packages'])}", *_trust(say),
-         suite, aside, mirror, *_script(suite)],
+         f"--include={','.join(suite.packages)}", *_trust(say),
+         suite.name, aside, mirror, *_script(suite.name)],
         env=_proxy(),
         timeout=_BUILD_SECONDS,
-        log=aside.with_name(f".{suite}.log"),
+        log=aside.with_name(f".{suite.name}.log"),
         hint="is the mirror reachable? it is the one of this machine's apt",
         tied=True,
     )  # fmt: skip
@@ -225,10 +226,12 @@ def _bootstrap(suite: str, mirror: str, aside: Path, say: Say) -> Root:
     answer = ask(aside / "usr", "slurmctld", "-V")
     found = re.search(r"\d+\.\d+\.\d+", answer)
     if found is None:
-        raise HpcdlError(f"the root of {suite} has no Slurm that runs: {answer.strip()[:200]}")
+        raise HpcdlError(f"the root of {suite.name} has no Slurm that runs: {answer.strip()[:200]}")
     version = found.group()
-    write_json(aside / _RECORD, {"schema": 1, "suite": suite, "version": version, "mirror": mirror})
-    return Root(aside, suite, version)
+    write_json(
+        aside / _RECORD, {"schema": 1, "suite": suite.name, "version": version, "mirror": mirror}
+    )
+    return Root(aside, suite.name, version)
 
 
 def ask(usr: Path, *argv: str, configuration: Path | None = None) -> str:
@@ -282,8 +285,14 @@ def write_own(site: Site, laid: Plan) -> None:
 
 
 def _suites() -> tuple[Suite, ...]:
-    rows = facts.load("slurm_suites")["suites"]
-    return tuple(Suite(str(row["release"]), row["suite"], row["mirror"]) for row in rows)
+    said = facts.load("slurm_suites")
+    return tuple(
+        Suite(
+            str(row["release"]), row["suite"], row["mirror"],
+            (*said["packages"], *row.get("also", ())),
+        )
+        for row in said["suites"]
+    )  # fmt: skip
 
 
 def _check_tools() -> None:
