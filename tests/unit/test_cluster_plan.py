@@ -116,7 +116,7 @@ def test_a_node_described_in_two_ways_is_refused(embedded: Site) -> None:
 @pytest.mark.parametrize("hostlist", ["p100-[01-03]", "p100", "p[1-", "p[a-b]"])
 def test_host_lists_that_do_not_fit_are_refused(embedded: Site, hostlist: str) -> None:
     wrong = replace(embedded.partitions["p100"], hostlist=hostlist)
-    with pytest.raises(BadInput, match="host list|list of nodes"):
+    with pytest.raises(BadInput, match=r"host list|list of nodes"):
         plan.wish(replace(embedded, partitions={"p100": wrong}), LOOPBACK, False)
 
 
