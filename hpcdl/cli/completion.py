@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
 from pathlib import Path
 
 from hpcdl.cli import ROOMS, load_room
@@ -13,11 +12,11 @@ from hpcdl.system.errors import ExitCode
 SHELLS = ("bash", "zsh")
 
 
-def whole_parser(names: Iterable[str] = ROOMS) -> argparse.ArgumentParser:
+def whole_parser() -> argparse.ArgumentParser:
     """One parser of all commands: too slow for every call, right for completions."""
     parser = Parser(prog="hpcdl", allow_abbrev=False)
     rooms = parser.add_subparsers()
-    for name in names:
+    for name in ROOMS:
         room = load_room(name)
         child = rooms.add_parser(name, help=room.summary, allow_abbrev=False)
         if isinstance(room, Group):

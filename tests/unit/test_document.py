@@ -173,7 +173,7 @@ def test_ten_megabytes_of_nesting_end_in_one_line_and_at_once(tmp_path: Path) ->
 
 def test_a_file_of_nothing_but_faults_stops_after_a_thousand() -> None:
     with pytest.raises(InvalidDocument) as caught:
-        parse_document("a: 1\n" * 100_000, "f.yaml")
+        parse_document("a: 1\n" * 20_000, "f.yaml")
     assert len(caught.value.faults) == 1000
     assert caught.value.render().count("\n") < 150
 

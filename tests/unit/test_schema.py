@@ -199,8 +199,8 @@ def test_defaults_are_filled_in_and_scalars_typed_by_the_schema() -> None:
     }  # fmt: skip
 
 
-def test_a_hundred_thousand_unknown_keys_take_no_time() -> None:
-    document = parse_document("".join(f"key{n}: 1\n" for n in range(60_000)), "f.yaml")
+def test_many_thousand_unknown_keys_take_no_time() -> None:
+    document = parse_document("".join(f"key{n}: 1\n" for n in range(20_000)), "f.yaml")
     with pytest.raises(InvalidDocument):
         check(document, SITE)
 
