@@ -88,7 +88,7 @@ def known() -> Facts:
     return Facts(
         components=components,
         rules=(*rules, *wheels, *offers),
-        proofs=tuple(row for file in files for row in _proof_rows(file)),
+        proofs=(*(row for file in files for row in _proof_rows(file)), *_solved_rows()),
         notes=tuple(_note(row, file) for file in files for row in file.get("notes", ())),
         own_driver={name: text for name, text in own.items() if name[0].isdigit()},
     )
@@ -179,6 +179,15 @@ def _proof_rows(file: Mapping[str, Any]) -> Iterator[ProofRow]:
                 _source(part, file["sources"]),
                 "cpu" in part,
             )
+
+
+def _solved_rows() -> Iterator[ProofRow]:
+    """Versions that Spack has solved for a GPU; nothing was solved for CPUs."""
+    book = facts.load("spack")
+    source = book["locked_with"]["source"]
+    for name, versions in book["solved"].items():
+        when = conditions({name: ",".join(versions), "backend": "spack", "gpu": "3:"})
+        yield ProofRow(name, when, book["locked_with"]["proof"], source, cpu_only=False)
 
 
 def _note(row: Mapping[str, Any], file: Mapping[str, Any]) -> Note:

@@ -264,6 +264,16 @@ def test_the_command_says_no_for_a_version_that_does_not_fit(
     assert answer["chain"][0]["component"] == "cuda"
 
 
+def test_only_what_spack_has_solved_for_a_gpu_is_called_solved() -> None:
+    def level(site: Site, component: str) -> str:
+        resolution = resolve_one(site, "x", "spack")
+        return next(c.proof for c in resolution.choices if c.component == component)
+
+    assert level(one_gpu("P100-PCIe"), "tensorflow") == "solved"
+    assert level(one_gpu("P100-PCIe", pins={"cuda": "12.6"}), "cuda") == "published"
+    assert level(one_gpu(None), "tensorflow") == "published"
+
+
 def test_doubtful_facts_are_shown_as_doubtful() -> None:
     site = one_gpu("H100-SXM5", "470.256.02")
     text = as_text(resolve(site, backend="spack"))

@@ -179,6 +179,13 @@ def test_a_committed_lock_has_the_versions_of_the_resolution(one: Environment) -
         assert set(arch if isinstance(arch, list) else [arch]) == set(one.archs), name
 
 
+@pytest.mark.parametrize("one", LOCKED, ids=[one.name for one in LOCKED])
+def test_what_a_lock_holds_is_on_record_as_solved(one: Environment) -> None:
+    solved = facts.load("spack")["solved"]
+    for name, version in lock_versions(SPACK / "environments" / one.name / "spack.lock").items():
+        assert Range(",".join(solved[name])).allows(version), name
+
+
 @pytest.mark.parametrize(
     ("text", "word"),
     [
