@@ -154,6 +154,20 @@ def _show_references(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
+def _drift_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", type=Path, metavar="FILE",
+                        help="CSV: date,value and optionally release,driver,node")  # fmt: skip
+
+
+def _drift(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.regress.drift import analyse
+    from hpcdl.regress.series import analysis_data, analysis_text, read_series
+
+    analysis = analyse(read_series(args.file))
+    print_json(analysis_data(analysis)) if args.json else print(analysis_text(analysis))
+    return ExitCode.NO if analysis.alarm or analysis.slow_nodes else ExitCode.OK
+
+
 GROUP = Group(
     "check",
     "nightly checks: settings, runs, references and verdicts",
@@ -171,6 +185,14 @@ GROUP = Group(
             "hpcdl check settings --output settings.py",
             _settings,
             _settings_options,
+        ),
+        Command(
+            "drift",
+            "Find lasting changes in a series of nightly values.",
+            "hpcdl check drift nights.csv --json",
+            _drift,
+            _drift_options,
+            site=False,
         ),
         Command(
             "references",

@@ -73,12 +73,10 @@ class HpcdlSlurm(SlurmJobScheduler):
     def finished(self, job: Any) -> bool:
         """Whether the job has ended, or was given up.
 
-        ReFrame forgets an exception once it has raised it; a job that was given up stays so.
+        ReFrame raises the exception of a job once and then waits for its end: a job that was
+        given up has ended, whatever Slurm still does with it.
         """
-        fault = getattr(job, "hpcdl_fault", None)
-        if fault is not None:
-            job._exception = fault
-        return fault is not None or bool(job.state and job.state not in ACTIVE)
+        return hasattr(job, "hpcdl_fault") or bool(job.state and job.state not in ACTIVE)
 
     def wait(self, job: Any) -> None:
         """Wait for the job's end."""
@@ -116,7 +114,7 @@ class HpcdlSlurm(SlurmJobScheduler):
 
     def _give_up(self, job: Any, why: str) -> None:
         """Make the check fail with a reason, and leave no job behind."""
-        job.hpcdl_fault = JobError(why, job.jobid)
+        job.hpcdl_fault = job._exception = JobError(why, job.jobid)
         _tell(job, "GIVEN_UP", why)
         with suppress(HpcdlError):
             client.cancel([int(job.jobid)])

@@ -1,0 +1,344 @@
+"""Finds lasting changes in a series of nightly values. Pure Python, no numpy.
+
+Two rules. A value far below its level breaks at once (`breakage`). A lasting change is found by
+a CUSUM (Page 1954, Biometrika 41:100) over the last nights against the median and spread of the
+nights before them; values are clipped, and the worst night alone may never decide, so that a
+single spike is no change. Spread is robust (median absolute deviation) and grows with the
+series' own autocorrelation; a weekly rhythm is taken out where the history shows one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from enum import Enum
+from itertools import pairwise
+from statistics import median
+
+MIN_NIGHTS, FEW_NIGHTS = 20, 6
+"""Nights of a level before changes against it can be seen: of the first, of later ones."""
+BASELINE_NIGHTS = 60
+WINDOW_NIGHTS = 8
+BREAKAGE = 0.15
+"""A night this fraction below its level is a breakage the same night."""
+_SLACK, _CLIP, _REST = 1.0, 3.6, 1.0
+_THRESHOLD, _NOISY_THRESHOLD, _RISE_MORE = 2.5, 3.9, 1.7
+_LEVEL_DOUBT = 3.0
+_LEAST_CHANGE, _ENOUGH_CHANGE = 0.01, 0.025
+_BREAKAGE_SPREADS = 5.0
+_NARROWEST = 0.003
+_MAD_TO_SIGMA = 1.4826
+
+
+class Kind(str, Enum):
+    """What happened to a series."""
+
+    DROP = "drop"
+    RISE = "rise"
+    BREAKAGE = "breakage"
+
+
+@dataclass(frozen=True)
+class Night:
+    """What one night measured; more of them on one date are runs of the same night."""
+
+    date: date
+    value: float
+    release: str = ""
+    driver: str = ""
+    node: str = ""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change: the night it began, the night it was seen, and what changed with it.
+
+    `change` is a fraction of the level `before`; `suspects` name what else changed that night.
+    """
+
+    kind: Kind
+    began: date
+    seen: date
+    before: float
+    after: float
+    index: int
+    suspects: tuple[str, ...] = ()
+
+    @property
+    def change(self) -> float:
+        """After against before, as a fraction."""
+        return self.after / self.before - 1 if self.before else 0.0
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """A whole series: its changes, its level now and how far it scatters (a fraction)."""
+
+    nights: int
+    changes: tuple[Change, ...]
+    level: float
+    spread: float
+    enough: bool
+    slow_nodes: tuple[str, ...] = ()
+
+    @property
+    def alarm(self) -> Change | None:
+        """The last change, where it is one for the worse that still holds."""
+        last = self.changes[-1] if self.changes else None
+        return last if last and last.kind is not Kind.RISE else None
+
+
+@dataclass
+class _State:
+    """What is known so far: where the level that holds began, and how series scattered before.
+
+    `residuals` are deviations from the levels that held before; `before` is the last of those.
+    """
+
+    start: int = 0
+    before: float = math.nan
+    residuals: list[float] = field(default_factory=list)
+    changes: list[tuple[Kind, int, int, float]] = field(default_factory=list)
+
+
+def analyse(series: Sequence[Night]) -> Analysis:
+    """Everything there is to say of a series.
+
+    Args:
+        series: nights in any order; higher values are better; several per date are one night.
+    """
+    ordered = sorted(series, key=lambda night: night.date)
+    dates = sorted({night.date for night in ordered})
+    values = [median(n.value for n in ordered if n.date == day) for day in dates] if (
+        len(dates) < len(ordered)
+    ) else [night.value for night in ordered]  # fmt: skip
+    found = detect(values, [day.weekday() for day in dates])
+    changes = tuple(_change(change, dates, values, ordered) for change in found)
+    start = max((c.index for c in changes if c.kind is not Kind.BREAKAGE), default=0)
+    level, spread = _level(values[start:][-BASELINE_NIGHTS:] or [0.0])
+    return Analysis(
+        nights=len(dates),
+        changes=_still_true(changes, values, level, spread),
+        level=level,
+        spread=spread / level if level else 0.0,
+        enough=len(dates) > MIN_NIGHTS,
+        slow_nodes=slow_nodes(ordered),
+    )
+
+
+def detect(
+    values: Sequence[float], weekdays: Sequence[int] = ()
+) -> list[tuple[Kind, int, int, float]]:
+    """Changes of a series as (kind, first night, night seen, level before), by index.
+
+    Nights are looked at one after the other, as they come; nothing looks ahead.
+    """
+    state = _State()
+    for night in range(len(values)):
+        _look(state, values, weekdays, night)
+    return state.changes
+
+
+def _look(state: _State, values: Sequence[float], weekdays: Sequence[int], night: int) -> None:
+    """Judge one night against the nights before it."""
+    need = MIN_NIGHTS if len(state.residuals) < MIN_NIGHTS else FEW_NIGHTS
+    if night - state.start < need:
+        _look_for_breakage(state, values, night, state.before, _spread(state.residuals))
+        return
+    first = max(state.start + need, night - WINDOW_NIGHTS + 1)
+    past = range(max(state.start, first - BASELINE_NIGHTS), first)
+    days = [weekdays[i] for i in past] if weekdays else []
+    rhythm = _weekend_effect([values[i] for i in past], days)
+    calm = [_calm(values, weekdays, rhythm, i) for i in past]
+    level = median(calm)
+    if not level > 0:
+        return
+    residuals = [*state.residuals, *(value - level for value in calm)][-BASELINE_NIGHTS:]
+    spread = max(_spread(residuals), _NARROWEST * abs(level))
+    _look_for_breakage(state, values, night, level, spread)
+    width = spread * _inflation(residuals) * math.sqrt(1 + _LEVEL_DOUBT / len(calm))
+    now = [_calm(values, weekdays, rhythm, i) for i in range(first, night + 1)]
+    threshold = _threshold(spread / level)
+    for kind, sign, more in ((Kind.DROP, -1, 0.0), (Kind.RISE, 1, _RISE_MORE)):
+        z = [sign * (value - level) / width for value in now]
+        began = _cusum(z, threshold + more)
+        least = max(_LEAST_CHANGE, min(_ENOUGH_CHANGE, 2.0 * spread / level))
+        if began is not None and sign * (median(now[began:]) / level - 1) >= least:
+            began = first + _split(z)
+            state.changes.append((kind, began, night, level))
+            state.start, state.before, state.residuals = began, level, residuals
+            return
+
+
+def _threshold(spread: float) -> float:
+    """How much evidence a change needs: more where a series scatters by 2 % than by 1 %."""
+    noisy = min(1.0, max(0.0, (spread - 0.012) / 0.006))
+    return _THRESHOLD + noisy * (_NOISY_THRESHOLD - _THRESHOLD)
+
+
+def _look_for_breakage(
+    state: _State, values: Sequence[float], night: int, level: float, spread: float
+) -> None:
+    """A night far below its level is reported at once, the nights after it are not again."""
+    if not level > 0:
+        return
+    drop = level - values[night]
+    again = any(kind is Kind.BREAKAGE and night - seen <= 1 for kind, _, seen, _ in state.changes)
+    if drop >= max(BREAKAGE * level, _BREAKAGE_SPREADS * spread) and not again:
+        state.changes.append((Kind.BREAKAGE, night, night, level))
+
+
+def _cusum(window: Sequence[float], threshold: float) -> int | None:
+    """Where a lasting rise of the standardised values began, or None.
+
+    Besides the sum itself, what remains without the window's worst night must be a change too.
+    """
+    total, began, members = 0.0, 0, list[float]()
+    for index, z in enumerate(window):
+        step = min(z, _CLIP) - _SLACK
+        if total + step <= 0:
+            total, began, members = 0.0, index + 1, []
+        else:
+            total += step
+            members.append(step)
+    if total <= threshold or len(members) < 2:
+        return None
+    return began if total - max(members) > _REST and members[-1] > 0 else None
+
+
+def _split(z: Sequence[float]) -> int:
+    """The night that parts a window best into the old level, 0, and a new one (least squares)."""
+    clipped = [max(-_CLIP, min(2 * _CLIP, value)) for value in z]
+
+    def misfit(start: int) -> float:
+        after = clipped[start:]
+        mean = sum(after) / len(after)
+        return sum(v * v for v in clipped[:start]) + sum((v - mean) ** 2 for v in after)
+
+    return min(range(len(clipped)), key=misfit)
+
+
+def _spread(residuals: Sequence[float]) -> float:
+    """Robust standard deviation of deviations from a level; 0 where nothing is known.
+
+    The larger of two: by the median absolute deviation, which underestimates for few values
+    (Croux and Rousseeuw 1992), and the standard deviation of values clipped at three of those,
+    which knows of heavy tails.
+    """
+    count = len(residuals)
+    if count < 2:
+        return 0.0
+    mad = median(map(abs, residuals)) * _MAD_TO_SIGMA * count / (count - 0.8)
+    clipped = sum(min(abs(residual), 3 * mad) ** 2 for residual in residuals)
+    return max(mad, math.sqrt(clipped / (count - 1)))
+
+
+def _level(values: Sequence[float]) -> tuple[float, float]:
+    """Median and robust standard deviation, at least a small fraction of the median."""
+    middle = median(values)
+    spread = _spread([value - middle for value in values])
+    return middle, max(spread, _NARROWEST * abs(middle), 1e-12)
+
+
+def _inflation(residuals: Sequence[float]) -> float:
+    """How much more a sum of these values scatters than one of independent ones.
+
+    Square root of (1 + r) / (1 - r) for the lag-1 autocorrelation r of clipped values.
+    """
+    spread = _spread(residuals) or 1e-12
+    z = [max(-2.5, min(2.5, residual / spread)) for residual in residuals]
+    power = sum(x * x for x in z)
+    if power <= 0 or len(z) < MIN_NIGHTS:
+        return 1.0
+    r = sum(a * b for a, b in pairwise(z)) / power
+    r = max(0.0, min(0.7, r))
+    return math.sqrt((1 + r) / (1 - r))
+
+
+def _weekend_effect(values: Sequence[float], weekdays: Sequence[int]) -> float:
+    """How far weekends lie from working days, 0 where the history does not show it clearly."""
+    if not weekdays:
+        return 0.0
+    weekend = [v for v, day in zip(values, weekdays, strict=True) if day >= 5]
+    week = [v for v, day in zip(values, weekdays, strict=True) if day < 5]
+    if len(weekend) < 4 or len(week) < MIN_NIGHTS:
+        return 0.0
+    effect = median(weekend) - median(week)
+    _, spread = _level(week)
+    doubt = 1.25 * spread * math.sqrt(1 / len(weekend) + 1 / len(week))
+    return effect if abs(effect) > 2.5 * doubt else 0.0
+
+
+def _calm(values: Sequence[float], weekdays: Sequence[int], rhythm: float, index: int) -> float:
+    """A value without its weekly rhythm."""
+    return values[index] - (rhythm if rhythm and weekdays[index] >= 5 else 0.0)
+
+
+def _still_true(
+    changes: Sequence[Change], values: Sequence[float], level: float, spread: float
+) -> tuple[Change, ...]:
+    """The changes without a breakage that was over the next night: it is history, no alarm."""
+    del level
+    kept = []
+    for change in changes:
+        over = change.kind is Kind.BREAKAGE and change.index < len(values) - 1
+        recovered = over and values[change.index + 1] > change.before * (1 - BREAKAGE / 2)
+        if not recovered or spread < 0:
+            kept.append(change)
+    return tuple(kept)
+
+
+def _change(
+    found: tuple[Kind, int, int, float],
+    dates: Sequence[date],
+    values: Sequence[float],
+    series: Sequence[Night],
+) -> Change:
+    kind, began, seen, before = found
+    after = median(values[began : seen + 1])
+    suspects = _suspects(series, dates, began)
+    return Change(kind, dates[began], dates[seen], before, after, began, suspects)
+
+
+def _suspects(series: Sequence[Night], dates: Sequence[date], began: int) -> tuple[str, ...]:
+    """What was different from the night of a change on: release, driver or node."""
+    if began == 0:
+        return ()
+    before = [night for night in series if night.date == dates[began - 1]]
+    after = [night for night in series if night.date == dates[began]]
+    found = []
+    for what in ("release", "driver", "node"):
+        old = {getattr(night, what) for night in before} - {""}
+        new = {getattr(night, what) for night in after} - {""}
+        if old and new and old != new:
+            found.append(f"{what} {'+'.join(sorted(old))} -> {'+'.join(sorted(new))}")
+    return tuple(found)
+
+
+def slow_nodes(series: Sequence[Night], nights: int = 3) -> tuple[str, ...]:
+    """Nodes that are slower than the others on the last nights on which several were measured.
+
+    A node's value is its median over those nights against the median of all; slow is more than
+    4 % and 4 robust standard deviations of the nodes below it.
+    """
+    days = sorted({night.date for night in series if night.node})[-nights:]
+    recent = [night for night in series if night.node and night.date in days]
+    names = sorted({night.node for night in recent})
+    if len(names) < 3:
+        return _slower_of_two(recent, names)
+    each = {name: median(n.value for n in recent if n.node == name) for name in names}
+    middle, spread = _level(list(each.values()))
+    limit = max(0.04 * middle, 4 * spread)
+    return tuple(name for name, value in each.items() if middle - value > limit)
+
+
+def _slower_of_two(recent: Sequence[Night], names: Sequence[str]) -> tuple[str, ...]:
+    """Of two nodes one is slow only when it is far slower, and on every night."""
+    if len(names) != 2:
+        return ()
+    one, other = ([n.value for n in recent if n.node == name] for name in names)
+    if max(one) < min(other) * (1 - BREAKAGE):
+        return (names[0],)
+    return (names[1],) if max(other) < min(one) * (1 - BREAKAGE) else ()

@@ -1,0 +1,125 @@
+"""Series from files: CSV with the columns date and value, and optionally release, driver, node."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+
+from hpcdl.regress.drift import Analysis, Change, Night
+from hpcdl.regress.verdict import number
+from hpcdl.system.errors import BadInput, MachineLacks
+from hpcdl.system.text import table
+
+COLUMNS = ("date", "value", "release", "driver", "node")
+_SHOWN_FAULTS = 10
+
+
+def read_series(path: Path) -> list[Night]:
+    """The nights of a CSV file.
+
+    Raises:
+        BadInput: not such a file; every faulty line is named (the first ten).
+        MachineLacks: it cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as fault:
+        raise BadInput(f"{path} is not UTF-8 text") from fault
+    except OSError as fault:
+        raise MachineLacks(f"{path} cannot be read: {fault.strerror}") from fault
+    rows = csv.DictReader(text.replace("\0", "").splitlines())
+    names = [name.strip().lower() for name in rows.fieldnames or ()]
+    missing = [name for name in COLUMNS[:2] if name not in names]
+    if missing:
+        raise BadInput(
+            f"{path} has no column {' and '.join(missing)}",
+            hint=f"its first line names the columns: {','.join(COLUMNS)}; the last three may lack",
+        )
+    rows.fieldnames = names
+    nights, faults = [], []
+    for row in rows:
+        try:
+            nights.append(_night(row))
+        except ValueError as fault:
+            faults.append(f"line {rows.line_num}: {fault}")
+    if faults:
+        more = [f"and {len(faults) - _SHOWN_FAULTS} more"] if len(faults) > _SHOWN_FAULTS else []
+        raise BadInput(f"{path} has faults", details=[*faults[:_SHOWN_FAULTS], *more])
+    return nights
+
+
+def analysis_text(analysis: Analysis) -> str:
+    """An analysis for a person."""
+    lines = [
+        f"{analysis.nights} nights, level {number(analysis.level)}, spread {analysis.spread:.1%}"
+    ]
+    if not analysis.enough:
+        lines.append("INSUFFICIENT-DATA: too few nights to see a change")
+    if analysis.changes:
+        header = ("what", "began", "seen", "before", "after", "change", "changed with it")
+        lines.append(table([_row(change) for change in analysis.changes], header))
+    elif analysis.enough:
+        lines.append("no change")
+    lines += [f"slow node: {node}" for node in analysis.slow_nodes]
+    return "\n".join(lines)
+
+
+def analysis_data(analysis: Analysis) -> dict[str, Any]:
+    """An analysis as plain values, for JSON."""
+    changes = [
+        {
+            **asdict(change),
+            "kind": change.kind.value,
+            "began": change.began.isoformat(),
+            "seen": change.seen.isoformat(),
+            "change": round(change.change, 5),
+        }
+        for change in analysis.changes
+    ]
+    alarm = analysis.alarm
+    return {
+        "schema": 1,
+        "nights": analysis.nights,
+        "enough": analysis.enough,
+        "level": analysis.level,
+        "spread": analysis.spread,
+        "changes": changes,
+        "alarm": alarm.kind.value if alarm else None,
+        "slow_nodes": list(analysis.slow_nodes),
+    }
+
+
+def _night(row: Mapping[str, str | None]) -> Night:
+    day, text = (row.get("date") or "").strip(), (row.get("value") or "").strip()
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"value {text[:40]!r} is no number") from None
+    if not math.isfinite(value):
+        raise ValueError(f"value {text[:40]!r} is not finite")
+    rest = {name: (row.get(name) or "").strip() for name in COLUMNS[2:]}
+    return Night(_date(day), value, **rest)
+
+
+def _date(text: str) -> date:
+    try:
+        return datetime.fromisoformat(text.replace("Z", "+00:00")).date()
+    except ValueError:
+        raise ValueError(f"date {text[:40]!r} is not like 2026-01-31") from None
+
+
+def _row(change: Change) -> list[str]:
+    return [
+        change.kind.value,
+        change.began.isoformat(),
+        change.seen.isoformat(),
+        number(change.before),
+        number(change.after),
+        f"{change.change:+.1%}",
+        ", ".join(change.suspects) or "-",
+    ]

@@ -1,0 +1,155 @@
+"""What counts as a change of a nightly series, and what does not."""
+
+from __future__ import annotations
+
+import json
+import random
+from datetime import date, timedelta
+from pathlib import Path
+
+import pytest
+
+from hpcdl.cli import main
+from hpcdl.regress.drift import Kind, Night, analyse, detect
+
+START = date(2026, 1, 5)
+
+
+def noisy(count: int, seed: int = 1, spread: float = 0.01, level: float = 1000.0) -> list[float]:
+    rng = random.Random(seed)
+    return [level * (1 + spread * rng.gauss(0, 1)) for _ in range(count)]
+
+
+def drops(values: list[float]) -> list[tuple[Kind, int, int, float]]:
+    return [change for change in detect(values) if change[0] is not Kind.RISE]
+
+
+def test_a_lasting_drop_of_5_percent_is_seen_within_3_nights() -> None:
+    """Rates are in the benchmark; here nearly all of 50 series must show it, well dated."""
+    seen, dated = 0, 0
+    for seed in range(50):
+        values = [v * (0.95 if night >= 60 else 1) for night, v in enumerate(noisy(70, seed))]
+        found = [c for c in drops(values) if 60 <= c[2] <= 62]
+        seen += bool(found)
+        dated += any(kind is Kind.DROP and abs(began - 60) <= 1 for kind, began, _, _ in found)
+    assert seen >= 49
+    assert dated >= 48
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_drop_of_20_percent_is_seen_the_same_night(seed: int) -> None:
+    values = [*noisy(60, seed), 800.0]
+    assert (Kind.BREAKAGE, 60, 60) in [change[:3] for change in drops(values)]
+
+
+@pytest.mark.parametrize("size", [0.88, 0.92, 1.1, 1.5])
+def test_a_single_spike_is_no_change(size: float) -> None:
+    values = noisy(90)
+    values[60] *= size
+    assert detect(values) == []
+
+
+def test_a_single_deep_spike_fails_its_night_and_is_no_lasting_change() -> None:
+    values = noisy(90)
+    values[60] *= 0.6
+    assert [change[:3] for change in detect(values)] == [(Kind.BREAKAGE, 60, 60)]
+    assert analyse(nights(values)).alarm is None
+
+
+def test_a_steady_series_has_no_change_and_constants_do_no_harm() -> None:
+    assert detect([5.0] * 200) == []
+    assert detect([0.0] * 50) == []
+    assert detect([]) == []
+
+
+def test_weekends_that_are_slower_every_week_are_no_change() -> None:
+    values = [v * (0.96 if night % 7 >= 5 else 1) for night, v in enumerate(noisy(140))]
+    assert detect(values, [night % 7 for night in range(140)]) == []
+
+
+def test_a_rise_is_told_but_is_no_alarm_and_falling_back_is() -> None:
+    values = [v * (1.1 if 40 <= n < 80 else 1) for n, v in enumerate(noisy(100))]
+    kinds = [change[0] for change in detect(values)]
+    assert kinds == [Kind.RISE, Kind.DROP]
+    assert analyse(nights(values[:80])).alarm is None
+    assert analyse(nights(values)).alarm is not None
+
+
+def test_nothing_looks_ahead() -> None:
+    values = [v * (0.9 if n >= 60 else 1) for n, v in enumerate(noisy(90))]
+    whole = detect(values)
+    for end in range(len(values)):
+        assert detect(values[:end]) == [change for change in whole if change[2] < end]
+
+
+def nights(values: list[float], **columns: object) -> list[Night]:
+    return [Night(START + timedelta(days=n), v, **columns) for n, v in enumerate(values)]
+
+
+def test_the_release_that_changed_with_it_is_named() -> None:
+    slow = [v * (0.9 if n >= 60 else 1) for n, v in enumerate(noisy(66))]
+    series = [
+        Night(START + timedelta(days=n), v, release="new" if n >= 60 else "old", driver="535")
+        for n, v in enumerate(slow)
+    ]
+    change = analyse(series).changes[-1]
+    assert change.began == START + timedelta(days=60)
+    assert change.suspects == ("release old -> new",)
+
+
+def test_one_slow_node_among_many_is_named() -> None:
+    rng = random.Random(3)
+    series = [
+        Night(START + timedelta(days=n), 1000 * (1 + 0.01 * rng.gauss(0, 1))
+              * (0.9 if node == 13 else 1), node=f"n{node:02d}")
+        for n in range(5) for node in range(32)
+    ]  # fmt: skip
+    assert analyse(series).slow_nodes == ("n13",)
+
+
+def test_equal_nodes_are_not_called_slow() -> None:
+    for seed in range(50):
+        rng = random.Random(seed)
+        series = [
+            Night(START + timedelta(days=n), 1000 * (1 + 0.02 * rng.gauss(0, 1)), node=str(node))
+            for n in range(3) for node in range(16)
+        ]  # fmt: skip
+        assert analyse(series).slow_nodes == ()
+
+
+def test_the_command_reads_csv_and_answers_no(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = [v * (0.9 if n >= 60 else 1) for n, v in enumerate(noisy(70))]
+    lines = ["date,value,release"]
+    lines += [f"{START + timedelta(days=n)},{v},{'b' if n >= 60 else 'a'}"
+              for n, v in enumerate(values)]  # fmt: skip
+    file = tmp_path / "nights.csv"
+    file.write_text("\n".join(lines))
+    assert main(["check", "drift", str(file), "--json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["alarm"] == "drop"
+    assert answer["changes"][-1]["suspects"] == ["release a -> b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no column date and value"),
+        ("day,value\n2026-01-01,1", "no column date"),
+        ("date,value\n2026-01-01,fast\n2026-13-01,2", "line 2: value 'fast'"),
+        ("date,value\n2026-01-01,nan", "not finite"),
+        ("date,value\n2026-02-30,1", "date '2026-02-30'"),
+    ],
+)
+def test_a_bad_csv_is_refused_line_by_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
+) -> None:
+    file = tmp_path / "nights.csv"
+    file.write_text(text)
+    assert main(["check", "drift", str(file)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_history_of_a_few_nights_is_not_judged(tmp_path: Path) -> None:
+    assert not analyse(nights(noisy(10))).enough
