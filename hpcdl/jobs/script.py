@@ -117,6 +117,14 @@ def gpu_request(site: Site, partition: Partition, count: int) -> str:
     return f"--gpus-per-node={typed}{count}"
 
 
+def signal_seconds(minutes: int) -> int:
+    """Seconds before the end at which the job is warned; 0 where it is too short for that.
+
+    Slurm may send the warning a minute early; the first half of the time is for work.
+    """
+    return max(0, min(SIGNAL_SECONDS, minutes * 30 - 60))
+
+
 def walltime(minutes: int) -> str:
     """Minutes as D-HH:MM:SS without empty days."""
     days, rest = divmod(minutes, 24 * 60)
@@ -141,7 +149,7 @@ def _values(site: Site, spec: JobSpec, layout: Layout, module: Module) -> dict[s
         "qos": spec.qos or partition.qos or site.slurm.qos,
         "gpu_request": gpu_request(site, partition, layout.gpus_per_node) if partition.gpu else "",
         "time": walltime(layout.minutes),
-        "signal_seconds": min(SIGNAL_SECONDS, layout.minutes * 60 // 2),
+        "signal_seconds": signal_seconds(layout.minutes),
         "log": _directive(str(job_dir / "job.log")) if job_dir else "%x-%j.log",
         "job_dir": quote.word(str(job_dir)) if job_dir else own_folder,
         "inherited": dialect.inherited_variables(site.slurm, gpus=layout.gpus_per_node > 0),

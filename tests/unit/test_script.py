@@ -269,6 +269,20 @@ def test_walltimes_are_written_as_slurm_reads_them(minutes: int, text: str) -> N
     assert walltime(minutes) == text
 
 
+@pytest.mark.parametrize(
+    ("minutes", "signal"),
+    [(1, None), (2, None), (3, 30), (4, 60), (5, 90), (6, 120), (60, 120), (2880, 120)],
+)
+def test_the_warning_never_comes_before_half_of_the_time(
+    three_generations: Site, minutes: int, signal: int | None
+) -> None:
+    """Slurm may send it a minute early; a job that is warned at its start would only requeue."""
+    directives = render(three_generations, minutes=minutes).directives
+    warned = [one for one in directives if one.startswith("--signal")]
+    assert warned == ([f"--signal=B:USR2@{signal}"] if signal else [])
+    assert minutes * 60 - (signal or 0) - 60 >= minutes * 30 or signal is None
+
+
 # --- paths in directives ---
 
 
