@@ -6,6 +6,7 @@ network. Solving takes minutes per environment: `make test-long`.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 import shutil
@@ -104,9 +105,9 @@ def test_plain_spack_finds_the_overlay_and_the_default_target(spack_home: Path) 
 
 
 def test_a_sites_settings_take_the_place_of_the_defaults(spack_home: Path) -> None:
-    site = load_site(folder("templates") / "sites" / "pi.yaml")
     settings = SpackSettings(externals=(External("slurm", "20.11.9", Path("/usr")),))
-    object.__setattr__(site, "spack", settings)
+    pi = load_site(folder("templates") / "sites" / "pi.yaml")
+    site = dataclasses.replace(pi, spack=settings)
     scope = spack_home / "site.yaml"
     scope.write_text(render_site(site, site.partitions["k80"]))
     where = str(spack_home / "environments" / "k80")
