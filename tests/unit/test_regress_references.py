@@ -1,0 +1,113 @@
+"""References: bounds from measured spread, files that a team can review."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcdl.jobs.spec import Module
+from hpcdl.regress.references import (
+    Reference,
+    from_runs,
+    merged,
+    read_references,
+    spread_of,
+    write_references,
+)
+from hpcdl.regress.result import losses_fall
+from hpcdl.regress.settings import reframe_name, render_settings
+from hpcdl.site import find_site_file, load_site
+from hpcdl.system.errors import BadInput, MachineLacks
+
+ROW = Reference(
+    check="throughput", case="mlp", partition="p100", metric="images_per_second", value=1.0,
+    unit="images/s", lower=-0.1, upper=None, runs=0, spread=0.0, source="a test", proof="run",
+    date="2026-01-01", nodes=("n1", "n2"),
+)  # fmt: skip
+
+
+def test_a_reference_is_the_median_with_a_bound_that_follows_the_spread() -> None:
+    row = from_runs(ROW, [100.0, 104.0, 102.0])
+    assert (row.value, row.runs) == (102.0, 3)
+    assert row.spread == pytest.approx(0.029, abs=0.001)
+    assert row.lower == pytest.approx(-0.145, abs=0.002)
+
+
+def test_a_quiet_machine_still_gets_ten_percent_and_a_noisy_one_never_half() -> None:
+    assert from_runs(ROW, [100.0, 100.0, 100.1]).lower == -0.1
+    assert from_runs(ROW, [100.0, 300.0, 900.0]).lower == -0.4
+
+
+@pytest.mark.parametrize("values", [[], [1.0, 2.0], [1.0, 2.0, float("nan")], [0.0, -1.0, 5.0]])
+def test_too_few_good_runs_are_no_reference(values: list[float]) -> None:
+    with pytest.raises(MachineLacks, match="no reference"):
+        from_runs(ROW, values)
+
+
+def test_one_wild_run_does_not_hide_in_the_median() -> None:
+    assert spread_of([100.0, 101.0, 99.0, 100.0, 40.0]) > 0.2
+
+
+def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "set.yaml"
+    write_references(path, "set", [ROW])
+    assert read_references(path) == (ROW,)
+
+
+def test_new_rows_take_the_place_of_old_ones() -> None:
+    newer = from_runs(ROW, [5.0, 5.0, 5.0])
+    assert merged([ROW], [newer]) == [newer]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("lower: -0.1", "lower: -1.0"),
+        ("lower: -0.1\n", "\n"),
+        ("value: 1.0", "value: -3"),
+        ("value: 1.0", "value: fast"),
+        ("proof: run", "proof: maybe"),
+        ("metric:", "metrik:"),
+        ("schema: 1", "schema: 2"),
+    ],
+)
+def test_a_broken_file_is_refused_with_its_place(tmp_path: Path, change: tuple[str, str]) -> None:
+    path = tmp_path / "set.yaml"
+    write_references(path, "set", [ROW])
+    path.write_text(path.read_text().replace(*change))
+    with pytest.raises(BadInput) as caught:
+        read_references(path)
+    assert "set.yaml" in caught.value.render()
+
+
+@pytest.mark.parametrize(
+    ("losses", "word"),
+    [
+        ([2.3, 2.0, 1.0, 0.5], None),
+        ([], "missing"),
+        ([2.3, float("nan")], "finite"),
+        ([1.0, 1.0, 1.0], "fall"),
+        ([0.5, 1.0, 2.0, 3.0], "fall"),
+    ],
+)
+def test_a_training_must_learn(losses: list[float], word: str | None) -> None:
+    fault = losses_fall(losses)
+    assert fault is None if word is None else word in str(fault)
+
+
+@pytest.mark.parametrize("name", ["embedded", "pi", "p100-v100-k80", "a100-h100"])
+def test_settings_are_python_with_a_literal_configuration(name: str) -> None:
+    text = render_settings(load_site(find_site_file(name)), Module(("tensorflow",)))
+    body = text.replace("import hpcdl.regress.backend", "")
+    found: dict[str, object] = {}
+    exec(compile(body, "settings.py", "exec"), found)
+    (system,) = found["site_configuration"]["systems"]  # type: ignore[index]
+    assert {part["scheduler"] for part in system["partitions"]} == {"hpcdl-slurm"}
+
+
+@pytest.mark.parametrize("text", ["gpu.a100", "8gpu", "naïve", "a b"])
+def test_names_become_what_reframe_takes(text: str) -> None:
+    import re
+
+    assert re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*", reframe_name(text))

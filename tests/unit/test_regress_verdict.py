@@ -1,0 +1,130 @@
+"""One word per check: what passes, and that nothing passes by being silent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hpcdl.regress.ending import Watchdog, fault_of
+from hpcdl.regress.verdict import Status, judge, waive
+from hpcdl.slurm.parse import JobRecord
+
+ROW: dict[str, Any] = {"value": 100.0, "lower": -0.1, "upper": None, "runs": 5, "proof": "run",
+                       "source": "measured", "release": "r1", "machine": "m1"}  # fmt: skip
+
+
+def case(value: float | None = 100.0, row: dict[str, Any] | None = ROW, **changes: Any) -> Any:
+    metric: dict[str, Any] = {"value": value, "unit": "images/s", "judged": True}
+    if row is not None:
+        metric["reference"] = row
+    evidence = {"check": "throughput", "case": "mlp", "partition": "p100", "faults": [],
+                "release": "r1", "metrics": {"images_per_second": metric}}  # fmt: skip
+    evidence |= changes.pop("evidence", {})
+    return {"result": "pass", "fail_phase": None, "fail_reason": None, "evidence": evidence,
+            **changes}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [
+        (case(), Status.PASS),
+        (case(90.0), Status.PASS),
+        (case(89.9), Status.FAIL),
+        (case(1e9), Status.PASS),
+        (case(111.0, {**ROW, "upper": 0.1}), Status.FAIL),
+        (case(row=None), Status.NO_REFERENCE),
+        (case(row=None, result="fail", fail_phase="performance"), Status.NO_REFERENCE),
+        (case(None), Status.ERROR),
+        (case(float("nan")), Status.ERROR),
+        (case(float("inf")), Status.ERROR),
+        (case(row={**ROW, "release": "r0"}), Status.STALE),
+        (case(row={**ROW, "runs": 2}), Status.INSUFFICIENT),
+        (case(50.0, {**ROW, "release": "r0"}), Status.FAIL),
+        (case(evidence={"faults": ["insufficient data: 3 steps"]}), Status.INSUFFICIENT),
+        (case(evidence={"faults": ["missing metric: x"]}), Status.ERROR),
+        (case(evidence={"faults": ["the loss does not fall"]}), Status.FAIL),
+        (case(result="fail", fail_phase="run"), Status.ERROR),
+        (case(result="fail", fail_phase="setup"), Status.ERROR),
+        (case(result="skip"), Status.ERROR),
+        (case(result="abort"), Status.ERROR),
+        (case(result="xpass"), Status.ERROR),
+        ({}, Status.ERROR),
+    ],
+)
+def test_every_ending_has_its_word(given: Any, status: Status) -> None:
+    assert judge(given).status is status
+
+
+def test_a_reference_measured_on_another_machine_is_stale() -> None:
+    assert judge(case(), "m1").status is Status.PASS
+    assert judge(case(), "m2").status is Status.STALE
+
+
+def test_a_failure_says_how_far_it_is_off() -> None:
+    verdict = judge(case(50.0))
+    assert verdict.reason == (
+        "images_per_second 50 images/s is 50% below its reference 100, beyond the bound 90"
+    )
+
+
+def test_half_the_speed_never_passes_whatever_the_spread() -> None:
+    from hpcdl.regress.references import lower_bound
+
+    assert all(lower_bound(spread / 100) >= -0.4 for spread in range(1000))
+
+
+def test_only_what_lacks_a_fresh_reference_can_be_waived_and_only_by_its_name() -> None:
+    verdicts = [judge(case(row=None)), judge(case(1.0)), judge(case(None))]
+    assert [v.ok for v in waive(verdicts, ["throughput"])] == [True, False, False]
+    assert [v.ok for v in waive(verdicts, ["throughput/mlp"])] == [True, False, False]
+    assert [v.ok for v in waive(verdicts, ["through", "mlp", ""])] == [False, False, False]
+
+
+def record(state: str, restarts: int = 0) -> JobRecord:
+    return JobRecord(
+        id=1, name="j", state=state, reason="None", exit_code=0, signal=0, partition="p",
+        nodes="n1", restarts=restarts, submitted="", started="", ended="", time_limit="00:10:00",
+        script="", log="",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "COMPLETED", "FAILED"])
+def test_a_job_that_goes_on_or_ends_by_itself_is_judged_by_its_output(state: str) -> None:
+    assert fault_of(record(state)) is None
+
+
+@pytest.mark.parametrize(
+    ("state", "word"),
+    [
+        ("TIMEOUT", "time-out"),
+        ("NODE_FAIL", "node lost"),
+        ("CANCELLED", "cancelled"),
+        ("OUT_OF_MEMORY", "memory"),
+        ("BOOT_FAIL", "boot"),
+        ("DEADLINE", "deadline"),
+        ("PREEMPTED", "preempted"),
+        ("SOMETHING_NEW", "SOMETHING_NEW"),
+    ],
+)
+def test_every_other_ending_is_a_failure_with_its_state(state: str, word: str) -> None:
+    fault = fault_of(record(state))
+    assert fault is not None
+    assert word in fault
+    assert state in fault
+
+
+def test_a_job_that_slurm_forgot_or_queued_again_is_a_failure() -> None:
+    assert "does not know" in str(fault_of(None))
+    assert "node lost" in str(fault_of(record("PENDING", restarts=1)))
+    assert fault_of(record("RUNNING", restarts=1), allowed_restarts=1) is None
+
+
+def test_silence_counts_from_the_last_sign_of_life() -> None:
+    dog = Watchdog(limit=600, limit_after_restart=30)
+    assert dog.silence("a", now=0.0) == 0
+    assert dog.silence("a", now=20.0) == 20
+    assert dog.silence("b", now=25.0) == 0
+    assert dog.fault(dog.silence("b", now=60.0), node_restarted=False) is None
+    assert "node lost" in str(dog.fault(35.0, node_restarted=True))
+    assert "hangs" in str(dog.fault(601.0, node_restarted=False))
