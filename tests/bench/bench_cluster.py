@@ -1,0 +1,78 @@
+"""The embedded cluster: how soon it takes jobs, and how little it needs."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+from hpcdl.cluster import down, up
+from hpcdl.cluster.model import ClusterState
+from hpcdl.site import Site, find_site_file, load_site
+from hpcdl.system.errors import MachineLacks
+from tests.bench import report
+
+RUNS = 3
+
+
+def small(site: Site, nodes: int) -> Site:
+    """The embedded site with one partition of `nodes` nodes."""
+    part = replace(site.partitions["cpu"], nodes=nodes, hostlist=None)
+    return replace(site, partitions={"cpu": part}, default_partition="cpu")
+
+
+def memory_mb(state: ClusterState) -> float:
+    """Proportional set size of all processes whose command line names the cluster, in MB."""
+    total = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(state.directory).encode() in (process / "cmdline").read_bytes():
+                rollup = (process / "smaps_rollup").read_text()
+                total += next(int(x.split()[1]) for x in rollup.splitlines() if x[:4] == "Pss:")
+        except (OSError, StopIteration):
+            continue
+    return total / 1000
+
+
+def measure(nodes: int, mode: str, runs: int) -> tuple[float, float, float]:
+    """Median seconds until all nodes are idle, MB, and median seconds of `down`."""
+    site = small(load_site(find_site_file("embedded")), nodes)
+    ups, downs, size = [], [], 0.0
+    for _ in range(runs):
+        folder = Path(tempfile.mkdtemp(prefix="hpcdl-b", dir="/tmp"))
+        try:
+            start = time.monotonic()
+            state = up(site, mode=mode, directory=folder / "c")
+            ups.append(time.monotonic() - start)
+            size = memory_mb(state)
+            start = time.monotonic()
+            down(folder / "c", purge=True)
+            downs.append(time.monotonic() - start)
+        finally:
+            down(folder / "c", purge=True)
+            shutil.rmtree(folder, ignore_errors=True)
+    return median(ups), size, median(downs)
+
+
+def main() -> None:
+    for nodes, mode, seconds, megabytes in (
+        (4, "namespaces", 5.0, None), (4, "loopback", 5.0, None), (128, "loopback", 20.0, 500.0),
+    ):  # fmt: skip
+        name = f"cluster: {nodes} nodes, {mode}"
+        try:
+            ready, size, gone = measure(nodes, mode, RUNS if nodes < 10 else 1)
+        except MachineLacks as lack:
+            report(name, None, "s", note=lack.message)
+            continue
+        report(f"{name}, up", ready, "s", goal=f"<= {seconds:g} s", met=ready <= seconds,
+               note=f"all idle; down {gone:.2g} s")  # fmt: skip
+        goal = f"<= {megabytes:g} MB" if megabytes else ""
+        met = size <= megabytes if megabytes else None
+        report(f"{name}, memory", size, "MB", goal=goal, met=met, note="PSS of all processes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""Jobs: many points rendered, many submitted, and what the script adds before the first step."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from hpcdl.cluster import ClusterState, down, environment, up
+from hpcdl.jobs import JobSpec, Module
+from hpcdl.jobs.sweep import groups, plan, render
+from hpcdl.site import find_site_file, load_site
+from hpcdl.system.errors import MachineLacks
+from tests.bench import report
+
+HPCDL = str(Path(sys.executable).with_name("hpcdl"))
+RUNS = 5
+
+# What a careful user would write by hand for the same program.
+BY_HAND = """#!/bin/bash
+#SBATCH --partition=cpu --nodes=2 --ntasks-per-node=1 --cpus-per-task=16 --output={log}
+srun --mpi=pmix --cpus-per-task=16 --kill-on-bad-exit=1 \\
+  bash -c 'date +%s.%N > {stamp}.$SLURM_PROCID'
+"""
+
+
+def render_many() -> None:
+    """10,000 points of a sweep, in a process of its own for its memory."""
+    site = load_site(find_site_file("p100-v100-k80"))
+    matrix = {"gpus": ["1", "2", "4", "8"], "lr": [str(n) for n in range(2500)]}
+    start = time.perf_counter()
+    points = plan(site, JobSpec("v100", name="bench"), matrix, limit=10_000)
+    for number, group in enumerate(groups(points)):
+        render(site, group, Module(()), Path("/tmp/none"), number, 8)
+    seconds = time.perf_counter() - start
+    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
+    report("sweep: 10,000 points rendered", seconds, "s", goal="<= 3 s", met=seconds <= 3)
+    report("sweep: memory for them", size, "MB", goal="<= 200 MB", met=size <= 200)
+
+
+def clear(env: dict[str, str]) -> None:
+    subprocess.run(["scancel", "--state=PENDING"], env=env, check=True)
+    subprocess.run(["scancel", "--state=RUNNING"], env=env, check=True)
+    time.sleep(2)
+
+
+def submit_many(env: dict[str, str], folder: Path) -> None:
+    """100 jobs of one shape, beside 100 bare sbatch calls and one --test-only."""
+    script = folder / "bare.sh"
+    script.write_text("#!/bin/bash\n#SBATCH --partition=cpu --hold --output=/dev/null\ntrue\n")
+
+    def bare() -> None:
+        subprocess.run(["sbatch", "--test-only", script], env=env, check=True, capture_output=True)
+        for _ in range(100):
+            subprocess.run(["sbatch", script], env=env, check=True, capture_output=True)
+
+    def ours(name: str) -> None:
+        words = ["job", "sweep", "--no-module", "--partition", "cpu", "--name", name, "--over",
+                 "n=" + ",".join(map(str, range(100))), "--", "true"]  # fmt: skip
+        subprocess.run([HPCDL, *words], env=env, check=True, capture_output=True)
+
+    times: dict[str, list[float]] = {"bare": [], "ours": []}
+    for index in range(3):
+        times["bare"].append(timed(bare))
+        clear(env)
+        times["ours"].append(timed(partial(ours, f"bench{index}")))
+        clear(env)
+    ratio = median(times["ours"]) / median(times["bare"])
+    report("jobs: 100 submitted", ratio, "x", goal="<= 1.2 x", met=ratio <= 1.2,
+           yardstick=f"100 sbatch and one --test-only: {median(times['bare']):.2f} s",
+           note=f"{median(times['ours']):.2f} s, as job arrays")  # fmt: skip
+
+
+def first_step(env: dict[str, str], folder: Path) -> None:
+    """From submit to the first line of the program, beside a hand-written script."""
+    gaps: dict[str, list[float]] = {"hand": [], "ours": []}
+    for index in range(RUNS):
+        for key in gaps:
+            stamp = folder / f"{key}{index}"
+            start = time.time()
+            if key == "hand":
+                script = folder / f"{key}{index}.sh"
+                script.write_text(BY_HAND.format(log=folder / f"{key}.log", stamp=stamp))
+                subprocess.run(["sbatch", script], env=env, check=True, capture_output=True)
+            else:
+                program = f"date +%s.%N > {stamp}.$SLURM_PROCID"
+                words = ["job", "submit", "--no-module", "--no-preflight", "--partition", "cpu",
+                         "--nodes", "2", "--", "bash", "-c", program]  # fmt: skip
+                subprocess.run([HPCDL, *words], env=env, check=True, capture_output=True)
+            gaps[key].append(started(stamp, 2) - start)
+            time.sleep(1)
+    ratio = median(gaps["ours"]) / median(gaps["hand"])
+    report("jobs: submit to first step", ratio, "x", goal="<= 1.1 x", met=ratio <= 1.1,
+           yardstick=f"a hand-written script: {median(gaps['hand']):.2f} s",
+           note=f"{median(gaps['ours']):.2f} s, without preflight")  # fmt: skip
+
+
+def preflight(env: dict[str, str], folder: Path) -> None:
+    """The preflight of four nodes, by the script's own clock."""
+    words = [HPCDL, "job", "render", "--no-module", "--partition", "cpu", "--nodes", "4",
+             "--tasks-per-node", "4", "--", "true"]  # fmt: skip
+    text = subprocess.run(words, env=env, check=True, capture_output=True, text=True).stdout
+    lines = text.splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("if command -v hpcdl"))
+    lines.insert(first, "begun=$(date +%s.%N)")
+    last = next(i for i in range(first, len(lines)) if lines[i] == "fi")
+    lines.insert(last + 1, f'echo "$begun $(date +%s.%N)" > {folder}/preflight.time')
+    script = folder / "preflight.sh"
+    script.write_text("\n".join(lines))
+    subprocess.run(["sbatch", "--wait", script], env=env, check=True, capture_output=True,
+                   cwd=folder)  # fmt: skip
+    begun, ended = map(float, (folder / "preflight.time").read_text().split())
+    report("jobs: preflight of 4 nodes", ended - begun, "s", goal="<= 10 s",
+           met=ended - begun <= 10, note="16 ranks on this machine's cores")  # fmt: skip
+
+
+def started(stamp: Path, ranks: int) -> float:
+    """When the last rank of a job began; it wrote so."""
+    deadline = time.time() + 60
+    while time.time() < deadline:
+        found = [Path(f"{stamp}.{rank}") for rank in range(ranks)]
+        if all(path.exists() and path.stat().st_size for path in found):
+            return max(float(path.read_text()) for path in found)
+        time.sleep(0.02)
+    raise SystemExit("a job did not start within a minute")
+
+
+def timed(work: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def with_cluster(work: Callable[[dict[str, str], Path], None]) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="hpcdl-b", dir="/tmp"))
+    site_file = folder / "site.yaml"
+    text = find_site_file("embedded").read_text().replace("$HPCDL_HOME", str(folder))
+    # The preflight's goal is for four nodes.
+    head, cpu = text.split("  cpu:\n")
+    site_file.write_text(head + "  cpu:\n" + cpu.replace("nodes: 2", "nodes: 4", 1))
+    state: ClusterState | None = None
+    try:
+        state = up(load_site(site_file), directory=folder / "c")
+        env = {**environment(state), "HPCDL_SITE": str(site_file), "HPCDL_HOME": str(folder),
+               "PATH": f"{Path(HPCDL).parent}:{os.environ['PATH']}"}  # fmt: skip
+        work(env, folder)
+    finally:
+        if state is not None:
+            down(folder / "c", purge=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def main() -> None:
+    if "--render" in sys.argv:
+        render_many()
+        return
+    subprocess.run([sys.executable, "-m", "tests.bench.bench_jobs", "--render"], check=True)
+
+    def all_three(env: dict[str, str], folder: Path) -> None:
+        first_step(env, folder)
+        preflight(env, folder)
+        submit_many(env, folder)
+
+    try:
+        with_cluster(all_three)
+    except MachineLacks as lack:
+        report("jobs on the embedded cluster", None, "", note=lack.message)
+
+
+if __name__ == "__main__":
+    main()
