@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
-# What `make demo` starts is found again by `make down` through these.
-export HPCDL_SITE ?= embedded
+# What `make demo` starts is found again by `make down` through this.
+demo down clean: export HPCDL_SITE ?= embedded
 
 .PHONY: help demo down test test-fast test-matrix test-long bench lint docs golden wheel venv system clean
 
