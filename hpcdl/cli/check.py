@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from hpcdl.system.errors import ExitCode
 if TYPE_CHECKING:
     from hpcdl.jobs import Module
     from hpcdl.regress.runfolder import RunFolder
-    from hpcdl.regress.runner import CheckRequest, Progress
+    from hpcdl.regress.runner import CheckOutcome, CheckRequest, Progress
     from hpcdl.site import Site
     from hpcdl.system.progress import StatusLine
 
@@ -79,6 +80,8 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     _selection(parser)
     parser.add_argument("--waive", action="append", default=[], metavar="NAME",
                         help="let a check pass that lacks a fresh reference")  # fmt: skip
+    _history_option(parser)
+    parser.add_argument("--no-history", action="store_true", help="leave the history alone")
     parser.add_argument("--retries", type=int, default=0, metavar="N",
                         help="run what fails again, up to N times")  # fmt: skip
 
@@ -92,8 +95,28 @@ def _run(args: argparse.Namespace) -> ExitCode:
     site = the_site(args)
     with StatusLine(quiet=args.json) as status:
         outcome = run_checks(site, _module(site), _request(args), _shown(status))
+    _remember(site, outcome, args)
     print_json(as_data(outcome)) if args.json else print(outcome_text(outcome))
     return ExitCode.OK if outcome.ok else ExitCode.NO
+
+
+def _remember(site: Site, outcome: CheckOutcome, args: argparse.Namespace) -> None:
+    """Add a run to the history; slowed runs (--set) are no nights."""
+    from hpcdl.regress.history import history_path, of_outcome, open_history
+    from hpcdl.system.errors import HpcdlError
+
+    if args.set or args.no_history:
+        return
+    try:
+        with open_history(history_path(site, args.history)) as history:
+            history.add(of_outcome(outcome))
+    except HpcdlError as error:
+        print(f"warning: not in the history: {error.render()}", file=sys.stderr)
+
+
+def _history_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--history", type=Path, metavar="FILE",
+                        help="history file (else HPCDL_HISTORY, else one per site)")  # fmt: skip
 
 
 def _shown(status: StatusLine) -> Progress:
@@ -168,6 +191,68 @@ def _drift(args: argparse.Namespace) -> ExitCode:
     return ExitCode.NO if analysis.alarm or analysis.slow_nodes else ExitCode.OK
 
 
+def _history_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("show", "export", "import"), help="what to do")
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="files to import")
+    parser.add_argument("--csv", action="store_true", help="export CSV instead of JSON lines")
+    parser.add_argument("--since", default="", metavar="DATE", help="only from this date on")
+    _history_option(parser)
+
+
+def _history(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.regress.history import (
+        as_csv,
+        as_json_lines,
+        history_path,
+        open_history,
+        read_results,
+    )
+    from hpcdl.regress.show import history_text
+
+    path = history_path(the_site(args), args.history)
+    new = [result for file in args.files for result in read_results(file)]
+    if args.action == "import" and args.dry_run:
+        print(f"would add up to {len(new)} results to {path}")
+        return ExitCode.OK
+    with open_history(path) as history:
+        if args.action == "import":
+            added = history.add(new)
+            print_json({"added": added}) if args.json else print(f"{added} new results in {path}")
+        elif args.action == "export":
+            for line in (as_csv if args.csv else as_json_lines)(history.results(args.since)):
+                print(line)
+        else:
+            print(history_text(history, path))
+    return ExitCode.OK
+
+
+def _gate_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--partition", action="append", default=[], metavar="NAME",
+                        help="only this partition; may be repeated")  # fmt: skip
+    parser.add_argument("--name", action="append", default=[], metavar="NAME",
+                        help="only this check")  # fmt: skip
+    _history_option(parser)
+
+
+def _gate(args: argparse.Namespace) -> ExitCode:
+    from dataclasses import asdict
+    from datetime import datetime, timezone
+
+    from hpcdl.regress.gate import ask
+    from hpcdl.regress.history import history_path, open_history
+    from hpcdl.regress.show import gate_text
+
+    with open_history(history_path(the_site(args), args.history)) as history:
+        answer = ask(history, partitions=tuple(args.partition), names=tuple(args.name),
+                     now=datetime.now(timezone.utc))  # fmt: skip
+    if args.json:
+        findings = [asdict(finding) for finding in answer.findings]
+        print_json({"open": answer.open, "series": answer.series, "findings": findings})
+    else:
+        print(gate_text(answer))
+    return ExitCode.OK if answer.open else ExitCode.NO
+
+
 GROUP = Group(
     "check",
     "nightly checks: settings, runs, references and verdicts",
@@ -185,6 +270,21 @@ GROUP = Group(
             "hpcdl check settings --output settings.py",
             _settings,
             _settings_options,
+        ),
+        Command(
+            "gate",
+            "Say whether the nights so far let a pipeline go on: exit code 0 or 1.",
+            "hpcdl check gate --partition p100",
+            _gate,
+            _gate_options,
+        ),
+        Command(
+            "history",
+            "Show, export or import the results of all nights.",
+            "hpcdl check history export > nights.jsonl",
+            _history,
+            _history_options,
+            changes=True,
         ),
         Command(
             "drift",

@@ -167,6 +167,8 @@ def _look(state: _State, values: Sequence[float], weekdays: Sequence[int], night
         least = max(_LEAST_CHANGE, min(_ENOUGH_CHANGE, 2.0 * spread / level))
         if began is not None and sign * (median(now[began:]) / level - 1) >= least:
             began = first + _split(z)
+            if began == night:
+                continue  # one night is no lasting change
             state.changes.append((kind, began, night, level))
             state.start, state.before, state.residuals = began, level, residuals
             return

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.jobs.watch import Snapshot, as_line, in_words
+from hpcdl.regress.gate import GateAnswer
+from hpcdl.regress.history import History
 from hpcdl.regress.references import Reference
 from hpcdl.regress.runfolder import JobEvent, RunFolder, read_events
 from hpcdl.regress.runner import CheckOutcome
@@ -141,3 +143,24 @@ def _reference_row(row: Reference) -> list[str]:
         row.proof,
         row.source,
     ]
+
+
+def history_text(history: History, path: Path) -> str:
+    """The series of a history with their last values."""
+    rows = []
+    for series in history.series():
+        last = history.last(series)
+        if last is not None:
+            rows.append([f"{series[0]}/{series[1]}", series[2], series[3] or "-", last.time[:16],
+                         number(last.value), last.status])  # fmt: skip
+    header = ("check", "partition", "metric", "last", "value", "verdict")
+    return table(rows, header) if rows else f"no results yet in {path}"
+
+
+def gate_text(answer: GateAnswer) -> str:
+    """The gate's answer for a person."""
+    if not answer.series:
+        return "closed: there is no history; `hpcdl check run` starts one"
+    head = "open" if answer.open else "closed"
+    rows = [[finding.kind, finding.name, finding.words] for finding in answer.findings]
+    return "\n".join([f"{head}: {answer.series} series", *([table(rows)] if rows else [])])

@@ -1,0 +1,117 @@
+"""The gate: may this cluster, or this release, go on? Pure, over the history.
+
+Three questions per series: did the last night fail, does the history show a lasting change for
+the worse that still holds, and is one node slower than the others?
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from hpcdl.regress.drift import analyse
+from hpcdl.regress.history import History, Result, Series
+from hpcdl.regress.verdict import Status, number
+
+STALE_DAYS = 3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A reason to stop: the series, what kind it is, and the reason in words."""
+
+    series: Series
+    kind: str
+    words: str
+
+    @property
+    def name(self) -> str:
+        """The series as one word for people."""
+        check, case, partition, metric = self.series
+        return f"{check}/{case} on {partition}" + (f", {metric}" if metric else "")
+
+
+@dataclass(frozen=True)
+class GateAnswer:
+    """Whether the gate opens, and what speaks against it."""
+
+    series: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def open(self) -> bool:
+        """True when there is a history and nothing speaks against it."""
+        return self.series > 0 and not self.findings
+
+
+def ask(history: History, *, partitions: tuple[str, ...] = (), names: tuple[str, ...] = (),
+        now: datetime | None = None) -> GateAnswer:  # fmt: skip
+    """The gate's answer for the series of a history.
+
+    Args:
+        history: the results of all nights.
+        partitions: only these; all by default.
+        names: only these checks; all by default.
+        now: the time, for results that are too old to count.
+    """
+    chosen = [
+        series
+        for series in history.series()
+        if (not partitions or series[2] in partitions) and (not names or series[0] in names)
+    ]
+    newest = _newest(history, chosen)
+    findings = [found for series in chosen for found in _findings(history, series, newest, now)]
+    return GateAnswer(len(chosen), tuple(findings))
+
+
+def _newest(history: History, chosen: list[Series]) -> dict[tuple[str, str, str], str]:
+    """The time of the newest result of every case, whatever metric it has."""
+    found: dict[tuple[str, str, str], str] = {}
+    for series in chosen:
+        last = history.last(series)
+        if last is not None:
+            found[series[:3]] = max(last.time, found.get(series[:3], ""))
+    return found
+
+
+def _findings(
+    history: History,
+    series: Series,
+    newest: dict[tuple[str, str, str], str],
+    now: datetime | None,
+) -> list[Finding]:
+    last = history.last(series)
+    if last is None:
+        return []
+    found = []
+    # A series without metric holds nights that went wrong; newer good nights end it.
+    if last.time >= newest[series[:3]]:
+        found += _of_last(series, last, now)
+    if series[3]:
+        found += _of_history(history, series)
+    return found
+
+
+def _of_last(series: Series, last: Result, now: datetime | None) -> list[Finding]:
+    if last.status != Status.PASS.value and not last.waived:
+        return [Finding(series, last.status, last.reason or "no reason given")]
+    if now is not None and now - datetime.fromisoformat(last.time) > timedelta(days=STALE_DAYS):
+        return [Finding(series, "old", f"the last result is of {last.time[:10]}")]
+    return []
+
+
+def _of_history(history: History, series: Series) -> list[Finding]:
+    analysis = analyse(history.nights(series))
+    found = [
+        Finding(series, "slow node", f"{node} is slower than the others")
+        for node in analysis.slow_nodes
+    ]
+    alarm = analysis.alarm
+    if alarm is not None:
+        with_it = f"; with it: {', '.join(alarm.suspects)}" if alarm.suspects else ""
+        words = (
+            f"{alarm.change:+.1%} since {alarm.began}: {number(alarm.before)} -> "
+            f"{number(alarm.after)}{with_it}"
+        )
+        found.append(Finding(series, alarm.kind.value, words))
+    return found
