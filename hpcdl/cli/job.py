@@ -42,6 +42,7 @@ def _request(parser: argparse.ArgumentParser) -> None:
     add("--qos", metavar="NAME", help="quality of service")
     add("--data", metavar="DIR", help="data set; jobs see it as HPCDL_DATA")
     add("--stage-data", action="store_true", help="copy it to the nodes' own disks first")
+    add("--container", metavar="IMAGE", help="image to run the program in, modules left out")
     add("--no-preflight", action="store_true", help="start without checking the allocation")
     add("--job-dir", type=Path, metavar="DIR", help="folder of the job's files")
     add("--file", type=Path, metavar="FILE", help="job.yaml; options go before what it says")
@@ -103,6 +104,7 @@ def _spec(args: argparse.Namespace, site: Site) -> JobSpec:
         preflight=not args.no_preflight,
         data=args.data,
         stage=args.stage_data,
+        container=args.container,
     )
 
 
@@ -116,7 +118,9 @@ def _variable(text: str) -> tuple[str, str]:
 def _module(args: argparse.Namespace, site: Site, *, published: bool) -> Module:
     from hpcdl.workflows.modules import module_for
 
-    return module_for(site, args.module, none=args.no_module, published=published)
+    # A container brings its own software: no module, unless one is named.
+    none = args.no_module or (args.container is not None and not args.module)
+    return module_for(site, args.module, none=none, published=published)
 
 
 def _render(args: argparse.Namespace) -> ExitCode:

@@ -11,6 +11,7 @@ from hpcdl.jobs import dialect, quote
 from hpcdl.jobs.layout import Layout
 from hpcdl.jobs.spec import JobSpec
 from hpcdl.site import Site
+from hpcdl.system.errors import BadInput
 
 WORKER_PORT = 12000
 """First port of tf.distribute's workers: below the ephemeral range, which starts at 32768."""
@@ -35,19 +36,63 @@ def launch_options(site: Site, spec: JobSpec, layout: Layout) -> tuple[str, ...]
 
 def launch_words(site: Site, spec: JobSpec, layout: Layout) -> tuple[str, ...]:
     """The launcher and its options: everything before the program."""
+    inside = _pyxis(site, spec) if spec.container and site.container == "pyxis" else ()
     if spec.launcher == "horovod-mpirun":
+        if inside:
+            raise BadInput(
+                "Pyxis starts containers under srun, not under mpirun",
+                hint="use --launcher horovod",
+            )
         # Mapped by socket, not bound, TCP or UCX but never openib: the form that was fastest on
         # V100 nodes (Dell EMC, CheXNet at scale, 2019), as Horovod's own documents advise.
         return (
             "mpirun", "-np", str(layout.world_size), "--bind-to", "none", "--map-by", "socket",
             "-mca", "pml", "ob1", "-mca", "btl", "^openib",
         )  # fmt: skip
-    return ("srun", *launch_options(site, spec, layout))
+    return ("srun", *launch_options(site, spec, layout), *inside)
 
 
-def program_words(spec: JobSpec) -> tuple[str, ...]:
+def check_container(site: Site, spec: JobSpec) -> None:
+    """Refuse a container where the site declares no runtime for it.
+
+    Raises:
+        BadInput: see above.
+    """
+    if spec.container and site.container is None:
+        raise BadInput(
+            f"the site '{site.name}' declares no container runtime",
+            hint="its site file must say `container: apptainer` or `container: pyxis`",
+        )
+
+
+def _mounts(site: Site, spec: JobSpec) -> list[str]:
+    """What a container must see: the jobs' folders, the data sets, this job's own folder."""
+    wanted = [site.paths.work, site.paths.datasets, *([spec.job_dir] if spec.job_dir else [])]
+    found: list[str] = []
+    for path in wanted:
+        if not any(path.is_relative_to(seen) for seen in found):
+            found.append(str(path))
+    return found
+
+
+def _pyxis(site: Site, spec: JobSpec) -> tuple[str, ...]:
+    """Options of srun that Pyxis adds: image, mounts, and the job's folder to work in."""
+    mounts = ",".join(f"{path}:{path}" for path in _mounts(site, spec))
+    return (f"--container-image={spec.container}", f"--container-mounts={mounts}")
+
+
+def _apptainer(site: Site, spec: JobSpec, *, gpus: bool) -> tuple[str, ...]:
+    """The words before a program that run it in an Apptainer image."""
+    binds = [f"--bind={path}" for path in _mounts(site, spec)]
+    return ("apptainer", "exec", *(["--nv"] if gpus else []), *binds, str(spec.container))
+
+
+def program_words(site: Site, spec: JobSpec) -> tuple[str, ...]:
     """The program as the launcher must be given it."""
     program = spec.program or ("hpcdl", "train")
+    if spec.container and site.container == "apptainer":
+        gpus = site.partition(spec.partition).gpu is not None
+        program = (*_apptainer(site, spec, gpus=gpus), *program)
     if spec.launcher == "multiworker":
         program = ("bash", "-c", _TF_CONFIG, "worker", *program)
     return step_command(program)

@@ -60,6 +60,10 @@ JOB: Schema = {
             "description": "Whether it is copied to the nodes' own disks first.",
             "default": False,
         },
+        "container": _text(
+            "Image to run the program in, where the site declares a container runtime.",
+            examples=["/images/tensorflow.sif"],
+        ),
         "preflight": {
             "type": "boolean",
             "description": "Whether the allocation is checked before the ranks start.",

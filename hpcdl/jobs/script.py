@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hpcdl import __version__
 from hpcdl.jobs import dialect, quote
-from hpcdl.jobs.launch import WORKER_PORT, launch_options, launch_words, program_words
+from hpcdl.jobs.launch import (
+    WORKER_PORT,
+    check_container,
+    launch_options,
+    launch_words,
+    program_words,
+)
 from hpcdl.jobs.layout import Layout, plan_layout
 from hpcdl.jobs.spec import SIGNAL_SECONDS, JobSpec, Module, check_environment, check_spec
 from hpcdl.site import Partition, Site
@@ -98,8 +104,9 @@ def render_script(
     spec = check_spec(spec)
     layout = plan_layout(site, spec)
     dialect.check_mpi(site)
+    check_container(site, spec)
     check_environment(site.partition(spec.partition).environment)
-    values = {**_values(site, spec, layout, module), **_array_values(spec, array)}
+    values = {**_values(site, spec, layout, module), **_array_values(site, spec, array)}
     text = _template("job.sh.j2").render(values)
     return Script(
         tuple(_line(line) for line in text.removesuffix("\n").split("\n")),
@@ -181,17 +188,23 @@ def _stage(partition: Partition, spec: JobSpec, layout: Layout) -> dict[str, obj
             hint="leave --stage-data out, or describe `scratch` in the site file",
         )
     target = f"{partition.scratch.path.rstrip('/')}/hpcdl-$SLURM_JOB_ID"
-    step = (f"--nodes={layout.nodes}", f"--ntasks={layout.nodes}", "--ntasks-per-node=1",
-            "--mpi=none", f"--cpus-per-task={layout.cpus_per_task}")  # fmt: skip
+    step = (
+        f"--nodes={layout.nodes}",
+        f"--ntasks={layout.nodes}",
+        "--ntasks-per-node=1",
+        "--mpi=none",
+        f"--cpus-per-task={layout.cpus_per_task}",
+        "--kill-on-bad-exit=1",
+    )
     return {"target": target, "step": step, "workers": min(16, max(2, layout.cpus_per_task))}
 
 
-def _array_values(spec: JobSpec, array: ArrayOf | None) -> dict[str, object]:
+def _array_values(site: Site, spec: JobSpec, array: ArrayOf | None) -> dict[str, object]:
     """What differs for an array: where the log goes, the folder and the program of a task."""
     if array is None:
-        words = quote.words(program_words(spec))
+        words = quote.words(program_words(site, spec))
         return {"array": None, "program": words + _data_option(spec)}
-    wrapper = program_words(replace(spec, program=("x",)))[:-1]
+    wrapper = program_words(site, replace(spec, program=("x",)))[:-1]
     return {
         "array": f"0-{array.tasks - 1}" + (f"%{array.running}" if array.running else ""),
         "arguments": array.arguments,

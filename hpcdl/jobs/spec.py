@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 from hpcdl.site.load import slurm_minutes
 from hpcdl.system.errors import BadInput
@@ -18,6 +19,7 @@ SIGNAL_SECONDS = 120
 _TIME = re.compile(r"(\d{1,4}-)?\d{1,5}(:[0-5]?\d){0,2}\Z", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,62}\Z")
 _ACCOUNT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:@+-]{0,127}\Z")
+_IMAGE = re.compile(r"[A-Za-z0-9/._~][^\x00-\x1f,]{0,1000}\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _LONGEST_ARGUMENT = 100_000
 _LONGEST_REQUEST = 1_000_000
@@ -32,8 +34,7 @@ _RESERVED = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class Module:
+class Module(NamedTuple):
     """The modules a job loads: a folder for `module use`, names, and the release they pin.
 
     `release` is the release's id, None where none is published yet.
@@ -51,7 +52,8 @@ class JobSpec:
     Sizes: `minutes` of walltime; `cpus_per_task` in CPUs as Slurm counts them. `program` is
     the command of every rank; empty means `hpcdl train`. `data` is a path that must exist on
     the nodes before the ranks start; with `stage` it is copied to their own disks first. A
-    `chain` of jobs goes on where the one before ran out of time.
+    `chain` of jobs goes on where the one before ran out of time. `container` is an image, run
+    by the site's container runtime.
     """
 
     partition: str
@@ -73,6 +75,7 @@ class JobSpec:
     data: str | None = None
     stage: bool = False
     chain: int = 1
+    container: str | None = None
 
 
 def command_of(rest: Sequence[str]) -> tuple[str, ...]:
@@ -105,6 +108,8 @@ def check_spec(spec: JobSpec) -> JobSpec:
         if name is not None and not _ACCOUNT.match(name):
             raise BadInput(f"--{option} {_shown(name)} is not possible")
     check_environment(spec.environment)
+    if spec.container is not None and not _IMAGE.match(spec.container):
+        raise BadInput(f"--container {_shown(spec.container)} is no path or name of an image")
     _check_program(spec.program)
     _check_folder(spec.job_dir)
     return spec

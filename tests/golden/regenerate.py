@@ -1,5 +1,6 @@
 """Write the golden scripts anew: `make golden`, or `python -m tests.golden.regenerate`."""
 
+from tests.golden import variants
 from tests.golden.matrix import HERE, INDEX, wanted
 
 
@@ -12,6 +13,7 @@ def main() -> None:
         (HERE / name).write_text(text)
     INDEX.write_text(index)
     print(f"{len(files)} scripts for {index.count('.sh')} cells in {HERE}")
+    print(f"{variants.write()} variants in {variants.HERE}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,59 @@
+"""Scripts of other launchers, of containers, staging and arrays, on one release each."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from hpcdl.jobs import JobSpec, Module, render_script
+from hpcdl.jobs.dialect import with_version
+from hpcdl.jobs.script import ArrayOf
+from hpcdl.site import load_site
+from hpcdl.system.resources import folder
+
+HERE = Path(__file__).parent / "variants"
+RELEASE = "24.05"
+_MODULE = Module(
+    ("tensorflow/2.20.0",), Path("/apps/hpcdl/releases/tensorflow-1/modules"), "tensorflow-1"
+)
+_BASE = JobSpec("a100", nodes=2, program=("python", "train.py", "--lr", "0.1"))
+_STAGED = replace(_BASE, program=(), data="/data/imagenet", stage=True)
+_IN_IMAGE = replace(_BASE, container="/images/tensorflow.sif")
+
+# Name -> the job, and the container runtime that the site declares.
+VARIANTS: dict[str, tuple[JobSpec, str]] = {
+    "launcher-horovod-mpirun": (replace(_BASE, launcher="horovod-mpirun"), "apptainer"),
+    "launcher-multiworker": (replace(_BASE, launcher="multiworker"), "apptainer"),
+    "launcher-single": (replace(_BASE, nodes=1, launcher="single"), "apptainer"),
+    "container-apptainer": (_IN_IMAGE, "apptainer"),
+    "container-apptainer-mpirun": (replace(_IN_IMAGE, launcher="horovod-mpirun"), "apptainer"),
+    "container-apptainer-multiworker": (replace(_IN_IMAGE, launcher="multiworker"), "apptainer"),
+    "container-pyxis": (replace(_IN_IMAGE, container="nvcr.io#nvidia/tensorflow:24.03"), "pyxis"),
+    "data-staged": (_STAGED, "apptainer"),
+    "array": (_BASE, "apptainer"),
+    "no-preflight": (replace(_BASE, preflight=False), "apptainer"),
+}
+
+
+def script(name: str) -> str:
+    """A variant's script, without what differs by release of hpcdl."""
+    spec, runtime = VARIANTS[name]
+    site = load_site(folder("templates") / "sites" / "a100-h100.yaml")
+    paths = replace(site.paths, work=Path("/work/me"), datasets=Path("/data"))
+    site = with_version(replace(site, paths=paths, container=runtime), RELEASE)
+    module = Module(()) if spec.container else _MODULE
+    sweep = Path("/work/me/sweeps/lr")
+    array = ArrayOf(8, sweep / "array-000.args", sweep / "logs", 4) if name == "array" else None
+    text = render_script(site, spec, module, array).text
+    return re.sub(r"(?m)^(# Written by hpcdl) \S+;", r"\1;", text)
+
+
+def write() -> int:
+    """Write all of them anew and give their number."""
+    HERE.mkdir(exist_ok=True)
+    for path in HERE.glob("*.sh"):
+        path.unlink()
+    for name in VARIANTS:
+        (HERE / f"{name}.sh").write_text(script(name))
+    return len(VARIANTS)
