@@ -37,13 +37,15 @@ from hpcdl.stack.recipe import (
     running_interpreter,
 )
 from hpcdl.stack.release import SCHEMA, Release, as_record, read_release, releases_folder
-from hpcdl.stack.sources import own_digest, own_wheel
+from hpcdl.stack.sources import SourcesChanged, own_digest, own_wheel
 from hpcdl.stack.wheelhouse import Say, Wheelhouse, fetch, find_wheelhouse, new_log, sha256
+from hpcdl.system.errors import MachineLacks
 from hpcdl.system.files import explain_os_errors, locked, write_json
 from hpcdl.system.resources import cache, folder
 from hpcdl.system.run import run
 
 _BUILD_SECONDS = 7200
+_ATTEMPTS = 5
 TRASH = ".trash-"
 """What the name of a tree begins with that is being removed."""
 
@@ -145,6 +147,17 @@ def build(plan: BuildPlan, say: Say) -> Release:
     """
     if plan.wheelhouse is None:
         plan = replace(plan, wheelhouse=fetch(plan.recipe, plan.python, say))
+    for _ in range(_ATTEMPTS):
+        try:
+            return _build(plan, say)
+        except SourcesChanged:
+            say("hpcdl's own files changed meanwhile: starting over with the new ones")
+            plan = replace(plan, own=own_digest())
+    raise MachineLacks("hpcdl's own files keep changing", hint="build when nobody edits them")
+
+
+def _build(plan: BuildPlan, say: Say) -> Release:
+    """Build a plan whose wheels are there."""
     release_id = plan.release_id
     assert release_id is not None
     if plan.exists:
@@ -194,9 +207,10 @@ def _fill(plan: BuildPlan, root: Path, say: Say) -> None:
     python = stack / "bin" / "python"
     pip = next(path for path in wheels if path.name.startswith("pip-"))
     install(python, wheels, pip, log)
+    own = own_wheel(python, plan.own)
     horovod = build_horovod(recipe, plan.python, plan.mpi, stack / "bin", say)
     say("installing Horovod and hpcdl")
-    install(python, [horovod, own_wheel(python)], pip, log)
+    install(python, [horovod, own], pip, log)
     packages = stack / "lib" / f"python{plan.python.minor}" / "site-packages"
     # The module's hpcdl knows its site without being told: a publish writes the file.
     (packages / "hpcdl" / SITE_FILE).symlink_to(plan.site.paths.prefix / "etc" / SITE_FILE)

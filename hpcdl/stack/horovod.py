@@ -63,6 +63,9 @@ def build_horovod(
         MachineLacks: a compiler or MPI is missing, or the sources are not those of the recipe.
         CommandFailed: the build failed; its log is named.
     """
+    found = find_horovod(recipe, python, mpi)
+    if found is not None:
+        return found
     with locked(wheels_cache() / ".horovod.lock", wait_seconds=_BUILD_SECONDS):
         found = find_horovod(recipe, python, mpi)
         if found is not None:

@@ -115,6 +115,9 @@ def _write_sboms(site: Site, release: Release, say: Say) -> None:
         write_sboms(release, waivers_of(release, read_records(site)))
     except MachineLacks as lack:
         say(f"note: {lack.message}: {lack.hint}")
+    except ValueError as fault:
+        # The libraries refuse what some package says of itself: no reason to stop a publish.
+        say(f"note: no bill of materials: {str(fault)[:300]}")
 
 
 def _show_modules(

@@ -58,16 +58,27 @@ def own_digest() -> str:
     return state.hexdigest()[:8]
 
 
-def own_wheel(python: Path) -> Path:
+class SourcesChanged(Exception):
+    """Somebody edited hpcdl while it was being packed."""
+
+
+def own_wheel(python: Path, expected: str) -> Path:
     """The wheel of hpcdl in the cache, made now where it is not there.
 
     Args:
         python: an interpreter with setuptools and pip, for building from a checkout.
+        expected: the digest of the files that the wheel must have.
+
+    Raises:
+        SourcesChanged: the files are no longer those.
     """
     name = f"hpcdl-{__version__}-py3-none-any.whl"
-    target = wheels_cache() / f"hpcdl-{__version__}-{own_digest()}" / name
+    target = wheels_cache() / f"hpcdl-{__version__}-{expected}" / name
     if not target.is_file():
-        write_atomic(target, _built(python, name) if is_checkout() else _packed(name))
+        packed = _built(python, name) if is_checkout() else _packed(name)
+        if own_digest() != expected:
+            raise SourcesChanged
+        write_atomic(target, packed)
     return target
 
 

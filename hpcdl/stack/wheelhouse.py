@@ -111,7 +111,11 @@ def fetch(recipe: Recipe, python: Interpreter, say: Say) -> Wheelhouse:
         say(f"fetching {recipe.package} {recipe.tensorflow} and what it needs (about 600 MB, once)")
         folder = wheelhouse_folder(recipe, python)
         partial = folder.with_name(f"{folder.name}.partial")
-        partial.mkdir(parents=True, exist_ok=True)
+        # Begun anew each time (pip caches what it fetched): two versions of one package, fetched
+        # on different days, must not meet in one lock.
+        with explain_os_errors(partial):
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
         run(
             [*pip, "download", "--only-binary", ":all:", "--dest", partial, *recipe.requirements],
             log=new_log("fetch"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.stack.install import compile_bytecode, open_to_readers, require_room
-from hpcdl.stack.sources import own_digest, own_files, pack
+from hpcdl.stack.sources import SourcesChanged, own_digest, own_files, own_wheel, pack
 from hpcdl.system.errors import MachineLacks
 
 
@@ -78,3 +78,15 @@ def test_hpcdl_finds_all_of_itself() -> None:
         assert needed in names
     assert not any("__pycache__" in name for name in names)
     assert own_digest() == own_digest()
+
+
+def test_a_wheel_of_hpcdl_is_never_named_for_other_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody edits a file while the wheel is made."""
+    monkeypatch.setenv("HPCDL_CACHE", str(tmp_path))
+    monkeypatch.setattr("hpcdl.stack.sources._built", lambda python, name: b"a wheel")
+    with pytest.raises(SourcesChanged):
+        own_wheel(Path("/usr/bin/python3"), "00000000")
+    assert not list(tmp_path.rglob("*.whl"))
+    assert own_wheel(Path("/usr/bin/python3"), own_digest()).read_bytes() == b"a wheel"
