@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Gpu:
+class Gpu(NamedTuple):
     """The GPUs of one node of a partition.
 
     `model` is a row of facts/gpus.yaml; `gres_type` is what Slurm calls it; `per_node` counts
@@ -22,8 +22,7 @@ class Gpu:
     memory_gb: float
 
 
-@dataclass(frozen=True)
-class Interconnect:
+class Interconnect(NamedTuple):
     """The network between nodes: `fabric` and its bandwidth in Gbit/s per node."""
 
     fabric: str
@@ -31,8 +30,7 @@ class Interconnect:
     interface: str | None
 
 
-@dataclass(frozen=True)
-class Scratch:
+class Scratch(NamedTuple):
     """Node-local scratch: where it is (may name Slurm's variables) and its size in GB."""
 
     path: str

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cache, total_ordering
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpcdl.facts import load
 from hpcdl.system.errors import BadInput
@@ -69,8 +69,7 @@ class Release:
         return self.series if self.point is None else f"{self.series}.{self.point}"
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """Releases from `since` on, up to but without `until`; None leaves an end open."""
 
     since: Release | None = None
@@ -91,8 +90,7 @@ class Span:
         return f"{_edge(self.since)} to before {_edge(self.until)}"
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(NamedTuple):
     """One rule: what holds, in which releases, what follows and what to write instead.
 
     `flags` are the options and variables concerned. `severity` is one of `SEVERITIES`, `proof`
