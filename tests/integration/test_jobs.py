@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from hpcdl.site import find_site_file
 
 pytestmark = pytest.mark.cluster
 HPCDL = str(Path(sys.executable).with_name("hpcdl"))
@@ -168,6 +171,32 @@ def test_a_chain_goes_on_until_one_finishes_and_the_rest_is_dropped(
     assert len(answer["chain"]) == 4  # type: ignore[arg-type]
     time.sleep(2)
     assert (folder / "runs").read_text().count("x") == 2
+
+
+def test_staged_data_lies_on_every_node_and_goes_with_the_job(
+    slurm: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """The job finds its copy in HPCDL_DATA; what it staged is gone afterwards, the source not."""
+    data = tmp_path / "data set"
+    data.mkdir()
+    (data / "shard").write_text("content")
+    (tmp_path / "site.yaml").write_text(
+        Path(find_site_file("embedded"))
+        .read_text()
+        .replace("path: /tmp", f"path: {tmp_path}/$SLURMD_NODENAME")
+    )
+    path = f"PATH={Path(HPCDL).parent}:{os.environ['PATH']}"
+    words = ["env", path, HPCDL, "job", "submit", "--site", tmp_path / "site.yaml", "--no-module",
+             "--watch", "--json", "--nodes", "2", "--gpus-per-node", "1", "--no-preflight",
+             "--data", data, "--stage-data", "--job-dir", tmp_path / "job"]  # fmt: skip
+    for node in ("p100-01", "p100-02"):
+        (tmp_path / node).mkdir()
+    program = 'echo "$(hostname) $(cat "$(eval echo "$HPCDL_DATA")/shard")"'
+    slurm(*words, "--", "bash", "-c", program, timeout=120)
+    lines = (tmp_path / "job" / "job.log").read_text().splitlines()
+    assert {"p100-01 content", "p100-02 content"} <= set(lines), lines
+    assert not list(tmp_path.glob("p100-0*/hpcdl-*"))
+    assert (data / "shard").exists()
 
 
 def test_slurm_s_own_refusal_is_shown_and_nothing_is_left(
