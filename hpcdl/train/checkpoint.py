@@ -111,6 +111,13 @@ def newest(folder: Path, warn: Any = None) -> Checkpoint | None:
     return None
 
 
+def discard(folder: Path, first: int) -> None:
+    """Rename the checkpoints after `first` steps and later: what they hold has proved bad."""
+    for path in _all(folder):
+        if int(path.stem.removeprefix("step-")) >= first:
+            path.replace(path.with_suffix(".bad"))
+
+
 def set_aside(folder: Path) -> None:
     """Rename the checkpoints' folder, so that a run starts over without losing them."""
     if folder.is_dir():

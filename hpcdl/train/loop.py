@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcdl.system.errors import BadInput
+from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.train import checkpoint as checkpoints
 from hpcdl.train.communicate import Communicator
 from hpcdl.train.data.source import Source
@@ -22,8 +22,11 @@ from hpcdl.train.options import TrainOptions
 from hpcdl.train.plan import RunPlan
 from hpcdl.train.report import Reporter
 from hpcdl.train.result import Samples
+from hpcdl.train.scalars import Scalars
 from hpcdl.train.step import Step, StepParts, StepResult
 from hpcdl.train.stop import StopRequest, meaning
+from hpcdl.train.trouble import LossGuard
+from hpcdl.train.watchdog import Watchdog
 
 
 @dataclass
@@ -38,6 +41,9 @@ class Training:
     step: Step
     reporter: Reporter
     stop: StopRequest
+    watchdog: Watchdog
+    guard: LossGuard
+    scalars: Scalars
     step_number: int = 0
     loss: float = float("nan")
     samples: Samples = field(default_factory=Samples)
@@ -145,9 +151,12 @@ def train(training: Training) -> str:
     The last checkpoint is on disk when this returns.
     """
     outcome = None if training.step_number < training.plan.steps else "completed"
+    training.watchdog.start()
     while outcome is None:
         epoch, first = training.plan.position(training.step_number)
         outcome = _epoch(training, epoch, first)
+    training.watchdog.close()
+    training.scalars.close()
     training.writer.wait()
     return outcome
 
@@ -164,7 +173,9 @@ def _epoch(training: Training, epoch: int, first: int) -> str | None:
             images, labels, training.plan.lr_at(number), training.stop.value, number
         )
         training.step_number += 1
+        training.watchdog.step(training.step_number)
         training.loss = result.loss
+        _judge(training, result.loss, number)
         outcome = meaning(result.stop)
         if not outcome and training.step_number == training.plan.steps:
             outcome = "completed"
@@ -172,10 +183,29 @@ def _epoch(training: Training, epoch: int, first: int) -> str | None:
         now = time.perf_counter()
         _note(training, result, now - begun, fetched - begun, saved)
         training.reporter.step(training.step_number, epoch, result.loss, training.plan.global_batch)
+        training.scalars.step(
+            training.step_number, loss=result.loss, learning_rate=training.plan.lr_at(number),
+            images_per_second=training.plan.global_batch / max(now - begun, 1e-9),
+        )  # fmt: skip
         if outcome:
             return outcome
         begun = now
     return None
+
+
+def _judge(training: Training, loss: float, number: int) -> None:
+    """Let the guard look at a loss; a bad one condemns the checkpoints of the steps before it.
+
+    A step's loss is that of the weights before its update: a checkpoint is good when the next
+    step's loss is.
+    """
+    try:
+        training.guard.check(loss, number + 1, training.plan.lr_at(number))
+    except HpcdlError:
+        if training.ranks.rank == 0:
+            training.writer.wait()
+            checkpoints.discard(training.checkpoint_folder, number - training.guard.patience)
+        raise
 
 
 def _checkpoint_is_due(training: Training) -> bool:

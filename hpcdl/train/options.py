@@ -29,6 +29,8 @@ class TrainOptions:
 
     model: str = "mlp"
     data: str = SYNTHETIC
+    image_size: int | None = None
+    task: str | None = None
     pipeline: str = "new"
     max_damaged: int = 16
     global_batch: int | None = None
@@ -54,6 +56,9 @@ class TrainOptions:
     checkpoint_every: int | None = None
     keep_checkpoints: int = 3
     fresh: bool = False
+    profile: bool = False
+    tensorboard: bool = False
+    hang_limit: float = 600.0
     deterministic: bool = False
     warmup_steps: int = 5
     report_every: float = 5.0
@@ -115,6 +120,10 @@ def _fraction(text: str) -> float:
 ARGUMENTS: tuple[Argument, ...] = (
     Argument("model", "network to train (default mlp)", metavar="NAME"),
     Argument("data", "folder made by `hpcdl data make`, or 'synthetic'", metavar="DIR"),
+    Argument("image_size", "side of the images in pixels (default by the model)", _positive,
+             metavar="PX"),
+    Argument("task", "one class, or several findings per image (default by the model)",
+             choices=("classes", "findings")),
     Argument("pipeline", "input pipeline for JPEG records; old is slow, to compare",
              choices=("new", "old")),
     Argument("max_damaged", "damaged records a rank may skip (default 16)", _not_negative,
@@ -152,8 +161,14 @@ ARGUMENTS: tuple[Argument, ...] = (
     Argument("keep_checkpoints", "newest ones kept (default 3)", _positive, metavar="N",
              group="checkpoints"),
     Argument("fresh", "start over, leave checkpoints of before aside", bool, group="checkpoints"),
+    Argument("hang_limit", "seconds without a step until the run is ended; 0 for never "
+             "(default 600)", _amount, metavar="S"),
     Argument("warmup_steps", "first steps left out of the throughput (default 5)", _not_negative,
              metavar="N", group="measuring"),
+    Argument("profile", "write timeline.json: all ranks' steps, for Perfetto", bool,
+             group="measuring"),
+    Argument("tensorboard", "write loss and throughput for TensorBoard", bool,
+             group="measuring"),
     Argument("report_every", "seconds between progress lines in a log (default 5)", _amount,
              metavar="S", group="measuring"),
     Argument("target_accuracy", "exit 1 when the test accuracy stays below", _fraction,

@@ -31,11 +31,16 @@ from hpcdl.train.options import SYNTHETIC, TrainOptions
 from hpcdl.train.ranks import RankPlace
 from hpcdl.train.report import Reporter
 from hpcdl.train.result import VERSION, Samples, finite, job_of, summarize, summary_line
+from hpcdl.train.scalars import Scalars
 from hpcdl.train.startup import StartupClock
 from hpcdl.train.step import StepParts, make_step
 from hpcdl.train.stop import StopRequest
 from hpcdl.train.tasks import evaluate, make_task
+from hpcdl.train.timeline import write_timeline
+from hpcdl.train.trouble import LossGuard, explain
+from hpcdl.train.watchdog import Watchdog
 
+_DRAWN_STEPS = 2000
 _EXITS = {
     "completed": ExitCode.OK,
     "missed-target": ExitCode.NO,
@@ -76,11 +81,23 @@ class Run:
             outcome = train(training)
             metrics = self._score(training) if outcome == "completed" else {}
         except BaseException as fault:
-            message = fault.message if isinstance(fault, HpcdlError) else repr(fault)
+            clear = self._clear(fault)
+            message = clear.message if clear else repr(fault)
             with suppress(Exception):
-                self._write("failed", message, int(getattr(fault, "exit_code", 1)), {})
-            raise
+                self._write("failed", message, int(clear.exit_code) if clear else 1, {})
+            if clear is None or clear is fault:
+                raise
+            raise clear from fault
+        finally:
+            self.repairs.close()
         return self._end(training, outcome, metrics)
+
+    def _clear(self, fault: BaseException) -> HpcdlError | None:
+        """The clear error that a fault is, or stands for."""
+        if isinstance(fault, HpcdlError):
+            return fault
+        batch = self.training.plan.global_batch // self.ranks.size if self.training else 0
+        return explain(self.tf, fault, batch)
 
     def _complain(self, what: str) -> None:
         """A line on standard error that says which rank it is from."""
@@ -102,7 +119,15 @@ class Run:
             checkpoint.set_aside(options.folder / "checkpoints")
         step = make_step(self.tf, parts)
         self.clock.mark("network")
-        return Training(options, numbers, self.ranks, parts, source, step, reporter, stop)
+        watchdog = Watchdog(options.folder, self.ranks.rank, self.ranks.size, options.hang_limit)
+        # fp16 leaves bad steps out and halves its scale: fifteen in a row reach a scale of 1.
+        guard = LossGuard(patience=15 if parts.scale else 0)
+        wanted = options.tensorboard and not silent
+        scalars = Scalars(self.tf, options.folder / "tensorboard" if wanted else None)
+        return Training(
+            options, numbers, self.ranks, parts, source, step, reporter, stop, watchdog, guard,
+            scalars,
+        )  # fmt: skip
 
     def _parts(self, source: Source) -> StepParts:
         """Network, task and optimizer as the options want them."""
@@ -113,7 +138,7 @@ class Run:
         )  # fmt: skip
         return StepParts(
             network=network,
-            task=make_task(tf, self.model["task"], options.label_smoothing),
+            task=make_task(tf, self._task(), options.label_smoothing),
             optimizer=optimizers.make_optimizer(
                 tf, network, options.optimizer, options.momentum, options.weight_decay
             ),
@@ -140,11 +165,16 @@ class Run:
         capability = details.get("compute_capability", (7, 0))
         return bool(capability < (7, 0)) and self.options.precision == "fp32"
 
+    def _task(self) -> str:
+        return str(self.options.task or self.model["task"])
+
     def _source(self, batch: int) -> Source:
 
-        tf, options, task = self.tf, self.options, self.model["task"]
+        tf, options, task = self.tf, self.options, self._task()
         share = Share(batch, self.ranks.size, self.ranks.rank, options.seed)
         shape = tuple(self.model["input"])
+        if options.image_size:
+            shape = (options.image_size, options.image_size, shape[2])
         if options.data == SYNTHETIC:
             return Synthetic(tf, shape, self.model["classes"], share, task)
         dataset = read_dataset(Path(options.data))
@@ -187,6 +217,8 @@ class Run:
             outcome = "missed-target"
             message = f"test accuracy {accuracy:.4f} is below the target {target}"
         training.reporter.end(training.step_number, epoch, training.loss, outcome)
+        if self.options.profile:
+            self._write_timeline(training)
         code = int(_EXITS[outcome])
         result = self._write(outcome, message, code, metrics)
         if self.ranks.rank == 0:
@@ -196,6 +228,16 @@ class Run:
             line = json.dumps({**brief, "result": path}) if self.options.json else None
             print(line or summary_line(result, path), flush=True)
         return code
+
+    def _write_timeline(self, training: Training) -> None:
+        """Gather all ranks' samples; rank 0 writes them as one timeline."""
+        columns = {name: kept[:_DRAWN_STEPS] for name, kept in training.samples.columns.items()}
+        mine = {"host": self.place.host, "columns": columns}
+        texts = self.ranks.gather_text(json.dumps(mine))
+        if self.ranks.rank == 0:
+            path = self.options.folder / "timeline.json"
+            write_timeline(path, [json.loads(text) for text in texts])
+            training.reporter.say(f"timeline of {len(texts)} ranks: {path}")
 
     def _write(
         self, status: str, message: str, code: int, metrics: dict[str, float]

@@ -14,6 +14,7 @@ from hpcdl.train.plan import global_batch, make_plan
 from hpcdl.train.ranks import place, slurm_tasks_on_node
 from hpcdl.train.result import Samples, job_of, quantile, summarize, summary_line
 from hpcdl.train.stop import TERM, USR2, meaning
+from hpcdl.train.timeline import PARTS, events
 
 SLURM = {
     "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "6", "SLURM_LOCALID": "1", "SLURM_NODEID": "2",
@@ -185,3 +186,14 @@ def test_every_model_has_its_numbers_and_a_source() -> None:
             name
         )
         assert row["proof"] in facts.PROOFS
+
+
+def test_a_timeline_puts_the_parts_of_a_step_one_after_the_other() -> None:
+    columns = dict.fromkeys(("seconds", *PARTS), [0.0, 0.0])
+    columns |= {"seconds": [1.0, 2.0], "input": [0.25, 0.5], "compute": [0.75, 1.5]}
+    drawn = [event for event in events(3, "n1", columns) if event["ph"] == "X"]
+    assert [(e["name"], e["ts"], e["dur"]) for e in drawn] == [
+        ("input", 0.0, 250000.0), ("compute", 250000.0, 750000.0),
+        ("input", 1000000.0, 500000.0), ("compute", 1500000.0, 1500000.0),
+    ]  # fmt: skip
+    assert {event["pid"] for event in drawn} == {3}

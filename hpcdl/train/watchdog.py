@@ -1,0 +1,97 @@
+"""Ends a run whose ranks wait for each other for ever, and shows where each of them stands.
+
+Every rank renews a file in the job's folder while it makes steps. A thread watches the clock:
+when this rank has made no step for the time allowed, it writes the stacks of all its threads
+beside that file, waits until the others have done so too, and rank 0 (or, where that one is the
+stuck one, whoever comes first) prints them, the rank that is furthest behind first. Then the
+process leaves with exit code 5, and the launcher ends the rest.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+from hpcdl.system.errors import ExitCode
+
+_GRACE = 5.0
+
+
+class Watchdog:
+    """Watches the steps of one rank.
+
+    Args:
+        folder: the job's folder, shared by all ranks.
+        rank: this rank.
+        size: number of ranks.
+        limit: seconds without a step until the run is ended; 0 for never.
+    """
+
+    def __init__(self, folder: Path, rank: int, size: int, limit: float) -> None:
+        self._folder = folder / "stacks"
+        self._rank = rank
+        self._size = size
+        self._limit = limit
+        self._step = 0
+        self._alive_at = time.monotonic()
+        self._stop = threading.Event()
+
+    def start(self) -> None:
+        """Begin to watch; the first step compiles, and may take six times as long."""
+        if self._limit:
+            self._alive_at = time.monotonic() + 5 * self._limit
+            threading.Thread(target=self._watch, daemon=True).start()
+
+    def step(self, number: int) -> None:
+        """A step is done."""
+        self._step = number
+        self._alive_at = time.monotonic()
+
+    def close(self) -> None:
+        """Watch no longer."""
+        self._stop.set()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(min(1.0, self._limit / 4)):
+            if time.monotonic() - self._alive_at > self._limit:
+                self._end()
+
+    def _end(self) -> None:
+        """Write this rank's stacks, show everybody's, leave."""
+        self._write()
+        # Ranks notice within a second of each other, for they all wait for the same one.
+        time.sleep(_GRACE if self._rank == 0 else 1.5 * _GRACE)
+        print(self._report(), file=sys.stderr, flush=True)
+        os._exit(int(ExitCode.STOPPED))
+
+    def _write(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"rank-{self._rank}.txt"
+        with path.open("w") as file:
+            file.write(f"rank {self._rank}, process {os.getpid()}: after step {self._step}\n")
+            file.flush()
+            faulthandler.dump_traceback(file, all_threads=True)
+
+    def _report(self) -> str:
+        """All stacks written so far; ranks that wrote none are the stuck ones."""
+        found = {rank: self._read(rank) for rank in range(self._size)}
+        silent = [str(rank) for rank, text in found.items() if not text]
+        lines = [
+            f"error: no step for {self._limit:.0f} s; step {self._step} was the last",
+            *(["  no word from rank " + ", ".join(silent)] if silent else []),
+            *(text for text in found.values() if text),
+            "help: the run goes on from its last checkpoint; --hang-limit S changes the limit",
+        ]
+        return "\n".join(lines)
+
+    def _read(self, rank: int) -> str:
+        path = self._folder / f"rank-{rank}.txt"
+        try:
+            fresh = time.time() - path.stat().st_mtime < 4 * _GRACE + self._limit
+            return path.read_text(errors="replace") if fresh else ""
+        except OSError:
+            return ""

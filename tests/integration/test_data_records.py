@@ -1,0 +1,188 @@
+"""Records: made in parallel, taken up after a kill, looked into, damaged, and fed to training."""
+
+import json
+import shutil
+import signal
+import subprocess
+from array import array
+from pathlib import Path
+
+import pytest
+
+from tests.integration.train_runs import Runs, environment
+
+pytest.importorskip("numpy", reason="numpy comes with the stack")
+from hpcdl.train.data.tfrecord import crc32c, walk
+
+pytestmark = pytest.mark.stack
+PHOTOS = ("--count=96", "--test-count=32", "--shards=3", "--size=128x96", "--bytes=8000",
+          "--classes=10")  # fmt: skip
+SMALL = """
+import tensorflow as tf
+def network(shape, classes):
+    layers = tf.keras.layers
+    return tf.keras.Sequential([tf.keras.Input(shape), layers.Conv2D(8, 3, 4, activation="relu"),
+        layers.GlobalAveragePooling2D(), layers.Dense(classes)])
+"""
+TRAIN = ("--model=small:network", "--image-size=32", "--global-batch=16", "--lr=0.01",
+         "--deterministic")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def photos(train_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("photos") / "set"
+    done = Runs(train_python, folder.parent).data("make", "photos", str(folder), *PHOTOS)
+    assert done.code == 0, done.err
+    return folder
+
+
+@pytest.fixture
+def copied(photos: Path, runs: Runs) -> Path:
+    (runs.folder / "small.py").write_text(SMALL)
+    return Path(shutil.copytree(photos, runs.folder / "set"))
+
+
+def damage(shard: Path, record: int) -> int:
+    """Turn over a byte in the middle of a record; returns where its frame starts."""
+    place = list(walk(shard, check_data=False))[record]
+    data = bytearray(shard.read_bytes())
+    data[place.offset + 12 + place.length // 2] ^= 0xFF
+    shard.write_bytes(data)
+    return place.offset
+
+
+def test_the_checksum_is_that_of_rfc_3720() -> None:
+    assert crc32c(b"123456789") == 0xE3069283
+    assert crc32c(bytes(32)) == 0x8A9136AA
+    assert crc32c(bytes(range(256)) * 5) == crc32c(bytearray(range(256)) * 5)
+
+
+def test_photos_have_the_wanted_number_and_bytes(runs: Runs, photos: Path) -> None:
+    done = runs.data("inspect", str(photos), "--json")
+    report = json.loads(done.out)
+    assert (done.code, report["sound"], report["records"]) == (0, True, 128)
+    assert report["bytes"] / 128 == pytest.approx(8000, rel=0.06)
+    records = [r for path in photos.glob("*.tfrecord") for r in walk(path, check_data=True)]
+    assert len(records) == 128
+    assert not any(record.fault for record in records)
+
+
+def test_inspect_names_every_fault_by_file_and_offset(runs: Runs, copied: Path) -> None:
+    shards = sorted(copied.glob("train-*"))
+    first = damage(shards[0], 5)
+    second = damage(shards[0], 9)
+    shards[1].write_bytes(shards[1].read_bytes()[:-100])
+    shards[2].unlink()
+    done = runs.data("inspect", str(copied))
+    assert done.code == 1
+    assert f"{shards[0].name}: at byte {first:,}: its checksum is wrong" in done.out
+    assert f"{shards[0].name}: at byte {second:,}: its checksum is wrong" in done.out
+    assert f"{shards[1].name}: at byte" in done.out
+    assert "the file is cut: 100 bytes are missing" in done.out
+    assert f"{shards[2].name}: missing" in done.out
+    assert "4 faults" in done.out
+
+
+def test_a_killed_make_is_taken_up_and_ends_the_same(
+    runs: Runs, train_python: Path, photos: Path
+) -> None:
+    command = [str(train_python), "-m", "hpcdl.train.data", "make", "photos", "again", *PHOTOS,
+               "--threads=1"]  # fmt: skip
+    process = subprocess.Popen(command, cwd=runs.folder, env=environment())
+    runs.wait_for("train-00000*.tfrecord", "again")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (runs.folder / "again/dataset.json").exists()
+    kept = (runs.folder / "again/train-00000-of-00003.tfrecord").stat().st_mtime_ns
+    assert subprocess.run(command, cwd=runs.folder, env=environment(), check=False).returncode == 0
+    assert (runs.folder / "again/train-00000-of-00003.tfrecord").stat().st_mtime_ns == kept
+    for shard in photos.glob("*.tfrecord"):
+        assert (runs.folder / "again" / shard.name).read_bytes() == shard.read_bytes()
+    assert not list((runs.folder / "again").glob("*.part"))
+
+
+def test_batches_are_the_same_on_any_number_of_ranks(runs: Runs, copied: Path) -> None:
+    words = ("--data", str(copied), *TRAIN, "--steps=9")
+    one = runs.train(*words, job="one")
+    two = runs.train(*words, ranks=2, job="two")
+    assert (one.code, two.code) == (0, 0), one.err + two.err
+    ours, theirs = (done.result["samples"]["loss"] for done in (one, two))
+    assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+def test_a_run_resumes_inside_an_epoch_bitwise(runs: Runs, copied: Path) -> None:
+    words = ("--data", str(copied), *TRAIN)
+    whole = runs.train(*words, "--steps=10", job="whole")
+    runs.train(*words, "--steps=4", job="parts")
+    rest = runs.train(*words, "--steps=10", job="parts")
+    assert "resumed after step 4" in rest.out
+    assert array("f", rest.weights) == array("f", whole.weights)
+
+
+def test_damaged_records_are_skipped_up_to_a_limit(runs: Runs, copied: Path) -> None:
+    shard = min(copied.glob("train-*"))
+    offsets = [damage(shard, record) for record in (3, 8)]
+    words = ("--data", str(copied), *TRAIN, "--steps=6")
+    done = runs.train(*words, job="skips")
+    assert done.code == 0, done.err
+    for offset in offsets:
+        assert f"skipped a damaged record: {shard} at byte {offset}" in done.err
+    assert done.result["damaged_records"] == 2
+    refused = runs.train(*words, "--max-damaged=1", job="refuses")
+    assert refused.code == 2
+    assert "more than 1 records are damaged" in refused.err
+    assert "Traceback" not in refused.err
+
+
+def test_a_missing_shard_is_named_before_training(runs: Runs, copied: Path) -> None:
+    shard = min(copied.glob("train-*"))
+    shard.unlink()
+    done = runs.train("--data", str(copied), *TRAIN)
+    assert (done.code, f"{shard.name} (train): missing" in done.err) == (2, True)
+
+
+def test_findings_are_scored_by_their_areas(runs: Runs, copied: Path) -> None:
+    made = runs.data("make", "photos", "chest", "--count=64", "--test-count=64", "--shards=2",
+                     "--size=64x64", "--bytes=3500", "--task=findings")  # fmt: skip
+    assert made.code == 0, made.err
+    words = ("--data", "chest", *TRAIN, "--task=findings", "--steps=3")
+    one = runs.train(*words, job="one").result["summary"]["metrics"]
+    two = runs.train(*words, ranks=2, job="two").result["summary"]["metrics"]
+    assert {"auroc", "auroc/Hernia", "auroc/Pneumonia", "test_loss"} <= one.keys()
+    assert 0.2 < one["auroc"] < 0.8, "labels are random"
+    assert two == pytest.approx(one, abs=0.02)
+    wrong = runs.train("--data", "chest", *TRAIN)
+    assert (wrong.code, "the data set's labels are findings" in wrong.err) == (2, True)
+
+
+def test_images_with_a_table_become_records_and_its_faults_show_at_once(runs: Runs) -> None:
+    runs.data("make", "photos", "origin", "--count=12", "--shards=1", "--size=64x64",
+              "--bytes=3500")  # fmt: skip
+    images = runs.folder / "images"
+    images.mkdir()
+    shard = next((runs.folder / "origin").glob("*.tfrecord")).read_bytes()
+    parts = shard.split(b"\xff\xd8\xff")[1:]
+    for number, part in enumerate(parts):
+        (images / f"{number}.jpg").write_bytes(b"\xff\xd8\xff" + part)
+    table = runs.folder / "labels.csv"
+    rows = [f"{n}.jpg,{('cat', 'dog')[n % 2]}" for n in range(12)]
+    table.write_text("\n".join(["file,class", *rows]))
+    words = ("make", "folder", "mine", "--images=images", "--labels=labels.csv", "--shards=2")
+    done = runs.data(*words, "--test=0.25")
+    assert (done.code, "9 to train, 3 to test" in done.out) == (0, True), done.err
+    table.write_text("\n".join(["file,class", "no.jpg,cat", "1.jpg", *rows]))
+    refused = runs.data(*words)
+    assert refused.code == 2
+    assert "labels.csv:2: there is no image" in refused.err
+    assert "labels.csv:3: no label" in refused.err
+
+
+def test_bench_says_what_a_pipeline_gives(runs: Runs, photos: Path) -> None:
+    for pipeline in ("new", "old"):
+        words = ("bench", str(photos), "--seconds=0.5", "--batch=8", "--crop=32", "--json")
+        done = runs.data(*words, f"--pipeline={pipeline}")
+        assert done.code == 0, done.err
+        result = json.loads(done.out)
+        assert result["pipeline"] == pipeline
+        assert result["images_per_second"] > 10
+        assert result["images_per_cpu_second"] > 10
