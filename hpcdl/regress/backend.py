@@ -26,6 +26,7 @@ from reframe.utility import nodelist_abbrev
 
 from hpcdl.regress.backend_names import EVENTS_VARIABLE, LAUNCHER, PARENT_VARIABLE, SCHEDULER
 from hpcdl.regress.ending import Watchdog, fault_of
+from hpcdl.regress.priority import go_first
 from hpcdl.slurm import client
 from hpcdl.slurm.parse import ACTIVE, JobRecord
 from hpcdl.system.errors import HpcdlError
@@ -107,6 +108,8 @@ class HpcdlSlurm(SlurmJobScheduler):
         fault = fault_of(record, getattr(job, "hpcdl_restarts", 0))
         if fault is None and record.state == "RUNNING":
             fault = _hang(job, record)
+            if getattr(job, "hpcdl_cluster", None):
+                go_first(record.id, job.hpcdl_cluster)
         if fault is not None:
             self._give_up(job, fault)
         elif not record.active:

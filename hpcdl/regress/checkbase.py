@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -120,6 +121,8 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         self.job.hpcdl_name = f"{self.check_name}/{self.case_name}"
         self.job.hpcdl_restarts = self.restarts
         self.job.hpcdl_silence = self.silence_seconds
+        if self.one_machine:
+            self.job.hpcdl_cluster = os.environ.get("SLURM_CONF", "")
         self.job._stdout = self.job._stderr = LOG
         self.prerun_cmds = list(batch.before)
         self.executable = batch.program
