@@ -1,0 +1,22 @@
+"""Whose processes go first on a machine that plays a cluster."""
+
+from pathlib import Path
+
+from hpcdl.regress.priority import processes_of
+
+
+def process(proc: Path, number: int, **variables: str) -> None:
+    folder = proc / str(number)
+    folder.mkdir()
+    text = "\0".join(f"{key}={value}" for key, value in variables.items())
+    (folder / "environ").write_text(text + "\0")
+
+
+def test_only_the_jobs_own_processes_on_its_own_cluster_are_meant(tmp_path: Path) -> None:
+    process(tmp_path, 1, SLURM_JOB_ID="7", SLURM_CONF="/a/slurm.conf")
+    process(tmp_path, 2, SLURM_JOB_ID="7", SLURM_CONF="/b/slurm.conf")
+    process(tmp_path, 3, SLURM_JOB_ID="77", SLURM_CONF="/a/slurm.conf")
+    process(tmp_path, 4, HOME="/root")
+    (tmp_path / "5").mkdir()
+    found = [path.name for path in processes_of(7, "/a/slurm.conf", tmp_path)]
+    assert found == ["1"]
