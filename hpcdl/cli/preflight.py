@@ -17,10 +17,23 @@ def _looks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", default="", metavar="PATH", help="data set that must be there")
 
 
-def _probe(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.jobs.preflight import as_json_line, probe
+def _probe_options(parser: argparse.ArgumentParser) -> None:
+    _looks(parser)
+    parser.add_argument(
+        "--transport",
+        type=Path,
+        metavar="DIR",
+        help="try how GPUs reach each other; ranks meet in DIR",
+    )
 
-    print(as_json_line(probe(args.scratch, args.data)), flush=True)
+
+def _probe(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.jobs.preflight import as_json_line, probe, with_links
+
+    found = probe(args.scratch, args.data)
+    if args.transport is not None:
+        found = with_links(found, args.transport)
+    print(as_json_line(found), flush=True)
     return ExitCode.OK
 
 
@@ -32,6 +45,8 @@ def _expectations(parser: argparse.ArgumentParser) -> None:
     add("--gpus-per-node", type=int, default=0, metavar="N", help="GPUs on each node")
     add("--memory-mb", type=int, default=0, metavar="N", help="memory of the job on a node")
     add("--release", default="", metavar="ID", help="release that must be loaded")
+    add("--fabric", default="", metavar="KIND", help="the network that nodes must talk by")
+    add("--nvlink", action="store_true", help="GPUs of a node must talk peer to peer")
     _looks(parser)
     add("probes", type=Path, metavar="FILE", help="what the ranks' probes printed")
 
@@ -50,6 +65,8 @@ def _judge(args: argparse.Namespace) -> ExitCode | int:
         release=args.release,
         scratch=args.scratch,
         data=args.data,
+        fabric=args.fabric,
+        nvlink=args.nvlink,
     )
     try:
         probes = read_probes(args.probes.read_text(errors="replace"))
@@ -85,7 +102,7 @@ GROUP = Group(
             "Print what one rank of a job finds, as a line of JSON.",
             "srun hpcdl preflight probe --scratch /tmp > preflight.jsonl",
             _probe,
-            _looks,
+            _probe_options,
             site=False,
         ),
     ),

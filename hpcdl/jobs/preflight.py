@@ -14,9 +14,10 @@ import socket
 import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from hpcdl.jobs.transport import Link, exchange, judge_links, read_links
 from hpcdl.system.text import table
 
 CAUSES: dict[int, str] = {
@@ -44,11 +45,16 @@ class Expectation:
     release: str = ""
     scratch: str = ""
     data: str = ""
+    fabric: str = ""
+    nvlink: bool = False
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What one rank found. `cpus` is Slurm's number for the step, `affinity` the kernel's."""
+    """What one rank found. `cpus` is Slurm's number for the step, `affinity` the kernel's.
+
+    `links` is how its GPU reaches others, empty where that was not looked at.
+    """
 
     rank: int
     local_rank: int
@@ -61,6 +67,7 @@ class Probe:
     release: str
     scratch_free_mb: int | None
     data: bool | None
+    links: tuple[Link, ...] = ()
 
     @property
     def gpu(self) -> str | None:
@@ -94,11 +101,25 @@ def probe(scratch: str = "", data: str = "", environ: Mapping[str, str] | None =
     )
 
 
+def with_links(found: Probe, folder: Path) -> Probe:
+    """The same probe, with how its GPU reaches the others; unchanged without a GPU driver.
+
+    Raises:
+        MachineLacks: NCCL is not there, or does not work.
+    """
+    if found.world < 2 or not found.gpus or not _driver_uuids():
+        return found
+    device = found.local_rank % len(found.gpus)
+    log = exchange(found.rank, found.world, device, folder)
+    own = tuple(link for link in read_links(log) if link.sender == found.rank)
+    return replace(found, links=own)
+
+
 def judge(probes: Sequence[Probe], expected: Expectation) -> tuple[Problem, ...]:
     """Everything that is not as expected, in the order of the exit codes. Pure."""
     found = [
         problem
-        for check in (_release, _world, _gpus, _cpus, _memory, _scratch, _data)
+        for check in (_release, _world, _gpus, _cpus, _memory, _scratch, _data, _transport)
         for problem in check(probes, expected)
     ]
     return tuple(sorted(found, key=lambda problem: problem.code))
@@ -113,7 +134,8 @@ def read_probes(text: str) -> tuple[Probe, ...]:
             continue
         try:
             values = json.loads(line[start:])
-            found.append(Probe(**{**values, "gpus": tuple(values["gpus"])}))
+            links = tuple(Link(*link) for link in values.get("links", ()))
+            found.append(Probe(**{**values, "gpus": tuple(values["gpus"]), "links": links}))
         except (ValueError, TypeError, KeyError):
             continue
     return tuple(sorted(found, key=lambda probe: probe.rank))
@@ -121,7 +143,7 @@ def read_probes(text: str) -> tuple[Probe, ...]:
 
 def as_json_line(found: Probe) -> str:
     """A probe as the line that `read_probes` reads."""
-    return json.dumps(asdict(found))
+    return json.dumps({**asdict(found), "links": [tuple(link) for link in found.links]})
 
 
 def as_table(probes: Sequence[Probe]) -> str:
@@ -140,6 +162,8 @@ def notes(probes: Sequence[Probe], expected: Expectation) -> tuple[str, ...]:
     if narrow:
         few = min(p.affinity for p in narrow)
         found.append(f"{len(narrow)} ranks may run on {few} CPUs only: Slurm binds no CPUs here")
+    if expected.fabric and expected.world > 1 and not any(p.links for p in probes):
+        found.append("no GPU driver here: how GPUs reach each other was not looked at")
     if expected.tasks_per_node > 1 and probes and all(len(p.gpus) == 1 for p in probes):
         found.append("each rank sees one GPU only: peer-to-peer between GPUs may be lost")
     return tuple(found)
@@ -207,6 +231,14 @@ def _data(probes: Sequence[Probe], expected: Expectation) -> Iterator[Problem]:
         if expected.data and not p.data:
             yield Problem(26, f"{p.host} does not see the data set {expected.data}")
             return
+
+
+def _transport(probes: Sequence[Probe], expected: Expectation) -> Iterator[Problem]:
+    links = [link for p in probes for link in p.links]
+    hosts = {p.rank: p.host for p in probes}
+    wrong = judge_links(links, hosts, nvlink=expected.nvlink, fabric=expected.fabric or "ethernet")
+    for sentence in wrong[:1]:
+        yield Problem(27, sentence)
 
 
 def _who(found: Probe) -> str:

@@ -235,15 +235,20 @@ def _preflight(
     scratch = partition.scratch.path if partition.scratch else ""
     looks = [f"--scratch={scratch}"] if scratch else []
     looks += [f"--data={spec.data}"] if spec.data else []
+    wanted = []
+    if partition.gpu and layout.world_size > 1:
+        wanted = [f"--fabric={partition.interconnect.fabric}"]
+        wanted += ["--nvlink"] if partition.gpu.nvlink else []
     expected = [
         f"--world={layout.world_size}",
         f"--tasks-per-node={layout.tasks_per_node}",
         f"--cpus-per-task={layout.cpus_per_task}",
         f"--gpus-per-node={layout.gpus_per_node}",
         *([f"--release={module.release}"] if module.release else []),
+        *wanted,
         *looks,
     ]
-    return looks, expected
+    return [*looks, *(["--transport=."] if wanted else [])], expected
 
 
 def shape(layout: Layout) -> str:

@@ -126,4 +126,5 @@ def _gpu_row(model: str) -> dict[str, Any] | None:
     if name is None:
         return None
     row = known["gpus"][name]
-    return {"model": name, "compute": row["compute"], "memory_gb": row["memory_gb"]}
+    wanted = ("compute", "memory_gb", "nvlink_gbs")
+    return {"model": name, **{key: row[key] for key in wanted}}

@@ -198,6 +198,7 @@ def _gpu(partition: str, values: dict[str, Any]) -> Gpu:
         per_node=values["per_node"],
         compute=row["compute"],
         memory_gb=values.get("memory_gb") or row["memory_gb"],
+        nvlink=row["nvlink_gbs"] is not None,
     )
 
 

@@ -12,7 +12,7 @@ class Gpu(NamedTuple):
     """The GPUs of one node of a partition.
 
     `model` is a row of facts/gpus.yaml; `gres_type` is what Slurm calls it; `per_node` counts
-    devices as Slurm does (a K80 board is two).
+    devices as Slurm does (a K80 board is two); `nvlink` is whether NVLink joins them.
     """
 
     model: str
@@ -20,6 +20,7 @@ class Gpu(NamedTuple):
     per_node: int
     compute: str
     memory_gb: float
+    nvlink: bool = False
 
 
 class Interconnect(NamedTuple):

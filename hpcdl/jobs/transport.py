@@ -1,0 +1,148 @@
+"""How the GPUs of a job reach each other, held against what the partition declares.
+
+Each rank joins one NCCL communicator and sums a megabyte with NCCL_DEBUG=INFO; NCCL then says
+which transport each channel took. The wrong network goes unnoticed otherwise, and costs a factor
+of four or five. NCCL is called through ctypes: no framework, so that it takes a second.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from hpcdl.system.errors import MachineLacks
+
+# `... NCCL INFO Channel 00/0 : 1[1] -> 2[2] via P2P/CUMEM/read`, `[send] via NET/IB/0/GDRDMA`
+_RANK = r"(\d+)\[[^]]*\]"
+_CHANNEL = re.compile(rf"Channel \d+(?:/\d+)? : {_RANK} -> {_RANK}.*? via (\S+)")
+_WAIT_SECONDS = 20.0
+_ID_BYTES = 128
+_BYTES = 1_000_000
+
+
+class Link(NamedTuple):
+    """What two ranks use between them: `P2P`, `SHM`, `NET/IB` or `NET/Socket`."""
+
+    sender: int
+    receiver: int
+    transport: str
+
+
+def read_links(log: str) -> tuple[Link, ...]:
+    """Links from what NCCL printed, one per pair and transport. Pure."""
+    found = {
+        Link(int(sender), int(receiver), _kind(via))
+        for sender, receiver, via in _CHANNEL.findall(log)
+    }
+    return tuple(sorted(found))
+
+
+def judge_links(
+    links: Iterable[Link], hosts: Mapping[int, str], *, nvlink: bool, fabric: str
+) -> tuple[str, ...]:
+    """What is not as the partition declares, a sentence per kind. Pure.
+
+    Args:
+        links: what NCCL uses.
+        hosts: the host of each rank.
+        nvlink: whether the GPUs of a node are joined by NVLink, so that P2P must be used.
+        fabric: `infiniband`, `omnipath`, `slingshot` or `ethernet`.
+    """
+    wrong: Counter[str] = Counter()
+    for link in links:
+        inside = hosts.get(link.sender) == hosts.get(link.receiver)
+        if inside and nvlink and link.transport != "P2P":
+            wrong[f"GPUs of a node talk by {link.transport}, though NVLink is declared"] += 1
+        if inside and link.transport.startswith("NET"):
+            wrong[f"GPUs of a node talk through the network ({link.transport})"] += 1
+        if not inside and fabric != "ethernet" and link.transport == "NET/Socket":
+            wrong[f"nodes talk by TCP sockets, though {fabric} is declared"] += 1
+    return tuple(f"{sentence} ({count} links)" for sentence, count in wrong.items())
+
+
+def _kind(via: str) -> str:
+    parts = via.split("/")
+    if parts[0] == "NET" and len(parts) > 1:
+        return f"NET/{parts[1]}"
+    return parts[0]
+
+
+def exchange(rank: int, world: int, device: int, folder: Path) -> str:
+    """Sum a megabyte over all ranks and give what NCCL printed meanwhile.
+
+    Ranks meet through a file in `folder`, which all see.
+
+    Raises:
+        MachineLacks: no NCCL or CUDA library, or the ranks did not meet.
+    """
+    log = folder / f"nccl-{rank}.log"
+    os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,GRAPH", NCCL_DEBUG_FILE=str(log))
+    nccl, cuda = (
+        _library("libnccl.so.2"),
+        _library("libcudart.so", "libcudart.so.12", "libcudart.so.11.0"),
+    )
+    _check(cuda.cudaSetDevice(device), "cudaSetDevice")
+    identity = _meet(nccl, rank, folder)
+    communicator = ctypes.c_void_p()
+    _check(
+        nccl.ncclCommInitRank(ctypes.byref(communicator), world, identity, rank), "ncclCommInitRank"
+    )
+    buffer = ctypes.c_void_p()
+    _check(cuda.cudaMalloc(ctypes.byref(buffer), ctypes.c_size_t(_BYTES)), "cudaMalloc")
+    count = ctypes.c_size_t(_BYTES // 4)
+    float32, total, stream = 7, 0, None
+    _check(
+        nccl.ncclAllReduce(buffer, buffer, count, float32, total, communicator, stream),
+        "ncclAllReduce",
+    )
+    _check(cuda.cudaDeviceSynchronize(), "cudaDeviceSynchronize")
+    _check(nccl.ncclCommDestroy(communicator), "ncclCommDestroy")
+    return log.read_text(errors="replace") if log.exists() else ""
+
+
+class _Identity(ctypes.Structure):
+    """NCCL's ncclUniqueId, passed by value."""
+
+    _fields_ = [("internal", ctypes.c_byte * _ID_BYTES)]
+
+
+def _meet(nccl: ctypes.CDLL, rank: int, folder: Path) -> _Identity:
+    """Rank 0 makes the identity of the communicator; the others wait for its file."""
+    nccl.ncclCommInitRank.argtypes = [
+        ctypes.POINTER(ctypes.c_void_p), ctypes.c_int, _Identity, ctypes.c_int,
+    ]  # fmt: skip
+    identity = _Identity()
+    path = folder / "nccl-identity"
+    if rank == 0:
+        _check(nccl.ncclGetUniqueId(ctypes.byref(identity)), "ncclGetUniqueId")
+        aside = path.with_suffix(".new")
+        aside.write_bytes(bytes(identity.internal))
+        aside.replace(path)
+        return identity
+    deadline = time.monotonic() + _WAIT_SECONDS
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise MachineLacks("rank 0 did not open the GPUs' communicator in time")
+        time.sleep(0.05)
+    ctypes.memmove(identity.internal, path.read_bytes(), _ID_BYTES)
+    return identity
+
+
+def _library(*names: str) -> ctypes.CDLL:
+    for name in names:
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise MachineLacks(f"the library {names[0]} cannot be loaded", hint="is the module loaded?")
+
+
+def _check(code: int, what: str) -> None:
+    if code:
+        raise MachineLacks(f"{what} failed with code {code}", hint="the job's log has NCCL's words")
