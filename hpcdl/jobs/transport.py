@@ -118,7 +118,8 @@ def _meet(nccl: ctypes.CDLL, rank: int, folder: Path) -> _Identity:
         ctypes.POINTER(ctypes.c_void_p), ctypes.c_int, _Identity, ctypes.c_int,
     ]  # fmt: skip
     identity = _Identity()
-    path = folder / "nccl-identity"
+    # A requeued job must not meet in the file of its last run.
+    path = folder / f"nccl-identity-{os.environ.get('SLURM_RESTART_COUNT', '0')}"
     if rank == 0:
         _check(nccl.ncclGetUniqueId(ctypes.byref(identity)), "ncclGetUniqueId")
         aside = path.with_suffix(".new")
