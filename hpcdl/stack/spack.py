@@ -14,7 +14,8 @@ from typing import Any
 from hpcdl import facts
 from hpcdl.site import External, Partition, Site
 from hpcdl.stack.resolve import allowed, newest, resolve_one
-from hpcdl.stack.resolve_versions import sort_key
+from hpcdl.stack.resolve_facts import known
+from hpcdl.stack.resolve_versions import Range, sort_key
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
 from hpcdl.system.text import did_you_mean
@@ -82,6 +83,7 @@ def environment_for(site: Site, partition: str) -> Environment:
             f"no set of versions fits partition '{partition}'",
             hint=f"`hpcdl stack resolve --partition {partition} --backend spack` says why",
         )
+    _check_pmix(site)
     return Environment(
         name=partition,
         title=f"{site.name}, partition {partition}",
@@ -90,6 +92,23 @@ def environment_for(site: Site, partition: str) -> Environment:
         versions=resolution.versions,
         gcc=resolution.versions["gcc"] if site.spack.compilers else _majors(part.gpu.compute),
     )
+
+
+def _check_pmix(site: Site) -> None:
+    """Slurm's PMIx must be one that Spack can build, or an external.
+
+    Raises:
+        BadInput: it is neither.
+    """
+    wanted = site.slurm.pmix
+    if not wanted or any(one.name == "pmix" for one in site.spack.externals):
+        return
+    offered = known().components["pmix"].versions["spack"]
+    if not any(Range(wanted).allows(version) for version in offered):
+        raise BadInput(
+            f"Slurm has PMIx {wanted}, which Spack has no recipe for (oldest: {offered[-1]})",
+            hint=f"name Slurm's own among spack.externals: {{spec: pmix@{wanted}, prefix: /usr}}",
+        )
 
 
 def render(wanted: Environment) -> str:

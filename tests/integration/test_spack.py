@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
+import re
 import shutil
 import sys
 import urllib.error
@@ -19,7 +20,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from hpcdl import facts
 from hpcdl.site import External, SpackSettings, load_site
+from hpcdl.stack.resolve_facts import COMPONENTS, known
 from hpcdl.stack.spack import Environment, environments, render, render_site
 from hpcdl.stack.spack_run import concretize, find_spack
 from hpcdl.system.errors import MachineLacks
@@ -143,6 +146,20 @@ def test_spack_solves_the_environment_with_the_versions_of_resolve(
     found = concretize(spack_home, one, print, time_limit=limit)
     assert found.differences == ()
     assert found.packages > 100
+
+
+OFFERED = [name for name in COMPONENTS if "spack" in known().components[name].versions]
+
+
+@pytest.mark.parametrize("name", OFFERED)
+def test_every_version_the_facts_offer_is_in_a_recipe(name: str) -> None:
+    package = facts.load("spack")["packages"][name].replace("-", "_")
+    overlay = folder("spack") / "spack_repo" / "hpcdl" / "packages" / package / "package.py"
+    own = overlay.read_text() if overlay.exists() else "Builtin"
+    inherited = (PACKAGES / "packages" / package / "package.py").read_text()
+    text = own + (inherited if "Builtin" in own else "")
+    for version in known().components[name].versions["spack"]:
+        assert re.search(rf'"{re.escape(version)}[".-]', text), version
 
 
 @pytest.mark.long

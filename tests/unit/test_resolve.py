@@ -207,8 +207,8 @@ def test_why_not_answers_with_the_chain_or_with_the_set_that_results() -> None:
     refused = why_not(site, "tensorflow@2.18", "x", "spack")[0]
     assert not refused.fits
     assert "K80 needs CUDA <= 11.8" in answers_text([refused])
-    taken = why_not(site, "tensorflow@2.13", "x", "spack")[0]
-    assert taken.versions["tensorflow"] == "2.13.1"
+    taken = why_not(site, "tensorflow@2.14.0", "x", "spack")[0]
+    assert taken.versions["tensorflow"] == "2.14.0"
     assert taken.newest == "2.14.1"
 
 

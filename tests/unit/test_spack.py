@@ -128,6 +128,16 @@ def test_a_partition_without_gpus_or_without_a_fitting_set_is_refused() -> None:
         environment_for(dataclasses.replace(too_new, partitions=parts), "k80")
 
 
+def test_a_pmix_that_spack_cannot_build_has_to_be_an_external() -> None:
+    pi = site("pi")
+    assert environment_for(pi, "k80").versions["openmpi"].startswith("4.1")
+    others = tuple(one for one in pi.spack.externals if one.name != "pmix")
+    bare = dataclasses.replace(pi, spack=SpackSettings(externals=others))
+    with pytest.raises(BadInput, match="no recipe for") as caught:
+        environment_for(bare, "k80")
+    assert "pmix@3.2" in caught.value.hint
+
+
 def test_an_unknown_environment_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(BadInput) as caught:
         environment("p10")
@@ -191,6 +201,7 @@ def test_what_a_lock_holds_is_on_record_as_solved(one: Environment) -> None:
     [
         ("error_messages.lp: has_provider", "external"),
         ("error: Cannot satisfy 'cuda@12'", "contradict"),
+        ("requirement 3.2 on pmix for pmix cannot match any known version", "externals"),
         ("", "no message"),
     ],
 )
