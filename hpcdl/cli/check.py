@@ -253,6 +253,29 @@ def _gate(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK if answer.open else ExitCode.NO
 
 
+def _report_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", nargs="?", type=Path, metavar="RUN",
+                        help="a run's folder (else the newest)")  # fmt: skip
+    parser.add_argument("--format", default="markdown", metavar="NAME",
+                        help="markdown (default), junit, prometheus or json")  # fmt: skip
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write it there, whole")
+
+
+def _report(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.regress.formats import FORMATS, read_run
+    from hpcdl.system.errors import BadInput
+    from hpcdl.system.files import write_atomic
+    from hpcdl.system.text import did_you_mean
+
+    name = "json" if args.json else args.format
+    if name not in FORMATS:
+        raise BadInput(f"unknown format '{name}'", hint=did_you_mean(name, FORMATS))
+    run = read_run(args.run or the_site(args).paths.work / "checks" / "latest")
+    text = FORMATS[name](run)
+    print(text, end="") if args.output is None else write_atomic(args.output, text)
+    return ExitCode.OK
+
+
 GROUP = Group(
     "check",
     "nightly checks: settings, runs, references and verdicts",
@@ -285,6 +308,13 @@ GROUP = Group(
             _history,
             _history_options,
             changes=True,
+        ),
+        Command(
+            "report",
+            "Tell a run's verdicts to other programs.",
+            "hpcdl check report --format junit --output checks.xml",
+            _report,
+            _report_options,
         ),
         Command(
             "drift",

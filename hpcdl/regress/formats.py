@@ -1,0 +1,130 @@
+"""A run's verdicts for other programs: Markdown, JUnit XML, a Prometheus text file. Pure.
+
+They start from the values of verdicts.json, so that a run of last night can be told again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import quoteattr
+
+from hpcdl.regress.verdict import number
+from hpcdl.system.errors import BadInput
+
+Run = Mapping[str, Any]
+_CONTROL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_STATUS_CODES = {"PASS": 0, "FAIL": 1, "ERROR": 2, "NO-REFERENCE": 3, "STALE": 4,
+                 "INSUFFICIENT-DATA": 5}  # fmt: skip
+
+
+def read_run(path: Path) -> Run:
+    """A run's verdicts, from its folder or its verdicts.json.
+
+    Raises:
+        BadInput: there are none.
+    """
+    file = path / "verdicts.json" if path.is_dir() else path
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(value, dict) and isinstance(value["verdicts"], list):
+            return value
+    except (OSError, ValueError, KeyError):
+        pass
+    raise BadInput(
+        f"there are no verdicts in {path}",
+        hint="name a run's folder below WORK/checks/runs; one that was stopped has none",
+    )
+
+
+def as_markdown(run: Run) -> str:
+    """A table for a merge request or an issue."""
+    lines = ["| check | partition | verdict | measured | reference | reason |",
+             "|---|---|---|---|---|---|"]  # fmt: skip
+    for verdict in run["verdicts"]:
+        metric = next((m for m in verdict["metrics"] if m["wanted"]), None)
+        measured = f"{number(metric['value'])} {metric['unit']}" if metric else "-"
+        reference = number(metric["reference"]) if metric else "-"
+        word = verdict["status"] + (" (waived)" if verdict["waived"] else "")
+        cells = [_name(verdict), verdict["partition"] or "-", word, measured, reference,
+                 verdict["reason"]]  # fmt: skip
+        lines.append("| " + " | ".join(map(_cell, cells)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def as_junit(run: Run) -> str:
+    """JUnit XML: FAIL and unwaived verdicts are failures, ERROR is an error."""
+    verdicts = run["verdicts"]
+    errors = sum(v["status"] == "ERROR" for v in verdicts)
+    failures = sum(not v["ok"] for v in verdicts) - errors
+    head = (
+        f'<testsuite name="hpcdl check" tests="{len(verdicts)}" failures="{failures}" '
+        f'errors="{errors}" time="{run["seconds"]:.2f}">'
+    )
+    cases = "\n".join(map(_junit_case, verdicts))
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{head}\n{cases}\n</testsuite>\n'
+
+
+def as_prometheus(run: Run) -> str:
+    """A file for node_exporter's textfile collector: status, value and bounds of every metric."""
+    lines = ["# HELP hpcdl_check_status 0 PASS, 1 FAIL, 2 ERROR, 3 NO-REFERENCE, 4 STALE, "
+             "5 INSUFFICIENT-DATA.", "# TYPE hpcdl_check_status gauge"]  # fmt: skip
+    lines += [
+        f"hpcdl_check_status{{{_labels(verdict)}}} {_STATUS_CODES[verdict['status']]}"
+        for verdict in run["verdicts"]
+    ]
+    for what in ("value", "reference", "low", "high"):
+        lines += [f"# TYPE hpcdl_check_{what} gauge"]
+        lines += [
+            f"hpcdl_check_{what}{{{_labels(verdict, metric)}}} {metric[what]!r}"
+            for verdict in run["verdicts"]
+            for metric in verdict["metrics"]
+            if metric[what] is not None
+        ]
+    return "\n".join(lines) + "\n"
+
+
+FORMATS: dict[str, Callable[[Run], str]] = {
+    "markdown": as_markdown,
+    "junit": as_junit,
+    "prometheus": as_prometheus,
+    "json": lambda run: json.dumps(run, indent=2) + "\n",
+}
+
+
+def _name(verdict: Mapping[str, Any]) -> str:
+    return f"{verdict['check']}/{verdict['case']}" if verdict["case"] else str(verdict["check"])
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+
+
+def _junit_case(verdict: Mapping[str, Any]) -> str:
+    head = (
+        f"  <testcase classname={_attribute(verdict['partition'] or 'run')} "
+        f'name={_attribute(_name(verdict))} time="{verdict["seconds"]:.2f}"'
+    )
+    if verdict["ok"]:
+        return head + "/>"
+    kind = "error" if verdict["status"] == "ERROR" else "failure"
+    message = _attribute(verdict["reason"])
+    return f"{head}>\n    <{kind} type={_attribute(verdict['status'])} message={message}/>\n  </testcase>"  # noqa: E501
+
+
+def _attribute(text: str) -> str:
+    return quoteattr(_CONTROL.sub("?", text))
+
+
+def _labels(verdict: Mapping[str, Any], metric: Mapping[str, Any] | None = None) -> str:
+    labels = {name: verdict[name] for name in ("check", "case", "partition")}
+    if metric is not None:
+        labels |= {"metric": metric["name"], "unit": metric["unit"]}
+    return ",".join(f'{name}="{_escaped(str(value))}"' for name, value in labels.items())
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
