@@ -189,7 +189,7 @@ def test_every_model_has_its_numbers_and_a_source() -> None:
 
 
 def test_a_timeline_puts_the_parts_of_a_step_one_after_the_other() -> None:
-    columns = dict.fromkeys(("seconds", *PARTS), [0.0, 0.0])
+    columns = {name: [0.0, 0.0] for name in ("seconds", *PARTS)}
     columns |= {"seconds": [1.0, 2.0], "input": [0.25, 0.5], "compute": [0.75, 1.5]}
     drawn = [event for event in events(3, "n1", columns) if event["ph"] == "X"]
     assert [(e["name"], e["ts"], e["dur"]) for e in drawn] == [

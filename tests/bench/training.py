@@ -1,0 +1,47 @@
+"""What the training benchmarks share: the built release's Python, and how to run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.integration.train_runs import Runs, environment
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def stack_python() -> Path:
+    """HPCDL_TEST_PYTHON, else the Python of the release that the tests share."""
+    if named := os.environ.get("HPCDL_TEST_PYTHON"):
+        return Path(named)
+    from hpcdl.stack.build import build, plan_build
+    from hpcdl.system.resources import cache
+    from tests.small_release import small_site
+
+    site = small_site(cache() / "tests" / "prefix")
+    return build(plan_build(site), lambda what: print(what, file=sys.stderr)).python
+
+
+@contextmanager
+def runs() -> Iterator[Runs]:
+    """Runs in a temporary folder."""
+    with tempfile.TemporaryDirectory(prefix="hpcdl-bench-") as folder:
+        yield Runs(stack_python(), Path(folder))
+
+
+def script(python: Path, name: str, *words: object) -> Any:
+    """The JSON that a script of this folder prints."""
+    command = [str(python), str(ROOT / "tests/bench" / f"{name}.py"), *map(str, words)]
+    done = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, check=False, timeout=900
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip().splitlines()[-1])
+    return json.loads(done.stdout.strip().splitlines()[-1])
