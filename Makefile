@@ -20,10 +20,14 @@ down: venv  ## stop the embedded cluster; nothing is left running or mounted
 	@$(BIN)/hpcdl cluster down
 
 test: system lint  ## everything: lint, types, unit, golden, and integration on the real things
-	$(PYTEST) -m "not long"
+	$(PYTEST) -m "not long and not matrix"
 
 test-fast: lint  ## lint, types, unit and golden tests: no cluster, no TensorFlow
-	$(PYTEST) -q -m "not long" tests/unit tests/golden
+	$(PYTEST) -q -m "not long and not matrix" tests/unit tests/golden
+
+test-matrix: venv  ## Slurm 20.11, 22.05, 24.11 and 26.05, each from a Debian that has it (root; 10 minutes)
+	@bash tools/system.sh matrix mpi
+	$(PYTEST) -m "matrix and not long" tests/matrix
 
 test-long: system venv  ## what takes hours: hammering, killed publishes, nights, studies
 	$(PYTEST) -m long

@@ -8,7 +8,7 @@ import pytest
 pytest_plugins = ["tests.integration.stack_fixture", "tests.integration.train_runs"]
 
 _left_out: Counter[str] = Counter()
-_TIERS = {"long": "make test-long"}
+_TIERS = {"long": "make test-long", "matrix": "make test-matrix"}
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:

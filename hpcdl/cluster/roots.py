@@ -50,7 +50,7 @@ class Suite:
     release: str
     name: str
     mirror: str | None
-    packages: tuple[str, ...]
+    link: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def _bootstrap(suite: Suite, mirror: str, aside: Path, say: Say) -> Root:
     shutil.rmtree(aside, ignore_errors=True)
     run(
         [*_BUILDING, _tool("debootstrap"), "--variant=minbase", "--merged-usr",
-         f"--include={','.join(suite.packages)}", *_trust(say),
+         f"--include={','.join(facts.load('slurm_suites')['packages'])}", *_trust(say),
          suite.name, aside, mirror, *_script(suite.name)],
         env=_proxy(),
         timeout=_BUILD_SECONDS,
@@ -221,6 +221,10 @@ def _bootstrap(suite: Suite, mirror: str, aside: Path, say: Say) -> Root:
         hint="is the mirror reachable? it is the one of this machine's apt",
         tied=True,
     )  # fmt: skip
+    if suite.link is not None:
+        pattern, name = suite.link
+        for library in aside.glob(pattern):
+            library.with_name(name).symlink_to(library.name)
     for name in _LEFTOVERS:
         shutil.rmtree(aside / name, ignore_errors=True)
     answer = ask(aside / "usr", "slurmctld", "-V")
@@ -285,13 +289,12 @@ def write_own(site: Site, laid: Plan) -> None:
 
 
 def _suites() -> tuple[Suite, ...]:
-    said = facts.load("slurm_suites")
     return tuple(
         Suite(
             str(row["release"]), row["suite"], row["mirror"],
-            (*said["packages"], *row.get("also", ())),
+            (row["link"]["name"], row["link"]["as"]) if "link" in row else None,
         )
-        for row in said["suites"]
+        for row in facts.load("slurm_suites")["suites"]
     )  # fmt: skip
 
 

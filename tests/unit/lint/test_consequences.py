@@ -215,8 +215,8 @@ def test_binding_by_rank_is_ignored_not_refused(version):
 def test_an_mpi_plugin_of_another_release_is_refused(version):
     said = refused(lambda: step(version, "-n2", "--mpi=pmix_v1"))
     assert bool(said) == (Release.parse(version) >= Release(22, 5, 0))
-    assert "specified plugin name for mpi/openmpi" in refused(
-        lambda: step(version, "-n2", "--mpi=openmpi")
+    assert "specified plugin name for mpi/mvapich" in refused(
+        lambda: step(version, "-n2", "--mpi=mvapich")
     )
 
 

@@ -1,0 +1,128 @@
+"""The Slurm matrix: a cluster of each release, all up for the whole session.
+
+A release whose root cannot be had is a counted skip with the reason.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcdl.cluster import down, roots, up
+from hpcdl.site import load_site
+from hpcdl.system.errors import HpcdlError
+from tests.matrix.machines import Job, Machine, script
+
+_HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _HERE in item.path.parents:
+            item.add_marker(pytest.mark.matrix)
+
+
+@pytest.fixture(scope="session")
+def machines() -> Iterator[dict[str, Machine | str]]:
+    """A cluster per release; the reason in its place where there is none."""
+    home = Path(tempfile.mkdtemp(prefix="hpcdl-m-", dir="/tmp"))
+    found: dict[str, Machine | str] = {}
+    try:
+        roots.get_all(roots.releases(), print)
+        for release in roots.releases():
+            found[release] = _start(release, home / release)
+        yield found
+    finally:
+        for release in roots.releases():
+            down(home / release / "cluster/matrix", purge=True)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _start(release: str, home: Path) -> Machine | str:
+    jobs = home / "files"
+    jobs.mkdir(parents=True)
+    try:
+        state = up(load_site(_HERE / "site.yaml"), directory=home / "cluster/matrix", slurm=release)
+    except HpcdlError as fault:
+        return f"Slurm {release}: {fault.message} {' '.join(fault.details)[:300]}"
+    return Machine(release, state, jobs)
+
+
+@pytest.fixture(params=roots.releases())
+def machine(request: pytest.FixtureRequest, machines: dict[str, Machine | str]) -> Machine:
+    """Each release in turn."""
+    found = machines[request.param]
+    if isinstance(found, str):
+        pytest.skip(found)
+    return found
+
+
+# The first run waits for the signal before the end of its time, writes and asks to go on.
+UNTIL_THE_SIGNAL = """\
+echo "run ${SLURM_RESTART_COUNT:-0}"
+[ "${SLURM_RESTART_COUNT:-0}" = 0 ] || exit 0
+trap 'echo "rank $SLURM_PROCID writes a checkpoint"; exit 75' USR2
+i=0; while [ $i -lt 2400 ]; do sleep 0.1; i=$((i + 1)); done
+"""
+
+
+@pytest.fixture(scope="session")
+def slow_jobs(machines: dict[str, Machine | str]) -> dict[tuple[str, str], Job]:
+    """Jobs that take minutes: begun on all releases before any other is waited for."""
+    found = {}
+    for machine in machines.values():
+        if isinstance(machine, str):
+            continue
+        words = ["sh", "-c", UNTIL_THE_SIGNAL]
+        text = script(machine, words, minutes=3, nodes=2, tasks_per_node=2, cpus_per_task=1)
+        assert "--signal=B:USR2@30" in text
+        found[machine.name, "walltime"] = machine.submit(text)
+        failing = script(machine, ["sh", "-c", "exit 75"], requeues=1, cpus_per_task=1)
+        found[machine.name, "capped"] = machine.submit(failing)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _begin_slow_jobs(slow_jobs: dict[tuple[str, str], Job]) -> None:
+    """Begun by whichever test comes first."""
+
+
+MPI_PROBE = """\
+#include <mpi.h>
+#include <stdio.h>
+/* A shared object, preloaded: a program linked with this machine's libc would not start under
+   an older one; this needs nothing of it but printf. */
+__attribute__((constructor)) static void probe(void) {
+  int rank, size, sum;
+  MPI_Init(NULL, NULL);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  MPI_Allreduce(&rank, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+  printf("mpi rank=%d world=%d sum=%d\\n", rank, size, sum);
+  MPI_Finalize();
+}
+"""
+
+
+@pytest.fixture(scope="session")
+def mpi_program(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], list[str]]:
+    """The words that run the MPI probe in any release."""
+
+    def words() -> list[str]:
+        if shutil.which("mpicc") is None:
+            pytest.skip("mpicc is not installed (apt-get install libopenmpi-dev)")
+        folder = tmp_path_factory.getbasetemp() / "mpi"
+        built = folder / "probe.so"
+        if not built.exists():
+            folder.mkdir(exist_ok=True)
+            (folder / "probe.c").write_text(MPI_PROBE)
+            options = ["-shared", "-fPIC", "-O1", "-Wl,--as-needed", "-o", str(built)]
+            subprocess.run(["mpicc", *options, str(folder / "probe.c")], check=True, timeout=60)
+        return ["env", f"LD_PRELOAD={built}", "/bin/true"]
+
+    return words

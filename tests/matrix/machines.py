@@ -1,0 +1,165 @@
+"""A cluster of one Slurm release, and what a job on it came to."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from hpcdl.cluster import ClusterState, environment
+from hpcdl.jobs import JobSpec, Module
+from hpcdl.jobs.script import render_script
+from hpcdl.site import load_site
+from hpcdl.slurm.rules import Release
+
+HPCDL = str(Path(sys.executable).with_name("hpcdl"))
+_ENDED = re.compile(
+    r"JobState=(COMPLETED|FAILED|CANCELLED|TIMEOUT|NODE_FAIL|BOOT_FAIL|OUT_OF_MEMORY|DEADLINE)"
+)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended: what sbatch said where it refused, Slurm's record, and the job's log."""
+
+    refusal: str
+    record: str
+    log: str
+
+    @property
+    def state(self) -> str:
+        """COMPLETED, FAILED and so on; REFUSED where sbatch did not take it."""
+        return "REFUSED" if self.refusal else self.field("JobState")
+
+    @property
+    def exit_code(self) -> int:
+        """The batch script's own."""
+        return int(self.field("ExitCode").split(":")[0])
+
+    @property
+    def restarts(self) -> int:
+        """How often it was requeued."""
+        return int(self.field("Restarts"))
+
+    @property
+    def said(self) -> str:
+        """Everything that anybody said about the job."""
+        return f"{self.refusal}\n{self.log}"
+
+    def field(self, name: str) -> str:
+        """A field of `scontrol show job`."""
+        found = re.search(rf"\b{name}=(\S*)", self.record)
+        return found.group(1) if found else ""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A running cluster; `folder` is for jobs' files."""
+
+    name: str
+    state: ClusterState
+    folder: Path
+
+    @property
+    def release(self) -> Release:
+        """The release that runs, with its point."""
+        return Release.parse(self.state.slurm_version)
+
+    @cached_property
+    def env(self) -> dict[str, str]:
+        """What a person's shell has: nothing of ours but Slurm's commands is on PATH."""
+        base = {
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": os.environ.get("HOME", "/"),
+            "LANG": "C.UTF-8",
+            "HPCDL_HOME": str(self.state.directory.parent.parent),
+            "HPCDL_CLUSTER_DIR": str(self.state.directory),
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        }
+        return environment(self.state, base)
+
+    def __call__(
+        self, *argv: str | Path, timeout: float = 60, **changes: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command as a person would after `eval "$(hpcdl cluster env)"`."""
+        return subprocess.run(
+            [str(word) for word in argv],
+            env={**self.env, **changes}, cwd=self.folder, timeout=timeout,
+            capture_output=True, text=True, errors="replace", check=False,
+        )  # fmt: skip
+
+    def hpcdl(self, *words: str | Path) -> str:
+        """What one of our commands prints; it must succeed."""
+        done = self(HPCDL, *words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    @cached_property
+    def mpi(self) -> tuple[str, ...]:
+        """The plug-ins of `srun --mpi=`."""
+        done = self("srun", "--mpi=list")
+        return tuple(re.findall(r"\b(?:none|pmi2|pmix\w*)\b", done.stdout + done.stderr))
+
+    def submit(self, script: str | bytes, *options: str, **changes: str) -> Job:
+        """Queue a script."""
+        data = script if isinstance(script, bytes) else script.encode()
+        path = self.folder / f"{time.monotonic_ns()}.sh"
+        path.write_bytes(data)
+        log = path.with_suffix(".log")
+        done = self("sbatch", "--parsable", f"--output={log}", *options, path, **changes)
+        if done.returncode:
+            return Job(self, 0, log, done.stderr)
+        return Job(self, int(done.stdout.split(";")[0]), log, "")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A queued job, or one that was refused."""
+
+    machine: Machine
+    number: int
+    log: Path
+    refusal: str
+
+    def record(self) -> str:
+        """Slurm's own words about it."""
+        return self.machine("scontrol", "show", "job", "-o", str(self.number)).stdout
+
+    def text(self) -> str:
+        """What it has written so far."""
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def end(self, seconds: float = 90) -> Ended:
+        """Wait until it has ended."""
+        if self.refusal:
+            return Ended(self.refusal, "", "")
+        record = self.record()
+        deadline = time.monotonic() + seconds
+        while not _ENDED.search(record):
+            assert time.monotonic() < deadline, f"job {self.number} goes on: {record}{self.text()}"
+            time.sleep(0.1)
+            record = self.record()
+        return Ended("", record, self.text())
+
+
+def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
+    """Wait until something holds."""
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.1)
+
+
+def script(machine: Machine, program: Sequence[str], **spec: Any) -> str:
+    """The script of a job, as render writes it for this release."""
+    site = load_site(machine.state.site_file)
+    asked: dict[str, Any] = {"partition": "cpu", "preflight": False, **spec}
+    return render_script(site, JobSpec(program=tuple(program), **asked), Module(())).text

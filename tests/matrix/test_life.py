@@ -1,0 +1,94 @@
+"""Launchers, exit codes, cancelling and sweeps, on every release."""
+
+import json
+import re
+import time
+
+import pytest
+
+from tests.matrix.machines import HPCDL, script, wait_for
+
+UNTIL_TERM = """\
+trap 'echo "rank $SLURM_PROCID was told"; exit 5' TERM
+echo begun; i=0; while [ $i -lt 600 ]; do sleep 0.1; i=$((i + 1)); done
+"""
+
+
+def ranks_of_mpi(log):
+    return sorted(re.findall(r"mpi rank=(\d+) world=(\d+) sum=(\d+)", log))
+
+
+def test_horovod_s_launcher_joins_ranks_by_pmix(machine, mpi_program):
+    if "pmix" not in machine.mpi:
+        pytest.skip(f"Slurm {machine.release} of Debian has no PMIx plug-in")
+    text = script(machine, mpi_program(), partition="p100", nodes=2, gpus_per_node=2)
+    assert "srun --mpi=pmix " in text
+    ended = machine.submit(text).end()
+    assert ended.state == "COMPLETED", ended.said
+    assert ranks_of_mpi(ended.log) == [(str(rank), "4", "6") for rank in range(4)], ended.log
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_mpirun_joins_ranks_without_any_plug_in(machine, mpi_program, nodes):
+    if nodes > 1 and machine.release.series == "26.05":
+        pytest.skip("Open MPI 6.0.0rc2 of sid finds no way between two nodes of one machine")
+    text = script(machine, mpi_program(), partition="p100", nodes=nodes,
+                  gpus_per_node=4 // nodes, launcher="horovod-mpirun")  # fmt: skip
+    ended = machine.submit(text).end()
+    assert ended.state == "COMPLETED", ended.said
+    assert ranks_of_mpi(ended.log) == [(str(rank), "4", "6") for rank in range(4)], ended.log
+
+
+def test_workers_of_tf_distribute_know_each_other(machine):
+    program = ["sh", "-c", 'echo "task $TF_CONFIG"']
+    text = script(
+        machine, program, partition="p100", nodes=2, gpus_per_node=2, launcher="multiworker"
+    )
+    ended = machine.submit(text).end()
+    assert ended.state == "COMPLETED", ended.said
+    found = [json.loads(one) for one in re.findall(r"task (\{.*\})", ended.log)]
+    ports = [f"p100-0{node}:{port}" for node in (1, 2) for port in (12000, 12001)]
+    assert all(one["cluster"] == {"worker": ports} for one in found)
+    assert sorted(one["task"]["index"] for one in found) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("code", [0, 7, 127])
+def test_the_program_s_exit_code_is_the_job_s(machine, code):
+    ended = machine.submit(script(machine, ["sh", "-c", f"exit {code}"])).end()
+    assert ended.exit_code == code
+    assert ended.state == ("FAILED" if code else "COMPLETED")
+
+
+def test_when_a_rank_dies_its_peers_are_ended(machine):
+    program = 'if [ "$SLURM_PROCID" = 3 ]; then sleep 1; exit 9; fi; sleep 300'
+    begin = time.monotonic()
+    job = machine.submit(script(machine, ["sh", "-c", program], nodes=2, tasks_per_node=2))
+    ended = job.end()
+    assert ended.state == "FAILED"
+    assert ended.exit_code != 0
+    assert time.monotonic() - begin < 45
+
+
+def test_scancel_tells_the_ranks_and_never_requeues(machine):
+    text = script(machine, ["sh", "-c", UNTIL_TERM], nodes=2, tasks_per_node=1, cpus_per_task=1)
+    job = machine.submit(text)
+    wait_for(lambda: job.text().count("begun") == 2)
+    machine("scancel", str(job.number))
+    ended = job.end()
+    assert (ended.state, ended.restarts) == ("CANCELLED", 0)
+    wait_for(lambda: job.text().count("was told") == 2, 10)
+
+
+def test_a_sweep_runs_as_an_array_with_a_throttle(machine):
+    name = f"s{time.time_ns()}"
+    options = "--no-module --no-preflight --json --partition cpu --cpus-per-task 1 --running 2"
+    sweep = ["job", "sweep", *options.split(), "--name", name, "--over", "n=1,2,3"]
+    program = ["--", "sh", "-c", "echo $SLURM_ARRAY_TASK_COUNT {n} >out"]
+    begun = json.loads(machine.hpcdl(*sweep, *program))
+    assert len(begun["points"]) == 3
+
+    def states():
+        again = json.loads(machine(HPCDL, *sweep, "--status", *program).stdout)
+        return [point["state"] for point in again["points"]]
+
+    wait_for(lambda: states() == ["done"] * 3, 90)
