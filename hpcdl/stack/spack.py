@@ -131,8 +131,7 @@ def render_site(site: Site, partition: Partition) -> str:
         "site.yaml.j2",
         site=site.name,
         target=partition.target,
-        pmix=site.slurm.pmix,
-        externals=_externals(settings.externals),
+        packages=_packages(settings.externals, site.slurm.pmix),
         prefix=site.paths.prefix,
         padded_length=settings.padded_length,
         build_jobs=settings.build_jobs,
@@ -154,18 +153,28 @@ def _requirements(wanted: Environment) -> Iterator[tuple[str, str, str]]:
         yield book["packages"][component], f"@{wanted.versions[component]}", ""
 
 
-def _externals(externals: tuple[External, ...]) -> list[dict[str, Any]]:
-    """Externals by package; a gcc names its languages and the programs for them."""
-    packages: dict[str, list[dict[str, Any]]] = {}
+def _packages(externals: tuple[External, ...], pmix: str | None) -> list[dict[str, Any]]:
+    """What the scope says of packages: externals by name, and Slurm's PMIx as a requirement."""
+    found: dict[str, dict[str, Any]] = {}
+    if pmix:
+        why = "Open MPI speaks to Slurm through PMIx: it has to be the one Slurm was built with."
+        found["pmix"] = {"name": "pmix", "why": why, "require": f"@{pmix}", "externals": []}
     for one in externals:
-        spec, compilers = f"{one.name}@{one.version}", []
-        if one.name == "gcc":
-            spec += " languages:='c,c++,fortran'"
-            programs = {"c": "gcc", "cxx": "g++", "fortran": "gfortran"}
-            compilers = [(lang, one.prefix / "bin" / name) for lang, name in programs.items()]
-        entry = {"spec": spec, "prefix": one.prefix, "compilers": compilers}
-        packages.setdefault(one.name, []).append(entry)
-    return [{"name": name, "entries": entries} for name, entries in packages.items()]
+        plain = {"name": one.name, "why": "", "require": "", "externals": []}
+        found.setdefault(one.name, plain)["externals"].append(_external(one))
+    return list(found.values())
+
+
+def _external(one: External) -> dict[str, Any]:
+    """An external; a gcc names its languages and the programs for them."""
+    if one.name != "gcc":
+        return {"spec": f"{one.name}@{one.version}", "prefix": one.prefix, "compilers": []}
+    programs = {"c": "gcc", "cxx": "g++", "fortran": "gfortran"}
+    return {
+        "spec": f"gcc@{one.version} languages:='c,c++,fortran'",
+        "prefix": one.prefix,
+        "compilers": [(lang, one.prefix / "bin" / name) for lang, name in programs.items()],
+    }
 
 
 def _fill(template: str, **values: object) -> str:

@@ -106,6 +106,17 @@ def test_a_sites_scope_has_its_target_pmix_compilers_mirrors_and_padding() -> No
     assert tree["mirrors"] == {"site": "file:///apps/mirror"}
 
 
+@pytest.mark.parametrize("name", ["pi", "p100-v100-k80", "a100-h100", "embedded"])
+def test_a_sites_scope_is_yaml_without_duplicate_keys(name: str) -> None:
+    one = site(name)
+    text = render_site(one, next(iter(one.partitions.values())))
+    names = re.findall(r"^  ([a-z0-9-]+):$", text.split("config:")[0], re.MULTILINE)
+    assert len(names) == len(set(names))
+    packages = yaml.safe_load(text)["packages"]
+    assert packages["pmix"]["require"] == [f"@{one.slurm.pmix}"]
+    assert {external.name for external in one.spack.externals} <= set(packages)
+
+
 def test_a_partitions_environment_follows_the_sites_pins_and_compilers() -> None:
     gcc = SpackSettings(externals=(External("gcc", "12.2.0", Path("/usr")),))
     request = dataclasses.replace(site().stacks["gpu"], pins={"tensorflow": "2.18.1"})
