@@ -1,0 +1,80 @@
+"""Roots and the clusters in them leave nothing behind, whatever is killed."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcdl.cluster import down, processes, roots, up
+from hpcdl.cluster.query import node_states
+from hpcdl.site import load_site
+from hpcdl.system.errors import AnswerNo
+from tests.matrix.machines import HPCDL, wait_for
+
+
+def mounts():
+    return sorted(Path("/proc/self/mounts").read_text().splitlines())
+
+
+def test_the_machine_sees_no_mount_and_its_own_slurm_stays(machine):
+    assert not any("/roots/" in line for line in mounts())
+    assert machine("sinfo", "--version").stdout.split()[-1] == str(machine.release)
+
+
+def test_the_site_of_the_cluster_names_its_release_and_plug_in(machine):
+    site = load_site(machine.state.site_file)
+    assert site.slurm.version == str(machine.release)
+    assert (site.slurm.mpi == "pmix") == ("pmix" in machine.mpi)
+
+
+def test_another_release_is_refused_while_one_runs(machine):
+    other = next(one for one in roots.releases() if one != machine.name)
+    with pytest.raises(AnswerNo, match=f"Slurm {machine.release}"):
+        up(load_site(machine.state.site_file), directory=machine.state.directory, slurm=other)
+
+
+def test_up_starts_again_what_was_killed(machine):
+    daemons = machine.state.processes
+    before = mounts()
+    processes.end([daemons["slurmctld"], daemons["p100-01"]])
+    again = up(load_site(machine.state.site_file), directory=machine.state.directory)
+    wait_for(lambda: set(node_states(again).values()) <= {"idle", "mixed", "allocated"})
+    assert again.slurm_version == str(machine.release)
+    assert mounts() == before
+
+
+def test_a_killed_build_leaves_no_root_no_mount_and_no_process(tmp_path):
+    before = mounts()
+    build = subprocess.Popen(
+        [HPCDL, "cluster", "roots", "--slurm", "24.11"],
+        env={**os.environ, "HPCDL_CACHE": str(tmp_path), "HPCDL_HOME": str(tmp_path / "home")},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    wait_for((tmp_path / "roots/.trixie.partial").exists, 30)
+    time.sleep(1)
+    build.send_signal(signal.SIGKILL)
+    build.wait()
+    assert not (tmp_path / "roots/trixie").exists()
+    assert mounts() == before
+    mark = f"{tmp_path}/roots".encode()
+
+    def left():
+        lines = [path / "cmdline" for path in Path("/proc").glob("[0-9]*")]
+        return [line for line in lines if line.exists() and mark in line.read_bytes()]
+
+    wait_for(lambda: not left(), 10)
+
+
+def test_a_cluster_that_is_down_has_no_process_left(machines):
+    release = next(name for name, one in machines.items() if not isinstance(one, str))
+    directory = Path(f"/tmp/hpcdl-m{os.getpid()}/cluster/matrix")
+    state = up(load_site(machines[release].state.site_file), directory=directory, slurm=release)
+    processes.end([state.processes["munged"]])
+    assert down(directory, purge=True)
+    assert processes.of_cluster(directory) == []
+    assert not directory.exists()
+    directory.parent.rmdir()
+    directory.parent.parent.rmdir()
