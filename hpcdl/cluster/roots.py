@@ -26,7 +26,6 @@ from hpcdl.system.files import explain_os_errors, locked, switch_link, write_ato
 from hpcdl.system.packages import apt_line, find_program, look, missing_names
 from hpcdl.system.resources import cache
 from hpcdl.system.run import run
-from hpcdl.system.text import did_you_mean
 
 _RECORD = "hpcdl-root.json"
 _BUILD_SECONDS = 1800
@@ -120,7 +119,7 @@ def check(release: str) -> None:
         if wished.series not in releases():
             raise BadInput(
                 f"no suite of Debian is known to have Slurm {release}",
-                hint=did_you_mean(wished.series, releases()),
+                hint=f"known are {', '.join(releases())}",
             )
         _check_tools()
 
