@@ -30,13 +30,13 @@ class Batch:
 def take_apart(text: str) -> Batch:
     """The parts of a script, rendered by hpcdl or put together by ReFrame.
 
-    The launch is the one line that starts with `srun`, with its continuation lines; the
+    The launch is the last line that starts with `srun`, with its continuation lines; the
     launcher's part is what stands before the first break.
     """
     lines = text.splitlines()
     directives = [line.removeprefix(_DIRECTIVE) for line in lines if line.startswith(_DIRECTIVE)]
     body = [line for line in lines if not line.startswith(("#!", _DIRECTIVE))]
-    start = next(index for index, line in enumerate(body) if line.startswith("srun "))
+    start = max(index for index, line in enumerate(body) if line.startswith("srun "))
     end = start
     while body[end].endswith("\\"):
         end += 1
