@@ -120,7 +120,8 @@ def _module(args: argparse.Namespace, site: Site, *, published: bool) -> Module:
 
     # A container brings its own software: no module, unless one is named.
     none = args.no_module or (args.container is not None and not args.module)
-    return module_for(site, args.module, none=none, published=published)
+    partition = args.partition or site.default_partition
+    return module_for(site, args.module, partition=partition, none=none, published=published)
 
 
 def _render(args: argparse.Namespace) -> ExitCode:

@@ -6,18 +6,24 @@ from collections.abc import Sequence
 
 from hpcdl.jobs.spec import Module
 from hpcdl.site import Site
-from hpcdl.stack.release import current_release, planned_module
+from hpcdl.stack.release import current_release, planned_module, release_for
 from hpcdl.system.errors import BadInput, MachineLacks
 
 
 def module_for(
-    site: Site, names: Sequence[str] = (), *, none: bool = False, published: bool = False
+    site: Site,
+    names: Sequence[str] = (),
+    *,
+    partition: str | None = None,
+    none: bool = False,
+    published: bool = False,
 ) -> Module:
     """The modules of a job.
 
     Args:
         site: where it runs.
         names: modules named by the user, instead of the release's.
+        partition: the one it runs on; partitions may be served by different stacks.
         none: load no module at all.
         published: refuse where nothing is published yet.
 
@@ -29,7 +35,7 @@ def module_for(
     for name in names:
         if not name or name.startswith("-") or any(c.isspace() or ord(c) < 32 for c in name):
             raise BadInput(f"--module {name!r} is no name of a module", hint="write NAME/VERSION")
-    release = current_release(site)
+    release = release_for(site, partition) if partition else current_release(site)
     if release is not None:
         return Module(tuple(names) or (release.module,), release.modules, release.id)
     if published:
