@@ -26,14 +26,20 @@ class Optimizer:
     weight_decay: float
     velocities: tuple[Any, ...]
 
-    def apply(self, tf: Any, variables: tuple[Any, ...], gradients: list[Any], lr: Any) -> None:
-        """Update every variable."""
-        for variable, velocity, gradient in zip(variables, self.velocities, gradients, strict=True):
+    def apply(
+        self, tf: Any, variables: tuple[Any, ...], gradients: list[Any], lr: Any
+    ) -> list[Any]:
+        """Update every variable as soon as its gradient is there; returns the operations."""
+        return [
             tf.raw_ops.ResourceApplyMomentum(
                 var=variable.handle, accum=velocity.handle, lr=lr,
                 grad=self._direction(tf, variable, gradient), momentum=self.momentum,
                 use_locking=False, use_nesterov=False,
-            )  # fmt: skip
+            )
+            for variable, velocity, gradient in zip(
+                variables, self.velocities, gradients, strict=True
+            )
+        ]  # fmt: skip
 
     def _direction(self, tf: Any, variable: Any, gradient: Any) -> Any:
         if len(variable.shape) < 2:

@@ -2,7 +2,8 @@
 
 One tf.function holds all of it, as a bare loop would. Four clock readings sit in the graph,
 tied by control dependencies: start; all local gradients ready; all averaged gradients ready;
-all variables updated. So "communication" is what back-propagation did not hide. The ranks also
+all variables updated. So "communication" is what back-propagation did not hide, and "update"
+what neither did. The ranks also
 agree in the all-reduce on the stop signal: the sum of what each was told.
 """
 
@@ -72,8 +73,9 @@ def make_step(tf: Any, parts: StepParts) -> Step:
         *reduced, told = _average(tf, parts, gradients, tf.stack([loss, stop]))
         with tf.control_dependencies([*reduced, told]):
             communicated = now()
-            _update(tf, parts, variables, reduced, lr)
-        updated = now()
+        # Not held back until all gradients are there: an update frees its gradient's memory.
+        with tf.control_dependencies(_update(tf, parts, variables, reduced, lr)):
+            updated = now()
         times = tf.stack([computed - started, communicated - computed, updated - communicated])
         return tf.concat([tf.cast(told, tf.float64), times], axis=0)
 
@@ -140,18 +142,18 @@ def _make_backward(tf: Any, parts: StepParts) -> Callable[[Any, Any], tuple[Any,
 
 def _update(
     tf: Any, parts: StepParts, variables: tuple[Any, ...], gradients: list[Any], lr: Any
-) -> None:
+) -> list[Any]:
     """Update the variables; with a loss scale, only where all gradients are finite."""
     scale = parts.scale
     if scale is None:
-        parts.optimizer.apply(tf, variables, gradients, lr)
-        return
+        return parts.optimizer.apply(tf, variables, gradients, lr)
     finite = scale.finite(tf, gradients)
 
     def good() -> Any:
         divided = [gradient / scale.state[0] for gradient in gradients]
-        parts.optimizer.apply(tf, variables, divided, lr)
-        return tf.constant(True)
+        with tf.control_dependencies(parts.optimizer.apply(tf, variables, divided, lr)):
+            return tf.constant(True)
 
-    tf.cond(finite, good, lambda: tf.constant(False))
+    done = tf.cond(finite, good, lambda: tf.constant(False))
     scale.renew(tf, finite)
+    return [done]
