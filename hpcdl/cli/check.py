@@ -254,7 +254,7 @@ def _gate(args: argparse.Namespace) -> ExitCode:
 
 
 def _report_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="?", type=Path, metavar="RUN",
+    parser.add_argument("folder", nargs="?", type=Path, metavar="RUN",
                         help="a run's folder (else the newest)")  # fmt: skip
     parser.add_argument("--format", default="markdown", metavar="NAME",
                         help="markdown (default), junit, prometheus or json")  # fmt: skip
@@ -270,7 +270,7 @@ def _report(args: argparse.Namespace) -> ExitCode:
     name = "json" if args.json else args.format
     if name not in FORMATS:
         raise BadInput(f"unknown format '{name}'", hint=did_you_mean(name, FORMATS))
-    run = read_run(args.run or the_site(args).paths.work / "checks" / "latest")
+    run = read_run(args.folder or the_site(args).paths.work / "checks" / "latest")
     text = FORMATS[name](run)
     print(text, end="") if args.output is None else write_atomic(args.output, text)
     return ExitCode.OK

@@ -69,6 +69,17 @@ def test_a_run_without_verdicts_is_said_so(
     assert "no verdicts" in capsys.readouterr().err
 
 
+def test_without_a_folder_the_newest_run_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HPCDL_HOME", str(tmp_path))
+    latest = tmp_path / "embedded" / "work" / "checks" / "latest"
+    latest.mkdir(parents=True)
+    (latest / "verdicts.json").write_text(json.dumps(RUN))
+    assert main(["check", "report", "--site", "embedded"]) == 0
+    assert "| throughput/mlp | p100 | PASS |" in capsys.readouterr().out
+
+
 def test_an_unknown_format_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "report", "--format", "junti"]) == 2
     assert "did you mean 'junit'?" in capsys.readouterr().err
