@@ -39,7 +39,7 @@ show hpcdl check run --partition p100 --tag smoke
 
 say "the same check on a job slowed down on purpose: it must fail"
 code=0
-show hpcdl check run --partition p100 --tag smoke --set delay_ms=60 || code=$?
+show hpcdl check run --partition p100 --tag smoke --set delay_ms=60 --set steps=100 || code=$?
 if (( code != 1 )); then
   echo "error: the slowed job was not caught (exit code $code)" >&2
   exit 1
