@@ -102,7 +102,7 @@ def _spec(args: argparse.Namespace, site: Site) -> JobSpec:
         qos=args.qos,
         job_dir=args.job_dir.absolute() if args.job_dir else None,
         preflight=not args.no_preflight,
-        data=args.data,
+        data=str(Path(args.data).absolute()) if args.data else None,
         stage=args.stage_data,
         container=args.container,
     )
@@ -116,12 +116,15 @@ def _variable(text: str) -> tuple[str, str]:
 
 
 def _module(args: argparse.Namespace, site: Site, *, published: bool) -> Module:
-    from hpcdl.workflows.modules import module_for
+    from hpcdl.workflows.modules import check_available, module_for
 
     # A container brings its own software: no module, unless one is named.
     none = args.no_module or (args.container is not None and not args.module)
     partition = args.partition or site.default_partition
-    return module_for(site, args.module, partition=partition, none=none, published=published)
+    module = module_for(site, args.module, partition=partition, none=none, published=published)
+    if published and args.module:
+        check_available(site, module)
+    return module
 
 
 def _render(args: argparse.Namespace) -> ExitCode:

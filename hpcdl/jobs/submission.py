@@ -71,6 +71,7 @@ def submit(site: Site, spec: JobSpec, module: Module) -> Submission:
         BadInput: impossible request, or Slurm refuses it; the folder is then removed again.
         MachineLacks: Slurm is away, or the folder cannot be written.
     """
+    check_data(spec)
     script, placed = place(site, spec, module)
     folder = placed.job_dir
     assert folder is not None
@@ -91,6 +92,19 @@ def submit(site: Site, spec: JobSpec, module: Module) -> Submission:
         _withdraw(folder)
         raise
     return Submission(queued[0], folder, tuple(queued))
+
+
+def check_data(spec: JobSpec) -> None:
+    """Refuse a data set that is not there: it lies on the file system that nodes share.
+
+    Raises:
+        BadInput: see above.
+    """
+    if spec.data and not Path(spec.data).exists():
+        raise BadInput(
+            f"there is no data set {spec.data}",
+            hint="`hpcdl data make` writes one; `hpcdl job render` does not ask for it",
+        )
 
 
 def _links(chain: int, queued: Sequence[int]) -> Iterator[tuple[str, ...]]:

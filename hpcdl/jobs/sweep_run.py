@@ -16,6 +16,7 @@ from typing import Any
 
 from hpcdl.jobs.script import Script
 from hpcdl.jobs.spec import Module
+from hpcdl.jobs.submission import check_data
 from hpcdl.jobs.sweep import Group, Point, groups, point_folder, render
 from hpcdl.site import Site
 from hpcdl.slurm import client
@@ -75,6 +76,8 @@ def submit(
     Raises:
         BadInput: Slurm refuses a shape; nothing is queued then.
     """
+    for point in points[:1]:
+        check_data(point.spec)
     with locked(folder / ".lock"):
         stand = {one.point.id: one for one in standings(folder, points)}
         missing = [one.point for one in stand.values() if one.state == MISSING]

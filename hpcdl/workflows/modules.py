@@ -8,6 +8,7 @@ from hpcdl.jobs.spec import Module
 from hpcdl.site import Site
 from hpcdl.stack.release import current_release, planned_module, release_for
 from hpcdl.system.errors import BadInput, MachineLacks
+from hpcdl.system.run import run
 
 
 def module_for(
@@ -44,3 +45,30 @@ def module_for(
             hint="`hpcdl stack build` and `hpcdl stack publish` make one; or give --no-module",
         )
     return Module(tuple(names) or (planned_module(site),))
+
+
+def check_available(site: Site, module: Module) -> None:
+    """Refuse modules that Lmod does not find, before anything is queued.
+
+    Where Lmod is not installed here, the job itself is the first that can tell.
+
+    Raises:
+        BadInput: names those that are not there.
+    """
+    init = site.paths.lmod_init
+    if not module.names or not init.is_file():
+        return
+    use = 'module use "$folder"; ' if module.folder else ""
+    script = (
+        f'unset LMOD_QUIET; source "$init" || exit 0; {use}'
+        'for name; do module is-avail "$name" || printf "%s\\0" "$name"; done'
+    )
+    # With LMOD_QUIET, `is-avail` says yes to everything (Lmod 8.6).
+    env = {"init": str(init), "folder": str(module.folder or "")}
+    answer = run(["bash", "-c", script, "bash", *module.names], env=env, check=False, timeout=60)
+    missing = [name for name in answer.stdout.split("\0") if name in module.names]
+    if missing:
+        raise BadInput(
+            f"there is no module {', '.join(missing)}",
+            hint="`module avail` and `module spider NAME` show what there is",
+        )

@@ -199,6 +199,30 @@ def test_staged_data_lies_on_every_node_and_goes_with_the_job(
     assert (data / "shard").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--no-module", "--data", "/no/such/set"], "there is no data set /no/such/set"),
+        (["--no-module", "--partition", "p10"], "has no partition 'p10'"),
+        (["--no-module", "--partition", "v100", "--gpus", "12"], "do not fill whole nodes"),
+        (["--no-module", "--time", "99-00"], "beyond the limit of 'p100'"),
+        (["--module", "nosuch/1"], "nosuch/1"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_anything_is_queued(
+    slurm: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, words: list[str],
+    says: str,
+) -> None:  # fmt: skip
+    site = Path(find_site_file("embedded")).read_text()
+    (tmp_path / "site.yaml").write_text(site.replace("$HPCDL_HOME/embedded/work", str(tmp_path)))
+    submit = [HPCDL, "job", "submit", "--site", tmp_path / "site.yaml", *words, "--", "true"]
+    answer = slurm(*submit, check=False)
+    assert answer.returncode in {2, 3}
+    assert says in answer.stderr or "no published release" in answer.stderr
+    assert "\nhelp: " in answer.stderr
+    assert not (tmp_path / "jobs").exists()
+
+
 def test_slurm_s_own_refusal_is_shown_and_nothing_is_left(
     slurm: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:

@@ -1,0 +1,49 @@
+"""Which modules a job loads; what Lmod does not find is refused before anything is queued."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hpcdl.jobs import Module
+from hpcdl.site import Site, find_site_file, load_site
+from hpcdl.system.errors import BadInput, MachineLacks
+from hpcdl.workflows.modules import check_available, module_for
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    found = load_site(find_site_file("embedded"))
+    return replace(found, paths=replace(found.paths, prefix=tmp_path / "prefix"))
+
+
+def test_without_a_release_the_planned_module_is_named_but_nothing_is_pinned(site: Site) -> None:
+    module = module_for(site)
+    assert module.names[0].startswith("tensorflow/")
+    assert module.release is None
+
+
+def test_submitting_needs_a_published_release(site: Site) -> None:
+    with pytest.raises(MachineLacks, match="no published release"):
+        module_for(site, published=True)
+
+
+def test_no_module_loads_none(site: Site) -> None:
+    assert module_for(site, none=True, published=True).names == ()
+
+
+@pytest.mark.parametrize("name", ["", "-f", "a b", "a\nb"])
+def test_a_word_that_is_no_module_is_refused(site: Site, name: str) -> None:
+    with pytest.raises(BadInput):
+        module_for(site, [name])
+
+
+@pytest.mark.skipif(
+    not Path("/usr/share/lmod/lmod/init/bash").exists(), reason="Lmod is not installed"
+)
+def test_a_module_that_lmod_does_not_find_is_named(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "1.0.lua").write_text('whatis("here")\n')
+    check_available(site, Module(("there/1.0",), tmp_path))
+    with pytest.raises(BadInput, match="there is no module missing/2, \\$\\(id\\)"):
+        check_available(site, Module(("missing/2", "there/1.0", "$(id)"), tmp_path))
