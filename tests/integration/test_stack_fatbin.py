@@ -66,7 +66,7 @@ def test_the_gate_refuses_code_for_other_gpus(compiled: Path, tmp_path: Path) ->
 
 def test_the_gate_takes_code_for_the_partition_s_gpu(compiled: Path, tmp_path: Path) -> None:
     site, release = small_gpu_release(tmp_path, compiled)
-    gpu = dataclasses.replace(site.partitions["p100"].gpu, model="T4", compute="7.5")
+    gpu = site.partitions["p100"].gpu._replace(model="T4", compute="7.5")
     p100 = dataclasses.replace(site.partitions["p100"], gpu=gpu)
     site = dataclasses.replace(site, partitions={"p100": p100})
     check = check_device_code(site, release)

@@ -19,7 +19,8 @@ WORDS = ("--deterministic", "--global-batch=64", "--steps=60", "--checkpoint-eve
 def kill_and_resume(runs: Runs, digits: Path, ranks: int, resume_ranks: int) -> Done:
     """Kill all ranks at a random moment after the first checkpoint, then run to the end."""
     words = (*WORDS, "--data", str(digits))
-    process = runs.start(*words, ranks=ranks, job="killed")
+    # Slowed down, so that the moment lies inside the run on a fast machine too.
+    process = runs.start(*words, "--delay-ms", "25", ranks=ranks, job="killed")
     runs.wait_for("checkpoints/step-*.ckpt", "killed")
     time.sleep(random.random() * 0.4)
     os.killpg(process.pid, signal.SIGKILL)
