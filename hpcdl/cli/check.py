@@ -145,15 +145,18 @@ def _references(args: argparse.Namespace) -> ExitCode:
 def _measure(args: argparse.Namespace) -> ExitCode:
     from dataclasses import asdict
 
-    from hpcdl.regress.measure import measure
+    from hpcdl.regress.measure import covered, measure
     from hpcdl.regress.runner import require_reframe
     from hpcdl.regress.show import references_text
     from hpcdl.system.progress import StatusLine
 
     require_reframe()
     site = the_site(args)
+    module, request = _module(site), _request(args)
+    if args.if_missing and covered(site, module, request):
+        return _show_references(args)
     with StatusLine(quiet=args.json) as status:
-        done = measure(site, _module(site), _request(args), _shown(status), write=not args.dry_run)
+        done = measure(site, module, request, _shown(status), write=not args.dry_run)
     if args.json:
         print_json({"files": done.files, "references": [asdict(row) for row in done.references]})
     else:
