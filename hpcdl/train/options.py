@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.system.errors import BadInput
+from hpcdl.train.amounts import not_negative, positive
 
 STRATEGIES = ("auto", "horovod", "multiworker", "single")
 OPTIMIZERS = ("sgd", "lars")
@@ -89,20 +90,6 @@ class Argument:
         return "--" + self.field.replace("_", "-")
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, not {text}")
-    return value
-
-
-def _not_negative(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"must be 0 or more, not {text}")
-    return value
-
-
 def _amount(text: str) -> float:
     value = float(text)
     if not 0 <= value < float("inf"):
@@ -120,18 +107,18 @@ def _fraction(text: str) -> float:
 ARGUMENTS: tuple[Argument, ...] = (
     Argument("model", "network to train (default mlp)", metavar="NAME"),
     Argument("data", "folder made by `hpcdl data make`, or 'synthetic'", metavar="DIR"),
-    Argument("image_size", "side of the images in pixels (default by the model)", _positive,
+    Argument("image_size", "side of the images in pixels (default by the model)", positive,
              metavar="PX"),
     Argument("task", "one class, or several findings per image (default by the model)",
              choices=("classes", "findings")),
     Argument("pipeline", "input pipeline for JPEG records; old is slow, to compare",
              choices=("new", "old")),
-    Argument("max_damaged", "damaged records a rank may skip (default 16)", _not_negative,
+    Argument("max_damaged", "damaged records a rank may skip (default 16)", not_negative,
              metavar="N"),
-    Argument("global_batch", "images per step over all ranks", _positive, metavar="N"),
-    Argument("batch_per_rank", "images per step and rank", _positive, metavar="N"),
-    Argument("epochs", "passes over the data (default by the model)", _positive, metavar="N"),
-    Argument("steps", "steps instead of epochs", _positive, metavar="N"),
+    Argument("global_batch", "images per step over all ranks", positive, metavar="N"),
+    Argument("batch_per_rank", "images per step and rank", positive, metavar="N"),
+    Argument("epochs", "passes over the data (default by the model)", positive, metavar="N"),
+    Argument("steps", "steps instead of epochs", positive, metavar="N"),
     Argument("strategy", "how ranks work together (default auto)", choices=STRATEGIES),
     Argument("job_dir", "where results go (else HPCDL_JOB_DIR, else here)", metavar="DIR"),
     Argument("seed", "of weights, order and augmentation (default 1)", int, metavar="N"),
@@ -144,12 +131,12 @@ ARGUMENTS: tuple[Argument, ...] = (
     Argument("lr_schedule", "after the warm-up (default constant)", choices=SCHEDULES,
              group="step"),
     Argument("lr_warmup_steps", "steps over which the rate rises from 0 (default 0)",
-             _not_negative, metavar="N", group="step"),
+             not_negative, metavar="N", group="step"),
     Argument("scale_lr", "multiply the rate by global batch / the model's own", bool,
              group="step"),
     Argument("precision", "of compute (default fp32); fp16 scales its loss", choices=PRECISIONS,
              group="step"),
-    Argument("accumulate", "parts of a batch, one after the other, to save memory", _positive,
+    Argument("accumulate", "parts of a batch, one after the other, to save memory", positive,
              metavar="N", group="step"),
     Argument("compress", "send gradients as fp16", bool, group="step"),
     Argument("xla", "compile forward and backward with XLA", bool, group="step"),
@@ -157,13 +144,13 @@ ARGUMENTS: tuple[Argument, ...] = (
              group="step"),
     Argument("deterministic", "the same bits in every run; slower on GPUs", bool, group="step"),
     Argument("checkpoint_every", "steps between checkpoints; 0 for none on the way (default: "
-             "an epoch)", _not_negative, metavar="N", group="checkpoints"),
-    Argument("keep_checkpoints", "newest ones kept (default 3)", _positive, metavar="N",
+             "an epoch)", not_negative, metavar="N", group="checkpoints"),
+    Argument("keep_checkpoints", "newest ones kept (default 3)", positive, metavar="N",
              group="checkpoints"),
     Argument("fresh", "start over, leave checkpoints of before aside", bool, group="checkpoints"),
     Argument("hang_limit", "seconds without a step until the run is ended; 0 for never "
              "(default 600)", _amount, metavar="S"),
-    Argument("warmup_steps", "first steps left out of the throughput (default 5)", _not_negative,
+    Argument("warmup_steps", "first steps left out of the throughput (default 5)", not_negative,
              metavar="N", group="measuring"),
     Argument("profile", "write timeline.json: all ranks' steps, for Perfetto", bool,
              group="measuring"),

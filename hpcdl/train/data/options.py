@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
+from hpcdl.train.amounts import not_negative, positive
+
 KINDS = ("digits", "photos", "folder")
 PIPELINES = ("new", "old")
 TASKS = ("classes", "findings")
@@ -16,20 +18,20 @@ def configure_make(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", choices=KINDS, help="what to make")
     parser.add_argument("folder", metavar="DIR", help="where the records go")
     parser.add_argument("--seed", type=int, default=1, help="of all that is drawn (default 1)")
-    parser.add_argument("--shards", type=_positive, default=16, metavar="N",
+    parser.add_argument("--shards", type=positive, default=16, metavar="N",
                         help="files to train from (default 16)")  # fmt: skip
-    parser.add_argument("--threads", type=_positive, metavar="N",
+    parser.add_argument("--threads", type=positive, metavar="N",
                         help="shards written at the same time (default: the CPUs)")  # fmt: skip
     photos = parser.add_argument_group("photos: JPEGs like photographs, for studies of input")
-    photos.add_argument("--count", type=_positive, default=1280, metavar="N",
+    photos.add_argument("--count", type=positive, default=1280, metavar="N",
                         help="images to train from (default 1280)")  # fmt: skip
-    photos.add_argument("--test-count", type=_not_negative, default=0, metavar="N",
+    photos.add_argument("--test-count", type=not_negative, default=0, metavar="N",
                         help="images to test with (default 0)")  # fmt: skip
     photos.add_argument("--size", type=_size, default="500x375", metavar="WxH",
                         help="pixels (default 500x375, ImageNet's most common)")  # fmt: skip
-    photos.add_argument("--bytes", type=_positive, default=77_000, metavar="N",
+    photos.add_argument("--bytes", type=positive, default=77_000, metavar="N",
                         help="mean bytes of an image (default 77000)")  # fmt: skip
-    photos.add_argument("--classes", type=_positive, default=1000, metavar="N",
+    photos.add_argument("--classes", type=positive, default=1000, metavar="N",
                         help="number of classes (default 1000)")  # fmt: skip
     photos.add_argument("--task", choices=TASKS, default="classes",
                         help="one class, or ChestX-ray14's 14 findings")  # fmt: skip
@@ -45,12 +47,12 @@ def configure_inspect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="DIR", help="a folder of TFRecord files")
     parser.add_argument("--index", action="store_true",
                         help="write dataset.json, which `hpcdl train` needs")  # fmt: skip
-    parser.add_argument("--classes", type=_positive, default=1000, metavar="N",
+    parser.add_argument("--classes", type=positive, default=1000, metavar="N",
                         help="with --index: number of classes (default 1000)")  # fmt: skip
     parser.add_argument("--task", choices=TASKS, default="classes", help="with --index")
-    parser.add_argument("--label-offset", type=_not_negative, default=1, metavar="N",
+    parser.add_argument("--label-offset", type=not_negative, default=1, metavar="N",
                         help="with --index: number of the first class (default 1)")  # fmt: skip
-    parser.add_argument("--threads", type=_positive, metavar="N",
+    parser.add_argument("--threads", type=positive, metavar="N",
                         help="shards read at the same time (default: the CPUs)")  # fmt: skip
 
 
@@ -59,13 +61,13 @@ def configure_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="DIR", help="a data set of JPEG records")
     parser.add_argument("--pipeline", choices=PIPELINES, default="new",
                         help="new, or old: the slow form, kept to compare")  # fmt: skip
-    parser.add_argument("--crop", type=_positive, default=224, metavar="PX",
+    parser.add_argument("--crop", type=positive, default=224, metavar="PX",
                         help="side of the images given out (default 224)")  # fmt: skip
-    parser.add_argument("--batch", type=_positive, default=64, metavar="N",
+    parser.add_argument("--batch", type=positive, default=64, metavar="N",
                         help="images per batch (default 64)")  # fmt: skip
     parser.add_argument("--seconds", type=float, default=8.0, metavar="S",
                         help="how long to measure (default 8)")  # fmt: skip
-    parser.add_argument("--threads", type=_positive, metavar="N",
+    parser.add_argument("--threads", type=positive, metavar="N",
                         help="CPU threads (default: those this process may use)")  # fmt: skip
 
 
@@ -107,20 +109,6 @@ def as_words(command: str, args: argparse.Namespace) -> list[str]:
 
 def _text(value: object) -> str:
     return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, not {text}")
-    return value
-
-
-def _not_negative(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"must be 0 or more, not {text}")
-    return value
 
 
 def _share(text: str) -> float:
