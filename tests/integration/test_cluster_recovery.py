@@ -285,6 +285,27 @@ def test_killed_node_has_no_process_left(small_site: Site, place: Path, mode: st
     assert node_actions.up(state, "spare-01") == "spare-01 takes jobs"
 
 
+def test_restarted_node_answers_at_once_those_who_knew_it(small_site: Site, place: Path) -> None:
+    if choose_mode("auto") != NAMESPACES:
+        pytest.skip("mode namespaces needs root and unshare")
+    state = up(small_site, mode=NAMESPACES, directory=place)
+    slurm = shell(state, place)
+    hardware = "cat /sys/class/net/eth0/address"
+    reach = "exec 3<>/dev/tcp/spare-02/$(scontrol show node spare-02 | grep -oP 'Port=\\K[0-9]+')"
+
+    def on(node: str, command: str) -> str:
+        return slurm(
+            "srun", "-p", "spare", "-w", node, "timeout", "5", "bash", "-c", command
+        ).stdout
+
+    on("spare-01", reach)
+    before = on("spare-02", hardware)
+    node_actions.kill(state, "spare-02")
+    node_actions.up(state, "spare-02")
+    on("spare-01", reach)
+    assert on("spare-02", hardware) == before
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="the tests run without root already")
 def test_without_root_the_nodes_share_the_machine(place: Path, small_site: Site) -> None:
     python = Path("/usr/bin/python3")
