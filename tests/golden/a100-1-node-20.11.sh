@@ -60,9 +60,12 @@ export CUDA_DEVICE_ORDER=PCI_BUS_ID
 
 # First of all: is this the allocation that was asked for? A row per rank goes into the log.
 if command -v hpcdl >/dev/null; then
-  srun --mpi=none --cpus-per-task=16 --exact --kill-on-bad-exit=1 \
-    hpcdl preflight probe '--scratch=/local/$SLURM_JOB_ID' --transport=. >preflight.jsonl &
-  wait "$!"
+  look() {
+    srun --mpi=none --cpus-per-task=16 --exact --kill-on-bad-exit=1 \
+      hpcdl preflight probe '--scratch=/local/$SLURM_JOB_ID' --transport=. >preflight.jsonl &
+    wait "$!"
+  }
+  look || { sleep 5 & wait "$!"; look; }
   hpcdl preflight judge --world=8 --tasks-per-node=8 --cpus-per-task=16 --gpus-per-node=8 --release=tensorflow-1 --fabric=infiniband --nvlink '--scratch=/local/$SLURM_JOB_ID' preflight.jsonl || exit
 fi
 
