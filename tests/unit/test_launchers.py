@@ -70,3 +70,22 @@ def test_the_preflight_comes_before_the_program_and_can_be_left_out(site: Site) 
     assert "--release=tf-1" in text
     without = JobSpec("p100", nodes=2, gpus_per_node=2, preflight=False)
     assert "preflight" not in render_script(site, without, Module(())).text
+
+
+@pytest.mark.parametrize(("missed", "asked"), [(0, 1), (1, 2), (2, 2)])
+def test_a_node_that_misses_its_first_step_is_asked_once_more(
+    site: Site, tmp_path: Path, missed: int, asked: int
+) -> None:
+    text = render_script(site, JobSpec("p100", nodes=2, gpus_per_node=2), Module(())).text
+    look = text[text.index("  look() {") : text.index("  hpcdl preflight judge")]
+    stand_ins = {
+        "srun": f'echo x >>asked; (( $(wc -l <asked) > {missed} )) || exit 1; echo "{{}}"',
+        "sleep": ":",
+    }
+    for name, body in stand_ins.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(["bash", "-c", look], cwd=tmp_path, env=env, check=False)
+    assert (tmp_path / "asked").read_text().count("x") == asked
+    assert bool((tmp_path / "preflight.jsonl").read_text()) == (missed < 2)
