@@ -147,17 +147,14 @@ def asked(submission: Submission) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def pinned_releases(site: Site, job_ids: set[int]) -> set[str]:
-    """The releases that these jobs will load or have loaded."""
-    found: set[str] = set()
-    for job_id in job_ids:
-        try:
-            record = json.loads((_index(site) / str(job_id) / "job.json").read_text())
-        except (OSError, ValueError):
-            continue
-        if isinstance(record, dict) and record.get("release"):
-            found.add(str(record["release"]))
-    return found
+def release_of(site: Site, job_id: int) -> str | None:
+    """The release that a job submitted by hpcdl loads; None where there is no record of one."""
+    try:
+        record = json.loads((_index(site) / str(job_id) / "job.json").read_text())
+    except (OSError, ValueError):
+        return None
+    release = record.get("release") if isinstance(record, dict) else None
+    return str(release) if release else None
 
 
 def _index(site: Site) -> Path:

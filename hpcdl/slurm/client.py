@@ -70,6 +70,19 @@ def queue() -> tuple[JobRecord, ...]:
     return tuple(_parsed(parse.job, line, "scontrol") for line in _records(text, "JobId="))
 
 
+def batch_script(job_id: int) -> str | None:
+    """The script of an active job; '' where it has none, None where Slurm does not show it.
+
+    Others' scripts are shown to root and to Slurm's operators only.
+    """
+    answer = _ask(["scontrol", "write", "batch_script", str(job_id), "-"], check=False)
+    if "Invalid job id" in answer.stderr or "not specified" in answer.stderr:
+        return ""  # it has ended meanwhile, or is interactive
+    if any(sign in answer.stderr for sign in _AWAY):
+        _refuse(answer)
+    return None if "retrieval failed" in answer.stderr or not answer.ok else answer.stdout
+
+
 def nodes() -> tuple[NodeRecord, ...]:
     """All nodes."""
     text = _ask(["scontrol", "show", "node", "-o"]).stdout

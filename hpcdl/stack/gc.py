@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ from hpcdl.stack.release import (
 from hpcdl.system.errors import MachineLacks
 from hpcdl.system.files import explain_os_errors, locked
 
-Pinned = Callable[[], Iterable[str]]
+Pinned = Callable[[], Mapping[str, str]]
 KEEP = 3
 
 
@@ -60,7 +60,8 @@ def collect(
 
     Args:
         site: whose prefix.
-        pinned: lists the releases that queued and running jobs name; asked under the lock.
+        pinned: the releases that queued and running jobs need, each with the reason; asked
+            under the lock.
         keep: how many of the last published ones stay, the current one among them.
         unpublished: remove releases too that were built and never published.
         dry_run: only tell.
@@ -69,7 +70,7 @@ def collect(
         MachineLacks: no permission, or a publish is at work for too long.
     """
     with locked(publish_lock(site), wait_seconds=900):
-        kept = reasons(site, set(pinned()), keep=keep, unpublished=unpublished)
+        kept = reasons(site, pinned(), keep=keep, unpublished=unpublished)
         doomed = [name for name in release_ids(site) if name not in kept]
         sizes = {name: _size(releases_folder(site) / name) for name in doomed}
         if not dry_run and doomed:
@@ -81,7 +82,9 @@ def collect(
     return Garbage(sizes, leftovers, kept)
 
 
-def reasons(site: Site, pinned: set[str], *, keep: int, unpublished: bool) -> dict[str, str]:
+def reasons(
+    site: Site, pinned: Mapping[str, str], *, keep: int, unpublished: bool
+) -> dict[str, str]:
     """Why each release that stays, stays."""
     existing = release_ids(site)
     pile = [name for name in pile_of(read_history(site)) if name in existing]
@@ -93,7 +96,7 @@ def reasons(site: Site, pinned: set[str], *, keep: int, unpublished: bool) -> di
         why = (
             ("is current" if name == current else "")
             or (f"serves {serving[name]}" if name in serving else "")
-            or ("queued or running jobs use it" if name in pinned else "")
+            or pinned.get(name, "")
             or (f"is one of the last {keep} published" if name in pile[-keep:] else "")
             or ("was never published" if name not in published and not unpublished else "")
             or _broken(site, name)

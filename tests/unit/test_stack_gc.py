@@ -24,20 +24,20 @@ def site(tmp_path: Path) -> Site:
 
 
 def test_the_last_published_stay_and_older_ones_go(site: Site) -> None:
-    found = collect(site, list, keep=2)
+    found = collect(site, dict, keep=2)
     assert set(found.removed) == {"a", "b", "c"}
     assert release_ids(site) == ["d", "e", "loose"]
 
 
 def test_what_a_job_has_pinned_stays(site: Site) -> None:
-    found = collect(site, lambda: ["a"], keep=1)
+    found = collect(site, lambda: {"a": "job 7 names it"}, keep=1)
     assert "a" not in found.removed
-    assert found.kept["a"] == "queued or running jobs use it"
+    assert found.kept["a"] == "job 7 names it"
 
 
 def test_what_is_current_stays_even_after_a_rollback(site: Site) -> None:
     rollback(site, "a")
-    collect(site, list, keep=1)
+    collect(site, dict, keep=1)
     assert current_id(site) == "a"
     assert "a" in release_ids(site)
 
@@ -45,13 +45,13 @@ def test_what_is_current_stays_even_after_a_rollback(site: Site) -> None:
 def test_what_serves_a_partition_stays(site: Site) -> None:
     make_release(site, "kepler", version="2.14.1", stack="other", partitions=("k80",))
     publish(site, "kepler", passing, say=silent)
-    found = collect(site, list, keep=1)
+    found = collect(site, dict, keep=1)
     assert "p100" in found.kept["e"]
 
 
 def test_unpublished_ones_go_only_when_asked(site: Site) -> None:
-    assert "loose" not in collect(site, list).removed
-    assert "loose" in collect(site, list, unpublished=True).removed
+    assert "loose" not in collect(site, dict).removed
+    assert "loose" in collect(site, dict, unpublished=True).removed
 
 
 def test_a_dry_run_changes_nothing(site: Site) -> None:
@@ -59,19 +59,19 @@ def test_a_dry_run_changes_nothing(site: Site) -> None:
         return sorted(path for path in site.paths.prefix.rglob("*") if ".lock" not in path.name)
 
     before = files()
-    assert set(collect(site, list, keep=1, dry_run=True).removed) == {"a", "b", "c", "d"}
+    assert set(collect(site, dict, keep=1, dry_run=True).removed) == {"a", "b", "c", "d"}
     assert files() == before
 
 
 def test_a_broken_release_is_left_for_a_person(site: Site) -> None:
     (site.paths.prefix / "releases/a/release.json").write_text("{}")
-    assert "broken" in collect(site, list, keep=1).kept["a"]
+    assert "broken" in collect(site, dict, keep=1).kept["a"]
 
 
 def test_the_modules_no_longer_name_what_went(site: Site) -> None:
     shown = site.paths.prefix / "current/modules/tensorflow"
     assert (shown / "2.97.0-cpu.lua").exists()
-    collect(site, list, keep=2)
+    collect(site, dict, keep=2)
     assert {path.name for path in shown.glob("2*.lua")} == {"2.100.0-cpu.lua", "2.101.0-cpu.lua"}
 
 
@@ -79,13 +79,13 @@ def test_what_killed_builds_left_goes_unless_a_build_is_at_work(site: Site) -> N
     half = site.paths.prefix / "releases" / "half"
     half.mkdir()
     with locked(site.paths.prefix / "releases" / ".build.lock"):
-        assert collect(site, list).unfinished == ()
-    assert collect(site, list).unfinished == ("half",)
+        assert collect(site, dict).unfinished == ()
+    assert collect(site, dict).unfinished == ("half",)
     assert not half.exists()
 
 
 def test_a_queue_that_cannot_be_asked_stops_it(site: Site) -> None:
-    def away() -> list[str]:
+    def away() -> dict[str, str]:
         raise RuntimeError("Slurm is away")
 
     with pytest.raises(RuntimeError):
