@@ -1,0 +1,123 @@
+"""`python -m hpcdl.train.allreduce`: how fast the ranks average a tensor, by its size.
+
+The very operation that training uses, through the same communicator: Horovod (with NCCL where
+it was built for GPUs), or TensorFlow's collectives (NCCL on GPUs). An iteration takes as long
+as its slowest rank; the first ones are left out. Bus bandwidth is as nccl-tests define it:
+bytes / seconds x 2 (n - 1) / n for n ranks, which the hardware bounds whatever n is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from hpcdl.system.errors import HpcdlError
+from hpcdl.train.amounts import positive
+from hpcdl.train.communicate import Communicator, join_ranks
+from hpcdl.train.measurement import run_program, write_measurement
+from hpcdl.train.options import STRATEGIES
+from hpcdl.train.ranks import RankPlace, this_place
+from hpcdl.train.startup import StartupClock, import_tensorflow, prepare_environment
+
+SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 26)
+WARMUP = 3
+_GIGA = 1e9
+
+
+def bus_bandwidth(size: int, seconds: float, ranks: int) -> float:
+    """GB/s that every link must carry to average `size` bytes over `ranks` in `seconds`.
+
+    Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md.
+    """
+    return size / seconds * 2 * (ranks - 1) / ranks / _GIGA
+
+
+def summarize(seconds: dict[int, list[float]], ranks: int) -> dict[str, dict[str, float]]:
+    """Median and best bus bandwidth by size in bytes, in GB/s."""
+    found: dict[str, dict[str, float]] = {"bus_gbs": {}, "best_bus_gbs": {}}
+    for size, times in seconds.items():
+        found["bus_gbs"][str(size)] = round(bus_bandwidth(size, median(times), ranks), 6)
+        found["best_bus_gbs"][str(size)] = round(bus_bandwidth(size, min(times), ranks), 6)
+    return found
+
+
+def measure(tf: Any, ranks: Communicator, size: int, repeats: int) -> list[float]:
+    """Seconds of every iteration on the slowest rank, after the warm-up.
+
+    Raises:
+        HpcdlError: the mean of the ranks' values is wrong.
+    """
+    tensor = tf.fill([size // 4], tf.constant(float(ranks.rank + 1)))
+    averaged = ranks.function(lambda values: ranks.average([values])[0][:1])
+    times = [_timed(averaged, tensor, ranks) for _ in range(WARMUP + repeats)]
+    slowest = ranks.gather_rows(np.array([times[WARMUP:]])).max(axis=0)
+    return [float(seconds) for seconds in slowest]
+
+
+def _timed(averaged: Callable[[Any], Any], tensor: Any, ranks: Communicator) -> float:
+    """Seconds of one iteration; its result must be the mean of 1..n."""
+    start = time.perf_counter()
+    value = float(np.asarray(averaged(tensor)).ravel()[0])
+    seconds = time.perf_counter() - start
+    if abs(value - (ranks.size + 1) / 2) > 1e-3:
+        raise HpcdlError(f"the mean of 1..{ranks.size} came out as {value}")
+    return seconds
+
+
+def _options(words: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m hpcdl.train.allreduce", allow_abbrev=False)
+    parser.add_argument("--sizes", type=_sizes, default=SIZES, metavar="BYTES,...")
+    parser.add_argument("--repeats", type=positive, default=20, metavar="N")
+    parser.add_argument("--strategy", choices=STRATEGIES, default="auto")
+    return parser.parse_args(words)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(max(4, positive(part) // 4 * 4) for part in text.split(","))
+
+
+def main(words: list[str] | None = None) -> int:
+    """Measure all sizes, write result.json, print a line per size; returns the exit code."""
+    args = _options(words)
+    return run_program(lambda place: _run(args, place), this_place())
+
+
+def _run(args: argparse.Namespace, place: RankPlace) -> None:
+    prepare_environment(place, onednn=False)
+    tf = import_tensorflow(place, keras=False)
+    ranks = join_ranks(tf, args.strategy, place, StartupClock(), keras=False)
+    if ranks.size < 2:
+        raise HpcdlError("an all-reduce needs at least two ranks")
+    hosts = ranks.gather_text(place.host)
+    seconds = {size: measure(tf, ranks, size, args.repeats) for size in args.sizes}
+    if ranks.rank == 0:
+        _tell(tf, ranks, args, hosts, seconds)
+    ranks.close()
+
+
+def _tell(
+    tf: Any, ranks: Communicator, args: argparse.Namespace, hosts: Sequence[str],
+    seconds: dict[int, list[float]],
+) -> None:  # fmt: skip
+    summary = summarize(seconds, ranks.size)
+    write_measurement(
+        "allreduce",
+        hosts,
+        gpu_per_rank=len(tf.config.get_visible_devices("GPU")),
+        versions={"tensorflow": tf.__version__, "strategy": ranks.name},
+        options={"sizes": list(args.sizes), "repeats": args.repeats, "warmup": WARMUP},
+        samples={"seconds": {str(size): times for size, times in seconds.items()}},
+        summary=summary,
+    )
+    for size in seconds:
+        print(f"{size:>12,} bytes: {summary['bus_gbs'][str(size)]:.3f} GB/s on the bus", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""The result.json of the small measuring programs: in the shape of a training's.
+
+Checks, reports and people read one form: outcome, job, layout, release, samples, summary. The
+programs are allreduce, versions and storage; each runs by itself as `python -m hpcdl.train.NAME`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcdl.system.errors import HpcdlError
+from hpcdl.system.files import write_json
+from hpcdl.train.ranks import RankPlace
+from hpcdl.train.result import VERSION, job_of
+
+
+def job_folder() -> Path:
+    """Where results go: HPCDL_JOB_DIR, else the current folder."""
+    return Path(os.environ.get("HPCDL_JOB_DIR") or ".").absolute()
+
+
+def write_measurement(
+    kind: str,
+    hosts: Sequence[str],
+    *,
+    gpu_per_rank: int = 0,
+    versions: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any],
+    samples: Mapping[str, Any],
+    summary: Mapping[str, Any],
+) -> Path:
+    """Write result.json; its path.
+
+    Args:
+        kind: what was measured.
+        hosts: the node of every rank.
+        gpu_per_rank: GPUs that a rank used.
+        versions: of the software that took part.
+        options: what was asked for.
+        samples: every single measurement.
+        summary: what is to be judged.
+    """
+    nodes = list(dict.fromkeys(hosts))
+    path = job_folder() / "result.json"
+    write_json(path, {
+        "schema": VERSION,
+        "kind": kind,
+        "outcome": {"status": "completed", "message": "", "exit_code": 0},
+        "ended": time.time(),
+        "job": job_of(os.environ),
+        "layout": {"ranks": len(hosts), "nodes": nodes, "hosts": list(hosts),
+                   "gpu_per_rank": gpu_per_rank},
+        "release": os.environ.get("HPCDL_RELEASE"),
+        "versions": dict(versions or {}),
+        "options": dict(options),
+        "samples": dict(samples),
+        "summary": dict(summary),
+    })  # fmt: skip
+    return path
+
+
+def run_program(main: Callable[[RankPlace], None], place: RankPlace) -> int:
+    """Run a program's main part and turn a clear error into its exit code.
+
+    One of several ranks leaves at once: an orderly end would wait for the others.
+    """
+    try:
+        main(place)
+    except HpcdlError as error:
+        print(f"rank {place.rank} on {place.host}: {error.render()}", file=sys.stderr, flush=True)
+        if place.size > 1:
+            os._exit(int(error.exit_code))
+        return int(error.exit_code)
+    return 0

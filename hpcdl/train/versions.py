@@ -1,0 +1,73 @@
+"""`python -m hpcdl.train.versions`: what the loaded module really brings, from inside the job.
+
+TensorFlow and Horovod are imported as a training does, and one small product is computed on
+the device that a training would use: "it imports" is not "it runs on the GPU".
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from typing import Any
+
+from hpcdl import __version__
+from hpcdl.system.errors import HpcdlError
+from hpcdl.train.measurement import run_program, write_measurement
+from hpcdl.train.ranks import RankPlace, this_place
+from hpcdl.train.startup import (
+    StartupClock,
+    import_horovod,
+    import_tensorflow,
+    prepare_environment,
+)
+
+
+def main() -> int:
+    """Write result.json and print the versions; returns the exit code."""
+    return run_program(_run, this_place())
+
+
+def _run(place: RankPlace) -> None:
+    clock = StartupClock()
+    prepare_environment(place, onednn=False)
+    tf = import_tensorflow(place, keras=False)
+    clock.mark("tensorflow")
+    horovod = import_horovod(keras=False)
+    clock.mark("horovod")
+    device = _compute(tf)
+    clock.mark("compute")
+    versions = {
+        "hpcdl": __version__,
+        "python": platform.python_version(),
+        "tensorflow": tf.__version__,
+        "horovod": sys.modules["horovod"].__version__,
+        "device": device,
+        "mpi_built": bool(horovod.mpi_built()),
+        "nccl_built": bool(horovod.nccl_built()),
+    }
+    write_measurement(
+        "versions",
+        [place.host],
+        gpu_per_rank=len(tf.config.get_visible_devices("GPU")),
+        versions=versions,
+        options={},
+        samples={},
+        summary={"startup_seconds": round(clock.total, 3)},
+    )
+    print(", ".join(f"{name} {value}" for name, value in versions.items()), flush=True)
+
+
+def _compute(tf: Any) -> str:
+    """The device that computed a product of two small matrices.
+
+    Raises:
+        HpcdlError: the product is wrong.
+    """
+    product = tf.matmul(tf.ones([64, 64]), tf.ones([64, 64]))
+    if float(tf.reduce_max(tf.abs(product - 64.0))) > 1e-3:
+        raise HpcdlError(f"a product of matrices of ones is wrong on {product.device}")
+    return str(product.device)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
