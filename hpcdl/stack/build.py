@@ -109,6 +109,25 @@ class BuildPlan:
             "steps": self.steps(),
         }
 
+    def expected(self) -> Release:
+        """The release as it will be recorded; its lock lacks Horovod, its id may be unknown."""
+        name = self.release_id or f"{self.request.name}-{self.recipe.tensorflow}"
+        wheels = self.wheelhouse.wheels if self.wheelhouse else ()
+        return Release(
+            id=name,
+            stack=self.request.name,
+            backend="venv",
+            root=releases_folder(self.site) / name,
+            module=self.recipe.module,
+            versions=self.versions(),
+            partitions=self.request.partitions,
+            proof=self.recipe.proof,
+            created="",
+            hpcdl=f"{__version__}+{self.own}",
+            needs=self.recipe.needs,
+            lock=tuple(wheel.as_lock() for wheel in wheels),
+        )
+
     def versions(self) -> Mapping[str, str]:
         """The components a person asks for, by name."""
         known = {
@@ -231,7 +250,6 @@ def _lock_key(house: Wheelhouse) -> str:
 
 def _record(plan: BuildPlan, root: Path) -> None:
     """Write release.json, which makes the tree a release."""
-    assert plan.wheelhouse is not None
     horovod = find_horovod(plan.recipe, plan.python, plan.mpi)
     assert horovod is not None
     own = {
@@ -241,20 +259,9 @@ def _record(plan: BuildPlan, root: Path) -> None:
         "sha256": sha256(horovod),
         "built": horovod.parent.name,
     }
-    release = Release(
-        id=root.name,
-        stack=plan.request.name,
-        backend="venv",
-        root=root,
-        module=plan.recipe.module,
-        versions=plan.versions(),
-        partitions=plan.request.partitions,
-        proof=plan.recipe.proof,
-        created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        hpcdl=f"{__version__}+{plan.own}",
-        needs=plan.recipe.needs,
-        lock=(*(wheel.as_lock() for wheel in plan.wheelhouse.wheels), own),
-    )
+    expected = plan.expected()
+    created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    release = replace(expected, created=created, lock=(*expected.lock, own))
     write_json(root / "release.json", as_record(release))
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpcdl.site import Site
-from hpcdl.stack.dispatch import Event, choose, pile_of, previous
+from hpcdl.stack.dispatch import Dispatch, Event, choose, pile_of, previous
 from hpcdl.stack.lmod import write_cache, write_site_files
 from hpcdl.stack.modes import closed_above, require_safe_modes
 from hpcdl.stack.modules import render_modules, write_modules
@@ -120,18 +120,52 @@ def _write_sboms(site: Site, release: Release, say: Say) -> None:
         say(f"note: no bill of materials: {str(fault)[:300]}")
 
 
+@dataclass(frozen=True)
+class Shown:
+    """What users see: the releases whose modules can be loaded, and which one is given where.
+
+    A later release takes the name of an earlier one with the same version.
+    """
+
+    releases: tuple[Release, ...]
+    chosen: Dispatch
+
+    def files(self, site: Site) -> dict[str, str]:
+        """The modulefiles, by their path in a `modules` folder."""
+        return render_modules(site, self.releases, self.chosen)
+
+
+def shown_after(
+    site: Site,
+    events: Sequence[Event],
+    *,
+    without: Collection[str] = (),
+    expected: Sequence[Release] = (),
+) -> Shown:
+    """What users see once `events`, the whole history, have happened.
+
+    Args:
+        site: whose prefix.
+        events: at least one of them with a release that exists or is expected.
+        without: ids of releases that count as gone.
+        expected: releases that are not built yet.
+    """
+    names = [name for name in release_ids(site) if name not in without]
+    known = {name: read for name in names if (read := _readable(site, name))}
+    known |= {release.id: release for release in expected}
+    pile = [known[name] for name in pile_of(events) if name in known]
+    # What was rolled back stays visible too, but gives way where it has the same version.
+    once = dict.fromkeys(event.release for event in events)
+    others = [known[name] for name in once if name in known and known[name] not in pile]
+    return Shown((*others, *pile), choose(site, pile))
+
+
 def _show_modules(
     site: Site, release: Release, event: Event | None = None, without: Collection[str] = ()
 ) -> None:
     """Write a release's modulefiles as they are to be once `event` has made it current."""
     events = [*read_history(site), *([event] if event else ())]
-    names = [name for name in release_ids(site) if name not in without]
-    known = {name: read for name in names if (read := _readable(site, name))}
-    pile = [known[name] for name in pile_of(events) if name in known]
-    # What was rolled back stays visible too, but gives way where it has the same version.
-    once = dict.fromkeys(event.release for event in events)
-    others = [known[name] for name in once if name in known and known[name] not in pile]
-    files = render_modules(site, [*others, *pile], choose(site, pile))
+    files = shown_after(site, events, without=without).files(site)
     write_modules(release.root, files, lambda folder: write_cache(site, folder))
 
 

@@ -87,6 +87,11 @@ class Interpreter:
         return f"py{self.minor.replace('.', '')}-{platform.machine()}"
 
 
+def gpu_variant(cuda: str, compute: str) -> str:
+    """How a module's version names a build for GPUs: `cuda12.9-sm60` of CUDA 12.9.1 and 6.0."""
+    return f"cuda{'.'.join(cuda.split('.')[:2])}-sm{compute.replace('.', '')}"
+
+
 def running_interpreter() -> Interpreter:
     """The base of the Python that runs now."""
     base = getattr(sys, "_base_executable", None) or sys.executable
