@@ -12,11 +12,12 @@ from hpcdl.cli.framework import Command, Group, print_json, the_site
 from hpcdl.system.errors import BadInput, ExitCode
 
 if TYPE_CHECKING:
-    from hpcdl.jobs import JobSpec, Module
+    from hpcdl.jobs import JobSpec, Module, Script
     from hpcdl.jobs.submission import Submission
     from hpcdl.jobs.sweep_run import Standing
     from hpcdl.jobs.watch import Snapshot
     from hpcdl.site import Site
+    from hpcdl.workflows.expectation import Expectation
 
 
 def _request(parser: argparse.ArgumentParser) -> None:
@@ -137,8 +138,15 @@ def _render(args: argparse.Namespace) -> ExitCode:
 
         print_json({"script": script.text, "layout": asdict(script.layout)})
     else:
-        sys.stdout.buffer.write(script.text.encode(errors="surrogateescape"))
+        _print_script(script)
     return ExitCode.OK
+
+
+def _print_script(script: Script) -> None:
+    """The script byte for byte, whatever bytes its arguments are made of."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(script.text.encode(errors="surrogateescape"))
+    sys.stdout.buffer.flush()
 
 
 def _explain(args: argparse.Namespace) -> ExitCode:
@@ -174,7 +182,7 @@ def _submit_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _submit(args: argparse.Namespace) -> ExitCode:
-    from dataclasses import replace
+    from dataclasses import asdict, replace
 
     from hpcdl.jobs.submission import place, submit
 
@@ -182,16 +190,49 @@ def _submit(args: argparse.Namespace) -> ExitCode:
     spec = replace(_spec(args, site), chain=args.chain)
     module = _module(args, site, published=True)
     if args.dry_run:
-        script, placed = place(site, spec, module)
-        print(f"would submit this script from {placed.job_dir}:\n\n{script.text}", end="")
-        return ExitCode.OK
+        return _would_submit(*place(site, spec, module), site, args)
     submission = submit(site, spec, module)
-    if args.json and not args.watch:
-        print_json(_submission_data(submission))
-    elif not args.json:
+    if not args.json:
         print(f"job {submission.job_id} submitted\n  script {submission.script}\n"
-              f"  log    {submission.log}\n  result {submission.result}")  # fmt: skip
+              f"  log    {submission.log}\n  result {submission.result}", flush=True)  # fmt: skip
+    expected = _expected(site, spec, submission.folder)
+    if args.json and not args.watch:
+        print_json({**_submission_data(submission), "expectation": expected and asdict(expected)})
+    elif not args.json:
+        _show_expected(expected)
     return _watch_to_the_end(submission, args) if args.watch else ExitCode.OK
+
+
+def _would_submit(script: Script, spec: JobSpec, site: Site, args: argparse.Namespace) -> ExitCode:
+    """What --dry-run shows: the script, and what it should reach."""
+    from dataclasses import asdict
+
+    expected = _expected(site, spec)
+    if args.json:
+        print_json({"folder": spec.job_dir, "script": script.text, "layout": asdict(script.layout),
+                    "expectation": expected and asdict(expected)})  # fmt: skip
+    else:
+        print(f"would submit this script from {spec.job_dir}:\n")
+        _print_script(script)
+        _show_expected(expected)
+    return ExitCode.OK
+
+
+def _expected(site: Site, spec: JobSpec, folder: Path | None = None) -> Expectation | None:
+    """What the job should reach, kept in its folder; None where nothing says so."""
+    from hpcdl.workflows.expectation import expect, keep
+
+    expected = expect(site, spec)
+    if expected and folder:
+        keep(expected, folder)
+    return expected
+
+
+def _show_expected(expected: Expectation | None) -> None:
+    from hpcdl.workflows.expectation import as_lines
+
+    for line in as_lines(expected) if expected else ():
+        print(f"  {line}")
 
 
 def _watch_options(parser: argparse.ArgumentParser) -> None:
@@ -316,10 +357,19 @@ def _report(args: argparse.Namespace) -> ExitCode:
     from hpcdl.jobs.report import as_text, summarize
     from hpcdl.jobs.submission import asked, find
     from hpcdl.jobs.watch import look, result_of
+    from hpcdl.workflows.expectation import compare, comparison_line, kept
 
     submission = find(the_site(args), args.job)
     report = summarize(look(submission), result_of(submission), asked(submission))
-    print_json(asdict(report)) if args.json else print(as_text(report))
+    expected = kept(submission.folder)
+    found = compare(expected, report.images_per_second, report.ranks) if expected else None
+    if args.json:
+        print_json({**asdict(report), "expectation": expected and asdict(expected),
+                    "comparison": found and found._asdict()})  # fmt: skip
+    else:
+        print(as_text(report))
+        if expected and found:
+            print(f"  {comparison_line(expected, found)}")
     return ExitCode.OK if report.ok else ExitCode.NO
 
 

@@ -105,6 +105,30 @@ def test_a_node_lost_in_training_costs_a_requeue_and_no_result(jobs: Jobs, digit
     assert jobs.result(answer)["samples"]["first_step"] > 0, "it went on, not anew"
 
 
+def test_a_run_sets_what_the_next_one_like_it_is_expected_to_reach(
+    jobs: Jobs, digits: Path
+) -> None:
+    first = jobs.submit("--gpus", "1", train=options(digits, 20))
+    assert first["expectation"] is None, "nobody has run this network here yet"
+    jobs.watch(first)
+    measured = jobs.result(first)["summary"]["images_per_second"]
+
+    second = jobs.submit("--gpus", "1", train=options(digits, 20))
+    expected = second["expectation"]
+    assert expected["proof"] == "run"
+    assert f"job {first['job_id']}" in expected["source"]
+    # One rank's own work, its waiting for input left out.
+    assert measured * 0.999 <= expected["images_per_second"] <= measured * 2
+    jobs.watch(second)
+    report = json.loads(
+        jobs.shell(HPCDL, "job", "report", "--site", jobs.site_file, "--json",
+                   str(second["job_id"])).stdout
+    )  # fmt: skip
+    assert report["expectation"] == expected
+    ratio = jobs.result(second)["summary"]["images_per_second"] / expected["images_per_second"]
+    assert report["comparison"]["ratio"] == pytest.approx(ratio)
+
+
 def test_a_job_of_another_release_is_stopped_before_it_trains(jobs: Jobs, digits: Path) -> None:
     answer = jobs.submit("--gpus", "1", train=options(digits, 1))
     jobs.watch(answer)

@@ -1,0 +1,276 @@
+"""What a job should reach, said when it is queued, and set beside what it did reach.
+
+`expect` asks the scaling model about a job that runs `hpcdl train` with a network it knows; it
+starts from a recent run of this site where one is alike, else from published rows. Where
+nothing says how fast the partition is, there is no expectation, and never an error: no job
+fails for the lack of one. `keep` writes it beside the job's script, after the job was queued,
+so that nothing waits for it; `compare` judges the job's result by it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hpcdl.jobs.layout import Layout, plan_layout
+from hpcdl.jobs.spec import JobSpec
+from hpcdl.site import Partition, Site
+from hpcdl.system.errors import HpcdlError
+from hpcdl.system.files import write_json
+from hpcdl.system.text import duration
+from hpcdl.workflows.trained import SYNTHETIC, Training, data_of, steps_of, training_of
+
+SCHEMA = 1
+FILE = "expectation.json"
+MARGIN = 0.05
+"""What two runs of the same job may differ by, as a part of the expected rate."""
+
+_RECENT_JOBS = 30
+_LARGEST_RESULT = 50_000_000
+_TF32_SINCE = 8.0  # compute capability from which TensorFlow multiplies fp32 as TF32
+# Below this, launching kernels takes longer than the arithmetic that estimates go by.
+_SHORTEST_ESTIMATE = 0.005
+# What may be wrong with the files of other jobs and with data sets: not this job's fault.
+_UNUSABLE = (HpcdlError, OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError)
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What a job should reach. Rates in images/s of the whole job, times in seconds.
+
+    The truth lies between `low` and `high` eight times in ten; `limit` is what bounds a step;
+    `source` says what the number starts from, `proof` how sure that is. Nothing is said of an
+    epoch (None) where the data have no end. `lives` is how often the job may start.
+    """
+
+    model: str
+    precision: str
+    batch_per_rank: int
+    ranks: int
+    images_per_second: float
+    low: float
+    high: float
+    limit: str
+    epoch_images: int | None
+    epoch_seconds: float | None
+    run_seconds: float
+    walltime_seconds: float
+    lives: int
+    source: str
+    proof: str
+
+
+class Comparison(NamedTuple):
+    """A result beside its expectation. `ratio` is measured by expected; `words` the verdict."""
+
+    measured: float
+    ratio: float
+    verdict: str
+    words: str
+
+
+def expect(site: Site, spec: JobSpec) -> Expectation | None:
+    """What a job should reach; None where nothing says so. Never fails."""
+    with suppress(*_UNUSABLE):
+        layout = plan_layout(site, spec)
+        training = training_of(spec.program, layout.world_size, spec.data)
+        if training is not None and not training.slowed:
+            return _expectation(site, spec, layout, training)
+    return None
+
+
+def _expectation(
+    site: Site, spec: JobSpec, layout: Layout, training: Training
+) -> Expectation | None:
+    from hpcdl.predict.request import Request, answer
+
+    partition, data = site.partition(spec.partition), data_of(training)
+    own = _own_result(site, spec, layout, training)
+    found = answer(
+        Request(
+            partition=_shaped(partition, layout),
+            model=training.model,
+            gpus=str(layout.world_size),
+            batch=training.batch,
+            precision=_precision(partition, training),
+            data="imagenet" if data.jpeg else SYNTHETIC,
+            images=data.images,
+            result=own,
+        )
+    )
+    (point,) = found.points
+    if found.calibration.proof == "doubtful" and point.step.seconds < _SHORTEST_ESTIMATE:
+        return None
+    steps = steps_of(training, layout.world_size, data.images)
+    return Expectation(
+        model=training.model,
+        precision=training.precision,
+        batch_per_rank=training.batch,
+        ranks=layout.world_size,
+        images_per_second=point.images_per_second,
+        low=point.low,
+        high=point.high,
+        limit=point.step.limit,
+        epoch_images=data.images,
+        epoch_seconds=point.epoch_seconds if data.images else None,
+        run_seconds=steps * point.step.seconds,
+        walltime_seconds=layout.minutes * 60.0,
+        lives=(1 + spec.requeues) * spec.chain,
+        source=(f"job {own.parent.name}, " if own else "") + found.calibration.source,
+        proof=found.calibration.proof,
+    )
+
+
+def _shaped(partition: Partition, layout: Layout) -> Partition:
+    """The partition as the job sees it: as many ranks and cores per node as the job has."""
+    cores = layout.tasks_per_node * layout.cpus_per_task // partition.threads_per_core
+    if partition.gpu is None:
+        each = max(1, cores // layout.tasks_per_node)
+        return replace(partition, sockets=layout.tasks_per_node, cores_per_socket=each)
+    return replace(
+        partition,
+        gpu=partition.gpu._replace(per_node=layout.tasks_per_node),
+        cores_per_socket=max(1, cores // partition.sockets),
+    )
+
+
+def _precision(partition: Partition, training: Training) -> str:
+    """The model's word for a precision of `hpcdl train`, whose fp16 and bf16 are mixed ones."""
+    if training.precision != "fp32":
+        return "fp16" if training.compress else "amp"
+    gpu = partition.gpu
+    return "tf32" if gpu and float(gpu.compute) >= _TF32_SINCE else "fp32"
+
+
+def _own_result(site: Site, spec: JobSpec, layout: Layout, training: Training) -> Path | None:
+    """The result of a recent job of this site that is alike, of the nearest number of ranks."""
+    alike = [
+        (abs(ranks - layout.world_size), folder / "result.json")
+        for folder, record in _recent_jobs(site)
+        for ranks in _ranks_if_alike(record, spec, layout, training)
+        if _measured_steps(folder)
+    ]
+    return min(alike, key=lambda pair: pair[0], default=(0, None))[1]
+
+
+def _recent_jobs(site: Site) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """The folders and records of the newest jobs, newest first; unreadable ones are left out."""
+    index = site.paths.work / "jobs" / "by-id"
+    with suppress(OSError):
+        links = sorted((link for link in index.iterdir() if link.name.isdigit()), key=_job_id)
+        for link in reversed(links[-_RECENT_JOBS:]):
+            record = _json(link / "job.json")
+            if record is not None:
+                yield link, record
+
+
+def _job_id(link: Path) -> int:
+    return int(link.name)
+
+
+def _ranks_if_alike(
+    record: Mapping[str, Any], spec: JobSpec, layout: Layout, training: Training
+) -> Iterator[int]:
+    """The ranks of another job, where a rank of it did what a rank of this one will do."""
+    with suppress(*_UNUSABLE):
+        shape = record["layout"]
+        ranks = int(shape["nodes"]) * int(shape["tasks_per_node"])
+        here = record["partition"] == spec.partition
+        cpus = int(shape["cpus_per_task"]) == layout.cpus_per_task
+        other = training_of(tuple(record["program"]), ranks)
+        if here and cpus and other is not None and training.like(other):
+            yield ranks
+
+
+def _measured_steps(folder: Path) -> bool:
+    """Whether a job measured enough steps to go by."""
+    result = _json(folder / "result.json") or {}
+    summary = result.get("summary")
+    return isinstance(summary, dict) and int(summary.get("steps_measured") or 0) >= 10
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    try:
+        if path.stat().st_size > _LARGEST_RESULT:
+            return None
+        value = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def keep(expectation: Expectation, folder: Path) -> None:
+    """Write the expectation into the job's folder; a full disk is no reason to fail here."""
+    with suppress(HpcdlError):
+        write_json(folder / FILE, {"schema": SCHEMA, **asdict(expectation)})
+
+
+def kept(folder: Path) -> Expectation | None:
+    """The expectation of a job's folder; None where there is none, or none of this format."""
+    with suppress(*_UNUSABLE):
+        values = _json(folder / FILE) or {}
+        return Expectation(**values) if values.pop("schema", None) == SCHEMA else None
+    return None
+
+
+def compare(
+    expectation: Expectation, measured: float | None, ranks: int | None
+) -> Comparison | None:
+    """A job's rate beside what was expected; None where it measured none, or ran otherwise."""
+    if not measured or ranks != expectation.ranks:
+        return None
+    ratio = measured / expectation.images_per_second
+    part = f"{ratio:.0%} of it"
+    if measured < expectation.low * (1 - MARGIN):
+        words = f"slower than expected, {part}; {_where_to_look(expectation)}"
+        return Comparison(measured, ratio, "slower", words)
+    if measured > expectation.high * (1 + MARGIN):
+        words = f"faster than expected, {part}; the next jobs are expected to be like this one"
+        return Comparison(measured, ratio, "faster", words)
+    return Comparison(measured, ratio, "as expected", f"as expected, {part}")
+
+
+def _where_to_look(expectation: Expectation) -> str:
+    if expectation.proof == "doubtful":
+        return "but no run like it was known, so the expectation was a rough one"
+    return "its shares above say where the time went; `hpcdl check run` tests the nodes"
+
+
+def as_lines(expectation: Expectation) -> list[str]:
+    """An expectation for a person, two or three lines."""
+    e = expectation
+    times = [f"the run takes about {duration(e.run_seconds)}"]
+    if e.epoch_seconds is not None:
+        times.insert(0, f"an epoch of {e.epoch_images:,} images {duration(e.epoch_seconds)}")
+    return [
+        f"expected {_rate(e)}, limited by {e.limit}",
+        f"         {', '.join(times)}{_too_long(e)}",
+        f"         based on {e.source} [{e.proof}]",
+    ]
+
+
+def comparison_line(expectation: Expectation, comparison: Comparison) -> str:
+    """A comparison for a person."""
+    return f"expected {_rate(expectation)}: {comparison.words}"
+
+
+def _rate(e: Expectation) -> str:
+    digits = 0 if e.images_per_second >= 100 else 1
+    return (
+        f"{e.images_per_second:,.{digits}f} images/s "
+        f"(likely {e.low:,.{digits}f} to {e.high:,.{digits}f})"
+    )
+
+
+def _too_long(e: Expectation) -> str:
+    """What is worth knowing where the run does not fit into its walltime."""
+    if e.run_seconds <= e.walltime_seconds:
+        return ""
+    limit = duration(e.walltime_seconds)
+    if e.run_seconds <= e.walltime_seconds * e.lives:
+        return f": longer than the {limit} of one start; it will be requeued and go on"
+    return f": more than {e.lives} starts of {limit} give; ask for a longer --time or a --chain"

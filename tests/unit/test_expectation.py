@@ -1,0 +1,204 @@
+"""What a job is expected to reach when it is queued, and what is said when it ended."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdl.jobs import JobSpec
+from hpcdl.site import Site
+from hpcdl.workflows.expectation import (
+    Expectation,
+    as_lines,
+    compare,
+    comparison_line,
+    expect,
+    keep,
+    kept,
+)
+from hpcdl.workflows.trained import training_of
+
+RESNET = ("hpcdl", "train", "--model", "resnet50", "--batch-per-rank", "64")
+TINY = ("hpcdl", "train", "--model", "mlp", "--global-batch", "256")
+
+
+def expected(site: Site, spec: JobSpec) -> Expectation:
+    found = expect(site, spec)
+    assert found is not None
+    return found
+
+
+def test_a_job_of_a_known_network_is_expected_to_reach_what_predict_says(
+    three_generations: Site,
+) -> None:
+    one = expected(three_generations, JobSpec("p100", gpus=1, program=RESNET))
+    many = expected(three_generations, JobSpec("p100", gpus=16, program=RESNET))
+    assert one.images_per_second == pytest.approx(219)
+    assert 14 < many.images_per_second / one.images_per_second < 16
+    assert many.low < many.images_per_second < many.high
+    assert (one.proof, one.limit) == ("published", "compute")
+    assert "219 images/s" in one.source
+
+
+def test_the_layout_of_the_job_counts_not_the_number_of_gpus_alone(modern: Site) -> None:
+    program = ("hpcdl", "train", "--model", "vgg16", "--batch-per-rank", "8")
+    near = expected(modern, JobSpec("a100", gpus=4, program=program))
+    far = expected(modern, JobSpec("a100", nodes=4, gpus_per_node=1, program=program))
+    assert near.ranks == far.ranks == 4
+    assert far.images_per_second < near.images_per_second
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        ("python", "my_train.py"),
+        ("hpcdl", "train", "--model", "my.package:network"),
+        ("hpcdl", "train", "--model", "resnet50", "--batch-per-rank", "many"),
+        ("hpcdl", "train", "--model", "resnet50", "--delay-ms", "20"),
+        ("hpcdl", "train", "--model", "resnet50", "--data", "/no/such/data"),
+        ("hpcdl", "train", "--model", "resnet50", "--global-batch", "0"),
+        ("hpcdl", "train", "--model"),
+        ("hpcdl", "train", "--model", "mlp"),
+        ("hpcdl",),
+    ],
+)
+def test_where_nothing_is_known_nothing_is_said(
+    three_generations: Site, program: tuple[str, ...]
+) -> None:
+    assert expect(three_generations, JobSpec("p100", gpus=4, program=program)) is None
+
+
+def test_a_partition_without_gpus_has_no_published_rows(modern: Site) -> None:
+    assert expect(modern, JobSpec("cpu", nodes=1, program=RESNET)) is None
+
+
+def test_the_last_of_an_option_counts_however_it_is_written() -> None:
+    program = ("hpcdl", "train", "--model", "vgg16", "--model=resnet50", "--global-batch=100")
+    training = training_of(program, ranks=8)
+    assert training is not None
+    assert (training.model, training.batch) == ("resnet50", 13)
+
+
+def dataset(folder: Path, images: int) -> str:
+    folder.mkdir()
+    described = {"encoding": "jpeg", "splits": {"train": {"examples": images}}}
+    (folder / "dataset.json").write_text(json.dumps(described))
+    return str(folder)
+
+
+def test_epochs_are_those_of_the_data_set(three_generations: Site, tmp_path: Path) -> None:
+    program = (*RESNET, "--epochs", "10")
+    spec = JobSpec("p100", gpus=4, program=program, data=dataset(tmp_path / "d", 128_000))
+    found = expected(three_generations, spec)
+    assert found.epoch_images == 128_000
+    assert found.epoch_seconds == pytest.approx(128_000 / found.images_per_second)
+    assert found.run_seconds == pytest.approx(10 * found.epoch_seconds)
+    assert "an epoch of 128,000 images" in as_lines(found)[1]
+
+
+def test_a_run_longer_than_its_time_is_said_before_it_waits(three_generations: Site) -> None:
+    def time_line(steps: int) -> str:
+        program = (*RESNET, "--steps", str(steps))
+        return as_lines(expected(three_generations, JobSpec("p100", gpus=4, program=program)))[1]
+
+    assert "requeued" not in time_line(100)
+    assert "longer than the 1 h 00 min of one start" in time_line(15_000)
+    assert "ask for a longer --time" in time_line(1_000_000)
+
+
+# ---- from runs of this site ----
+
+
+def earlier_job(site: Site, number: int, spec: JobSpec, rate: float, **changes: Any) -> None:
+    folder = site.paths.work / "jobs" / "by-id" / str(number)
+    folder.mkdir(parents=True)
+    layout = {"nodes": 1, "tasks_per_node": 1, "cpus_per_task": 2}
+    record = {"partition": spec.partition, "program": list(spec.program), "layout": layout}
+    (folder / "job.json").write_text(json.dumps({**record, **changes}))
+    result = {
+        "schema": 1, "model": "mlp", "batch_per_rank": 256, "precision": "fp32",
+        "layout": {"ranks": 1},
+        "summary": {"images_per_second": rate, "steps_measured": 50,
+                    "phases": {"compute": 0.9, "update": 0.1}},
+    }  # fmt: skip
+    (folder / "result.json").write_text(json.dumps(result))
+
+
+@pytest.fixture
+def busy(modern: Site, tmp_path: Path) -> Site:
+    return replace(modern, paths=replace(modern.paths, work=tmp_path))
+
+
+def test_an_earlier_run_of_the_site_is_what_the_next_starts_from(busy: Site) -> None:
+    spec = JobSpec("cpu", nodes=1, tasks_per_node=1, cpus_per_task=2, program=TINY)
+    assert expect(busy, spec) is None
+    earlier_job(busy, 12, spec, rate=5000.0)
+    found = expected(busy, spec)
+    assert found.images_per_second == pytest.approx(5000)
+    assert found.proof == "run"
+    assert found.source.startswith("job 12, ")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"partition": "h100"},
+        {"program": [*TINY, "--delay-ms", "50"]},
+        {"program": ["hpcdl", "train", "--model", "alexnet"]},
+        {"layout": {"nodes": 1, "tasks_per_node": 1, "cpus_per_task": 8}},
+        {"layout": None},
+        {"program": 7},
+    ],
+)
+def test_a_run_of_another_kind_says_nothing(busy: Site, changes: dict[str, Any]) -> None:
+    spec = JobSpec("cpu", nodes=1, tasks_per_node=1, cpus_per_task=2, program=TINY)
+    earlier_job(busy, 12, spec, rate=5000.0, **changes)
+    assert expect(busy, spec) is None
+
+
+@pytest.mark.parametrize("name", ["job.json", "result.json"])
+@pytest.mark.parametrize("text", ["", "[]", '{"schema": 1, "summary": 3}', "\x00"])
+def test_damaged_files_of_other_jobs_never_stop_a_submit(busy: Site, name: str, text: str) -> None:
+    spec = JobSpec("cpu", nodes=1, tasks_per_node=1, cpus_per_task=2, program=TINY)
+    earlier_job(busy, 12, spec, rate=5000.0)
+    (busy.paths.work / "jobs" / "by-id" / "12" / name).write_text(text)
+    assert expect(busy, spec) is None
+
+
+# ---- afterwards ----
+
+
+@pytest.fixture
+def hoped(three_generations: Site) -> Expectation:
+    return expected(three_generations, JobSpec("p100", gpus=4, program=RESNET))
+
+
+def test_an_expectation_is_kept_with_its_job(hoped: Expectation, tmp_path: Path) -> None:
+    assert kept(tmp_path) is None
+    keep(hoped, tmp_path)
+    assert kept(tmp_path) == hoped
+
+
+def test_a_kept_expectation_of_another_format_is_left_alone(tmp_path: Path) -> None:
+    for text in ("{}", '{"schema": 2}', '{"schema": 1, "model": "x"}', "nonsense"):
+        (tmp_path / "expectation.json").write_text(text)
+        assert kept(tmp_path) is None
+
+
+def test_the_verdict_says_whether_it_was_as_expected(hoped: Expectation) -> None:
+    rates = {"slower": hoped.low * 0.9, "as expected": hoped.low * 0.97,
+             "faster": hoped.high * 1.1}  # fmt: skip
+    for verdict, rate in rates.items():
+        found = compare(hoped, rate, ranks=4)
+        assert found is not None
+        assert found.verdict == verdict
+        assert verdict in comparison_line(hoped, found)
+        assert found.ratio == pytest.approx(rate / hoped.images_per_second)
+
+
+def test_a_run_that_measured_nothing_or_ran_otherwise_is_not_compared(hoped: Expectation) -> None:
+    assert compare(hoped, None, ranks=4) is None
+    assert compare(hoped, 0.0, ranks=4) is None
+    assert compare(hoped, 100.0, ranks=2) is None
