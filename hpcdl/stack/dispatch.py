@@ -1,7 +1,7 @@
 """Which release serves which partition: pure rules over what was published.
 
 The pile is what was published and not rolled back, newest last. A partition gets the newest of
-the pile that is of its stack, else the newest that serves it, else the newest of all. Versions
+the pile that serves it and is of its stack, else the newest that serves it, else the newest of all. Versions
 of older releases stay visible: a shell that loaded one can still unload it, and a script that
 names one still runs.
 """
@@ -86,12 +86,12 @@ def choose(site: Site, pile: Sequence[Release]) -> Dispatch:
 def _for_partition(partition: Partition, site: Site, pile: Sequence[Release]) -> Release:
     wanted = partition.stack or _stack_naming(partition.name, site)
     newest_first = list(reversed(pile))
-    of_stack = [release for release in newest_first if release.stack == wanted]
     serving = [
         release
         for release in newest_first
         if not release.partitions or partition.name in release.partitions
     ]
+    of_stack = [release for release in serving if release.stack == wanted]
     return [*of_stack, *serving, *newest_first][0]
 
 

@@ -52,6 +52,17 @@ def test_a_release_that_serves_some_is_not_given_to_others(site: Site) -> None:
     assert choose(site, [one, other]).partitions["cpu"].id == "all"
 
 
+def test_of_one_stack_with_a_release_per_gpu_each_partition_gets_its_own(site: Site) -> None:
+    """Spack compiles a stack once for each kind of GPU."""
+    for name in ("p100", "v100"):
+        make_release(site, f"for-{name}", partitions=(name,))
+        publish(site, f"for-{name}", passing, say=silent)
+    assert {name: served(site)[name] for name in ("p100", "v100")} == {
+        "p100": "for-p100",
+        "v100": "for-v100",
+    }
+
+
 def test_earlier_versions_stay_visible_and_a_rollback_only_changes_the_default(site: Site) -> None:
     for name, version in (("a", "2.20.0"), ("b", "2.21.0")):
         make_release(site, name, version=version)
