@@ -49,6 +49,21 @@ def _resolve(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK if all(one.fits for one in found if one.wanted) else ExitCode.NO
 
 
+def _plan_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--partition", metavar="NAME", help="this partition's stack only")
+
+
+def _plan(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.workflows import plan_show
+    from hpcdl.workflows.plan import plan
+
+    found = plan(the_site(args), args.partition)
+    print_json(plan_show.as_data(found)) if args.json else print(plan_show.as_text(found))
+    if found.changes:
+        return ExitCode.CHANGES
+    return ExitCode.NO if found.blocked else ExitCode.OK
+
+
 def _concretize_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("environments", nargs="*", help="k80, p100, v100, a100, h100; all")
     parser.add_argument("--partition", metavar="NAME", help="a site's partition instead")
@@ -299,6 +314,13 @@ GROUP = Group(
             "hpcdl stack resolve --site pi --partition k80 --why-not tensorflow@2.18",
             _resolve,
             _resolve_arguments,
+        ),
+        Command(
+            "plan",
+            "Show what would be built and published, and what that changes for users and checks.",
+            "hpcdl stack plan --partition p100",
+            _plan,
+            _plan_arguments,
         ),
         Command(
             "concretize",

@@ -1,9 +1,9 @@
 """Which release serves which partition: pure rules over what was published.
 
 The pile is what was published and not rolled back, newest last. A partition gets the newest of
-the pile that serves it and is of its stack, else the newest that serves it, else the newest of all. Versions
-of older releases stay visible: a shell that loaded one can still unload it, and a script that
-names one still runs.
+the pile that serves it and is of its stack, else the newest that serves it, else the newest of
+all. Versions of older releases stay visible: a shell that loaded one can still unload it, and a
+script that names one still runs.
 """
 
 from __future__ import annotations

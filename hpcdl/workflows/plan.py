@@ -1,0 +1,310 @@
+"""`hpcdl stack plan`: what would be built, published and loaded, before anything is done.
+
+The targets of all stacks (targets) are held against what is published: versions with the reason
+of each change, modules and what a plain load gives where, jobs that wait or run, references that
+would become STALE. Pure but for reading: nothing is written, fetched or submitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from hpcdl.regress.references import load_references
+from hpcdl.site import Site, load_site
+from hpcdl.stack.dispatch import Event
+from hpcdl.stack.lmod import SITE_FILE
+from hpcdl.stack.publish import Shown, read_history, shown_after
+from hpcdl.stack.release import BrokenRelease, Release, current_release, release_for
+from hpcdl.stack.resolve import Resolution, why_not
+from hpcdl.stack.resolve_facts import COMPONENTS
+from hpcdl.stack.resolve_show import chain_lines
+from hpcdl.stack.resolve_versions import sort_key
+from hpcdl.system.errors import HpcdlError, MachineLacks
+from hpcdl.workflows.releases import Use, uses
+from hpcdl.workflows.targets import Target, targets
+
+
+@dataclass(frozen=True)
+class VersionChange:
+    """A part of a stack in another version; None is a part that was not or will not be there."""
+
+    component: str
+    before: str | None
+    after: str | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class StackPlan:
+    """One target beside the release that its partitions have now."""
+
+    target: Target
+    before: Release | None
+    versions: tuple[VersionChange, ...]
+
+    @property
+    def publishes(self) -> bool:
+        """Whether another release than now would become the partitions' own."""
+        after = self.target.release
+        return after is not None and (self.before is None or self.before.id != after.id)
+
+
+@dataclass(frozen=True)
+class Default:
+    """What a plain `module load tensorflow` gives on a partition, now and then."""
+
+    partition: str
+    before: Release | None
+    after: Release
+
+    @property
+    def changes(self) -> bool:
+        """Whether it is another release."""
+        return self.before is None or self.before.id != self.after.id
+
+
+@dataclass(frozen=True)
+class ModulesPlan:
+    """Modules by full name: new ones, names that lead to another release, what else is written."""
+
+    added: tuple[str, ...]
+    moved: tuple[str, ...]
+    defaults: tuple[Default, ...]
+    rewritten: bool
+
+    @property
+    def changes(self) -> bool:
+        """Whether users would see anything else than now."""
+        moved = any(default.changes for default in self.defaults)
+        return bool(self.added or self.moved or moved or self.rewritten)
+
+
+@dataclass(frozen=True)
+class JobsPlan:
+    """Active jobs: `pinned` keep their release, `affected` load what would change by its name.
+
+    `unknown` are those whose script nobody showed us; `away` says why Slurm was not asked.
+    """
+
+    pinned: tuple[Use, ...] = ()
+    affected: tuple[tuple[Use, str], ...] = ()
+    unknown: tuple[Use, ...] = ()
+    away: str = ""
+
+
+@dataclass(frozen=True)
+class StaleReferences:
+    """References of a partition that would not be of its release any more."""
+
+    partition: str
+    reference_set: str
+    count: int
+    measured_with: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that would change; `site` are differences from the site file of the last publish."""
+
+    site_name: str
+    stacks: tuple[StackPlan, ...]
+    modules: ModulesPlan
+    jobs: JobsPlan
+    references: tuple[StaleReferences, ...]
+    site: tuple[str, ...]
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything would change."""
+        return self.modules.changes or any(stack.publishes for stack in self.stacks)
+
+    @property
+    def blocked(self) -> bool:
+        """Whether a stack cannot be had at all."""
+        return any(stack.target.release is None for stack in self.stacks)
+
+
+def plan(site: Site, partition: str | None = None) -> Plan:
+    """What building and publishing every stack would change, or that of one partition.
+
+    Raises:
+        BadInput: an unknown partition, pins that do not fit, a reference file with faults.
+    """
+    stacks = tuple(_stack_plan(site, target) for target in targets(site, partition))
+    modules = _modules_plan(site, stacks)
+    changed = {default.partition: default for default in modules.defaults if default.changes}
+    return Plan(
+        site_name=site.name,
+        stacks=stacks,
+        modules=modules,
+        jobs=_jobs_plan(site, modules, changed),
+        references=tuple(_stale(site, changed)),
+        site=tuple(_site_changes(site)),
+    )
+
+
+def _stack_plan(site: Site, target: Target) -> StackPlan:
+    before = _serving(site, target.partitions[0])
+    return StackPlan(target, before, tuple(_version_changes(site, target, before)))
+
+
+def _serving(site: Site, partition: str) -> Release | None:
+    """The release that a partition has now; None too where what is published is damaged."""
+    try:
+        return release_for(site, partition)
+    except BrokenRelease:
+        return None
+
+
+def _version_changes(site: Site, target: Target, before: Release | None) -> Iterator[VersionChange]:
+    after = target.release
+    if after is None or before is None or before.id == after.id:
+        return
+    old, new = _contents(before), _contents(after)
+    if not after.lock:
+        # Not locked yet: what no component names is not known, and so no change.
+        old = {name: version for name, version in old.items() if name in new}
+    for name in dict.fromkeys([*new, *old]):
+        if old.get(name) != new.get(name):
+            reason = _reason(site, target, name, old.get(name), new.get(name))
+            yield VersionChange(name, old.get(name), new.get(name), reason)
+
+
+def _contents(release: Release) -> dict[str, str]:
+    """Every version in a release: its components, then the packages of its lock."""
+    packages = {entry["name"]: entry["version"] for entry in release.lock}
+    for inside in ("horovod", "tensorflow-cpu"):  # named among the components
+        packages.pop(inside, None)
+    own = {"hpcdl": release.hpcdl} if release.hpcdl else {}
+    return {**release.versions, **own, **{k: v for k, v in packages.items() if k != "hpcdl"}}
+
+
+def _reason(site: Site, target: Target, name: str, before: str | None, after: str | None) -> str:
+    """Why a component changes: a pin, the newest that fits, or what rules the old one out."""
+    one = target.resolution
+    if name == "hpcdl":
+        return "hpcdl's own sources"
+    if name not in COMPONENTS:
+        return "as the wheels are locked" if after else "no longer needed"
+    if name in one.pins:
+        return f"pinned by stack '{target.stack}'"
+    if before and after and sort_key(after) < sort_key(before):
+        return _ruled_out(site, one, name, before)
+    choice = next((c for c in one.choices if c.component == name and c.version == after), None)
+    if choice is None:
+        return "what this machine and the wheels offer"
+    if choice.limit is None:
+        return "the newest known"
+    because = chain_lines(choice.limit.chain, one.gpu)
+    return f"the newest that fits; not {choice.limit.newer}: {because[0] if because else ''}"
+
+
+def _ruled_out(site: Site, one: Resolution, name: str, version: str) -> str:
+    """Why a version that was there does not fit any more."""
+    try:
+        answer = why_not(site, f"{name}@{version}", one.partition, one.backend)[0]
+    except HpcdlError as fault:
+        return fault.message
+    lines = chain_lines(answer.chain, one.gpu)
+    return "; ".join(lines) if lines else f"{version} would fit: it follows from the rest"
+
+
+def _modules_plan(site: Site, stacks: Sequence[StackPlan]) -> ModulesPlan:
+    history = read_history(site)
+    new = [one.target.release for one in stacks if one.publishes and one.target.release]
+    events = [*history, *(Event("publish", release.id, "") for release in new)]
+    if not events:
+        return ModulesPlan((), (), (), rewritten=False)
+    after = shown_after(site, events, expected=new)
+    before = _names(shown_after(site, history)) if history else {}
+    then = _names(after)
+    return ModulesPlan(
+        added=tuple(name for name in then if name not in before),
+        moved=tuple(n for n, name in then.items() if before.get(n, name) != name),
+        defaults=tuple(
+            Default(name, _serving(site, name), release)
+            for name, release in after.chosen.partitions.items()
+        ),
+        rewritten=not new and _differ(site, after),
+    )
+
+
+def _names(shown: Shown) -> dict[str, str]:
+    """Release ids by the full names of the modules that lead to them."""
+    return {release.module: release.id for release in shown.releases}
+
+
+def _differ(site: Site, shown: Shown) -> bool:
+    """Whether the modulefiles on disk are not those that a publish would write now."""
+    current = current_release(site)
+    if current is None:
+        return False
+    files = shown.files(site)
+    return any(_text(site, name) != text for name, text in files.items())
+
+
+def _text(site: Site, name: str) -> str:
+    try:
+        return (site.paths.prefix / "current" / "modules" / name).read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def _jobs_plan(site: Site, modules: ModulesPlan, changed: Mapping[str, Default]) -> JobsPlan:
+    try:
+        found = uses(site)
+    except MachineLacks as lack:
+        return JobsPlan(away=lack.message)
+    affected = [(use, _what_changes(use, modules, changed)) for use in found if use.loads]
+    return JobsPlan(
+        pinned=tuple(use for use in found if use.releases),
+        affected=tuple((use, words) for use, words in affected if words and not use.releases),
+        unknown=tuple(use for use in found if not use.known),
+    )
+
+
+def _what_changes(use: Use, modules: ModulesPlan, changed: Mapping[str, Default]) -> str:
+    """What a job that loads by name would get instead, if it loads after the publish."""
+    for name in use.loads:
+        default = changed.get(use.job.partition)
+        if "/" not in name and default is not None:
+            was = default.before.module if default.before else "nothing"
+            return f"{default.after.module} instead of {was}"
+        if name in modules.moved:
+            return f"another build of {name}"
+    return ""
+
+
+def _stale(site: Site, changed: Mapping[str, Default]) -> Iterator[StaleReferences]:
+    for name, default in changed.items():
+        reference_set = site.partition(name).reference_set
+        counts: dict[str, int] = {}
+        for row in load_references(site, reference_set).values():
+            if row.partition == name and row.release not in {None, default.after.id}:
+                counts[str(row.release)] = counts.get(str(row.release), 0) + 1
+        for release, count in counts.items():
+            yield StaleReferences(name, reference_set, count, release)
+
+
+def _site_changes(site: Site) -> Iterator[str]:
+    """How the site file differs from the one of the last publish, where it decides modules."""
+    path = site.paths.prefix / "etc" / SITE_FILE
+    try:
+        old = load_site(path).partitions if path.is_file() else None
+    except HpcdlError:
+        old = None
+    if old is None:
+        return
+    for name in dict.fromkeys([*old, *site.partitions]):
+        was, now = old.get(name), site.partitions.get(name)
+        if was is None or now is None:
+            yield f"partition {name} is {'new' if was is None else 'gone'}"
+            continue
+        for what in ("driver", "stack", "target"):
+            before, after = getattr(was, what), getattr(now, what)
+            if before != after:
+                yield f"{name}: {what} {before or 'not given'} -> {after or 'not given'}"
+        if (was.gpu and was.gpu.model) != (now.gpu and now.gpu.model):
+            models = [one.gpu.model if one.gpu else "none" for one in (was, now)]
+            yield f"{name}: GPU {models[0]} -> {models[1]}"

@@ -1,0 +1,175 @@
+"""A plan in words and as data: stacks, modules, jobs, references, and what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from hpcdl.stack.release import Release
+from hpcdl.system.text import paint, table
+from hpcdl.workflows.plan import Default, JobsPlan, Plan, StackPlan
+from hpcdl.workflows.releases import Use
+
+_SCHEMA = 1
+_SHOWN = 10
+
+
+def as_text(plan: Plan) -> str:
+    """The plan as a page."""
+    parts = ["\n".join(_stack(one)) for one in plan.stacks]
+    sections = {
+        "modules": _modules(plan),
+        "jobs": _jobs(plan.jobs),
+        "references": _references(plan),
+        "site file, against the one of the last publish": iter(plan.site),
+    }
+    for title, lines in sections.items():
+        found = [f"  {line}" for line in lines]
+        if found:
+            parts.append("\n".join([paint(title, "bold"), *found]))
+    parts.append(_next(plan))
+    return "\n\n".join(parts)
+
+
+def _stack(one: StackPlan) -> Iterator[str]:
+    target, after = one.target, one.target.release
+    names = ", ".join(target.partitions)
+    yield paint(f"stack {target.stack}, {target.backend}, for {names}", "bold")
+    if after is None:
+        yield f"  cannot be built here: {target.blocked}"
+        return
+    if not one.publishes:
+        yield f"  nothing to do: {after.id} is published ({after.proof})"
+        return
+    was = one.before.id if one.before else "nothing"
+    known = after.id if target.built or after.lock else f"{after.id}-..."
+    yield f"  release {was} -> {known}; proof: {after.proof}"
+    for step in target.steps or (f"nothing to build: {after.id} is built",):
+        yield f"  {step}"
+    rows = [
+        [f"  {change.component}", f"{change.before or '-'} -> {change.after or '-'}", change.reason]
+        for change in one.versions
+    ]
+    if rows:
+        yield table(rows)
+
+
+def _modules(plan: Plan) -> Iterator[str]:
+    modules = plan.modules
+    for name in modules.added:
+        yield f"new: {name}"
+    for name in modules.moved:
+        yield f"{name} would lead to another build"
+    groups: dict[tuple[str, str], list[str]] = {}
+    for default in modules.defaults:
+        if default.changes:
+            groups.setdefault(_move(default), []).append(default.partition)
+    for (before, after), names in groups.items():
+        yield f"a plain load on {', '.join(names)}: {before} -> {after}"
+    if modules.rewritten:
+        yield "the modulefiles would be written anew"
+
+
+def _move(default: Default) -> tuple[str, str]:
+    before = default.before.module if default.before else "nothing"
+    return before, default.after.module
+
+
+def _jobs(jobs: JobsPlan) -> Iterator[str]:
+    if jobs.away:
+        yield f"nobody knows: {jobs.away}"
+    if jobs.pinned:
+        yield f"{len(jobs.pinned)} waiting or running, with their release in the script: unaffected"
+    for use, words in jobs.affected[:_SHOWN]:
+        yield f"{_job(use)} loads by name, and would get {words} if it loads it later"
+    if len(jobs.affected) > _SHOWN:
+        yield f"... and {len(jobs.affected) - _SHOWN} more"
+    if jobs.unknown:
+        yield f"{len(jobs.unknown)} whose script only root or a Slurm operator can read"
+
+
+def _job(use: Use) -> str:
+    return f"{use.job.id} ({use.job.name}, {use.job.partition}, {use.job.state.lower()})"
+
+
+def _references(plan: Plan) -> Iterator[str]:
+    for row in plan.references:
+        many = "reference" if row.count == 1 else "references"
+        yield (
+            f"{row.partition}: {row.count} {many} of set '{row.reference_set}', measured with "
+            f"{row.measured_with}, would be STALE: "
+            f"hpcdl check references measure --partition {row.partition}"
+        )
+
+
+def _next(plan: Plan) -> str:
+    if not plan.changes:
+        return "something is in the way" if plan.blocked else "nothing would change"
+    todo = [one.target for one in plan.stacks if one.publishes]
+    builds = [f"hpcdl stack build --name {target.stack}" for target in todo if not target.built]
+    ids = [target.release.id if target.built and target.release else "ID" for target in todo]
+    lines = [*builds, *(f"hpcdl stack publish {name}" for name in ids)] or ["hpcdl stack publish"]
+    return "\n".join(["next:", *(f"  {line}" for line in dict.fromkeys(lines))])
+
+
+def as_data(plan: Plan) -> dict[str, Any]:
+    """The plan for machines."""
+    return {
+        "schema": _SCHEMA,
+        "site": plan.site_name,
+        "changes": plan.changes,
+        "blocked": plan.blocked,
+        "stacks": [_stack_data(one) for one in plan.stacks],
+        "modules": {
+            "added": list(plan.modules.added),
+            "moved": list(plan.modules.moved),
+            "rewritten": plan.modules.rewritten,
+            "defaults": [
+                {
+                    "partition": default.partition,
+                    "before": _release_data(default.before),
+                    "after": _release_data(default.after),
+                    "changes": default.changes,
+                }
+                for default in plan.modules.defaults
+            ],
+        },
+        "jobs": {
+            "away": plan.jobs.away or None,
+            "pinned": [_use_data(use) for use in plan.jobs.pinned],
+            "affected": [{**_use_data(use), "gets": words} for use, words in plan.jobs.affected],
+            "unknown": [_use_data(use) for use in plan.jobs.unknown],
+        },
+        "references": [asdict(row) for row in plan.references],
+        "site_file": list(plan.site),
+    }
+
+
+def _stack_data(one: StackPlan) -> dict[str, Any]:
+    target = one.target
+    return {
+        "stack": target.stack,
+        "backend": target.backend,
+        "partitions": list(target.partitions),
+        "before": _release_data(one.before),
+        "after": _release_data(target.release),
+        "built": target.built,
+        "publishes": one.publishes,
+        "blocked": target.blocked or None,
+        "steps": list(target.steps),
+        "versions": [asdict(change) for change in one.versions],
+    }
+
+
+def _release_data(release: Release | None) -> dict[str, Any] | None:
+    if release is None:
+        return None
+    return {"id": release.id, "module": release.module, "proof": release.proof,
+            "created": release.created or None}  # fmt: skip
+
+
+def _use_data(use: Use) -> dict[str, Any]:
+    job = use.job
+    return {"job": job.id, "name": job.name, "partition": job.partition, "state": job.state,
+            "releases": list(use.releases), "loads": list(use.loads)}  # fmt: skip

@@ -1,0 +1,189 @@
+"""`hpcdl stack plan`: what would change is told before anything does."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from hpcdl.regress.references import Reference, site_file, write_references
+from hpcdl.site import Site, find_site_file, load_site
+from hpcdl.slurm import parse
+from hpcdl.stack.publish import publish, rollback
+from hpcdl.stack.release import Release
+from hpcdl.stack.resolve import resolve_one
+from hpcdl.system.errors import MachineLacks
+from hpcdl.workflows import plan as room
+from hpcdl.workflows.plan import Plan
+from hpcdl.workflows.plan_show import as_data, as_text
+from hpcdl.workflows.releases import Use
+from hpcdl.workflows.targets import Target, targets
+from tests.small_release import make_release, passing, silent, small_site
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    """`old` is published, `new` is built."""
+    site = small_site(tmp_path)
+    make_release(site, "old", version="2.19.1")
+    make_release(site, "new", version="2.21.0")
+    publish(site, "old", passing, say=silent)
+    return site
+
+
+def planned(
+    site: Site,
+    monkeypatch: pytest.MonkeyPatch,
+    release: Release | None,
+    *found: Use,
+    **more: object,
+) -> Plan:
+    """The plan where the stack is to be this release and these jobs are in the queue."""
+    names = tuple(site.partitions)
+    target = Target("tensorflow", "venv", names, resolve_one(site, names[0], "venv"), release,
+                    built=True, **more)  # type: ignore[arg-type]  # fmt: skip
+    monkeypatch.setattr(room, "targets", lambda *_: (target,))
+    monkeypatch.setattr(room, "uses", lambda _: found)
+    return room.plan(site)
+
+
+def of(site: Site, name: str) -> Release:
+    from hpcdl.stack.release import read_release
+
+    return read_release(site, name)
+
+
+def job(number: int, partition: str) -> parse.JobRecord:
+    return parse.job(
+        f"JobId={number} JobName=train UserId=ada(7) JobState=PENDING Partition={partition}"
+    )
+
+
+def test_what_is_published_already_is_no_change(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned(site, monkeypatch, of(site, "old"))
+    assert not plan.changes
+    assert "nothing would change" in as_text(plan)
+
+
+def test_another_release_is_told_with_versions_and_modules(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned(site, monkeypatch, of(site, "new"))
+    assert plan.changes
+    assert plan.modules.added == ("tensorflow/2.21.0-cpu",)
+    change = plan.stacks[0].versions[0]
+    assert (change.component, change.before, change.after) == ("tensorflow", "2.19.1", "2.21.0")
+    assert change.reason == "the newest known"
+    assert "a plain load on p100, v100, k80, cpu: tensorflow/2.19.1-cpu -> " in as_text(plan)
+    assert as_data(plan)["stacks"][0]["before"]["id"] == "old"
+
+
+def test_a_step_back_says_what_rules_the_old_version_out(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(site, "new", passing, say=silent)
+    gpu = site.partitions["p100"].gpu
+    assert gpu is not None
+    kepler = dataclasses.replace(
+        site.partitions["p100"], gpu=gpu._replace(model="K80", compute="3.7")
+    )
+    site = dataclasses.replace(site, partitions={"p100": kepler}, default_partition="p100")
+    plan = planned(site, monkeypatch, of(site, "old"))
+    assert "needs GPU sm_60" in plan.stacks[0].versions[0].reason
+
+
+def test_another_build_of_one_version_is_told_too(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = make_release(site, "again", version="2.19.1", hpcdl="0.1.0+11111111")
+    plan = planned(site, monkeypatch, again)
+    assert plan.modules.moved == ("tensorflow/2.19.1-cpu",)
+    assert [(c.component, c.reason) for c in plan.stacks[0].versions] == [
+        ("hpcdl", "hpcdl's own sources")
+    ]
+
+
+def test_jobs_that_name_their_release_are_unaffected_and_others_are_named(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = (
+        Use(job(7, "p100"), ("old",), ("tensorflow/2.19.1-cpu",)),
+        Use(job(8, "p100"), (), ("tensorflow",)),
+        Use(job(9, "p100"), (), ("tensorflow/2.19.1-cpu",)),
+        Use(job(10, "p100"), (), known=False),
+    )
+    plan = planned(site, monkeypatch, of(site, "new"), *found)
+    assert [use.job.id for use in plan.jobs.pinned] == [7]
+    assert [use.job.id for use, _ in plan.jobs.affected] == [8]
+    assert [use.job.id for use in plan.jobs.unknown] == [10]
+    assert "8 (train, p100, pending) loads by name" in as_text(plan)
+
+
+def test_references_of_the_old_release_become_stale(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = Reference("allreduce", "2x2", "p100", "bandwidth", 1.0, "GB/s", -0.1, None, 5, 0.01,
+                    "measured", "run", "2026-01-01", release="old")  # fmt: skip
+    other = dataclasses.replace(row, metric="latency", release=None)
+    write_references(site_file(site, "embedded"), "embedded", [row, other])
+    plan = planned(site, monkeypatch, of(site, "new"))
+    assert [(one.partition, one.count, one.measured_with) for one in plan.references] == [
+        ("p100", 1, "old")
+    ]
+    assert planned(site, monkeypatch, of(site, "old")).references == ()
+
+
+def test_a_driver_that_changed_since_the_last_publish_is_told(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driven = dataclasses.replace(site.partitions["p100"], driver="580.95.05")
+    site = dataclasses.replace(site, partitions={**site.partitions, "p100": driven})
+    plan = planned(site, monkeypatch, of(site, "old"))
+    assert plan.site == ("p100: driver not given -> 580.95.05",)
+
+
+def test_a_new_partition_writes_the_modulefiles_anew(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partitions = {**site.partitions, "new": site.partitions["cpu"]}
+    site = dataclasses.replace(site, partitions=partitions)
+    plan = planned(site, monkeypatch, of(site, "old"))
+    assert plan.changes
+    assert plan.modules.rewritten
+
+
+def test_after_a_rollback_the_newer_one_is_wanted_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(site, "new", passing, say=silent)
+    rollback(site)
+    assert planned(site, monkeypatch, of(site, "new")).changes
+
+
+def test_a_stack_that_cannot_be_built_is_told_and_nothing_changes(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned(site, monkeypatch, None, blocked="there is no mpicxx")
+    assert (plan.changes, plan.blocked) == (False, True)
+    assert "there is no mpicxx" in as_text(plan)
+
+
+def test_without_slurm_nobody_knows_of_jobs(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(_: Site) -> tuple[Use, ...]:
+        raise MachineLacks("Slurm does not answer")
+
+    planned(site, monkeypatch, None)
+    monkeypatch.setattr(room, "uses", away)
+    assert "nobody knows: Slurm does not answer" in as_text(room.plan(site))
+
+
+def test_spack_s_stack_is_a_release_per_kind_of_gpu() -> None:
+    site = load_site(find_site_file("p100-v100-k80"))
+    found = targets(site)
+    assert {one.partitions[0]: one.release.module for one in found if one.release} == {
+        "k80": "tensorflow/2.14.1-cuda11.8-sm37",
+        "p100": "tensorflow/2.20.0-cuda12.9-sm60",
+        "v100": "tensorflow/2.20.0-cuda12.9-sm70",
+    }
+    assert "TensorFlow 2.14.1, CUDA 11.8.0" in found[0].steps[0]
