@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from hpcdl.jobs.lint import lint
+from hpcdl.site import load_site
 from hpcdl.slurm.rules import Release, Span, rule
 
 # What Slurm has written down about the running step: its CPUs.
@@ -25,8 +26,8 @@ GPUS_SEEN = "sh -c 'echo sees $CUDA_VISIBLE_DEVICES;'"
 class Case:
     """A script that breaks `rules`, and a pattern of what is said only where they hold.
 
-    `not_said` is the opposite: where the rules hold this is missing. `lint` False: the script
-    shows the consequence in a way that lint does not look at. `span` is where an option is
+    `not_said` is the opposite: where the rules hold this is missing. `lint` False: the script is
+    right, and shows what the rule advises. `span` is where an option is
     unknown, of which the rule itself knows nothing. `but` is a release where the rule warns of
     what was not seen there.
     """
@@ -72,26 +73,26 @@ CASES = {
     "a changed SLURM_CPUS_PER_TASK": Case(
         "cpus-per-task-mismatch", "--nodes=1 --ntasks-per-node=2 --cpus-per-task=4",
         "export SLURM_CPUS_PER_TASK=2\nsrun --kill-on-bad-exit=1 true", "different environment var",
-        gpus=False, lint=False),
+        gpus=False),
     "-c on srun implies --exact": Case(
         "exact-implied", "--nodes=1 --ntasks-per-node=4",
         f"srun --kill-on-bad-exit=1 -n1 -c2 {SHOW}", r" CPUs=2\b", gpus=False, lint=False),
     "a bare step takes all": Case(
         "steps-whole", "--nodes=1 --ntasks-per-node=4",
         "a=$SECONDS\nsrun -n1 sleep 4 & srun -n1 sleep 4 & wait\n"
-        "echo took $(( (SECONDS - a) / 7 ))", "took 1", gpus=False, lint=False),
+        "echo took $(( (SECONDS - a) / 7 ))", "took 1", gpus=False),
     "--overlap shares CPUs only": Case(
         "overlap-cpus-only", FOUR,
         "srun -n1 sleep 8 & sleep 2; a=$SECONDS\nsrun --overlap -n1 true\n"
-        "echo waited $(( (SECONDS - a) > 4 )); wait", "waited 1", lint=False),
+        "echo waited $(( (SECONDS - a) > 4 )); wait", "waited 1"),
     "--overlap shares GPUs too": Case(
         "overlap-shares-gres", FOUR,
         "srun -n1 sleep 8 & sleep 2; a=$SECONDS\nsrun --overlap -n1 true\n"
-        "echo waited $(( (SECONDS - a) > 4 )); wait", "waited 0", lint=False),
+        "echo waited $(( (SECONDS - a) > 4 )); wait", "waited 0"),
     "two forms of GPU request": Case(
         "gpu-flag-pair", "--gpus-per-node=2\n--gres=gpu:2", "srun true", EXCLUSIVE),
     "two forms, one on the step": Case(
-        "gpu-flag-pair", FOUR, "srun --gres=gpu:4 true", EXCLUSIVE, lint=False),
+        "gpu-flag-pair", FOUR, "srun --gres=gpu:4 true", EXCLUSIVE),
     "GPUs with and without a type": Case(
         "gpu-type-mixed", "--gpus=p100:2\n--gres=gpu:2", "true", "with and without type"),
     "--gpus-per-task hides the others": Case(
@@ -123,7 +124,7 @@ CASES = {
     "tasks of the job, not of a node": Case(
         "ntasks-per-node", "--nodes=2 --ntasks=4",
         "srun --kill-on-bad-exit=1 sh -c 'echo on $SLURM_NODEID;' | sort | uniq -c", r"3 on \d",
-        gpus=False, lint=False, but="20.11"),
+        gpus=False, but="20.11"),
     "--exclusive and --oversubscribe": Case(
         "exclusive-oversubscribe", "--exclusive --oversubscribe", "true", EXCLUSIVE, gpus=False),
     "two kinds of memory": Case(
@@ -143,7 +144,7 @@ CASES = {
     "nobody ends the others": Case(
         "kill-on-bad-exit", "--nodes=1 --ntasks-per-node=2",
         "srun sh -c '[ $SLURM_PROCID = 0 ] && exit 3; sleep 6; echo lived on'", "lived on",
-        gpus=False, lint=False),
+        gpus=False),
     "a directive behind a command": Case(
         "directive-after-command", "", "true\n#SBATCH --ntasks=3\necho tasks ${SLURM_NTASKS:-1}",
         "tasks 1", gpus=False),
@@ -185,7 +186,7 @@ CASES = {
         "trap-deferred", "--signal=B:USR2@60",
         "trap 'echo caught after $(( (SECONDS - a) / 4 ))' USR2; a=$SECONDS\n"
         "(sleep 1; scancel -b -s USR2 $SLURM_JOB_ID) &\nsrun sleep 6", "caught after [1-9]",
-        gpus=False, lint=False),
+        gpus=False),
     "the first wait is no end": Case(
         "wait-once", "--signal=B:USR2@60",
         "trap 'true' USR2\n(sleep 1; scancel -b -s USR2 $SLURM_JOB_ID) &\n"
@@ -198,10 +199,10 @@ CASES = {
     "an open end of requeues": Case(
         "requeue-truncates", "--requeue",
         'echo "run ${SLURM_RESTART_COUNT:-0}"\n[ "${SLURM_RESTART_COUNT:-0}" = 0 ] || exit 0\n'
-        "scontrol requeue $SLURM_JOB_ID; sleep 30", "run 0", not_said=True, gpus=False, lint=False),
+        "scontrol requeue $SLURM_JOB_ID; sleep 30", "run 0", not_said=True, gpus=False),
     "a partition's limit": Case(
         "partition-limit", "--nodes=9", "true", "Node count specification invalid",
-        gpus=False, lint=False),
+        gpus=False),
 }  # fmt: skip
 TEXTS = {
     "shebang": (b"#SBATCH --ntasks=1\necho hello\n", "does not look like a batch script"),
@@ -233,7 +234,9 @@ def test_the_consequence_shows_where_the_rule_holds_and_nowhere_else(machine, ou
 def test_lint_finds_it_there(machine, name):
     case = CASES[name]
     version = machine.release
-    found = {one.rule.id for one in lint(case.script, name="job.sh", version=version)}
+    partition = load_site(machine.state.site_file).partition("p100" if case.gpus else "cpu")
+    findings = lint(case.script, name="job.sh", version=version, partition=partition)
+    found = {one.rule.id for one in findings}
     wanted = {one for one in case.rules.split() if rule(one).lint}
     there = {one for one in wanted if rule(one).holds(version)}
     if case.span is not None and not case.span.holds(version):

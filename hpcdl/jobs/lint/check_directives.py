@@ -139,15 +139,19 @@ def ntasks_per_gpu_pairs(job: Job) -> Iterator[Hit]:
 
 @checks("ntasks-per-node")
 def tasks_not_per_node(job: Job) -> Iterator[Hit]:
-    """--nodes and --ntasks without --ntasks-per-node, where each task is to have its GPU."""
+    """--nodes and --ntasks without --ntasks-per-node, where a step takes its tasks from them."""
     pinned = ("ntasks-per-node", "ntasks-per-gpu", "gpus-per-task", "tres-per-task")
+    own = ("ntasks-per-node", "ntasks", "distribution")
     for part in job.script.components:
-        count, total = nodes(part), tasks(part)
-        option = part.last("ntasks")
-        uneven = count is not None and total is not None and count > 1 and total != count
-        if option and uneven and job.has_gpus and not part.has(*pinned):
-            if any(step.options.has("ntasks-per-node") for step in job.sruns):
-                continue
+        count, total, option = nodes(part), tasks(part), part.last("ntasks")
+        if not (option and count and total and count > 1) or part.has(*pinned):
+            continue
+        # Without GPUs an uneven count may be meant: a controller and its workers.
+        meant = total == count if job.has_gpus else total % count > 0 or total == count
+        if meant or any(step.options.has("ntasks-per-node") for step in job.sruns):
+            continue
+        work = [step.options for step in job.sruns if not step.brief]
+        if job.has_gpus or any(not options.has(*own) for options in work):
             yield at("ntasks-per-node", option)
 
 

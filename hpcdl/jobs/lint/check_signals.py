@@ -10,7 +10,7 @@ from hpcdl.jobs.lint.check_directives import time_minutes
 from hpcdl.jobs.lint.checks import checks
 from hpcdl.jobs.lint.job import Hit, Job, at
 from hpcdl.jobs.lint.options import Option
-from hpcdl.jobs.lint.shell import Command
+from hpcdl.jobs.lint.reader import Command
 
 _SIGNAL = re.compile(r"(?:([BR]{1,2}):)?([A-Za-z0-9]{1,12})(?:@(\d{1,9}))?\Z", re.A)
 _NUMBERS = {"1": "HUP", "2": "INT", "10": "USR1", "12": "USR2", "15": "TERM", "18": "CONT"}
@@ -104,15 +104,15 @@ def _execs(job: Job) -> bool:
     )
 
 
-def _main_work(job: Job) -> Iterator[tuple[Command, int]]:
-    """The commands that run long, with the offset of their launcher."""
+def _main_work(job: Job, *, sleeps: bool = False) -> Iterator[tuple[Command, int]]:
+    """The commands that run long, with the offset of their launcher; steps that sleep if asked."""
     steps = {step.command.start: step for step in job.script.steps}
     for command in job.script.commands:
         if command.within("function", "substitution", "inner", "condition"):
             continue
         step = steps.get(command.start)
         if step is not None and step.command is command:
-            if not step.trivial:
+            if not (step.brief if sleeps else step.trivial):
                 yield command, step.start
         elif command.words and _PROGRAMS.match(command.name.rpartition("/")[2]):
             yield command, command.words[0].start
@@ -127,7 +127,8 @@ def foreground_under_trap(job: Job) -> Iterator[Hit]:
     if not caught or (asked and not asked.batch):
         return
     start = caught[0].command.start
-    first = next(((c, place) for c, place in _main_work(job) if c.start > start), None)
+    work = _main_work(job, sleeps=True)
+    first = next(((c, place) for c, place in work if c.start > start), None)
     if first is not None and not first[0].background:
         yield Hit("trap-deferred", first[1], len(first[0].name) or 1)
 

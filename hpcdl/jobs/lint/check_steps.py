@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from hpcdl.jobs.lint.checks import checks
 from hpcdl.jobs.lint.job import Hit, Job, at, at_step, gpu_requests
 from hpcdl.jobs.lint.parse import Assignment, Step
 
+_INTERPRETER = re.compile(r"(?:python[\d.]*|(?:ba|da|k|z)?sh)\Z", re.A)
 _NOT_BOUND = ("none", "no")
 _MPI_BINDING = ("OMPI_MCA_hwloc_base_binding_policy", "OMPI_MCA_rmaps_base_mapping_policy",
                 "PRTE_MCA_hwloc_default_binding_policy", "I_MPI_PIN")  # fmt: skip
@@ -28,9 +30,10 @@ def cpus_not_repeated(job: Job) -> Iterator[Hit]:
         yield at_step("cpus-per-task-repeat", step)
 
 
-def _launches(job: Job) -> Iterator[Step]:
-    """The sruns that run the work, with all their options in sight."""
-    return (step for step in job.sruns if not step.trivial and not step.options.opaque)
+def _launches(job: Job, *, sleeps: bool = False) -> Iterator[Step]:
+    """The sruns that run the work, with all their options in sight; those that sleep if asked."""
+    seen = (step for step in job.sruns if not step.options.opaque)
+    return (step for step in seen if not (step.brief if sleeps else step.trivial))
 
 
 def _has_cpus(step: Step) -> bool:
@@ -51,18 +54,26 @@ def _set_for(job: Job, name: str) -> bool:
     return any(one.exported for one in job.script.assigned(name))
 
 
-@checks("srun-cpus-per-task-ignored", "cpus-per-task-mismatch")
+@checks("srun-cpus-per-task-ignored")
 def cpus_by_variable(job: Job) -> Iterator[Hit]:
     """CPUs per task said through the environment, where srun listens to another variable."""
-    relying = [step for step in _launches(job) if not step.options.has("cpus-per-task")]
-    if not relying:
-        return
     asked = job.options.last("cpus-per-task")
     own = asked.text if asked else ""
-    for one in job.script.assigned("SRUN_CPUS_PER_TASK"):
+    relying = any(not step.options.has("cpus-per-task") for step in _launches(job))
+    for one in job.script.assigned("SRUN_CPUS_PER_TASK") if relying else ():
         same = one.value == own or "SLURM_CPUS_PER_TASK" in one.value
         if asked is None or not same:
             yield _hit("srun-cpus-per-task-ignored", one)
+
+
+@checks("cpus-per-task-mismatch")
+def cpus_changed(job: Job) -> Iterator[Hit]:
+    """SLURM_CPUS_PER_TASK set to something else: every srun without its own dies, brief or not."""
+    asked = job.options.last("cpus-per-task")
+    own = asked.text if asked else ""
+    started = (step for step in job.sruns if not (step.asks or step.options.opaque))
+    if all(step.options.has("cpus-per-task") for step in started):
+        return
     if asked is None or job.script.assigned("SLURM_TRES_PER_TASK") or _unset_tres(job):
         return
     for one in job.script.assigned("SLURM_CPUS_PER_TASK"):
@@ -103,7 +114,7 @@ def mpirun_without_whole(job: Job) -> Iterator[Hit]:
 @checks("steps-whole")
 def steps_side_by_side(job: Job) -> Iterator[Hit]:
     """Background steps of one job that all want the whole of it."""
-    side = [step for step in _launches(job) if step.command.background]
+    side = [step for step in _launches(job, sleeps=True) if step.command.background]
     in_loop = any(step.command.within("loop") for step in side)
     if len(side) < 2 and not in_loop:
         return
@@ -167,9 +178,11 @@ def survivors_hang(job: Job) -> Iterator[Hit]:
         return
     for step in _launches(job):
         mpi = step.options.last("mpi")
+        tasks = job.step_tasks(step)
         together = job.has_gpus or (mpi is not None and mpi.text != "none")
-        several = job.step_tasks(step) != 1
-        if together and several and not step.options.has("kill-on-bad-exit", "wait"):
+        # A program linked with MPI is ended by its PMI; what an interpreter runs often is not.
+        alone = mpi is None and tasks is not None and _INTERPRETER.match(step.program)
+        if (together or alone) and tasks != 1 and not step.options.has("kill-on-bad-exit", "wait"):
             yield at_step("kill-on-bad-exit", step)
 
 

@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from hpcdl.jobs.lint.options import Option, Options, read_options
-from hpcdl.jobs.lint.shell import Command, Word, commands, heredocs, unquote, word_end
+from hpcdl.jobs.lint.reader import Command
+from hpcdl.jobs.lint.shell import commands, heredocs
+from hpcdl.jobs.lint.words import Word, unquote, word_end
 
 SHELLS = ("bash", "sh", "dash", "ksh", "zsh", "ash")
 LAUNCHERS = ("srun", "mpirun", "mpiexec", "horovodrun", "orterun", "prun")
 TRIVIAL = frozenset(
     (
-        "hostname", "echo", "printf", "true", "false", "date", "env", "printenv", "sleep", "uname",
+        "hostname", "echo", "printf", "true", "false", "date", "env", "printenv", "uname",
         "nvidia-smi", "rocm-smi", "id", "pwd", "ls", "cat", "scontrol", "sinfo", "free", "lscpu",
         "numactl", "mkdir", "rm", "cp", "rsync", "tar", "touch", "test", "which", "sbcast", "df",
     )
@@ -93,11 +95,21 @@ class Step:
         return words[0].value.rpartition("/")[2] if words else ""
 
     @property
+    def asks(self) -> bool:
+        """Whether it starts nothing: `srun --mpi=list`, `srun --help`."""
+        mpi = self.options.last("mpi")
+        listing = mpi is not None and mpi.value == "list"
+        return listing or self.options.has("help", "version", "usage")
+
+    @property
+    def brief(self) -> bool:
+        """Whether it is over at once: it only looks at something, as `srun hostname` does."""
+        return self.asks or self.program in TRIVIAL
+
+    @property
     def trivial(self) -> bool:
-        """Whether it only looks at something: `srun hostname`, `srun --mpi=list`."""
-        asks = self.options.last("mpi")
-        listing = asks is not None and asks.value == "list"
-        return listing or self.options.has("help", "version", "usage") or self.program in TRIVIAL
+        """Whether it does no work: it is brief, or only sleeps."""
+        return self.brief or self.program == "sleep"
 
 
 class Script:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hpcdl.jobs.lint import lint
 from hpcdl.jobs.lint.options import read_options
 from hpcdl.jobs.lint.parse import Script
-from hpcdl.jobs.lint.shell import Word, commands, unquote
+from hpcdl.jobs.lint.shell import commands
+from hpcdl.jobs.lint.words import Word, unquote
 
 HEAD = "#!/bin/bash\n"
 
