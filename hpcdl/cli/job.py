@@ -356,11 +356,13 @@ def _report(args: argparse.Namespace) -> ExitCode:
 
     from hpcdl.jobs.report import as_text, summarize
     from hpcdl.jobs.submission import asked, find
-    from hpcdl.jobs.watch import look, result_of
+    from hpcdl.jobs.watch import look, result_of, usage_of
     from hpcdl.workflows.expectation import compare, comparison_line, kept
 
     submission = find(the_site(args), args.job)
-    report = summarize(look(submission), result_of(submission), asked(submission))
+    report = summarize(
+        look(submission), result_of(submission), asked(submission), usage_of(submission)
+    )
     expected = kept(submission.folder)
     found = compare(expected, report.images_per_second, report.ranks) if expected else None
     if args.json:

@@ -1,7 +1,7 @@
 """After a job: throughput, where each step's time went, and one line of advice. Pure.
 
 The shares come from result.json (`summary.phases`); a job whose program wrote none is
-reported by its state alone.
+reported by its state, and by what accounting says it had and used.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcdl.jobs.watch import Snapshot
+from hpcdl.slurm.parse import Usage
 from hpcdl.system.text import duration, table
 
 _NAMES = {
@@ -38,12 +39,16 @@ class Report:
     ranks: int | None
     seconds: float | None
     advice: str
+    usage: Usage | None = None
 
 
 def summarize(
-    snapshot: Snapshot, result: Mapping[str, Any] | None, asked: Mapping[str, Any]
+    snapshot: Snapshot,
+    result: Mapping[str, Any] | None,
+    asked: Mapping[str, Any],
+    usage: Usage | None = None,
 ) -> Report:
-    """The report of a job from its last state, its result.json and its job.json."""
+    """The report of a job from its last state, its result.json, its job.json and accounting."""
     summary: Mapping[str, Any] = (result or {}).get("summary", {})
     shares = {name: float(part) for name, part in (summary.get("phases") or {}).items()}
     low, high = summary.get("images_per_second_p05"), summary.get("images_per_second_p95")
@@ -59,6 +64,7 @@ def summarize(
         ranks=(result or {}).get("layout", {}).get("ranks"),
         seconds=sum(seconds) if seconds else None,
         advice=advise(shares, asked.get("layout") or {}),
+        usage=usage,
     )
 
 
@@ -87,6 +93,20 @@ def _more_cpus(layout: Mapping[str, Any]) -> dict[str, str]:
     return {"cpus": f"raise --cpus-per-task from {now} to {2 * int(now)}"}
 
 
+def _used(usage: Usage) -> list[str]:
+    """What accounting says, in words."""
+    typed = any(name.startswith("gres/gpu:") for name in usage.allocated)
+    shown = {k: text for k, text in usage.allocated.items() if not (typed and k == "gres/gpu")}
+    had = ", ".join(f"{name.removeprefix('gres/')} {text}" for name, text in shown.items())
+    lines = [f"had {had} for {duration(usage.elapsed_seconds)}"] if had else []
+    used = []
+    if usage.cpus_busy is not None:
+        used.append(f"{usage.cpus_busy:.0%} of its CPUs' time")
+    if usage.max_rss_mb is not None:
+        used.append(f"at most {usage.max_rss_mb:,.0f} MB in one task ({usage.max_rss_node})")
+    return lines + ([f"used {', '.join(used)}"] if used else [])
+
+
 def as_text(report: Report) -> str:
     """A report for people."""
     again = f" after {report.restarts} restarts" if report.restarts else ""
@@ -97,6 +117,8 @@ def as_text(report: Report) -> str:
         lines.append(f"  {report.images_per_second:,.1f} images/s{between}{per_rank}")
     if report.seconds is not None:
         lines.append(f"  {duration(report.seconds)} of training")
+    if report.usage is not None:
+        lines += [f"  {line}" for line in _used(report.usage)]
     if report.shares:
         rows = [
             [f"  {_NAMES.get(name, name)}", f"{part:6.1%}"]

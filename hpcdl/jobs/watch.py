@@ -17,7 +17,7 @@ from typing import Any
 from hpcdl import facts
 from hpcdl.jobs.submission import Submission
 from hpcdl.slurm import client
-from hpcdl.slurm.parse import ACTIVE, JobRecord
+from hpcdl.slurm.parse import ACTIVE, JobRecord, Usage
 from hpcdl.system.text import duration
 
 POLL_SECONDS = 1.0
@@ -123,6 +123,11 @@ def in_words(state: str, reason: str = "", nodes: str = "") -> str:
 def result_of(submission: Submission) -> dict[str, Any] | None:
     """The job's result.json, None where it wrote none."""
     return _json(submission.result)
+
+
+def usage_of(submission: Submission) -> Usage | None:
+    """What accounting says the job had and used; None without accounting."""
+    return client.usage(submission.job_id)
 
 
 def _snapshot(record: JobRecord, submission: Submission) -> Snapshot:

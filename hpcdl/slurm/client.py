@@ -19,6 +19,7 @@ from hpcdl.system.errors import BadInput, MachineLacks
 from hpcdl.system.run import CommandFailed, CommandResult, run
 
 _T = TypeVar("_T")
+_Text = TypeVar("_Text", str, Sequence[str])
 _AWAY = (
     "Unable to contact slurm controller",
     "Connection refused",
@@ -58,10 +59,23 @@ def job(job_id: int) -> JobRecord | None:
         return _parsed(parse.job, answer.stdout.splitlines()[0], "scontrol")
     if "Invalid job id" not in answer.stderr:
         _refuse(answer)
-    fields = f"--format={parse.ACCOUNTING_FIELDS}"
-    old = _ask(["sacct", "-n", "-P", "-X", "-j", str(job_id), fields], check=False)
-    lines = [line for line in old.stdout.splitlines() if line.strip()] if old.ok else []
-    return _parsed(parse.accounted_job, lines[-1], "sacct") if lines else None
+    lines = _accounted(job_id, parse.ACCOUNTING_FIELDS, "--allocations", "--duplicates")
+    return _parsed(parse.accounted_job, lines, "sacct") if lines else None
+
+
+def usage(job_id: int) -> parse.Usage | None:
+    """What a job had and used; None without accounting, or where that does not know it."""
+    lines = _accounted(job_id, parse.USAGE_FIELDS)
+    return _parsed(parse.usage, lines, "sacct") if lines else None
+
+
+def _accounted(job_id: int, fields: str, *options: str) -> list[str]:
+    """Accounting's lines about a job; none where there is no accounting."""
+    if shutil.which("sacct") is None:
+        return []
+    asked = ["sacct", "--noheader", "--parsable2", f"--format={fields}", *options]
+    answer = _ask([*asked, "--jobs", str(job_id)], check=False)
+    return [line for line in answer.stdout.splitlines() if line.strip()] if answer.ok else []
 
 
 def queue() -> tuple[JobRecord, ...]:
@@ -177,12 +191,12 @@ def _records(text: str, start: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith(start)]
 
 
-def _parsed(parser: Callable[[str], _T], text: str, command: str) -> _T:
+def _parsed(parser: Callable[[_Text], _T], text: _Text, command: str) -> _T:
     try:
         return parser(text)
     except (KeyError, ValueError, IndexError) as fault:
         raise MachineLacks(
             f"{command} answered what no Slurm release answers",
-            details=[text[:300]],
+            details=[(text if isinstance(text, str) else "\n".join(text))[:300]],
             hint=f"is another program called '{command}' first on PATH?",
         ) from fault

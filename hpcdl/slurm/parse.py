@@ -7,6 +7,7 @@ between releases.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 ACTIVE = frozenset(
@@ -59,6 +60,28 @@ class JobRecord:
     def active(self) -> bool:
         """Whether the job may still change its state."""
         return self.state in ACTIVE
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What accounting says a job had and used.
+
+    `allocated` is AllocTRES by name (`cpu`, `mem`, `node`, `gres/gpu:p100`), as Slurm's text.
+    `max_rss_mb` is the largest resident memory of one task, in MB, as Slurm sampled it; None
+    where it was over before the first look.
+    """
+
+    allocated: Mapping[str, str]
+    elapsed_seconds: int
+    cpu_seconds: float
+    max_rss_mb: float | None
+    max_rss_node: str
+
+    @property
+    def cpus_busy(self) -> float | None:
+        """The part of the allocated CPUs' time that was used, 0 to 1; None where unknown."""
+        there = int(self.allocated.get("cpu", 0)) * self.elapsed_seconds
+        return min(1.0, self.cpu_seconds / there) if there else None
 
 
 @dataclass(frozen=True)
@@ -136,9 +159,12 @@ def job(line: str) -> JobRecord:
     )
 
 
-def accounted_job(line: str) -> JobRecord:
-    """A line of `sacct -n -P -X -o ACCOUNTING_FIELDS`."""
-    values = dict(zip(ACCOUNTING_FIELDS.split(","), line.split("|"), strict=False))
+def accounted_job(lines: Sequence[str]) -> JobRecord:
+    """The lines of `sacct -n -P -X -D -o ACCOUNTING_FIELDS`: one per run of the job, last last."""
+    runs = [_fields(line, ACCOUNTING_FIELDS) for line in lines]
+    values = runs[-1]
+    # Ids start anew where a controller's state was lost: another job may have had this one.
+    restarts = sum(run["JobName"] == values["JobName"] for run in runs) - 1
     code, _, signal = values["ExitCode"].partition(":")
     return JobRecord(
         id=int(values["JobIDRaw"]),
@@ -149,7 +175,7 @@ def accounted_job(line: str) -> JobRecord:
         signal=int(signal or 0),
         partition=values["Partition"],
         nodes=_known(values["NodeList"].replace("None assigned", "")),
-        restarts=0,
+        restarts=restarts,
         submitted=_known(values["Submit"]),
         started=_known(values["Start"]),
         ended=_known(values["End"]),
@@ -160,6 +186,43 @@ def accounted_job(line: str) -> JobRecord:
 
 
 ACCOUNTING_FIELDS = "JobIDRaw,State,ExitCode,Partition,NodeList,Submit,Start,End,Timelimit,JobName"
+USAGE_FIELDS = "JobIDRaw,ElapsedRaw,TotalCPU,MaxRSS,MaxRSSNode,AllocTRES"
+
+
+def usage(lines: Sequence[str]) -> Usage:
+    """The lines of `sacct -n -P -j JOB -o USAGE_FIELDS`: the job, then its steps."""
+    job, *steps = (_fields(line, USAGE_FIELDS) for line in lines)
+    largest = max(steps, key=lambda step: _kilobytes(step["MaxRSS"]), default=job)
+    had = dict(pair.split("=", 1) for pair in job["AllocTRES"].split(",") if "=" in pair)
+    return Usage(
+        allocated={name: text for name, text in had.items() if name != "billing"},
+        elapsed_seconds=int(job["ElapsedRaw"] or 0),
+        cpu_seconds=_cpu_seconds(job["TotalCPU"]),
+        max_rss_mb=_kilobytes(largest["MaxRSS"]) / 1024 or None,
+        max_rss_node=largest["MaxRSSNode"],
+    )
+
+
+def _fields(line: str, names: str) -> dict[str, str]:
+    """The fields of a line of `sacct -P`; the last one may hold the separator."""
+    keys = names.split(",")
+    return dict(zip(keys, line.split("|", len(keys) - 1), strict=True))
+
+
+def _kilobytes(text: str) -> float:
+    """`320608K`, `1.5G` or nothing."""
+    number = text.rstrip("KMGT")
+    powers = "KMGT".find(text[-1:]) if number != text else 0
+    return float(number or 0) * float(1024**powers)
+
+
+def _cpu_seconds(text: str) -> float:
+    """`[DD-]HH:MM:SS` or `MM:SS.mmm`."""
+    days, _, clock = text.rpartition("-")
+    seconds = 0.0
+    for part in clock.split(":"):
+        seconds = 60 * seconds + float(part or 0)
+    return seconds + 86400 * int(days or 0)
 
 
 def node(line: str) -> NodeRecord:

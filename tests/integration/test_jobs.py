@@ -8,12 +8,16 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from hpcdl.site import find_site_file
+from hpcdl.cluster import down, environment, up
+from hpcdl.cluster.needs import check_packages
+from hpcdl.site import Site, find_site_file
+from hpcdl.system.errors import MachineLacks
+from tests.integration.conftest import Shell, clean_environment
 
 pytestmark = pytest.mark.cluster
 HPCDL = str(Path(sys.executable).with_name("hpcdl"))
@@ -278,6 +282,54 @@ def test_the_site_file_drafted_from_the_cluster_agrees_with_it(
     assert json.loads(drift.stdout)["drift"] == [
         {"key": "partitions.v100.gpu.per_node", "file": "7", "cluster": "8"}
     ]
+
+
+# ---- after Slurm has forgotten a job ----
+
+
+@pytest.fixture
+def accounted(embedded_site: Site, cluster_home: Path, tmp_path: Path) -> Iterator[Shell]:
+    """Runs commands against a cluster with accounting that forgets ended jobs after 2 s."""
+    try:
+        check_packages(accounting=True)
+    except MachineLacks as lack:
+        pytest.skip(f"{lack.message}; {lack.hint}")
+    place = cluster_home / "cluster" / "accounts"
+    try:
+        state = up(embedded_site, directory=place, accounting=True)
+        conf = state.configuration
+        conf.write_text(conf.read_text().replace("MinJobAge=3600", "MinJobAge=2"))
+        shell = Shell({**environment(state, clean_environment()), "HPCDL_HOME": str(cluster_home),
+                       "HPCDL_CLUSTER_DIR": str(place)}, tmp_path)  # fmt: skip
+        shell("scontrol", "reconfigure")
+        yield shell
+    finally:
+        down(place, purge=True)
+
+
+def test_a_job_that_the_controller_has_forgotten_is_told_from_accounting(
+    accounted: Shell, tmp_path: Path
+) -> None:
+    def submit(folder: str, *program: str) -> str:
+        words = [HPCDL, "job", "submit", "--no-module", "--no-preflight", "--json",
+                 "--job-dir", tmp_path / folder, "--partition", "p100", "--gpus", "2"]  # fmt: skip
+        return str(json.loads(accounted(*words, "--", *program).stdout)["job_id"])
+
+    hold = "x = bytearray(200 << 20); import time; time.sleep(5)"
+    again = f'(( ${{SLURM_RESTART_COUNT:-0}} )) || exit 75; python3 -c "{hold}"'
+    requeued, failed = submit("a", "bash", "-c", again), submit("b", "bash", "-c", "exit 3")
+    accounted(HPCDL, "job", "watch", requeued, timeout=120)
+    for job in (requeued, failed):
+        gone = ("scontrol", "show", "job", job)
+        wait_for(lambda gone=gone: accounted(*gone, check=False).returncode != 0)  # type: ignore[misc]
+
+    told = json.loads(accounted(HPCDL, "job", "watch", "--once", "--json", requeued).stdout)
+    assert (told["state"], told["exit_code"], told["restarts"]) == ("COMPLETED", 0, 1)
+    told = json.loads(accounted(HPCDL, "job", "watch", "--json", failed, check=False).stdout)
+    assert (told["state"], told["exit_code"]) == ("FAILED", 3)
+    report = json.loads(accounted(HPCDL, "job", "report", "--json", requeued).stdout)
+    assert report["usage"]["allocated"]["gres/gpu:p100"] == "2"
+    assert report["usage"]["max_rss_mb"] > 200
 
 
 def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:

@@ -2,6 +2,7 @@
 
 from hpcdl.jobs.report import advise, as_text, summarize
 from hpcdl.jobs.watch import Snapshot
+from hpcdl.slurm.parse import Usage
 
 DONE = Snapshot(7, "COMPLETED", "it is done", 0, "p100-[01-02]", 1, None)
 RESULT = {
@@ -38,3 +39,15 @@ def test_a_job_without_a_result_is_reported_by_its_state() -> None:
     report = summarize(DONE, None, {})
     assert report.images_per_second is None
     assert as_text(report) == "job 7: it is done after 1 restarts"
+
+
+def test_what_accounting_knows_is_said_in_words() -> None:
+    had = {"cpu": "8", "gres/gpu:p100": "2", "gres/gpu": "2", "mem": "60000M"}
+    text = as_text(summarize(DONE, None, {}, Usage(had, 100, 400.0, 1536.0, "p100-02")))
+    assert "had cpu 8, gpu:p100 2, mem 60000M for 1 min 40 s\n" in text
+    assert "used 50% of its CPUs' time, at most 1,536 MB in one task (p100-02)" in text
+
+
+def test_a_job_that_never_ran_had_nothing() -> None:
+    text = as_text(summarize(DONE, None, {}, Usage({}, 0, 0.0, None, "")))
+    assert text == "job 7: it is done after 1 restarts"

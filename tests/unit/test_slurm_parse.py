@@ -1,5 +1,7 @@
 """What Slurm's commands print, as releases from 20.11 to 24.11 print it."""
 
+from contextlib import suppress
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,9 +100,42 @@ def test_a_pending_job_has_no_nodes_and_no_times() -> None:
 
 def test_an_accounted_job_that_was_cancelled_is_read() -> None:
     line = "7|CANCELLED by 1000|0:15|p100|None assigned|2024-01-01T00:00:00|None|Unknown|1:00|a|b"
-    job = parse.accounted_job(line)
+    job = parse.accounted_job([line])
     assert (job.id, job.state, job.signal, job.nodes) == (7, "CANCELLED", 15, "")
+    assert job.name == "a|b"
     assert not job.active
+
+
+def test_accounting_has_a_line_for_each_run_of_a_requeued_job() -> None:
+    line = "7|{}|0:0|p100|n1|2024-01-01T00:00:00|None|Unknown|1:00|{}"
+    lines = [line.format("COMPLETED", "of long ago"), line.format("NODE_FAIL", "train"),
+             line.format("COMPLETED", "train")]  # fmt: skip
+    job = parse.accounted_job(lines)
+    assert (job.state, job.restarts) == ("COMPLETED", 1)
+
+
+def test_what_a_job_had_and_used_comes_from_its_steps() -> None:
+    had = "billing=8,cpu=8,gres/gpu:p100=2,gres/gpu=2,mem=60000M,node=1"
+    usage = parse.usage(
+        [
+            f"2|11|00:44.000|||{had}",
+            f"2.batch|11|00:00.025|13564K|p100-01|{had}",
+            f"2.0|11|00:43.975|1.5G|p100-02|{had}",
+        ]
+    )
+    assert usage.allocated == {"cpu": "8", "gres/gpu:p100": "2", "gres/gpu": "2",
+                               "mem": "60000M", "node": "1"}  # fmt: skip
+    assert (usage.max_rss_mb, usage.max_rss_node) == (1536, "p100-02")
+    assert usage.cpus_busy == 0.5
+
+
+def test_a_job_that_never_ran_used_nothing() -> None:
+    usage = parse.usage(["2|0|00:00:00|||"])
+    assert (usage.max_rss_mb, usage.cpus_busy) == (None, None)
+
+
+def test_days_of_cpu_time_are_counted() -> None:
+    assert parse.usage(["2|9|2-01:00:01|||cpu=1"]).cpu_seconds == 2 * 86400 + 3601
 
 
 @given(st.text(max_size=200))
@@ -113,8 +148,9 @@ def test_no_text_makes_pairs_fail(text: str) -> None:
 
 @given(st.text(max_size=100))
 def test_nonsense_for_a_record_is_an_error_the_client_knows(text: str) -> None:
-    for parser in (parse.job, parse.node, parse.partition, parse.accounted_job):
-        try:
+    for parser in (parse.job, parse.node, parse.partition):
+        with suppress(KeyError, ValueError, IndexError):
             parser(text)
-        except (KeyError, ValueError, IndexError):
-            continue
+    for reader in (parse.accounted_job, parse.usage):
+        with suppress(KeyError, ValueError, IndexError):
+            reader(text.splitlines())

@@ -1,9 +1,9 @@
 """`hpcdl job lint`: any batch script, by anyone, against Slurm's rules by release.
 
-`lint` is pure: text in, findings out. `parse` reads the script (with `words`, `reader`, `shell` and `options`), the
-`check_*` modules look at it, each function tied to the ids of rules in facts/slurm_rules.yaml,
-`waivers` takes out what the script allows itself, `report` shows the rest. `run_lint` is the one
-place that reads files and prints.
+`lint` is pure: text in, findings out. `parse` reads the script (with `words`, `reader`, `shell`
+and `options`), the `check_*` modules look at it, each function tied to the ids of rules in
+facts/slurm_rules.yaml, `waivers` takes out what the script allows itself, `report` shows the
+rest. `run_lint` is the one place that reads files and prints.
 """
 
 from __future__ import annotations
