@@ -262,6 +262,11 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", default="markdown", metavar="NAME",
                         help="markdown (default), junit, prometheus or json")  # fmt: skip
     parser.add_argument("--output", type=Path, metavar="FILE", help="write it there, whole")
+    parser.add_argument("--html", type=Path, metavar="FILE",
+                        help="write a page there: verdicts, history, nodes, logs")  # fmt: skip
+    parser.add_argument("--nights", type=int, default=365, metavar="N",
+                        help="how far back the page goes (365)")  # fmt: skip
+    _history_option(parser)
 
 
 def _report(args: argparse.Namespace) -> ExitCode:
@@ -270,12 +275,33 @@ def _report(args: argparse.Namespace) -> ExitCode:
     from hpcdl.system.files import write_atomic
     from hpcdl.system.text import did_you_mean
 
+    if args.html is not None:
+        return _page(args)
     name = "json" if args.json else args.format
     if name not in FORMATS:
         raise BadInput(f"unknown format '{name}'", hint=did_you_mean(name, FORMATS))
     run = read_run(args.folder or the_site(args).paths.work / "checks" / "latest")
     text = FORMATS[name](run)
     print(text, end="") if args.output is None else write_atomic(args.output, text)
+    return ExitCode.OK
+
+
+def _page(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.regress.formats import read_run
+    from hpcdl.regress.history import history_path, open_history
+    from hpcdl.regress.report import night_page, read_files
+    from hpcdl.system.files import write_atomic
+
+    site = the_site(args)
+    run = read_run(args.folder or site.paths.work / "checks" / "latest")
+    files = read_files(run["verdicts"])
+    with open_history(history_path(site, args.history)) as history:
+        page = night_page(run, history, files, site=site.name, nights=args.nights)
+    write_atomic(args.html, page)
+    if args.json:
+        print_json({"file": args.html, "bytes": args.html.stat().st_size})
+    else:
+        print(f"{args.html} written; it opens in any browser, without a network")
     return ExitCode.OK
 
 
@@ -314,8 +340,8 @@ GROUP = Group(
         ),
         Command(
             "report",
-            "Tell a run's verdicts to other programs.",
-            "hpcdl check report --format junit --output checks.xml",
+            "Tell a run's verdicts to people as a page, and to other programs.",
+            "hpcdl check report --html night.html",
             _report,
             _report_options,
         ),

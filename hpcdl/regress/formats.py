@@ -30,9 +30,9 @@ def read_run(path: Path) -> Run:
     file = path / "verdicts.json" if path.is_dir() else path
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
-        if isinstance(value, dict) and isinstance(value["verdicts"], list):
-            return value
-    except (OSError, ValueError, KeyError):
+        if isinstance(value, dict) and all(map(_is_verdict, value["verdicts"])):
+            return {"seconds": 0.0, **value}
+    except (OSError, ValueError, KeyError, TypeError):
         pass
     raise BadInput(
         f"there are no verdicts in {path}",
@@ -93,6 +93,13 @@ FORMATS: dict[str, Callable[[Run], str]] = {
     "prometheus": as_prometheus,
     "json": lambda run: json.dumps(run, indent=2) + "\n",
 }
+
+
+def _is_verdict(value: object) -> bool:
+    if not isinstance(value, dict):
+        return False
+    texts = all(isinstance(value.get(key), str) for key in ("check", "case", "status"))
+    return texts and {"ok", "waived", "reason", "partition", "metrics"} <= value.keys()
 
 
 def _name(verdict: Mapping[str, Any]) -> str:

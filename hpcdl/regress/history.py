@@ -17,7 +17,7 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpcdl.regress.drift import Night
 from hpcdl.regress.runner import CheckOutcome
@@ -77,6 +77,20 @@ class Result:
     log: str = ""
 
 
+class Point(NamedTuple):
+    """What a figure shows of one result; `time` and the bounds as in `Result`."""
+
+    time: str
+    value: float | None
+    status: str
+    reference: float | None
+    low: float | None
+    high: float | None
+    release: str
+    driver: str
+    nodes: str
+
+
 COLUMNS = tuple(field.name for field in fields(Result))
 Series = tuple[str, str, str, str]
 _TEXTS = frozenset({"run", "time", "check_name", "case_name", "partition", "metric", "unit",
@@ -134,6 +148,20 @@ class History:
             Night(datetime.fromisoformat(time).date(), value, release, driver, _single(nodes))
             for time, value, release, driver, nodes in cursor
         ]
+
+    def points(self, series: Series, since: str = "") -> list[Point]:
+        """A series as figures show it, oldest first, with the runs that gave no value."""
+        cursor = self._connection.execute(
+            f"SELECT {', '.join(Point._fields)} FROM results WHERE check_name = ? AND "  # noqa: S608
+            "case_name = ? AND partition = ? AND metric = ? AND time >= ? ORDER BY time",
+            (*series, since),
+        )
+        return [Point(*row) for row in cursor]
+
+    def unit(self, series: Series) -> str:
+        """The unit of a series' newest result."""
+        last = self.last(series)
+        return last.unit if last else ""
 
     def last(self, series: Series) -> Result | None:
         """The newest result of a series."""
@@ -274,6 +302,7 @@ def _of_verdict(verdict: Verdict, run: str, time: str) -> list[Result]:
         "waived": verdict.waived,
         "reason": verdict.reason,
         "release": verdict.release or "",
+        "driver": verdict.driver or "",
         "nodes": str(verdict.job.get("nodes") or ""),
         "job": int(job) if job else None,
         "queue_wait": verdict.job.get("queue_wait_seconds"),

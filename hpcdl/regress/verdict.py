@@ -98,6 +98,7 @@ class Verdict:
     metrics: tuple[MetricVerdict, ...] = ()
     job: Mapping[str, Any] = field(default_factory=dict)
     release: str | None = None
+    driver: str | None = None
     script: str = ""
     log: str = ""
     result: str = ""
@@ -133,6 +134,7 @@ def judge(case: Mapping[str, Any], machine: str | None = None) -> Verdict:
         metrics=metrics,
         job=evidence.get("job") or {"id": case.get("jobid")},
         release=evidence.get("release"),
+        driver=evidence.get("driver"),
         script=str(evidence.get("script") or ""),
         log=str(evidence.get("log") or case.get("stagedir") or ""),
         result=str(evidence.get("result") or ""),

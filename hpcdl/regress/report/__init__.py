@@ -1,0 +1,12 @@
+"""The report of a night and of all nights before it: one HTML file that needs no network.
+
+`series`, `nodes`, `scaling` and `tonight` turn results into plain values and words, without
+touching a file; `page` lays them into templates/report, whose figures.js draws what is in view
+from those values. `files` alone reads: the scripts and logs that a reader may open. Other pages
+use the same figures: `Figure` and `figure_page`.
+"""
+
+from hpcdl.regress.report.files import read_files
+from hpcdl.regress.report.page import Figure, Section, figure_page, night_page
+
+__all__ = ["Figure", "Section", "figure_page", "night_page", "read_files"]

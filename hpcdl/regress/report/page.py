@@ -1,0 +1,300 @@
+"""Lays values into one HTML file: its style, its script and its data are all inside.
+
+Nothing from outside can run: the page's own script is named by its hash in a content security
+policy, names and logs are escaped in HTML and written as text by the script, and data stands in
+blocks of JSON in which no '<' occurs. Data blocks are read only when their figure comes in view.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from hpcdl.regress.formats import Run
+from hpcdl.regress.history import History, Point, Series
+from hpcdl.regress.report import nodes, scaling, tonight
+from hpcdl.regress.report.files import Attached
+from hpcdl.regress.report.series import SeriesView, in_words, percent, view
+from hpcdl.regress.verdict import Status
+from hpcdl.system.resources import folder
+
+NIGHTS = 365
+_SCRIPTS = ("figures.js", "page.js")
+KINDS = ("time", "lines", "heat")
+"""Figures that figures.js draws: a series over time, lines over a number, a grid of cells."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of a page: `values` are what figures.js draws for its `kind` (see KINDS)."""
+
+    kind: str
+    title: str
+    values: Mapping[str, Any]
+    name: str = ""
+    """Its identity in links, such as `#NAME`; made from its place where it is empty."""
+    subtitle: str = ""
+    partition: str = ""
+    notes: tuple[str, ...] = ()
+    tone: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading with text and figures below it."""
+
+    name: str
+    heading: str
+    text: str = ""
+    figures: tuple[Figure, ...] = ()
+    empty: str = ""
+    """What to say where there is no figure."""
+    ranges: bool = False
+    """Whether the reader chooses how many nights are shown."""
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One thing that a person should look at, and where it is on the page."""
+
+    tone: str
+    kind: str
+    name: str
+    words: str
+    link: str
+
+
+@dataclass(frozen=True)
+class Night:
+    """What stands above the figures: the night's verdicts."""
+
+    headline: str
+    rows: Sequence[tuple[int, tonight.Row]]
+    counts: Mapping[str, int]
+    attention: Sequence[Attention]
+    links: Mapping[tuple[str, str, str], str] = field(default_factory=dict)
+
+
+def night_page(
+    run: Run,
+    history: History,
+    files: Sequence[Mapping[str, Attached]],
+    *,
+    site: str,
+    nights: int = NIGHTS,
+    now: datetime | None = None,
+) -> str:
+    """The report of a run and of the nights before it, as one HTML file.
+
+    Args:
+        run: the verdicts of the run.
+        history: the results of all nights.
+        files: what a reader may open, of each verdict; see `read_files`.
+        site: the site's name.
+        nights: how many days of history it shows.
+        now: the end of those days; the present by default.
+    """
+    since = ((now or datetime.now(timezone.utc)) - timedelta(days=nights)).isoformat()[:10]
+    found = _points(history, since)
+    views = sorted(_views(found), key=lambda one: (not one.alarm, one.series))
+    links = {one.series[:3]: f"s{index}" for index, one in reversed([*enumerate(views)])}
+    verdicts = run["verdicts"]
+    rows = tonight.rows(verdicts)
+    sections = [_over_time(views), _scaling(views), _nodes(found, views)]
+    attention = [*_of_verdicts(rows), *_of_nodes(sections[-1]), *_of_series(views)]
+    blocks = {
+        f"file-{index}-{kind}": {"text": one.text}
+        for index, attached in enumerate(files)
+        for kind, one in attached.items()
+    }
+    return _render(
+        "night.html.j2",
+        f"{site}: {tonight.headline(verdicts)}",
+        sections,
+        blocks,
+        site=site,
+        run=str(run.get("run", "")).rpartition("/")[2],
+        when=tonight.when(str(run.get("run", ""))),
+        seconds=float(run.get("seconds") or 0.0),
+        night=Night(tonight.headline(verdicts), rows, _counts(rows), attention, links),
+        files=files,
+        partitions=sorted({row.partition for _, row in rows} | {one.partition for one in views}),
+        bar_size=(tonight.BAR_WIDTH, tonight.BAR_HEIGHT),
+    )
+
+
+def figure_page(title: str, sections: Iterable[Section], *, lead: str = "") -> str:
+    """A page of figures with headings and text, in the same style.
+
+    Args:
+        title: the page's heading.
+        sections: what it holds; texts are plain text.
+        lead: a sentence below the title.
+    """
+    numbered = [
+        replace(section, figures=tuple(
+            replace(figure, name=figure.name or f"{section.name}-{index}")
+            for index, figure in enumerate(section.figures)
+        ))
+        for section in sections
+    ]  # fmt: skip
+    return _render("figures.html.j2", title, numbered, {}, lead=lead)
+
+
+def embedded_json(value: object) -> str:
+    """JSON that may stand inside a script element: it holds no '<', '>' or '&'."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _points(history: History, since: str) -> dict[Series, tuple[str, list[Point]]]:
+    """The results of every series that has any since then, with its unit."""
+    found: dict[Series, tuple[str, list[Point]]] = {}
+    for series in history.series():
+        points = history.points(series, since)
+        if points:
+            found[series] = (history.unit(series), points)
+    return found
+
+
+def _views(found: Mapping[Series, tuple[str, list[Point]]]) -> list[SeriesView]:
+    """Every series that has values; runs without any number belong to all series of their case."""
+    views = []
+    for series, (unit, points) in found.items():
+        if series[3]:
+            _, without = found.get((*series[:3], ""), ("", []))
+            lost = [p.time for p in without if p.status == Status.ERROR.value]
+            views.append(view(series, unit, points, lost))
+    return [one for one in views if one.values["value"]]
+
+
+def _over_time(views: Sequence[SeriesView]) -> Section:
+    figures = tuple(
+        Figure("time", one.case or one.check, one.values, f"s{index}",
+               f"{one.check} \N{MIDDLE DOT} {one.metric}", one.partition, one.findings,
+               "bad" if one.alarm else "")
+        for index, one in enumerate(views)
+    )  # fmt: skip
+    return Section(
+        "time",
+        "Over time",
+        "Each dot is a night. The line is the level between changes, the band around it two "
+        "standard deviations; what lies beyond the bounds is shaded.",
+        figures,
+        "There is no history yet: each `hpcdl check run` adds a night.",
+        ranges=True,
+    )
+
+
+def _scaling(views: Sequence[SeriesView]) -> Section:
+    figures = tuple(
+        Figure("lines", one.family or one.check, one.values, f"x{index}",
+               f"{one.check} \N{MIDDLE DOT} {one.metric}", one.partition,
+               (f"{percent(one.efficiency)} of the ideal at the largest layout",))
+        for index, one in enumerate(scaling.scaling(views))
+    )  # fmt: skip
+    return Section(
+        "scaling", "Scaling",
+        "The same training on more ranks, beside the smallest layout's rate times the ranks.",
+        figures,
+        "No training ran on more than one number of ranks.",
+    )  # fmt: skip
+
+
+def _nodes(found: Mapping[Series, tuple[str, list[Point]]], views: Sequence[SeriesView]) -> Section:
+    maps = []
+    for partition in sorted({series[2] for series in found}):
+        each = [points for series, (_, points) in found.items() if series[2] == partition]
+        slow = [n for one in views if one.partition == partition for n in one.analysis.slow_nodes]
+        one = nodes.nodes_of(partition, each, slow)
+        if one is not None:
+            maps.append(one)
+    figures = tuple(
+        Figure("heat", one.partition, one.values, f"n{index}",
+               f"{len(one.values['rows'])} nodes, last {len(one.values['columns'])} nights",
+               one.partition, tuple(f"{name} is slower than the others" for name in one.slow),
+               "bad" if one.slow else "")
+        for index, one in enumerate(maps)
+    )  # fmt: skip
+    return Section(
+        "nodes", "Nodes",
+        "Each cell is a node on a night, against the median of all nodes of that night.",
+        figures,
+        "No check ran on single nodes: `hpcdl check run --distribute` measures each of them.",
+    )  # fmt: skip
+
+
+def _of_verdicts(rows: Sequence[tuple[int, tonight.Row]]) -> list[Attention]:
+    return [
+        Attention(row.tone, row.status, f"{row.name} on {row.partition or 'no partition'}",
+                  row.reason or "no reason given", f"v{index}")
+        for index, row in rows
+        if row.tone != "good" and not row.waived
+    ]  # fmt: skip
+
+
+def _of_nodes(section: Section) -> list[Attention]:
+    return [
+        Attention("bad", "slow node", figure.partition, note, figure.name)
+        for figure in section.figures
+        for note in figure.notes
+    ]
+
+
+def _of_series(views: Sequence[SeriesView]) -> list[Attention]:
+    """Lasting changes for the worse, newest first."""
+    found = [
+        (alarm.seen, Attention("bad", alarm.kind.value, f"{one.name} on {one.partition}",
+                               in_words(alarm), f"s{index}"))
+        for index, one in enumerate(views)
+        if (alarm := one.analysis.alarm) is not None
+    ]  # fmt: skip
+    return [item for _, item in sorted(found, key=lambda pair: pair[0], reverse=True)]
+
+
+def _counts(rows: Sequence[tuple[int, tonight.Row]]) -> dict[str, int]:
+    """How many rows have each status, in the order of the rows."""
+    counts: dict[str, int] = {}
+    for _, row in rows:
+        counts[row.status] = counts.get(row.status, 0) + 1
+    return counts
+
+
+def _render(
+    template: str, title: str, sections: Sequence[Section], blocks: Mapping[str, object],
+    **values: object,
+) -> str:  # fmt: skip
+    import jinja2
+
+    place = folder("templates") / "report"
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(place),
+        undefined=jinja2.StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    style = (place / "style.css").read_text(encoding="utf-8")
+    script = "".join((place / name).read_text(encoding="utf-8") for name in _SCRIPTS)
+    data = {figure.name: figure.values for section in sections for figure in section.figures}
+    text = environment.get_template(template).render(
+        title=title,
+        sections=sections,
+        blocks={name: embedded_json(value) for name, value in {**data, **blocks}.items()},
+        style=style,
+        script=script,
+        style_hash=_hash(style),
+        script_hash=_hash(script),
+        **values,
+    )
+    return text.encode("utf-8", "replace").decode()
+
+
+def _hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"sha256-{base64.b64encode(digest).decode()}"

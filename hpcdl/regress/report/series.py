@@ -1,0 +1,228 @@
+"""One series over time as plain values for figures.js: nights, levels, bounds, marks. Pure.
+
+A night is one date; its value is the median of its runs, `low` and `high` their extremes where
+there are several. Levels are the stretches between change points, each with its robust spread,
+so that the figure shows how sure a level is. Everything a reader is told in words is made here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from itertools import groupby, pairwise
+from statistics import median
+from typing import Any
+
+from hpcdl.regress.drift import Analysis, Change, Kind, Night, analyse
+from hpcdl.regress.history import Point, Series
+from hpcdl.regress.verdict import Status, number
+
+_DIGITS = 6
+_MAD_TO_SIGMA = 1.4826
+_METRIC_WORDS = {
+    "images_per_second": "images per second",
+    "best_images_per_second": "images per second, best window",
+}
+
+
+@dataclass(frozen=True)
+class SeriesView:
+    """A series as the page shows it: its names, what is found in it, and its figure's values."""
+
+    series: Series
+    unit: str
+    analysis: Analysis
+    findings: tuple[str, ...]
+    values: Mapping[str, Any]
+
+    @property
+    def check(self) -> str:
+        """The check's name."""
+        return self.series[0]
+
+    @property
+    def case(self) -> str:
+        """Which variant of the check."""
+        return self.series[1]
+
+    @property
+    def partition(self) -> str:
+        """The partition it ran on."""
+        return self.series[2]
+
+    @property
+    def name(self) -> str:
+        """Check and case as one word."""
+        return f"{self.check}/{self.case}" if self.case else self.check
+
+    @property
+    def metric(self) -> str:
+        """What was measured, in words."""
+        return metric_words(self.series[3])
+
+    @property
+    def alarm(self) -> bool:
+        """Whether it has changed for the worse and stays so, or a node of it is slow."""
+        return self.analysis.alarm is not None or bool(self.analysis.slow_nodes)
+
+
+def metric_words(name: str) -> str:
+    """A metric's name for people."""
+    return _METRIC_WORDS.get(name, name.replace("_", " "))
+
+
+def view(
+    series: Series, unit: str, points: Sequence[Point], lost: Iterable[str] = ()
+) -> SeriesView:
+    """A series of a history as the page shows it.
+
+    Args:
+        series: check, case, partition, metric.
+        unit: of its values.
+        points: its results, oldest first.
+        lost: times of runs of the same case that gave no number at all.
+    """
+    measured = [point for point in points if _finite(point.value)]
+    analysis = analyse([_night(point) for point in measured])
+    nights = [(day, list(rows)) for day, rows in groupby(measured, lambda point: point.time[:10])]
+    days = [day for day, _ in nights]
+    without = {point.time[:10] for point in points if not _finite(point.value)} | {
+        time[:10] for time in lost
+    }
+    values = {
+        "unit": unit,
+        **_columns(nights),
+        "lost": _offsets(sorted(without - set(days)), days),
+        "bound": _steps(nights, _bounds),
+        "release": _steps(nights, lambda point: point.release),
+        "driver": _steps(nights, lambda point: point.driver),
+        "levels": _levels(nights, analysis),
+        "changes": [_change(change, days) for change in analysis.changes],
+    }
+    return SeriesView(series, unit, analysis, tuple(_findings(analysis)), values)
+
+
+def in_words(change: Change) -> str:
+    """A change in a sentence: how much, since when, what changed with it."""
+    word = "on" if change.kind is Kind.BREAKAGE else "since"
+    when = f"{change.began.day} {change.began:%b %Y}"
+    numbers = f"{number(change.before)} to {number(change.after)}"
+    with_it = f"; with it: {', '.join(change.suspects)}" if change.suspects else ""
+    text = f"{signed(change.change)} {word} {when}: {numbers}{with_it}"
+    return text.replace("->", "\N{RIGHTWARDS ARROW}")
+
+
+def signed(fraction: float) -> str:
+    """A fraction as a signed percentage with a true minus sign."""
+    sign = "±" if abs(fraction) < 0.0005 else "+" if fraction > 0 else "\N{MINUS SIGN}"
+    return f"{sign}{abs(fraction):.1%}".replace("%", "\N{NO-BREAK SPACE}%")
+
+
+def percent(fraction: float) -> str:
+    """A share as a percentage."""
+    return f"{fraction:.0%}".replace("%", "\N{NO-BREAK SPACE}%")
+
+
+def rounded(value: float | None) -> float | None:
+    """A value with the digits that a figure can show; keeps the page small."""
+    return float(f"{value:.{_DIGITS}g}") if value is not None and _finite(value) else None
+
+
+def _finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def single(nodes: str) -> str:
+    """The node of a job on one node, '' for several."""
+    return "" if set(nodes) & set("[,") else nodes
+
+
+def _night(point: Point) -> Night:
+    day = date.fromisoformat(point.time[:10])
+    return Night(day, point.value or 0.0, point.release, point.driver, single(point.nodes))
+
+
+def _columns(nights: Sequence[tuple[str, list[Point]]]) -> dict[str, Any]:
+    """The nights column by column; `low` and `high` only where a night has several runs."""
+    each = [sorted(point.value or 0.0 for point in rows) for _, rows in nights]
+    several = any(len(values) > 1 for values in each)
+    start = nights[0][0] if nights else ""
+    return {
+        "start": start,
+        "day": _offsets([day for day, _ in nights], [start]),
+        "value": [rounded(median(values)) for values in each],
+        "low": [rounded(values[0]) for values in each] if several else [],
+        "high": [rounded(values[-1]) for values in each] if several else [],
+        "runs": [len(values) for values in each] if several else [],
+        "bad": [
+            index
+            for index, (_, rows) in enumerate(nights)
+            if any(point.status in {Status.FAIL.value, Status.ERROR.value} for point in rows)
+        ],
+        "node": _nodes(nights),
+    }
+
+
+def _nodes(nights: Sequence[tuple[str, list[Point]]]) -> list[str]:
+    """The nodes of each night; empty where they never differ, which the release list says once."""
+    return ["+".join(sorted({point.nodes for point in rows} - {""}))[:80] for _, rows in nights]
+
+
+def _offsets(days: Sequence[str], base: Sequence[str]) -> list[int]:
+    if not base or not base[0]:
+        return []
+    first = date.fromisoformat(base[0]).toordinal()
+    return [date.fromisoformat(day).toordinal() - first for day in days]
+
+
+def _bounds(point: Point) -> list[float | None]:
+    return [rounded(point.reference), rounded(point.low), rounded(point.high)]
+
+
+def _steps(
+    nights: Sequence[tuple[str, list[Point]]], what: Callable[[Point], Any]
+) -> list[list[Any]]:
+    """Where a value changes: pairs of the night's index and the value from then on."""
+    found: list[list[Any]] = []
+    for index, (_, rows) in enumerate(nights):
+        value = what(rows[-1])
+        if value and (not found or found[-1][1] != value):
+            found.append([index, value])
+    return found
+
+
+def _levels(
+    nights: Sequence[tuple[str, list[Point]]], analysis: Analysis
+) -> list[list[float | int | None]]:
+    """Stretches between lasting changes: first and last night, level, robust deviation."""
+    values = [median(point.value or 0.0 for point in rows) for _, rows in nights]
+    cuts = sorted({change.index for change in analysis.changes if change.kind is not Kind.BREAKAGE})
+    edges = [0, *(cut for cut in cuts if 0 < cut < len(values)), len(values)]
+    found: list[list[float | int | None]] = []
+    for first, end in pairwise(edges):
+        part = values[first:end]
+        if part:
+            level = median(part)
+            spread = median(abs(value - level) for value in part) * _MAD_TO_SIGMA
+            found.append([first, end - 1, rounded(level), rounded(spread)])
+    return found
+
+
+def _change(change: Change, days: Sequence[str]) -> dict[str, Any]:
+    return {
+        "kind": change.kind.value,
+        "night": days.index(change.began.isoformat()),
+        "label": signed(change.change),
+        "text": in_words(change),
+        "suspects": list(change.suspects),
+    }
+
+
+def _findings(analysis: Analysis) -> list[str]:
+    """What a reader must know of a series, worst first."""
+    found = [f"node {node} is slower than the others" for node in analysis.slow_nodes]
+    if analysis.alarm is not None:
+        found.append(in_words(analysis.alarm))
+    return found

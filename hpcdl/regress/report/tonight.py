@@ -1,0 +1,173 @@
+"""Tonight's verdicts as rows of a table: words, numbers, and places within bounds. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpcdl.regress.report.series import metric_words, signed
+from hpcdl.regress.verdict import number
+from hpcdl.system.text import duration
+
+_STAMP = re.compile(r"(\d{4})(\d{2})(\d{2})-(\d{2})(\d{2})(\d{2})")
+_ORDER = ("ERROR", "FAIL", "NO-REFERENCE", "STALE", "INSUFFICIENT-DATA", "PASS")
+BAR_WIDTH, BAR_HEIGHT = 104, 14
+_WIDEST = 0.15
+"""How far a bar reaches at least, as a fraction of the reference."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A value between its bounds as a small drawing: x of each part, in pixels."""
+
+    low: float
+    high: float
+    reference: float
+    value: float
+    text: str
+
+
+@dataclass(frozen=True)
+class MetricRow:
+    """A metric in words."""
+
+    name: str
+    value: str
+    unit: str
+    reference: str
+    bounds: str
+    change: str
+    source: str
+    bar: Bar | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A verdict as the table shows it. `tone` is good, doubt or bad."""
+
+    name: str
+    check: str
+    case: str
+    partition: str
+    status: str
+    tone: str
+    waived: bool
+    reason: str
+    metrics: tuple[MetricRow, ...]
+    facts: tuple[tuple[str, str], ...]
+    alarm: str = ""
+
+    @property
+    def main(self) -> MetricRow | None:
+        """The metric that the table shows: the first that is judged."""
+        return self.metrics[0] if self.metrics else None
+
+
+def rows(verdicts: Sequence[Mapping[str, Any]]) -> list[tuple[int, Row]]:
+    """The verdicts as rows, those that need a person first, each with its index in `verdicts`."""
+    found = [(index, _row(verdict)) for index, verdict in enumerate(verdicts)]
+    return sorted(found, key=lambda pair: (_rank(pair[1]), pair[1].partition, pair[1].name))
+
+
+def when(run: str) -> str:
+    """A run's local time from its folder's name, '' where it has another name."""
+    found = _STAMP.search(run.rpartition("/")[2])
+    return "{}-{}-{} {}:{}".format(*found.groups()[:5]) if found else ""
+
+
+def headline(verdicts: Sequence[Mapping[str, Any]]) -> str:
+    """The night in a sentence."""
+    total = len(verdicts)
+    bad = sum(not verdict["ok"] for verdict in verdicts)
+    if not total:
+        return "No check ran"
+    if not bad:
+        return "The check passes" if total == 1 else f"All {total} checks pass"
+    return f"{bad} of {total} checks {'does' if bad == 1 else 'do'} not pass"
+
+
+def _rank(row: Row) -> tuple[int, int]:
+    place = _ORDER.index(row.status) if row.status in _ORDER else 0
+    return int(row.tone == "good" or row.waived), place
+
+
+def _row(verdict: Mapping[str, Any]) -> Row:
+    status = str(verdict["status"])
+    check, case = str(verdict["check"]), str(verdict.get("case") or "")
+    judged = sorted(verdict.get("metrics") or (), key=lambda metric: not metric["wanted"])
+    tone = {"PASS": "good", "FAIL": "bad", "ERROR": "bad"}.get(status, "doubt")
+    return Row(
+        name=f"{check}/{case}" if case else check,
+        check=check,
+        case=case,
+        partition=str(verdict.get("partition") or ""),
+        status=status,
+        tone=tone,
+        waived=bool(verdict.get("waived")),
+        reason=str(verdict.get("reason") or ""),
+        metrics=tuple(map(_metric, judged)),
+        facts=tuple(_facts(verdict)),
+    )
+
+
+def _metric(metric: Mapping[str, Any]) -> MetricRow:
+    value, reference = metric.get("value"), metric.get("reference")
+    change = value / reference - 1 if value is not None and reference else None
+    low, high = metric.get("low"), metric.get("high")
+    bounds = [f"from {number(low)}" if low is not None else "",
+              f"to {number(high)}" if high is not None else ""]  # fmt: skip
+    return MetricRow(
+        name=metric_words(str(metric["name"])),
+        value=number(value),
+        unit=str(metric.get("unit") or ""),
+        reference=number(reference),
+        bounds=" ".join(part for part in bounds if part),
+        change="" if change is None else signed(change),
+        source=str(metric.get("source") or ""),
+        bar=bar(value, reference, low, high),
+    )
+
+
+def bar(
+    value: float | None, reference: float | None, low: float | None, high: float | None
+) -> Bar | None:
+    """Where a value lies, None where there is nothing to hold it against.
+
+    The drawing is centred on the reference and reaches as far to both sides as the farther of
+    bounds and value; a side without bound is open to the edge.
+    """
+    if value is None or not math.isfinite(value) or not reference or reference <= 0:
+        return None
+    apart = [abs(x / reference - 1) for x in (value, low, high) if x is not None]
+    reach = 1.15 * max([*apart, _WIDEST])
+
+    def place(x: float) -> float:
+        return round(BAR_WIDTH / 2 * (1 + (x / reference - 1) / reach), 1)
+
+    text = f"{signed(value / reference - 1)} from the reference"
+    return Bar(
+        low=place(low) if low is not None else 0.0,
+        high=place(high) if high is not None else float(BAR_WIDTH),
+        reference=BAR_WIDTH / 2,
+        value=place(value),
+        text=text,
+    )
+
+
+def _facts(verdict: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What is known of the job, in the order a person asks."""
+    job: Mapping[str, Any] = verdict.get("job") or {}
+    seconds = [("waited", job.get("queue_wait_seconds")), ("ran", job.get("run_seconds"))]
+    known = [
+        ("job", str(job.get("id") or "")),
+        ("ended as", str(job.get("state") or "")),
+        ("nodes", str(job.get("nodes") or "")),
+        *((name, duration(value)) for name, value in seconds if value is not None),
+        ("restarts", str(job.get("restarts") or "")),
+        ("release", str(verdict.get("release") or "")),
+        ("driver", str(verdict.get("driver") or "")),
+    ]
+    return [(name, text) for name, text in known if text]

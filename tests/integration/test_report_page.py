@@ -1,0 +1,253 @@
+"""The report in a real browser: alone in its file, readable by everyone, and fast to open."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcdl.regress.history import open_history
+from hpcdl.regress.report import night_page, read_files
+from tests import nights
+from tests.browser import Page, chromium
+from tests.unit.test_report import hostile_page
+
+CONTRAST = """
+(() => {
+  const seen = [], canvas = document.createElement("canvas").getContext("2d");
+  const rgb = (text) => { canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = text;
+    canvas.fillRect(0, 0, 1, 1); return [...canvas.getImageData(0, 0, 1, 1).data]; };
+  const linear = (v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+  const light = (all) =>
+    [0.2126, 0.7152, 0.0722].reduce((sum, k, i) => sum + k * linear(all[i] / 255), 0);
+  const under = (element) => {
+    for (let e = element; e; e = e.parentElement) {
+      const back = rgb(getComputedStyle(e).backgroundColor);
+      if (back[3] === 255) return back;
+    }
+    return [255, 255, 255];
+  };
+  for (const element of document.querySelectorAll("body *")) {
+    const own = [...element.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
+    if (!own || !element.checkVisibility() || element.closest(".skip, .unseen, script")) continue;
+    const style = getComputedStyle(element);
+    const ink = element.namespaceURI.endsWith("svg") ? style.fill : style.color;
+    const [a, b] = [light(rgb(ink)), light(under(element))];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    const what = `${element.tagName} "${element.textContent.slice(0, 20)}"`;
+    if (ratio < 4.5) seen.push(`${what} ${ratio.toFixed(2)}`);
+  }
+  return seen;
+})()
+"""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    run = nights.verdicts(folder)
+    with open_history(folder / "history.sqlite") as history:
+        history.add(nights.simulated(80))
+        page = night_page(run, history, read_files(run["verdicts"]), site="x", now=nights.END)
+    (folder / "night.html").write_text(page)
+    return folder / "night.html"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Page]:
+    with chromium() as page:
+        yield page
+
+
+@pytest.fixture
+def page(browser: Page, file: Path) -> Page:
+    browser.errors.clear()
+    browser.size(1280)
+    browser.prefer("light")
+    browser.open(file.as_uri())
+    return browser
+
+
+def until(page: Page, question: str) -> None:
+    """Wait until the page says yes."""
+    deadline = time.monotonic() + 30
+    while not page.do(question):
+        assert time.monotonic() < deadline, question
+        page.settle()
+
+
+def drawn(page: Page, figure: str) -> None:
+    """Bring a figure into view and wait until it is drawn."""
+    page.do(f"document.querySelector('{figure}').scrollIntoView({{behavior: 'instant'}})")
+    until(page, f"document.querySelector('{figure} svg') !== null")
+
+
+def test_it_asks_the_network_for_nothing_and_reports_no_error(page: Page, file: Path) -> None:
+    for figure in ("figure.time", "figure.lines", "figure.heat"):
+        drawn(page, figure)
+    assert page.requests == [file.as_uri()]
+    assert page.errors == []
+
+
+def test_only_figures_near_the_view_are_drawn(page: Page) -> None:
+    assert page.do("document.querySelectorAll('figure.heat svg').length") == 0
+    drawn(page, "figure.heat")
+
+
+@pytest.mark.parametrize("width", [360, 768, 1280])
+def test_nothing_is_wider_than_the_screen(page: Page, width: int) -> None:
+    drawn(page, "figure.time")
+    page.size(width, phone=width < 500)
+    page.do("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    page.do("document.querySelectorAll('.open').forEach((one) => one.click())")
+    for figure in ("figure.time", "figure.lines", "figure.heat"):
+        drawn(page, figure)
+    page.settle()
+    assert page.do("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+def test_text_is_readable_in_light_and_dark(page: Page, colours: str) -> None:
+    page.prefer(colours)
+    page.do("document.querySelector('.open').click()")
+    for figure in ("figure.heat", "figure.lines", "figure.time"):
+        drawn(page, figure)
+    shade = page.do("getComputedStyle(document.body).backgroundColor")
+    assert (shade == "rgb(255, 255, 255)") is (colours == "light")
+    assert page.do(CONTRAST) == []
+
+
+def test_the_switch_wins_over_the_system(page: Page) -> None:
+    page.prefer("dark")
+    page.do("document.querySelector('[name=theme][value=light]').click()")
+    assert page.do("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    page.do("document.querySelector('[name=theme][value=auto]').click()")
+    assert page.do("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
+
+
+def test_a_row_opens_to_its_script_and_log(page: Page) -> None:
+    page.do("document.querySelector('tr.row .open').focus()")
+    page.press("Enter")
+    detail = "document.querySelector('tr.detail:not([hidden])')"
+    assert "13% below" in page.do(f"{detail}.querySelector('.reason').textContent")
+    page.do(f"{detail}.querySelectorAll('details').forEach((one) => {{ one.open = true; }})")
+    until(page, f"{detail}.querySelector('pre').textContent !== ''")
+    script, log = page.do(f"[...{detail}.querySelectorAll('pre')].map((pre) => pre.textContent)")
+    assert script.startswith("#!/bin/bash\n#SBATCH --partition=p100\n")
+    assert "step   399" in log
+
+
+def test_everything_can_be_reached_by_key(page: Page) -> None:
+    page.press("Tab")
+    assert page.do("document.activeElement.className") == "skip"
+    assert page.do("document.activeElement.getBoundingClientRect().top >= 0")
+    page.press("Enter", "Tab")
+    reached = page.do("document.activeElement.closest('main') !== null")
+    assert reached, "the skip link leads past the navigation"
+    page.press("/", "r", "e", "s", "n", "e", "t")
+    assert page.do("document.querySelectorAll('tr.row:not([hidden])').length") == 10
+    assert page.do("[...document.querySelectorAll('figure.time:not([hidden])')].length") == 10
+    assert page.do("document.querySelector('.shown').textContent") == "10 of 40 checks"
+    page.do("document.querySelector('tr.row:not([hidden]) .open').focus()")
+    page.press("ArrowDown")
+    assert page.do("document.activeElement.getAttribute('aria-controls')") == page.do(
+        "document.querySelectorAll('tr.row:not([hidden]) .open')[1].getAttribute('aria-controls')"
+    )
+
+
+def test_what_has_the_focus_is_seen_to_have_it(page: Page) -> None:
+    drawn(page, "figure.time")
+    for chosen in ("tr.row .open", "figure.time .plot", "#words", ".chip", ".attention a"):
+        page.do(f"document.querySelector('{chosen}').focus()")
+        page.press("Home")
+        width = "parseFloat(getComputedStyle(document.activeElement).outlineWidth)"
+        assert page.do(width) >= 1, chosen
+
+
+def test_a_figure_is_read_with_the_arrow_keys(page: Page) -> None:
+    drawn(page, "figure.time")
+    page.do("document.querySelector('figure.time .plot').focus()")
+    said = "document.activeElement.getAttribute('aria-valuetext')"
+    assert page.do(said).startswith("21 Nov 2026: ")
+    page.press("ArrowLeft")
+    assert page.do(said).startswith("20 Nov 2026: ")
+    page.press("Home")
+    assert page.do(said).startswith("3 Sep 2026: ")
+    assert "release tensorflow-2.20.0" in page.do(said)
+
+
+def test_nodes_are_read_cell_by_cell(page: Page) -> None:
+    drawn(page, "figure.heat")
+    page.do("document.querySelector('figure.heat .plot').focus()")
+    said = "document.activeElement.getAttribute('aria-valuetext')"
+    assert page.do(said).startswith("p100-05, 21 Nov 2026: ")
+    page.press("ArrowDown", "ArrowLeft")
+    assert page.do(said).startswith("p100-01, 20 Nov 2026: ")
+
+
+@pytest.mark.parametrize("kind", ["time", "lines", "heat"])
+def test_each_figure_has_its_values_as_a_table(page: Page, kind: str) -> None:
+    drawn(page, f"figure.{kind}")
+    page.do(f"document.querySelector('figure.{kind} details').open = true")
+    until(page, f"document.querySelectorAll('figure.{kind} details tbody tr').length > 1")
+    assert page.do(f"document.querySelectorAll('figure.{kind} details thead th').length") > 2
+
+
+def test_the_range_of_nights_can_be_chosen(page: Page) -> None:
+    drawn(page, "figure.time")
+    most = "document.querySelector('figure.time .plot').getAttribute('aria-valuemax')"
+    assert page.do(most) == "79"
+    page.do("document.querySelector('[name=range][value=\"30\"]').click()")
+    until(page, f"{most} === '29'")
+
+
+def test_a_link_leads_to_the_figure_of_its_series(page: Page) -> None:
+    page.do("document.querySelector('.attention a[href^=\"#s\"]').click()")
+    until(page, "document.activeElement.classList.contains('plot')")
+
+
+def test_names_for_machines_are_given_to_what_has_no_text(page: Page) -> None:
+    drawn(page, "figure.heat")
+    unnamed = page.do("""
+      [...document.querySelectorAll("input, select, button, a, [tabindex='0'], [role='img']")]
+        .filter((e) => !(e.getAttribute("aria-label") || e.textContent.trim() || e.labels?.length))
+        .map((e) => e.outerHTML.slice(0, 80))
+    """)
+    assert unnamed == []
+    twice = page.do("[...document.querySelectorAll('[id]')].map((e) => e.id)"
+                    ".filter((id, i, all) => all.indexOf(id) !== i)")  # fmt: skip
+    assert twice == []
+    missing = page.do("[...document.querySelectorAll('[aria-controls], [aria-labelledby]')]"
+                      ".flatMap((e) => (e.getAttribute('aria-controls') || "
+                      "e.getAttribute('aria-labelledby')).split(' '))"
+                      ".filter((id) => !document.getElementById(id))")  # fmt: skip
+    assert missing == []
+
+
+def test_hostile_names_and_logs_run_nothing(browser: Page, tmp_path: Path) -> None:
+    (tmp_path / "hostile.html").write_text(hostile_page(tmp_path))
+    browser.errors.clear()
+    watch = "window.alert = () => { window.ran = 1; }"
+    browser.call("Page.addScriptToEvaluateOnNewDocument", source=watch)
+    browser.open((tmp_path / "hostile.html").as_uri())
+    browser.do("document.querySelectorAll('.open').forEach((one) => one.click())")
+    browser.do("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    for figure in ("figure.time", "figure.heat"):
+        drawn(browser, figure)
+        browser.do(f"document.querySelector('{figure} .plot').focus()")
+        browser.press("ArrowLeft")
+    until(browser, "document.querySelector('pre').textContent.includes('alert(1)')")
+    assert browser.do("window.ran") is None
+    assert browser.do("document.images.length") == 0
+    assert browser.errors == []
+
+
+def test_a_script_from_elsewhere_is_refused(browser: Page, file: Path, tmp_path: Path) -> None:
+    """The policy holds even where escaping would have failed."""
+    torn = file.read_text().replace("</main>", "<script>window.ran = 2</script></main>")
+    (tmp_path / "torn.html").write_text(torn)
+    browser.open((tmp_path / "torn.html").as_uri())
+    assert browser.do("window.ran") is None
+    browser.errors.clear()

@@ -1,0 +1,119 @@
+"""Simulated nights for the report's tests and its benchmark: seeds fixed, all of it made here."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+from hpcdl.regress.history import Result
+
+END = datetime(2026, 11, 21, 3, 10, tzinfo=timezone.utc)
+RELEASES = ("tensorflow-2.20.0-gpu-41c0a8e2", "tensorflow-2.21.0-gpu-7dc6c03b",
+            "tensorflow-2.21.1-gpu-b81f22d9")  # fmt: skip
+PARTITIONS = {"p100": (8, 4, 1000.0), "v100": (6, 8, 1700.0)}
+MODELS = {"resnet50": 0.22, "inception3": 0.14, "vgg16": 0.16, "mlp": 9.0}
+_RATE, _DRIVER = "images_per_second", "580.95.05"
+
+
+def cases(partition: str) -> Iterator[tuple[str, float, int]]:
+    """Case, level in images/s and nodes of a partition's throughput checks."""
+    nodes, gpus, speed = PARTITIONS[partition]
+    for model, share in MODELS.items():
+        for count, ranks in ((1, 1), (1, gpus), (2, gpus), (4, gpus), (nodes, gpus)):
+            total = count * ranks
+            level = speed * share * total * (1 - 0.012 * (total - 1) ** 0.7)
+            yield f"{model}-{count}x{ranks}-synthetic-fp32", level, count
+
+
+def simulated(nights: int = 365, *, seed: int = 7) -> Iterator[Result]:
+    """The results of nights up to END: 40 throughput series and 10 of single nodes' storage.
+
+    resnet50 on p100 loses 5 % with the last release 12 nights ago; p100-05 is a slow node.
+    """
+    rng = random.Random(seed)
+    for night in range(nights):
+        time = END - timedelta(days=nights - 1 - night)
+        release = RELEASES[2] if nights - night <= 12 else RELEASES[min(1, night * 2 // nights)]
+        common: dict[str, Any] = {
+            "run": f"{time:%Y%m%d-%H%M%S}-0000", "time": time.isoformat(timespec="seconds"),
+            "release": release, "driver": _DRIVER, "unit": "images/s", "status": "PASS",
+        }  # fmt: skip
+        for partition in PARTITIONS:
+            for case, level, count in cases(partition):
+                yield _throughput(rng, partition, case, level, count, nights - night, common)
+            yield from _storage(rng, partition, nights - night, common)
+
+
+def _throughput(
+    rng: random.Random, partition: str, case: str, level: float, count: int, left: int,
+    common: dict[str, Any],
+) -> Result:  # fmt: skip
+    slow = 0.95 if partition == "p100" and case.startswith("resnet50-4x") and left <= 12 else 1.0
+    value = level * slow * (1 + 0.012 * rng.gauss(0, 1))
+    nodes = f"{partition}-01" if count == 1 else f"{partition}-[01-{count:02d}]"
+    if partition == "v100" and case.startswith("vgg16-2x") and left == 30:
+        return Result(**{**common, "status": "ERROR", "unit": ""}, check_name="throughput",
+                      case_name=case, partition=partition, metric="", value=None,
+                      reason="node lost: v100-02", nodes=nodes, job=10_000 - left)  # fmt: skip
+    return Result(**common, check_name="throughput", case_name=case, partition=partition,
+                  metric=_RATE, value=value, nodes=nodes, job=10_000 - left, reference=level,
+                  low=0.9 * level, queue_wait=30.0, restarts=0)  # fmt: skip
+
+
+def _storage(
+    rng: random.Random, partition: str, left: int, common: dict[str, Any]
+) -> Iterator[Result]:
+    nodes, _, speed = PARTITIONS[partition]
+    for index, what in enumerate(("read-1m", "read-4k", "records", "decode", "copy")):
+        level = speed * (1 + index)
+        for node in range(1, nodes + 1):
+            slow = 0.9 if (partition, node) == ("p100", 5) and left < 20 else 1.0
+            yield Result(**{**common, "unit": "MB/s"}, check_name="storage", case_name=what,
+                         partition=partition, metric="read_rate", reference=level,
+                         value=level * slow * (1 + 0.015 * rng.gauss(0, 1)),
+                         nodes=f"{partition}-{node:02d}", job=node, low=0.8 * level)  # fmt: skip
+
+
+def verdicts(folder: Path, *, log_lines: int = 400) -> dict[str, Any]:
+    """A run of the last night as verdicts.json holds it, with scripts and logs in a folder."""
+    rng = random.Random(3)
+    found = []
+    for partition in PARTITIONS:
+        for case, level, count in cases(partition):
+            found.append(_verdict(rng, folder, partition, case, level, count, log_lines))
+    stale = next(v for v in found if v["case"].startswith("vgg16-2x") and v["partition"] == "v100")
+    stale |= {"status": "STALE", "ok": False, "reason": "the reference of images_per_second was "
+              f"measured with release '{RELEASES[1]}', this is '{RELEASES[2]}'"}  # fmt: skip
+    return {"schema": 1, "run": str(folder / f"{END:%Y%m%d-%H%M%S}-0000"), "seconds": 2710.0,
+            "ok": False, "verdicts": found}  # fmt: skip
+
+
+def _verdict(
+    rng: random.Random, folder: Path, partition: str, case: str, level: float, count: int,
+    log_lines: int,
+) -> dict[str, Any]:  # fmt: skip
+    slow = partition == "p100" and case.startswith("resnet50-4x")
+    value = level * (0.87 if slow else 1 + 0.012 * rng.gauss(0, 1))
+    files = {kind: folder / f"{partition}-{case}.{kind}" for kind in ("script", "log")}
+    files["script"].write_text(
+        f"#!/bin/bash\n#SBATCH --partition={partition}\n#SBATCH --nodes={count}\n"
+        f"srun hpcdl train --model={case}\n"
+    )
+    files["log"].write_text("".join(
+        f"step {step:5d}  loss {2.3 - 0.004 * step:.4f}  {value:9.1f} images/s\n"
+        for step in range(log_lines)
+    ))  # fmt: skip
+    metric = {"name": _RATE, "value": value, "unit": "images/s", "reference": level,
+              "low": 0.9 * level, "high": None, "source": "measured on 'three-generations'",
+              "proof": "run", "wanted": True}  # fmt: skip
+    reason = f"{_RATE} {value:.0f} images/s is 13% below its reference {level:.0f}" if slow else ""
+    return {"check": "throughput", "case": case, "partition": partition, "waived": False,
+            "status": "FAIL" if slow else "PASS", "ok": not slow, "reason": reason,
+            "metrics": [metric], "seconds": 60.0, "release": RELEASES[2], "driver": _DRIVER,
+            "job": {"id": 48121, "state": "COMPLETED", "exit_code": 0, "restarts": 0,
+                    "nodes": f"{partition}-[01-{count:02d}]", "queue_wait_seconds": 31.0,
+                    "run_seconds": 55.0},
+            "script": str(files["script"]), "log": str(files["log"]), "result": ""}  # fmt: skip

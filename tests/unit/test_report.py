@@ -1,0 +1,212 @@
+"""The report says what the history holds, and nothing in it can run."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdl.cli import main
+from hpcdl.regress.history import Point, Result, history_path, open_history
+from hpcdl.regress.report import Figure, Section, figure_page, night_page, read_files
+from hpcdl.regress.report.files import HEAD, TAIL, attach
+from hpcdl.regress.report.nodes import nodes_of
+from hpcdl.regress.report.page import embedded_json
+from hpcdl.regress.report.scaling import layout_of, scaling
+from hpcdl.regress.report.series import view
+from hpcdl.regress.report.tonight import bar, headline, rows, when
+from hpcdl.site import find_site_file, load_site
+from tests import nights
+
+SERIES = ("throughput", "mlp-2x2-digits-fp32", "p100", "images_per_second")
+HOSTILE = "</script><script>alert(1)</script>\"'<img src=x onerror=alert(2)>&{{7*7}}\u2028"
+
+
+def point(night: int, value: float | None = 1000.0, **changes: Any) -> Point:
+    time = (nights.END + timedelta(days=night)).isoformat(timespec="seconds")
+    values = {"reference": 1000.0, "low": 900.0, "high": None, "release": "r1", "driver": "580",
+              "nodes": "p100-[01-02]", "status": "PASS", **changes}  # fmt: skip
+    return Point(time, value, values.pop("status"), **values)
+
+
+def test_runs_of_one_date_are_one_night_with_its_extremes() -> None:
+    values = view(
+        SERIES, "images/s", [point(0), point(0, 1100.0), point(0, 900.0), point(2)]
+    ).values
+    assert values["day"] == [0, 2]
+    assert values["value"] == [1000, 1000]
+    assert (values["low"], values["high"], values["runs"]) == ([900, 1000], [1100, 1000], [3, 1])
+
+
+def test_a_night_without_a_number_is_shown_as_lost() -> None:
+    one = view(SERIES, "", [point(0), point(1, None), point(2)], [point(3).time])
+    assert one.values["lost"] == [1, 3]
+
+
+def test_numbers_that_no_figure_can_show_count_as_none() -> None:
+    values = view(SERIES, "", [point(0), point(1, float("inf"), high=float("inf"))]).values
+    assert values["lost"] == [1]
+    embedded_json(values)
+
+
+def test_releases_and_bounds_are_told_where_they_change() -> None:
+    after = {"release": "r2", "reference": 1200.0}
+    points = [point(0), point(1), point(2, **after), point(3, **after)]
+    values = view(SERIES, "", points).values
+    assert values["release"] == [[0, "r1"], [2, "r2"]]
+    assert values["bound"] == [[0, [1000, 900, None]], [2, [1200, 900, None]]]
+
+
+def test_a_drop_parts_the_levels_and_is_told_with_its_release() -> None:
+    points = [point(n, 1000 + n % 7, release="r1") for n in range(60)]
+    points += [point(n, 900 + n % 7, release="r2") for n in range(60, 70)]
+    one = view(SERIES, "images/s", points)
+    assert [level[:3] for level in one.values["levels"]] == [[0, 59, 1003], [60, 69, 904]]
+    change = one.values["changes"][0]
+    assert (change["night"], change["kind"]) == (60, "drop")
+    assert "release r1 → r2" in change["text"]
+    assert one.alarm
+
+
+def test_nodes_are_held_against_the_median_of_their_night() -> None:
+    points = [point(n, 1000.0 * (0.9 if node == 2 else 1) * (1 + n), nodes=f"p100-{node}")
+              for n in range(3) for node in (1, 2, 10)]  # fmt: skip
+    found = nodes_of("p100", [points], ["p100-2"])
+    assert found is not None
+    assert found.values["rows"] == ["p100-2", "p100-1", "p100-10"]
+    assert found.values["cells"][0] == pytest.approx([-0.1, -0.1, -0.1])
+    assert nodes_of("p100", [[point(0), point(1)]]) is None
+
+
+@pytest.mark.parametrize(("case", "expected"), [
+    ("resnet50-4x8-synthetic-fp32", ("resnet50-synthetic-fp32", 32)),
+    ("2x1", ("", 2)),
+    ("default", None),
+    ("lstm-0x3f", None),
+])  # fmt: skip
+def test_a_case_that_names_its_layout_belongs_to_a_family(case: str, expected: object) -> None:
+    assert layout_of(case) == expected
+
+
+def test_scaling_is_held_against_the_smallest_layout() -> None:
+    views = [view((SERIES[0], f"mlp-{n}x2-a", "p100", SERIES[3]), "images/s", [point(0, value)])
+             for n, value in ((4, 700.0), (1, 200.0))]  # fmt: skip
+    (family,) = scaling(views)
+    ideal, tonight = family.values["lines"]
+    assert [p["y"] for p in ideal["points"]] == [200, 800]
+    assert [p["label"] for p in tonight["points"]] == ["", "88\N{NO-BREAK SPACE}%"]
+    assert family.efficiency == pytest.approx(0.875)
+
+
+def test_what_needs_a_person_stands_first() -> None:
+    states = ["PASS", "STALE", "FAIL", "ERROR", "PASS"]
+    verdicts = [{"check": "c", "case": str(n), "status": status, "ok": status == "PASS",
+                 "metrics": []} for n, status in enumerate(states)]  # fmt: skip
+    assert [row.status for _, row in rows(verdicts)] == ["ERROR", "FAIL", "STALE", "PASS", "PASS"]
+    assert headline(verdicts) == "3 of 5 checks do not pass"
+    assert headline([]) == "No check ran"
+
+
+def test_a_value_lies_where_its_bounds_say() -> None:
+    inside, outside = bar(100.0, 100.0, 90.0, None), bar(50.0, 100.0, 90.0, 110.0)
+    assert inside is not None
+    assert inside.value == inside.reference
+    assert inside.low < inside.value < inside.high
+    assert outside is not None
+    assert 0 <= outside.value < outside.low
+    assert bar(None, 100.0, 90.0, None) is None
+    assert bar(float("nan"), 100.0, 90.0, None) is None
+
+
+def test_the_time_of_a_run_is_in_its_name() -> None:
+    assert when("/work/checks/runs/20261121-031000-ab12") == "2026-11-21 03:10"
+    assert when("/elsewhere/mine") == ""
+
+
+def test_a_long_log_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    log.write_text("first\n" + "x" * 100 + "\n" * HEAD + "y\n" * TAIL + "last\n")
+    kept = attach(log)
+    assert kept.text.startswith("first\n")
+    assert kept.text.endswith("last\n")
+    assert "bytes are left out" in kept.text
+    assert "bytes are left out" in kept.note
+    assert len(kept.text) < HEAD + TAIL + 200
+
+
+def test_a_file_that_is_gone_or_no_text_is_said_so(tmp_path: Path) -> None:
+    assert attach(tmp_path / "none").note == "the file is no longer there"
+    (tmp_path / "odd").write_bytes(b"\x1b[31mred\x1b[0m\x00\xff\r\nend")
+    assert attach(tmp_path / "odd").text == "red\N{REPLACEMENT CHARACTER}\nend"
+
+
+def hostile_page(tmp_path: Path) -> str:
+    log = tmp_path / "log"
+    log.write_text(HOSTILE)
+    verdict = {"check": HOSTILE, "case": HOSTILE, "partition": HOSTILE, "status": "FAIL",
+               "reason": HOSTILE + "\ud800", "waived": False, "ok": False, "release": HOSTILE,
+               "job": {"nodes": HOSTILE}, "log": str(log), "metrics": [{
+                   "name": HOSTILE, "value": 1.0, "unit": HOSTILE, "reference": 1.0, "low": 0.5,
+                   "high": None, "source": HOSTILE, "wanted": True}]}  # fmt: skip
+    with open_history(tmp_path / "h.sqlite") as history:
+        history.add(
+            Result(run="r", time=point(0).time, check_name=HOSTILE, case_name=HOSTILE,
+                   partition=HOSTILE, metric=HOSTILE, value=float(n), unit=HOSTILE, status="FAIL",
+                   release=HOSTILE, nodes=HOSTILE + str(n), job=n)
+            for n in range(1, 4)
+        )  # fmt: skip
+        run = {"run": HOSTILE, "seconds": 1.0, "verdicts": [verdict]}
+        return night_page(run, history, read_files([verdict]), site=HOSTILE, now=nights.END)
+
+
+def test_hostile_names_and_logs_make_no_element_of_the_page(tmp_path: Path) -> None:
+    text = hostile_page(tmp_path)
+    assert text.count("<script>") == 1
+    assert len(re.findall(r"<script type=\"application/json\"", text)) == text.count("<script") - 1
+    assert "<img" not in text
+    assert "49" not in re.sub(r"{{7\*7}}", "", text[text.index("<main") : text.index("<noscript")])
+    for block in re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', text, re.S):
+        json.loads(block)
+
+
+def test_a_page_names_its_own_script_by_hash_and_nothing_else(tmp_path: Path) -> None:
+    page = hostile_page(tmp_path)
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
+    assert policy is not None
+    assert policy[1].startswith("default-src 'none'")
+    assert "unsafe" not in policy[1]
+
+
+def test_any_page_of_figures_can_be_made() -> None:
+    lines = {
+        "x": "ranks",
+        "unit": "images/s",
+        "lines": [{"name": "a", "points": [{"x": 1, "y": 2}]}],
+    }
+    section = Section("one", "Heading", "Text", (Figure("lines", "Title", lines),))
+    text = figure_page("A study", [section], lead="What it says.")
+    assert '<figure id="one-0"' in text
+    assert 'id="one-0-data"' in text
+
+
+def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site = load_site(find_site_file("embedded"))
+    with open_history(history_path(site)) as history:
+        history.add(nights.simulated(3))
+    (tmp_path / "verdicts.json").write_text(json.dumps(nights.verdicts(tmp_path)))
+    page = tmp_path / "night.html"
+    assert main(["check", "report", str(tmp_path), "--site", "embedded", "--html", str(page)]) == 0
+    assert str(page) in capsys.readouterr().out
+    assert "1 of 40 checks does not pass" not in page.read_text()
+    assert "2 of 40 checks do not pass" in page.read_text()
+
+
+@pytest.mark.parametrize("text", ['{"verdicts": [3]}', '{"verdicts": [{"check": 1}]}'])
+def test_verdicts_that_are_none_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "verdicts.json").write_text(text)
+    page = str(tmp_path / "p.html")
+    assert main(["check", "report", str(tmp_path), "--site", "embedded", "--html", page]) == 2
