@@ -1,34 +1,80 @@
-"""Training, as users get it: the job of `hpcdl job submit`, on the site's release."""
+"""Training, as users get it: the job of `hpcdl job submit`, on the site's release.
+
+Throughput by model x nodes x GPUs x data x precision, and what many GPUs give of many times
+one, both measured in the same night.
+"""
 
 import reframe as rfm
-from reframe.core.builtins import parameter
+from reframe.core.builtins import fixture, parameter, run_after
 
 from hpcdl.regress.checkbase import HpcdlCheck, Metric
+from hpcdl.regress.scaling import SHAPES, YARDSTICKS, expected_efficiency, widened
 from hpcdl.regress.training import (
+    ALL,
     BEST_IMAGES_PER_SECOND,
     IMAGES_PER_SECOND,
     TrainingCase,
     best_images_per_second,
+    efficiency,
     images_per_second,
+    shape_name,
     training_faults,
 )
 
+SMALL = [
+    TrainingCase("mlp", 2, 2, steps=400, batch=64, tags=("smoke", "nightly")),
+    TrainingCase("mlp", 1, 1, steps=400, batch=64, tags=("nightly", "node")),
+    TrainingCase("mlp", 1, 2, steps=400, batch=64, data="synthetic"),
+]
+"""Seconds on any machine: they prove the way, and judge machines that emulate their nodes."""
+LARGE = [
+    TrainingCase(model, nodes, ranks, steps=100, batch=64, data=data, precision=precision,
+                 real=True, tags=(tag,), minutes=30)
+    for model, tag in (("resnet50", "nightly"), ("inception_v3", "weekly"), ("vgg16", "weekly"))
+    for nodes, ranks in ((1, 1), (1, ALL), (2, ALL), (4, ALL))
+    for precision in ("fp32", "fp16")
+    for data in ("synthetic", "imagenet")
+]  # fmt: skip
+"""What references are published for. Data other than synthetic must be there."""
 
-@rfm.simple_test
-class throughput(HpcdlCheck):
-    """Images per second of synchronous training."""
 
-    training = parameter(
-        [TrainingCase("mlp", nodes=2, ranks=2, steps=400, batch=64)], fmt=lambda case: str(case)
-    )
-    tags = {"smoke", "nightly"}
+class Training(HpcdlCheck):
+    """A training with its rate; subclasses say which."""
+
+    @property
+    def case(self):
+        """The training of this variant."""
+        return self.training
 
     @property
     def case_name(self):
-        return str(self.training)
+        _, partition = self.place()
+        return str(self.case.on(partition))
 
     def request(self, site, partition):
-        return self.training.request(site, partition, self.check_name)
+        return self.case.request(site, partition, self.check_name)
+
+    def suits(self, site, partition, *, one_machine):
+        return not (self.case.real and one_machine)
+
+    def rate(self, measured):
+        """The rate that is judged: on a machine that emulates nodes, the best window's."""
+        return (best_images_per_second if self.one_machine else images_per_second)(measured)
+
+    def faults(self, measured):
+        release = self.evidence["release"]
+        return training_faults(measured, self.layout, release, real_gpus=self.real_gpus)
+
+
+@rfm.simple_test
+class throughput(Training):
+    """Images per second of synchronous training."""
+
+    training = parameter([*SMALL, *LARGE], fmt=lambda case: str(case))
+
+    @run_after("init")
+    def take_tags(self):
+        self.tags = set(self.training.tags)
 
     def metrics(self):
         noisy = self.one_machine
@@ -37,5 +83,80 @@ class throughput(HpcdlCheck):
             Metric(IMAGES_PER_SECOND, "images/s", images_per_second, judged=not noisy),
         ]
 
-    def faults(self, measured):
-        return training_faults(measured, self.evidence["layout"], self.evidence["release"])
+
+class alone(Training):
+    """One rank on one GPU: what scaling is measured against."""
+
+    training = parameter([*YARDSTICKS.values()], fmt=lambda case: str(case))
+
+    def metrics(self):
+        return [Metric(IMAGES_PER_SECOND, "images/s", self.rate, judged=False)]
+
+
+class Scaling(Training):
+    """The rate of many ranks, as a part of so many times one rank's of the same night."""
+
+    shape = parameter(SHAPES, fmt=lambda shape: shape_name(*shape))
+    tags = {"nightly"}
+
+    @property
+    def case(self):
+        return widened(YARDSTICKS[type(self).series], *self.shape)
+
+    def suits(self, site, partition, *, one_machine):
+        crowd = ALL in self.shape  # as many ranks as there are emulated GPUs
+        return super().suits(site, partition, one_machine=one_machine) and not (
+            one_machine and crowd
+        )
+
+    def metrics(self):
+        return [
+            # Emulated nodes share one machine's CPUs: there it says nothing of the software.
+            Metric("efficiency", "of ideal", self.efficiency, judged=not self.one_machine),
+            Metric(IMAGES_PER_SECOND, "images/s", self.rate, judged=False),
+        ]
+
+    def efficiency(self, measured):
+        """What the ranks give of as many times one rank."""
+        return efficiency(self.rate(measured), self.single_rate(), self.num_tasks)
+
+    def single_rate(self):
+        """Images per second of one rank this night."""
+        return self.single.evidence["metrics"][IMAGES_PER_SECOND]["value"]
+
+    def expected(self, metric, site, partition):
+        if self.one_machine:
+            return None
+        return expected_efficiency(
+            self.case.on(partition), partition, self.single_rate(), self.check_name
+        )
+
+
+def single_of(series):
+    """The yardstick of a series, run once however many checks need it."""
+    return fixture(alone, scope="environment",
+                   variants={"training": lambda case: case == YARDSTICKS[series]})  # fmt: skip
+
+
+@rfm.simple_test
+class scaling_small(Scaling):
+    """On any machine."""
+
+    series = "small"
+    single = single_of("small")
+
+
+@rfm.simple_test
+class scaling_fp32(Scaling):
+    """ResNet-50 in single precision."""
+
+    series = "fp32"
+    single = single_of("fp32")
+
+
+@rfm.simple_test
+class scaling_fp16(Scaling):
+    """ResNet-50 in half precision."""
+
+    series = "fp16"
+    single = single_of("fp16")

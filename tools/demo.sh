@@ -32,14 +32,14 @@ show hpcdl job submit --partition p100 --nodes 2 --gpus-per-node 2 --name digits
   -- --model mlp --data "$datasets/digits" --epochs 150 --global-batch 128 --target-accuracy 0.95
 
 say "the reference: what this machine does when nothing is wrong"
-show hpcdl check references measure --partition p100 --if-missing
+show hpcdl check references measure --partition p100 --tag smoke --name throughput --if-missing
 
 say "the nightly check of the partition"
-show hpcdl check run --partition p100 --tag smoke
+show hpcdl check run --partition p100 --tag smoke --name throughput
 
 say "the same check on a job slowed down on purpose: it must fail"
 code=0
-show hpcdl check run --partition p100 --tag smoke --set delay_ms=60 --set steps=100 || code=$?
+show hpcdl check run --partition p100 --tag smoke --name throughput --set delay_ms=60 --set steps=100 || code=$?
 if (( code != 1 )); then
   echo "error: the slowed job was not caught (exit code $code)" >&2
   exit 1

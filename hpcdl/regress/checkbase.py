@@ -25,12 +25,15 @@ import reframe.utility.typecheck as typ
 from reframe.core.builtins import run_after, run_before, sanity_function, variable
 from reframe.core.runtime import runtime
 
+from hpcdl.jobs.layout import plan_layout
 from hpcdl.jobs.script import render_script
 from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.regress.batch import take_apart
-from hpcdl.regress.references import load_references
+from hpcdl.regress.references import Reference, load_references
 from hpcdl.regress.result import Measured, read_result
+from hpcdl.regress.sanity import faults_of
 from hpcdl.site import Partition, Site, load_site
+from hpcdl.system.errors import BadInput
 
 LOG, RESULT = "job.log", "result.json"
 
@@ -90,13 +93,51 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         return ()
 
     def faults(self, measured: Measured) -> Sequence[str]:
-        """What is wrong with a result, in words; nothing when all is well."""
-        return measured.faults
+        """What is wrong with a result, in words; nothing when all is well.
+
+        By default what must hold of any job: world size, nodes, release, device, its own end.
+        """
+        return faults_of(measured, self.layout, self.evidence["release"], real_gpus=self.real_gpus)
+
+    def measured(self) -> Measured:
+        """What the job left: its result.json."""
+        return read_result(Path(self.stagedir) / RESULT)
+
+    def expected(self, metric: Metric, site: Site, partition: Partition) -> Reference | None:
+        """A reference that follows from a model or a rule, where no file has one."""
+        return None
+
+    def suits(self, site: Site, partition: Partition, *, one_machine: bool) -> bool:
+        """Whether the check means anything on a partition that can hold its job."""
+        return True
+
+    def script(self, site: Site, spec: JobSpec, module: Module) -> str:
+        """The script of the job, as `hpcdl job render` prints it."""
+        return render_script(site, spec, module).text
+
+    def ended(self, exit_code: int | None) -> Sequence[str]:
+        """What the job's own exit code says is wrong."""
+        return job_faults(exit_code)
+
+    @property
+    def layout(self) -> dict[str, Any]:
+        """The job's layout as plain values, once the job is set up."""
+        return dict(self.evidence["layout"])
+
+    @property
+    def real_gpus(self) -> bool:
+        """Whether ranks must find a GPU: emulated ones are only counted."""
+        return self.layout["gpus_per_node"] > 0 and not self.one_machine
 
     @property
     def one_machine(self) -> bool:
         """Whether all nodes are emulated on one machine, whose noise they share."""
-        return bool(self.current_partition.extras.get("one_machine"))
+        part = self.current_partition
+        return bool(part is not None and part.extras.get("one_machine"))
+
+    def place(self) -> tuple[Site, Partition]:
+        """The site, and the partition that the check runs on."""
+        return site_and_partition(self.current_partition)
 
     @run_after("init")
     def choose_partitions(self) -> None:
@@ -108,11 +149,11 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
     @run_after("setup")
     def write_script(self) -> None:
         """Lay the job out and hand ReFrame the parts of its script."""
-        site, partition = site_and_partition(self.current_partition)
+        site, partition = self.place()
         spec = replace(self.request(site, partition), job_dir=Path(self.stagedir).absolute())
         spec = replace(spec, program=(*spec.program, *map(option, self.settings)))
-        script = render_script(site, spec, module_of(self.current_partition))
-        batch, layout = take_apart(script.text), script.layout
+        batch = take_apart(self.script(site, spec, module_of(self.current_partition)))
+        layout = plan_layout(site, spec)
         self.num_tasks = layout.world_size
         self.num_tasks_per_node = layout.tasks_per_node
         self.num_cpus_per_task = layout.cpus_per_task
@@ -148,9 +189,9 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
     @run_before("sanity")
     def gather(self) -> None:
         """Read what the job left, once."""
-        measured = read_result(Path(self.stagedir) / RESULT)
+        measured = self.measured()
         found = {metric.name: metric.read(measured) for metric in self.metrics()}
-        faults = [*job_faults(self.job.exitcode), *self.faults(measured)]
+        faults = [*self.ended(self.job.exitcode), *self.faults(measured)]
         faults += [
             f"missing metric: {name} is not in the result"
             for name, value in found.items()
@@ -179,22 +220,20 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
     def compare(self) -> None:
         """Give ReFrame the metrics and their references."""
         self.require_reference = not (self.measuring or self.is_dry_run())
-        site, partition = site_and_partition(self.current_partition)
+        site, partition = self.place()
         rows = {} if self.measuring else load_references(site, partition.reference_set)
         bounds: dict[str, tuple[Any, ...]] = {}
         for metric in filter(lambda metric: metric.judged, self.metrics()):
             found = self.evidence["metrics"][metric.name]
             self.perf_variables[metric.name] = _performance(found["value"], metric.unit)
             row = rows.get((self.check_name, self.case_name, partition.name, metric.name))
+            row = row or self.expected(metric, site, partition)
             if row is not None:
                 bounds[metric.name] = (row.value, row.lower, row.upper, row.unit)
                 found["reference"] = asdict(row)
         self.reference = {self.current_partition.fullname: bounds}
 
     def _fits(self, part: Any) -> bool:
-        from hpcdl.jobs.layout import plan_layout
-        from hpcdl.system.errors import BadInput
-
         if "hpcdl_site" not in part.extras:
             return False
         site, partition = site_and_partition(part)
@@ -202,7 +241,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
             plan_layout(site, self.request(site, partition))
         except BadInput:
             return False
-        return True
+        return self.suits(site, partition, one_machine=bool(part.extras.get("one_machine")))
 
 
 @functools.cache

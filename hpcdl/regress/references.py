@@ -8,6 +8,7 @@ spread: wide enough for a noisy machine, never so wide that half the speed would
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -218,6 +219,15 @@ def from_runs(row: Reference, values: Sequence[float]) -> Reference:
         spread=round(spread, 4),
         lower=lower_bound(spread),
     )
+
+
+def rule(check: str, case: str, partition: str, metric: str, least: float) -> Reference:
+    """A reference that is no measurement: the least value that a check itself demands."""
+    return Reference(
+        check=check, case=case, partition=partition, metric=metric, value=least, unit="",
+        lower=0.0, upper=None, runs=0, spread=0.0, source="the check's own demand", proof="run",
+        date=time.strftime("%Y-%m-%d"),
+    )  # fmt: skip
 
 
 def fingerprint() -> str:

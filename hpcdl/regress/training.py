@@ -3,25 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hpcdl.jobs.spec import JobSpec
 from hpcdl.regress.result import Measured, losses_fall
+from hpcdl.regress.sanity import faults_of
 from hpcdl.site import Partition, Site
+from hpcdl.system.errors import BadInput
 
 IMAGES_PER_SECOND = "images_per_second"
 BEST_IMAGES_PER_SECOND = "best_images_per_second"
 MINUTES = 10
 WINDOW_STEPS, WARMUP_STEPS = 20, 5
+ALL = 0
+"""Instead of a number of ranks: one per GPU of the node, or per socket without GPUs."""
+
+
+def ranks_on(partition: Partition, ranks: int) -> int:
+    """Ranks per node, where `ranks` may be ALL."""
+    return ranks or partition.gpus_per_node or partition.sockets
+
+
+def shape_name(nodes: int, ranks: int) -> str:
+    """`2x4`, or `2xall`."""
+    return f"{nodes}x{ranks or 'all'}"
+
+
+def job_on(
+    partition: Partition, name: str, program: tuple[str, ...], *, nodes: int = 1,
+    ranks: int = 1, minutes: int = MINUTES,
+) -> JobSpec:  # fmt: skip
+    """A job of `ranks` per node, as a user would ask for it on this partition."""
+    count = ranks_on(partition, ranks)
+    per_node = {"gpus_per_node": count} if partition.gpu else {"tasks_per_node": count}
+    return JobSpec(
+        partition=partition.name,
+        nodes=nodes,
+        minutes=min(minutes, partition.max_minutes),
+        name=name,
+        program=program,
+        **per_node,  # type: ignore[arg-type]
+    )
 
 
 @dataclass(frozen=True)
 class TrainingCase:
     """One training: a model, its data, and how it lies on nodes.
 
-    `steps` of the whole run, `batch` images per rank and step, `ranks` per node. `data` is a
-    folder below the site's data sets, or `synthetic`.
+    `steps` of the whole run, `batch` images per rank and step, `ranks` per node (or ALL).
+    `data` is a folder below the site's data sets, or `synthetic`. `real` ones need real GPUs.
     """
 
     model: str
@@ -31,23 +62,33 @@ class TrainingCase:
     batch: int
     data: str = "digits"
     precision: str = "fp32"
+    real: bool = False
+    tags: tuple[str, ...] = ("nightly",)
+    minutes: int = MINUTES
 
     def __str__(self) -> str:
-        return f"{self.model}-{self.nodes}x{self.ranks}-{self.data}-{self.precision}"
+        return f"{self.model}-{shape_name(self.nodes, self.ranks)}-{self.data}-{self.precision}"
+
+    def on(self, partition: Partition) -> TrainingCase:
+        """The case with its number of ranks on a partition."""
+        return replace(self, ranks=ranks_on(partition, self.ranks))
 
     def request(self, site: Site, partition: Partition, name: str) -> JobSpec:
-        """The job, as a user would ask for it."""
-        per_node = (
-            {"gpus_per_node": self.ranks} if partition.gpu else {"tasks_per_node": self.ranks}
-        )
-        return JobSpec(
-            partition=partition.name,
-            nodes=self.nodes,
-            minutes=min(MINUTES, partition.max_minutes),
-            name=f"{name}-{self}",
-            program=("hpcdl", "train", *self._options(site)),
-            **per_node,  # type: ignore[arg-type]
-        )
+        """The job, as a user would ask for it.
+
+        Raises:
+            BadInput: the partition cannot run it, or the data set is not there.
+        """
+        gpu = partition.gpu
+        if self.real and (gpu is None or (self.precision == "fp16" and gpu.compute < "6")):
+            raise BadInput(f"'{partition.name}' is not for {self}")
+        named_set = self.data not in {"synthetic", "digits"}
+        if named_set and not (site.paths.datasets / self.data / "dataset.json").exists():
+            raise BadInput(f"there is no data set {self.data} in {site.paths.datasets}")
+        return job_on(
+            partition, f"{name}-{self.on(partition)}", ("hpcdl", "train", *self._options(site)),
+            nodes=self.nodes, ranks=self.ranks, minutes=self.minutes,
+        )  # fmt: skip
 
     def _options(self, site: Site) -> tuple[str, ...]:
         synthetic = self.data == "synthetic"
@@ -85,52 +126,34 @@ def best_images_per_second(measured: Measured) -> float | None:
     return max(rates, default=None)
 
 
+def efficiency(rate: float | None, single: float | None, ranks: int) -> float | None:
+    """What `ranks` give of `ranks` times one alone; None where a rate is missing."""
+    return rate / (ranks * single) if rate and single else None
+
+
 def training_faults(
-    measured: Measured, layout: Mapping[str, Any], release: str | None
+    measured: Measured, layout: Mapping[str, Any], release: str | None, *, real_gpus: bool = False
 ) -> list[str]:
     """What is wrong with a training's result, in words."""
     if measured.faults:
         return list(measured.faults)
-    ranks = int(layout["nodes"]) * int(layout["tasks_per_node"])
-    found = [
-        _wrong_world(measured, ranks),
-        _wrong_release(measured, release),
-        losses_fall(_losses(measured)),
-        _too_short(measured),
-        _unfinished(measured),
-    ]
-    return [fault for fault in found if fault]
+    more = [losses_fall(losses(measured)), too_short(measured)]
+    found = faults_of(measured, layout, release, real_gpus=real_gpus)
+    return [*found, *(fault for fault in more if fault)]
 
 
-def _wrong_world(measured: Measured, ranks: int) -> str | None:
-    world = measured.number("layout", "ranks")
-    if world == ranks:
-        return None
-    return f"the training ran on {world or 0:.0f} ranks, not on the {ranks} of its layout"
-
-
-def _wrong_release(measured: Measured, release: str | None) -> str | None:
-    ran = measured.text("release", "id") or measured.text("release")
-    if release is None or ran == release:
-        return None
-    return f"the job used release '{ran or 'unknown'}', not the site's '{release}'"
-
-
-def _losses(measured: Measured) -> Sequence[float]:
+def losses(measured: Measured) -> Sequence[float]:
+    """The loss of every step; not a number where there was none."""
     samples = measured.values.get("samples")
-    losses = samples.get("loss") if isinstance(samples, Mapping) else None
-    if not isinstance(losses, list):
+    found = samples.get("loss") if isinstance(samples, Mapping) else None
+    if not isinstance(found, list):
         return ()
-    return [float("nan") if loss is None else float(loss) for loss in losses]
+    return [float("nan") if loss is None else float(loss) for loss in found]
 
 
-def _too_short(measured: Measured) -> str | None:
+def too_short(measured: Measured) -> str | None:
+    """Too few steps to judge a rate by."""
     steps = measured.number("summary", "steps_measured") or 0
     if steps >= WINDOW_STEPS:
         return None
     return f"insufficient data: {steps:.0f} steps were measured, at least {WINDOW_STEPS} count"
-
-
-def _unfinished(measured: Measured) -> str | None:
-    status = measured.text("outcome", "status") or measured.text("outcome")
-    return None if status == "completed" else f"the training ended as '{status or 'unknown'}'"

@@ -110,13 +110,19 @@ def _tell(
         "allreduce",
         hosts,
         gpu_per_rank=len(tf.config.get_visible_devices("GPU")),
-        versions={"tensorflow": tf.__version__, "strategy": ranks.name},
+        versions={"tensorflow": tf.__version__, "strategy": ranks.name, "nccl_built": _nccl()},
         options={"sizes": list(args.sizes), "repeats": args.repeats, "warmup": WARMUP},
         samples={"seconds": {str(size): times for size, times in seconds.items()}},
         summary=summary,
     )
     for size in seconds:
         print(f"{size:>12,} bytes: {summary['bus_gbs'][str(size)]:.3f} GB/s on the bus", flush=True)
+
+
+def _nccl() -> bool | None:
+    """Whether Horovod was built with NCCL; None where it takes no part."""
+    horovod = sys.modules.get("horovod.tensorflow")
+    return None if horovod is None else bool(horovod.nccl_built())
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@ CPU-seconds are this process's, all threads; on a busy machine they tell more th
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from hpcdl.system.errors import BadInput
@@ -37,13 +39,13 @@ def bench(
     batches = source.batches(0, 0)
     for _ in range(_WARMUP_BATCHES):
         next(batches)
-    images, elapsed = 0, 0.0
+    marks = [0.0]
     begun, cpu = time.perf_counter(), time.process_time()
-    while elapsed < seconds:
+    while marks[-1] < seconds:
         next(batches)
-        images += batch
-        elapsed = time.perf_counter() - begun
+        marks.append(time.perf_counter() - begun)
     used = time.process_time() - cpu
+    images, elapsed = batch * (len(marks) - 1), marks[-1]
     return {
         "pipeline": pipeline,
         "folder": str(dataset.folder),
@@ -55,4 +57,23 @@ def bench(
         "images_per_second": round(images / elapsed, 2),
         "images_per_cpu_second": round(images / used, 2),
         "cores_used": round(used / elapsed, 3),
+        "release": os.environ.get("HPCDL_RELEASE"),
+        "samples": {"images_per_second": rates(marks, batch)},
     }
+
+
+def rates(marks: Sequence[float], batch: int, window: float = 0.5) -> list[float]:
+    """Images per second over windows of at least `window` seconds.
+
+    Args:
+        marks: seconds at the start and after each batch.
+        batch: images of a batch.
+        window: seconds; what remains at the end is left out.
+    """
+    found: list[float] = []
+    first = 0
+    for index, now in enumerate(marks):
+        if now - marks[first] >= window:
+            found.append(round(batch * (index - first) / (now - marks[first]), 2))
+            first = index
+    return found

@@ -1,0 +1,31 @@
+"""All-reduce checks without ReFrame: message sizes, their names, what a result says. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hpcdl.regress.result import Measured
+
+SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 26)
+"""Bytes: a small layer's gradient, Horovod's fusion at work, and what large models send."""
+SMALL_SIZES = (1 << 16, 1 << 20, 1 << 22)
+"""On one machine that emulates all nodes: its memory carries everything several times."""
+_UNITS = ((1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+def size_name(size: int) -> str:
+    """`4MiB` for 4194304."""
+    return next((f"{size // unit}{name}" for unit, name in _UNITS if size >= unit), f"{size}B")
+
+
+def bandwidth(measured: Measured, size: int, *, best: bool = False) -> float | None:
+    """Bus bandwidth in GB/s for messages of a size: the median, or the best iteration's."""
+    return measured.number("summary", "best_bus_gbs" if best else "bus_gbs", str(size))
+
+
+def nccl_faults(measured: Measured) -> list[str]:
+    """What is wrong with the way that GPUs were joined."""
+    versions = measured.values.get("versions")
+    if isinstance(versions, Mapping) and versions.get("nccl_built") is False:
+        return ["Horovod was built without NCCL: GPUs wait for MPI through the host's memory"]
+    return []

@@ -1,0 +1,121 @@
+"""What must hold of every job before its numbers count, in words. Pure.
+
+World size, release, device and nodes as its layout says; a training beside that ends by itself
+with finite, falling losses. A number of a job that ran as something else is no number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hpcdl.jobs.preflight import Expectation, Probe, judge
+from hpcdl.regress.result import Measured
+
+
+def faults_of(
+    measured: Measured, layout: Mapping[str, Any], release: str | None, *, real_gpus: bool = False
+) -> list[str]:
+    """What is wrong with any measuring job's result.
+
+    Args:
+        measured: its result.json.
+        layout: the job's layout as plain values.
+        release: the id of the release that it must have used; None where there is none.
+        real_gpus: whether its ranks must have had a GPU each.
+    """
+    if measured.faults:
+        return list(measured.faults)
+    ranks = int(layout["nodes"]) * int(layout["tasks_per_node"])
+    found = [
+        wrong_world(measured, ranks),
+        wrong_nodes(measured, int(layout["nodes"])),
+        wrong_release(measured, release),
+        without_gpu(measured) if real_gpus else None,
+        unfinished(measured),
+    ]
+    return [fault for fault in found if fault]
+
+
+def wrong_world(measured: Measured, ranks: int) -> str | None:
+    """Another number of ranks than the layout's."""
+    world = measured.number("layout", "ranks")
+    if world == ranks:
+        return None
+    return f"the program ran on {world or 0:.0f} ranks, not on the {ranks} of its layout"
+
+
+def wrong_nodes(measured: Measured, nodes: int) -> str | None:
+    """Another number of nodes than the layout's, where the result names them."""
+    found = measured.values.get("layout")
+    names = found.get("nodes") if isinstance(found, Mapping) else None
+    if not isinstance(names, list) or len(names) == nodes:
+        return None
+    return f"its ranks were on {len(names)} nodes, not on {nodes}: {', '.join(map(str, names[:8]))}"
+
+
+def wrong_release(measured: Measured, release: str | None) -> str | None:
+    """Another release than the site's."""
+    ran = measured.text("release", "id") or measured.text("release")
+    if release is None or ran == release:
+        return None
+    return f"the job used release '{ran or 'unknown'}', not the site's '{release}'"
+
+
+def without_gpu(measured: Measured) -> str | None:
+    """Ranks that computed on CPUs though the partition has GPUs."""
+    if measured.number("layout", "gpu_per_rank") == 1:
+        return None
+    return "the ranks saw no GPU of their own: it ran on CPUs"
+
+
+def unfinished(measured: Measured) -> str | None:
+    """An end other than the program's own."""
+    status = measured.text("outcome", "status") or measured.text("outcome")
+    return None if status == "completed" else f"the program ended as '{status or 'unknown'}'"
+
+
+def binding_faults(
+    probes: Sequence[Probe], layout: Mapping[str, Any], release: str | None, *, bound: bool
+) -> list[str]:
+    """What is wrong with where ranks are and what each has.
+
+    Args:
+        probes: what every rank saw.
+        layout: the job's layout as plain values.
+        release: the release's id, None where there is none.
+        bound: whether Slurm binds CPUs here; emulated nodes share one machine's.
+    """
+    nodes, tasks = int(layout["nodes"]), int(layout["tasks_per_node"])
+    expected = Expectation(
+        world=nodes * tasks,
+        tasks_per_node=tasks,
+        cpus_per_task=int(layout["cpus_per_task"]),
+        gpus_per_node=int(layout["gpus_per_node"]),
+        release=release or "",
+    )
+    found = [problem.sentence for problem in judge(probes, expected)]
+    crowds: dict[str, int] = {}
+    for probe in probes:
+        crowds[probe.host] = crowds.get(probe.host, 0) + 1
+        if bound and probe.affinity < expected.cpus_per_task:
+            found.append(
+                f"rank {probe.rank} on {probe.host} may run on {probe.affinity} CPUs, "
+                f"not on the {expected.cpus_per_task} it was promised"
+            )
+    found += [
+        f"{count} ranks are on {host}, not {tasks}"
+        for host, count in crowds.items()
+        if count != tasks
+    ]
+    return found
+
+
+def version_faults(measured: Measured, promised: Mapping[str, str]) -> list[str]:
+    """Versions that differ from what the release's record promises."""
+    found = []
+    for name in ("tensorflow", "horovod", "python"):
+        ran, wanted = measured.text("versions", name), promised.get(name)
+        if wanted and ran != wanted:
+            found.append(f"the module brings {name} {ran or 'unknown'}, the release says {wanted}")
+    return found

@@ -1,0 +1,73 @@
+"""What many GPUs should give of so many times one: by a site's reference, else by the model.
+
+The single-GPU rate of the same night calibrates hpcdl.predict, which then tells the efficiency
+of more GPUs of this partition. Its band holds eight times in ten; a bound twice as far away is
+beyond what the model's own doubt explains (2.6 standard deviations of a normal one).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from hpcdl.predict.request import Request, answer
+from hpcdl.regress.references import Reference
+from hpcdl.regress.training import ALL, TrainingCase
+from hpcdl.site import Partition
+from hpcdl.system.errors import HpcdlError
+
+SHAPES = ((1, 2), (2, 2), (1, ALL), (2, ALL), (4, ALL))
+"""Nodes and ranks per node that scaling is measured at."""
+YARDSTICKS = {
+    "small": TrainingCase("mlp", 1, 1, steps=400, batch=64),
+    "fp32": TrainingCase("resnet50", 1, 1, steps=100, batch=64, data="synthetic", real=True,
+                         minutes=30),
+    "fp16": TrainingCase("resnet50", 1, 1, steps=100, batch=64, data="synthetic",
+                         precision="fp16", real=True, minutes=30),
+}  # fmt: skip
+_BANDS = 2.0
+_WIDEST = 0.9
+
+
+def widened(single: TrainingCase, nodes: int, ranks: int) -> TrainingCase:
+    """The training of one rank on more of them: the same batch on every rank."""
+    return replace(single, nodes=nodes, ranks=ranks)
+
+
+def expected_efficiency(
+    case: TrainingCase, partition: Partition, single: float | None, check: str
+) -> Reference | None:
+    """The efficiency that the model of scaling expects, None where it knows nothing.
+
+    Args:
+        case: the training, with its number of ranks.
+        partition: where it ran.
+        single: images per second of one rank the same night.
+        check: the check's name.
+    """
+    gpus = case.nodes * case.ranks
+    whole = case.nodes == 1 or case.ranks == partition.gpus_per_node
+    if partition.gpu is None or not single or not whole:
+        return None
+    try:
+        request = Request(partition, case.model, str(gpus), case.batch, case.precision,
+                          images_per_second=single)  # fmt: skip
+        (point,) = answer(request).points
+    except HpcdlError:
+        return None
+    doubt = 1 - point.low / point.images_per_second
+    return Reference(
+        check=check,
+        case=str(case),
+        partition=partition.name,
+        metric="efficiency",
+        value=round(point.efficiency, 4),
+        unit="of ideal",
+        lower=-min(_WIDEST, round(_BANDS * doubt, 3)),
+        upper=None,
+        runs=0,
+        spread=0.0,
+        source="hpcdl predict, from one GPU's rate of the same night",
+        proof="doubtful",
+        date=time.strftime("%Y-%m-%d"),
+    )

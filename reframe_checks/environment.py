@@ -1,0 +1,57 @@
+"""What a job finds before it computes: its modules, its ranks, its GPUs and CPUs."""
+
+from pathlib import Path
+
+import reframe as rfm
+
+from hpcdl.jobs.preflight import read_probes
+from hpcdl.regress.checkbase import LOG, HpcdlCheck, Metric
+from hpcdl.regress.releases import promised_versions
+from hpcdl.regress.result import Measured
+from hpcdl.regress.sanity import binding_faults, version_faults
+from hpcdl.regress.training import ALL, job_on
+
+
+@rfm.simple_test
+class modules(HpcdlCheck):
+    """The module loads, brings the versions of its release, and computes on the device."""
+
+    tags = {"smoke", "nightly", "node"}
+
+    def request(self, site, partition):
+        return job_on(partition, self.check_name, ("python", "-m", "hpcdl.train.versions"))
+
+    def metrics(self):
+        read = lambda measured: measured.number("summary", "startup_seconds")  # noqa: E731
+        return [Metric("startup_seconds", "s", read, judged=False)]
+
+    def faults(self, measured):
+        site, partition = self.place()
+        promised = promised_versions(site, partition, self.evidence["release"])
+        return [*super().faults(measured), *version_faults(measured, promised)]
+
+
+@rfm.simple_test
+class binding(HpcdlCheck):
+    """Every rank has the node, the CPUs and the GPU of its own that its layout promises."""
+
+    tags = {"smoke", "nightly"}
+
+    def request(self, site, partition):
+        return job_on(partition, self.check_name, ("hpcdl", "preflight", "probe"),
+                      nodes=min(2, partition.nodes), ranks=ALL)  # fmt: skip
+
+    def measured(self):
+        log = Path(self.stagedir) / LOG
+        self.probes = read_probes(log.read_text(errors="replace") if log.exists() else "")
+        fault = () if self.probes else ("missing result: no rank told what it sees",)
+        return Measured({"ranks": len(self.probes)}, fault)
+
+    def metrics(self):
+        return [Metric("ranks", "ranks", lambda measured: measured.number("ranks"), judged=False)]
+
+    def faults(self, measured):
+        if measured.faults:
+            return measured.faults
+        release = self.evidence["release"]
+        return binding_faults(self.probes, self.layout, release, bound=not self.one_machine)

@@ -1,0 +1,152 @@
+"""Whether training still learns, survives, and runs the way that users start it."""
+
+import shutil
+from pathlib import Path
+
+import reframe as rfm
+from reframe.core.builtins import fixture, run_after
+
+from hpcdl.regress.checkbase import HpcdlCheck, Metric
+from hpcdl.regress.command import rendered
+from hpcdl.regress.learning import (
+    DIGITS,
+    accuracy,
+    curve_faults,
+    killed_program,
+    newest_step,
+    resume_faults,
+    resumed_program,
+    warned_program,
+)
+from hpcdl.regress.references import rule
+from hpcdl.regress.result import Measured
+from hpcdl.regress.training import (
+    BEST_IMAGES_PER_SECOND,
+    best_images_per_second,
+    job_on,
+    losses,
+    training_faults,
+)
+
+
+@rfm.simple_test
+class convergence(HpcdlCheck):
+    """The digits to 95 %, with a loss curve within the band of healthy ones."""
+
+    tags = {"nightly"}
+
+    @property
+    def case_name(self):
+        return str(DIGITS)
+
+    def request(self, site, partition):
+        program = ("hpcdl", "train", *DIGITS.words(site.paths.datasets / DIGITS.data))
+        return job_on(partition, self.check_name, program, nodes=min(2, partition.nodes), ranks=2)
+
+    def metrics(self):
+        return [Metric("accuracy", "", accuracy)]
+
+    def expected(self, metric, site, partition):
+        return rule(self.check_name, self.case_name, partition.name, metric.name, DIGITS.accuracy)
+
+    def faults(self, measured):
+        release = self.evidence["release"]
+        found = training_faults(measured, self.layout, release, real_gpus=self.real_gpus)
+        return found or curve_faults(DIGITS, losses(measured))
+
+
+@rfm.simple_test
+class users_job(HpcdlCheck):
+    """A job as a user makes it: what `hpcdl job render` prints on a command line."""
+
+    tags = {"smoke", "nightly"}
+
+    def request(self, site, partition):
+        data = site.paths.datasets / "digits"
+        program = ("hpcdl", "train", "--model=mlp", f"--data={data}", "--steps=200",
+                   "--batch-per-rank=32", "--checkpoint-every=0")  # fmt: skip
+        return job_on(partition, self.check_name, program, ranks=2)
+
+    def script(self, site, spec, module):
+        return rendered(site, spec, module)
+
+    def metrics(self):
+        return [
+            Metric(BEST_IMAGES_PER_SECOND, "images/s", best_images_per_second, judged=False),
+        ]
+
+    def faults(self, measured):
+        release = self.evidence["release"]
+        return training_faults(measured, self.layout, release, real_gpus=self.real_gpus)
+
+
+class Interrupted(HpcdlCheck):
+    """A training that does not get through at once."""
+
+    def case_of(self, site):
+        """The folder of its data."""
+        return site.paths.datasets / "digits"
+
+
+class killed(Interrupted):
+    """A training whose rank 0 is killed once a checkpoint is there; it leaves that."""
+
+    def request(self, site, partition):
+        return job_on(partition, self.check_name, killed_program(self.case_of(site)), ranks=2)
+
+    def measured(self):
+        return Measured({"step": newest_step(Path(self.stagedir))})
+
+    def ended(self, exit_code):
+        return [] if exit_code else ["the job ended well, though one of its ranks was killed"]
+
+    def faults(self, measured):
+        return [] if measured.number("step") else ["no checkpoint was left"]
+
+
+class Resumed(Interrupted):
+    """A training that must have gone on from a checkpoint."""
+
+    tags = {"nightly"}
+
+    def metrics(self):
+        first = lambda measured: measured.number("samples", "first_step")  # noqa: E731
+        return [Metric("resumed_at", "steps", first, judged=False)]
+
+    def faults(self, measured):
+        release = self.evidence["release"]
+        return resume_faults(measured, self.layout, release, real_gpus=self.real_gpus)
+
+
+@rfm.simple_test
+class resume_after_kill(Resumed):
+    """Started again after a crash, a training goes on from the checkpoint of before."""
+
+    before = fixture(killed, scope="environment")
+
+    def request(self, site, partition):
+        step = newest_step(Path(self.before.stagedir)) if self.current_partition else 0
+        return job_on(
+            partition, self.check_name, resumed_program(self.case_of(site), step), ranks=2
+        )
+
+    @run_after("setup")
+    def take_checkpoints(self):
+        source = Path(self.before.stagedir) / "checkpoints"
+        if source.is_dir():
+            shutil.copytree(source, Path(self.stagedir) / "checkpoints")
+
+
+@rfm.simple_test
+class resume_after_requeue(Resumed):
+    """Warned before its time is up, a training is requeued and goes on by itself."""
+
+    restarts = 1
+
+    def request(self, site, partition):
+        return job_on(partition, self.check_name, warned_program(self.case_of(site)), ranks=2)
+
+    def faults(self, measured):
+        restarts = self.job.hpcdl_record.restarts
+        once = [] if restarts == 1 else [f"the job was put back {restarts} times, not once"]
+        return [*super().faults(measured), *once]
