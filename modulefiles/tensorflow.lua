@@ -33,6 +33,16 @@ family("tensorflow")
 prepend_path("PATH", pathJoin(stack, "bin"))
 -- Lets virtual environments see the stack; see the comment in that folder's file.
 prepend_path("PYTHONPATH", pathJoin(stack, "share", "hpcdl", "python"))
+-- What the build set when it was tested, such as the folders of CUDA's libraries.
+for name, value in pairs(release.environment) do
+  if type(value) == "table" then
+    for place = #value, 1, -1 do
+      prepend_path(name, value[place])
+    end
+  else
+    setenv(name, value)
+  end
+end
 setenv("HPCDL_RELEASE", release.id)
 setenv("HPCDL_STACK", stack)
 

@@ -14,7 +14,10 @@ from hpcdl.system.text import duration, paint, table
 
 if TYPE_CHECKING:
     from hpcdl.site import Site
+    from hpcdl.stack.build import BuildPlan
     from hpcdl.stack.publish import Switch
+    from hpcdl.stack.release import Release
+    from hpcdl.stack.spack_build import SpackPlan
     from hpcdl.stack.verify import Proof
 
 
@@ -93,28 +96,63 @@ def _concretize(args: argparse.Namespace) -> ExitCode:
 
 def _build_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", metavar="STACK", help="which of the site's stacks; the first")
-    parser.add_argument("--backend", choices=["venv"], help="how it is built; as the site says")
+    parser.add_argument(
+        "--backend", choices=["venv", "spack"], help="how it is built; as the site says"
+    )
+    spack = parser.add_argument_group("with Spack")
+    spack.add_argument("--jobs", type=int, metavar="COUNT", help="processes at a time; all CPUs")
+    spack.add_argument("--unsigned", action="store_true", help="do not sign the build cache")
+    spack.add_argument("--time-limit", type=float, metavar="SECONDS", help="of the solver; 400")
 
 
 def _build(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.stack.recipe import find_request
+
+    site = the_site(args)
+    backend = args.backend or find_request(site, args.name).backend
+    return _build_spack(site, args) if backend == "spack" else _build_venv(site, args)
+
+
+def _build_venv(site: Site, args: argparse.Namespace) -> ExitCode:
     from hpcdl.stack.build import build, plan_build
+
+    if args.jobs or args.unsigned or args.time_limit:
+        raise BadInput("--jobs, --unsigned and --time-limit are for stacks that Spack builds")
+    plan = plan_build(site, args.name)
+    if args.dry_run:
+        return _would_build(plan, args)
+    existed = plan.exists
+    return _built(build(plan, _progress()), existed, args)
+
+
+def _build_spack(site: Site, args: argparse.Namespace) -> ExitCode:
+    from hpcdl.stack.spack_build import Options, build_spack, plan_spack
+    from hpcdl.stack.spack_show import progress
+    from hpcdl.system.progress import StatusLine
+
+    if args.jobs is not None and args.jobs < 1:
+        raise BadInput("--jobs must be at least 1")
+    plan = plan_spack(site, args.name)
+    if args.dry_run:
+        return _would_build(plan, args)
+    existed, options = plan.exists, Options(args.jobs, args.unsigned, args.time_limit)
+    with StatusLine(sys.stderr) as line:
+        release = build_spack(plan, _progress(), progress(line), options)
+    return _built(release, existed, args)
+
+
+def _would_build(plan: BuildPlan | SpackPlan, args: argparse.Namespace) -> ExitCode:
+    if args.json:
+        print_json(plan.as_data())
+    else:
+        steps = plan.steps() or [f"nothing: {plan.release_id} is built"]
+        print("\n".join(["would do:", *(f"  {step}" for step in steps)]))
+    return ExitCode.OK
+
+
+def _built(release: Release, existed: bool, args: argparse.Namespace) -> ExitCode:
     from hpcdl.stack.release import as_record
 
-    plan = plan_build(the_site(args), args.name)
-    if plan.request.backend != "venv" and args.backend is None:
-        raise BadInput(
-            f"the stack '{plan.request.name}' is built by {plan.request.backend}",
-            hint="`--backend venv` builds it from wheels instead",
-        )
-    if args.dry_run:
-        if args.json:
-            print_json(plan.as_data())
-        else:
-            steps = plan.steps() or [f"nothing: {plan.release_id} is built"]
-            print("\n".join(["would do:", *(f"  {step}" for step in steps)]))
-        return ExitCode.OK
-    existed = plan.exists
-    release = build(plan, _progress())
     if args.json:
         print_json({**as_record(release), "built": not existed})
     else:
@@ -123,8 +161,17 @@ def _build(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def _publish_arguments(parser: argparse.ArgumentParser) -> None:
+def _gate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("release", nargs="?", help="release id; the newest one built")
+    parser.add_argument("--local", action="store_true", help="run the gate here, not in jobs")
+    parser.add_argument("--partition", action="append", default=[], metavar="NAME",
+                        help="prove it there only; again for more")  # fmt: skip
+    parser.add_argument("--wait", type=float, default=30, metavar="MINUTES",
+                        help="how long a job may wait for its nodes (30)")  # fmt: skip
+
+
+def _publish_arguments(parser: argparse.ArgumentParser) -> None:
+    _gate_arguments(parser)
     parser.add_argument(
         "--verify-again", action="store_true", help="run the gate even if its proof is stored"
     )
@@ -132,36 +179,43 @@ def _publish_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _publish(args: argparse.Namespace) -> ExitCode:
     from hpcdl.stack.publish import newest, plan_publish, publish
+    from hpcdl.stack.release import read_release
+    from hpcdl.workflows.gate import choose_gate
 
     site = the_site(args)
     release_id = args.release or newest(site)
     if args.dry_run:
         return _show(site, plan_publish(site, release_id), args)
-    switch = publish(site, release_id, say=_progress(), verify_again=args.verify_again)
+    say = _progress()
+    gate, enough = choose_gate(site, read_release(site, release_id), say, local=args.local,
+                               partitions=args.partition, wait_minutes=args.wait)  # fmt: skip
+    switch = publish(site, release_id, gate, say=say, verify_again=args.verify_again, enough=enough)
     return _show(site, switch, args)
 
 
 def _verify(args: argparse.Namespace) -> ExitCode:
     from hpcdl.stack.publish import newest, verify
+    from hpcdl.stack.release import read_release
+    from hpcdl.workflows.gate import choose_gate
 
     site = the_site(args)
-    proof = verify(site, args.release or newest(site))
+    release = read_release(site, args.release or newest(site))
+    gate, _ = choose_gate(site, release, _progress(), local=args.local,
+                          partitions=args.partition, wait_minutes=args.wait)  # fmt: skip
+    proof = verify(site, release.id, gate)
     if args.json:
         print_json(proof.as_data())
     else:
         _print_checks(proof)
-        print(f"{proof.release} {'passed' if proof.passed else 'did not pass'} the gate")
+        end = f"passed the gate: {proof.in_words()}" if proof.passed else "did not pass the gate"
+        print(f"{proof.release} {end}")
     return ExitCode.OK if proof.passed else ExitCode.NO
 
 
 def _print_checks(proof: Proof) -> None:
     for check in proof.checks:
         mark = "skipped" if check.skipped else "ok" if check.ok else "FAILED"
-        print(f"  {mark:<8} {check.name}: {check.detail} ({duration(check.seconds)})")
-
-
-def _verify_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("release", nargs="?", help="release id; the newest one built")
+        print(f"  {mark:<8} {check.in_words()} ({duration(check.seconds)})")
 
 
 def _rollback_arguments(parser: argparse.ArgumentParser) -> None:
@@ -203,10 +257,10 @@ def _list(args: argparse.Namespace) -> ExitCode:
     else:
         cells = [
             ["*" if row["current"] else "", row["id"], row["module"], row["created"],
-             row["state"]]
+             row["state"], row["proof"]]
             for row in rows
         ]  # fmt: skip
-        print(table(cells, ["", "release", "module", "created", "state"]))
+        print(table(cells, ["", "release", "module", "created", "state", "proof"]))
     return ExitCode.OK
 
 
@@ -332,7 +386,7 @@ GROUP = Group(
         ),
         Command(
             "build",
-            "Build an immutable release from wheels: TensorFlow, Horovod with MPI, hpcdl.",
+            "Build an immutable release, from wheels or with Spack: TensorFlow, Horovod, hpcdl.",
             "hpcdl stack build --site embedded",
             _build,
             _build_arguments,
@@ -340,10 +394,10 @@ GROUP = Group(
         ),
         Command(
             "verify",
-            "Run the gate on a release through its own module, and keep the proof.",
-            "hpcdl stack verify tensorflow-2.21.0-cpu-1f0c9a3e",
+            "Run the gate on a release in jobs, through its own module, and keep the proof.",
+            "hpcdl stack verify tensorflow-2.21.0-cpu-1f0c9a3e --partition p100",
             _verify,
-            _verify_arguments,
+            _gate_arguments,
         ),
         Command(
             "publish",

@@ -148,6 +148,7 @@ def _spack(values: dict[str, Any]) -> SpackSettings:
         mirrors=MappingProxyType(dict(values.get("mirrors", {}))),
         build_jobs=values.get("build_jobs"),
         padded_length=values.get("padded_length", 128),
+        signing_key=values.get("signing_key"),
     )
 
 

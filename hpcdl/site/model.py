@@ -134,12 +134,16 @@ class External:
 
 @dataclass(frozen=True)
 class SpackSettings:
-    """How Spack builds here: what the machine has, mirrors by name, the padded path's length."""
+    """How Spack builds here: what the machine has, mirrors by name, the padded path's length.
+
+    `signing_key` is a key of Spack's own keyring that signs the build cache; None: one of ours.
+    """
 
     externals: tuple[External, ...] = ()
     mirrors: Mapping[str, str] = field(default_factory=dict)
     build_jobs: int | None = None
     padded_length: int = 128
+    signing_key: str | None = None
 
     @property
     def compilers(self) -> tuple[str, ...]:

@@ -242,6 +242,11 @@ SPACK = _map(
             "Length the install path is padded to, so that binaries can move. 0: no padding.",
             0, 512, default=128,
         ),
+        "signing_key": _text(
+            "Fingerprint or name of a key in Spack's keyring (`spack gpg list --signing`) that "
+            "signs the build cache; by default a key that the build makes.",
+            pattern=r"^[^\s-][^\n]{2,199}$", examples=["hpc-admins@example.org"],
+        ),
     },
 )  # fmt: skip
 

@@ -181,16 +181,17 @@ def _build(plan: BuildPlan, say: Say) -> Release:
     assert release_id is not None
     if plan.exists:
         return read_release(plan.site, release_id)
-    with locked(build_lock(plan.site), wait_seconds=_BUILD_SECONDS), _umask(0o022):
+    with locked(build_lock(plan.site), wait_seconds=_BUILD_SECONDS), umask(0o022):
         if not plan.exists:
-            with _tree(releases_folder(plan.site) / release_id) as root:
+            with new_tree(releases_folder(plan.site) / release_id) as root:
                 _fill(plan, root, say)
                 _record(plan, root)
     return read_release(plan.site, release_id)
 
 
 @contextmanager
-def _umask(mask: int) -> Iterator[None]:
+def umask(mask: int) -> Iterator[None]:
+    """Set the mask of new files' permissions for a while."""
     before = os.umask(mask)
     try:
         yield
@@ -199,7 +200,7 @@ def _umask(mask: int) -> Iterator[None]:
 
 
 @contextmanager
-def _tree(root: Path) -> Iterator[Path]:
+def new_tree(root: Path) -> Iterator[Path]:
     """A fresh folder for a release that is removed again where the work on it fails."""
     with explain_os_errors(root):
         if root.exists():

@@ -55,6 +55,7 @@ def module_data(release: Release) -> dict[str, object]:
         "stack": str(release.prefix),
         "summary": summary(release),
         "needs": dict(release.needs),
+        "environment": dict(release.environment),
         "proc": "/proc",
     }
 

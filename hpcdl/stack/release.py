@@ -45,6 +45,8 @@ class Release:
     serves, none meaning all; `proof` a level of `hpcdl.facts.PROOFS`; `created` in UTC. `needs` is
     what its module's guard asks of a machine: `cpu_flags` as /proc/cpuinfo names them, `driver`
     with `from` (a version) and `branch` (the last one that drives the GPU), `gpus` (models).
+    `environment` is what the module sets beyond PATH: folders to put in front of a variable, or
+    a text.
     """
 
     id: str
@@ -59,6 +61,7 @@ class Release:
     hpcdl: str
     lock: tuple[Mapping[str, str], ...]
     needs: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def prefix(self) -> Path:
@@ -189,6 +192,7 @@ def as_record(release: Release) -> dict[str, Any]:
         "hpcdl": release.hpcdl,
         "lock": [dict(entry) for entry in release.lock],
         "needs": dict(release.needs),
+        **({"environment": dict(release.environment)} if release.environment else {}),
     }
     return {**record, "seal": seal(record)}
 
@@ -210,6 +214,7 @@ def _parse(root: Path) -> Release:
         versions=MappingProxyType(dict(record["versions"])),
         partitions=tuple(record["partitions"]),
         needs=MappingProxyType(dict(record.get("needs", {}))),
+        environment=MappingProxyType(dict(record.get("environment", {}))),
         lock=tuple(MappingProxyType(dict(entry)) for entry in record["lock"]),
         **{key: record[key] for key in _TEXTS},
     )

@@ -7,12 +7,13 @@ which the environments include where HPCDL_SPACK_SITE names it. Pure; spack_run 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hpcdl import facts
-from hpcdl.site import External, Partition, Site
+from hpcdl.site import External, Partition, Site, StackRequest
 from hpcdl.stack.resolve import allowed, newest, resolve_one
 from hpcdl.stack.resolve_facts import known
 from hpcdl.stack.resolve_versions import Range, sort_key
@@ -28,7 +29,8 @@ _COMPILED = ("c", "cxx", "fortran")
 class Environment:
     """One GPU generation's environment: its versions, and the compilers that fit them all.
 
-    `archs` are Spack's cuda_arch values, `gcc` a range such as `9:11`.
+    `archs` are Spack's cuda_arch values, `gcc` a range such as `9:11`; both are empty where
+    TensorFlow comes from wheels, for CPUs.
     """
 
     name: str
@@ -37,6 +39,18 @@ class Environment:
     archs: tuple[str, ...]
     versions: Mapping[str, str]
     gcc: str
+
+    @property
+    def wheels(self) -> bool:
+        """Whether TensorFlow comes from wheels."""
+        return not self.archs
+
+    @property
+    def specs(self) -> tuple[str, ...]:
+        """What Spack is asked for."""
+        if self.wheels:
+            return (facts.load("spack")["wheels"]["horovod"],)
+        return (f"hpcdl-tensorflow cuda_arch={','.join(self.archs)}",)
 
 
 def environments() -> tuple[Environment, ...]:
@@ -94,6 +108,82 @@ def environment_for(site: Site, partition: str) -> Environment:
     )
 
 
+def environment_for_stack(site: Site, request: StackRequest) -> Environment:
+    """The environment of a stack: of all the partitions that it serves.
+
+    Raises:
+        BadInput: its partitions cannot share one build, or no set of versions fits.
+    """
+    names = request.partitions or tuple(site.partitions)
+    with_gpus = [name for name in names if site.partition(name).gpu is not None]
+    if not with_gpus:
+        return _from_wheels(site, request)
+    only = _only(site, request)
+    found = {name: environment_for(only, name) for name in with_gpus}
+    first = found[with_gpus[0]]
+    others = [name for name, one in found.items() if one.versions != first.versions]
+    others += [name for name in names if name not in found]
+    if others:
+        raise BadInput(
+            f"the stack '{request.name}' cannot be one build: {', '.join(others)} "
+            f"and {with_gpus[0]} need different ones",
+            hint="in site.yaml, make a stack with `backend: spack` per GPU generation and name "
+            "its partitions",
+        )
+    return replace(
+        first,
+        name=request.name,
+        title=f"{site.name}, stack {request.name}",
+        serves=tuple(dict.fromkeys(model for one in found.values() for model in one.serves)),
+        archs=tuple(sorted({arch for one in found.values() for arch in one.archs})),
+    )
+
+
+def _only(site: Site, request: StackRequest) -> Site:
+    """The site as if every partition had this stack, so that its pins count."""
+    partitions = {name: replace(one, stack=request.name) for name, one in site.partitions.items()}
+    return replace(site, stacks={request.name: request}, partitions=partitions)
+
+
+def _from_wheels(site: Site, request: StackRequest) -> Environment:
+    """TensorFlow from the overlay's lists of wheels, the newest that fits the pins.
+
+    Raises:
+        BadInput: no list has what is pinned.
+    """
+    sets = {name: wheel_sets(package)
+            for name, package in facts.load("spack")["wheels"].items()}  # fmt: skip
+    offered = {name: [v for v in versions if _pinned(v, request.pins.get(name))]
+               for name, versions in sets.items()}  # fmt: skip
+    for name, versions in offered.items():
+        if not versions:
+            raise BadInput(
+                f"stack '{request.name}' pins {name} to {request.pins[name]}, which the overlay "
+                f"has no wheels for (it has {', '.join(sets[name])})",
+                hint="change the pin, or set `backend: venv`",
+            )
+    newest_of = {name: max(versions, key=sort_key) for name, versions in offered.items()}
+    return Environment(
+        name=request.name,
+        title=f"{site.name}, stack {request.name}",
+        serves=("CPUs, from wheels",),
+        archs=(),
+        versions={**newest_of, "python": facts.load("spack")["wheels_python"]},
+        gcc="",
+    )
+
+
+def _pinned(version: str, pin: str | None) -> bool:
+    return pin is None or version == pin or version.startswith(f"{pin}.")
+
+
+def wheel_sets(package: str) -> dict[str, Any]:
+    """The lists of wheels of a recipe, by version."""
+    path = folder("spack") / "spack_repo" / "hpcdl" / "packages" / package.replace("-", "_")
+    sets: dict[str, Any] = json.loads((path / "wheels.json").read_text(encoding="utf-8"))
+    return sets
+
+
 def _check_pmix(site: Site) -> None:
     """Slurm's PMIx must be one that Spack can build, or an external.
 
@@ -119,7 +209,7 @@ def render(wanted: Environment) -> str:
         serves=wanted.serves,
         command=COMMAND,
         folder=f"spack/environments/{wanted.name}",
-        archs=wanted.archs,
+        specs=wanted.specs,
         requirements=list(_requirements(wanted)),
     )
 
@@ -147,6 +237,11 @@ def _majors(compute: str) -> str:
 
 def _requirements(wanted: Environment) -> Iterator[tuple[str, str, str]]:
     book = facts.load("spack")
+    if wanted.wheels:
+        for component, package in book["wheels"].items():
+            yield package, f"@{wanted.versions[component]}", ""
+        yield "python", f"@{wanted.versions['python']}", ""
+        return
     for virtual in _COMPILED:
         yield virtual, f"gcc@{wanted.gcc}", ""
     for component in book["fixed"]:

@@ -8,7 +8,6 @@ limit is an answer too, and `probable_cause` says what it usually means.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import time
@@ -19,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from hpcdl import facts
-from hpcdl.site import Site
+from hpcdl.site import Site, StackRequest
 from hpcdl.stack.resolve_versions import Range
 from hpcdl.stack.spack import (
     Environment,
@@ -29,10 +28,10 @@ from hpcdl.stack.spack import (
     render,
     render_site,
 )
-from hpcdl.system.errors import AnswerNo, MachineLacks, Stopped
+from hpcdl.stack.spack_tool import open_spack, require_unlocked
+from hpcdl.system.errors import AnswerNo, Stopped
 from hpcdl.system.files import explain_os_errors, write_atomic
 from hpcdl.system.resources import folder
-from hpcdl.system.run import run
 from hpcdl.system.text import duration
 
 Say = Callable[[str], None]
@@ -60,24 +59,6 @@ class Solved:
     packages: int
     seconds: float
     differences: tuple[str, ...]
-
-
-def find_spack() -> Path:
-    """The `spack` program: of HPCDL_SPACK_ROOT, of SPACK_ROOT, or on PATH.
-
-    Raises:
-        MachineLacks: there is none.
-    """
-    for name in ("HPCDL_SPACK_ROOT", "SPACK_ROOT"):
-        program = Path(os.environ.get(name) or "/nonexistent") / "bin" / "spack"
-        if program.is_file():
-            return program
-    found = shutil.which("spack")
-    if found is None:
-        raise MachineLacks(
-            "Spack is not here", hint="set HPCDL_SPACK_ROOT to its folder, or put it on PATH"
-        )
-    return Path(found)
 
 
 @dataclass(frozen=True)
@@ -126,6 +107,15 @@ def plan(
     return Work(where, wanted, {_yaml(where, one): render(one) for one in wanted}, None)
 
 
+def stack_work(site: Site, request: StackRequest, wanted: Environment) -> Work:
+    """What to write for a stack of a site, in PREFIX/spack/STACK."""
+    names = request.partitions or tuple(site.partitions)
+    first = site.partition(names[0])
+    where = site.paths.prefix / "spack" / request.name
+    files = {_yaml(where, wanted): render(wanted), where / "site.yaml": render_site(site, first)}
+    return Work(where, (wanted,), files, site.name)
+
+
 def _plan_site(site: Site, partition: str, root: str | None) -> Work:
     wanted = environment_for(site, partition)
     where = Path(root) if root else site.paths.prefix / "spack" / partition
@@ -158,19 +148,20 @@ def concretize(
         AnswerNo: there is no solution, or it did not come within the time limit (seconds; by
             default the facts' `time_limit`); with the probable cause.
     """
-    spack, start = find_spack(), time.monotonic()
+    start = time.monotonic()
     where = root / "environments" / wanted.name
     log = where / "concretize.log"
     log.unlink(missing_ok=True)
     limit = time_limit or facts.load("spack")["time_limit"]
-    say(f"{wanted.name}: Spack solves it, at most {duration(limit)}")
     with TemporaryDirectory(prefix="hpcdl-spack-") as scope:
-        _write_scope(Path(scope), root)
-        argv: list[str | Path] = [spack, "-C", scope, "-e", where, "concretize", "--force"]
+        spack = open_spack(root, Path(scope))
+        require_unlocked(where)
+        say(f"{wanted.name}: Spack solves it, at most {duration(limit)}")
         try:
-            result = run(
-                argv, env=_site_scope(root), timeout=limit, check=False, log=log, tied=True
-            )
+            result = spack.run(
+                "-e", where, "concretize", "--force",
+                timeout=limit, check=False, log=log, tied=True,
+            )  # fmt: skip
         except Stopped as fault:
             raise _no_solution(wanted, log, f"no answer within {duration(limit)}") from fault
     if not result.ok:
@@ -184,7 +175,8 @@ def concretize(
 
 def lock_versions(lock: Path) -> dict[str, str]:
     """The versions of the stack's components in a lock file."""
-    names = {package: name for name, package in facts.load("spack")["packages"].items()}
+    book = facts.load("spack")
+    names = {package: name for key in ("packages", "wheels") for name, package in book[key].items()}
     specs = json.loads(lock.read_text())["concrete_specs"].values()
     return {names[spec["name"]]: spec["version"] for spec in specs if spec["name"] in names}
 
@@ -227,22 +219,3 @@ def _read(path: Path) -> str | None:
 
 def _count(lock: Path) -> int:
     return len(json.loads(lock.read_text())["concrete_specs"])
-
-
-def _site_scope(root: Path) -> dict[str, str] | None:
-    """Where the environments find the site's settings: beside them, where there are any."""
-    site = root / "site.yaml"
-    return {"HPCDL_SPACK_SITE": str(site)} if site.exists() else None
-
-
-def _write_scope(scope: Path, root: Path) -> None:
-    """Settings of this run: the packages of HPCDL_SPACK_PACKAGES instead of a download.
-
-    The overlay is named first: in a list of repositories the first one wins.
-    """
-    packages = os.environ.get("HPCDL_SPACK_PACKAGES")
-    if packages:
-        overlay = (root / "spack_repo" / "hpcdl").absolute()
-        builtin = Path(packages).absolute() / "repos" / "spack_repo" / "builtin"
-        text = f"repos:\n  hpcdl: {overlay}\n  builtin: {builtin}\n"
-        (scope / "repos.yaml").write_text(text)

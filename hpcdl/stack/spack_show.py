@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
+from hpcdl.stack.spack_make import Show, Tally
 from hpcdl.stack.spack_run import Solved, Work
+from hpcdl.system.progress import StatusLine
 from hpcdl.system.text import duration, table
 
 _SHOWN = ("tensorflow", "cuda", "cudnn", "nccl", "horovod", "openmpi", "python", "gcc")
@@ -48,3 +52,14 @@ def solved_data(found: Sequence[Solved]) -> dict[str, Any]:
             for one in found
         ],
     }
+
+
+def progress(line: StatusLine) -> Show:
+    """Shows a build's progress on a status line, a new line for each package that is done."""
+    start = time.monotonic()
+
+    def show(tally: Tally) -> None:
+        took = f"{duration(time.monotonic() - start):>12}"
+        line.show(f"{took}  {tally.text()}", key=None if sys.stderr.isatty() else tally.done)
+
+    return show

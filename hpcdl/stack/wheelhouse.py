@@ -132,14 +132,19 @@ def fetch(recipe: Recipe, python: Interpreter, say: Say) -> Wheelhouse:
     return Wheelhouse(folder, tuple(wheels))
 
 
-def _pip(python: Interpreter, say: Say) -> list[str | Path]:
-    """A pip of that Python, in a small environment of its own."""
-    tools = cache() / "tools" / python.tag
-    program = tools / "bin" / "python"
-    if not (tools / "bin" / "pip").is_file():
+def tools(python: Interpreter, say: Say) -> Path:
+    """A small environment of that Python with pip in it; its folder."""
+    where = cache() / "tools" / python.tag
+    if not (where / "bin" / "pip").is_file():
         say(f"making pip ready for Python {python.minor}")
-        run([python.path, "-m", "venv", "--clear", tools], log=new_log("tools"),
+        run([python.path, "-m", "venv", "--clear", where], log=new_log("tools"),
             hint="Debian and Ubuntu: apt install python3-venv")  # fmt: skip
+    return where
+
+
+def _pip(python: Interpreter, say: Say) -> list[str | Path]:
+    """The pip of that environment."""
+    program = tools(python, say) / "bin" / "python"
     return [program, "-m", "pip", "--disable-pip-version-check", "--no-input", "--no-color"]
 
 

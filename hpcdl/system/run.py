@@ -24,6 +24,7 @@ from hpcdl.system.resources import home
 from hpcdl.system.text import duration
 
 _SHOWN_LINES = 12
+_WATCH_SECONDS = 1.0
 _SECRETS = ("TOKEN", "PASSWORD", "SECRET", "KEY", "JWT")
 
 
@@ -92,6 +93,7 @@ def run(
     log: Path | None = None,
     hint: str = "",
     tied: bool = False,
+    watch: Callable[[], None] | None = None,
 ) -> CommandResult:
     """Run a command to its end and return its record.
 
@@ -107,6 +109,7 @@ def run(
         hint: what to do when it fails.
         tied: the kernel kills it when this process dies, even by SIGKILL: for what would go
             on writing where the next attempt starts anew.
+        watch: called about once a second while it runs.
 
     Raises:
         MachineLacks: the program is not installed.
@@ -119,7 +122,7 @@ def run(
     merged = {**(os.environ if base_env is None else base_env), **(env or {})}
     try:
         exit_code, out, err = _execute(
-            words, where, merged, stdin, timeout, log, _tie() if tied else None
+            words, where, merged, stdin, timeout, log, _tie() if tied else None, watch
         )
     except subprocess.TimeoutExpired as fault:
         raise Stopped(
@@ -163,6 +166,7 @@ def _execute(
     timeout: float | None,
     log: Path | None,
     prepare: Callable[[], None] | None,
+    watch: Callable[[], None] | None,
 ) -> tuple[int, str, str]:
     """Exit code, output and errors; with a log both go there and the texts are empty."""
     with ExitStack() as stack:
@@ -184,13 +188,34 @@ def _execute(
             )
         )
         try:
-            said = process.communicate((stdin or "").encode(errors="surrogateescape"), timeout)
+            said = _wait(process, (stdin or "").encode(errors="surrogateescape"), timeout, watch)
         except BaseException:
             # Its children too: one that holds the output open would keep us waiting.
             _kill(process.pid)
             raise
         stdout, stderr = ((text or b"").decode(errors="replace") for text in said)
         return process.returncode, stdout, stderr
+
+
+def _wait(
+    process: subprocess.Popen[bytes],
+    text: bytes,
+    timeout: float | None,
+    watch: Callable[[], None] | None,
+) -> tuple[bytes | None, bytes | None]:
+    """Wait for a process, and call `watch` meanwhile."""
+    end = None if timeout is None else time.monotonic() + timeout
+    while True:
+        left = None if end is None else max(0.0, end - time.monotonic())
+        step = left
+        if watch is not None:
+            step = _WATCH_SECONDS if left is None else min(left, _WATCH_SECONDS)
+        try:
+            return process.communicate(text, step)
+        except subprocess.TimeoutExpired:
+            if watch is None or (end is not None and time.monotonic() >= end):
+                raise
+            watch()
 
 
 def _tie() -> Callable[[], None]:

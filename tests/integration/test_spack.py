@@ -24,7 +24,8 @@ from hpcdl import facts
 from hpcdl.site import External, SpackSettings, load_site
 from hpcdl.stack.resolve_facts import COMPONENTS, known
 from hpcdl.stack.spack import Environment, environments, render, render_site
-from hpcdl.stack.spack_run import concretize, find_spack
+from hpcdl.stack.spack_run import concretize
+from hpcdl.stack.spack_tool import find_spack
 from hpcdl.system.errors import MachineLacks
 from hpcdl.system.resources import folder
 from hpcdl.system.run import CommandResult, run

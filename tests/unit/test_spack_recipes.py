@@ -69,9 +69,9 @@ def test_the_repository_says_its_name_and_the_packages_it_was_made_for() -> None
 
 def test_every_recipe_of_the_overlay_is_here() -> None:
     assert {recipe.parent.name for recipe in RECIPES} == {
-        "hpcdl_tensorflow", "nccl_tests", "py_horovod", "py_hpcdl", "py_keras", "py_libclang",
-        "py_shtab", "py_tensorboard_data_server", "py_tensorflow", "py_tensorflow_estimator",
-        "py_tensorflow_wheels", "py_tf_keras",
+        "hpcdl_tensorflow", "nccl_tests", "py_horovod", "py_horovod_wheels", "py_hpcdl", "py_keras",
+        "py_libclang", "py_shtab", "py_tensorboard_data_server", "py_tensorflow",
+        "py_tensorflow_estimator", "py_tensorflow_wheels", "py_tf_keras",
     }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ class HpcdlTensorflow(BundlePackage, CudaPackage):
     version("1.0")
 
     variant("cuda", default=True, description="For GPUs; without it, for CPUs")
+    variant("hpcdl", default=True, description="Bring hpcdl itself along")
     variant("nccl_tests", default=True, when="+cuda", description="Bring nccl-tests along")
 
     conflicts("cuda_arch=none", when="+cuda", msg="say which GPU, for example cuda_arch=60")
@@ -23,6 +24,7 @@ class HpcdlTensorflow(BundlePackage, CudaPackage):
         for minor in (14, 15):
             depends_on(f"py-keras@2.{minor}", when=f"^py-tensorflow@2.{minor}")
         depends_on("py-horovod@0.28.1 frameworks=tensorflow controllers=mpi")
+        depends_on("py-hpcdl", when="+hpcdl")
 
         with when("+cuda"):
             depends_on("py-horovod+cuda tensor_ops=nccl")

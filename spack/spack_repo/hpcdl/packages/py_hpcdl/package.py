@@ -1,12 +1,13 @@
 """hpcdl itself, from the checkout that this package repository lies in.
 
 There is nothing to download: the recipe and the program travel together, so their versions
-always fit.
+always fit. `hpcdl stack build` names its own wheel in HPCDL_WHEEL, which then takes the place
+of the checkout.
 """
 
 import os
 
-from spack_repo.builtin.build_systems.python import PythonPackage
+from spack_repo.builtin.build_systems.python import PythonPackage, PythonPipBuilder
 
 from spack.package import *
 
@@ -34,13 +35,16 @@ class PyHpcdl(PythonPackage):
         return os.path.abspath(os.path.join(self.package_dir, *[os.pardir] * 5))
 
     @property
-    def build_directory(self):
+    def sources(self):
+        """What pip installs: a wheel, or a copy of the checkout, for pip writes beside it."""
+        wheel = os.environ.get("HPCDL_WHEEL")
+        if wheel:
+            return wheel
         if not os.path.isfile(os.path.join(self.checkout, "setup.cfg")):
             raise InstallError(
                 f"{self.checkout} is no checkout of hpcdl: use the repository of a checkout, "
-                "not that of an installed wheel"
+                "or name a wheel of hpcdl in HPCDL_WHEEL"
             )
-        # pip writes beside the sources: build from a copy.
         copy = os.path.join(self.stage.path, "hpcdl")
         if not os.path.isdir(copy):
             for name in ("hpcdl", "templates", "modulefiles", "spack", "reframe_checks"):
@@ -48,3 +52,6 @@ class PyHpcdl(PythonPackage):
             for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
                 install(os.path.join(self.checkout, name), copy)
         return copy
+
+    def install(self, spec, prefix):
+        python("-m", "pip", *PythonPipBuilder.std_args(self), f"--prefix={prefix}", self.sources)

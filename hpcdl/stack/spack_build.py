@@ -1,0 +1,313 @@
+"""Builds a release with Spack: solve, install in parallel, fill the build cache, make one view.
+
+`plan_spack` thinks: environment, files, identity, steps. `build_spack` acts. Everything is made
+below PREFIX/spack, which all stacks share: `store` is the install tree, `buildcache` the signed
+binaries, STACK/ one stack's environment and build. An interrupted build goes on where it was.
+The release is a view and its records, and no release until release.json is renamed into it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hpcdl import __version__, facts
+from hpcdl.site import Site, StackRequest
+from hpcdl.stack.build import build_lock, new_tree, umask
+from hpcdl.stack.recipe import MODULE, digest, find_request, gpu_variant, running_interpreter
+from hpcdl.stack.release import SCHEMA, Release, as_record, read_release, releases_folder
+from hpcdl.stack.resolve_versions import Range
+from hpcdl.stack.sources import own_digest, own_wheel
+from hpcdl.stack.spack import Environment, environment_for_stack
+from hpcdl.stack.spack_cache import BuildCache, build_cache, close_keyring, fill, ready_key
+from hpcdl.stack.spack_make import Folders, Show, installed, make_all
+from hpcdl.stack.spack_needs import needs_of
+from hpcdl.stack.spack_release import (
+    Built,
+    add_hpcdl,
+    environment_text,
+    inventory,
+    lock_entries,
+    make_view,
+    module_environment,
+    require_readable,
+)
+from hpcdl.stack.spack_run import Work, concretize, lock_versions, render_work, stack_work
+from hpcdl.stack.spack_tool import Spack, open_spack, require_unlocked
+from hpcdl.stack.wheelhouse import Say, new_log, tools
+from hpcdl.system.errors import AnswerNo
+from hpcdl.system.files import locked, write_atomic, write_json
+from hpcdl.system.run import run
+
+_WAIT_SECONDS = 10
+_STAMP = ".solved"
+
+
+@dataclass(frozen=True)
+class SpackPlan:
+    """What a build with Spack will do; `release_id` is None until the environment is solved."""
+
+    site: Site
+    request: StackRequest
+    environment: Environment
+    work: Work
+    own: str
+
+    @property
+    def folders(self) -> Folders:
+        """Where it is built."""
+        return Folders(self.work.root, self.environment.name)
+
+    @property
+    def lock(self) -> Path | None:
+        """The lock file, where it is the solution of these very files."""
+        lock = self.folders.environment / "spack.lock"
+        stamp = self.folders.environment / _STAMP
+        solved = lock.is_file() and stamp.is_file() and stamp.read_text() == self.stamp(lock)
+        return lock if solved else None
+
+    def stamp(self, lock: Path) -> str:
+        """What a lock file was solved from, and itself."""
+        texts = {str(path): text for path, text in self.work.files.items()}
+        return digest(texts, lock.read_text())
+
+    @property
+    def release_id(self) -> str | None:
+        """Readable and content-addressed, such as `tensorflow-2.20.0-cuda12.9-sm60-1f0c9a3e`."""
+        if self.lock is None:
+            return None
+        roots = sorted(root["hash"] for root in json.loads(self.lock.read_text())["roots"])
+        key = digest(SCHEMA, roots, self.own, self.request.partitions)
+        return f"{self.request.name}-{self.environment.versions['tensorflow']}-{self.variant}-{key}"
+
+    @property
+    def variant(self) -> str:
+        """`cpu`, or CUDA's release and the GPUs: `cuda12.9-sm60`."""
+        wanted = self.environment
+        if wanted.wheels:
+            return "cpu"
+        return gpu_variant(wanted.versions["cuda"], "-sm".join(wanted.archs))
+
+    @property
+    def module(self) -> str:
+        """The module's full name."""
+        return f"{MODULE}/{self.environment.versions['tensorflow']}-{self.variant}"
+
+    @property
+    def exists(self) -> bool:
+        """Whether that release has been built already."""
+        name = self.release_id
+        return name is not None and (releases_folder(self.site) / name / "release.json").is_file()
+
+    def steps(self) -> list[str]:
+        """What is left to do, in words; empty where the release exists."""
+        if self.exists:
+            return []
+        place = releases_folder(self.site) / (self.release_id or "ID")
+        lock = self.lock
+        count = f"{len(json.loads(lock.read_text())['concrete_specs'])} " if lock else ""
+        return [
+            *(f"write {path}" for path in self.work.changed),
+            *([] if lock else [f"solve {self.environment.name} with Spack"]),
+            f"install what is missing of its {count}packages in {store(self.site)}",
+            f"put them into the build cache {store(self.site).parent / 'buildcache'}",
+            f"link them and hpcdl {__version__} together in {place}/stack",
+        ]
+
+    def as_data(self) -> dict[str, Any]:
+        """The plan for machines."""
+        return {
+            "schema": 1,
+            "stack": self.request.name,
+            "backend": "spack",
+            "release": self.release_id,
+            "exists": self.exists,
+            "module": self.module,
+            "versions": dict(self.versions()),
+            "proof": self.proof,
+            "specs": list(self.environment.specs),
+            "folder": str(self.work.root),
+            "steps": self.steps(),
+        }
+
+    def versions(self) -> Mapping[str, str]:
+        """The components a person asks for, by name."""
+        locked_ones = lock_versions(self.lock) if self.lock else {}
+        found = {**self.environment.versions, **locked_ones, "hpcdl": __version__}
+        found["mpi"] = f"Open MPI {found['openmpi']}" if "openmpi" in found else "MPI"
+        return found
+
+    @property
+    def proof(self) -> str:
+        """How sure the set is before anything is built."""
+        compiled = str(facts.load("spack")["locked_with"]["proof"])
+        return "run" if self.environment.wheels else compiled
+
+    def expected(self) -> Release:
+        """The release as it will be recorded, without its lock; its id may be unknown."""
+        name = self.release_id or f"{self.request.name}-{self.environment.versions['tensorflow']}"
+        return Release(
+            id=name,
+            stack=self.request.name,
+            backend="spack",
+            root=releases_folder(self.site) / name,
+            module=self.module,
+            versions=self.versions(),
+            partitions=self.request.partitions,
+            proof=self.proof,
+            created="",
+            hpcdl=f"{__version__}+{self.own}",
+            needs=needs_of(self.site, self.request, self.environment),
+            lock=(),
+        )
+
+
+def store(site: Site) -> Path:
+    """The install tree that all stacks of a prefix share."""
+    return site.paths.prefix / "spack" / "store"
+
+
+def plan_spack(site: Site, name: str | None = None) -> SpackPlan:
+    """What a build of that stack with Spack would do.
+
+    Raises:
+        BadInput: there is no such stack, or its partitions cannot share one build.
+    """
+    request = replace(find_request(site, name), backend="spack")
+    wanted = environment_for_stack(site, request)
+    return SpackPlan(site, request, wanted, stack_work(site, request, wanted), own_digest())
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to build: processes at a time, whether to sign, seconds for the solver."""
+
+    jobs: int | None = None
+    unsigned: bool = False
+    time_limit: float | None = None
+
+
+def build_spack(plan: SpackPlan, say: Say, show: Show, options: Options) -> Release:
+    """Build the planned release, or return it where it exists.
+
+    Args:
+        plan: from `plan_spack`.
+        say: told each step.
+        show: told how far the packages are.
+        options: see there.
+
+    Raises:
+        PackageFailed: a package did not build; says which, its log, and how to go on.
+        AnswerNo: Spack found no solution, or not the resolution's.
+        MachineLacks: no Spack, no gpg, no room, another build at work.
+    """
+    with locked(plan.work.root / ".lock", wait_seconds=_WAIT_SECONDS), umask(0o022):
+        cache = build_cache(plan.site, unsigned=options.unsigned)
+        try:
+            return _build(plan, cache, say, show, options)
+        finally:
+            close_keyring(cache)
+
+
+def _build(plan: SpackPlan, cache: BuildCache, say: Say, show: Show, options: Options) -> Release:
+    where = plan.folders
+    spack = _open(plan, cache)
+    require_unlocked(where.environment)
+    key = ready_key(spack, cache, plan.site)
+    if plan.lock is None:
+        _solve(plan, say, options)
+    release_id = plan.release_id
+    assert release_id is not None
+    if plan.exists:
+        return read_release(plan.site, release_id)
+    say(f"installing with Spack; log: {where.log}")
+    helpers = _helpers(say)
+    wheel = own_wheel(helpers / "bin" / "python", plan.own)
+    try:
+        jobs = options.jobs or len(os.sched_getaffinity(0))
+        make_all(spack, where, jobs, show, {"HPCDL_WHEEL": str(wheel)})
+    finally:
+        _fill_cache(spack, plan, cache, key, say)
+    with locked(build_lock(plan.site), wait_seconds=_WAIT_SECONDS):
+        _release(plan, spack, wheel, helpers, say)
+    return read_release(plan.site, release_id)
+
+
+def _open(plan: SpackPlan, cache: BuildCache) -> Spack:
+    """Spack with the settings of this build, in a folder that a person can use too."""
+    where = plan.folders
+    config = (
+        f"config:\n  build_stage: ['{where.stage}']\n"
+        f"  source_cache: '{store(plan.site).parent / 'downloads'}'\n"
+    )
+    settings = {"config.yaml": config, **cache.settings()}
+    spack = open_spack(plan.work.root, where.build / "scope", settings)
+    site = {"HPCDL_SPACK_SITE": str(plan.work.root / "site.yaml")}
+    return replace(spack, env={**spack.env, **site, **cache.env})
+
+
+def _solve(plan: SpackPlan, say: Say, options: Options) -> None:
+    """Render and solve the environment.
+
+    Raises:
+        AnswerNo: there is no solution, or another one than the resolution's.
+    """
+    render_work(plan.work)
+    solved = concretize(plan.work.root, plan.environment, say, time_limit=options.time_limit)
+    if solved.differences:
+        raise AnswerNo(
+            f"Spack solved '{plan.environment.name}' with other versions than the resolution",
+            details=solved.differences,
+            hint="name what the machine has among spack.externals, or pin the stack's versions",
+        )
+    write_atomic(plan.folders.environment / _STAMP, plan.stamp(solved.lock))
+
+
+def _fill_cache(
+    spack: Spack, plan: SpackPlan, cache: BuildCache, key: str | None, say: Say
+) -> None:
+    """Keep what is built, also of a build that failed."""
+    packages = inventory(spack, plan.folders.environment)
+    built = {one.hash for one in packages if not one.external} & installed(spack)
+    if built:
+        say(f"filling the build cache {cache.folder} ({'signed' if key else 'unsigned'})")
+        fill(spack, cache, plan.folders.environment, built, key)
+
+
+def _helpers(say: Say) -> Path:
+    """An environment with pip and setuptools, to pack hpcdl and to put it into the view."""
+    where = tools(running_interpreter(), say)
+    have = [
+        path.name.split("-")[1] for path in where.glob("lib/python3*/**/setuptools-*.dist-info")
+    ]
+    if not any(Range("68:").allows(version) for version in have):
+        run([where / "bin" / "python", "-m", "pip", "install", "--quiet", "setuptools>=68"],
+            log=new_log("tools"))  # fmt: skip
+    return where
+
+
+def _release(plan: SpackPlan, spack: Spack, wheel: Path, helpers: Path, say: Say) -> None:
+    """Make the release's tree; its record makes it a release."""
+    expected = plan.expected()
+    if plan.exists:
+        return
+    packages = inventory(spack, plan.folders.environment)
+    require_readable(packages)
+    with new_tree(expected.root) as root:
+        say(f"linking {len(packages)} packages into {expected.prefix}")
+        text = environment_text(plan.environment, store(plan.site), plan.site.spack.padded_length)
+        make_view(spack, root, plan.folders.environment, text)
+        (pip,) = helpers.glob("lib/python3*/site-packages")
+        add_hpcdl(root, wheel, pip, new_log(root.name))
+        _record(replace(expected, environment=module_environment(spack, root)), packages)
+
+
+def _record(expected: Release, packages: tuple[Built, ...]) -> None:
+    created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    release = replace(expected, created=created, lock=lock_entries(packages))
+    write_json(release.root / "release.json", as_record(release))

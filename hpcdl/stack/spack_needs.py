@@ -1,0 +1,62 @@
+"""What the module of a release built by Spack asks of a machine, from the facts.
+
+Pure: the driver's both ends from CUDA and the GPUs, the models that have device code, the CPU's
+flags from the target it was compiled for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpcdl import facts
+from hpcdl.site import Site, StackRequest
+from hpcdl.stack.resolve_facts import serves
+from hpcdl.stack.resolve_versions import Range, sort_key
+from hpcdl.stack.spack import Environment
+
+
+def needs_of(site: Site, request: StackRequest, wanted: Environment) -> dict[str, Any]:
+    """The guard's table: `cpu_flags`, and for GPUs `driver` and `gpus`."""
+    names = request.partitions or tuple(site.partitions)
+    targets = {site.partition(name).target for name in names}
+    flags = cpu_flags("x86_64" if wanted.wheels else "", targets)
+    if wanted.wheels:
+        return {"cpu_flags": flags}
+    computes = sorted({gpu.compute for name in names if (gpu := site.partition(name).gpu)})
+    return {
+        "cpu_flags": flags,
+        "driver": driver_needs(wanted.versions["cuda"], computes),
+        "gpus": models(wanted.archs),
+    }
+
+
+def cpu_flags(base: str, targets: set[str]) -> list[str]:
+    """Flags of /proc/cpuinfo that code for these targets uses; wheels use AVX whatever those."""
+    if base:
+        return list(facts.load("wheels")["needs"]["cpu"]["cpu_flags"])
+    table = facts.load("spack")["targets"]
+    return sorted({flag for target in targets for flag in table.get(target, ())})
+
+
+def driver_needs(cuda: str, computes: list[str]) -> dict[str, Any]:
+    """The oldest driver for this CUDA, and the last branch that drives these GPUs."""
+    oldest, branches = [], []
+    for row in facts.load("cuda")["rules"]:
+        limit = str(row["needs"].get("driver", ""))
+        when = row["when"]
+        low, _, high = limit.partition(":")
+        if low and "cuda" in when and Range(str(when["cuda"])).allows(cuda):
+            oldest.append(low)
+        if high and "gpu" in when and any(Range(str(when["gpu"])).allows(one) for one in computes):
+            branches.append(int(high))
+    needs: dict[str, Any] = {"from": max(oldest, key=sort_key)} if oldest else {}
+    return {**needs, **({"branch": min(branches)} if branches else {})}
+
+
+def models(archs: tuple[str, ...]) -> list[str]:
+    """The GPUs, as the driver calls them, that machine code for these runs on."""
+    code = [f"sm_{arch}" for arch in archs]
+    rows = facts.load("gpus")["gpus"].items()
+    return list(
+        dict.fromkeys(name.split("-")[0] for name, row in rows if serves(code, row["compute"]))
+    )

@@ -1,0 +1,181 @@
+"""Makes a release of what Spack has built: one view, one module, whatever the number of packages.
+
+The release's `stack` is a view of Spack: links into the install tree PREFIX/spack/store, which
+all releases share and which Spack names by content. Beside it lie the environment and its lock.
+The module sets what Spack itself sets when that environment is activated with its view. hpcdl
+goes in as files of its own, so that a release always has the one it was made with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcdl.stack.install import install, open_to_readers
+from hpcdl.stack.modes import mode_faults
+from hpcdl.stack.spack import Environment, wheel_sets
+from hpcdl.stack.spack_tool import Spack
+from hpcdl.system.errors import AnswerNo
+from hpcdl.system.files import write_atomic
+from hpcdl.system.resources import folder
+from hpcdl.system.run import run
+
+_SHOWN = 10
+_EXPORT = re.compile(r"^export (\w+)=(.*?);?$", re.MULTILINE)
+# The module says these itself, or they are for building and not for running.
+_NOT_OURS = {"PATH", "PYTHONPATH", "MANPATH", "CMAKE_PREFIX_PATH", "PKG_CONFIG_PATH",
+             "ACLOCAL_PATH", "XDG_DATA_DIRS", "PROMPT", "PS1", "HOME", "INFOPATH"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Built:
+    """One package of an environment, as Spack tells it (spack/inventory.py)."""
+
+    name: str
+    version: str
+    hash: str
+    prefix: Path
+    external: bool
+    licence: str | None
+    files: tuple[Mapping[str, Any], ...]
+
+
+def inventory(spack: Spack, environment: Path) -> tuple[Built, ...]:
+    """Every package of a solved environment."""
+    told = spack.run("-e", environment, "python", folder("spack") / "inventory.py").stdout
+    rows = json.loads(told.strip().splitlines()[-1])
+    return tuple(
+        Built(**{**row, "prefix": Path(row["prefix"]), "files": tuple(row["files"])})
+        for row in sorted(rows, key=lambda row: (row["name"], row["hash"]))
+    )
+
+
+def environment_text(wanted: Environment, store: Path, padded_length: int) -> str:
+    """The release's own spack.yaml: the same roots, its view, and where everything lies."""
+    specs = "\n".join(f"  - {spec}" for spec in wanted.specs)
+    padding = f", padded_length: {padded_length}" if padded_length else ""
+    return (
+        "# The environment of this release, as it was built; do not edit it.\n"
+        "spack:\n"
+        "  repos:\n"
+        "    hpcdl: $env/spack_repo/hpcdl\n"
+        f"  specs:\n{specs}\n"
+        "  concretizer: {unify: true}\n"
+        f"  config: {{install_tree: {{root: {store}{padding}}}}}\n"
+        "  view: {default: {root: ../stack, link: run}}\n"
+    )
+
+
+def make_view(spack: Spack, root: Path, source: Path, text: str) -> None:
+    """The release's environment in ROOT/spack and its view in ROOT/stack.
+
+    Args:
+        spack: with a scope of its own.
+        root: the release's folder.
+        source: the environment that was built; its lock is taken.
+        text: spack.yaml of the release.
+    """
+    own = root / "spack"
+    write_atomic(own / "spack.yaml", text)
+    shutil.copyfile(source / "spack.lock", own / "spack.lock")
+    shutil.copytree(
+        source.parents[1] / "spack_repo", own / "spack_repo",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )  # fmt: skip
+    spack.run("-e", own, "env", "view", "regenerate")
+
+
+def add_hpcdl(root: Path, wheel: Path, pip: Path, log: Path) -> Path:
+    """Put hpcdl into the view as files of its own; returns its site-packages.
+
+    Args:
+        root: the release's folder.
+        wheel: of this hpcdl.
+        pip: a folder or wheel with pip in it.
+        log: what pip says.
+    """
+    stack = root / "stack"
+    python = stack / "bin" / "python"
+    (packages,) = stack.glob("lib/python3*/site-packages")
+    for left in (packages / "hpcdl", *packages.glob("hpcdl-*.dist-info")):
+        shutil.rmtree(left, ignore_errors=True)
+    (stack / "bin" / "hpcdl").unlink(missing_ok=True)
+    install(python, [wheel], pip, log)
+    run([python, "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash",
+         packages / "hpcdl"], log=log, check=False)  # fmt: skip
+    shutil.copytree(folder("modulefiles") / "python", stack / "share" / "hpcdl" / "python",
+                    ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)  # fmt: skip
+    open_to_readers(root)
+    return packages
+
+
+def module_environment(spack: Spack, root: Path) -> dict[str, Any]:
+    """What the module sets: lists of folders to go in front of a variable, or a text.
+
+    It is what `spack env activate` sets on top of an empty environment.
+    """
+    script = f"{spack.shell} env activate --sh --dir {shlex.quote(str(root / 'spack'))}"
+    kept = {key: value for key, value in os.environ.items()
+            if key.startswith(("SPACK", "HPCDL_SPACK")) or key in {"HOME", "USER"}}  # fmt: skip
+    env = {**kept, **spack.env, "PATH": "/usr/bin:/bin"}
+    told = run(["bash", "--noprofile", "--norc", "-c", script], base_env=env).stdout
+    return dict(_settings(told))
+
+
+def _settings(told: str) -> Iterator[tuple[str, Any]]:
+    for name, quoted in _EXPORT.findall(told):
+        value = "".join(shlex.split(quoted))
+        if name in _NOT_OURS or name.startswith(("SPACK", "HPCDL")) or not value:
+            continue
+        parts = [part for part in value.split(":") if part]
+        folders = all(part.startswith("/") for part in parts)
+        yield name, parts if folders and name.endswith(("PATH", "DIRS")) else value
+
+
+def require_readable(packages: tuple[Built, ...]) -> None:
+    """Hold what the view links to against the rule for releases: readable, written by nobody.
+
+    Raises:
+        AnswerNo: names the first files that break it.
+    """
+    prefixes = [one.prefix for one in packages if not one.external and one.prefix.is_dir()]
+    faults = [fault for prefix in prefixes for fault in mode_faults(prefix)]
+    if faults:
+        raise AnswerNo(
+            f"{len(faults)} installed files have wrong permissions",
+            details=faults[:_SHOWN],
+            hint="let Spack install with umask 022 and `permissions: {read: world, write: user}`",
+        )
+
+
+def lock_entries(packages: tuple[Built, ...]) -> tuple[Mapping[str, str], ...]:
+    """The lock of a release: every package, and the wheels that some recipes install."""
+    return tuple(entry for one in packages for entry in _entries(one))
+
+
+def _entries(one: Built) -> Iterator[Mapping[str, str]]:
+    entry = {"name": one.name, "version": one.version, "hash": one.hash}
+    digests = [str(file["sha256"]) for file in one.files if file["sha256"]]
+    if digests:
+        entry["sha256"] = digests[0]
+    if one.licence:
+        entry["licence"] = one.licence
+    if one.external:
+        entry["external"] = str(one.prefix)
+    yield entry
+    try:
+        wheels = wheel_sets(one.name)[one.version]
+    except (OSError, KeyError):
+        return
+    for kind, named in wheels.items():
+        if kind == "others":
+            for name, wheel in named.items():
+                yield {"name": name, "version": wheel["version"], "sha256": wheel["sha256"],
+                       "file": wheel["url"].rpartition("/")[2]}  # fmt: skip

@@ -1,0 +1,144 @@
+"""Spack itself: where it is, whether it is one that fits, and how it is called.
+
+A `Spack` is a program with a scope of settings (of one run, or of a build's folder) and
+variables; `argv` gives the whole command line, so that a Makefile and a script for people call
+it in the same way. Nothing of a user's own Spack settings is changed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shlex
+import shutil
+import struct
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpcdl import facts
+from hpcdl.stack.resolve_versions import sort_key
+from hpcdl.system.errors import BadInput, MachineLacks
+from hpcdl.system.files import write_atomic
+from hpcdl.system.run import CommandResult, run
+
+_TRANSACTION_LOCK = Path(".spack-env") / "transaction_lock"
+_FLOCK = "hhqqi4x"  # struct flock on 64-bit Linux: type, whence, start, length, process
+
+
+@dataclass(frozen=True)
+class Spack:
+    """How Spack is called: `scope` holds settings of this run, `env` variables on top."""
+
+    program: Path
+    version: str
+    scope: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def argv(self, *words: str | Path) -> list[str | Path]:
+        """A whole command line."""
+        return [self.program, "-C", self.scope, *words]
+
+    def run(self, *words: str | Path, **options: Any) -> CommandResult:
+        """Run it; `options` are those of `hpcdl.system.run.run`."""
+        return run(self.argv(*words), env=self.env, **options)
+
+    @property
+    def shell(self) -> str:
+        """The beginning of every call, for a shell."""
+        return shlex.join(str(word) for word in self.argv())
+
+
+def find_spack() -> Path:
+    """The `spack` program: of HPCDL_SPACK_ROOT, of SPACK_ROOT, or on PATH.
+
+    Raises:
+        MachineLacks: there is none.
+    """
+    for name in ("HPCDL_SPACK_ROOT", "SPACK_ROOT"):
+        program = Path(os.environ.get(name) or "/nonexistent") / "bin" / "spack"
+        if program.is_file():
+            return program
+    found = shutil.which("spack")
+    if found is None:
+        raise MachineLacks(
+            "Spack is not here", hint="set HPCDL_SPACK_ROOT to its folder, or put it on PATH"
+        )
+    return Path(found)
+
+
+def open_spack(root: Path, scope: Path, settings: Mapping[str, str] | None = None) -> Spack:
+    """Spack for the environments below `root`, with settings written into `scope`.
+
+    Args:
+        root: the folder with spack_repo/ and environments/, perhaps with a site.yaml.
+        scope: a folder for settings of this run.
+        settings: further files for it, such as config.yaml, by name.
+
+    Raises:
+        MachineLacks: there is no Spack, or one that is too old.
+        BadInput: HPCDL_SPACK_PACKAGES leads to no packages.
+    """
+    program = find_spack()
+    version = _version(program)
+    site = root / "site.yaml"
+    env = {"HPCDL_SPACK_SITE": str(site)} if site.exists() else {}
+    for name, text in {**_repositories(root), **(settings or {})}.items():
+        write_atomic(scope / name, text)
+    return Spack(program, version, scope, env)
+
+
+def _version(program: Path) -> str:
+    told = run([program, "--version"], timeout=120, hint="SPACK_PYTHON names its Python").stdout
+    found = re.match(r"\d+(\.\d+)+", told.strip())
+    least = str(facts.load("spack")["at_least"]["spack"])
+    if found is None or sort_key(found.group()) < sort_key(least):
+        raise MachineLacks(
+            f"{program} is Spack {told.strip()[:40] or 'of no version'}, too old for this overlay",
+            hint=f"use Spack {least} or newer; set HPCDL_SPACK_ROOT to its folder",
+        )
+    return told.strip()
+
+
+def _repositories(root: Path) -> dict[str, str]:
+    """The packages of HPCDL_SPACK_PACKAGES instead of a download.
+
+    The overlay is named first: in a list of repositories the first one wins.
+    """
+    packages = os.environ.get("HPCDL_SPACK_PACKAGES")
+    if not packages:
+        return {}
+    builtin = Path(packages).absolute() / "repos" / "spack_repo" / "builtin"
+    if not (builtin / "repo.yaml").is_file():
+        raise BadInput(
+            f"HPCDL_SPACK_PACKAGES is {packages}, where there are no packages of Spack",
+            hint="name a checkout of github.com/spack/spack-packages",
+        )
+    overlay = (root / "spack_repo" / "hpcdl").absolute()
+    return {"repos.yaml": f"repos:\n  hpcdl: {overlay}\n  builtin: {builtin}\n"}
+
+
+def require_unlocked(environment: Path) -> None:
+    """Refuse where another Spack works on this environment: ours would wait without a word.
+
+    Raises:
+        MachineLacks: says which process holds it.
+    """
+    holder = lock_holder(environment / _TRANSACTION_LOCK)
+    if holder is not None:
+        raise MachineLacks(
+            f"another Spack is at work on {environment}: process {holder}",
+            hint="wait until it ends, then run the same command again",
+        )
+
+
+def lock_holder(path: Path) -> int | None:
+    """The process that holds a lock on `path` (fcntl(2), as Spack takes it); None if it is free."""
+    with suppress(FileNotFoundError), path.open("r+b") as file:
+        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, process = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
+        return None if kind == fcntl.F_UNLCK else int(process)
+    return None

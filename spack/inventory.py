@@ -1,0 +1,60 @@
+"""Prints what the active environment holds, as JSON: `spack -e DIR python inventory.py`.
+
+One object per package: name, version, hash, prefix, whether it is the machine's own, its licence,
+and the files that its build fetches. Run by Spack's Python; hpcdl reads the output.
+"""
+
+import json
+
+import spack.environment as ev
+
+
+def licence_of(spec):
+    """The licence that the recipe declares for this version."""
+    for when, identifier in getattr(spec.package, "licenses", {}).items():
+        if spec.satisfies(when):
+            return str(identifier)
+    return None
+
+
+def source_of(fetcher):
+    """Where a file comes from and how it is known to be the right one."""
+    url = getattr(fetcher, "url", None)
+    return {
+        "url": str(url) if url else None,
+        "sha256": getattr(fetcher, "digest", None),
+        "commit": getattr(fetcher, "commit", None),
+    }
+
+
+def sources_of(spec):
+    """All that is fetched to build one package: its archive, resources and patches."""
+    package = spec.package
+    if spec.external or not package.has_code:
+        return []
+    found = [source_of(package.fetcher)]
+    for when, resources in getattr(package, "resources", {}).items():
+        if spec.satisfies(when):
+            found += [source_of(resource.fetcher) for resource in resources]
+    for patch in spec.patches:
+        if getattr(patch, "url", None):
+            digest = getattr(patch, "archive_sha256", None) or patch.sha256
+            found.append({"url": patch.url, "sha256": digest, "commit": None})
+    return found
+
+
+def row_of(spec):
+    """One package."""
+    return {
+        "name": spec.name,
+        "version": str(spec.version),
+        "hash": spec.dag_hash(),
+        "prefix": str(spec.prefix),
+        "external": bool(spec.external),
+        "licence": licence_of(spec),
+        "files": sources_of(spec),
+    }
+
+
+environment = ev.active_environment()
+print(json.dumps([row_of(spec) for spec in environment.all_specs() if spec.concrete]))
