@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from hpcdl.system.progress import StatusLine
 
 
-def _module(site: Site) -> Module:
-    from hpcdl.workflows.modules import module_for
+def _modules(site: Site, args: argparse.Namespace) -> dict[str, Module]:
+    """The module of every partition that is checked."""
+    from hpcdl.workflows.modules import modules_by_partition
 
-    return module_for(site, published=True)
+    return modules_by_partition(site, args.partition, published=True)
 
 
 def _selection(parser: argparse.ArgumentParser) -> None:
@@ -61,10 +62,10 @@ def _settings_options(parser: argparse.ArgumentParser) -> None:
 def _settings(args: argparse.Namespace) -> ExitCode:
     from hpcdl.regress.settings import render_settings
     from hpcdl.system.files import write_atomic
-    from hpcdl.workflows.modules import module_for
+    from hpcdl.workflows.modules import modules_by_partition
 
     site = the_site(args)
-    text = render_settings(site, module_for(site))
+    text = render_settings(site, modules_by_partition(site))
     if args.output is None:
         print_json({"settings": text}) if args.json else print(text, end="")
         return ExitCode.OK
@@ -94,7 +95,7 @@ def _run(args: argparse.Namespace) -> ExitCode:
     require_reframe()
     site = the_site(args)
     with StatusLine(quiet=args.json) as status:
-        outcome = run_checks(site, _module(site), _request(args), _shown(status))
+        outcome = run_checks(site, _modules(site, args), _request(args), _shown(status))
     _remember(site, outcome, args)
     print_json(as_data(outcome)) if args.json else print(outcome_text(outcome))
     return ExitCode.OK if outcome.ok else ExitCode.NO
@@ -152,11 +153,11 @@ def _measure(args: argparse.Namespace) -> ExitCode:
 
     require_reframe()
     site = the_site(args)
-    module, request = _module(site), _request(args)
-    if args.if_missing and covered(site, module, request):
+    modules, request = _modules(site, args), _request(args)
+    if args.if_missing and covered(site, modules, request):
         return _show_references(args)
     with StatusLine(quiet=args.json) as status:
-        done = measure(site, module, request, _shown(status), write=not args.dry_run)
+        done = measure(site, modules, request, _shown(status), write=not args.dry_run)
     if args.json:
         print_json({"files": done.files, "references": [asdict(row) for row in done.references]})
     else:

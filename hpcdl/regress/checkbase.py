@@ -151,7 +151,8 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         """Lay the job out and hand ReFrame the parts of its script."""
         site, partition = self.place()
         spec = replace(self.request(site, partition), job_dir=Path(self.stagedir).absolute())
-        spec = replace(spec, program=(*spec.program, *map(option, self.settings)))
+        if spec.program[:2] == ("hpcdl", "train"):
+            spec = replace(spec, program=(*spec.program, *map(option, self.settings)))
         batch = take_apart(self.script(site, spec, module_of(self.current_partition)))
         layout = plan_layout(site, spec)
         self.num_tasks = layout.world_size

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpcdl.jobs.spec import Module
 from hpcdl.regress.references import (
     MIN_RUNS,
     WIDEST,
@@ -21,6 +20,7 @@ from hpcdl.regress.references import (
     write_references,
 )
 from hpcdl.regress.runner import CheckOutcome, CheckRequest, Progress, run_checks
+from hpcdl.regress.settings import Modules, module_on
 from hpcdl.regress.verdict import MetricVerdict, Status, Verdict
 from hpcdl.site import Site
 from hpcdl.slurm.hostlist import expand_hostlist
@@ -40,7 +40,7 @@ class Measurement:
 
 def measure(
     site: Site,
-    module: Module,
+    modules: Modules,
     request: CheckRequest,
     progress: Progress | None = None,
     *,
@@ -57,7 +57,7 @@ def measure(
             f"--runs {request.repeat} is too few for a reference",
             hint=f"give at least {MIN_RUNS}",
         )
-    outcome = run_checks(site, module, replace(request, measuring=True), progress)
+    outcome = run_checks(site, modules, replace(request, measuring=True), progress)
     faulty = [verdict for verdict in outcome.verdicts if not _measured(verdict)]
     if faulty:
         raise AnswerNo(
@@ -65,19 +65,19 @@ def measure(
             details=[f"{v.name} on {v.partition or '-'}: {v.reason}" for v in faulty],
             hint=f"see {outcome.folder.path}",
         )
-    rows = derive(site, module, outcome)
+    rows = derive(site, modules, outcome)
     files = _write(site, rows) if write else ()
     return Measurement(rows, files, outcome)
 
 
-def covered(site: Site, module: Module, request: CheckRequest) -> bool:
+def covered(site: Site, modules: Modules, request: CheckRequest) -> bool:
     """Whether every partition asked for has a reference of this release and machine."""
     machine = fingerprint()
     names = request.partitions or tuple(site.partitions)
     return all(
         any(
             row.partition == name
-            and row.release == module.release
+            and row.release == module_on(modules, name).release
             and row.machine in {None, machine}
             and row.proof == "run"
             and (not request.names or {row.check, f"{row.check}/{row.case}"} & set(request.names))
@@ -87,7 +87,7 @@ def covered(site: Site, module: Module, request: CheckRequest) -> bool:
     )
 
 
-def derive(site: Site, module: Module, outcome: CheckOutcome) -> tuple[Reference, ...]:
+def derive(site: Site, modules: Modules, outcome: CheckOutcome) -> tuple[Reference, ...]:
     """A reference for every metric of every case."""
     groups: dict[tuple[str, str, str], list[Verdict]] = {}
     for verdict in outcome.verdicts:
@@ -96,7 +96,7 @@ def derive(site: Site, module: Module, outcome: CheckOutcome) -> tuple[Reference
     for group in groups.values():
         for metric in (metric for metric in group[0].metrics if metric.wanted):
             values = [m.value for v in group for m in v.metrics if m.name == metric.name]
-            row = _empty_row(site, module, group, metric)
+            row = _empty_row(site, modules, group, metric)
             good = [value for value in values if value is not None]
             row = from_runs(replace(row, machine=outcome.machine), good)
             # What else a shared machine does tomorrow is not in the spread of a few runs today.
@@ -105,7 +105,7 @@ def derive(site: Site, module: Module, outcome: CheckOutcome) -> tuple[Reference
 
 
 def _empty_row(
-    site: Site, module: Module, group: Sequence[Verdict], metric: MetricVerdict
+    site: Site, modules: Modules, group: Sequence[Verdict], metric: MetricVerdict
 ) -> Reference:
     """A reference that knows everything but its numbers."""
     first = group[0]
@@ -123,7 +123,7 @@ def _empty_row(
         source=f"measured on '{site.name}' by hpcdl check references measure",
         proof="run",
         date=time.strftime("%Y-%m-%d"),
-        release=module.release,
+        release=module_on(modules, first.partition).release,
         driver=site.partition(first.partition).driver,
         nodes=_nodes(group),
     )

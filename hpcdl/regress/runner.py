@@ -22,11 +22,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcdl.jobs.spec import Module
 from hpcdl.regress.backend_names import EVENTS_VARIABLE, PARENT_VARIABLE
 from hpcdl.regress.references import fingerprint, load_references
 from hpcdl.regress.runfolder import RunFolder, cancel_left_jobs, new_run, read_events, sweep
-from hpcdl.regress.settings import render_settings
+from hpcdl.regress.settings import Modules, render_settings
 from hpcdl.regress.verdict import Status, Verdict, judge, waive
 from hpcdl.site import Site
 from hpcdl.slurm import client
@@ -100,13 +99,13 @@ def require_reframe() -> None:
 
 
 def run_checks(
-    site: Site, module: Module, request: CheckRequest, progress: Progress | None = None
+    site: Site, modules: Modules, request: CheckRequest, progress: Progress | None = None
 ) -> CheckOutcome:
     """Run checks and judge them.
 
     Args:
         site: where.
-        module: the module of the release that the checks must use.
+        modules: of the release that the checks must use, the same everywhere or by partition.
         request: which.
         progress: called about ten times a second while ReFrame runs.
 
@@ -124,7 +123,7 @@ def run_checks(
         machine = fingerprint() if one_machine() else None
         text = render_settings(
             site,
-            module,
+            modules,
             partitions=request.partitions,
             prefix=folder.path,
             one_machine=machine is not None,

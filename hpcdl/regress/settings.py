@@ -11,7 +11,7 @@ from __future__ import annotations
 import pprint
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     import jinja2
 
 MAX_JOBS = 8
+Modules = Module | Mapping[str, Module]
+"""What jobs load: the same everywhere, or by partition, which different stacks may serve."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class Environment:
     name: str
     comment: str
     prepare: tuple[str, ...] = ()
+    partitions: tuple[str, ...] = ()
+    """The partitions it is for; all where there are none."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class PartitionSettings:
     processor: dict[str, Any]
     devices: list[dict[str, Any]]
     features: list[str]
+    containers: list[dict[str, Any]] = field(default_factory=list)
     extras: dict[str, Any] = field(default_factory=dict)
 
 
@@ -65,7 +70,7 @@ def reframe_name(text: str) -> str:
 
 def render_settings(
     site: Site,
-    module: Module,
+    modules: Modules,
     *,
     partitions: Sequence[str] = (),
     prefix: Path | None = None,
@@ -75,7 +80,7 @@ def render_settings(
 
     Args:
         site: the site.
-        module: the module of the published release, as jobs load it.
+        modules: of the published release, as jobs load them.
         partitions: the ones to have in it; all by default.
         prefix: where ReFrame keeps its files; WORK/checks/reframe by default.
         one_machine: all nodes are emulated on one machine, so one job at a time.
@@ -93,21 +98,46 @@ def render_settings(
         prefix=str(place),
         database=str(place / "results.db"),
         max_jobs=1 if one_machine else MAX_JOBS,
-        partitions=[partition_settings(site, part, module, one_machine) for part in chosen],
-        environments=environments(site, module),
+        partitions=[
+            partition_settings(site, part, module_on(modules, part.name), one_machine)
+            for part in chosen
+        ],
+        environments=environments(site, modules, [part.name for part in chosen]),
     )
 
 
-def environments(site: Site, module: Module) -> tuple[Environment, ...]:
-    """The environments that the checks name."""
-    prepare = [f"source {quote.word(str(site.paths.lmod_init))}", "module --force purge"]
-    if module.folder is not None:
-        prepare.append(f"module use {quote.word(str(module.folder))}")
-    prepare += [f"module load {quote.word(name)} || exit 20" for name in module.names]
+def module_on(modules: Modules, partition: str) -> Module:
+    """What jobs of a partition load."""
+    return modules if isinstance(modules, Module) else modules[partition]
+
+
+def environments(
+    site: Site, modules: Modules, partitions: Sequence[str]
+) -> tuple[Environment, ...]:
+    """The environments that the checks name; `tensorflow` once per module that there is."""
+    users: dict[Module, list[str]] = {}
+    for name in partitions:
+        users.setdefault(module_on(modules, name), []).append(name)
     return (
         Environment("hpcdl", "hpcdl's checks bring the whole script of a user's job"),
-        Environment("tensorflow", "the published release, loaded by ReFrame", tuple(prepare)),
+        *(
+            Environment(
+                "tensorflow",
+                "the published release, loaded by ReFrame",
+                _prepare(site, module),
+                tuple(map(reframe_name, names)) if len(users) > 1 else (),
+            )
+            for module, names in users.items()
+        ),
     )
+
+
+def _prepare(site: Site, module: Module) -> tuple[str, ...]:
+    """Commands that load a module in a job."""
+    found = [f"source {quote.word(str(site.paths.lmod_init))}", "module --force purge"]
+    if module.folder is not None:
+        found.append(f"module use {quote.word(str(module.folder))}")
+    return (*found, *(f"module load {quote.word(name)} || exit 20" for name in module.names))
 
 
 def partition_settings(
@@ -133,8 +163,19 @@ def partition_settings(
         if gpu
         else [],
         features=[
-            *dict.fromkeys(map(reframe_name, (*partition.features, "gpu" if gpu else "cpu")))
+            *dict.fromkeys(
+                map(
+                    reframe_name,
+                    (
+                        *partition.features,
+                        "gpu" if gpu else "cpu",
+                        *([site.container] if site.container else []),
+                    ),
+                )
+            )
         ],
+        # Pyxis is a plugin of srun, which ReFrame knows nothing of.
+        containers=[{"type": "Apptainer"}] if site.container == "apptainer" else [],
         extras={
             "hpcdl_site": str(site.source),
             "hpcdl_partition": partition.name,
@@ -183,7 +224,13 @@ def _template() -> jinja2.Template:
         autoescape=False,  # noqa: S701 - the output is Python, written by `py`
     )
     environment.filters["py"] = _literal
+    environment.filters["targets"] = _targets
     return environment.get_template("settings.py.j2")
+
+
+def _targets(partitions: Sequence[str], system: str) -> list[str]:
+    """Partitions as ReFrame addresses them."""
+    return [f"{system}:{name}" for name in partitions]
 
 
 def _literal(value: Any, indent: int = 0) -> str:

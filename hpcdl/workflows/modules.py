@@ -47,6 +47,19 @@ def module_for(
     return Module(tuple(names) or (planned_module(site),))
 
 
+def modules_by_partition(
+    site: Site, partitions: Sequence[str] = (), *, published: bool = False
+) -> dict[str, Module]:
+    """The module of every partition, as its jobs load it; all partitions by default.
+
+    Raises:
+        MachineLacks: no release is published and `published` is asked for.
+        BadInput: an unknown partition.
+    """
+    names = [site.partition(name).name for name in partitions or site.partitions]
+    return {name: module_for(site, partition=name, published=published) for name in names}
+
+
 def check_available(site: Site, module: Module) -> None:
     """Refuse modules that Lmod does not find, before anything is queued.
 

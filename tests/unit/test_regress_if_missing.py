@@ -18,7 +18,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         calls.append("measured")
         raise AnswerNo("measuring is left out here")
 
-    monkeypatch.setattr(check, "_module", lambda _site: Module((), None, "tf-1"))
+    monkeypatch.setattr(check, "_modules", lambda *_: {"p100": Module((), None, "tf-1")})
     monkeypatch.setattr("hpcdl.regress.measure.measure", measure)
     monkeypatch.setattr("hpcdl.regress.runner.require_reframe", lambda: None)
     return calls
