@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcdl.cli.framework import Command, Group, print_json, the_site
@@ -158,6 +159,34 @@ def _built(release: Release, existed: bool, args: argparse.Namespace) -> ExitCod
     else:
         print(f"{release.id} {'was built before' if existed else 'is built'} in {release.root}")
         print(f"next: hpcdl stack publish {release.id}")
+    return ExitCode.OK
+
+
+def _mirror_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("environments", nargs="*", help="k80, p100, v100, a100, h100; all")
+    parser.add_argument("--name", metavar="STACK", help="a stack of the site instead")
+    parser.add_argument("--folder", metavar="DIR", required=True, help="the mirror's folder")
+    parser.add_argument("--bazel-cache", metavar="DIR",
+                        help="bazel's downloads to take in (else HPCDL_BAZEL_CACHE)")  # fmt: skip
+
+
+def _mirror(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.stack.spack_mirror import choose_environments, make_mirror, plan_mirror
+    from hpcdl.stack.spack_show import mirror_text
+
+    root, names = choose_environments(args.environments, args.name, lambda: the_site(args))
+    mirror = plan_mirror(Path(args.folder).absolute(), root, names, args.bazel_cache)
+    if args.dry_run:
+        print_json(mirror.as_data()) if args.json else print(mirror_text(mirror))
+        return ExitCode.OK
+    path = make_mirror(mirror, root, _progress())
+    if args.json:
+        print_json({**mirror.as_data(), "missing": [], "manifest": str(path)})
+        return ExitCode.OK
+    print(f"{len(mirror.sources)} files are in {mirror.folder}; {path.name} lists them")
+    for note in mirror.notes():
+        print(f"note: {note}")
+    print(f'in the site file there: spack: {{mirrors: {{local: "file://{mirror.folder}"}}}}')
     return ExitCode.OK
 
 
@@ -390,6 +419,14 @@ GROUP = Group(
             "hpcdl stack build --site embedded",
             _build,
             _build_arguments,
+            changes=True,
+        ),
+        Command(
+            "mirror",
+            "Fetch every source that Spack's builds need, for machines without internet.",
+            "hpcdl stack mirror p100 --folder /data/spack-mirror",
+            _mirror,
+            _mirror_arguments,
             changes=True,
         ),
         Command(

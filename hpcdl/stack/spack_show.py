@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcdl.stack.spack_make import Show, Tally
+from hpcdl.stack.spack_mirror import Mirror
 from hpcdl.stack.spack_run import Solved, Work
 from hpcdl.system.progress import StatusLine
 from hpcdl.system.text import duration, table
@@ -63,3 +64,13 @@ def progress(line: StatusLine) -> Show:
         line.show(f"{took}  {tally.text()}", key=None if sys.stderr.isatty() else tally.done)
 
     return show
+
+
+def mirror_text(mirror: Mirror) -> str:
+    """What a mirror lacks."""
+    rows = [[f"{one.package}@{one.version}", one.licence or "unknown", one.url or one.commit or ""]
+            for one in mirror.missing]  # fmt: skip
+    lines = [table(rows, ["would fetch for", "licence", "from"])] if rows else []
+    count = len(mirror.sources)
+    lines.append(f"{count - len(rows)} of {count} files are in {mirror.folder} already")
+    return "\n".join([*lines, *(f"note: {note}" for note in mirror.notes())])

@@ -1,0 +1,274 @@
+"""Makes a source mirror for machines without internet: all that an environment's build fetches.
+
+Spack fetches and checks; `plan_mirror` knows beforehand which files those are, from the lock,
+and `make_mirror` holds what came against them and writes manifest.json (file, digest, size,
+licence). What is there already is not fetched again, so an interrupted run goes on. What bazel
+downloads while it builds TensorFlow is no file of Spack's: its cache is taken in if there is one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hpcdl.site import Site
+from hpcdl.stack.spack import environment, environments
+from hpcdl.stack.spack_release import Built, inventory
+from hpcdl.stack.spack_tool import Spack, open_spack, require_unlocked
+from hpcdl.stack.wheelhouse import Say, new_log, sha256
+from hpcdl.system.errors import BadInput, MachineLacks, PartlyDone
+from hpcdl.system.files import explain_os_errors, locked, write_json
+from hpcdl.system.resources import folder, home
+
+MANIFEST = "manifest.json"
+BAZEL = "bazel"
+_SHOWN = 10
+_BAZEL_BUILDS = "py-tensorflow"
+_ARCHIVES = Path("_source-cache") / "archive"
+_CHECKOUTS = Path("_source-cache") / "git"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file that a build fetches: an archive known by its digest, or a commit's tree."""
+
+    package: str
+    version: str
+    url: str
+    sha256: str | None
+    commit: str | None
+    licence: str | None
+
+    def find(self, mirror: Path) -> Path | None:
+        """Where it lies in a mirror; None where it is not there."""
+        if self.sha256:
+            found = (mirror / _ARCHIVES / self.sha256[:2]).glob(f"{self.sha256}*")
+        else:
+            found = (mirror / _CHECKOUTS).rglob(f"{self.commit}*")
+        return next((path for path in sorted(found) if path.is_file()), None)
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """A mirror and what belongs into it; `bazel` is a bazel repository cache to take in."""
+
+    folder: Path
+    environments: tuple[Path, ...]
+    sources: tuple[Source, ...]
+    bazel: Path | None
+    needs_bazel: bool
+
+    @cached_property
+    def missing(self) -> tuple[Source, ...]:
+        """What is not there yet."""
+        return tuple(one for one in self.sources if one.find(self.folder) is None)
+
+    def notes(self) -> list[str]:
+        """What a person must know before relying on it."""
+        if not self.needs_bazel or self.bazel or (self.folder / BAZEL).is_dir():
+            return []
+        return [
+            "bazel's downloads for TensorFlow are not in it: build once with internet and "
+            "HPCDL_BAZEL_CACHE=DIR, then run this again with --bazel-cache DIR"
+        ]
+
+    def as_data(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "schema": 1,
+            "folder": str(self.folder),
+            "environments": [one.name for one in self.environments],
+            "files": len(self.sources),
+            "missing": [asdict(one) for one in self.missing],
+            "notes": self.notes(),
+        }
+
+
+def plan_mirror(where: Path, root: Path, environments: Sequence[str], bazel: str | None) -> Mirror:
+    """What a mirror of these environments must hold.
+
+    Args:
+        where: the mirror's folder.
+        root: the folder with spack_repo/ and environments/.
+        environments: names of solved ones.
+        bazel: a bazel repository cache; by default the one of HPCDL_BAZEL_CACHE.
+
+    Raises:
+        BadInput: an environment is not solved, or there is no such cache.
+    """
+    named = bazel or os.environ.get("HPCDL_BAZEL_CACHE") or None
+    if named and not Path(named).is_dir():
+        raise BadInput(f"there is no bazel cache {named}", hint="name an existing folder")
+    paths = tuple(root / "environments" / name for name in environments)
+    for path in paths:
+        if not (path / "spack.lock").is_file():
+            raise BadInput(
+                f"environment '{path.name}' is not solved: it has no spack.lock",
+                hint="`hpcdl stack concretize` makes one",
+            )
+    with TemporaryDirectory(prefix="hpcdl-spack-") as scope:
+        spack = open_spack(root, Path(scope))
+        built = [one for path in paths for one in inventory(spack, path)]
+    sources = {source: None for one in built for source in _sources(one)}
+    compiles = any(one.name == _BAZEL_BUILDS for one in built)
+    return Mirror(where, paths, tuple(sources), Path(named) if named else None, compiles)
+
+
+def _sources(one: Built) -> Iterator[Source]:
+    for file in one.files:
+        if file["sha256"] or file["commit"]:
+            yield Source(one.name, one.version, file["url"] or "", file["sha256"],
+                         file["commit"], one.licence)  # fmt: skip
+
+
+def choose_environments(
+    names: Sequence[str], stack: str | None, the_site: Callable[[], Site]
+) -> tuple[Path, tuple[str, ...]]:
+    """The folder with the environments, and which of them.
+
+    Args:
+        names: shipped environments; all where none is named.
+        stack: a stack of the site instead.
+        the_site: gives the site, called only for a stack.
+
+    Raises:
+        BadInput: an unknown environment or stack, or a stack that is not solved yet.
+    """
+    if stack is None:
+        known = tuple(environment(name).name for name in names)
+        return shipped_copy(), known or tuple(one.name for one in environments())
+    from hpcdl.stack.spack_build import plan_spack
+
+    plan = plan_spack(the_site(), stack)
+    if names or plan.lock is None:
+        raise BadInput(
+            f"the stack '{stack}' is not solved" if not names else "--name takes a stack's own",
+            hint="`hpcdl stack build` solves it first; or name a shipped environment alone",
+        )
+    return plan.work.root, (plan.environment.name,)
+
+
+def shipped_copy() -> Path:
+    """A copy of the shipped recipes and environments, for Spack writes beside what it reads."""
+    copy = home() / "spack" / "shipped"
+    with locked(copy.with_name(".shipped.lock")), explain_os_errors(copy):
+        for part in ("spack_repo", "defaults", "environments"):
+            shutil.copytree(
+                folder("spack") / part, copy / part, dirs_exist_ok=True,
+                ignore=shutil.ignore_patterns("__pycache__", ".spack-env", "view", "._view"),
+            )  # fmt: skip
+    return copy
+
+
+def make_mirror(mirror: Mirror, root: Path, say: Say) -> Path:
+    """Fetch what is missing and write the manifest; returns its path.
+
+    Raises:
+        PartlyDone: some files did not come; the rest is there, and running again goes on.
+        MachineLacks: no room, no permission, another one at work in that folder.
+    """
+    with locked(mirror.folder / ".lock", wait_seconds=10):
+        log = new_log("mirror")
+        with TemporaryDirectory(prefix="hpcdl-spack-") as scope:
+            own = {"config.yaml": f"config:\n  build_stage: ['{mirror.folder / '.stage'}']\n"}
+            spack = open_spack(root, Path(scope), own)
+            for path in mirror.environments:
+                _fetch(spack, mirror, path, log, say)
+        shutil.rmtree(mirror.folder / ".stage", ignore_errors=True)
+        if mirror.bazel is not None:
+            say(f"taking in bazel's downloads from {mirror.bazel}")
+            _link_all(mirror.bazel, mirror.folder / BAZEL)
+        say("writing the manifest")
+        write_json(mirror.folder / MANIFEST, manifest(mirror))
+    left = [one for one in mirror.sources if one.find(mirror.folder) is None]
+    if left:
+        raise PartlyDone(
+            f"{len(left)} of {len(mirror.sources)} files did not come",
+            details=[*(one.url or f"{one.package} {one.commit}" for one in left[:_SHOWN]),
+                     *(["..."] if len(left) > _SHOWN else []), f"log: {log}"],
+            hint="run the same command again; what is there is not fetched again",
+        )  # fmt: skip
+    return mirror.folder / MANIFEST
+
+
+def _fetch(spack: Spack, mirror: Mirror, environment: Path, log: Path, say: Say) -> None:
+    require_unlocked(environment)
+    say(f"{environment.name}: fetching what is missing; log: {log}")
+    result = spack.run(
+        "-e", environment, "mirror", "create", "--all", "--directory", mirror.folder,
+        check=False, log=log, tied=True,
+    )  # fmt: skip
+    if not result.ok and "No space left on device" in log.read_text(errors="replace"):
+        raise MachineLacks(
+            f"no room for the mirror in {mirror.folder}",
+            hint="free some room, then run the same command: what is there stays",
+        )
+
+
+def _link_all(source: Path, target: Path) -> None:
+    """Link a tree's files into another folder, or copy them where they cannot be linked."""
+    with explain_os_errors(target):
+        for base, _, names in os.walk(source):
+            there = target / Path(base).relative_to(source)
+            there.mkdir(parents=True, exist_ok=True)
+            for name in names:
+                if not (there / name).exists():
+                    try:
+                        (there / name).hardlink_to(Path(base, name))
+                    except OSError:
+                        shutil.copy2(Path(base, name), there / name)
+
+
+def manifest(mirror: Mirror) -> Mapping[str, Any]:
+    """Every file that is there, its digest computed anew."""
+    rows = [row for one in mirror.sources if (row := _row(one, mirror.folder)) is not None]
+    bazel = [
+        {"file": str(path.relative_to(mirror.folder)), "sha256": sha256(path),
+         "bytes": path.stat().st_size}
+        for path in sorted((mirror.folder / BAZEL).rglob("*")) if path.is_file()
+    ]  # fmt: skip
+    return {
+        "schema": 1,
+        "environments": [one.name for one in mirror.environments],
+        "files": rows,
+        "bazel": bazel,
+        "bytes": sum(row["bytes"] for row in [*rows, *bazel]),
+        "notes": mirror.notes(),
+    }
+
+
+def _row(one: Source, where: Path) -> dict[str, Any] | None:
+    path = one.find(where)
+    if path is None:
+        return None
+    return {
+        "file": str(path.relative_to(where)),
+        "sha256": sha256(path.resolve()),
+        "bytes": path.stat().st_size,
+        "package": f"{one.package}@{one.version}",
+        "licence": licence_of(path, one.url) or one.licence,
+        "url": one.url,
+        **({"commit": one.commit} if one.commit else {}),
+    }
+
+
+def licence_of(path: Path, url: str) -> str | None:
+    """What a wheel says of its own licence; None for what is no wheel or says nothing."""
+    import zipfile
+    from email.parser import HeaderParser
+
+    if not url.endswith(".whl"):
+        return None
+    with zipfile.ZipFile(path) as wheel:
+        name = next(n for n in wheel.namelist() if n.endswith(".dist-info/METADATA"))
+        said = HeaderParser().parsestr(wheel.read(name).decode(errors="replace"))
+    words = said["License-Expression"] or (said["License"] or "").strip().split("\n")[0]
+    kinds = [text.split(" :: ")[-1] for text in said.get_all("Classifier") or []
+             if text.startswith("License ::")]  # fmt: skip
+    return (words or (kinds[0] if kinds else ""))[:200] or None
