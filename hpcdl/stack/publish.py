@@ -64,22 +64,36 @@ def publish(
     *,
     say: Say,
     verify_again: bool = False,
+    enough: Callable[[Proof], bool] = lambda _: True,
 ) -> Switch:
     """Prove a release and make it current.
 
-    A stored proof that passed is taken, for releases do not change; `verify_again` asks anew.
+    A stored proof that passed is taken, for releases do not change. While the gate is at work,
+    which may wait for nodes, nothing is locked: a rollback is always possible.
+
+    Args:
+        site: whose prefix.
+        release_id: which release.
+        gate: what proves it.
+        say: is told what happens.
+        verify_again: ask the gate even if a proof is stored.
+        enough: whether a stored proof that passed will do.
 
     Raises:
         BadInput: there is no such release.
         AnswerNo: the gate did not pass, others may write the tree, or an agreement or waiver
             is missing; `current` stays.
     """
-    release = read_release(site, release_id)
+    require_answers(site, read_release(site, release_id))
+    proof = read_proof(read_release(site, release_id))
+    if verify_again or proof is None or not proof.passed or not enough(proof):
+        say(f"verifying {release_id} through its module")
+        proof = verify(site, release_id, gate)
+        _require_passed(read_release(site, release_id), proof)
     with locked(publish_lock(site), wait_seconds=_WAIT_SECONDS):
-        require_answers(site, release)
+        release = read_release(site, release_id)
         before = current_id(site)
         _show_modules(site, release, Event("publish", release.id, ""))
-        proof = _prove(site, release, gate, say, verify_again)
         require_safe_modes(release)
         for closed in {*closed_above(release.root), *closed_above(release.python.resolve())}:
             say(f"note: users cannot enter {closed}, so they cannot use this release")
@@ -90,18 +104,24 @@ def publish(
 
 
 def verify(site: Site, release_id: str, gate: Gate = verify_here) -> Proof:
-    """Run the gate on a release and keep the proof, whatever it says.
+    """Run the gate on a release, through the module that a publish would show; keep the proof.
 
     Raises:
         BadInput: there is no such release.
     """
     release = read_release(site, release_id)
     with locked(publish_lock(site), wait_seconds=_WAIT_SECONDS):
-        if not release.modules.is_dir():
-            _show_modules(site, release, Event("publish", release.id, ""))
-        proof = gate(site, release)
-        store_proof(release, proof)
+        _show_modules(site, release, Event("publish", release.id, ""))
+    proof = gate(site, release)
+    store_proof(release, proof)
     return proof
+
+
+def serves(site: Site, release: Release) -> tuple[str, ...]:
+    """The partitions that a publish of this release would give it to."""
+    shown = shown_after(site, [*read_history(site), Event("publish", release.id, "")])
+    given = shown.chosen.partitions.items()
+    return tuple(name for name, chosen in given if chosen.id == release.id)
 
 
 def _write_sboms(site: Site, release: Release, say: Say) -> None:
@@ -183,22 +203,14 @@ def _readable(site: Site, release_id: str) -> Release | None:
         return None
 
 
-def _prove(site: Site, release: Release, gate: Gate, say: Say, again: bool) -> Proof:
-    """The proof that counts, made now where none is stored."""
-    stored = read_proof(release)
-    if stored is not None and stored.passed and not again:
-        return stored
-    say(f"verifying {release.id} through its module")
-    proof = gate(site, release)
-    store_proof(release, proof)
+def _require_passed(release: Release, proof: Proof) -> None:
+    failed = [check for check in proof.checks if not check.ok]
     if not proof.passed:
-        failed = [check for check in proof.checks if not check.ok]
         raise AnswerNo(
             f"{release.id} did not pass the gate and is not published",
-            details=[f"{check.name}: {check.detail}" for check in failed],
+            details=[check.in_words() for check in failed],
             hint=f"the whole proof is in {release.root / 'proof.json'}",
         )
-    return proof
 
 
 def plan_publish(site: Site, release_id: str) -> Switch:
@@ -226,21 +238,24 @@ def newest(site: Site) -> str:
 
 
 def overview(site: Site) -> list[dict[str, Any]]:
-    """One row per release, oldest first: id, module, created, state, current."""
+    """One row per release, oldest first: id, module, created, state, proof, current."""
     current = current_id(site)
     rows = [_row(site, release_id, current) for release_id in release_ids(site)]
     return sorted(rows, key=lambda row: (row["created"], row["id"]))
 
 
 def _row(site: Site, release_id: str, current: str | None) -> dict[str, Any]:
-    row = {"id": release_id, "module": "", "created": "", "current": release_id == current}
+    row = {"id": release_id, "module": "", "created": "", "current": release_id == current,
+           "proof": ""}  # fmt: skip
     try:
         release = read_release(site, release_id)
     except BrokenRelease as broken:
         return {**row, "state": f"broken: {broken.message}"}
     proof = read_proof(release)
     state = "built" if proof is None else "proven" if proof.passed else "failed the gate"
-    return {**row, "module": release.module, "created": release.created, "state": state}
+    proven = proof.in_words() if proof is not None else ""
+    about = {"module": release.module, "created": release.created}
+    return {**row, **about, "state": state, "proof": proven}
 
 
 def plan_rollback(site: Site, release_id: str | None = None) -> Switch:

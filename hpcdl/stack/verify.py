@@ -1,9 +1,9 @@
 """Proves a release through its own module: what a user would load is what is tested.
 
-A gate is any function from a site and a release to a `Proof`. `verify_here` is the one for the
-login node: import, an all-reduce and a short training of two ranks where mpirun is there, and
-the device code of every shared object against the GPUs that are served. The gate through a
-job on a partition comes from above and has the same form. The proof is kept in the release.
+A gate is any function from a site and a release to a `Proof`. `verify_here` is the one for a
+machine without Slurm; the gate through jobs on the partitions comes from above
+(hpcdl.workflows.gate). Both run the same program (probe) in two ranks and judge what it saw with
+`judge`; both read the device code of every shared object. The proof is kept in the release.
 """
 
 from __future__ import annotations
@@ -12,50 +12,24 @@ import json
 import os
 import platform
 import shutil
+import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcdl.site import Site
+from hpcdl.site import Partition, Site
 from hpcdl.stack.fatbin import runs_on, survey
 from hpcdl.stack.release import Release
 from hpcdl.system.errors import MachineLacks, Stopped
 from hpcdl.system.files import write_json
 from hpcdl.system.run import CommandResult, run
 
-_IMPORT = """
-import json, sys
-import tensorflow, horovod
-import horovod.tensorflow as hvd
-value = float(tensorflow.reduce_sum(tensorflow.eye(3) @ tensorflow.eye(3)))
-print(json.dumps({"tensorflow": tensorflow.__version__, "horovod": horovod.__version__,
-    "python": sys.version.split()[0], "mpi": hvd.mpi_built(), "value": value,
-    "prefix": sys.prefix}))
-"""
-_RANKS = """
-import json, tensorflow as tf, horovod.tensorflow as hvd
-hvd.init()
-mean = float(hvd.allreduce(tf.constant([1.0 + hvd.rank()]), op=hvd.Average)[0])
-tf.random.set_seed(hvd.rank())
-x = tf.random.normal([256, 8])
-y = tf.reduce_sum(x, axis=1, keepdims=True)
-w = tf.Variable(tf.zeros([8, 1]))
-losses = []
-for _ in range(20):
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_mean((x @ w - y) ** 2)
-    w.assign_sub(0.1 * hvd.allreduce(tape.gradient(loss, w), op=hvd.Average))
-    losses.append(float(loss))
-differ = float(tf.reduce_max(tf.abs(hvd.broadcast(w, root_rank=0) - w)))
-differ = float(hvd.allreduce(tf.constant(differ), op=hvd.Sum))
-if hvd.rank() == 0:
-    print(json.dumps({"size": hvd.size(), "mean": mean, "differ": differ,
-                      "first": losses[0], "last": losses[-1]}))
-hvd.shutdown()
-"""
+PROBE = Path(__file__).with_name("probe.py")
+RANKS = 2
 _SECONDS = 300
+_PRECISION = 1e-3
 
 
 @dataclass(frozen=True)
@@ -67,22 +41,59 @@ class Check:
     detail: str
     seconds: float
     skipped: bool = False
+    partition: str = ""
+
+    def in_words(self) -> str:
+        """What was tried, where, and what came of it."""
+        where = f"{self.partition}: " if self.partition else ""
+        return f"{where}{self.name}: {self.detail}"
+
+
+@dataclass(frozen=True)
+class GateRun:
+    """Where a gate ran: the job and its nodes, when (UTC), its log, and what was measured.
+
+    `samples` are the losses and the seconds of each step of the short training.
+    """
+
+    partition: str
+    job: int | None
+    nodes: str
+    at: str
+    log: str
+    samples: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What a release was tested for; `where` is a host or a partition, `at` in UTC."""
+    """What a release was tested for.
+
+    `gate` is `job` or `login`; `where` the partitions or the host; `at` in UTC; `level` one of
+    `hpcdl.facts.PROOFS`: a stack for GPUs that was only loaded on a login node is `compiled`.
+    """
 
     release: str
     gate: str
     where: str
     at: str
     checks: tuple[Check, ...]
+    level: str = "run"
+    runs: tuple[GateRun, ...] = ()
 
     @property
     def passed(self) -> bool:
         """Whether something was tried and nothing failed."""
         return any(not check.skipped for check in self.checks) and all(c.ok for c in self.checks)
+
+    @property
+    def partitions(self) -> frozenset[str]:
+        """The partitions on which it ran."""
+        return frozenset(one.partition for one in self.runs)
+
+    def in_words(self) -> str:
+        """How it was tested: `run in jobs on p100, v100`."""
+        how = "in jobs on" if self.gate == "job" else "on"
+        return f"{self.level} {how} {self.where}"
 
     def as_data(self) -> dict[str, Any]:
         """The content of proof.json."""
@@ -97,7 +108,9 @@ def read_proof(release: Release) -> Proof | None:
     try:
         data = json.loads((release.root / "proof.json").read_text(encoding="utf-8"))
         checks = tuple(Check(**check) for check in data["checks"])
-        proof = Proof(data["release"], data["gate"], data["where"], data["at"], checks)
+        runs = tuple(GateRun(**one) for one in data.get("runs", ()))
+        plain = {key: data[key] for key in ("release", "gate", "where", "at")}
+        proof = Proof(**plain, checks=checks, level=data.get("level", "run"), runs=runs)
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return proof if proof.release == release.id else None
@@ -108,24 +121,121 @@ def store_proof(release: Release, proof: Proof) -> None:
     write_json(release.root / "proof.json", proof.as_data())
 
 
-def new_proof(release: Release, gate: str, where: str, checks: Sequence[Check]) -> Proof:
+def new_proof(
+    release: Release, gate: str, where: str, checks: Sequence[Check], runs: Sequence[GateRun] = ()
+) -> Proof:
     """A proof of now."""
-    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return Proof(release.id, gate, where, at, tuple(checks))
+    level = "compiled" if gate == "login" and "cuda" in release.versions else "run"
+    return Proof(release.id, gate, where, now(), tuple(checks), level, tuple(runs))
+
+
+def now() -> str:
+    """The time in UTC, as records have it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def verify_here(site: Site, release: Release) -> Proof:
-    """The gate of the login node.
+    """The gate of this machine, outside any job; without mpirun nothing is tried with two ranks.
 
     Raises:
         MachineLacks: Lmod is not where the site says.
     """
-    checks = [
-        _check_import(site, release),
-        *_check_ranks(site, release),
-        check_device_code(site, release),
+    with tempfile.TemporaryDirectory(prefix="hpcdl-gate-") as folder:
+        out, program = Path(folder) / "gate.json", Path(folder) / PROBE.name
+        # Alone in a folder: Python looks for modules beside the program first.
+        shutil.copyfile(PROBE, program)
+        result, fault = _try(site, release, [*_launcher(), "python", str(program), str(out)])
+        seen = read_seen(out)
+    if seen is None:
+        checks = [_failed("import", result, fault)]
+        return new_proof(release, "login", platform.node(), checks)
+    checks = [*judge(release, seen, None), check_device_code(site, release)]
+    one = GateRun("", None, platform.node(), now(), "", samples_of(seen))
+    return new_proof(release, "login", platform.node(), checks, [one])
+
+
+def _launcher() -> list[str]:
+    """What starts two ranks on this machine; nothing where there is no mpirun."""
+    if shutil.which("mpirun") is None:
+        return []
+    return ["mpirun", "-np", str(RANKS), "--oversubscribe", "--bind-to", "none",
+            "--mca", "pml", "ob1", "--mca", "btl", "self,vader",
+            "--mca", "mpi_yield_when_idle", "1"]  # fmt: skip
+
+
+def read_seen(path: Path) -> dict[str, Any] | None:
+    """What the program of the gate wrote; None where it wrote nothing."""
+    try:
+        seen = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return seen if isinstance(seen, dict) else None
+
+
+def samples_of(seen: Mapping[str, Any]) -> dict[str, list[float]]:
+    """What was measured, for the proof."""
+    ranks = seen.get("ranks") or {}
+    return {key: list(ranks[key]) for key in ("losses", "seconds") if key in ranks}
+
+
+def judge(release: Release, seen: Mapping[str, Any], partition: Partition | None) -> list[Check]:
+    """What the gate's program saw, held against the release.
+
+    Args:
+        release: what was loaded.
+        seen: what the program wrote.
+        partition: where it ran; None outside any.
+    """
+    return [
+        _judge_import(release, seen["import"]),
+        _judge_kernel(seen, partition),
+        *_judge_ranks(release, seen.get("ranks")),
     ]
-    return new_proof(release, "login", platform.node(), checks)
+
+
+def _judge_import(release: Release, seen: Mapping[str, Any]) -> Check:
+    wanted = {name: release.versions.get(name) for name in ("tensorflow", "horovod")}
+    wrong = [f"{name} is {seen[name]}, not {version}" for name, version in wanted.items()
+             if version is not None and seen[name] != version]  # fmt: skip
+    if not Path(seen["place"]).is_relative_to(release.prefix):
+        wrong.append(f"TensorFlow comes from {seen['place']}, not from the release")
+    if seen["release"] != release.id:
+        wrong.append(f"the module loaded is of release {seen['release']}")
+    if seen["horovod"] and not seen["mpi"]:
+        wrong.append("Horovod is built without MPI")
+    detail = "; ".join(wrong) or f"TensorFlow {seen['tensorflow']}, Horovod {seen['horovod']}"
+    return Check("import", not wrong, detail, seen["took"])
+
+
+def _judge_kernel(seen: Mapping[str, Any], partition: Partition | None) -> Check:
+    """A build for GPUs must find one where it runs on a partition that has some."""
+    found, on_gpu = seen["kernel"], bool(seen["import"]["gpus"])
+    wants_gpu = seen["import"]["cuda"] and partition is not None and partition.gpu is not None
+    device = found["model"] or found["device"]
+    detail = f"matrix product and convolution on {device}, off by {found['wrong']:.1g}"
+    if wants_gpu and not on_gpu:
+        detail = "TensorFlow is built for GPUs and finds none"
+    elif partition is not None and partition.gpu is not None and not on_gpu:
+        detail += "; this build has no code for GPUs"
+    ok = found["wrong"] < _PRECISION and (on_gpu or not wants_gpu)
+    return Check("device kernel", ok, detail, found["took"])
+
+
+def _judge_ranks(release: Release, seen: Mapping[str, Any] | None) -> list[Check]:
+    """Two ranks agree on a mean, and train a small model whose loss falls."""
+    names = (f"all-reduce of {RANKS} ranks", f"training of {RANKS} ranks")
+    if seen is None or seen["size"] == 1:
+        lack = "there is no mpirun on this machine" if seen else "the release has no Horovod"
+        ok = seen is not None or "horovod" not in release.versions
+        return [Check(name, ok, lack, 0.0, skipped=True) for name in names]
+    agreed = seen["size"] == RANKS and abs(seen["mean"] - 1.5) < _PRECISION
+    first, last = seen["losses"][0], seen["losses"][-1]
+    learned = last < 0.1 * first and seen["differ"] == 0
+    return [
+        Check(names[0], agreed, f"{seen['size']} ranks have the mean {seen['mean']}", seen["took"]),
+        Check(names[1], learned, f"loss from {first:.2f} to {last:.2g}, weights of the ranks "
+              f"differ by {seen['differ']:.2g}", seen["took"]),
+    ]  # fmt: skip
 
 
 def in_module(
@@ -163,51 +273,22 @@ def in_module(
     )
 
 
-def _check_import(site: Site, release: Release) -> Check:
-    result, fault = _try(site, release, ["python", "-c", _IMPORT])
-    if result is None or not result.ok:
-        return _failed("import", result, fault)
-    seen = json.loads(result.stdout.splitlines()[-1])
-    wanted = {"tensorflow": release.versions["tensorflow"], "value": 3.0, "mpi": True,
-              "horovod": release.versions["horovod"], "prefix": str(release.prefix)}  # fmt: skip
-    wrong = [f"{key} is {seen.get(key)}, not {value}" for key, value in wanted.items()
-             if seen.get(key) != value]  # fmt: skip
-    detail = "; ".join(wrong) or f"TensorFlow {seen['tensorflow']}, Horovod {seen['horovod']}"
-    return Check("import", not wrong, detail, round(result.seconds, 2))
+def check_device_code(site: Site, release: Release, names: Collection[str] = ()) -> Check:
+    """Whether every shared object with device code has some for the GPUs that are served.
 
-
-def _check_ranks(site: Site, release: Release) -> list[Check]:
-    """Two ranks agree on a mean, and train a small model whose loss falls."""
-    names = ("all-reduce of 2 ranks", "training of 2 ranks")
-    if shutil.which("mpirun") is None:
-        lack = "there is no mpirun on this machine"
-        return [Check(name, True, lack, 0.0, skipped=True) for name in names]
-    launch = ["mpirun", "-np", "2", "--oversubscribe", "--bind-to", "none",
-              "--mca", "pml", "ob1", "--mca", "btl", "self,vader",
-              "--mca", "mpi_yield_when_idle", "1"]  # fmt: skip
-    result, fault = _try(site, release, [*launch, "python", "-c", _RANKS])
-    if result is None or not result.ok:
-        return [_failed(name, result, fault) for name in names]
-    seen = json.loads(result.stdout.splitlines()[-1])
-    agreed = seen["size"] == 2 and abs(seen["mean"] - 1.5) < 1e-6
-    learned = seen["last"] < 0.1 * seen["first"] and seen["differ"] == 0
-    took = round(result.seconds, 2)
-    return [
-        Check(names[0], agreed, f"{seen['size']} ranks have the mean {seen['mean']}", took),
-        Check(names[1], learned, f"loss from {seen['first']:.2f} to {seen['last']:.2g}, "
-              f"weights of the ranks differ by {seen['differ']:.2g}", took),
-    ]  # fmt: skip
-
-
-def check_device_code(site: Site, release: Release) -> Check:
-    """Whether every shared object with device code has some for the GPUs that are served."""
+    Args:
+        site: its partitions.
+        release: whose files are read.
+        names: these partitions only.
+    """
     start, name = time.monotonic(), "device code"
     objects = survey(release.prefix)
     if not objects:
         return Check(name, True, "no shared object has any", 0.0, skipped=True)
     faults, notes = [], []
     for partition in site.partitions.values():
-        if partition.gpu is None or partition.name not in (release.partitions or site.partitions):
+        served = names or release.partitions or site.partitions
+        if partition.gpu is None or partition.name not in served:
             continue
         where = f"{partition.name} ({partition.gpu.compute})"
         verdicts = [(runs_on(found.codes, partition.gpu.compute), found) for found in objects]

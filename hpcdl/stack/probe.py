@@ -1,0 +1,120 @@
+"""What the gate runs in every rank, with the Python of the release that is tested.
+
+A program of its own: it imports nothing of hpcdl and is never imported, for the release may hold
+another hpcdl or none. Rank 0 writes what was seen as JSON to the file named on the command line;
+whoever started it judges (hpcdl.stack.verify). A step that fails ends the program, so that the
+launcher and the log say so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+STEPS = 20
+_LOCAL_RANK = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+
+
+def look() -> dict[str, Any]:
+    """Versions and places, as Python finds them; TensorFlow sees this rank's GPU only."""
+    import tensorflow as tf
+
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:
+        local = next((int(os.environ[name]) for name in _LOCAL_RANK if name in os.environ), 0)
+        tf.config.set_visible_devices(gpus[local % len(gpus)], "GPU")
+    return {
+        "tensorflow": tf.__version__,
+        "python": sys.version.split()[0],
+        "place": str(Path(tf.__file__).parent),
+        "release": os.environ.get("HPCDL_RELEASE"),
+        "cuda": tf.test.is_built_with_cuda(),
+        "gpus": len(gpus),
+        "host": socket.gethostname(),
+        **_horovod(),
+    }
+
+
+def _horovod() -> dict[str, Any]:
+    try:
+        import horovod.tensorflow as hvd
+    except ImportError:
+        return {"horovod": None}
+    import horovod
+
+    return {"horovod": horovod.__version__, "mpi": hvd.mpi_built(), "nccl": bool(hvd.nccl_built())}
+
+
+def kernel() -> dict[str, Any]:
+    """A product of matrices and a convolution on the device, against what they must be."""
+    import numpy as np
+    import tensorflow as tf
+
+    device = "/GPU:0" if tf.config.get_visible_devices("GPU") else "/CPU:0"
+    left, right = np.random.default_rng(1).random((2, 64, 64), dtype=np.float32)
+    with tf.device(device):
+        product = tf.matmul(left, right)
+        image, ones = tf.ones([1, 8, 8, 2]), tf.ones([3, 3, 2, 4])
+        folded = tf.nn.conv2d(image, ones, strides=1, padding="VALID")
+    wrong = max(float(np.abs(product - left @ right).max()), float(np.abs(folded - 18.0).max()))
+    return {"device": product.device.rpartition("/")[2], "wrong": wrong, "model": _model()}
+
+
+def _model() -> str | None:
+    import tensorflow as tf
+
+    gpus = tf.config.get_visible_devices("GPU")
+    details = tf.config.experimental.get_device_details(gpus[0]) if gpus else {}
+    return str(details["device_name"]) if "device_name" in details else None
+
+
+def ranks() -> dict[str, Any]:
+    """What all ranks agree on: a mean, and a small model whose loss falls."""
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    hvd.init()
+    mean = float(hvd.allreduce(tf.constant([1.0 + hvd.rank()]), op=hvd.Average)[0])
+    tf.random.set_seed(hvd.rank())
+    x = tf.random.normal([256, 8])
+    y = tf.reduce_sum(x, axis=1, keepdims=True)
+    w = tf.Variable(tf.zeros([8, 1]))
+    losses, seconds = [], []
+    for _ in range(STEPS):
+        start = time.monotonic()
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x @ w - y) ** 2)
+        w.assign_sub(0.1 * hvd.allreduce(tape.gradient(loss, w), op=hvd.Average))
+        losses.append(float(loss))
+        seconds.append(round(time.monotonic() - start, 4))
+    apart = tf.reduce_max(tf.abs(hvd.broadcast(w, root_rank=0) - w))
+    return {"rank": hvd.rank(), "size": hvd.size(), "mean": mean, "losses": losses,
+            "seconds": seconds, "differ": float(hvd.allreduce(apart, op=hvd.Sum))}  # fmt: skip
+
+
+def timed(step: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What a step saw, with the seconds it took."""
+    start = time.monotonic()
+    return {**step(), "took": round(time.monotonic() - start, 2)}
+
+
+def main(out: Path) -> None:
+    """Run every step; rank 0 writes the file at once, so that nobody reads half of it."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    seen = {"import": timed(look), "kernel": timed(kernel)}
+    if seen["import"]["horovod"]:
+        seen["ranks"] = timed(ranks)
+    if seen.get("ranks", {}).get("rank", 0) == 0:
+        aside = out.with_name(f"{out.name}.new")
+        aside.write_text(json.dumps(seen))
+        aside.replace(out)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

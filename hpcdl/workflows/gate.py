@@ -1,0 +1,229 @@
+"""The gate through real jobs: a release is proven on every partition that it would serve.
+
+One small job per partition, all at once: two ranks load the staged module as users will and run
+the gate's program; hpcdl's own job script starts them. What they saw, the job, its nodes and its
+log go into the proof. A job that fails, or gets no node in time, is a check that fails; jobs that
+are still there at the end are cancelled.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hpcdl.jobs import submission
+from hpcdl.jobs.script import default_job_dir
+from hpcdl.jobs.spec import JobSpec, Module
+from hpcdl.jobs.submission import Submission
+from hpcdl.jobs.watch import Snapshot, look
+from hpcdl.site import Partition, Site
+from hpcdl.slurm import client
+from hpcdl.stack.publish import serves
+from hpcdl.stack.release import Release
+from hpcdl.stack.verify import (
+    PROBE,
+    RANKS,
+    Check,
+    Gate,
+    GateRun,
+    Proof,
+    check_device_code,
+    judge,
+    new_proof,
+    now,
+    read_seen,
+    samples_of,
+    verify_here,
+)
+from hpcdl.system.errors import BadInput, HpcdlError, MachineLacks
+from hpcdl.system.files import write_atomic
+
+Say = Callable[[str], None]
+WAIT_MINUTES = 30
+_RUN_MINUTES = 10
+_POLL_SECONDS = 1.0
+_LATE_SECONDS = 10.0
+_LOG_LINES = 8
+_CPUS_PER_RANK = 4
+_OUT = "gate.json"
+
+
+@dataclass(frozen=True)
+class JobGate:
+    """A gate that submits jobs.
+
+    `partitions` are the ones to try, none meaning all that the release would serve;
+    `wait_seconds` is how long a job may wait for its nodes.
+    """
+
+    say: Say
+    partitions: tuple[str, ...] = ()
+    wait_seconds: float = WAIT_MINUTES * 60.0
+
+    def __call__(self, site: Site, release: Release) -> Proof:
+        """Prove a release.
+
+        Raises:
+            BadInput: an unknown partition.
+            MachineLacks: Slurm is away.
+        """
+        _require_slurm()
+        names = self._names(site, release)
+        queued: dict[str, Submission] = {}
+        checks: list[Check] = []
+        try:
+            for name in names:
+                job = _submit(site, release, site.partition(name))
+                if isinstance(job, Check):
+                    checks.append(job)
+                else:
+                    queued[name] = job
+                    self.say(f"job {job.job_id} tries it on {name}")
+            checks.append(check_device_code(site, release, names))
+            ended = _wait(list(queued.values()), self.wait_seconds)
+        finally:
+            _cancel(list(queued.values()))
+        runs = []
+        for name, job in queued.items():
+            found, one = _outcome(release, site.partition(name), job, ended[job.job_id])
+            checks += found
+            runs.append(one)
+        return new_proof(release, "job", ", ".join(names), checks, runs)
+
+    def enough(self, site: Site, release: Release) -> Callable[[Proof], bool]:
+        """Whether a stored proof spares the jobs: it was made by jobs on all these partitions."""
+        names = set(self._names(site, release))
+        return lambda proof: proof.gate == "job" and names <= proof.partitions
+
+    def _names(self, site: Site, release: Release) -> tuple[str, ...]:
+        return tuple(site.partition(name).name for name in self.partitions) or serves(site, release)
+
+
+def choose_gate(
+    site: Site,
+    release: Release,
+    say: Say,
+    *,
+    local: bool = False,
+    partitions: Sequence[str] = (),
+    wait_minutes: float = WAIT_MINUTES,
+) -> tuple[Gate, Callable[[Proof], bool]]:
+    """The gate to use, and which stored proof makes it unnecessary.
+
+    Raises:
+        BadInput: an unknown partition, or both `local` and partitions.
+    """
+    if local and partitions:
+        raise BadInput("--local runs on no partition", hint="leave --partition out")
+    if local:
+        return verify_here, lambda _: True
+    gate = JobGate(say, tuple(partitions), wait_minutes * 60)
+    return gate, gate.enough(site, release)
+
+
+def _require_slurm() -> None:
+    try:
+        client.partitions()
+    except MachineLacks as lack:
+        raise MachineLacks(
+            f"the gate needs jobs on the partitions: {lack.message}",
+            details=lack.details,
+            hint=f"{lack.hint}; or prove it on this machine only: --local",
+        ) from lack
+
+
+def _submit(site: Site, release: Release, partition: Partition) -> Submission | Check:
+    """Queue the job of a partition; Slurm's refusal is a check that failed."""
+    stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{release.id[-8:]}"
+    folder = default_job_dir(site, f"gate-{partition.name}", stamp)
+    module = Module((release.module,), release.modules, release.id)
+    try:
+        write_atomic(folder / PROBE.name, PROBE.read_text(encoding="utf-8"))
+        return submission.submit(site, _spec(partition, folder), module)
+    except BadInput as refusal:
+        shutil.rmtree(folder, ignore_errors=True)
+        said = "; ".join([refusal.message, *refusal.details])
+        return Check("job", False, said, 0.0, partition=partition.name)
+
+
+def _spec(partition: Partition, folder: Path) -> JobSpec:
+    """Two ranks on as little as the partition gives: a GPU each, else a few CPUs."""
+    gpus = partition.gpus_per_node
+    alone = gpus == 1 and partition.nodes > 1
+    return JobSpec(
+        partition=partition.name,
+        nodes=RANKS if alone else 1,
+        gpus_per_node=min(gpus, 1 if alone else RANKS) or None,
+        tasks_per_node=None if gpus else RANKS,
+        cpus_per_task=None if gpus else max(1, min(_CPUS_PER_RANK, partition.cpus // RANKS)),
+        minutes=min(_RUN_MINUTES, partition.max_minutes),
+        name=f"gate-{partition.name}",
+        program=("python", PROBE.name, _OUT),
+        job_dir=folder,
+        requeues=0,
+        preflight=False,
+    )
+
+
+def _wait(jobs: Sequence[Submission], wait_seconds: float) -> dict[int, Snapshot]:
+    """Every job at its end, or where it was when it had waited too long."""
+    deadline = time.monotonic() + wait_seconds
+    seen: dict[int, Snapshot] = {}
+    while True:
+        left = [j for j in jobs if j.job_id not in seen or not seen[j.job_id].ended]
+        seen |= {job.job_id: look(job) for job in left}
+        waiting = [one for one in seen.values() if not one.ended]
+        # One that has its nodes may run to the end of its time limit, which Slurm enforces.
+        late = time.monotonic() > deadline
+        if not waiting or (late and all(one.state == "PENDING" for one in waiting)):
+            return seen
+        time.sleep(_POLL_SECONDS)
+
+
+def _cancel(jobs: Sequence[Submission]) -> None:
+    # Whatever broke before shall be what is told.
+    with suppress(HpcdlError):
+        client.cancel([job.job_id for job in jobs if not look(job).ended])
+
+
+def _outcome(
+    release: Release, partition: Partition, job: Submission, last: Snapshot
+) -> tuple[list[Check], GateRun]:
+    """What came of a job: its checks, and where it ran."""
+    seen = _seen(job, last)
+    samples = samples_of(seen) if seen else {}
+    one = GateRun(partition.name, job.job_id, last.nodes, now(), str(job.log), samples)
+    if not last.ok or seen is None:
+        return [Check("job", False, _why(job, last), 0.0, partition=partition.name)], one
+    judged = judge(release, seen, partition)
+    return [replace(check, partition=partition.name) for check in judged], one
+
+
+def _seen(job: Submission, last: Snapshot) -> dict[str, object] | None:
+    """What the program wrote; a file system that nodes share may show it a little later."""
+    end = time.monotonic() + (_LATE_SECONDS if last.ok else 0)
+    while (seen := read_seen(job.folder / _OUT)) is None and time.monotonic() < end:
+        time.sleep(_POLL_SECONDS)
+    return seen
+
+
+def _why(job: Submission, last: Snapshot) -> str:
+    """Why a job is no proof, with the end of its log."""
+    if not last.ended:
+        return f"job {job.job_id} got no node in time and was cancelled: {last.words}"
+    said = list(_log_end(job.log))
+    end = f"job {job.job_id} on {last.nodes or 'no node'} ended {last.state}"
+    code = f" with exit code {last.exit_code}" if last.exit_code else ""
+    return f"{end}{code}; its log {job.log} ends: {' | '.join(said) or 'empty'}"
+
+
+def _log_end(log: Path) -> Iterator[str]:
+    try:
+        text = log.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return
+    yield from (line.strip() for line in text.strip().splitlines()[-_LOG_LINES:] if line.strip())

@@ -1,0 +1,170 @@
+"""The gate through real jobs, and gc with a real queue: on the embedded cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpcdl.cli import main
+from hpcdl.site import Site
+from hpcdl.slurm import client
+from hpcdl.stack.gc import collect
+from hpcdl.stack.publish import publish, verify
+from hpcdl.stack.release import Release, current_id, release_ids
+from hpcdl.stack.verify import PROBE, read_proof
+from hpcdl.system.errors import AnswerNo
+from hpcdl.workflows.gate import JobGate
+from hpcdl.workflows.plan import plan
+from hpcdl.workflows.releases import pinned_by_jobs
+from tests.small_release import make_release, passing, silent, small_site
+
+pytestmark = pytest.mark.cluster
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(autouse=True)
+def _on_the_cluster(cluster_env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process talks to the embedded cluster."""
+    for name in ("PATH", "SLURM_CONF", "HPCDL_HOME", "HPCDL_CLUSTER_DIR"):
+        if name in cluster_env:
+            monkeypatch.setenv(name, cluster_env[name])
+
+
+@pytest.fixture
+def site(tmp_path: Path, _on_the_cluster: None) -> Site:
+    """A site of the cluster whose published release has no TensorFlow."""
+    site = small_site(tmp_path / "prefix", lmod=True)
+    if not site.paths.lmod_init.is_file():
+        pytest.skip("Lmod is not installed")
+    make_release(site, "old", version="2.19.1")
+    publish(site, "old", passing, say=silent)
+    return site
+
+
+@pytest.mark.stack
+@pytest.mark.timeout(900)
+def test_a_release_is_proven_in_a_job_on_its_partition(
+    stack_site: Site, release: Release, tmp_path: Path
+) -> None:
+    """The release itself is shared by tests: its proof by the login node's gate is put back."""
+    before = (release.root / "proof.json").read_bytes()
+    paths = dataclasses.replace(stack_site.paths, work=tmp_path / "work")
+    site = dataclasses.replace(stack_site, paths=paths)
+    try:
+        proof = verify(site, release.id, JobGate(silent, ("p100",)))
+        stored = read_proof(release)
+    finally:
+        (release.root / "proof.json").write_bytes(before)
+    assert [check.in_words() for check in proof.checks if not check.ok] == []
+    assert stored == proof
+    assert (proof.gate, proof.level, proof.partitions) == ("job", "run", {"p100"})
+    one = proof.runs[0]
+    record = client.job(one.job or 0)
+    assert record is not None
+    assert (record.partition, record.nodes, record.state) == ("p100", one.nodes, "COMPLETED")
+    assert one.samples["losses"][-1] < 0.1 * one.samples["losses"][0]
+    names = {check.name for check in proof.checks if check.partition == "p100"}
+    assert {"import", "device kernel", "all-reduce of 2 ranks", "training of 2 ranks"} <= names
+
+
+def test_a_failing_job_leaves_the_old_release_and_says_why(site: Site) -> None:
+    """Its Python has no TensorFlow, as of a build that went wrong."""
+    new = make_release(site, "new", version="2.21.0")
+    with pytest.raises(AnswerNo, match="did not pass the gate") as caught:
+        publish(site, "new", JobGate(silent, ("cpu",)), say=silent)
+    (said,) = caught.value.details
+    assert said.startswith("cpu: job: job ")
+    assert "No module named 'tensorflow'" in said
+    assert f"{site.paths.work}/jobs/gate-cpu" in said
+    assert current_id(site) == "old"
+    proof = read_proof(new)
+    assert proof is not None
+    assert not proof.passed
+
+
+def test_a_job_that_gets_no_node_is_cancelled_and_told(site: Site, slurm: Run) -> None:
+    make_release(site, "new", version="2.21.0")
+    busy = slurm("sbatch", "--parsable", "--exclusive", "-p", "k80", "-o", "/dev/null",
+                 "--wrap", "sleep 300").stdout.strip()  # fmt: skip
+    try:
+        slurm(
+            "bash", "-c", f"until [[ $(squeue -h -j {busy} -o %T) == RUNNING ]]; do sleep 0.2; done"
+        )
+        proof = verify(site, "new", JobGate(silent, ("k80",), wait_seconds=0))
+    finally:
+        slurm("scancel", busy)
+    failed = next(check for check in proof.checks if check.name == "job")
+    assert "got no node in time and was cancelled" in failed.detail
+    assert slurm("squeue", "-h", "--name=gate-k80").stdout == ""
+
+
+def test_a_partition_that_slurm_does_not_know_fails_by_name(site: Site) -> None:
+    make_release(site, "new", version="2.21.0")
+    new = dataclasses.replace(site.partitions["cpu"], name="newer")
+    site = dataclasses.replace(site, partitions={**site.partitions, "newer": new})
+    proof = verify(site, "new", JobGate(silent, ("newer",)))
+    failed = [check.in_words() for check in proof.checks if not check.ok]
+    assert len(failed) == 1
+    assert "newer: job: " in failed[0]
+    assert "partition" in failed[0]
+
+
+def test_what_jobs_of_any_kind_will_load_is_kept_until_they_are_gone(
+    site: Site, slurm: Run, tmp_path: Path
+) -> None:
+    """hpcdl submitted none of these, so only their scripts can tell."""
+    for name in ("pinned", "array", "free", "last"):
+        make_release(site, name, version=f"2.{len(name)}.0")
+        publish(site, name, passing, say=silent)
+    ids = []
+    for name, options in (("pinned", []), ("array", ["--array=0-3"])):
+        modules = site.paths.prefix / "releases" / name / "modules"
+        script = tmp_path / f"{name}.sh"
+        script.write_text(f"#!/bin/bash\nmodule use {modules}\nmodule load tensorflow\n")
+        done = slurm("sbatch", "--parsable", "--hold", "-p", "cpu", "-o", "/dev/null", *options,
+                     script)  # fmt: skip
+        ids.append(done.stdout.strip())
+    try:
+        assert set(pinned_by_jobs(site)) == {"pinned", "array"}
+        found = collect(site, lambda: pinned_by_jobs(site), keep=1)
+        assert set(found.removed) == {"old", "free"}
+        assert found.kept["pinned"] == f"job {ids[0]} will load it"
+        assert plan(site).jobs.affected == ()
+    finally:
+        slurm("scancel", *ids)
+    collect(site, lambda: pinned_by_jobs(site), keep=1)
+    assert release_ids(site) == ["last"]
+
+
+def test_a_queued_job_that_loads_by_name_is_told_in_the_plan(
+    site: Site, slurm: Run, tmp_path: Path
+) -> None:
+    """The plan of a publish: the stack is to be another release than the one published."""
+    script = tmp_path / "by-name.sh"
+    script.write_text("#!/bin/bash\nml tensorflow\npython train.py\n")
+    job = slurm("sbatch", "--parsable", "--hold", "-p", "v100", "-o", "/dev/null", script)
+    try:
+        found = plan(site, "v100")
+    finally:
+        slurm("scancel", job.stdout.strip())
+    if found.blocked:
+        pytest.skip("no stack from wheels can be built here")
+    assert [use.job.id for use, _ in found.jobs.affected] == [int(job.stdout)]
+    assert "instead of tensorflow/2.19.1-cpu" in found.jobs.affected[0][1]
+
+
+def test_the_gate_s_program_is_of_any_python_and_of_no_hpcdl() -> None:
+    """It runs with a release's Python, in which hpcdl may be missing."""
+    assert "import hpcdl" not in PROBE.read_text()
+    assert "from hpcdl" not in PROBE.read_text()
+
+
+def test_gc_through_the_command_asks_the_queue(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["stack", "gc", "--site", "embedded", "--dry-run", "--json"]) == 0
+    assert '"removed"' in capsys.readouterr().out

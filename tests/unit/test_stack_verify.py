@@ -1,0 +1,195 @@
+"""What the gate's program saw, judged; and which proof spares a gate."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdl.site import Site
+from hpcdl.stack.publish import overview, publish, serves
+from hpcdl.stack.release import Release, current_id
+from hpcdl.stack.verify import (
+    Check,
+    GateRun,
+    Proof,
+    judge,
+    new_proof,
+    read_proof,
+    samples_of,
+    store_proof,
+)
+from hpcdl.system.errors import BadInput, MachineLacks
+from hpcdl.workflows.gate import JobGate, choose_gate
+from tests.small_release import failing, make_release, passing, silent, small_site
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return small_site(tmp_path)
+
+
+@pytest.fixture
+def release(site: Site) -> Release:
+    return make_release(site, "a")
+
+
+def seen(release: Release, **changes: Any) -> dict[str, Any]:
+    """What two ranks of a CPU build see; `import_gpus=2` changes the step `import`'s `gpus`."""
+    found: dict[str, dict[str, Any]] = {
+        "import": {
+            "tensorflow": "2.21.0", "horovod": "0.28.1", "mpi": True, "cuda": False, "gpus": 0,
+            "place": str(release.prefix / "lib/python3.11/site-packages/tensorflow"),
+            "release": release.id, "took": 3.0,
+        },
+        "kernel": {"device": "device:CPU:0", "model": None, "wrong": 0.0, "took": 0.1},
+        "ranks": {"size": 2, "mean": 1.5, "losses": [8.0, 0.1], "seconds": [0.1, 0.1],
+                  "differ": 0.0, "took": 1.0},
+    }  # fmt: skip
+    for name, value in changes.items():
+        step, _, key = name.partition("_")
+        found[step][key] = value
+    return found
+
+
+def faults(checks: list[Check]) -> list[str]:
+    return [check.name for check in checks if not check.ok]
+
+
+def test_what_is_as_it_should_be_passes(site: Site, release: Release) -> None:
+    checks = judge(release, seen(release), site.partition("p100"))
+    assert faults(checks) == []
+    assert "this build has no code for GPUs" in checks[1].detail
+    assert samples_of(seen(release))["losses"] == [8.0, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"import_tensorflow": "2.20.0"}, "import"),
+        ({"import_place": "/root/.local/lib/tensorflow"}, "import"),
+        ({"import_release": "another"}, "import"),
+        ({"import_horovod": None}, "import"),
+        ({"import_mpi": False}, "import"),
+        ({"kernel_wrong": 0.5}, "device kernel"),
+        ({"ranks_mean": 1.0}, "all-reduce of 2 ranks"),
+        ({"ranks_size": 4}, "all-reduce of 2 ranks"),
+        ({"ranks_losses": [8.0, 7.9]}, "training of 2 ranks"),
+        ({"ranks_losses": [8.0, float("nan")]}, "training of 2 ranks"),
+        ({"ranks_differ": 0.1}, "training of 2 ranks"),
+    ],
+)
+def test_each_thing_that_is_wrong_fails_its_own_check(
+    site: Site, release: Release, change: dict[str, Any], name: str
+) -> None:
+    assert faults(judge(release, seen(release, **change), site.partition("p100"))) == [name]
+
+
+def test_a_build_for_gpus_must_find_one_on_a_partition_that_has_some(
+    site: Site, release: Release
+) -> None:
+    blind = seen(release, import_cuda=True)
+    assert faults(judge(release, blind, site.partition("p100"))) == ["device kernel"]
+    assert faults(judge(release, blind, site.partition("cpu"))) == []
+    assert faults(judge(release, blind, None)) == []
+    found = seen(release, import_cuda=True, import_gpus=2, kernel_model="Tesla P100-PCIE-16GB")
+    check = judge(release, found, site.partition("p100"))[1]
+    assert check.ok
+    assert "Tesla P100-PCIE-16GB" in check.detail
+
+
+def test_one_rank_alone_skips_what_needs_two(site: Site, release: Release) -> None:
+    checks = judge(release, seen(release, ranks_size=1), None)
+    assert [check.skipped for check in checks] == [False, False, True, True]
+
+
+def test_a_stack_for_gpus_that_was_only_loaded_on_a_login_node_is_no_more_than_compiled(
+    release: Release,
+) -> None:
+    checks = [Check("import", True, "", 1.0)]
+    gpu = dataclasses.replace(release, versions={**release.versions, "cuda": "12.9.1"})
+    assert new_proof(gpu, "login", "here", checks).level == "compiled"
+    assert new_proof(gpu, "job", "p100", checks).level == "run"
+    assert new_proof(release, "login", "here", checks).level == "run"
+
+
+def proof_by_jobs(release: Release, *partitions: str) -> Proof:
+    runs = [GateRun(name, 7, f"{name}-01", "2026-01-01T00:00:00Z", "/log", {"losses": [8.0, 0.1]})
+            for name in partitions]  # fmt: skip
+    return new_proof(release, "job", ", ".join(partitions), [Check("x", True, "", 1.0)], runs)
+
+
+def test_a_proof_comes_back_as_it_was_stored(site: Site, release: Release) -> None:
+    proof = proof_by_jobs(release, "p100", "cpu")
+    store_proof(release, proof)
+    assert read_proof(release) == proof
+    assert overview(site)[0]["proof"] == "run in jobs on p100, cpu"
+
+
+def test_a_proof_of_an_older_hpcdl_is_read(release: Release) -> None:
+    path = release.root / "proof.json"
+    path.write_text('{"schema": 1, "passed": true, "release": "a", "gate": "login", "where": "x",'
+                    '"at": "", "checks": [{"name": "import", "ok": true, "detail": "",'
+                    '"seconds": 1.0, "skipped": false}]}')  # fmt: skip
+    proof = read_proof(release)
+    assert proof is not None
+    assert proof.passed
+    assert proof.partitions == frozenset()
+
+
+def test_jobs_are_spared_by_a_proof_of_jobs_on_all_partitions_served(
+    site: Site, release: Release
+) -> None:
+    assert set(serves(site, release)) == set(site.partitions)
+    _, enough = choose_gate(site, release, silent)
+    assert not enough(passing(site, release))
+    assert not enough(proof_by_jobs(release, "p100", "cpu"))
+    assert enough(proof_by_jobs(release, *site.partitions))
+    _, enough = choose_gate(site, release, silent, partitions=["p100"])
+    assert enough(proof_by_jobs(release, "p100", "cpu"))
+    _, enough = choose_gate(site, release, silent, local=True)
+    assert enough(passing(site, release))
+
+
+def test_a_proof_that_is_not_enough_is_made_anew(site: Site, release: Release) -> None:
+    publish(site, "a", passing, say=silent)
+    better = proof_by_jobs(release, *site.partitions)
+    publish(site, "a", lambda *_: better, say=silent, enough=lambda proof: proof.gate == "job")
+    assert read_proof(release) == better
+    publish(site, "a", failing, say=silent, enough=lambda proof: proof.gate == "job")
+
+
+def test_a_rollback_is_possible_while_a_gate_waits(site: Site, release: Release) -> None:
+    """Nothing is locked while a job waits for its nodes."""
+    from hpcdl.stack.publish import rollback
+
+    make_release(site, "b")
+    make_release(site, "c")
+    for name in ("a", "b"):
+        publish(site, name, passing, say=silent)
+
+    def gate(site: Site, release: Release) -> Proof:
+        rollback(site)
+        assert current_id(site) == "a"
+        return passing(site, release)
+
+    publish(site, "c", gate, say=silent)
+    assert current_id(site) == "c"
+
+
+def test_without_slurm_the_gate_says_how_to_do_without(
+    site: Site, release: Release, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(MachineLacks, match="needs jobs") as caught:
+        JobGate(silent)(site, release)
+    assert "--local" in caught.value.hint
+
+
+def test_a_gate_on_this_machine_and_on_a_partition_is_a_contradiction(
+    site: Site, release: Release
+) -> None:
+    with pytest.raises(BadInput, match="no partition"):
+        choose_gate(site, release, silent, local=True, partitions=["p100"])
+    with pytest.raises(BadInput, match="has no partition"):
+        choose_gate(site, release, silent, partitions=["p10"])
