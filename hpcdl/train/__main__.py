@@ -9,11 +9,16 @@ from __future__ import annotations
 import os
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from hpcdl.system.errors import HpcdlError
+from hpcdl.train.memory import at_bad_alloc
 from hpcdl.train.options import TrainOptions, parse
 from hpcdl.train.ranks import RankPlace, this_place
 from hpcdl.train.startup import StartupClock, import_tensorflow, prepare_environment
+
+if TYPE_CHECKING:
+    from hpcdl.train.run import Run
 
 
 def main(words: list[str] | None = None) -> int:
@@ -44,6 +49,19 @@ def _fail(error: HpcdlError, place: RankPlace) -> int:
 
 
 def _run(options: TrainOptions, place: RankPlace, clock: StartupClock) -> int:
+    run = prepare(options, place, clock)
+    at_bad_alloc(run.end_without_memory)
+    code = run.go()
+    run.ranks.close()
+    return code
+
+
+def prepare(options: TrainOptions, place: RankPlace, clock: StartupClock) -> Run:
+    """The run, with TensorFlow imported and the ranks joined.
+
+    Raises:
+        HpcdlError: the options do not fit together, or the machine lacks something.
+    """
     from hpcdl.train.models import facts_of
     from hpcdl.train.plan import global_batch
 
@@ -61,10 +79,7 @@ def _run(options: TrainOptions, place: RankPlace, clock: StartupClock) -> int:
     from hpcdl.train.run import Run
 
     ranks = join_ranks(tf, options.strategy, place, clock, keras=keras)
-    run = Run(tf, options, place, clock, ranks, model)
-    code = run.go()
-    ranks.close()
-    return code
+    return Run(tf, options, place, clock, ranks, model)
 
 
 if __name__ == "__main__":

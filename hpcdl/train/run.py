@@ -10,6 +10,7 @@ import os
 import platform
 import sys
 import time
+import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import numpy as np
 from hpcdl import __version__
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError
 from hpcdl.system.files import write_json
-from hpcdl.train import checkpoint, models, optimizers, plan
+from hpcdl.train import checkpoint, memory, models, optimizers, plan
 from hpcdl.train.communicate import Communicator
 from hpcdl.train.data.dataset import read_dataset
 from hpcdl.train.data.inspecting import tf_counter
@@ -27,7 +28,7 @@ from hpcdl.train.data.pipeline import Records
 from hpcdl.train.data.repair import Repairs
 from hpcdl.train.data.source import InMemory, Share, Source, Synthetic
 from hpcdl.train.loop import Training, resume, train
-from hpcdl.train.options import SYNTHETIC, TrainOptions
+from hpcdl.train.options import SYNTHETIC, TrainOptions, as_words
 from hpcdl.train.ranks import RankPlace
 from hpcdl.train.report import Reporter
 from hpcdl.train.result import VERSION, Samples, finite, job_of, summarize, summary_line
@@ -37,7 +38,8 @@ from hpcdl.train.step import StepParts, make_step
 from hpcdl.train.stop import StopRequest
 from hpcdl.train.tasks import evaluate, make_task
 from hpcdl.train.timeline import write_timeline
-from hpcdl.train.trouble import LossGuard, explain
+from hpcdl.train.trial import make_trial
+from hpcdl.train.trouble import LossGuard, explain, is_out_of_memory, out_of_memory
 from hpcdl.train.watchdog import Watchdog
 
 _DRAWN_STEPS = 2000
@@ -96,8 +98,50 @@ class Run:
         """The clear error that a fault is, or stands for."""
         if isinstance(fault, HpcdlError):
             return fault
-        batch = self.training.plan.global_batch // self.ranks.size if self.training else 0
-        return explain(self.tf, fault, batch)
+        if not is_out_of_memory(self.tf, fault):
+            return explain(fault)
+        # The frames that failed hold the batch that was too large.
+        traceback.clear_frames(fault.__traceback__)
+        return self._out_of_memory(str(fault))
+
+    def end_without_memory(self) -> None:
+        """Leave with a clear error where C++ found no memory and would abort."""
+        clear = self._out_of_memory("std::bad_alloc")
+        with suppress(Exception):
+            self._write("failed", clear.message, int(clear.exit_code), {})
+        print(clear.render(), file=sys.stderr, flush=True)
+        os._exit(int(clear.exit_code))
+
+    def _out_of_memory(self, why: str) -> HpcdlError:
+        """The error, with the largest batch that fits."""
+        if self.training is not None:
+            self.training.watchdog.close()
+        batch = plan.global_batch(self.options, self.model, self.ranks.size) // self.ranks.size
+        self._complain(f"out of memory with {batch} images; looks for how many fit")
+        begun = time.monotonic()
+        unit = self.options.accumulate
+        bounds = memory.Bounds(0, batch, unit, begun + memory.SECONDS)
+        if self.tf.config.get_visible_devices("GPU"):
+            with suppress(self.tf.errors.ResourceExhaustedError):
+                memory.search(bounds, make_trial(self.tf, *self.sample()))
+        else:
+            memory.search_in_children(bounds, as_words(self.options))
+        seconds = time.monotonic() - begun
+        if self.ranks.rank:
+            # Rank 0 speaks for all; it may need longer.
+            time.sleep(seconds / 2)
+        return out_of_memory(why, batch, bounds, seconds)
+
+    def sample(self) -> tuple[StepParts, tuple[Any, Any]]:
+        """What steps are made of, and one image of the input with its label."""
+        source = self._source(self.ranks.size * self.options.accumulate)
+        parts = self.training.parts if self.training is not None else self._parts(source)
+        group = next(source.batches(0, 0))
+
+        def first(batches: Any) -> Any:
+            return self.tf.convert_to_tensor(batches)[0][:1]
+
+        return parts, self.tf.nest.map_structure(first, (group.images, group.labels))
 
     def _complain(self, what: str) -> None:
         """A line on standard error that says which rank it is from."""

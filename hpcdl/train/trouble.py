@@ -1,8 +1,7 @@
 """Turns what goes wrong inside a step into one clear error with what to do.
 
 A loss that is no number or explodes ends the run, and the loop sets aside the checkpoints that
-hold what led to it. Out of memory names the largest batch that would have fit, by the
-share that activations had of the memory asked for.
+hold what led to it. Out of memory names the largest batch that fits, as memory.py found it.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import math
 from typing import Any
 
 from hpcdl.system.errors import AnswerNo, HpcdlError, MachineLacks
+from hpcdl.train.memory import Bounds
 
 _EXPLODED = 1e4
 
@@ -44,15 +44,36 @@ class LossGuard:
             )
 
 
-def explain(tf: Any, fault: BaseException, batch_per_rank: int) -> HpcdlError | None:
-    """The error for a fault of TensorFlow or Horovod, None for one that is our own."""
-    if isinstance(fault, tf.errors.ResourceExhaustedError | MemoryError):
-        return MachineLacks(
-            f"out of memory with {batch_per_rank} images per rank",
-            details=[str(fault).splitlines()[0][:200]],
-            hint=f"--batch-per-rank {max(1, batch_per_rank // 2)} is the next to try, or "
-            "--accumulate 2 for the same batch in two parts",
-        )
+def is_out_of_memory(tf: Any, fault: BaseException) -> bool:
+    """Whether a fault says that memory ran out, of the device or of the host."""
+    return isinstance(fault, tf.errors.ResourceExhaustedError | MemoryError)
+
+
+def out_of_memory(why: str, batch: int, found: Bounds, seconds: float) -> HpcdlError:
+    """The error for a batch per rank that does not fit, with what was found to fit."""
+    hint = "a smaller --image-size, --precision fp16 or bf16, or a node with more memory"
+    if found.low:
+        said = f"the largest that fits: {found.low} per rank ({found.high} does not)"
+        hint = f"--batch-per-rank {found.low}{_in_parts(batch, found.low)}"
+    elif found.high < batch:
+        said = f"not even {found.high} per rank fits"
+    else:
+        said = "no other batch could be tried"
+    return MachineLacks(
+        f"out of memory with {batch} images per rank",
+        details=[next(iter(why.splitlines()), "")[:200], f"{said}; tried for {seconds:.0f} s"],
+        hint=hint,
+    )
+
+
+def _in_parts(batch: int, fits: int) -> str:
+    """The way to the same batch, where it divides into parts that fit."""
+    parts = next((n for n in range(2, batch + 1) if batch % n == 0 and batch // n <= fits), 0)
+    return f", or --accumulate {parts} for the same batch in {parts} parts" if parts else ""
+
+
+def explain(fault: BaseException) -> HpcdlError | None:
+    """The error for a fault that another rank caused, None for one that is our own."""
     text = str(fault)
     if "Horovod" in text or "HorovodAllreduce" in text:
         return MachineLacks(
