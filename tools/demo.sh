@@ -21,7 +21,7 @@ show sinfo
 
 say "the software: TensorFlow and Horovod, built once, published as a module"
 show hpcdl stack build --backend venv
-show hpcdl stack publish
+show hpcdl stack publish --partition p100   # the gate: a job on the partition used below
 
 datasets=$(hpcdl site show --json | python3 -c 'import json, sys; print(json.load(sys.stdin)["paths"]["datasets"])')
 say "data: 1,797 handwritten digits as TFRecords"

@@ -1,27 +1,21 @@
 """What every stack of a site is to be: the resolution, and the release that would come of it.
 
 A `Target` is a release that is built, or only expected: known before anything is fetched or
-compiled. Stacks from wheels are planned as `stack build` plans them; a stack that Spack compiles
-is one release per kind of GPU and processor; it counts as built where a release has exactly the
-resolved versions.
+compiled, planned as `stack build` plans it. What cannot be planned here is a target without a
+release, and says why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcdl.site import Site
 from hpcdl.stack.build import plan_build
-from hpcdl.stack.recipe import MODULE, gpu_variant
-from hpcdl.stack.release import (
-    BrokenRelease,
-    Release,
-    read_release,
-    release_ids,
-    releases_folder,
-)
+from hpcdl.stack.recipe import MODULE
+from hpcdl.stack.release import BrokenRelease, Release, read_release
 from hpcdl.stack.resolve import Resolution, resolve
+from hpcdl.stack.spack_build import plan_spack
 from hpcdl.system.errors import BadInput, MachineLacks
 
 
@@ -44,100 +38,29 @@ class Target:
 
 
 def targets(site: Site, partition: str | None = None) -> tuple[Target, ...]:
-    """The target of every partition's stack; partitions with one and the same share it.
+    """The target of every stack that serves a partition, or of the one that serves `partition`.
 
     Raises:
         BadInput: an unknown partition, or pins that contradict each other or the facts.
     """
     names = [partition] if partition else list(site.partitions)
-    groups: dict[tuple[object, ...], list[Resolution]] = {}
+    groups: dict[tuple[str, str], list[Resolution]] = {}
     for name in names:
         one = resolve(site, name)[0]
-        groups.setdefault(_group(site, one), []).append(one)
-    return tuple(_target(site, group) for group in groups.values())
+        groups.setdefault((one.stack or MODULE, one.backend), []).append(one)
+    return tuple(_target(site, *key, group) for key, group in groups.items())
 
 
-def _group(site: Site, one: Resolution) -> tuple[object, ...]:
-    """What tells releases apart: wheels are one for a stack, compiled ones are for a machine."""
-    stack = (one.stack or MODULE, one.backend)
-    if one.backend == "venv":
-        return stack
-    return (*stack, one.compute, site.partition(one.partition).target, *one.versions.items())
-
-
-def _target(site: Site, group: Sequence[Resolution]) -> Target:
-    names = tuple(one.partition for one in group)
-    make = _from_wheels if group[0].backend == "venv" else _from_spack
+def _target(site: Site, stack: str, backend: str, group: Sequence[Resolution]) -> Target:
+    names, one = tuple(one.partition for one in group), group[0]
+    name = one.stack  # None where the site file names no stacks
     try:
-        return make(site, names, group[0])
-    except (MachineLacks, BadInput) as lack:
-        why = "; ".join([lack.message, *lack.details[:1]])
-        return Target(
-            group[0].stack or MODULE, group[0].backend, names, group[0], None, False, blocked=why
-        )
-
-
-def _from_wheels(site: Site, names: tuple[str, ...], one: Resolution) -> Target:
-    plan = plan_build(site, one.stack)
-    release = plan.expected()
-    if plan.exists:
-        release = read_release(site, release.id)
-    return Target(plan.request.name, "venv", names, one, release, plan.exists, tuple(plan.steps()))
-
-
-def _from_spack(site: Site, names: tuple[str, ...], one: Resolution) -> Target:
-    stack = one.stack or MODULE
-    if not one.fits or one.compute is None:
-        why = "no set of versions fits" if one.compute else "a partition without GPUs"
-        hint = f"`hpcdl stack resolve --partition {one.partition}` says more"
-        return Target(stack, "spack", names, one, None, False, blocked=f"{why}; {hint}")
-    built = _built(site, stack, names, one)
-    if built is not None:
-        return Target(stack, "spack", names, one, built, True)
-    expected = _expected(site, stack, names, one)
-    versions = one.versions
-    steps = (
-        f"solve Spack's environment for {', '.join(names)}: TensorFlow {versions['tensorflow']}, "
-        f"CUDA {versions['cuda']}, gcc {versions['gcc']}",
-        f"fetch and compile what neither the build cache nor {site.paths.prefix} has",
-    )
-    return Target(stack, "spack", names, one, expected, False, steps)
-
-
-def _built(site: Site, stack: str, names: tuple[str, ...], one: Resolution) -> Release | None:
-    """The newest release that Spack built for these partitions with exactly these versions."""
-    found = [
-        release
-        for release in _sound(site, release_ids(site))
-        if (release.stack, release.backend) == (stack, "spack")
-        and (not release.partitions or set(names) <= set(release.partitions))
-        and all(release.versions.get(name, v) == v for name, v in one.versions.items())
-    ]
-    return max(found, key=lambda release: release.created, default=None)
-
-
-def _expected(site: Site, stack: str, names: tuple[str, ...], one: Resolution) -> Release:
-    assert one.compute is not None
-    variant = f"{one.versions['tensorflow']}-{gpu_variant(one.versions['cuda'], one.compute)}"
-    name = f"{stack}-{variant}"
-    return Release(
-        id=name,
-        stack=stack,
-        backend="spack",
-        root=releases_folder(site) / name,
-        module=f"{MODULE}/{variant}",
-        versions=one.versions,
-        partitions=names,
-        proof=one.proof,
-        created="",
-        hpcdl="",
-        lock=(),
-    )
-
-
-def _sound(site: Site, names: Iterable[str]) -> Iterable[Release]:
-    for name in names:
-        try:
-            yield read_release(site, name)
-        except BrokenRelease:
-            continue
+        plan = plan_build(site, name) if backend == "venv" else plan_spack(site, name)
+        release = plan.expected()
+        if plan.exists:
+            release = read_release(site, release.id)
+        steps = tuple(plan.steps())
+        return Target(stack, backend, names, one, release, plan.exists, steps)
+    except (MachineLacks, BadInput, BrokenRelease) as lack:
+        why = "; ".join(filter(None, [lack.message, *lack.details[:1], lack.hint]))
+        return Target(stack, backend, names, one, None, False, blocked=why)

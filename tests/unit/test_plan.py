@@ -178,12 +178,26 @@ def test_without_slurm_nobody_knows_of_jobs(site: Site, monkeypatch: pytest.Monk
     assert "nobody knows: Slurm does not answer" in as_text(room.plan(site))
 
 
-def test_spack_s_stack_is_a_release_per_kind_of_gpu() -> None:
-    site = load_site(find_site_file("p100-v100-k80"))
-    found = targets(site)
-    assert {one.partitions[0]: one.release.module for one in found if one.release} == {
-        "k80": "tensorflow/2.14.1-cuda11.8-sm37",
-        "p100": "tensorflow/2.20.0-cuda12.9-sm60",
-        "v100": "tensorflow/2.20.0-cuda12.9-sm70",
-    }
-    assert "TensorFlow 2.14.1, CUDA 11.8.0" in found[0].steps[0]
+def test_a_stack_that_spack_compiles_is_planned_for_its_partitions() -> None:
+    found = {one.stack: one for one in targets(load_site(find_site_file("pi")))}
+    kepler = found["tensorflow-kepler"]
+    assert kepler.partitions == ("k20", "k80")
+    assert kepler.release is not None
+    assert kepler.release.module == "tensorflow/2.14.1-cuda11.8-sm35-sm37"
+    assert any("solve tensorflow-kepler with Spack" in step for step in kepler.steps)
+
+
+def test_a_stack_whose_partitions_cannot_share_a_build_is_blocked_with_what_to_do() -> None:
+    site = load_site(find_site_file("pi"))
+    pascal = dataclasses.replace(site.partitions["p100"], name="p100", stack="tensorflow-kepler")
+    stack = dataclasses.replace(site.stacks["tensorflow-kepler"], partitions=("k80", "p100"))
+    site = dataclasses.replace(
+        site,
+        partitions={"k80": site.partitions["k80"], "p100": pascal},
+        stacks={stack.name: stack},
+        default_partition="p100",
+    )
+    (one,) = targets(site)
+    assert one.release is None
+    assert "need different ones" in one.blocked
+    assert "per GPU generation" in one.blocked
