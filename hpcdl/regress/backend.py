@@ -25,7 +25,7 @@ from reframe.core.schedulers.slurm import SlurmJobScheduler
 from reframe.utility import nodelist_abbrev
 
 from hpcdl.regress.backend_names import EVENTS_VARIABLE, LAUNCHER, PARENT_VARIABLE, SCHEDULER
-from hpcdl.regress.ending import Watchdog, fault_of
+from hpcdl.regress.ending import Watchdog, fault_of, unavailable
 from hpcdl.regress.priority import go_first
 from hpcdl.slurm import client
 from hpcdl.slurm.parse import ACTIVE, JobRecord
@@ -34,6 +34,8 @@ from hpcdl.system.errors import HpcdlError
 _POLL_SECONDS = 0.4
 _AWAY_SECONDS = 90.0
 _UNKNOWN_SECONDS = 10.0
+_UNAVAILABLE_SECONDS = 60.0
+"""A node that has just ended a job may look so for a moment."""
 
 
 @register_scheduler(SCHEDULER)
@@ -96,7 +98,12 @@ class HpcdlSlurm(SlurmJobScheduler):
             if _lasts(job, "unknown", _UNKNOWN_SECONDS):
                 self._give_up(job, str(fault_of(None)))
             return
-        job.hpcdl_since = {}
+        cannot_start = unavailable(record) if job.pin_nodes else None
+        if cannot_start is None:
+            job.hpcdl_since = {}
+        elif _lasts(job, "unavailable", _UNAVAILABLE_SECONDS):
+            self._give_up(job, cannot_start)
+            return
         self._take(job, record)
 
     def _take(self, job: Any, record: JobRecord) -> None:

@@ -49,6 +49,13 @@ def fault_of(record: JobRecord | None, allowed_restarts: int = 0) -> str | None:
     return f"{kind}: the job ended as {record.state}, {words}; restarts {record.restarts}"
 
 
+def unavailable(record: JobRecord) -> str | None:
+    """Why a job cannot start at all, or None: the node that it must have takes no jobs."""
+    if record.state != "PENDING" or "ReqNodeNotAvail" not in record.reason:
+        return None
+    return f"node lost: the node that this check is for takes no jobs ({record.reason})"
+
+
 @dataclass
 class Watchdog:
     """Notices a job that Slurm calls RUNNING but that shows no sign of life.

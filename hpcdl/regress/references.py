@@ -1,8 +1,9 @@
 """Reference values: what a check is measured against, and where each number comes from.
 
 A site's own references lie in PREFIX/references/SET.yaml, a file that a team reviews; published
-ones in hpcdl/facts/reference_SET.yaml. The site's own win. Bounds follow from the measured
-spread: wide enough for a noisy machine, never so wide that half the speed would pass.
+ones are records of hpcdl/facts, chosen in references.yaml. The site's own win. Bounds follow
+from the measured spread: wide enough for a noisy machine, never so wide that half the speed
+would pass.
 """
 
 from __future__ import annotations
@@ -119,10 +120,16 @@ def site_file(site: Site, reference_set: str) -> Path:
 def load_references(site: Site, reference_set: str) -> dict[Key, Reference]:
     """The references of a set by `Reference.key`: published ones, and the site's over them.
 
+    Published ones hold for every partition of the site with this set.
+
     Raises:
         BadInput: the site's file has faults; all of them, with their places.
     """
-    found: dict[Key, Reference] = {row.key: row for row in published(reference_set)}
+    members = [
+        part.name for part in site.partitions.values() if part.reference_set == reference_set
+    ]
+    rows = [replace(row, partition=name) for row in published(reference_set) for name in members]
+    found: dict[Key, Reference] = {row.key: row for row in rows}
     path = site_file(site, reference_set)
     if path.exists():
         found |= {row.key: row for row in read_references(path)}
@@ -130,10 +137,39 @@ def load_references(site: Site, reference_set: str) -> dict[Key, Reference]:
 
 
 def published(reference_set: str) -> tuple[Reference, ...]:
-    """The published references of a set; none where nobody has published any."""
-    if not (Path(facts.__file__).parent / f"reference_{reference_set}.yaml").is_file():
+    """The published references of a set, without a partition; none where there are none."""
+    known = facts.load("references")
+    groups = known["sets"].get(reference_set, ())
+    if not groups:
         return ()
-    return _rows(facts.load(f"reference_{reference_set}")["references"])
+    records = {record["id"]: record for record in facts.load("throughput")["records"]}
+    return tuple(
+        _of_record(known, group, records[name]) for group in groups for name in group["records"]
+    )
+
+
+def _of_record(
+    known: Mapping[str, Any], group: Mapping[str, Any], record: Mapping[str, Any]
+) -> Reference:
+    """A published measurement as a reference of the training that comes closest."""
+    nodes = int(record["nodes"])
+    data = record["data"] if record["data"] == "imagenet" else "synthetic"
+    shape = f"{nodes}x{int(record['gpus']) // nodes}"
+    return Reference(
+        check=known["check"],
+        case=f"{record['model']}-{shape}-{data}-{record['precision'].rpartition('/')[2]}",
+        partition="",
+        metric=known["metric"],
+        value=float(record["images_per_sec"]),
+        unit="images/s",
+        lower=float(group["lower"]),
+        upper=None,
+        runs=0,
+        spread=0.0,
+        source=f"{record['source']}: {record['id']}",
+        proof=record["proof"],
+        date=str(record.get("date") or "unknown"),
+    )
 
 
 def read_references(path: Path) -> tuple[Reference, ...]:

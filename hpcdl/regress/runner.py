@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.regress.backend_names import EVENTS_VARIABLE, PARENT_VARIABLE
+from hpcdl.regress.nodes import name_slow_nodes
 from hpcdl.regress.references import fingerprint, load_references
 from hpcdl.regress.runfolder import RunFolder, cancel_left_jobs, new_run, read_events, sweep
 from hpcdl.regress.settings import Modules, render_settings
@@ -79,6 +80,8 @@ class CheckOutcome:
     verdicts: tuple[Verdict, ...]
     seconds: float
     machine: str | None = None
+    settings: tuple[str, ...] = ()
+    """Options that the run set itself; such a run is no night like the others."""
 
     @property
     def ok(self) -> bool:
@@ -131,8 +134,10 @@ def run_checks(
         write_atomic(folder.settings, text)
         words = _command(folder, request, serial=machine is not None)
         exit_code = _execute(folder, words, progress)
-        verdicts = tuple(waive(_verdicts(folder, request, exit_code, machine), request.waived))
-        outcome = CheckOutcome(folder, verdicts, time.monotonic() - start, machine)
+        found = name_slow_nodes(_verdicts(folder, request, exit_code, machine))
+        verdicts = tuple(waive(found, request.waived))
+        seconds = time.monotonic() - start
+        outcome = CheckOutcome(folder, verdicts, seconds, machine, request.settings)
         write_json(folder.verdicts, as_data(outcome))
     return outcome
 
@@ -143,6 +148,8 @@ def as_data(outcome: CheckOutcome) -> dict[str, Any]:
         "schema": SCHEMA,
         "run": str(outcome.folder.path),
         "ok": outcome.ok,
+        "machine": outcome.machine,
+        "settings": list(outcome.settings),
         "seconds": round(outcome.seconds, 2),
         "verdicts": [
             asdict(verdict) | {"status": verdict.status.value, "ok": verdict.ok}
@@ -180,7 +187,8 @@ def _command(folder: RunFolder, request: CheckRequest, *, serial: bool) -> list[
     words += ["-S", "measuring=yes"] if request.measuring else []
     words += ["--repeat", str(request.repeat)] if request.repeat > 1 else []
     words += ["--max-retries", str(request.retries)] if request.retries else []
-    words += ["--distribute=all"] if request.distribute else []
+    # ReFrame would pin checks of several nodes to one as well.
+    words += ["--distribute=all", "-t", "^node$"] if request.distribute else []
     return words
 
 

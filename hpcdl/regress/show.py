@@ -10,6 +10,7 @@ from typing import Any
 from hpcdl.jobs.watch import Snapshot, as_line, in_words
 from hpcdl.regress.gate import GateAnswer
 from hpcdl.regress.history import History
+from hpcdl.regress.propose import Drafts
 from hpcdl.regress.references import Reference
 from hpcdl.regress.runfolder import JobEvent, RunFolder, read_events
 from hpcdl.regress.runner import CheckOutcome
@@ -126,6 +127,14 @@ def references_text(rows: Sequence[Reference]) -> str:
     header = ("check", "partition", "metric", "reference", "bounds", "runs", "spread", "proof",
               "source")  # fmt: skip
     return table([_reference_row(row) for row in rows], header)
+
+
+def proposals_text(drafts: Drafts) -> str:
+    """The drafted changes as one diff; what waits for more runs stands behind, as comments."""
+    diffs = "".join(proposal.diff for proposal in drafts.proposals)
+    waiting = "".join(f"# not yet: {words}\n" for words in drafts.waiting)
+    nothing = "# nothing to propose: what was measured has its reference\n"
+    return diffs + waiting or nothing
 
 
 def _reference_row(row: Reference) -> list[str]:

@@ -1,0 +1,196 @@
+"""Drafts changes of the site's references, as a diff that a team reviews like code.
+
+The values come from the runs that lie in the site's work folder: those of the release that is
+published now, not slowed on purpose, not failed. A reference is drafted where there is none, or
+where the one there is was measured with another release, driver or machine, or on too few runs.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hpcdl.regress.references import (
+    MIN_RUNS,
+    WIDEST,
+    Key,
+    Reference,
+    from_runs,
+    load_references,
+    merged,
+    read_references,
+    render_references,
+    site_file,
+)
+from hpcdl.regress.runfolder import runs_folder
+from hpcdl.regress.settings import Modules, module_on
+from hpcdl.regress.verdict import Status
+from hpcdl.site import Site
+from hpcdl.slurm.hostlist import expand_hostlist
+from hpcdl.system.files import write_atomic
+
+MOST_RUNS = 10
+_USABLE = {Status.PASS.value, Status.STALE.value, Status.NO_REFERENCE.value,
+           Status.INSUFFICIENT.value}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Value:
+    """One metric of one run, with all that its reference would say."""
+
+    key: Key
+    value: float
+    unit: str
+    release: str | None
+    driver: str | None
+    machine: str | None
+    nodes: tuple[str, ...]
+    date: str
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A change of one file: its text before and after, and the rows that are new."""
+
+    path: Path
+    before: str
+    after: str
+    rows: tuple[Reference, ...]
+
+    @property
+    def diff(self) -> str:
+        """A unified diff that `git apply` and `patch -p1` take in the site's prefix."""
+        name = f"references/{self.path.name}"
+        lines = difflib.unified_diff(
+            self.before.splitlines(keepends=True),
+            self.after.splitlines(keepends=True),
+            f"a/{name}" if self.before else "/dev/null",
+            f"b/{name}",
+        )
+        return "".join(lines)
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """Proposals, and what is still measured too seldom, in words."""
+
+    proposals: tuple[Proposal, ...]
+    waiting: tuple[str, ...]
+
+    def write(self) -> None:
+        """Make the changes."""
+        for proposal in self.proposals:
+            write_atomic(proposal.path, proposal.after)
+
+
+def propose(
+    site: Site, modules: Modules, partitions: Sequence[str] = (), names: Sequence[str] = ()
+) -> Drafts:
+    """Draft references from the runs of the release that is published now.
+
+    Args:
+        site: whose references.
+        modules: what jobs load now.
+        partitions: only these; all by default.
+        names: only these checks, or `check/case`; all by default.
+
+    Raises:
+        BadInput: an unknown partition, or a reference file with faults.
+    """
+    chosen = [site.partition(name).name for name in partitions or site.partitions]
+    values = [
+        value
+        for value in read_values(runs_folder(site))
+        if value.key[2] in chosen
+        and value.release == module_on(modules, value.key[2]).release
+        and (not names or {value.key[0], "/".join(value.key[:2])} & set(names))
+    ]
+    rows, waiting = draft(site, values)
+    sets: dict[str, list[Reference]] = {}
+    for row in rows:
+        sets.setdefault(site.partition(row.partition).reference_set, []).append(row)
+    return Drafts(tuple(_proposal(site, name, new) for name, new in sets.items()), waiting)
+
+
+def draft(site: Site, values: Sequence[Value]) -> tuple[list[Reference], tuple[str, ...]]:
+    """New rows from values, newest first, and what is measured too seldom."""
+    groups: dict[Key, list[Value]] = {}
+    for value in values:
+        groups.setdefault(value.key, []).append(value)
+    rows, waiting = [], []
+    for key, group in groups.items():
+        known = load_references(site, site.partition(key[2]).reference_set).get(key)
+        same = [v for v in group if v.machine == group[0].machine and v.driver == group[0].driver]
+        if known is not None and not _outdated(known, group[0]):
+            continue
+        if len(same) < MIN_RUNS:
+            words = f"{key[0]}/{key[1]} on {key[2]}, {key[3]}"
+            waiting.append(f"{words}: {len(same)} of {MIN_RUNS} runs")
+            continue
+        rows.append(_row(site, same[:MOST_RUNS]))
+    return rows, tuple(waiting)
+
+
+def read_values(folder: Path) -> Iterator[Value]:
+    """What can be used of all runs, the newest run first; damaged ones are left out."""
+    for path in sorted(folder.glob("*/verdicts.json"), reverse=True):
+        try:
+            run = json.loads(path.read_text(encoding="utf-8"))
+            found = [] if run.get("settings") else [*_values(run, path.parent.name)]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+        yield from found
+
+
+def _values(run: Mapping[str, Any], stamp: str) -> Iterator[Value]:
+    date = f"{stamp[:4]}-{stamp[4:6]}-{stamp[6:8]}"
+    for verdict in run["verdicts"]:
+        for metric in verdict["metrics"] if verdict["status"] in _USABLE else ():
+            if metric["wanted"] and metric["value"] is not None:
+                yield Value(
+                    key=(verdict["check"], verdict["case"], verdict["partition"], metric["name"]),
+                    value=float(metric["value"]),
+                    unit=metric["unit"],
+                    release=verdict["release"],
+                    driver=verdict.get("driver"),
+                    machine=run.get("machine"),
+                    nodes=tuple(expand_hostlist(str(verdict["job"].get("nodes") or ""))),
+                    date=date,
+                )
+
+
+def _outdated(known: Reference, newest: Value) -> bool:
+    """Whether a reference says nothing of today's software and machine any more."""
+    if known.proof != "run":
+        return True
+    now = {"release": newest.release, "driver": newest.driver, "machine": newest.machine}
+    changed = any(getattr(known, what) not in {None, value} for what, value in now.items() if value)
+    return changed or 0 < known.runs < MIN_RUNS
+
+
+def _row(site: Site, values: Sequence[Value]) -> Reference:
+    newest = values[0]
+    check, case, partition, metric = newest.key
+    empty = Reference(
+        check=check, case=case, partition=partition, metric=metric, value=1.0, unit=newest.unit,
+        lower=None, upper=None, runs=0, spread=0.0,
+        source=f"nightly runs on '{site.name}', drafted by hpcdl check references propose",
+        proof="run", date=newest.date, release=newest.release, driver=newest.driver,
+        nodes=tuple(sorted({node for value in values for node in value.nodes})),
+        machine=newest.machine,
+    )  # fmt: skip
+    row = from_runs(empty, [value.value for value in values])
+    # What else a shared machine does tomorrow is not in the spread of a few runs today.
+    return replace(row, lower=-WIDEST) if newest.machine else row
+
+
+def _proposal(site: Site, reference_set: str, rows: Sequence[Reference]) -> Proposal:
+    path = site_file(site, reference_set)
+    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    old = read_references(path) if before else ()
+    after = render_references(reference_set, merged(old, rows))
+    return Proposal(path, before, after, tuple(rows))
