@@ -33,11 +33,24 @@ family("tensorflow")
 prepend_path("PATH", pathJoin(stack, "bin"))
 -- Lets virtual environments see the stack; see the comment in that folder's file.
 prepend_path("PYTHONPATH", pathJoin(stack, "share", "hpcdl", "python"))
+-- What it was built upon, such as the site's Open MPI: from where it was found, which need not be
+-- in MODULEPATH, and so may be hidden from users.
+for _, module in ipairs(release.needs.modules or {}) do
+  append_path("MODULEPATH", module.folder)
+  depends_on(module.name)
+end
+
+-- A folder of this release, or of the one that was loaded.
+local function folder_of(path)
+  local own = path:sub(1, #release.stack) == release.stack
+  return own and stack .. path:sub(#release.stack + 1) or path
+end
+
 -- What the build set when it was tested, such as the folders of CUDA's libraries.
 for name, value in pairs(release.environment) do
   if type(value) == "table" then
     for place = #value, 1, -1 do
-      prepend_path(name, value[place])
+      prepend_path(name, folder_of(value[place]))
     end
   else
     setenv(name, value)

@@ -28,6 +28,7 @@ from hpcdl.stack.install import (
     require_room,
 )
 from hpcdl.stack.lmod import SITE_FILE
+from hpcdl.stack.loaded import modules_behind
 from hpcdl.stack.recipe import (
     Interpreter,
     Recipe,
@@ -61,6 +62,8 @@ class BuildPlan:
     mpi: str
     own: str
     wheelhouse: Wheelhouse | None
+    modules: tuple[Mapping[str, str], ...] = ()
+    """Loaded modules that the MPI comes from: the release's module loads them too."""
 
     @property
     def release_id(self) -> str | None:
@@ -69,7 +72,8 @@ class BuildPlan:
             return None
         horovod = horovod_folder(self.recipe, self.python, self.mpi).name
         lock = [wheel.as_lock() for wheel in self.wheelhouse.wheels]
-        key = digest(SCHEMA, lock, horovod, self.python.version, self.own, self.request.partitions)
+        key = digest(SCHEMA, lock, horovod, self.python.version, self.own, self.request.partitions,
+                     self.modules)  # fmt: skip
         return f"{self.request.name}-{self.recipe.tensorflow}-{self.recipe.variant}-{key}"
 
     @property
@@ -106,6 +110,7 @@ class BuildPlan:
             "source": self.recipe.source,
             "requirements": list(self.recipe.requirements),
             "edits": {edit.name: edit.why for edit in self.recipe.horovod.edits},
+            "modules": [dict(module) for module in self.modules],
             "steps": self.steps(),
         }
 
@@ -124,7 +129,10 @@ class BuildPlan:
             proof=self.recipe.proof,
             created="",
             hpcdl=f"{__version__}+{self.own}",
-            needs=self.recipe.needs,
+            needs={
+                **self.recipe.needs,
+                **({"modules": list(self.modules)} if self.modules else {}),
+            },
             lock=tuple(wheel.as_lock() for wheel in wheels),
         )
 
@@ -154,7 +162,8 @@ def plan_build(site: Site, name: str | None = None) -> BuildPlan:
     python = running_interpreter()
     recipe = choose(request, python)
     found = find_wheelhouse(recipe, python)
-    return BuildPlan(site, request, recipe, python, mpi_version(), own_digest(), found)
+    behind = tuple(modules_behind("mpirun"))
+    return BuildPlan(site, request, recipe, python, mpi_version(), own_digest(), found, behind)
 
 
 def build(plan: BuildPlan, say: Say) -> Release:

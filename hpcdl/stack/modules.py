@@ -83,10 +83,9 @@ def _version(release: Release) -> str:
 def summary(release: Release) -> str:
     """One line for `module whatis` and `module spider`."""
     versions = release.versions
-    return (
-        f"TensorFlow {versions['tensorflow']} with Horovod {versions['horovod']} "
-        f"({versions['mpi']}), Python {versions['python']}"
-    )
+    parts = {"Horovod": "horovod", "CUDA": "cuda", "cuDNN": "cudnn", "Python": "python"}
+    rest = [f"{title} {versions[name]}" for title, name in parts.items() if name in versions]
+    return ", ".join([f"TensorFlow {versions['tensorflow']}", *rest, versions["mpi"]])
 
 
 def render_modules(site: Site, shown: Sequence[Release], chosen: Dispatch) -> dict[str, str]:

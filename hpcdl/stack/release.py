@@ -44,7 +44,8 @@ class Release:
     `tensorflow/2.21.0-cpu`; `versions` what is inside, by component; `partitions` the ones it
     serves, none meaning all; `proof` a level of `hpcdl.facts.PROOFS`; `created` in UTC. `needs` is
     what its module's guard asks of a machine: `cpu_flags` as /proc/cpuinfo names them, `driver`
-    with `from` (a version) and `branch` (the last one that drives the GPU), `gpus` (models).
+    with `from` (a version) and `branch` (the last one that drives the GPU), `gpus` (models); and
+    `modules` that it loads itself, each with `name` and the `folder` it is found in.
     `environment` is what the module sets beyond PATH: folders to put in front of a variable, or
     a text.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,11 +70,105 @@ def test_a_version_can_be_named(modules: Path) -> None:
 def test_avail_and_spider_name_it(modules: Path) -> None:
     assert "tensorflow/2.21.0-cpu" in lmod(modules, "module --terse avail").stderr
     spider = lmod(modules, "module spider tensorflow").stderr
-    assert "TensorFlow 2.21.0 with Horovod 0.28.1" in spider
+    assert "TensorFlow 2.21.0, Horovod 0.28.1" in spider
+
+
+def test_a_build_for_gpus_says_so_in_its_version_and_its_words(site: Site) -> None:
+    versions = {"tensorflow": "2.18.1", "horovod": "0.28.1", "cuda": "12.9.1", "python": "3.11.7",
+                "cudnn": "9.10.2.21", "mpi": "Open MPI 5.0.10"}  # fmt: skip
+    name = "tensorflow/2.18.1-cuda12.9-sm60"
+    release = make_release(site, "gpu", module=name, versions=versions)
+    publish(site, release.id, passing, say=silent)
+    done = lmod(release.modules, f"module load {name} && module --terse list; module whatis {name}")
+    assert name in done.stderr
+    assert "TensorFlow 2.18.1, Horovod 0.28.1, CUDA 12.9.1, cuDNN 9.10.2.21" in done.stderr
 
 
 def test_help_shows_how_to_put_packages_on_top(modules: Path) -> None:
     assert "python -m venv --system-site-packages" in lmod(modules, "module help tensorflow").stderr
+
+
+@pytest.fixture
+def hidden(site: Site, tmp_path: Path) -> tuple[Release, Path]:
+    """A release that was built upon an Open MPI in a folder that users do not have."""
+    folder = tmp_path / "site modules"
+    for version in (".4.1.5", "5.0"):
+        file = folder / "openmpi" / f"{version}.lua"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f'setenv("MPI_HOME", "/apps/openmpi/{version}")\n')
+    needs = {"modules": [{"name": "openmpi/.4.1.5", "folder": str(folder)}]}
+    release = make_release(site, "upon-mpi", needs=needs)
+    publish(site, release.id, passing, say=silent)
+    return release, folder
+
+
+def test_what_it_was_built_upon_comes_and_goes_with_it(hidden: tuple[Release, Path]) -> None:
+    release, _ = hidden
+    script = (
+        "module load tensorflow; echo $MPI_HOME; module unload tensorflow; "
+        "echo [$MPI_HOME] $MODULEPATH"
+    )
+    done = lmod(release.modules, script)
+    assert done.stdout.splitlines() == ["/apps/openmpi/.4.1.5", f"[] {release.modules}"]
+    assert done.stderr == ""
+
+
+def test_what_it_was_built_upon_is_hidden_from_users(hidden: tuple[Release, Path]) -> None:
+    release, _ = hidden
+    assert "openmpi" not in lmod(release.modules, "module --terse avail").stderr
+
+
+def test_a_user_s_own_load_of_it_and_its_folder_stay(hidden: tuple[Release, Path]) -> None:
+    release, folder = hidden
+    script = (
+        "module load openmpi/.4.1.5 tensorflow; module unload tensorflow; "
+        'echo "$MPI_HOME $MODULEPATH"'
+    )
+    path = f"{release.modules}:{folder}"
+    assert lmod(Path(path), script).stdout == f"/apps/openmpi/.4.1.5 {path}\n"
+
+
+def test_a_job_of_it_loads_what_it_was_built_upon(hidden: tuple[Release, Path]) -> None:
+    """A script purges everything first."""
+    release, _ = hidden
+    script = f"module --force purge; module use '{release.modules}'; module load {release.module}"
+    done = lmod(Path("/nonexistent"), f"{script}; echo $MPI_HOME", SLURM_JOB_ID="1")
+    assert (done.stdout, done.stderr) == ("/apps/openmpi/.4.1.5\n", "")
+
+
+def test_the_loaded_module_that_brings_the_mpi_is_found(tmp_path: Path) -> None:
+    """As in the shell of an admin who builds: others that are loaded do not matter."""
+    program = tmp_path / "apps" / "openmpi" / "bin" / "mpirun"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    folder = tmp_path / "modules"
+    for name, place in (("openmpi/4.1.5", program.parent), ("git/2.40", Path("/apps/git/bin"))):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / f"{name}.lua").write_text(f'prepend_path("PATH", "{place}")\n')
+    ask = "from hpcdl.stack.loaded import modules_behind; print(modules_behind('mpirun'))"
+    script = f'module load git openmpi; {sys.executable} -c "{ask}"'
+    done = lmod(folder, script, PYTHONPATH=str(Path(__file__).resolve().parents[2]))
+    assert done.stdout == f"[{{'name': 'openmpi/4.1.5', 'folder': '{folder}'}}]\n"
+
+
+def test_unloading_takes_the_loaded_release_s_folders_away_after_a_rebuild(
+    site: Site, published: Release
+) -> None:
+    """The file of that name has another release by then; both put folders into a variable."""
+    for name in ("one", "two"):
+        own = site.paths.prefix / "releases" / name / "stack" / "lib"
+        environment = {"LD_LIBRARY_PATH": [str(own), "/shared/lib"], "MARK": "x"}
+        make_release(site, name, version="2.22.0", environment=environment)
+        publish(site, name, passing, say=silent)
+    prefix = site.paths.prefix
+    swap = 'ln -s "releases/$1" "$P/new" && mv -T "$P/new" "$P/current"'
+    script = (
+        f"swap() {{ {swap}; }}; swap one; module load tensorflow; echo $LD_LIBRARY_PATH; "
+        "swap two; module unload tensorflow; echo [$LD_LIBRARY_PATH] [$MARK]"
+    )
+    done = lmod(prefix / "current" / "modules", script, P=str(prefix))
+    assert done.stdout.splitlines() == [f"{prefix}/releases/one/stack/lib:/shared/lib", "[] []"]
 
 
 def test_one_tensorflow_at_a_time(site: Site, modules: Path, tmp_path: Path) -> None:
