@@ -28,6 +28,7 @@ ROOMS: dict[str, str] = {
     "data": "data sets: make and inspect TFRecords",
     "train": "the training program that jobs run",
     "predict": "how training will scale: time, cost and limits before a job is submitted",
+    "study": "published studies, run again: on the embedded cluster or at their own size",
     "check": "nightly checks: settings, runs, references and verdicts",
     "doctor": "what this machine has and lacks",
     "completion": "shell completions for bash and zsh",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,14 +43,16 @@ def sweep_folder(site: Site, name: str) -> Path:
     return site.paths.work / "sweeps" / name
 
 
-def standings(folder: Path, points: Sequence[Point]) -> tuple[Standing, ...]:
+def standings(folder: Path, points: Sequence[Point], *, ask: bool = True) -> tuple[Standing, ...]:
     """How each point stands: by its result, then by its job, as the manifest ties them.
+
+    Without `ask` Slurm is left alone: a point without a result counts as missing.
 
     Raises:
         BadInput: the manifest is of another format.
     """
     tied = _read_manifest(folder)
-    active = _active_arrays() if tied else {}
+    active = _active_arrays() if tied and ask else {}
     found = []
     for point in points:
         job_id, task = tied.get(point.id, (None, None))
@@ -67,11 +69,13 @@ def standings(folder: Path, points: Sequence[Point]) -> tuple[Standing, ...]:
 
 
 def submit(
-    site: Site, folder: Path, points: Sequence[Point], module: Module, running: int | None
-) -> tuple[Standing, ...]:
+    site: Site, folder: Path, points: Sequence[Point], module: Module, running: int | None,
+    *, after: Sequence[int] | None = None,
+) -> tuple[Standing, ...]:  # fmt: skip
     """Queue every point that has neither a result nor a job; give how all stand then.
 
-    One `sbatch --test-only` per distinct shape comes before anything is queued.
+    One `sbatch --test-only` per distinct shape comes before anything is queued. With `after`,
+    each array waits until these jobs and all earlier arrays of the sweep have ended.
 
     Raises:
         BadInput: Slurm refuses a shape; nothing is queued then.
@@ -87,13 +91,24 @@ def submit(
             for index, group in enumerate(groups(missing))
         ]
         _ask_first(prepared)
+        before = sorted({*(after or ()), *_active_jobs(stand.values())})
         for group, script in prepared:
-            job_id = client.submit(script)
+            job_id = client.submit(script, _wait_for(before if after is not None else ()))
+            before.append(job_id)
             for task, point in enumerate(group.points):
                 stand[point.id] = replace(stand[point.id], state=QUEUED, job_id=job_id, task=task)
             _write_manifest(folder, tuple(stand.values()))
         _write_manifest(folder, tuple(stand.values()))
     return tuple(stand.values())
+
+
+def _active_jobs(found: Iterable[Standing]) -> set[int]:
+    return {one.job_id for one in found if one.state == QUEUED and one.job_id is not None}
+
+
+def _wait_for(jobs: Sequence[int]) -> tuple[str, ...]:
+    """The option that lets a job begin when others have ended, however they did."""
+    return (f"--dependency=afterany:{':'.join(map(str, jobs))}",) if jobs else ()
 
 
 def preview(

@@ -1,0 +1,199 @@
+"""`hpcdl study`: the published studies, run again."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcdl.cli.framework import Command, Group, print_json, the_site
+from hpcdl.system.errors import ExitCode
+
+if TYPE_CHECKING:
+    from hpcdl.workflows.study.collect import Findings
+    from hpcdl.workflows.study.plan import Plan
+    from hpcdl.workflows.study.report import Report
+
+
+def _which(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("study", metavar="STUDY", help="its name, or a file of your own")
+    parser.add_argument("--scale", default="small", help="small (default) or full")
+    parser.add_argument("--partition", default="", metavar="A,B",
+                        help="partitions instead of the study's own, in its order")  # fmt: skip
+
+
+def _run_options(parser: argparse.ArgumentParser) -> None:
+    _which(parser)
+    parser.add_argument("--no-wait", action="store_true", help="queue the jobs and leave")
+    parser.add_argument("--module", action="append", default=[], metavar="NAME[/VERSION]",
+                        help="module instead of the release's; may be repeated")  # fmt: skip
+    _output(parser)
+
+
+def _report_options(parser: argparse.ArgumentParser) -> None:
+    _which(parser)
+    _output(parser)
+
+
+def _output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--output", type=Path, metavar="DIR",
+                        help="where the report goes (else beside the study's results)")  # fmt: skip
+
+
+def _plan(args: argparse.Namespace) -> Plan:
+    from hpcdl.workflows.study.load import load_study, scale_of
+    from hpcdl.workflows.study.plan import make_plan
+
+    study = load_study(args.study)
+    partitions = [name for name in args.partition.split(",") if name]
+    return make_plan(the_site(args), study, scale_of(study, args.scale), partitions)
+
+
+def _list(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.workflows.study.show import list_data, list_text
+
+    print_json(list_data()) if args.json else print(list_text())
+    return ExitCode.OK
+
+
+def _show(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.workflows.study.show import show_data, show_text
+
+    plan = _plan(args)
+    print_json(show_data(plan)) if args.json else print(show_text(plan))
+    return ExitCode.OK
+
+
+def _schema(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.workflows.study.schema import STUDY
+
+    print_json(STUDY)
+    return ExitCode.OK
+
+
+def _run(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.workflows.modules import check_available, module_for
+    from hpcdl.workflows.study import run
+
+    plan = _plan(args)
+    partition = plan.possible[0].point.spec.partition
+    module = module_for(
+        plan.site, args.module, partition=partition, published=not args.dry_run
+    )  # fmt: skip
+    if args.dry_run:
+        return _show_scripts(plan, run.check_scripts(plan, module), args)
+    if args.module:
+        check_available(plan.site, module)
+    run.start(plan, module, lambda what: print(what, file=sys.stderr))
+    if args.no_wait:
+        found = run.standings(plan)
+        data = {"folder": plan.folder, "summary": run.summary(found)}
+        print_json(data) if args.json else print(run.summary(found))
+        return ExitCode.OK
+    _wait(plan, args)
+    return _write(plan, args)
+
+
+def _wait(plan: Plan, args: argparse.Namespace) -> None:
+    from hpcdl.system.errors import Stopped
+    from hpcdl.system.progress import StatusLine
+    from hpcdl.workflows.study.run import summary, wait
+
+    try:
+        with StatusLine(quiet=args.json) as status:
+            for found in wait(plan):
+                text = f"{plan.study.name}: {summary(found)}"
+                status.show(text, key=text)
+    except KeyboardInterrupt as fault:
+        raise Stopped(
+            "stopped waiting; what is queued goes on",
+            hint=f"`hpcdl study run {args.study} --scale {args.scale}` takes up from there",
+        ) from fault
+
+
+def _report(args: argparse.Namespace) -> ExitCode:
+    return _write(_plan(args), args)
+
+
+def _write(plan: Plan, args: argparse.Namespace) -> ExitCode:
+    from hpcdl.workflows.study.report import as_data, as_text, make_report, write_report
+
+    report = make_report(_findings(plan))
+    paths = write_report(report, args.output or plan.folder / "report")
+    if args.json:
+        print_json({**as_data(report), "files": paths})
+    else:
+        print(as_text(report))
+        print(f"report {paths['html']}\n       {paths['md']}\nfigure {paths['svg']}")
+    return _code(report)
+
+
+def _code(report: Report) -> ExitCode:
+    """Holes first: with them the answer is not the study's."""
+    if report.findings.holes:
+        return ExitCode.PARTLY
+    return ExitCode.OK if report.accepted else ExitCode.NO
+
+
+def _findings(plan: Plan) -> Findings:
+    from hpcdl.workflows.study.collect import collect
+    from hpcdl.workflows.study.run import last_standings
+
+    return collect(plan, last_standings(plan))
+
+
+def _show_scripts(plan: Plan, checked: Any, args: argparse.Namespace) -> ExitCode:
+    from hpcdl.workflows.study.show import scripts_data, scripts_text
+
+    if args.json:
+        print_json(scripts_data(plan, checked))
+    else:
+        print(scripts_text(plan, checked, verbose=args.verbose))
+    if any(one.errors for one in checked):
+        return ExitCode.NO
+    return ExitCode.PARTLY if plan.impossible else ExitCode.OK
+
+
+GROUP = Group(
+    "study",
+    "published studies, run again: on the embedded cluster or at their own size",
+    (
+        Command(
+            "list",
+            "Name the studies and what they ask.",
+            "hpcdl study list",
+            _list,
+            site=False,
+        ),
+        Command(
+            "show",
+            "Say what a study asks, which jobs it would run, what they cost and what must hold.",
+            "hpcdl study show aliyun-resnet50 --scale full",
+            _show,
+            _which,
+        ),
+        Command(
+            "run",
+            "Run a study to its report; run it again to go on where it stopped.",
+            "hpcdl study run sjtu-inception --scale small",
+            _run,
+            _run_options,
+            changes=True,
+        ),
+        Command(
+            "report",
+            "Write the report of what there is: Markdown, a page, JSON, and the figure.",
+            "hpcdl study report sjtu-inception --output report",
+            _report,
+            _report_options,
+        ),
+        Command(
+            "schema",
+            "Print the JSON Schema of a study's file, for editors.",
+            "hpcdl study schema > study.schema.json",
+            _schema,
+            site=False,
+        ),
+    ),
+)

@@ -1,0 +1,205 @@
+"""Reads what a study's jobs left behind: measurements, and holes with their reasons.
+
+A result of another version, a failed job and a cell that never ran are holes; one hole never
+stops the rest. Rates are those of steps after the warm-up, without the time that writing
+checkpoints took.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean, median, quantiles
+from typing import Any
+
+from hpcdl.jobs.sweep import point_folder
+from hpcdl.jobs.sweep_run import DONE, IMPOSSIBLE, QUEUED, Standing
+from hpcdl.workflows.study.model import SYNTHETIC, Values
+from hpcdl.workflows.study.plan import Cell, Plan, data_folder
+
+RESULT_VERSION = 1
+PARTS = ("compute", "input", "communication", "update", "other")
+_GIGA = 1e9
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a cell's job did. Times in seconds; `rates` are images/s of each measured step.
+
+    `size` is of its data set in bytes, `images` its images; None where data are synthetic.
+    """
+
+    cell: Cell
+    result: Mapping[str, Any]
+    folder: Path
+    rates: tuple[float, ...]
+    parts: Mapping[str, float]
+    size: float | None
+    images: float | None
+
+    @property
+    def values(self) -> Values:
+        """The values of the matrix, and the run's name."""
+        return {**self.cell.values, "run": self.cell.run.name}
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that trained together."""
+        return int(self.result["layout"]["ranks"])
+
+    @cached_property
+    def rate(self) -> float:
+        """Images per second of all ranks: the median step."""
+        return median(self.rates)
+
+    @cached_property
+    def spread(self) -> tuple[float, float]:
+        """Images per second of the slow and the fast steps: 5th and 95th percentile."""
+        if len(self.rates) < 2:
+            return self.rate, self.rate
+        cuts = quantiles(self.rates, n=20, method="inclusive")
+        return cuts[0], cuts[-1]
+
+    @property
+    def step_seconds(self) -> float:
+        """Mean seconds of a step."""
+        return sum(self.parts.values())
+
+    @property
+    def epochs(self) -> tuple[float, ...]:
+        """Seconds of every pass over the data set; none where steps were left out as warm-up."""
+        batch = int(self.result["global_batch"])
+        steps = int((self.images or 0) // batch)
+        if not steps or int(self.result["options"]["warmup_steps"]):
+            return ()
+        times = [batch / rate for rate in self.rates]
+        return tuple(sum(times[i : i + steps]) for i in range(0, len(times) - steps + 1, steps))
+
+    @property
+    def epoch_seconds(self) -> float | None:
+        """Seconds of a pass over the data set: the median one."""
+        return median(self.epochs) if self.epochs else None
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Parts of a step's time, 0 to 1."""
+        return {name: seconds / self.step_seconds for name, seconds in self.parts.items()}
+
+
+@dataclass(frozen=True)
+class Hole:
+    """A cell without a measurement, and why."""
+
+    cell: Cell
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a study's jobs gave so far."""
+
+    plan: Plan
+    measured: tuple[Measured, ...]
+    holes: tuple[Hole, ...]
+
+
+def collect(plan: Plan, standings: Sequence[Standing]) -> Findings:
+    """Read every cell's result.
+
+    Args:
+        plan: the study.
+        standings: how each cell's point stands, as the sweeps say.
+    """
+    stand = {one.point.id: one for one in standings}
+    measured, holes = [], []
+    for cell in plan.cells:
+        found = _look(plan, cell, stand[cell.point.id])
+        if isinstance(found, Hole):
+            holes.append(found)
+        else:
+            measured.append(found)
+    return Findings(plan, tuple(measured), tuple(holes))
+
+
+def _look(plan: Plan, cell: Cell, standing: Standing) -> Measured | Hole:
+    if standing.state == IMPOSSIBLE:
+        return Hole(cell, standing.state, cell.point.problem)
+    if standing.state == QUEUED:
+        return Hole(cell, standing.state, f"job {standing.job_id} has not ended")
+    folder = point_folder(plan.run_folder(cell.run), cell.point)
+    if standing.state != DONE:
+        return _missing(plan, cell, standing, folder)
+    try:
+        return _measured(plan, cell, folder)
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as fault:
+        why = fault.args[0] if isinstance(fault, _Unusable) else f"lacks or garbles {fault}"
+        return Hole(cell, "unusable", f"{folder / 'result.json'} {why}")
+
+
+class _Unusable(ValueError):
+    """A result that says why it cannot be used."""
+
+
+def _missing(plan: Plan, cell: Cell, standing: Standing, folder: Path) -> Hole:
+    if standing.job_id is None:
+        return Hole(cell, standing.state, "it has not been submitted")
+    logs = plan.run_folder(cell.run) / "logs"
+    log = logs / f"{standing.job_id}_{standing.task or 0}.log"
+    return Hole(cell, "failed", f"job {standing.job_id} failed: {_why(folder, log)} (log: {log})")
+
+
+def _why(folder: Path, log: Path) -> str:
+    """What the program said of its failure, else the last line of the job's log."""
+    try:
+        outcome = json.loads((folder / "result.json").read_text())["outcome"]
+        if outcome["message"]:
+            return str(outcome["message"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    try:
+        lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    except OSError:
+        return "it left no log"
+    said = [line for line in lines if "error" in line.lower()] or [line for line in lines if line]
+    return said[-1][:300] if said else "its log is empty"
+
+
+def _measured(plan: Plan, cell: Cell, folder: Path) -> Measured:
+    result = json.loads((folder / "result.json").read_text())
+    version = result.get("schema") if isinstance(result, dict) else None
+    if version != RESULT_VERSION:
+        raise _Unusable(f"is of version {version}; this hpcdl reads version {RESULT_VERSION}")
+    samples = result["samples"]
+    skip = int(result["options"]["warmup_steps"])
+    skip = skip if len(samples["seconds"]) > skip else 0
+    pure = [s - c for s, c in zip(samples["seconds"], samples["checkpoint"], strict=True)][skip:]
+    images = samples["images"][skip:]
+    if not pure or min(pure) <= 0:
+        raise _Unusable("holds no measured step")
+    size, count = _data_size(plan, cell)
+    return Measured(
+        cell=cell,
+        result=result,
+        folder=folder,
+        rates=tuple(n / seconds for n, seconds in zip(images, pure, strict=True)),
+        parts={name: fmean(samples[name][skip:]) for name in PARTS},
+        size=size,
+        images=count,
+    )
+
+
+def _data_size(plan: Plan, cell: Cell) -> tuple[float | None, float | None]:
+    """Bytes and images of a cell's training data."""
+    name = cell.values.get("data", cell.run.data)
+    if name == SYNTHETIC:
+        return None, None
+    data = plan.scale.data[name]
+    path = data_folder(plan.site, data) / "dataset.json"
+    if not path.is_file():
+        return data.gigabytes and data.gigabytes * _GIGA, data.images
+    train = json.loads(path.read_text())["splits"]["train"]
+    return float(sum(shard["bytes"] for shard in train["shards"])), float(train["examples"])

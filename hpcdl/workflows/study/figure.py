@@ -1,0 +1,414 @@
+"""The figure of a study: panels drawn from findings, as SVG for papers and PNG for pages.
+
+A panel is a function of one axes and the findings; the study's file chooses and orders them.
+Filled markers are measured, with the 5th to 95th percentile of the steps as error bars; hollow
+ones on broken lines are predicted, grey ones published. matplotlib is an extra, imported here
+only, and only when a figure is drawn.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from statistics import linear_regression
+from typing import Any
+
+from hpcdl.system.errors import MachineLacks
+from hpcdl.workflows.study.collect import PARTS, Findings, Measured
+from hpcdl.workflows.study.forecast import Predicted
+from hpcdl.workflows.study.judge import alone, by_size, ideal_ranks, series_name, throttled
+from hpcdl.workflows.study.model import Panel, Published, matches
+
+# Okabe and Ito's colours, which colour-blind readers tell apart.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_PART_COLOURS = {"compute": "#0072B2", "input": "#D55E00", "communication": "#E69F00",
+                 "update": "#009E73", "other": "#BBBBBB"}  # fmt: skip
+_PART_NAMES = {
+    "compute": "computing",
+    "input": "waiting for input",
+    "communication": "communicating, not hidden",
+    "update": "updating",
+    "other": "everything else",
+}
+_MARKERS = "osD^vP*"
+_PUBLISHED_MARKERS = "x+1234"
+_GREY = "#767676"
+_DPI = 160
+_TIMELINE_STEPS = 6
+_MEGA, _GIGA = 1e6, 1e9
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What panels draw: findings, predictions, and the panel's own choice of measurements."""
+
+    findings: Findings
+    predicted: tuple[Predicted, ...]
+    panel: Panel
+
+    @property
+    def measured(self) -> tuple[Measured, ...]:
+        """The measurements that the panel's `where` chooses."""
+        return tuple(one for one in self.findings.measured if matches(one.values, self.panel.where))
+
+    @property
+    def series(self) -> dict[str, list[Measured]]:
+        """The measurements by line, in rising ranks."""
+        found: dict[str, list[Measured]] = {}
+        for one in sorted(self.measured, key=lambda one: one.ranks):
+            found.setdefault(series_name(self.findings, one.values), []).append(one)
+        return dict(sorted(found.items(), key=lambda item: self._order(item[1][0])))
+
+    def _order(self, one: Measured) -> int:
+        return self.findings.measured.index(one)
+
+    def predictions(self, name: str) -> list[Predicted]:
+        """The predictions of a line."""
+        return [
+            one
+            for one in self.predicted
+            if series_name(self.findings, one.values) == name
+            and matches(one.values, self.panel.where)
+        ]
+
+    @property
+    def published(self) -> tuple[Published, ...]:
+        """The published numbers that the panel may show."""
+        return tuple(
+            one
+            for one in self.findings.plan.study.published
+            if all(self.panel.where.get(key, value) == value for key, value in one.where.items())
+        )
+
+
+def draw(findings: Findings, predicted: tuple[Predicted, ...]) -> dict[str, bytes]:
+    """The figure by suffix: `svg` and `png`.
+
+    Raises:
+        MachineLacks: matplotlib is not installed.
+    """
+    try:
+        from matplotlib import rc_context
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as fault:
+        raise MachineLacks(
+            "figures need matplotlib, which is not installed",
+            hint="install it: pip install 'hpcdl[plots]'",
+        ) from fault
+    study = findings.plan.study
+    with rc_context({"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": study.name}):
+        columns = min(2, len(study.figure))
+        rows = -(-len(study.figure) // columns)
+        figure = Figure(figsize=(4.9 * columns, 4.1 * rows + 0.4), dpi=_DPI, layout="constrained")
+        FigureCanvasAgg(figure)
+        grid = figure.subplots(rows, columns, squeeze=False).flatten()
+        for index, (axes, panel) in enumerate(zip(grid, study.figure, strict=False)):
+            scene = Scene(findings, predicted, panel)
+            _PANELS[panel.panel](axes, scene)
+            letter = f"({'abcdefgh'[index]}) " if len(study.figure) > 1 else ""
+            axes.set_title(letter + panel.title, loc="left", fontsize=10, fontweight="bold")
+        for axes in grid[len(study.figure) :]:
+            axes.set_axis_off()
+        figure.supxlabel(_footnote(findings), fontsize=6.5, color=_GREY, x=0.01, ha="left")
+        return {suffix: _saved(figure, suffix) for suffix in ("svg", "png")}
+
+
+def _saved(figure: Any, suffix: str) -> bytes:
+    data = BytesIO()
+    figure.savefig(data, format=suffix, metadata={"Date": None} if suffix == "svg" else {})
+    return data.getvalue()
+
+
+def _footnote(findings: Findings) -> str:
+    """What marks mean and where the numbers come from."""
+    study, scale = findings.plan.study, findings.plan.scale
+    first = (
+        f"{study.name}, scale {scale.name}, site {findings.plan.site.name}. Bars: 5th to 95th "
+        "percentile of steps. Hollow: predicted by hpcdl predict from the one-rank run."
+    )
+    sources = [f"{group.label}: {group.source}" for group in study.published]
+    return "\n".join([first, *(_wrapped(line) for line in sources)])
+
+
+def _wrapped(text: str) -> str:
+    return text if len(text) <= 170 else text[:167] + "..."
+
+
+def _style(number: int) -> dict[str, Any]:
+    return {"color": _COLOURS[number % len(_COLOURS)], "marker": _MARKERS[number % len(_MARKERS)]}
+
+
+def _rate(axes: Any, scene: Scene) -> None:
+    """Images per second over ranks."""
+    for number, (name, ones) in enumerate(scene.series.items()):
+        _measured_line(axes, name, ones, number, 1.0)
+        _predicted_line(axes, ones, scene.predictions(name), number, 1.0)
+    axes.set_ylabel("images/s, all ranks")
+    axes.set_yscale("log")
+    _plain_log(axes)
+    _ranks_axis(axes, scene)
+    _legend(axes)
+
+
+def _speedup(axes: Any, scene: Scene) -> None:
+    """Throughput over one rank's, beside what was published and what is ideal."""
+    for number, (name, ones) in enumerate(scene.series.items()):
+        base = alone(scene.measured, ones[0])
+        if base is None:
+            continue
+        _measured_line(axes, name, ones, number, base.rate)
+        _predicted_line(axes, ones, scene.predictions(name), number, base.rate)
+    for number, group in enumerate(scene.published):
+        _published_line(axes, group, number)
+    _ideal_line(axes, scene)
+    axes.set_ylabel("speed-up over one rank")
+    axes.set_yscale("log", base=2)
+    _plain_log(axes)
+    _ranks_axis(axes, scene)
+    _legend(axes)
+
+
+def _efficiency(axes: Any, scene: Scene) -> None:
+    """Speed-up per rank, in percent."""
+    for number, (name, ones) in enumerate(scene.series.items()):
+        base = alone(scene.measured, ones[0])
+        if base is None:
+            continue
+        style = _style(number)
+        x = [one.ranks for one in ones]
+        axes.plot(x, [100 * one.rate / base.rate / one.ranks for one in ones], label=name, **style)
+        hollow = [one for one in scene.predictions(name) if one.measured is None]
+        axes.plot([one.gpus for one in hollow],
+                  [100 * one.rate / base.rate / one.gpus for one in hollow],
+                  linestyle="--", markerfacecolor="white", **style)  # fmt: skip
+    axes.set_ylabel("efficiency (%)")
+    axes.set_ylim(0, 110)
+    _ranks_axis(axes, scene)
+    _legend(axes)
+
+
+def _measured_line(
+    axes: Any, name: str, ones: Sequence[Measured], number: int, unit: float
+) -> None:
+    y = [one.rate / unit for one in ones]
+    down = [max(0.0, one.rate - one.spread[0]) / unit for one in ones]
+    up = [max(0.0, one.spread[1] - one.rate) / unit for one in ones]
+    # Lines side by side would hide each other's bars.
+    x = [one.ranks * (1 + 0.025 * (number % 4)) for one in ones]
+    axes.errorbar(x, y, yerr=[down, up], label=name, capsize=2.5, linewidth=1.4, markersize=5,
+                  elinewidth=0.9, **_style(number))  # fmt: skip
+
+
+def _predicted_line(
+    axes: Any, ones: Sequence[Measured], predicted: Sequence[Predicted], number: int, unit: float
+) -> None:
+    """The model's line from the one-rank run; only counts that did not run get a marker."""
+    base = next((one for one in ones if one.ranks == 1), None)
+    if base is None or not predicted:
+        return
+    ordered = sorted(predicted, key=lambda one: one.gpus)
+    style = _style(number)
+    axes.plot([1, *(one.gpus for one in ordered)],
+              [base.rate / unit, *(one.rate / unit for one in ordered)],
+              linestyle="--", linewidth=1, color=style["color"])  # fmt: skip
+    hollow = [one for one in ordered if one.measured is None]
+    axes.errorbar(
+        [one.gpus * (1 + 0.025 * (number % 4)) for one in hollow],
+        [one.rate / unit for one in hollow],
+        yerr=[[(one.rate - one.low) / unit for one in hollow],
+              [(one.high - one.rate) / unit for one in hollow]],
+        linestyle="none", capsize=2.5, elinewidth=0.9, markersize=5.5, markerfacecolor="white",
+        **style,
+    )  # fmt: skip
+
+
+def _published_line(axes: Any, group: Published, number: int) -> None:
+    one = next((point.images_per_second for point in group.points if point.gpus == 1), None)
+    pairs = [
+        (point.gpus, point.speedup or (point.images_per_second or 0) / (one or 1))
+        for point in group.points
+        if point.speedup or (point.images_per_second and one)
+    ]
+    if pairs:
+        axes.plot(*zip(*pairs, strict=True), linestyle=":", linewidth=1, color=_GREY,
+                  marker=_PUBLISHED_MARKERS[number % len(_PUBLISHED_MARKERS)], markersize=7,
+                  label=f"{group.label}, published")  # fmt: skip
+
+
+def _ideal_line(axes: Any, scene: Scene) -> None:
+    top = max(
+        [one.ranks for one in scene.measured]
+        + [one.gpus for one in scene.predicted if matches(one.values, scene.panel.where)]
+        + [point.gpus for group in scene.published for point in group.points],
+        default=1,
+    )
+    counts = [count for count in (1, 2, 4, 8, 16, 32, 64, 128) if count <= top]
+    axes.plot(counts, counts, color="0.75", linewidth=0.9, zorder=0, label="a GPU each: ideal")
+    if scene.findings.plan.scale.shares_cores and scene.measured:
+        cpus = int(scene.measured[0].result["layout"]["cpus_per_rank"])
+        bound = [ideal_ranks(scene.findings, count, cpus) for count in counts]
+        axes.plot(counts, bound, color="0.5", linewidth=0.9, zorder=0, linestyle=(0, (6, 2)),
+                  label="shared cores: at best")  # fmt: skip
+
+
+def _phases(axes: Any, scene: Scene) -> None:
+    """Where a step's time goes, in milliseconds."""
+    _bars(axes, scene, lambda one: {part: 1e3 * s for part, s in one.parts.items()})
+    axes.set_xlabel("milliseconds of a step (mean)")
+
+
+def _shares(axes: Any, scene: Scene) -> None:
+    """Where a step's time goes, in percent."""
+    _bars(axes, scene, lambda one: {part: 100 * share for part, share in one.shares.items()})
+    axes.set_xlabel("% of a step's time")
+    axes.set_xlim(0, 100)
+
+
+def _bars(axes: Any, scene: Scene, values: Callable[[Measured], dict[str, float]]) -> None:
+    ones = [one for series in scene.series.values() for one in series]
+    names = [_bar_name(scene, one) for one in ones]
+    left = [0.0] * len(ones)
+    for part in PARTS:
+        lengths = [values(one)[part] for one in ones]
+        axes.barh(range(len(ones)), lengths, left=left, height=0.7, color=_PART_COLOURS[part],
+                  label=_PART_NAMES[part], linewidth=0)  # fmt: skip
+        left = [start + length for start, length in zip(left, lengths, strict=True)]
+    axes.set_yticks(range(len(ones)), names)
+    axes.invert_yaxis()
+    axes.margins(x=0.04)
+    axes.grid(axis="x", alpha=0.25)
+    axes.legend(fontsize=7, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
+
+
+def _bar_name(scene: Scene, one: Measured) -> str:
+    ranks = "1 rank" if one.ranks == 1 else f"{one.ranks} ranks"
+    counts = {other.ranks for other in scene.measured}
+    name = series_name(scene.findings, one.values) + (" (slow reads)" if throttled(one) else "")
+    return f"{name}, {ranks}" if len(counts) > 1 else name
+
+
+def _time_by_size(axes: Any, scene: Scene) -> None:
+    """Seconds of an epoch over the size of the data, with the fitted lines and memory's size."""
+    largest = max((one.size or 0 for one in scene.measured), default=0)
+    unit, name = (_GIGA, "GB") if largest > _GIGA else (_MEGA, "MB")
+    for number, (label, ones) in enumerate(by_size(scene.findings, scene.measured).items()):
+        _sized(axes, ones, unit, label=label, **_style(number))
+        sizes = [(one.size or 0) / unit for one in ones]
+        slope, start = linear_regression(sizes, [one.epoch_seconds or 0 for one in ones])
+        ends = [0.0, max(sizes) * 1.05]
+        axes.plot(ends, [start + slope * x for x in ends], linewidth=1, zorder=1,
+                  color=_style(number)["color"])  # fmt: skip
+        slow = [one for one in scene.measured if throttled(one) and one.epoch_seconds
+                and series_name(scene.findings, one.values) == label]  # fmt: skip
+        if slow:
+            style = {**_style(number), "marker": "X", "markerfacecolor": "white"}
+            _sized(axes, slow, unit, label=f"{label}, slow storage", linestyle="--", **style)
+    memory = memory_bytes(scene.findings)
+    if memory and memory < 3 * largest:
+        axes.axvline(memory / unit, color=_GREY, linestyle=":", linewidth=1.2)
+        axes.annotate("memory", (memory / unit, 0.98), xycoords=("data", "axes fraction"),
+                      rotation=90, va="top", ha="right", fontsize=7, color=_GREY)  # fmt: skip
+    axes.set_xlabel(f"size of the data set ({name})")
+    axes.set_ylabel("seconds per epoch")
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize=7, frameon=False)
+
+
+def _sized(axes: Any, ones: Sequence[Measured], unit: float, **style: Any) -> None:
+    """Markers with the fastest and the slowest epoch as bars."""
+    y = [one.epoch_seconds or 0 for one in ones]
+    down = [middle - min(one.epochs) for middle, one in zip(y, ones, strict=True)]
+    up = [max(one.epochs) - middle for middle, one in zip(y, ones, strict=True)]
+    style.setdefault("linestyle", "none")
+    axes.errorbar([(one.size or 0) / unit for one in ones], y, yerr=[down, up], capsize=2.5,
+                  elinewidth=0.9, markersize=5, linewidth=1, **style)  # fmt: skip
+
+
+def memory_bytes(findings: Findings) -> float | None:
+    """Memory that could hold data: the scale's own, where emulated, else a node's."""
+    plan = findings.plan
+    if plan.scale.memory_gigabytes is not None:
+        return plan.scale.memory_gigabytes * _GIGA
+    partitions = {cell.point.spec.partition for cell in plan.possible}
+    return max(plan.site.partition(name).memory_gb for name in partitions) * _GIGA
+
+
+def _timeline(axes: Any, scene: Scene) -> None:
+    """The profiler's timeline of the largest data set: all ranks, the first steps of each job."""
+    row, labels = 0, []
+    for one in _profiled(scene):
+        for rank, events in sorted(_events(one).items()):
+            for part in PARTS:
+                spans = [(at, took) for name, at, took in events if name == part]
+                axes.broken_barh(spans, (row - 0.36, 0.72), color=_PART_COLOURS[part], linewidth=0)
+            labels.append(f"{_bar_name(scene, one)}, rank {rank}")
+            row += 1
+    axes.set_yticks(range(row), labels, fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xlabel(f"seconds from the start of the epoch, first {_TIMELINE_STEPS} steps")
+    axes.grid(axis="x", alpha=0.25)
+    for part in PARTS:
+        axes.barh([0], [0], color=_PART_COLOURS[part], label=_PART_NAMES[part])
+    axes.legend(fontsize=7, frameon=False, loc="upper center", bbox_to_anchor=(0.4, -0.14), ncols=2)
+
+
+def _profiled(scene: Scene) -> Iterator[Measured]:
+    """One job of every line that wrote a timeline: that of the largest data set."""
+    chosen: dict[str, Measured] = {}
+    for one in sorted(scene.measured, key=lambda one: one.size or 0):
+        if (one.folder / "timeline.json").is_file():
+            chosen[_bar_name(scene, one)] = one
+    yield from chosen.values()
+
+
+def _events(one: Measured) -> dict[int, list[tuple[str, float, float]]]:
+    """(part, start, seconds) of the first steps, by rank, from timeline.json."""
+    trace = json.loads((one.folder / "timeline.json").read_text())["traceEvents"]
+    found: dict[int, list[tuple[str, float, float]]] = {}
+    for event in trace:
+        if event["ph"] == "X" and event["args"]["step"] < _TIMELINE_STEPS:
+            spans = found.setdefault(int(event["pid"]), [])
+            spans.append((event["name"], event["ts"] / 1e6, event["dur"] / 1e6))
+    return found
+
+
+def _ranks_axis(axes: Any, scene: Scene) -> None:
+    from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
+
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator([2**power for power in range(13)]))
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.xaxis.set_minor_locator(NullLocator())
+    shared = scene.findings.plan.scale.shares_cores
+    axes.set_xlabel("ranks, on shared CPU cores" if shared else "GPUs, one rank each")
+    axes.grid(alpha=0.25)
+
+
+def _plain_log(axes: Any) -> None:
+    """Numbers as people write them on a logarithmic axis, some between the powers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    base = axes.yaxis.get_transform().base
+    axes.yaxis.set_major_locator(LogLocator(base, subs=(1, 2, 5) if base == 10 else (1,)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _legend(axes: Any) -> None:
+    axes.legend(fontsize=7, frameon=False)
+
+
+_PANELS: dict[str, Callable[[Any, Scene], None]] = {
+    "rate": _rate,
+    "speedup": _speedup,
+    "efficiency": _efficiency,
+    "phases": _phases,
+    "shares": _shares,
+    "time-by-size": _time_by_size,
+    "timeline": _timeline,
+}

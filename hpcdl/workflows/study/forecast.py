@@ -1,0 +1,165 @@
+"""What the model says: of the cells that are too large here, of those that ran, and of the cost.
+
+Predictions start from the study's own one-rank measurement of the same series. Where all ranks
+share the cores of one machine, one rank's step is taken as longer by as much as there are more
+busy CPUs than cores: nothing else of the model changes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from hpcdl.predict.forecast import expand
+from hpcdl.predict.network import names
+from hpcdl.predict.request import Request, answer
+from hpcdl.system.errors import BadInput
+from hpcdl.workflows.study.collect import Findings, Measured
+from hpcdl.workflows.study.model import Run, Values
+from hpcdl.workflows.study.plan import Cell, Plan
+
+_HOUR = 3600.0
+_PRECISIONS = {"fp32": "fp32", "fp16": "amp", "bf16": "amp"}
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A predicted cell: images per second with its likely bounds; `measured` where it also ran."""
+
+    run: Run
+    values: Values
+    gpus: int
+    rate: float
+    low: float
+    high: float
+    measured: float | None = None
+
+    @property
+    def error(self) -> float | None:
+        """Predicted over measured, less one."""
+        return None if self.measured is None else self.rate / self.measured - 1
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a scale costs, by the model: GPU-hours; and the cells it knows nothing of, and why."""
+
+    gpu_hours: float
+    cells: int
+    unknown: Mapping[str, int]
+
+
+def predict(findings: Findings) -> tuple[tuple[Predicted, ...], tuple[str, ...]]:
+    """Predictions for every series that has a one-rank measurement, and what could not be said."""
+    found: list[Predicted] = []
+    gaps: list[str] = []
+    for base in findings.measured:
+        if base.ranks == 1 and base.cell.run.predict:
+            try:
+                found += _series(findings, base)
+            except BadInput as fault:
+                gaps.append(f"{base.cell.words}: {fault.message}")
+    return tuple(found), tuple(gaps)
+
+
+def cost(plan: Plan) -> Cost:
+    """GPU-hours of all cells that can run, by published rows for the partition's GPU."""
+    hours, known, unknown = 0.0, 0, dict[str, int]()
+    for cell in plan.possible:
+        try:
+            hours += _cell_hours(plan, cell)
+            known += 1
+        except BadInput as fault:
+            unknown[fault.message] = unknown.get(fault.message, 0) + 1
+    return Cost(hours, known, unknown)
+
+
+def _series(findings: Findings, base: Measured) -> Iterator[Predicted]:
+    """All counts of a series: those of its run to be predicted, and those measured."""
+    alike = _without_count(base.values)
+    measured = {
+        one.ranks: one.rate for one in findings.measured if _without_count(one.values) == alike
+    }
+    for gpus in sorted({*measured, *base.cell.run.predict} - {1}):
+        yield _one(findings.plan, base, gpus, measured.get(gpus))
+
+
+def _one(plan: Plan, base: Measured, gpus: int, measured: float | None) -> Predicted:
+    partition = plan.site.partition(base.cell.point.spec.partition)
+    shared = _sharing(plan, base, gpus)
+    request = Request(
+        partition,
+        model=str(base.result["model"]),
+        gpus=str(_near(gpus, partition.gpus_per_node)),
+        batch=int(base.result["batch_per_rank"]),
+        precision=_PRECISIONS.get(str(base.result["precision"]), "fp32"),
+        images_per_second=base.rate / shared,
+    )
+    point = answer(request).points[0]
+    # What the series' own one-rank run is unsure by, its steps' spread, is not the model's.
+    return Predicted(
+        base.cell.run, {**base.values, "gpus": str(gpus)}, gpus,
+        point.images_per_second, point.low, point.high, measured,
+    )  # fmt: skip
+
+
+def _near(gpus: int, per_node: int) -> int:
+    """The count itself; refused by the model where it fills no whole nodes."""
+    return expand(str(gpus), per_node)[0] if per_node else gpus
+
+
+def _sharing(plan: Plan, base: Measured, gpus: int) -> float:
+    """How much longer a rank computes among `gpus` on shared cores than alone."""
+    if not plan.scale.shares_cores:
+        return 1.0
+    cores = len(os.sched_getaffinity(0))
+    cpus = int(base.result["layout"]["cpus_per_rank"])
+    return max(1.0, gpus * cpus / cores) / max(1.0, cpus / cores)
+
+
+def _without_count(values: Values) -> dict[str, str]:
+    return {key: value for key, value in values.items() if key not in {"gpus", "nodes"}}
+
+
+def _cell_hours(plan: Plan, cell: Cell) -> float:
+    options = {**cell.run.options, **cell.values}
+    partition = plan.site.partition(cell.point.spec.partition)
+    model = options.get("model", "mlp")
+    if model not in names():
+        raise BadInput(f"the model of scaling does not know '{model}'")
+    if partition.gpu is None:
+        raise BadInput(f"the partition '{partition.name}' has no GPUs, so no published rows")
+    request = Request(
+        partition,
+        model=model,
+        gpus=str(cell.gpus),
+        batch=_batch(options, cell.gpus),
+        precision=_PRECISIONS.get(options.get("precision", "fp32"), "fp32"),
+    )
+    rate = answer(request).points[0].images_per_second
+    return cell.gpus * _images(plan, cell, options) / rate / _HOUR
+
+
+def _batch(options: Values, gpus: int) -> int:
+    if "batch-per-rank" in options:
+        return int(options["batch-per-rank"])
+    return max(1, int(options.get("global-batch", 64 * gpus)) // gpus)
+
+
+def _images(plan: Plan, cell: Cell, options: Values) -> float:
+    """Images that a cell trains on."""
+    if "steps" in options:
+        return float(options["steps"]) * _batch(options, cell.gpus) * cell.gpus
+    data = plan.scale.data.get(cell.values.get("data", cell.run.data))
+    images = data and (data.images or float(data.options.get("count", 0)))
+    if not images:
+        raise BadInput("the study does not say how many images a cell trains on")
+    return float(options.get("epochs", 1)) * images
+
+
+def median_error(predicted: tuple[Predicted, ...]) -> float | None:
+    """The median error, without its sign, of predictions that also ran; None without any."""
+    errors = [abs(one.error) for one in predicted if one.error is not None]
+    return median(errors) if errors else None

@@ -1,0 +1,275 @@
+"""The acceptance of a study, rule by rule: yes, no, or not known yet, always with the numbers.
+
+A rule looks at measurements only. What cannot be judged because cells are missing is `None`,
+never a yes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import fmean, linear_regression
+
+from hpcdl.workflows.study.collect import Findings, Measured
+from hpcdl.workflows.study.forecast import Predicted, median_error
+from hpcdl.workflows.study.model import Rule, Values, matches
+
+_BOUND_SHARE = 0.15
+"""Of a step waited for input, from which on a job is called storage-bound: as `job report`."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a rule says: `ok` is None where it cannot be judged; `words` are its evidence."""
+
+    rule: Rule
+    ok: bool | None
+    words: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a rule may look at: measurements that its `where` chooses, and all the rest."""
+
+    rule: Rule
+    findings: Findings
+    predicted: tuple[Predicted, ...]
+    measured: tuple[Measured, ...]
+
+    @property
+    def pairs(self) -> Iterator[tuple[Measured, Measured]]:
+        """Measurements that differ in the rule's `over` alone."""
+        for one, other in combinations(self.measured, 2):
+            if _but(one.values, self.rule.over) == _but(other.values, self.rule.over):
+                yield one, other
+
+
+Answer = tuple[bool | None, str]
+
+
+def judge(findings: Findings, predicted: tuple[Predicted, ...]) -> tuple[Verdict, ...]:
+    """Judge every rule of the scale."""
+    return tuple(
+        _verdict(rule, findings, predicted) for rule in findings.plan.scale.acceptance
+    )  # fmt: skip
+
+
+def _verdict(rule: Rule, findings: Findings, predicted: tuple[Predicted, ...]) -> Verdict:
+    chosen = tuple(one for one in findings.measured if matches(one.values, rule.where))
+    evidence = Evidence(rule, findings, predicted, chosen)
+    if rule.rule != "complete" and not chosen:
+        return Verdict(rule, None, "nothing was measured")
+    return Verdict(rule, *_RULES[rule.rule](evidence))
+
+
+def _complete(evidence: Evidence) -> Answer:
+    holes = evidence.findings.holes
+    count = len(evidence.findings.plan.cells)
+    return not holes, f"{count - len(holes)} of {count} cells have a result"
+
+
+def _agree(evidence: Evidence) -> Answer:
+    rule = evidence.rule
+    gaps = [
+        (max(one.rate, other.rate) / min(one.rate, other.rate) - 1, one)
+        for one, other in evidence.pairs
+        if not rule.gpus or one.ranks in rule.gpus
+    ]
+    if not gaps:
+        return None, f"no two cells differ in '{rule.over}' alone"
+    assert rule.at_most is not None
+    words = ", ".join(f"{gap:.1%} on {one.ranks}" for gap, one in gaps)
+    return max(gaps, key=lambda gap: gap[0])[0] <= rule.at_most, (
+        f"they differ by {words}; at most {rule.at_most:.0%}"
+    )
+
+
+def _efficiency(evidence: Evidence) -> Answer:
+    """Throughput over the one-rank run's times ranks; where cores are shared, times cores."""
+    rule = evidence.rule
+    found = []
+    for one in evidence.measured:
+        base = alone(evidence.measured, one)
+        if one.ranks in rule.gpus and base:
+            found.append((one.rate / base.rate / _ideal(evidence.findings, one), one))
+    if not found:
+        return None, "no series has both one rank and the ranks asked for"
+    assert rule.at_least is not None
+    words = ", ".join(f"{share:.0%} ({one.cell.words})" for share, one in found)
+    return min(found, key=lambda pair: pair[0])[0] >= rule.at_least, (
+        f"{words}; at least {rule.at_least:.0%}"
+    )
+
+
+def _faster(evidence: Evidence) -> Answer:
+    rule = evidence.rule
+    wins = []
+    for pair in evidence.pairs:
+        by = {one.values.get(rule.over): one for one in pair}
+        if rule.better in by and rule.worse in by:
+            better, worse = by[rule.better], by[rule.worse]
+            wins.append((better.rate / worse.rate, better))
+    if not wins:
+        return None, f"no cell ran with both {rule.better} and {rule.worse}"
+    assert rule.at_least is not None
+    words = ", ".join(f"{ratio:.2f} times on {one.ranks}" for ratio, one in wins)
+    mean = fmean(ratio for ratio, _ in wins)
+    return mean >= rule.at_least, (
+        f"{rule.better} is {words} as fast as {rule.worse}; at least {rule.at_least:g} in the mean"
+    )
+
+
+def _one_rank_per_gpu(evidence: Evidence) -> Answer:
+    """As many ranks as GPUs asked for, spread evenly, and none that opened more than its own."""
+    wrong = [
+        one.cell.words
+        for one in evidence.measured
+        if one.ranks != one.cell.gpus
+        or len(set(one.result["layout"]["ranks_per_node"])) != 1
+        or int(one.result["layout"]["gpu_per_rank"]) > 1
+    ]
+    opened = max(int(one.result["layout"]["gpu_per_rank"]) for one in evidence.measured)
+    note = "no rank opened more than one GPU" if opened else "Slurm's GPUs are emulated"
+    words = f"{len(evidence.measured) - len(wrong)} of {len(evidence.measured)} jobs; {note}"
+    return not wrong, words + (f"; not so: {', '.join(wrong)}" if wrong else "")
+
+
+def _model(evidence: Evidence) -> Answer:
+    error = median_error(evidence.predicted)
+    if error is None:
+        return None, "nothing was both predicted and measured"
+    limit = evidence.rule.at_most
+    assert limit is not None
+    count = sum(one.error is not None for one in evidence.predicted)
+    return error <= limit, f"median error {error:.1%} of {count} cells; at most {limit:.0%}"
+
+
+def _metric(evidence: Evidence) -> Answer:
+    rule = evidence.rule
+    assert rule.at_least is not None
+    found = {
+        one.cell.words: float(one.result["summary"]["metrics"][rule.metric])
+        for one in evidence.measured
+        if rule.metric in one.result["summary"]["metrics"]
+    }
+    if not found:
+        return None, f"no result holds '{rule.metric}'"
+    low = min(found.values())
+    span = f"{low:.3f} to {max(found.values()):.3f}"
+    return low >= rule.at_least, f"{rule.metric} {span}; at least {rule.at_least:g}"
+
+
+def _linear(evidence: Evidence) -> Answer:
+    """How far the time of an epoch lies from a straight line over the size of the data."""
+    worst, words = 0.0, []
+    for name, series in by_size(evidence.findings, evidence.measured).items():
+        away = _off_the_line(series)
+        worst = max(worst, away)
+        words.append(f"{name} {away:.0%}")
+    if not words:
+        return None, "no series has three sizes of data"
+    limit = evidence.rule.at_most
+    assert limit is not None
+    return worst <= limit, f"off a straight line by {', '.join(words)}; at most {limit:.0%}"
+
+
+def _off_the_line(series: Sequence[Measured]) -> float:
+    """The largest distance from the fitted line, as a part of the longest time."""
+    sizes = [one.size or 0.0 for one in series]
+    times = [one.epoch_seconds or 0.0 for one in series]
+    slope, start = linear_regression(sizes, times)
+    return max(abs(t - start - slope * s) for s, t in zip(sizes, times, strict=True)) / max(times)
+
+
+def _input_share(evidence: Evidence) -> Answer:
+    """Storage-bound or not, with the share of the steps that waited for input."""
+    shares = [(one.shares["input"], one) for one in evidence.measured]
+    low, high = min(shares, key=_first)[0], max(shares, key=_first)[0]
+    rule = evidence.rule
+    words = f"ranks wait for input {low:.1%} to {high:.1%} of a step: "
+    words += "storage-bound" if low > _BOUND_SHARE else (
+        "not storage-bound" if high <= _BOUND_SHARE else "storage-bound in part"
+    )  # fmt: skip
+    ok = (rule.at_least is None or low >= rule.at_least) and (
+        rule.at_most is None or high <= rule.at_most
+    )
+    return ok, words
+
+
+def _share(evidence: Evidence) -> Answer:
+    rule = evidence.rule
+    shares = [one.shares[rule.part] for one in evidence.measured]
+    assert rule.at_least is not None
+    return max(shares) >= rule.at_least, (
+        f"{rule.part} takes {min(shares):.1%} to {max(shares):.1%} of a step"
+    )
+
+
+_RULES: dict[str, Callable[[Evidence], Answer]] = {
+    "complete": _complete,
+    "agree": _agree,
+    "efficiency": _efficiency,
+    "faster": _faster,
+    "one-rank-per-gpu": _one_rank_per_gpu,
+    "model": _model,
+    "metric": _metric,
+    "linear": _linear,
+    "input-share": _input_share,
+    "share": _share,
+}
+
+
+def alone(measured: Sequence[Measured], one: Measured) -> Measured | None:
+    """The one-rank run of a measurement's series."""
+    alike = _but(one.values, "gpus")
+    return next(
+        (other for other in measured if other.ranks == 1 and _but(other.values, "gpus") == alike),
+        None,
+    )
+
+
+def by_size(findings: Findings, measured: Sequence[Measured]) -> dict[str, list[Measured]]:
+    """Series over the size of their data, each in rising size, those with three at least.
+
+    Whether data came from memory does not part a series: it is what is compared. Slowed reads do.
+    """
+    found: dict[str, list[Measured]] = {}
+    for one in measured:
+        if one.size and one.epoch_seconds and not throttled(one):
+            found.setdefault(series_name(findings, one.values), []).append(one)
+    ordered = {name: sorted(ones, key=lambda one: one.size or 0) for name, ones in found.items()}
+    return {name: ones for name, ones in ordered.items() if len({one.size for one in ones}) > 2}
+
+
+def throttled(one: Measured) -> bool:
+    """Whether its data came more slowly than the storage could give them."""
+    reads = one.cell.run.reads
+    return reads is not None and reads.megabytes_per_second > 0
+
+
+def series_name(findings: Findings, values: Values) -> str:
+    """What the figure calls the series of these values."""
+    study = findings.plan.study
+    return ", ".join(values[key] for key in study.series if key in values) or study.name
+
+
+def ideal_ranks(findings: Findings, ranks: int, cpus_per_rank: int) -> float:
+    """The speed-up that nothing could exceed: ranks, or the cores that they share."""
+    if not findings.plan.scale.shares_cores:
+        return float(ranks)
+    cores = len(os.sched_getaffinity(0))
+    return max(1.0, min(float(ranks), cores / min(cpus_per_rank, cores)))
+
+
+def _ideal(findings: Findings, one: Measured) -> float:
+    return ideal_ranks(findings, one.ranks, int(one.result["layout"]["cpus_per_rank"]))
+
+
+def _but(values: Values, key: str) -> dict[str, str]:
+    return {name: value for name, value in values.items() if name != key}
+
+
+def _first(pair: tuple[float, Measured]) -> float:
+    return pair[0]

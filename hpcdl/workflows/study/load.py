@@ -1,0 +1,232 @@
+"""Reads a study's file: every fault at once, each with its line; behind it values are valid.
+
+The shipped studies lie in facts/studies; anybody's own file is named by its path. What the
+schema cannot say is checked here: names that refer to each other, rows that exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpcdl import facts
+from hpcdl.system.document import Document, read_document
+from hpcdl.system.errors import BadInput
+from hpcdl.system.schema import check
+from hpcdl.system.text import did_you_mean
+from hpcdl.workflows.study.model import (
+    SYNTHETIC,
+    DataSet,
+    Panel,
+    Point,
+    Published,
+    Reads,
+    Rule,
+    Run,
+    Scale,
+    Study,
+)
+from hpcdl.workflows.study.schema import SCALES, STUDY, VERSION
+
+# What a rule of each kind cannot do without.
+_NEEDS: dict[str, tuple[str, ...]] = {
+    "agree": ("over", "at_most"),
+    "efficiency": ("gpus", "at_least"),
+    "faster": ("over", "better", "worse", "at_least"),
+    "model": ("at_most",),
+    "metric": ("metric", "at_least"),
+    "linear": ("at_most",),
+    "input-share": (),
+    "share": ("part", "at_least"),
+}
+_OWN_KEYS = frozenset({"gpus", "partition", "data", "nodes"})
+
+
+def shipped() -> tuple[str, ...]:
+    """The names of the studies that hpcdl brings."""
+    return tuple(sorted(path.stem for path in _folder().glob("*.yaml")))
+
+
+def load_study(which: str) -> Study:
+    """The study of a name, or of a file's path.
+
+    Raises:
+        BadInput: there is none, or its file has faults; all of them, with their lines.
+    """
+    if "/" in which or which.endswith((".yaml", ".yml")):
+        return read_study(Path(which))
+    if which not in shipped():
+        hint = did_you_mean(which, shipped())
+        raise BadInput(f"there is no study '{which}'", hint=f"{hint}; or name a file of your own")
+    return read_study(_folder() / f"{which}.yaml")
+
+
+def read_study(path: Path) -> Study:
+    """The study of a file.
+
+    Raises:
+        BadInput: see `load_study`.
+    """
+    document = read_document(path)
+    _check_version(document)
+    values = check(document, STUDY)
+    if not document.faults:
+        _check_meaning(document, values)
+    document.raise_faults()
+    return _study(values, path)
+
+
+def scale_of(study: Study, name: str) -> Scale:
+    """A size of a study.
+
+    Raises:
+        BadInput: there is none of that name.
+    """
+    if name not in study.scales:
+        raise BadInput(f"there is no scale '{name}'", hint=did_you_mean(name, SCALES))
+    return study.scales[name]
+
+
+def _folder() -> Path:
+    return facts.path("models").parent / "studies"
+
+
+def _check_version(document: Document) -> None:
+    """A file of a later version is told so in one fault, not in all that follow from it."""
+    node = document.find(("schema",))
+    text = getattr(node, "text", "")
+    if text.isdigit() and int(text) > VERSION:
+        document.fault(f"schema {text} is newer than this hpcdl reads ({VERSION})", node,
+                       "a newer hpcdl reads it")  # fmt: skip
+        document.raise_faults()
+
+
+def _check_meaning(document: Document, values: dict[str, Any]) -> None:
+    for scale_name, scale in values["scales"].items():
+        where = ("scales", scale_name)
+        names: set[str] = set()
+        for index, run in enumerate(scale["runs"]):
+            if run["name"] in names:
+                node = document.find((*where, "runs", index, "name"))
+                document.fault(f"the run '{run['name']}' is given twice", node)
+            names.add(run["name"])
+            _check_run(document, (*where, "runs", index), run, scale["data"])
+        keys = {key for run in scale["runs"] for key in (*run["over"], "run")} | _OWN_KEYS
+        for index, rule in enumerate(scale["acceptance"]):
+            _check_rule(document, (*where, "acceptance", index), rule, keys)
+        for name, data in scale["data"].items():
+            if data["kind"] == "given" and not data["path"]:
+                document.fault(f"'{name}' is given, but not where",
+                               document.find((*where, "data", name)), "say its `path`")  # fmt: skip
+    _check_rows(document, values)
+
+
+def _check_run(
+    document: Document, where: tuple[str | int, ...], run: dict[str, Any], data: dict[str, Any]
+) -> None:
+    for key, asked in run["over"].items():
+        node = document.find((*where, "over", key))
+        if len(set(asked)) < len(asked):
+            document.fault(f"'{key}' names a value twice", node)
+        if key in run["options"]:
+            document.fault(f"'{key}' is in the matrix and in the options", node)
+    if "gpus" not in run["over"]:
+        document.fault("the matrix lacks 'gpus'", document.find((*where, "over")),
+                       "write gpus: [1] where it does not vary")  # fmt: skip
+    for index, pattern in enumerate(run["exclude"]):
+        for key in pattern:
+            if key not in run["over"]:
+                document.fault(f"'{key}' is not in the matrix",
+                               document.find((*where, "exclude", index)),
+                               did_you_mean(key, run["over"]))  # fmt: skip
+    for name in [run["data"], *run["over"].get("data", ())]:
+        if name != SYNTHETIC and name not in data:
+            document.fault(f"there is no data set '{name}'", document.find((*where, "data")),
+                           did_you_mean(name, [SYNTHETIC, *data]))  # fmt: skip
+
+
+def _check_rule(
+    document: Document, where: tuple[str | int, ...], rule: dict[str, Any], keys: set[str]
+) -> None:
+    node = document.find(where)
+    for name in _NEEDS.get(rule["rule"], ()):
+        if rule[name] in (None, "", []):
+            document.fault(f"the rule '{rule['rule']}' needs '{name}'", node)
+    for key in [*rule["where"], *([rule["over"]] if rule["over"] else [])]:
+        if key not in keys:
+            document.fault(f"no matrix has '{key}'", node, did_you_mean(key, sorted(keys)))
+
+
+def _check_rows(document: Document, values: dict[str, Any]) -> None:
+    known = {row["id"] for row in facts.load("throughput")["records"]}
+    for index, group in enumerate(values["published"]):
+        for number, row in enumerate(group["rows"]):
+            if row not in known:
+                node = document.find(("published", index, "rows", number))
+                document.fault(f"facts/throughput.yaml has no row '{row}'", node,
+                               did_you_mean(row, sorted(known)))  # fmt: skip
+
+
+def _study(values: dict[str, Any], path: Path) -> Study:
+    return Study(
+        name=values["name"],
+        title=values["title"],
+        question=values["question"],
+        origin=values["origin"],
+        found=values["found"],
+        series=tuple(values["series"]),
+        figure=tuple(Panel(**panel) for panel in values["figure"]),
+        published=tuple(map(_published, values["published"])),
+        scales={name: _scale(name, scale) for name, scale in values["scales"].items()},
+        path=path,
+    )
+
+
+def _scale(name: str, values: dict[str, Any]) -> Scale:
+    return Scale(
+        name=name,
+        shows=values["shows"],
+        takes=values["takes"],
+        in_turn=values["in_turn"],
+        shares_cores=values["shares_cores"],
+        memory_gigabytes=values["memory_gigabytes"],
+        data={key: DataSet(name=key, **data) for key, data in values["data"].items()},
+        runs=tuple(map(_run, values["runs"])),
+        acceptance=tuple(
+            Rule(**{**rule, "gpus": tuple(rule["gpus"])}) for rule in values["acceptance"]
+        ),
+    )
+
+
+def _run(values: dict[str, Any]) -> Run:
+    reads: Mapping[str, Any] | None = values["reads"]
+    return Run(
+        name=values["name"],
+        over={key: tuple(asked) for key, asked in values["over"].items()},
+        exclude=tuple(values["exclude"]),
+        options=values["options"],
+        data=values["data"],
+        cpus_per_rank=values["cpus_per_rank"],
+        minutes=values["minutes"],
+        reads=Reads(**reads) if reads else None,
+        predict=tuple(values["predict"]),
+    )
+
+
+def _published(values: dict[str, Any]) -> Published:
+    own = [Point(**point) for point in values["points"]]
+    points = sorted([*own, *_rows(values["rows"])], key=lambda point: point.gpus)
+    source = values["source"] or _source(values["rows"])
+    return Published(values["label"], source, tuple(points), values["where"])
+
+
+def _rows(ids: list[str]) -> Iterator[Point]:
+    for row in facts.load("throughput")["records"]:
+        if row["id"] in ids:
+            yield Point(row["gpus"], row.get("images_per_sec"), row.get("speedup"))
+
+
+def _source(ids: list[str]) -> str:
+    rows = [row for row in facts.load("throughput")["records"] if row["id"] in ids]
+    return f"{rows[0]['source']}: {rows[0]['hardware']}" if rows else ""

@@ -1,0 +1,126 @@
+"""The values of a study: frozen, made by load.py only, and therefore valid."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+SYNTHETIC = "synthetic"
+Values = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set: `kind` says who makes it, `path` where a given one lies."""
+
+    name: str
+    kind: str
+    path: str
+    options: Values
+    gigabytes: float | None
+    images: float | None
+
+
+@dataclass(frozen=True)
+class Reads:
+    """How data are read: megabytes per second of a whole job (0: no limit), and from memory?"""
+
+    megabytes_per_second: float
+    cached: bool
+
+
+@dataclass(frozen=True)
+class Run:
+    """Jobs that differ in the values of a matrix only; `minutes` of walltime each."""
+
+    name: str
+    over: Mapping[str, tuple[str, ...]]
+    exclude: tuple[Values, ...]
+    options: Values
+    data: str
+    cpus_per_rank: int | None
+    minutes: int
+    reads: Reads | None
+    predict: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One thing that must hold; judge.py knows the kinds."""
+
+    rule: str
+    says: str
+    where: Values
+    over: str
+    better: str
+    worse: str
+    gpus: tuple[int, ...]
+    metric: str
+    part: str
+    at_least: float | None
+    at_most: float | None
+
+
+@dataclass(frozen=True)
+class Scale:
+    """One size of a study. `shares_cores`: all ranks run on the cores of one machine."""
+
+    name: str
+    shows: str
+    takes: str
+    in_turn: bool
+    shares_cores: bool
+    memory_gigabytes: float | None
+    data: Mapping[str, DataSet]
+    runs: tuple[Run, ...]
+    acceptance: tuple[Rule, ...]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A published number: images per second of all GPUs, or the speed-up over one."""
+
+    gpus: int
+    images_per_second: float | None
+    speedup: float | None
+
+
+@dataclass(frozen=True)
+class Published:
+    """Published numbers of one source, in rising numbers of GPUs."""
+
+    label: str
+    source: str
+    points: tuple[Point, ...]
+    where: Values
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One part of the figure; figure.py knows the kinds."""
+
+    panel: str
+    where: Values
+    title: str
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study: the question, what its origin found, the figure, and the two sizes."""
+
+    name: str
+    title: str
+    question: str
+    origin: str
+    found: str
+    series: tuple[str, ...]
+    figure: tuple[Panel, ...]
+    published: tuple[Published, ...]
+    scales: Mapping[str, Scale]
+    path: Path
+
+
+def matches(values: Values, where: Values) -> bool:
+    """Whether values agree with all that `where` says; what values lack does not agree."""
+    return all(values.get(key) == value for key, value in where.items())

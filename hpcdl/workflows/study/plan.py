@@ -1,0 +1,204 @@
+"""From a study's matrix to cells: the points of sweeps, each with the values that name it. Pure.
+
+A run of a scale is a sweep with a folder and a manifest of its own below WORK/studies. A cell's
+id follows from all that its job does, so that a changed study does not take old results for new.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hpcdl.jobs import sweep
+from hpcdl.jobs.spec import JobSpec
+from hpcdl.jobs.sweep import JOB_KEYS
+from hpcdl.site import Site
+from hpcdl.system.errors import BadInput
+from hpcdl.workflows.study.model import SYNTHETIC, DataSet, Reads, Run, Scale, Study, Values
+
+_MOST_CELLS = 1000
+READS_LIBRARY = "slow_reads.so"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One job: `values` are the matrix's own words, the point's may be paths made of them."""
+
+    run: Run
+    values: Values
+    point: sweep.Point
+
+    @property
+    def gpus(self) -> int:
+        """Ranks asked for; 0 where the matrix holds no number there."""
+        text = self.values.get("gpus", "")
+        return int(text) if text.isascii() and text.isdigit() else 0
+
+    @property
+    def words(self) -> str:
+        """`gpus=2 model=resnet50`, for people."""
+        return " ".join(f"{key}={value}" for key, value in self.values.items())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A scale of a study on a site, and where its files lie."""
+
+    study: Study
+    scale: Scale
+    site: Site
+    folder: Path
+    cells: tuple[Cell, ...]
+
+    def run_folder(self, run: Run) -> Path:
+        """The folder of a run's sweep."""
+        return self.folder / run.name
+
+    def cells_of(self, run: Run) -> tuple[Cell, ...]:
+        """The cells of a run."""
+        return tuple(cell for cell in self.cells if cell.run.name == run.name)
+
+    @property
+    def possible(self) -> tuple[Cell, ...]:
+        """The cells that can run."""
+        return tuple(cell for cell in self.cells if not cell.point.problem)
+
+    @property
+    def impossible(self) -> tuple[Cell, ...]:
+        """The cells that cannot run here; their points say why."""
+        return tuple(cell for cell in self.cells if cell.point.problem)
+
+
+def make_plan(site: Site, study: Study, scale: Scale, partitions: Sequence[str] = ()) -> Plan:
+    """The cells of a scale.
+
+    Args:
+        site: where it would run.
+        study: what is asked.
+        scale: its size.
+        partitions: those to use instead of the study's own, in its order.
+
+    Raises:
+        BadInput: the matrix is too large, or no cell of it can run on this site.
+    """
+    folder = site.paths.work / "studies" / f"{study.name}-{scale.name}"
+    cells = tuple(
+        cell
+        for run in scale.runs
+        for cell in _cells(site, study, scale, _moved(run, partitions), folder / run.name)
+    )
+    if all(cell.point.problem for cell in cells):
+        reasons = dict.fromkeys(cell.point.problem for cell in cells)
+        raise BadInput(
+            f"no cell of '{study.name}' at scale '{scale.name}' can run on the site '{site.name}'",
+            details=list(reasons)[:10],
+            hint="--partition NAME[,NAME] names the partitions to use instead of the study's",
+        )
+    return Plan(study, scale, site, folder, cells)
+
+
+def data_folder(site: Site, data: DataSet) -> Path:
+    """Where a data set lies: made ones below WORK, shared by studies that ask for the same."""
+    if data.kind == "given":
+        return site.paths.datasets / data.path
+    return site.paths.work / "studies" / "data" / f"{data.name}-{_digest(data.kind, data.options)}"
+
+
+def _moved(run: Run, partitions: Sequence[str]) -> Run:
+    """The run on other partitions: one takes all, several take the study's place for place."""
+    if not partitions:
+        return run
+    own = run.over.get("partition", ())
+    taken = tuple(partitions[: max(1, len(own))])
+    names = dict(zip(own, taken, strict=False))
+    return replace(
+        run,
+        over={**run.over, "partition": taken},
+        exclude=tuple(
+            {key: names.get(value, value) if key == "partition" else value
+             for key, value in pattern.items()}
+            for pattern in run.exclude
+        ),
+    )  # fmt: skip
+
+
+def _cells(site: Site, study: Study, scale: Scale, run: Run, folder: Path) -> Iterator[Cell]:
+    base = _base(site, study, scale, run)
+    paths = {SYNTHETIC: SYNTHETIC}
+    paths |= {name: str(data_folder(site, data)) for name, data in scale.data.items()}
+    names = {path: name for name, path in paths.items()}
+    matrix = {
+        key: [paths[value] for value in asked] if key == "data" else list(asked)
+        for key, asked in run.over.items()
+    }
+    exclude = [
+        {key: paths[value] if key == "data" else value for key, value in pattern.items()}
+        for pattern in run.exclude
+    ]
+    for point in sweep.plan(site, base, matrix, exclude, limit=_MOST_CELLS):
+        values = {k: names[v] if k == "data" else v for k, v in point.values.items()}
+        yield Cell(run, values, replace(point, id=_point_id(base, point)))
+
+
+def _base(site: Site, study: Study, scale: Scale, run: Run) -> JobSpec:
+    data = () if "data" in run.over else _data_words(site, scale, run)
+    return JobSpec(
+        partition=site.default_partition,
+        cpus_per_task=run.cpus_per_rank,
+        minutes=run.minutes,
+        name=f"{study.name}-{run.name}"[:60],
+        program=("hpcdl", "train", *_options(run.options), *data),
+        environment=_environment(site, scale, run),
+    )
+
+
+def _options(options: Values) -> Iterator[str]:
+    """Options of the program: `true` is an option without a value."""
+    for key, value in options.items():
+        yield f"--{key}" if value == "true" else f"--{key}={value}"
+
+
+def _data_words(site: Site, scale: Scale, run: Run) -> tuple[str, ...]:
+    if run.data == SYNTHETIC:
+        return ("--data=synthetic",)
+    return (f"--data={data_folder(site, scale.data[run.data])}",)
+
+
+def library(site: Site) -> Path:
+    """The library that slows reads down, once run.py has compiled it."""
+    return site.paths.work / "studies" / READS_LIBRARY
+
+
+def _environment(site: Site, scale: Scale, run: Run) -> dict[str, str]:
+    """What slow_reads.c is told; the rate it takes is of one rank, so it is set per shape."""
+    reads: Reads | None = run.reads
+    if reads is None:
+        return {}
+    ranks = {int(text) for text in run.over["gpus"] if text.isdigit()} or {1}
+    rate = reads.megabytes_per_second * 1e6 / max(ranks)
+    return {
+        "LD_PRELOAD": str(library(site)),
+        "HPCDL_READS_BELOW": str(_data_root(site, scale, run)),
+        "HPCDL_READS_RATE": f"{rate:.0f}",
+        "HPCDL_READS_CACHED": "1" if reads.cached else "0",
+    }
+
+
+def _data_root(site: Site, scale: Scale, run: Run) -> Path:
+    """The folder below which a run's data sets lie."""
+    names = run.over.get("data", (run.data,))
+    given = any(scale.data[name].kind == "given" for name in names if name in scale.data)
+    return site.paths.datasets if given else site.paths.work / "studies" / "data"
+
+
+def _point_id(base: JobSpec, point: sweep.Point) -> str:
+    job = {key: value for key, value in point.values.items() if key in JOB_KEYS}
+    return _digest(job, point.spec.program, dict(base.environment), base.cpus_per_task)
+
+
+def _digest(*parts: object) -> str:
+    text = json.dumps(parts, sort_keys=True, default=dict)
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:12]

@@ -1,0 +1,244 @@
+"""A study's report: one value, written as Markdown, as a page that needs nothing else, as JSON.
+
+The page carries its figure inside (SVG); the Markdown file names figure.png beside it. Holes and
+rules that cannot be judged stand where a reader looks first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcdl import __version__
+from hpcdl.system.files import write_atomic, write_json
+from hpcdl.system.resources import folder
+from hpcdl.workflows.study.collect import Findings, Measured
+from hpcdl.workflows.study.figure import draw
+from hpcdl.workflows.study.forecast import Predicted, predict
+from hpcdl.workflows.study.judge import Verdict, alone, judge
+
+SCHEMA = 1
+_YES = {True: "yes", False: "no", None: "not known"}
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that a report says."""
+
+    findings: Findings
+    predicted: tuple[Predicted, ...]
+    gaps: tuple[str, ...]
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def accepted(self) -> bool | None:
+        """Whether every rule holds; None where none fails but some cannot be judged."""
+        if any(one.ok is False for one in self.verdicts):
+            return False
+        return None if any(one.ok is None for one in self.verdicts) else True
+
+
+def make_report(findings: Findings) -> Report:
+    """Predict and judge."""
+    predicted, gaps = predict(findings)
+    return Report(findings, predicted, gaps, judge(findings, predicted))
+
+
+def write_report(report: Report, target: Path) -> dict[str, Path]:
+    """Write report.md, report.html, report.json, figure.svg and figure.png; gives their paths.
+
+    Raises:
+        MachineLacks: matplotlib is not installed, or no room.
+    """
+    figure = draw(report.findings, report.predicted)
+    paths = {suffix: target / f"figure.{suffix}" for suffix in figure}
+    for suffix, data in figure.items():
+        write_atomic(paths[suffix], data)
+    values = _values(report)
+    for suffix, template in (("md", "report.md.j2"), ("html", "report.html.j2")):
+        paths[suffix] = target / f"report.{suffix}"
+        write_atomic(paths[suffix], _rendered(template, {**values, "svg": _inline(figure["svg"])}))
+    paths["json"] = target / "report.json"
+    write_json(paths["json"], as_data(report))
+    return paths
+
+
+def as_data(report: Report) -> dict[str, Any]:
+    """The report as plain values."""
+    plan = report.findings.plan
+    return {
+        "schema": SCHEMA,
+        "study": plan.study.name,
+        "scale": plan.scale.name,
+        "site": plan.site.name,
+        "accepted": report.accepted,
+        "acceptance": [
+            {"rule": one.rule.rule, "says": one.rule.says, "ok": one.ok, "evidence": one.words}
+            for one in report.verdicts
+        ],
+        "measured": [_cell_data(report.findings, one) for one in report.findings.measured],
+        "predicted": [
+            {
+                "run": one.run.name, "values": dict(one.values), "gpus": one.gpus,
+                "images_per_second": round(one.rate, 3), "low": round(one.low, 3),
+                "high": round(one.high, 3), "measured": one.measured, "relative_error": one.error,
+            }
+            for one in report.predicted
+        ],
+        "holes": [
+            {"run": one.cell.run.name, "values": dict(one.cell.values), "state": one.state,
+             "reason": one.reason}
+            for one in report.findings.holes
+        ],
+        "not_predicted": list(report.gaps),
+        "published": [
+            {"label": one.label, "source": one.source, "points": [vars(p) for p in one.points]}
+            for one in plan.study.published
+        ],
+    }  # fmt: skip
+
+
+def as_text(report: Report) -> str:
+    """What the command line prints: the rules with their evidence, then the holes."""
+    lines = [
+        f"[{_YES[one.ok]:>9}] {one.rule.says}\n            {one.words}" for one in report.verdicts
+    ]
+    holes = [f"  {one.cell.words}: {one.reason}" for one in report.findings.holes]
+    if holes:
+        lines += ["cells without a measurement:", *holes]
+    return "\n".join(lines)
+
+
+def _cell_data(findings: Findings, one: Measured) -> dict[str, Any]:
+    base = alone(findings.measured, one)
+    return {
+        "run": one.cell.run.name,
+        "values": dict(one.cell.values),
+        "ranks": one.ranks,
+        "nodes": len(one.result["layout"]["nodes"]),
+        "steps": len(one.rates),
+        "images_per_second": round(one.rate, 3),
+        "p05": round(one.spread[0], 3),
+        "p95": round(one.spread[1], 3),
+        "speedup": round(one.rate / base.rate, 4) if base else None,
+        "seconds": {name: round(seconds, 6) for name, seconds in one.parts.items()},
+        "data_bytes": one.size,
+        "epoch_seconds": one.epoch_seconds,
+        "metrics": one.result["summary"]["metrics"],
+        "job_id": one.result["job"]["id"],
+        "release": one.result["release"],
+        "result": str(one.folder / "result.json"),
+    }
+
+
+def _values(report: Report) -> dict[str, Any]:
+    plan = report.findings.plan
+    return {
+        "study": plan.study,
+        "scale": plan.scale,
+        "site": plan.site.name,
+        "accepted": _YES[report.accepted],
+        "verdicts": [(_YES[one.ok], one.rule.says, one.words) for one in report.verdicts],
+        "measured": _measured_table(report),
+        "predicted": _predicted_table(report.predicted),
+        "published": _published_table(report),
+        "holes": [(one.cell.words, one.state, one.reason) for one in report.findings.holes],
+        "gaps": report.gaps,
+        "releases": sorted({str(one.result["release"]) for one in report.findings.measured}),
+        "date": time.strftime("%Y-%m-%d"),
+        "version": __version__,
+    }
+
+
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]
+
+
+def _measured_table(report: Report) -> Table:
+    head = ("cell", "ranks", "nodes", "images/s", "5 to 95 %", "speed-up", "waiting for input",
+            "not hidden", "seconds/epoch", "scores")  # fmt: skip
+    rows = []
+    for one in report.findings.measured:
+        base = alone(report.findings.measured, one)
+        rows.append((
+            f"{one.cell.run.name}: {one.cell.words}",
+            str(one.ranks),
+            str(len(one.result["layout"]["nodes"])),
+            f"{one.rate:.4g}",
+            f"{one.spread[0]:.4g} to {one.spread[1]:.4g}",
+            f"{one.rate / base.rate:.2f}" if base else "",
+            f"{one.shares['input']:.1%}",
+            f"{one.shares['communication']:.1%}",
+            f"{one.epoch_seconds:.3g}" if one.epoch_seconds else "",
+            _scores(one),
+        ))  # fmt: skip
+    return _without_empty(head, rows)
+
+
+def _scores(one: Measured) -> str:
+    metrics = one.result["summary"]["metrics"]
+    shown = [name for name in ("accuracy", "auroc") if name in metrics]
+    return ", ".join(f"{name} {metrics[name]:.3f}" for name in shown)
+
+
+def _predicted_table(predicted: Sequence[Predicted]) -> Table:
+    head = ("cell", "predicted images/s", "likely", "measured", "error")
+    rows = [
+        (
+            f"{one.run.name}: {_named(one)}",
+            f"{one.rate:.4g}",
+            f"{one.low:.4g} to {one.high:.4g}",
+            "" if one.measured is None else f"{one.measured:.4g}",
+            "" if one.error is None else f"{one.error:+.1%}",
+        )
+        for one in predicted
+    ]
+    return head, rows
+
+
+def _named(one: Predicted) -> str:
+    return " ".join(f"{key}={value}" for key, value in one.values.items() if key != "run")
+
+
+def _published_table(report: Report) -> Table:
+    rows = [
+        (
+            group.label,
+            str(point.gpus),
+            "" if point.images_per_second is None else f"{point.images_per_second:g}",
+            "" if point.speedup is None else f"{point.speedup:g}",
+            group.source,
+        )
+        for group in report.findings.plan.study.published
+        for point in group.points
+    ]
+    return ("what", "GPUs", "images/s", "speed-up", "source"), rows
+
+
+def _without_empty(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """The table without columns in which nothing stands."""
+    kept = [i for i in range(len(head)) if any(row[i] for row in rows)]
+    return tuple(head[i] for i in kept), [tuple(row[i] for i in kept) for row in rows]
+
+
+def _inline(svg: bytes) -> str:
+    """The drawing without its XML head, as a page holds it."""
+    text = svg.decode()
+    return text[text.index("<svg") :]
+
+
+def _rendered(template: str, values: dict[str, Any]) -> str:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder("templates") / "study"),
+        undefined=jinja2.StrictUndefined,
+        autoescape=template.endswith(".html.j2"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["cell"] = lambda text: text.replace("|", "\\|").replace("\n", " ")
+    return environment.get_template(template).render(values)

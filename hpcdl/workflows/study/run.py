@@ -1,0 +1,195 @@
+"""Runs a study: makes its data, queues what is missing, waits. The one place here that acts.
+
+Data sets are made by jobs of the generator, cells are sweeps: whatever is done stays done, so
+that a study that was interrupted goes on where it stopped. Where a scale asks for one job at a
+time, each array waits for the one before it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcdl.jobs import sweep_run
+from hpcdl.jobs.script import Script
+from hpcdl.jobs.spec import JobSpec, Module
+from hpcdl.jobs.submission import submit
+from hpcdl.jobs.sweep_run import DONE, QUEUED, Standing
+from hpcdl.jobs.watch import follow
+from hpcdl.system.errors import BadInput, MachineLacks, PartlyDone
+from hpcdl.system.files import locked, write_atomic
+from hpcdl.system.run import CommandFailed, run
+from hpcdl.workflows.study.model import SYNTHETIC, DataSet, Run
+from hpcdl.workflows.study.plan import Plan, data_folder, library
+
+Say = Callable[[str], None]
+_POLL_SECONDS = 2.0
+
+
+def standings(plan: Plan, *, ask: bool = True) -> tuple[Standing, ...]:
+    """How every cell stands, by its result and, if Slurm is to be asked, by its job."""
+    return tuple(
+        one
+        for run in plan.scale.runs
+        for one in sweep_run.standings(
+            plan.run_folder(run), [cell.point for cell in plan.cells_of(run)], ask=ask
+        )
+    )
+
+
+def last_standings(plan: Plan) -> tuple[Standing, ...]:
+    """How every cell stands, also when Slurm is away: results outlive the cluster."""
+    try:
+        return standings(plan)
+    except MachineLacks:
+        return standings(plan, ask=False)
+
+
+def start(plan: Plan, module: Module, say: Say) -> None:
+    """Make the data that are missing and queue every cell that has no result and no job.
+
+    Raises:
+        BadInput: a given data set is not there, or Slurm refuses a job.
+        PartlyDone: a data set could not be made.
+    """
+    with locked(plan.folder / ".lock"):
+        for data in _needed(plan):
+            make_data(plan, data, module, say)
+        if any(run.reads for run in plan.scale.runs):
+            compile_library(plan)
+        before: tuple[int, ...] = ()
+        for run in plan.scale.runs:
+            points = [cell.point for cell in plan.cells_of(run)]
+            found = sweep_run.submit(
+                plan.site, plan.run_folder(run), points, module,
+                1 if plan.scale.in_turn else None,
+                after=before if plan.scale.in_turn else None,
+            )  # fmt: skip
+            before += tuple({one.job_id for one in found if one.job_id and one.state == QUEUED})
+
+
+def wait(plan: Plan) -> Iterator[tuple[Standing, ...]]:
+    """How the cells stand, again and again until no job is left."""
+    while True:
+        found = standings(plan)
+        yield found
+        if all(one.state != QUEUED for one in found):
+            return
+        time.sleep(_POLL_SECONDS)
+
+
+def summary(found: Sequence[Standing]) -> str:
+    """`6 cells: 4 done, 2 queued`."""
+    counts = Counter(one.state for one in found)
+    return f"{len(found)} cells: " + ", ".join(f"{n} {state}" for state, n in counts.items())
+
+
+def unfinished(found: Sequence[Standing]) -> bool:
+    """Whether any cell has no result."""
+    return any(one.state != DONE for one in found)
+
+
+def make_data(plan: Plan, data: DataSet, module: Module, say: Say) -> None:
+    """Make a data set by a job, unless it is there.
+
+    Raises:
+        BadInput: it is given and not there.
+        PartlyDone: the job failed.
+    """
+    folder = data_folder(plan.site, data)
+    if (folder / "dataset.json").is_file():
+        return
+    if data.kind == "given":
+        raise BadInput(
+            f"there is no data set {folder} ('{data.name}' of the study)",
+            hint="put it there as TFRecords; `hpcdl data inspect --index DIR` makes it known",
+        )
+    say(f"making the data set {data.name}")
+    words = [word for key, value in data.options.items() for word in (f"--{key}", value)]
+    spec = JobSpec(
+        partition=plan.possible[0].point.spec.partition,
+        minutes=60,
+        name="study-data",
+        launcher="single",
+        program=("hpcdl", "data", "make", data.kind, str(folder), *words),
+    )
+    submission = submit(plan.site, spec, module)
+    ended = list(follow(submission))[-1]
+    if not ended.ok:
+        log = submission.log.read_text(errors="replace") if submission.log.exists() else ""
+        raise PartlyDone(
+            f"the data set '{data.name}' could not be made: {ended.words}",
+            details=log.splitlines()[-8:],
+            hint=f"its log is {submission.log}; run the study again to go on",
+        )
+
+
+def compile_library(plan: Plan) -> None:
+    """Compile slow_reads.c, which jobs with `reads` preload; a file system all nodes share.
+
+    Raises:
+        MachineLacks: there is no C compiler here.
+    """
+    source = Path(__file__).with_name("slow_reads.c")
+    target = library(plan.site)
+    if target.is_file() and target.stat().st_mtime >= source.stat().st_mtime:
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_suffix(".part")
+    try:
+        run(["cc", "-O2", "-shared", "-fPIC", "-o", part, source, "-ldl"], timeout=60)
+    except CommandFailed as fault:
+        raise MachineLacks(
+            "the library that slows reads down cannot be compiled",
+            details=fault.result.last_lines(),
+            hint="`hpcdl doctor` says how to get a C compiler",
+        ) from fault
+    write_atomic(target, part.read_bytes(), mode=0o755)
+    part.unlink()
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A script that was rendered and not queued: what lint and bash say of it."""
+
+    run: Run
+    partition: str
+    tasks: int
+    script: Script
+    errors: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def check_scripts(plan: Plan, module: Module) -> tuple[Checked, ...]:
+    """Render every script of a study, and judge each by lint and by `bash -n`. Writes nothing."""
+    return tuple(
+        _judge(plan, run, len(group.points), group.spec.partition, script)
+        for run in plan.scale.runs
+        for group, script in sweep_run.preview(
+            plan.site, plan.run_folder(run), [cell.point for cell in plan.cells_of(run)], module,
+            1 if plan.scale.in_turn else None,
+        )
+    )  # fmt: skip
+
+
+def _judge(plan: Plan, of: Run, tasks: int, partition: str, script: Script) -> Checked:
+    from hpcdl.jobs.lint import lint
+
+    found = lint(
+        script.text, name=f"{of.name}.sh", version=plan.site.slurm.version,
+        partition=plan.site.partition(partition),
+    )  # fmt: skip
+    errors = [f"line {one.line}: {one.message}" for one in found if one.severity == "error"]
+    others = [f"line {one.line}: {one.message}" for one in found if one.severity == "warning"]
+    parsed = run(["bash", "-n"], stdin=script.text, check=False, timeout=30)
+    errors += [f"bash -n: {line}" for line in parsed.stderr.splitlines()] if not parsed.ok else []
+    return Checked(of, partition, tasks, script, tuple(errors), tuple(others))
+
+
+def _needed(plan: Plan) -> tuple[DataSet, ...]:
+    """The data sets that possible cells read."""
+    names = {cell.values.get("data", cell.run.data) for cell in plan.possible} - {SYNTHETIC}
+    return tuple(data for name, data in plan.scale.data.items() if name in names)

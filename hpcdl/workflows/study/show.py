@@ -1,0 +1,166 @@
+"""Studies as text and as plain values: the list, one of them, and scripts that were checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hpcdl.system.text import table
+from hpcdl.workflows.study.forecast import Cost, cost
+from hpcdl.workflows.study.load import load_study, shipped
+from hpcdl.workflows.study.model import Run, Scale
+from hpcdl.workflows.study.plan import Plan
+from hpcdl.workflows.study.run import Checked
+
+
+def list_text() -> str:
+    """A line for each study."""
+    return table([[study.name, study.title] for study in map(load_study, shipped())])
+
+
+def list_data() -> dict[str, Any]:
+    """The studies as plain values."""
+    return {
+        "schema": 1,
+        "studies": [
+            {"name": study.name, "title": study.title, "question": study.question,
+             "origin": study.origin}
+            for study in map(load_study, shipped())
+        ],
+    }  # fmt: skip
+
+
+def show_text(plan: Plan) -> str:
+    """The question, the matrix, the cost, and what must hold."""
+    study, scale = plan.study, plan.scale
+    parts = [
+        f"{study.name}: {study.title}\n{study.question}\nfirst asked by {study.origin}\n"
+        f"they found: {study.found}",
+        f"scale {scale.name} on {plan.site.name}: {scale.shows}",
+        "\n".join(_run_text(plan, run) for run in scale.runs),
+        _cost_text(plan, cost(plan)),
+        "must hold:\n" + "\n".join(f"  {rule.says}" for rule in scale.acceptance),
+    ]
+    if study.published:
+        labels = "\n".join(f"  {one.label}" for one in study.published)
+        parts.append(f"set beside:\n{labels}")
+    if plan.impossible:
+        left = [f"  {cell.words}: {cell.point.problem}" for cell in plan.impossible]
+        parts.append("cannot run here, and is left out:\n" + "\n".join(left))
+    return "\n\n".join(parts)
+
+
+def show_data(plan: Plan) -> dict[str, Any]:
+    """What `show` prints, as plain values."""
+    study, scale, found = plan.study, plan.scale, cost(plan)
+    return {
+        "schema": 1,
+        "name": study.name,
+        "title": study.title,
+        "question": study.question,
+        "origin": study.origin,
+        "found": study.found,
+        "scale": scale.name,
+        "shows": scale.shows,
+        "takes": scale.takes,
+        "site": plan.site.name,
+        "runs": [_run_data(run) for run in scale.runs],
+        "cells": [
+            {"run": cell.run.name, "id": cell.point.id, "values": dict(cell.values),
+             "problem": cell.point.problem}
+            for cell in plan.cells
+        ],
+        "cost": _cost_data(scale, found),
+        "acceptance": [{"rule": rule.rule, "says": rule.says} for rule in scale.acceptance],
+        "published": [one.label for one in study.published],
+    }  # fmt: skip
+
+
+def scripts_text(plan: Plan, checked: Sequence[Checked], *, verbose: bool) -> str:
+    """What lint and bash say of the scripts; with `verbose` the scripts themselves."""
+    rows, blocks = [], []
+    for one in checked:
+        said = "; ".join(one.errors) or "clean"
+        spec = one.script.layout
+        nodes = "1 node" if spec.nodes == 1 else f"{spec.nodes} nodes"
+        ranks = "1 rank" if spec.tasks_per_node == 1 else f"{spec.tasks_per_node} ranks"
+        jobs = "1 job" if one.tasks == 1 else f"{one.tasks} jobs"
+        rows.append([one.run.name, one.partition, f"{nodes} x {ranks}", jobs, said])
+        if verbose:
+            blocks.append(f"# {one.run.name}: an array of {one.tasks}\n{one.script.text}")
+    cells = len(plan.possible)
+    left = [f"left out: {cell.words}: {cell.point.problem}" for cell in plan.impossible]
+    last = f"{cells} cells in {len(checked)} scripts, checked by lint and bash -n"
+    return "\n".join([*blocks, table(rows), *left, _cost_text(plan, cost(plan)), last])
+
+
+def scripts_data(plan: Plan, checked: Sequence[Checked]) -> dict[str, Any]:
+    """Scripts that were checked, as plain values."""
+    return {
+        "schema": 1,
+        "study": plan.study.name,
+        "scale": plan.scale.name,
+        "site": plan.site.name,
+        "cells": len(plan.possible),
+        "left_out": [
+            {"values": dict(cell.values), "problem": cell.point.problem} for cell in plan.impossible
+        ],
+        "cost": _cost_data(plan.scale, cost(plan)),
+        "scripts": [
+            {"run": one.run.name, "tasks": one.tasks, "errors": list(one.errors),
+             "warnings": list(one.warnings), "script": one.script.text}
+            for one in checked
+        ],
+    }  # fmt: skip
+
+
+def _run_text(plan: Plan, run: Run) -> str:
+    cells = [cell for cell in plan.cells_of(run) if not cell.point.problem]
+    over = " x ".join(f"{key} {', '.join(values)}" for key, values in _matrix(plan, run).items())
+    later = f"; predicted: {', '.join(map(str, run.predict))} GPUs" if run.predict else ""
+    reads = _reads_text(run)
+    return f"  {run.name}: {len(cells)} jobs: {over}{reads}{later}"
+
+
+def _matrix(plan: Plan, run: Run) -> Mapping[str, Sequence[str]]:
+    """The matrix with the partitions that are really used."""
+    cells = plan.cells_of(run)
+    return cells[0].run.over if cells else run.over
+
+
+def _reads_text(run: Run) -> str:
+    if run.reads is None:
+        return ""
+    slow = run.reads.megabytes_per_second
+    words = [f"at {slow:g} MB/s"] if slow else []
+    words += [] if run.reads.cached else ["never from memory"]
+    return f"; data are read {' and '.join(words)}" if words else ""
+
+
+def _run_data(run: Run) -> dict[str, Any]:
+    return {
+        "name": run.name,
+        "over": {key: list(values) for key, values in run.over.items()},
+        "exclude": [dict(one) for one in run.exclude],
+        "options": dict(run.options),
+        "data": run.data,
+        "minutes": run.minutes,
+        "reads": vars(run.reads) if run.reads else None,
+        "predict": list(run.predict),
+    }
+
+
+def _cost_text(plan: Plan, found: Cost) -> str:
+    if plan.scale.shares_cores:
+        took = plan.scale.takes or "not measured yet"
+        return f"takes: {took}"
+    lines = [f"cost: about {found.gpu_hours:.1f} GPU-hours for {found.cells} jobs, by the model"]
+    lines += [f"  {count} jobs of unknown cost: {why}" for why, count in found.unknown.items()]
+    return "\n".join(lines)
+
+
+def _cost_data(scale: Scale, found: Cost) -> dict[str, Any]:
+    if scale.shares_cores:
+        return {"gpu_hours": None, "takes": scale.takes, "unknown": {}}
+    return {"gpu_hours": round(found.gpu_hours, 3), "takes": scale.takes,
+            "unknown": dict(found.unknown)}  # fmt: skip

@@ -1,0 +1,460 @@
+"""Studies: files checked at the door, plans, holes, acceptance and reports; no cluster here."""
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from hpcdl.jobs.sweep import point_folder
+from hpcdl.jobs.sweep_run import Standing
+from hpcdl.site import Site
+from hpcdl.system.document import InvalidDocument
+from hpcdl.system.errors import BadInput
+from hpcdl.train.options import ARGUMENTS
+from hpcdl.workflows.study import run as running
+from hpcdl.workflows.study.collect import Findings, collect
+from hpcdl.workflows.study.forecast import cost, median_error, predict
+from hpcdl.workflows.study.judge import judge
+from hpcdl.workflows.study.load import load_study, read_study, shipped
+from hpcdl.workflows.study.plan import Plan, make_plan
+from hpcdl.workflows.study.report import as_data, as_text, make_report, write_report
+from hpcdl.workflows.study.schema import STUDY
+from hpcdl.workflows.study.show import show_data, show_text
+from tests.unit.conftest import shipped as shipped_site
+
+SMALL = {
+    "shows": "a test",
+    "shares_cores": True,
+    "runs": [
+        {
+            "name": "training",
+            "over": {"gpus": ["1", "2", "4"], "model": ["resnet50"]},
+            "options": {"batch-per-rank": "4", "steps": "20"},
+            "predict": [8],
+        }
+    ],
+    "acceptance": [{"rule": "complete", "says": "all ran"}],
+}
+VALUES: dict[str, Any] = {
+    "schema": 1,
+    "name": "try-out",
+    "title": "A try",
+    "question": "Does it work?",
+    "origin": "nobody",
+    "found": "nothing",
+    "series": ["model"],
+    "figure": [{"panel": "rate"}, {"panel": "speedup"}, {"panel": "phases"}],
+    "scales": {"small": SMALL, "full": SMALL},
+}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    """The embedded site, its work in the test's folder."""
+    found = shipped_site("embedded")
+    return dataclasses.replace(
+        found, paths=dataclasses.replace(found.paths, work=tmp_path, datasets=tmp_path / "data")
+    )
+
+
+@pytest.fixture
+def study(tmp_path: Path, site: Site) -> Callable[..., Plan]:
+    """Plans a study made of VALUES with a changed small scale."""
+
+    def make(**changes: Any) -> Plan:
+        small = {**SMALL, **changes}
+        path = tmp_path / "study.yaml"
+        path.write_text(json.dumps({**VALUES, "scales": {"small": small, "full": SMALL}}))
+        found = read_study(path)
+        return make_plan(site, found, found.scales["small"])
+
+    return make
+
+
+def a_result(ranks: int, rate: float, **changes: Any) -> dict[str, Any]:
+    """A result.json of `ranks` ranks with 20 equal steps."""
+    seconds, batch = 4 * ranks / rate, 4 * ranks
+    samples = {name: [0.0] * 20 for name in ("input", "communication", "update", "checkpoint",
+                                             "other")}  # fmt: skip
+    samples |= {"seconds": [seconds] * 20, "compute": [seconds] * 20}
+    return {
+        "schema": 1,
+        "outcome": {"status": "completed", "message": "", "exit_code": 0},
+        "job": {"id": "7"},
+        "layout": {"ranks": ranks, "nodes": ["n1"], "ranks_per_node": [ranks], "gpu_per_rank": 0,
+                   "cpus_per_rank": 1},
+        "release": "r1", "model": "resnet50", "precision": "fp32", "batch_per_rank": 4,
+        "global_batch": batch, "options": {"warmup_steps": 5},
+        "samples": {**samples, "images": [batch] * 20},
+        "summary": {"metrics": {}},
+        **changes,
+    }  # fmt: skip
+
+
+def finish(plan: Plan, rates: dict[int, float], **changes: Any) -> None:
+    """Leave a result for every cell whose ranks have a rate."""
+    for cell in plan.cells:
+        if cell.gpus in rates:
+            folder = point_folder(plan.run_folder(cell.run), cell.point)
+            folder.mkdir(parents=True, exist_ok=True)
+            result = a_result(cell.gpus, rates[cell.gpus], **changes)
+            (folder / "result.json").write_text(json.dumps(result))
+            (folder / "exit_code").write_text("0\n")
+
+
+def findings_of(plan: Plan) -> Findings:
+    return collect(plan, running.standings(plan))
+
+
+# The files.
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_the_shipped_studies_are_valid_also_by_jsonschema(name: str) -> None:
+    study = load_study(name)
+    assert study.name == name
+    jsonschema.validate(yaml.safe_load(study.path.read_text()), STUDY)
+
+
+def test_the_five_studies_are_there() -> None:
+    assert set(shipped()) == {
+        "sjtu-inception", "hkbu-scaling", "aliyun-resnet50", "dell-chexnet", "tsubame-io",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_option_of_a_shipped_study_is_one_of_the_training_program(name: str) -> None:
+    known = {argument.flag.removeprefix("--") for argument in ARGUMENTS}
+    for scale in load_study(name).scales.values():
+        for run in scale.runs:
+            assert set(run.options) <= known
+            assert set(run.over) - {"gpus", "partition"} <= known
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_small_scales_have_at_most_eight_ranks_one_job_at_a_time(name: str) -> None:
+    small = load_study(name).scales["small"]
+    assert small.in_turn
+    assert max(int(count) for run in small.runs for count in run.over["gpus"]) <= 8
+
+
+def test_all_faults_of_a_file_are_shown_at_once_with_their_lines(tmp_path: Path) -> None:
+    text = json.dumps(VALUES, indent=1)
+    text = text.replace('"panel": "rate"', '"panel": "rat"').replace('"title"', '"titel"')
+    (tmp_path / "s.yaml").write_text(text)
+    with pytest.raises(InvalidDocument) as caught:
+        read_study(tmp_path / "s.yaml")
+    said = caught.value.render()
+    assert "did you mean 'rate'?" in said
+    assert "did you mean 'title'?" in said
+    assert re.search(r"s\.yaml:\d+:\d+: unknown key 'titel'", said)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"over": {"gpus": ["1", "1"]}}, "names a value twice"),
+        ({"over": {"model": ["mlp"]}}, "lacks 'gpus'"),
+        ({"data": "imagnet"}, "no data set 'imagnet'"),
+        ({"exclude": [{"modle": "x"}]}, "'modle' is not in the matrix"),
+        ({"options": {"model": "mlp"}}, "in the matrix and in the options"),
+    ],
+)
+def test_an_impossible_matrix_is_refused_at_its_line(
+    study: Callable[..., Plan], change: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidDocument) as caught:
+        study(runs=[{**SMALL["runs"][0], **change}])  # type: ignore[index]
+    assert said in caught.value.render()
+
+
+def test_a_rule_without_what_it_needs_is_refused(study: Callable[..., Plan]) -> None:
+    with pytest.raises(InvalidDocument) as caught:
+        study(acceptance=[{"rule": "agree", "says": "x", "at_most": 0.1}])
+    assert "'agree' needs 'over'" in caught.value.render()
+
+
+def test_a_file_of_a_later_version_is_one_fault(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text("schema: 2\nwhatever: new\n")
+    with pytest.raises(InvalidDocument, match="1 fault") as caught:
+        read_study(tmp_path / "s.yaml")
+    assert "schema 2 is newer" in caught.value.render()
+
+
+def test_an_unknown_study_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(BadInput) as caught:
+        load_study("tsubame-oi")
+    assert "tsubame-io" in caught.value.hint
+
+
+# Plans.
+
+
+def test_cells_that_a_site_cannot_run_are_named_and_the_rest_stays(
+    study: Callable[..., Plan],
+) -> None:
+    plan = study(runs=[{**SMALL["runs"][0], "over": {"gpus": ["2", "512"]}}])  # type: ignore[index]
+    assert [cell.gpus for cell in plan.possible] == [2]
+    assert "p100" in plan.impossible[0].point.problem
+    assert "cannot run here" in show_text(plan)
+
+
+def test_a_study_of_which_no_cell_can_run_is_refused_with_the_reasons(pi: Site) -> None:
+    study = load_study("aliyun-resnet50")
+    with pytest.raises(BadInput, match="no cell") as caught:
+        make_plan(pi, study, study.scales["full"])
+    assert "no partition 'v100'" in caught.value.details[0]
+
+
+def test_partitions_can_be_replaced_place_for_place(modern: Site) -> None:
+    study = load_study("sjtu-inception")
+    plan = make_plan(modern, study, study.scales["full"], ["a100", "h100"])
+    assert {cell.point.spec.partition for cell in plan.possible} == {"a100", "h100"}
+    assert not plan.impossible
+
+
+def test_a_changed_study_does_not_take_old_results_for_new(study: Callable[..., Plan]) -> None:
+    one = study()
+    same = study()
+    other = study(runs=[{**SMALL["runs"][0], "options": {"steps": "21"}}])  # type: ignore[index]
+    ids = [[cell.point.id for cell in plan.cells] for plan in (one, same, other)]
+    assert ids[0] == ids[1]
+    assert not set(ids[0]) & set(ids[2])
+
+
+@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("scale", ["small", "full"])
+def test_every_script_of_every_study_is_clean_under_lint_and_bash(name: str, scale: str) -> None:
+    from hpcdl.jobs.spec import Module
+
+    study = load_study(name)
+    site = shipped_site("embedded" if scale == "small" else "p100-v100-k80")
+    plan = make_plan(site, study, study.scales[scale])
+    assert not plan.impossible
+    checked = running.check_scripts(plan, Module(("tensorflow",)))
+    assert checked
+    assert [one.errors for one in checked] == [()] * len(checked)
+
+
+def test_the_cost_of_a_full_study_is_known_in_gpu_hours(three_generations: Site) -> None:
+    study = load_study("tsubame-io")
+    found = cost(make_plan(three_generations, study, study.scales["full"]))
+    assert not found.unknown
+    assert 1 < found.gpu_hours < 1000
+
+
+def test_a_partition_without_references_costs_what_nobody_knows(site: Site) -> None:
+    """No GPU, no published rows: named, and the study is shown all the same."""
+    study = load_study("hkbu-scaling")
+    plan = make_plan(site, study, study.scales["small"])
+    bare = dataclasses.replace(site.partition("p100"), gpu=None)
+    plan = dataclasses.replace(
+        plan, site=dataclasses.replace(site, partitions={**site.partitions, "p100": bare})
+    )
+    found = cost(plan)
+    assert found.cells == 0
+    assert any("no published rows" in why for why in found.unknown)
+    assert show_data(plan)["name"] == "hkbu-scaling"
+
+
+# Results.
+
+
+def test_rates_are_those_of_steps_after_the_warm_up_without_checkpoints(
+    study: Callable[..., Plan],
+) -> None:
+    plan = study()
+    samples = a_result(1, 8.0)["samples"]
+    samples["seconds"][:5] = [99.0] * 5
+    samples["seconds"][-1] = 100.5
+    samples["checkpoint"][-1] = 100.0
+    finish(plan, {1: 8.0}, samples=samples)
+    (one,) = findings_of(plan).measured
+    assert one.rate == pytest.approx(8.0)
+    assert one.spread == pytest.approx((8.0, 8.0))
+
+
+def test_a_result_of_another_version_is_a_hole_and_the_rest_goes_on(
+    study: Callable[..., Plan],
+) -> None:
+    plan = study()
+    finish(plan, {1: 8.0, 2: 15.0})
+    finish(plan, {4: 20.0}, schema=7)
+    found = findings_of(plan)
+    assert [one.ranks for one in found.measured] == [1, 2]
+    assert "version 7; this hpcdl reads version 1" in found.holes[0].reason
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 1}', "not json"])
+def test_a_garbled_result_is_a_hole(study: Callable[..., Plan], text: str) -> None:
+    plan = study()
+    finish(plan, {1: 8.0, 2: 15.0})
+    cell = plan.cells[2]
+    folder = point_folder(plan.run_folder(cell.run), cell.point)
+    folder.mkdir(parents=True)
+    (folder / "result.json").write_text(text)
+    (folder / "exit_code").write_text("0")
+    found = findings_of(plan)
+    assert len(found.measured) == 2
+    assert found.holes[0].state == "unusable"
+
+
+def test_a_failed_job_is_a_hole_with_its_own_words(study: Callable[..., Plan]) -> None:
+    plan = study()
+    finish(plan, {1: 8.0, 2: 15.0})
+    cell = plan.cells[2]
+    stand = [
+        Standing(one.point, "done") if one is not cell else Standing(one.point, "missing", 9, 0)
+        for one in plan.cells
+    ]
+    logs = plan.run_folder(cell.run) / "logs"
+    logs.mkdir(parents=True)
+    (logs / "9_0.log").write_text("starting\nerror: rank 2: no room on the device\nbye\n")
+    (hole,) = collect(plan, stand).holes
+    assert "job 9 failed: error: rank 2: no room on the device" in hole.reason
+
+
+def test_results_outlive_the_cluster(
+    study: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plan = study()
+    finish(plan, {1: 8.0, 2: 15.0, 4: 16.0})
+    row = {"id": plan.cells[0].point.id, "job_id": 3, "task": 0}
+    (plan.run_folder(plan.cells[0].run) / "sweep.json").write_text(
+        json.dumps({"schema": 1, "points": [row]})
+    )
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert {one.state for one in running.last_standings(plan)} == {"done"}
+
+
+# Predictions and acceptance.
+
+
+def test_what_did_not_run_is_predicted_from_the_one_rank_run(study: Callable[..., Plan]) -> None:
+    plan = study()
+    finish(plan, {1: 8.0, 2: 15.0})
+    predicted, gaps = predict(findings_of(plan))
+    assert not gaps
+    assert {one.gpus: one.measured for one in predicted} == {2: 15.0, 8: None}
+    assert median_error(predicted) is not None
+    assert all(one.low <= one.rate <= one.high for one in predicted)
+
+
+def verdict(plan: Plan) -> tuple[bool | None, str]:
+    found = findings_of(plan)
+    (one,) = judge(found, predict(found)[0])
+    return one.ok, one.words
+
+
+@pytest.mark.parametrize(("rates", "ok"), [({1: 8, 2: 15, 4: 16}, True), ({1: 8, 2: 15}, False)])
+def test_complete_means_no_holes(
+    study: Callable[..., Plan], rates: dict[int, float], ok: bool
+) -> None:
+    plan = study()
+    finish(plan, rates)
+    assert verdict(plan)[0] is ok
+
+
+@pytest.mark.parametrize(("second", "ok"), [(10.0, True), (12.0, False)])
+def test_two_partitions_agree_within_their_bound(
+    study: Callable[..., Plan], second: float, ok: bool
+) -> None:
+    rule = {"rule": "agree", "says": "x", "over": "partition", "at_most": 0.12}
+    run = {**SMALL["runs"][0], "over": {"gpus": ["1", "2"], "partition": ["p100", "v100"]}}  # type: ignore[index]
+    plan = study(runs=[run], acceptance=[rule])
+    finish(plan, {1: 9.5, 2: 9.5})
+    other = [cell for cell in plan.cells if cell.values["partition"] == "v100"]
+    finish(dataclasses.replace(plan, cells=tuple(other)), {1: second, 2: second})
+    found, words = verdict(plan)
+    assert found is ok
+    assert "on 1" in words
+
+
+def test_a_rule_whose_cells_are_missing_is_not_known_never_a_yes(
+    study: Callable[..., Plan],
+) -> None:
+    rule = {"rule": "efficiency", "says": "x", "gpus": [4], "at_least": 0.1}
+    plan = study(acceptance=[rule])
+    finish(plan, {1: 8.0})
+    assert verdict(plan)[0] is None
+    assert make_report(findings_of(plan)).accepted is None
+
+
+@pytest.mark.parametrize(("waited", "said"), [(0.9, "storage-bound"), (0.0, "not storage-bound")])
+def test_storage_bound_or_not_is_told_by_what_ranks_wait_for(
+    study: Callable[..., Plan], waited: float, said: str
+) -> None:
+    plan = study(acceptance=[{"rule": "input-share", "says": "x", "at_least": 0.15}])
+    samples = a_result(1, 8.0)["samples"]
+    samples["input"] = [waited] * 20
+    finish(plan, {1: 8.0}, samples=samples)
+    ok, words = verdict(plan)
+    assert ok is (waited > 0)
+    assert words.endswith(f": {said}")
+
+
+def test_more_than_one_gpu_in_a_rank_is_found(study: Callable[..., Plan]) -> None:
+    plan = study(acceptance=[{"rule": "one-rank-per-gpu", "says": "x"}])
+    finish(plan, {1: 8.0})
+    assert verdict(plan)[0] is True
+    layout = {**a_result(1, 8.0)["layout"], "gpu_per_rank": 4}
+    finish(plan, {1: 8.0}, layout=layout)
+    assert verdict(plan)[0] is False
+
+
+# Reports.
+
+
+def test_a_report_shows_its_figure_its_holes_and_needs_nothing_else(
+    study: Callable[..., Plan], tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    plan = study()
+    finish(plan, {1: 8.0, 2: 15.0})
+    report = make_report(findings_of(plan))
+    paths = write_report(report, tmp_path / "report")
+    page = paths["html"].read_text()
+    assert "<svg" in page
+    assert not re.search(r'(src|href)="(?!#)', page)
+    assert "Holes" in page
+    assert "gpus=4 model=resnet50" in page
+    assert "it has not been submitted" in paths["md"].read_text()
+    assert paths["png"].read_bytes().startswith(b"\x89PNG")
+    assert json.loads(paths["json"].read_text())["holes"][0]["values"]["gpus"] == "4"
+    assert as_data(report)["accepted"] is False
+    assert "cells without a measurement" in as_text(report)
+
+
+def test_slowed_reads_keep_to_their_rate_and_others_are_left_alone(tmp_path: Path) -> None:
+    """The library that studies of storage preload: real reads of a real program."""
+    source = Path(running.__file__).with_name("slow_reads.c")
+    built = subprocess.run(
+        ["cc", "-shared", "-fPIC", "-o", tmp_path / "slow.so", source, "-ldl"], check=False
+    )
+    if built.returncode:
+        pytest.skip("no C compiler")
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for path in (folder / "slow", tmp_path / "fast"):
+        path.write_bytes(bytes(30_000))
+    reader = (
+        "import os, sys, time; fd = os.open(sys.argv[1], os.O_RDONLY); start = time.monotonic()\n"
+        "for at in range(0, 30000, 10000): os.pread(fd, 10000, at)\n"
+        "print(time.monotonic() - start)"
+    )
+    env = {"LD_PRELOAD": str(tmp_path / "slow.so"), "HPCDL_READS_BELOW": str(folder),
+           "HPCDL_READS_RATE": "100000", "HPCDL_READS_CACHED": "0"}  # fmt: skip
+    times = [
+        float(subprocess.check_output([sys.executable, "-c", reader, path], env=env))
+        for path in (folder / "slow", tmp_path / "fast")
+    ]
+    assert times[0] >= 0.29
+    assert times[1] < times[0]
