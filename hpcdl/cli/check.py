@@ -103,7 +103,8 @@ def _run(args: argparse.Namespace) -> ExitCode:
 
 def _remember(site: Site, outcome: CheckOutcome, args: argparse.Namespace) -> None:
     """Add a run to the history; slowed runs (--set) are no nights."""
-    from hpcdl.regress.history import history_path, of_outcome, open_history
+    from hpcdl.regress.exchange import of_outcome
+    from hpcdl.regress.history import history_path, open_history
     from hpcdl.system.errors import HpcdlError
 
     if args.set or args.no_history:
@@ -197,36 +198,45 @@ def _drift(args: argparse.Namespace) -> ExitCode:
 
 def _history_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("show", "export", "import"), help="what to do")
-    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="files to import")
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE",
+                        help="to import: JSON lines, CSV, or a run's folder")  # fmt: skip
     parser.add_argument("--csv", action="store_true", help="export CSV instead of JSON lines")
     parser.add_argument("--since", default="", metavar="DATE", help="only from this date on")
     _history_option(parser)
 
 
 def _history(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.regress.history import (
-        as_csv,
-        as_json_lines,
-        history_path,
-        open_history,
-        read_results,
-    )
+    from hpcdl.regress.exchange import FORMATS
+    from hpcdl.regress.history import history_path, open_history
     from hpcdl.regress.show import history_text
 
     path = history_path(the_site(args), args.history)
-    new = [result for file in args.files for result in read_results(file)]
-    if args.action == "import" and args.dry_run:
-        print(f"would add up to {len(new)} results to {path}")
-        return ExitCode.OK
+    if args.action == "import":
+        return _import(args, path)
     with open_history(path) as history:
-        if args.action == "import":
-            added = history.add(new)
-            print_json({"added": added}) if args.json else print(f"{added} new results in {path}")
-        elif args.action == "export":
-            for line in (as_csv if args.csv else as_json_lines)(history.results(args.since)):
+        if args.action == "export":
+            for line in FORMATS["csv" if args.csv else "jsonl"](history.results(args.since)):
                 print(line)
+        elif args.json:
+            print_json([{"check": s[0], "case": s[1], "partition": s[2], "metric": s[3]}
+                        for s in history.series()])  # fmt: skip
         else:
             print(history_text(history, path))
+    return ExitCode.OK
+
+
+def _import(args: argparse.Namespace, path: Path) -> ExitCode:
+    from hpcdl.regress.exchange import Incoming, refuse_cut
+    from hpcdl.regress.history import open_history
+
+    files = [Incoming(file) for file in args.files]
+    if args.dry_run:
+        print(f"would add up to {sum(1 for file in files for _ in file)} results to {path}")
+    else:
+        with open_history(path) as history:
+            added = history.add(result for file in files for result in file)
+        print_json({"added": added}) if args.json else print(f"{added} new results in {path}")
+    refuse_cut(files)
     return ExitCode.OK
 
 

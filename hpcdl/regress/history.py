@@ -7,31 +7,25 @@ never lost for good: every run's verdicts.json can be imported again, and again 
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, fields
-from datetime import datetime, timezone
+from dataclasses import dataclass, fields
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcdl.regress.drift import Night
-from hpcdl.regress.runner import CheckOutcome
-from hpcdl.regress.verdict import Verdict
 from hpcdl.site import Site
 from hpcdl.system.errors import BadInput, MachineLacks
 from hpcdl.system.files import explain_os_errors
+from hpcdl.system.locking import SHARED, file_system, locks_hold
 from hpcdl.system.resources import home
 
-SCHEMA = 1
+SCHEMA = 2
 VARIABLE = "HPCDL_HISTORY"
 _WAIT_SECONDS = 60.0
-_NO_LOCKS = frozenset({"nfs", "nfs4", "lustre", "gpfs", "beegfs", "cifs", "smb3", "smbfs", "afs",
-                       "9p", "fuse.sshfs", "orangefs", "panfs", "pvfs2"})  # fmt: skip
 _TABLE = """
 CREATE TABLE IF NOT EXISTS results (
   run TEXT NOT NULL, time TEXT NOT NULL, check_name TEXT NOT NULL, case_name TEXT NOT NULL,
@@ -44,6 +38,15 @@ CREATE TABLE IF NOT EXISTS results (
 CREATE INDEX IF NOT EXISTS by_series
   ON results (check_name, case_name, partition, metric, time, value, status);
 CREATE INDEX IF NOT EXISTS by_time ON results (time);
+"""
+# To SQLite every missing job is another one, so what has none could be added twice (schema 1).
+_ONCE = """
+DELETE FROM results WHERE job IS NULL AND rowid NOT IN (
+  SELECT min(rowid) FROM results WHERE job IS NULL
+  GROUP BY run, check_name, case_name, partition, metric
+);
+CREATE UNIQUE INDEX IF NOT EXISTS once_without_job
+  ON results (run, check_name, case_name, partition, metric) WHERE job IS NULL;
 """
 
 
@@ -93,8 +96,6 @@ class Point(NamedTuple):
 
 COLUMNS = tuple(field.name for field in fields(Result))
 Series = tuple[str, str, str, str]
-_TEXTS = frozenset({"run", "time", "check_name", "case_name", "partition", "metric", "unit",
-                    "status", "reason", "release", "driver", "nodes", "log"})  # fmt: skip
 
 
 def history_path(site: Site, given: Path | None = None) -> Path:
@@ -131,10 +132,20 @@ class History:
 
     def series(self) -> list[Series]:
         """The series there are: check, case, partition, metric."""
-        cursor = self._connection.execute(
-            "SELECT DISTINCT check_name, case_name, partition, metric FROM results"
-        )
-        return sorted(tuple(row) for row in cursor)
+        found: list[Series] = []
+        row: Series | None = ("", "", "", "")
+        # From one to the next by the index, behind the last time ('~') of each: DISTINCT would
+        # go through every result.
+        while row is not None:
+            row = self._connection.execute(
+                "SELECT check_name, case_name, partition, metric FROM results WHERE "
+                "(check_name, case_name, partition, metric, time) > (?, ?, ?, ?, '~') "
+                "ORDER BY check_name, case_name, partition, metric LIMIT 1",
+                row,
+            ).fetchone()
+            if row is not None:
+                found.append(row)
+        return found
 
     def nights(self, series: Series, since: str = "") -> list[Night]:
         """The values of a series, as drift detection takes them; runs without one are left out."""
@@ -145,7 +156,7 @@ class History:
             (*series, since),
         )
         return [
-            Night(datetime.fromisoformat(time).date(), value, release, driver, _single(nodes))
+            Night(datetime.fromisoformat(time).date(), value, release, driver, single_node(nodes))
             for time, value, release, driver, nodes in cursor
         ]
 
@@ -182,8 +193,6 @@ def open_history(path: Path) -> Iterator[History]:
         BadInput: the file is damaged or no history.
     """
     refuse_without_locks(path)
-    with explain_os_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with closing(sqlite3.connect(path, timeout=_WAIT_SECONDS)) as connection:
             _prepare(connection, path)
@@ -195,79 +204,14 @@ def open_history(path: Path) -> Iterator[History]:
 def refuse_without_locks(path: Path, mounts: str = "/proc/self/mounts") -> None:
     """Raise MachineLacks where the path lies on a file system whose locks cannot be trusted."""
     kind = file_system(path, mounts)
-    if kind in _NO_LOCKS:
-        raise MachineLacks(
-            f"{path} lies on {kind}, whose locks SQLite cannot rely on",
-            hint=f"choose a local disk: --history FILE or {VARIABLE}",
-        )
-
-
-def file_system(path: Path, mounts: str = "/proc/self/mounts") -> str:
-    """The type of the file system that a path lies on, '' where it cannot be known."""
-    place = str(path.absolute().parent.resolve())
-    best, kind = "", ""
-    try:
-        lines = Path(mounts).read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
-    for line in lines:
-        words = line.split()
-        point = words[1].replace("\\040", " ") if len(words) > 2 else ""
-        inside = place == point or place.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best):
-            best, kind = point, words[2]
-    return kind
-
-
-def of_outcome(outcome: CheckOutcome, when: datetime | None = None) -> list[Result]:
-    """The results of a run, one per metric."""
-    moment = (when or datetime.now(timezone.utc)).astimezone(timezone.utc)
-    time = moment.isoformat(timespec="seconds")
-    run = outcome.folder.path.name
-    return [row for verdict in outcome.verdicts for row in _of_verdict(verdict, run, time)]
-
-
-def as_json_lines(results: Iterable[Result]) -> Iterator[str]:
-    """Results as JSON lines."""
-    return (json.dumps({"schema": SCHEMA, **asdict(result)}) for result in results)
-
-
-def as_csv(results: Iterable[Result]) -> Iterator[str]:
-    """Results as CSV with a header."""
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    for result in results:
-        writer.writerow(asdict(result))
-        yield buffer.getvalue().removesuffix("\n")
-        buffer.seek(0)
-        buffer.truncate()
-
-
-def read_results(path: Path) -> list[Result]:
-    """Results from JSON lines, CSV, or a run's verdicts.json.
-
-    Raises:
-        BadInput: a line that is none, with its number.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as fault:
-        raise BadInput(f"{path} cannot be read: {fault}") from fault
-    if text.startswith("run,"):
-        return [_from(row, path, n) for n, row in enumerate(csv.DictReader(io.StringIO(text)), 2)]
-    found = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip():
-            try:
-                value = json.loads(line)
-            except ValueError as fault:
-                raise BadInput(
-                    f"{path}, line {number}: no JSON ({fault})",
-                    hint="was the file cut? Its lines before this one can be imported",
-                ) from fault
-            found.append(_from(value, path, number))
-    return found
+    hint = f"choose a local disk: --history FILE or {VARIABLE}"
+    if kind in SHARED:
+        raise MachineLacks(f"{path} lies on {kind}, whose locks SQLite cannot rely on", hint=hint)
+    with explain_os_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not locks_hold(path.parent):
+            where = f" ({kind})" if kind else ""
+            raise MachineLacks(f"locks do not hold on the file system of {path}{where}", hint=hint)
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
@@ -276,8 +220,9 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     if version > SCHEMA:
         raise BadInput(f"{path} was written by a newer hpcdl (schema {version})")
     if version < SCHEMA:
-        connection.executescript(_TABLE)
-        connection.execute(f"PRAGMA user_version={SCHEMA}")
+        connection.executescript(
+            f"BEGIN IMMEDIATE; {_TABLE} {_ONCE} PRAGMA user_version={SCHEMA}; COMMIT;"
+        )
 
 
 def _explained(path: Path, fault: sqlite3.DatabaseError) -> BadInput | MachineLacks:
@@ -290,64 +235,11 @@ def _explained(path: Path, fault: sqlite3.DatabaseError) -> BadInput | MachineLa
     )
 
 
-def _of_verdict(verdict: Verdict, run: str, time: str) -> list[Result]:
-    job = verdict.job.get("id")
-    common: dict[str, Any] = {
-        "run": run,
-        "time": time,
-        "check_name": verdict.check,
-        "case_name": verdict.case,
-        "partition": verdict.partition,
-        "status": verdict.status.value,
-        "waived": verdict.waived,
-        "reason": verdict.reason,
-        "release": verdict.release or "",
-        "driver": verdict.driver or "",
-        "nodes": str(verdict.job.get("nodes") or ""),
-        "job": int(job) if job else None,
-        "queue_wait": verdict.job.get("queue_wait_seconds"),
-        "restarts": verdict.job.get("restarts"),
-        "log": verdict.log,
-    }
-    rows = [
-        Result(
-            metric=metric.name, value=metric.value, unit=metric.unit, reference=metric.reference,
-            low=metric.low, high=metric.high, **common,
-        )
-        for metric in verdict.metrics
-    ]  # fmt: skip
-    return rows or [Result(metric="", value=None, unit="", **common)]
-
-
 def _result(row: tuple[Any, ...]) -> Result:
     values = dict(zip(COLUMNS, row, strict=True))
     return Result(**{**values, "waived": bool(values["waived"])})
 
 
-def _from(entry: object, path: Path, number: int) -> Result:
-    """A result from a line's values, checked."""
-    if not isinstance(entry, Mapping):
-        raise BadInput(f"{path}, line {number}: no result")
-    try:
-        values = {name: _typed(name, entry.get(name)) for name in COLUMNS}
-        datetime.fromisoformat(values["time"])
-        if not values["run"] or not values["check_name"]:
-            raise ValueError("run and check_name must be given")
-        return Result(**values)
-    except (TypeError, ValueError) as fault:
-        raise BadInput(f"{path}, line {number}: no result ({fault})") from fault
-
-
-def _single(nodes: str) -> str:
+def single_node(nodes: str) -> str:
     """The node of a job on one node; '' for several, of which none can be blamed alone."""
     return "" if set(nodes) & set("[,") else nodes
-
-
-def _typed(name: str, value: Any) -> Any:
-    if name in _TEXTS:
-        return "" if value is None else str(value)
-    if name == "waived":
-        return value in (True, 1, "True", "1")
-    if value in (None, ""):
-        return None
-    return int(value) if name in {"job", "restarts"} else float(value)

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import multiprocessing
 import random
 import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict
 from datetime import datetime, timedelta, timezone
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from hpcdl.cli import main
+from hpcdl.regress.exchange import FORMATS, Incoming
 from hpcdl.regress.gate import ask
-from hpcdl.regress.history import (
-    Result,
-    as_csv,
-    as_json_lines,
-    file_system,
-    open_history,
-    read_results,
-    refuse_without_locks,
-)
+from hpcdl.regress.history import Result, open_history, refuse_without_locks
+from hpcdl.system import locking
 from hpcdl.system.errors import BadInput, MachineLacks
+from hpcdl.system.locking import file_system, locks_hold
 
 NOW = datetime(2026, 6, 1, tzinfo=timezone.utc)
 
@@ -53,25 +58,107 @@ def test_the_same_run_is_added_once(file: Path) -> None:
         assert history.add(nights()) == 0
 
 
-@pytest.mark.parametrize("write", [as_json_lines, as_csv])
-def test_an_export_can_be_imported_anew(file: Path, tmp_path: Path, write: object) -> None:
+def test_what_has_no_job_is_added_once_too(file: Path) -> None:
+    lost = [result(3, job=None, metric="", value=None, status="ERROR")]
     with open_history(file) as history:
-        history.add([*nights(), result(3, metric="", value=float("nan"), reason='a "b", c\nd')])
+        assert [history.add(lost), history.add(lost)] == [1, 0]
+
+
+def test_a_history_of_an_older_hpcdl_loses_only_what_was_in_it_twice(file: Path) -> None:
+    lost = result(3, job=None, metric="", value=None, status="ERROR")
+    with open_history(file) as history:
+        history.add([*nights(), lost])
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("DROP INDEX once_without_job")
+        connection.execute("INSERT INTO results SELECT * FROM results WHERE job IS NULL")
+        connection.execute("PRAGMA user_version=1")
+    with open_history(file) as history:
+        assert len(list(history.results())) == 101
+        assert history.add([lost]) == 0
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_an_export_can_be_imported_anew(file: Path, tmp_path: Path, name: str) -> None:
+    odd = 'a "b", c\nd\r\n\u2028\x00 \N{SNOWMAN},'
+    with open_history(file) as history:
+        history.add([*nights(), result(3, metric="", value=float("nan"), reason=odd)])
         before = list(history.results())
-        text = "\n".join(write(history.results()))  # type: ignore[operator]
+        lines = [*FORMATS[name](history.results())]
     copy = tmp_path / "copy"
-    copy.write_text(text)
+    copy.write_text("\n".join([*lines, ""]), newline="")
     with open_history(tmp_path / "other.sqlite") as other:
-        other.add(read_results(copy))
+        incoming = Incoming(copy)
+        assert other.add(incoming) == len(before)
+        assert incoming.cut is None
         assert list(other.results()) == before
+        assert other.add(Incoming(copy)) == 0
 
 
-def test_a_file_cut_in_the_middle_names_the_line(tmp_path: Path) -> None:
-    lines = list(as_json_lines(nights()))
-    file = tmp_path / "cut.jsonl"
-    file.write_text("\n".join(lines)[:-30])
-    with pytest.raises(BadInput, match="line 100"):
-        read_results(file)
+@given(st.builds(
+    Result, run=st.text(min_size=1), time=st.just(NOW.isoformat()), status=st.text(min_size=1),
+    check_name=st.text(min_size=1), waived=st.booleans(), job=st.none() | st.integers(0, 2**40),
+    value=st.none() | st.floats(allow_nan=False), low=st.none() | st.floats(allow_nan=False),
+))  # fmt: skip
+def test_any_result_comes_back_as_it_was(one: Result) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for name, write in FORMATS.items():
+            file = Path(folder, name)
+            text = "\n".join([*write([one]), ""])
+            file.write_bytes(text.encode("utf-8", "replace"))
+            (back,) = Incoming(file)
+            texts = {key: v.encode("utf-8", "replace").decode() if isinstance(v, str) else v
+                     for key, v in asdict(one).items()}  # fmt: skip
+            assert asdict(back) == texts
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_file_cut_in_the_middle_gives_what_is_whole_and_says_so(
+    file: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = "\n".join([*FORMATS[name](nights()), ""])
+    cut = tmp_path / "cut"
+    cut.write_text(whole[: len(whole) * 2 // 3])
+    words = ["check", "history", "import", str(cut), "--site", "embedded", "--history", str(file)]
+    assert main(words) == 6
+    assert "line 6" in capsys.readouterr().err
+    with open_history(file) as history:
+        assert 60 <= len(list(history.results())) < 70
+    cut.write_text(whole)
+    assert main(words) == 0
+    with open_history(file) as history:
+        assert list(history.results()) == nights()
+
+
+@pytest.mark.parametrize(("name", "bad"), [("jsonl", "{broken"), ("jsonl", "[1]"), ("csv", "a,b")])
+def test_a_line_that_is_no_result_adds_nothing_and_is_named(
+    file: Path, tmp_path: Path, name: str, bad: str
+) -> None:
+    lines = [*FORMATS[name](nights())]
+    lines[51] = bad
+    broken = tmp_path / "broken"
+    broken.write_text("\n".join([*lines, ""]))
+    with pytest.raises(BadInput, match="line 52"), open_history(file) as history:
+        history.add(Incoming(broken))
+    with open_history(file) as history:
+        assert list(history.results()) == []
+
+
+def test_a_lost_history_comes_back_from_the_folders_of_the_runs(tmp_path: Path, file: Path) -> None:
+    folder = tmp_path / "20260601-031000-ab12"
+    folder.mkdir()
+    verdict = {"check": "throughput", "case": "mlp", "partition": "p100", "status": "PASS",
+               "reason": "", "waived": False, "ok": True, "release": "r1", "driver": "580.95.05",
+               "job": {"id": 7, "nodes": "p100-01"}, "metrics": [{
+                   "name": "images_per_second", "value": 90.5, "unit": "images/s", "low": 80.0,
+                   "reference": 100.0, "high": None}]}  # fmt: skip
+    text = json.dumps({"run": str(folder), "verdicts": [verdict]}, indent=2)
+    (folder / "verdicts.json").write_text(text)
+    words = ["check", "history", "import", str(folder), "--site", "embedded"]
+    assert main([*words, "--history", str(file)]) == 0
+    with open_history(file) as history:
+        (one,) = history.results()
+    assert (one.run, one.job, one.value, one.driver) == (folder.name, 7, 90.5, "580.95.05")
+    assert datetime.fromisoformat(one.time).astimezone().strftime("%Y%m%d-%H%M%S") in folder.name
 
 
 def test_a_damaged_history_is_said_to_be_damaged(file: Path) -> None:
@@ -104,6 +191,46 @@ def test_what_is_written_half_when_a_process_dies_is_not_there(file: Path) -> No
         assert len(list(history.results())) == 1
 
 
+def add_until_killed(file: Path, ready: Connection) -> None:
+    """Add whole runs, then one that is never finished."""
+    for number in range(3):
+        with open_history(file) as history:
+            history.add(result(n, run=f"whole-{number}") for n in range(100))
+
+    def half() -> Iterator[Result]:
+        for night in range(50_000):  # more than SQLite keeps in memory: some of it is on the disk
+            yield result(night % 100, run=f"half-{night}", reason="x" * 200)
+        ready.send("in the middle")
+        ready.recv()
+
+    with open_history(file) as history:
+        history.add(half())
+
+
+def test_a_process_killed_in_the_middle_leaves_whole_runs_and_a_sound_file(file: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    worker = context.Process(target=add_until_killed, args=(file, there))
+    worker.start()
+    assert here.poll(120)
+    worker.kill()
+    worker.join()
+    with open_history(file) as history:
+        assert {one.run for one in history.results()} == {"whole-0", "whole-1", "whole-2"}
+        assert history.add([result(0, run="after")]) == 1
+    with closing(sqlite3.connect(file)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_a_history_cut_in_the_middle_is_said_to_be_damaged(file: Path) -> None:
+    with open_history(file) as history:
+        history.add(nights())
+    data = file.read_bytes()
+    file.write_bytes(data[: len(data) // 2])
+    with pytest.raises(BadInput, match="damaged"), open_history(file) as history:
+        list(history.results())
+
+
 def add_many(file: Path, part: int) -> None:
     for night in range(5):
         with open_history(file) as history:
@@ -128,6 +255,21 @@ def test_a_file_system_without_dependable_locks_is_refused(tmp_path: Path, kind:
     with pytest.raises(MachineLacks, match=kind):
         refuse_without_locks(tmp_path / "h.sqlite", str(mounts))
     assert file_system(Path("/elsewhere/h"), str(mounts)) == "ext4"
+
+
+@pytest.mark.parametrize("answer", [0, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_locks_that_do_not_hold_are_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: int
+) -> None:
+    assert locks_hold(tmp_path)
+
+    def careless(*_: object) -> None:
+        if answer:
+            raise OSError(answer, "as such a file system says")
+
+    monkeypatch.setattr(locking.fcntl, "fcntl", careless)
+    with pytest.raises(MachineLacks, match="locks do not hold"):
+        refuse_without_locks(tmp_path / "h.sqlite")
 
 
 def test_a_history_of_a_newer_hpcdl_is_not_touched(file: Path) -> None:

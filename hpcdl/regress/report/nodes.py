@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from hpcdl.regress.history import Point
-from hpcdl.regress.report.series import signed, single
+from hpcdl.regress.history import Point, single_node
+from hpcdl.regress.report.series import signed
 
 NIGHTS = 42
 _DIGITS = 4
@@ -70,7 +70,7 @@ def natural(text: str) -> list[tuple[int, str]]:
 def _by_night(points: Sequence[Point]) -> dict[str, dict[str, list[float]]]:
     nights: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for point in points:
-        node = single(point.nodes)
+        node = single_node(point.nodes)
         if node and point.value is not None and math.isfinite(point.value):
             nights[point.time[:10]][node].append(point.value)
     return nights

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from hpcdl.regress.drift import Analysis, Change, Kind, Night, analyse
-from hpcdl.regress.history import Point, Series
+from hpcdl.regress.history import Point, Series, single_node
 from hpcdl.regress.verdict import Status, number
 
 _DIGITS = 6
@@ -134,14 +134,9 @@ def _finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def single(nodes: str) -> str:
-    """The node of a job on one node, '' for several."""
-    return "" if set(nodes) & set("[,") else nodes
-
-
 def _night(point: Point) -> Night:
     day = date.fromisoformat(point.time[:10])
-    return Night(day, point.value or 0.0, point.release, point.driver, single(point.nodes))
+    return Night(day, point.value or 0.0, point.release, point.driver, single_node(point.nodes))
 
 
 def _columns(nights: Sequence[tuple[str, list[Point]]]) -> dict[str, Any]:

@@ -1,0 +1,213 @@
+"""Results as text: JSON lines and CSV out; JSON lines, CSV and a run's verdicts.json in.
+
+Files are read line by line, however long they are. A line that is no result stops everything
+with its number; a last line without its end is a file that was cut: what stands before it is
+taken, and `Incoming.cut` says where, so that nobody takes a part for the whole.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import IO, Any
+
+from hpcdl.regress.formats import Run, read_run
+from hpcdl.regress.history import COLUMNS, Result
+from hpcdl.regress.runner import CheckOutcome, as_data
+from hpcdl.system.errors import BadInput, PartlyDone
+
+SCHEMA = 1
+_TEXTS = frozenset({"run", "time", "check_name", "case_name", "partition", "metric", "unit",
+                    "status", "reason", "release", "driver", "nodes", "log"})  # fmt: skip
+_STAMP = re.compile(r"\d{8}-\d{6}")
+
+
+class Incoming(Iterable[Result]):
+    """The results of a file; after they were gone through, `cut` is the line that lacks its end."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path / "verdicts.json" if path.is_dir() else path
+        self.cut: int | None = None
+
+    def __iter__(self) -> Iterator[Result]:
+        """The results, checked one by one.
+
+        Raises:
+            BadInput: a line that is none, with its number; the file cannot be read.
+        """
+        try:
+            with self.path.open(encoding="utf-8", newline="\n") as file:
+                first = file.readline()
+                file.seek(0)
+                if first.strip() == "{":
+                    yield from of_run(read_run(self.path), _time(self.path))
+                else:
+                    yield from (self._csv(file) if first.startswith("run,") else self._json(file))
+        except (OSError, UnicodeDecodeError) as fault:
+            raise BadInput(f"{self.path} cannot be read: {fault}") from fault
+
+    def _json(self, file: IO[str]) -> Iterator[Result]:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                value = json.loads(line)
+            except ValueError as fault:
+                if not line.endswith("\n"):
+                    self.cut = number
+                    return
+                raise BadInput(f"{self.path}, line {number}: no JSON ({fault})") from fault
+            yield _result(value, self.path, number)
+
+    def _csv(self, file: IO[str]) -> Iterator[Result]:
+        lines = _Whole(file)
+        rows = csv.DictReader(lines, strict=True)
+        try:
+            for row in rows:
+                if not lines.whole:
+                    break
+                if None in row or None in row.values():
+                    raise csv.Error("it has not as many columns as the first line")
+                yield _result(row, self.path, rows.line_num)
+        except csv.Error as fault:
+            if lines.whole and "end of data" not in str(fault):
+                raise BadInput(f"{self.path}, line {rows.line_num}: {fault}") from fault
+            lines.whole = False
+        if not lines.whole:
+            self.cut = rows.line_num
+
+
+class _Whole:
+    """The lines of a file; `whole` until one comes without its end."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+        self.whole = True
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self._file:
+            self.whole = line.endswith("\n")
+            yield line
+
+
+def refuse_cut(files: Iterable[Incoming]) -> None:
+    """Raise PartlyDone where a file that was gone through had been cut."""
+    cut = [f"{file.path}: line {file.cut} has no end" for file in files if file.cut]
+    if cut:
+        raise PartlyDone(
+            "a file was cut; the results before that place are taken",
+            details=cut,
+            hint="import the whole file when you have it: what is there is not added again",
+        )
+
+
+def as_json_lines(results: Iterable[Result]) -> Iterator[str]:
+    """Results as JSON lines."""
+    return (json.dumps({"schema": SCHEMA, **asdict(result)}) for result in results)
+
+
+def as_csv(results: Iterable[Result]) -> Iterator[str]:
+    """Results as CSV with a header."""
+    with closing(io.StringIO(newline="")) as buffer:
+        # The terminator is not for us: it is what makes the writer quote each line break.
+        writer = csv.DictWriter(buffer, COLUMNS, lineterminator="\r\n")
+        writer.writeheader()
+        for result in results:
+            yield _taken(buffer)
+            writer.writerow(asdict(result))
+        yield _taken(buffer)
+
+
+def _taken(buffer: io.StringIO) -> str:
+    """The line that stands in a buffer, which is empty then."""
+    text = buffer.getvalue().removesuffix("\r\n")
+    buffer.seek(0)
+    buffer.truncate()
+    return text
+
+
+FORMATS: dict[str, Callable[[Iterable[Result]], Iterator[str]]] = {
+    "jsonl": as_json_lines,
+    "csv": as_csv,
+}
+
+
+def of_outcome(outcome: CheckOutcome, when: datetime | None = None) -> list[Result]:
+    """The results of a run, one per metric."""
+    moment = (when or datetime.now(timezone.utc)).astimezone(timezone.utc)
+    return list(of_run(as_data(outcome), moment.isoformat(timespec="seconds")))
+
+
+def of_run(run: Run, time: str) -> Iterator[Result]:
+    """The results of a run's verdicts; `time` is ISO 8601 in UTC."""
+    name = Path(str(run.get("run") or "")).name or time
+    return (row for verdict in run["verdicts"] for row in _of_verdict(verdict, name, time))
+
+
+def _of_verdict(verdict: Mapping[str, Any], run: str, time: str) -> list[Result]:
+    job = verdict.get("job") or {}
+    common: dict[str, Any] = {
+        "run": run,
+        "time": time,
+        "check_name": verdict["check"],
+        "case_name": verdict["case"],
+        "partition": verdict["partition"] or "",
+        "status": verdict["status"],
+        "waived": bool(verdict["waived"]),
+        "reason": verdict["reason"] or "",
+        "release": verdict.get("release") or "",
+        "driver": verdict.get("driver") or "",
+        "nodes": str(job.get("nodes") or ""),
+        "job": int(job["id"]) if job.get("id") else None,
+        "queue_wait": job.get("queue_wait_seconds"),
+        "restarts": job.get("restarts"),
+        "log": verdict.get("log") or "",
+    }
+    rows = [
+        Result(metric=metric["name"], **common, **{
+            name: metric[name] for name in ("value", "unit", "reference", "low", "high")
+        })
+        for metric in verdict["metrics"]
+    ]  # fmt: skip
+    return rows or [Result(metric="", value=None, unit="", **common)]
+
+
+def _time(path: Path) -> str:
+    """When a run was, in UTC: its folder's name tells the local time, else its file's age."""
+    found = _STAMP.match(path.resolve().parent.name)
+    if found:
+        local = datetime.strptime(found[0], "%Y%m%d-%H%M%S").astimezone()
+    else:
+        local = datetime.fromtimestamp(path.stat().st_mtime).astimezone()
+    return local.astimezone(timezone.utc).isoformat(timespec="seconds")
+
+
+def _result(entry: object, path: Path, number: int) -> Result:
+    """A result from a line's values, checked."""
+    if not isinstance(entry, Mapping):
+        raise BadInput(f"{path}, line {number}: no result")
+    try:
+        values = {name: _typed(name, entry.get(name)) for name in COLUMNS}
+        datetime.fromisoformat(values["time"])
+        if not values["run"] or not values["check_name"] or not values["status"]:
+            raise ValueError("run, check_name and status must be given")
+        return Result(**values)
+    except (TypeError, ValueError, OverflowError) as fault:
+        raise BadInput(f"{path}, line {number}: no result ({fault})") from fault
+
+
+def _typed(name: str, value: Any) -> Any:
+    if name in _TEXTS:
+        return "" if value is None else str(value).encode("utf-8", "replace").decode()
+    if name == "waived":
+        return value in (True, 1, "True", "1")
+    if value in (None, ""):
+        return None
+    return int(value) if name in {"job", "restarts"} else float(value)
