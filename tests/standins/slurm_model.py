@@ -319,7 +319,7 @@ def gpu_count(text: str) -> int:
     return sum(int(number.group(1)) for number in numbers if number)
 
 
-def allocation(given: Given, node: Node) -> dict:
+def allocation(slurm: Slurm, given: Given, node: Node) -> dict:
     """Nodes, tasks, CPUs and GPUs per node of a job."""
     nodes = given.number("nodes", 1) or 1
     per_task = given.number("cpus-per-task", 1) or 1
@@ -332,7 +332,12 @@ def allocation(given: Given, node: Node) -> dict:
         total = per_node * nodes
     if given.has("cpus-per-gpu"):
         per_task = max(1, (given.number("cpus-per-gpu") or 1) * gpus // per_node)
-    cpus = node.cpus if given.has("exclusive") else per_node * per_task
+    # Where both are taken, the later one counts.
+    shared = given.has("oversubscribe") and list(given.values)[-1] != "exclusive"
+    whole = given.has("exclusive") and not shared
+    cpus = node.cpus if whole else per_node * per_task
+    if whole and slurm.fact("exclusive-shows-gpus"):
+        gpus = node.gpus
     if cpus > node.cpus or gpus > node.gpus:
         message = "sbatch: error: Batch job submission failed: Requested node configuration is not "
         raise Fatal(message + "available")
@@ -354,12 +359,18 @@ def gpus_per_node(given: Given, nodes: int, tasks_per_node: int) -> int:
     return gpu_count(each) * tasks_per_node if "gpu" in each or given.has("gpus-per-task") else 0
 
 
+def cpus_of_tres(given: Given) -> dict[str, str]:
+    """The variable that --tres-per-task=cpu:N sets in a job and in its ranks."""
+    cpus = re.search(r"cpu[=:](\d+)", given.values.get("tres-per-task", ""))
+    return {"SLURM_CPUS_PER_TASK": cpus.group(1)} if cpus else {}
+
+
 def binding(slurm: Slurm, given: Given) -> str:
     """How GPUs are bound to tasks: explicit, implied by the release, or none."""
     explicit = given.values.get("gpu-bind") or given.values.get("tres-bind", "")
     explicit = explicit.removeprefix("gres/gpu:").removeprefix("verbose,")
-    if "allow-task-sharing" in given.values.get("gres-flags", ""):
-        return "none"
+    if explicit == "none":
+        return slurm.fact("gpu-bind-none") or "none"
     if explicit:
         return explicit
     per_task = given.values.get("gpus-per-task", "")
@@ -376,6 +387,8 @@ def visible(bind: str, gpus: int, local_rank: int) -> list[int]:
     """The GPUs of its node that a task sees."""
     kind, _, rest = bind.partition(":")
     everything = list(range(gpus))
+    if kind == "unset":
+        return []
     if kind == "per_task":
         count = int(rest)
         first = local_rank * count % max(1, gpus)

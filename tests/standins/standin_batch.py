@@ -18,6 +18,7 @@ from slurm_model import (
     Node,
     Slurm,
     allocation,
+    cpus_of_tres,
     from_environment,
     parse,
     record,
@@ -34,7 +35,7 @@ def main(words: list[str], environment: dict[str, str]) -> int:
     rest = parse(slurm, "sbatch", words, "cli", Given())
     data = Path(rest[0]).read_bytes() if rest else sys.stdin.buffer.read()
     given = plan(slurm, words, data, environment)
-    job = allocation(given, Node.of(environment))
+    job = allocation(slurm, given, Node.of(environment))
     return submit(slurm, given, job, data, rest, environment)
 
 
@@ -131,6 +132,7 @@ def job_environment(
             environment[variable] = given.values[option]
     if slurm.fact("tres-per-task-exported") and given.has("cpus-per-task"):
         environment["SLURM_TRES_PER_TASK"] = f"cpu={given.values['cpus-per-task']}"
+    environment |= cpus_of_tres(given)
     environment |= {
         "SLURM_JOB_ID": job_id, "SLURM_JOBID": job_id, "SLURM_JOB_NUM_NODES": str(job["nodes"]),
         "SLURM_NNODES": str(job["nodes"]), "SLURM_RESTART_COUNT": "0", "SLURM_NODEID": "0",

@@ -17,6 +17,7 @@ from slurm_model import (
     Node,
     Slurm,
     allocation,
+    cpus_of_tres,
     from_environment,
     parse,
     record,
@@ -55,7 +56,7 @@ def plan(
     validate(slurm, "srun", given)
     check_mpi(slurm, given)
     text = environment.get("SLURM_STANDIN_ALLOCATION")
-    job = json.loads(text) if text else allocation(given, Node.of(environment))
+    job = json.loads(text) if text else allocation(slurm, given, Node.of(environment))
     return given, step(slurm, given, job), command
 
 
@@ -63,7 +64,8 @@ def check_mpi(slurm: Slurm, given: Given) -> None:
     name = given.values.get("mpi", "none").partition(",")[0]
     if name not in slurm.plugins():
         first = f"srun: error: Couldn't find the specified plugin name for mpi/{name} looking at "
-        raise Fatal(f"{first}all files\nsrun: error: cannot create mpi context for mpi/{name}")
+        last = f"srun: error: Invalid MPI type '{name}', --mpi=list for acceptable types"
+        raise Fatal(f"{first}all files\n{last}")
 
 
 def run_ranks(given: Given, got: dict, command: list[str], around: dict[str, str]) -> list[int]:
@@ -108,9 +110,12 @@ def rank_environment(given: Given, got: dict, rank: int, around: dict[str, str])
         "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(local), "SLURM_NODEID": str(node),
         "SLURM_NTASKS": str(got["tasks"]), "SLURM_STEP_NUM_TASKS": str(got["tasks"]),
         "SLURMD_NODENAME": f"node{node + 1:02d}",
-        "SLURM_CPUS_PER_TASK": str(got["cpus_per_task"]),
     }  # fmt: skip
+    # Unless srun was told, ranks find what the batch script had, be it the truth or not.
+    environment |= cpus_of_tres(given)
+    if given.has("cpus-per-task"):
+        environment["SLURM_CPUS_PER_TASK"] = given.values["cpus-per-task"]
     environment.pop("CUDA_VISIBLE_DEVICES", None)
-    if got["gpus_per_node"]:
+    if got["gpus_visible"][local]:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, got["gpus_visible"][local]))
     return environment

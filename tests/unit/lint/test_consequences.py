@@ -4,6 +4,7 @@ Slurm's side is shown by the recording stand-ins (tests/standins), release by re
 bash does by itself is shown by the real bash.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -35,7 +36,7 @@ def job(version, directives, environment=None):
     slurm, around = Slurm(version), {"PATH": "/usr/bin", **(environment or {})}
     text = f"#!/bin/bash\n#SBATCH {directives}\n"
     given = standin_batch.plan(slurm, [], text.encode(), around)
-    made = allocation(given, Node(cpus=16, gpus=4))
+    made = allocation(slurm, given, Node(cpus=16, gpus=4))
     return standin_batch.job_environment(slurm, given, made, "1", around)
 
 
@@ -184,9 +185,9 @@ def test_task_sharing_is_known_to_srun_only_and_since_one_release(version):
     said = refused(lambda: job(version, f"{FOUR_RANKS} {flag}"))
     known = holds("allow-task-sharing-srun-only", version)
     assert ("only used with srun" if known else "Invalid --gres-flags") in said
-    if known:
+    if known:  # it opens the devices to all tasks; their variables still name one each
         asked = "--ntasks-per-node=4 --gpus-per-task=1"
-        assert step(version, asked, flag)["gpus_visible"] == [[0, 1, 2, 3]] * 4
+        assert step(version, asked, flag)["gpus_visible"] == [[0], [1], [2], [3]]
 
 
 OPTIONS_BY_RELEASE = [
@@ -298,14 +299,16 @@ def test_a_whole_job_runs_through_both_stand_ins(cluster, tmp_path, version):
         'echo "code $?"\n',
         version,
     )
-    cpus = 1 if version == "22.05" else 3
-    ranks = [f"{rank} {rank % 2} {cpus} 0,1,2,3" for rank in range(4)]
+    # On 22.05 ranks are told 3, the batch script's number, and hold 1.
+    ranks = [f"{rank} {rank % 2} 3 0,1,2,3" for rank in range(4)]
     *lines, code = log.splitlines()
     assert sorted(lines) == ranks
     assert code.startswith("code ")
     assert code != "code 0"
     names = sorted(path.name for path in (tmp_path / "records").iterdir())
     assert names == ["job-001.json", "step-001.json", "step-002.json"]
+    step = json.loads((tmp_path / "records" / "step-001.json").read_text())["step"]
+    assert step["cpus_per_task"] == (1 if version == "22.05" else 3)
 
 
 def bash(script, timeout=20):
