@@ -4,7 +4,8 @@ nvcc puts device code into the ELF section `.nv_fatbin`: containers, each a head
 machine code (a cubin for one SM) or PTX (text that the driver compiles for its SM or newer
 ones). Only the headers are read, so a library of gigabytes takes milliseconds. The format is
 not documented by NVIDIA; it is as the Cricket project describes it
-(github.com/RWTH-ACS/cricket), and held against what nvcc writes by the tests.
+(github.com/RWTH-ACS/cricket); the tests hold it against cuobjdump, on what nvcc writes and on a
+library of NVIDIA's.
 """
 
 from __future__ import annotations

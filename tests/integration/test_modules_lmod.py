@@ -11,6 +11,7 @@ import pytest
 
 from hpcdl.site import Site
 from hpcdl.stack.publish import publish
+from hpcdl.stack.records import accept
 from hpcdl.stack.release import Release
 from tests.small_release import make_release, passing, silent, small_site
 
@@ -78,6 +79,8 @@ def test_a_build_for_gpus_says_so_in_its_version_and_its_words(site: Site) -> No
                 "cudnn": "9.10.2.21", "mpi": "Open MPI 5.0.10"}  # fmt: skip
     name = "tensorflow/2.18.1-cuda12.9-sm60"
     release = make_release(site, "gpu", module=name, versions=versions)
+    for agreement in ("cuda", "cudnn"):
+        accept(site, agreement, "Ada")
     publish(site, release.id, passing, say=silent)
     done = lmod(release.modules, f"module load {name} && module --terse list; module whatis {name}")
     assert name in done.stderr
