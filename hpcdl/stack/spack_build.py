@@ -12,6 +12,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,10 @@ from hpcdl.stack.build import build_lock, new_tree, umask
 from hpcdl.stack.recipe import MODULE, digest, find_request, gpu_variant, running_interpreter
 from hpcdl.stack.release import SCHEMA, Release, as_record, read_release, releases_folder
 from hpcdl.stack.resolve_versions import Range
-from hpcdl.stack.sources import own_digest, own_wheel
+from hpcdl.stack.sources import SourcesChanged, own_digest, own_wheel
 from hpcdl.stack.spack import Environment, environment_for_stack
 from hpcdl.stack.spack_cache import BuildCache, build_cache, close_keyring, fill, ready_key
-from hpcdl.stack.spack_make import Folders, Show, installed, make_all
+from hpcdl.stack.spack_make import Folders, PackageFailed, Show, installed, make_all
 from hpcdl.stack.spack_needs import needs_of
 from hpcdl.stack.spack_release import (
     Built,
@@ -40,11 +41,12 @@ from hpcdl.stack.spack_release import (
 from hpcdl.stack.spack_run import Work, concretize, lock_versions, render_work, stack_work
 from hpcdl.stack.spack_tool import Spack, open_spack, require_unlocked
 from hpcdl.stack.wheelhouse import Say, new_log, tools
-from hpcdl.system.errors import AnswerNo
+from hpcdl.system.errors import AnswerNo, MachineLacks
 from hpcdl.system.files import locked, write_atomic, write_json
 from hpcdl.system.run import run
 
 _WAIT_SECONDS = 10
+_ATTEMPTS = 5
 _STAMP = ".solved"
 
 
@@ -225,17 +227,33 @@ def _build(plan: SpackPlan, cache: BuildCache, say: Say, show: Show, options: Op
     assert release_id is not None
     if plan.exists:
         return read_release(plan.site, release_id)
-    say(f"installing with Spack; log: {where.log}")
     helpers = _helpers(say)
-    wheel = own_wheel(helpers / "bin" / "python", plan.own)
+    # hpcdl is a package of the compiled stacks only.
+    env = {} if plan.environment.wheels else {"HPCDL_WHEEL": str(_own(plan, helpers)[1])}
+    say(f"installing with Spack; log: {where.log}")
     try:
-        jobs = options.jobs or len(os.sched_getaffinity(0))
-        make_all(spack, where, jobs, show, {"HPCDL_WHEEL": str(wheel)})
-    finally:
+        make_all(spack, where, options.jobs or len(os.sched_getaffinity(0)), show, env)
+    except PackageFailed:
         _fill_cache(spack, plan, cache, key, say)
+        raise
+    _fill_cache(spack, plan, cache, key, say)
+    plan, wheel = _own(plan, helpers)
     with locked(build_lock(plan.site), wait_seconds=_WAIT_SECONDS):
         _release(plan, spack, wheel, helpers, say)
-    return read_release(plan.site, release_id)
+    return read_release(plan.site, plan.expected().id)
+
+
+def _own(plan: SpackPlan, helpers: Path) -> tuple[SpackPlan, Path]:
+    """The wheel of hpcdl itself, and the plan with the digest of what is in it.
+
+    Raises:
+        MachineLacks: somebody keeps editing hpcdl.
+    """
+    for _ in range(_ATTEMPTS):
+        with suppress(SourcesChanged):
+            return plan, own_wheel(helpers / "bin" / "python", plan.own)
+        plan = replace(plan, own=own_digest())
+    raise MachineLacks("hpcdl's own files keep changing", hint="build when nobody edits them")
 
 
 def _open(plan: SpackPlan, cache: BuildCache) -> Spack:

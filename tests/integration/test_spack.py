@@ -10,7 +10,6 @@ import dataclasses
 import os
 import platform
 import re
-import shutil
 import sys
 import urllib.error
 import urllib.request
@@ -26,69 +25,23 @@ from hpcdl.stack.resolve_facts import COMPONENTS, known
 from hpcdl.stack.spack import Environment, environments, render, render_site
 from hpcdl.stack.spack_run import concretize
 from hpcdl.stack.spack_tool import find_spack
-from hpcdl.system.errors import MachineLacks
 from hpcdl.system.resources import folder
 from hpcdl.system.run import CommandResult, run
+from tests.integration.spack_fixture import PACKAGES, why_not
 
-PACKAGES = Path(os.environ.get("HPCDL_SPACK_PACKAGES", "")) / "repos" / "spack_repo" / "builtin"
+pytest_plugins = ["tests.integration.spack_fixture"]
+
 OVERLAY = sorted(
     path.parent.name.replace("_", "-")
     for path in (folder("spack") / "spack_repo" / "hpcdl").glob("packages/*/package.py")
 )
 
 
-def _why_not() -> str:
-    try:
-        find_spack()
-    except MachineLacks:
-        return "Spack is not here (HPCDL_SPACK_ROOT)"
-    if not os.environ.get("HPCDL_SPACK_PACKAGES") or not PACKAGES.is_dir():
-        return "Spack's packages are not here (HPCDL_SPACK_PACKAGES)"
-    return ""
-
-
 pytestmark = [
     pytest.mark.spack,
-    pytest.mark.skipif(bool(_why_not()), reason=_why_not()),
+    pytest.mark.skipif(bool(why_not()), reason=why_not()),
     pytest.mark.timeout(2400),
 ]
-
-
-def gcc(version: str, prefix: str) -> dict[str, object]:
-    paths = {"c": "gcc", "cxx": "g++", "fortran": "gfortran"}
-    return {
-        "spec": f"gcc@{version} languages:='c,c++,fortran'",
-        "prefix": prefix,
-        "extra_attributes": {"compilers": {k: f"{prefix}/bin/{v}" for k, v in paths.items()}},
-    }
-
-
-@pytest.fixture(scope="session")
-def spack_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Spack's index of its packages takes a minute to make: once for all tests."""
-    return tmp_path_factory.mktemp("spack-cache")
-
-
-@pytest.fixture
-def spack_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spack_cache: Path) -> Path:
-    """Spack's settings of its own: nothing of the user's, two compilers, no network."""
-    settings = tmp_path / "settings"
-    settings.mkdir()
-    compilers = [gcc("12.2.0", "/usr"), gcc("11.3.0", "/opt/gcc-11")]
-    packages = {"packages": {"gcc": {"buildable": False, "externals": compilers}}}
-    (settings / "packages.yaml").write_text(yaml.safe_dump(packages))
-    (settings / "repos.yaml").write_text(f"repos::\n  builtin: {PACKAGES}\n")
-    (settings / "bootstrap.yaml").write_text(
-        "bootstrap:\n  enable: true\n  sources:: []\n  trusted:: {}\n"
-    )
-    monkeypatch.setenv("SPACK_PYTHON", os.environ.get("SPACK_PYTHON", sys.executable))
-    monkeypatch.setenv("SPACK_USER_CONFIG_PATH", str(settings))
-    monkeypatch.setenv("SPACK_SYSTEM_CONFIG_PATH", str(tmp_path / "none"))
-    monkeypatch.setenv("SPACK_USER_CACHE_PATH", str(spack_cache))
-    shutil.copytree(
-        folder("spack"), tmp_path / "spack", ignore=shutil.ignore_patterns("__pycache__")
-    )
-    return tmp_path / "spack"
 
 
 def spack(home: Path, *words: str, env: Mapping[str, str] | None = None) -> CommandResult:

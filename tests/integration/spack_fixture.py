@@ -1,0 +1,129 @@
+"""What Spack's own runs share: Spack with settings of its own, and a small set of packages.
+
+The small packages have nothing to download or compile, so that what is tested is how they are
+built: `works` and `above` do, `waits` does when a file is there, and says something before.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hpcdl.stack.spack import Environment
+from hpcdl.stack.spack_tool import find_spack
+from hpcdl.system.errors import MachineLacks
+from hpcdl.system.resources import folder
+
+PACKAGES = Path(os.environ.get("HPCDL_SPACK_PACKAGES", "")) / "repos" / "spack_repo" / "builtin"
+SMALL = Environment("small", "Small", ("nobody",), (), {}, "")
+
+
+def why_not() -> str:
+    """Why Spack cannot be run here; empty where it can."""
+    try:
+        find_spack()
+    except MachineLacks:
+        return "Spack is not here (HPCDL_SPACK_ROOT)"
+    if not os.environ.get("HPCDL_SPACK_PACKAGES") or not PACKAGES.is_dir():
+        return "Spack's packages are not here (HPCDL_SPACK_PACKAGES)"
+    return ""
+
+
+def gcc(version: str, prefix: str) -> dict[str, object]:
+    """A compiler as Spack's settings declare one."""
+    paths = {"c": "gcc", "cxx": "g++", "fortran": "gfortran"}
+    return {
+        "spec": f"gcc@{version} languages:='c,c++,fortran'",
+        "prefix": prefix,
+        "extra_attributes": {"compilers": {k: f"{prefix}/bin/{v}" for k, v in paths.items()}},
+    }
+
+
+@pytest.fixture(scope="session")
+def spack_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Spack's index of its packages takes a minute to make: once for all tests."""
+    return tmp_path_factory.mktemp("spack-cache")
+
+
+@pytest.fixture
+def spack_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spack_cache: Path) -> Path:
+    """Spack's settings of its own: nothing of the user's, two compilers, no network."""
+    settings = tmp_path / "settings"
+    settings.mkdir()
+    compilers = [gcc("12.2.0", "/usr"), gcc("11.3.0", "/opt/gcc-11")]
+    packages = {"packages": {"gcc": {"buildable": False, "externals": compilers}}}
+    (settings / "packages.yaml").write_text(yaml.safe_dump(packages))
+    (settings / "repos.yaml").write_text(f"repos::\n  builtin: {PACKAGES}\n")
+    (settings / "bootstrap.yaml").write_text(
+        "bootstrap:\n  enable: true\n  sources:: []\n  trusted:: {}\n"
+    )
+    monkeypatch.setenv("SPACK_PYTHON", os.environ.get("SPACK_PYTHON", sys.executable))
+    monkeypatch.setenv("SPACK_USER_CONFIG_PATH", str(settings))
+    monkeypatch.setenv("SPACK_SYSTEM_CONFIG_PATH", str(tmp_path / "none"))
+    monkeypatch.setenv("SPACK_USER_CACHE_PATH", str(spack_cache))
+    shutil.copytree(
+        folder("spack"), tmp_path / "spack", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    return tmp_path / "spack"
+
+
+_RECIPE = '''
+import os
+from spack_repo.builtin.build_systems.generic import Package
+from spack.package import *
+
+class {name}(Package):
+    """A small package."""
+    homepage = "https://example.org"
+    has_code = False
+    license("MIT")
+    version("1.0")
+    {more}
+
+    def install(self, spec, prefix):
+        Executable("sh")("-c", "{command}")
+        mkdirp(prefix.share)
+        touch(join_path(prefix.share, self.name))
+'''
+_WAIT = "echo the compiler speaks; test -e $SMALL_FILE || exit 7"
+_SLEEP = "touch $SMALL_STARTED; while ! test -e $SMALL_FILE; do sleep 0.1; done"
+
+
+@pytest.fixture
+def small(spack_home: Path) -> Path:
+    """A folder as `hpcdl stack build` makes it, with small packages instead of TensorFlow."""
+    recipes = {
+        "works": ("", "true"),
+        "above": ('depends_on("works")', "true"),
+        "waits": ('depends_on("works")', _WAIT),
+        "sleeps": ('depends_on("works")', _SLEEP),
+    }
+    for name, (more, command) in recipes.items():
+        where = spack_home / "spack_repo" / "hpcdl" / "packages" / name
+        where.mkdir()
+        text = _RECIPE.format(name=name.capitalize(), more=more, command=command)
+        (where / "package.py").write_text(text)
+    want(spack_home, "above", "waits")
+    return spack_home
+
+
+def want(home: Path, *specs: str) -> Path:
+    """Write the small environment's spack.yaml; its folder."""
+    tree = home.parent / "tree"
+    where = home / "environments" / "small"
+    where.mkdir(exist_ok=True)
+    settings = {
+        "repos": {"hpcdl": "$env/../../spack_repo/hpcdl"},
+        "specs": list(specs),
+        "packages": {"all": {"require": ["target=x86_64_v3"]}},
+        "concretizer": {"unify": True, "reuse": False, "targets": {"host_compatible": False}},
+        "config": {"install_tree": {"root": str(tree), "padded_length": 128}},
+        "view": {"default": {"root": "view", "link": "run"}},
+    }
+    (where / "spack.yaml").write_text(yaml.safe_dump({"spack": settings}))
+    return where
