@@ -1,6 +1,6 @@
 """What a person and a watching program see while it runs: one line, one file.
 
-On a terminal the line is renewed in place; in a log a plain line comes every few seconds.
+How it looks is the face's (faces.py): a bar, a line renewed in place, or plain lines.
 progress.json is renewed at most once a second. Only rank 0 has a reporter that speaks.
 """
 
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from pathlib import Path
 
 from hpcdl.system.files import explain_os_errors
+from hpcdl.train.faces import Face, Log, Progress, choose_face
 from hpcdl.train.result import VERSION
 
 
@@ -33,9 +33,7 @@ class Reporter:
         self._steps = steps
         self._every = every
         self._silent = silent
-        # mpirun gives its ranks a terminal of its own as standard output, but not as both.
-        both = sys.stdout.isatty() and sys.stderr.isatty()
-        self._terminal = both and os.environ.get("TERM") != "dumb"
+        self._face: Face = Log() if silent else choose_face()
         self._line_at = self._file_at = 0.0
         self._rate_at = time.monotonic()
         self._rate_images = 0
@@ -52,7 +50,7 @@ class Reporter:
         if now - self._rate_at >= 0.5 or step == self._steps:
             self._rate = self._rate_images / max(now - self._rate_at, 1e-9)
             self._rate_at, self._rate_images = now, 0
-        if now - self._line_at >= (0.2 if self._terminal else self._every):
+        if now - self._line_at >= (self._face.every or self._every):
             self._line_at = now
             self._show(step, epoch, loss)
         if now - self._file_at >= 1.0:
@@ -63,22 +61,21 @@ class Reporter:
         """The last state, whatever the intervals."""
         if not self._silent:
             self._show(step, epoch, loss)
-            if self._terminal:
-                print()
+            self.close()
             self._write(step, epoch, loss, outcome)
 
     def say(self, text: str) -> None:
         """A line of its own."""
         if not self._silent:
-            print(("\r\x1b[K" if self._terminal else "") + text, flush=True)
+            self._face.say(text)
+
+    def close(self) -> None:
+        """Leave the terminal in order; after a failure too."""
+        self._face.close()
 
     def _show(self, step: int, epoch: int, loss: float) -> None:
-        rate = f"{self._rate:,.0f}" if self._rate >= 100 else f"{self._rate:.2f}"
-        text = f"epoch {epoch + 1}  step {step}/{self._steps}  loss {loss:.4f}  {rate} images/s"
-        if self._terminal:
-            print(f"\r\x1b[K{text}", end="", flush=True)
-        else:
-            print(text, flush=True)
+        left = self._seconds_left(step)
+        self._face.show(Progress(step, self._steps, epoch, loss, self._rate, left))
 
     def _write(self, step: int, epoch: int, loss: float, outcome: str) -> None:
         values = {

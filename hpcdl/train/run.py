@@ -92,6 +92,8 @@ class Run:
             raise clear from fault
         finally:
             self.repairs.close()
+            if self.training is not None:
+                self.training.reporter.close()
         return self._end(training, outcome, metrics)
 
     def _clear(self, fault: BaseException) -> HpcdlError | None:

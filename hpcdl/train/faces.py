@@ -1,0 +1,152 @@
+"""How progress looks: plain lines in a log, one line renewed on a terminal, a bar where Rich is.
+
+Rich is an extra, imported only when a person looks; the bar is drawn when it is told to be, without
+a thread of its own, and never hides the cursor: a process that is killed leaves a usable terminal.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hpcdl.system.text import duration
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands; `rate` in images/s, `left` in seconds, None while unknown."""
+
+    step: int
+    steps: int
+    epoch: int
+    loss: float
+    rate: float
+    left: float | None
+
+    @property
+    def pace(self) -> str:
+        """`1,234 images/s`."""
+        return f"{self.rate:,.0f} images/s" if self.rate >= 100 else f"{self.rate:.2f} images/s"
+
+    def __str__(self) -> str:
+        place = f"epoch {self.epoch + 1}  step {self.step}/{self.steps}"
+        return f"{place}  loss {self.loss:.4f}  {self.pace}"
+
+
+class Face(Protocol):
+    """What a person or a log sees."""
+
+    @property
+    def every(self) -> float | None:
+        """Seconds from one showing to the next; None: as the user says."""
+
+    def show(self, progress: Progress) -> None:
+        """Where the run stands now."""
+
+    def say(self, text: str) -> None:
+        """A line of its own."""
+
+    def close(self) -> None:
+        """Leave what was shown last; harmless to repeat."""
+
+
+class Log:
+    """A line each."""
+
+    every = None
+
+    def show(self, progress: Progress) -> None:
+        """Print it."""
+        print(progress, flush=True)
+
+    def say(self, text: str) -> None:
+        """Print it."""
+        print(text, flush=True)
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class Line:
+    """One line of a terminal, renewed in place."""
+
+    every = 0.2
+
+    def __init__(self) -> None:
+        self._open = False
+
+    def show(self, progress: Progress) -> None:
+        """Renew the line."""
+        self._open = True
+        print(f"\r\x1b[K{progress}", end="", flush=True)
+
+    def say(self, text: str) -> None:
+        """Above the line."""
+        print(f"\r\x1b[K{text}", flush=True)
+
+    def close(self) -> None:
+        """End the line."""
+        if self._open:
+            print(flush=True)
+        self._open = False
+
+
+class Bar:
+    """Rich's progress bar.
+
+    Raises:
+        ImportError: Rich is not installed.
+    """
+
+    every = 0.2
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+        from rich.progress import Progress as RichProgress
+
+        columns = (
+            TextColumn("epoch {task.fields[epoch]}"), BarColumn(), MofNCompleteColumn(),
+            TextColumn("loss [bold]{task.fields[loss]:.4f}[/]"), TextColumn("{task.fields[pace]}"),
+            TextColumn("{task.fields[left]}"),
+        )  # fmt: skip
+        self._bar = RichProgress(*columns, console=Console(), auto_refresh=False)
+        self._task: Any = None
+
+    def show(self, progress: Progress) -> None:
+        """Draw it."""
+        left = "" if progress.left is None else f"{duration(progress.left)} left"
+        fields: dict[str, Any] = {
+            "epoch": progress.epoch + 1,
+            "loss": progress.loss,
+            "pace": progress.pace,
+            "left": left,
+        }
+        if self._task is None:
+            self._task = self._bar.add_task("", total=progress.steps, **fields)
+            self._bar.start()
+            self._bar.console.show_cursor(True)
+        self._bar.update(self._task, completed=progress.step, refresh=True, **fields)
+
+    def say(self, text: str) -> None:
+        """Above the bar, as it is."""
+        self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Leave the bar as it is."""
+        if self._task is not None:
+            self._bar.stop()
+
+
+def choose_face() -> Face:
+    """The face for this process's standard output."""
+    # mpirun gives its ranks a terminal of its own as standard output, but not as both.
+    looked_at = sys.stdout.isatty() and sys.stderr.isatty()
+    if not looked_at or os.environ.get("TERM") == "dumb":
+        return Log()
+    with suppress(ImportError):
+        return Bar()
+    return Line()

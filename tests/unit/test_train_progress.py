@@ -1,0 +1,76 @@
+"""Progress as a person sees it on a real terminal, with Rich and without, and as a log keeps it."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import sys
+from pathlib import Path
+sys.modules.update({name: None for name in sys.argv[2:]})
+from hpcdl.train.report import Reporter
+reporter = Reporter(Path(sys.argv[1]), 50, 0.0, silent=False)
+reporter.say("[start-up] 1.0 s")
+for step in range(1, 51):
+    reporter.step(step, 0, 1.0 / step, 64)
+reporter.end(50, 0, 0.02, "completed")
+print("afterwards")
+"""
+
+
+def on_terminal(folder: Path, *absent: str) -> str:
+    """What a terminal gets from a run whose both outputs are one."""
+    above, below = pty.openpty()
+    words = [sys.executable, "-c", PROGRAM, str(folder), *absent]
+    env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120"}
+    process = subprocess.Popen(words, stdin=below, stdout=below, stderr=below, env=env)
+    os.close(below)
+    text = b""
+    try:
+        while data := os.read(above, 4096):
+            text += data
+    except OSError:
+        pass  # the other end is closed
+    finally:
+        os.close(above)
+    assert process.wait() == 0, text
+    return text.decode()
+
+
+def test_a_terminal_with_rich_shows_a_bar(tmp_path: Path) -> None:
+    pytest.importorskip("rich", reason="the extra 'progress' is not installed")
+    text = on_terminal(tmp_path)
+    assert "━" in text
+    assert "50/50" in text
+    assert "0.0200" in text
+    assert "[start-up] 1.0 s" in text, "a line is printed as it is"
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l"), "the cursor can be seen"
+    assert text.rstrip().endswith("afterwards")
+
+
+def test_a_terminal_without_rich_shows_a_line_renewed_in_place(tmp_path: Path) -> None:
+    text = on_terminal(tmp_path, "rich", "rich.console")
+    assert "\r\x1b[Kepoch 1  step 50/50  loss 0.0200" in text
+    assert "━" not in text
+
+
+def test_a_log_gets_plain_lines(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "[start-up] 1.0 s"
+    assert lines[1].startswith("epoch 1  step 1/50  loss 1.0000")
+    assert lines[-2].startswith("epoch 1  step 50/50  loss 0.0200")
+    assert "\x1b" not in done.stdout
+    kept = json.loads((tmp_path / "progress.json").read_text())
+    assert (kept["step"], kept["outcome"]) == (50, "completed")
+
+
+def test_rich_is_imported_only_where_a_person_looks(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", PROGRAM + "assert 'rich' not in sys.modules", str(tmp_path)]
+    assert subprocess.run(words, capture_output=True, check=False).returncode == 0
