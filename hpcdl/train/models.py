@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl import facts
-from hpcdl.system.errors import BadInput
+from hpcdl.system.errors import BadInput, MachineLacks
 from hpcdl.system.text import did_you_mean
 
 _USER_MODEL: dict[str, Any] = {
@@ -112,7 +112,13 @@ def _keras(
     channels_first: bool,
 ) -> Network:  # fmt: skip
     keras = tf.keras
-    keras.utils.set_random_seed(seed)
+    try:
+        keras.utils.set_random_seed(seed)
+    except ImportError as fault:
+        raise MachineLacks(
+            f"Keras cannot be imported: {fault}",
+            hint="TF_USE_LEGACY_KERAS=1 needs tf_keras of the same release; Keras 3 is without it",
+        ) from fault
     policy = {"fp16": "mixed_float16", "bf16": "mixed_bfloat16"}.get(precision, "float32")
     keras.mixed_precision.set_global_policy(policy)
     keras.backend.set_image_data_format("channels_first" if channels_first else "channels_last")
