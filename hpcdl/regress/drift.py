@@ -1,10 +1,11 @@
 """Finds lasting changes in a series of nightly values. Pure Python, no numpy.
 
-Two rules. A value far below its level breaks at once (`breakage`). A lasting change is found by
-a CUSUM (Page 1954, Biometrika 41:100) over the last nights against the median and spread of the
-nights before them; values are clipped, and the worst night alone may never decide, so that a
-single spike is no change. Spread is robust (median absolute deviation) and grows with the
-series' own autocorrelation; a weekly rhythm is taken out where the history shows one.
+Two rules. A value far below its level breaks at once (`breakage`). A lasting change is found by a
+window-limited likelihood ratio (Lai 1995, J. R. Stat. Soc. B 57:613): the mean of the last 2 to 8
+nights against the nights before them. A window's extreme night counts as much as its second, and
+one night gone astray the other way not at all, so that a single spike neither is nor hides a
+change. Level and spread are robust, evidence is discounted by the series' own autocorrelation,
+and a weekly rhythm is taken out where the history shows one.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from statistics import median
 
 MIN_NIGHTS, FEW_NIGHTS = 20, 6
 """Nights of a level before changes against it can be seen: of the first, of later ones."""
-BASELINE_NIGHTS = 60
+RETURN_NIGHTS = 3
+"""Nights back at the old level after which a change is over."""
+BASELINE_NIGHTS, SPREAD_NIGHTS = 60, 120
+"""How far back the level is taken from, and how far back the spread."""
 WINDOW_NIGHTS = 8
 BREAKAGE = 0.15
 """A night this fraction below its level is a breakage the same night."""
-_SLACK, _CLIP, _REST = 1.0, 3.6, 1.0
-_THRESHOLD, _NOISY_THRESHOLD, _RISE_MORE = 2.5, 3.9, 1.7
-_LEVEL_DOUBT = 3.0
-_LEAST_CHANGE, _ENOUGH_CHANGE = 0.01, 0.025
+_CLIP, _ASTRAY, _REST = 4.0, 3.0, 1.6
+_EVIDENCE, _NOISY_EVIDENCE, _SMALL_EVIDENCE, _RISE_MORE = 2.3, 3.4, 3.9, 0.7
+_LARGE_CHANGE, _LEAST_CHANGE = 0.03, 0.01
 _BREAKAGE_SPREADS = 5.0
 _NARROWEST = 0.003
 _MAD_TO_SIGMA = 1.4826
@@ -94,13 +97,29 @@ class Analysis:
 class _State:
     """What is known so far: where the level that holds began, and how series scattered before.
 
-    `residuals` are deviations from the levels that held before; `before` is the last of those.
+    `residuals` are deviations from the levels that held before; `before` is the last of those,
+    and `earlier` what was known while it held.
     """
 
     start: int = 0
     before: float = math.nan
     residuals: list[float] = field(default_factory=list)
+    earlier: tuple[int, list[float]] = (0, [])
     changes: list[tuple[Kind, int, int, float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """Of the nights before: spread as a fraction, how many made the level, autocorrelation."""
+
+    spread: float
+    nights: int
+    correlation: float
+
+    def variance(self, nights: int) -> float:
+        """Of the sum of `nights` standardised values in a row, correlated up to three apart."""
+        together = sum((1 - k / nights) * self.correlation**k for k in range(1, min(nights, 4)))
+        return nights * (1 + 2 * together)
 
 
 def analyse(series: Sequence[Night]) -> Analysis:
@@ -143,6 +162,7 @@ def detect(
 
 def _look(state: _State, values: Sequence[float], weekdays: Sequence[int], night: int) -> None:
     """Judge one night against the nights before it."""
+    _look_for_return(state, values, night)
     need = MIN_NIGHTS if len(state.residuals) < MIN_NIGHTS else FEW_NIGHTS
     if night - state.start < need:
         _look_for_breakage(state, values, night, state.before, _spread(state.residuals))
@@ -152,32 +172,84 @@ def _look(state: _State, values: Sequence[float], weekdays: Sequence[int], night
     days = [weekdays[i] for i in past] if weekdays else []
     rhythm = _weekend_effect([values[i] for i in past], days)
     calm = [_calm(values, weekdays, rhythm, i) for i in past]
-    level = median(calm)
-    if not level > 0:
+    middle = median(calm)
+    if not middle > 0:
         return
-    residuals = [*state.residuals, *(value - level for value in calm)][-BASELINE_NIGHTS:]
-    spread = max(_spread(residuals), _NARROWEST * abs(level))
+    residuals = _residuals(state, values, weekdays, rhythm, first)
+    spread = max(_spread(residuals), _NARROWEST * middle)
+    level = _mean(calm, middle, spread)
     _look_for_breakage(state, values, night, level, spread)
-    width = spread * _inflation(residuals) * math.sqrt(1 + _LEVEL_DOUBT / len(calm))
     now = [_calm(values, weekdays, rhythm, i) for i in range(first, night + 1)]
-    threshold = _threshold(spread / level)
+    known = _Known(spread / level, len(calm), _autocorrelation(residuals, spread))
     for kind, sign, more in ((Kind.DROP, -1, 0.0), (Kind.RISE, 1, _RISE_MORE)):
-        z = [sign * (value - level) / width for value in now]
-        began = _cusum(z, threshold + more)
-        least = max(_LEAST_CHANGE, min(_ENOUGH_CHANGE, 2.0 * spread / level))
-        if began is not None and sign * (median(now[began:]) / level - 1) >= least:
-            began = first + _split(z)
-            if began == night:
-                continue  # one night is no lasting change
-            state.changes.append((kind, began, night, level))
-            state.start, state.before, state.residuals = began, level, residuals
-            return
+        z = [sign * (value - level) / spread for value in now]
+        if not _lasting(z, known, more):
+            continue
+        began = first + _split(z)
+        if began == night:
+            continue  # one night is no lasting change
+        state.changes.append((kind, began, night, level))
+        state.earlier = (state.start, state.residuals)
+        state.start, state.before, state.residuals = began, level, residuals
+        return
 
 
-def _threshold(spread: float) -> float:
-    """How much evidence a change needs: more where a series scatters by 2 % than by 1 %."""
-    noisy = min(1.0, max(0.0, (spread - 0.012) / 0.006))
-    return _THRESHOLD + noisy * (_NOISY_THRESHOLD - _THRESHOLD)
+def _look_for_return(state: _State, values: Sequence[float], night: int) -> None:
+    """A change whose next nights are back at the level before did not last, or was chance.
+
+    What was known before it holds again. Back from a drop is told, as a rise.
+    """
+    kind, began, seen, level = state.changes[-1] if state.changes else (Kind.BREAKAGE, 0, 0, 0.0)
+    if kind is Kind.BREAKAGE or began != state.start:
+        return
+    if not RETURN_NIGHTS <= night - seen <= FEW_NIGHTS:
+        return
+    changed = median(values[began : seen + 1])
+    back = median(values[night - RETURN_NIGHTS + 1 : night + 1])
+    if abs(back - level) < abs(back - changed):
+        if kind is Kind.DROP:
+            state.changes.append((Kind.RISE, night - RETURN_NIGHTS + 1, night, changed))
+        state.start, state.residuals = state.earlier
+
+
+def _residuals(
+    state: _State, values: Sequence[float], weekdays: Sequence[int], rhythm: float, first: int
+) -> list[float]:
+    """Deviations of the nights before `first` from the levels that held, the last 120 of them."""
+    past = range(max(state.start, first - SPREAD_NIGHTS), first)
+    calm = [_calm(values, weekdays, rhythm, i) for i in past]
+    level = median(calm)
+    return [*state.residuals, *(value - level for value in calm)][-SPREAD_NIGHTS:]
+
+
+def _lasting(z: Sequence[float], known: _Known, more: float) -> bool:
+    """Whether some window that ends tonight shows a lasting rise of standardised values."""
+    if z[-1] <= 0:
+        return False
+    return any(_shows(z[-nights:], known, more) for nights in range(2, len(z) + 1))
+
+
+def _shows(window: Sequence[float], known: _Known, more: float) -> bool:
+    """Whether the mean of a window is too high for chance."""
+    kept = sorted(min(value, _CLIP) for value in window if not _is_astray(value, window))
+    if len(kept) < 2 or kept[-2] <= 0:
+        return False
+    rest, total = sum(kept[:-1]), sum(kept[:-1]) + kept[-2]
+    size = median(kept) * known.spread
+    evidence = total / math.sqrt(known.variance(len(kept)) * (1 + len(kept) / known.nights))
+    if evidence <= _needed(size, known.spread) + more or size < _LEAST_CHANGE:
+        return False
+    return rest / math.sqrt(known.variance(len(kept) - 1)) > _REST
+
+
+def _needed(size: float, spread: float) -> float:
+    """How much evidence a change needs, in standard deviations.
+
+    More where a series scatters by 2 % than by 1 %, and more for a change that is small.
+    """
+    noisy = min(1.0, max(0.0, (spread - 0.014) / 0.004))
+    large = _EVIDENCE + noisy * (_NOISY_EVIDENCE - _EVIDENCE)
+    return large if size >= _LARGE_CHANGE else max(large, _SMALL_EVIDENCE)
 
 
 def _look_for_breakage(
@@ -192,48 +264,36 @@ def _look_for_breakage(
         state.changes.append((Kind.BREAKAGE, night, night, level))
 
 
-def _cusum(window: Sequence[float], threshold: float) -> int | None:
-    """Where a lasting rise of the standardised values began, or None.
-
-    Besides the sum itself, what remains without the window's worst night must be a change too.
-    """
-    total, began, members = 0.0, 0, list[float]()
-    for index, z in enumerate(window):
-        step = min(z, _CLIP) - _SLACK
-        if total + step <= 0:
-            total, began, members = 0.0, index + 1, []
-        else:
-            total += step
-            members.append(step)
-    if total <= threshold or len(members) < 2:
-        return None
-    return began if total - max(members) > _REST and members[-1] > 0 else None
-
-
 def _split(z: Sequence[float]) -> int:
     """The night that parts a window best into the old level, 0, and a new one (least squares)."""
-    clipped = [max(-_CLIP, min(2 * _CLIP, value)) for value in z]
+    nights = [(i, min(2 * _CLIP, value)) for i, value in enumerate(z) if not _is_astray(value, z)]
 
-    def misfit(start: int) -> float:
-        after = clipped[start:]
+    def misfit(first: int) -> float:
+        after = [value for index, value in nights if index >= first]
         mean = sum(after) / len(after)
-        return sum(v * v for v in clipped[:start]) + sum((v - mean) ** 2 for v in after)
+        before = sum(value * value for index, value in nights if index < first)
+        return before + sum((value - mean) ** 2 for value in after)
 
-    return min(range(len(clipped)), key=misfit)
+    return min((index for index, _ in nights), key=misfit)
+
+
+def _is_astray(value: float, window: Sequence[float]) -> bool:
+    """Whether this is the one night of a window that lies far on the other side."""
+    return value < -_ASTRAY and sum(other < -_ASTRAY for other in window) == 1
 
 
 def _spread(residuals: Sequence[float]) -> float:
     """Robust standard deviation of deviations from a level; 0 where nothing is known.
 
     The larger of two: by the median absolute deviation, which underestimates for few values
-    (Croux and Rousseeuw 1992), and the standard deviation of values clipped at three of those,
+    (Croux and Rousseeuw 1992), and the standard deviation of values clipped at four of those,
     which knows of heavy tails.
     """
     count = len(residuals)
     if count < 2:
         return 0.0
     mad = median(map(abs, residuals)) * _MAD_TO_SIGMA * count / (count - 0.8)
-    clipped = sum(min(abs(residual), 3 * mad) ** 2 for residual in residuals)
+    clipped = sum(min(abs(residual), 4 * mad) ** 2 for residual in residuals)
     return max(mad, math.sqrt(clipped / (count - 1)))
 
 
@@ -244,19 +304,19 @@ def _level(values: Sequence[float]) -> tuple[float, float]:
     return middle, max(spread, _NARROWEST * abs(middle), 1e-12)
 
 
-def _inflation(residuals: Sequence[float]) -> float:
-    """How much more a sum of these values scatters than one of independent ones.
+def _mean(values: Sequence[float], middle: float, spread: float) -> float:
+    """Mean of a level's nights, each at most 1.5 spreads from their median (Huber 1964)."""
+    reach = 1.5 * spread
+    return middle + sum(max(-reach, min(reach, v - middle)) for v in values) / len(values)
 
-    Square root of (1 + r) / (1 - r) for the lag-1 autocorrelation r of clipped values.
-    """
-    spread = _spread(residuals) or 1e-12
+
+def _autocorrelation(residuals: Sequence[float], spread: float) -> float:
+    """Correlation of neighbouring nights, 0 where it is negative or little is known."""
     z = [max(-2.5, min(2.5, residual / spread)) for residual in residuals]
     power = sum(x * x for x in z)
     if power <= 0 or len(z) < MIN_NIGHTS:
-        return 1.0
-    r = sum(a * b for a, b in pairwise(z)) / power
-    r = max(0.0, min(0.7, r))
-    return math.sqrt((1 + r) / (1 - r))
+        return 0.0
+    return max(0.0, min(0.7, sum(a * b for a, b in pairwise(z)) / power))
 
 
 def _weekend_effect(values: Sequence[float], weekdays: Sequence[int]) -> float:
