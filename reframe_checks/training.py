@@ -23,7 +23,7 @@ from hpcdl.regress.training import (
 
 SMALL = [
     TrainingCase("mlp", 2, 2, steps=400, batch=64, tags=("smoke", "nightly")),
-    TrainingCase("mlp", 1, 1, steps=400, batch=64, tags=("nightly", "node")),
+    TrainingCase("mlp", 1, 1, steps=2000, batch=512, tags=("nightly", "node")),
     TrainingCase("mlp", 1, 2, steps=400, batch=64, data="synthetic"),
 ]
 """Seconds on any machine: they prove the way, and judge machines that emulate their nodes."""

@@ -50,6 +50,7 @@ def _request(args: argparse.Namespace) -> CheckRequest:
         settings=tuple(args.set),
         waived=tuple(getattr(args, "waive", ())),
         paths=tuple(args.checks),
+        distribute=getattr(args, "distribute", False),
         repeat=getattr(args, "runs", 1),
         retries=getattr(args, "retries", 0),
     )
@@ -79,6 +80,8 @@ def _settings(args: argparse.Namespace) -> ExitCode:
 
 def _run_options(parser: argparse.ArgumentParser) -> None:
     _selection(parser)
+    parser.add_argument("--distribute", action="store_true",
+                        help="run checks of one node on every node; name slow ones")  # fmt: skip
     parser.add_argument("--waive", action="append", default=[], metavar="NAME",
                         help="let a check pass that lacks a fresh reference")  # fmt: skip
     _history_option(parser)
@@ -133,15 +136,37 @@ def _shown(status: StatusLine) -> Progress:
 
 
 def _references_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("measure", "show"), help="what to do with them")
+    parser.add_argument("action", choices=("measure", "propose", "show"),
+                        help="measure, draft a change from the nights so far, or show")  # fmt: skip
     _selection(parser)
     parser.add_argument("--runs", type=int, default=5, metavar="N", help="runs to measure (5)")
+    parser.add_argument("--write", action="store_true", help="propose: make the change")
     parser.add_argument("--if-missing", action="store_true",
                         help="only where there is none for this release and machine")  # fmt: skip
 
 
 def _references(args: argparse.Namespace) -> ExitCode:
-    return {"measure": _measure, "show": _show_references}[args.action](args)
+    actions = {"measure": _measure, "propose": _propose, "show": _show_references}
+    return actions[args.action](args)
+
+
+def _propose(args: argparse.Namespace) -> ExitCode:
+    from dataclasses import asdict
+
+    from hpcdl.regress.propose import propose
+    from hpcdl.regress.show import proposals_text
+
+    site = the_site(args)
+    drafts = propose(site, _modules(site, args), args.partition, args.name)
+    if args.write and not args.dry_run:
+        drafts.write()
+    if args.json:
+        rows = [asdict(row) for proposal in drafts.proposals for row in proposal.rows]
+        diffs = {str(proposal.path): proposal.diff for proposal in drafts.proposals}
+        print_json({"diffs": diffs, "references": rows, "waiting": drafts.waiting})
+    else:
+        print(proposals_text(drafts), end="")
+    return ExitCode.OK
 
 
 def _measure(args: argparse.Namespace) -> ExitCode:
@@ -316,6 +341,42 @@ def _page(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
+def _ci_options(parser: argparse.ArgumentParser) -> None:
+    from hpcdl.regress.ci import DAYS, KINDS
+
+    add = parser.add_argument
+    add("kind", choices=tuple(KINDS), help="what runs the pipeline")
+    add("--output", type=Path, metavar="PATH", help="write it there; for systemd a folder")
+    add("--at", default="02:00", metavar="HH:MM", help="when nightly checks start (02:00)")
+    add("--day", default="sunday", choices=DAYS, help="day of the weekly checks (sunday)")
+    add("--runner", default="", metavar="TAG", help="the runner's tag (the site's name)")
+    add("--user", default="", metavar="NAME", help="who systemd runs the checks as")
+    add("--command", default="", metavar="PATH", help="the hpcdl to run (this one)")
+
+
+def _ci(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.regress.ci import Request, render, site_file, this_command, write
+
+    site = the_site(args)
+    request = Request(
+        site_file=site_file(args.kind, site, args.site),
+        command=args.command or this_command(),
+        at=args.at, day=args.day, runner=args.runner, user=args.user,
+    )  # fmt: skip
+    files = render(args.kind, site, request)
+    if args.output is None or args.dry_run:
+        several = len(files) > 1
+        texts = [f"# {name}\n{text}" if several else text for name, text in files.items()]
+        print_json({"files": files}) if args.json else print("\n".join(texts), end="")
+        return ExitCode.OK
+    written = write(files, args.output)
+    if args.json:
+        print_json({"files": written})
+    else:
+        print("\n".join(f"{path} written" for path in written))
+    return ExitCode.OK
+
+
 GROUP = Group(
     "check",
     "nightly checks: settings, runs, references and verdicts",
@@ -357,6 +418,14 @@ GROUP = Group(
             _report_options,
         ),
         Command(
+            "ci",
+            "Render the pipeline that runs the checks: GitLab, GitHub, scrontab or systemd.",
+            "hpcdl check ci gitlab --output .gitlab-ci.yml",
+            _ci,
+            _ci_options,
+            changes=True,
+        ),
+        Command(
             "drift",
             "Find lasting changes in a series of nightly values.",
             "hpcdl check drift nights.csv --json",
@@ -366,7 +435,7 @@ GROUP = Group(
         ),
         Command(
             "references",
-            "Measure or show the values that checks are held against.",
+            "Measure, draft or show the values that checks are held against.",
             "hpcdl check references measure --partition p100 --runs 5",
             _references,
             _references_options,

@@ -140,7 +140,9 @@ def _roots(args: argparse.Namespace) -> ExitCode:
 
 
 def _node_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("kill", "cut", "heal", "up"), help="what to do to it")
+    parser.add_argument(
+        "action", choices=("kill", "cut", "slow", "heal", "up"), help="what to do to it"
+    )
     parser.add_argument("node", metavar="NAME", help="the node")
 
 
@@ -180,7 +182,7 @@ GROUP = Group(
             "hpcdl cluster roots --slurm 24.11", _roots, _roots_arguments, changes=True,
         ),
         Command(
-            "node", "Break and mend a node: kill it whole, cut its network, heal, start again.",
+            "node", "Break and mend a node: kill, cut its network, slow down; heal, start again.",
             "hpcdl cluster node kill p100-02", _node, _node_arguments, changes=True,
         ),
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from hpcdl.cluster import daemons, lifecycle, network, processes, state
+from hpcdl.cluster import brake, daemons, lifecycle, network, processes, state
 from hpcdl.cluster.model import NAMESPACES, ClusterState, Node, link_name
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.files import locked
@@ -21,8 +21,13 @@ def cut(current: ClusterState, name: str) -> str:
     return _changed(current, name, _cut)
 
 
+def slow(current: ClusterState, name: str) -> str:
+    """Let a node's jobs run a part of the time only."""
+    return _changed(current, name, _slow)
+
+
 def heal(current: ClusterState, name: str) -> str:
-    """Plug a node's network cable in again."""
+    """Plug a node's network cable in again, and lift its brake."""
     return _changed(current, name, _heal)
 
 
@@ -34,6 +39,7 @@ def up(current: ClusterState, name: str) -> str:
 ACTIONS: dict[str, Callable[[ClusterState, str], str]] = {
     "kill": kill,
     "cut": cut,
+    "slow": slow,
     "heal": heal,
     "up": up,
 }
@@ -65,7 +71,14 @@ def _cut(now: ClusterState, node: Node) -> tuple[ClusterState, str]:
     return replace(now, cut=cut_nodes), f"{node.name} is cut off the network"
 
 
+def _slow(now: ClusterState, node: Node) -> tuple[ClusterState, str]:
+    brake.pull(now, node.name)
+    return now, f"{node.name} runs about an {brake.FACTOR}th of the time"
+
+
 def _heal(now: ClusterState, node: Node) -> tuple[ClusterState, str]:
+    if brake.lift(now, node.name) and node.name not in now.cut:
+        return now, f"{node.name} runs at full speed"
     _set_link(now, node, up=True)
     cut_nodes = tuple(name for name in now.cut if name != node.name)
     return replace(now, cut=cut_nodes), f"{node.name} is back on the network"

@@ -80,21 +80,22 @@ def _findings(
     newest: dict[tuple[str, str, str], str],
     now: datetime | None,
 ) -> list[Finding]:
-    last = history.last(series)
-    if last is None:
+    run = history.newest(series)
+    if not run:
         return []
     found = []
     # A series without metric holds nights that went wrong; newer good nights end it.
-    if last.time >= newest[series[:3]]:
-        found += _of_last(series, last, now)
+    if run[-1].time >= newest[series[:3]]:
+        found += [finding for result in run for finding in _of_last(series, result, now)]
     if series[3]:
         found += _of_history(history, series)
-    return found
+    return list(dict.fromkeys(found))
 
 
 def _of_last(series: Series, last: Result, now: datetime | None) -> list[Finding]:
     if last.status != Status.PASS.value and not last.waived:
-        return [Finding(series, last.status, last.reason or "no reason given")]
+        where = f"{last.nodes}: " if last.nodes and last.nodes not in last.reason else ""
+        return [Finding(series, last.status, where + (last.reason or "no reason given"))]
     if now is not None and now - datetime.fromisoformat(last.time) > timedelta(days=STALE_DAYS):
         return [Finding(series, "old", f"the last result is of {last.time[:10]}")]
     return []

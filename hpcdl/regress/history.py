@@ -183,6 +183,18 @@ class History:
         ).fetchone()
         return _result(row) if row else None
 
+    def newest(self, series: Series) -> list[Result]:
+        """All results of a series' newest run: one per node where it was distributed."""
+        last = self.last(series)
+        if last is None:
+            return []
+        cursor = self._connection.execute(
+            f"SELECT {', '.join(COLUMNS)} FROM results WHERE check_name = ? AND case_name = ? AND "  # noqa: S608
+            "partition = ? AND metric = ? AND time = ? AND run = ? ORDER BY job",
+            (*series, last.time, last.run),
+        )
+        return [_result(row) for row in cursor]
+
 
 @contextmanager
 def open_history(path: Path) -> Iterator[History]:

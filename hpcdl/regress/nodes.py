@@ -1,29 +1,30 @@
 """One slow node among many: found from the same check run on every node, and named. Pure.
 
 A node is compared with the others of the same night, not with a reference: what slows all of
-them is the reference's business. The rule is drift's: below the median of the nodes by more
-than four robust standard deviations and 4 %; of two nodes, the one that is 15 % slower.
+them is the reference's business. Slow are the fewer nodes that lie below the median of the rest
+by more than the rest's own scatter explains, at least 4 % (15 % where there are only two nodes);
+40 % is always enough. Few nodes tell little of scatter, so they need more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import date
 from statistics import median
 
-from hpcdl.regress.drift import Night, slow_nodes
+from hpcdl.regress.references import WIDEST, spread_of
 from hpcdl.regress.verdict import Status, Verdict
 from hpcdl.slurm.hostlist import expand_hostlist
 
 _JUDGED = frozenset({Status.PASS, Status.FAIL, Status.NO_REFERENCE, Status.STALE,
                      Status.INSUFFICIENT})  # fmt: skip
-_TONIGHT = date(2000, 1, 1)
+_LEAST, _LEAST_OF_TWO = 0.04, 0.15
+_SPREADS, _FEW = 4.0, 4.0
 
 
 @dataclass(frozen=True)
 class SlowNode:
-    """A node, and the metric that shows it: `part` is its value over the median of all nodes."""
+    """A node, and the metric that shows it: `part` is its value over the others' median."""
 
     node: str
     metric: str
@@ -33,8 +34,8 @@ class SlowNode:
     def in_words(self) -> str:
         """What is said of it."""
         return (
-            f"slow node: {self.node} is {1 - self.part:.0%} slower than the median of "
-            f"{self.others + 1} nodes ({self.metric})"
+            f"slow node: {self.node} is {1 - self.part:.0%} slower than the others, {self.others} "
+            f"of them ({self.metric})"
         )
 
 
@@ -44,41 +45,76 @@ def node_of(verdict: Verdict) -> str:
     return names[0] if len(names) == 1 else ""
 
 
-def find_slow_nodes(verdicts: Sequence[Verdict]) -> tuple[SlowNode, ...]:
+def find_slow_nodes(verdicts: Sequence[Verdict], least: float = 0.0) -> tuple[SlowNode, ...]:
     """The nodes that are slower than the others in runs of one case.
 
     Args:
         verdicts: of one case on one partition; those of several nodes are left out.
+        least: how far below the others' median counts at all, as a fraction.
     """
     judged = [verdict for verdict in verdicts if verdict.status in _JUDGED and node_of(verdict)]
     names = [metric.name for metric in judged[0].metrics if metric.wanted] if judged else []
     found: dict[str, SlowNode] = {}
     for name in names:
-        nights = [
-            Night(_TONIGHT, metric.value, node=node_of(verdict))
-            for verdict in judged
-            for metric in verdict.metrics
-            if metric.name == name and metric.value is not None
-        ]
-        nodes = {night.node for night in nights}
-        middle = median(night.value for night in nights) if nights else 0.0
-        for node in slow_nodes(nights):
-            value = median(night.value for night in nights if night.node == node)
-            found.setdefault(node, SlowNode(node, name, value / middle, len(nodes) - 1))
+        each = _values(judged, name)
+        slow = slower_than_the_rest(each, least)
+        rest = [value for node, value in each.items() if node not in slow]
+        for node in slow:
+            found.setdefault(node, SlowNode(node, name, each[node] / median(rest), len(rest)))
     return tuple(found.values())
 
 
-def name_slow_nodes(verdicts: Sequence[Verdict]) -> list[Verdict]:
+def slower_than_the_rest(each: Mapping[str, float], least: float = 0.0) -> tuple[str, ...]:
+    """The nodes whose value lies below what the rest's scatter explains.
+
+    Args:
+        each: a value by node; higher is better.
+        least: how far below the rest's median counts at all, as a fraction.
+    """
+    ordered = sorted(each, key=lambda node: each[node])
+    for count in range(max(1, (len(ordered) - 1) // 2), 0, -1):
+        rest = [each[node] for node in ordered[count:]]
+        if not rest or median(rest) <= 0:
+            break
+        if each[ordered[count - 1]] < median(rest) * (1 - max(least, _margin(rest))):
+            return tuple(ordered[:count])
+    return ()
+
+
+def _margin(rest: Sequence[float]) -> float:
+    """How far below the median of these values is no chance, as a fraction."""
+    if len(rest) < 2:
+        return _LEAST_OF_TWO
+    doubt = 1 + _FEW / (len(rest) - 1)
+    return min(WIDEST, max(_LEAST, _SPREADS * doubt * spread_of(rest)))
+
+
+def _values(verdicts: Sequence[Verdict], name: str) -> dict[str, float]:
+    """A metric by node; the median where a node has several."""
+    found: dict[str, list[float]] = {}
+    for verdict in verdicts:
+        for metric in verdict.metrics:
+            if metric.name == name and metric.value is not None:
+                found.setdefault(node_of(verdict), []).append(metric.value)
+    return {node: median(values) for node, values in found.items()}
+
+
+def name_slow_nodes(verdicts: Sequence[Verdict], *, one_machine: bool = False) -> list[Verdict]:
     """The verdicts, with those of slow nodes failed and the node named.
 
     A verdict that passed, or that only lacked a fresh reference, becomes a failure; a failure
-    says which node it is about.
+    says which node it is about. Nodes that are emulated on one machine are measured one after
+    the other, and what else it does meanwhile is no fault of theirs: there a node must be
+    slower by as much as a reference's widest bound.
     """
+    least = WIDEST if one_machine else 0.0
     groups: dict[tuple[str, str, str], list[Verdict]] = {}
     for verdict in verdicts:
         groups.setdefault((verdict.check, verdict.case, verdict.partition), []).append(verdict)
     slow = {
-        (*key, one.node): one for key, group in groups.items() for one in find_slow_nodes(group)
+        (*key, one.node): one
+        for key, group in groups.items()
+        for one in find_slow_nodes(group, least)
     }
     return [_named(verdict, slow.get(_place(verdict))) for verdict in verdicts]
 

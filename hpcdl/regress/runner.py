@@ -134,7 +134,9 @@ def run_checks(
         write_atomic(folder.settings, text)
         words = _command(folder, request, serial=machine is not None)
         exit_code = _execute(folder, words, progress)
-        found = name_slow_nodes(_verdicts(folder, request, exit_code, machine))
+        found = name_slow_nodes(
+            _verdicts(folder, request, exit_code, machine), one_machine=machine is not None
+        )
         verdicts = tuple(waive(found, request.waived))
         seconds = time.monotonic() - start
         outcome = CheckOutcome(folder, verdicts, seconds, machine, request.settings)

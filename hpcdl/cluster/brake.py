@@ -1,0 +1,94 @@
+"""Slows one emulated node down on purpose: its jobs run a part of the time, and rest the other.
+
+A process of its own stops and continues the node's programs every few milliseconds, ahead of
+everything else where it may. Nothing of the programs changes: they are slow as on a node whose
+clock has dropped, or whose GPU throttles. Lifting the brake, or ending the cluster, ends it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from hpcdl.cluster import processes
+from hpcdl.cluster.model import ClusterState, ProcessId
+
+FACTOR = 8
+"""A program runs one part of so many of the time; waking up again takes some of the effect."""
+_SLICE = 0.001
+_LOOK_SECONDS = 0.25
+_PROC = Path("/proc")
+_MODULE = "hpcdl.cluster.brake"
+
+
+def pull(current: ClusterState, node: str, factor: int = FACTOR) -> None:
+    """Slow a node down; a brake that holds already is replaced."""
+    lift(current, node)
+    argv = [sys.executable, "-m", _MODULE, str(current.directory), node, str(factor)]
+    with current.log(f"brake-{node}").open("ab") as log:
+        subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            env={**os.environ, processes.MARK: str(current.directory)},
+        )  # fmt: skip
+
+
+def lift(current: ClusterState, node: str) -> bool:
+    """Let a node run at full speed again; whether a brake held it."""
+    held = [process for process in processes.of_cluster(current.directory)
+            if _is_brake(process.pid, current.directory, node)]  # fmt: skip
+    processes.end(held, grace=5.0)
+    return bool(held)
+
+
+def _is_brake(pid: int, directory: Path, node: str) -> bool:
+    with suppress(OSError):
+        words = (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        return _MODULE in words and {str(directory), node} <= set(words)
+    return False
+
+
+def programs(directory: Path, node: str) -> list[ProcessId]:
+    """The processes of a node's jobs, without Slurm's own."""
+    found = []
+    marks = {f"SLURM_CONF={directory}/etc/slurm.conf".encode(), f"SLURMD_NODENAME={node}".encode()}
+    for entry in _PROC.glob("[0-9]*"):
+        with suppress(OSError):
+            if marks <= set((entry / "environ").read_bytes().split(b"\0")):
+                process = processes.identify(int(entry.name))
+                if process is not None and not processes.is_slurm(process):
+                    found.append(process)
+    return found
+
+
+def hold(directory: Path, node: str, factor: int) -> None:
+    """Brake until a signal ends it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    with suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    held: list[ProcessId] = []
+    looked = 0.0
+    try:
+        while True:
+            if time.monotonic() - looked > _LOOK_SECONDS:
+                held, looked = programs(directory, node), time.monotonic()
+            _send(held, signal.SIGSTOP)
+            time.sleep(_SLICE * (factor - 1))
+            _send(held, signal.SIGCONT)
+            time.sleep(_SLICE)
+    finally:
+        _send(held, signal.SIGCONT)
+
+
+def _send(found: Iterable[ProcessId], number: signal.Signals) -> None:
+    for process in found:
+        processes.send(process, number)
+
+
+if __name__ == "__main__":
+    hold(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
