@@ -32,7 +32,10 @@ class Communicator(Protocol):
     size: int
 
     def function(self, body: Callable[..., Any]) -> Callable[..., Any]:
-        """The compiled form of a step that calls `average`."""
+        """The compiled form of a body that calls `average`."""
+
+    def replica(self, body: Callable[..., Any]) -> Callable[..., Any]:
+        """The body as a part, in a loop say, of what is compiled by other means."""
 
     def average(self, tensors: Sequence[Tensor], *, compress: bool = False) -> list[Tensor]:
         """The mean of each tensor over the ranks; `compress` sends them as fp16."""
@@ -66,6 +69,10 @@ class Alone:
     def function(self, body: Callable[..., Any]) -> Callable[..., Any]:
         """A tf.function."""
         return compiled(self._tf, body)
+
+    def replica(self, body: Callable[..., Any]) -> Callable[..., Any]:
+        """The body itself."""
+        return body
 
     def average(self, tensors: Sequence[Tensor], *, compress: bool = False) -> list[Tensor]:
         """The tensors themselves."""
@@ -105,6 +112,10 @@ class Horovod:
     def function(self, body: Callable[..., Any]) -> Callable[..., Any]:
         """A tf.function; XLA is kept off, it cannot compile Horovod's operations."""
         return compiled(self._tf, body)
+
+    def replica(self, body: Callable[..., Any]) -> Callable[..., Any]:
+        """The body itself."""
+        return body
 
     def average(self, tensors: Sequence[Tensor], *, compress: bool = False) -> list[Tensor]:
         """Grouped all-reduces, the last gradients first: those are ready first."""
@@ -153,11 +164,15 @@ class Horovod:
         self._hvd.shutdown()
 
 
-def compiled(tf: Any, body: Callable[..., Any]) -> Callable[..., Any]:
-    """A tf.function without AutoGraph, whose import alone takes a second."""
+def compiled(tf: Any, body: Callable[..., Any], signature: Any = None) -> Callable[..., Any]:
+    """A tf.function without AutoGraph, whose import alone takes a second.
+
+    With a `signature` it is traced once; else anew for other shapes.
+    """
     function: Callable[..., Any] = tf.function(
-        body, autograph=False, jit_compile=False, reduce_retracing=True
-    )
+        body, input_signature=signature, autograph=False, jit_compile=False,
+        reduce_retracing=signature is None,
+    )  # fmt: skip
     return function
 
 

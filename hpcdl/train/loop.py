@@ -7,6 +7,7 @@ because the stop value is agreed in the all-reduce.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,21 +18,28 @@ import numpy as np
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.train import checkpoint as checkpoints
 from hpcdl.train.communicate import Communicator
-from hpcdl.train.data.source import Source
+from hpcdl.train.data.source import Group, Source
 from hpcdl.train.options import TrainOptions
 from hpcdl.train.plan import RunPlan
 from hpcdl.train.report import Reporter
 from hpcdl.train.result import Samples
 from hpcdl.train.scalars import Scalars
-from hpcdl.train.step import Step, StepParts, StepResult
+from hpcdl.train.step import Step, StepParts, StepResult, Word
 from hpcdl.train.stop import StopRequest, meaning
 from hpcdl.train.trouble import LossGuard
 from hpcdl.train.watchdog import Watchdog
 
+_GROUP_SECONDS = 0.025
+_MOST_LEVEL = 6
+
 
 @dataclass
 class Training:
-    """A run in progress. `step_number` steps are done; `loss` is the last one's."""
+    """A run in progress. `step_number` steps are done; `loss` is the last one's.
+
+    Two to the power of `level` steps may be run at a time, as the ranks agreed;
+    `pace` is the seconds of a step by this rank's clock.
+    """
 
     options: TrainOptions
     plan: RunPlan
@@ -46,6 +54,8 @@ class Training:
     scalars: Scalars
     step_number: int = 0
     loss: float = float("nan")
+    level: int = 0
+    pace: float = math.inf
     samples: Samples = field(default_factory=Samples)
     saved_at: int = -1
     writer: checkpoints.Writer = field(init=False)
@@ -161,36 +171,64 @@ def train(training: Training) -> str:
     return outcome
 
 
+def level_for(seconds: float) -> int:
+    """The level at which a group of steps of `seconds` each takes about 25 ms; 0 for long steps.
+
+    Long enough that a call from Python does not count, short enough for signals and progress.
+    """
+    if not 0.0 < seconds < _GROUP_SECONDS:
+        return 0
+    return min(_MOST_LEVEL, int(math.log2(_GROUP_SECONDS / seconds)))
+
+
+def _wanted(training: Training) -> int:
+    """Steps to run in the next group: none beyond the next checkpoint or the end."""
+    if training.options.delay_ms or not training.parts.grouped:
+        return 1
+    done, every = training.step_number, training.plan.checkpoint_every
+    left = training.plan.steps - done
+    return min(1 << training.level, left, every - done % every if every else left)
+
+
 def _epoch(training: Training, epoch: int, first: int) -> str | None:
     """The rest of an epoch from batch `first` on; the outcome where it ended early."""
-    begun = time.perf_counter()
-    for images, labels in training.source.batches(epoch, first):
-        fetched = time.perf_counter()
+    groups = training.source.batches(epoch, first, lambda: _wanted(training))
+    begun = asked = time.perf_counter()
+    while (group := next(groups, None)) is not None:
+        waited = time.perf_counter() - asked
         number = training.step_number
-        if training.options.delay_ms:
-            time.sleep(training.options.delay_ms / 1000)
-        result = training.step(
-            images, labels, training.plan.lr_at(number), training.stop.value, number
-        )
-        training.step_number += 1
-        training.watchdog.step(training.step_number)
-        training.loss = result.loss
-        _judge(training, result.loss, number)
-        outcome = meaning(result.stop)
+        results = _run(training, group)
+        for done, result in enumerate(results):
+            training.loss = result.loss
+            _judge(training, result.loss, number + done)
+        outcome = meaning(results[-1].told.stop)
         if not outcome and training.step_number == training.plan.steps:
             outcome = "completed"
         saved = save(training) if outcome or _checkpoint_is_due(training) else 0.0
         now = time.perf_counter()
-        _note(training, result, now - begun, fetched - begun, saved)
-        training.reporter.step(training.step_number, epoch, result.loss, training.plan.global_batch)
-        training.scalars.step(
-            training.step_number, loss=result.loss, learning_rate=training.plan.lr_at(number),
-            images_per_second=training.plan.global_batch / max(now - begun, 1e-9),
-        )  # fmt: skip
+        _note(training, results, now - begun, waited, saved)
+        begun = now
+        _show(training, epoch, number, results)
         if outcome:
             return outcome
-        begun = now
+        asked = time.perf_counter()
     return None
+
+
+def _run(training: Training, group: Group) -> list[StepResult]:
+    """Run the steps of a group; afterwards the ranks agree on how many come next."""
+    begun = time.perf_counter()
+    number = training.step_number
+    if training.options.delay_ms:
+        time.sleep(training.options.delay_ms / 1000)
+    rates = [training.plan.lr_at(number + step) for step in range(group.steps)]
+    word = Word(training.stop.value, level_for(training.pace))
+    results = training.step(group, rates, word, number)
+    training.level = results[-1].told.level // training.ranks.size
+    training.step_number += group.steps
+    training.watchdog.step(training.step_number)
+    training.pace = (time.perf_counter() - begun) / group.steps
+    return results
 
 
 def _judge(training: Training, loss: float, number: int) -> None:
@@ -214,15 +252,32 @@ def _checkpoint_is_due(training: Training) -> bool:
 
 
 def _note(
-    training: Training, result: StepResult, seconds: float, waited: float, saved: float
+    training: Training, results: list[StepResult], seconds: float, waited: float, saved: float
 ) -> None:
-    training.samples.add(
-        training.plan.global_batch,
-        result.loss,
-        seconds=seconds,
-        input=waited,
-        compute=result.compute,
-        communication=result.communication,
-        update=result.update,
-        checkpoint=saved,
-    )
+    """Keep the samples of a group: what lies between its steps is shared out among them."""
+    count = len(results)
+    between = (seconds - saved - sum(result.seconds for result in results)) / count
+    for done, result in enumerate(results, 1):
+        checkpoint = saved if done == count else 0.0
+        training.samples.add(
+            training.plan.global_batch,
+            result.loss,
+            seconds=result.seconds + between + checkpoint,
+            input=waited / count,
+            compute=result.compute,
+            communication=result.communication,
+            update=result.update,
+            checkpoint=checkpoint,
+        )
+
+
+def _show(training: Training, epoch: int, number: int, results: list[StepResult]) -> None:
+    """Tell the reporter of a group, and the scalars of each of its steps."""
+    batch, count = training.plan.global_batch, len(results)
+    training.reporter.step(training.step_number, epoch, training.loss, batch * count)
+    seconds = training.samples.columns["seconds"][-count:]
+    for done, (result, took) in enumerate(zip(results, seconds, strict=True)):
+        training.scalars.step(
+            number + done + 1, loss=result.loss, learning_rate=training.plan.lr_at(number + done),
+            images_per_second=batch / max(took, 1e-9),
+        )  # fmt: skip

@@ -17,7 +17,7 @@ import numpy as np
 
 from hpcdl.system.errors import MachineLacks
 from hpcdl.system.run import run
-from hpcdl.train.communicate import Floats, Tensor, gather_text
+from hpcdl.train.communicate import Floats, Tensor, compiled, gather_text
 from hpcdl.train.ranks import RankPlace, slurm_tasks_on_node
 
 _FIRST_PORT = 20000
@@ -38,12 +38,15 @@ class MultiWorker:
 
     def function(self, body: Callable[..., Any]) -> Callable[..., Any]:
         """The body as this worker's one replica, compiled."""
+        return compiled(self._tf, self.replica(body))
+
+    def replica(self, body: Callable[..., Any]) -> Callable[..., Any]:
+        """The body as this worker's one replica; the strategy allows no loop around its sums."""
 
         def outer(*arguments: Any) -> Any:
             return self._strategy.run(body, args=arguments)
 
-        compiled: Callable[..., Any] = self._tf.function(outer, autograph=False)
-        return compiled
+        return outer
 
     def average(self, tensors: Sequence[Tensor], *, compress: bool = False) -> list[Tensor]:
         """The replica context's all-reduce, which packs gradients itself."""

@@ -1,34 +1,54 @@
 """The compiled step: forward, backward, all-reduce, update, and the time each of them took.
 
-One tf.function holds all of it, as a bare loop would. Four clock readings sit in the graph,
-tied by control dependencies: start; all local gradients ready; all averaged gradients ready;
-all variables updated. So "communication" is what back-propagation did not hide, and "update"
-what neither did. The ranks also
-agree in the all-reduce on the stop signal: the sum of what each was told.
+One tf.function holds all of it. A call from Python costs as much as half a step of a small
+network, so there the function is a loop over a group of steps; networks of many layers, whose
+steps are long, are called step by step, for the loop would cost them 1 %. Four clock readings sit
+in every step, tied by control dependencies: start; all local gradients ready; all averaged
+gradients ready; all variables updated. So "communication" is what back-propagation did not hide,
+and "update" what neither did. In the all-reduce the ranks also agree on the stop signal and on
+how many steps come next.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from hpcdl.train.communicate import Communicator
+from hpcdl.train.communicate import Communicator, compiled
+from hpcdl.train.data.source import Group
 from hpcdl.train.models import Network
 from hpcdl.train.optimizers import LossScale, Optimizer
 from hpcdl.train.tasks import Task
 
+_FEW_VARIABLES = 50
+
+
+class Word(NamedTuple):
+    """What the ranks tell each other in every step; what comes back is the sum.
+
+    `stop` is the stop signal's value; `level` says that two to this power steps may come next.
+    """
+
+    stop: float = 0.0
+    level: int = 0
+
 
 @dataclass(frozen=True)
 class StepResult:
-    """Mean loss over all ranks, the stop value they agreed on, and the phases in seconds."""
+    """Mean loss over all ranks, the sum of their words, and the phases in seconds."""
 
     loss: float
-    stop: float
+    told: Word
     compute: float
     communication: float
     update: float
+
+    @property
+    def seconds(self) -> float:
+        """The phases together."""
+        return self.compute + self.communication + self.update
 
 
 @dataclass(frozen=True)
@@ -53,24 +73,118 @@ class StepParts:
     xla: bool = False
     compress: bool = False
 
+    @property
+    def grouped(self) -> bool:
+        """Whether one call may run several steps.
 
-Step = Callable[[Any, Any, float, float, int], StepResult]
+        By the network alone, so that a run goes on with the graph it had.
+        """
+        return len(self.network.trainable) <= _FEW_VARIABLES
+
+
+Step = Callable[[Group, Sequence[float], Word, int], list[StepResult]]
 
 
 def make_step(tf: Any, parts: StepParts) -> Step:
-    """The training step `step(images, labels, lr, stop, number)`; `number` counts steps."""
+    """The training step `step(group, rates, word, number)`.
+
+    It runs a step per learning rate in `rates`; `number` is the first one's.
+    """
+    single = parts.ranks.replica(_make_single(tf, parts))
+
+    def alone(images: Any, labels: Any, rates: Any, word: Any, number: Any) -> Any:
+        first = tf.nest.map_structure(lambda whole: whole[0], images)
+        return single(first, labels[0], rates[0], word, number)[None]
+
+    return _call(tf, parts, _looped(tf, single) if parts.grouped else alone)
+
+
+def _looped(tf: Any, single: Callable[..., Any]) -> Callable[..., Any]:
+    """The steps of a group, one after the other, in the graph; gives a row for each."""
+
+    def several(images: Any, labels: Any, rates: Any, word: Any, number: Any) -> Any:
+        count = tf.shape(rates)[0]
+
+        def one(index: Any, rows: Any) -> tuple[Any, Any]:
+            row = single(
+                tf.nest.map_structure(lambda all_: _entry(tf, all_, index), images),
+                _entry(tf, labels, index), rates[index], word, number + index,
+            )  # fmt: skip
+            return index + 1, rows.write(index, row)
+
+        rows = tf.TensorArray(tf.float64, count, element_shape=(6,))
+        _, rows = tf.while_loop(
+            lambda index, _: index < count, one, (0, rows), parallel_iterations=1
+        )
+        return rows.stack()
+
+    return several
+
+
+def _entry(tf: Any, whole: Any, index: Any) -> Any:
+    """The batch of a group for the step `index` in it; the only one, where there is one."""
+    return whole[tf.minimum(index, tf.shape(whole)[0] - 1)]
+
+
+def _call(tf: Any, parts: StepParts, body: Callable[..., Any]) -> Step:
+    """What Python calls: compiled at the first call, for groups of any length."""
+    made: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+    def step(group: Group, rates: Sequence[float], word: Word, number: int) -> list[StepResult]:
+        begun = time.perf_counter()
+        arguments = (
+            tf.nest.map_structure(tf.convert_to_tensor, group.images),
+            tf.convert_to_tensor(group.labels), tf.constant(rates, tf.float32),
+            tf.constant(word, tf.float32), tf.constant(number, tf.int32),
+        )  # fmt: skip
+        signature = _signature(tf, arguments)
+        if signature not in made:
+            made[signature] = compiled(tf, body, signature)
+        rows = made[signature](*arguments).numpy().tolist()
+        if not parts.clocked:
+            each = (time.perf_counter() - begun) / len(rows)
+            rows = [[*row[:3], each, 0.0, 0.0] for row in rows]
+        return [_result(row, parts.ranks.size) for row in rows]
+
+    return step
+
+
+def _signature(tf: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments' shapes with their first axis left open: groups differ in length."""
+
+    def spec(tensor: Any) -> Any:
+        return tf.TensorSpec((None, *tensor.shape[1:]), tensor.dtype)
+
+    images, labels, rates, word, number = arguments
+    return (
+        tf.nest.map_structure(spec, images), spec(labels), spec(rates),
+        tf.TensorSpec(word.shape, word.dtype), tf.TensorSpec((), number.dtype),
+    )  # fmt: skip
+
+
+def _result(row: list[float], ranks: int) -> StepResult:
+    loss, stop, level, *phases = row
+    told = Word(stop * ranks, round(level * ranks))
+    return StepResult(loss, told, *(max(0.0, seconds) for seconds in phases))
+
+
+def _make_single(tf: Any, parts: StepParts) -> Callable[..., Any]:
+    """One step in the graph; gives loss, stop, level and the three phases as one row."""
     now = tf.timestamp if parts.clocked else lambda: tf.constant(0.0, tf.float64)
     backward = _make_backward(tf, parts)
     variables = parts.network.trainable
 
-    def body(images: Any, labels: Any, lr: Any, stop: Any, number: Any) -> Any:
+    def single(images: Any, labels: Any, lr: Any, word: Any, number: Any) -> Any:
         started = now()
         if parts.network.random is not None:
             parts.network.random.assign(tf.stack([parts.network.random[0], number]))
+        # The executor runs what has no inputs when it likes: the batch waits for the clock.
+        with tf.control_dependencies([started]):
+            images, labels = tf.nest.map_structure(tf.identity, (images, labels))
         loss, gradients = backward(parts.prepare(images), labels)
         with tf.control_dependencies(gradients):
             computed = now()
-        *reduced, told = _average(tf, parts, gradients, tf.stack([loss, stop]))
+        *reduced, told = _average(tf, parts, gradients, tf.concat([[loss], word], axis=0))
         with tf.control_dependencies([*reduced, told]):
             communicated = now()
         # Not held back until all gradients are there: an update frees its gradient's memory.
@@ -79,24 +193,7 @@ def make_step(tf: Any, parts: StepParts) -> Step:
         times = tf.stack([computed - started, communicated - computed, updated - communicated])
         return tf.concat([tf.cast(told, tf.float64), times], axis=0)
 
-    compiled = parts.ranks.function(body)
-
-    def step(images: Any, labels: Any, lr: float, stop: float, number: int) -> StepResult:
-        begun = time.perf_counter()
-        values = compiled(
-            tf.nest.map_structure(tf.convert_to_tensor, images), tf.convert_to_tensor(labels),
-            tf.constant(lr, tf.float32), tf.constant(stop, tf.float32),
-            tf.constant(number, tf.int32),
-        ).numpy()  # fmt: skip
-        return StepResult(
-            loss=float(values[0]),
-            stop=float(values[1]) * parts.ranks.size,
-            compute=max(0.0, values[2]) if parts.clocked else time.perf_counter() - begun,
-            communication=max(0.0, float(values[3])),
-            update=max(0.0, float(values[4])),
-        )
-
-    return step
+    return single
 
 
 def _average(tf: Any, parts: StepParts, gradients: list[Any], told: Any) -> list[Any]:
@@ -134,10 +231,10 @@ def _make_backward(tf: Any, parts: StepParts) -> Callable[[Any, Any], tuple[Any,
     chosen = several if parts.accumulate > 1 else one
     if not parts.xla:
         return chosen
-    compiled: Callable[[Any, Any], tuple[Any, list[Any]]] = tf.function(
+    fused: Callable[[Any, Any], tuple[Any, list[Any]]] = tf.function(
         chosen, autograph=False, jit_compile=True
     )
-    return compiled
+    return fused
 
 
 def _update(

@@ -63,7 +63,7 @@ class Runs:
             cwd=self.folder, env=environment() | (env or {}), start_new_session=True,
         )  # fmt: skip
 
-    def end(self, process: subprocess.Popen[str], job: str = "job", timeout: float = 120) -> Done:
+    def end(self, process: subprocess.Popen[str], job: str = "job", timeout: float = 300) -> Done:
         """Wait for a run; a hang is killed and fails the test."""
         try:
             out, err = process.communicate(timeout=timeout)
@@ -73,9 +73,11 @@ class Runs:
             pytest.fail(f"hung for {timeout} s:\n{out[-2000:]}\n{err[-2000:]}")
         return Done(process.returncode, out, err, self.folder / job)
 
-    def train(self, *words: str, ranks: int = 1, job: str = "job", **env: str) -> Done:
+    def train(
+        self, *words: str, ranks: int = 1, job: str = "job", timeout: float = 120, **env: str
+    ) -> Done:
         """A whole training."""
-        return self.end(self.start(*words, ranks=ranks, job=job, env=env), job)
+        return self.end(self.start(*words, ranks=ranks, job=job, env=env), job, timeout)
 
     def data(self, *words: str) -> Done:
         """A whole data command."""
@@ -85,7 +87,7 @@ class Runs:
         )  # fmt: skip
         return self.end(process)
 
-    def wait_for(self, pattern: str, job: str = "job", timeout: float = 60) -> Path:
+    def wait_for(self, pattern: str, job: str = "job", timeout: float = 240) -> Path:
         """The first file of a job's folder that matches, once there is one."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:

@@ -20,7 +20,7 @@ import numpy as np
 from hpcdl.system.errors import BadInput
 from hpcdl.train.data.dataset import Dataset
 from hpcdl.train.data.repair import Repairs
-from hpcdl.train.data.source import Share, epoch_order
+from hpcdl.train.data.source import Group, Share, epoch_order, one
 
 MEAN = (123.675, 116.28, 103.53)
 DEVIATION = (58.395, 57.12, 57.375)
@@ -105,8 +105,8 @@ class Records:
         values = (tf.cast(pixels, tf.float32) + (0.5 - np.array(MEAN))) / DEVIATION
         return tf.where(mirrored[:, None, None, None], values[:, :, ::-1], values)
 
-    def batches(self, epoch: int, first: int) -> Iterator[tuple[Any, Any]]:
-        """This rank's part of the epoch's batches from number `first` on.
+    def batches(self, epoch: int, first: int, wanted: Callable[[], int] = one) -> Iterator[Group]:
+        """This rank's part of the epoch's batches from number `first` on, one by one.
 
         Raises:
             BadInput: a shard is gone, or more records are damaged than may be skipped.
@@ -115,7 +115,8 @@ class Records:
         while batch < self.steps_per_epoch:
             try:
                 for images, labels in self.dataset(epoch, batch):
-                    yield images, labels
+                    pixels, mirrored = (self._tf.expand_dims(part, 0) for part in images)
+                    yield Group((pixels, mirrored), self._tf.expand_dims(labels, 0), 1)
                     batch += 1
             except self._tf.errors.NotFoundError as fault:
                 raise BadInput(f"a shard of {self._dataset.folder} is gone: {_first(fault)}",

@@ -3,14 +3,15 @@
 Global batch k of an epoch is the same set of examples whatever the number of ranks: the epoch's
 order is one permutation drawn from (seed, epoch), batch k is its k-th piece, and a rank takes
 its slice of that piece. Nothing is remembered between batches, so a run resumes at any step,
-on any number of ranks, by asking for batch k.
+on any number of ranks, by asking for batch k. Batches come in groups: short steps are run several
+at a time, and the one who runs them says each time how many.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,22 @@ class Share:
         return self.global_batch // self.ranks
 
 
+class Group(NamedTuple):
+    """The batches of `steps` steps in a row.
+
+    The first axis of images and labels counts batches: one per step, or a single one for all.
+    """
+
+    images: Any
+    labels: Any
+    steps: int
+
+
+def one() -> int:
+    """One batch at a time."""
+    return 1
+
+
 class Source(Protocol):
     """Where batches come from. An epoch has `steps_per_epoch` global batches, 0 for no end."""
 
@@ -41,8 +58,11 @@ class Source(Protocol):
     classes: int
     steps_per_epoch: int
 
-    def batches(self, epoch: int, first: int) -> Iterator[tuple[Any, Any]]:
-        """This rank's part of the epoch's batches from number `first` on."""
+    def batches(self, epoch: int, first: int, wanted: Callable[[], int] = one) -> Iterator[Group]:
+        """This rank's part of the epoch's batches from number `first` on.
+
+        `wanted` is asked before each group how many batches it may hold; it can hold fewer.
+        """
 
     def test_batches(self) -> Iterator[tuple[Any, Any]]:
         """This rank's part of the test set: every example once over all ranks."""
@@ -66,17 +86,17 @@ class Synthetic:
         self.classes = classes
         self.steps_per_epoch = 0
         seed = (share.seed, share.rank)
-        self._images = tf.random.stateless_uniform((share.per_rank, *shape), seed=seed)
-        one = task == "classes"
+        self._images = tf.random.stateless_uniform((1, share.per_rank, *shape), seed=seed)
+        single = task == "classes"
         self._labels = tf.random.stateless_uniform(
-            (share.per_rank,) if one else (share.per_rank, classes),
-            seed=seed, maxval=classes if one else 2, dtype=tf.int64,
+            (1, share.per_rank) if single else (1, share.per_rank, classes),
+            seed=seed, maxval=classes if single else 2, dtype=tf.int64,
         )  # fmt: skip
 
-    def batches(self, epoch: int, first: int) -> Iterator[tuple[Any, Any]]:
+    def batches(self, epoch: int, first: int, wanted: Callable[[], int] = one) -> Iterator[Group]:
         """The same batch for ever."""
         while True:
-            yield self._images, self._labels
+            yield Group(self._images, self._labels, wanted())
 
     def test_batches(self) -> Iterator[tuple[Any, Any]]:
         """No test set: accuracy on random labels means nothing."""
@@ -104,14 +124,16 @@ class InMemory:
                 hint="use a smaller batch or fewer ranks",
             )
 
-    def batches(self, epoch: int, first: int) -> Iterator[tuple[Any, Any]]:
+    def batches(self, epoch: int, first: int, wanted: Callable[[], int] = one) -> Iterator[Group]:
         """Slices of the epoch's permutation; what does not fill a global batch is left out."""
         images, labels = self._train
-        order = epoch_order(self._share.seed, epoch, len(labels))
-        for batch in range(first, self.steps_per_epoch):
-            start = batch * self._share.global_batch + self._share.rank * self._share.per_rank
-            rows = order[start : start + self._share.per_rank]
-            yield images[rows], labels[rows]
+        share, steps = self._share, self.steps_per_epoch
+        order = epoch_order(share.seed, epoch, len(labels))[: steps * share.global_batch]
+        mine = order.reshape(steps, share.ranks, share.per_rank)[:, share.rank]
+        while first < steps:
+            rows = mine[first : first + wanted()]
+            yield Group(images[rows], labels[rows], len(rows))
+            first += len(rows)
 
     def test_batches(self) -> Iterator[tuple[Any, Any]]:
         """Every `ranks`-th test example, in one batch."""
