@@ -38,6 +38,7 @@ from hpcdl.stack.recipe import (
     running_interpreter,
 )
 from hpcdl.stack.release import SCHEMA, Release, as_record, read_release, releases_folder
+from hpcdl.stack.resolve import check_pins
 from hpcdl.stack.sources import SourcesChanged, own_digest, own_wheel
 from hpcdl.stack.wheelhouse import Say, Wheelhouse, fetch, find_wheelhouse, new_log, sha256
 from hpcdl.system.errors import MachineLacks
@@ -155,10 +156,11 @@ def plan_build(site: Site, name: str | None = None) -> BuildPlan:
     """What a build of that stack would do on this machine.
 
     Raises:
-        BadInput: there is no such stack.
+        BadInput: there is no such stack, or its pins cannot be kept.
         MachineLacks: no row of the wheels' table fits, or there is no MPI.
     """
     request = find_request(site, name)
+    check_pins(request)
     python = running_interpreter()
     recipe = choose(request, python)
     found = find_wheelhouse(recipe, python)

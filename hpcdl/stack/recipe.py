@@ -21,6 +21,8 @@ from hpcdl.system.errors import BadInput, MachineLacks
 from hpcdl.system.text import did_you_mean, one_of
 
 MODULE = "tensorflow"
+_PACKAGES = frozenset({"keras"})
+"""Components that are wheels of their own beside TensorFlow and Horovod."""
 
 
 @dataclass(frozen=True)
@@ -151,11 +153,7 @@ def _against(
 
 def _recipe(row: Mapping[str, Any], table: Mapping[str, Any], pins: Mapping[str, str]) -> Recipe:
     built = table["horovod"]
-    others = [
-        f"{name}=={pin}"
-        for name, pin in sorted(pins.items())
-        if name not in {"tensorflow", "horovod", "python"}
-    ]
+    others = [f"{name}=={pin}.*" for name, pin in sorted(pins.items()) if name in _PACKAGES]
     return Recipe(
         tensorflow=row["version"],
         package=row["package"],

@@ -1,46 +1,24 @@
 """`hpcdl stack resolve`: the newest working set of versions per partition, and why not newer.
 
-A partition, a backend and the site's pins become a `Problem` of facts (resolve_facts), which
-resolve_solver answers; each component's limit is the explanation why its next newer version
-does not fit. Everything is pure: from a `Site` to frozen `Resolution`s. Words are in
-resolve_show.
+A partition, a backend and the site's pins become a setting; resolve_problem makes a `Problem` of
+the facts (resolve_facts) of it, resolve_solver answers that, and resolve_solution says what limits
+each version. Everything is pure: from a `Site` to frozen `Resolution`s. Words are in resolve_show.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 from hpcdl import facts
 from hpcdl.site import Partition, Site, StackRequest
-from hpcdl.stack.resolve_facts import BACKENDS, COMPONENTS, OF_GPUS, known
-from hpcdl.stack.resolve_solver import Condition, Problem, Rule, Solver
-from hpcdl.stack.resolve_versions import Range, newest_first
+from hpcdl.stack.resolve_facts import BACKENDS, COMPONENTS, known
+from hpcdl.stack.resolve_problem import Setting, fix, make_problem
+from hpcdl.stack.resolve_solution import Choice, Solution, solve
+from hpcdl.stack.resolve_solver import Rule, Solver
+from hpcdl.stack.resolve_versions import Range
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean
-
-_SITE_WEIGHT = {"driver": 15, "gcc": 4, "pmix": 4}
-
-
-@dataclass(frozen=True)
-class Limit:
-    """Why a component is not newer: `newer` is the version refused, `chain` the rules behind."""
-
-    newer: str
-    chain: tuple[Rule, ...]
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One component's version, how sure it is, and what holds it back (None: nothing known)."""
-
-    component: str
-    title: str
-    version: str
-    proof: str
-    source: str
-    limit: Limit | None
 
 
 @dataclass(frozen=True)
@@ -99,26 +77,6 @@ class Answer:
         return bool(self.versions)
 
 
-@dataclass(frozen=True)
-class _Setting:
-    """What decides a resolution: equal settings have equal answers."""
-
-    backend: str
-    compute: str | None
-    driver: str | None
-    compilers: tuple[str, ...]
-    pmix: str | None
-    pins: tuple[tuple[str, str], ...]
-    stack: str | None
-
-
-@dataclass(frozen=True)
-class _Solution:
-    choices: tuple[Choice, ...]
-    problems: tuple[tuple[Rule, ...], ...]
-    notes: tuple[str, ...]
-
-
 def resolve(
     site: Site, partition: str | None = None, backend: str | None = None
 ) -> tuple[Resolution, ...]:
@@ -149,25 +107,37 @@ def resolve_one(site: Site, partition: str, backend: str | None = None) -> Resol
 
 def newest(compute: str | None, backend: str) -> dict[str, str]:
     """The newest set for a GPU of a compute capability (None: a CPU), without any site."""
-    solution = _solve(_plain(compute, backend))
+    solution = solve(_plain(compute, backend))
     return {choice.component: choice.version for choice in solution.choices}
 
 
 def allowed(compute: str | None, backend: str, component: str) -> tuple[str, ...]:
     """Versions of one component that fit the newest set of all the others, newest first."""
-    problem = _problem(_plain(compute, backend))
+    problem = make_problem(_plain(compute, backend))
     solver = Solver(problem)
     values = solver.solve() or {}
-    others = [_fix(name, v, "choice", 0) for name, v in values.items() if name != component]
+    others = [fix(name, v, "choice", 0) for name, v in values.items() if name != component]
     return tuple(
         version
         for version in problem.domains[component]
-        if solver.solve([*others, _fix(component, version, "question", 0)])
+        if solver.solve([*others, fix(component, version, "question", 0)])
     )
 
 
-def _plain(compute: str | None, backend: str) -> _Setting:
-    return _Setting(backend, compute, None, (), None, (), None)
+def check_pins(stack: StackRequest) -> None:
+    """Refuse pins that no build from wheels for CPUs can keep, whatever the partitions have.
+
+    Raises:
+        BadInput: an unknown component or version, or pins that contradict each other.
+    """
+    _check_pins_known(stack)
+    pins = tuple(sorted(stack.pins.items()))
+    solution = solve(Setting("venv", None, None, (), None, pins, stack.name))
+    _refuse_pins("wheels for CPUs", None, stack, solution)
+
+
+def _plain(compute: str | None, backend: str) -> Setting:
+    return Setting(backend, compute, None, (), None, (), None)
 
 
 def why_not(
@@ -208,13 +178,12 @@ def _ways(site: Site, part: Partition) -> list[tuple[StackRequest | None, str, b
 def _resolve(
     site: Site, part: Partition, stack: StackRequest | None, backend: str, wanted: bool
 ) -> Resolution:
-    pins = dict(stack.pins) if stack else {}
-    for name, version in pins.items():
-        assert stack is not None
-        _check_known(name, version, f"stack '{stack.name}' pins")
-    solution = _solve(_setting(site, part, stack, backend))
     if stack is not None:
-        _refuse_pins(part, stack, solution)
+        _check_pins_known(stack)
+    solution = solve(_setting(site, part, stack, backend))
+    if stack is not None:
+        model = part.gpu.model if part.gpu else None
+        _refuse_pins(f"partition '{part.name}'", model, stack, solution)
     return Resolution(
         partition=part.name,
         stack=stack.name if stack else None,
@@ -223,15 +192,15 @@ def _resolve(
         gpu=part.gpu.model if part.gpu else None,
         compute=part.gpu.compute if part.gpu else None,
         driver=part.driver if part.gpu else None,
-        pins=pins,
+        pins=dict(stack.pins) if stack else {},
         choices=solution.choices,
         problems=solution.problems,
         notes=solution.notes,
     )
 
 
-def _setting(site: Site, part: Partition, stack: StackRequest | None, backend: str) -> _Setting:
-    return _Setting(
+def _setting(site: Site, part: Partition, stack: StackRequest | None, backend: str) -> Setting:
+    return Setting(
         backend=backend,
         compute=part.gpu.compute if part.gpu else None,
         driver=part.driver if part.gpu else None,
@@ -242,87 +211,12 @@ def _setting(site: Site, part: Partition, stack: StackRequest | None, backend: s
     )
 
 
-@lru_cache(maxsize=256)
-def _solve(setting: _Setting) -> _Solution:
-    """Solve; where the site's driver, compilers or PMIx contradict everything, say so and go on."""
-    problems: list[tuple[Rule, ...]] = []
-    dropped: set[str] = set()
-    while True:
-        solver = Solver(_problem(setting, dropped))
-        values = solver.solve()
-        if values is not None:
-            return _Solution(
-                _choices(setting, solver, values), tuple(problems), _notes(setting, values)
-            )
-        chain = solver.explain() or ()
-        problems.append(chain)
-        blamed = next((r.need.variable for r in chain if r.origin == "site"), None)
-        if blamed is None or any(rule.origin == "pin" for rule in chain):
-            return _Solution((), tuple(problems), ())
-        dropped.add(blamed)
+def _check_pins_known(stack: StackRequest) -> None:
+    for name, version in stack.pins.items():
+        _check_known(name, version, f"stack '{stack.name}' pins")
 
 
-def _problem(setting: _Setting, dropped: set[str] | None = None) -> Problem:
-    """The facts for one setting: domains in order of importance, rules, the site's own rules."""
-    book = known()
-    site_rules = [
-        rule for rule in _site_rules(setting) if rule.need.variable not in (dropped or ())
-    ]
-    domains = {
-        name: book.components[name].known()
-        for name in (*COMPONENTS, "driver")
-        if setting.backend in book.components[name].versions
-        or "host" in book.components[name].versions
-    }
-    if setting.compute is None:
-        domains = {name: values for name, values in domains.items() if name not in OF_GPUS}
-    else:
-        domains["gpu"] = (setting.compute,)
-    domains["backend"] = (setting.backend,)
-    for name, versions in _site_versions(setting, domains).items():
-        if name in domains:
-            domains[name] = newest_first({*domains[name], *versions})
-    return Problem(domains, (*book.rules, *site_rules, *_pin_rules(setting)))
-
-
-def _site_versions(
-    setting: _Setting, domains: Mapping[str, tuple[str, ...]]
-) -> dict[str, tuple[str, ...]]:
-    """Versions the machine has that the facts need not list."""
-    found = {"gcc": setting.compilers}
-    if setting.driver:
-        found["driver"] = (setting.driver,)
-    if setting.pmix:
-        listed = any(Range(setting.pmix).allows(v) for v in domains.get("pmix", ()))
-        found["pmix"] = () if listed else (setting.pmix,)
-    return found
-
-
-def _site_rules(setting: _Setting) -> list[Rule]:
-    """What the machine has: its driver, its compilers, the PMIx of its Slurm."""
-    found = []
-    if setting.driver:
-        found.append(("driver", setting.driver, "the partition's driver"))
-    if setting.compilers:
-        found.append(("gcc", ",".join(setting.compilers), "the compilers the site offers"))
-    if setting.pmix:
-        found.append(("pmix", setting.pmix, "the PMIx that Slurm was built with"))
-    return [
-        Rule((), Condition(name, Range(text)), why, "site.yaml", "published", "site",
-             _SITE_WEIGHT[name])
-        for name, text, why in found
-    ]  # fmt: skip
-
-
-def _pin_rules(setting: _Setting) -> list[Rule]:
-    return [
-        Rule((), Condition(name, Range(version)), f"pinned by stack '{setting.stack}'",
-             "site.yaml", "published", "pin", 2)
-        for name, version in setting.pins
-    ]  # fmt: skip
-
-
-def _refuse_pins(part: Partition, stack: StackRequest, solution: _Solution) -> None:
+def _refuse_pins(where: str, gpu: str | None, stack: StackRequest, solution: Solution) -> None:
     """Pins that take part in a contradiction are the user's to mend.
 
     Raises:
@@ -335,94 +229,24 @@ def _refuse_pins(part: Partition, stack: StackRequest, solution: _Solution) -> N
 
             names = ", ".join(f"{rule.need.variable} {rule.need.range.text}" for rule in pinned)
             raise BadInput(
-                f"the pins of stack '{stack.name}' do not fit partition '{part.name}': {names}",
-                details=chain_lines(chain, part.gpu.model if part.gpu else None),
+                f"the pins of stack '{stack.name}' do not fit {where}: {names}",
+                details=chain_lines(chain, gpu),
                 hint="leave out a pin, or ask `hpcdl stack resolve --why-not NAME@VERSION`",
             )
-
-
-def _choices(setting: _Setting, solver: Solver, values: Mapping[str, str]) -> tuple[Choice, ...]:
-    book = known()
-    names = [name for name in (*COMPONENTS, "driver") if name in values]
-    choices = []
-    for name in names:
-        if name == "driver" and setting.driver:
-            continue
-        component = book.components[name]
-        proof, source = _proof(name, setting, values)
-        limit = _limit(solver, values, name, names)
-        choices.append(Choice(name, component.title, values[name], proof, source, limit))
-    return tuple(choices)
-
-
-def _limit(solver: Solver, values: Mapping[str, str], name: str, names: list[str]) -> Limit | None:
-    """Why the next newer version is refused: by itself, or beside what matters more."""
-    domain = solver.problem.domains[name]
-    place = domain.index(values[name])
-    if place == 0:
-        return None
-    newer = domain[place - 1]
-    question = _fix(name, newer, "question", -10)
-    choices = [_fix(other, values[other], "choice", -5) for other in names[: names.index(name)]]
-    alone = solver.explain([question])
-    beside = solver.explain([question, *choices]) if choices else None
-    chains = [chain for chain in (alone, beside) if chain is not None]
-    best = min(chains, key=_cost)
-    return Limit(newer, tuple(rule for rule in best if rule.origin != "question"))
-
-
-def _cost(chain: tuple[Rule, ...]) -> int:
-    """Shorter explanations are better; a choice of ours explains less than a fact."""
-    return sum(2 if rule.origin == "choice" else 3 for rule in chain)
-
-
-def _fix(name: str, version: str, origin: str, weight: int) -> Rule:
-    return Rule((), Condition(name, Range(version)), "", "", "published", origin, weight)
-
-
-def _proof(name: str, setting: _Setting, values: Mapping[str, str]) -> tuple[str, str]:
-    book = known()
-    cpu = setting.compute is None
-    for row in book.proofs:
-        fits = all(condition.holds(values) for condition in row.when)
-        if row.component == name and fits and (cpu or not row.cpu_only):
-            return row.proof, row.source
-    component = book.components[name]
-    keys = (f"{setting.backend}-cpu" if cpu else "", setting.backend, "host")
-    return next(component.proof[key] for key in keys if key in component.proof), component.source
-
-
-def _notes(setting: _Setting, values: Mapping[str, str]) -> tuple[str, ...]:
-    texts = [
-        f"{note.text} [{note.proof}]"
-        for note in known().notes
-        if all(condition.holds(values) for condition in note.when)
-    ]
-    own = _own_driver(values.get("cuda", ""))
-    if setting.driver and own and not Range(f"{own}:").allows(setting.driver):
-        texts.append(
-            f"driver {setting.driver} is older than CUDA {values['cuda']}'s own ({own}): machine "
-            f"code for this GPU runs, PTX of CUDA {values['cuda']} is not translated"
-        )
-    return tuple(texts)
-
-
-def _own_driver(cuda: str) -> str | None:
-    return known().own_driver.get(".".join(cuda.split(".")[:2]))
 
 
 def _answer(site: Site, resolution: Resolution, name: str, version: str) -> Answer:
     part = site.partition(resolution.partition)
     stack = site.stacks.get(resolution.stack or "")
     setting = _setting(site, part, stack, resolution.backend)
-    problem = _problem(setting)
+    problem = make_problem(setting)
     if name not in problem.domains:
         raise BadInput(
             f"{known().components[name].title} is no part of a stack for partition "
             f"'{part.name}' with backend '{resolution.backend}'"
         )
     solver = Solver(problem)
-    question = _fix(name, version, "question", -10)
+    question = fix(name, version, "question", -10)
     values = solver.solve([question])
     chain = () if values else solver.explain([question]) or ()
     return Answer(

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hpcdl.stack.resolve import Answer, Choice, Resolution
+from hpcdl.stack.resolve import Answer, Resolution
 from hpcdl.stack.resolve_facts import known
+from hpcdl.stack.resolve_solution import Choice
 from hpcdl.stack.resolve_solver import Condition, Rule
 from hpcdl.system.text import paint
 

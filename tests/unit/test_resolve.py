@@ -14,7 +14,7 @@ from hpcdl import facts
 from hpcdl.cli import main
 from hpcdl.site import Gpu, Site, SpackSettings, StackRequest, load_site
 from hpcdl.site.model import External
-from hpcdl.stack.resolve import resolve, resolve_one, why_not
+from hpcdl.stack.resolve import check_pins, resolve, resolve_one, why_not
 from hpcdl.stack.resolve_facts import known, serves
 from hpcdl.stack.resolve_show import answers_text, as_data, as_text
 from hpcdl.system.errors import BadInput
@@ -200,6 +200,25 @@ def test_contradictory_pins_and_unknown_versions_are_bad_input(
     with pytest.raises(BadInput, match=words) as caught:
         resolve(one_gpu("K80", pins=pins), backend="spack")
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("pins", "words"),
+    [
+        ({"tensorflow": "2.15", "keras": "3"}, "TensorFlow 2.15 needs Keras 2.15"),
+        ({"tensorflow": "2.81"}, "which nobody here knows"),
+        ({"tensorflo": "2.18"}, "no component of a stack"),
+    ],
+)
+def test_a_build_from_wheels_refuses_the_same_pins(pins: dict[str, str], words: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        check_pins(StackRequest("x", "venv", (), pins))
+    assert words in caught.value.render()
+    assert caught.value.hint
+
+
+def test_what_only_a_gpu_rules_out_does_not_matter_to_wheels_for_cpus() -> None:
+    check_pins(StackRequest("x", "venv", ("k80",), {"tensorflow": "2.21", "cuda": "11.8"}))
 
 
 def test_why_not_answers_with_the_chain_or_with_the_set_that_results() -> None:
