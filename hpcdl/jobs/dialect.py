@@ -25,6 +25,12 @@ def step_options(slurm: SlurmDialect) -> tuple[str, ...]:
     return tuple(str(row["option"]) for row in _holding(slurm, _steps()["options"]))
 
 
+def by_socket(slurm: SlurmDialect) -> tuple[tuple[str, ...], str]:
+    """Options of a step whose ranks fill the sockets one after the other, and why."""
+    rows = _holding(slurm, _steps()["by_socket"])
+    return tuple(str(row["option"]) for row in rows), "; ".join(str(r["reason"]) for r in rows)
+
+
 def cpus_note(slurm: SlurmDialect) -> str:
     """Why the CPUs of a rank stand on the step too, on this release."""
     rows = _holding(slurm, _steps()["cpus_per_task"])

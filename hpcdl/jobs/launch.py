@@ -30,6 +30,7 @@ def launch_options(site: Site, spec: JobSpec, layout: Layout) -> tuple[str, ...]
         f"--mpi={mpi}",
         f"--cpus-per-task={layout.cpus_per_task}",
         *dialect.step_options(site.slurm),
+        *(dialect.by_socket(site.slurm)[0] if layout.by_socket else ()),
         "--kill-on-bad-exit=1",
     )
 

@@ -16,7 +16,11 @@ from hpcdl.system.text import one_of
 
 @dataclass(frozen=True)
 class Layout:
-    """How a job lies on its nodes. Memory in MB per node; 0 means the whole node's."""
+    """How a job lies on its nodes. Memory in MB per node; 0 means the whole node's.
+
+    `by_socket` is whether the ranks fill the sockets one after the other, as GPUs are numbered:
+    each rank's CPUs and memory then lie beside its GPU.
+    """
 
     nodes: int
     tasks_per_node: int
@@ -25,6 +29,7 @@ class Layout:
     memory_mb: int
     exclusive: bool
     minutes: int
+    by_socket: bool = False
 
     @property
     def world_size(self) -> int:
@@ -61,7 +66,19 @@ def plan_layout(site: Site, spec: JobSpec) -> Layout:
         memory_mb=0 if whole else max(1, int(partition.memory_gb * 1000 * held / there)),
         exclusive=whole,
         minutes=_minutes(partition, spec),
+        by_socket=whole and _fills_sockets(partition, tasks, cpus),
     )
+
+
+def _fills_sockets(partition: Partition, tasks: int, cpus: int) -> bool:
+    """Whether equal groups of ranks fill the sockets of a node that has several.
+
+    Only then is it known which socket a rank should have: a step that leaves CPUs idle would
+    crowd onto the first ones, and a rank across two sockets has no place of its own.
+    """
+    if partition.gpu is None or partition.sockets < 2 or tasks % partition.sockets:
+        return False
+    return tasks * cpus == partition.cpus and tasks == partition.gpus_per_node
 
 
 def _nodes_and_gpus(site: Site, partition: Partition, spec: JobSpec) -> tuple[int, int]:

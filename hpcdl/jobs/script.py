@@ -162,6 +162,7 @@ def _values(site: Site, spec: JobSpec, layout: Layout, module: Module) -> dict[s
         "inherited": dialect.inherited_variables(site.slurm, gpus=layout.gpus_per_node > 0),
         "cpus_note": dialect.cpus_note(site.slurm),
         "launch": launch_words(site, spec, layout),
+        "launch_reason": _launch_reason(site, spec, layout),
         "worker_port": WORKER_PORT,
         "writes_result": _is_train(spec.program),
         "stage": _stage(partition, spec, layout),
@@ -170,6 +171,13 @@ def _values(site: Site, spec: JobSpec, layout: Layout, module: Module) -> dict[s
         "lmod_init": str(site.paths.lmod_init),
         "environment": [*{**partition.environment, **spec.environment}.items()],
     }
+
+
+def _launch_reason(site: Site, spec: JobSpec, layout: Layout) -> str:
+    reason = "one launcher for all nodes; Slurm's default would hang when one rank dies"
+    if layout.by_socket and spec.launcher != "horovod-mpirun":
+        reason += f"; {dialect.by_socket(site.slurm)[1]}"
+    return reason
 
 
 def _stage(partition: Partition, spec: JobSpec, layout: Layout) -> dict[str, object] | None:

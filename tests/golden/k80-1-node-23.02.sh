@@ -60,7 +60,7 @@ export CUDA_DEVICE_ORDER=PCI_BUS_ID
 # First of all: is this the allocation that was asked for? A row per rank goes into the log.
 if command -v hpcdl >/dev/null; then
   look() {
-    srun --mpi=none --cpus-per-task=6 --kill-on-bad-exit=1 \
+    srun --mpi=none --cpus-per-task=6 --distribution=block:block --kill-on-bad-exit=1 \
       hpcdl preflight probe '--scratch=/local/$SLURM_JOB_ID' --transport=. >preflight.jsonl &
     wait "$!"
   }
@@ -70,7 +70,7 @@ fi
 
 rm -f result.json
 # The CPUs of a rank are said again: this release does not take them from the job.
-srun --mpi=pmix --cpus-per-task=6 --kill-on-bad-exit=1 \
+srun --mpi=pmix --cpus-per-task=6 --distribution=block:block --kill-on-bad-exit=1 \
   hpcdl train &
 
 # srun runs in the background, because a shell acts on no signal while a foreground child runs.

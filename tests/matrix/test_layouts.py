@@ -93,6 +93,9 @@ def test_a_layout_reaches_its_ranks_and_slurm_s_records(machine, layout_jobs, fo
     step = ended.log[ended.log.index("step: ") :].splitlines()[0]
     assert f" Tasks={world} " in step
     assert held(step) == held(ended.record) == {"cpu": world * shape.cpus, "node": shape.nodes}
+    # Whole nodes: ranks go socket by socket, as GPUs are numbered.
+    in_order = shape.gpus == shape.tasks == 4
+    assert (" Dist=BBlock " in step) == in_order, step
     if shape.gpus:
         assert re.search(rf"TresPerNode=\S*gpu:p100:{shape.gpus}\b", step), step
         each = re.findall(r" GRES=gpu:p100:(\d+)\(IDX", ended.log)

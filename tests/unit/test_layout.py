@@ -1,5 +1,7 @@
 """Layouts: CPU only, one GPU, part of a node, whole nodes; everything else is refused with help."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -171,3 +173,38 @@ def test_whatever_is_asked_the_layout_fits_its_nodes_or_is_refused(
     if part.gpu and launcher == "horovod":
         assert found.tasks_per_node == found.gpus_per_node
     assert found.exclusive == (found.memory_mb == 0)
+
+
+# ---- sockets ----
+
+
+@pytest.mark.parametrize(
+    ("asked", "in_order"),
+    [
+        ({"gpus": 8}, True),
+        ({"gpus": 16}, True),
+        ({"gpus": 4}, False),  # part of a node: which sockets it gets is not known
+        ({"gpus": 8, "cpus_per_task": 4}, False),  # the first socket would hold all ranks
+        ({"gpus": 8, "launcher": "single"}, False),
+    ],
+)
+def test_ranks_that_fill_whole_nodes_go_socket_by_socket(
+    three_generations: Site, asked: dict[str, object], in_order: bool
+) -> None:
+    spec = JobSpec("v100", **asked)  # type: ignore[arg-type]
+    assert plan_layout(three_generations, spec).by_socket == in_order
+
+
+def test_ranks_without_gpus_and_on_one_socket_are_left_to_slurm(modern: Site) -> None:
+    assert not plan_layout(modern, JobSpec("cpu", nodes=1, tasks_per_node=2)).by_socket
+    one = replace(modern.partition("a100"), sockets=1, cores_per_socket=128)
+    site = replace(modern, partitions={"a100": one})
+    assert not plan_layout(site, JobSpec("a100", gpus=8)).by_socket
+
+
+def test_three_gpus_have_no_place_on_two_sockets(modern: Site) -> None:
+    partition = modern.partition("a100")
+    assert partition.gpu is not None
+    odd = replace(partition, gpu=partition.gpu._replace(per_node=3), cores_per_socket=3)
+    site = replace(modern, partitions={"a100": odd})
+    assert not plan_layout(site, JobSpec("a100", gpus=3)).by_socket

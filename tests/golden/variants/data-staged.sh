@@ -63,7 +63,7 @@ export CUDA_DEVICE_ORDER=PCI_BUS_ID
 # First of all: is this the allocation that was asked for? A row per rank goes into the log.
 if command -v hpcdl >/dev/null; then
   look() {
-    srun --mpi=none --cpus-per-task=16 --kill-on-bad-exit=1 \
+    srun --mpi=none --cpus-per-task=16 --distribution=block:block --kill-on-bad-exit=1 \
       hpcdl preflight probe '--scratch=/local/$SLURM_JOB_ID' --data=/data/imagenet --transport=. >preflight.jsonl &
     wait "$!"
   }
@@ -80,7 +80,7 @@ wait "$!" || leave 25
 
 rm -f result.json
 # The CPUs of a rank are said again, so that no inherited variable decides them.
-srun --mpi=pmix --cpus-per-task=16 --kill-on-bad-exit=1 \
+srun --mpi=pmix --cpus-per-task=16 --distribution=block:block --kill-on-bad-exit=1 \
   hpcdl train --data "$HPCDL_DATA" &
 
 # srun runs in the background, because a shell acts on no signal while a foreground child runs.

@@ -61,7 +61,7 @@ export CUDA_DEVICE_ORDER=PCI_BUS_ID
 # First of all: is this the allocation that was asked for? A row per rank goes into the log.
 if command -v hpcdl >/dev/null; then
   look() {
-    srun --mpi=none --cpus-per-task=16 --kill-on-bad-exit=1 \
+    srun --mpi=none --cpus-per-task=16 --distribution=block:block --kill-on-bad-exit=1 \
       hpcdl preflight probe '--scratch=/local/$SLURM_JOB_ID' --transport=. >preflight.jsonl &
     wait "$!"
   }

@@ -59,7 +59,7 @@ module load tensorflow/2.20.0 || exit 20
 export CUDA_DEVICE_ORDER=PCI_BUS_ID
 
 # The CPUs of a rank are said again, so that no inherited variable decides them.
-srun --mpi=pmix --cpus-per-task=16 --kill-on-bad-exit=1 \
+srun --mpi=pmix --cpus-per-task=16 --distribution=block:block --kill-on-bad-exit=1 \
   python train.py --lr 0.1 &
 
 # srun runs in the background, because a shell acts on no signal while a foreground child runs.
