@@ -102,6 +102,14 @@ def test_scaling_is_held_against_the_smallest_layout() -> None:
     assert family.efficiency == pytest.approx(0.875)
 
 
+def test_a_scaling_check_starts_at_the_rate_of_one_rank_alone() -> None:
+    views = [view((check, case, "p100", SERIES[3]), "images/s", [point(0, value)])
+             for check, case, value in (("alone", "mlp-1x1-a", 100.0),
+                                        ("scaling_small", "mlp-1x2-a", 150.0))]  # fmt: skip
+    (family,) = scaling(views)
+    assert (family.check, family.efficiency) == ("scaling_small", 0.75)
+
+
 def test_what_needs_a_person_stands_first() -> None:
     states = ["PASS", "STALE", "FAIL", "ERROR", "PASS"]
     verdicts = [{"check": "c", "case": str(n), "status": status, "ok": status == "PASS",

@@ -18,6 +18,7 @@ from hpcdl.regress.report.series import SeriesView, metric_words, percent, round
 
 _LAYOUT = re.compile(r"(?:^|-)(\d+)x(\d+)(?=-|$)")
 _NIGHTS = 14
+_SCALING, _ALONE = "scaling", "alone"
 _RATE = re.compile(r"/s$|per_second|throughput")
 
 
@@ -50,6 +51,10 @@ def scaling(views: Iterable[SeriesView]) -> list[ScalingView]:
         placed = layout_of(view.case)
         if placed and view.values["value"] and _RATE.search(view.series[3] + view.unit):
             families[view.check, placed[0], view.partition, view.series[3]][placed[1]] = view
+    for key, members in families.items():
+        if key[0].startswith(_SCALING):
+            # Their first point, one rank of the same night, is a check of its own.
+            members |= {**families.get((_ALONE, *key[1:]), {}), **members}
     ordered = sorted(families, key=lambda key: (key[2], key))
     return [_family(key, families[key]) for key in ordered if len(families[key]) > 1]
 

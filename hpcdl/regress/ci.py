@@ -1,0 +1,270 @@
+"""Pipelines rendered from the site: GitLab CI, GitHub Actions, Slurm's scrontab, systemd timers.
+
+All four do the same, as far as each can: refresh the build cache, check a merge request, check
+every night and every week, keep the report, and give the gate's answer as their status. What is
+run is worked out here as words of a shell; the templates (templates/ci) only lay it out. Every
+name of the site passes through the quoting of the place where it stands.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcdl.site import Site
+from hpcdl.system.errors import BadInput
+from hpcdl.system.files import write_atomic
+from hpcdl.system.resources import folder
+
+DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+_AT = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
+_HOURS = 8
+_UNPRINTED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff\ufffe\uffff]")
+_WEEKLY_AFTER, _CACHE_BEFORE = 6, 4
+"""Hours from the nightly checks to the weekly ones, and from the build cache to them."""
+RUNS = {
+    # What a merge request changes is not what the cluster runs: it is no night of the history.
+    "smoke": ("--tag", "smoke", "--no-history"),
+    "nightly": ("--tag", "nightly"),
+    "nodes": ("--tag", "node", "--distribute"),
+    "weekly": ("--tag", "weekly"),
+}
+"""What is run when, as options of `hpcdl check run`."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """How the pipeline is to be.
+
+    `site_file` and `command` are written into it as they are; `at` is the nightly checks' time
+    of day, `day` the weekly ones'; `runner` the tag of the runner, `user` who systemd runs as.
+    """
+
+    site_file: str
+    command: str = "hpcdl"
+    at: str = "02:00"
+    day: str = "sunday"
+    runner: str = ""
+    user: str = ""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A time of day, and the day of a week where it is weekly."""
+
+    hour: int
+    minute: int
+    day: int | None = None
+
+    @property
+    def cron(self) -> str:
+        """As five fields of a crontab, where Sunday is 0."""
+        day = "*" if self.day is None else str((self.day + 1) % 7)
+        return f"{self.minute} {self.hour} * * {day}"
+
+    @property
+    def calendar(self) -> str:
+        """As systemd writes it (systemd.time(7))."""
+        day = "" if self.day is None else f"{DAYS[self.day][:3].title()} "
+        return f"{day}*-*-* {self.hour:02d}:{self.minute:02d}:00"
+
+
+def this_command() -> str:
+    """The hpcdl that runs now, as another program can call it."""
+    program = Path(sys.argv[0])
+    if program.name == "hpcdl" and program.is_file():
+        return str(program.absolute())
+    return shutil.which("hpcdl") or "hpcdl"
+
+
+def site_file(kind: str, site: Site, given: str | None) -> str:
+    """The site file as the pipeline names it: relative in a repository, absolute elsewhere."""
+    if kind in IN_REPOSITORY and given and not Path(given).is_absolute() and Path(given).is_file():
+        return given
+    return str(site.source.absolute())
+
+
+def render(kind: str, site: Site, request: Request) -> dict[str, str]:
+    """The pipeline's files by name.
+
+    Args:
+        kind: one of `KINDS`.
+        site: whose pipeline it is.
+        request: times, paths and who runs it.
+
+    Raises:
+        BadInput: a time or a day that is none.
+    """
+    for text in (request.site_file, request.command, request.runner, request.user):
+        if not text.isprintable():
+            raise BadInput(f"{text!r} cannot stand in a pipeline: it holds control characters")
+    clock = _clock(request)
+    return KINDS[kind](site, request, clock)
+
+
+def write(files: Mapping[str, str], output: Path) -> list[Path]:
+    """Write a pipeline: one file to `output`, several into it as a folder; their paths."""
+    single = len(files) == 1 and not output.is_dir()
+    places = {output if single else output / name: text for name, text in files.items()}
+    for path, text in places.items():
+        write_atomic(path, text)
+    return [*places]
+
+
+def _gitlab(site: Site, request: Request, clock: Clock) -> dict[str, str]:
+    return {".gitlab-ci.yml": _fill("gitlab.yml.j2", **_values(site, request, clock))}
+
+
+def _github(site: Site, request: Request, clock: Clock) -> dict[str, str]:
+    return {"hpcdl.yml": _fill("github.yml.j2", **_values(site, request, clock))}
+
+
+def _scrontab(site: Site, request: Request, clock: Clock) -> dict[str, str]:
+    partition = site.partition(site.default_partition)
+    minutes = min(_HOURS * 60, partition.max_minutes)
+    values = {
+        **_values(site, request, clock),
+        "partition": partition,
+        "minutes": minutes,
+        "account": partition.account or site.slurm.account,
+        "qos": partition.qos or site.slurm.qos,
+    }
+    return {"scrontab": _fill("scrontab.j2", **values)}
+
+
+def _systemd(site: Site, request: Request, clock: Clock) -> dict[str, str]:
+    values = _values(site, request, clock)
+    files = {}
+    for name, (summary, when, script) in _units(values).items():
+        common = {"name": name, "summary": summary, "when": when, "script": script, **values}
+        for kind in ("service", "timer"):
+            files[f"hpcdl-{name}.{kind}"] = _fill(f"systemd.{kind}.j2", **common)
+    return files
+
+
+def _units(values: Mapping[str, object]) -> dict[str, tuple[str, Clock, str]]:
+    found = {
+        "nightly": ("nightly checks", values["nightly"], values["night"]),
+        "weekly": ("weekly checks", values["weekly"], values["week"]),
+    }
+    if values["builds"]:
+        found = {"cache": ("build cache", values["cache"], values["refresh"]), **found}
+    return found  # type: ignore[return-value]
+
+
+def _values(site: Site, request: Request, clock: Clock) -> dict[str, object]:
+    """Everything the templates may use."""
+    command = [request.command]
+    where = ["--site", request.site_file]
+    reports = site.paths.work / "checks" / "reports"
+    builds = [shlex.join([*command, "stack", "build", "--name", name, *where])
+              for name in sorted(site.stacks)]  # fmt: skip
+    hours, minutes = clock.hour, clock.minute
+    day = DAYS.index(request.day)
+    return {
+        "site": site.name,
+        "runner": request.runner or site.name,
+        "user": request.user,
+        "hours": _HOURS,
+        "nightly": clock,
+        "weekly": Clock((hours + _WEEKLY_AFTER) % 24, minutes, day),
+        "cache": Clock((hours - _CACHE_BEFORE) % 24, minutes),
+        "builds": builds,
+        "refresh": " && ".join(builds),
+        "night": _night(command, where, ("nightly", "nodes"), reports),
+        "week": _night(command, where, ("weekly",), reports),
+        "run": {name: _run(command, where, name) for name in RUNS},
+        "page": shlex.join([*command, "check", "report", "verdicts.json", "--html", "report.html",
+                            *where]),
+        "junit": shlex.join([*command, "check", "report", "verdicts.json", "--format", "junit",
+                             "--output", "junit.xml", *where]),
+        "markdown": shlex.join([*command, "check", "report", "verdicts.json", *where]),
+        "gate": shlex.join([*command, "check", "gate", *where]),
+    }  # fmt: skip
+
+
+def _run(command: list[str], where: list[str], name: str, file: str = "verdicts.json") -> str:
+    """Run checks and keep their verdicts."""
+    words = [*command, "check", "run", *RUNS[name], "--json", *where]
+    return f"{shlex.join(words)} > {shlex.quote(file)}"
+
+
+def _night(command: list[str], where: list[str], names: Sequence[str], reports: Path) -> str:
+    """A whole night as one line of POSIX shell: checks, pages, gate; its status is all answers."""
+    steps = [f"mkdir -p {shlex.quote(str(reports))} || exit 3", "bad=0"]
+    for name in names:
+        verdicts, page = (str(reports / f"{name}.{kind}") for kind in ("json", "html"))
+        report = [*command, "check", "report", verdicts, "--html", page, *where]
+        steps += [f"{_run(command, where, name, verdicts)} || bad=1", shlex.join(report)]
+    steps += [f"{shlex.join([*command, 'check', 'gate', *where])} || bad=1", "exit $bad"]
+    return "; ".join(steps)
+
+
+def _clock(request: Request) -> Clock:
+    found = _AT.fullmatch(request.at)
+    if found is None:
+        raise BadInput(f"'{request.at}' is no time of day", hint="write it like 02:30")
+    if request.day not in DAYS:
+        raise BadInput(f"'{request.day}' is no day", hint=f"use one of: {', '.join(DAYS)}")
+    return Clock(int(found[1]), int(found[2]))
+
+
+def yaml_text(text: object) -> str:
+    """Text as a double-quoted scalar of YAML, whatever it holds."""
+    quoted = json.dumps(str(text), ensure_ascii=False)
+    return _UNPRINTED.sub(lambda found: f"\\u{ord(found.group()):04x}", quoted)
+
+
+def github_text(text: object) -> str:
+    """As `yaml_text`; what GitHub would take for an expression stays as it is."""
+    return yaml_text(str(text).replace("${{", "${{ '${{' }}"))
+
+
+def systemd_words(text: object) -> str:
+    """Text as one quoted word of ExecStart (systemd.service(5), systemd.syntax(7))."""
+    escaped = str(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return '"' + escaped.replace("%", "%%").replace("$", "$$") + '"'
+
+
+def one_line(text: object) -> str:
+    """Text for a comment: on one line, without what a terminal would obey."""
+    return "".join(c for c in str(text) if c.isprintable())
+
+
+def unit_text(text: object) -> str:
+    """Text for a line of a unit, in which `%` begins a specifier (systemd.unit(5))."""
+    return one_line(text).replace("%", "%%")
+
+
+KINDS: dict[str, Callable[[Site, Request, Clock], dict[str, str]]] = {
+    "gitlab": _gitlab,
+    "github": _github,
+    "scrontab": _scrontab,
+    "systemd": _systemd,
+}
+
+
+IN_REPOSITORY = ("gitlab", "github")
+"""Kinds whose file lies in a repository, beside the site file."""
+
+
+def _fill(template: str, **values: object) -> str:
+    import jinja2
+
+    environment = jinja2.Environment(  # noqa: S701 - no HTML; every value passes a filter
+        loader=jinja2.FileSystemLoader(folder("templates") / "ci"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    filters = {"yaml": yaml_text, "github": github_text, "words": systemd_words, "line": one_line,
+               "unit": unit_text}  # fmt: skip
+    environment.filters.update(filters)
+    return environment.get_template(template).render(**values)

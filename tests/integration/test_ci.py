@@ -1,0 +1,86 @@
+"""Rendered pipelines are what GitLab, GitHub, systemd and Slurm take."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcdl.regress.ci import Request, render
+from hpcdl.site import Site
+from tests.integration.conftest import Shell
+from tests.unit.conftest import shipped
+from tests.unit.test_ci import hostile
+
+SITES = ("p100-v100-k80", "a100-h100", "pi", "embedded")
+
+
+def written(kind: str, folder: Path) -> list[Path]:
+    """The pipelines of all shipped sites, and of one with hostile paths."""
+    sites = [*map(shipped, SITES), hostile(shipped("pi"), folder)]
+    paths = []
+    for index, site in enumerate(sites):
+        for name, text in render(kind, site, Request("a b'\"$(x)${{ y }}%z", user="hpc")).items():
+            paths.append(folder / str(index) / name)
+            paths[-1].parent.mkdir(exist_ok=True)
+            paths[-1].write_text(text)
+    return paths
+
+
+@pytest.mark.parametrize(("kind", "schema"), [
+    ("gitlab", "vendor.gitlab-ci"), ("github", "vendor.github-workflows"),
+])  # fmt: skip
+def test_a_pipeline_fits_the_schema_of_its_service(kind: str, schema: str, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema]
+    done = subprocess.run([*words, *written(kind, tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_schema_finds_a_fault(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.yml"
+    text = render("gitlab", shipped("pi"), Request("s"))[".gitlab-ci.yml"]
+    broken.write_text(text.replace("interruptible: false", "interruptible: perhaps"))
+    words = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.gitlab-ci"]
+    assert subprocess.run([*words, broken], capture_output=True).returncode == 1
+
+
+def test_systemd_takes_the_units(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed (apt-get install systemd)")
+    units = written("systemd", tmp_path)
+    for folder in {path.parent for path in units}:
+        words = ["systemd-analyze", "verify", "--man=no", *folder.iterdir()]
+        done = subprocess.run(words, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+    times = {line.partition("=")[2] for path in units for line in path.read_text().splitlines()
+             if line.startswith("OnCalendar=")}  # fmt: skip
+    done = subprocess.run(["systemd-analyze", "calendar", *times], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stdout.count("Next elapse") == len(times) == 3
+
+
+@pytest.mark.cluster
+def test_slurm_takes_the_options_of_the_scrontab(
+    slurm: Shell, embedded_site: Site, tmp_path: Path
+) -> None:
+    """A scrontab's options are sbatch's (scrontab(1)); each group of them is asked for."""
+    text = render("scrontab", embedded_site, Request("s"))["scrontab"]
+    groups = [part.splitlines() for part in text.split("\n\n") if "#SCRON" in part]
+    assert len(groups) >= 2
+    for lines in groups:
+        *options, command = lines
+        assert all(option.startswith("#SCRON --") for option in options)
+        script = tmp_path / "script"
+        directives = [option.replace("#SCRON", "#SBATCH") for option in options]
+        script.write_text("\n".join(["#!/bin/sh", *directives, command.split(" ", 5)[5], ""]))
+        done = slurm("sbatch", "--test-only", script)
+        assert "to start at" in done.stderr
+
+
+@pytest.mark.cluster
+def test_slurm_refuses_an_option_that_is_none(slurm: Shell, tmp_path: Path) -> None:
+    (tmp_path / "script").write_text("#!/bin/sh\n#SBATCH --partition=none-such\ntrue\n")
+    assert slurm("sbatch", "--test-only", tmp_path / "script", check=False).returncode != 0

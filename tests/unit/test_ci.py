@@ -1,0 +1,166 @@
+"""Rendered pipelines run what they say, whatever the names in the site hold.
+
+What is in them is run here in real shells, with an hpcdl that writes down how it was called;
+tests/integration/test_ci.py holds the files against their schemas.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hpcdl.cli import main
+from hpcdl.regress.ci import IN_REPOSITORY, KINDS, Request, render, site_file
+from hpcdl.site import Site
+from hpcdl.system.errors import BadInput
+
+HOSTILE = "/a b'\"$(touch ran)`touch ran`;touch ran;${{ github.token }}%h %% \\n#{{x}}\N{SNOWMAN}"
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Path:
+    """An hpcdl that writes its words down, and fails where a file beside it says so."""
+    program = tmp_path / "bin" / "h'p $x cdl"
+    program.parent.mkdir()
+    program.write_text(
+        '#!/bin/sh\nhere=${0%/*}\n{ printf "%s\\0" "$@"; printf "\\1"; } >> "$here/calls"\n'
+        '[ ! -e "$here/fails-$2" ]\n'
+    )
+    program.chmod(0o755)
+    return program
+
+
+def calls(recorder: Path) -> list[list[str]]:
+    made = (recorder.parent / "calls").read_text().split("\1")[:-1]
+    return [call.split("\0")[:-1] for call in made]
+
+
+def hostile(site: Site, tmp_path: Path) -> Site:
+    return replace(site, paths=replace(site.paths, work=Path(str(tmp_path) + HOSTILE)))
+
+
+def lines_of(kind: str, files: dict[str, str]) -> list[str]:
+    """The shell's lines of a pipeline, read back as the program that runs it would read them."""
+    if kind == "scrontab":
+        rows = [line for line in files["scrontab"].splitlines() if line and line[0] != "#"]
+        return [row.split(" ", 5)[5] for row in rows]
+    if kind == "systemd":
+        texts = [text for name, text in files.items() if name.endswith(".service")]
+        return [systemd_unquoted(re.search(r"^ExecStart=/bin/sh -c (.*)$", t, re.M)[1])  # type: ignore[index]
+                for t in texts]  # fmt: skip
+    document = yaml.safe_load(next(iter(files.values())))
+    if kind == "gitlab":
+        jobs = [job for job in document.values() if isinstance(job, dict)]
+        return [
+            line for job in jobs for key in ("script", "after_script") for line in job.get(key, ())
+        ]
+    steps = [step for job in document["jobs"].values() for step in job["steps"]]
+    return [step["run"].replace("${{ '${{' }}", "${{") for step in steps if "run" in step]
+
+
+def systemd_unquoted(word: str) -> str:
+    """One double-quoted word of ExecStart as systemd.syntax(7) and systemd.service(5) say."""
+    assert word[0] == word[-1] == '"'
+    inner = re.sub(r"\\(.)", lambda found: found[1], word[1:-1])
+    assert not re.search(r"(?<!\$)\$(?:\$\$)*[^$]", inner)
+    assert not re.search(r"(?<!%)%(?:%%)*[^%]", inner)
+    return inner.replace("$$", "$").replace("%%", "%")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hostile_names_are_passed_on_and_run_nothing(
+    kind: str, three_generations: Site, recorder: Path, tmp_path: Path
+) -> None:
+    site = hostile(three_generations, tmp_path)
+    request = Request(HOSTILE, str(recorder), user="hpc")
+    env = {"PATH": "/usr/bin:/bin", "GITHUB_STEP_SUMMARY": "summary"}
+    for line in lines_of(kind, render(kind, site, request)):
+        done = subprocess.run(["sh", "-c", line], cwd=tmp_path, env=env, capture_output=True)
+        assert done.returncode == 0, (line, done.stderr)
+    made = calls(recorder)
+    assert all(words[words.index("--site") + 1] == HOSTILE for words in made)
+    assert not list(tmp_path.rglob("ran"))
+    tags = {words[words.index("--tag") + 1] for words in made if "--tag" in words}
+    assert tags >= {"nightly", "weekly", "node"}
+    assert ("smoke" in tags) is (kind in IN_REPOSITORY)
+    assert {tuple(words[:2]) for words in made} == {
+        ("stack", "build"), ("check", "run"), ("check", "report"), ("check", "gate")
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["scrontab", "systemd"])
+@pytest.mark.parametrize("fails", ["run", "gate"])
+def test_a_night_fails_with_its_checks_or_its_gate_and_is_reported_all_the_same(
+    kind: str, fails: str, three_generations: Site, recorder: Path, tmp_path: Path
+) -> None:
+    (recorder.parent / f"fails-{fails}").touch()
+    site = hostile(three_generations, tmp_path)
+    night = next(line for line in lines_of(kind, render(kind, site, Request("/s", str(recorder))))
+                 if "nightly" in line)  # fmt: skip
+    assert subprocess.run(["sh", "-c", night], cwd=tmp_path).returncode == 1
+    assert [words[1] for words in calls(recorder)] == ["run", "report", "run", "report", "gate"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cluster_without_stacks_has_nothing_to_build(kind: str, three_generations: Site) -> None:
+    site = replace(three_generations, stacks={})
+    files = render(kind, site, Request("site.yaml"))
+    assert "stack build" not in "".join(files.values())
+    assert not any("cache" in name for name in files)
+
+
+def fields(text: str) -> list[list[str]]:
+    return [line.split()[:5] for line in text.splitlines() if line and line[0] != "#"]
+
+
+def test_a_time_is_the_same_in_every_form(three_generations: Site) -> None:
+    request = Request("s", at="2:05", day="saturday")
+    crontab = render("scrontab", three_generations, request)["scrontab"]
+    assert fields(crontab) == [
+        ["5", "22", "*", "*", "*"], ["5", "2", "*", "*", "*"], ["5", "8", "*", "*", "6"]
+    ]  # fmt: skip
+    units = render("systemd", three_generations, request)
+    assert "OnCalendar=*-*-* 02:05:00\n" in units["hpcdl-nightly.timer"]
+    assert "OnCalendar=Sat *-*-* 08:05:00\n" in units["hpcdl-weekly.timer"]
+    text = render("github", three_generations, request)["hpcdl.yml"]
+    document: dict[Any, Any] = yaml.safe_load(text)
+    crons = [entry["cron"] for entry in document[True]["schedule"]]  # YAML 1.1 reads `on` so
+    assert crons == ["5 2 * * *", "5 8 * * 6"]
+    assert document["jobs"]["nightly"]["if"].endswith("== '5 2 * * *'")
+
+
+@pytest.mark.parametrize("bad", [{"at": "25:00"}, {"at": "noon"}, {"day": "sonntag"},
+                                 {"runner": "a\nb"}, {"site_file": "a\x1bb"}])  # fmt: skip
+def test_what_cannot_be_rendered_is_refused(three_generations: Site, bad: dict[str, str]) -> None:
+    with pytest.raises(BadInput):
+        render("gitlab", three_generations, Request(**{"site_file": "s", **bad}))
+
+
+def test_a_site_file_of_the_repository_stays_relative(
+    three_generations: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "site.yaml").touch()
+    assert site_file("gitlab", three_generations, "site.yaml") == "site.yaml"
+    assert Path(site_file("scrontab", three_generations, "site.yaml")).is_absolute()
+    assert Path(site_file("gitlab", three_generations, "pi")).is_absolute()
+
+
+def test_the_command_writes_files_and_a_dry_run_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["check", "ci", "systemd", "--site", "embedded", "--output", str(tmp_path / "units")]
+    assert main([*words, "--dry-run"]) == 0
+    assert not (tmp_path / "units").exists()
+    assert "[Timer]" in capsys.readouterr().out
+    assert main(words) == 0
+    assert {path.suffix for path in (tmp_path / "units").iterdir()} == {".service", ".timer"}
+    one = tmp_path / "ci.yml"
+    assert main(["check", "ci", "gitlab", "--site", "embedded", "--output", str(one)]) == 0
+    assert one.read_text().startswith("# The pipeline of embedded")
