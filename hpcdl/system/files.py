@@ -39,9 +39,11 @@ def explain_os_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as fault:
         reason = _NO_ROOM.get(fault.errno or 0) or fault.strerror or str(fault)
+        cure = "free some room or choose another place"
+        if fault.errno in {errno.EACCES, errno.EPERM}:
+            cure = "ask its owner, or choose another place"
         raise MachineLacks(
-            f"cannot write {path}: {reason}",
-            hint="free some room or choose another place; nothing was changed",
+            f"cannot write {path}: {reason}", hint=f"{cure}; nothing was changed"
         ) from fault
 
 

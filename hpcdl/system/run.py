@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from hpcdl.system.errors import ExitCode, HpcdlError, MachineLacks, Stopped
-from hpcdl.system.files import write_atomic
+from hpcdl.system.files import explain_os_errors, write_atomic
 from hpcdl.system.resources import home
 from hpcdl.system.text import duration
 
@@ -172,10 +172,11 @@ def _execute(
     with ExitStack() as stack:
         out: int | IO[bytes] = subprocess.PIPE
         if log is not None:
-            log.parent.mkdir(parents=True, exist_ok=True)
-            out = stack.enter_context(log.open("ab"))
-            out.write(f"$ {shlex.join(words)}\n".encode(errors="surrogateescape"))
-            out.flush()
+            with explain_os_errors(log):
+                log.parent.mkdir(parents=True, exist_ok=True)
+                out = stack.enter_context(log.open("ab"))
+                out.write(f"$ {shlex.join(words)}\n".encode(errors="surrogateescape"))
+                out.flush()
         process = stack.enter_context(
             subprocess.Popen(
                 words,

@@ -66,7 +66,8 @@ def _modules(plan: Plan) -> Iterator[str]:
         if default.changes:
             groups.setdefault(_move(default), []).append(default.partition)
     for (before, after), names in groups.items():
-        yield f"a plain load on {', '.join(names)}: {before} -> {after}"
+        then = "another build of it" if before == after else after
+        yield f"a plain load on {', '.join(names)}: {before} -> {then}"
     if modules.rewritten:
         yield "the modulefiles would be written anew"
 

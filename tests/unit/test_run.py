@@ -141,3 +141,10 @@ def test_a_log_keeps_commands_and_outputs_in_order(tmp_path: Path) -> None:
     ]
     assert "| three" in caught.value.details
     assert f"log:       {log}" in caught.value.details
+
+
+def test_a_log_that_cannot_be_written_is_what_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(MachineLacks, match=r"cannot write .*/file/log") as caught:
+        run(["true"], log=tmp_path / "file" / "log")
+    assert "not a program" not in caught.value.message
