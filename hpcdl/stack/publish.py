@@ -120,7 +120,7 @@ def verify(site: Site, release_id: str, gate: Gate = verify_here) -> Proof:
 def serves(site: Site, release: Release) -> tuple[str, ...]:
     """The partitions that a publish of this release would give it to."""
     shown = shown_after(site, [*read_history(site), Event("publish", release.id, "")])
-    given = shown.chosen.partitions.items()
+    given = shown.chosen.partitions.items() if shown else ()
     return tuple(name for name, chosen in given if chosen.id == release.id)
 
 
@@ -161,14 +161,17 @@ def shown_after(
     *,
     without: Collection[str] = (),
     expected: Sequence[Release] = (),
-) -> Shown:
+) -> Shown | None:
     """What users see once `events`, the whole history, have happened.
 
     Args:
         site: whose prefix.
-        events: at least one of them with a release that exists or is expected.
+        events: what was and will be published.
         without: ids of releases that count as gone.
         expected: releases that are not built yet.
+
+    Returns:
+        None where none of what was published is there and sound.
     """
     names = [name for name in release_ids(site) if name not in without]
     known = {name: read for name in names if (read := _readable(site, name))}
@@ -177,7 +180,7 @@ def shown_after(
     # What was rolled back stays visible too, but gives way where it has the same version.
     once = dict.fromkeys(event.release for event in events)
     others = [known[name] for name in once if name in known and known[name] not in pile]
-    return Shown((*others, *pile), choose(site, pile))
+    return Shown((*others, *pile), choose(site, pile)) if pile else None
 
 
 def _show_modules(
@@ -185,7 +188,8 @@ def _show_modules(
 ) -> None:
     """Write a release's modulefiles as they are to be once `event` has made it current."""
     events = [*read_history(site), *([event] if event else ())]
-    files = shown_after(site, events, without=without).files(site)
+    shown = shown_after(site, events, without=without)
+    files = (shown or Shown((release,), choose(site, [release]))).files(site)
     write_modules(release.root, files, lambda folder: write_cache(site, folder))
 
 
@@ -307,7 +311,7 @@ def rollback_target(site: Site) -> str:
 
 
 def read_history(site: Site) -> list[Event]:
-    """What was current, oldest first; a damaged file counts as none.
+    """What was current, oldest first; of a damaged file only what is current now is known.
 
     An event is written before its switch, so the last one of a killed command may not have
     come to pass: where `current` is not what it says, it is left out.
@@ -316,7 +320,8 @@ def read_history(site: Site) -> list[Event]:
         data = json.loads(_history(site).read_text(encoding="utf-8"))
         events = [Event(**event) for event in data["events"]]
     except (OSError, ValueError, KeyError, TypeError):
-        return []
+        current = current_id(site)
+        return [Event("publish", current, "")] if current else []
     happened = not events or events[-1].release == current_id(site)
     return events if happened else events[:-1]
 

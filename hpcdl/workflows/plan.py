@@ -15,7 +15,7 @@ from hpcdl.site import Site, load_site
 from hpcdl.stack.dispatch import Event
 from hpcdl.stack.lmod import SITE_FILE
 from hpcdl.stack.publish import Shown, read_history, shown_after
-from hpcdl.stack.release import BrokenRelease, Release, current_release, release_for
+from hpcdl.stack.release import BrokenRelease, Release, current_id, release_for
 from hpcdl.stack.resolve import Resolution, why_not
 from hpcdl.stack.resolve_facts import COMPONENTS
 from hpcdl.stack.resolve_show import chain_lines
@@ -214,11 +214,10 @@ def _modules_plan(site: Site, stacks: Sequence[StackPlan]) -> ModulesPlan:
     history = read_history(site)
     new = [one.target.release for one in stacks if one.publishes and one.target.release]
     events = [*history, *(Event("publish", release.id, "") for release in new)]
-    if not events:
-        return ModulesPlan((), (), (), rewritten=False)
     after = shown_after(site, events, expected=new)
-    before = _names(shown_after(site, history)) if history else {}
-    then = _names(after)
+    if after is None:
+        return ModulesPlan((), (), (), rewritten=False)
+    before, then = _names(shown_after(site, history)), _names(after)
     return ModulesPlan(
         added=tuple(name for name in then if name not in before),
         moved=tuple(n for n, name in then.items() if before.get(n, name) != name),
@@ -230,15 +229,14 @@ def _modules_plan(site: Site, stacks: Sequence[StackPlan]) -> ModulesPlan:
     )
 
 
-def _names(shown: Shown) -> dict[str, str]:
+def _names(shown: Shown | None) -> dict[str, str]:
     """Release ids by the full names of the modules that lead to them."""
-    return {release.module: release.id for release in shown.releases}
+    return {release.module: release.id for release in shown.releases} if shown else {}
 
 
 def _differ(site: Site, shown: Shown) -> bool:
     """Whether the modulefiles on disk are not those that a publish would write now."""
-    current = current_release(site)
-    if current is None:
+    if current_id(site) is None:
         return False
     files = shown.files(site)
     return any(_text(site, name) != text for name, text in files.items())

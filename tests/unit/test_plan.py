@@ -153,6 +153,25 @@ def test_a_new_partition_writes_the_modulefiles_anew(
     assert plan.modules.rewritten
 
 
+@pytest.mark.parametrize("file", ["releases/old/release.json", "history.json", "etc/site.yaml"])
+def test_what_is_damaged_is_no_reason_to_break(
+    site: Site, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    new = of(site, "new")
+    (site.paths.prefix / file).write_text("{")
+    plan = planned(site, monkeypatch, new)
+    assert plan.changes
+    assert "tensorflow/2.21.0-cpu" in as_text(plan)
+
+
+def test_a_current_that_leads_nowhere_is_no_reason_to_break(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (site.paths.prefix / "current").unlink()
+    (site.paths.prefix / "current").symlink_to("releases/nowhere")
+    assert planned(site, monkeypatch, of(site, "new")).changes
+
+
 def test_after_a_rollback_the_newer_one_is_wanted_again(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

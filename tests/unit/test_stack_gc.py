@@ -68,6 +68,13 @@ def test_a_broken_release_is_left_for_a_person(site: Site) -> None:
     assert "broken" in collect(site, dict, keep=1).kept["a"]
 
 
+def test_a_damaged_history_costs_nobody_the_current_release(site: Site) -> None:
+    (site.paths.prefix / "history.json").write_text("{")
+    found = collect(site, dict, unpublished=True)
+    assert release_ids(site) == ["e"] == list(found.kept)
+    assert (site.paths.prefix / "current/modules/tensorflow/2.101.0-cpu.lua").is_file()
+
+
 def test_the_modules_no_longer_name_what_went(site: Site) -> None:
     shown = site.paths.prefix / "current/modules/tensorflow"
     assert (shown / "2.97.0-cpu.lua").exists()
