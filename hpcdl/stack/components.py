@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import Distribution, distributions
 from typing import Any
+from urllib.parse import quote
 
 from hpcdl import facts
 from hpcdl.stack.release import Release
@@ -22,32 +23,37 @@ RECORDS_HINT = "pip install 'hpcdl[records]'"
 
 @dataclass(frozen=True)
 class Component:
-    """One package: `licence` is an SPDX expression or None, `words` what its metadata says."""
+    """One package: `licence` is an SPDX expression or None, `words` what its metadata says.
+
+    `origin` is a type of package URLs: `pypi`, or `generic` for what Spack built.
+    """
 
     name: str
     version: str
     sha256: str | None
     licence: str | None
     words: str
+    origin: str = "pypi"
 
     @property
     def purl(self) -> str:
         """Its package URL (github.com/package-url/purl-spec)."""
-        return f"pkg:pypi/{self.name}@{self.version}"
+        return f"pkg:{self.origin}/{quote(self.name)}@{quote(self.version)}"
 
 
 def components(release: Release) -> tuple[Component, ...]:
-    """Every package of a release's lock, by name.
+    """Every package of a release's lock, by name; one that is there twice is named once.
 
     Raises:
         MachineLacks: the library that knows SPDX expressions is not installed.
     """
     folders = [str(path) for path in release.prefix.glob("lib/python*/site-packages")]
     installed = {_normal(found.name): found for found in distributions(path=folders)}
-    return tuple(
+    found = (
         _component(entry, installed.get(_normal(entry["name"])))
-        for entry in sorted(release.lock, key=lambda entry: entry["name"])
+        for entry in sorted(release.lock, key=lambda entry: (entry["name"], entry["version"]))
     )
+    return tuple({one.purl: one for one in found}.values())
 
 
 def _normal(name: str) -> str:
@@ -58,7 +64,10 @@ def _component(entry: Mapping[str, str], installed: Distribution | None) -> Comp
     words = [entry["licence"]] if "licence" in entry else _words(installed)
     licence = next((spdx for word in words if (spdx := spdx_of(word))), None)
     name, version = _normal(entry["name"]), entry["version"]
-    return Component(name, version, entry.get("sha256"), licence, words[0] if words else "")
+    # What Spack built has a hash of its own; wheels have none.
+    origin = "generic" if "hash" in entry else "pypi"
+    said = words[0] if words else ""
+    return Component(name, version, entry.get("sha256"), licence, said, origin)
 
 
 def _words(installed: Distribution | None) -> list[str]:

@@ -69,10 +69,13 @@ def read_records(site: Site) -> Records:
         return Records()
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        return Records(
+        found = Records(
             tuple(Acceptance(**entry) for entry in data["acceptances"]),
             tuple(Waiver(**entry) for entry in data["waivers"]),
         )
+        for waiver in found.waivers:
+            datetime.date.fromisoformat(waiver.until)  # somebody may have edited it
+        return found
     except (OSError, ValueError, KeyError, TypeError) as fault:
         raise AnswerNo(
             f"{path} is damaged: {str(fault)[:200]}",

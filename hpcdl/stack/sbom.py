@@ -11,6 +11,7 @@ import datetime
 import json
 import uuid
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -118,7 +119,8 @@ def _cyclone_waiver(waiver: Waiver, inside: Sequence[Component]) -> Vulnerabilit
     from hpcdl import facts
 
     row = facts.load("records")["weaknesses"][waiver.weakness]
-    touched = [one.purl for one in inside if one.name in row["packages"]]
+    patterns = row["packages"]
+    touched = [one.purl for one in inside if any(fnmatchcase(one.name, p) for p in patterns)]
     return Vulnerability(
         id=waiver.weakness,
         bom_ref=waiver.weakness,
@@ -182,7 +184,8 @@ def _spdx_package(component: Component) -> Package:
     if component.licence:
         declared = spdx_licensing().parse(component.licence)
     digests = [component.sha256] if component.sha256 else []
-    safe = "".join(c if c.isalnum() or c in ".-" else "-" for c in component.name)
+    name = f"{component.origin}-{component.name}-{component.version}"
+    safe = "".join(c if (c.isascii() and c.isalnum()) or c in ".-" else "-" for c in name)
     return Package(
         f"SPDXRef-{safe}",
         component.name,

@@ -124,6 +124,18 @@ def test_damaged_records_stop_a_publish_rather_than_count_as_none(site: Site) ->
         publish(site, "r", passing, say=silent)
 
 
+def test_a_waiver_whose_day_was_edited_to_nonsense_is_damage(site: Site) -> None:
+    waive(site, Waiver(CVE, REASON, "Ada", "2027-01-01"), TODAY)
+    path = site.paths.prefix / "records.json"
+    path.write_text(path.read_text().replace("2027-01-01", "for ever"))
+    with pytest.raises(AnswerNo, match="is damaged"):
+        read_records(site)
+
+
+def test_horovod_is_as_weak_where_spack_built_it(site: Site) -> None:
+    assert questions(site, "py-horovod", today=datetime.date(2030, 1, 1)) != []
+
+
 def test_a_dry_run_notes_nothing(site: Site) -> None:
     accept(site, "cuda", "Ada", dry_run=True)
     waive(site, Waiver(CVE, REASON, "Ada", "2027-01-31"), TODAY, dry_run=True)

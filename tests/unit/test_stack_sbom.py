@@ -70,3 +70,31 @@ def test_writing_them_again_gives_the_same_bytes(release: Release) -> None:
     before = [(release.root / name).read_bytes() for name in (SPDX_FILE, CYCLONEDX_FILE)]
     write_sboms(release, waivers_of(release, Records()))
     assert [(release.root / n).read_bytes() for n in (SPDX_FILE, CYCLONEDX_FILE)] == before
+
+
+def test_what_spack_built_is_valid_too(tmp_path: Path) -> None:
+    """Names with signs, one package in two builds, and a wheel that a recipe installed."""
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+    from spdx_tools.spdx.parser.parse_anything import parse_file
+    from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
+
+    lock = (
+        {"name": "py-horovod", "version": "0.28.1", "hash": "abc", "licence": "Apache-2.0"},
+        {"name": "py-setuptools", "version": "69.2.0", "hash": "aaa"},
+        {"name": "py-setuptools", "version": "69.2.0", "hash": "bbb"},
+        {"name": "py-setuptools", "version": "80.9.0", "hash": "ccc"},
+        {"name": "libstdc++", "version": "1.0+git~3", "hash": "ddd", "licence": "GPL-3.0"},
+        {"name": "tensorflow-cpu", "version": "2.15.1", "file": "t.whl", "sha256": "ab" * 32},
+    )
+    release = make_release(small_site(tmp_path), "spack", backend="spack", lock=lock)
+    write_sboms(release, waivers_of(release, Records()))
+    text = (release.root / CYCLONEDX_FILE).read_text()
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    assert len(json.loads(text)["components"]) == 5
+    assert json.loads(text)["vulnerabilities"][0]["affects"] == [
+        {"ref": "pkg:generic/py-horovod@0.28.1"}
+    ]
+    assert "pkg:pypi/tensorflow-cpu@2.15.1" in text
+    document = parse_file(str(release.root / SPDX_FILE))
+    assert validate_full_spdx_document(document) == []
