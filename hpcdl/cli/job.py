@@ -366,7 +366,8 @@ def _report(args: argparse.Namespace) -> ExitCode:
     expected = kept(submission.folder)
     found = compare(expected, report.images_per_second, report.ranks) if expected else None
     if args.json:
-        print_json({**asdict(report), "expectation": expected and asdict(expected),
+        used = report.usage and report.usage._asdict()
+        print_json({**asdict(report), "usage": used, "expectation": expected and asdict(expected),
                     "comparison": found and found._asdict()})  # fmt: skip
     else:
         print(as_text(report))

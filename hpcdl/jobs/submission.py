@@ -79,7 +79,7 @@ def submit(site: Site, spec: JobSpec, module: Module) -> Submission:
         raise BadInput(f"{folder} holds a submitted job", hint="choose another --job-dir")
     queued: list[int] = []
     try:
-        write_atomic(folder / "job.sh", _bytes(script.text), mode=0o755)
+        write_atomic(folder / "job.sh", script.text, mode=0o755)
         client.would_run(folder / "job.sh")
         for options in _links(spec.chain, queued):
             queued.append(client.submit(folder / "job.sh", options))
@@ -187,7 +187,3 @@ def _record(
         "release": module.release,
         "submitted": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode(errors="surrogateescape")

@@ -134,9 +134,9 @@ def _write(
 ) -> Path:
     script, arguments = render(site, group, module, folder, number, running)
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    write_atomic(folder / f"array-{number:03d}.args", arguments.encode(errors="surrogateescape"))
+    write_atomic(folder / f"array-{number:03d}.args", arguments)
     path = folder / f"array-{number:03d}.sh"
-    write_atomic(path, script.text.encode(errors="surrogateescape"), mode=0o755)
+    write_atomic(path, script.text, mode=0o755)
     return path
 
 

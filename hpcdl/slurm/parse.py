@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 ACTIVE = frozenset(
     {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "RESIZING",
@@ -21,8 +21,7 @@ _JOB_NAME = re.compile(r" JobName=(.*?)(?= UserId=\S+\(\d+\) )", re.S)
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z0-9_:/()*-]*)=")
 
 
-@dataclass(frozen=True)
-class JobRecord:
+class JobRecord(NamedTuple):
     """What Slurm knows of a job now. Times are Slurm's text, empty where unknown.
 
     `exit_code` and `signal` are those of the batch script; `restarts` counts requeues.
@@ -62,8 +61,7 @@ class JobRecord:
         return self.state in ACTIVE
 
 
-@dataclass(frozen=True)
-class Usage:
+class Usage(NamedTuple):
     """What accounting says a job had and used.
 
     `allocated` is AllocTRES by name (`cpu`, `mem`, `node`, `gres/gpu:p100`), as Slurm's text.
@@ -84,8 +82,7 @@ class Usage:
         return min(1.0, self.cpu_seconds / there) if there else None
 
 
-@dataclass(frozen=True)
-class NodeRecord:
+class NodeRecord(NamedTuple):
     """A node as slurmctld knows it; memory in MB, `gres` as Slurm writes it."""
 
     name: str
@@ -108,8 +105,7 @@ class NodeRecord:
         return types.pop() if len(types) == 1 else None, sum(int(count) for _, count in found)
 
 
-@dataclass(frozen=True)
-class PartitionRecord:
+class PartitionRecord(NamedTuple):
     """A partition as slurmctld knows it."""
 
     name: str

@@ -50,7 +50,8 @@ def explain_os_errors(path: Path) -> Iterator[None]:
 def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o644) -> None:
     """Write `content` to `path` as a whole: temporary name, fsync, rename.
 
-    Parent folders are made. `mode` is the file's permission, whatever the umask.
+    Parent folders are made. `mode` is the file's permission, whatever the umask. Bytes of a
+    command line that are no UTF-8 (surrogates in a text) are written as they were.
     """
     data = content if isinstance(content, bytes) else content.encode(errors="surrogateescape")
     with explain_os_errors(path):

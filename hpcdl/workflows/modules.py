@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from hpcdl.jobs.spec import Module
 from hpcdl.site import Site
-from hpcdl.stack.release import current_release, planned_module, release_for
 from hpcdl.system.errors import BadInput, MachineLacks
 from hpcdl.system.run import run
 
@@ -36,6 +35,8 @@ def module_for(
     for name in names:
         if not name or name.startswith("-") or any(c.isspace() or ord(c) < 32 for c in name):
             raise BadInput(f"--module {name!r} is no name of a module", hint="write NAME/VERSION")
+    from hpcdl.stack.release import current_release, planned_module, release_for
+
     release = release_for(site, partition) if partition else current_release(site)
     if release is not None:
         return Module(tuple(names) or (release.module,), release.modules, release.id)

@@ -158,3 +158,8 @@ def test_a_lock_is_free_after_a_failure(tmp_path: Path) -> None:
         raise ValueError("x")
     with locked(tmp_path / "lock", wait_seconds=0.1):
         pass
+
+
+def test_bytes_that_are_no_text_are_written_as_they_were(tmp_path: Path) -> None:
+    write_atomic(tmp_path / "file", b"a\xffb".decode(errors="surrogateescape"))
+    assert (tmp_path / "file").read_bytes() == b"a\xffb"

@@ -83,9 +83,9 @@ def test_gres_types_name_models_as_sites_write_them(
 
 def test_nodes_that_differ_are_named() -> None:
     records = [parse.node(line) for line in said.nodes("22.05").splitlines()]
-    odd = replace(records[1], memory_mb=128000)
+    odd = records[1]._replace(memory_mb=128000)
     partition = parse.partition(said.partitions("22.05").splitlines()[0])
-    live = describe(partition, [records[0], odd, replace(records[0], name="p100-03")])
+    live = describe(partition, [records[0], odd, records[0]._replace(name="p100-03")])
     assert live.memory_gb == 250
     assert live.odd_nodes == ("p100-02",)
 
