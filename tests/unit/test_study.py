@@ -378,6 +378,19 @@ def test_two_partitions_agree_within_their_bound(
     assert "on 1" in words
 
 
+def test_a_gap_that_noise_could_make_is_not_known(study: Callable[..., Plan]) -> None:
+    rule = {"rule": "agree", "says": "x", "over": "partition", "at_most": 0.12}
+    run = {**SMALL["runs"][0], "over": {"gpus": ["1"], "partition": ["p100", "v100"]}}  # type: ignore[index]
+    plan = study(runs=[run], acceptance=[rule])
+    finish(plan, {1: 8.0})
+    samples = a_result(1, 4.0)["samples"]
+    samples["seconds"][::4] = [0.4] * 5
+    finish(dataclasses.replace(plan, cells=plan.cells[1:]), {1: 4.0}, samples=samples)
+    ok, words = verdict(plan)
+    assert ok is None
+    assert "spread" in words
+
+
 def test_a_rule_whose_cells_are_missing_is_not_known_never_a_yes(
     study: Callable[..., Plan],
 ) -> None:

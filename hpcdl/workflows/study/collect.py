@@ -8,6 +8,7 @@ checkpoints took.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,10 +18,12 @@ from typing import Any
 
 from hpcdl.jobs.sweep import point_folder
 from hpcdl.jobs.sweep_run import DONE, IMPOSSIBLE, QUEUED, Standing
+from hpcdl.system.files import write_json
 from hpcdl.workflows.study.model import SYNTHETIC, Values
 from hpcdl.workflows.study.plan import Cell, Plan, data_folder
 
 RESULT_VERSION = 1
+MACHINE = "machine.json"
 PARTS = ("compute", "input", "communication", "update", "other")
 _GIGA = 1e9
 
@@ -100,11 +103,12 @@ class Hole:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a study's jobs gave so far."""
+    """What a study's jobs gave so far; `cores` of the machine that queued them."""
 
     plan: Plan
     measured: tuple[Measured, ...]
     holes: tuple[Hole, ...]
+    cores: int
 
 
 def collect(plan: Plan, standings: Sequence[Standing]) -> Findings:
@@ -122,7 +126,20 @@ def collect(plan: Plan, standings: Sequence[Standing]) -> Findings:
             holes.append(found)
         else:
             measured.append(found)
-    return Findings(plan, tuple(measured), tuple(holes))
+    return Findings(plan, tuple(measured), tuple(holes), _cores(plan))
+
+
+def note_machine(plan: Plan) -> None:
+    """Keep beside the results what they cannot say themselves: the cores that ranks may share."""
+    write_json(plan.folder / MACHINE, {"schema": 1, "cores": len(os.sched_getaffinity(0))})
+
+
+def _cores(plan: Plan) -> int:
+    """The cores noted when the study was queued, else those here."""
+    try:
+        return int(json.loads((plan.folder / MACHINE).read_text())["cores"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return len(os.sched_getaffinity(0))
 
 
 def _look(plan: Plan, cell: Cell, standing: Standing) -> Measured | Hole:
@@ -164,7 +181,9 @@ def _why(folder: Path, log: Path) -> str:
         lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
     except OSError:
         return "it left no log"
-    said = [line for line in lines if "error" in line.lower()] or [line for line in lines if line]
+    # Slurm's own last words only repeat that a rank has failed.
+    own = [line for line in lines if line and not line.startswith(("srun:", "slurmstepd:"))]
+    said = [line for line in own if "error" in line.lower()] or own or lines
     return said[-1][:300] if said else "its log is empty"
 
 

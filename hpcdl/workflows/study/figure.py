@@ -12,13 +12,19 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from statistics import linear_regression
 from typing import Any
 
 from hpcdl.system.errors import MachineLacks
 from hpcdl.workflows.study.collect import PARTS, Findings, Measured
 from hpcdl.workflows.study.forecast import Predicted
-from hpcdl.workflows.study.judge import alone, by_size, ideal_ranks, series_name, throttled
+from hpcdl.workflows.study.judge import (
+    alone,
+    by_size,
+    ideal_ranks,
+    line_of,
+    series_name,
+    throttled,
+)
 from hpcdl.workflows.study.model import Panel, Published, matches
 
 # Okabe and Ito's colours, which colour-blind readers tell apart.
@@ -125,9 +131,11 @@ def _saved(figure: Any, suffix: str) -> bytes:
 def _footnote(findings: Findings) -> str:
     """What marks mean and where the numbers come from."""
     study, scale = findings.plan.study, findings.plan.scale
-    first = (
-        f"{study.name}, scale {scale.name}, site {findings.plan.site.name}. Bars: 5th to 95th "
-        "percentile of steps. Hollow: predicted by hpcdl predict from the one-rank run."
+    cores = f", all ranks on {findings.cores} cores" if scale.shares_cores else ""
+    first = f"{study.name}, scale {scale.name}, site {findings.plan.site.name}{cores}. " + (
+        "Bars: fastest and slowest epoch."
+        if any(panel.panel == "time-by-size" for panel in study.figure)
+        else "Bars: 5th to 95th percentile of steps. Hollow: predicted from the one-rank run."
     )
     sources = [f"{group.label}: {group.source}" for group in study.published]
     return "\n".join([first, *(_wrapped(line) for line in sources)])
@@ -150,7 +158,7 @@ def _rate(axes: Any, scene: Scene) -> None:
     axes.set_yscale("log")
     _plain_log(axes)
     _ranks_axis(axes, scene)
-    _legend(axes)
+    _legend(axes, predicted=bool(scene.predicted))
 
 
 def _speedup(axes: Any, scene: Scene) -> None:
@@ -168,7 +176,7 @@ def _speedup(axes: Any, scene: Scene) -> None:
     axes.set_yscale("log", base=2)
     _plain_log(axes)
     _ranks_axis(axes, scene)
-    _legend(axes)
+    _legend(axes, predicted=bool(scene.predicted))
 
 
 def _efficiency(axes: Any, scene: Scene) -> None:
@@ -179,7 +187,9 @@ def _efficiency(axes: Any, scene: Scene) -> None:
             continue
         style = _style(number)
         x = [one.ranks for one in ones]
-        axes.plot(x, [100 * one.rate / base.rate / one.ranks for one in ones], label=name, **style)
+        axes.errorbar(
+            x, [100 * one.rate / base.rate / one.ranks for one in ones], label=name, **style
+        )
         hollow = [one for one in scene.predictions(name) if one.measured is None]
         axes.plot([one.gpus for one in hollow],
                   [100 * one.rate / base.rate / one.gpus for one in hollow],
@@ -187,7 +197,7 @@ def _efficiency(axes: Any, scene: Scene) -> None:
     axes.set_ylabel("efficiency (%)")
     axes.set_ylim(0, 110)
     _ranks_axis(axes, scene)
-    _legend(axes)
+    _legend(axes, predicted=bool(scene.predicted))
 
 
 def _measured_line(
@@ -296,11 +306,10 @@ def _time_by_size(axes: Any, scene: Scene) -> None:
     unit, name = (_GIGA, "GB") if largest > _GIGA else (_MEGA, "MB")
     for number, (label, ones) in enumerate(by_size(scene.findings, scene.measured).items()):
         _sized(axes, ones, unit, label=label, **_style(number))
-        sizes = [(one.size or 0) / unit for one in ones]
-        slope, start = linear_regression(sizes, [one.epoch_seconds or 0 for one in ones])
-        ends = [0.0, max(sizes) * 1.05]
-        axes.plot(ends, [start + slope * x for x in ends], linewidth=1, zorder=1,
-                  color=_style(number)["color"])  # fmt: skip
+        if line := line_of(ones):
+            ends = [0.0, 1.05 * (ones[-1].size or 0)]
+            axes.plot([x / unit for x in ends], [line[1] + line[0] * x for x in ends],
+                      linewidth=1, zorder=1, color=_style(number)["color"])  # fmt: skip
         slow = [one for one in scene.measured if throttled(one) and one.epoch_seconds
                 and series_name(scene.findings, one.values) == label]  # fmt: skip
         if slow:
@@ -399,8 +408,18 @@ def _plain_log(axes: Any) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _legend(axes: Any) -> None:
-    axes.legend(fontsize=7, frameon=False)
+def _legend(axes: Any, *, predicted: bool) -> None:
+    """Measured lines first, then what hollow markers mean, then what others published."""
+    from matplotlib.lines import Line2D
+
+    found = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    ours = {name: handle for name, handle in found.items() if not isinstance(handle, Line2D)}
+    if predicted:
+        ours["predicted"] = Line2D([], [], color="0.3", linestyle="--", linewidth=1, marker="o",
+                                   markerfacecolor="white", markersize=5.5)  # fmt: skip
+    rest = {name: handle for name, handle in found.items() if name not in ours}
+    both = {**ours, **rest}
+    axes.legend(both.values(), both.keys(), fontsize=7, frameon=False)
 
 
 _PANELS: dict[str, Callable[[Any, Scene], None]] = {

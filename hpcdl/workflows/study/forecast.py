@@ -7,7 +7,6 @@ busy CPUs than cores: nothing else of the model changes.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
@@ -83,12 +82,12 @@ def _series(findings: Findings, base: Measured) -> Iterator[Predicted]:
         one.ranks: one.rate for one in findings.measured if _without_count(one.values) == alike
     }
     for gpus in sorted({*measured, *base.cell.run.predict} - {1}):
-        yield _one(findings.plan, base, gpus, measured.get(gpus))
+        yield _one(findings, base, gpus, measured.get(gpus))
 
 
-def _one(plan: Plan, base: Measured, gpus: int, measured: float | None) -> Predicted:
-    partition = plan.site.partition(base.cell.point.spec.partition)
-    shared = _sharing(plan, base, gpus)
+def _one(findings: Findings, base: Measured, gpus: int, measured: float | None) -> Predicted:
+    partition = findings.plan.site.partition(base.cell.point.spec.partition)
+    shared = _sharing(findings, base, gpus)
     request = Request(
         partition,
         model=str(base.result["model"]),
@@ -110,13 +109,12 @@ def _near(gpus: int, per_node: int) -> int:
     return expand(str(gpus), per_node)[0] if per_node else gpus
 
 
-def _sharing(plan: Plan, base: Measured, gpus: int) -> float:
+def _sharing(findings: Findings, base: Measured, gpus: int) -> float:
     """How much longer a rank computes among `gpus` on shared cores than alone."""
-    if not plan.scale.shares_cores:
+    if not findings.plan.scale.shares_cores:
         return 1.0
-    cores = len(os.sched_getaffinity(0))
     cpus = int(base.result["layout"]["cpus_per_rank"])
-    return max(1.0, gpus * cpus / cores) / max(1.0, cpus / cores)
+    return max(1.0, gpus * cpus / findings.cores) / max(1.0, cpus / findings.cores)
 
 
 def _without_count(values: Values) -> dict[str, str]:

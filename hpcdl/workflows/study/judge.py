@@ -6,7 +6,6 @@ never a yes.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -71,19 +70,30 @@ def _complete(evidence: Evidence) -> Answer:
 
 
 def _agree(evidence: Evidence) -> Answer:
+    """A gap beyond the bound counts where the steps of the two do not overlap; else it is noise."""
     rule = evidence.rule
-    gaps = [
-        (max(one.rate, other.rate) / min(one.rate, other.rate) - 1, one)
-        for one, other in evidence.pairs
-        if not rule.gpus or one.ranks in rule.gpus
-    ]
-    if not gaps:
+    pairs = [pair for pair in evidence.pairs if not rule.gpus or pair[0].ranks in rule.gpus]
+    if not pairs:
         return None, f"no two cells differ in '{rule.over}' alone"
-    assert rule.at_most is not None
-    words = ", ".join(f"{gap:.1%} on {one.ranks}" for gap, one in gaps)
-    return max(gaps, key=lambda gap: gap[0])[0] <= rule.at_most, (
-        f"they differ by {words}; at most {rule.at_most:.0%}"
-    )
+    limit = rule.at_most
+    assert limit is not None
+    wide = [pair for pair in pairs if _gap(*pair) > limit]
+    words = ", ".join(f"{_gap(*pair):.1%} on {pair[0].ranks}" for pair in pairs)
+    said = f"they differ by {words}; at most {limit:.0%}"
+    if any(not _overlap(*pair) for pair in wide):
+        return False, said
+    if wide:
+        return None, f"{said}, which their steps' spread does not let one tell"
+    return True, said
+
+
+def _gap(one: Measured, other: Measured) -> float:
+    return max(one.rate, other.rate) / min(one.rate, other.rate) - 1
+
+
+def _overlap(one: Measured, other: Measured) -> bool:
+    """Whether the steps of the two lie in part in the same range (5th to 95th percentile)."""
+    return one.spread[0] <= other.spread[1] and other.spread[0] <= one.spread[1]
 
 
 def _efficiency(evidence: Evidence) -> Answer:
@@ -165,22 +175,25 @@ def _linear(evidence: Evidence) -> Answer:
     """How far the time of an epoch lies from a straight line over the size of the data."""
     worst, words = 0.0, []
     for name, series in by_size(evidence.findings, evidence.measured).items():
-        away = _off_the_line(series)
+        line = line_of(series)
+        if line is None:
+            return None, f"{name} has fewer than three sizes of data"
+        away = _off(line, series)
         worst = max(worst, away)
         words.append(f"{name} {away:.0%}")
-    if not words:
-        return None, "no series has three sizes of data"
     limit = evidence.rule.at_most
     assert limit is not None
+    if not words:
+        return None, "no cell read a whole data set"
     return worst <= limit, f"off a straight line by {', '.join(words)}; at most {limit:.0%}"
 
 
-def _off_the_line(series: Sequence[Measured]) -> float:
-    """The largest distance from the fitted line, as a part of the longest time."""
-    sizes = [one.size or 0.0 for one in series]
+def _off(line: tuple[float, float], series: Sequence[Measured]) -> float:
+    """The largest distance from the line, as a part of the longest time."""
+    slope, start = line
     times = [one.epoch_seconds or 0.0 for one in series]
-    slope, start = linear_regression(sizes, times)
-    return max(abs(t - start - slope * s) for s, t in zip(sizes, times, strict=True)) / max(times)
+    away = [abs(t - start - slope * (one.size or 0)) for t, one in zip(times, series, strict=True)]
+    return max(away) / max(times)
 
 
 def _input_share(evidence: Evidence) -> Answer:
@@ -231,7 +244,7 @@ def alone(measured: Sequence[Measured], one: Measured) -> Measured | None:
 
 
 def by_size(findings: Findings, measured: Sequence[Measured]) -> dict[str, list[Measured]]:
-    """Series over the size of their data, each in rising size, those with three at least.
+    """Series over the size of their data, each in rising size.
 
     Whether data came from memory does not part a series: it is what is compared. Slowed reads do.
     """
@@ -239,8 +252,16 @@ def by_size(findings: Findings, measured: Sequence[Measured]) -> dict[str, list[
     for one in measured:
         if one.size and one.epoch_seconds and not throttled(one):
             found.setdefault(series_name(findings, one.values), []).append(one)
-    ordered = {name: sorted(ones, key=lambda one: one.size or 0) for name, ones in found.items()}
-    return {name: ones for name, ones in ordered.items() if len({one.size for one in ones}) > 2}
+    return {name: sorted(ones, key=lambda one: one.size or 0) for name, ones in found.items()}
+
+
+def line_of(series: Sequence[Measured]) -> tuple[float, float] | None:
+    """Slope and start of the fitted line of epoch seconds over bytes; None below three sizes."""
+    if len({one.size for one in series}) < 3:
+        return None
+    sizes = [one.size or 0.0 for one in series]
+    slope, start = linear_regression(sizes, [one.epoch_seconds or 0.0 for one in series])
+    return slope, start
 
 
 def throttled(one: Measured) -> bool:
@@ -259,7 +280,7 @@ def ideal_ranks(findings: Findings, ranks: int, cpus_per_rank: int) -> float:
     """The speed-up that nothing could exceed: ranks, or the cores that they share."""
     if not findings.plan.scale.shares_cores:
         return float(ranks)
-    cores = len(os.sched_getaffinity(0))
+    cores = findings.cores
     return max(1.0, min(float(ranks), cores / min(cpus_per_rank, cores)))
 
 

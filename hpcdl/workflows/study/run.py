@@ -22,6 +22,7 @@ from hpcdl.jobs.watch import follow
 from hpcdl.system.errors import BadInput, MachineLacks, PartlyDone
 from hpcdl.system.files import locked, write_atomic
 from hpcdl.system.run import CommandFailed, run
+from hpcdl.workflows.study.collect import note_machine
 from hpcdl.workflows.study.model import SYNTHETIC, DataSet, Run
 from hpcdl.workflows.study.plan import Plan, data_folder, library
 
@@ -56,6 +57,7 @@ def start(plan: Plan, module: Module, say: Say) -> None:
         PartlyDone: a data set could not be made.
     """
     with locked(plan.folder / ".lock"):
+        note_machine(plan)
         for data in _needed(plan):
             make_data(plan, data, module, say)
         if any(run.reads for run in plan.scale.runs):
