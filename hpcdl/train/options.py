@@ -152,7 +152,7 @@ ARGUMENTS: tuple[Argument, ...] = (
              "(default 600)", _amount, metavar="S"),
     Argument("warmup_steps", "first steps left out of the throughput (default 5)", not_negative,
              metavar="N", group="measuring"),
-    Argument("profile", "write timeline.json: all ranks' steps, for Perfetto", bool,
+    Argument("profile", "write timeline.json: all ranks' steps and threads, for Perfetto", bool,
              group="measuring"),
     Argument("tensorboard", "write loss and throughput for TensorBoard", bool,
              group="measuring"),

@@ -38,6 +38,7 @@ from hpcdl.train.step import StepParts, make_step
 from hpcdl.train.stop import StopRequest
 from hpcdl.train.tasks import evaluate, make_task
 from hpcdl.train.timeline import write_timeline
+from hpcdl.train.tracing import Tracer, rows_file
 from hpcdl.train.trial import make_trial
 from hpcdl.train.trouble import LossGuard, explain, is_out_of_memory, out_of_memory
 from hpcdl.train.watchdog import Watchdog
@@ -66,6 +67,7 @@ class Run:
         self.model = model
         self.training: Training | None = None
         self.hosts: list[str] = [place.host]
+        self.tracer = Tracer(tf, self._trace_folder(ranks.rank))
         self.started = time.time()
         count = tf_counter(tf)
         self.repairs = Repairs(
@@ -243,7 +245,7 @@ class Run:
         def first(*arguments: Any) -> Any:
             result = step(*arguments)
             self.clock.mark("first step")
-            training.step = step
+            training.step = self.tracer.wrap(step) if self.options.profile else step
             training.reporter.say(self.clock.line())
             return result
 
@@ -276,14 +278,24 @@ class Run:
         return code
 
     def _write_timeline(self, training: Training) -> None:
-        """Gather all ranks' samples; rank 0 writes them as one timeline."""
+        """Gather all ranks' samples and threads; rank 0 draws them as one timeline."""
+        self.tracer.stop()
         columns = {name: kept[:_DRAWN_STEPS] for name, kept in training.samples.columns.items()}
-        mine = {"host": self.place.host, "columns": columns}
-        texts = self.ranks.gather_text(json.dumps(mine))
-        if self.ranks.rank == 0:
-            path = self.options.folder / "timeline.json"
-            write_timeline(path, [json.loads(text) for text in texts])
-            training.reporter.say(f"timeline of {len(texts)} ranks: {path}")
+        first = self.tracer.first
+        traced = None if first is None else first - training.samples.first_step
+        mine = {"host": self.place.host, "columns": columns, "traced": traced}
+        ranks = [json.loads(text) for text in self.ranks.gather_text(json.dumps(mine))]
+        if self.ranks.rank:
+            return
+        for rank, kept in enumerate(ranks):
+            if kept["traced"] is not None:
+                kept["rows"] = json.loads(rows_file(self._trace_folder(rank)).read_text())
+        path = self.options.folder / "timeline.json"
+        write_timeline(path, ranks)
+        training.reporter.say(f"timeline of {len(ranks)} ranks: {path}")
+
+    def _trace_folder(self, rank: int) -> Path:
+        return self.options.folder / "profile" / f"rank-{rank}"
 
     def _write(
         self, status: str, message: str, code: int, metrics: dict[str, float]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.train_runs import Runs, environment
+from tests.trace_format import faults
 
 pytest.importorskip("numpy", reason="numpy comes with the stack")
 from hpcdl.train.data.tfrecord import crc32c, walk
@@ -117,6 +118,21 @@ def test_a_run_resumes_inside_an_epoch_bitwise(runs: Runs, copied: Path) -> None
     rest = runs.train(*words, "--steps=10", job="parts")
     assert "resumed after step 4" in rest.out
     assert array("f", rest.weights) == array("f", whole.weights)
+
+
+def test_a_profile_shows_the_threads_of_the_input_pipeline(runs: Runs, copied: Path) -> None:
+    words = ("--data", str(copied), *TRAIN[:-1], "--steps=14", "--profile")
+    done = runs.train(*words, ranks=2)
+    assert done.code == 0, done.err
+    drawn = json.loads((done.folder / "timeline.json").read_text())
+    assert faults(drawn) == []
+    events = drawn["traceEvents"]
+    rows = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    busy = {(e["pid"], rows[e["pid"], e["tid"]]) for e in events if e["ph"] == "X"}
+    for rank in (0, 1):
+        assert (rank, "compute") in busy
+        assert any(pid == rank and name.startswith("tf_data") for pid, name in busy)
+    assert len(list(done.folder.glob("profile/rank-*/plugins/profile/*/*.xplane.pb"))) == 2
 
 
 def test_damaged_records_are_skipped_up_to_a_limit(runs: Runs, copied: Path) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -14,7 +15,8 @@ from hpcdl.train.plan import global_batch, make_plan
 from hpcdl.train.ranks import place, slurm_tasks_on_node
 from hpcdl.train.result import Samples, job_of, quantile, summarize, summary_line
 from hpcdl.train.stop import TERM, USR2, meaning
-from hpcdl.train.timeline import PARTS, events
+from hpcdl.train.timeline import PARTS, events, nested, write_timeline
+from tests.trace_format import faults
 
 SLURM = {
     "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "6", "SLURM_LOCALID": "1", "SLURM_NODEID": "2",
@@ -197,3 +199,30 @@ def test_a_timeline_puts_the_parts_of_a_step_one_after_the_other() -> None:
         ("input", 1000000.0, 500000.0), ("compute", 1500000.0, 1500000.0),
     ]  # fmt: skip
     assert {event["pid"] for event in drawn} == {3}
+
+
+def test_threads_stand_below_the_steps_and_blocks_nest(tmp_path: Path) -> None:
+    columns = {name: [0.0, 0.0] for name in ("seconds", *PARTS)}
+    columns |= {"seconds": [1.0, 2.0], "input": [0.25, 0.5], "compute": [0.75, 1.5]}
+    rows = [{"name": "tf_data", "events": [("decode", 0.0, 0.2), ("late", 0.1, 0.4)]}]
+    path = tmp_path / "timeline.json"
+    write_timeline(path, [{"host": "n1", "columns": columns, "rows": rows, "traced": 1}])
+    drawn = json.loads(path.read_text())
+    assert faults(drawn) == []
+    row = [event for event in drawn["traceEvents"] if event.get("tid") == len(PARTS)]
+    assert row[0]["args"] == {"name": "tf_data"}
+    threads = [(event["name"], event["ts"], event["dur"]) for event in row[1:]]
+    assert threads == [("decode", 1500000.0, 200000.0), ("late", 1600000.0, 100000.0)]
+
+
+def test_what_reaches_out_of_its_block_is_cut_off() -> None:
+    found = list(nested([("b", 1.0, 3.0), ("a", 0.0, 2.0), ("c", 5.0, 1.0)]))
+    assert found == [("a", 0.0, 2.0), ("b", 1.0, 1.0), ("c", 5.0, 1.0)]
+
+
+def test_a_broken_trace_is_noticed() -> None:
+    block = {"ph": "X", "name": "a", "pid": 0, "tid": 1, "ts": 0.0, "dur": 2.0}
+    assert faults({"traceEvents": [block, {**block, "ts": 3.0}]}) == []
+    assert faults({"traceEvents": [block, {**block, "ts": 1.0}]})
+    assert faults({"traceEvents": [{**block, "ts": -1.0}]})
+    assert faults({"traceEvents": [{"ph": "M", "pid": 0, "name": "thread_name", "args": {}}]})
