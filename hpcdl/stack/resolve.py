@@ -7,6 +7,7 @@ each version. Everything is pure: from a `Site` to frozen `Resolution`s. Words a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -19,6 +20,9 @@ from hpcdl.stack.resolve_solver import Rule, Solver
 from hpcdl.stack.resolve_versions import Range
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean
+
+# A version, or a range as Spack writes it: `2.18`, `2.15:2.18`, `:2.14,2.18`.
+_VERSION = re.compile(r"[0-9:](?:[0-9A-Za-z:]|[.,_-](?=[0-9A-Za-z:]))*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,10 @@ class Resolution:
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to `--why-not`: the chain of limits, or the set that results."""
+    """The answer to `--why-not`: the chain of limits, or the set that results.
+
+    `newest` is a newer version that fits too; empty where there is none.
+    """
 
     question: str
     partition: str
@@ -149,7 +156,7 @@ def why_not(
         BadInput: no `NAME@VERSION`, or a component or version that nobody knows.
     """
     name, version = _parse(question)
-    _check_known(name, version, "the question names")
+    _check_known(name, version, "the question names", (*COMPONENTS, "driver"))
     return tuple(
         _answer(site, resolution, name, version)
         for resolution in resolve(site, partition, backend)
@@ -249,6 +256,7 @@ def _answer(site: Site, resolution: Resolution, name: str, version: str) -> Answ
     question = fix(name, version, "question", -10)
     values = solver.solve([question])
     chain = () if values else solver.explain([question]) or ()
+    newest = resolution.versions.get(name, "")
     return Answer(
         question=f"{known().components[name].title} {version}",
         partition=part.name,
@@ -256,26 +264,26 @@ def _answer(site: Site, resolution: Resolution, name: str, version: str) -> Answ
         gpu=resolution.gpu,
         chain=tuple(rule for rule in chain if rule.origin != "question"),
         versions={key: value for key, value in (values or {}).items() if key in COMPONENTS},
-        newest=resolution.versions.get(name, ""),
+        newest=newest if newest != (values or {}).get(name) else "",
     )
 
 
 def _parse(question: str) -> tuple[str, str]:
-    name, _, version = question.partition("@")
-    if not name or not version:
+    name, _, version = (part.strip() for part in question.partition("@"))
+    if not name or not _VERSION.fullmatch(version):
         raise BadInput(
             f"'{question}' is no component and version",
             hint="write NAME@VERSION, for example tensorflow@2.18",
         )
-    return name, version
+    return name.casefold(), version
 
 
-def _check_known(name: str, version: str, where: str) -> None:
+def _check_known(name: str, version: str, where: str, names: tuple[str, ...] = COMPONENTS) -> None:
     book = known()
-    if name not in COMPONENTS:
+    if name not in names:
         raise BadInput(
             f"{where} '{name}', which is no component of a stack",
-            hint=did_you_mean(name, COMPONENTS),
+            hint=did_you_mean(name, names),
         )
     versions = book.components[name].known()
     if not any(Range(version).allows(known_version) for known_version in versions):

@@ -231,9 +231,25 @@ def test_why_not_answers_with_the_chain_or_with_the_set_that_results() -> None:
     assert taken.newest == "2.14.1"
 
 
+def test_the_newest_itself_is_not_called_older_than_itself() -> None:
+    (answer,) = why_not(one_gpu("K80"), "TensorFlow@2", "x", "spack")
+    assert answer.newest == ""
+    assert "is newer" not in answers_text([answer])
+
+
+def test_a_driver_can_be_asked_for_too() -> None:
+    (answer,) = why_not(one_gpu("K80"), "driver@535", "x", "spack")
+    assert not answer.fits
+    assert "R470 is the last" in answers_text([answer])
+    assert why_not(one_gpu("K80"), "driver@470", "x", "spack")[0].fits
+
+
 @pytest.mark.parametrize(
-    "question", ["tensorflow", "tensorflow@", "@2.18", "tensorflow@9.9", "x@1"]
-)
+    "question",
+    ["tensorflow", "tensorflow@", "@2.18", "tensorflow@9.9", "x@1", "tensorflow@2..18",
+     "tensorflow@2.18@x", "tensorflow@$(id)", "tensorflow@-1", "tensorflow@2.18\u00e9", "gpu@6.0",
+     "tensorflow@2.18.", "tensorflow@2 18"],
+)  # fmt: skip
 def test_a_question_that_cannot_be_understood_is_bad_input(question: str) -> None:
     with pytest.raises(BadInput):
         why_not(one_gpu("K80"), question)
