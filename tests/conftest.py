@@ -5,7 +5,11 @@ from collections import Counter
 import pytest
 
 # The built release that the real tests share; nothing is built before one asks for it.
-pytest_plugins = ["tests.integration.stack_fixture", "tests.integration.train_runs"]
+pytest_plugins = [
+    "tests.integration.spack_fixture",
+    "tests.integration.stack_fixture",
+    "tests.integration.train_runs",
+]
 
 _left_out: Counter[str] = Counter()
 _TIERS = {"long": "make test-long", "matrix": "make test-matrix"}

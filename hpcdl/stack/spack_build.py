@@ -20,6 +20,7 @@ from typing import Any
 from hpcdl import __version__, facts
 from hpcdl.site import Site, StackRequest
 from hpcdl.stack.build import build_lock, new_tree, umask
+from hpcdl.stack.lmod import SITE_FILE
 from hpcdl.stack.recipe import MODULE, digest, find_request, gpu_variant, running_interpreter
 from hpcdl.stack.release import SCHEMA, Release, as_record, read_release, releases_folder
 from hpcdl.stack.resolve_versions import Range
@@ -291,7 +292,9 @@ def _fill_cache(
 ) -> None:
     """Keep what is built, also of a build that failed."""
     packages = inventory(spack, plan.folders.environment)
-    built = {one.hash for one in packages if not one.external} & installed(spack)
+    built = {one.hash for one in packages if not one.external} & installed(
+        spack, plan.folders.environment
+    )
     if built:
         say(f"filling the build cache {cache.folder} ({'signed' if key else 'unsigned'})")
         fill(spack, cache, plan.folders.environment, built, key)
@@ -321,7 +324,10 @@ def _release(plan: SpackPlan, spack: Spack, wheel: Path, helpers: Path, say: Say
         text = environment_text(plan.environment, store(plan.site), plan.site.spack.padded_length)
         make_view(spack, root, plan.folders.environment, text)
         (pip,) = helpers.glob("lib/python3*/site-packages")
-        add_hpcdl(root, wheel, pip, new_log(root.name))
+        packages_folder = add_hpcdl(root, wheel, pip, new_log(root.name))
+        # The module's hpcdl knows its site without being told: a publish writes the file.
+        link = packages_folder / "hpcdl" / SITE_FILE
+        link.symlink_to(plan.site.paths.prefix / "etc" / SITE_FILE)
         _record(replace(expected, environment=module_environment(spack, root)), packages)
 
 

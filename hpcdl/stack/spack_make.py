@@ -25,7 +25,7 @@ _HASH = re.compile(r"-([a-z0-9]{32})\Z")
 _FAILED = re.compile(r"^make: \*\*\* \[[^\]]*/install/(\S+-[a-z0-9]{32})\]", re.MULTILINE)
 # What Spack says of a package at work: since 1.2 `[ ] hash name@version phase (1s)` and `[+]`
 # or `[x]` at its end, before that `==> Installing name-version-hash [1/1]`.
-_AT_WORK = re.compile(r"^\[( |\+|x|e)\] (\w{7}) (\S+)(?: (\w+))?", re.MULTILINE)
+_AT_WORK = re.compile(r"^\[( |\+|x|e)\] (\w{7}) (\S+)(?: ([a-z][a-z ]*))?", re.MULTILINE)
 _INSTALLING = re.compile(r"^==> Installing (\S+)-[a-z0-9]{32}", re.MULTILINE)
 _NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded")
 
@@ -107,7 +107,7 @@ def make_all(spack: Spack, where: Folders, jobs: int, show: Show, env: Mapping[s
         where.log.unlink(missing_ok=True)
     spack.run("-e", where.environment, "env", "depfile", "-o", makefile, "--make-prefix", done)
     targets = _targets(makefile)
-    _mark_installed(done, targets, installed(spack))
+    _mark_installed(done, targets, installed(spack, where.environment))
     watch = Watch(where.log, done / "install", len(targets), show)
     watch()
     result = run_make(spack, makefile, jobs, where.log, watch, env)
@@ -139,9 +139,9 @@ def run_make(
     ).exit_code
 
 
-def installed(spack: Spack) -> set[str]:
-    """Hashes of all that Spack's install tree holds."""
-    told = spack.run("find", "--format", "{hash}", check=False).stdout
+def installed(spack: Spack, environment: Path) -> set[str]:
+    """Hashes of what is installed of an environment."""
+    told = spack.run("-e", environment, "find", "--format", "{hash}", check=False).stdout
     return set(re.findall(r"\b[a-z0-9]{32}\b", told))
 
 

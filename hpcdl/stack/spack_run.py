@@ -8,6 +8,7 @@ limit is an answer too, and `probable_cause` says what it usually means.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import time
@@ -146,13 +147,13 @@ def concretize(
     Raises:
         MachineLacks: no Spack.
         AnswerNo: there is no solution, or it did not come within the time limit (seconds; by
-            default the facts' `time_limit`); with the probable cause.
+            default `default_limit`); with the probable cause.
     """
     start = time.monotonic()
     where = root / "environments" / wanted.name
     log = where / "concretize.log"
     log.unlink(missing_ok=True)
-    limit = time_limit or facts.load("spack")["time_limit"]
+    limit = time_limit or default_limit()
     with TemporaryDirectory(prefix="hpcdl-spack-") as scope:
         spack = open_spack(root, Path(scope))
         require_unlocked(where)
@@ -171,6 +172,12 @@ def concretize(
     return Solved(
         wanted, lock, versions, _count(lock), time.monotonic() - start, differences(wanted, lock)
     )
+
+
+def default_limit() -> float:
+    """Seconds after which no answer is an answer: the facts', longer where others compute too."""
+    processes = os.getloadavg()[0] / (os.cpu_count() or 1)
+    return float(facts.load("spack")["time_limit"]) * max(1.0, processes)
 
 
 def lock_versions(lock: Path) -> dict[str, str]:

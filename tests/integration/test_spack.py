@@ -29,8 +29,6 @@ from hpcdl.system.resources import folder
 from hpcdl.system.run import CommandResult, run
 from tests.integration.spack_fixture import PACKAGES, why_not
 
-pytest_plugins = ["tests.integration.spack_fixture"]
-
 OVERLAY = sorted(
     path.parent.name.replace("_", "-")
     for path in (folder("spack") / "spack_repo" / "hpcdl").glob("packages/*/package.py")

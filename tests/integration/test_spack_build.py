@@ -1,0 +1,190 @@
+"""Building with Spack: in parallel, resumed, signed, and with failures that a person can use.
+
+Small packages stand for the stack: they are built by the real Spack and the real make, with
+nothing to download or compile.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcdl.stack import spack_cache, spack_mirror
+from hpcdl.stack.spack_cache import BuildCache, close_keyring, fill, ready_key
+from hpcdl.stack.spack_make import Folders, PackageFailed, Tally, installed, make_all
+from hpcdl.stack.spack_release import inventory
+from hpcdl.stack.spack_run import concretize
+from hpcdl.stack.spack_tool import Spack, lock_holder, open_spack, require_unlocked
+from hpcdl.system.errors import AnswerNo, MachineLacks
+from tests.integration.spack_fixture import SMALL, want, why_not
+from tests.small_release import silent, small_site
+
+pytestmark = [
+    pytest.mark.spack,
+    pytest.mark.skipif(bool(why_not()), reason=why_not()),
+    pytest.mark.timeout(2400),
+]
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def solve(home: Path, *specs: str) -> Folders:
+    """The small environment, solved."""
+    want(home, *specs)
+    concretize(home, SMALL, silent)
+    return Folders(home, "small")
+
+
+def opened(where: Folders, *caches: BuildCache) -> Spack:
+    config = f"config:\n  build_stage: ['{where.stage}']\n"
+    settings = {"config.yaml": config}
+    for cache in caches:
+        settings |= cache.settings()
+    return open_spack(where.root, where.build / "scope", settings)
+
+
+def build(where: Folders, spack: Spack, **env: str) -> list[Tally]:
+    tallies: list[Tally] = []
+    make_all(spack, where, 2, tallies.append, env)
+    return tallies
+
+
+def names(spack: Spack, where: Folders) -> set[str]:
+    hashes = installed(spack, where.environment)
+    return {one.name for one in inventory(spack, where.environment) if one.hash in hashes}
+
+
+def test_a_failure_names_the_package_its_last_lines_and_reopens_and_then_goes_on(
+    small: Path, tmp_path: Path
+) -> None:
+    where = solve(small, "above", "waits")
+    spack = opened(where)
+    file = tmp_path / "there"
+    with pytest.raises(PackageFailed) as caught:
+        build(where, spack, SMALL_FILE=str(file))
+    assert caught.value.message == "waits-1.0 did not build"
+    assert any("the compiler speaks" in line for line in caught.value.details)
+    (reopen,) = [line.split()[-1] for line in caught.value.details if line.startswith("reopen:")]
+    told = subprocess.run(["bash", reopen, "env"], capture_output=True, text=True, check=True)
+    assert "SPACK_SHORT_SPEC=waits@1.0" in told.stdout
+    assert Path(reopen).parent.joinpath("logs").glob("waits-1.0-*.txt")
+    assert "works" in names(spack, where)
+
+    file.touch()
+    tallies = build(where, spack, SMALL_FILE=str(file))
+    assert tallies[0].done >= 1, "what was built counts from the start"
+    assert (tallies[-1].done, tallies[-1].total) == (3, 3)
+    assert names(spack, where) == {"works", "above", "waits"}
+    log = where.log.read_text()
+    assert "works@1.0 install" not in log, "what is built is not built again"
+
+
+def test_a_killed_build_goes_on(small: Path, tmp_path: Path) -> None:
+    where = solve(small, "sleeps", "above")
+    file, started = tmp_path / "there", tmp_path / "started"
+    program = (
+        "import sys; from pathlib import Path; from hpcdl.stack.spack_make import *; "
+        "from hpcdl.stack.spack_tool import Spack; home, scope, program, file, started = "
+        "map(Path, sys.argv[1:]); make_all(Spack(program, '', scope), Folders(home, 'small'), 2, "
+        "print, {'SMALL_FILE': str(file), 'SMALL_STARTED': str(started)})"
+    )
+    spack = opened(where)
+    words = [sys.executable, "-c", program, small, spack.scope, spack.program, file, started]
+    process = subprocess.Popen(words, cwd=REPOSITORY)
+    deadline = time.monotonic() + 600
+    while not started.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert started.exists()
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    file.touch()  # what make left behind ends now
+    build(where, spack, SMALL_FILE=str(file), SMALL_STARTED=str(started))
+    assert names(spack, where) == {"works", "above", "sleeps"}
+
+
+@pytest.fixture
+def keyring(tmp_path: Path) -> Iterator[BuildCache]:
+    if shutil.which("gpg") is None:
+        pytest.skip("gpg is not installed")
+    # The agent's socket needs a short path.
+    cache = BuildCache(tmp_path / "buildcache", Path(f"/tmp/hpcdl-keys-{os.getpid()}"), "own")
+    yield cache
+    close_keyring(cache)
+    shutil.rmtree(cache.keys or "", ignore_errors=True)
+
+
+def test_the_build_cache_is_signed_and_taken_from(small: Path, keyring: BuildCache) -> None:
+    where = solve(small, "above")
+    plain = opened(where, keyring)
+    spack = Spack(plain.program, plain.version, plain.scope, {**plain.env, **keyring.env})
+    key = ready_key(spack, keyring, small_site(small))
+    assert ready_key(spack, keyring, small_site(small)) == key, "one key for ever"
+    build(where, spack)
+    hashes = {one.hash for one in inventory(spack, where.environment)}
+    fill(spack, keyring, where.environment, hashes, key)
+    fill(spack, keyring, where.environment, hashes, key)
+
+    spack.run("-e", where.environment, "uninstall", "-a", "-y", "--dependents", check=False)
+    shutil.rmtree(small.parent / "tree")
+    build(where, spack)
+    assert "build cache" in where.log.read_text()
+    assert "install (" not in where.log.read_text(), "nothing was built"
+
+
+def test_without_gpg_nothing_is_begun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MachineLacks, match="no gpg") as caught:
+        spack_cache.build_cache(small_site(tmp_path), unsigned=False)
+    assert "--unsigned" in caught.value.hint
+    assert spack_cache.build_cache(small_site(tmp_path), unsigned=True).key is None
+
+
+def test_an_environment_that_another_spack_holds_is_refused_at_once(small: Path) -> None:
+    where = want(small, "works")
+    lock = where / ".spack-env" / "transaction_lock"
+    lock.parent.mkdir()
+    lock.touch()
+    assert lock_holder(lock) is None
+    held = (
+        f"import fcntl, sys; file = open({str(lock)!r}, 'r+b'); fcntl.lockf(file, fcntl.LOCK_EX); "
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", held], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        with pytest.raises(MachineLacks, match=f"process {holder.pid}"):
+            concretize(small, SMALL, silent)
+        assert holder.stdin is not None
+        holder.stdin.close()
+    require_unlocked(where)
+
+
+def test_a_contradictory_pin_is_answered_with_its_cause(small: Path) -> None:
+    want(small, "works@2.0")
+    with pytest.raises(AnswerNo, match="no solution") as caught:
+        concretize(small, SMALL, silent)
+    assert "required version" in caught.value.hint or "contradict" in caught.value.hint
+    assert any("works" in line for line in caught.value.details)
+
+
+def test_the_end_of_the_time_limit_is_an_answer(small: Path) -> None:
+    want(small, "works")
+    with pytest.raises(AnswerNo, match="no answer within") as caught:
+        concretize(small, SMALL, silent, time_limit=0.2)
+    assert "probable cause" in caught.value.hint
+
+
+def test_a_mirror_of_packages_without_sources_is_complete(small: Path, tmp_path: Path) -> None:
+    where = solve(small, "above")
+    found = spack_mirror.plan_mirror(tmp_path / "mirror", where.root, ["small"], None)
+    assert found.sources == ()
+    assert found.notes() == []

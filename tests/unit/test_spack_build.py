@@ -1,0 +1,220 @@
+"""Building with Spack, the thinking part: plans, names, guards, progress, what a mirror holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from hpcdl.site import Site, StackRequest, load_site
+from hpcdl.stack.spack import environment_for_stack, wheel_sets
+from hpcdl.stack.spack_build import plan_spack
+from hpcdl.stack.spack_cache import BuildCache
+from hpcdl.stack.spack_make import Tally, Watch
+from hpcdl.stack.spack_mirror import Source, licence_of
+from hpcdl.stack.spack_needs import driver_needs, models, needs_of
+from hpcdl.stack.spack_release import Built, _settings, environment_text, lock_entries
+from hpcdl.stack.spack_tool import lock_holder, open_spack
+from hpcdl.system.errors import BadInput, MachineLacks
+from hpcdl.system.resources import folder
+
+KEPLER = "tensorflow-kepler"
+
+
+def pi(prefix: Path, **stacks: StackRequest) -> Site:
+    site = load_site(folder("templates") / "sites" / "pi.yaml")
+    paths = dataclasses.replace(site.paths, prefix=prefix)
+    return dataclasses.replace(site, paths=paths, stacks={**site.stacks, **stacks})
+
+
+def wheels_stack(**pins: str) -> StackRequest:
+    return StackRequest("cpus", "spack", ("cpu",), pins)
+
+
+def test_one_build_serves_the_partitions_of_a_generation(tmp_path: Path) -> None:
+    site = pi(tmp_path)
+    wanted = environment_for_stack(site, site.stacks[KEPLER])
+    assert wanted.archs == ("35", "37")
+    assert wanted.specs == ("hpcdl-tensorflow cuda_arch=35,37",)
+    assert wanted.versions["tensorflow"] == "2.14.1"
+
+
+def test_partitions_that_need_different_builds_are_refused_by_name(tmp_path: Path) -> None:
+    site = pi(tmp_path)
+    with pytest.raises(BadInput, match="cannot be one build") as caught:
+        environment_for_stack(site, StackRequest("all", "spack", (), {}))
+    assert "per GPU generation" in caught.value.hint
+
+
+def test_without_gpus_tensorflow_comes_from_the_newest_wheels_that_fit_the_pins(
+    tmp_path: Path,
+) -> None:
+    site = pi(tmp_path)
+    wanted = environment_for_stack(site, wheels_stack())
+    assert wanted.wheels
+    assert wanted.versions["tensorflow"] in wheel_sets("py-tensorflow-wheels")
+    with pytest.raises(BadInput, match=r"pins tensorflow to 2\.14"):
+        environment_for_stack(site, wheels_stack(tensorflow="2.14"))
+
+
+def test_a_plan_names_its_module_before_anything_is_solved(tmp_path: Path) -> None:
+    plan = plan_spack(pi(tmp_path), KEPLER)
+    assert plan.module == "tensorflow/2.14.1-cuda11.8-sm35-sm37"
+    assert plan.release_id is None
+    assert not plan.exists
+    assert any("solve" in step for step in plan.steps())
+    assert plan.expected().needs["driver"] == {"from": "450.80.02", "branch": 470}
+    assert not list(tmp_path.iterdir()), "a plan writes nothing"
+
+
+def test_a_lock_counts_only_for_the_files_it_was_solved_from(tmp_path: Path) -> None:
+    plan = plan_spack(pi(tmp_path), KEPLER)
+    where = plan.folders.environment
+    where.mkdir(parents=True)
+    lock = where / "spack.lock"
+    lock.write_text(json.dumps({"roots": [{"hash": "a" * 32}], "concrete_specs": {}}))
+    assert plan.lock is None
+    (where / ".solved").write_text(plan.stamp(lock))
+    assert plan.lock == lock
+    release_id = plan.release_id
+    assert release_id is not None
+    assert release_id.startswith(f"{KEPLER}-2.14.1-cuda11.8-sm35-sm37-")
+    lock.write_text(json.dumps({"roots": [{"hash": "b" * 32}], "concrete_specs": {}}))
+    assert plan.lock is None, "a lock that somebody changed is solved again"
+
+
+def test_the_guard_knows_both_ends_of_the_driver() -> None:
+    assert driver_needs("11.8.0", ["3.7"]) == {"from": "450.80.02", "branch": 470}
+    assert driver_needs("12.9.1", ["6.0", "7.0"]) == {"from": "525.60.13", "branch": 580}
+    assert driver_needs("12.9.1", ["9.0"]) == {"from": "525.60.13"}
+
+
+def test_the_guard_knows_which_cards_run_the_machine_code() -> None:
+    assert {"P100", "P40"} <= set(models(("60",)))
+    assert "V100" not in models(("60",))
+
+
+def test_wheels_need_what_wheels_need_and_compiled_code_its_target(tmp_path: Path) -> None:
+    site = pi(tmp_path)
+    wheels = wheels_stack()
+    assert needs_of(site, wheels, environment_for_stack(site, wheels)) == {"cpu_flags": ["avx"]}
+    kepler = site.stacks[KEPLER]
+    assert "avx" in needs_of(site, kepler, environment_for_stack(site, kepler))["cpu_flags"]
+
+
+def test_progress_tells_what_is_done_and_what_is_at_work(tmp_path: Path) -> None:
+    log, done = tmp_path / "make.log", tmp_path / "install"
+    done.mkdir()
+    seen: list[Tally] = []
+    watch = Watch(log, done, 3, seen.append)
+    log.write_text("[ ] aaaaaaa zlib@1.3 staging (0s)\n[ ] aaaaaaa zlib@1.3 build (2s)\n[ ] bbb")
+    watch()
+    assert seen[-1] == Tally(0, 3, ("zlib@1.3 build",))
+    (done / "zlib").touch()
+    with log.open("a") as file:
+        file.write("bbbb cmake@3.31 fetching from build cache (0s)\n[+] aaaaaaa zlib@1.3 /x (3s)\n")
+    watch()
+    assert seen[-1] == Tally(1, 3, ("cmake@3.31 fetching from build cache",))
+    assert seen[-1].text() == "1/3 packages: cmake@3.31 fetching from build cache"
+
+
+def test_progress_reads_the_words_of_older_spacks_too(tmp_path: Path) -> None:
+    log = tmp_path / "make.log"
+    log.write_text(f"==> Installing zlib-1.3-{'a' * 32} [1/1]\n")
+    seen: list[Tally] = []
+    Watch(log, tmp_path / "install", 1, seen.append)()
+    assert seen[-1].current == ("zlib-1.3",)
+
+
+def test_the_module_sets_what_spack_sets_but_paths_for_building() -> None:
+    told = (
+        "export SPACK_ENV=/x;\nexport PATH=/v/bin:/usr/bin;\nexport LD_LIBRARY_PATH=/v/lib:/v/l2;\n"
+        "export CMAKE_PREFIX_PATH=/v;\nexport XLA_FLAGS='--xla_gpu_cuda_data_dir=/v';\n"
+        "alias despacktivate='spack env deactivate';\n"
+    )
+    assert dict(_settings(told)) == {
+        "LD_LIBRARY_PATH": ["/v/lib", "/v/l2"],
+        "XLA_FLAGS": "--xla_gpu_cuda_data_dir=/v",
+    }
+
+
+def test_a_releases_lock_names_the_wheels_inside_a_package(tmp_path: Path) -> None:
+    version = next(iter(wheel_sets("py-tensorflow-wheels")))
+    built = Built("py-tensorflow-wheels", version, "a" * 32, tmp_path, False, "Apache-2.0",
+                  ({"url": "u", "sha256": "b" * 64, "commit": None},))  # fmt: skip
+    entries = lock_entries((built,))
+    assert entries[0] == {"name": "py-tensorflow-wheels", "version": version, "hash": "a" * 32,
+                          "sha256": "b" * 64, "licence": "Apache-2.0"}  # fmt: skip
+    assert {"numpy", "keras"} <= {entry["name"] for entry in entries[1:]}
+    assert all(len(entry["sha256"]) == 64 for entry in entries)
+
+
+def test_a_releases_environment_stands_alone(tmp_path: Path) -> None:
+    text = environment_text(environment_for_stack(pi(tmp_path), wheels_stack()), Path("/s"), 128)
+    import yaml
+
+    tree = yaml.safe_load(text)["spack"]
+    assert tree["repos"] == {"hpcdl": "$env/spack_repo/hpcdl"}
+    assert tree["config"]["install_tree"] == {"root": "/s", "padded_length": 128}
+    assert tree["view"]["default"]["root"] == "../stack"
+
+
+@pytest.mark.parametrize("told", ["0.23.1", "nonsense"])
+def test_a_spack_that_is_too_old_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str
+) -> None:
+    program = tmp_path / "bin" / "spack"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\necho {told}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("HPCDL_SPACK_ROOT", str(tmp_path))
+    with pytest.raises(MachineLacks, match="too old") as caught:
+        open_spack(tmp_path, tmp_path / "scope")
+    assert "1.1 or newer" in caught.value.hint
+
+
+def test_packages_that_are_none_of_spacks_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "bin" / "spack"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho 1.1.0\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("HPCDL_SPACK_ROOT", str(tmp_path))
+    monkeypatch.setenv("HPCDL_SPACK_PACKAGES", str(tmp_path))
+    with pytest.raises(BadInput, match="no packages of Spack"):
+        open_spack(tmp_path, tmp_path / "scope")
+
+
+def test_a_lock_that_nobody_holds_has_no_holder(tmp_path: Path) -> None:
+    assert lock_holder(tmp_path / "none") is None
+    (tmp_path / "lock").touch()
+    assert lock_holder(tmp_path / "lock") is None
+
+
+def test_an_unsigned_build_cache_says_so_to_spack(tmp_path: Path) -> None:
+    signed = BuildCache(tmp_path, tmp_path / "keys", "own")
+    assert "signed: true" in signed.settings()["mirrors.yaml"]
+    assert signed.env == {"SPACK_GNUPGHOME": str(tmp_path / "keys")}
+    assert "signed: false" in BuildCache(tmp_path, None, None).settings()["mirrors.yaml"]
+
+
+def test_a_mirrors_file_is_found_by_its_digest_whatever_its_ending(tmp_path: Path) -> None:
+    one = Source("zlib", "1.3", "https://example.org/zlib.tar.gz", "ab" + "0" * 62, None, "Zlib")
+    assert one.find(tmp_path) is None
+    where = tmp_path / "_source-cache" / "archive" / "ab"
+    where.mkdir(parents=True)
+    file = where / f"{one.sha256}.tar.gz"
+    file.touch()
+    assert one.find(tmp_path) == file
+
+
+def test_a_wheel_says_its_own_licence(tmp_path: Path) -> None:
+    path = tmp_path / "small-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr("small-1.0.dist-info/METADATA", "Name: small\nLicense-Expression: MIT\n")
+    assert licence_of(path, str(path)) == "MIT"
+    assert licence_of(path, "https://example.org/source.tar.gz") is None
