@@ -1,0 +1,36 @@
+"""`hpcdl stack resolve` and `--why-not`, each a command of its own, beside a Python that reads YAML."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+from tests.bench import alternate, report
+
+RUNS = 15
+GOAL_MS = 200.0
+
+
+def command(*words: str) -> Callable[[], object]:
+    """Runs a Python to its end; `--why-not` may well answer no."""
+    argv = [sys.executable, *words]
+    return lambda: subprocess.run(argv, capture_output=True, check=False)
+
+
+def main() -> None:
+    """Measure on the shipped site with the most partitions."""
+    resolve = ("-m", "hpcdl", "stack", "resolve", "--site", "pi")
+    empty, all_of_it, asked = alternate(
+        RUNS,
+        command("-c", "import yaml"),
+        command(*resolve),
+        command(*resolve, "--partition", "k80", "--why-not", "tensorflow@2.18"),
+    )
+    for name, seconds in (("stack resolve, 5 partitions", all_of_it), ("--why-not", asked)):
+        report(name, seconds * 1000, "ms", goal=f"<= {GOAL_MS:.0f}", met=seconds * 1000 <= GOAL_MS,
+               yardstick=f"`import yaml` alone: {empty * 1000:.0f} ms")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
