@@ -1,0 +1,166 @@
+"""The report of a year of nights for 50 series, made and opened; queries of 1,000,000 results."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from itertools import islice
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from hpcdl.regress.history import History, Result, open_history
+from hpcdl.system.run import run
+from tests import nights
+from tests.bench import report
+from tests.browser import Page, chromium
+
+NIGHTS, RESULTS, RUNS, SEED = 365, 1_000_000, 5, 7
+_SINCE = (nights.END - timedelta(days=NIGHTS)).isoformat()[:10]
+
+
+def made(folder: Path) -> Path:
+    """The page as the command makes it, timed as a whole process."""
+    with open_history(folder / "history.sqlite") as history:
+        history.add(nights.simulated(NIGHTS, seed=SEED))
+        series = len(history.series())
+    (folder / "verdicts.json").write_text(json.dumps(nights.verdicts(folder)))
+    page = folder / "night.html"
+    hpcdl = [sys.executable, "-m", "hpcdl"]
+    words = [*hpcdl, "check", "report", folder, "--site", "embedded", "--html", page,
+             "--history", folder / "history.sqlite", "--nights", "36500"]  # fmt: skip
+    times = [_spent(words) for _ in range(RUNS)]
+    seconds, clock = (median(column) for column in zip(*times, strict=True))
+    bare, _ = _spent([*hpcdl, "--version"])
+    load = os.getloadavg()[0]
+    note = (
+        f"{NIGHTS} nights, {series - 1} series, seed {SEED}; CPU seconds, median of {RUNS}; "
+        f"{clock:.1f} s on the clock at load {load:.0f}"
+    )
+    report("report: the page is made", seconds, "s", goal="<= 5", met=seconds <= 5,
+           yardstick=f"hpcdl --version: {bare:.2f} s", note=note)  # fmt: skip
+    report("report: size of the page", page.stat().st_size / 1e6, "MB", note="scripts and logs in")
+    return page
+
+
+def _spent(words: Sequence[str | Path]) -> tuple[float, float]:
+    """Seconds of CPU time and of the clock that a command takes."""
+    before = os.times()
+    clock = run(words).seconds
+    after = os.times()
+    spent = after.children_user - before.children_user
+    return spent + after.children_system - before.children_system, clock
+
+
+def opened(page: Path, folder: Path) -> None:
+    """Seconds from the address to a page that is drawn and answers."""
+    empty = folder / "empty.html"
+    empty.write_text("<!doctype html><title>empty</title>")
+    try:
+        with chromium() as browser:
+            browser.size(1280)
+            times = [[_open(browser, file) for file in (page, empty)] for _ in range(RUNS + 1)][1:]
+            browser.open(page.as_uri())
+            first = median(_drawn(browser, index) for index in range(RUNS))
+    except pytest.skip.Exception as reason:
+        report("report: the page is open", None, "s", goal="<= 1", note=str(reason))
+        return
+    seconds, bare = (median(column) for column in zip(*times, strict=True))
+    report("report: the page is open", seconds, "s", goal="<= 1", met=seconds <= 1,
+           yardstick=f"an empty page: {bare:.2f} s",
+           note="headless Chromium, loaded and painted")  # fmt: skip
+    report("report: a figure further down is drawn", 1000 * first, "ms", note="when in view")
+
+
+def _open(browser: Page, file: Path) -> float:
+    start = time.perf_counter()
+    browser.open(file.as_uri())
+    return time.perf_counter() - start
+
+
+def _drawn(browser: Page, index: int) -> float:
+    """Seconds until a figure far below is drawn after a jump to it."""
+    start = time.perf_counter()
+    name = f"#s{20 + 4 * index}"
+    browser.do(f"document.querySelector('{name}').scrollIntoView({{behavior: 'instant'}})")
+    while not browser.do(f"document.querySelector('{name} svg') !== null"):
+        browser.settle()
+    return time.perf_counter() - start
+
+
+def many() -> Iterator[Result]:
+    """1,000,000 results: the simulated year again and again, with more cases and runs."""
+    year = list(nights.simulated(NIGHTS, seed=SEED))
+    for again in range(RESULTS // len(year) + 1):
+        for one in year:
+            case = f"{one.case_name}-{again % 5}" if again % 5 else one.case_name
+            hour = f"T{3 + again // 5:02d}:"
+            moment = one.time.replace("T03:", hour)
+            yield replace(one, run=f"{one.run}-{again}", case_name=case, time=moment)
+
+
+def queries(folder: Path) -> None:
+    """Every query of the report on 1,000,000 results; the slowest counts."""
+    file = folder / "many.sqlite"
+    with open_history(file) as history:
+        start = time.perf_counter()
+        added = history.add(islice(many(), RESULTS))
+        seconds = time.perf_counter() - start
+    report("history: 1,000,000 results added", seconds, "s",
+           note=f"{added:,} in one transaction, {file.stat().st_size / 1e6:.0f} MB")  # fmt: skip
+    with open_history(file) as history:
+        times = {name: _best(query) for name, query in _queries(history).items()}
+    slowest = max(times, key=lambda name: times[name])
+    words = ", ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in times.items())
+    report("history: the report's slowest query", times[slowest], "s", goal="<= 1",
+           met=times[slowest] <= 1, yardstick=f"all results: {_everything(file):.1f} s",
+           note=f"{RESULTS:,} results; {words}")  # fmt: skip
+
+
+def _queries(history: History) -> dict[str, Callable[[], object]]:
+    series = history.series()
+    largest = next(one for one in series if one[0] == "storage")
+    return {
+        "series": history.series,
+        "units and last of all series": lambda: [history.unit(one) for one in series],
+        "a year of one series": lambda: history.points(series[-1], _SINCE),
+        "a year of a series on single nodes": lambda: history.points(largest, _SINCE),
+        "one night": lambda: list(history.results(nights.END.isoformat()[:10])),
+    }
+
+
+def _best(query: Callable[[], object]) -> float:
+    """Median seconds of a query."""
+    times = []
+    for _ in range(RUNS):
+        start = time.perf_counter()
+        query()
+        times.append(time.perf_counter() - start)
+    return median(times)
+
+
+def _everything(file: Path) -> float:
+    start = time.perf_counter()
+    with open_history(file) as history:
+        for _ in history.results():
+            pass
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    """Report every figure."""
+    with tempfile.TemporaryDirectory(prefix="hpcdl-bench-", dir=os.environ.get("TMPDIR")) as name:
+        folder = Path(name)
+        opened(made(folder), folder)
+        queries(folder)
+
+
+if __name__ == "__main__":
+    main()
