@@ -75,10 +75,10 @@ def prepare(options: TrainOptions, place: RankPlace, clock: StartupClock) -> Run
     if options.deterministic:
         tf.config.experimental.enable_op_determinism()
     clock.mark("tensorflow")
-    from hpcdl.train.communicate import join_ranks
     from hpcdl.train.run import Run
+    from hpcdl.train.strategies import Joining, join_ranks
 
-    ranks = join_ranks(tf, options.strategy, place, clock, keras=keras)
+    ranks = join_ranks(options.strategy, Joining(tf, place, clock, keras))
     return Run(tf, options, place, clock, ranks, model)
 
 

@@ -19,11 +19,12 @@ import numpy as np
 
 from hpcdl.system.errors import HpcdlError
 from hpcdl.train.amounts import positive
-from hpcdl.train.communicate import Communicator, join_ranks
+from hpcdl.train.communicate import Communicator
 from hpcdl.train.measurement import run_program, write_measurement
 from hpcdl.train.options import STRATEGIES
 from hpcdl.train.ranks import RankPlace, this_place
 from hpcdl.train.startup import StartupClock, import_tensorflow, prepare_environment
+from hpcdl.train.strategies import Joining, join_ranks
 
 SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 26)
 WARMUP = 3
@@ -91,7 +92,7 @@ def main(words: list[str] | None = None) -> int:
 def _run(args: argparse.Namespace, place: RankPlace) -> None:
     prepare_environment(place, onednn=False)
     tf = import_tensorflow(place, keras=False)
-    ranks = join_ranks(tf, args.strategy, place, StartupClock(), keras=False)
+    ranks = join_ranks(args.strategy, Joining(tf, place, StartupClock(), keras=False))
     if ranks.size < 2:
         raise HpcdlError("an all-reduce needs at least two ranks")
     hosts = ranks.gather_text(place.host)

@@ -1,9 +1,7 @@
-"""Joins the ranks: averages in the graph, sums and texts on the host, broadcast at the start.
+"""What ranks do together: averages in the graph, sums and texts on the host, broadcasts.
 
 A `Communicator` is all that the rest of the program knows of Horovod or of TensorFlow's own
-collectives (multiworker.py); `Alone` is the same for one process. The Horovod form checks that
-MPI sees the ranks that the launcher started: where Slurm's and Open MPI's PMIx differ, every
-task believes to be alone, and would train apart.
+collectives (multiworker.py); `Alone` is the same for one process. strategies.py chooses.
 """
 
 from __future__ import annotations
@@ -13,10 +11,6 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-from hpcdl.system.errors import MachineLacks
-from hpcdl.train.ranks import RankPlace
-from hpcdl.train.startup import StartupClock, import_horovod
 
 Tensor = Any
 Floats = NDArray[np.float64]
@@ -206,35 +200,3 @@ def gather_text(ranks: Communicator, text: str) -> list[str]:
 
 def _bytes(tensor: Tensor) -> int:
     return int(tensor.shape.num_elements() or 0) * int(tensor.dtype.size)
-
-
-def join_ranks(
-    tf: Any, strategy: str, place: RankPlace, clock: StartupClock, *, keras: bool
-) -> Communicator:
-    """The communicator of the strategy; `auto` is Horovod where more than one rank was started.
-
-    Raises:
-        MachineLacks: Horovod is missing, or MPI sees other ranks than the launcher started.
-    """
-    if strategy == "single" or (strategy == "auto" and place.size == 1):
-        if place.size > 1:
-            raise MachineLacks(
-                f"{place.size} tasks were started, but --strategy single is for one",
-                hint="start one task, or leave --strategy to 'auto'",
-            )
-        return Alone(tf)
-    if strategy == "multiworker":
-        from hpcdl.train.multiworker import join
-
-        ranks = join(tf, place)
-        clock.mark("collectives")
-        return ranks
-    hvd = import_horovod(keras=keras)
-    hvd.init()
-    clock.mark("horovod")
-    if hvd.size() != place.size:
-        raise MachineLacks(
-            f"{place.size} tasks were started, but MPI sees {hvd.size()}",
-            hint="Slurm and Open MPI must share PMIx: launch with `srun --mpi=pmix` or mpirun",
-        )
-    return Horovod(tf, hvd)

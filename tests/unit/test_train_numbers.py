@@ -91,3 +91,10 @@ def test_an_area_without_both_answers_is_unknown() -> None:
     from hpcdl.train.tasks import area
 
     assert np.isnan(area(np.array([1.0, 2.0]), np.array([1.0, 1.0])))
+
+
+def test_every_strategy_of_the_command_line_can_be_joined() -> None:
+    from hpcdl.train.options import STRATEGIES as NAMES
+    from hpcdl.train.strategies import STRATEGIES
+
+    assert set(NAMES) == {"auto", *STRATEGIES}

@@ -1,0 +1,77 @@
+"""How ranks can work together: the one table of strategies, and the choice.
+
+A strategy is a function that joins the ranks and returns their `Communicator`. Another one (a
+parameter server, a model in parts on several devices) is a module with such a function, a row of
+`STRATEGIES` here and a word of the same table's names in options.py; step, loop, checkpoints and
+evaluation stay as they are. The Horovod form checks that MPI sees the ranks that the launcher
+started: where Slurm's and Open MPI's PMIx differ, every task believes to be alone, and would train
+apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hpcdl.system.errors import MachineLacks
+from hpcdl.train.communicate import Alone, Communicator, Horovod
+from hpcdl.train.ranks import RankPlace
+from hpcdl.train.startup import StartupClock, import_horovod
+
+
+@dataclass(frozen=True)
+class Joining:
+    """What a strategy is given: `keras` says whether the network is a Keras model."""
+
+    tf: Any
+    place: RankPlace
+    clock: StartupClock
+    keras: bool
+
+
+def _single(joining: Joining) -> Communicator:
+    if joining.place.size > 1:
+        raise MachineLacks(
+            f"{joining.place.size} tasks were started, but --strategy single is for one",
+            hint="start one task, or leave --strategy to 'auto'",
+        )
+    return Alone(joining.tf)
+
+
+def _multiworker(joining: Joining) -> Communicator:
+    from hpcdl.train.multiworker import join
+
+    ranks = join(joining.tf, joining.place)
+    joining.clock.mark("collectives")
+    return ranks
+
+
+def _horovod(joining: Joining) -> Communicator:
+    hvd = import_horovod(keras=joining.keras)
+    hvd.init()
+    joining.clock.mark("horovod")
+    if hvd.size() != joining.place.size:
+        raise MachineLacks(
+            f"{joining.place.size} tasks were started, but MPI sees {hvd.size()}",
+            hint="Slurm and Open MPI must share PMIx: launch with `srun --mpi=pmix` or mpirun",
+        )
+    return Horovod(joining.tf, hvd)
+
+
+STRATEGIES: dict[str, Callable[[Joining], Communicator]] = {
+    "horovod": _horovod,
+    "multiworker": _multiworker,
+    "single": _single,
+}
+
+
+def join_ranks(strategy: str, joining: Joining) -> Communicator:
+    """The communicator of the strategy; `auto` is Horovod where more than one rank was started.
+
+    Raises:
+        MachineLacks: Horovod is missing, or MPI sees other ranks than the launcher started.
+    """
+    if strategy == "auto":
+        strategy = "horovod" if joining.place.size > 1 else "single"
+    return STRATEGIES[strategy](joining)
