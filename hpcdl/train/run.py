@@ -204,9 +204,9 @@ class Run:
         """Whether images lie channel by channel: pays for fp32 on GPUs without tensor cores."""
         gpus = self.tf.config.get_visible_devices("GPU")
         if self.options.layout == "nchw" and not gpus:
-            raise BadInput(
-                "--layout nchw needs a GPU", hint="TensorFlow's CPU convolutions take nhwc only"
-            )
+            if self.ranks.rank == 0:
+                self._complain("no GPU here: --layout nchw is for GPUs, nhwc is used")
+            return False
         if self.options.layout != "auto" or not gpus:
             return self.options.layout == "nchw"
         details = self.tf.config.experimental.get_device_details(gpus[0])

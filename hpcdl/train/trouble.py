@@ -7,12 +7,14 @@ hold what led to it. Out of memory names the largest batch that fits, as memory.
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
-from hpcdl.system.errors import AnswerNo, HpcdlError, MachineLacks
+from hpcdl.system.errors import AnswerNo, BadInput, HpcdlError, MachineLacks
 from hpcdl.train.memory import Bounds
 
 _EXPLODED = 1e4
+_LABEL = re.compile(r"Received a label value of [^.]*")
 
 
 class LossGuard:
@@ -73,12 +75,18 @@ def _in_parts(batch: int, fits: int) -> str:
 
 
 def explain(fault: BaseException) -> HpcdlError | None:
-    """The error for a fault that another rank caused, None for one that is our own."""
+    """The error for a fault that another rank or the data caused, None for one that is our own."""
     text = str(fault)
     if "Horovod" in text or "HorovodAllreduce" in text:
         return MachineLacks(
             "another rank has left, so this one cannot go on",
             details=[text.splitlines()[0][:300]],
             hint="the first error in the log is the cause; the run goes on from its checkpoint",
+        )
+    if "label value" in text and "outside the valid range" in text:
+        return BadInput(
+            "a label of the data set is none of its classes",
+            details=[_LABEL.findall(text)[0] if _LABEL.search(text) else text[:300]],
+            hint="`hpcdl data inspect --index` takes --classes N and --label-offset N",
         )
     return None

@@ -202,3 +202,20 @@ def test_bench_says_what_a_pipeline_gives(runs: Runs, photos: Path) -> None:
         assert result["pipeline"] == pipeline
         assert result["images_per_second"] > 10
         assert result["images_per_cpu_second"] > 10
+
+
+def test_a_folder_in_imagenets_layout_is_indexed_and_trained_on(runs: Runs, copied: Path) -> None:
+    (copied / "dataset.json").unlink()
+    for shard in copied.glob("*.tfrecord"):
+        shard.rename(copied / shard.stem.replace("test", "validation"))
+    refused = runs.train("--data", str(copied), *TRAIN)
+    assert (refused.code, "`hpcdl data inspect --index DIR`" in refused.err) == (2, True)
+    done = runs.data("inspect", "--index", "--classes=10", str(copied))
+    assert (done.code, "128 records" in done.out) == (0, True), done.err
+    trained = runs.train("--data", str(copied), *TRAIN, "--steps=3")
+    assert trained.code == 0, trained.err
+    assert trained.result["summary"]["metrics"]["test_images"] == 32
+    runs.data("inspect", "--index", "--classes=3", str(copied))
+    wrong = runs.train("--data", str(copied), *TRAIN, "--steps=3", "--fresh")
+    assert (wrong.code, "a label of the data set is none of its classes" in wrong.err) == (2, True)
+    assert "Traceback" not in wrong.err
