@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hpcdl.jobs.untrusted import count, mapping, number, numbers, text
 from hpcdl.jobs.watch import Snapshot
 from hpcdl.slurm.parse import Usage
 from hpcdl.system.text import duration, table
@@ -49,21 +50,26 @@ def summarize(
     usage: Usage | None = None,
 ) -> Report:
     """The report of a job from its last state, its result.json, its job.json and accounting."""
-    summary: Mapping[str, Any] = (result or {}).get("summary", {})
-    shares = {name: float(part) for name, part in (summary.get("phases") or {}).items()}
-    low, high = summary.get("images_per_second_p05"), summary.get("images_per_second_p95")
-    seconds = (result or {}).get("samples", {}).get("seconds") or []
+    summary = mapping(mapping(result).get("summary"))
+    shares = {
+        text(name): part
+        for name, said in mapping(summary.get("phases")).items()
+        if (part := number(said)) is not None
+    }
+    low = number(summary.get("images_per_second_p05"))
+    high = number(summary.get("images_per_second_p95"))
+    seconds = numbers(mapping(mapping(result).get("samples")).get("seconds"))
     return Report(
         job_id=snapshot.job_id,
         words=snapshot.words,
         ok=snapshot.ok,
         restarts=snapshot.restarts,
-        images_per_second=summary.get("images_per_second"),
-        spread=(float(low), float(high)) if low is not None and high is not None else None,
+        images_per_second=number(summary.get("images_per_second")),
+        spread=(low, high) if low is not None and high is not None else None,
         shares=shares,
-        ranks=(result or {}).get("layout", {}).get("ranks"),
+        ranks=count(mapping(mapping(result).get("layout")).get("ranks")),
         seconds=sum(seconds) if seconds else None,
-        advice=advise(shares, asked.get("layout") or {}),
+        advice=advise(shares, mapping(asked.get("layout"))),
         usage=usage,
     )
 
@@ -87,10 +93,10 @@ _ADVICE = {
 
 
 def _more_cpus(layout: Mapping[str, Any]) -> dict[str, str]:
-    now = layout.get("cpus_per_task")
-    if not now:
+    now = count(layout.get("cpus_per_task"))
+    if now is None:
         return {"cpus": "give the input pipeline more CPUs"}
-    return {"cpus": f"raise --cpus-per-task from {now} to {2 * int(now)}"}
+    return {"cpus": f"raise --cpus-per-task from {now} to {2 * now}"}
 
 
 def _used(usage: Usage) -> list[str]:

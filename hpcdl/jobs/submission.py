@@ -17,6 +17,7 @@ from typing import Any
 
 from hpcdl.jobs.script import Script, default_job_dir, render_script
 from hpcdl.jobs.spec import JobSpec, Module
+from hpcdl.jobs.untrusted import count, mapping
 from hpcdl.site import Site
 from hpcdl.slurm import client
 from hpcdl.system.errors import BadInput
@@ -127,10 +128,13 @@ def find(site: Site, which: str) -> Submission:
     """
     folder = _index(site) / which if which.isdigit() else Path(which)
     try:
-        record = json.loads((folder / "job.json").read_text())
-        chain = tuple(map(int, record.get("chain") or [record["job_id"]]))
-        return Submission(int(record["job_id"]), folder.resolve(), chain)
-    except (OSError, ValueError, KeyError, TypeError) as fault:
+        record = mapping(json.loads((folder / "job.json").read_text()))
+        ids = [count(one) for one in (record["job_id"], *(record.get("chain") or ()))]
+        known = [one for one in ids if one is not None]
+        if len(known) < len(ids):
+            raise ValueError("an id is no number")
+        return Submission(known[0], folder.resolve(), tuple(known[1:]))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as fault:
         kind = f"job {which}" if which.isdigit() else f"job in {which}"
         raise BadInput(
             f"there is no {kind} submitted by hpcdl",
@@ -142,7 +146,7 @@ def asked(submission: Submission) -> dict[str, Any]:
     """What was asked and decided: the job's job.json; empty where it cannot be read."""
     try:
         record = json.loads((submission.folder / "job.json").read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return record if isinstance(record, dict) else {}
 

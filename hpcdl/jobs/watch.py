@@ -10,12 +10,12 @@ import json
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from hpcdl import facts
 from hpcdl.jobs.submission import Submission
+from hpcdl.jobs.untrusted import number
 from hpcdl.slurm import client
 from hpcdl.slurm.parse import ACTIVE, JobRecord, Usage
 from hpcdl.system.text import duration
@@ -91,11 +91,7 @@ def as_line(snapshot: Snapshot) -> str:
     if not progress or snapshot.state != "RUNNING":
         return head
     # Any program may write progress.json: only what is a number is shown.
-    numbers = {
-        key: value
-        for key, value in progress.items()
-        if isinstance(value, (int, float)) and isfinite(value)
-    }
+    numbers = {key: found for key, said in progress.items() if (found := number(said)) is not None}
     parts = [f"step {numbers.get('step', 0):.0f}"]
     if numbers.get("steps"):
         parts[0] += f" of {numbers['steps']:.0f}"
@@ -155,6 +151,6 @@ def _forgotten(submission: Submission) -> Snapshot:
 def _json(path: Path) -> dict[str, Any] | None:
     try:
         value = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -10,7 +10,7 @@ so that nothing waits for it; `compare` judges the job's result by it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from hpcdl.jobs.layout import Layout, plan_layout
 from hpcdl.jobs.spec import JobSpec
+from hpcdl.jobs.untrusted import count, positive, text
 from hpcdl.site import Partition, Site
 from hpcdl.system.errors import HpcdlError
 from hpcdl.system.files import write_json
@@ -198,7 +199,7 @@ def _json(path: Path) -> dict[str, Any] | None:
         if path.stat().st_size > _LARGEST_RESULT:
             return None
         value = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 
@@ -211,10 +212,22 @@ def keep(expectation: Expectation, folder: Path) -> None:
 
 def kept(folder: Path) -> Expectation | None:
     """The expectation of a job's folder; None where there is none, or none of this format."""
-    with suppress(*_UNUSABLE):
-        values = _json(folder / FILE) or {}
-        return Expectation(**values) if values.pop("schema", None) == SCHEMA else None
-    return None
+    values = _json(folder / FILE) or {}
+    if values.pop("schema", None) != SCHEMA or set(values) != set(_KINDS):
+        return None
+    read = {key: kind(values[key]) for key, kind in _KINDS.items()}
+    lacking = {key for key, value in read.items() if value in {None, ""}} - _OPTIONAL
+    return None if lacking else Expectation(**read)
+
+
+_OPTIONAL = {"epoch_images", "epoch_seconds"}
+_KINDS: dict[str, Callable[[object], Any]] = {
+    **dict.fromkeys(("model", "precision", "limit", "source", "proof"), text),
+    **dict.fromkeys(("batch_per_rank", "ranks", "lives", "epoch_images"), count),
+    **dict.fromkeys(("images_per_second", "low", "high", "epoch_seconds", "run_seconds",
+                     "walltime_seconds"), positive),
+}  # fmt: skip
+"""How each value of a kept expectation is read: anybody may have written the file."""
 
 
 def compare(
