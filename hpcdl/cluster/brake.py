@@ -19,7 +19,7 @@ from pathlib import Path
 from hpcdl.cluster import processes
 from hpcdl.cluster.model import ClusterState, ProcessId
 
-FACTOR = 8
+FACTOR = 4
 """A program runs one part of so many of the time; waking up again takes some of the effect."""
 _SLICE = 0.001
 _LOOK_SECONDS = 0.25
@@ -75,9 +75,11 @@ def hold(directory: Path, node: str, factor: int) -> None:
     looked = 0.0
     try:
         while True:
-            if time.monotonic() - looked > _LOOK_SECONDS:
-                held, looked = programs(directory, node), time.monotonic()
             _send(held, signal.SIGSTOP)
+            if time.monotonic() - looked > _LOOK_SECONDS:
+                # Looking takes a while: what is known rests meanwhile.
+                held, looked = programs(directory, node), time.monotonic()
+                _send(held, signal.SIGSTOP)
             time.sleep(_SLICE * (factor - 1))
             _send(held, signal.SIGCONT)
             time.sleep(_SLICE)

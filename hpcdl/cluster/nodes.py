@@ -73,7 +73,7 @@ def _cut(now: ClusterState, node: Node) -> tuple[ClusterState, str]:
 
 def _slow(now: ClusterState, node: Node) -> tuple[ClusterState, str]:
     brake.pull(now, node.name)
-    return now, f"{node.name} runs about an {brake.FACTOR}th of the time"
+    return now, f"{node.name} runs a {brake.FACTOR}th of the time"
 
 
 def _heal(now: ClusterState, node: Node) -> tuple[ClusterState, str]:

@@ -220,9 +220,10 @@ def _status(
     unjudged = [metric.name for metric in metrics if not metric.judged]
     if unjudged:
         return Status.NO_REFERENCE, f"no reference for {', '.join(unjudged)}"
-    failed = [metric.in_words() for metric in metrics if not metric.holds]
+    failed = [metric for metric in metrics if not metric.holds]
     if failed:
-        return Status.FAIL, "; ".join(failed)
+        words = [metric.in_words() for metric in failed]
+        return Status.FAIL, "; ".join([*words, *_suspects(failed, evidence, machine)])
     if phase == "performance":
         return Status.FAIL, _reason(case)
     return _of_references(evidence, machine)
@@ -257,6 +258,22 @@ def _stale(
         for what, current in now.items()
         if row.get(what) and current and row[what] != current
     ]
+
+
+def _suspects(
+    failed: Sequence[MetricVerdict], evidence: Mapping[str, Any], machine: str | None
+) -> list[str]:
+    """What has changed since the references of failed metrics were measured."""
+    entries = evidence.get("metrics") or {}
+    rows = [(entries.get(metric.name) or {}).get("reference") or {} for metric in failed]
+    now = {"release": evidence.get("release"), "driver": evidence.get("driver"), "machine": machine}
+    found = [
+        f"since that was measured: {what} {row[what]} -> {current}"
+        for row in rows
+        for what, current in now.items()
+        if row.get(what) and current and row[what] != current
+    ]
+    return list(dict.fromkeys(found))
 
 
 def _reason(case: Mapping[str, Any]) -> str:

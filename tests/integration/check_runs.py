@@ -1,0 +1,53 @@
+"""What tests of checks share: a site of the test's own on the embedded cluster."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from hpcdl.regress.runner import CheckOutcome
+from hpcdl.regress.verdict import Status, Verdict
+from hpcdl.site import Site, load_site
+
+
+def own_site(cluster_env: Mapping[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """The embedded site with a prefix and a work folder below `folder`, and its environment."""
+    for key in list(os.environ):
+        if key.startswith(("SLURM", "HPCDL")):
+            monkeypatch.delenv(key)
+    for key, value in cluster_env.items():
+        monkeypatch.setenv(key, value)
+    text = Path(cluster_env["HPCDL_SITE"]).read_text()
+    file = folder / "site.yaml"
+    file.write_text(text.replace("$HPCDL_HOME/embedded/", f"{folder}/"))
+    return load_site(file)
+
+
+def with_release(site: Site, prefix: Path, digits: Path) -> Site:
+    """The site with the releases of another prefix and the digits; references stay its own."""
+    site.paths.prefix.mkdir(parents=True)
+    (site.paths.prefix / "releases").symlink_to(prefix / "releases")
+    (site.paths.prefix / "current").symlink_to((prefix / "current").readlink())
+    site.paths.datasets.mkdir()
+    (site.paths.datasets / "digits").symlink_to(digits)
+    return site
+
+
+def statuses(outcome: CheckOutcome) -> dict[str, Status]:
+    """The verdicts' words by check and case."""
+    return {verdict.name: verdict.status for verdict in outcome.verdicts}
+
+
+def told(outcome: CheckOutcome) -> str:
+    """All that went wrong, for a failing test's message."""
+    return "\n".join(f"{v.status.value} {v.name}: {v.reason}, {v.log}" for v in outcome.verdicts)
+
+
+def value(verdict: Verdict, metric: str) -> float:
+    """A metric of a verdict."""
+    (found,) = [m.value for m in verdict.metrics if m.name == metric]
+    assert found is not None
+    return found

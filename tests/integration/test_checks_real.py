@@ -1,0 +1,189 @@
+"""The shipped checks on the real Slurm with the real release: what they measure, what they name."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from hpcdl.jobs import Module
+from hpcdl.regress.exchange import of_outcome
+from hpcdl.regress.gate import ask
+from hpcdl.regress.history import open_history
+from hpcdl.regress.measure import measure
+from hpcdl.regress.propose import propose
+from hpcdl.regress.runner import CheckOutcome, CheckRequest, run_checks
+from hpcdl.regress.verdict import Status
+from hpcdl.site import Site
+from hpcdl.slurm import client
+from hpcdl.stack.release import Release
+from hpcdl.workflows.modules import modules_by_partition
+from tests.integration.check_runs import own_site, statuses, told, value, with_release
+
+pytestmark = [pytest.mark.cluster, pytest.mark.stack]
+pytest.importorskip("reframe", reason="ReFrame is not installed (pip install 'hpcdl[checks]')")
+HPCDL = Path(sys.executable).with_name("hpcdl")
+MEASURED = {Status.PASS, Status.NO_REFERENCE}
+
+
+@pytest.fixture
+def site(
+    cluster_env: dict[str, str],
+    stack_site: Site,
+    release: Release,
+    digits: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Site:
+    """The embedded site with the built release, and references of the test's own."""
+    own = own_site(cluster_env, tmp_path, monkeypatch)
+    return with_release(own, stack_site.paths.prefix, digits)
+
+
+def run(site: Site, **request: object) -> CheckOutcome:
+    request = {"partitions": ("p100",), **request}
+    return run_checks(site, modules_by_partition(site), CheckRequest(**request))
+
+
+def test_the_smoke_checks_measure_what_their_names_say(site: Site, release: Release) -> None:
+    outcome = run(site, tags=("smoke",))
+    found = {verdict.name: verdict for verdict in outcome.verdicts}
+    assert {name: verdict.status for name, verdict in found.items()} == {
+        "modules/default": Status.PASS,
+        "binding/default": Status.PASS,
+        "users_job/default": Status.PASS,
+        "allreduce/horovod-2x2": Status.NO_REFERENCE,
+        "throughput/mlp-2x2-digits-fp32": Status.NO_REFERENCE,
+        "storage/work": Status.NO_REFERENCE,
+    }, told(outcome)
+    assert all(verdict.release == release.id for verdict in found.values())
+    assert value(found["binding/default"], "ranks") == 8
+    assert value(found["allreduce/horovod-2x2"], "bus_gbs_4MiB") > 0
+    assert value(found["storage/work"], "read_mbs") > 0
+
+
+def test_a_slow_node_is_named_in_the_verdict_and_by_the_gate(
+    site: Site, cluster_env: dict[str, str], tmp_path: Path
+) -> None:
+    subprocess.run([HPCDL, "cluster", "node", "slow", "p100-02"], env=cluster_env, check=True)
+    try:
+        outcome = run(site, names=("throughput",), distribute=True)
+    finally:
+        subprocess.run([HPCDL, "cluster", "node", "heal", "p100-02"], env=cluster_env, check=True)
+    found = {str(verdict.job["nodes"]): verdict for verdict in outcome.verdicts}
+    assert set(found) == {"p100-01", "p100-02"}
+    assert found["p100-02"].status is Status.FAIL, told(outcome)
+    assert found["p100-02"].reason.startswith("slow node: p100-02 is ")
+    assert found["p100-01"].status is Status.NO_REFERENCE
+    with open_history(tmp_path / "history.sqlite") as history:
+        history.add(of_outcome(outcome))
+        answer = ask(history)
+    assert not answer.open
+    assert any("slow node: p100-02" in finding.words for finding in answer.findings)
+
+
+@pytest.mark.long
+def test_every_nightly_check_works_on_two_emulated_nodes(site: Site) -> None:
+    outcome = run(site, tags=("nightly",))
+    found = statuses(outcome)
+    assert set(found.values()) <= MEASURED, told(outcome)
+    assert {name.partition("/")[0] for name in found} == {
+        "allreduce", "alone", "binding", "convergence", "input_pipeline", "killed", "modules",
+        "resume_after_kill", "resume_after_requeue", "scaling_small", "storage", "throughput",
+        "users_job",
+    }  # fmt: skip
+
+
+@pytest.mark.long
+def test_every_partition_passes_its_smoke_checks_within_five_minutes(site: Site) -> None:
+    outcome = run(site, tags=("smoke",), partitions=tuple(site.partitions))
+    assert set(statuses(outcome).values()) <= MEASURED, told(outcome)
+    assert {verdict.partition for verdict in outcome.verdicts} == set(site.partitions)
+
+
+@pytest.mark.long
+def test_a_release_that_halves_throughput_fails_and_is_named(
+    site: Site, release: Release, tmp_path: Path
+) -> None:
+    module = Module((release.module,), release.modules, release.id)
+    request = CheckRequest(partitions=("p100",), names=("throughput",), tags=("smoke",), repeat=3)
+    assert measure(site, module, request).references
+    nights = [datetime.now(timezone.utc) - timedelta(days=days) for days in range(7, -1, -1)]
+    with open_history(tmp_path / "history.sqlite") as history:
+        for night in nights[:-1]:
+            good = run_checks(site, module, replace(request, repeat=1))
+            assert good.ok, told(good)
+            history.add(of_outcome(good, night))
+        bad = run_checks(site, slower(release, tmp_path), replace(request, repeat=1))
+        history.add(of_outcome(bad, nights[-1]))
+        answer = ask(history)
+    assert [verdict.status for verdict in bad.verdicts] == [Status.FAIL], told(bad)
+    assert f"release {release.id} -> slower" in bad.verdicts[0].reason
+    assert not answer.open
+    assert any("-> slower" in finding.words for finding in answer.findings), answer
+
+
+def slower(release: Release, folder: Path) -> Module:
+    """A release like another one, whose training takes 20 ms more for every step."""
+    root = folder / "slower"
+    shutil.copytree(release.root, root, symlinks=True)
+    for path in root.rglob("hpcdl/train/options.py"):
+        path.write_text(path.read_text().replace("delay_ms: float = 0.0", "delay_ms: float = 20.0"))
+    for path in [*root.rglob("*.lua"), *root.glob("stack/bin/*")]:
+        if path.is_file() and not path.is_symlink():
+            text = path.read_bytes().replace(str(release.root).encode(), str(root).encode())
+            path.write_bytes(text.replace(release.id.encode(), b"slower"))
+    return Module((release.module,), root / "modules", "slower")
+
+
+@pytest.mark.long
+def test_a_healthy_night_passes_twenty_times_out_of_twenty(site: Site) -> None:
+    request = CheckRequest(partitions=("p100",), tags=("smoke",), repeat=5)
+    modules = modules_by_partition(site)
+    assert measure(site, modules, request).references
+    for night in range(20):
+        outcome = run_checks(site, modules, replace(request, repeat=1))
+        assert outcome.ok, f"night {night}: {told(outcome)}"
+
+
+@pytest.mark.long
+def test_references_are_drafted_from_nights_and_taken_by_git_apply(site: Site) -> None:
+    for _ in range(3):
+        run(site, names=("storage",), tags=("smoke",))
+    drafts = propose(site, modules_by_partition(site), ("p100",))
+    (proposal,) = drafts.proposals
+    assert [row.check for row in proposal.rows] == ["storage"]
+    (site.paths.prefix / "change.diff").write_text(proposal.diff)
+    subprocess.run(["git", "apply", "change.diff"], cwd=site.paths.prefix, check=True)
+    assert proposal.path.read_text() == proposal.after
+    assert run(site, names=("storage",), tags=("smoke",)).ok
+
+
+@pytest.mark.long
+def test_a_check_pinned_to_a_dead_node_is_an_error_and_does_not_wait_for_ever(
+    site: Site, cluster_env: dict[str, str]
+) -> None:
+    subprocess.run([HPCDL, "cluster", "node", "kill", "p100-02"], env=cluster_env, check=True)
+    try:
+        wait_until_down("p100-02")
+        outcome = run(site, names=("storage",), tags=("smoke",), distribute=True)
+    finally:
+        subprocess.run([HPCDL, "cluster", "node", "up", "p100-02"], env=cluster_env, check=True)
+    words = sorted(verdict.status for verdict in outcome.verdicts)
+    assert words == [Status.ERROR, Status.NO_REFERENCE], told(outcome)
+    (lost,) = [verdict for verdict in outcome.verdicts if verdict.status is Status.ERROR]
+    assert "node lost" in lost.reason
+    assert "p100-02" in lost.reason
+
+
+def wait_until_down(name: str) -> None:
+    deadline = time.monotonic() + 120
+    while not any(node.name == name and "DOWN" in node.state for node in client.nodes()):
+        assert time.monotonic() < deadline, f"{name} is not down"
+        time.sleep(0.5)
