@@ -411,7 +411,7 @@ def test_storage_bound_or_not_is_told_by_what_ranks_wait_for(
     finish(plan, {1: 8.0}, samples=samples)
     ok, words = verdict(plan)
     assert ok is (waited > 0)
-    assert words.endswith(f": {said}")
+    assert words.endswith(f": {said} (beyond 15%)")
 
 
 def test_more_than_one_gpu_in_a_rank_is_found(study: Callable[..., Plan]) -> None:
@@ -444,6 +444,15 @@ def test_a_report_shows_its_figure_its_holes_and_needs_nothing_else(
     assert json.loads(paths["json"].read_text())["holes"][0]["values"]["gpus"] == "4"
     assert as_data(report)["accepted"] is False
     assert "cells without a measurement" in as_text(report)
+
+
+def test_a_busy_machine_is_told(study: Callable[..., Plan]) -> None:
+    plan = study()
+    finish(plan, {1: 8.0})
+    for load, said in ((0.1, False), (9.0, True)):
+        text = json.dumps({"schema": 1, "cores": 2, "load": load})
+        (plan.folder / "machine.json").write_text(text)
+        assert ("a load of 9 on 2 cores" in as_text(make_report(findings_of(plan)))) is said
 
 
 def test_slowed_reads_keep_to_their_rate_and_others_are_left_alone(tmp_path: Path) -> None:

@@ -87,6 +87,11 @@ class Measured:
         return median(self.epochs) if self.epochs else None
 
     @property
+    def speed(self) -> float:
+        """Images per second: of whole epochs where there are any, else of the median step."""
+        return (self.images or 0) / self.epoch_seconds if self.epoch_seconds else self.rate
+
+    @property
     def shares(self) -> dict[str, float]:
         """Parts of a step's time, 0 to 1."""
         return {name: seconds / self.step_seconds for name, seconds in self.parts.items()}
@@ -103,12 +108,13 @@ class Hole:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a study's jobs gave so far; `cores` of the machine that queued them."""
+    """What a study's jobs gave so far; `cores` and load of the machine that queued them."""
 
     plan: Plan
     measured: tuple[Measured, ...]
     holes: tuple[Hole, ...]
     cores: int
+    load: float
 
 
 def collect(plan: Plan, standings: Sequence[Standing]) -> Findings:
@@ -126,20 +132,22 @@ def collect(plan: Plan, standings: Sequence[Standing]) -> Findings:
             holes.append(found)
         else:
             measured.append(found)
-    return Findings(plan, tuple(measured), tuple(holes), _cores(plan))
+    return Findings(plan, tuple(measured), tuple(holes), *_machine(plan))
 
 
 def note_machine(plan: Plan) -> None:
-    """Keep beside the results what they cannot say themselves: the cores that ranks may share."""
-    write_json(plan.folder / MACHINE, {"schema": 1, "cores": len(os.sched_getaffinity(0))})
+    """Keep beside the results what they cannot say themselves: cores shared, and with whom."""
+    machine = {"schema": 1, "cores": len(os.sched_getaffinity(0)), "load": os.getloadavg()[0]}
+    write_json(plan.folder / MACHINE, machine)
 
 
-def _cores(plan: Plan) -> int:
-    """The cores noted when the study was queued, else those here."""
+def _machine(plan: Plan) -> tuple[int, float]:
+    """Cores, and the load average, when the study was queued; else those here and no load."""
     try:
-        return int(json.loads((plan.folder / MACHINE).read_text())["cores"])
+        noted = json.loads((plan.folder / MACHINE).read_text())
+        return int(noted["cores"]), float(noted["load"])
     except (OSError, ValueError, KeyError, TypeError):
-        return len(os.sched_getaffinity(0))
+        return len(os.sched_getaffinity(0)), 0.0
 
 
 def _look(plan: Plan, cell: Cell, standing: Standing) -> Measured | Hole:

@@ -128,17 +128,24 @@ def _saved(figure: Any, suffix: str) -> bytes:
     return data.getvalue()
 
 
-def _footnote(findings: Findings) -> str:
-    """What marks mean and where the numbers come from."""
-    study, scale = findings.plan.study, findings.plan.scale
-    cores = f", all ranks on {findings.cores} cores" if scale.shares_cores else ""
-    first = f"{study.name}, scale {scale.name}, site {findings.plan.site.name}{cores}. " + (
-        "Bars: fastest and slowest epoch."
-        if any(panel.panel == "time-by-size" for panel in study.figure)
-        else "Bars: 5th to 95th percentile of steps. Hollow: predicted from the one-rank run."
+def caption(findings: Findings) -> str:
+    """What the marks of the figure mean."""
+    kinds = {panel.panel for panel in findings.plan.study.figure}
+    if "time-by-size" in kinds:
+        return "Markers are the median epoch, bars the fastest and the slowest one."
+    return (
+        "Filled markers are the median step, bars the 5th to 95th percentile of the steps; "
+        "hollow markers are predicted from the one-rank run, grey ones published by others."
     )
-    sources = [f"{group.label}: {group.source}" for group in study.published]
-    return "\n".join([first, *(_wrapped(line) for line in sources)])
+
+
+def _footnote(findings: Findings) -> str:
+    """Where the figure's numbers come from, and what its marks mean."""
+    plan = findings.plan
+    cores = f", all ranks on {findings.cores} cores" if plan.scale.shares_cores else ""
+    first = f"{plan.study.name}, scale {plan.scale.name}, site {plan.site.name}{cores}. "
+    sources = [f"{group.label}: {group.source}" for group in plan.study.published]
+    return "\n".join([first + caption(findings), *map(_wrapped, sources)])
 
 
 def _wrapped(text: str) -> str:

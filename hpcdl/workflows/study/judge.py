@@ -16,7 +16,7 @@ from hpcdl.workflows.study.forecast import Predicted, median_error
 from hpcdl.workflows.study.model import Rule, Values, matches
 
 _BOUND_SHARE = 0.15
-"""Of a step waited for input, from which on a job is called storage-bound: as `job report`."""
+"""Of a step waited for input, from which on a job is storage-bound where no rule says else."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def _faster(evidence: Evidence) -> Answer:
         by = {one.values.get(rule.over): one for one in pair}
         if rule.better in by and rule.worse in by:
             better, worse = by[rule.better], by[rule.worse]
-            wins.append((better.rate / worse.rate, better))
+            wins.append((better.speed / worse.speed, better))
     if not wins:
         return None, f"no cell ran with both {rule.better} and {rule.worse}"
     assert rule.at_least is not None
@@ -202,9 +202,11 @@ def _input_share(evidence: Evidence) -> Answer:
     low, high = min(shares, key=_first)[0], max(shares, key=_first)[0]
     rule = evidence.rule
     words = f"ranks wait for input {low:.1%} to {high:.1%} of a step: "
-    words += "storage-bound" if low > _BOUND_SHARE else (
-        "not storage-bound" if high <= _BOUND_SHARE else "storage-bound in part"
+    bound = rule.at_least or rule.at_most or _BOUND_SHARE
+    words += "storage-bound" if low > bound else (
+        "not storage-bound" if high <= bound else "storage-bound in part"
     )  # fmt: skip
+    words += f" (beyond {bound:.0%})"
     ok = (rule.at_least is None or low >= rule.at_least) and (
         rule.at_most is None or high <= rule.at_most
     )

@@ -16,7 +16,7 @@ from hpcdl import __version__
 from hpcdl.system.files import write_atomic, write_json
 from hpcdl.system.resources import folder
 from hpcdl.workflows.study.collect import Findings, Measured
-from hpcdl.workflows.study.figure import draw
+from hpcdl.workflows.study.figure import caption, draw
 from hpcdl.workflows.study.forecast import Predicted, predict
 from hpcdl.workflows.study.judge import Verdict, alone, judge
 
@@ -75,6 +75,7 @@ def as_data(report: Report) -> dict[str, Any]:
         "scale": plan.scale.name,
         "site": plan.site.name,
         "accepted": report.accepted,
+        "machine": {"cores": report.findings.cores, "load": report.findings.load},
         "acceptance": [
             {"rule": one.rule.rule, "says": one.rule.says, "ok": one.ok, "evidence": one.words}
             for one in report.verdicts
@@ -106,6 +107,8 @@ def as_text(report: Report) -> str:
     lines = [
         f"[{_YES[one.ok]:>9}] {one.rule.says}\n            {one.words}" for one in report.verdicts
     ]
+    if busy := _busy(report.findings):
+        lines.append(busy)
     holes = [f"  {one.cell.words}: {one.reason}" for one in report.findings.holes]
     if holes:
         lines += ["cells without a measurement:", *holes]
@@ -147,10 +150,22 @@ def _values(report: Report) -> dict[str, Any]:
         "published": _published_table(report),
         "holes": [(one.cell.words, one.state, one.reason) for one in report.findings.holes],
         "gaps": report.gaps,
+        "caption": caption(report.findings),
+        "busy": _busy(report.findings),
         "releases": sorted({str(one.result["release"]) for one in report.findings.measured}),
         "date": time.strftime("%Y-%m-%d"),
         "version": __version__,
     }
+
+
+def _busy(findings: Findings) -> str:
+    """A warning where others worked on the machine that all ranks share; else nothing."""
+    if not findings.plan.scale.shares_cores or findings.load < findings.cores / 2:
+        return ""
+    return (
+        f"The machine was busy when this was queued: a load of {findings.load:.0f} on "
+        f"{findings.cores} cores. Times tell as much about the other work as about the study."
+    )
 
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
