@@ -1,4 +1,4 @@
-"""`hpcdl stack resolve` and `--why-not`, each a command of its own, beside a Python that reads YAML."""
+"""`hpcdl stack resolve` and `--why-not` as commands, beside a Python that can read YAML."""
 
 from __future__ import annotations
 

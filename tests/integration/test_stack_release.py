@@ -17,6 +17,7 @@ from hpcdl.stack.build import build, plan_build
 from hpcdl.stack.publish import verify
 from hpcdl.stack.release import Release, current_release, read_release
 from hpcdl.stack.verify import in_module, read_proof
+from hpcdl.workflows.plan import plan
 from tests.small_release import silent, small_site
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(1200)]
@@ -42,6 +43,15 @@ def test_building_it_again_takes_a_second(stack_site: Site, release: Release) ->
     start = time.monotonic()
     assert build(plan, silent) == first
     assert planned + time.monotonic() - start < 1.5
+
+
+def test_the_plan_after_a_publish_is_nothing_to_do(stack_site: Site, release: Release) -> None:
+    found = plan(stack_site)
+    if found.stacks[0].target.release != release:
+        pytest.skip("somebody edited hpcdl's sources after the build")
+    assert not found.changes
+    assert found.stacks[0].target.steps == ()
+    assert found.references == ()
 
 
 def test_a_killed_build_is_no_release_and_the_next_one_completes(
