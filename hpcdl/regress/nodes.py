@@ -1,9 +1,9 @@
 """One slow node among many: found from the same check run on every node, and named. Pure.
 
 A node is compared with the others of the same night, not with a reference: what slows all of
-them is the reference's business. Slow are the fewer nodes that lie below the median of the rest
-by more than the rest's own scatter explains, at least 4 % (15 % where there are only two nodes);
-40 % is always enough. Few nodes tell little of scatter, so they need more.
+them is the reference's business. Slow are the few nodes, a quarter at most, that lie below the
+median of the rest by more than the rest's own scatter explains: at least 4 %, and 15 % of two
+nodes; 40 % is always enough. Few nodes tell little of scatter, so they need more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hpcdl.slurm.hostlist import expand_hostlist
 _JUDGED = frozenset({Status.PASS, Status.FAIL, Status.NO_REFERENCE, Status.STALE,
                      Status.INSUFFICIENT})  # fmt: skip
 _LEAST, _LEAST_OF_TWO = 0.04, 0.15
-_SPREADS, _FEW = 4.0, 4.0
+_SPREADS, _FEW = 5.0, 8.0
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def slower_than_the_rest(each: Mapping[str, float], least: float = 0.0) -> tuple
         least: how far below the rest's median counts at all, as a fraction.
     """
     ordered = sorted(each, key=lambda node: each[node])
-    for count in range(max(1, (len(ordered) - 1) // 2), 0, -1):
+    for count in range(max(1, len(ordered) // 4), 0, -1):
         rest = [each[node] for node in ordered[count:]]
         if not rest or median(rest) <= 0:
             break
@@ -83,10 +83,9 @@ def slower_than_the_rest(each: Mapping[str, float], least: float = 0.0) -> tuple
 
 def _margin(rest: Sequence[float]) -> float:
     """How far below the median of these values is no chance, as a fraction."""
-    if len(rest) < 2:
-        return _LEAST_OF_TWO
-    doubt = 1 + _FEW / (len(rest) - 1)
-    return min(WIDEST, max(_LEAST, _SPREADS * doubt * spread_of(rest)))
+    least = max(_LEAST, _LEAST_OF_TWO / len(rest))
+    doubt = 1 + _FEW / max(1, len(rest) - 1)
+    return min(WIDEST, max(least, _SPREADS * doubt * spread_of(rest)))
 
 
 def _values(verdicts: Sequence[Verdict], name: str) -> dict[str, float]:

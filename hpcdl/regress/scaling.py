@@ -47,7 +47,7 @@ def expected_efficiency(
     """
     gpus = case.nodes * case.ranks
     whole = case.nodes == 1 or case.ranks == partition.gpus_per_node
-    if partition.gpu is None or not single or not whole:
+    if partition.gpu is None or not case.real or not single or not whole:
         return None
     try:
         request = Request(partition, case.model, str(gpus), case.batch, case.precision,

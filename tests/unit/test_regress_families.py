@@ -1,0 +1,264 @@
+"""What the shipped checks think, without ReFrame and without a cluster."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdl import facts
+from hpcdl.jobs.layout import plan_layout
+from hpcdl.jobs.preflight import Probe
+from hpcdl.jobs.spec import Module
+from hpcdl.regress.bandwidth import bandwidth, nccl_faults, size_name
+from hpcdl.regress.command import words_of
+from hpcdl.regress.feeding import image_rate, of_bench, place_to_read
+from hpcdl.regress.learning import (
+    DIGITS,
+    WINDOWS,
+    curve_faults,
+    newest_step,
+    resume_faults,
+    resumed_program,
+)
+from hpcdl.regress.result import Measured
+from hpcdl.regress.sanity import binding_faults, faults_of, version_faults
+from hpcdl.regress.scaling import SHAPES, YARDSTICKS, expected_efficiency, widened
+from hpcdl.regress.training import ALL, TrainingCase, efficiency, job_on
+from hpcdl.site import Site, find_site_file, load_site
+from hpcdl.system.errors import BadInput
+
+LAYOUT = {"nodes": 2, "tasks_per_node": 2, "cpus_per_task": 4, "gpus_per_node": 2}
+GOOD: dict[str, Any] = {
+    "outcome": {"status": "completed"},
+    "layout": {"ranks": 4, "nodes": ["a", "b"], "gpu_per_rank": 1},
+    "release": "r1",
+}
+
+
+@pytest.fixture(scope="module")
+def three() -> Site:
+    return load_site(find_site_file("p100-v100-k80"))
+
+
+def changed(**changes: Any) -> Measured:
+    return Measured({**GOOD, **changes})
+
+
+def test_a_job_that_ran_as_it_was_laid_out_has_no_fault() -> None:
+    assert faults_of(changed(), LAYOUT, "r1", real_gpus=True) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"layout": {**GOOD["layout"], "ranks": 1}}, "1 ranks, not on the 4"),
+        ({"layout": {**GOOD["layout"], "nodes": ["a"]}}, "on 1 nodes, not on 2"),
+        ({"layout": {**GOOD["layout"], "gpu_per_rank": 0}}, "it ran on CPUs"),
+        ({"release": "r0"}, "used release 'r0', not the site's 'r1'"),
+        ({"release": None}, "release 'unknown'"),
+        ({"outcome": {"status": "failed"}}, "ended as 'failed'"),
+        ({"outcome": None}, "ended as 'unknown'"),
+    ],
+)
+def test_a_number_of_a_job_that_ran_otherwise_is_no_number(
+    change: dict[str, Any], word: str
+) -> None:
+    found = faults_of(changed(**change), LAYOUT, "r1", real_gpus=True)
+    assert len(found) == 1
+    assert word in found[0]
+
+
+def probes(count: int = 4, **changes: Any) -> list[Probe]:
+    row = Probe(0, 0, "a", count, 4, 4, ("0", "1"), 0, "r1", None, None)
+    return [
+        replace(row, rank=rank, local_rank=rank % 2, host="ab"[rank // 2], **changes)
+        for rank in range(count)
+    ]
+
+
+def test_ranks_in_their_places_have_no_fault() -> None:
+    assert binding_faults(probes(), LAYOUT, "r1", bound=True) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "word"),
+    [
+        (probes()[:3], "1 of 4 ranks did not answer"),
+        (probes(gpus=("0",)), "share GPU 0"),
+        (probes(gpus=()), "sees no GPU"),
+        (probes(cpus=2), "has 2 CPUs, not 4"),
+        (probes(affinity=1), "may run on 1 CPUs"),
+        (probes(release="r0"), "release r0 loaded, not r1"),
+        ([replace(probe, host="a") for probe in probes()], "4 ranks are on a, not 2"),
+    ],
+)
+def test_a_rank_out_of_place_is_named(found: list[Probe], word: str) -> None:
+    assert any(word in fault for fault in binding_faults(found, LAYOUT, "r1", bound=True))
+
+
+def test_where_slurm_binds_nothing_no_cpu_is_missed() -> None:
+    assert binding_faults(probes(affinity=1), LAYOUT, "r1", bound=False) == []
+
+
+def test_versions_are_held_against_the_releases_record() -> None:
+    ran = Measured({"versions": {"tensorflow": "2.21.0", "horovod": "0.28.1"}})
+    assert version_faults(ran, {"tensorflow": "2.21.0", "horovod": "0.28.1"}) == []
+    assert version_faults(ran, {"tensorflow": "2.20.0"}) == [
+        "the module brings tensorflow 2.21.0, the release says 2.20.0"
+    ]
+    assert version_faults(Measured({}), {"horovod": "0.28.1"})
+
+
+@pytest.mark.parametrize(
+    ("size", "name"), [(1 << 16, "64KiB"), (1 << 22, "4MiB"), (1 << 26, "64MiB"), (12, "12B")]
+)
+def test_sizes_have_names(size: int, name: str) -> None:
+    assert size_name(size) == name
+
+
+def test_bandwidth_is_told_by_size_and_missing_ones_are_missing() -> None:
+    ran = Measured({"summary": {"bus_gbs": {"65536": 1.5}, "best_bus_gbs": {"65536": 2.0}}})
+    assert bandwidth(ran, 65536) == 1.5
+    assert bandwidth(ran, 65536, best=True) == 2.0
+    assert bandwidth(ran, 1) is None
+
+
+def test_gpus_joined_without_nccl_are_a_fault() -> None:
+    assert nccl_faults(Measured({"versions": {"nccl_built": False}}))
+    assert not nccl_faults(Measured({"versions": {"nccl_built": True}}))
+    assert not nccl_faults(Measured({"versions": {"nccl_built": None}}))
+
+
+def test_a_benched_pipeline_is_a_result_like_any_other() -> None:
+    flat = {"images_per_second": 10.0, "release": "r1", "samples": {"images_per_second": [9, 12]}}
+    found = of_bench(Measured(flat))
+    assert faults_of(found, {"nodes": 1, "tasks_per_node": 1}, "r1") == []
+    assert image_rate(found) == 10.0
+    assert image_rate(found, best=True) == 12
+    assert of_bench(Measured({}, ("missing result",))).faults == ("missing result",)
+
+
+def test_storage_is_read_in_the_jobs_folder_or_in_scratch(three: Site) -> None:
+    p100 = three.partition("p100")
+    assert place_to_read(three, p100, "work") == "$HPCDL_JOB_DIR"
+    assert place_to_read(three, p100, "scratch") == "/local/$SLURM_JOB_ID"
+    with pytest.raises(BadInput, match="has no scratch"):
+        place_to_read(three, replace(p100, scratch=None), "scratch")
+
+
+def healthy() -> list[float]:
+    rows = facts.load("loss_curves")["curves"][str(DIGITS)]["windows"]
+    return [row["median"] for row in rows for _ in range(row["first"], row["last"])]
+
+
+def test_the_band_of_losses_covers_the_windows() -> None:
+    rows = facts.load("loss_curves")["curves"][str(DIGITS)]["windows"]
+    assert [(row["first"], row["last"]) for row in rows] == list(WINDOWS)
+    assert all(row["low"] < row["median"] < row["high"] for row in rows)
+    assert curve_faults(DIGITS, healthy()) == []
+
+
+@pytest.mark.parametrize(
+    "curve",
+    [
+        [2.3] * 660,  # learns nothing
+        [3 * loss for loss in healthy()],  # learns three times slower
+        [loss / 3 for loss in healthy()],  # too good: trained on what it is tested on
+        healthy()[:600],  # stops early
+        [*healthy()[:-1], math.nan],
+    ],
+)
+def test_a_loss_curve_outside_its_band_is_a_fault(curve: list[float]) -> None:
+    assert curve_faults(DIGITS, curve)
+
+
+def resumed(**changes: Any) -> Measured:
+    samples = {"first_step": 200, "loss": [0.2] * 20}
+    steps = {"done": 500, "planned": 500}
+    return changed(**{"samples": samples, "steps": steps, **changes})
+
+
+def test_a_training_that_went_on_has_no_fault() -> None:
+    assert resume_faults(resumed(), LAYOUT, "r1") == []
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"samples": {"first_step": 0, "loss": [0.2] * 20}}, "began at step 0"),
+        ({"samples": {"first_step": 200, "loss": [2.3] * 20}}, "learnt is lost"),
+        ({"samples": {"first_step": 200, "loss": []}}, "learnt is lost"),
+        ({"steps": {"done": 300, "planned": 500}}, "300 of 500 steps"),
+        ({"steps": {}}, "0 of 0 steps"),
+    ],
+)
+def test_a_training_that_did_not_go_on_is_a_fault(change: dict[str, Any], word: str) -> None:
+    assert any(word in fault for fault in resume_faults(resumed(**change), LAYOUT, "r1"))
+
+
+def test_it_goes_on_from_the_newest_checkpoint(tmp_path: Path) -> None:
+    assert newest_step(tmp_path) == 0
+    (tmp_path / "checkpoints").mkdir()
+    for step in (100, 1200, 300):
+        (tmp_path / "checkpoints" / f"step-{step:09d}.ckpt").touch()
+    assert newest_step(tmp_path) == 1200
+    assert "--steps=1500" in resumed_program(tmp_path, 1200)
+
+
+def test_efficiency_needs_both_rates() -> None:
+    assert efficiency(300.0, 100.0, 4) == 0.75
+    assert efficiency(None, 100.0, 4) is None
+    assert efficiency(300.0, None, 4) is None
+
+
+def test_the_model_of_scaling_expects_less_of_more_gpus(three: Site) -> None:
+    p100 = three.partition("p100")
+    rows = [
+        expected_efficiency(widened(YARDSTICKS["fp32"], nodes, ALL).on(p100), p100, 219.0, "s")
+        for nodes in (1, 2, 4)
+    ]
+    values = [row.value for row in rows if row is not None]
+    assert len(values) == 3
+    assert 1 > values[0] > values[1] >= values[2] > 0.3
+    assert all(row is not None and -0.9 <= (row.lower or 0) < 0 for row in rows)
+
+
+def test_where_the_model_knows_nothing_there_is_no_expectation(three: Site) -> None:
+    p100 = three.partition("p100")
+    small = widened(YARDSTICKS["small"], 1, ALL).on(p100)
+    assert expected_efficiency(small, p100, 1e5, "s") is None
+    part = widened(YARDSTICKS["fp32"], 2, 2)  # half of each node
+    assert expected_efficiency(part, p100, 219.0, "s") is None
+    whole = widened(YARDSTICKS["fp32"], 2, ALL).on(p100)
+    assert expected_efficiency(whole, p100, None, "s") is None
+
+
+@pytest.mark.parametrize(("nodes", "ranks"), SHAPES)
+@pytest.mark.parametrize("name", ["p100", "v100", "k80"])
+def test_every_shape_is_a_job_that_the_partition_can_hold(
+    three: Site, name: str, nodes: int, ranks: int
+) -> None:
+    partition = three.partition(name)
+    spec = job_on(partition, "check", ("true",), nodes=nodes, ranks=ranks)
+    layout = plan_layout(three, spec)
+    assert layout.world_size == nodes * (ranks or partition.gpus_per_node)
+
+
+def test_half_precision_needs_a_gpu_that_has_it(three: Site) -> None:
+    case = TrainingCase("resnet50", 1, 1, 100, 64, data="synthetic", precision="fp16", real=True)
+    with pytest.raises(BadInput):
+        case.request(three, three.partition("k80"), "throughput")
+    assert case.request(three, three.partition("p100"), "throughput").nodes == 1
+
+
+def test_a_users_command_line_says_the_whole_request(three: Site) -> None:
+    spec = job_on(three.partition("p100"), "job", ("hpcdl", "train", "--steps=3"), ranks=2)
+    words = words_of(three, spec, Module(("tensorflow",)))
+    assert words[-4:] == ["--", "hpcdl", "train", "--steps=3"]
+    assert "--gpus-per-node" in words
+    assert "--no-module" not in words
+    assert "--no-module" in words_of(three, spec, Module(()))

@@ -1,0 +1,153 @@
+"""Drafted references: from the nights of the release that is published now, as a diff."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdl import facts
+from hpcdl.jobs.spec import Module
+from hpcdl.regress.propose import Drafts, propose
+from hpcdl.regress.references import (
+    Reference,
+    load_references,
+    published,
+    read_references,
+    site_file,
+    write_references,
+)
+from hpcdl.regress.runfolder import runs_folder
+from hpcdl.site import Site, find_site_file, load_site
+
+KEY = ("throughput", "mlp", "p100", "images_per_second")
+OLD = Reference(*KEY, 90.0, "images/s", -0.1, None, 5, 0.01, "before", "run", "2025-01-01", "r0")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    site = load_site(find_site_file("embedded"))
+    paths = dataclasses.replace(site.paths, prefix=tmp_path / "prefix", work=tmp_path / "work")
+    return dataclasses.replace(site, paths=paths)
+
+
+def night(site: Site, day: int, value: float | None, **changes: Any) -> None:
+    metric = {"name": KEY[3], "value": value, "unit": "images/s", "wanted": True}
+    run = {"settings": changes.pop("settings", []), "machine": changes.pop("machine", None)}
+    verdict = {"check": KEY[0], "case": KEY[1], "partition": KEY[2], "status": "NO-REFERENCE",
+               "metrics": [metric], "release": "r1", "driver": None, "job": {"nodes": "p100-01"},
+               **changes}  # fmt: skip
+    run["verdicts"] = [verdict]
+    folder = runs_folder(site) / f"202601{day:02d}-020000-abcd"
+    folder.mkdir(parents=True)
+    (folder / "verdicts.json").write_text(json.dumps(run))
+
+
+def drafts(site: Site) -> Drafts:
+    return propose(site, Module((), None, "r1"), ("p100",))
+
+
+def test_three_nights_make_a_reference(site: Site) -> None:
+    for day, value in enumerate([100.0, 104.0, 102.0], 1):
+        night(site, day, value)
+    (proposal,) = drafts(site).proposals
+    (row,) = proposal.rows
+    assert (row.key, row.value, row.runs, row.release) == (KEY, 102.0, 3, "r1")
+    assert (row.date, row.nodes, row.proof) == ("2026-01-03", ("p100-01",), "run")
+
+
+def test_two_nights_wait_for_a_third(site: Site) -> None:
+    night(site, 1, 100.0)
+    night(site, 2, 100.0)
+    found = drafts(site)
+    assert found.proposals == ()
+    assert found.waiting == ("throughput/mlp on p100, images_per_second: 2 of 3 runs",)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"release": "r0"},
+        {"status": "FAIL"},
+        {"status": "ERROR"},
+        {"settings": ["delay_ms=60"]},
+        {"partition": "cpu"},
+        {"machine": "another"},
+        {"driver": "580.1"},
+    ],
+)
+def test_other_nights_do_not_count(site: Site, change: dict[str, Any]) -> None:
+    night(site, 1, 50.0, **change)
+    night(site, 2, 100.0)
+    night(site, 3, 100.0)
+    assert drafts(site).proposals == ()
+
+
+def test_a_damaged_night_is_left_out(site: Site) -> None:
+    night(site, 1, None)
+    (runs_folder(site) / "20260102-020000-abcd").mkdir()
+    (runs_folder(site) / "20260102-020000-abcd" / "verdicts.json").write_text('{"verdicts": [{')
+    assert drafts(site) == Drafts((), ())
+
+
+def test_a_fresh_reference_is_left_alone_and_a_stale_one_is_replaced(site: Site) -> None:
+    for day in (1, 2, 3):
+        night(site, day, 100.0)
+    fresh = dataclasses.replace(OLD, release="r1")
+    write_references(site_file(site, "embedded"), "embedded", [fresh])
+    assert drafts(site) == Drafts((), ())
+    write_references(site_file(site, "embedded"), "embedded", [OLD])
+    (proposal,) = drafts(site).proposals
+    assert "-  value: 90.0" in proposal.diff
+    assert "+  value: 100.0" in proposal.diff
+
+
+@pytest.mark.parametrize("old", [[], [OLD, dataclasses.replace(OLD, case="other")]])
+@pytest.mark.parametrize("tool", [["git", "apply"], ["patch", "-p1", "-i"]])
+def test_the_diff_is_one_that_tools_take(site: Site, old: list[Reference], tool: list[str]) -> None:
+    if shutil.which(tool[0]) is None:
+        pytest.skip(f"{tool[0]} is not installed")
+    site.paths.prefix.mkdir()
+    if old:
+        write_references(site_file(site, "embedded"), "embedded", old)
+    for day in (1, 2, 3):
+        night(site, day, 100.0)
+    (proposal,) = drafts(site).proposals
+    (site.paths.prefix / "change").write_text(proposal.diff)
+    subprocess.run([*tool, "change"], cwd=site.paths.prefix, check=True, capture_output=True)
+    assert {row.key for row in read_references(proposal.path)} == {KEY, *(row.key for row in old)}
+    assert proposal.path.read_text() == proposal.after
+
+
+def test_published_references_name_records_with_a_source() -> None:
+    records = {record["id"]: record for record in facts.load("throughput")["records"]}
+    for name, groups in facts.load("references")["sets"].items():
+        rows = published(name)
+        assert len(rows) == len({row.key for row in rows}), "a case stands twice"
+        assert len(rows) == sum(len(group["records"]) for group in groups)
+        for group in groups:
+            assert group["why"]
+            assert all(name.split("-")[0].upper() in records[one]["gpu"]
+                       for one in group["records"])  # fmt: skip
+        assert all(row.source and row.proof in {"published", "doubtful"} for row in rows)
+
+
+def test_the_generations_of_gpus_have_published_references_under_the_checks_own_cases() -> None:
+    site = load_site(find_site_file("p100-v100-k80"))
+    found = {name: load_references(site, site.partition(name).reference_set)
+             for name in ("k80", "p100", "v100")}  # fmt: skip
+    case = "resnet50-1x1-synthetic-fp32"
+    rows = {name: rows["throughput", case, name, "images_per_second"]
+            for name, rows in found.items()}  # fmt: skip
+    assert {name: row.value for name, row in rows.items()} == {"k80": 51.9, "p100": 219.0,
+                                                               "v100": 432.0}  # fmt: skip
+    a100 = load_site(find_site_file("a100-h100"))
+    assert load_references(a100, a100.partition("a100").reference_set)
+    assert ("throughput", "resnet50-1x4-synthetic-fp32", "p100", "images_per_second") in found[
+        "p100"
+    ]
