@@ -71,6 +71,8 @@ class Parser(argparse.ArgumentParser):
             close = nearest(word.split("=")[0], options)
             message = f"unknown argument '{word}'"
             hint = f"did you mean '{close}'?" if close else hint
+            if self.get_default("takes_program") and not word.startswith("-"):
+                hint = f"the program stands behind two dashes: {self.prog} ... -- {word} ..."
         print(f"error: {message}\nhelp: {hint}", file=sys.stderr)
         raise SystemExit(ExitCode.USAGE)
 

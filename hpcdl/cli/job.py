@@ -98,7 +98,7 @@ def _spec(args: argparse.Namespace, site: Site) -> JobSpec:
         name="train" if args.name is None else args.name,
         launcher="horovod" if args.launcher is None else args.launcher,
         program=command_of(args.rest),
-        environment=dict(map(_variable, args.env)),
+        environment=dict(_pair("--env", text, "NAME=VALUE") for text in args.env),
         account=args.account,
         qos=args.qos,
         job_dir=args.job_dir.absolute() if args.job_dir else None,
@@ -109,10 +109,11 @@ def _spec(args: argparse.Namespace, site: Site) -> JobSpec:
     )
 
 
-def _variable(text: str) -> tuple[str, str]:
+def _pair(option: str, text: str, form: str) -> tuple[str, str]:
+    """`NAME=VALUE` as two."""
     name, sign, value = text.partition("=")
     if not sign:
-        raise BadInput(f"--env {text!r} has no '='", hint="write NAME=VALUE")
+        raise BadInput(f"{option} {text!r} has no '='", hint=f"write {form}")
     return name, value
 
 
@@ -298,25 +299,33 @@ def _snapshot_data(snapshot: Snapshot) -> dict[str, object]:
     return asdict(snapshot)
 
 
+def _from_one(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:12]) <= 1_000_000:
+        raise argparse.ArgumentTypeError(f"'{text[:30]}' is no whole number from 1")
+    return int(text)
+
+
 def _sweep_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--over", action="append", default=[], metavar="KEY=A,B", help="values of one key")
     add("--exclude", action="append", default=[], metavar="KEY=A,KEY=B", help="points to leave out")
-    add("--running", type=int, metavar="N", help="the most jobs at a time")
-    add("--limit", type=int, default=1000, metavar="N", help="the most points (1000)")
+    add("--running", type=_from_one, metavar="N", help="the most jobs at a time")
+    add("--limit", type=_from_one, default=1000, metavar="N", help="the most points (1000)")
     add("--status", action="store_true", help="say how the sweep stands, and leave")
     _request(parser)
 
 
 def _sweep(args: argparse.Namespace) -> ExitCode:
     from hpcdl.jobs import sweep_run
-    from hpcdl.jobs.sweep import plan
+    from hpcdl.jobs.sweep import matrix_of, plan
 
     site = _asked(args)
-    matrix = {key: text.split(",") for key, text in map(_variable, args.over)}
-    exclude = [dict(map(_variable, text.split(","))) for text in args.exclude]
-    points = plan(site, _spec(args, site), matrix, exclude, limit=args.limit)
-    folder = sweep_run.sweep_folder(site, args.name)
+    spec = _spec(args, site)
+    folder = sweep_run.sweep_folder(site, spec.name)
+    matrix = matrix_of([_pair("--over", text, "KEY=A,B") for text in args.over])
+    exclude = [dict(_pair("--exclude", pair, "KEY=A,KEY=B") for pair in text.split(","))
+               for text in args.exclude]  # fmt: skip
+    points = plan(site, spec, matrix, exclude, limit=args.limit)
     if args.status:
         found = sweep_run.standings(folder, points)
     else:
@@ -337,7 +346,7 @@ def _show_sweep(found: Sequence[Standing], folder: Path, args: argparse.Namespac
                  "job_id": one.job_id, "problem": one.point.problem} for one in found]  # fmt: skip
         print_json({"folder": folder, "points": rows})
     else:
-        print(f"{args.name}: {summary(found)}\n  manifest {folder / 'sweep.json'}")
+        print(f"{folder.name}: {summary(found)}\n  manifest {folder / 'sweep.json'}")
         for one in found:
             if one.state == IMPOSSIBLE:
                 values = " ".join(f"{key}={value}" for key, value in one.point.values.items())

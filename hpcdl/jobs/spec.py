@@ -15,6 +15,7 @@ from hpcdl.system.errors import BadInput
 LAUNCHERS = ("horovod", "horovod-mpirun", "multiworker", "single")
 DEFAULT_MINUTES = 60
 MAX_REQUEUES = 5
+MAX_CHAIN = 100
 SIGNAL_SECONDS = 120
 _TIME = re.compile(r"(\d{1,4}-)?\d{1,5}(:[0-5]?\d){0,2}\Z", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,62}\Z")
@@ -94,11 +95,7 @@ def check_spec(spec: JobSpec) -> JobSpec:
     Raises:
         BadInput: names the option at fault and what it takes.
     """
-    if not _NAME.match(spec.name):
-        raise BadInput(
-            f"the job name {_shown(spec.name)} is not possible",
-            hint="use up to 63 letters, digits and . _ + -, a letter or digit first",
-        )
+    check_name(spec.name)
     if spec.launcher not in LAUNCHERS:
         raise BadInput(f"unknown launcher '{spec.launcher}'", hint=f"use {' or '.join(LAUNCHERS)}")
     for option, value in _counts(spec).items():
@@ -107,12 +104,29 @@ def check_spec(spec: JobSpec) -> JobSpec:
     for option, name in (("account", spec.account), ("qos", spec.qos)):
         if name is not None and not _ACCOUNT.match(name):
             raise BadInput(f"--{option} {_shown(name)} is not possible")
+    if spec.chain > MAX_CHAIN:
+        raise BadInput(
+            f"--chain {spec.chain} is not possible", hint=f"queue at most {MAX_CHAIN} jobs"
+        )
     check_environment(spec.environment)
     if spec.container is not None and not _IMAGE.match(spec.container):
         raise BadInput(f"--container {_shown(spec.container)} is no path or name of an image")
     _check_program(spec.program)
     _check_folder(spec.job_dir)
     return spec
+
+
+def check_name(name: str) -> None:
+    """Refuse names that cannot be a job's or, as they name folders too, a sweep's.
+
+    Raises:
+        BadInput: see above.
+    """
+    if not _NAME.match(name):
+        raise BadInput(
+            f"the job name {_shown(name)} is not possible",
+            hint="use up to 63 letters, digits and . _ + -, a letter or digit first",
+        )
 
 
 def check_environment(environment: Mapping[str, str]) -> None:
@@ -163,7 +177,7 @@ def minutes_of(text: str) -> int:
     Raises:
         BadInput: not a form that sbatch takes.
     """
-    if not _TIME.match(text):
+    if not _TIME.match(text) or not text.strip("0:-"):
         raise BadInput(
             f"--time {_shown(text)} is not a time limit",
             hint="write minutes, H:MM:SS or D-HH:MM:SS, as for sbatch",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -29,6 +30,8 @@ TASKS_PER_ARRAY = 1000
 """Slurm's MaxArraySize is 1001 where a site does not raise it (slurm.conf(5))."""
 
 _COUNTS = ("gpus", "nodes", "gpus-per-node", "tasks-per-node", "cpus-per-task")
+_MARK = re.compile(r"\{([^{}]+)\}")
+_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
 JOB_KEYS = (*_COUNTS, "partition", "time", "launcher")
 """What describes the job; every other key becomes an option of the program."""
 
@@ -80,6 +83,20 @@ def plan(
     return tuple(found)
 
 
+def matrix_of(over: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
+    """The matrix of `--over KEY=A,B` options.
+
+    Raises:
+        BadInput: a key is given twice.
+    """
+    matrix: dict[str, list[str]] = {}
+    for key, values in over:
+        if key in matrix:
+            raise BadInput(f"--over {key} is given twice", hint=f"write --over {key}=A,B,C")
+        matrix[key] = values.split(",")
+    return matrix
+
+
 def point_id(values: Values) -> str:
     """A short name of a point that stays the same when the matrix grows."""
     text = json.dumps(dict(sorted(values.items())))
@@ -127,6 +144,8 @@ def _check_matrix(
         raise BadInput("the sweep has no matrix", hint="give --over gpus=1,2,4")
     count = 1
     for key, values in matrix.items():
+        if not _KEY.match(key):
+            raise BadInput(f"--over {key!r} is no name of an option", hint="write --over KEY=A,B")
         if not values or "" in values:
             raise BadInput(f"--over {key} has an empty value", hint=f"write --over {key}=A,B")
         if len(set(values)) < len(values):
@@ -206,10 +225,7 @@ def program_of(base: JobSpec, values: Values) -> tuple[str, ...]:
     program = base.program or ("hpcdl", "train")
     rest = {key: value for key, value in values.items() if key not in JOB_KEYS}
     placed = {key for key in rest if any("{" + key + "}" in word for word in program)}
-    words = []
-    for word in program:
-        for key in placed:
-            word = word.replace("{" + key + "}", rest[key])
-        words.append(word)
+    # In one pass: a value that looks like a mark itself arrives as it is.
+    words = [_MARK.sub(lambda mark: rest.get(mark[1], mark[0]), word) for word in program]
     options = [word for key in rest if key not in placed for word in (f"--{key}", rest[key])]
     return (*words, *options)

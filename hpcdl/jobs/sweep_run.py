@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.jobs.script import Script
-from hpcdl.jobs.spec import Module
+from hpcdl.jobs.spec import Module, check_name
 from hpcdl.jobs.submission import check_data
 from hpcdl.jobs.sweep import Group, Point, groups, point_folder, render
 from hpcdl.site import Site
@@ -39,7 +39,12 @@ class Standing:
 
 
 def sweep_folder(site: Site, name: str) -> Path:
-    """Where a sweep of this name keeps everything."""
+    """Where a sweep of this name keeps everything.
+
+    Raises:
+        BadInput: the name cannot be a folder's.
+    """
+    check_name(name)
     return site.paths.work / "sweeps" / name
 
 

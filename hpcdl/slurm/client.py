@@ -57,6 +57,8 @@ def job(job_id: int) -> JobRecord | None:
     answer = _ask(["scontrol", "show", "job", "-o", str(job_id)], check=False)
     if answer.ok and "JobId=" in answer.stdout:
         return _parsed(parse.job, answer.stdout.splitlines()[0], "scontrol")
+    if answer.ok:
+        raise _nonsense(answer.stdout, "scontrol")
     if "Invalid job id" not in answer.stderr:
         _refuse(answer)
     lines = _accounted(job_id, parse.ACCOUNTING_FIELDS, "--allocations", "--duplicates")
@@ -148,7 +150,7 @@ def submit(script: Path, options: Sequence[str] = ()) -> int:
     answer = _ask(["sbatch", "--parsable", *options, str(script)], check=False)
     if not answer.ok:
         _refuse(answer, "Slurm did not take this job")
-    return _parsed(lambda text: int(text.strip().split(";")[0]), answer.stdout, "sbatch")
+    return _parsed(parse.job_id, answer.stdout, "sbatch")
 
 
 def cancel(job_ids: Sequence[int]) -> None:
@@ -195,8 +197,12 @@ def _parsed(parser: Callable[[_Text], _T], text: _Text, command: str) -> _T:
     try:
         return parser(text)
     except (KeyError, ValueError, IndexError) as fault:
-        raise MachineLacks(
-            f"{command} answered what no Slurm release answers",
-            details=[(text if isinstance(text, str) else "\n".join(text))[:300]],
-            hint=f"is another program called '{command}' first on PATH?",
-        ) from fault
+        raise _nonsense(text if isinstance(text, str) else "\n".join(text), command) from fault
+
+
+def _nonsense(text: str, command: str) -> MachineLacks:
+    return MachineLacks(
+        f"{command} answered what no Slurm release answers",
+        details=text[:300].splitlines(),
+        hint=f"is another program called '{command}' first on PATH?",
+    )

@@ -126,6 +126,14 @@ def pairs(line: str) -> dict[str, str]:
     }  # fmt: skip
 
 
+def job_id(text: str) -> int:
+    """What `sbatch --parsable` prints: `7` or `7;cluster`."""
+    number = int(text.strip().split(";")[0])
+    if number < 1:
+        raise ValueError(f"{number} is no job id")
+    return number
+
+
 def job(line: str) -> JobRecord:
     """A line of `scontrol show job -o`."""
     # A name may hold blanks and signs, and so look like fields: it is cut out first.

@@ -102,6 +102,7 @@ def test_a_group_alone_lists_its_commands(
         ("job rendr", "did you mean 'render'?"),
         ("site show --jsn", "did you mean '--json'?"),
         ("job render --gpu 4", "did you mean '--gpus'?"),
+        ("job submit python train.py", "behind two dashes: hpcdl job submit ... -- python ..."),
         ("xyzzy", "use one of: site"),
     ],
 )
@@ -132,6 +133,19 @@ RENDER = ("job", "render", "--site", "embedded", "--no-module")
         ((*RENDER, "--partition", "x\x1b[31m"), 2, r"'x\x1b[31m'"),
         ((*RENDER, "--partition", "\u202e"), 2, r"\u202e"),
         ((*RENDER, "--time", "soon"), 2, "is not a time limit"),
+        ((*RENDER, "--time", "0"), 2, "is not a time limit"),
+        (
+            ("job", "submit", "--site", "embedded", "--no-module", "--chain", "101"),
+            2,
+            "queue at most 100 jobs",
+        ),
+        (("job", "sweep", "--site", "embedded", "--over", "n"), 2, "--over 'n' has no '='"),
+        (("job", "sweep", "--site", "embedded", "--running", "0"), 2, "no whole number from 1"),
+        (
+            ("job", "sweep", "--site", "embedded", "--name", "../x", "--over", "n=1"),
+            2,
+            "'../x' is not possible",
+        ),
         ((*RENDER, "--env", "A"), 2, "has no '='"),
         ((*RENDER, "--env", "=x"), 2, "is no name of a variable"),
         ((*RENDER, "--name", "$(id)"), 2, "the job name '$(id)' is not possible"),

@@ -154,3 +154,10 @@ def test_nonsense_for_a_record_is_an_error_the_client_knows(text: str) -> None:
     for reader in (parse.accounted_job, parse.usage):
         with suppress(KeyError, ValueError, IndexError):
             reader(text.splitlines())
+
+
+def test_only_a_number_from_1_is_a_job_s_id() -> None:
+    assert parse.job_id("7\n") == parse.job_id("7;cluster\n") == 7
+    for text in ("", "0", "-5", "7\nx", "Submitted batch job 7"):
+        with pytest.raises(ValueError):
+            parse.job_id(text)

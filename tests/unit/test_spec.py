@@ -79,14 +79,21 @@ def test_a_launcher_is_one_of_ours() -> None:
 
 @pytest.mark.parametrize(
     ("text", "minutes"),
-    [("5", 5), ("0:30", 1), ("1:00:00", 60), ("2-00:00:00", 2880), ("1-12", 2160), ("0", 1)],
+    [
+        ("5", 5),
+        ("0:30", 1),
+        ("1:00:00", 60),
+        ("2-00:00:00", 2880),
+        ("1-12", 2160),
+    ],
 )
 def test_times_are_taken_as_sbatch_takes_them(text: str, minutes: int) -> None:
     assert minutes_of(text) == minutes
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "-1", "1h", "1:2:3:4", "1:75", "\u0665", "5\n", "1-", "unlimited"]
+    "text",
+    ["", "x", "-1", "1h", "1:2:3:4", "1:75", "\u0665", "5\n", "1-", "unlimited", "0", "0:00"],
 )
 def test_what_is_no_time_limit_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match="is not a time limit"):

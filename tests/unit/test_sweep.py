@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from hpcdl.jobs import JobSpec, Module
-from hpcdl.jobs.sweep import Point, groups, plan, point_id, render
-from hpcdl.jobs.sweep_run import standings
+from hpcdl.jobs.sweep import Point, groups, matrix_of, plan, point_id, render
+from hpcdl.jobs.sweep_run import standings, sweep_folder
 from hpcdl.site import Site, load_site
 from hpcdl.slurm import parse
 from hpcdl.system.errors import BadInput
@@ -52,6 +52,30 @@ def test_a_point_keeps_its_name_when_the_matrix_grows(site: Site) -> None:
     large = {p.id for p in plan(site, BASE, {"lr": ["0.2", "0.1"], "gpus": ["2", "1"]})}
     assert small <= large
     assert point_id({"a": "1", "b": "2"}) == point_id({"b": "2", "a": "1"})
+
+
+def test_values_that_look_like_marks_arrive_as_they_are(site: Site) -> None:
+    base = JobSpec("v100", program=("echo", "{a} {b}", "{c}", "{}", "{a"))
+    (point,) = plan(site, base, {"a": ["{b}"], "b": ["{a}"]})
+    assert point.spec.program == ("echo", "{b} {a}", "{c}", "{}", "{a")
+
+
+def test_a_key_given_twice_is_refused_not_overridden() -> None:
+    assert matrix_of([("a", "1,2"), ("b", "3")]) == {"a": ["1", "2"], "b": ["3"]}
+    with pytest.raises(BadInput, match="--over a is given twice"):
+        matrix_of([("a", "1"), ("a", "2")])
+
+
+@pytest.mark.parametrize("key", ["", "-x", "a b", "a\n", "$(id)", "\u00e9"])
+def test_a_key_that_names_no_option_is_refused(site: Site, key: str) -> None:
+    with pytest.raises(BadInput, match="is no name of an option"):
+        plan(site, BASE, {key: ["1"]})
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc", "..", "", ".hidden", "a/b", "x\n"])
+def test_a_sweep_stays_in_its_folder(site: Site, name: str) -> None:
+    with pytest.raises(BadInput, match="is not possible"):
+        sweep_folder(site, name)
 
 
 def test_braces_in_a_program_take_the_value(site: Site) -> None:
