@@ -145,7 +145,7 @@ def _footnote(findings: Findings) -> str:
     cores = f", all ranks on {findings.cores} cores" if plan.scale.shares_cores else ""
     first = f"{plan.study.name}, scale {plan.scale.name}, site {plan.site.name}{cores}. "
     sources = [f"{group.label}: {group.source}" for group in plan.study.published]
-    return "\n".join([first + caption(findings), *map(_wrapped, sources)])
+    return "\n".join([first, caption(findings), *map(_wrapped, sources)])
 
 
 def _wrapped(text: str) -> str:

@@ -76,12 +76,14 @@ def cost(plan: Plan) -> Cost:
 
 
 def _series(findings: Findings, base: Measured) -> Iterator[Predicted]:
-    """All counts of a series: those of its run to be predicted, and those measured."""
+    """All counts of a series: those that ran or should have, and those only to be predicted."""
     alike = _without_count(base.values)
     measured = {
         one.ranks: one.rate for one in findings.measured if _without_count(one.values) == alike
     }
-    for gpus in sorted({*measured, *base.cell.run.predict} - {1}):
+    asked = {cell.gpus for cell in findings.plan.possible if alike == _without_count(
+        {**cell.values, "run": cell.run.name})}  # fmt: skip
+    for gpus in sorted({*asked, *measured, *base.cell.run.predict} - {1}):
         yield _one(findings, base, gpus, measured.get(gpus))
 
 
