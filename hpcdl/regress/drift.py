@@ -129,10 +129,10 @@ def analyse(series: Sequence[Night]) -> Analysis:
         series: nights in any order; higher values are better; several per date are one night.
     """
     ordered = sorted(series, key=lambda night: night.date)
-    dates = sorted({night.date for night in ordered})
-    values = [median(n.value for n in ordered if n.date == day) for day in dates] if (
-        len(dates) < len(ordered)
-    ) else [night.value for night in ordered]  # fmt: skip
+    each: dict[date, list[float]] = {}
+    for night in ordered:
+        each.setdefault(night.date, []).append(night.value)
+    dates, values = [*each], [median(runs) for runs in each.values()]
     found = detect(values, [day.weekday() for day in dates])
     changes = tuple(_change(change, dates, values, ordered) for change in found)
     start = max((c.index for c in changes if c.kind is not Kind.BREAKAGE), default=0)

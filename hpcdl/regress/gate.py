@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from hpcdl.regress.drift import analyse
-from hpcdl.regress.history import History, Result, Series
+from hpcdl.regress.history import History, Result, Series, more_is_better
 from hpcdl.regress.verdict import Status, number
 
 STALE_DAYS = 3
@@ -87,7 +87,7 @@ def _findings(
     # A series without metric holds nights that went wrong; newer good nights end it.
     if run[-1].time >= newest[series[:3]]:
         found += [finding for result in run for finding in _of_last(series, result, now)]
-    if series[3]:
+    if series[3] and more_is_better(run[-1].unit, run[-1].low):
         found += _of_history(history, series)
     return list(dict.fromkeys(found))
 

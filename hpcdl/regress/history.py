@@ -252,6 +252,14 @@ def _result(row: tuple[Any, ...]) -> Result:
     return Result(**{**values, "waived": bool(values["waived"])})
 
 
+def more_is_better(unit: str, low: float | None) -> bool:
+    """Whether a drop of such a value is bad news: a rate, or whatever has a lower bound.
+
+    Others, such as the seconds of a start or the step of a resume, are kept to be shown.
+    """
+    return low is not None or unit.endswith("/s")
+
+
 def single_node(nodes: str) -> str:
     """The node of a job on one node; '' for several, of which none can be blamed alone."""
     return "" if set(nodes) & set("[,") else nodes

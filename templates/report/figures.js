@@ -97,6 +97,9 @@ const figures = (() => {
       add("text", { x: at, y: y + 17, "text-anchor": "middle" }, text);
       past = at + textWidth(text) / 2;
     }
+    if (past > -Infinity) return;
+    const date = dayOf(start, to);
+    add("text", { x: x(to), y: y + 17, "text-anchor": "middle" }, `${date.getUTCDate()} ${MONTHS[date.getUTCMonth()]}`);
   }
 
   /* A series over time */
@@ -110,7 +113,7 @@ const figures = (() => {
     const edges = edgesOf(data, first);
     const widest = Math.max(...[edges.low, edges.high].map((v) => textWidth(number(v))));
     const box = { left: Math.max(38, widest + 12), right: width - 74, top: 28, bottom: height - 44 };
-    const x = scale(from - 0.5, Math.max(last, from + 1) + 0.5, box.left, box.right);
+    const x = scale(from - 0.5, last + 0.5, box.left, box.right);
     const y = scale(edges.low, edges.high, box.bottom, box.top);
     const range = { first, end: all, x, y, box, from, last, edges };
 
@@ -213,7 +216,7 @@ const figures = (() => {
     for (const change of data.changes) {
       if (change.night < first) continue;
       const at = Math.round(x(data.day[change.night] - 0.5)) + 0.5;
-      const kind = change.kind === "rise" ? "rise" : "";
+      const kind = change.tone || "neutral";
       const before = at + textWidth(change.label) > box.right + 60;
       const left = before ? at - 4 - textWidth(change.label) : at + 4;
       const row = ends.findIndex((end) => left > end + 6);
@@ -352,7 +355,8 @@ const figures = (() => {
       const cx = x(p.x), cy = y(p.y);
       if (p.high > p.low) add("path", { d: `M${cx - 4} ${y(p.low)}h8m-4 0V${y(p.high)}m-4 0h8`, class: `whisker s${place}` });
       add("circle", { cx, cy, r: 4, class: `f${place}` });
-      if (p.label) add("text", { x: cx, y: cy + 20, "text-anchor": "middle", class: "strong" }, p.label);
+      const last = p === line.points[line.points.length - 1];
+      if (p.label) add("text", { x: last ? cx : cx + 5, y: cy + (last ? 20 : 17), "text-anchor": last ? "middle" : "start", class: "strong" }, p.label);
       const between = p.high > p.low ? `${number(p.low)} to ${number(p.high)}` : "";
       const rest = [p.label && `${p.label} of the ideal`, p.usual === undefined ? between : `usually ${number(p.usual)}${between && ` (${between})`}`];
       stops.push({ x: cx, y: cy, say: () => ({ head: `${line.name}, ${number(p.x)} ${data.x}: ${number(p.y)} ${data.unit || ""}`, rest: rest.filter(Boolean).map((text) => `, ${text}`).join("") }) });
@@ -397,20 +401,22 @@ const figures = (() => {
       if (x(c) < left - 8) break;
       add("text", { x: x(c) + step / 2, y: y(rows) + 14, "text-anchor": "middle" }, `${day.getUTCDate()} ${MONTHS[day.getUTCMonth()]}`);
     }
-    legend(add, left, y(rows) + 34, reach);
+    legend(add, left, y(rows) + 34, reach, width);
     const cursor = add("g", { visibility: "hidden" });
     cursor.append(svg("rect", { width: step - 0.5, height: row - 1, class: "cell-cursor", rx: 2 }));
     const say = (r, c) => ({ head: `${data.rows[r]}, ${dateText(new Date(`${data.columns[c]}T00:00Z`))}: ${data.cells[r][c] === null ? "not measured" : percent(data.cells[r][c])}`, rest: data.cells[r][c] === null ? "" : " against the median of all nodes" });
     return cells(root, cursor, { rows, columns, x, y, step, row, say, table: () => heatTable(data) });
   }
 
-  function legend(add, left, top, reach) {
+  function legend(add, beside, top, reach, width) {
     const words = ["slower", "faster"];
-    const from = `${words[0]} ${percent(-reach, 0)}`;
+    const from = `${words[0]} ${percent(-reach, 0)}`, to = `${percent(reach, 0)} ${words[1]}`;
+    const long = textWidth(from) + 14 + 9 * 16 + 6 + textWidth(to);
+    const left = beside + long > width ? 0 : beside;
     add("text", { x: left, y: top + 11 }, from);
     const at = left + textWidth(from) + 14;
     for (let b = -4; b <= 4; b += 1) add("rect", { x: at + (b + 4) * 16, y: top, width: 15, height: 13, rx: 1.5, class: `h${b}` });
-    add("text", { x: at + 9 * 16 + 6, y: top + 11 }, `${percent(reach, 0)} ${words[1]}`);
+    add("text", { x: at + 9 * 16 + 6, y: top + 11 }, to);
   }
 
   function heatTable(data) {

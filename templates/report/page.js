@@ -32,11 +32,9 @@
     const model = figures.draw(plot, figure.dataset.figure, data, view);
     drawn.set(figure, { data, model, width: plot.clientWidth });
     if (!known) listen(figure, plot);
-    plot.setAttribute("role", "slider");
-    plot.setAttribute("aria-valuemin", "0");
     plot.setAttribute("aria-valuemax", String(model.count - 1));
     say(figure, model.show());
-    model.hide();
+    if (document.activeElement !== plot) model.hide();
   }
   function say(figure, words) {
     if (!words) return;
@@ -186,7 +184,8 @@
       const none = one(".none", section);
       if (none) none.hidden = all("figure, tr.row", section).some((item) => !item.hidden);
     }
-    one(".shown").textContent = shown === rows.length ? `${rows.length} checks` : `${shown} of ${rows.length} checks`;
+    const count = `${rows.length} ${rows.length === 1 ? "check" : "checks"}`;
+    one(".shown").textContent = shown === rows.length ? count : `${shown} of ${count}`;
   }
   if (words) {
     words.addEventListener("input", filter);

@@ -216,6 +216,7 @@ def test_names_for_machines_are_given_to_what_has_no_text(page: Page) -> None:
         .map((e) => e.outerHTML.slice(0, 80))
     """)
     assert unnamed == []
+    assert page.do("document.querySelectorAll('div[aria-label]:not([role])').length") == 0
     twice = page.do("[...document.querySelectorAll('[id]')].map((e) => e.id)"
                     ".filter((id, i, all) => all.indexOf(id) !== i)")  # fmt: skip
     assert twice == []

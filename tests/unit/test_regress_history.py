@@ -10,7 +10,7 @@ import sqlite3
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timedelta, timezone
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -321,6 +321,11 @@ def test_nights_that_stopped_coming_close_the_gate(file: Path) -> None:
 
 def test_an_error_of_long_ago_does_not_close_the_gate_for_ever(file: Path) -> None:
     assert gate(file, [*nights(), result(50, metric="", value=None, status="ERROR")])[0]
+
+
+def test_a_start_that_became_faster_does_not_close_the_gate(file: Path) -> None:
+    faster = [replace(one, metric="startup_seconds", unit="s") for one in nights(0.5, start=80)]
+    assert gate(file, faster) == (True, [])
 
 
 def test_one_slow_node_closes_the_gate_and_is_named(file: Path) -> None:

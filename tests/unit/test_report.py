@@ -72,6 +72,14 @@ def test_a_drop_parts_the_levels_and_is_told_with_its_release() -> None:
     assert one.alarm
 
 
+def test_what_is_only_shown_raises_no_alarm() -> None:
+    points = [point(n, (20.0 if n < 60 else 10.0) + n % 3, low=None) for n in range(70)]
+    for unit, alarm in (("s", False), ("images/s", True)):
+        one = view(SERIES, unit, points)
+        assert one.values["changes"], "it is shown all the same"
+        assert one.alarm is alarm
+
+
 def test_nodes_are_held_against_the_median_of_their_night() -> None:
     points = [point(n, 1000.0 * (0.9 if node == 2 else 1) * (1 + n), nodes=f"p100-{node}")
               for n in range(3) for node in (1, 2, 10)]  # fmt: skip

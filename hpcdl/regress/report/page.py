@@ -210,7 +210,7 @@ def _nodes(found: Mapping[Series, tuple[str, list[Point]]], views: Sequence[Seri
     maps = []
     for partition in sorted({series[2] for series in found}):
         each = [points for series, (_, points) in found.items() if series[2] == partition]
-        slow = [n for one in views if one.partition == partition for n in one.analysis.slow_nodes]
+        slow = [n for one in views if one.partition == partition for n in one.slow_nodes]
         one = nodes.nodes_of(partition, each, slow)
         if one is not None:
             maps.append(one)
@@ -225,7 +225,7 @@ def _nodes(found: Mapping[Series, tuple[str, list[Point]]], views: Sequence[Seri
         "nodes", "Nodes",
         "Each cell is a node on a night, against the median of all nodes of that night.",
         figures,
-        "No check ran on single nodes: `hpcdl check run --distribute` measures each of them.",
+        "No check ran on single nodes: `hpcdl check run --tag node --distribute` measures each.",
     )  # fmt: skip
 
 
@@ -252,7 +252,7 @@ def _of_series(views: Sequence[SeriesView]) -> list[Attention]:
         (alarm.seen, Attention("bad", alarm.kind.value, f"{one.name} on {one.partition}",
                                in_words(alarm), f"s{index}"))
         for index, one in enumerate(views)
-        if (alarm := one.analysis.alarm) is not None
+        if (alarm := one.change) is not None
     ]  # fmt: skip
     return [item for _, item in sorted(found, key=lambda pair: pair[0], reverse=True)]
 

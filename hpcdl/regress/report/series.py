@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from hpcdl.regress.drift import Analysis, Change, Kind, Night, analyse
-from hpcdl.regress.history import Point, Series, single_node
+from hpcdl.regress.history import Point, Series, more_is_better, single_node
 from hpcdl.regress.verdict import Status, number
 
 _DIGITS = 6
@@ -34,7 +34,7 @@ class SeriesView:
     series: Series
     unit: str
     analysis: Analysis
-    findings: tuple[str, ...]
+    judged: bool
     values: Mapping[str, Any]
 
     @property
@@ -63,9 +63,25 @@ class SeriesView:
         return metric_words(self.series[3])
 
     @property
+    def change(self) -> Change | None:
+        """The change for the worse that still holds, where more of it is better."""
+        return self.analysis.alarm if self.judged else None
+
+    @property
+    def slow_nodes(self) -> tuple[str, ...]:
+        """The nodes that are slower than the others."""
+        return self.analysis.slow_nodes if self.judged else ()
+
+    @property
     def alarm(self) -> bool:
         """Whether it has changed for the worse and stays so, or a node of it is slow."""
-        return self.analysis.alarm is not None or bool(self.analysis.slow_nodes)
+        return self.change is not None or bool(self.slow_nodes)
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """What a reader must know of it."""
+        found = [f"node {node} is slower than the others" for node in self.slow_nodes]
+        return (*found, *([in_words(self.change)] if self.change else []))
 
 
 def metric_words(name: str) -> str:
@@ -86,6 +102,7 @@ def view(
     """
     measured = [point for point in points if _finite(point.value)]
     analysis = analyse([_night(point) for point in measured])
+    judged = bool(measured) and more_is_better(unit, measured[-1].low)
     nights = [(day, list(rows)) for day, rows in groupby(measured, lambda point: point.time[:10])]
     days = [day for day, _ in nights]
     without = {point.time[:10] for point in points if not _finite(point.value)} | {
@@ -99,9 +116,9 @@ def view(
         "release": _steps(nights, lambda point: point.release),
         "driver": _steps(nights, lambda point: point.driver),
         "levels": _levels(nights, analysis),
-        "changes": [_change(change, days) for change in analysis.changes],
+        "changes": [_change(change, days, judged) for change in analysis.changes],
     }
-    return SeriesView(series, unit, analysis, tuple(_findings(analysis)), values)
+    return SeriesView(series, unit, analysis, judged, values)
 
 
 def in_words(change: Change) -> str:
@@ -205,19 +222,13 @@ def _levels(
     return found
 
 
-def _change(change: Change, days: Sequence[str]) -> dict[str, Any]:
+def _change(change: Change, days: Sequence[str], judged: bool) -> dict[str, Any]:
+    tone = ("good" if change.kind is Kind.RISE else "bad") if judged else ""
     return {
+        "tone": tone,
         "kind": change.kind.value,
         "night": days.index(change.began.isoformat()),
         "label": signed(change.change),
         "text": in_words(change),
         "suspects": list(change.suspects),
     }
-
-
-def _findings(analysis: Analysis) -> list[str]:
-    """What a reader must know of a series, worst first."""
-    found = [f"node {node} is slower than the others" for node in analysis.slow_nodes]
-    if analysis.alarm is not None:
-        found.append(in_words(analysis.alarm))
-    return found

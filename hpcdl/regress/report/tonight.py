@@ -86,6 +86,8 @@ def headline(verdicts: Sequence[Mapping[str, Any]]) -> str:
         return "No check ran"
     if not bad:
         return "The check passes" if total == 1 else f"All {total} checks pass"
+    if total == 1:
+        return "The check does not pass"
     return f"{bad} of {total} checks {'does' if bad == 1 else 'do'} not pass"
 
 
