@@ -219,7 +219,7 @@ def build_spack(plan: SpackPlan, say: Say, show: Show, options: Options) -> Rele
 
 def _build(plan: SpackPlan, cache: BuildCache, say: Say, show: Show, options: Options) -> Release:
     where = plan.folders
-    spack = _open(plan, cache)
+    spack = open_build(plan, cache)
     require_unlocked(where.environment)
     key = ready_key(spack, cache, plan.site)
     if plan.lock is None:
@@ -228,9 +228,9 @@ def _build(plan: SpackPlan, cache: BuildCache, say: Say, show: Show, options: Op
     assert release_id is not None
     if plan.exists:
         return read_release(plan.site, release_id)
-    helpers = _helpers(say)
+    tools_in = helpers(say)
     # hpcdl is a package of the compiled stacks only.
-    env = {} if plan.environment.wheels else {"HPCDL_WHEEL": str(_own(plan, helpers)[1])}
+    env = {} if plan.environment.wheels else {"HPCDL_WHEEL": str(own_hpcdl(plan, tools_in)[1])}
     say(f"installing with Spack; log: {where.log}")
     try:
         make_all(spack, where, options.jobs or len(os.sched_getaffinity(0)), show, env)
@@ -238,13 +238,13 @@ def _build(plan: SpackPlan, cache: BuildCache, say: Say, show: Show, options: Op
         _fill_cache(spack, plan, cache, key, say)
         raise
     _fill_cache(spack, plan, cache, key, say)
-    plan, wheel = _own(plan, helpers)
+    plan, wheel = own_hpcdl(plan, tools_in)
     with locked(build_lock(plan.site), wait_seconds=_WAIT_SECONDS):
-        _release(plan, spack, wheel, helpers, say)
+        make_release(plan, spack, wheel, tools_in, say)
     return read_release(plan.site, plan.expected().id)
 
 
-def _own(plan: SpackPlan, helpers: Path) -> tuple[SpackPlan, Path]:
+def own_hpcdl(plan: SpackPlan, tools_in: Path) -> tuple[SpackPlan, Path]:
     """The wheel of hpcdl itself, and the plan with the digest of what is in it.
 
     Raises:
@@ -252,12 +252,12 @@ def _own(plan: SpackPlan, helpers: Path) -> tuple[SpackPlan, Path]:
     """
     for _ in range(_ATTEMPTS):
         with suppress(SourcesChanged):
-            return plan, own_wheel(helpers / "bin" / "python", plan.own)
+            return plan, own_wheel(tools_in / "bin" / "python", plan.own)
         plan = replace(plan, own=own_digest())
     raise MachineLacks("hpcdl's own files keep changing", hint="build when nobody edits them")
 
 
-def _open(plan: SpackPlan, cache: BuildCache) -> Spack:
+def open_build(plan: SpackPlan, cache: BuildCache) -> Spack:
     """Spack with the settings of this build, in a folder that a person can use too."""
     where = plan.folders
     config = (
@@ -300,7 +300,7 @@ def _fill_cache(
         fill(spack, cache, plan.folders.environment, built, key)
 
 
-def _helpers(say: Say) -> Path:
+def helpers(say: Say) -> Path:
     """An environment with pip and setuptools, to pack hpcdl and to put it into the view."""
     where = tools(running_interpreter(), say)
     have = [
@@ -312,7 +312,7 @@ def _helpers(say: Say) -> Path:
     return where
 
 
-def _release(plan: SpackPlan, spack: Spack, wheel: Path, helpers: Path, say: Say) -> None:
+def make_release(plan: SpackPlan, spack: Spack, wheel: Path, tools_in: Path, say: Say) -> None:
     """Make the release's tree; its record makes it a release."""
     expected = plan.expected()
     if plan.exists:
@@ -323,7 +323,7 @@ def _release(plan: SpackPlan, spack: Spack, wheel: Path, helpers: Path, say: Say
         say(f"linking {len(packages)} packages into {expected.prefix}")
         text = environment_text(plan.environment, store(plan.site), plan.site.spack.padded_length)
         make_view(spack, root, plan.folders.environment, text)
-        (pip,) = helpers.glob("lib/python3*/site-packages")
+        (pip,) = tools_in.glob("lib/python3*/site-packages")
         packages_folder = add_hpcdl(root, wheel, pip, new_log(root.name))
         # The module's hpcdl knows its site without being told: a publish writes the file.
         link = packages_folder / "hpcdl" / SITE_FILE

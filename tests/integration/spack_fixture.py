@@ -92,6 +92,7 @@ class {name}(Package):
 '''
 _WAIT = "echo the compiler speaks; test -e $SMALL_FILE || exit 7"
 _SLEEP = "touch $SMALL_STARTED; while ! test -e $SMALL_FILE; do sleep 0.1; done"
+_FILL = "mkdir -p $SMALL_TREE/fill && head -c 50000000 /dev/zero > $SMALL_TREE/fill/file"
 
 
 @pytest.fixture
@@ -102,6 +103,7 @@ def small(spack_home: Path) -> Path:
         "above": ('depends_on("works")', "true"),
         "waits": ('depends_on("works")', _WAIT),
         "sleeps": ('depends_on("works")', _SLEEP),
+        "fills": ("", _FILL),
     }
     for name, (more, command) in recipes.items():
         where = spack_home / "spack_repo" / "hpcdl" / "packages" / name

@@ -13,7 +13,7 @@ from tests.integration.train_runs import Runs, environment
 from tests.trace_format import faults
 
 pytest.importorskip("numpy", reason="numpy comes with the stack")
-from hpcdl.train.data.tfrecord import crc32c, walk
+from hpcdl.train.data.tfrecord import crc32c, masked_crc32c, walk
 
 pytestmark = pytest.mark.stack
 PHOTOS = ("--count=96", "--test-count=32", "--shards=3", "--size=128x96", "--bytes=8000",
@@ -150,6 +150,69 @@ def test_damaged_records_are_skipped_up_to_a_limit(runs: Runs, copied: Path) -> 
     assert "Traceback" not in refused.err
 
 
+def spoil_image(shard: Path, record: int) -> int:
+    """Overwrite an image with zeros and mend the checksum; returns where its frame starts."""
+    place = list(walk(shard, check_data=False))[record]
+    data = bytearray(shard.read_bytes())
+    start, end = place.offset + 12, place.offset + 12 + place.length
+    image = data.index(b"\xff\xd8\xff", start, end)
+    data[image : image + 400] = bytes(400)
+    data[end : end + 4] = masked_crc32c(bytes(data[start:end])).to_bytes(4, "little")
+    shard.write_bytes(data)
+    return place.offset
+
+
+def test_images_that_cannot_be_decoded_are_named_and_left_out(runs: Runs, copied: Path) -> None:
+    shard = min(copied.glob("train-*"))
+    offsets = [spoil_image(shard, record) for record in (3, 8)]
+    words = ("--data", str(copied), *TRAIN, "--steps=6")
+    done = runs.train(*words, ranks=2, job="skips")
+    assert done.code == 0, done.err
+    for offset in offsets:
+        assert f"skipped a damaged record: {shard} at byte {offset}: " in done.err
+    refused = runs.train(*words, "--max-damaged=1", job="refuses")
+    assert (refused.code, "more than 1 records are damaged" in refused.err) == (2, True)
+    assert "Traceback" not in done.err + refused.err
+
+
+def test_damaged_test_records_are_left_out_of_the_scores(runs: Runs, copied: Path) -> None:
+    shard = min(copied.glob("test-*"))
+    offsets = [damage(shard, 4), spoil_image(shard, 7)]
+    done = runs.train("--data", str(copied), *TRAIN, "--steps=1", ranks=2)
+    assert done.code == 0, done.err
+    for offset in offsets:
+        assert f"skipped a damaged record: {shard} at byte {offset}: " in done.err
+    assert done.result["summary"]["metrics"]["test_images"] == 30
+
+
+def test_a_data_set_without_room_says_so_and_goes_on_with_more(runs: Runs, photos: Path) -> None:
+    disk = runs.folder / "small"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small disk needs root")
+    try:
+        full = runs.data("make", "photos", str(disk / "set"), *PHOTOS, "--threads=1")
+        assert full.code == 3
+        assert "cannot write" in full.err
+        assert "Traceback" not in full.err
+        assert not (disk / "set" / "dataset.json").exists()
+        subprocess.run([*mount[:4], "remount,size=9m", *mount[5:]], check=True)
+        more = runs.data("make", "photos", str(disk / "set"), *PHOTOS, "--threads=1")
+        assert more.code == 0, more.err
+        for shard in photos.glob("*.tfrecord"):
+            assert (disk / "set" / shard.name).read_bytes() == shard.read_bytes()
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_fewer_records_than_a_batch_are_refused(runs: Runs, copied: Path) -> None:
+    done = runs.train("--data", str(copied), *TRAIN[:2], "--global-batch=97")
+    assert (done.code, "96 training examples, fewer than one global batch of 97" in done.err) == (
+        2, True,
+    )  # fmt: skip
+
+
 def test_a_missing_shard_is_named_before_training(runs: Runs, copied: Path) -> None:
     shard = min(copied.glob("train-*"))
     shard.unlink()
@@ -217,5 +280,5 @@ def test_a_folder_in_imagenets_layout_is_indexed_and_trained_on(runs: Runs, copi
     assert trained.result["summary"]["metrics"]["test_images"] == 32
     runs.data("inspect", "--index", "--classes=3", str(copied))
     wrong = runs.train("--data", str(copied), *TRAIN, "--steps=3", "--fresh")
-    assert (wrong.code, "a label of the data set is none of its classes" in wrong.err) == (2, True)
+    assert (wrong.code, "is none of 3 classes" in wrong.err) == (2, True)
     assert "Traceback" not in wrong.err

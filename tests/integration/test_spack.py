@@ -10,6 +10,7 @@ import dataclasses
 import os
 import platform
 import re
+import shutil
 import sys
 import urllib.error
 import urllib.request
@@ -20,14 +21,21 @@ import pytest
 import yaml
 
 from hpcdl import facts
-from hpcdl.site import External, SpackSettings, load_site
+from hpcdl.site import External, SpackSettings, StackRequest, load_site
+from hpcdl.stack.publish import publish
+from hpcdl.stack.records import accept
+from hpcdl.stack.release import read_release
 from hpcdl.stack.resolve_facts import COMPONENTS, known
 from hpcdl.stack.spack import Environment, environments, render, render_site
-from hpcdl.stack.spack_run import concretize
+from hpcdl.stack.spack_build import helpers, make_release, open_build, own_hpcdl, plan_spack
+from hpcdl.stack.spack_cache import BuildCache
+from hpcdl.stack.spack_release import inventory
+from hpcdl.stack.spack_run import concretize, render_work
 from hpcdl.stack.spack_tool import find_spack
 from hpcdl.system.resources import folder
 from hpcdl.system.run import CommandResult, run
 from tests.integration.spack_fixture import PACKAGES, why_not
+from tests.small_release import passing
 
 OVERLAY = sorted(
     path.parent.name.replace("_", "-")
@@ -125,6 +133,60 @@ def test_the_native_command_installs_the_committed_lock_into_one_view(spack_home
     told = spack(spack_home, "-e", str(where), "find", "--format", "{name}").stdout.split()
     assert {"hpcdl-tensorflow", "py-tensorflow", "py-horovod", "cuda", "nccl"} <= set(told)
     assert (where / "view" / "bin").is_dir()
+
+
+@pytest.mark.long
+def test_the_whole_gpu_stack_is_one_view_and_one_module(
+    spack_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the committed lock, with empty packages, to the published module under real Lmod."""
+    if sys.version_info[:2] != (3, 11):
+        pytest.skip("the environment is for Python 3.11")
+    if not LMOD.is_file():
+        pytest.skip("Lmod is not installed")
+    lock = spack_home / "environments" / "p100" / "spack.lock"
+    shutil.rmtree(spack_home / "environments" / "p100" / ".spack-env", ignore_errors=True)
+    monkeypatch.setenv("HPCDL_HOME", str(tmp_path / "home"))
+    site = load_site(folder("templates") / "sites" / "p100-v100-k80.yaml")
+    paths = dataclasses.replace(site.paths, prefix=tmp_path / "prefix", lmod_init=LMOD)
+    request = StackRequest("gpu", "spack", ("p100",), {})
+    site = dataclasses.replace(site, paths=paths, stacks={"gpu": request})
+    plan = plan_spack(site, "gpu")
+    render_work(plan.work)
+    where = plan.folders.environment
+    shutil.copyfile(lock, where / "spack.lock")
+    (where / ".solved").write_text(plan.stamp(where / "spack.lock"))
+    program = open_build(plan, BuildCache(tmp_path / "cache", None, None))
+    program.run("-e", where, "install", "--fake", timeout=1800)
+    (venv,) = (one.prefix for one in inventory(program, where) if one.name == "python-venv")
+    run([sys.executable, "-m", "venv", "--without-pip", "--symlinks", venv])
+
+    release_plan, wheel = own_hpcdl(plan, helpers(print))
+    make_release(release_plan, program, wheel, helpers(print), print)
+    release_id = release_plan.release_id
+    assert release_id is not None
+    for agreement in ("cuda", "cudnn"):
+        accept(site, agreement, "nobody")
+    publish(site, release_id, passing, say=print)
+    release = read_release(site, release_id)
+    assert {entry["name"] for entry in release.lock} >= {"py-tensorflow", "cuda", "cudnn", "nccl"}
+    assert release.module == "tensorflow/2.20.0-cuda12.9-sm60"
+
+    script = (
+        f". {LMOD}; module use {release.modules}; module load tensorflow; module -t list 2>&1; "
+        "echo $LD_LIBRARY_PATH; echo $XLA_FLAGS; command -v hpcdl; module unload tensorflow; "
+        'echo "[$LD_LIBRARY_PATH$XLA_FLAGS]"'
+    )
+    env = {"LMOD_RC": "", "MODULEPATH": ""}
+    listed, libraries, flags, hpcdl, after = run(["bash", "-c", script], env=env).stdout.split()
+    assert listed == release.module
+    stack = release.prefix
+    assert libraries.split(":") == [
+        f"{stack}/{part}" for part in ("lib", "extras/CUPTI/lib64", "lib64")
+    ]
+    assert flags == f"--xla_gpu_cuda_data_dir={stack}"
+    assert hpcdl == f"{stack}/bin/hpcdl"
+    assert after == "[]"
 
 
 @pytest.mark.long

@@ -109,6 +109,24 @@ def test_a_killed_build_goes_on(small: Path, tmp_path: Path) -> None:
     assert names(spack, where) == {"works", "above", "sleeps"}
 
 
+def test_a_full_disk_is_named_and_nothing_is_lost(small: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a small file system")
+    tree = small.parent / "tree"
+    tree.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(tree)]
+    if subprocess.run(mount, check=False).returncode != 0:
+        pytest.skip("no file system can be mounted here")
+    try:
+        where = solve(small, "works", "fills")
+        spack = opened(where)
+        with pytest.raises(MachineLacks, match="no room left while Spack built fills") as caught:
+            build(where, spack, SMALL_TREE=str(tree))
+        assert "what is built stays built" in caught.value.hint
+    finally:
+        subprocess.run(["umount", "-l", str(tree)], check=True)
+
+
 @pytest.fixture
 def keyring(tmp_path: Path) -> Iterator[BuildCache]:
     if shutil.which("gpg") is None:

@@ -74,7 +74,7 @@ class Runs:
         return Done(process.returncode, out, err, self.folder / job)
 
     def train(
-        self, *words: str, ranks: int = 1, job: str = "job", timeout: float = 120, **env: str
+        self, *words: str, ranks: int = 1, job: str = "job", timeout: float = 300, **env: str
     ) -> Done:
         """A whole training."""
         return self.end(self.start(*words, ranks=ranks, job=job, env=env), job, timeout)
