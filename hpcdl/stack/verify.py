@@ -197,7 +197,7 @@ def _judge_import(release: Release, seen: Mapping[str, Any]) -> Check:
     wanted = {name: release.versions.get(name) for name in ("tensorflow", "horovod")}
     wrong = [f"{name} is {seen[name]}, not {version}" for name, version in wanted.items()
              if version is not None and seen[name] != version]  # fmt: skip
-    if not Path(seen["place"]).is_relative_to(release.prefix):
+    if not _is_of(release, Path(seen["place"])):
         wrong.append(f"TensorFlow comes from {seen['place']}, not from the release")
     if seen["release"] != release.id:
         wrong.append(f"the module loaded is of release {seen['release']}")
@@ -205,6 +205,13 @@ def _judge_import(release: Release, seen: Mapping[str, Any]) -> Check:
         wrong.append("Horovod is built without MPI")
     detail = "; ".join(wrong) or f"TensorFlow {seen['tensorflow']}, Horovod {seen['horovod']}"
     return Check("import", not wrong, detail, seen["took"])
+
+
+def _is_of(release: Release, place: Path) -> bool:
+    """Whether a package lies in a release, or where a link in the release leads."""
+    links = release.prefix.glob(f"lib/python3*/site-packages/{place.name}")
+    own = any(link.resolve() == place.resolve() for link in links)
+    return own or place.is_relative_to(release.prefix)
 
 
 def _judge_kernel(seen: Mapping[str, Any], partition: Partition | None) -> Check:

@@ -10,6 +10,7 @@ from hpcdl.stack.release import Release
 from hpcdl.system.text import paint, table
 from hpcdl.workflows.plan import Default, JobsPlan, Plan, StackPlan
 from hpcdl.workflows.releases import Use
+from hpcdl.workflows.targets import Target
 
 _SCHEMA = 1
 _SHOWN = 10
@@ -109,9 +110,15 @@ def _next(plan: Plan) -> str:
         return "something is in the way" if plan.blocked else "nothing would change"
     todo = [one.target for one in plan.stacks if one.publishes]
     builds = [f"hpcdl stack build --name {target.stack}" for target in todo if not target.built]
-    ids = [target.release.id if target.built and target.release else "ID" for target in todo]
-    lines = [*builds, *(f"hpcdl stack publish {name}" for name in ids)] or ["hpcdl stack publish"]
+    lines = [*builds, *map(_publish, todo)] or ["hpcdl stack publish"]
     return "\n".join(["next:", *(f"  {line}" for line in dict.fromkeys(lines))])
+
+
+def _publish(target: Target) -> str:
+    """The command; an id is known once the wheels are locked or the environment is solved."""
+    release = target.release
+    known = release is not None and (target.built or release.lock)
+    return f"hpcdl stack publish {release.id if release and known else 'ID'}"
 
 
 def as_data(plan: Plan) -> dict[str, Any]:

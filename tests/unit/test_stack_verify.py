@@ -85,6 +85,19 @@ def test_each_thing_that_is_wrong_fails_its_own_check(
     assert faults(judge(release, seen(release, **change), site.partition("p100"))) == [name]
 
 
+def test_a_package_that_spack_s_view_links_to_is_the_release_s(
+    site: Site, release: Release, tmp_path: Path
+) -> None:
+    store = tmp_path / "store" / "py-tensorflow-abc" / "tensorflow"
+    store.mkdir(parents=True)
+    elsewhere = seen(release, import_place=str(store))
+    assert faults(judge(release, elsewhere, None)) == ["import"]
+    view = release.prefix / "lib/python3.11/site-packages"
+    view.mkdir(parents=True)
+    (view / "tensorflow").symlink_to(store)
+    assert faults(judge(release, elsewhere, None)) == []
+
+
 def test_a_build_for_gpus_must_find_one_on_a_partition_that_has_some(
     site: Site, release: Release
 ) -> None:
