@@ -304,7 +304,7 @@ const figures = (() => {
     const high = Math.max(...points.map((p) => p.high ?? p.y)), low = Math.min(...points.map((p) => p.low ?? p.y));
     const log = data.log ?? (xs[0] > 0 && low > 0 && xs[xs.length - 1] / xs[0] > 8);
     const names = Math.max(...data.lines.map((line) => textWidth(line.name)));
-    const box = { left: Math.max(38, textWidth(number(high)) + 12), right: width - names - 24, top: 26, bottom: height - 44 };
+    const box = { left: Math.max(38, textWidth(number(high)) + 12), right: width - names - 34, top: 26, bottom: height - 44 };
     const make = log ? logScale : scale;
     const x = make(log ? xs[0] : Math.min(0, xs[0]), xs[xs.length - 1], box.left + (log ? 12 : 0), box.right - 6);
     const y = make(log ? low / 1.7 : Math.min(0, low), high * (log ? 1.15 : 1.04), box.bottom, box.top);
@@ -328,9 +328,13 @@ const figures = (() => {
       const place = line.ideal ? -1 : colour++ % 6;
       oneLine(add, line, place, x, y, data, stops);
       const end = line.points[line.points.length - 1];
-      labels.push({ y: y(end.y), text: line.name, kind: line.ideal ? "" : `f${place}` });
+      labels.push({ y: y(end.y), text: line.name, kind: line.ideal ? "" : `f${place}`, place });
     }
-    edgeLabels(add, box.right + 14, labels, box.top, box.bottom);
+    edgeLabels(add, box.right + 26, labels, box.top, box.bottom);
+    for (const { place, at } of labels) {
+      if (place < 0) add("path", { d: `M${box.right + 12} ${at}h10`, class: "ideal" });
+      else add("path", { d: mark(place, box.right + 17, at), class: `f${place}` });
+    }
     const cursor = add("g", { visibility: "hidden" });
     cursor.append(svg("line", { y1: box.top, y2: box.bottom, class: "cursor" }), svg("circle", { r: 5, class: "ring" }));
     return follow(root, cursor, stops, { words: "points", table: () => linesTable(data) });
@@ -354,7 +358,7 @@ const figures = (() => {
     for (const p of line.points) {
       const cx = x(p.x), cy = y(p.y);
       if (p.high > p.low) add("path", { d: `M${cx - 4} ${y(p.low)}h8m-4 0V${y(p.high)}m-4 0h8`, class: `whisker s${place}` });
-      add("circle", { cx, cy, r: 4, class: `f${place}` });
+      add("path", { d: mark(place, cx, cy), class: `f${place}` });
       const last = p === line.points[line.points.length - 1];
       if (p.label) add("text", { x: last ? cx : cx + 5, y: cy + (last ? 20 : 17), "text-anchor": last ? "middle" : "start", class: "strong" }, p.label);
       const between = p.high > p.low ? `${number(p.low)} to ${number(p.high)}` : "";
@@ -363,15 +367,34 @@ const figures = (() => {
     }
   }
 
+  /* Lines differ in the shape of their points, not in colour alone. */
+  function mark(place, x, y) {
+    const shapes = [
+      `M${x - 4} ${y}a4 4 0 1 0 8 0a4 4 0 1 0-8 0z`,
+      `M${x - 3.5} ${y - 3.5}h7v7h-7z`,
+      `M${x} ${y - 4.5}l4.5 8h-9z`,
+      `M${x} ${y - 5}l5 5l-5 5l-5-5z`,
+      `M${x} ${y + 4.5}l4.5-8h-9z`,
+      `M${x - 4.5} ${y - 1.5}h3v-3h3v3h3v3h-3v3h-3v-3h-3z`,
+    ];
+    return shapes[place % shapes.length];
+  }
+
   function linesTable(data) {
-    const head = [data.x, ...data.lines.map((line) => `${line.name} ${data.unit ? `(${data.unit})` : ""}`), "Share of the ideal", "Lowest", "Highest"];
-    const xs = [...new Set(data.lines.flatMap((line) => line.points.map((p) => p.x)))].sort((a, b) => a - b);
-    const rows = xs.map((value) => {
-      const at = data.lines.map((line) => line.points.find((p) => p.x === value));
-      const own = at.find((p) => p && p.low !== undefined) || {};
-      return [number(value), ...at.map((p) => number(p && p.y)), own.label || "–", number(own.low), number(own.high)];
+    const unit = data.unit ? ` (${data.unit})` : "";
+    const columns = data.lines.flatMap((line) => {
+      const some = (key) => line.points.some((p) => p[key] !== undefined && p[key] !== "");
+      const own = [[line.name + unit, (p) => number(p.y)]];
+      if (some("label")) own.push([`${line.name}, share of the ideal`, (p) => p.label || "–"]);
+      if (some("low")) own.push([`${line.name}, lowest`, (p) => number(p.low)], [`${line.name}, highest`, (p) => number(p.high)]);
+      return own.map(([name, text]) => ({ name, text, line }));
     });
-    return { head, rows };
+    const xs = [...new Set(data.lines.flatMap((line) => line.points.map((p) => p.x)))].sort((a, b) => a - b);
+    const rows = xs.map((value) => [number(value), ...columns.map(({ text, line }) => {
+      const at = line.points.find((p) => p.x === value);
+      return at ? text(at) : "–";
+    })]);
+    return { head: [data.x, ...columns.map((column) => column.name)], rows };
   }
 
   /* A grid of cells: rows x columns of deviations (fractions) */

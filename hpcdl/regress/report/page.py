@@ -19,7 +19,7 @@ from hpcdl.regress.formats import Run
 from hpcdl.regress.history import History, Point, Series
 from hpcdl.regress.report import nodes, scaling, tonight
 from hpcdl.regress.report.files import Attached
-from hpcdl.regress.report.series import SeriesView, in_words, percent, view
+from hpcdl.regress.report.series import SeriesView, Work, in_words, percent, views
 from hpcdl.regress.verdict import Status
 from hpcdl.system.resources import folder
 
@@ -101,12 +101,12 @@ def night_page(
     """
     since = ((now or datetime.now(timezone.utc)) - timedelta(days=nights)).isoformat()[:10]
     found = _points(history, since)
-    views = sorted(_views(found), key=lambda one: (not one.alarm, one.series))
-    links = {one.series[:3]: f"s{index}" for index, one in reversed([*enumerate(views)])}
+    shown = sorted(_views(found), key=lambda one: (not one.alarm, one.series))
+    links = {one.series[:3]: f"s{index}" for index, one in reversed([*enumerate(shown)])}
     verdicts = run["verdicts"]
     rows = tonight.rows(verdicts)
-    sections = [_over_time(views), _scaling(views), _nodes(found, views)]
-    attention = [*_of_verdicts(rows), *_of_nodes(sections[-1]), *_of_series(views)]
+    sections = [_over_time(shown), _scaling(shown), _nodes(found, shown)]
+    attention = [*_of_verdicts(rows), *_of_nodes(sections[-1]), *_of_series(shown)]
     blocks = {
         f"file-{index}-{kind}": {"text": one.text}
         for index, attached in enumerate(files)
@@ -123,7 +123,7 @@ def night_page(
         seconds=float(run.get("seconds") or 0.0),
         night=Night(tonight.headline(verdicts), rows, _counts(rows), attention, links),
         files=files,
-        partitions=sorted({row.partition for _, row in rows} | {one.partition for one in views}),
+        partitions=sorted({row.partition for _, row in rows} | {one.partition for one in shown}),
         bar_size=(tonight.BAR_WIDTH, tonight.BAR_HEIGHT),
     )
 
@@ -164,13 +164,13 @@ def _points(history: History, since: str) -> dict[Series, tuple[str, list[Point]
 
 def _views(found: Mapping[Series, tuple[str, list[Point]]]) -> list[SeriesView]:
     """Every series that has values; runs without any number belong to all series of their case."""
-    views = []
+    work: list[Work] = []
     for series, (unit, points) in found.items():
         if series[3]:
             _, without = found.get((*series[:3], ""), ("", []))
             lost = [p.time for p in without if p.status == Status.ERROR.value]
-            views.append(view(series, unit, points, lost))
-    return [one for one in views if one.values["value"]]
+            work.append((series, unit, points, lost))
+    return [one for one in views(work) if one.values["value"]]
 
 
 def _over_time(views: Sequence[SeriesView]) -> Section:

@@ -8,10 +8,14 @@ so that the figure shows how sure a level is. Everything a reader is told in wor
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from itertools import groupby, pairwise
+from multiprocessing import get_context
 from statistics import median
 from typing import Any
 
@@ -19,6 +23,9 @@ from hpcdl.regress.drift import Analysis, Change, Kind, Night, analyse
 from hpcdl.regress.history import Point, Series, more_is_better, single_node
 from hpcdl.regress.verdict import Status, number
 
+Work = tuple[Series, str, Sequence[Point], Sequence[str]]
+"""A series, its unit, its results, and the times of runs without a number: `view`'s arguments."""
+_MUCH, _MOST_WORKERS = 4000, 8
 _DIGITS = 6
 _MAD_TO_SIGMA = 1.4826
 _METRIC_WORDS = {
@@ -119,6 +126,23 @@ def view(
         "changes": [_change(change, days, judged) for change in analysis.changes],
     }
     return SeriesView(series, unit, analysis, judged, values)
+
+
+def views(work: Sequence[Work]) -> list[SeriesView]:
+    """Many series as the page shows them: on all CPUs where there is much to look through."""
+    workers = min(_MOST_WORKERS, len(os.sched_getaffinity(0)), len(work))
+    if workers > 1 and sum(len(points) for _, _, points, _ in work) >= _MUCH:
+        # A machine may grant no more processes, or no shared memory: then it takes longer.
+        with (
+            suppress(OSError, ImportError, BrokenExecutor),
+            ProcessPoolExecutor(workers, get_context("fork")) as pool,
+        ):
+            return list(pool.map(_view, work))
+    return [view(*one) for one in work]
+
+
+def _view(one: Work) -> SeriesView:
+    return view(*one)
 
 
 def in_words(change: Change) -> str:
