@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 import yaml
 
+from hpcdl.cli import main
 from hpcdl.jobs.sweep import point_folder
 from hpcdl.jobs.sweep_run import Standing
 from hpcdl.site import Site
@@ -480,3 +481,29 @@ def test_slowed_reads_keep_to_their_rate_and_others_are_left_alone(tmp_path: Pat
     ]
     assert times[0] >= 0.29
     assert times[1] < times[0]
+
+
+# The command line.
+
+
+def test_the_list_and_a_study_can_be_read_by_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["study", "list", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["studies"]) == 5
+    words = ["study", "show", "aliyun-resnet50", "--scale", "full", "--site", "p100-v100-k80"]
+    assert main([*words, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert len(shown["cells"]) == 12
+    assert shown["cost"]["gpu_hours"] > 1
+
+
+def test_a_dry_run_at_full_scale_checks_scripts_and_leaves_out_what_cannot_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["study", "run", "sjtu-inception", "--scale", "full", "--dry-run", "--json"]
+    assert main([*words, "--site", "p100-v100-k80"]) == 0
+    checked = json.loads(capsys.readouterr().out)
+    assert checked["cells"] == 6
+    assert all(not one["errors"] for one in checked["scripts"])
+    assert main([*words, "--site", "pi"]) == 6
+    left = json.loads(capsys.readouterr().out)["left_out"]
+    assert "no partition 'v100'" in left[0]["problem"]

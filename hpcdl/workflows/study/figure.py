@@ -106,7 +106,7 @@ def draw(findings: Findings, predicted: tuple[Predicted, ...]) -> dict[str, byte
         ) from fault
     study = findings.plan.study
     with rc_context({"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": study.name}):
-        columns = min(2, len(study.figure))
+        columns = min(3, len(study.figure))
         rows = -(-len(study.figure) // columns)
         figure = Figure(figsize=(4.9 * columns, 4.1 * rows + 0.4), dpi=_DPI, layout="constrained")
         FigureCanvasAgg(figure)
@@ -144,7 +144,8 @@ def _footnote(findings: Findings) -> str:
     plan = findings.plan
     cores = f", all ranks on {findings.cores} cores" if plan.scale.shares_cores else ""
     first = f"{plan.study.name}, scale {plan.scale.name}, site {plan.site.name}{cores}. "
-    sources = [f"{group.label}: {group.source}" for group in plan.study.published]
+    drawn = any(panel.panel == "speedup" for panel in plan.study.figure)
+    sources = [f"{one.label}: {one.source}" for one in plan.study.published if drawn]
     return "\n".join([first, caption(findings), *map(_wrapped, sources)])
 
 
