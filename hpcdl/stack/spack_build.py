@@ -209,6 +209,8 @@ def build_spack(plan: SpackPlan, say: Say, show: Show, options: Options) -> Rele
         AnswerNo: Spack found no solution, or not the resolution's.
         MachineLacks: no Spack, no gpg, no room, another build at work.
     """
+    if plan.exists:
+        return read_release(plan.site, plan.expected().id)
     with locked(plan.work.root / ".lock", wait_seconds=_WAIT_SECONDS), umask(0o022):
         cache = build_cache(plan.site, unsigned=options.unsigned)
         try:
@@ -328,7 +330,9 @@ def make_release(plan: SpackPlan, spack: Spack, wheel: Path, tools_in: Path, say
         # The module's hpcdl knows its site without being told: a publish writes the file.
         link = packages_folder / "hpcdl" / SITE_FILE
         link.symlink_to(plan.site.paths.prefix / "etc" / SITE_FILE)
-        _record(replace(expected, environment=module_environment(spack, root)), packages)
+        made = replace(expected, environment=module_environment(spack, root))
+        # Until now the set was solved; the gate will show whether it runs.
+        _record(made if plan.environment.wheels else replace(made, proof="compiled"), packages)
 
 
 def _record(expected: Release, packages: tuple[Built, ...]) -> None:

@@ -123,7 +123,12 @@ def want(home: Path, *specs: str) -> Path:
         "repos": {"hpcdl": "$env/../../spack_repo/hpcdl"},
         "specs": list(specs),
         "packages": {"all": {"require": ["target=x86_64_v3"]}},
-        "concretizer": {"unify": True, "reuse": False, "targets": {"host_compatible": False}},
+        "concretizer": {
+            "unify": True,
+            "reuse": False,
+            "static_analysis": True,
+            "targets": {"host_compatible": False},
+        },
         "config": {"install_tree": {"root": str(tree), "padded_length": 128}},
         "view": {"default": {"root": "view", "link": "run"}},
     }

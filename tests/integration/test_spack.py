@@ -102,8 +102,7 @@ def test_spack_solves_the_environment_with_the_versions_of_resolve(
 ) -> None:
     (spack_home / "environments" / one.name / "spack.yaml").write_text(render(one))
     (spack_home / "environments" / one.name / "spack.lock").unlink(missing_ok=True)
-    limit = float(os.environ.get("HPCDL_SPACK_TIME_LIMIT", "400"))
-    found = concretize(spack_home, one, print, time_limit=limit)
+    found = concretize(spack_home, one, print)
     assert found.differences == ()
     assert found.packages > 100
 
