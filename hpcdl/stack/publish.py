@@ -271,7 +271,10 @@ def plan_rollback(site: Site, release_id: str | None = None) -> Switch:
     """
     release = read_release(site, release_id or rollback_target(site))
     proof = read_proof(release)
-    if proof is None or not proof.passed or not release.modules.is_dir():
+    # A later gate that failed, perhaps for want of nodes, is no reason to refuse a way back.
+    published = any(event.release == release.id for event in read_history(site))
+    proven = published or (proof is not None and proof.passed)
+    if not proven or not release.modules.is_dir():
         raise AnswerNo(
             f"{release.id} was never published",
             hint=f"`hpcdl stack publish {release.id}` proves it first",

@@ -68,11 +68,16 @@ class JobGate:
         """Prove a release.
 
         Raises:
-            BadInput: an unknown partition.
+            BadInput: an unknown partition, or none that it would serve.
             MachineLacks: Slurm is away.
         """
-        _require_slurm()
         names = self._names(site, release)
+        if not names:
+            raise BadInput(
+                f"{release.id} would serve no partition of '{site.name}'",
+                hint="name one to prove it on: --partition NAME",
+            )
+        _require_slurm()
         queued: dict[str, Submission] = {}
         checks: list[Check] = []
         try:

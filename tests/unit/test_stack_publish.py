@@ -106,6 +106,12 @@ def test_rollback_refuses_what_was_never_proven(site: Site) -> None:
         rollback(site, "b")
 
 
+def test_a_gate_that_failed_later_does_not_close_the_way_back(site: Site) -> None:
+    go(site, "a", "b")
+    verify(site, "a", failing)
+    assert rollback(site).after == "a"
+
+
 def test_an_event_whose_switch_was_killed_does_not_count(site: Site) -> None:
     """A publish of c killed between its history entry and the switch."""
     go(site, "a", "b", "c")

@@ -190,6 +190,13 @@ def test_a_rollback_is_possible_while_a_gate_waits(site: Site, release: Release)
     assert current_id(site) == "c"
 
 
+def test_a_release_that_would_serve_nobody_is_told_so(site: Site, release: Release) -> None:
+    publish(site, "a", passing, say=silent)
+    other = make_release(site, "other", partitions=("gone",))
+    with pytest.raises(BadInput, match="serve no partition"):
+        JobGate(silent)(site, other)
+
+
 def test_without_slurm_the_gate_says_how_to_do_without(
     site: Site, release: Release, monkeypatch: pytest.MonkeyPatch
 ) -> None:
