@@ -29,13 +29,14 @@ from hpcdl.train.trouble import LossGuard
 from hpcdl.train.watchdog import Watchdog
 
 
-def prepare(tf, model, batch, folder):
-    """A training as run.py makes it, on synthetic data."""
+def prepare(tf, model, batch, folder, size=0):
+    """A training as run.py makes it, on synthetic data; `size` in pixels, 0 for the usual one."""
     row = models.facts_of(model)
-    network = models.build(tf, model, tuple(row["input"]), row["classes"], 1)
+    shape = (size, size, 3) if size else tuple(row["input"])
+    network = models.build(tf, model, shape, row["classes"], 1)
     optimizer = optimizers.make_optimizer(tf, network, "sgd", 0.9, 0.0)
     share = Share(batch, 1, 0, 1)
-    source = Synthetic(tf, tuple(row["input"]), row["classes"], share)
+    source = Synthetic(tf, shape, row["classes"], share)
     task = make_task(tf, "classes", 0.0)
     parts = StepParts(network, task, optimizer, Alone(tf), source.prepare)
     return loop.Training(

@@ -38,10 +38,11 @@ def runs() -> Iterator[Runs]:
 
 def script(python: Path, name: str, *words: object) -> Any:
     """The JSON that a script of this folder prints."""
-    command = [str(python), str(ROOT / "tests/bench" / f"{name}.py"), *map(str, words)]
+    command = [str(python), "-m", f"tests.bench.{name}", *map(str, words)]
     done = subprocess.run(
-        command, env=environment(), capture_output=True, text=True, check=False, timeout=900
-    )
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
+        timeout=1800,
+    )  # fmt: skip
     if done.returncode:
         raise RuntimeError(done.stderr.strip().splitlines()[-1])
     return json.loads(done.stdout.strip().splitlines()[-1])

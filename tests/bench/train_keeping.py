@@ -1,0 +1,67 @@
+"""Run by bench_train where TensorFlow is: what checkpoints cost, and whether memory grows."""
+
+import dataclasses
+import gc
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from hpcdl.train import loop, models
+from hpcdl.train.ranks import this_place
+from hpcdl.train.startup import import_tensorflow, prepare_environment
+from tests.bench.train_step import prepare
+
+
+def run(training, steps: int, every: int) -> None:
+    """Some more steps, with a checkpoint after each `every` (0 for none), until it is whole."""
+    goal = training.step_number + steps
+    training.saved_at = -1 if every else goal
+    training.plan = dataclasses.replace(training.plan, steps=goal, checkpoint_every=every)
+    loop.train(training)
+
+
+def checkpoint(training, turns: int) -> dict[str, float]:
+    """Seconds that one checkpoint adds to two steps, by the clock and by CPU time."""
+    clocks = {"wall": time.perf_counter, "cpu": time.process_time}
+    added: dict[str, list[float]] = {clock: [] for clock in clocks}
+    for turn in range(turns + 1):
+        took = {}
+        for every in (0, 2) if turn % 2 else (2, 0):
+            begun = {clock: read() for clock, read in clocks.items()}
+            run(training, 2, every)
+            took[every] = {clock: read() - begun[clock] for clock, read in clocks.items()}
+        if turn:
+            for clock, kept in added.items():
+                kept.append(took[2][clock] - took[0][clock])
+    return {clock: statistics.median(kept) for clock, kept in added.items()}
+
+
+def memory(training, steps: int) -> dict[str, float]:
+    """MB resident after the first steps, and what `steps` more add to it; checkpoints included."""
+    run(training, 200, 50)
+    first = resident()
+    run(training, steps, 50)
+    return {"first": first, "grown": resident() - first}
+
+
+def resident() -> float:
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def main(what: str, model: str, batch: int, size: int, count: int) -> None:
+    place = this_place()
+    row = models.facts_of(model)
+    prepare_environment(place, onednn=row.get("onednn", True))
+    tf = import_tensorflow(place, keras=row["builder"] != "mlp")
+    with tempfile.TemporaryDirectory() as folder:
+        training = prepare(tf, model, batch, Path(folder), size)
+        print(json.dumps({"checkpoint": checkpoint, "memory": memory}[what](training, count)))
+
+
+main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:]))

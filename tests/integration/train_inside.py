@@ -1,0 +1,68 @@
+"""Run by test_train_speed where TensorFlow is: looks inside the program; prints JSON."""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from hpcdl.train import models, optimizers
+from hpcdl.train.communicate import Alone
+from hpcdl.train.data.dataset import read_dataset
+from hpcdl.train.data.pipeline import Records
+from hpcdl.train.data.repair import Repairs
+from hpcdl.train.data.source import Group, Share
+from hpcdl.train.ranks import this_place
+from hpcdl.train.startup import import_tensorflow, prepare_environment
+from hpcdl.train.step import StepParts, Word, make_step
+from hpcdl.train.tasks import make_task
+
+
+def groups(tf):
+    """Eight steps in one call and in eight calls: the weights' bytes, the calls, the phases."""
+    draw = np.random.default_rng(1)
+    images = draw.random((8, 16, 28, 28, 1), np.float32)
+    labels = draw.integers(0, 10, (8, 16))
+    rates = [0.1 / (1 + step) for step in range(8)]
+    found = {}
+    for size in (8, 1):
+        network = models.build(tf, "mlp", (28, 28, 1), 10, 1)
+        optimizer = optimizers.make_optimizer(tf, network, "sgd", 0.9, 0.0)
+        ranks = Alone(tf)
+        parts = StepParts(network, make_task(tf, "classes", 0.0), optimizer, ranks, lambda x: x)
+        step = make_step(tf, parts)
+        results = []
+        for at in range(0, 8, size):
+            part = slice(at, at + size)
+            group = Group(images[part], labels[part], size)
+            results += step(group, rates[part], Word(), at)
+        found[size] = {
+            "weights": [variable.numpy().tobytes().hex()[:4000] for variable in network.trainable],
+            "losses": [result.loss for result in results],
+            "least": min(result.compute for result in results),
+        }
+    return found
+
+
+def operations(tf, folder):
+    """The operations of the input pipeline's functions."""
+    dataset = read_dataset(Path(folder))
+    with tempfile.TemporaryDirectory():
+        repairs = Repairs(0, lambda _: False, print)
+        source = Records(tf, dataset, Share(4, 1, 0, 1), (64, 64), 2, repairs)
+        graph = source.dataset(0, 0)._as_serialized_graph().numpy()
+    definition = tf.compat.v1.GraphDef.FromString(graph)
+    nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
+    return sorted({node.op for node in nodes})
+
+
+def main() -> None:
+    place = this_place()
+    prepare_environment(place, onednn=False)
+    tf = import_tensorflow(place, keras=False)
+    print(json.dumps({"groups": lambda: groups(tf), "operations": lambda: operations(
+        tf, *sys.argv[2:])}[sys.argv[1]]()))  # fmt: skip
+
+
+main()

@@ -1,0 +1,81 @@
+"""Short steps are run in groups; checkpoints are written while training goes on."""
+
+import dataclasses
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+np = pytest.importorskip("numpy", reason="numpy comes with the stack")
+
+from hpcdl.train import checkpoint, loop  # noqa: E402
+from hpcdl.train.plan import RunPlan  # noqa: E402
+
+
+@pytest.mark.parametrize(
+    ("seconds", "steps"),
+    [(float("inf"), 1), (2.0, 1), (0.025, 1), (0.013, 1), (0.012, 2), (0.001, 16), (1e-9, 64),
+     (0.0, 1), (float("nan"), 1)],
+)  # fmt: skip
+def test_a_group_takes_about_25_ms_and_a_long_step_is_alone(seconds: float, steps: int) -> None:
+    assert 2 ** loop.level_for(seconds) == steps
+
+
+def training(done: int, *, every: int = 0, delay: float = 0.0, grouped: bool = True) -> Any:
+    plan = RunPlan(64, 100, 0, 0.1, every)
+    return SimpleNamespace(
+        options=SimpleNamespace(delay_ms=delay), parts=SimpleNamespace(grouped=grouped),
+        plan=plan, step_number=done, level=4,
+    )  # fmt: skip
+
+
+def test_a_group_never_goes_beyond_a_checkpoint_or_the_end() -> None:
+    assert loop._wanted(training(0)) == 16
+    assert loop._wanted(training(90)) == 10
+    assert loop._wanted(training(0, every=7)) == 7
+    assert loop._wanted(training(5, every=7)) == 2
+    assert loop._wanted(training(98, every=7)) == 2
+
+
+def test_delayed_steps_and_big_networks_go_one_by_one() -> None:
+    assert loop._wanted(training(0, delay=1.0)) == 1
+    assert loop._wanted(training(0, grouped=False)) == 1
+
+
+def test_groups_give_every_step_once_and_end_with_the_epoch() -> None:
+    from hpcdl.train.data.source import InMemory, Share
+
+    source = InMemory.__new__(InMemory)
+    source._share = Share(4, 2, 1, 1)
+    source._train = (np.arange(22), np.arange(22))
+    source.steps_per_epoch = 5
+    one_by_one = np.concatenate([group.images for group in source.batches(0, 0)])
+    grouped = list(source.batches(0, 0, lambda: 3))
+    assert [group.steps for group in grouped] == [3, 2]
+    assert (np.concatenate([group.images for group in grouped]) == one_by_one).all()
+    resumed = np.concatenate([group.images for group in source.batches(0, 2, lambda: 8)])
+    assert (resumed == one_by_one[2:]).all()
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = threading.Event()
+    save = checkpoint.save
+
+    def slow(*arguments: Any) -> Path:
+        assert disk.wait(60)
+        return save(*arguments)
+
+    monkeypatch.setattr(checkpoint, "save", slow)
+    writer = checkpoint.Writer(tmp_path, keep=2)
+    state = checkpoint.Checkpoint(3, {}, (np.ones(4, np.float32),))
+    writer.submit(state)
+    assert checkpoint.newest(tmp_path) is None, "nothing was waited for"
+    disk.set()
+    writer.wait()
+    found = checkpoint.newest(tmp_path)
+    assert found is not None
+    assert dataclasses.replace(found, arrays=()) == dataclasses.replace(state, arrays=())
