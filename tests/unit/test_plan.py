@@ -172,6 +172,19 @@ def test_a_current_that_leads_nowhere_is_no_reason_to_break(
     assert planned(site, monkeypatch, of(site, "new")).changes
 
 
+def test_a_partition_that_another_release_serves_changes_too(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only k80, not the first partition of the stack, has something else now."""
+    make_release(site, "kepler", version="2.14.1", stack="kepler", partitions=("k80",))
+    kepler = dataclasses.replace(site.partitions["k80"], stack="kepler")
+    mixed = dataclasses.replace(site, partitions={**site.partitions, "k80": kepler})
+    publish(mixed, "kepler", passing, say=silent)
+    plan = planned(site, monkeypatch, of(site, "old"))
+    assert plan.stacks[0].publishes
+    assert [d.partition for d in plan.modules.defaults if d.changes] == ["k80"]
+
+
 def test_after_a_rollback_the_newer_one_is_wanted_again(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
