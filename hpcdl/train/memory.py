@@ -21,10 +21,13 @@ from dataclasses import dataclass
 from typing import Any
 
 SECONDS = 90.0
-"""No new trial begins after this time; one that runs then is given as long again."""
+"""No new trial begins after this time, in which the start of processes is not counted."""
+_MOST_SECONDS = 360.0
+"""The end of it all, on a machine so busy that processes hardly start."""
 # What tells a process that it is one of several ranks.
 _RANKS = ("OMPI_COMM_WORLD", "PMIX_", "PMI_", "MPI_LOCAL", "SLURM_PROCID", "TF_CONFIG")
 _handlers: list[Any] = []
+_speaks = threading.Lock()
 
 
 @dataclass
@@ -73,29 +76,33 @@ def search(bounds: Bounds, tries: Callable[[int], bool]) -> None:
 def search_in_children(bounds: Bounds, words: Sequence[str]) -> None:
     """Narrow `bounds` down by fresh processes that train what the command line `words` says."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(_RANKS)}
-    while bounds.open:
+    end = time.monotonic() + _MOST_SECONDS
+    while bounds.open and time.monotonic() < end:
         numbers = [bounds.low, bounds.high, bounds.unit, bounds.left]
+        begun = time.monotonic()
         child = subprocess.Popen(
             [sys.executable, "-m", "hpcdl.train.trial", *map(str, numbers), *words], env=kept,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )  # fmt: skip
-        patience = threading.Timer(bounds.left + SECONDS, child.kill)
+        patience = threading.Timer(end - begun, child.kill)
         patience.start()
-        tried = _follow(child, bounds)
+        tried = _follow(child, bounds, begun)
         patience.cancel()
-        if tried == bounds.low:
-            # It died before its first trial, or is done.
+        if tried == bounds.low or time.monotonic() >= end:
+            # It is done, died before its first trial, or was killed for want of time.
             break
         bounds.learn(tried, fits=False)
 
 
-def _follow(child: subprocess.Popen[str], bounds: Bounds) -> int:
+def _follow(child: subprocess.Popen[str], bounds: Bounds, begun: float) -> int:
     """Learn what a child says; the batch it died with, the lower bound where it did not."""
     tried = bounds.low
     assert child.stdout is not None
     with child:
         for line in child.stdout:
             word, _, number = line.strip().partition(" ")
+            if word == "ready":
+                bounds.deadline += time.monotonic() - begun
             if word in {"fits", "fails"}:
                 bounds.learn(int(number), fits=word == "fits")
             tried = int(number) if word == "tries" else bounds.low
@@ -120,6 +127,8 @@ def at_bad_alloc(speak: Callable[[], None]) -> None:
         thrown = current()
         name = ctypes.c_char_p.from_address(thrown + 8).value if thrown else None
         if name == b"St9bad_alloc":
+            # Never released: a second thread that found no memory waits for the end.
+            _speaks.acquire()
             speak()
         before()
 

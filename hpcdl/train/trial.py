@@ -60,9 +60,10 @@ def main(words: list[str]) -> int:
     from hpcdl.train.startup import StartupClock
 
     low, high, unit, seconds, *rest = words
-    bounds = Bounds(int(low), int(high), int(unit), time.monotonic() + float(seconds))
     run = prepare(replace(parse(rest), strategy="single"), this_place(), StartupClock())
     tries = make_trial(run.tf, *run.sample())
+    print("ready", flush=True)
+    bounds = Bounds(int(low), int(high), int(unit), time.monotonic() + float(seconds))
 
     def told(batch: int) -> bool:
         print(f"tries {batch}", flush=True)
