@@ -12,6 +12,7 @@ import platform
 import re
 import shutil
 import sys
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -21,13 +22,21 @@ import pytest
 import yaml
 
 from hpcdl import facts
-from hpcdl.site import External, SpackSettings, StackRequest, load_site
+from hpcdl.site import External, Site, SpackSettings, StackRequest, load_site
 from hpcdl.stack.publish import publish
 from hpcdl.stack.records import accept
 from hpcdl.stack.release import read_release
 from hpcdl.stack.resolve_facts import COMPONENTS, known
 from hpcdl.stack.spack import Environment, environments, render, render_site
-from hpcdl.stack.spack_build import helpers, make_release, open_build, own_hpcdl, plan_spack
+from hpcdl.stack.spack_build import (
+    Options,
+    build_spack,
+    helpers,
+    make_release,
+    open_build,
+    own_hpcdl,
+    plan_spack,
+)
 from hpcdl.stack.spack_cache import BuildCache
 from hpcdl.stack.spack_release import inventory
 from hpcdl.stack.spack_run import concretize, render_work
@@ -221,6 +230,60 @@ def test_tensorflow_from_wheels_is_installed_loaded_and_imported(spack_home: Pat
     )
     told = run(["bash", "-c", script], env={"TF_CPP_MIN_LOG_LEVEL": "3"}, timeout=300)
     assert told.stdout.split() == ["2.21.0", "9"]
+
+
+@pytest.mark.long
+def test_a_stack_from_wheels_is_built_published_loaded_and_imported(
+    spack_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole way for real: solve, install, signed cache, gate, module, and once more."""
+    if sys.version_info[:2] != (3, 11):
+        pytest.skip("the wheels are for Python 3.11")
+    lacking = [name for name in ("mpicxx", "cmake", "make", "gpg") if shutil.which(name) is None]
+    if lacking or not LMOD.is_file():
+        pytest.skip(f"not installed: {', '.join(lacking) or 'Lmod'}")
+    if not _reachable("files.pythonhosted.org"):
+        pytest.skip("PyPI is out of reach and no mirror is set")
+    short = Path(tempfile.mkdtemp(prefix="hpcdl-", dir="/tmp"))  # gpg's socket wants it
+    monkeypatch.setenv("HPCDL_HOME", str(short / "home"))
+    site = _wheels_site(short / "prefix")
+    try:
+        release = build_spack(plan_spack(site), print, lambda tally: None, Options())
+        publish(site, release.id, say=print)
+        program = "import tensorflow as tf; print(tf.__version__, float(tf.ones((3, 3))[0, 0]))"
+        script = (
+            f". {LMOD}; module use {site.paths.prefix}/current/modules; module load tensorflow; "
+            f"python -c '{program}'"
+        )
+        told = run(["bash", "-c", script], env={"TF_CPP_MIN_LOG_LEVEL": "3"}, timeout=600)
+        assert told.stdout.split()[:2] == ["2.21.0", "1.0"]
+        assert plan_spack(site).exists
+        before = release.root.stat().st_mtime_ns
+        again = build_spack(plan_spack(site), print, lambda tally: None, Options())
+        assert (again.id, again.root.stat().st_mtime_ns) == (release.id, before)
+    finally:
+        shutil.rmtree(short, ignore_errors=True)
+
+
+def _wheels_site(prefix: Path) -> Site:
+    """A site with one partition without GPUs, whose stack Spack makes from wheels."""
+    pi = load_site(folder("templates") / "sites" / "pi.yaml")
+    version = platform.python_version()
+    externals = (
+        External("python", version, Path(sys.base_prefix)),
+        External("openmpi", "4.1.4", Path("/usr")),
+        External("cmake", "3.25.1", Path("/usr")),
+        External("gmake", "4.3", Path("/usr")),
+    )
+    return dataclasses.replace(
+        pi,
+        name="tiny",
+        paths=dataclasses.replace(pi.paths, prefix=prefix, lmod_init=LMOD),
+        partitions={"cpu": dataclasses.replace(pi.partitions["cpu"], stack="tensorflow")},
+        stacks={"tensorflow": StackRequest("tensorflow", "spack", ("cpu",), {})},
+        slurm=dataclasses.replace(pi.slurm, pmix=None),
+        spack=SpackSettings(externals=externals),
+    )
 
 
 LMOD = Path("/usr/share/lmod/lmod/init/bash")
