@@ -61,12 +61,13 @@ def _settings_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _settings(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.regress.runner import is_emulated
     from hpcdl.regress.settings import render_settings
     from hpcdl.system.files import write_atomic
     from hpcdl.workflows.modules import modules_by_partition
 
     site = the_site(args)
-    text = render_settings(site, modules_by_partition(site))
+    text = render_settings(site, modules_by_partition(site), one_machine=is_emulated())
     if args.output is None:
         print_json({"settings": text}) if args.json else print(text, end="")
         return ExitCode.OK

@@ -30,7 +30,7 @@ from hpcdl.regress.settings import Modules, render_settings
 from hpcdl.regress.verdict import Status, Verdict, judge, waive
 from hpcdl.site import Site
 from hpcdl.slurm import client
-from hpcdl.system.errors import BadInput, MachineLacks, Stopped
+from hpcdl.system.errors import BadInput, HpcdlError, MachineLacks, Stopped
 from hpcdl.system.files import write_atomic, write_json
 from hpcdl.system.resources import folder as resource
 from hpcdl.system.text import plain
@@ -203,6 +203,14 @@ def _name_pattern(name: str) -> str:
 def one_machine() -> bool:
     """Whether this Slurm's nodes are emulated on one machine."""
     return "config_overrides" in client.config().get("SlurmdParameters", "")
+
+
+def is_emulated() -> bool:
+    """The same, for settings that are written where Slurm may be away: then it is not."""
+    try:
+        return one_machine()
+    except HpcdlError:
+        return False
 
 
 def _execute(folder: RunFolder, words: Sequence[str], progress: Progress | None) -> int:

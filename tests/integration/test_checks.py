@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcdl.cluster import ClusterState, processes, read_state, up
 from hpcdl.jobs.script import render_script
 from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.regress.batch import take_apart
@@ -21,7 +22,7 @@ from hpcdl.regress.runfolder import read_events, runs_folder
 from hpcdl.regress.runner import CheckOutcome, CheckRequest, run_checks
 from hpcdl.regress.settings import render_settings
 from hpcdl.regress.verdict import Status
-from hpcdl.site import Site, load_site
+from hpcdl.site import Site, find_site_file, load_site
 from hpcdl.slurm import client
 from hpcdl.system.errors import BadInput
 
@@ -197,6 +198,29 @@ def test_a_lost_node_is_an_error_that_names_it(site: Site, slurm: Callable[..., 
         slurm(hpcdl, "cluster", "node", "up", record.nodes)
         wait_for(lambda: not active_jobs(site))
         wait_for(lambda: all(node.state.startswith("IDLE") for node in client.nodes()), 60)
+
+
+@pytest.mark.long
+def test_a_time_out_after_the_result_was_written_is_an_error(site: Site) -> None:
+    outcome = run(site, "checks_that_wait.py", names=("until_cancelled",))
+    assert outcome.verdicts[0].status is Status.ERROR
+    assert "time-out: the job ended as TIMEOUT" in outcome.verdicts[0].reason
+
+
+@pytest.mark.long
+def test_a_slurm_that_goes_away_half_way_is_an_error(site: Site, cluster: ClusterState) -> None:
+    process = start(site, "until_cancelled")
+    wait_for(lambda: bool(list(runs_folder(site).glob("*/stage/**/started"))))
+    state = read_state(cluster.directory)
+    assert state is not None
+    processes.end([state.processes["slurmctld"]])
+    try:
+        assert process.wait(300) == 0
+        text = next(runs_folder(site).glob("*/verdicts.json")).read_text()
+        assert "Slurm away" in text
+        assert '"ERROR"' in text
+    finally:
+        up(load_site(find_site_file("embedded")), directory=cluster.directory)
 
 
 def test_two_runs_at_once_do_not_disturb_each_other(site: Site) -> None:

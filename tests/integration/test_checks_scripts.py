@@ -1,0 +1,81 @@
+"""What ReFrame submits is what `hpcdl job render` prints, on every kind of layout.
+
+No Slurm is needed: ReFrame writes the scripts of a dry run, the command line prints its own.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hpcdl.jobs.spec import Module
+from hpcdl.regress.batch import Batch, take_apart
+from hpcdl.regress.command import rendered
+from hpcdl.regress.settings import render_settings
+from hpcdl.regress.training import ALL, TrainingCase, shape_name
+from hpcdl.site import Site, find_site_file, load_site
+
+pytest.importorskip("reframe", reason="ReFrame is not installed (pip install 'hpcdl[checks]')")
+REFRAME = Path(sys.executable).with_name("reframe")
+NO_MODULE = Module(())
+SHAPES = [(1, 1), (1, ALL), (2, ALL), (4, ALL)]
+
+
+def dry_run(site: Site, folder: Path, pattern: str) -> dict[tuple[str, str], Path]:
+    """The scripts of a dry run, by partition and job name."""
+    (folder / "settings.py").write_text(render_settings(site, NO_MODULE, prefix=folder / "rfm"))
+    subprocess.run(
+        [REFRAME, "-C", folder / "settings.py", "-n", pattern, "--dry-run"],
+        check=True, capture_output=True, timeout=300, cwd=folder,
+    )  # fmt: skip
+    found = {}
+    for path in (folder / "rfm").rglob("rfm_job.sh"):
+        options = dict(
+            option.removeprefix("--").split("=", 1)
+            for option in take_apart(path.read_text()).directives
+            if "=" in option
+        )
+        found[options["partition"], options["job-name"]] = path
+    return found
+
+
+@pytest.mark.parametrize(
+    "name", ["p100-v100-k80", pytest.param("a100-h100", marks=pytest.mark.long)]
+)
+def test_scripts_agree_for_every_layout_of_a_training(name: str, tmp_path: Path) -> None:
+    site = load_site(find_site_file(name))
+    scripts = dry_run(site, tmp_path, "throughput.*resnet50.*synthetic-fp32")
+    compared = 0
+    for nodes, ranks in SHAPES:
+        case = TrainingCase("resnet50", nodes, ranks, steps=100, batch=64, data="synthetic",
+                            real=True, minutes=30)  # fmt: skip
+        for partition in site.partitions.values():
+            if partition.nodes < nodes or partition.gpu is None:
+                continue
+            spec = case.request(site, partition, "throughput")
+            path = scripts[partition.name, spec.name]
+            users = take_apart(rendered(site, replace(spec, job_dir=path.parent), NO_MODULE))
+            submitted = take_apart(path.read_text())
+            assert whole(submitted) == whole(users), f"{partition.name} {shape_name(nodes, ranks)}"
+            compared += 1
+    assert compared == len(scripts) > len(SHAPES)
+
+
+def whole(batch: Batch) -> tuple[object, ...]:
+    """Everything of a script but where its launch line is broken."""
+    return batch.directives, batch.before, batch.launch_line, batch.after
+
+
+def test_checks_of_every_family_ask_for_what_fits(tmp_path: Path) -> None:
+    site = load_site(find_site_file("p100-v100-k80"))
+    scripts = dry_run(site, tmp_path, "^(allreduce.*all|binding|storage|convergence|users_job)")
+    assert {partition for partition, _ in scripts} == set(site.partitions)
+    assert len(scripts) >= 3 * 6
+    for path in scripts.values():
+        batch = take_apart(path.read_text())
+        assert batch.launcher.startswith("srun ")
+        assert any(option.startswith("--gpus-per-node=") for option in batch.directives)
