@@ -14,7 +14,7 @@ import sys
 import time
 import types
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,9 @@ def import_tensorflow(place: RankPlace, *, keras: bool) -> Any:
                 hint="`module load tensorflow` first, or build it with `hpcdl stack build`",
             ) from fault
     tf.get_logger().setLevel("ERROR")
-    gpus = tf.config.list_physical_devices("GPU")
+    # TensorFlow complains where there is no driver; where there is one, its words are of use.
+    with nullcontext() if Path("/dev/nvidiactl").exists() else _calm_stderr():
+        gpus = tf.config.list_physical_devices("GPU")
     if gpus:
         mine = gpus[place.local_rank % len(gpus)]
         tf.config.set_visible_devices(mine, "GPU")
