@@ -25,7 +25,7 @@ from hpcdl.workflows.study.collect import Findings, collect
 from hpcdl.workflows.study.forecast import cost, median_error, predict
 from hpcdl.workflows.study.judge import judge
 from hpcdl.workflows.study.load import load_study, read_study, shipped
-from hpcdl.workflows.study.plan import Plan, make_plan
+from hpcdl.workflows.study.plan import Plan, data_folder, make_plan
 from hpcdl.workflows.study.report import as_data, as_text, make_report, write_report
 from hpcdl.workflows.study.schema import STUDY
 from hpcdl.workflows.study.show import show_data, show_text
@@ -281,6 +281,24 @@ def test_rates_are_those_of_steps_after_the_warm_up_without_checkpoints(
     (one,) = findings_of(plan).measured
     assert one.rate == pytest.approx(8.0)
     assert one.spread == pytest.approx((8.0, 8.0))
+
+
+def test_an_epoch_is_timed_without_the_first_which_pays_for_compiling(
+    study: Callable[..., Plan],
+) -> None:
+    sets = {"photos": {"kind": "photos", "options": {"count": "40"}}}
+    run = {**SMALL["runs"][0], "over": {"gpus": ["1"], "model": ["resnet50"]}, "data": "photos"}  # type: ignore[index]
+    plan = study(runs=[run], data=sets)
+    folder = data_folder(plan.site, plan.scale.data["photos"])
+    folder.mkdir(parents=True)
+    train = {"examples": 40, "shards": [{"bytes": 500}, {"bytes": 300}]}
+    (folder / "dataset.json").write_text(json.dumps({"splits": {"train": train}}))
+    samples = a_result(1, 8.0)["samples"]
+    samples["seconds"][0] = 60.0
+    finish(plan, {1: 8.0}, samples=samples, options={"warmup_steps": 0})
+    (one,) = findings_of(plan).measured
+    assert one.size == 800
+    assert one.epoch_seconds == pytest.approx(40 / 8.0)
 
 
 def test_a_result_of_another_version_is_a_hole_and_the_rest_goes_on(

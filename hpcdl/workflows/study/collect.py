@@ -73,13 +73,18 @@ class Measured:
 
     @property
     def epochs(self) -> tuple[float, ...]:
-        """Seconds of every pass over the data set; none where steps were left out as warm-up."""
+        """Seconds of the passes over the data set; none where steps were left out as warm-up.
+
+        The first pass is left out where there are more: it pays for compiling, and finds in
+        memory what was just written.
+        """
         batch = int(self.result["global_batch"])
         steps = int((self.images or 0) // batch)
         if not steps or int(self.result["options"]["warmup_steps"]):
             return ()
         times = [batch / rate for rate in self.rates]
-        return tuple(sum(times[i : i + steps]) for i in range(0, len(times) - steps + 1, steps))
+        passes = [sum(times[i : i + steps]) for i in range(0, len(times) - steps + 1, steps)]
+        return tuple(passes[1:] or passes)
 
     @property
     def epoch_seconds(self) -> float | None:

@@ -132,7 +132,7 @@ def caption(findings: Findings) -> str:
     """What the marks of the figure mean."""
     kinds = {panel.panel for panel in findings.plan.study.figure}
     if "time-by-size" in kinds:
-        return "Markers are the median epoch, bars the fastest and the slowest one."
+        return "Markers are the median of the epochs after the first, bars the fastest and slowest."
     return (
         "Filled markers are the median step, bars the 5th to 95th percentile of the steps; "
         "hollow markers are predicted from the one-rank run, grey ones published by others."
@@ -326,8 +326,8 @@ def _time_by_size(axes: Any, scene: Scene) -> None:
     memory = memory_bytes(scene.findings)
     if memory and memory < 3 * largest:
         axes.axvline(memory / unit, color=_GREY, linestyle=":", linewidth=1.2)
-        axes.annotate("memory", (memory / unit, 0.98), xycoords=("data", "axes fraction"),
-                      rotation=90, va="top", ha="right", fontsize=7, color=_GREY)  # fmt: skip
+        axes.annotate("memory", (memory / unit, 0.03), xycoords=("data", "axes fraction"),
+                      rotation=90, va="bottom", ha="right", fontsize=7, color=_GREY)  # fmt: skip
     axes.set_xlabel(f"size of the data set ({name})")
     axes.set_ylabel("seconds per epoch")
     axes.set_xlim(left=0)
