@@ -184,7 +184,7 @@ GROUP = Group(
         Command(
             "report",
             "Write the report of what there is: Markdown, a page, JSON, and the figure.",
-            "hpcdl study report sjtu-inception --output report",
+            "hpcdl study report sjtu-inception --output sjtu",
             _report,
             _report_options,
         ),
