@@ -139,7 +139,12 @@ class Run:
     def sample(self) -> tuple[StepParts, tuple[Any, Any]]:
         """What steps are made of, and one image of the input with its label."""
         source = self._source(self.ranks.size * self.options.accumulate)
-        parts = self.training.parts if self.training is not None else self._parts(source)
+        if self.training is None:
+            parts = self._parts(source)
+        else:
+            # The run's own source holds what did not fit, and is not asked again.
+            self.training.source = source
+            parts = self.training.parts
         group = next(source.batches(0, 0))
 
         def first(batches: Any) -> Any:
@@ -253,8 +258,18 @@ class Run:
 
     def _score(self, training: Training) -> dict[str, float]:
         """The task's metrics on the test set, over all ranks."""
-        parts = training.parts
-        return evaluate(self.tf, parts.task, parts.network, training.source, self.ranks)
+        parts, done = training.parts, training.step_number
+        watchdog = Watchdog(
+            self.options.folder, self.ranks.rank, self.ranks.size, self.options.hang_limit
+        )
+        watchdog.start()
+        try:
+            return evaluate(
+                self.tf, parts.task, parts.network, training.source, self.ranks,
+                lambda: watchdog.step(done),
+            )  # fmt: skip
+        finally:
+            watchdog.close()
 
     def _end(self, training: Training, outcome: str, metrics: dict[str, float]) -> int:
         """Judge by the target, write the result, say the last line; returns the exit code."""

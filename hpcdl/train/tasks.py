@@ -56,10 +56,12 @@ def make_task(tf: Any, name: str, smoothing: float) -> Task:
 
 
 def evaluate(
-    tf: Any, task: Task, network: Network, source: Source, ranks: Communicator
-) -> dict[str, float]:
+    tf: Any, task: Task, network: Network, source: Source, ranks: Communicator,
+    alive: Callable[[], None],
+) -> dict[str, float]:  # fmt: skip
     """The task's metrics on the test set, over all ranks; empty where there is none.
 
+    `alive` is called after every batch.
     Every rank scores with rank 0's moving averages, the ones that checkpoints hold.
     """
     ranks.broadcast(network.state)
@@ -70,6 +72,7 @@ def evaluate(
         count = len(batch)
         right = np.sum(np.argmax(batch, axis=1) == np.asarray(wanted)) if _one(task) else 0
         sums += right, loss * count, count
+        alive()
         if not _one(task):
             logits.append(batch)
             labels.append(np.asarray(wanted, np.float64))

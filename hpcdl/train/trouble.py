@@ -6,15 +6,15 @@ hold what led to it. Out of memory names the largest batch that fits, as memory.
 
 from __future__ import annotations
 
+import errno
 import math
-import re
+import os
 from typing import Any
 
-from hpcdl.system.errors import AnswerNo, BadInput, HpcdlError, MachineLacks
+from hpcdl.system.errors import AnswerNo, HpcdlError, MachineLacks
 from hpcdl.train.memory import Bounds
 
 _EXPLODED = 1e4
-_LABEL = re.compile(r"Received a label value of [^.]*")
 
 
 class LossGuard:
@@ -47,8 +47,16 @@ class LossGuard:
 
 
 def is_out_of_memory(tf: Any, fault: BaseException) -> bool:
-    """Whether a fault says that memory ran out, of the device or of the host."""
-    return isinstance(fault, tf.errors.ResourceExhaustedError | MemoryError)
+    """Whether a fault says that memory ran out, of the device or of the host.
+
+    TensorFlow has the same kind of error for a full disk.
+    """
+    kinds = (tf.errors.ResourceExhaustedError, MemoryError)
+    return isinstance(fault, kinds) and not _no_room(str(fault))
+
+
+def _no_room(text: str) -> bool:
+    return any(os.strerror(number) in text for number in (errno.ENOSPC, errno.EDQUOT))
 
 
 def out_of_memory(why: str, batch: int, found: Bounds, seconds: float) -> HpcdlError:
@@ -75,18 +83,18 @@ def _in_parts(batch: int, fits: int) -> str:
 
 
 def explain(fault: BaseException) -> HpcdlError | None:
-    """The error for a fault that another rank or the data caused, None for one that is our own."""
+    """The error for a fault that others caused: a rank, the data, a disk; None for our own."""
     text = str(fault)
+    if _no_room(text):
+        return MachineLacks(
+            "no room left on the file system",
+            details=[text.splitlines()[0][:300]],
+            hint="free some room, or choose another --job-dir; the last checkpoint is whole",
+        )
     if "Horovod" in text or "HorovodAllreduce" in text:
         return MachineLacks(
             "another rank has left, so this one cannot go on",
             details=[text.splitlines()[0][:300]],
             hint="the first error in the log is the cause; the run goes on from its checkpoint",
-        )
-    if "label value" in text and "outside the valid range" in text:
-        return BadInput(
-            "a label of the data set is none of its classes",
-            details=[_LABEL.findall(text)[0] if _LABEL.search(text) else text[:300]],
-            hint="`hpcdl data inspect --index` takes --classes N and --label-offset N",
         )
     return None

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.train_runs import Runs
+from tests.integration.train_runs import Done, Runs, environment
+from tests.trace_format import faults
 
 pytestmark = pytest.mark.stack
 
@@ -63,11 +65,58 @@ def test_a_full_disk_is_said_and_the_last_checkpoint_stays(runs: Runs, digits: P
         subprocess.run(["umount", str(disk)], check=True)
 
 
+LIMIT = 8 << 30
+IMAGES = ("--model=mlp", "--image-size=512", "--steps=2")  # a megabyte each, and nothing else
+
+
+def within_limit(runs: Runs, *words: str, job: str, ranks: int = 1) -> Done:
+    """A run of which every process may have LIMIT bytes of address space."""
+    start = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({LIMIT}, {LIMIT}));"
+    program = f"{start} import sys; from hpcdl.train.__main__ import main; sys.exit(main())"
+    mpirun = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks)]
+    process = subprocess.Popen(
+        [*(mpirun if ranks > 1 else []), str(runs.python), "-c", program, "--job-dir",
+         str(runs.folder / job), *IMAGES, *words],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=runs.folder,
+        env=environment(), start_new_session=True,
+    )  # fmt: skip
+    return runs.end(process, job, timeout=550)
+
+
+@pytest.mark.timeout(1800)
+def test_out_of_memory_names_a_batch_that_fits(runs: Runs) -> None:
+    assert within_limit(runs, "--global-batch=16", job="oom").code == 0
+    before = {path.name: path.read_bytes() for path in (runs.folder / "oom").rglob("*.ckpt")}
+    done = within_limit(runs, "--global-batch=9000", "--fresh", job="oom")
+    assert done.code == 3
+    assert "error: out of memory with 9000 images per rank" in done.err
+    assert "Traceback" not in done.err
+    found = re.search(r"the largest that fits: (\d+) per rank \((\d+) does not\)", done.err)
+    assert found, done.err
+    fits, fails = map(int, found.groups())
+    assert 16 < fits < fails <= 9000
+    assert done.result["outcome"]["exit_code"] == 3
+    after = {path.name: path.read_bytes() for path in (runs.folder / "oom").rglob("*.ckpt")}
+    assert after == before != {}
+    again = within_limit(runs, f"--global-batch={fits * 7 // 8}", job="again")
+    assert again.code == 0, again.err
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_out_of_memory_on_two_ranks_is_said_by_rank_0(runs: Runs) -> None:
+    done = within_limit(runs, "--global-batch=18000", job="two", ranks=2)
+    assert done.code == 3
+    assert "\nerror: out of memory with 9000 images per rank" in done.err
+    assert "the largest that fits: " in done.err
+
+
 def test_timeline_and_scalars_are_written_for_the_usual_viewers(runs: Runs, digits: Path) -> None:
     words = ("--data", str(digits), "--steps=20", "--global-batch=64")
     done = runs.train(*words, "--profile", "--tensorboard", ranks=2)
     assert done.code == 0, done.err
     drawn = json.loads((done.folder / "timeline.json").read_text())["traceEvents"]
+    assert faults({"traceEvents": drawn}) == []
     assert {event["pid"] for event in drawn} == {0, 1}
     assert {"compute", "communication"} <= {e["name"] for e in drawn if e["ph"] == "X"}
     written = next((done.folder / "tensorboard").glob("events.out.tfevents.*")).read_bytes()

@@ -1,11 +1,12 @@
 """The search for the largest batch that fits: pure, and through processes that die."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from hpcdl.train.memory import Bounds, search
-from hpcdl.train.trouble import out_of_memory
+from hpcdl.train.trouble import explain, is_out_of_memory, out_of_memory
 
 
 def found(limit: int, failed: int, unit: int = 1) -> tuple[Bounds, list[int]]:
@@ -53,3 +54,21 @@ def test_where_nothing_fits_it_says_so(high: int, said: str) -> None:
     error = out_of_memory("", 96, Bounds(0, high, 1, 0.0), 1.0)
     assert said in error.details[1]
     assert "--image-size" in error.hint
+
+
+class Exhausted(Exception):
+    """TensorFlow's error for memory and for disks."""
+
+
+TF = SimpleNamespace(errors=SimpleNamespace(ResourceExhaustedError=Exhausted))
+
+
+def test_a_full_disk_is_not_a_lack_of_memory() -> None:
+    full = Exhausted("/job/events; No space left on device")
+    assert is_out_of_memory(TF, Exhausted("OOM when allocating tensor"))
+    assert is_out_of_memory(TF, MemoryError())
+    assert not is_out_of_memory(TF, full)
+    error = explain(full)
+    assert error is not None
+    assert (error.message, error.exit_code) == ("no room left on the file system", 3)
+    assert explain(ValueError("ours")) is None

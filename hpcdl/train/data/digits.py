@@ -6,7 +6,6 @@ download. The split and the order are drawn from the seed; the same seed gives t
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from hpcdl.system.errors import MachineLacks
 from hpcdl.system.files import explain_os_errors
 from hpcdl.train.data.dataset import Dataset, Shard, describe_shard, write_dataset
+from hpcdl.train.data.making import write_records
 
 TEST_EXAMPLES = 357
 SHARDS = {"train": 4, "test": 2}
@@ -71,11 +71,8 @@ def _write_split(
     for number in range(count):
         path = aside / f"{split}-{number:05d}-of-{count:05d}.tfrecord"
         rows = range(number, len(labels), count)
-        with tf.io.TFRecordWriter(str(path)) as writer:
-            for row in rows:
-                writer.write(_example(tf, images[row], int(labels[row])))
-        with path.open("rb+") as file:
-            os.fsync(file.fileno())
+        records = (_example(tf, images[row], int(labels[row])) for row in rows)
+        write_records(tf, path, records, lambda _: None)
         shards.append(describe_shard(path, len(rows)))
     return tuple(shards)
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcdl.system.errors import MachineLacks
 from hpcdl.system.files import explain_os_errors, write_json
 from hpcdl.system.text import duration
 from hpcdl.train.data.dataset import Shard, describe_shard
@@ -110,14 +111,31 @@ def _write(tf: Any, folder: Path, plan: ShardPlan, bar: _Bar) -> Shard:
     path = folder / plan.name
     if not path.exists():
         aside = path.with_suffix(_PART)
-        with tf.io.TFRecordWriter(str(aside)) as writer:
-            for record in plan.records():
-                writer.write(record)
-                bar.add(len(record))
-        with aside.open("rb+") as file:
-            os.fsync(file.fileno())
+        write_records(tf, aside, plan.records(), bar.add)
         aside.replace(path)
     return describe_shard(path, plan.examples)
+
+
+def write_records(
+    tf: Any, path: Path, records: Iterable[bytes], wrote: Callable[[int], None]
+) -> None:
+    """Write a shard and bring it to disk; `wrote` is told the bytes of every record.
+
+    Raises:
+        MachineLacks: there is no room; TensorFlow's writer has errors of its own for that.
+    """
+    try:
+        with tf.io.TFRecordWriter(str(path)) as writer:
+            for record in records:
+                writer.write(record)
+                wrote(len(record))
+    except tf.errors.OpError as fault:
+        raise MachineLacks(
+            f"cannot write {path}: {str(fault).splitlines()[0][:200]}",
+            hint="free some room or choose another place; what is whole stays for the next try",
+        ) from fault
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
 
 
 class _Bar:

@@ -21,6 +21,7 @@ from hpcdl.system.errors import BadInput
 from hpcdl.train.data.dataset import Dataset
 from hpcdl.train.data.repair import Repairs
 from hpcdl.train.data.source import Group, Share, epoch_order, one
+from hpcdl.train.data.tfrecord import find
 
 MEAN = (123.675, 116.28, 103.53)
 DEVIATION = (58.395, 57.12, 57.375)
@@ -83,6 +84,7 @@ class Records:
         self._threads = threads
         self._repairs = repairs
         self._pipeline = pipeline
+        self._unreadable: list[bytes] = []
         self.shape: tuple[int, ...] = (*size, 3)
         self.classes = dataset.classes
         examples = dataset.examples("train")
@@ -124,8 +126,7 @@ class Records:
             except self._tf.errors.DataLossError as fault:
                 self._repairs.repair(self._dataset.files("train"), _first(fault))
             except self._tf.errors.InvalidArgumentError as fault:
-                raise BadInput(f"an image of {self._dataset.folder} cannot be decoded: "
-                               f"{_first(fault)}") from fault  # fmt: skip
+                self._leave_out(self._records(epoch, batch), "train", _first(fault))
 
     def dataset(self, epoch: int, first: int) -> Any:
         """The tf.data pipeline of the rest of an epoch."""
@@ -144,15 +145,68 @@ class Records:
         return batches.prefetch(2)
 
     def test_batches(self) -> Iterator[tuple[Any, Any]]:
-        """Every `ranks`-th test image, the middle of it."""
-        if "test" not in self._dataset.splits:
-            return iter(())
-        tf, share = self._tf, self._share
-        files = [str(path) for path in self._dataset.files("test")]
-        records = tf.data.TFRecordDataset(files).shard(share.ranks, share.rank)
+        """Every `ranks`-th test image, the middle of it.
+
+        Raises:
+            BadInput: more records are damaged than may be skipped.
+        """
+        done, more = 0, "test" in self._dataset.splits
+        while more:
+            records = self._test_records().skip(done * self._share.per_rank)
+            try:
+                for batch in self._test_dataset(records):
+                    yield batch
+                    done += 1
+                more = False
+            except self._tf.errors.DataLossError as fault:
+                # All ranks read all records, so they go on with the same numbering.
+                self._repairs.repair(self._dataset.files("test"), _first(fault))
+            except self._tf.errors.InvalidArgumentError as fault:
+                self._leave_out(records, "test", _first(fault))
+
+    def _test_records(self) -> Any:
+        files = [str(self._repairs.path(path)) for path in self._dataset.files("test")]
+        records = self._tf.data.TFRecordDataset(files)
+        return self._readable(records.shard(self._share.ranks, self._share.rank))
+
+    def _test_dataset(self, records: Any) -> Any:
         images = records.map(self._test_image, num_parallel_calls=self._threads)
-        batches = images.batch(share.per_rank).with_options(self._options()).prefetch(2)
-        return iter(batches)
+        return images.batch(self._share.per_rank).with_options(self._options()).prefetch(2)
+
+    def _readable(self, records: Any) -> Any:
+        """The records without those that hold no image."""
+        tf = self._tf
+        if not self._unreadable:
+            return records
+        unreadable = tf.constant(self._unreadable)
+        return records.filter(lambda record: tf.reduce_all(record != unreadable))
+
+    def _leave_out(self, records: Any, split: str, why: str) -> None:
+        """Name the images among the next batch's records that cannot be decoded.
+
+        They are left out from now on.
+
+        Raises:
+            BadInput: too many are, or none can be found.
+        """
+        batch = [record.numpy() for record in records.take(self._share.per_rank)]
+        faults = {record: fault for record in batch if (fault := self._fault_of(record))}
+        if not faults or self._pipeline == "old":
+            raise BadInput(f"an image of {self._dataset.folder} cannot be decoded: {why}")
+        for record, fault in faults.items():
+            shard, offset = find(self._dataset.files(split), record)
+            self._repairs.skip(shard, offset, fault)
+            self._unreadable.append(record)
+
+    def _fault_of(self, record: bytes) -> str:
+        try:
+            encoded, label = self._parse(record)
+            if not self._is_valid(label):
+                return f"its label {label.numpy()} is none of {self.classes} classes"
+            self._tf.io.decode_jpeg(encoded, channels=3)
+        except self._tf.errors.InvalidArgumentError as fault:
+            return _first(fault)
+        return ""
 
     def _records(self, epoch: int, first: int) -> Any:
         """This rank's serialized records from batch `first` on, in the lanes' order."""
@@ -167,7 +221,8 @@ class Records:
         places = tf.ragged.constant([[unit.part for unit in lane] for lane in laid], tf.int64)
 
         def read(path: Any, part: Any) -> Any:
-            return tf.data.TFRecordDataset(path, buffer_size=1 << 20).shard(parts, part)
+            records = tf.data.TFRecordDataset(path, buffer_size=1 << 20)
+            return self._readable(records.shard(parts, part))
 
         def lane(number: Any) -> Any:
             units = tf.data.Dataset.from_tensor_slices((paths[number], places[number]))
@@ -191,7 +246,7 @@ class Records:
             step, slot = local // share.per_rank, local % share.per_rank
             place = step * share.global_batch + share.rank * share.per_rank + slot
             seed = tf.stack([tf.constant(stream, tf.int64), place])
-            encoded, label = self._parse(serialized)
+            encoded, label = self._parse_checked(serialized)
             window = self._random_window(tf.image.extract_jpeg_shape(encoded), seed)
             mirrored = tf.random.stateless_uniform((), seed + 1) < 0.5
             return (self._cut(encoded, window), mirrored), label
@@ -201,7 +256,7 @@ class Records:
     def _test_image(self, serialized: Any) -> tuple[Any, Any]:
         """The middle: seven eighths of the shorter side, resized."""
         tf = self._tf
-        encoded, label = self._parse(serialized)
+        encoded, label = self._parse_checked(serialized)
         shape = tf.image.extract_jpeg_shape(encoded)
         side = tf.minimum(shape[0], shape[1]) * 7 // 8
         top, left = (shape[0] - side) // 2, (shape[1] - side) // 2
@@ -242,6 +297,17 @@ class Records:
             },
         )
         return parsed["image/encoded"], parsed[name] - self._dataset.label_offset
+
+    def _parse_checked(self, serialized: Any) -> tuple[Any, Any]:
+        """Image and label; a label that is no class would otherwise show as a loss of NaN."""
+        tf = self._tf
+        encoded, label = self._parse(serialized)
+        with tf.control_dependencies([tf.debugging.Assert(self._is_valid(label), [label])]):
+            return encoded, tf.identity(label)
+
+    def _is_valid(self, label: Any) -> Any:
+        most = 2 if self._dataset.task == "findings" else self.classes
+        return self._tf.reduce_all((label >= 0) & (label < most))
 
     def _old(self, epoch: int) -> Any:
         """The slow form: whole images decoded, one by one, and nothing done ahead."""

@@ -64,13 +64,18 @@ class Repairs:
         with explain_os_errors(copy), shard.open("rb") as old, copy.open("wb") as new:
             for record in walk(shard, check_data=True):
                 if record.fault:
-                    self._skip(shard, record.offset, record.fault)
+                    self.skip(shard, record.offset, record.fault)
                     continue
                 old.seek(record.offset)
                 new.write(old.read(record.length + 16))
         return copy
 
-    def _skip(self, shard: Path, offset: int, fault: str) -> None:
+    def skip(self, shard: Path, offset: int, fault: str) -> None:
+        """Count and name a record that is left out.
+
+        Raises:
+            BadInput: it is one too many.
+        """
         self.skipped += 1
         place = f"{shard} at byte {offset}: {fault}"
         if self.skipped > self._limit:

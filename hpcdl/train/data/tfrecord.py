@@ -9,7 +9,7 @@ so blocks are done side by side by table and then folded pairwise.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -65,6 +65,19 @@ def read(path: Path, offset: int, length: int) -> bytes:
     with path.open("rb") as file:
         file.seek(offset + 12)
         return file.read(length)
+
+
+def find(files: Sequence[Path], data: bytes) -> tuple[Path, int]:
+    """The file and the offset of the first record that holds `data`.
+
+    Raises:
+        LookupError: none does.
+    """
+    for path in files:
+        for record in walk(path, check_data=False):
+            if record.length == len(data) and read(path, record.offset, record.length) == data:
+                return path, record.offset
+    raise LookupError("no record holds these bytes")
 
 
 def masked_crc32c(data: bytes) -> int:
