@@ -23,8 +23,8 @@ from tests.small_release import silent
 
 pytestmark = [pytest.mark.stack, pytest.mark.long, pytest.mark.timeout(3600)]
 ALONE = [("2.14.1", "2"), ("2.16.2", "3"), ("2.16.2", "2"), ("2.18.1", "3"), ("2.18.1", "2"),
-         ("2.20.0", "3"), ("2.20.0", "2")]  # fmt: skip
-WITH_HOROVOD = ["2.14.1", "2.18.1"]
+         ("2.20.0", "3"), ("2.20.0", "2"), ("2.21.0", "3")]  # fmt: skip
+WITH_HOROVOD = ["2.14.1", "2.18.1", "2.21.0"]
 NEEDS = ["setuptools<81", "scikit-learn", "cloudpickle", "psutil", "PyYAML", "packaging", "jinja2",
          "shtab"]  # fmt: skip
 SMALL = ("--image-size=32", "--lr=0.01", "--deterministic")
