@@ -31,7 +31,7 @@ true"""
 class Submission:
     """Options of the job and of its step; variables around sbatch, and around srun.
 
-    `but` is a release whose own ways no rule of the data tells of.
+    `but` is a release with ways of its own, which are no rule, and `why` says which.
     """
 
     job: str
@@ -39,6 +39,7 @@ class Submission:
     around: dict[str, str] = field(default_factory=dict)
     inside: str = ""
     but: str = ""
+    why: str = ""
 
     @property
     def script(self) -> str:
@@ -67,8 +68,8 @@ TAKEN = {
                             "--cpus-per-task=2 --kill-on-bad-exit=1"),
     "no GPUs": Submission(TWO),
     "GPUs per task": Submission(f"{TWO} --gpus-per-task=1"),
-    # 20.11.4 shows both tasks the first GPU.
-    "tasks per GPU": Submission("--nodes=1 --gpus=2 --ntasks-per-gpu=1", but="20.11"),
+    "tasks per GPU": Submission("--nodes=1 --gpus=2 --ntasks-per-gpu=1", but="20.11",
+                                why="20.11.4 may show both tasks the same GPU"),
     "GPUs bound singly": Submission(FOUR, "--gpu-bind=single:1"),
     "GPUs bound by a list": Submission(FOUR, "--gpu-bind=map_gpu:3,2,1,0"),
     "GPUs shared by tasks": Submission(
@@ -103,8 +104,8 @@ REFUSED = {
     "misspelt": Submission("--gpu-per-node=4"),
     "no option": Submission("--ntasks=1 two"),
     "a plug-in of no release": Submission(TWO, "--mpi=mvapich"),
-    # Debian's 20.11.4 is built without PMIx 1.
-    "an old plug-in": Submission(TWO, "--mpi=pmix_v1", but="20.11"),
+    "an old plug-in": Submission(TWO, "--mpi=pmix_v1", but="20.11",
+                                 why="Debian's is built without PMIx 1"),
     "too many GPUs": Submission("--gpus-per-node=5"),
     "too many CPUs": Submission("--nodes=1 --ntasks=17"),
 }  # fmt: skip
@@ -191,5 +192,6 @@ def standin(release: str, one: Submission, folder: Path) -> Told:
 def test_the_stand_in_says_what_the_release_says(machine, real, name, tmp_path):
     ended = real[machine.name, name].end(180)
     truth = told(ended.refusal, ended.log)
-    said = standin(str(machine.release), ALL[name], tmp_path)
-    assert (said != truth) if machine.name == ALL[name].but else (said == truth), ended.said
+    if machine.name == ALL[name].but:
+        pytest.skip(f"Slurm {machine.name}: {name}: {ALL[name].why}")
+    assert standin(str(machine.release), ALL[name], tmp_path) == truth, ended.said
