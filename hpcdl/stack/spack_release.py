@@ -103,17 +103,42 @@ def add_hpcdl(root: Path, wheel: Path, pip: Path, log: Path) -> Path:
     """
     stack = root / "stack"
     python = stack / "bin" / "python"
-    (packages,) = stack.glob("lib/python3*/site-packages")
-    for left in (packages / "hpcdl", *packages.glob("hpcdl-*.dist-info")):
-        shutil.rmtree(left, ignore_errors=True)
-    (stack / "bin" / "hpcdl").unlink(missing_ok=True)
+    (found,) = stack.glob("lib/python3*/site-packages")
+    packages = own_folder(stack, found.relative_to(stack))
+    scripts = own_folder(stack, Path("bin"))
+    for left in (packages / "hpcdl", *packages.glob("hpcdl-*.dist-info"), scripts / "hpcdl"):
+        if left.is_symlink() or left.is_file():
+            left.unlink()
+        elif left.is_dir():
+            shutil.rmtree(left)
     install(python, [wheel], pip, log)
     run([python, "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash",
          packages / "hpcdl"], log=log, check=False)  # fmt: skip
-    shutil.copytree(folder("modulefiles") / "python", stack / "share" / "hpcdl" / "python",
+    share = own_folder(stack, Path("share") / "hpcdl")
+    shutil.copytree(folder("modulefiles") / "python", share / "python",
                     ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)  # fmt: skip
     open_to_readers(root)
     return packages
+
+
+def own_folder(stack: Path, inside: Path) -> Path:
+    """A folder of a view that may be written to, without writing into the install tree.
+
+    Spack links whole folders where one package alone has something in them: those become
+    folders of links.
+    """
+    path = stack
+    for part in inside.parts:
+        path /= part
+        if path.is_symlink():
+            target = path.resolve()
+            path.unlink()
+            path.mkdir()
+            for entry in target.iterdir():
+                (path / entry.name).symlink_to(entry)
+        else:
+            path.mkdir(exist_ok=True)
+    return path
 
 
 def module_environment(spack: Spack, root: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import yaml
 from hpcdl.stack.spack import Environment
 from hpcdl.stack.spack_tool import find_spack
 from hpcdl.system.errors import MachineLacks
-from hpcdl.system.resources import folder
+from hpcdl.system.resources import cache, folder
 
 PACKAGES = Path(os.environ.get("HPCDL_SPACK_PACKAGES", "")) / "repos" / "spack_repo" / "builtin"
 SMALL = Environment("small", "Small", ("nobody",), (), {}, "")
@@ -45,9 +45,9 @@ def gcc(version: str, prefix: str) -> dict[str, object]:
 
 
 @pytest.fixture(scope="session")
-def spack_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Spack's index of its packages takes a minute to make: once for all tests."""
-    return tmp_path_factory.mktemp("spack-cache")
+def spack_cache() -> Path:
+    """Spack's index of its packages takes a minute to make: kept for the next run, too."""
+    return cache() / "tests" / "spack"
 
 
 @pytest.fixture

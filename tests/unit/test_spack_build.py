@@ -16,7 +16,13 @@ from hpcdl.stack.spack_cache import BuildCache
 from hpcdl.stack.spack_make import Tally, Watch
 from hpcdl.stack.spack_mirror import Source, licence_of
 from hpcdl.stack.spack_needs import driver_needs, models, needs_of
-from hpcdl.stack.spack_release import Built, _settings, environment_text, lock_entries
+from hpcdl.stack.spack_release import (
+    Built,
+    _settings,
+    environment_text,
+    lock_entries,
+    own_folder,
+)
 from hpcdl.stack.spack_tool import lock_holder, open_spack
 from hpcdl.system.errors import BadInput, MachineLacks
 from hpcdl.system.resources import folder
@@ -150,6 +156,21 @@ def test_a_releases_lock_names_the_wheels_inside_a_package(tmp_path: Path) -> No
                           "sha256": "b" * 64, "licence": "Apache-2.0"}  # fmt: skip
     assert {"numpy", "keras"} <= {entry["name"] for entry in entries[1:]}
     assert all(len(entry["sha256"]) == 64 for entry in entries)
+
+
+def test_what_goes_into_a_view_never_reaches_the_install_tree(tmp_path: Path) -> None:
+    store = tmp_path / "store" / "lib" / "python3.11" / "site-packages"
+    store.mkdir(parents=True)
+    (store / "numpy.py").write_text("1")
+    view = tmp_path / "view"
+    view.mkdir()
+    (view / "lib").symlink_to(tmp_path / "store" / "lib")
+    packages = own_folder(view, Path("lib/python3.11/site-packages"))
+    (packages / "hpcdl.py").write_text("2")
+    assert [path.name for path in store.iterdir()] == ["numpy.py"]
+    assert (packages / "numpy.py").read_text() == "1"
+    assert own_folder(view, Path("lib/python3.11/site-packages")) == packages
+    assert own_folder(view, Path("share/hpcdl")).is_dir()
 
 
 def test_a_releases_environment_stands_alone(tmp_path: Path) -> None:
