@@ -33,7 +33,7 @@ def _stage(args: argparse.Namespace) -> ExitCode:
     done = stage(args.source, target, workers=args.workers)
     seconds = time.monotonic() - start
     found = {
-        "host": socket.gethostname(),
+        "host": os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
         "target": target,
         "copied": len(done.copy),
         "linked": len(done.link),

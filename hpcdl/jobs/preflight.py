@@ -89,7 +89,8 @@ def probe(scratch: str = "", data: str = "", environ: Mapping[str, str] | None =
     return Probe(
         rank=int(env.get("SLURM_PROCID") or env.get("OMPI_COMM_WORLD_RANK") or 0),
         local_rank=int(env.get("SLURM_LOCALID") or env.get("OMPI_COMM_WORLD_LOCAL_RANK") or 0),
-        host=socket.gethostname(),
+        # Slurm's name of the node: emulated nodes may share a machine and its host name.
+        host=env.get("SLURMD_NODENAME") or socket.gethostname(),
         world=int(env.get("SLURM_NTASKS") or env.get("OMPI_COMM_WORLD_SIZE") or 1),
         cpus=int(env.get("SLURM_CPUS_PER_TASK") or 1),
         affinity=len(os.sched_getaffinity(0)),

@@ -36,7 +36,7 @@ def look() -> dict[str, Any]:
         "release": os.environ.get("HPCDL_RELEASE"),
         "cuda": tf.test.is_built_with_cuda(),
         "gpus": len(gpus),
-        "host": socket.gethostname(),
+        "host": os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
         **_horovod(),
     }
 

@@ -58,8 +58,9 @@ def place(environ: Mapping[str, str], affinity: int, host: str) -> RankPlace:
 
 
 def this_place() -> RankPlace:
-    """The place of this process."""
-    return place(os.environ, len(os.sched_getaffinity(0)), socket.gethostname())
+    """The place of this process; its node by Slurm's name, where Slurm gives one."""
+    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    return place(os.environ, len(os.sched_getaffinity(0)), host)
 
 
 def slurm_tasks_on_node(text: str, node: int) -> int:

@@ -319,29 +319,34 @@ def test_without_root_the_nodes_share_the_machine(place: Path, small_site: Site)
     for part in ("hpcdl", "templates"):
         shutil.copytree(here / part, home / "code" / part)
     shutil.copy(small_site.source, home / "small.yaml")
+    (home / "bin").mkdir()
+    (home / "bin" / "hpcdl").write_text(f'#!/bin/sh\nexec {python} -m hpcdl "$@"\n')
+    (home / "bin" / "hpcdl").chmod(0o755)
     subprocess.run(["chown", "-R", "nobody", home], check=True)
     env = {
         "HOME": str(home), "HPCDL_HOME": str(home), "HPCDL_SITE": str(home / "small.yaml"),
-        "PATH": "/usr/bin:/bin", "PYTHONPATH": str(home / "code"),
+        "PATH": f"{home}/bin:/usr/bin:/bin", "PYTHONPATH": str(home / "code"),
     }  # fmt: skip
     lines = f"""
         set -e
-        hpcdl() {{ {python} -m hpcdl "$@"; }}
         hpcdl cluster up
         eval "$(hpcdl cluster env)"
         show='id -un; echo $CUDA_VISIBLE_DEVICES'
         timeout 30 srun -p p100 -N2 --gpus-per-node=p100:2 bash -c "$show"
+        hpcdl job submit --no-module --partition p100 --nodes 2 --gpus-per-node 2 --watch \
+          --job-dir {home}/job -- true; tail -n 8 {home}/job/job.log
         ! hpcdl cluster up --mode namespaces
         hpcdl cluster down
     """
     try:
         done = subprocess.run(
             ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups", "bash", "-c", lines],
-            env=env, cwd=home, capture_output=True, text=True, timeout=60, check=False,
+            env=env, cwd=home, capture_output=True, text=True, timeout=150, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         assert done.stdout.split("\n").count("nobody") == 2
         assert done.stdout.split("\n").count("0,1") == 2
+        assert {"p100-01", "p100-02"} < set(done.stdout.split()), "a row per rank in the job's log"
     finally:
         down(home / "cluster" / "small", purge=True)
         shutil.rmtree(home)

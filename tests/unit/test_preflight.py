@@ -1,5 +1,6 @@
 """The preflight's verdicts: one number per cause, the first one counts."""
 
+import socket
 from dataclasses import replace
 
 import pytest
@@ -113,3 +114,8 @@ def test_a_rank_reads_slurm_s_environment() -> None:
 
 def test_the_table_has_a_row_per_rank() -> None:
     assert len(as_table(healthy()).splitlines()) == 5
+
+
+def test_a_node_goes_by_slurm_s_name_even_where_nodes_share_a_host() -> None:
+    assert probe(environ={"SLURMD_NODENAME": "p100-02"}).host == "p100-02"
+    assert probe(environ={}).host == socket.gethostname()
