@@ -31,8 +31,11 @@ class Communicator(Protocol):
     def replica(self, body: Callable[..., Any]) -> Callable[..., Any]:
         """The body as a part, in a loop say, of what is compiled by other means."""
 
+    def total(self, tensors: Sequence[Tensor], *, compress: bool = False) -> list[Tensor]:
+        """The sum of each tensor over the ranks; `compress` sends them as fp16."""
+
     def average(self, tensors: Sequence[Tensor], *, compress: bool = False) -> list[Tensor]:
-        """The mean of each tensor over the ranks; `compress` sends them as fp16."""
+        """The mean of each tensor over the ranks; one more pass over it than the sum."""
 
     def sum_on_host(self, values: Floats) -> Floats:
         """The sum of an array over the ranks."""
@@ -68,9 +71,11 @@ class Alone:
         """The body itself."""
         return body
 
-    def average(self, tensors: Sequence[Tensor], *, compress: bool = False) -> list[Tensor]:
+    def total(self, tensors: Sequence[Tensor], *, compress: bool = False) -> list[Tensor]:
         """The tensors themselves."""
         return list(tensors)
+
+    average = total
 
     def sum_on_host(self, values: Floats) -> Floats:
         """The values themselves."""
@@ -111,8 +116,15 @@ class Horovod:
         """The body itself."""
         return body
 
-    def average(self, tensors: Sequence[Tensor], *, compress: bool = False) -> list[Tensor]:
+    def total(self, tensors: Sequence[Tensor], *, compress: bool = False) -> list[Tensor]:
         """Grouped all-reduces, the last gradients first: those are ready first."""
+        return self._reduce(tensors, self._hvd.Sum, compress)
+
+    def average(self, tensors: Sequence[Tensor], *, compress: bool = False) -> list[Tensor]:
+        """The same; Horovod divides what has come."""
+        return self._reduce(tensors, self._hvd.Average, compress)
+
+    def _reduce(self, tensors: Sequence[Tensor], operation: Any, compress: bool) -> list[Tensor]:
         if self.size == 1:
             return list(tensors)
         found: dict[int, Tensor] = {}
@@ -123,7 +135,7 @@ class Horovod:
             if compress:
                 sent = [self._tf.cast(tensor, self._tf.float16) for tensor in sent]
             reduced = self._hvd.grouped_allreduce(
-                sent, op=self._hvd.Average, name=f"average_{self._traced}_{number}"
+                sent, op=operation, name=f"reduced_{self._traced}_{number}"
             )
             found.update(zip(members, reduced, strict=True))
         return [self._tf.cast(found[i], tensor.dtype) for i, tensor in enumerate(tensors)]

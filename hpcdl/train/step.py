@@ -164,8 +164,8 @@ def _signature(tf: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _result(row: list[float], ranks: int) -> StepResult:
     loss, stop, level, *phases = row
-    told = Word(stop * ranks, round(level * ranks))
-    return StepResult(loss, told, *(max(0.0, seconds) for seconds in phases))
+    told = Word(stop, round(level))
+    return StepResult(loss / ranks, told, *(max(0.0, seconds) for seconds in phases))
 
 
 def _make_single(tf: Any, parts: StepParts) -> Callable[..., Any]:
@@ -184,7 +184,7 @@ def _make_single(tf: Any, parts: StepParts) -> Callable[..., Any]:
         loss, gradients = backward(parts.prepare(images), labels)
         with tf.control_dependencies(gradients):
             computed = now()
-        *reduced, told = _average(tf, parts, gradients, tf.concat([[loss], word], axis=0))
+        *reduced, told = _total(parts, gradients, tf.concat([[loss], word], axis=0))
         with tf.control_dependencies([*reduced, told]):
             communicated = now()
         # Not held back until all gradients are there: an update frees its gradient's memory.
@@ -196,16 +196,20 @@ def _make_single(tf: Any, parts: StepParts) -> Callable[..., Any]:
     return single
 
 
-def _average(tf: Any, parts: StepParts, gradients: list[Any], told: Any) -> list[Any]:
-    """Averaged gradients and, last, the average of what the ranks tell each other."""
+def _total(parts: StepParts, gradients: list[Any], told: Any) -> list[Any]:
+    """The gradients' sums and, last, that of what the ranks tell each other."""
     if not parts.compress:
-        return parts.ranks.average([*gradients, told])
+        return parts.ranks.total([*gradients, told])
     # The stop signal and the loss do not fit into fp16.
-    return [*parts.ranks.average(gradients, compress=True), *parts.ranks.average([told])]
+    return [*parts.ranks.total(gradients, compress=True), *parts.ranks.total([told])]
 
 
 def _make_backward(tf: Any, parts: StepParts) -> Callable[[Any, Any], tuple[Any, list[Any]]]:
-    """(mean loss, gradients in float32, still multiplied by the loss scale) of a batch."""
+    """(mean loss, gradients in float32, still multiplied by the loss scale) of a batch.
+
+    The gradients are divided by the number of ranks, so that their sum is the mean: dividing the
+    loss costs nothing, dividing what was summed costs a pass over all gradients.
+    """
     half = {"fp16": tf.float16, "bf16": tf.bfloat16}.get(parts.precision, tf.float32)
     variables = parts.network.trainable
 
@@ -213,7 +217,8 @@ def _make_backward(tf: Any, parts: StepParts) -> Callable[[Any, Any], tuple[Any,
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
             loss = parts.task.loss(parts.network.forward(tf.cast(images, half), True), labels)
-            scaled = loss * parts.scale.state[0] if parts.scale else loss
+            scaled = loss / parts.ranks.size if parts.ranks.size > 1 else loss
+            scaled = scaled * parts.scale.state[0] if parts.scale else scaled
         gradients = tape.gradient(scaled, variables)
         return loss, [tf.cast(gradient, tf.float32) for gradient in gradients]
 
