@@ -1,0 +1,62 @@
+"""From real jobs to the page: a night on the embedded cluster, told in a browser."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from hpcdl.cli import main
+from hpcdl.regress.exchange import of_outcome
+from hpcdl.regress.history import open_history
+from hpcdl.regress.references import site_file, write_references
+from hpcdl.regress.report.tonight import headline
+from hpcdl.site import Site
+from tests.browser import chromium
+from tests.integration import test_checks
+from tests.integration.test_checks import reference, run
+
+pytestmark = pytest.mark.cluster
+site = test_checks.site
+
+
+def test_a_night_of_real_jobs_is_told_with_their_scripts_and_logs(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("honest", "slower")
+    write_references(site_file(site, "embedded"), "embedded", [reference(name) for name in names])
+    outcome = run(site, "checks_that_look_well.py", names=names)
+    history, page = tmp_path / "history.sqlite", tmp_path / "night.html"
+    with open_history(history) as opened:
+        assert opened.add(of_outcome(outcome)) == 2
+    words = ["check", "report", "--site", str(site.source), "--history", str(history)]
+    assert main([*words, "--html", str(page), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["file"] == str(page)
+    # The same run again, from its folder, is no other night.
+    imported = ["check", "history", "import", str(outcome.folder.path)]
+    assert main([*imported, "--site", str(site.source), "--history", str(history)]) == 0
+    assert capsys.readouterr().out.startswith("0 new results")
+    with chromium() as browser:
+        browser.open(page.as_uri())
+        title = browser.do("document.querySelector('h1').textContent")
+        assert title == headline([asdict(one) | {"ok": one.ok} for one in outcome.verdicts])
+        slower = next(one for one in outcome.verdicts if one.check == "slower")
+        row = "[...document.querySelectorAll('tr.row')].find((e) => e.dataset.text.match('slower'))"
+        browser.do(f"{row}.querySelector('.open').click()")
+        browser.do("document.querySelectorAll('.file').forEach((one) => { one.open = true })")
+        browser.settle()
+        detail = "document.querySelector('tr.detail:not([hidden])')"
+        script, log = browser.do(f"[...{detail}.querySelectorAll('pre')].map((e) => e.textContent)")
+        assert script == (outcome_file(outcome.folder.path, "rfm_job.sh", "slower"))
+        assert "#SBATCH" in script
+        assert log == outcome_file(outcome.folder.path, "job.log", "slower")
+        assert browser.do(f"{detail}.querySelector('.reason').textContent") == slower.reason
+        assert browser.errors == []
+
+
+def outcome_file(folder: Path, name: str, check: str) -> str:
+    """A file that the job of a check left in the run's folder."""
+    (found,) = (path for path in folder.rglob(name) if check in str(path.parent))
+    return found.read_text()
