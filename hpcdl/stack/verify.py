@@ -28,7 +28,7 @@ from hpcdl.system.run import CommandResult, run
 
 PROBE = Path(__file__).with_name("probe.py")
 RANKS = 2
-_SECONDS = 300
+_SECONDS = 600
 _PRECISION = 1e-3
 
 
