@@ -252,10 +252,10 @@ def _history(args: argparse.Namespace) -> ExitCode:
 
 
 def _import(args: argparse.Namespace, path: Path) -> ExitCode:
-    from hpcdl.regress.exchange import Incoming, refuse_cut
+    from hpcdl.regress.exchange import incoming, refuse_cut
     from hpcdl.regress.history import open_history
 
-    files = [Incoming(file) for file in args.files]
+    files = incoming(args.files)
     if args.dry_run:
         print(f"would add up to {sum(1 for file in files for _ in file)} results to {path}")
     else:

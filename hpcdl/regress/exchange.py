@@ -11,7 +11,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from datetime import datetime, timezone
@@ -95,6 +95,23 @@ class _Whole:
         for line in self._file:
             self.whole = line.endswith("\n")
             yield line
+
+
+def incoming(paths: Sequence[Path]) -> list[Incoming]:
+    """The files to import; a run's folder without verdicts was stopped, and holds no results.
+
+    Raises:
+        BadInput: nothing is named, or nothing of it holds results.
+    """
+    found = [Incoming(path) for path in paths]
+    files = [file for path, file in zip(paths, found, strict=True)
+             if not path.is_dir() or file.path.exists()]  # fmt: skip
+    if files:
+        return files
+    raise BadInput(
+        "there is nothing to import" + (": no folder holds verdicts" if paths else ""),
+        hint="name files of results (JSON lines, CSV) or folders of runs",
+    )
 
 
 def refuse_cut(files: Iterable[Incoming]) -> None:

@@ -153,8 +153,11 @@ def test_a_lost_history_comes_back_from_the_folders_of_the_runs(tmp_path: Path, 
                    "reference": 100.0, "high": None}]}  # fmt: skip
     text = json.dumps({"run": str(folder), "verdicts": [verdict]}, indent=2)
     (folder / "verdicts.json").write_text(text)
-    words = ["check", "history", "import", str(folder), "--site", "embedded"]
-    assert main([*words, "--history", str(file)]) == 0
+    stopped = tmp_path / "20260602-031000-cd34"
+    stopped.mkdir()
+    words, where = ["check", "history", "import"], ["--site", "embedded", "--history", str(file)]
+    assert main([*words, str(stopped), str(folder), *where]) == 0
+    assert main([*words, str(stopped), *where]) == main([*words, *where]) == 2
     with open_history(file) as history:
         (one,) = history.results()
     assert (one.run, one.job, one.value, one.driver) == (folder.name, 7, 90.5, "580.95.05")
