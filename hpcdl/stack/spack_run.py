@@ -37,7 +37,7 @@ from hpcdl.system.text import duration
 
 Say = Callable[[str], None]
 _CAUSES = (
-    (r"cannot match any known version",
+    (r"cannot match any known version|no version exists",
      "a required version is neither in the recipes nor among the site's spack.externals"),
     (r"has_provider|no provider",
      "a package is needed that nothing provides: an external is missing or not buildable"),

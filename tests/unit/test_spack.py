@@ -213,6 +213,7 @@ def test_what_a_lock_holds_is_on_record_as_solved(one: Environment) -> None:
         ("error_messages.lp: has_provider", "external"),
         ("error: Cannot satisfy 'cuda@12'", "contradict"),
         ("requirement 3.2 on pmix for pmix cannot match any known version", "externals"),
+        ("==> Error: No version exists that satisfies these input specs:", "externals"),
         ("", "no message"),
     ],
 )
