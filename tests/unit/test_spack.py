@@ -101,7 +101,10 @@ def test_a_sites_scope_has_its_target_pmix_compilers_mirrors_and_padding() -> No
     assert packages["slurm"]["externals"] == [{"spec": "slurm@22.05.8", "prefix": "/opt/slurm"}]
     gcc = packages["gcc"]["externals"][0]
     assert gcc["extra_attributes"]["compilers"]["cxx"] == "/usr/bin/g++"
-    assert tree["config"]["install_tree"] == {"root": "/apps/hpcdl/spack/store", "padded_length": 128}
+    assert tree["config"]["install_tree"] == {
+        "root": "/apps/hpcdl/spack/store",
+        "padded_length": 128,
+    }
     assert tree["config"]["build_jobs"] == 16
     assert tree["mirrors"] == {"site": "file:///apps/mirror"}
 
