@@ -9,24 +9,26 @@ from hpcdl.regress.bandwidth import SIZES, SMALL_SIZES, bandwidth, nccl_faults, 
 from hpcdl.regress.checkbase import HpcdlCheck, Metric
 from hpcdl.regress.training import ALL, job_on, shape_name
 
-SHAPES = [(1, 2), (2, 2), (1, ALL), (2, ALL)]
+WAYS = [
+    (way, nodes, ranks)
+    for way in ("horovod", "multiworker")
+    for nodes, ranks in ((1, 2), (2, 2), (1, ALL), (2, ALL))
+]
 
 
 @rfm.simple_test
 class allreduce(HpcdlCheck):
     """Bus bandwidth by message size: Horovod, and TensorFlow's own collectives (NCCL on GPUs)."""
 
-    way = parameter(["horovod", "multiworker"])
-    shape = parameter(SHAPES, fmt=lambda shape: shape_name(*shape))
+    way = parameter(WAYS, fmt=lambda way: f"{way[0]}-{shape_name(*way[1:])}")
 
     @run_after("init")
     def take_tags(self):
-        smoke = (self.way, self.shape) == ("horovod", (2, 2))
-        self.tags = {"nightly", *(["smoke"] if smoke else [])}
+        self.tags = {"nightly", *(["smoke"] if self.way == ("horovod", 2, 2) else [])}
 
     @property
     def case_name(self):
-        return f"{self.way}-{shape_name(self.shape[0], self.num_tasks_per_node)}"
+        return f"{self.way[0]}-{shape_name(self.way[1], self.num_tasks_per_node)}"
 
     @property
     def sizes(self):
@@ -34,13 +36,13 @@ class allreduce(HpcdlCheck):
         return SMALL_SIZES if self.one_machine else SIZES
 
     def suits(self, site, partition, *, one_machine):
-        return not (one_machine and ALL in self.shape)
+        return not (one_machine and self.way[2] == ALL)
 
     def request(self, site, partition):
-        program = ("python", "-m", "hpcdl.train.allreduce", f"--strategy={self.way}",
+        strategy, nodes, ranks = self.way
+        program = ("python", "-m", "hpcdl.train.allreduce", f"--strategy={strategy}",
                    f"--sizes={','.join(map(str, self.sizes))}")  # fmt: skip
-        nodes, ranks = self.shape
-        return job_on(partition, f"{self.check_name}-{self.way}", program, nodes=nodes, ranks=ranks)
+        return job_on(partition, f"{self.check_name}-{strategy}", program, nodes=nodes, ranks=ranks)
 
     def metrics(self):
         """All sizes are judged; on one machine the largest, by its best iteration."""

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import reframe as rfm
-from reframe.core.builtins import fixture, run_after
+from reframe.core.builtins import fixture, parameter, run_after
 
 from hpcdl.regress.checkbase import HpcdlCheck, Metric
 from hpcdl.regress.command import rendered
@@ -33,11 +33,12 @@ from hpcdl.regress.training import (
 class convergence(HpcdlCheck):
     """The digits to 95 %, with a loss curve within the band of healthy ones."""
 
+    training = parameter([DIGITS], fmt=lambda case: str(case))
     tags = {"nightly"}
 
     @property
     def case_name(self):
-        return str(DIGITS)
+        return str(self.training)
 
     def request(self, site, partition):
         program = ("hpcdl", "train", *DIGITS.words(site.paths.datasets / DIGITS.data))

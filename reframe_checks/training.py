@@ -17,7 +17,6 @@ from hpcdl.regress.training import (
     best_images_per_second,
     efficiency,
     images_per_second,
-    shape_name,
     training_faults,
 )
 
@@ -96,15 +95,10 @@ class alone(Training):
 class Scaling(Training):
     """The rate of many ranks, as a part of so many times one rank's of the same night."""
 
-    shape = parameter(SHAPES, fmt=lambda shape: shape_name(*shape))
     tags = {"nightly"}
 
-    @property
-    def case(self):
-        return widened(YARDSTICKS[type(self).series], *self.shape)
-
     def suits(self, site, partition, *, one_machine):
-        crowd = ALL in self.shape  # as many ranks as there are emulated GPUs
+        crowd = self.case.ranks == ALL  # as many ranks as there are emulated GPUs
         return super().suits(site, partition, one_machine=one_machine) and not (
             one_machine and crowd
         )
@@ -132,6 +126,12 @@ class Scaling(Training):
         )
 
 
+def cases_of(series):
+    """The yardstick's training on more ranks."""
+    return parameter([widened(YARDSTICKS[series], *shape) for shape in SHAPES],
+                     fmt=lambda case: str(case))  # fmt: skip
+
+
 def single_of(series):
     """The yardstick of a series, run once however many checks need it."""
     return fixture(alone, scope="environment",
@@ -142,7 +142,7 @@ def single_of(series):
 class scaling_small(Scaling):
     """On any machine."""
 
-    series = "small"
+    training = cases_of("small")
     single = single_of("small")
 
 
@@ -150,7 +150,7 @@ class scaling_small(Scaling):
 class scaling_fp32(Scaling):
     """ResNet-50 in single precision."""
 
-    series = "fp32"
+    training = cases_of("fp32")
     single = single_of("fp32")
 
 
@@ -158,5 +158,5 @@ class scaling_fp32(Scaling):
 class scaling_fp16(Scaling):
     """ResNet-50 in half precision."""
 
-    series = "fp16"
+    training = cases_of("fp16")
     single = single_of("fp16")

@@ -197,7 +197,10 @@ def _command(folder: RunFolder, request: CheckRequest, *, serial: bool) -> list[
 def _name_pattern(name: str) -> str:
     """ReFrame's pattern for a check, or for one case of it (`check/case`)."""
     check, _, case = name.partition("/")
-    return rf"^{re.escape(check)}\b" + (f".*={re.escape(case)}( |$)" if case else "")
+    # A case that takes all GPUs of a node is known to ReFrame before it knows their number.
+    shaped = re.sub(r"(\d+)x(\d+)", r"\1x(\2|all)", re.escape(case))
+    named = case not in {"", "default"}
+    return rf"^{re.escape(check)}\b" + (f".*={shaped}( |%|$)" if named else "")
 
 
 def one_machine() -> bool:

@@ -245,7 +245,8 @@ def test_the_script_is_the_one_that_users_get(site: Site, tmp_path: Path) -> Non
     settings.write_text(render_settings(site, NO_MODULE))
     reframe = Path(sys.executable).with_name("reframe")
     subprocess.run(
-        [reframe, "-C", settings, "-n", "throughput", "--system=embedded:p100", "--dry-run"],
+        [reframe, "-C", settings, "-n", f"throughput.*{CASE}", "--system=embedded:p100",
+         "--dry-run"],
         check=True, capture_output=True, timeout=60, cwd=tmp_path,
     )  # fmt: skip
     script = next((site.paths.work / "checks").rglob("rfm_job.sh"))
