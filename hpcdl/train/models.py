@@ -20,6 +20,7 @@ from typing import Any
 from hpcdl import facts
 from hpcdl.system.errors import BadInput, MachineLacks
 from hpcdl.system.text import did_you_mean
+from hpcdl.train.fused import fuse_normalization
 
 _USER_MODEL: dict[str, Any] = {
     "builder": "keras", "input": [224, 224, 3], "classes": 1000, "global_batch": 64, "epochs": 1,
@@ -126,6 +127,7 @@ def _keras(
     ordered = (channels, height, width) if channels_first else (height, width, channels)
     random = tf.Variable([seed, 0], dtype=tf.int32, trainable=False, name="random")
     made = _builder(keras, model, random)(ordered, classes)
+    fuse_normalization(tf, made)
 
     def forward(images: Any, training: bool) -> Any:
         if channels_first:

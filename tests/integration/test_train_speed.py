@@ -31,6 +31,13 @@ def test_steps_in_one_call_end_in_the_bits_of_steps_one_by_one(train_python: Pat
     assert found["8"]["least"] > 0, "each step has a compute time of its own"
 
 
+def test_normalisation_is_one_operation_and_gives_the_same(train_python: Path) -> None:
+    found = inside(train_python, "normalization")
+    assert any(name.startswith("FusedBatchNorm") for name in found["operations"])
+    # The moving variance is that of a sample: 378 values of each channel, so 1/377 away at most.
+    assert found["away"] < 0.02
+
+
 def test_images_are_cut_while_they_are_decoded_and_mapped_into_batches(runs: Runs) -> None:
     photos = runs.folder / "photos"
     words = ("--count=8", "--size=96x72", "--bytes=5000")

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from hpcdl.train.data.dataset import read_dataset
 from hpcdl.train.data.pipeline import Records
 from hpcdl.train.data.repair import Repairs
 from hpcdl.train.data.source import Group, Share
+from hpcdl.train.fused import fuse_normalization
 from hpcdl.train.ranks import this_place
 from hpcdl.train.startup import import_tensorflow, prepare_environment
 from hpcdl.train.step import StepParts, Word, make_step
@@ -48,21 +48,51 @@ def groups(tf):
 def operations(tf, folder):
     """The operations of the input pipeline's functions."""
     dataset = read_dataset(Path(folder))
-    with tempfile.TemporaryDirectory():
-        repairs = Repairs(0, lambda _: False, print)
-        source = Records(tf, dataset, Share(4, 1, 0, 1), (64, 64), 2, repairs)
-        graph = source.dataset(0, 0)._as_serialized_graph().numpy()
+    repairs = Repairs(0, lambda _: False, print)
+    source = Records(tf, dataset, Share(4, 1, 0, 1), (64, 64), 2, repairs)
+    graph = source.dataset(0, 0)._as_serialized_graph().numpy()
     definition = tf.compat.v1.GraphDef.FromString(graph)
     nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
     return sorted({node.op for node in nodes})
 
 
+def normalization(tf):
+    """A layer of Keras before and after it was fused: greatest difference of all it gives."""
+    layer = tf.keras.layers.BatchNormalization(momentum=0.5)
+    entry = tf.keras.Input((9, 7, 5))
+    model = tf.keras.Model(entry, layer(entry))
+    layer.gamma.assign(np.linspace(0.5, 2.0, 5))
+    layer.beta.assign(np.linspace(-1.0, 1.0, 5))
+    state = [layer.moving_mean, layer.moving_variance]
+    start = [np.array(variable) for variable in state]
+    images = tf.constant(np.random.default_rng(1).normal(3, 2, (6, 9, 7, 5)).astype(np.float32))
+
+    def values():
+        with tf.GradientTape() as tape:
+            tape.watch(images)
+            output = model(images, training=True)
+            loss = tf.reduce_mean(output * tf.sin(output))
+        gradient = tape.gradient(loss, images) * 1000.0
+        moved = [np.array(variable) for variable in state]
+        return [output, gradient, *moved, model(images, training=False)]
+
+    before = values()
+    for variable, value in zip(state, start, strict=True):
+        variable.assign(value)
+    fused = fuse_normalization(tf, model)
+    pairs = zip(before, values(), strict=True)
+    away = max(float(np.abs(np.asarray(a) - np.asarray(b)).max()) for a, b in pairs)
+    graph = tf.function(lambda x: model(x, training=True)).get_concrete_function(images).graph
+    return {"fused": fused, "away": away,
+            "operations": sorted({op.type for op in graph.get_operations()})}  # fmt: skip
+
+
 def main() -> None:
     place = this_place()
     prepare_environment(place, onednn=False)
-    tf = import_tensorflow(place, keras=False)
-    print(json.dumps({"groups": lambda: groups(tf), "operations": lambda: operations(
-        tf, *sys.argv[2:])}[sys.argv[1]]()))  # fmt: skip
+    tf = import_tensorflow(place, keras=sys.argv[1] == "normalization")
+    found = {"groups": groups, "operations": operations, "normalization": normalization}
+    print(json.dumps(found[sys.argv[1]](tf, *sys.argv[2:])))
 
 
 main()

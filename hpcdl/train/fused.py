@@ -1,0 +1,60 @@
+"""Gives Keras 3's batch normalisation back the one operation that Keras 2 had for it.
+
+Keras 3 computes it from a dozen element-wise operations, each of which passes over the whole
+activation, forward and backward: a fifth of a ResNet-50 step on CPUs. The fused operation gives
+the same output; its moving variance is that of a sample (n / (n - 1)), as in Keras 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def fuse_normalization(tf: Any, model: Any) -> int:
+    """Replace the computation in the layers where it is the same; returns how many those are.
+
+    Args:
+        tf: TensorFlow.
+        model: a built Keras model; one of Keras 2 is left as it is.
+    """
+    layers = [layer for layer in model._flatten_layers() if _can(tf, layer)]
+    for layer in layers:
+        layer.call = _fused(tf, layer)
+    return len(layers)
+
+
+def _can(tf: Any, layer: Any) -> bool:
+    """A plain layer over the channels of images, of a Keras that does not fuse by itself."""
+    if type(layer) is not tf.keras.layers.BatchNormalization or hasattr(layer, "fused"):
+        return False
+    plain = layer.built and not (layer.renorm or layer.synchronized) and layer.input_spec
+    return bool(plain) and layer.input_spec.ndim == 4 and layer.axis in (1, 3, -1)
+
+
+def _fused(tf: Any, layer: Any) -> Callable[..., Any]:
+    """The layer's call. The variables are read below Keras, which would give halves of them."""
+    usual = layer.call
+    mean, variance = layer.moving_mean._value, layer.moving_variance._value
+    scale = layer.gamma._value if layer.scale else tf.ones(mean.shape)
+    offset = layer.beta._value if layer.center else tf.zeros(mean.shape)
+    keep = layer.momentum
+
+    def call(inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        if mask is not None:
+            return usual(inputs, training=training, mask=mask)
+        learning = bool(training and layer.trainable)
+        empty = tf.constant([], tf.float32)
+        output, new_mean, new_variance, *_ = tf.raw_ops.FusedBatchNormV3(
+            x=inputs, scale=tf.convert_to_tensor(scale), offset=tf.convert_to_tensor(offset),
+            mean=empty if learning else tf.convert_to_tensor(mean),
+            variance=empty if learning else tf.convert_to_tensor(variance),
+            epsilon=layer.epsilon, data_format="NCHW" if layer.axis == 1 else "NHWC",
+            is_training=learning,
+        )  # fmt: skip
+        if learning:
+            mean.assign(mean * keep + new_mean * (1.0 - keep))
+            variance.assign(variance * keep + new_variance * (1.0 - keep))
+        return output
+
+    return call
