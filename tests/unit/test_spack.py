@@ -12,7 +12,7 @@ import yaml
 
 from hpcdl import facts
 from hpcdl.cli import main
-from hpcdl.site import Site, SpackSettings, load_site
+from hpcdl.site import Site, SpackSettings, StackRequest, load_site
 from hpcdl.site.model import External
 from hpcdl.stack.resolve_versions import Range
 from hpcdl.stack.spack import (
@@ -122,8 +122,8 @@ def test_a_sites_scope_is_yaml_without_duplicate_keys(name: str) -> None:
 
 def test_a_partitions_environment_follows_the_sites_pins_and_compilers() -> None:
     gcc = SpackSettings(externals=(External("gcc", "12.2.0", Path("/usr")),))
-    request = dataclasses.replace(site().stacks["gpu"], pins={"tensorflow": "2.18.1"})
-    one = site(spack=gcc, stacks={"gpu": dataclasses.replace(request, partitions=("p100",))})
+    request = dataclasses.replace(site().stacks["pascal"], pins={"tensorflow": "2.18.1"})
+    one = site(spack=gcc, stacks={"pascal": request})
     found = environment_for(one, "p100")
     assert found.versions["tensorflow"] == "2.18.1"
     assert found.gcc == "12.2.0"
