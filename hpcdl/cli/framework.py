@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from hpcdl.system.errors import ExitCode
@@ -60,6 +60,24 @@ class Parser(argparse.ArgumentParser):
         usage, _, rest = text.partition("\n\n")
         example, _, rest = rest.partition("\n\n")
         return f"{example}\n\n{usage}\n\n{rest}" if self.description else text
+
+    _mixing = False
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """As argparse, which however takes `check history import --site F FILE` for no files.
+
+        Its "any number of words" ends at the first option, with none (python/cpython#59317).
+        """
+        words = self._get_positional_actions()
+        if self._mixing or len(words) < 2 or words[-1].nargs != "*":
+            return super().parse_known_args(args, namespace)
+        self._mixing = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._mixing = False
 
     def error(self, message: str) -> NoReturn:
         """Print one line of what is wrong and the nearest valid word; exit 2."""

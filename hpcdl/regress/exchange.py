@@ -50,8 +50,10 @@ class Incoming(Iterable[Result]):
                     yield from of_run(read_run(self.path), _time(self.path))
                 else:
                     yield from (self._csv(file) if first.startswith("run,") else self._json(file))
-        except (OSError, UnicodeDecodeError) as fault:
-            raise BadInput(f"{self.path} cannot be read: {fault}") from fault
+        except UnicodeDecodeError as fault:
+            raise BadInput(f"{self.path} is not UTF-8 text") from fault
+        except OSError as fault:
+            raise BadInput(f"{self.path} cannot be read: {fault.strerror}") from fault
 
     def _json(self, file: IO[str]) -> Iterator[Result]:
         for number, line in enumerate(file, 1):

@@ -285,6 +285,15 @@ def test_an_option_of_the_program_is_not_ours(monkeypatch: pytest.MonkeyPatch) -
     assert "NO_COLOR" not in os.environ
 
 
+@pytest.mark.parametrize("words", ["--site embedded no.jsonl", "no.jsonl --site embedded"])
+def test_files_may_stand_before_and_behind_options(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, said = call(*"check history import --dry-run".split(), *words.split(), capsys=capsys)
+    assert code == ExitCode.USAGE
+    assert "no.jsonl cannot be read" in said
+
+
 def test_every_exit_code_has_a_meaning() -> None:
     assert set(MEANINGS) == set(ExitCode)
 
