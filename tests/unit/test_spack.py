@@ -12,7 +12,7 @@ import yaml
 
 from hpcdl import facts
 from hpcdl.cli import main
-from hpcdl.site import Site, SpackSettings, StackRequest, load_site
+from hpcdl.site import Site, SpackSettings, load_site
 from hpcdl.site.model import External
 from hpcdl.stack.resolve_versions import Range
 from hpcdl.stack.spack import (
