@@ -29,6 +29,7 @@ from tests.small_release import silent, small_site
 
 pytestmark = [
     pytest.mark.spack,
+    pytest.mark.long,
     pytest.mark.skipif(bool(why_not()), reason=why_not()),
     pytest.mark.timeout(2400),
 ]
