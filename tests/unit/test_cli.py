@@ -289,7 +289,7 @@ def test_an_option_of_the_program_is_not_ours(monkeypatch: pytest.MonkeyPatch) -
 def test_files_may_stand_before_and_behind_options(
     words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, _, said = call(*"check history import --dry-run".split(), *words.split(), capsys=capsys)
+    code, _, said = call("check", "history", "import", "--dry-run", *words.split(), capsys=capsys)
     assert code == ExitCode.USAGE
     assert "no.jsonl cannot be read" in said
 
