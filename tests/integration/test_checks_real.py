@@ -139,6 +139,8 @@ def slower(release: Release, folder: Path) -> Module:
     shutil.copytree(release.root, root, symlinks=True)
     for path in root.rglob("hpcdl/train/options.py"):
         path.write_text(path.read_text().replace("delay_ms: float = 0.0", "delay_ms: float = 4.0"))
+        for compiled in (path.parent / "__pycache__").glob("options.*"):
+            compiled.unlink()
     for path in [*root.rglob("*.lua"), *root.glob("stack/bin/*")]:
         if path.is_file() and not path.is_symlink():
             text = path.read_bytes().replace(str(release.root).encode(), str(root).encode())
