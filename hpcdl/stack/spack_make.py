@@ -73,7 +73,8 @@ class Tally:
 
     def text(self) -> str:
         """`17/166 packages: cmake@3.31.11 build, zlib-ng@2.3.3 install`."""
-        return f"{self.done}/{self.total} packages: {', '.join(self.current) or 'starting'}"
+        at_work = ", ".join(self.current) or ("all done" if self.done == self.total else "starting")
+        return f"{self.done}/{self.total} packages: {at_work}"
 
 
 Show = Callable[[Tally], None]
