@@ -15,7 +15,12 @@ from reframe.core.builtins import performance_function, sanity_function
 from hpcdl.jobs.spec import JobSpec
 from hpcdl.regress.checkbase import HpcdlCheck, Metric
 
-GOOD = {"summary": {"images_per_second": 1000.0}}
+RAN = {
+    "layout": {"ranks": 1},
+    "outcome": {"status": "completed"},
+    "release": {"id": "newer"},
+}
+GOOD = {**RAN, "summary": {"images_per_second": 1000.0}}
 WRITE = "import json, os, sys; open('result.json', 'w').write(sys.argv[1])"
 
 
@@ -48,7 +53,7 @@ class honest(Small):
 
 @rfm.simple_test
 class slower(Small):
-    result = {"summary": {"images_per_second": 500.0}}
+    result = {**RAN, "summary": {"images_per_second": 500.0}}
 
 
 @rfm.simple_test
@@ -68,12 +73,12 @@ class exit_code(Small):
 
 @rfm.simple_test
 class no_metric(Small):
-    result = {"summary": {}}
+    result = {**RAN, "summary": {}}
 
 
 @rfm.simple_test
 class infinite_metric(Small):
-    result = {"summary": {"images_per_second": float("inf")}}
+    result = {**RAN, "summary": {"images_per_second": float("inf")}}
 
 
 @rfm.simple_test
