@@ -64,7 +64,8 @@ def out_of_memory(why: str, batch: int, found: Bounds, seconds: float) -> HpcdlE
     hint = "a smaller --image-size, --precision fp16 or bf16, or a node with more memory"
     if found.low:
         said = f"the largest that fits: {found.low} per rank ({found.high} does not)"
-        hint = f"--batch-per-rank {found.low}{_in_parts(batch, found.low)}"
+        safe = max(1, found.low * 3 // 4)  # the whole run needs some more than its steps
+        hint = f"--batch-per-rank {safe} leaves room{_in_parts(batch, safe)}"
     elif found.high < batch:
         said = f"not even {found.high} per rank fits"
     else:

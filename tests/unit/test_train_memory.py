@@ -43,7 +43,9 @@ def test_the_error_names_what_fits_and_the_way_to_the_same_batch() -> None:
     assert error.details == (
         "OOM when allocating", "the largest that fits: 40 per rank (48 does not); tried for 12 s",
     )  # fmt: skip
-    assert error.hint == "--batch-per-rank 40, or --accumulate 3 for the same batch in 3 parts"
+    assert error.hint == (
+        "--batch-per-rank 30 leaves room, or --accumulate 4 for the same batch in 4 parts"
+    )
     assert error.exit_code == 3
 
 

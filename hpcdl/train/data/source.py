@@ -86,7 +86,12 @@ class Synthetic:
         self.classes = classes
         self.steps_per_epoch = 0
         seed = (share.seed, share.rank)
-        self._images = tf.random.stateless_uniform((1, share.per_rank, *shape), seed=seed)
+
+        @tf.function(autograph=False)  # type: ignore[untyped-decorator,unused-ignore]
+        def random_images() -> Any:  # compiled, it scales in place: one copy instead of three
+            return tf.random.stateless_uniform((1, share.per_rank, *shape), seed=seed)
+
+        self._images = random_images()
         single = task == "classes"
         self._labels = tf.random.stateless_uniform(
             (1, share.per_rank) if single else (1, share.per_rank, classes),
