@@ -100,7 +100,8 @@ def test_out_of_memory_names_a_batch_that_fits(runs: Runs) -> None:
     after = {path.name: path.read_bytes() for path in (runs.folder / "oom").rglob("*.ckpt")}
     assert after == before != {}
     advised = re.search(r"help: --batch-per-rank (\d+) leaves room", done.err)
-    assert advised and int(advised[1]) >= fits // 2, done.err
+    assert advised, done.err
+    assert int(advised[1]) >= fits // 2
     again = within_limit(runs, f"--global-batch={advised[1]}", job="again")
     assert again.code == 0, again.err
 
