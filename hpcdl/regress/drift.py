@@ -139,7 +139,7 @@ def analyse(series: Sequence[Night]) -> Analysis:
     level, spread = _level(values[start:][-BASELINE_NIGHTS:] or [0.0])
     return Analysis(
         nights=len(dates),
-        changes=_still_true(changes, values, level, spread),
+        changes=_still_true(changes, values),
         level=level,
         spread=spread / level if level else 0.0,
         enough=len(dates) > MIN_NIGHTS,
@@ -338,18 +338,14 @@ def _calm(values: Sequence[float], weekdays: Sequence[int], rhythm: float, index
     return values[index] - (rhythm if rhythm and weekdays[index] >= 5 else 0.0)
 
 
-def _still_true(
-    changes: Sequence[Change], values: Sequence[float], level: float, spread: float
-) -> tuple[Change, ...]:
+def _still_true(changes: Sequence[Change], values: Sequence[float]) -> tuple[Change, ...]:
     """The changes without a breakage that was over the next night: it is history, no alarm."""
-    del level
-    kept = []
-    for change in changes:
+
+    def recovered(change: Change) -> bool:
         over = change.kind is Kind.BREAKAGE and change.index < len(values) - 1
-        recovered = over and values[change.index + 1] > change.before * (1 - BREAKAGE / 2)
-        if not recovered or spread < 0:
-            kept.append(change)
-    return tuple(kept)
+        return over and values[change.index + 1] > change.before * (1 - BREAKAGE / 2)
+
+    return tuple(change for change in changes if not recovered(change))
 
 
 def _change(

@@ -171,7 +171,7 @@ def _result(row: list[float], ranks: int) -> StepResult:
 def _make_single(tf: Any, parts: StepParts) -> Callable[..., Any]:
     """One step in the graph; gives loss, stop, level and the three phases as one row."""
     now = tf.timestamp if parts.clocked else lambda: tf.constant(0.0, tf.float64)
-    backward = _make_backward(tf, parts)
+    backward = make_backward(tf, parts)
     variables = parts.network.trainable
 
     def single(images: Any, labels: Any, lr: Any, word: Any, number: Any) -> Any:
@@ -204,7 +204,7 @@ def _total(parts: StepParts, gradients: list[Any], told: Any) -> list[Any]:
     return [*parts.ranks.total(gradients, compress=True), *parts.ranks.total([told])]
 
 
-def _make_backward(tf: Any, parts: StepParts) -> Callable[[Any, Any], tuple[Any, list[Any]]]:
+def make_backward(tf: Any, parts: StepParts) -> Callable[[Any, Any], tuple[Any, list[Any]]]:
     """(mean loss, gradients in float32, still multiplied by the loss scale) of a batch.
 
     The gradients are divided by the number of ranks, so that their sum is the mean: dividing the

@@ -25,7 +25,7 @@ def make_trial(tf: Any, parts: steps.StepParts, example: tuple[Any, Any]) -> Cal
         parts: what the step is made of; ranks are left out.
         example: one image and its label, as the input gives them.
     """
-    backward = steps._make_backward(tf, parts)
+    backward = steps.make_backward(tf, parts)
     weights = parts.network.trainable
     variables = (*weights, *parts.network.state, *parts.optimizer.velocities)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from hpcdl.regress.verdict import Status
 from hpcdl.site import Site, find_site_file, load_site
 from hpcdl.slurm import client
 from hpcdl.system.errors import BadInput
+from tests.integration.check_runs import own_site
 
 pytestmark = pytest.mark.cluster
 pytest.importorskip("reframe", reason="ReFrame is not installed (pip install 'hpcdl[checks]')")
@@ -42,15 +42,7 @@ RUN = (
 @pytest.fixture
 def site(cluster_env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     """The embedded site with a prefix and a work folder of the test's own."""
-    for key in list(os.environ):
-        if key.startswith(("SLURM", "HPCDL")):
-            monkeypatch.delenv(key)
-    for key, value in cluster_env.items():
-        monkeypatch.setenv(key, value)
-    text = Path(cluster_env["HPCDL_SITE"]).read_text()
-    file = tmp_path / "site.yaml"
-    file.write_text(text.replace("$HPCDL_HOME/embedded/", f"{tmp_path}/"))
-    return load_site(file)
+    return own_site(cluster_env, tmp_path, monkeypatch)
 
 
 def reference(check: str, **changes: object) -> Reference:
