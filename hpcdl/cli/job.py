@@ -4,136 +4,32 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcdl.cli import request, sweep
 from hpcdl.cli.framework import Command, Group, print_json, the_site
-from hpcdl.system.errors import BadInput, ExitCode
+from hpcdl.system.errors import ExitCode
 
 if TYPE_CHECKING:
-    from hpcdl.jobs import JobSpec, Module, Script
+    from hpcdl.jobs import JobSpec, Script
     from hpcdl.jobs.submission import Submission
-    from hpcdl.jobs.sweep_run import Standing
     from hpcdl.jobs.watch import Snapshot
     from hpcdl.site import Site
     from hpcdl.workflows.expectation import Expectation
 
 
-def _request(parser: argparse.ArgumentParser) -> None:
-    """The options that describe a job."""
-    add = parser.add_argument
-    add("--partition", metavar="NAME", help="partition (else the site's default)")
-    add("--gpus", type=int, metavar="N", help="GPUs in all, one rank each")
-    add("--nodes", type=int, metavar="N", help="nodes")
-    add("--gpus-per-node", type=int, metavar="N", help="GPUs on each node")
-    add("--tasks-per-node", type=int, metavar="N", help="ranks on each node without GPUs")
-    add("--cpus-per-task", type=int, metavar="N", help="CPUs of a rank (else its share)")
-    add("--time", metavar="TIME", help="walltime, as for sbatch (else an hour)")
-    add("--name", help="name of the job (else train)")
-    add(
-        "--launcher",
-        help="horovod (default), horovod-mpirun, multiworker or single",
-    )
-    add("--module", action="append", default=[], metavar="NAME[/VERSION]",
-        help="module to load instead of the release's; may be repeated")  # fmt: skip
-    add("--no-module", action="store_true", help="load no module")
-    add("--env", action="append", default=[], metavar="K=V", help="a variable of the job")
-    add("--account", metavar="NAME", help="account to charge")
-    add("--qos", metavar="NAME", help="quality of service")
-    add("--data", metavar="DIR", help="data set; jobs see it as HPCDL_DATA")
-    add("--stage-data", action="store_true", help="copy it to the nodes' own disks first")
-    add("--container", metavar="IMAGE", help="image to run the program in, modules left out")
-    add("--no-preflight", action="store_true", help="start without checking the allocation")
-    add("--job-dir", type=Path, metavar="DIR", help="folder of the job's files")
-    add("--file", type=Path, metavar="FILE", help="job.yaml; options go before what it says")
-    add("--slurm-version", metavar="V", help="write for this release, not the site's")
-    parser.epilog = "after --: the program, or options of `hpcdl train`"
-    parser.set_defaults(takes_program=True)
+def _written(args: argparse.Namespace) -> Script:
+    from hpcdl.jobs.script import render_script
 
-
-def _asked(args: argparse.Namespace) -> Site:
-    """The site, as of --slurm-version. What --file says fills the options that are not given."""
-    if args.file is not None:
-        _fill(args)
-    site = the_site(args)
-    if args.slurm_version is None:
-        return site
-    from hpcdl.jobs.dialect import with_version
-
-    return with_version(site, args.slurm_version)
-
-
-def _fill(args: argparse.Namespace) -> None:
-    from hpcdl.jobs.schema import load_request
-
-    said = load_request(args.file)
-    shape = ("gpus", "nodes", "gpus_per_node", "tasks_per_node")
-    if any(getattr(args, key) is not None for key in shape):
-        said = {key: value for key, value in said.items() if key not in shape}
-    if "job_dir" in said:
-        said["job_dir"] = Path(said["job_dir"])
-    for key, value in said.items():
-        if getattr(args, key, "") is None:
-            setattr(args, key, value)
-    args.env = [*(f"{name}={value}" for name, value in said["env"].items()), *args.env]
-    args.no_module = args.no_module or (said.get("modules") == [] and not args.module)
-    args.module = args.module or said.get("modules", [])
-    args.stage_data = args.stage_data or said["stage_data"]
-    args.no_preflight = args.no_preflight or not said["preflight"]
-    args.rest = args.rest or said.get("program", [])
-
-
-def _spec(args: argparse.Namespace, site: Site) -> JobSpec:
-    from hpcdl.jobs.spec import JobSpec, command_of, minutes_of
-
-    return JobSpec(
-        partition=args.partition or site.default_partition,
-        gpus=args.gpus,
-        nodes=args.nodes,
-        gpus_per_node=args.gpus_per_node,
-        tasks_per_node=args.tasks_per_node,
-        cpus_per_task=args.cpus_per_task,
-        minutes=minutes_of(args.time) if args.time is not None else None,
-        name="train" if args.name is None else args.name,
-        launcher="horovod" if args.launcher is None else args.launcher,
-        program=command_of(args.rest),
-        environment=dict(_pair("--env", text, "NAME=VALUE") for text in args.env),
-        account=args.account,
-        qos=args.qos,
-        job_dir=args.job_dir.absolute() if args.job_dir else None,
-        preflight=not args.no_preflight,
-        data=str(Path(args.data).absolute()) if args.data else None,
-        stage=args.stage_data,
-        container=args.container,
-    )
-
-
-def _pair(option: str, text: str, form: str) -> tuple[str, str]:
-    """`NAME=VALUE` as two."""
-    name, sign, value = text.partition("=")
-    if not sign:
-        raise BadInput(f"{option} {text!r} has no '='", hint=f"write {form}")
-    return name, value
-
-
-def _module(args: argparse.Namespace, site: Site, *, published: bool) -> Module:
-    from hpcdl.workflows.modules import check_available, module_for
-
-    # A container brings its own software: no module, unless one is named.
-    none = args.no_module or (args.container is not None and not args.module)
-    partition = args.partition or site.default_partition
-    module = module_for(site, args.module, partition=partition, none=none, published=published)
-    if published and args.module:
-        check_available(site, module)
-    return module
+    site = request.asked_site(args)
+    spec, module = request.spec_of(args, site), request.module_of(args, site, published=False)
+    return render_script(site, spec, module)
 
 
 def _render(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.jobs.script import render_script
-
-    site = _asked(args)
-    script = render_script(site, _spec(args, site), _module(args, site, published=False))
+    script = _written(args)
     if args.json:
         from dataclasses import asdict
 
@@ -151,10 +47,9 @@ def _print_script(script: Script) -> None:
 
 
 def _explain(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.jobs.script import explain, render_script
+    from hpcdl.jobs.script import explain
 
-    site = _asked(args)
-    script = render_script(site, _spec(args, site), _module(args, site, published=False))
+    script = _written(args)
     if args.json:
         version = script.slurm_version
         print_json(
@@ -176,7 +71,7 @@ def _schema(args: argparse.Namespace) -> ExitCode:
 
 
 def _submit_options(parser: argparse.ArgumentParser) -> None:
-    _request(parser)
+    request.options(parser)
     parser.add_argument("--watch", action="store_true", help="follow the job to its end")
     parser.add_argument("--chain", type=int, default=1, metavar="N",
                         help="queue N jobs, each going on where the last one stopped")  # fmt: skip
@@ -187,9 +82,9 @@ def _submit(args: argparse.Namespace) -> ExitCode:
 
     from hpcdl.jobs.submission import place, submit
 
-    site = _asked(args)
-    spec = replace(_spec(args, site), chain=args.chain)
-    module = _module(args, site, published=True)
+    site = request.asked_site(args)
+    spec = replace(request.spec_of(args, site), chain=args.chain)
+    module = request.module_of(args, site, published=True)
     if args.dry_run:
         return _would_submit(*place(site, spec, module), site, args)
     submission = submit(site, spec, module)
@@ -197,11 +92,14 @@ def _submit(args: argparse.Namespace) -> ExitCode:
         print(f"job {submission.job_id} submitted\n  script {submission.script}\n"
               f"  log    {submission.log}\n  result {submission.result}", flush=True)  # fmt: skip
     expected = _expected(site, spec, submission.folder)
-    if args.json and not args.watch:
-        print_json({**_submission_data(submission), "expectation": expected and asdict(expected)})
-    elif not args.json:
+    said = {**_submission_data(submission), "expectation": expected and asdict(expected)}
+    if not args.json:
         _show_expected(expected)
-    return _watch_to_the_end(submission, args) if args.watch else ExitCode.OK
+    if args.watch:
+        return _watch_to_the_end(submission, args, said)
+    if args.json:
+        print_json(said)
+    return ExitCode.OK
 
 
 def _would_submit(script: Script, spec: JobSpec, site: Site, args: argparse.Namespace) -> ExitCode:
@@ -247,13 +145,16 @@ def _watch(args: argparse.Namespace) -> ExitCode:
 
     submission = find(the_site(args), args.job)
     if not args.once:
-        return _watch_to_the_end(submission, args)
+        return _watch_to_the_end(submission, args, _submission_data(submission))
     snapshot = look(submission)
     print_json(_snapshot_data(snapshot)) if args.json else print(as_line(snapshot))
     return ExitCode.OK
 
 
-def _watch_to_the_end(submission: Submission, args: argparse.Namespace) -> ExitCode:
+def _watch_to_the_end(
+    submission: Submission, args: argparse.Namespace, said: Mapping[str, object]
+) -> ExitCode:
+    """Follow the job; with --json, what was `said` of it and how it ended, as one object."""
     from hpcdl.jobs.watch import follow
     from hpcdl.system.progress import StatusLine
 
@@ -263,7 +164,7 @@ def _watch_to_the_end(submission: Submission, args: argparse.Namespace) -> ExitC
             status.show(_line(snapshot), key=(snapshot.state, snapshot.restarts))
     assert snapshot is not None
     if args.json:
-        print_json({**_submission_data(submission), **_snapshot_data(snapshot)})
+        print_json({**said, **_snapshot_data(snapshot)})
     elif not snapshot.ok:
         _show_end_of_log(submission)
     return ExitCode.OK if snapshot.ok else ExitCode.NO
@@ -297,63 +198,6 @@ def _snapshot_data(snapshot: Snapshot) -> dict[str, object]:
     from dataclasses import asdict
 
     return asdict(snapshot)
-
-
-def _from_one(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:12]) <= 1_000_000:
-        raise argparse.ArgumentTypeError(f"'{text[:30]}' is no whole number from 1")
-    return int(text)
-
-
-def _sweep_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--over", action="append", default=[], metavar="KEY=A,B", help="values of one key")
-    add("--exclude", action="append", default=[], metavar="KEY=A,KEY=B", help="points to leave out")
-    add("--running", type=_from_one, metavar="N", help="the most jobs at a time")
-    add("--limit", type=_from_one, default=1000, metavar="N", help="the most points (1000)")
-    add("--status", action="store_true", help="say how the sweep stands, and leave")
-    _request(parser)
-
-
-def _sweep(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.jobs import sweep_run
-    from hpcdl.jobs.sweep import matrix_of, plan
-
-    site = _asked(args)
-    spec = _spec(args, site)
-    folder = sweep_run.sweep_folder(site, spec.name)
-    matrix = matrix_of([_pair("--over", text, "KEY=A,B") for text in args.over])
-    exclude = [dict(_pair("--exclude", pair, "KEY=A,KEY=B") for pair in text.split(","))
-               for text in args.exclude]  # fmt: skip
-    points = plan(site, spec, matrix, exclude, limit=args.limit)
-    if args.status:
-        found = sweep_run.standings(folder, points)
-    else:
-        module = _module(args, site, published=True)
-        if args.dry_run:
-            for group, script in sweep_run.preview(site, folder, points, module, args.running):
-                print(f"# would submit an array of {len(group.points)}:\n{script.text}")
-            return ExitCode.OK
-        found = sweep_run.submit(site, folder, points, module, args.running)
-    return _show_sweep(found, folder, args)
-
-
-def _show_sweep(found: Sequence[Standing], folder: Path, args: argparse.Namespace) -> ExitCode:
-    from hpcdl.jobs.sweep_run import DONE, IMPOSSIBLE, summary
-
-    if args.json:
-        rows = [{"id": one.point.id, "values": one.point.values, "state": one.state,
-                 "job_id": one.job_id, "problem": one.point.problem} for one in found]  # fmt: skip
-        print_json({"folder": folder, "points": rows})
-    else:
-        print(f"{folder.name}: {summary(found)}\n  manifest {folder / 'sweep.json'}")
-        for one in found:
-            if one.state == IMPOSSIBLE:
-                values = " ".join(f"{key}={value}" for key, value in one.point.values.items())
-                print(f"  left out: {values}: {one.point.problem}", file=sys.stderr)
-    if any(one.state == IMPOSSIBLE for one in found):
-        return ExitCode.PARTLY
-    return ExitCode.PARTLY if args.status and any(o.state != DONE for o in found) else ExitCode.OK
 
 
 def _report_options(parser: argparse.ArgumentParser) -> None:
@@ -446,14 +290,14 @@ GROUP = Group(
             "Print a job's script, and nothing else.",
             "hpcdl job render --partition p100 --gpus 8 > job.sh",
             _render,
-            _request,
+            request.options,
         ),
         Command(
             "explain",
             "Print a job's script with the reason and the rule of every line.",
             "hpcdl job explain --partition p100 --gpus 8",
             _explain,
-            _request,
+            request.options,
         ),
         Command(
             "schema",
@@ -473,8 +317,8 @@ GROUP = Group(
             "sweep",
             "Run a matrix of jobs as job arrays; run it again to submit only what is missing.",
             "hpcdl job sweep --name scaling --over gpus=1,2,4 --over model=resnet50,vgg16",
-            _sweep,
-            _sweep_options,
+            sweep.run,
+            sweep.options,
             changes=True,
         ),
         Command(

@@ -1,0 +1,125 @@
+"""The options that describe a job, and the job they mean: `hpcdl job render`, `submit`, `sweep`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcdl.cli.framework import the_site
+from hpcdl.system.errors import BadInput
+
+if TYPE_CHECKING:
+    from hpcdl.jobs import JobSpec, Module
+    from hpcdl.site import Site
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """The options that describe a job."""
+    add = parser.add_argument
+    add("--partition", metavar="NAME", help="partition (else the site's default)")
+    add("--gpus", type=int, metavar="N", help="GPUs in all, one rank each")
+    add("--nodes", type=int, metavar="N", help="nodes")
+    add("--gpus-per-node", type=int, metavar="N", help="GPUs on each node")
+    add("--tasks-per-node", type=int, metavar="N", help="ranks on each node without GPUs")
+    add("--cpus-per-task", type=int, metavar="N", help="CPUs of a rank (else its share)")
+    add("--time", metavar="TIME", help="walltime, as for sbatch (else an hour)")
+    add("--name", help="name of the job (else train)")
+    add(
+        "--launcher",
+        help="horovod (default), horovod-mpirun, multiworker or single",
+    )
+    add("--module", action="append", default=[], metavar="NAME[/VERSION]",
+        help="module to load instead of the release's; may be repeated")  # fmt: skip
+    add("--no-module", action="store_true", help="load no module")
+    add("--env", action="append", default=[], metavar="K=V", help="a variable of the job")
+    add("--account", metavar="NAME", help="account to charge")
+    add("--qos", metavar="NAME", help="quality of service")
+    add("--data", metavar="DIR", help="data set; jobs see it as HPCDL_DATA")
+    add("--stage-data", action="store_true", help="copy it to the nodes' own disks first")
+    add("--container", metavar="IMAGE", help="image to run the program in, modules left out")
+    add("--no-preflight", action="store_true", help="start without checking the allocation")
+    add("--job-dir", type=Path, metavar="DIR", help="folder of the job's files")
+    add("--file", type=Path, metavar="FILE", help="job.yaml; options go before what it says")
+    add("--slurm-version", metavar="V", help="write for this release, not the site's")
+    parser.epilog = "after --: the program, or options of `hpcdl train`"
+    parser.set_defaults(takes_program=True)
+
+
+def asked_site(args: argparse.Namespace) -> Site:
+    """The site, as of --slurm-version. What --file says fills the options that are not given."""
+    if args.file is not None:
+        _fill(args)
+    site = the_site(args)
+    if args.slurm_version is None:
+        return site
+    from hpcdl.jobs.dialect import with_version
+
+    return with_version(site, args.slurm_version)
+
+
+def _fill(args: argparse.Namespace) -> None:
+    from hpcdl.jobs.schema import load_request
+
+    said = load_request(args.file)
+    shape = ("gpus", "nodes", "gpus_per_node", "tasks_per_node")
+    if any(getattr(args, key) is not None for key in shape):
+        said = {key: value for key, value in said.items() if key not in shape}
+    if "job_dir" in said:
+        said["job_dir"] = Path(said["job_dir"])
+    for key, value in said.items():
+        if getattr(args, key, "") is None:
+            setattr(args, key, value)
+    args.env = [*(f"{name}={value}" for name, value in said["env"].items()), *args.env]
+    args.no_module = args.no_module or (said.get("modules") == [] and not args.module)
+    args.module = args.module or said.get("modules", [])
+    args.stage_data = args.stage_data or said["stage_data"]
+    args.no_preflight = args.no_preflight or not said["preflight"]
+    args.rest = args.rest or said.get("program", [])
+
+
+def spec_of(args: argparse.Namespace, site: Site) -> JobSpec:
+    """The job that the options mean; what is not given is the site's or the generator's default."""
+    from hpcdl.jobs.spec import JobSpec, command_of, minutes_of
+
+    return JobSpec(
+        partition=args.partition or site.default_partition,
+        gpus=args.gpus,
+        nodes=args.nodes,
+        gpus_per_node=args.gpus_per_node,
+        tasks_per_node=args.tasks_per_node,
+        cpus_per_task=args.cpus_per_task,
+        minutes=minutes_of(args.time) if args.time is not None else None,
+        name="train" if args.name is None else args.name,
+        launcher="horovod" if args.launcher is None else args.launcher,
+        program=command_of(args.rest),
+        environment=dict(pair("--env", text, "NAME=VALUE") for text in args.env),
+        account=args.account,
+        qos=args.qos,
+        job_dir=args.job_dir.absolute() if args.job_dir else None,
+        preflight=not args.no_preflight,
+        data=str(Path(args.data).absolute()) if args.data else None,
+        stage=args.stage_data,
+        container=args.container,
+    )
+
+
+def pair(option: str, text: str, form: str) -> tuple[str, str]:
+    """`NAME=VALUE` as two."""
+    name, sign, value = text.partition("=")
+    if not sign:
+        raise BadInput(f"{option} {text!r} has no '='", hint=f"write {form}")
+    return name, value
+
+
+def module_of(args: argparse.Namespace, site: Site, *, published: bool) -> Module:
+    """The module that the job loads; `published`: it must be there now."""
+    from hpcdl.workflows.modules import check_available, module_for
+
+    # A container brings its own software: no module, unless one is named.
+    none = args.no_module or (args.container is not None and not args.module)
+    partition = args.partition or site.default_partition
+    module = module_for(site, args.module, partition=partition, none=none, published=published)
+    if published and args.module:
+        check_available(site, module)
+    return module
