@@ -11,13 +11,10 @@ import importlib.util
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +30,7 @@ from hpcdl.slurm import client
 from hpcdl.system.errors import BadInput, HpcdlError, MachineLacks, Stopped
 from hpcdl.system.files import write_atomic, write_json
 from hpcdl.system.resources import folder as resource
+from hpcdl.system.signals import terminable
 from hpcdl.system.text import plain
 
 SCHEMA = 1
@@ -224,7 +222,7 @@ def _execute(folder: RunFolder, words: Sequence[str], progress: Progress | None)
         PARENT_VARIABLE: str(os.getpid()),
         "RFM_SAVE_LOG_FILES": "0",
     }
-    with _terminable(), folder.log.open("w") as log:
+    with terminable(), folder.log.open("w") as log:
         process = subprocess.Popen(
             words, cwd=folder.path, env=env, stdin=subprocess.DEVNULL, stdout=log,
             stderr=subprocess.STDOUT, start_new_session=True,
@@ -234,7 +232,7 @@ def _execute(folder: RunFolder, words: Sequence[str], progress: Progress | None)
                 if progress:
                     progress(folder)
                 time.sleep(_FOLLOW_SECONDS)
-        except (KeyboardInterrupt, Stopped):
+        except KeyboardInterrupt:
             raise _stopped(folder, process) from None
         finally:
             if process.poll() is None:
@@ -257,24 +255,6 @@ def _stopped(folder: RunFolder, process: subprocess.Popen[bytes]) -> Stopped:
         "stopped; " + (f"jobs {', '.join(map(str, jobs))} are cancelled" if jobs else "no job ran"),
         details=[f"run: {folder.path}"],
     )
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP stop the run in order, as Ctrl-C does."""
-
-    def stop(number: int, _frame: object) -> None:
-        raise Stopped(f"stopped by signal {number}")
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _verdicts(

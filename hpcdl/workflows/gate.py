@@ -3,14 +3,14 @@
 One small job per partition, all at once: two ranks load the staged module as users will and run
 the gate's program; hpcdl's own job script starts them. What they saw, the job, its nodes and its
 log go into the proof. A job that fails, or gets no node in time, is a check that fails; jobs that
-are still there at the end are cancelled.
+are still there at the end, or when a signal comes, are cancelled.
 """
 
 from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,8 +39,9 @@ from hpcdl.stack.verify import (
     samples_of,
     verify_here,
 )
-from hpcdl.system.errors import BadInput, HpcdlError, MachineLacks
+from hpcdl.system.errors import BadInput, HpcdlError, MachineLacks, Stopped
 from hpcdl.system.files import write_atomic
+from hpcdl.system.signals import terminable, undivided
 
 Say = Callable[[str], None]
 WAIT_MINUTES = 30
@@ -70,6 +71,7 @@ class JobGate:
         Raises:
             BadInput: an unknown partition, or none that it would serve.
             MachineLacks: Slurm is away.
+            Stopped: by a signal; its jobs are cancelled.
         """
         names = self._names(site, release)
         if not names:
@@ -79,19 +81,30 @@ class JobGate:
             )
         _require_slurm()
         queued: dict[str, Submission] = {}
-        checks: list[Check] = []
         try:
-            for name in names:
-                job = _submit(site, release, site.partition(name))
-                if isinstance(job, Check):
-                    checks.append(job)
-                else:
-                    queued[name] = job
-                    self.say(f"job {job.job_id} tries it on {name}")
-            checks.append(check_device_code(site, release, names))
-            ended = _wait(list(queued.values()), self.wait_seconds)
+            with terminable():
+                return self._prove(site, release, names, queued)
+        except KeyboardInterrupt:
+            raise _stopped(queued) from None
         finally:
             _cancel(list(queued.values()))
+
+    def _prove(
+        self, site: Site, release: Release, names: Sequence[str], queued: dict[str, Submission]
+    ) -> Proof:
+        """Submit a job per partition, noted in `queued` at once, and judge what comes of them."""
+        checks: list[Check] = []
+        for name in names:
+            with undivided():  # a signal must not come between Slurm's answer and our note of it
+                job = _submit(site, release, site.partition(name))
+                if isinstance(job, Submission):
+                    queued[name] = job
+            if isinstance(job, Submission):
+                self.say(f"job {job.job_id} tries it on {name}")
+            else:
+                checks.append(job)
+        checks.append(check_device_code(site, release, names))
+        ended = _wait(list(queued.values()), self.wait_seconds)
         runs = []
         for name, job in queued.items():
             found, one = _outcome(release, site.partition(name), job, ended[job.job_id])
@@ -193,6 +206,23 @@ def _cancel(jobs: Sequence[Submission]) -> None:
     # Whatever broke before shall be what is told.
     with suppress(HpcdlError):
         client.cancel([job.job_id for job in jobs if not look(job).ended])
+
+
+def _stopped(queued: Mapping[str, Submission]) -> Stopped:
+    """Take the jobs out of the queue, and say so; or say how, where Slurm does not answer."""
+    numbers = [job.job_id for job in queued.values()]
+    listed = ", ".join(map(str, numbers))
+    try:
+        client.cancel(numbers)
+    except HpcdlError as fault:
+        return Stopped(
+            f"stopped; the gate's jobs {listed} may still be queued: {fault.message}",
+            hint=f"scancel {' '.join(map(str, numbers))}",
+        )
+    return Stopped(
+        f"stopped; the gate's jobs {listed} are cancelled" if numbers else "stopped",
+        hint="what is published stayed as it was",
+    )
 
 
 def _outcome(

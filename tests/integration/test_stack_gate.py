@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from hpcdl.workflows.releases import pinned_by_jobs
 from tests.small_release import make_release, passing, silent, small_site
 
 pytestmark = pytest.mark.cluster
+REPOSITORY = Path(__file__).resolve().parents[2]
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -168,3 +171,42 @@ def test_gc_through_the_command_asks_the_queue(
 ) -> None:
     assert main(["stack", "gc", "--site", "embedded", "--dry-run", "--json"]) == 0
     assert '"removed"' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda one: one.name)
+def test_a_stopped_publish_takes_its_jobs_out_of_the_queue(
+    site: Site, slurm: Run, cluster_env: dict[str, str], tmp_path: Path, number: signal.Signals
+) -> None:
+    """Its jobs wait for nodes that others have; nobody would wait for them any more."""
+    make_release(site, "new", version="2.21.0")
+    program = (
+        "import sys; from pathlib import Path; from tests.small_release import small_site, silent;"
+        "from hpcdl.stack.publish import publish; from hpcdl.workflows.gate import JobGate;"
+        "from hpcdl.system.errors import Stopped\n"
+        "try: publish(small_site(Path(sys.argv[1]), lmod=True), 'new',"
+        " JobGate(lambda text: print(text, flush=True), ('k80', 'cpu')), say=silent)\n"
+        "except Stopped as stopped: print(stopped.message); sys.exit(stopped.exit_code)\n"
+    )
+    busy = [
+        slurm("sbatch", "--parsable", "--exclusive", "-p", name, "-o", "/dev/null", "-N", nodes,
+              "--wrap", "sleep 600").stdout.strip()
+        for name, nodes in (("k80", "1"), ("cpu", str(site.partition("cpu").nodes)))
+    ]  # fmt: skip
+    try:
+        for job in busy:
+            slurm("bash", "-c", f"until [[ $(squeue -h -j {job} -o %T) == RUNNING ]]; do "
+                  "sleep 0.2; done")  # fmt: skip
+        words = [sys.executable, "-c", program, site.paths.prefix]
+        process = subprocess.Popen(words, env=cluster_env, cwd=REPOSITORY, text=True,
+                                   stdout=subprocess.PIPE)  # fmt: skip
+        assert process.stdout is not None
+        jobs = [process.stdout.readline().split()[1] for _ in range(2)]
+        process.send_signal(number)
+        said = process.communicate(timeout=120)[0]
+    finally:
+        slurm("scancel", *busy)
+    assert process.returncode == 5
+    assert said.strip() == f"stopped; the gate's jobs {', '.join(jobs)} are cancelled"
+    states = slurm("squeue", "-h", "-t", "all", "-j", ",".join(jobs), "-o", "%T").stdout.split()
+    assert set(states) <= {"CANCELLED"}
+    assert current_id(site) == "old"

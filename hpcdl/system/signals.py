@@ -1,0 +1,52 @@
+"""Signals that end us: in order, with what we queued elsewhere taken back.
+
+A command that has put jobs into a queue must not vanish at SIGTERM or SIGHUP and leave them
+there. `terminable` makes these end it as Ctrl-C does, where somebody can still clean up;
+`undivided` lets a signal wait until a step that must be known to have happened has ended.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does.
+
+    A signal that is ignored (nohup) or has a handler already stays as it is; other threads than
+    the main one cannot have handlers.
+    """
+
+    def stop(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ours = [number for number in _ENDING if signal.getsignal(number) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def undivided() -> Iterator[None]:
+    """Hold signals that would end us back until the end of the block; for short steps.
+
+    Programs that are started meanwhile hold them back too.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *_ENDING})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
