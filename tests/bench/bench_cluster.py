@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +12,7 @@ from hpcdl.cluster.model import ClusterState
 from hpcdl.site import Site, find_site_file, load_site
 from hpcdl.system.errors import MachineLacks
 from tests.bench import report
+from tests.homes import short_home
 
 RUNS = 3
 
@@ -42,8 +41,7 @@ def measure(nodes: int, mode: str, runs: int) -> tuple[float, float, float]:
     site = small(load_site(find_site_file("embedded")), nodes)
     ups, downs, size = [], [], 0.0
     for _ in range(runs):
-        folder = Path(tempfile.mkdtemp(prefix="hpcdl-b", dir="/tmp"))
-        try:
+        with short_home() as folder:
             start = time.monotonic()
             state = up(site, mode=mode, directory=folder / "c")
             ups.append(time.monotonic() - start)
@@ -51,9 +49,6 @@ def measure(nodes: int, mode: str, runs: int) -> tuple[float, float, float]:
             start = time.monotonic()
             down(folder / "c", purge=True)
             downs.append(time.monotonic() - start)
-        finally:
-            down(folder / "c", purge=True)
-            shutil.rmtree(folder, ignore_errors=True)
     return median(ups), size, median(downs)
 
 

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
 
-from hpcdl.cluster import ClusterState, down, environment, up
+from hpcdl.cluster import environment, up
 from hpcdl.jobs import JobSpec, Module
 from hpcdl.jobs.sweep import groups, plan, render
 from hpcdl.site import find_site_file, load_site
 from hpcdl.system.errors import MachineLacks
 from tests.bench import report
+from tests.homes import short_home
 
 HPCDL = str(Path(sys.executable).with_name("hpcdl"))
 RUNS = 5
@@ -140,22 +139,16 @@ def timed(work: Callable[[], None]) -> float:
 
 
 def with_cluster(work: Callable[[dict[str, str], Path], None]) -> None:
-    folder = Path(tempfile.mkdtemp(prefix="hpcdl-b", dir="/tmp"))
-    site_file = folder / "site.yaml"
-    text = find_site_file("embedded").read_text().replace("$HPCDL_HOME", str(folder))
-    # The preflight's goal is for four nodes.
-    head, cpu = text.split("  cpu:\n")
-    site_file.write_text(head + "  cpu:\n" + cpu.replace("nodes: 2", "nodes: 4", 1))
-    state: ClusterState | None = None
-    try:
+    with short_home() as folder:
+        site_file = folder / "site.yaml"
+        text = find_site_file("embedded").read_text().replace("$HPCDL_HOME", str(folder))
+        # The preflight's goal is for four nodes.
+        head, cpu = text.split("  cpu:\n")
+        site_file.write_text(head + "  cpu:\n" + cpu.replace("nodes: 2", "nodes: 4", 1))
         state = up(load_site(site_file), directory=folder / "c")
         env = {**environment(state), "HPCDL_SITE": str(site_file), "HPCDL_HOME": str(folder),
                "PATH": f"{Path(HPCDL).parent}:{os.environ['PATH']}"}  # fmt: skip
         work(env, folder)
-    finally:
-        if state is not None:
-            down(folder / "c", purge=True)
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def main() -> None:

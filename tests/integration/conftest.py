@@ -1,7 +1,7 @@
 """Real things for the integration tests: an embedded cluster per session, always torn down.
 
-The cluster lies in a short folder of its own below /tmp (unix sockets have short names), never in
-HPCDL_HOME of the person who runs the tests.
+The cluster lies in a short folder of its own below /tmp, never in HPCDL_HOME of the person who
+runs the tests.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import ClusterState, down, environment, up
+from hpcdl.cluster import ClusterState, environment, up
 from hpcdl.site import Site, find_site_file, load_site
 from hpcdl.system.errors import MachineLacks
+from tests.homes import short_home
 
 _FOREIGN = ("SLURM", "SBATCH", "HPCDL", "OMPI", "MODULEPATH")
 
@@ -52,13 +52,8 @@ class Shell:
 @pytest.fixture(scope="session")
 def cluster_home() -> Iterator[Path]:
     """A short HPCDL_HOME; whatever clusters are left below it are stopped at the end."""
-    home = Path(tempfile.mkdtemp(prefix="hpcdl-", dir="/tmp"))
-    try:
+    with short_home() as home:
         yield home
-    finally:
-        for directory in (home / "cluster").glob("*"):
-            down(directory, purge=True)
-        shutil.rmtree(home, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import down, roots, up
+from hpcdl.cluster import roots, up
 from hpcdl.site import load_site
 from hpcdl.system.errors import HpcdlError
+from tests.homes import short_home
 from tests.matrix.machines import Job, Machine, script
 
 _HERE = Path(__file__).parent
@@ -30,17 +30,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def machines() -> Iterator[dict[str, Machine | str]]:
     """A cluster per release; the reason in its place where there is none."""
-    home = Path(tempfile.mkdtemp(prefix="hpcdl-m-", dir="/tmp"))
-    found: dict[str, Machine | str] = {}
-    try:
-        roots.get_all(roots.releases(), print)
-        for release in roots.releases():
-            found[release] = _start(release, home / release)
-        yield found
-    finally:
-        for release in roots.releases():
-            down(home / release / "cluster/matrix", purge=True)
-        shutil.rmtree(home, ignore_errors=True)
+    roots.get_all(roots.releases(), print)
+    with short_home() as home:
+        yield {release: _start(release, home / release) for release in roots.releases()}
 
 
 def _start(release: str, home: Path) -> Machine | str:

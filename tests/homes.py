@@ -1,0 +1,54 @@
+"""Folders for the clusters of tests and benches: short, and none is left for good.
+
+Unix sockets have short names, so a home lies right below /tmp. It says which process it
+belongs to: what a run that was killed has left, clusters included, the next run clears away.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from os import getpid
+from pathlib import Path
+
+from hpcdl.cluster import down
+from hpcdl.cluster.model import ProcessId
+from hpcdl.cluster.processes import alive, boot_id, identify
+
+_PREFIX = "hpcdl-t-"
+_OWNER = "owner.json"
+
+
+@contextmanager
+def short_home(below: Path = Path("/tmp")) -> Iterator[Path]:
+    """A folder that is removed at the end, and every cluster in it stopped."""
+    for left in below.glob(f"{_PREFIX}*"):
+        if _abandoned(left):
+            _clear(left)
+    home = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=below))
+    try:
+        process = identify(getpid())
+        assert process is not None
+        (home / _OWNER).write_text(json.dumps({"boot": boot_id(), **asdict(process)}))
+        yield home
+    finally:
+        _clear(home)
+
+
+def _abandoned(home: Path) -> bool:
+    """Whether the process that made a home has ended; one that does not say is left alone."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        said = json.loads((home / _OWNER).read_text())
+        return said["boot"] != boot_id() or not alive(ProcessId(said["pid"], said["start"]))
+    return False
+
+
+def _clear(home: Path) -> None:
+    for record in [*home.glob("*/cluster.json"), *home.glob("*/*/cluster.json"),
+                   *home.glob("*/*/*/cluster.json")]:  # fmt: skip
+        down(record.parent, purge=True)
+    shutil.rmtree(home, ignore_errors=True)

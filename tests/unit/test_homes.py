@@ -1,0 +1,46 @@
+"""What a killed test run leaves is cleared by the next; what others use is left alone."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.homes import short_home
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tests.homes import short_home
+with short_home(Path(sys.argv[1])) as home:
+    print(home, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_home_is_gone_at_the_end(tmp_path: Path) -> None:
+    with short_home(tmp_path) as home:
+        (home / "file").touch()
+    assert not home.exists()
+
+
+def test_the_home_of_a_killed_run_is_cleared_by_the_next(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, tmp_path], capture_output=True, text=True, check=False
+    )
+    left = Path(done.stdout.strip())
+    assert left.parent == tmp_path, done.stderr
+    assert left.is_dir()
+    with short_home(tmp_path):
+        assert not left.exists()
+
+
+def test_the_home_of_a_run_that_lives_is_left_alone(tmp_path: Path) -> None:
+    with short_home(tmp_path) as one, short_home(tmp_path):
+        assert json.loads((one / "owner.json").read_text())["pid"]
+
+
+def test_a_folder_that_names_no_owner_is_left_alone(tmp_path: Path) -> None:
+    other = tmp_path / "hpcdl-t-other"
+    other.mkdir()
+    with short_home(tmp_path):
+        assert other.is_dir()
