@@ -5,7 +5,15 @@ from functools import partial
 import reframe as rfm
 from reframe.core.builtins import parameter, run_after
 
-from hpcdl.regress.bandwidth import SIZES, SMALL_SIZES, bandwidth, nccl_faults, size_name
+from hpcdl.regress.bandwidth import (
+    REPEATS,
+    SHARED_REPEATS,
+    SIZES,
+    SMALL_SIZES,
+    bandwidth,
+    nccl_faults,
+    size_name,
+)
 from hpcdl.regress.checkbase import HpcdlCheck, Metric
 from hpcdl.regress.training import ALL, job_on, shape_name
 
@@ -41,7 +49,8 @@ class allreduce(HpcdlCheck):
     def request(self, site, partition):
         strategy, nodes, ranks = self.way
         program = ("python", "-m", "hpcdl.train.allreduce", f"--strategy={strategy}",
-                   f"--sizes={','.join(map(str, self.sizes))}")  # fmt: skip
+                   f"--sizes={','.join(map(str, self.sizes))}",
+                   f"--repeats={SHARED_REPEATS if self.one_machine else REPEATS}")  # fmt: skip
         return job_on(partition, f"{self.check_name}-{strategy}", program, nodes=nodes, ranks=ranks)
 
     def metrics(self):
