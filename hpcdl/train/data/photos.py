@@ -3,8 +3,9 @@
 Photographs have power that falls with frequency as 1/f (Field 1987), which is what makes JPEG's
 blocks, its Huffman codes and a decoder's work look like those of photographs. A few large
 textures of that kind are drawn; every image is a cut out of one, mirrored or not, with fine noise
-whose strength is chosen on samples so that the mean file has the wanted bytes. Everything follows
-from the seed and the image's number, so an interrupted run goes on with the same images.
+whose strength is chosen on samples so that the mean file has the wanted bytes. A finding is
+visible: waves of a direction and length of its own lie over the image. Everything follows from
+the seed and the image's number, so an interrupted run goes on with the same images.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from hpcdl.train.tasks import FINDINGS
 Image = NDArray[np.uint8]
 _TEXTURES = 6
 _QUALITY = 88
+_FINDING_SHARE = 0.2
+_FINDING_STRENGTH = 24.0  # of 255; the textures' own spread is 48
 SOURCE = "hpcdl data make photos: 1/f textures with noise"
 
 
@@ -88,17 +91,18 @@ class _Painter:
         self._textures = [_texture(side, request.seed * 1009 + n) for n in range(_TEXTURES)]
         random = np.random.RandomState(request.seed % 2**32)
         self._noise = random.standard_normal((side, side, 1)).astype(np.float32)
+        found = request.task == "findings"
+        self._waves = _waves(request.height, request.width) if found else None
         self._strength = self._fit()
 
     def record(self, number: int) -> bytes:
         """The serialized example of the image `number`."""
         request = self._request
         random = np.random.RandomState((request.seed * 7_368_787 + number) % 2**32)
-        data = self._encode(self._paint(random, self._strength))
-        if request.task == "findings":
-            label: dict[str, Any] = {
-                "image__labels": [int(v) for v in random.random_sample(len(FINDINGS)) < 0.2]
-            }
+        image, findings = self._paint(random, self._strength)
+        data = self._encode(image)
+        if findings is not None:
+            label: dict[str, Any] = {"image__labels": [int(found) for found in findings]}
         else:
             label = {"image__class__label": 1 + int(random.randint(request.classes))}
         return example(
@@ -106,14 +110,22 @@ class _Painter:
             image__width=request.width, image__filename=f"{number}.jpg", **label,
         )  # fmt: skip
 
-    def _paint(self, random: np.random.RandomState, strength: float) -> Image:
+    def _paint(
+        self, random: np.random.RandomState, strength: float
+    ) -> tuple[Image, NDArray[np.bool_] | None]:
+        """An image, and which findings it shows; None where it has none by its task."""
         height, width = self._request.height, self._request.width
         texture = self._textures[random.randint(_TEXTURES)]
         top, left, up, aside = random.randint(0, len(texture) - max(height, width), size=4)
         image = texture[top : top + height, left : left + width]
         noise = self._noise[up : up + height, aside : aside + width]
         step = -1 if random.randint(2) else 1
-        return np.clip(image[:, ::step] + noise * strength, 0, 255).astype(np.uint8)
+        image = image[:, ::step] + noise * strength
+        findings = None
+        if self._waves is not None:
+            findings = random.random_sample(len(FINDINGS)) < _FINDING_SHARE
+            image = image + self._waves[findings].sum(axis=0)
+        return np.clip(image, 0, 255).astype(np.uint8), findings
 
     def _encode(self, image: Image) -> bytes:
         encoded = self._tf.io.encode_jpeg(image, quality=_QUALITY, chroma_downsampling=True)
@@ -121,7 +133,7 @@ class _Painter:
 
     def _mean_bytes(self, strength: float) -> float:
         random = np.random.RandomState(self._request.seed % 2**32)
-        sizes = [len(self._encode(self._paint(random, strength))) for _ in range(12)]
+        sizes = [len(self._encode(self._paint(random, strength)[0])) for _ in range(12)]
         return float(np.mean(sizes))
 
     def _fit(self) -> float:
@@ -140,6 +152,18 @@ class _Painter:
                 (middle, high) if self._mean_bytes(middle) < self._request.bytes else (low, middle)
             )
         return (low + high) / 2
+
+
+def _waves(height: int, width: int) -> NDArray[np.float32]:
+    """A picture of waves per finding: seven directions, 8 and 4 waves along the shorter side."""
+    y, x = np.mgrid[:height, :width].astype(np.float32) / min(height, width)
+    turns = [np.pi * (number % 7) / 7 for number in range(len(FINDINGS))]
+    counts = [8 if number < 7 else 4 for number in range(len(FINDINGS))]
+    waves = [
+        np.cos(2 * np.pi * count * (x * np.cos(turn) + y * np.sin(turn)))
+        for turn, count in zip(turns, counts, strict=True)
+    ]
+    return np.asarray(_FINDING_STRENGTH * np.stack(waves)[..., None], np.float32)
 
 
 def _texture(side: int, seed: int) -> NDArray[np.float32]:

@@ -388,7 +388,8 @@ def _events(one: Measured) -> dict[int, list[tuple[str, float, float]]]:
     trace = json.loads((one.folder / "timeline.json").read_text())["traceEvents"]
     found: dict[int, list[tuple[str, float, float]]] = {}
     for event in trace:
-        if event["ph"] == "X" and event["args"]["step"] < _TIMELINE_STEPS:
+        # Threads of traced steps stand there too; only a step's parts say which step they are of.
+        if event.get("args", {}).get("step", _TIMELINE_STEPS) < _TIMELINE_STEPS:
             spans = found.setdefault(int(event["pid"]), [])
             spans.append((event["name"], event["ts"] / 1e6, event["dur"] / 1e6))
     return found
