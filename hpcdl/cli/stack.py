@@ -316,8 +316,11 @@ def _gc(args: argparse.Namespace) -> ExitCode:
     word = "would remove" if args.dry_run else "removed"
     rows = [[word, name, f"{size / 1e6:.0f} MB"] for name, size in found.removed.items()]
     rows += [[word, name, "unfinished"] for name in found.unfinished]
+    rows += [[word, name, f"{size / 1e6:.0f} MB"] for name, size in found.packages.items()]
     rows += [["keeps", name, why] for name, why in found.kept.items()]
     print(table(rows) if rows else "nothing to remove")
+    if found.note:
+        print(f"note: {found.note}")
     return ExitCode.OK
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import Distribution, distributions
 from typing import Any
-from urllib.parse import quote
 
 from hpcdl import facts
+from hpcdl.stack.purl import purl_of
 from hpcdl.stack.release import Release
 from hpcdl.system.errors import MachineLacks
 
@@ -25,7 +25,7 @@ RECORDS_HINT = "pip install 'hpcdl[records]'"
 class Component:
     """One package: `licence` is an SPDX expression or None, `words` what its metadata says.
 
-    `origin` is a type of package URLs: `pypi`, or `generic` for what Spack built.
+    `purl` is its package URL, `url` where its archive was fetched, empty where nobody knows.
     """
 
     name: str
@@ -33,20 +33,17 @@ class Component:
     sha256: str | None
     licence: str | None
     words: str
-    origin: str = "pypi"
-
-    @property
-    def purl(self) -> str:
-        """Its package URL (github.com/package-url/purl-spec)."""
-        return f"pkg:{self.origin}/{quote(self.name)}@{quote(self.version)}"
+    purl: str
+    url: str = ""
 
 
 def components(release: Release) -> tuple[Component, ...]:
     """Every package of a release's lock, by name; one that is there twice is named once.
 
     Raises:
-        MachineLacks: the library that knows SPDX expressions is not installed.
+        MachineLacks: the libraries of the extra 'records' are not installed.
     """
+    spdx_licensing()  # where it is missing, so are the others
     folders = [str(path) for path in release.prefix.glob("lib/python*/site-packages")]
     installed = {_normal(found.name): found for found in distributions(path=folders)}
     found = (
@@ -64,10 +61,16 @@ def _component(entry: Mapping[str, str], installed: Distribution | None) -> Comp
     words = [entry["licence"]] if "licence" in entry else _words(installed)
     licence = next((spdx for word in words if (spdx := spdx_of(word))), None)
     name, version = _normal(entry["name"]), entry["version"]
-    # What Spack built has a hash of its own; wheels have none.
-    origin = "generic" if "hash" in entry else "pypi"
     said = words[0] if words else ""
-    return Component(name, version, entry.get("sha256"), licence, said, origin)
+    return Component(
+        name, version, entry.get("sha256"), licence, said, purl_of(entry), _address(entry)
+    )
+
+
+def _address(entry: Mapping[str, str]) -> str:
+    """Where it was fetched, as SPDX writes it (2.3, 7.7): git's with the commit."""
+    url, commit = entry.get("url", ""), entry.get("commit")
+    return f"git+{url}@{commit}" if url and commit else url
 
 
 def _words(installed: Distribution | None) -> list[str]:
@@ -83,9 +86,18 @@ def _words(installed: Distribution | None) -> list[str]:
 
 @cache
 def spdx_licensing() -> Any:
-    """The library's index of SPDX identifiers, which takes a while to make."""
-    from license_expression import get_spdx_licensing
+    """The library's index of SPDX identifiers, which takes a while to make.
 
+    Raises:
+        MachineLacks: the libraries of the extra 'records' are not installed.
+    """
+    try:
+        import packageurl  # noqa: F401 - of the same extra
+        from license_expression import get_spdx_licensing
+    except ImportError as fault:
+        raise MachineLacks(
+            "a bill of materials needs libraries that are not installed", hint=RECORDS_HINT
+        ) from fault
     return get_spdx_licensing()
 
 
@@ -95,14 +107,11 @@ def spdx_of(words: str) -> str | None:
     Raises:
         MachineLacks: the library that knows SPDX expressions is not installed.
     """
-    try:
-        from license_expression import ExpressionError
-    except ImportError as fault:
-        raise MachineLacks(
-            "a bill of materials needs libraries that are not installed", hint=RECORDS_HINT
-        ) from fault
+    licensing = spdx_licensing()
+    from license_expression import ExpressionError
+
     known = facts.load("records")["licences"].get(words.casefold())
     try:
-        return str(spdx_licensing().parse(known or words, validate=True))
+        return str(licensing.parse(known or words, validate=True))
     except ExpressionError:
         return None

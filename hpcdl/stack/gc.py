@@ -3,14 +3,14 @@
 Kept are: what is current or serves a partition, what a rollback may still want, what queued or
 running jobs have pinned (asked of the caller, for this room knows no queue), and releases
 whose record is broken, for a person must look at these. A tree leaves by one rename into the
-trash, so that a killed gc leaves whole releases only; the next one empties the trash.
+trash, so that a killed gc leaves whole releases only; the next one empties the trash. Then go
+the packages in Spack's install tree that no release is left for.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +27,8 @@ from hpcdl.stack.release import (
     release_ids,
     releases_folder,
 )
-from hpcdl.system.errors import MachineLacks
-from hpcdl.system.files import explain_os_errors, locked
+from hpcdl.system.errors import HpcdlError, MachineLacks
+from hpcdl.system.files import explain_os_errors, locked, size_of
 
 Pinned = Callable[[], Mapping[str, str]]
 KEEP = 3
@@ -36,16 +36,23 @@ KEEP = 3
 
 @dataclass(frozen=True)
 class Garbage:
-    """What goes and what stays: `kept` has the reason by release id, `removed` the bytes freed."""
+    """What goes and what stays.
+
+    `removed` has the bytes freed by release id, `kept` the reason; `packages` the bytes by
+    package of Spack's, `note` why these were not looked at.
+    """
 
     removed: Mapping[str, int]
     unfinished: tuple[str, ...]
     kept: Mapping[str, str]
+    packages: Mapping[str, int]
+    note: str = ""
 
     def as_data(self) -> dict[str, object]:
         """For machines."""
         return {"schema": 1, "removed": dict(self.removed), "unfinished": list(self.unfinished),
-                "kept": dict(self.kept)}  # fmt: skip
+                "kept": dict(self.kept), "packages": dict(self.packages),
+                "note": self.note}  # fmt: skip
 
 
 def collect(
@@ -72,14 +79,15 @@ def collect(
     with locked(publish_lock(site), wait_seconds=900):
         kept = reasons(site, pinned(), keep=keep, unpublished=unpublished)
         doomed = [name for name in release_ids(site) if name not in kept]
-        sizes = {name: _size(releases_folder(site) / name) for name in doomed}
+        sizes = {name: size_of(releases_folder(site) / name) for name in doomed}
         if not dry_run and doomed:
             # First nobody is led there any more, then it goes.
             refresh_modules(site, without=set(doomed))
         for name in doomed if not dry_run else ():
             _remove(releases_folder(site) / name)
         leftovers = _leftovers(site, dry_run)
-    return Garbage(sizes, leftovers, kept)
+    packages, note = _packages(site, kept, dry_run)
+    return Garbage(sizes, leftovers, kept, packages, note)
 
 
 def reasons(
@@ -125,23 +133,27 @@ def _broken(site: Site, name: str) -> str:
     return ""
 
 
-def _size(folder: Path) -> int:
-    """Bytes that go when the folder goes: files that nothing else links to."""
-    total = 0
-    for where, _, files in os.walk(folder):
-        for name in files:
-            with suppress(OSError):
-                status = os.lstat(os.path.join(where, name))  # noqa: PTH118 - many thousands
-                total += status.st_size if status.st_nlink == 1 else 0
-    return total
-
-
 def _remove(tree: Path) -> None:
     trash = tree.with_name(f"{TRASH}{tree.name}")
     with explain_os_errors(tree):
         shutil.rmtree(trash, ignore_errors=True)
         tree.rename(trash)
     shutil.rmtree(trash, ignore_errors=True)
+
+
+def _packages(site: Site, kept: Collection[str], dry_run: bool) -> tuple[dict[str, int], str]:
+    """Remove what Spack has installed for releases that are gone; why not, where it cannot."""
+    from hpcdl.stack.spack_store import is_there, remove_unneeded
+
+    if not is_there(site):
+        return {}, ""
+    try:
+        found = remove_unneeded(site, kept, dry_run=dry_run)
+    except HpcdlError as fault:
+        # The releases are gone by now, and that is to be told: this can be done another time.
+        more = f" ({fault.hint})" if fault.hint else ""
+        return {}, f"Spack's packages were left alone: {fault.message}{more}"
+    return {f"{one.title}/{one.hash[:7]}": one.size for one in found}, ""
 
 
 def _leftovers(site: Site, dry_run: bool) -> tuple[str, ...]:

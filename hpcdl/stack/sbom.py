@@ -184,12 +184,13 @@ def _spdx_package(component: Component) -> Package:
     if component.licence:
         declared = spdx_licensing().parse(component.licence)
     digests = [component.sha256] if component.sha256 else []
-    name = f"{component.origin}-{component.name}-{component.version}"
+    origin = component.purl.partition(":")[2].partition("/")[0]
+    name = f"{origin}-{component.name}-{component.version}"
     safe = "".join(c if (c.isascii() and c.isalnum()) or c in ".-" else "-" for c in name)
     return Package(
         f"SPDXRef-{safe}",
         component.name,
-        SpdxNoAssertion(),
+        component.url or SpdxNoAssertion(),
         version=component.version,
         files_analyzed=False,
         checksums=[Checksum(ChecksumAlgorithm.SHA256, text) for text in digests],

@@ -187,9 +187,9 @@ def lock_entries(packages: tuple[Built, ...]) -> tuple[Mapping[str, str], ...]:
 
 def _entries(one: Built) -> Iterator[Mapping[str, str]]:
     entry = {"name": one.name, "version": one.version, "hash": one.hash}
-    digests = [str(file["sha256"]) for file in one.files if file["sha256"]]
-    if digests:
-        entry["sha256"] = digests[0]
+    # The first file is the package's own archive, the others are patches and resources.
+    own = one.files[0] if one.files else {}
+    entry |= {key: str(own[key]) for key in ("url", "sha256", "commit") if own.get(key)}
     if one.licence:
         entry["licence"] = one.licence
     if one.external:

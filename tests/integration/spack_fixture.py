@@ -114,9 +114,8 @@ def small(spack_home: Path) -> Path:
     return spack_home
 
 
-def want(home: Path, *specs: str) -> Path:
-    """Write the small environment's spack.yaml; its folder."""
-    tree = home.parent / "tree"
+def want(home: Path, *specs: str, tree: str = "tree") -> Path:
+    """Write the small environment's spack.yaml, with its install tree beside `home`; its folder."""
     where = home / "environments" / "small"
     where.mkdir(exist_ok=True)
     settings = {
@@ -129,7 +128,7 @@ def want(home: Path, *specs: str) -> Path:
             "static_analysis": True,
             "targets": {"host_compatible": False},
         },
-        "config": {"install_tree": {"root": str(tree), "padded_length": 128}},
+        "config": {"install_tree": {"root": str(home.parent / tree), "padded_length": 128}},
         "view": {"default": {"root": "view", "link": "run"}},
     }
     (where / "spack.yaml").write_text(yaml.safe_dump({"spack": settings}))

@@ -7,6 +7,7 @@ network. Solving takes minutes per environment: `make test-long`.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import platform
 import re
@@ -25,7 +26,7 @@ from hpcdl import facts
 from hpcdl.site import External, Site, SpackSettings, StackRequest, load_site
 from hpcdl.stack.publish import publish
 from hpcdl.stack.records import accept
-from hpcdl.stack.release import read_release
+from hpcdl.stack.release import Release, read_release
 from hpcdl.stack.resolve_facts import COMPONENTS, known
 from hpcdl.stack.spack import Environment, environments, render, render_site
 from hpcdl.stack.spack_build import (
@@ -179,6 +180,7 @@ def test_the_whole_gpu_stack_is_one_view_and_one_module(
     release = read_release(site, release_id)
     assert {entry["name"] for entry in release.lock} >= {"py-tensorflow", "cuda", "cudnn", "nccl"}
     assert release.module == "tensorflow/2.20.0-cuda12.9-sm60"
+    _bills_are_valid(release)
 
     script = (
         f". {LMOD}; module use {release.modules}; module load tensorflow; module -t list 2>&1; "
@@ -195,6 +197,25 @@ def test_the_whole_gpu_stack_is_one_view_and_one_module(
     assert flags == f"--xla_gpu_cuda_data_dir={stack}"
     assert hpcdl == f"{stack}/bin/hpcdl"
     assert after == "[]"
+
+
+def _bills_are_valid(release: Release) -> None:
+    """Both, by their own libraries; and nothing is of PyPI that does not come from there."""
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+    from spdx_tools.spdx.parser.parse_anything import parse_file
+    from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
+
+    text = (release.root / "sbom.cdx.json").read_text()
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    assert validate_full_spdx_document(parse_file(str(release.root / "sbom.spdx.json"))) == []
+    purls = {one["name"]: one["purl"] for one in json.loads(text)["components"]}
+    assert len(purls) > 100
+    assert purls["py-numpy"].startswith("pkg:pypi/numpy@")
+    assert purls["py-tensorflow"] == "pkg:github/tensorflow/tensorflow@v2.20.0"
+    assert purls["openmpi"].startswith("pkg:generic/openmpi@5.0.10?checksum=sha256:")
+    wrong = [purl for name, purl in purls.items() if ":pypi/" in purl and name[:3] != "py-"]
+    assert wrong == []
 
 
 @pytest.mark.long

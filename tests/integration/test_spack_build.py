@@ -18,14 +18,17 @@ from pathlib import Path
 import pytest
 
 from hpcdl.stack import spack_cache, spack_mirror
+from hpcdl.stack.gc import collect
+from hpcdl.stack.publish import publish
 from hpcdl.stack.spack_cache import BuildCache, close_keyring, fill, ready_key
 from hpcdl.stack.spack_make import Folders, PackageFailed, Tally, installed, make_all
 from hpcdl.stack.spack_release import inventory
 from hpcdl.stack.spack_run import concretize
 from hpcdl.stack.spack_tool import Spack, lock_holder, open_spack, require_unlocked
 from hpcdl.system.errors import AnswerNo, MachineLacks
+from hpcdl.system.files import locked
 from tests.integration.spack_fixture import SMALL, want, why_not
-from tests.small_release import silent, small_site
+from tests.small_release import make_release, passing, silent, small_site
 
 pytestmark = [
     pytest.mark.spack,
@@ -36,9 +39,9 @@ pytestmark = [
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def solve(home: Path, *specs: str) -> Folders:
+def solve(home: Path, *specs: str, tree: str = "tree") -> Folders:
     """The small environment, solved."""
-    want(home, *specs)
+    want(home, *specs, tree=tree)
     concretize(home, SMALL, silent)
     return Folders(home, "small")
 
@@ -207,3 +210,38 @@ def test_a_mirror_of_packages_without_sources_is_complete(small: Path, tmp_path:
     found = spack_mirror.plan_mirror(tmp_path / "mirror", where.root, ["small"], None)
     assert found.sources == ()
     assert found.notes() == []
+
+
+def test_gc_removes_the_packages_that_no_release_is_left_for(small: Path, tmp_path: Path) -> None:
+    """Two releases share an install tree; the older one alone needs `above`."""
+    site = small_site(tmp_path / "prefix")
+    home = site.paths.prefix / "spack" / "small"
+    shutil.copytree(small, home)
+    for name, package in (("old", "above"), ("new", "works")):
+        where = solve(home, package, tree="store")
+        spack = opened(where)
+        build(where, spack)
+        own = make_release(site, name, version=f"2.{len(package)}.{ord(name[0])}").root / "spack"
+        own.mkdir()
+        shutil.copyfile(where.environment / "spack.lock", own / "spack.lock")
+        publish(site, name, passing, say=silent)
+
+    def in_store() -> set[str]:
+        found = (home.parent / "store").rglob("*-1.0-*/.spack")
+        return {path.parent.name for path in found}
+
+    both = in_store()
+    assert len(both) == 2
+    assert collect(site, lambda: {"old": "job 7 names it"}, keep=1).packages == {}
+    with locked(home / ".lock"):
+        held = collect(site, dict, keep=1, dry_run=True)
+    assert "at work" in held.note
+    told = collect(site, dict, keep=1, dry_run=True)
+    (package,) = told.packages
+    assert package.startswith("above@1.0/")
+    assert told.packages[package] > 0
+    assert in_store() == both
+    assert collect(site, dict, keep=1).packages.keys() == told.packages.keys()
+    assert {name.partition("-")[0] for name in in_store()} == {"works"}
+    assert names(opened(where), where) == {"works"}
+    assert collect(site, dict, keep=1).packages == {}

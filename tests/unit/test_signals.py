@@ -28,7 +28,12 @@ def test_what_is_ignored_stays_ignored() -> None:
 
 def test_a_step_that_must_be_known_ends_before_they_count() -> None:
     done = []
-    with pytest.raises(KeyboardInterrupt), terminable(), undivided():
-        os.kill(os.getpid(), signal.SIGTERM)
-        done.append("noted")
+
+    def work() -> None:
+        with terminable(), undivided():
+            os.kill(os.getpid(), signal.SIGTERM)
+            done.append("noted")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
     assert done == ["noted"]

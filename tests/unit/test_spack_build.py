@@ -153,7 +153,7 @@ def test_a_releases_lock_names_the_wheels_inside_a_package(tmp_path: Path) -> No
                   ({"url": "u", "sha256": "b" * 64, "commit": None},))  # fmt: skip
     entries = lock_entries((built,))
     assert entries[0] == {"name": "py-tensorflow-wheels", "version": version, "hash": "a" * 32,
-                          "sha256": "b" * 64, "licence": "Apache-2.0"}  # fmt: skip
+                          "url": "u", "sha256": "b" * 64, "licence": "Apache-2.0"}  # fmt: skip
     assert {"numpy", "keras"} <= {entry["name"] for entry in entries[1:]}
     assert all(len(entry["sha256"]) == 64 for entry in entries)
 

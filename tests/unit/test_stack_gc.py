@@ -8,6 +8,7 @@ from hpcdl.site import Site
 from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import publish, rollback
 from hpcdl.stack.release import current_id, release_ids
+from hpcdl.stack.spack_store import needed
 from hpcdl.system.files import locked
 from tests.small_release import make_release, passing, silent, small_site
 
@@ -98,3 +99,42 @@ def test_a_queue_that_cannot_be_asked_stops_it(site: Site) -> None:
     with pytest.raises(RuntimeError):
         collect(site, away, keep=1)
     assert len(release_ids(site)) == 6
+
+
+LOCK = {
+    "roots": [{"hash": "top"}],
+    "concrete_specs": {
+        "top": {"dependencies": [
+            {"hash": "lib", "parameters": {"deptypes": ["build", "link"]}},
+            {"hash": "tool", "parameters": {"deptypes": ["build"]}},
+        ]},
+        "lib": {"dependencies": [{"hash": "data", "parameters": {"deptypes": ["run"]}}]},
+        "tool": {"dependencies": [{"hash": "lib", "parameters": {"deptypes": ["link"]}}]},
+        "data": {},
+    },
+}  # fmt: skip
+
+
+def test_a_release_needs_what_it_runs_with_and_a_build_all_of_it() -> None:
+    assert needed(LOCK, to_build=False) == {"top", "lib", "data"}
+    assert needed(LOCK, to_build=True) == {"top", "lib", "data", "tool"}
+
+
+def test_without_spack_releases_go_and_its_packages_are_told_to_be_left(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (site.paths.prefix / "spack/store/.spack-db").mkdir(parents=True)
+    for name in ("HPCDL_SPACK_ROOT", "SPACK_ROOT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    found = collect(site, dict, keep=1)
+    assert set(found.removed) == {"a", "b", "c", "d"}
+    assert found.note.startswith("Spack's packages were left alone: Spack is not here")
+
+
+def test_a_lock_that_nobody_can_read_keeps_every_package(site: Site) -> None:
+    (site.paths.prefix / "spack/store/.spack-db").mkdir(parents=True)
+    (site.paths.prefix / "releases/e/spack").mkdir()
+    (site.paths.prefix / "releases/e/spack/spack.lock").write_text('{"roots": [')
+    found = collect(site, dict, dry_run=True)
+    assert "releases/e/spack/spack.lock cannot be read" in found.note

@@ -9,6 +9,7 @@ pytest.importorskip("cyclonedx", reason="the extra 'records' is not installed")
 pytest.importorskip("spdx_tools", reason="the extra 'records' is not installed")
 
 from hpcdl.stack.components import components, spdx_of
+from hpcdl.stack.purl import purl_of
 from hpcdl.stack.records import Records, waivers_of
 from hpcdl.stack.release import Release
 from hpcdl.stack.sbom import CYCLONEDX_FILE, SPDX_FILE, write_sboms
@@ -80,21 +81,69 @@ def test_what_spack_built_is_valid_too(tmp_path: Path) -> None:
     from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
     lock = (
-        {"name": "py-horovod", "version": "0.28.1", "hash": "abc", "licence": "Apache-2.0"},
+        {"name": "py-horovod", "version": "0.28.1", "hash": "abc", "licence": "Apache-2.0",
+         "url": "https://github.com/horovod/horovod.git", "commit": "1d217b5"},
         {"name": "py-setuptools", "version": "69.2.0", "hash": "aaa"},
         {"name": "py-setuptools", "version": "69.2.0", "hash": "bbb"},
-        {"name": "py-setuptools", "version": "80.9.0", "hash": "ccc"},
+        {"name": "py-setuptools", "version": "80.9.0", "hash": "ccc", "sha256": "cd" * 32,
+         "url": f"{PYPI}/py3/s/setuptools/setuptools-80.9.0-py3-none-any.whl"},
+        {"name": "cuda", "version": "12.9.1", "hash": "eee", "sha256": "ef" * 32,
+         "url": "https://developer.download.nvidia.com/cuda_12.9.1.run"},
         {"name": "libstdc++", "version": "1.0+git~3", "hash": "ddd", "licence": "GPL-3.0"},
         {"name": "tensorflow-cpu", "version": "2.15.1", "file": "t.whl", "sha256": "ab" * 32},
-    )
+    )  # fmt: skip
     release = make_release(small_site(tmp_path), "spack", backend="spack", lock=lock)
     write_sboms(release, waivers_of(release, Records()))
     text = (release.root / CYCLONEDX_FILE).read_text()
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
-    assert len(json.loads(text)["components"]) == 5
+    assert len(json.loads(text)["components"]) == 6
     assert json.loads(text)["vulnerabilities"][0]["affects"] == [
-        {"ref": "pkg:generic/py-horovod@0.28.1"}
+        {"ref": "pkg:github/horovod/horovod@1d217b5"}
     ]
     assert "pkg:pypi/tensorflow-cpu@2.15.1" in text
     document = parse_file(str(release.root / SPDX_FILE))
     assert validate_full_spdx_document(document) == []
+    places = {package.name: str(package.download_location) for package in document.packages}
+    assert places["py-horovod"] == "git+https://github.com/horovod/horovod.git@1d217b5"
+    assert places["cuda"].endswith("cuda_12.9.1.run")
+
+
+PYPI = "https://files.pythonhosted.org/packages"
+GITHUB = "https://github.com"
+GNU = "https://ftpmirror.gnu.org/bash/bash-5.3.tar.gz"
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "more", "purl"),
+    [
+        ("py-pyyaml", "6.0.3", {"url": "https://pypi.io/packages/source/p/pyyaml/PyYAML-6.0.3.tgz"},
+         "pkg:pypi/pyyaml@6.0.3"),
+        ("py-meson-python", "0.19.0",
+         {"url": f"{PYPI}/source/m/meson_python/meson_python-0.19.0.tar.gz"},
+         "pkg:pypi/meson-python@0.19.0"),
+        ("py-tf-keras", "2.20.1", {"url": f"{PYPI}/85/6b/d9/tf_keras-2.20.1-py3-none-any.whl"},
+         "pkg:pypi/tf-keras@2.20.1"),
+        ("py-tensorflow", "2.20.0", {"url": f"{GITHUB}/tensorflow/tf/archive/v2.20.0.tar.gz"},
+         "pkg:github/tensorflow/tf@v2.20.0"),
+        ("py-pybind11", "3.0.2", {"url": f"{GITHUB}/pybind/pybind11/archive/refs/tags/v3.0.2.zip"},
+         "pkg:github/pybind/pybind11@v3.0.2"),
+        ("openjdk", "21.0.10_7", {"url": f"{GITHUB}/Adoptium/temurin21/releases/download/"
+                                         "jdk-21.0.10%2B7/OpenJDK21U_21.0.10_7.tar.gz"},
+         "pkg:github/adoptium/temurin21@jdk-21.0.10%2B7"),
+        ("py-ml-dtypes", "0.5.1", {"url": f"{GITHUB}/jax-ml/ml_dtypes.git", "commit": "560866c"},
+         "pkg:github/jax-ml/ml_dtypes@560866c"),
+        ("bash", "5.3", {"url": GNU, "sha256": "0d"},
+         f"pkg:generic/bash@5.3?checksum=sha256:0d&download_url={GNU}"),
+        ("gcc", "12.2.0", {"external": "/usr"}, "pkg:generic/gcc@12.2.0"),
+        ("odd", "1", {"url": f"{GITHUB}/only-an-owner"},
+         f"pkg:generic/odd@1?download_url={GITHUB}/only-an-owner"),
+    ],
+)  # fmt: skip
+def test_a_package_url_says_where_a_package_comes_from(
+    name: str, version: str, more: dict[str, str], purl: str
+) -> None:
+    from packageurl import PackageURL
+
+    found = purl_of({"name": name, "version": version, "hash": "abc", **more})
+    assert found == purl
+    assert PackageURL.from_string(found).to_string() == found

@@ -1,0 +1,141 @@
+"""What nobody needs any more in the install tree that all releases built by Spack share.
+
+Lock files say what is needed: of a release what it runs with, of a stack's environment all of
+it, for that is what the next build goes on from. Everything else that Spack has installed goes,
+by Spack itself. While a build is at work nothing is looked at: what it has just installed may be
+in no lock file yet.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hpcdl.site import Site
+from hpcdl.stack.release import releases_folder
+from hpcdl.stack.spack_build import store
+from hpcdl.stack.spack_tool import Spack, open_spack
+from hpcdl.stack.wheelhouse import new_log
+from hpcdl.system.errors import MachineLacks
+from hpcdl.system.files import locked, size_of
+
+_TO_RUN = frozenset({"link", "run"})
+_FORMAT = "{hash} {name}@{version} {prefix}"
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A package in the install tree; `size` in bytes, as far as only it has them."""
+
+    hash: str
+    title: str
+    prefix: Path
+    size: int = 0
+
+
+def is_there(site: Site) -> bool:
+    """Whether Spack has ever installed something for this site."""
+    return (store(site) / ".spack-db").is_dir()
+
+
+def remove_unneeded(
+    site: Site, releases: Collection[str], *, dry_run: bool
+) -> tuple[Installed, ...]:
+    """Remove the packages that neither these releases nor any stack's environment needs.
+
+    Args:
+        site: whose install tree.
+        releases: ids of the releases that stay.
+        dry_run: only tell which.
+
+    Raises:
+        MachineLacks: a build is at work, there is no Spack, or a lock file cannot be read.
+    """
+    root = store(site).parent
+    with _no_build_at_work(root), TemporaryDirectory(prefix="hpcdl-spack-") as scope:
+        kept = _kept(site, releases)
+        spack = _open(site, Path(scope))
+        unneeded = [one for one in _installed(spack, store(site)) if one.hash not in kept]
+        found = tuple(replace(one, size=size_of(one.prefix)) for one in unneeded)
+        if found and not dry_run:
+            # No --force: should one of them be needed after all, Spack refuses.
+            names = [f"/{one.hash}" for one in found]
+            spack.run("uninstall", "--yes-to-all", *names, log=new_log("gc"), tied=True)
+    return found
+
+
+def needed(lock: Mapping[str, Any], *, to_build: bool) -> set[str]:
+    """The hashes in a lock file: all of them, or those that its roots run with."""
+    specs = lock["concrete_specs"]
+    if to_build:
+        return set(specs)
+    found: set[str] = set()
+    todo = [root["hash"] for root in lock["roots"]]
+    while todo:
+        one = todo.pop()
+        if one not in found:
+            found.add(one)
+            todo += [
+                other["hash"]
+                for other in specs[one].get("dependencies", ())
+                if _TO_RUN & set(other["parameters"]["deptypes"])
+            ]
+    return found
+
+
+def _kept(site: Site, releases: Collection[str]) -> set[str]:
+    own = [releases_folder(site) / name / "spack" / "spack.lock" for name in releases]
+    stacks = store(site).parent.glob("*/environments/*/spack.lock")
+    kept: set[str] = set()
+    for path in own:
+        kept |= needed(_read(path), to_build=False) if path.parent.is_dir() else set()
+    for path in stacks:
+        kept |= needed(_read(path), to_build=True)
+    return kept
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        lock: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        needed(lock, to_build=False)
+    except (OSError, ValueError, KeyError, TypeError) as fault:
+        raise MachineLacks(
+            f"the lock file {path} cannot be read, so nobody knows which packages it needs",
+            hint="look at it; a broken release's folder is removed by hand",
+        ) from fault
+    return lock
+
+
+@contextmanager
+def _no_build_at_work(root: Path) -> Iterator[None]:
+    """Hold every stack's builds off.
+
+    Raises:
+        MachineLacks: one is at work.
+    """
+    with ExitStack() as held:
+        for folder in sorted(path.parent for path in root.glob("*/environments")):
+            held.enter_context(locked(folder / ".lock", wait_seconds=0))
+        yield
+
+
+def _open(site: Site, scope: Path) -> Spack:
+    """Spack for the install tree, with the recipes of one of its stacks."""
+    padding = site.spack.padded_length
+    tree = {"root": str(store(site)), **({"padded_length": padding} if padding else {})}
+    settings = {"config.yaml": json.dumps({"config": {"install_tree": tree}})}
+    roots = sorted(path.parent for path in store(site).parent.glob("*/spack_repo"))
+    return open_spack(roots[0] if roots else store(site).parent, scope, settings)
+
+
+def _installed(spack: Spack, tree: Path) -> Iterator[Installed]:
+    """What lies in the tree; what the machine brought (externals) does not."""
+    for line in spack.run("find", "--format", _FORMAT).stdout.splitlines():
+        words = line.strip().split(" ", 2)
+        if len(words) == 3 and Path(words[2]).is_relative_to(tree):
+            yield Installed(words[0], words[1], Path(words[2]))
