@@ -92,7 +92,7 @@ def a_result(ranks: int, rate: float, **changes: Any) -> dict[str, Any]:
         "job": {"id": "7"},
         "layout": {"ranks": ranks, "nodes": ["n1"], "ranks_per_node": [ranks], "gpu_per_rank": 0,
                    "cpus_per_rank": 1},
-        "release": "r1", "model": "resnet50", "precision": "fp32", "batch_per_rank": 4,
+        "release": "r1", "parameters": 25_000_000, "model": "resnet50", "precision": "fp32", "batch_per_rank": 4,
         "global_batch": batch, "options": {"warmup_steps": 5},
         "samples": {**samples, "images": [batch] * 20},
         "summary": {"metrics": {}},
@@ -104,7 +104,7 @@ def finish(plan: Plan, rates: dict[int, float], **changes: Any) -> None:
     """Leave a result for every cell whose ranks have a rate."""
     for cell in plan.cells:
         if cell.gpus in rates:
-            folder = point_folder(plan.run_folder(cell.run), cell.point)
+            folder = point_folder(plan.round_folder(cell.run, cell.attempt), cell.point)
             folder.mkdir(parents=True, exist_ok=True)
             result = a_result(cell.gpus, rates[cell.gpus], **changes)
             (folder / "result.json").write_text(json.dumps(result))
@@ -317,7 +317,7 @@ def test_a_garbled_result_is_a_hole(study: Callable[..., Plan], text: str) -> No
     plan = study()
     finish(plan, {1: 8.0, 2: 15.0})
     cell = plan.cells[2]
-    folder = point_folder(plan.run_folder(cell.run), cell.point)
+    folder = point_folder(plan.round_folder(cell.run, cell.attempt), cell.point)
     folder.mkdir(parents=True)
     (folder / "result.json").write_text(text)
     (folder / "exit_code").write_text("0")
@@ -334,7 +334,7 @@ def test_a_failed_job_is_a_hole_with_its_own_words(study: Callable[..., Plan]) -
         Standing(one.point, "done") if one is not cell else Standing(one.point, "missing", 9, 0)
         for one in plan.cells
     ]
-    logs = plan.run_folder(cell.run) / "logs"
+    logs = plan.round_folder(cell.run, cell.attempt) / "logs"
     logs.mkdir(parents=True)
     (logs / "9_0.log").write_text("starting\nerror: rank 2: no room on the device\nbye\n")
     (hole,) = collect(plan, stand).holes
@@ -347,7 +347,7 @@ def test_results_outlive_the_cluster(
     plan = study()
     finish(plan, {1: 8.0, 2: 15.0, 4: 16.0})
     row = {"id": plan.cells[0].point.id, "job_id": 3, "task": 0}
-    (plan.run_folder(plan.cells[0].run) / "sweep.json").write_text(
+    (plan.round_folder(plan.cells[0].run) / "sweep.json").write_text(
         json.dumps({"schema": 1, "points": [row]})
     )
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, median, quantiles
@@ -21,6 +21,7 @@ from hpcdl.jobs.sweep_run import DONE, IMPOSSIBLE, QUEUED, Standing
 from hpcdl.system.files import write_json
 from hpcdl.workflows.study.model import SYNTHETIC, Values
 from hpcdl.workflows.study.plan import Cell, Plan, data_folder
+from hpcdl.workflows.study.schema import ALLREDUCE
 
 RESULT_VERSION = 1
 MACHINE = "machine.json"
@@ -30,9 +31,11 @@ _GIGA = 1e9
 
 @dataclass(frozen=True)
 class Measured:
-    """What a cell's job did. Times in seconds; `rates` are images/s of each measured step.
+    """What a cell's jobs did. Times in seconds; `rates` are images/s of each measured step.
 
     `size` is of its data set in bytes, `images` its images; None where data are synthetic.
+    `epochs` are seconds of passes over the data set; none where steps were left out as
+    warm-up. Of `jobs` that did the same, `result` and `folder` are the first one's.
     """
 
     cell: Cell
@@ -42,6 +45,8 @@ class Measured:
     parts: Mapping[str, float]
     size: float | None
     images: float | None
+    epochs: tuple[float, ...]
+    jobs: int = 1
 
     @property
     def values(self) -> Values:
@@ -72,21 +77,6 @@ class Measured:
         return sum(self.parts.values())
 
     @property
-    def epochs(self) -> tuple[float, ...]:
-        """Seconds of the passes over the data set; none where steps were left out as warm-up.
-
-        The first pass is left out where there are more: it pays for compiling, and finds in
-        memory what was just written.
-        """
-        batch = int(self.result["global_batch"])
-        steps = int((self.images or 0) // batch)
-        if not steps or int(self.result["options"]["warmup_steps"]):
-            return ()
-        times = [batch / rate for rate in self.rates]
-        passes = [sum(times[i : i + steps]) for i in range(0, len(times) - steps + 1, steps)]
-        return tuple(passes[1:] or passes)
-
-    @property
     def epoch_seconds(self) -> float | None:
         """Seconds of a pass over the data set: the median one."""
         return median(self.epochs) if self.epochs else None
@@ -100,6 +90,24 @@ class Measured:
     def shares(self) -> dict[str, float]:
         """Parts of a step's time, 0 to 1."""
         return {name: seconds / self.step_seconds for name, seconds in self.parts.items()}
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What the ranks' all-reduce alone took: seconds by bytes, the median of all tries."""
+
+    cell: Cell
+    ranks: int
+    seconds: Mapping[int, float]
+
+    def time(self, size: float) -> float:
+        """Seconds of `size` bytes, on the line through the two measured sizes around it."""
+        known = sorted(self.seconds.items())
+        if len(known) < 2:
+            return known[0][1] * size / known[0][0]
+        index = next((i for i, (at, _) in enumerate(known) if at >= size), len(known) - 1)
+        (low, start), (high, end) = known[max(0, index - 1)], known[max(1, index)]
+        return max(start, 0.0) + (end - start) * (size - low) / (high - low)
 
 
 @dataclass(frozen=True)
@@ -120,6 +128,7 @@ class Findings:
     holes: tuple[Hole, ...]
     cores: int
     load: float
+    exchanges: tuple[Exchange, ...] = ()
 
 
 def collect(plan: Plan, standings: Sequence[Standing]) -> Findings:
@@ -130,14 +139,31 @@ def collect(plan: Plan, standings: Sequence[Standing]) -> Findings:
         standings: how each cell's point stands, as the sweeps say.
     """
     stand = {one.point.id: one for one in standings}
-    measured, holes = [], []
-    for cell in plan.cells:
-        found = _look(plan, cell, stand[cell.point.id])
-        if isinstance(found, Hole):
-            holes.append(found)
-        else:
-            measured.append(found)
-    return Findings(plan, tuple(measured), tuple(holes), *_machine(plan))
+    found = [_look(plan, cell, stand[cell.point.id]) for cell in plan.cells]
+    return Findings(
+        plan,
+        _merged([one for one in found if isinstance(one, Measured)]),
+        tuple(one for one in found if isinstance(one, Hole)),
+        *_machine(plan),
+        exchanges=tuple(one for one in found if isinstance(one, Exchange)),
+    )
+
+
+def _merged(measured: Sequence[Measured]) -> tuple[Measured, ...]:
+    """Cells that ran more than once as one each: all their steps together."""
+    alike: dict[tuple[tuple[str, str], ...], list[Measured]] = {}
+    for one in measured:
+        alike.setdefault(tuple(sorted(one.values.items())), []).append(one)
+    return tuple(
+        replace(
+            ones[0],
+            rates=tuple(rate for one in ones for rate in one.rates),
+            parts={name: fmean(one.parts[name] for one in ones) for name in PARTS},
+            epochs=tuple(seconds for one in ones for seconds in one.epochs),
+            jobs=len(ones),
+        )
+        for ones in alike.values()
+    )
 
 
 def note_machine(plan: Plan) -> None:
@@ -155,16 +181,19 @@ def _machine(plan: Plan) -> tuple[int, float]:
         return len(os.sched_getaffinity(0)), 0.0
 
 
-def _look(plan: Plan, cell: Cell, standing: Standing) -> Measured | Hole:
+def _look(plan: Plan, cell: Cell, standing: Standing) -> Measured | Exchange | Hole:
     if standing.state == IMPOSSIBLE:
         return Hole(cell, standing.state, cell.point.problem)
     if standing.state == QUEUED:
         return Hole(cell, standing.state, f"job {standing.job_id} has not ended")
-    folder = point_folder(plan.run_folder(cell.run), cell.point)
+    folder = point_folder(plan.round_folder(cell.run, cell.attempt), cell.point)
     if standing.state != DONE:
         return _missing(plan, cell, standing, folder)
     try:
-        return _measured(plan, cell, folder)
+        result = _result(folder)
+        if cell.run.program == ALLREDUCE:
+            return _exchange(cell, result)
+        return _measured(plan, cell, folder, result)
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as fault:
         why = fault.args[0] if isinstance(fault, _Unusable) else f"lacks or garbles {fault}"
         return Hole(cell, "unusable", f"{folder / 'result.json'} {why}")
@@ -177,7 +206,7 @@ class _Unusable(ValueError):
 def _missing(plan: Plan, cell: Cell, standing: Standing, folder: Path) -> Hole:
     if standing.job_id is None:
         return Hole(cell, standing.state, "it has not been submitted")
-    logs = plan.run_folder(cell.run) / "logs"
+    logs = plan.round_folder(cell.run, cell.attempt) / "logs"
     log = logs / f"{standing.job_id}_{standing.task or 0}.log"
     return Hole(cell, "failed", f"job {standing.job_id} failed: {_why(folder, log)} (log: {log})")
 
@@ -200,11 +229,22 @@ def _why(folder: Path, log: Path) -> str:
     return said[-1][:300] if said else "its log is empty"
 
 
-def _measured(plan: Plan, cell: Cell, folder: Path) -> Measured:
-    result = json.loads((folder / "result.json").read_text())
+def _result(folder: Path) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((folder / "result.json").read_text())
     version = result.get("schema") if isinstance(result, dict) else None
     if version != RESULT_VERSION:
         raise _Unusable(f"is of version {version}; this hpcdl reads version {RESULT_VERSION}")
+    return result
+
+
+def _exchange(cell: Cell, result: Mapping[str, Any]) -> Exchange:
+    times = {int(size): median(tries) for size, tries in result["samples"]["seconds"].items()}
+    if not times or min(times.values()) <= 0 or min(times) <= 0:
+        raise _Unusable("holds no measured exchange")
+    return Exchange(cell, int(result["layout"]["ranks"]), times)
+
+
+def _measured(plan: Plan, cell: Cell, folder: Path, result: Mapping[str, Any]) -> Measured:
     samples = result["samples"]
     skip = int(result["options"]["warmup_steps"])
     skip = skip if len(samples["seconds"]) > skip else 0
@@ -221,7 +261,23 @@ def _measured(plan: Plan, cell: Cell, folder: Path) -> Measured:
         parts={name: fmean(samples[name][skip:]) for name in PARTS},
         size=size,
         images=count,
+        epochs=_epochs(result, pure, count),
     )
+
+
+def _epochs(
+    result: Mapping[str, Any], seconds: Sequence[float], images: float | None
+) -> tuple[float, ...]:
+    """Seconds of the passes over the data set.
+
+    The first pass is left out where there are more: it pays for compiling, and finds in
+    memory what was just written.
+    """
+    steps = int((images or 0) // int(result["global_batch"]))
+    if not steps or int(result["options"]["warmup_steps"]):
+        return ()
+    passes = [sum(seconds[i : i + steps]) for i in range(0, len(seconds) - steps + 1, steps)]
+    return tuple(passes[1:] or passes)
 
 
 def _data_size(plan: Plan, cell: Cell) -> tuple[float | None, float | None]:

@@ -2,7 +2,9 @@
 
 Predictions start from the study's own one-rank measurement of the same series. Where all ranks
 share the cores of one machine, one rank's step is taken as longer by as much as there are more
-busy CPUs than cores: nothing else of the model changes.
+busy CPUs than cores, and nothing hides: exchanging gradients needs the cores that compute. What
+exchanging costs there is measured, where the study has a run of `allreduce`; ranks beyond the
+measured ones copy as many more bytes.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from hpcdl.predict.forecast import expand
-from hpcdl.predict.network import names
+from hpcdl.predict.network import names, network
 from hpcdl.predict.request import Request, answer
 from hpcdl.system.errors import BadInput
 from hpcdl.workflows.study.collect import Findings, Measured
@@ -20,6 +22,8 @@ from hpcdl.workflows.study.model import Run, Values
 from hpcdl.workflows.study.plan import Cell, Plan
 
 _HOUR = 3600.0
+_GIGA = 1e9
+_GRADIENT_BYTES = 4.0
 _PRECISIONS = {"fp32": "fp32", "fp16": "amp", "bf16": "amp"}
 
 
@@ -90,6 +94,7 @@ def _series(findings: Findings, base: Measured) -> Iterator[Predicted]:
 def _one(findings: Findings, base: Measured, gpus: int, measured: float | None) -> Predicted:
     partition = findings.plan.site.partition(base.cell.point.spec.partition)
     shared = _sharing(findings, base, gpus)
+    exchange = _exchange(findings, base, gpus)
     request = Request(
         partition,
         model=str(base.result["model"]),
@@ -97,6 +102,9 @@ def _one(findings: Findings, base: Measured, gpus: int, measured: float | None) 
         batch=int(base.result["batch_per_rank"]),
         precision=_PRECISIONS.get(str(base.result["precision"]), "fp32"),
         images_per_second=base.rate / shared,
+        form="no_overlap" if exchange else "horovod",
+        link_gbs=exchange,
+        network_gbs=exchange,
     )
     point = answer(request).points[0]
     # What the series' own one-rank run is unsure by, its steps' spread, is not the model's.
@@ -117,6 +125,18 @@ def _sharing(findings: Findings, base: Measured, gpus: int) -> float:
         return 1.0
     cpus = int(base.result["layout"]["cpus_per_rank"])
     return max(1.0, gpus * cpus / findings.cores) / max(1.0, cpus / findings.cores)
+
+
+def _exchange(findings: Findings, base: Measured, gpus: int) -> float | None:
+    """Bus bandwidth in GB/s that the study's own all-reduce gives `gpus` ranks; None without it."""
+    if not findings.exchanges or not findings.plan.scale.shares_cores or gpus < 2:
+        return None
+    nearest = min(findings.exchanges, key=lambda one: (abs(one.ranks - gpus), one.ranks))
+    size = _GRADIENT_BYTES * float(base.result["parameters"])
+    # All ranks' copies go through the same cores: their time grows with their bytes.
+    seconds = nearest.time(size) * (gpus - 1) / (nearest.ranks - 1)
+    weights = _GRADIENT_BYTES * network(str(base.result["model"])).parameters
+    return weights / seconds * 2 * (gpus - 1) / gpus / _GIGA
 
 
 def _without_count(values: Values) -> dict[str, str]:

@@ -203,6 +203,8 @@ def _run(values: dict[str, Any]) -> Run:
     reads: Mapping[str, Any] | None = values["reads"]
     return Run(
         name=values["name"],
+        program=values["program"],
+        repeats=values["repeats"],
         over={key: tuple(asked) for key, asked in values["over"].items()},
         exclude=tuple(values["exclude"]),
         options=values["options"],

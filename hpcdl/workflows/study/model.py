@@ -32,9 +32,15 @@ class Reads:
 
 @dataclass(frozen=True)
 class Run:
-    """Jobs that differ in the values of a matrix only; `minutes` of walltime each."""
+    """Jobs that differ in the values of a matrix only; `minutes` of walltime each.
+
+    `program` is `train`, or `allreduce` for the exchange of the ranks alone. All jobs run
+    `repeats` times, in turns, so that what other work does to them shows as spread.
+    """
 
     name: str
+    program: str
+    repeats: int
     over: Mapping[str, tuple[str, ...]]
     exclude: tuple[Values, ...]
     options: Values

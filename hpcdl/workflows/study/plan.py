@@ -18,6 +18,7 @@ from hpcdl.jobs.sweep import JOB_KEYS
 from hpcdl.site import Site
 from hpcdl.system.errors import BadInput
 from hpcdl.workflows.study.model import SYNTHETIC, DataSet, Reads, Run, Scale, Study, Values
+from hpcdl.workflows.study.schema import ALLREDUCE
 
 _MOST_CELLS = 1000
 READS_LIBRARY = "slow_reads.so"
@@ -30,6 +31,7 @@ class Cell:
     run: Run
     values: Values
     point: sweep.Point
+    attempt: int = 0
 
     @property
     def gpus(self) -> int:
@@ -40,7 +42,23 @@ class Cell:
     @property
     def words(self) -> str:
         """`gpus=2 model=resnet50`, for people."""
-        return " ".join(f"{key}={value}" for key, value in self.values.items())
+        words = " ".join(f"{key}={value}" for key, value in self.values.items())
+        return f"{words}, again ({self.attempt + 1})" if self.attempt else words
+
+
+@dataclass(frozen=True)
+class Round:
+    """The jobs of a run that are queued together: one of each cell, in a sweep of their own."""
+
+    run: Run
+    attempt: int
+    folder: Path
+    cells: tuple[Cell, ...]
+
+    @property
+    def points(self) -> tuple[sweep.Point, ...]:
+        """The points of the sweep."""
+        return tuple(cell.point for cell in self.cells)
 
 
 @dataclass(frozen=True)
@@ -53,13 +71,26 @@ class Plan:
     folder: Path
     cells: tuple[Cell, ...]
 
-    def run_folder(self, run: Run) -> Path:
-        """The folder of a run's sweep."""
-        return self.folder / run.name
+    @property
+    def rounds(self) -> tuple[Round, ...]:
+        """All jobs in the order in which they are queued: every run once, then once more."""
+        keys = sorted({cell.attempt for cell in self.cells})
+        return tuple(
+            Round(run, attempt, self.round_folder(run, attempt), cells)
+            for attempt in keys
+            for run in self.scale.runs
+            if (cells := self.cells_of(run, attempt))
+        )
 
-    def cells_of(self, run: Run) -> tuple[Cell, ...]:
+    def round_folder(self, run: Run, attempt: int = 0) -> Path:
+        """The folder of a sweep."""
+        return self.folder / (f"{run.name}-{attempt + 1}" if attempt else run.name)
+
+    def cells_of(self, run: Run, attempt: int = 0) -> tuple[Cell, ...]:
         """The cells of a run."""
-        return tuple(cell for cell in self.cells if cell.run.name == run.name)
+        return tuple(
+            cell for cell in self.cells if (cell.run.name, cell.attempt) == (run.name, attempt)
+        )
 
     @property
     def possible(self) -> tuple[Cell, ...]:
@@ -86,9 +117,7 @@ def make_plan(site: Site, study: Study, scale: Scale, partitions: Sequence[str] 
     """
     folder = site.paths.work / "studies" / f"{study.name}-{scale.name}"
     cells = tuple(
-        cell
-        for run in scale.runs
-        for cell in _cells(site, study, scale, _moved(run, partitions), folder / run.name)
+        cell for run in scale.runs for cell in _cells(site, study, scale, _moved(run, partitions))
     )
     if all(cell.point.problem for cell in cells):
         reasons = dict.fromkeys(cell.point.problem for cell in cells)
@@ -125,7 +154,7 @@ def _moved(run: Run, partitions: Sequence[str]) -> Run:
     )  # fmt: skip
 
 
-def _cells(site: Site, study: Study, scale: Scale, run: Run, folder: Path) -> Iterator[Cell]:
+def _cells(site: Site, study: Study, scale: Scale, run: Run) -> Iterator[Cell]:
     base = _base(site, study, scale, run)
     paths = {SYNTHETIC: SYNTHETIC}
     paths |= {name: str(data_folder(site, data)) for name, data in scale.data.items()}
@@ -138,21 +167,29 @@ def _cells(site: Site, study: Study, scale: Scale, run: Run, folder: Path) -> It
         {key: paths[value] if key == "data" else value for key, value in pattern.items()}
         for pattern in run.exclude
     ]
-    for point in sweep.plan(site, base, matrix, exclude, limit=_MOST_CELLS):
-        values = {k: names[v] if k == "data" else v for k, v in point.values.items()}
-        yield Cell(run, values, replace(point, id=_point_id(base, point)))
+    points = sweep.plan(site, base, matrix, exclude, limit=_MOST_CELLS // run.repeats)
+    for attempt in range(run.repeats):
+        for point in points:
+            values = {k: names[v] if k == "data" else v for k, v in point.values.items()}
+            made = replace(point, id=_point_id(base, point, attempt))
+            yield Cell(run, values, made, attempt)
 
 
 def _base(site: Site, study: Study, scale: Scale, run: Run) -> JobSpec:
-    data = () if "data" in run.over else _data_words(site, scale, run)
     return JobSpec(
         partition=site.default_partition,
         cpus_per_task=run.cpus_per_rank,
         minutes=run.minutes,
         name=f"{study.name}-{run.name}"[:60],
-        program=("hpcdl", "train", *_options(run.options), *data),
+        program=(*_program(site, scale, run), *_options(run.options)),
         environment=_environment(site, scale, run),
     )
+
+
+def _program(site: Site, scale: Scale, run: Run) -> tuple[str, ...]:
+    if run.program == ALLREDUCE:
+        return ("python", "-m", "hpcdl.train.allreduce")
+    return ("hpcdl", "train", *(() if "data" in run.over else _data_words(site, scale, run)))
 
 
 def _options(options: Values) -> Iterator[str]:
@@ -194,9 +231,10 @@ def _data_root(site: Site, scale: Scale, run: Run) -> Path:
     return site.paths.datasets if given else site.paths.work / "studies" / "data"
 
 
-def _point_id(base: JobSpec, point: sweep.Point) -> str:
+def _point_id(base: JobSpec, point: sweep.Point, attempt: int) -> str:
     job = {key: value for key, value in point.values.items() if key in JOB_KEYS}
-    return _digest(job, point.spec.program, dict(base.environment), base.cpus_per_task)
+    again = (attempt,) if attempt else ()
+    return _digest(job, point.spec.program, dict(base.environment), base.cpus_per_task, *again)
 
 
 def _digest(*parts: object) -> str:

@@ -95,6 +95,10 @@ def as_data(report: Report) -> dict[str, Any]:
             for one in report.findings.holes
         ],
         "not_predicted": list(report.gaps),
+        "exchanges": [
+            {"ranks": one.ranks, "seconds_by_bytes": {str(k): v for k, v in one.seconds.items()}}
+            for one in report.findings.exchanges
+        ],
         "published": [
             {"label": one.label, "source": one.source, "points": [vars(p) for p in one.points]}
             for one in plan.study.published
@@ -121,6 +125,7 @@ def _cell_data(findings: Findings, one: Measured) -> dict[str, Any]:
         "run": one.cell.run.name,
         "values": dict(one.cell.values),
         "ranks": one.ranks,
+        "jobs": one.jobs,
         "nodes": len(one.result["layout"]["nodes"]),
         "steps": len(one.rates),
         "images_per_second": round(one.rate, 3),
@@ -172,13 +177,14 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
 def _measured_table(report: Report) -> Table:
-    head = ("cell", "ranks", "nodes", "images/s", "5 to 95 %", "speed-up", "waiting for input",
-            "not hidden", "seconds/epoch", "scores")  # fmt: skip
+    head = ("cell", "jobs", "ranks", "nodes", "images/s", "5 to 95 %", "speed-up",
+            "waiting for input", "not hidden", "seconds/epoch", "scores")  # fmt: skip
     rows = []
     for one in report.findings.measured:
         base = alone(report.findings.measured, one)
         rows.append((
             f"{one.cell.run.name}: {one.cell.words}",
+            str(one.jobs) if one.jobs > 1 else "",
             str(one.ranks),
             str(len(one.result["layout"]["nodes"])),
             f"{one.rate:.4g}",

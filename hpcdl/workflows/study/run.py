@@ -34,10 +34,8 @@ def standings(plan: Plan, *, ask: bool = True) -> tuple[Standing, ...]:
     """How every cell stands, by its result and, if Slurm is to be asked, by its job."""
     return tuple(
         one
-        for run in plan.scale.runs
-        for one in sweep_run.standings(
-            plan.run_folder(run), [cell.point for cell in plan.cells_of(run)], ask=ask
-        )
+        for part in plan.rounds
+        for one in sweep_run.standings(part.folder, part.points, ask=ask)
     )
 
 
@@ -63,10 +61,9 @@ def start(plan: Plan, module: Module, say: Say) -> None:
         if any(run.reads for run in plan.scale.runs):
             compile_library(plan)
         before: tuple[int, ...] = ()
-        for run in plan.scale.runs:
-            points = [cell.point for cell in plan.cells_of(run)]
+        for part in plan.rounds:
             found = sweep_run.submit(
-                plan.site, plan.run_folder(run), points, module,
+                plan.site, part.folder, part.points, module,
                 1 if plan.scale.in_turn else None,
                 after=before if plan.scale.in_turn else None,
             )  # fmt: skip
@@ -168,13 +165,12 @@ class Checked:
 def check_scripts(plan: Plan, module: Module) -> tuple[Checked, ...]:
     """Render every script of a study, and judge each by lint and by `bash -n`. Writes nothing."""
     return tuple(
-        _judge(plan, run, len(group.points), group.spec.partition, script)
-        for run in plan.scale.runs
+        _judge(plan, part.run, len(group.points), group.spec.partition, script)
+        for part in plan.rounds
         for group, script in sweep_run.preview(
-            plan.site, plan.run_folder(run), [cell.point for cell in plan.cells_of(run)], module,
-            1 if plan.scale.in_turn else None,
+            plan.site, part.folder, part.points, module, 1 if plan.scale.in_turn else None
         )
-    )  # fmt: skip
+    )
 
 
 def _judge(plan: Plan, of: Run, tasks: int, partition: str, script: Script) -> Checked:

@@ -13,6 +13,7 @@ from hpcdl.system.schema import Schema
 VERSION = 1
 NAME = r"^[a-z][a-z0-9-]{0,40}$"
 SCALES = ("small", "full")
+TRAIN, ALLREDUCE = PROGRAMS = ("train", "allreduce")
 RULES = (
     "complete", "agree", "efficiency", "faster", "one-rank-per-gpu", "model", "metric",
     "linear", "input-share", "share",
@@ -99,12 +100,16 @@ RUN = _object(
     "Jobs that differ in the values of a matrix only.",
     {
         "name": _text("What reports call it.", pattern=NAME),
+        "program": _text("`train`, or `allreduce`: how fast the ranks exchange gradients.",
+                         enum=list(PROGRAMS), default=TRAIN),
+        "repeats": {"type": "integer", "description": "How often every job runs, in turns.",
+                    "minimum": 1, "maximum": 20, "default": 1},
         "over": _map("The matrix: a list of values for each key.", _texts("Values.", minItems=1)),
         "exclude": {
             "type": "array", "description": "Combinations to leave out.", "default": [],
             "items": _map("Values that together are left out.", _VALUE),
         },
-        "options": _map("Options of `hpcdl train`, the same for all.", _VALUE, default={}),
+        "options": _map("Options of the program, the same for all.", _VALUE, default={}),
         "data": _text("The data set of all; `synthetic` for none.", default="synthetic"),
         "cpus_per_rank": {"type": "integer", "description": "CPUs of a rank.", "minimum": 1,
                           "maximum": 4096, "default": None},

@@ -11,6 +11,7 @@ from hpcdl.workflows.study.load import load_study, shipped
 from hpcdl.workflows.study.model import Run, Scale
 from hpcdl.workflows.study.plan import Plan
 from hpcdl.workflows.study.run import Checked
+from hpcdl.workflows.study.schema import ALLREDUCE
 
 
 def list_text() -> str:
@@ -115,11 +116,13 @@ def scripts_data(plan: Plan, checked: Sequence[Checked]) -> dict[str, Any]:
 
 
 def _run_text(plan: Plan, run: Run) -> str:
-    cells = [cell for cell in plan.cells_of(run) if not cell.point.problem]
+    cells = [cell for cell in plan.possible if cell.run.name == run.name]
     over = " x ".join(f"{key} {', '.join(values)}" for key, values in _matrix(plan, run).items())
     later = f"; predicted: {', '.join(map(str, run.predict))} GPUs" if run.predict else ""
     reads = _reads_text(run)
-    return f"  {run.name}: {len(cells)} jobs: {over}{reads}{later}"
+    again = f", each {run.repeats} times" if run.repeats > 1 else ""
+    what = "the exchange of gradients alone, " if run.program == ALLREDUCE else ""
+    return f"  {run.name}: {len(cells)} jobs: {what}{over}{again}{reads}{later}"
 
 
 def _matrix(plan: Plan, run: Run) -> Mapping[str, Sequence[str]]:
@@ -140,6 +143,8 @@ def _reads_text(run: Run) -> str:
 def _run_data(run: Run) -> dict[str, Any]:
     return {
         "name": run.name,
+        "program": run.program,
+        "repeats": run.repeats,
         "over": {key: list(values) for key, values in run.over.items()},
         "exclude": [dict(one) for one in run.exclude],
         "options": dict(run.options),
