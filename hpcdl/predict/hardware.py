@@ -7,6 +7,7 @@ are bytes per second each way, latencies seconds.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ ASSUMED = "assumed host"
 CPU = "CPU"
 """The `gpu` of a machine without any: its ranks are sockets."""
 _BITS = 8.0
+_VENDOR = re.compile(r"(?:(?:nvidia|tesla|geforce)[ -]+)+")
 # Peaks of a CPU core for the shares of layers alone; a measured step gives the scale.
 _CPU_CORE_FLOPS, _CPU_MEMORY, _CPU_LATENCY = 50e9, 50e9, 20e-6
 
@@ -121,7 +123,7 @@ def of_host(gpu: str, hardware: str, per_node: int) -> Machine | None:
         per_node: GPUs used per node.
     """
     known = facts.load("links")
-    name = next((row for start, row in known["gpu_names"] if gpu.startswith(start)), None)
+    name = _gpu_of(gpu)
     if name is None:
         return None
     host = next(row for row in known["hosts"] if row["match"] in hardware)
@@ -132,6 +134,22 @@ def of_host(gpu: str, hardware: str, per_node: int) -> Machine | None:
         machine = replace(machine, clique=clique, wide=_links(link, name)[1])
     memory = machine.memory * (2 if "32GB" in gpu or "32GB" in hardware else 1)
     return replace(machine, name=host["match"] or ASSUMED, per_node=per_node, memory=memory)
+
+
+def _gpu_of(text: str) -> str | None:
+    """The facts' name of the GPU that a row means: `Tesla V100-SXM2-32GB`, `K80 (one die)`."""
+    folded = _VENDOR.sub("", text.strip().casefold())
+    known = facts.load("gpus")
+    starts = [
+        *facts.load("links")["gpu_names"],
+        *((name, name) for name in sorted(known["gpus"], key=len, reverse=True)),
+        *known["aliases"].items(),
+    ]
+    for start, name in starts:
+        rest = folded.removeprefix(start.casefold())
+        if rest != folded and not rest[:1].isalnum():
+            return str(name)
+    return None
 
 
 def usual_link(gpu: str) -> str:

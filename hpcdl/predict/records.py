@@ -7,15 +7,20 @@ must be right: all faults are shown at once, each with its line.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from hpcdl import facts
+from hpcdl.predict.network import names
 from hpcdl.system.document import read_document
 from hpcdl.system.schema import Schema, check
 
 _MOST = 1e12
+_MOST_BYTES = 50_000_000
 _TEXT: Schema = {"type": "string", "default": None}
 RECORD: Schema = {
     "type": "object",
@@ -108,7 +113,7 @@ def _ours() -> tuple[Record, ...]:
 
 
 def _read(path: Path) -> tuple[Record, ...]:
-    document = read_document(path)
+    document = read_document(path, _MOST_BYTES)
     values = check(document, FILE)
     if isinstance(values, dict) and not document.faults:
         seen: dict[str, int] = {}
@@ -131,7 +136,7 @@ def _record(value: dict[str, Any]) -> Record:
         nodes=value["nodes"],
         framework=value["framework"] or "",
         software=f"{value['version']} {value['implementation']}",
-        model=value["model"],
+        model=_model(value["model"]),
         batch=round(value["batch_per_gpu"]) if value["batch_per_gpu"] else None,
         precision=_precision(value["precision"]),
         xla=value["xla"] == "true",
@@ -143,24 +148,51 @@ def _record(value: dict[str, Any]) -> Record:
     )
 
 
+_PRECISIONS = {
+    "fp32": "fp32", "float32": "fp32", "single": "fp32", "32": "fp32",
+    "tf32": "tf32", "tensorfloat32": "tf32",
+    "amp": "amp", "mixed": "amp", "bf16": "amp", "bfloat16": "amp",
+    "fp16": "fp16", "float16": "fp16", "half": "fp16", "16": "fp16",
+}  # fmt: skip
+
+
 def _precision(text: str) -> str:
-    """The row's precision as one of PRECISIONS: `tf32/fp32` is tf32, `mixed ...` is amp."""
-    word = text.partition("/")[0].partition(" ")[0].lower()
-    known = {"tf32": "tf32", "amp": "amp", "mixed": "amp", "fp16": "fp16", "half": "fp16"}
-    return known.get(word, "fp32")
+    """The row's precision as one of PRECISIONS: `tf32/fp32` is tf32, `mixed ...` is amp.
 
-
-def base_of(record: Record, records: tuple[Record, ...]) -> Record | None:
-    """The single-GPU record of the same source, hardware and settings, nearest in batch.
-
-    A base whose batch differs by more than a quarter is none.
+    A word that nobody knows stays as it is: such a row is not judged.
     """
-    found = [
-        other
-        for other in records
-        if other.gpus == 1 and other.rate and other.setting == record.setting
-    ]
-    if record.batch is not None:
-        near = [r for r in found if r.batch and abs(r.batch - record.batch) <= record.batch / 4]
-        return min(near, key=lambda r: abs((r.batch or 0) - (record.batch or 0)), default=None)
-    return next((other for other in found if other.batch is None), None)
+    word = re.split(r"[/ _(]", text.strip().lower())[0]
+    return _PRECISIONS.get(word, text)
+
+
+def _model(text: str) -> str:
+    """The network's own name for `ResNet-50`, `inception3` or however a source writes it."""
+    folded = _folded(text)
+    aliases: dict[str, str] = facts.load("links")["model_names"]
+    return {**{_folded(name): name for name in names()}, **aliases}.get(folded, text)
+
+
+def _folded(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())
+
+
+class Bases:
+    """The single-GPU records to start from: those of a file first, then those of our facts."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self._known: dict[tuple[object, ...], list[Record]] = {}
+        for record in (*records, *_ours()):
+            if record.gpus == 1 and record.rate:
+                self._known.setdefault(record.setting, []).append(record)
+
+    def of(self, record: Record) -> Record | None:
+        """The single-GPU record of the same source, hardware and settings, nearest in batch.
+
+        A base whose batch differs by more than a quarter is none.
+        """
+        found = self._known.get(record.setting, [])
+        if record.batch is None:
+            return next((other for other in found if other.batch is None), None)
+        batch = record.batch
+        near = [r for r in found if r.batch and abs(r.batch - batch) <= batch / 4]
+        return min(near, key=lambda other: abs((other.batch or 0) - batch), default=None)

@@ -18,8 +18,9 @@ from hpcdl import facts
 from hpcdl.predict.feed import ENDLESS, feed
 from hpcdl.predict.hardware import ASSUMED, Machine, of_host
 from hpcdl.predict.network import FLOAT_BYTES, Network, names, network
-from hpcdl.predict.records import Record, base_of
+from hpcdl.predict.records import Bases, Record
 from hpcdl.predict.step import (
+    PRECISIONS,
     Constants,
     Step,
     Training,
@@ -119,10 +120,11 @@ def validate(records: tuple[Record, ...], known: Constants | None = None) -> Val
     """Judge the model by every record of more than one GPU."""
     known = known or constants("early")
     cases, unfit = [], []
+    bases = Bases(records)
     for record in records:
         if record.gpus == 1:
             continue
-        found = case_of(record, records)
+        found = case_of(record, bases)
         if isinstance(found, Unfit):
             unfit.append(found)
         elif _NOT_A_REFERENCE in record.notes:
@@ -134,12 +136,12 @@ def validate(records: tuple[Record, ...], known: Constants | None = None) -> Val
     return Validation(judged, tuple(unfit), halves, crossed, parts(cases, known))
 
 
-def case_of(record: Record, records: tuple[Record, ...]) -> Case | Unfit:
+def case_of(record: Record, bases: Bases) -> Case | Unfit:
     """How a row is predicted, or why it cannot be."""
     reason = _unusable(record)
     if reason:
         return Unfit(record, reason)
-    base = base_of(record, records)
+    base = bases.of(record)
     if base is None or not base.rate:
         return Unfit(record, "no single-GPU row of its source, hardware and settings")
     gpus, nodes = record.gpus or 1, record.nodes
@@ -169,6 +171,8 @@ def _unusable(record: Record) -> str:
         return f"{record.gpus} GPUs do not spread evenly over {record.nodes} nodes"
     if record.model not in names():
         return f"the layers of model '{record.model}' are not known"
+    if record.precision not in PRECISIONS:
+        return f"the precision '{record.precision}' is not known"
     return ""
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from hpcdl.system.errors import BadInput
-from hpcdl.system.reading import read_regular
+from hpcdl.system.reading import MAX_BYTES, read_regular
 
 MAX_DEPTH = 30
 _SHOWN_FAULTS = 25
@@ -151,13 +151,13 @@ def show_fault(document: Document, fault: Fault) -> list[str]:
     return lines
 
 
-def read_document(path: Path) -> Document:
-    """Read and parse a YAML file.
+def read_document(path: Path, limit: int = MAX_BYTES) -> Document:
+    """Read and parse a YAML file of at most `limit` bytes.
 
     Raises:
         BadInput: it cannot be read, is too large or too deep, is empty, or is not YAML.
     """
-    return parse_bytes(read_regular(path), str(path))
+    return parse_bytes(read_regular(path, limit), str(path))
 
 
 def parse_bytes(data: bytes, name: str) -> Document:

@@ -11,11 +11,11 @@ from hpcdl.system.errors import BadInput
 MAX_BYTES = 1_000_000
 
 
-def read_regular(path: Path) -> bytes:
+def read_regular(path: Path, limit: int = MAX_BYTES) -> bytes:
     """The bytes of a regular file; others (a pipe, a device) could block or never end.
 
     Raises:
-        BadInput: it is no regular file, cannot be read, or is larger than `MAX_BYTES`.
+        BadInput: it is no regular file, cannot be read, or is larger than `limit` bytes.
     """
     try:
         # Not blocking: to open a pipe that nobody writes to would wait for ever.
@@ -24,12 +24,12 @@ def read_regular(path: Path) -> bytes:
             if not stat.S_ISREG(mode):
                 kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
                 raise BadInput(f"{path} is {kind}", hint="name a YAML file")
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(limit + 1)
     except IsADirectoryError as fault:
         raise BadInput(f"{path} is a folder", hint="name a YAML file") from fault
     except (OSError, ValueError) as fault:
         reason = getattr(fault, "strerror", None) or "its name is impossible"
         raise BadInput(f"cannot read {path}: {reason}") from fault
-    if len(data) > MAX_BYTES:
-        raise BadInput(f"{path} is larger than {MAX_BYTES // 1_000_000} MB: not a file of ours")
+    if len(data) > limit:
+        raise BadInput(f"{path} is larger than {limit // 1_000_000} MB: not a file of ours")
     return data

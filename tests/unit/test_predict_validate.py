@@ -9,7 +9,7 @@ import pytest
 
 from hpcdl import facts
 from hpcdl.predict.anchor import solve
-from hpcdl.predict.records import Record, base_of, read_records
+from hpcdl.predict.records import Bases, Record, read_records
 from hpcdl.predict.step import constants
 from hpcdl.predict.validate import (
     Case,
@@ -97,7 +97,7 @@ def test_a_prediction_does_not_depend_on_any_measured_row_of_several_gpus(
         for r in records
     )
     before = {row.case.record.id: row.predicted for row in found.judged}
-    cases = [case_of(r, wrong) for r in wrong if r.gpus != 1]
+    cases = [case_of(r, Bases(wrong)) for r in wrong if r.gpus != 1]
     after = [judge(case, constants("early")) for case in cases if isinstance(case, Case)]
     assert before.items() <= {row.case.record.id: row.predicted for row in after}.items()
 
@@ -112,7 +112,7 @@ def test_a_half_is_judged_by_constants_that_its_own_rows_do_not_change(
     )
     cases = [
         case
-        for case in (case_of(r, wrong) for r in wrong if "do not use" not in r.notes)
+        for case in (case_of(r, Bases(wrong)) for r in wrong if "do not use" not in r.notes)
         if isinstance(case, Case) and case.record.gpus != 1
     ]
     again, _ = cross_fit(cases, constants("early"))
@@ -153,7 +153,7 @@ def test_a_batch_that_the_table_lacks_comes_from_the_sources_scripts_or_from_mem
 
 def test_a_base_shares_source_hardware_and_settings(records: tuple[Record, ...]) -> None:
     row = next(r for r in records if r.id == "tf2017-gce-resnet50-b32-real-8")
-    base = base_of(row, records)
+    base = Bases(records).of(row)
     assert base is not None
     assert base.id == "tf2017-gce-resnet50-b32-real-1"
 
