@@ -162,9 +162,10 @@ def _serving(site: Site, partition: str) -> Release | None:
 
 def _version_changes(site: Site, target: Target, before: Release | None) -> Iterator[VersionChange]:
     after = target.release
-    if after is None or before is None or before.id == after.id:
+    if after is None or (before is not None and before.id == after.id):
         return
-    old, new = _contents(before), _contents(after)
+    # Where there was nothing, the components say enough.
+    old, new = (_contents(before), _contents(after)) if before else ({}, after.versions)
     if not after.lock:
         # Not locked yet: what no component names is not known, and so no change.
         old = {name: version for name, version in old.items() if name in new}
@@ -188,6 +189,8 @@ def _reason(site: Site, target: Target, name: str, before: str | None, after: st
     one = target.resolution
     if name == "hpcdl":
         return "hpcdl's own sources"
+    if name == "mpi":
+        return "the MPI of this machine" if target.backend == "venv" else "as Spack builds it"
     if name not in COMPONENTS:
         return "as the wheels are locked" if after else "no longer needed"
     if name in one.pins:

@@ -48,6 +48,7 @@ def _stack(one: StackPlan) -> Iterator[str]:
     yield f"  release {was} -> {known}; proof: {after.proof}"
     for step in target.steps or (f"nothing to build: {after.id} is built",):
         yield f"  {step}"
+    yield from (f"  note: {note}" for note in target.notes)
     rows = [
         [f"  {change.component}", f"{change.before or '-'} -> {change.after or '-'}", change.reason]
         for change in one.versions
@@ -166,6 +167,7 @@ def _stack_data(one: StackPlan) -> dict[str, Any]:
         "publishes": one.publishes,
         "blocked": target.blocked or None,
         "steps": list(target.steps),
+        "notes": list(target.notes),
         "versions": [asdict(change) for change in one.versions],
     }
 

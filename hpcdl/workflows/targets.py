@@ -7,7 +7,7 @@ release, and says why.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hpcdl.site import Site
@@ -24,7 +24,7 @@ class Target:
     """What the stack of some partitions is to be.
 
     `release` is None where nothing can be built, and `blocked` says why. `steps` are what is
-    left to do before it can be published.
+    left to do before it can be published, `notes` what a person should know of it.
     """
 
     stack: str
@@ -35,6 +35,7 @@ class Target:
     built: bool
     steps: tuple[str, ...] = ()
     blocked: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def targets(site: Site, partition: str | None = None) -> tuple[Target, ...]:
@@ -60,7 +61,17 @@ def _target(site: Site, stack: str, backend: str, group: Sequence[Resolution]) -
         if plan.exists:
             release = read_release(site, release.id)
         steps = tuple(plan.steps())
-        return Target(stack, backend, names, one, release, plan.exists, steps)
+        notes = tuple(_notes(site, names, release))
+        return Target(stack, backend, names, one, release, plan.exists, steps, notes=notes)
     except (MachineLacks, BadInput, BrokenRelease) as lack:
         why = "; ".join(filter(None, [lack.message, *lack.details[:1], lack.hint]))
         return Target(stack, backend, names, one, None, False, blocked=why)
+
+
+def _notes(site: Site, names: Sequence[str], release: Release) -> Iterator[str]:
+    idle = [name for name in names if site.partition(name).gpu is not None]
+    if idle and "cuda" not in release.versions:
+        yield (
+            f"a build for CPUs: it leaves the GPUs of {', '.join(idle)} idle; a stack of its own "
+            "with `backend: spack` is compiled for them"
+        )

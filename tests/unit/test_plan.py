@@ -233,3 +233,15 @@ def test_a_stack_whose_partitions_cannot_share_a_build_is_blocked_with_what_to_d
     assert one.release is None
     assert "need different ones" in one.blocked
     assert "per GPU generation" in one.blocked
+
+
+def test_the_first_plan_shows_the_versions_and_idle_gpus() -> None:
+    """Nothing is there to compare with, and wheels have no code for GPUs."""
+    site = load_site(find_site_file("pi"))
+    stacks = {one.target.stack: one for one in room.plan(site).stacks}
+    kepler, wheels = stacks["tensorflow-kepler"], stacks["tensorflow"]
+    assert {one.component: one.after for one in kepler.versions}["cuda"] == "11.8.0"
+    assert kepler.target.notes == ()
+    if wheels.target.release is not None:
+        (note,) = wheels.target.notes
+        assert "leaves the GPUs of p100 idle" in note
