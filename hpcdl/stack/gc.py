@@ -80,12 +80,13 @@ def collect(
         kept = reasons(site, pinned(), keep=keep, unpublished=unpublished)
         doomed = [name for name in release_ids(site) if name not in kept]
         sizes = {name: size_of(releases_folder(site) / name) for name in doomed}
+        # Unfinished trees first: on a full disk their room is wanted for new modulefiles.
+        leftovers = _leftovers(site, dry_run)
         if not dry_run and doomed:
             # First nobody is led there any more, then it goes.
             refresh_modules(site, without=set(doomed))
         for name in doomed if not dry_run else ():
             _remove(releases_folder(site) / name)
-        leftovers = _leftovers(site, dry_run)
     packages, note = _packages(site, kept, dry_run)
     return Garbage(sizes, leftovers, kept, packages, note)
 

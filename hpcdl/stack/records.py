@@ -105,7 +105,8 @@ def open_questions(release: Release, records: Records, today: datetime.date) -> 
     for name, row in table["agreements"].items():
         if name not in accepted and _holds(release, row["packages"]):
             yield (
-                f"{row['title']} ({row['url']}) is not accepted: `hpcdl stack accept-eula {name}`"
+                f"{row['title']} ({row['url']}) is not accepted: `hpcdl stack accept-eula "
+                f"{name} --by NAME`"
             )
     for name, row in table["weaknesses"].items():
         if _holds(release, row["packages"], row["versions"]):

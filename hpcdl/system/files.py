@@ -125,10 +125,10 @@ def locked(path: Path, *, wait_seconds: float = 60.0) -> Iterator[None]:
                     hint=f"wait for it to end; its lock is {path}",
                 )
             time.sleep(0.05)
-        file.seek(0)
-        file.truncate()
-        file.write(f"process {os.getpid()} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
-        file.flush()
+        with suppress(OSError):  # for people only: a full disk must not keep `gc` from its work
+            os.ftruncate(file.fileno(), 0)
+            holder = f"process {os.getpid()} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n"
+            os.pwrite(file.fileno(), holder.encode(), 0)
         yield
 
 

@@ -153,6 +153,12 @@ def test_a_dead_holder_holds_nothing(tmp_path: Path) -> None:
         assert f"process {os.getpid()}" in (tmp_path / "lock").read_text()
 
 
+def test_a_full_disk_does_not_keep_a_lock_from_being_taken() -> None:
+    """Who frees room takes one first; the holder's name in it is for people only."""
+    with locked(Path("/dev/full")):
+        pass
+
+
 def test_a_lock_is_free_after_a_failure(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="x"), locked(tmp_path / "lock"):
         raise ValueError("x")
