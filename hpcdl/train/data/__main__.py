@@ -114,9 +114,9 @@ def _promised(folder: Path) -> list[str]:
 
 
 def _bench(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.train.data.bench import bench
+    from hpcdl.train.data.bench import bench, data_of
 
-    dataset = read_dataset(Path(args.folder).absolute())
+    dataset = data_of(Path(args.folder).absolute())
     threads = _threads(args)
     result = bench(
         _tensorflow(threads), dataset, pipeline=args.pipeline, crop=args.crop, batch=args.batch,

@@ -1,22 +1,57 @@
 """Times an input pipeline alone: images per second, per CPU-second, and cores used.
 
-CPU-seconds are this process's, all threads; on a busy machine they tell more than the clock.
+CPU-seconds are this process's, all threads; on a busy machine they tell more than the clock. Any
+folder of records with images will do: where there is no dataset.json, the records are counted, and
+their labels are not looked at.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from hpcdl.system.errors import BadInput
-from hpcdl.train.data.dataset import Dataset
+from hpcdl.train.data.dataset import FILE, IMAGES, Dataset, Shard, read_dataset
+from hpcdl.train.data.inspecting import is_for_tests, shard_files, tf_counter
 from hpcdl.train.data.pipeline import Records
 from hpcdl.train.data.repair import Repairs
 from hpcdl.train.data.source import Share
+from hpcdl.train.data.tfrecord import walk
 
 _WARMUP_BATCHES = 3
+_MOST_DAMAGED = 1000
+
+
+def data_of(folder: Path) -> Dataset:
+    """The data set in a folder, or what a folder without dataset.json holds.
+
+    Raises:
+        BadInput: it holds no records, or a data set that is not whole.
+    """
+    if (folder / FILE).exists():
+        return read_dataset(folder)
+    files = shard_files(folder)
+    chosen = [path for path in files if not is_for_tests(path.name)] or files
+    shards = tuple(shard for path in chosen if (shard := _counted(path)).examples)
+    if not shards:
+        raise BadInput(
+            f"no record can be read from the {len(chosen)} files in {folder}",
+            hint=f"`hpcdl data inspect {folder}` says what is wrong with each",
+        )
+    return Dataset(
+        folder, "records", "jpeg", (224, 224, 3), 1, 255.0, 0, "counted", {"train": shards}, IMAGES
+    )
+
+
+def _counted(path: Path) -> Shard:
+    """A shard with its whole records; damaged data shows when they are read."""
+    whole = sum(not record.fault for record in walk(path, check_data=False))
+    return Shard(path.name, whole, path.stat().st_size, "")
 
 
 def bench(
@@ -32,7 +67,10 @@ def bench(
             f"{dataset.folder} holds {dataset.encoding} records, which need no pipeline",
             hint="`hpcdl data make photos DIR` makes JPEG records",
         )
-    repairs = Repairs(0, lambda _: False, print)
+    count = tf_counter(tf)
+    complain = partial(print, file=sys.stderr, flush=True)
+    repairs = Repairs(_MOST_DAMAGED, lambda path: count(path) is not None, complain)
+    batch = min(batch, dataset.examples("train"))
     source = Records(tf, dataset, Share(batch, 1, 0, 1), (crop, crop), threads, repairs, pipeline)
     # One epoch without end: lanes begin again, and building a pipeline is not measured.
     source.steps_per_epoch = 1 << 30
@@ -48,6 +86,7 @@ def bench(
     images, elapsed = batch * (len(marks) - 1), marks[-1]
     return {
         "pipeline": pipeline,
+        "decoder": source.images.decoder,
         "folder": str(dataset.folder),
         "crop": crop,
         "batch": batch,
@@ -57,6 +96,7 @@ def bench(
         "images_per_second": round(images / elapsed, 2),
         "images_per_cpu_second": round(images / used, 2),
         "cores_used": round(used / elapsed, 3),
+        "damaged_records": repairs.skipped,
         "release": os.environ.get("HPCDL_RELEASE"),
         "samples": {"images_per_second": rates(marks, batch)},
     }

@@ -16,6 +16,8 @@ from hpcdl.system.files import write_json
 
 FILE = "dataset.json"
 SCHEMA = 1
+IMAGES = "images"
+"""The task of records whose labels nobody looks at."""
 
 
 @dataclass(frozen=True)

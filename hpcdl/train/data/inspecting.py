@@ -94,6 +94,11 @@ def shard_files(folder: Path) -> list[Path]:
     return files
 
 
+def is_for_tests(name: str) -> bool:
+    """Whether a shard's name says that it is to test or to validate with."""
+    return name.startswith(("test", "val"))
+
+
 def inspect(folder: Path, count: Callable[[Path], int | None], threads: int) -> Report:
     """Look at every shard.
 
@@ -134,7 +139,7 @@ def index(folder: Path, report: Report, classes: int, task: str, offset: int) ->
         )
     splits: dict[str, tuple[Shard, ...]] = {"train": ()}
     for shard in report.shards:
-        split = "test" if shard.name.startswith(("test", "val")) else "train"
+        split = "test" if is_for_tests(shard.name) else "train"
         described = describe_shard(folder / shard.name, shard.examples)
         splits[split] = (*splits.get(split, ()), described)
     dataset = Dataset(

@@ -1,4 +1,4 @@
-"""The input pipeline for JPEG records: interleaved reads, fused decode and crop, prefetch.
+"""The input pipeline for records of images: interleaved reads, fused decode and crop, prefetch.
 
 The epoch's order is cut into lanes: every lane reads its own shards one after the other, mixes
 them in a buffer, and gives the same number of images to every global batch; a rank owns
@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 
 from hpcdl.system.errors import BadInput
-from hpcdl.train.data.dataset import Dataset
+from hpcdl.train.data import jpeg
+from hpcdl.train.data.dataset import IMAGES, Dataset
+from hpcdl.train.data.images import Images, first_line
 from hpcdl.train.data.repair import Repairs
 from hpcdl.train.data.source import Group, Share, epoch_order, one
 from hpcdl.train.data.tfrecord import find
@@ -29,8 +31,9 @@ DEVIATION = (58.395, 57.12, 57.375)
 
 _MOST_LANES = 64
 _MIXED = 4096
-_AREA = (0.08, 1.0)
-_ASPECT = (3 / 4, 4 / 3)
+_LABELS = {"findings": "image/labels", "classes": "image/class/label", IMAGES: ""}
+_PIECE = 16
+"""Images that are decoded in one go by one thread, at most."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,7 @@ class Records:
         self._dataset = dataset
         self._share = share
         self._size = size
+        self.images = Images(tf, size, jpeg.load() if pipeline == "new" else None)
         self._threads = threads
         self._repairs = repairs
         self._pipeline = pipeline
@@ -115,18 +119,28 @@ class Records:
         """
         batch = first
         while batch < self.steps_per_epoch:
+            begun = batch
             try:
                 for images, labels in self.dataset(epoch, batch):
-                    pixels, mirrored = (self._tf.expand_dims(part, 0) for part in images)
-                    yield Group((pixels, mirrored), self._tf.expand_dims(labels, 0), 1)
+                    pixels, mirrored = (self._as_group(part, 1) for part in images)
+                    yield Group((pixels, mirrored), self._as_group(labels, 1), 1)
                     batch += 1
             except self._tf.errors.NotFoundError as fault:
-                raise BadInput(f"a shard of {self._dataset.folder} is gone: {_first(fault)}",
+                raise BadInput(f"a shard of {self._dataset.folder} is gone: {first_line(fault)}",
                                hint="the run goes on when it is back") from fault  # fmt: skip
             except self._tf.errors.DataLossError as fault:
-                self._repairs.repair(self._dataset.files("train"), _first(fault))
+                self._repairs.repair(self._dataset.files("train"), first_line(fault))
             except self._tf.errors.InvalidArgumentError as fault:
-                self._leave_out(self._records(epoch, batch), "train", _first(fault))
+                self._leave_out(self._records(epoch, batch), "train", first_line(fault))
+            else:
+                if batch == begun:
+                    raise BadInput(f"{self._dataset.folder} has no sound record left to train from")
+
+    def _as_group(self, part: Any, steps: int) -> Any:
+        """What a batch holds, whatever pieces it was made in, as a group of steps."""
+        tf = self._tf
+        pieces = 2 if self.images.in_batches else 1
+        return tf.reshape(part, (steps, self._share.per_rank, *part.shape[pieces:]))
 
     def dataset(self, epoch: int, first: int) -> Any:
         """The tf.data pipeline of the rest of an epoch."""
@@ -134,15 +148,37 @@ class Records:
             return self._old(epoch).skip(first).take(self.steps_per_epoch - first)
         tf, share = self._tf, self._share
         records = self._records(epoch, first).enumerate(first * share.per_rank)
-        images = records.map(
-            self._training_image(epoch), num_parallel_calls=self._threads, deterministic=True
-        )
-        batches = images.batch(share.per_rank, drop_remainder=True)
+        piece = max(n for n in range(1, _PIECE + 1) if share.per_rank % n == 0)
+        batches = self._decoded(records, self._training_part(epoch), piece)
+        if self.images.in_batches:
+            batches = batches.batch(share.per_rank // piece)
         batches = batches.take(self.steps_per_epoch - first).with_options(self._options())
         gpus = tf.config.get_visible_devices("GPU")
         if gpus:
             return batches.apply(tf.data.experimental.prefetch_to_device("/GPU:0", 2))
         return batches.prefetch(2)
+
+    def _decoded(self, records: Any, describe: Callable[..., Any], piece: int) -> Any:
+        """Batches of `piece` images by the library, or of all of a step by TensorFlow.
+
+        `describe` gives of a record: ((encoded, window, mirrored), label).
+        """
+        if self.images.in_batches:
+            described = records.map(describe, num_parallel_calls=self._threads, deterministic=True)
+            return described.batch(piece).map(
+                self._cut_all, num_parallel_calls=self._threads, deterministic=True
+            )
+
+        def image(*record: Any) -> Any:
+            (encoded, window, mirrored), label = describe(*record)
+            return (self.images.cut(encoded, window), mirrored), label
+
+        images = records.map(image, num_parallel_calls=self._threads, deterministic=True)
+        return images.batch(self._share.per_rank)
+
+    def _cut_all(self, parts: tuple[Any, Any, Any], labels: Any) -> Any:
+        encoded, windows, mirrored = parts
+        return (self.images.cut_all(encoded, windows), mirrored), labels
 
     def test_batches(self) -> Iterator[tuple[Any, Any]]:
         """Every `ranks`-th test image, the middle of it.
@@ -160,9 +196,9 @@ class Records:
                 more = False
             except self._tf.errors.DataLossError as fault:
                 # All ranks read all records, so they go on with the same numbering.
-                self._repairs.repair(self._dataset.files("test"), _first(fault))
+                self._repairs.repair(self._dataset.files("test"), first_line(fault))
             except self._tf.errors.InvalidArgumentError as fault:
-                self._leave_out(records, "test", _first(fault))
+                self._leave_out(records, "test", first_line(fault))
 
     def _test_records(self) -> Any:
         files = [str(self._repairs.path(path)) for path in self._dataset.files("test")]
@@ -170,8 +206,8 @@ class Records:
         return self._readable(records.shard(self._share.ranks, self._share.rank))
 
     def _test_dataset(self, records: Any) -> Any:
-        images = records.map(self._test_image, num_parallel_calls=self._threads)
-        return images.batch(self._share.per_rank).with_options(self._options()).prefetch(2)
+        batches = self._decoded(records, self._test_part, self._share.per_rank)
+        return batches.with_options(self._options()).prefetch(2)
 
     def _readable(self, records: Any) -> Any:
         """The records without those that hold no image."""
@@ -201,12 +237,11 @@ class Records:
     def _fault_of(self, record: bytes) -> str:
         try:
             encoded, label = self._parse(record)
-            if not self._is_valid(label):
-                return f"its label {label.numpy()} is none of {self.classes} classes"
-            self._tf.io.decode_jpeg(encoded, channels=3)
         except self._tf.errors.InvalidArgumentError as fault:
-            return _first(fault)
-        return ""
+            return first_line(fault)
+        if not self._is_valid(label):
+            return f"its label {label.numpy()} is none of {self.classes} classes"
+        return self.images.fault_of(encoded)
 
     def _records(self, epoch: int, first: int) -> Any:
         """This rank's serialized records from batch `first` on, in the lanes' order."""
@@ -217,6 +252,7 @@ class Records:
         block = share.global_batch // lanes
         laid = lay_lanes(files, lanes, share.seed, epoch)[share.rank * mine :][:mine]
         parts = laid[0][0].parts
+        whole = self.steps_per_epoch * block
         paths = tf.ragged.constant([[unit.path for unit in lane] for lane in laid])
         places = tf.ragged.constant([[unit.part for unit in lane] for lane in laid], tf.int64)
 
@@ -226,77 +262,49 @@ class Records:
 
         def lane(number: Any) -> Any:
             units = tf.data.Dataset.from_tensor_slices((paths[number], places[number]))
-            mixed = units.flat_map(read).shuffle(
+            records = units.flat_map(read)
+            mixed = records.shuffle(
                 max(block, _MIXED // lanes),
                 seed=share.seed * 7919 + share.rank * mine + tf.cast(number, tf.int64),
                 reshuffle_each_iteration=False,
             )
-            return mixed.repeat().skip(first * block)
+            # What a lane lacks it reads again, and no more: filling the buffer would be a pass.
+            return mixed.concatenate(records.repeat()).take(whole).skip(first * block)
 
         return tf.data.Dataset.range(mine).interleave(
             lane, cycle_length=mine, block_length=block, deterministic=True,
             num_parallel_calls=min(mine, max(2, self._threads)),
         )  # fmt: skip
 
-    def _training_image(self, epoch: int) -> Callable[[Any, Any], tuple[Any, Any]]:
+    def _training_part(self, epoch: int) -> Callable[[Any, Any], tuple[Any, Any]]:
         tf, share = self._tf, self._share
         stream = (share.seed * 1_000_003 + epoch) % 2**31
 
-        def image(local: Any, serialized: Any) -> tuple[Any, Any]:
+        def part(local: Any, serialized: Any) -> tuple[Any, Any]:
             step, slot = local // share.per_rank, local % share.per_rank
             place = step * share.global_batch + share.rank * share.per_rank + slot
             seed = tf.stack([tf.constant(stream, tf.int64), place])
             encoded, label = self._parse_checked(serialized)
-            window = self._random_window(tf.image.extract_jpeg_shape(encoded), seed)
+            window = self.images.random_window(self.images.shape(encoded), seed)
             mirrored = tf.random.stateless_uniform((), seed + 1) < 0.5
-            return (self._cut(encoded, window), mirrored), label
+            return (encoded, window, mirrored), label
 
-        return image
+        return part
 
-    def _test_image(self, serialized: Any) -> tuple[Any, Any]:
-        """The middle: seven eighths of the shorter side, resized."""
-        tf = self._tf
+    def _test_part(self, serialized: Any) -> tuple[Any, Any]:
         encoded, label = self._parse_checked(serialized)
-        shape = tf.image.extract_jpeg_shape(encoded)
-        side = tf.minimum(shape[0], shape[1]) * 7 // 8
-        top, left = (shape[0] - side) // 2, (shape[1] - side) // 2
-        pixels = self._cut(encoded, tf.stack([top, left, side, side]))
-        return (pixels, tf.constant(False)), label
-
-    def _random_window(self, shape: Any, seed: Any) -> Any:
-        """(top, left, height, width): a random part of random shape (arXiv 1409.4842)."""
-        tf = self._tf
-        start, size, _ = tf.raw_ops.StatelessSampleDistortedBoundingBox(
-            image_size=shape, bounding_boxes=[[[0.0, 0.0, 1.0, 1.0]]], min_object_covered=0.0,
-            seed=seed, aspect_ratio_range=_ASPECT, area_range=_AREA, max_attempts=10,
-            use_image_if_no_bounding_boxes=True,
-        )  # fmt: skip
-        return tf.concat([start[:2], size[:2]], axis=0)
-
-    def _cut(self, encoded: Any, window: Any) -> Any:
-        """Decode the window only, and resize it; bytes of shape (height, width, 3)."""
-        tf = self._tf
-        part = tf.image.decode_and_crop_jpeg(
-            encoded, window, channels=3, dct_method="INTEGER_FAST", fancy_upscaling=False
-        )
-        resized = tf.raw_ops.ResizeBilinear(
-            images=part[None], size=self._size, half_pixel_centers=True
-        )
-        return tf.cast(resized[0], tf.uint8)
+        window = self.images.middle_window(self.images.shape(encoded))
+        return (encoded, window, self._tf.constant(False)), label
 
     def _parse(self, serialized: Any) -> tuple[Any, Any]:
-        tf = self._tf
-        several = self._dataset.task == "findings"
-        name = "image/labels" if several else "image/class/label"
-        shape = (self.classes,) if several else ()
-        parsed = tf.io.parse_single_example(
-            serialized,
-            {
-                "image/encoded": tf.io.FixedLenFeature((), tf.string),
-                name: tf.io.FixedLenFeature(shape, tf.int64),
-            },
-        )
-        return parsed["image/encoded"], parsed[name] - self._dataset.label_offset
+        tf, task = self._tf, self._dataset.task
+        name, shape = _LABELS[task], (self.classes,) if task == "findings" else ()
+        wanted = {"image/encoded": tf.io.FixedLenFeature((), tf.string)}
+        if name:
+            wanted[name] = tf.io.FixedLenFeature(shape, tf.int64)
+        parsed = tf.io.parse_single_example(serialized, wanted)
+        label = parsed[name] - self._dataset.label_offset if name else tf.constant(0, tf.int64)
+        return parsed["image/encoded"], label
 
     def _parse_checked(self, serialized: Any) -> tuple[Any, Any]:
         """Image and label; a label that is no class would otherwise show as a loss of NaN."""
@@ -312,7 +320,7 @@ class Records:
     def _old(self, epoch: int) -> Any:
         """The slow form: whole images decoded, one by one, and nothing done ahead."""
         tf, share = self._tf, self._share
-        files = self._dataset.files("train")
+        files = [self._repairs.path(path) for path in self._dataset.files("train")]
         order = epoch_order(share.seed, epoch, len(files))
         paths = [str(files[i]) for i in order]
 
@@ -320,7 +328,7 @@ class Records:
             encoded, label = self._parse(serialized)
             whole = tf.io.decode_jpeg(encoded, channels=3)
             seed = tf.random.uniform((2,), maxval=2**31 - 1, dtype=tf.int32)
-            window = self._random_window(tf.shape(whole), tf.cast(seed, tf.int64))
+            window = self.images.random_window(tf.shape(whole), tf.cast(seed, tf.int64))
             part = tf.slice(whole, [window[0], window[1], 0], [window[2], window[3], 3])
             resized = tf.image.resize(part, self._size)
             resized = tf.image.random_flip_left_right(resized)
@@ -341,7 +349,3 @@ class Records:
         options.threading.max_intra_op_parallelism = 1
         options.experimental_optimization.map_and_batch_fusion = True
         return options
-
-
-def _first(fault: Any) -> str:
-    return str(getattr(fault, "message", fault)).splitlines()[0][:300]

@@ -1,0 +1,159 @@
+"""Windows cut out of JPEG images by jpeg.c: what whole decoding and plain resizing give."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("numpy", reason="numpy comes with the plots' matplotlib")
+pytest.importorskip("PIL", reason="pillow comes with the plots' matplotlib")
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from hpcdl.train.data import jpeg
+
+HEIGHT, WIDTH = 150, 200
+
+
+@pytest.fixture(scope="module")
+def cutter(tmp_path_factory: pytest.TempPathFactory) -> jpeg.Cutter:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HPCDL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.delenv(jpeg.SWITCH, raising=False)
+        made = jpeg.load()
+    if made is None:
+        pytest.skip("no C compiler, or no libjpeg-turbo with its headers")
+    return made
+
+
+def picture(height: int = HEIGHT, width: int = WIDTH) -> Image.Image:
+    """Waves of light and colour, finer to the right, with a little noise."""
+    y, x = np.mgrid[:height, :width] / np.array([height, width]).reshape(2, 1, 1)
+    waves = [np.sin(20 * x * x + 9 * y + phase) for phase in (0.0, 1.0, 2.0)]
+    noise = np.random.RandomState(1).normal(0, 3, (height, width, 1))
+    values = 128 + 90 * np.stack(waves, -1) + noise
+    return Image.fromarray(np.clip(values, 0, 255).astype(np.uint8))
+
+
+def encoded(image: Image.Image, **options: object) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "JPEG", **{"quality": 92, **options})
+    return file.getvalue()
+
+
+def cut(
+    cutter: jpeg.Cutter, data: bytes, window: tuple[int, ...], size: tuple[int, int]
+) -> NDArray[Any]:
+    out = np.zeros((*size, 3), np.uint8)
+    assert cutter.cut(data, np.array(window, np.int32), out)
+    return out
+
+
+def resized(image: NDArray[Any], size: tuple[int, int]) -> NDArray[Any]:
+    """Bilinear, between the centres of pixels, in floating point."""
+    for axis, wanted in enumerate(size):
+        have = image.shape[axis]
+        place = np.clip((np.arange(wanted) + 0.5) * have / wanted - 0.5, 0, have - 1)
+        first = place.astype(int)
+        share = (place - first).reshape([-1 if k == axis else 1 for k in range(3)])
+        low, high = image.take(first, axis), image.take(np.minimum(first + 1, have - 1), axis)
+        image = low * (1 - share) + high * share
+    return image
+
+
+WINDOWS = [(0, 0, HEIGHT, WIDTH), (37, 51, 60, 81), (0, 99, 149, 101), (149, 199, 1, 1),
+           (5, 0, 1, 200), (61, 33, 88, 16)]  # fmt: skip
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("form", ["4:2:0", "4:4:4", "progressive", "grey"])
+def test_a_window_is_what_decoding_the_whole_gives(
+    cutter: jpeg.Cutter, window: tuple[int, ...], form: str
+) -> None:
+    options = {"4:2:0": {"subsampling": 2}, "4:4:4": {"subsampling": 0}}
+    image = picture().convert("L") if form == "grey" else picture()
+    data = encoded(image, **options.get(form, {"progressive": form == "progressive"}))
+    top, left, height, width = window
+    whole = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"), np.float64)
+    for size in ((48, 40), (90, 130)):
+        wanted = resized(whole[top : top + height, left : left + width], size)
+        away = cut(cutter, data, window, size) + 0.5 - wanted
+        # The fast transform rounds coarser, and colours at the window's edge know no neighbours.
+        assert np.abs(away).mean() < 2.2, "a pixel aside it would be 9"
+        assert abs(away.mean()) < 1
+
+
+def test_what_lies_below_the_window_is_not_decoded(cutter: jpeg.Cutter) -> None:
+    data = encoded(picture())
+    window = (10, 20, 30, 90)
+    half = data[: len(data) * 6 // 10]
+    assert (cut(cutter, half, window, (32, 32)) == cut(cutter, data, window, (32, 32))).all()
+    with pytest.raises(ValueError, match="Premature end of JPEG file"):
+        cut(cutter, half, (10, 20, 140, 90), (32, 32))
+
+
+@pytest.mark.parametrize("window", [(0, 0, 1200, 1600), (203, 415, 801, 903), (7, 9, 520, 515)])
+def test_a_large_window_is_decoded_at_a_smaller_scale_and_lies_at_the_same_place(
+    cutter: jpeg.Cutter, window: tuple[int, ...]
+) -> None:
+    large = picture(1200, 1600)
+    data = encoded(large)
+    top, left, height, width = window
+    part = large.crop((left, top, left + width, top + height))
+    smooth = np.asarray(part.resize((64, 64), Image.Resampling.BOX), np.float64)
+    away = cut(cutter, data, window, (64, 64)) + 0.5 - smooth
+    assert np.abs(away).mean() < 4, "the finest waves differ, their place does not"
+    moved = np.roll(smooth, 1, axis=1)
+    assert np.abs(away).mean() < 0.5 * np.abs(cut(cutter, data, window, (64, 64)) - moved).mean()
+
+
+def test_damage_and_other_formats_are_told_apart(cutter: jpeg.Cutter) -> None:
+    data, window = encoded(picture()), np.array((0, 0, HEIGHT, WIDTH), np.int32)
+    out = np.zeros((32, 32, 3), np.uint8)
+    png = io.BytesIO()
+    picture().save(png, "PNG")
+    assert not cutter.cut(png.getvalue(), window, out)
+    assert not cutter.cut(encoded(picture().convert("CMYK")), window, out)
+    assert not cutter.cut(b"", window, out)
+    for damaged, words in (
+        (data[:3] + bytes(1000), "JPEG"),
+        (data[:3], "Premature end"),
+        (data[: len(data) // 2], "Premature end"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            cutter.cut(damaged, window, out)
+    for outside in ((0, 0, HEIGHT + 1, 5), (-1, 0, 5, 5), (0, WIDTH, 5, 1), (0, 0, 0, 5)):
+        with pytest.raises(ValueError, match="outside of the image"):
+            cutter.cut(data, np.array(outside, np.int32), out)
+
+
+def test_no_damage_does_more_than_fail(cutter: jpeg.Cutter) -> None:
+    random = np.random.RandomState(7)
+    forms = [encoded(picture(), progressive=p, subsampling=s) for p in (0, 1) for s in (0, 2)]
+    window, out = np.array((31, 40, 90, 100), np.int32), np.zeros((32, 32, 3), np.uint8)
+    failed = 0
+    for number in range(300):
+        data = bytearray(forms[number % len(forms)])
+        for place in random.randint(0, len(data) if number % 3 else 700, 3):
+            data[place] = random.randint(256)
+        try:
+            cutter.cut(bytes(data), window, out)
+        except ValueError:
+            failed += 1
+    assert 10 < failed < 290
+
+
+def test_without_a_compiler_or_when_told_there_is_no_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCDL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HPCDL_HOME", str(tmp_path / "home"))
+    for compiler in ("false", "/no/compiler"):
+        monkeypatch.setenv("CC", compiler)
+        assert jpeg.load() is None
+    assert not list((tmp_path / "cache").rglob("*.*"))
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv(jpeg.SWITCH, "tensorflow")
+    assert jpeg.load() is None
