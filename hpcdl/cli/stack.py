@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,7 +75,7 @@ def _concretize_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--partition", metavar="NAME", help="a site's partition instead")
     parser.add_argument("--render", action="store_true", help="only write the spack.yaml files")
     parser.add_argument("--folder", metavar="DIR", help="where environments/ is; the checkout's")
-    parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="of each one; 400")
+    parser.add_argument("--time-limit", type=_positive, metavar="SECONDS", help="of each one (400)")
 
 
 def _concretize(args: argparse.Namespace) -> ExitCode:
@@ -103,7 +105,8 @@ def _build_arguments(parser: argparse.ArgumentParser) -> None:
     spack = parser.add_argument_group("with Spack")
     spack.add_argument("--jobs", type=int, metavar="COUNT", help="processes at a time; all CPUs")
     spack.add_argument("--unsigned", action="store_true", help="do not sign the build cache")
-    spack.add_argument("--time-limit", type=float, metavar="SECONDS", help="of the solver; 400")
+    spack.add_argument("--time-limit", type=_positive, metavar="SECONDS",
+                       help="of the solver (400)")  # fmt: skip
 
 
 def _build(args: argparse.Namespace) -> ExitCode:
@@ -191,12 +194,26 @@ def _mirror(args: argparse.Namespace) -> ExitCode:
 
 
 def _gate_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("release", nargs="?", help="release id; the newest one built")
-    parser.add_argument("--local", action="store_true", help="run the gate here, not in jobs")
+    parser.add_argument("release", nargs="?", help="release id; without it the newest one built")
+    parser.add_argument("--local", action="store_true",
+                        help="run the gate on this machine, not in jobs")  # fmt: skip
     parser.add_argument("--partition", action="append", default=[], metavar="NAME",
-                        help="prove it there only; again for more")  # fmt: skip
-    parser.add_argument("--wait", type=float, default=30, metavar="MINUTES",
+                        help="prove it on this partition only; may be given again")  # fmt: skip
+    parser.add_argument("--wait", type=_minutes, default=30, metavar="MINUTES",
                         help="how long a job may wait for its nodes (30)")  # fmt: skip
+
+
+def _minutes(text: str) -> float:
+    """A time to wait: 0 or more."""
+    return 0.0 if text.strip() in {"0", "0.0"} else _positive(text)
+
+
+def _positive(text: str) -> float:
+    """A length of time; `nan` would wait for ever."""
+    with suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"'{text[:30]}' is no number above 0")
 
 
 def _publish_arguments(parser: argparse.ArgumentParser) -> None:
@@ -248,7 +265,9 @@ def _print_checks(proof: Proof) -> None:
 
 
 def _rollback_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("release", nargs="?", help="release id; the one published before")
+    parser.add_argument(
+        "release", nargs="?", help="release id; without it the one published before"
+    )
 
 
 def _rollback(args: argparse.Namespace) -> ExitCode:
@@ -325,7 +344,7 @@ def _gc(args: argparse.Namespace) -> ExitCode:
 
 
 def _release_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("release", nargs="?", help="release id; the current one")
+    parser.add_argument("release", nargs="?", help="release id; without it the current one")
 
 
 def _sbom(args: argparse.Namespace) -> ExitCode:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from hpcdl.cli import main
 from hpcdl.site import Site
 from hpcdl.stack.publish import overview, publish, serves
 from hpcdl.stack.release import Release, current_id
@@ -213,3 +214,12 @@ def test_a_gate_on_this_machine_and_on_a_partition_is_a_contradiction(
         choose_gate(site, release, silent, local=True, partitions=["p100"])
     with pytest.raises(BadInput, match="has no partition"):
         choose_gate(site, release, silent, partitions=["p10"])
+
+
+@pytest.mark.parametrize("minutes", ["nan", "inf", "-1", "soon"])
+def test_a_wait_is_a_length_of_time(minutes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A gate that waits `nan` minutes would wait for ever."""
+    with pytest.raises(SystemExit) as caught:
+        main(["stack", "publish", "--site", "embedded", f"--wait={minutes}"])
+    assert caught.value.code == 2
+    assert "no number above 0" in capsys.readouterr().err
