@@ -13,11 +13,11 @@ pytestmark = pytest.mark.stack
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def inside(python: Path, *words: object) -> Any:
+def inside(python: Path, *words: object, **env: str) -> Any:
     """What train_inside.py finds, run where TensorFlow is."""
     command = [str(python), "-m", "tests.integration.train_inside", *map(str, words)]
     done = subprocess.run(
-        command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
+        command, cwd=ROOT, env=environment() | env, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -38,14 +38,50 @@ def test_normalisation_is_one_operation_and_gives_the_same(train_python: Path) -
     assert found["away"] < 0.02
 
 
-def test_images_are_cut_while_they_are_decoded_and_mapped_into_batches(runs: Runs) -> None:
-    photos = runs.folder / "photos"
-    words = ("--count=8", "--size=96x72", "--bytes=5000")
-    assert runs.data("make", "photos", str(photos), *words).code == 0
-    found = inside(runs.python, "operations", photos)
+@pytest.fixture(scope="module")
+def photos(train_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """96 photographs of 96 x 72 in 4 shards."""
+    folder = tmp_path_factory.mktemp("photos") / "set"
+    words = ("--count=96", "--shards=4", "--size=96x72", "--bytes=5000")
+    done = Runs(train_python, folder.parent).data("make", "photos", str(folder), *words)
+    assert done.code == 0, done.err
+    return folder
+
+
+def test_images_are_cut_while_they_are_decoded(train_python: Path, photos: Path) -> None:
+    found = inside(train_python, "operations", photos, HPCDL_JPEG="tensorflow")
     assert "DecodeAndCropJpeg" in found
-    assert "DecodeJpeg" not in found, "nothing is decoded as a whole"
+    assert "DecodeJpeg" not in found, "no JPEG is decoded as a whole"
     assert "PrefetchDataset" in found
+
+
+def test_the_library_and_tensorflow_cut_the_same(train_python: Path, photos: Path) -> None:
+    found = inside(train_python, "cutters", photos)
+    if found["decoders"][0] == "TensorFlow":
+        pytest.skip("no C compiler, or no libjpeg-turbo with its headers")
+    assert found["decoders"] == ["libjpeg-turbo", "TensorFlow"]
+    assert found["away"] < 0.5
+    assert found["worst"] <= 3
+
+
+def test_a_pass_reads_every_record_once(train_python: Path, photos: Path) -> None:
+    found = inside(train_python, "reads", photos)
+    assert all(0.99 * found["size"] < read < 1.1 * found["size"] for read in found["read"])
+
+
+def test_crops_are_drawn_evenly_and_anew_for_every_image(train_python: Path) -> None:
+    found = inside(train_python, "windows")
+    assert len({tuple(window) for window in found}) > 2900
+    area = [height * width / (375 * 500) for _, _, height, width in found]
+    shape = [width / height for _, _, height, width in found]
+    assert min(area) > 0.07
+    assert 0.33 < sum(area) / len(area) < 0.45, "from 8 to 100 %, as TensorFlow draws them"
+    assert 0.7 < min(shape) < 0.8 < 1.25 < max(shape) < 1.4
+    for side, place in ((375, 0), (500, 1)):
+        free = [w[place] / (side - w[place + 2]) for w in found if side - w[place + 2] > 20]
+        assert 0.47 < sum(free) / len(free) < 0.53
+        assert min(free) < 0.05
+        assert max(free) > 0.95
 
 
 def test_compute_is_most_of_a_big_networks_step(runs: Runs) -> None:

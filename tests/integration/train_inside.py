@@ -1,6 +1,7 @@
 """Run by test_train_speed where TensorFlow is: looks inside the program; prints JSON."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 from hpcdl.train import models, optimizers
 from hpcdl.train.communicate import Alone
 from hpcdl.train.data.dataset import read_dataset
+from hpcdl.train.data.images import Images
 from hpcdl.train.data.pipeline import Records
 from hpcdl.train.data.repair import Repairs
 from hpcdl.train.data.source import Group, Share
@@ -45,15 +47,60 @@ def groups(tf):
     return found
 
 
+def records(tf, folder, batch=4):
+    """A source of batches of 64 x 64 pixels."""
+    repairs = Repairs(0, lambda _: False, print)
+    return Records(tf, read_dataset(Path(folder)), Share(batch, 1, 0, 1), (64, 64), 2, repairs)
+
+
 def operations(tf, folder):
     """The operations of the input pipeline's functions."""
-    dataset = read_dataset(Path(folder))
-    repairs = Repairs(0, lambda _: False, print)
-    source = Records(tf, dataset, Share(4, 1, 0, 1), (64, 64), 2, repairs)
-    graph = source.dataset(0, 0)._as_serialized_graph().numpy()
+    graph = records(tf, folder).dataset(0, 0)._as_serialized_graph().numpy()
     definition = tf.compat.v1.GraphDef.FromString(graph)
     nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
     return sorted({node.op for node in nodes})
+
+
+def reads(tf, folder):
+    """Bytes read in three passes, and the bytes of the data set."""
+    source = records(tf, folder, batch=16)
+    size = sum(shard.bytes for shard in source._dataset.splits["train"])
+    list(source.batches(0, 0))
+    found = []
+    for epoch in (1, 2, 3):
+        before = _bytes_read()
+        assert len(list(source.batches(epoch, 0))) == source.steps_per_epoch
+        found.append(_bytes_read() - before)
+    return {"size": size, "read": found}
+
+
+def _bytes_read():
+    lines = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(lines["rchar"])
+
+
+def cutters(tf, folder):
+    """The same batches by the library and by TensorFlow: how far pixels are apart, and who cut."""
+    sources = [records(tf, folder)]
+    os.environ["HPCDL_JPEG"] = "tensorflow"
+    sources.append(records(tf, folder))
+    away, worst = [], 0
+    for ours, theirs in zip(*(source.batches(0, 0) for source in sources), strict=True):
+        assert np.array_equal(ours.labels, theirs.labels)
+        assert np.array_equal(ours.images[1], theirs.images[1])
+        apart = np.asarray(ours.images[0], int) - np.asarray(theirs.images[0], int)
+        away.append(float(np.abs(apart).mean()))
+        worst = max(worst, int(np.abs(apart).max()))
+    return {"away": float(np.mean(away)), "worst": worst,
+            "decoders": [source.images.decoder for source in sources]}  # fmt: skip
+
+
+def windows(tf):
+    """3,000 random windows of an image of 375 x 500."""
+    images = Images(tf, (224, 224), None)
+    seeds = tf.stack([tf.zeros(3000, tf.int64), tf.range(3000, dtype=tf.int64)], 1)
+    draw = tf.function(lambda seed: images.random_window(tf.constant([375, 500, 3]), seed))
+    return [draw(seed).numpy().tolist() for seed in seeds]
 
 
 def normalization(tf):
@@ -91,8 +138,7 @@ def main() -> None:
     place = this_place()
     prepare_environment(place, onednn=False)
     tf = import_tensorflow(place, keras=sys.argv[1] == "normalization")
-    found = {"groups": groups, "operations": operations, "normalization": normalization}
-    print(json.dumps(found[sys.argv[1]](tf, *sys.argv[2:])))
+    print(json.dumps(globals()[sys.argv[1]](tf, *sys.argv[2:])))
 
 
 main()
