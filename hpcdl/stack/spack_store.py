@@ -40,7 +40,7 @@ class Installed:
 
 def is_there(site: Site) -> bool:
     """Whether Spack has ever installed something for this site."""
-    return (store(site) / ".spack-db").is_dir()
+    return store(site).is_dir()
 
 
 def remove_unneeded(

@@ -103,7 +103,7 @@ def small(spack_home: Path) -> Path:
         "above": ('depends_on("works")', "true"),
         "waits": ('depends_on("works")', _WAIT),
         "sleeps": ('depends_on("works")', _SLEEP),
-        "fills": ("", _FILL),
+        "fills": ('depends_on("works")', _FILL),
     }
     for name, (more, command) in recipes.items():
         where = spack_home / "spack_repo" / "hpcdl" / "packages" / name

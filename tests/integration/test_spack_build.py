@@ -6,6 +6,8 @@ nothing to download or compile.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 import signal
@@ -25,7 +27,7 @@ from hpcdl.stack.spack_make import Folders, PackageFailed, Tally, installed, mak
 from hpcdl.stack.spack_release import inventory
 from hpcdl.stack.spack_run import concretize
 from hpcdl.stack.spack_tool import Spack, lock_holder, open_spack, require_unlocked
-from hpcdl.system.errors import AnswerNo, MachineLacks
+from hpcdl.system.errors import AnswerNo, BadInput, MachineLacks
 from hpcdl.system.files import locked
 from tests.integration.spack_fixture import SMALL, want, why_not
 from tests.small_release import make_release, passing, silent, small_site
@@ -127,6 +129,7 @@ def test_a_full_disk_is_named_and_nothing_is_lost(small: Path) -> None:
         with pytest.raises(MachineLacks, match="no room left while Spack built fills") as caught:
             build(where, spack, SMALL_TREE=str(tree))
         assert "what is built stays built" in caught.value.hint
+        assert names(spack, where) == {"works"}
     finally:
         subprocess.run(["umount", "-l", str(tree)], check=True)
 
@@ -210,6 +213,25 @@ def test_a_mirror_of_packages_without_sources_is_complete(small: Path, tmp_path:
     found = spack_mirror.plan_mirror(tmp_path / "mirror", where.root, ["small"], None)
     assert found.sources == ()
     assert found.notes() == []
+
+
+def test_a_mirror_takes_bazels_downloads_in(small: Path, tmp_path: Path) -> None:
+    """A repository cache of bazel's is a tree of files by their digests: it is taken as it is."""
+    where = solve(small, "above")
+    cache, mirror = tmp_path / "cache", tmp_path / "mirror"
+    for text in ("one", "two"):
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        place = cache / "content_addressable" / "sha256" / digest
+        place.mkdir(parents=True)
+        (place / "file").write_text(text)
+        planned = spack_mirror.plan_mirror(mirror, where.root, ["small"], str(cache))
+        manifest = json.loads(spack_mirror.make_mirror(planned, where.root, silent).read_text())
+        row = next(row for row in manifest["bazel"] if digest in row["file"])
+        assert (mirror / row["file"]).read_text() == text
+        assert row["sha256"] == digest
+    assert len(manifest["bazel"]) == 2
+    with pytest.raises(BadInput, match="no bazel cache"):
+        spack_mirror.plan_mirror(mirror, where.root, ["small"], str(tmp_path / "none"))
 
 
 def test_gc_removes_the_packages_that_no_release_is_left_for(small: Path, tmp_path: Path) -> None:

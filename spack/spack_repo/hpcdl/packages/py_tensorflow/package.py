@@ -112,6 +112,8 @@ class PyTensorflow(BuiltinPyTensorflow):
         cache = os.environ.get("HPCDL_BAZEL_CACHE")
         if cache:
             with open(".tf_configure.bazelrc", mode="a") as file:
-                file.write(f"\ncommon --repository_cache={cache}\n")
+                # `build` lines count for every command that takes them. The second option has
+                # this name in bazel 6, and as an alias in later ones.
+                file.write(f"\nbuild --repository_cache={cache}\n")
                 if os.environ.get("HPCDL_BAZEL_OFFLINE"):
-                    file.write("common --repository_disable_download\n")
+                    file.write("build --experimental_repository_disable_download\n")
