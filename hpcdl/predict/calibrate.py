@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,9 +124,8 @@ def from_records(machine: Machine, training: Training, records: tuple[Record, ..
             if same:
                 return _published(same, training)
     ones = [record for record in ones if not record.xla]
-    here = [record for record in here if not record.xla]
     twins = [record for record in ones if record.model in _models(training)]
-    return _carried(machine, training, twins or here or ones)
+    return _carried(machine, training, (twins, [r for r in here if not r.xla], ones))
 
 
 def _models(training: Training) -> tuple[str, ...]:
@@ -148,11 +148,12 @@ def _published(rows: list[Record], training: Training) -> Calibration:
     )  # fmt: skip
 
 
-def _carried(machine: Machine, training: Training, rows: list[Record]) -> Calibration:
-    """Other rows, each carried over by the ratio of the rooflines; their median."""
+def _carried(machine: Machine, training: Training, groups: Iterable[list[Record]]) -> Calibration:
+    """The first group with rows that can be carried over by the ratio of the rooflines; median."""
     from hpcdl import facts
 
-    found = sorted(_estimates(machine, training, rows))
+    estimates = (sorted(_estimates(machine, training, rows)) for rows in groups)
+    found = next((some for some in estimates if some), [])
     if machine.gpu == CPU or not found:
         raise BadInput(
             f"nothing says how fast '{training.net.name}' runs on one rank of '{machine.name}'",

@@ -128,7 +128,10 @@ def of_host(gpu: str, hardware: str, per_node: int) -> Machine | None:
         return None
     host = next(row for row in known["hosts"] if row["match"] in hardware)
     network = network_link(host["fabric"], host["network_gbps"])
-    machine = of_gpu(name, host["link"] or usual_link(name), host["cores"], host["roots"], network)
+    link = host["link"]
+    if link is None or (link == "nvlink" and usual_link(name) != "nvlink"):
+        link = usual_link(name)  # a host's usual GPUs may have what these lack
+    machine = of_gpu(name, link, host["cores"], host["roots"], network)
     if "beyond" in host:
         clique, link = host["beyond"]
         machine = replace(machine, clique=clique, wide=_links(link, name)[1])

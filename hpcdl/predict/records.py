@@ -17,6 +17,7 @@ from typing import Any
 from hpcdl import facts
 from hpcdl.predict.network import names
 from hpcdl.system.document import read_document
+from hpcdl.system.remember import remembered
 from hpcdl.system.schema import Schema, check
 
 _MOST = 1e12
@@ -50,6 +51,7 @@ RECORD: Schema = {
         "notes": _TEXT,
     },
 }  # fmt: skip
+_KEYS = tuple(RECORD["properties"])
 FILE: Schema = {
     "type": "object",
     "description": "Published throughput.",
@@ -104,15 +106,18 @@ def read_records(path: Path | None = None) -> tuple[Record, ...]:
     Raises:
         BadInput: the file cannot be read or has faults; all of them, with their lines.
     """
-    return _read(path) if path else _ours()
+    return tuple(map(_record, _rows(path))) if path else _ours()
 
 
 @cache
 def _ours() -> tuple[Record, ...]:
-    return _read(Path(__file__).parents[1] / "facts" / "throughput.yaml")
+    """The records of our facts, whose file is checked once on a machine, not every time."""
+    path, form = facts.path("throughput"), repr(FILE).encode()
+    return tuple(map(_record, remembered("facts", [path, form], lambda: _rows(path))))
 
 
-def _read(path: Path) -> tuple[Record, ...]:
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file, checked: every key of RECORD is there, of its type."""
     document = read_document(path, _MOST_BYTES)
     values = check(document, FILE)
     if isinstance(values, dict) and not document.faults:
@@ -123,7 +128,7 @@ def _read(path: Path) -> tuple[Record, ...]:
                 document.fault(f"the id '{value['id']}' is given twice", node)
             seen[value["id"]] = index
     document.raise_faults()
-    return tuple(_record(value) for value in values["records"])
+    return [{key: value[key] for key in _KEYS} for value in values["records"]]
 
 
 def _record(value: dict[str, Any]) -> Record:

@@ -204,6 +204,12 @@ def test_a_result_of_this_site_is_the_surest_start(cpu: Partition, result: Path)
     assert found.calibration.seconds == pytest.approx(0.06)
 
 
+def test_rows_without_a_batch_cannot_be_carried_over_so_others_are(k80: Partition) -> None:
+    base = ask(k80, model="efficientnet_v1_b4").calibration
+    assert base.proof == "doubtful"
+    assert base.seconds > 0
+
+
 def test_a_gpu_without_rows_of_its_network_borrows_and_says_so(k80: Partition) -> None:
     base = ask(k80, model="densenet121").calibration
     assert base.proof == "doubtful"

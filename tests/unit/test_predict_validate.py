@@ -242,3 +242,49 @@ def test_json_is_read_as_well(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     path.write_text(json.dumps(yaml.safe_load(ROW), indent=1))
     assert [record.id for record in read_records(path)] == ["one", "eight"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "model", "known"),
+    [
+        ("Tesla V100-SXM2-32GB", "ResNet-50", ("V100-SXM2", "resnet50")),
+        ("NVIDIA A100", "inception3", ("A100-SXM4-40GB", "inception_v3")),
+        ("t4", "VGG-16", ("T4", "vgg16")),
+        ("p100 16GB", "efficientnet-b4", ("P100-PCIe", "efficientnet_v1_b4")),
+    ],
+)
+def test_gpus_and_networks_are_known_however_a_source_writes_them(
+    tmp_path: Path, gpu: str, model: str, known: tuple[str, str]
+) -> None:
+    text = ROW.replace("gpu: V100-SXM2", f"gpu: {gpu}").replace(
+        "model: resnet50", f"model: {model}"
+    )
+    (tmp_path / "rows.yaml").write_text(text)
+    (one,) = validate(read_records(tmp_path / "rows.yaml")).judged
+    assert (one.case.machine.gpu, one.case.record.model) == known
+
+
+def test_a_precision_that_nobody_knows_is_named(tmp_path: Path) -> None:
+    text = ROW.replace("batch_per_gpu", "precision: int8\n  batch_per_gpu")
+    (tmp_path / "rows.yaml").write_text(text)
+    (row,) = validate(read_records(tmp_path / "rows.yaml")).unfit
+    assert row.reason == "the precision 'int8' is not known"
+
+
+def test_a_file_without_single_gpu_rows_starts_from_ours(
+    records: tuple[Record, ...], found: Validation
+) -> None:
+    held_out = tuple(r for r in records if r.gpus != 1 and r.source.startswith("Alibaba"))
+    alone = validate(held_out)
+    same = {row.case.record.id: row.predicted for row in found.judged}
+    assert alone.judged
+    assert all(row.predicted == same[row.case.record.id] for row in alone.judged)
+
+
+def test_a_file_of_many_rows_is_read(tmp_path: Path) -> None:
+    (tmp_path / "rows.yaml").write_text(ROW + "# a comment\n" * 100_000)
+    assert len(read_records(tmp_path / "rows.yaml")) == 2
+
+
+def test_our_own_rows_are_those_of_the_facts_file() -> None:
+    assert read_records() == read_records(facts.path("throughput"))

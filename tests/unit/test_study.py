@@ -92,8 +92,8 @@ def a_result(ranks: int, rate: float, **changes: Any) -> dict[str, Any]:
         "job": {"id": "7"},
         "layout": {"ranks": ranks, "nodes": ["n1"], "ranks_per_node": [ranks], "gpu_per_rank": 0,
                    "cpus_per_rank": 1},
-        "release": "r1", "parameters": 25_000_000, "model": "resnet50", "precision": "fp32", "batch_per_rank": 4,
-        "global_batch": batch, "options": {"warmup_steps": 5},
+        "release": "r1", "model": "resnet50", "precision": "fp32", "batch_per_rank": 4,
+        "parameters": 25_000_000, "global_batch": batch, "options": {"warmup_steps": 5},
         "samples": {**samples, "images": [batch] * 20},
         "summary": {"metrics": {}},
         **changes,
@@ -310,6 +310,52 @@ def test_a_result_of_another_version_is_a_hole_and_the_rest_goes_on(
     found = findings_of(plan)
     assert [one.ranks for one in found.measured] == [1, 2]
     assert "version 7; this hpcdl reads version 1" in found.holes[0].reason
+
+
+def test_jobs_that_repeat_take_turns_and_are_one_measurement(
+    study: Callable[..., Plan],
+) -> None:
+    plan = study(runs=[{**SMALL["runs"][0], "repeats": 2}])  # type: ignore[index]
+    assert [part.folder.name for part in plan.rounds] == ["training", "training-2"]
+    assert len({cell.point.id for cell in plan.cells}) == 6
+    first, second = ([c for c in plan.cells if c.attempt == again] for again in (0, 1))
+    finish(dataclasses.replace(plan, cells=tuple(first)), {1: 8.0, 2: 16.0})
+    finish(dataclasses.replace(plan, cells=tuple(second)), {1: 10.0})
+    found = findings_of(plan)
+    one, two = found.measured
+    assert (one.jobs, two.jobs) == (2, 1)
+    assert one.rate == pytest.approx(9.0)
+    assert one.spread == pytest.approx((8.0, 10.0))
+    assert [hole.cell.words for hole in found.holes] == [
+        "gpus=4 model=resnet50", "gpus=2 model=resnet50, again (2)",
+        "gpus=4 model=resnet50, again (2)",
+    ]  # fmt: skip
+
+
+def test_on_shared_cores_a_step_is_its_computing_and_what_exchanging_costs_another_series(
+    study: Callable[..., Plan],
+) -> None:
+    """t1 x ranks / cores + the exchange, and the few percent that ranks wait for each other."""
+    over = {"gpus": ["1", "2", "4"], "model": ["alexnet", "resnet50"]}
+    plan = study(runs=[{**SMALL["runs"][0], "over": over}], exchange_from={"model": "alexnet"})  # type: ignore[index]
+    by_model = {
+        name: dataclasses.replace(
+            plan, cells=tuple(c for c in plan.cells if c.values["model"] == name)
+        )
+        for name in over["model"]
+    }
+    # Two ranks: 8 images in 0.5 s + 1 s of exchanging 100 MB; the other one's are 200 MB.
+    finish(by_model["alexnet"], {1: 8.0, 2: 8 / 1.5}, model="alexnet")
+    finish(by_model["resnet50"], {1: 8.0, 2: 8 / 2.5}, parameters=50_000_000)
+    (plan.folder / "machine.json").write_text('{"schema": 1, "cores": 2, "load": 0}')
+    predicted, gaps = predict(findings_of(plan))
+    assert not gaps
+    steps = {(one.values["model"], one.gpus): one.gpus * 4 / one.rate for one in predicted}
+    assert steps["resnet50", 2] == pytest.approx(0.5 + 2.0, rel=0.03)
+    assert steps["resnet50", 4] == pytest.approx(2 * 0.5 + 3 * 2.0, rel=0.03)
+    assert {(one.values["model"], one.gpus) for one in predicted if one.error is not None} == {
+        ("resnet50", 2)
+    }
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 1}', "not json"])

@@ -21,7 +21,6 @@ from hpcdl.jobs.sweep_run import DONE, IMPOSSIBLE, QUEUED, Standing
 from hpcdl.system.files import write_json
 from hpcdl.workflows.study.model import SYNTHETIC, Values
 from hpcdl.workflows.study.plan import Cell, Plan, data_folder
-from hpcdl.workflows.study.schema import ALLREDUCE
 
 RESULT_VERSION = 1
 MACHINE = "machine.json"
@@ -93,24 +92,6 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Exchange:
-    """What the ranks' all-reduce alone took: seconds by bytes, the median of all tries."""
-
-    cell: Cell
-    ranks: int
-    seconds: Mapping[int, float]
-
-    def time(self, size: float) -> float:
-        """Seconds of `size` bytes, on the line through the two measured sizes around it."""
-        known = sorted(self.seconds.items())
-        if len(known) < 2:
-            return known[0][1] * size / known[0][0]
-        index = next((i for i, (at, _) in enumerate(known) if at >= size), len(known) - 1)
-        (low, start), (high, end) = known[max(0, index - 1)], known[max(1, index)]
-        return max(start, 0.0) + (end - start) * (size - low) / (high - low)
-
-
-@dataclass(frozen=True)
 class Hole:
     """A cell without a measurement, and why."""
 
@@ -128,7 +109,6 @@ class Findings:
     holes: tuple[Hole, ...]
     cores: int
     load: float
-    exchanges: tuple[Exchange, ...] = ()
 
 
 def collect(plan: Plan, standings: Sequence[Standing]) -> Findings:
@@ -145,7 +125,6 @@ def collect(plan: Plan, standings: Sequence[Standing]) -> Findings:
         _merged([one for one in found if isinstance(one, Measured)]),
         tuple(one for one in found if isinstance(one, Hole)),
         *_machine(plan),
-        exchanges=tuple(one for one in found if isinstance(one, Exchange)),
     )
 
 
@@ -181,7 +160,7 @@ def _machine(plan: Plan) -> tuple[int, float]:
         return len(os.sched_getaffinity(0)), 0.0
 
 
-def _look(plan: Plan, cell: Cell, standing: Standing) -> Measured | Exchange | Hole:
+def _look(plan: Plan, cell: Cell, standing: Standing) -> Measured | Hole:
     if standing.state == IMPOSSIBLE:
         return Hole(cell, standing.state, cell.point.problem)
     if standing.state == QUEUED:
@@ -190,10 +169,7 @@ def _look(plan: Plan, cell: Cell, standing: Standing) -> Measured | Exchange | H
     if standing.state != DONE:
         return _missing(plan, cell, standing, folder)
     try:
-        result = _result(folder)
-        if cell.run.program == ALLREDUCE:
-            return _exchange(cell, result)
-        return _measured(plan, cell, folder, result)
+        return _measured(plan, cell, folder)
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as fault:
         why = fault.args[0] if isinstance(fault, _Unusable) else f"lacks or garbles {fault}"
         return Hole(cell, "unusable", f"{folder / 'result.json'} {why}")
@@ -229,22 +205,11 @@ def _why(folder: Path, log: Path) -> str:
     return said[-1][:300] if said else "its log is empty"
 
 
-def _result(folder: Path) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+def _measured(plan: Plan, cell: Cell, folder: Path) -> Measured:
+    result = json.loads((folder / "result.json").read_text())
     version = result.get("schema") if isinstance(result, dict) else None
     if version != RESULT_VERSION:
         raise _Unusable(f"is of version {version}; this hpcdl reads version {RESULT_VERSION}")
-    return result
-
-
-def _exchange(cell: Cell, result: Mapping[str, Any]) -> Exchange:
-    times = {int(size): median(tries) for size, tries in result["samples"]["seconds"].items()}
-    if not times or min(times.values()) <= 0 or min(times) <= 0:
-        raise _Unusable("holds no measured exchange")
-    return Exchange(cell, int(result["layout"]["ranks"]), times)
-
-
-def _measured(plan: Plan, cell: Cell, folder: Path, result: Mapping[str, Any]) -> Measured:
     samples = result["samples"]
     skip = int(result["options"]["warmup_steps"])
     skip = skip if len(samples["seconds"]) > skip else 0

@@ -273,9 +273,18 @@ def _ideal_line(axes: Any, scene: Scene) -> None:
 
 
 def _phases(axes: Any, scene: Scene) -> None:
-    """Where a step's time goes, in milliseconds."""
-    _bars(axes, scene, lambda one: {part: 1e3 * s for part, s in one.parts.items()})
-    axes.set_xlabel("milliseconds of a step (mean)")
+    """Where a step's time goes, in milliseconds, with the spread of whole steps at its end."""
+    ones = _bars(axes, scene, lambda one: {part: 1e3 * s for part, s in one.parts.items()})
+    ends = [1e3 * one.step_seconds for one in ones]
+    # Slow and fast steps, with checkpoints left out as in the rates that they come from.
+    spans = [sorted(1e3 * int(one.result["global_batch"]) / rate for rate in one.spread)
+             for one in ones]  # fmt: skip
+    bars = [[max(0.0, end - low) for end, (low, _) in zip(ends, spans, strict=True)],
+            [max(0.0, high - end) for end, (_, high) in zip(ends, spans, strict=True)]]  # fmt: skip
+    axes.errorbar(ends, range(len(ones)), xerr=bars, linestyle="none", color="0.25", capsize=2.5,
+                  elinewidth=0.9)  # fmt: skip
+    axes.set_xlim(left=0)
+    axes.set_xlabel("milliseconds of a step: mean, and the 5th to 95th percentile")
 
 
 def _shares(axes: Any, scene: Scene) -> None:
@@ -285,7 +294,10 @@ def _shares(axes: Any, scene: Scene) -> None:
     axes.set_xlim(0, 100)
 
 
-def _bars(axes: Any, scene: Scene, values: Callable[[Measured], dict[str, float]]) -> None:
+def _bars(
+    axes: Any, scene: Scene, values: Callable[[Measured], dict[str, float]]
+) -> list[Measured]:
+    """Bars from top to bottom, cut into their parts; gives whose they are."""
     ones = [one for series in scene.series.values() for one in series]
     names = [_bar_name(scene, one) for one in ones]
     left = [0.0] * len(ones)
@@ -299,6 +311,7 @@ def _bars(axes: Any, scene: Scene, values: Callable[[Measured], dict[str, float]
     axes.margins(x=0.04)
     axes.grid(axis="x", alpha=0.25)
     axes.legend(fontsize=7, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
+    return ones
 
 
 def _bar_name(scene: Scene, one: Measured) -> str:

@@ -3,14 +3,13 @@
 Predictions start from the study's own one-rank measurement of the same series. Where all ranks
 share the cores of one machine, one rank's step is taken as longer by as much as there are more
 busy CPUs than cores, and nothing hides: exchanging gradients needs the cores that compute. What
-exchanging costs there is measured, where the study has a run of `allreduce`; ranks beyond the
-measured ones copy as many more bytes.
+that costs per byte is taken from cells that the study names; more ranks copy as many more bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from hpcdl.predict.forecast import expand
@@ -18,12 +17,13 @@ from hpcdl.predict.network import names, network
 from hpcdl.predict.request import Request, answer
 from hpcdl.system.errors import BadInput
 from hpcdl.workflows.study.collect import Findings, Measured
-from hpcdl.workflows.study.model import Run, Values
+from hpcdl.workflows.study.model import Run, Values, matches
 from hpcdl.workflows.study.plan import Cell, Plan
 
 _HOUR = 3600.0
 _GIGA = 1e9
 _GRADIENT_BYTES = 4.0
+_LEAST = 1e-6
 _PRECISIONS = {"fp32": "fp32", "fp16": "amp", "bf16": "amp"}
 
 
@@ -38,11 +38,12 @@ class Predicted:
     low: float
     high: float
     measured: float | None = None
+    from_itself: bool = False
 
     @property
     def error(self) -> float | None:
-        """Predicted over measured, less one."""
-        return None if self.measured is None else self.rate / self.measured - 1
+        """Predicted over measured, less one; None where the prediction starts from the latter."""
+        return None if self.measured is None or self.from_itself else self.rate / self.measured - 1
 
 
 @dataclass(frozen=True)
@@ -85,10 +86,12 @@ def _series(findings: Findings, base: Measured) -> Iterator[Predicted]:
     measured = {
         one.ranks: one.rate for one in findings.measured if _without_count(one.values) == alike
     }
+    known = {one.ranks for one in _teachers(findings) if _without_count(one.values) == alike}
     asked = {cell.gpus for cell in findings.plan.possible if alike == _without_count(
         {**cell.values, "run": cell.run.name})}  # fmt: skip
     for gpus in sorted({*asked, *measured, *base.cell.run.predict} - {1}):
-        yield _one(findings, base, gpus, measured.get(gpus))
+        found = _one(findings, base, gpus, measured.get(gpus))
+        yield replace(found, from_itself=gpus in known)
 
 
 def _one(findings: Findings, base: Measured, gpus: int, measured: float | None) -> Predicted:
@@ -128,15 +131,47 @@ def _sharing(findings: Findings, base: Measured, gpus: int) -> float:
 
 
 def _exchange(findings: Findings, base: Measured, gpus: int) -> float | None:
-    """Bus bandwidth in GB/s that the study's own all-reduce gives `gpus` ranks; None without it."""
-    if not findings.exchanges or not findings.plan.scale.shares_cores or gpus < 2:
+    """Bus bandwidth in GB/s between `gpus` ranks on shared cores; None where nothing says it."""
+    teachers = _teachers(findings)
+    if not teachers or gpus < 2:
         return None
-    nearest = min(findings.exchanges, key=lambda one: (abs(one.ranks - gpus), one.ranks))
-    size = _GRADIENT_BYTES * float(base.result["parameters"])
+    nearest = min(teachers, key=lambda one: (abs(one.ranks - gpus), one.ranks))
+    alone = next(one for one in findings.measured if _is_base(one, nearest))
+    computing = _step(alone) * _sharing(findings, alone, nearest.ranks)
+    per_byte = max(_LEAST, _step(nearest) - computing) / _gradients(nearest)
     # All ranks' copies go through the same cores: their time grows with their bytes.
-    seconds = nearest.time(size) * (gpus - 1) / (nearest.ranks - 1)
+    seconds = per_byte * _gradients(base) * (gpus - 1) / (nearest.ranks - 1)
     weights = _GRADIENT_BYTES * network(str(base.result["model"])).parameters
     return weights / seconds * 2 * (gpus - 1) / gpus / _GIGA
+
+
+def _teachers(findings: Findings) -> tuple[Measured, ...]:
+    """The cells of several ranks that say what exchanging gradients costs here."""
+    scale = findings.plan.scale
+    if scale.exchange_from is None or not scale.shares_cores:
+        return ()
+    return tuple(
+        one
+        for one in findings.measured
+        if one.ranks > 1
+        and matches(one.values, scale.exchange_from)
+        and any(_is_base(other, one) for other in findings.measured)
+    )
+
+
+def _is_base(one: Measured, other: Measured) -> bool:
+    """Whether `one` is the one-rank run of the series of `other`."""
+    return one.ranks == 1 and _without_count(one.values) == _without_count(other.values)
+
+
+def _step(one: Measured) -> float:
+    """Seconds of the median step."""
+    return float(one.result["global_batch"]) / one.rate
+
+
+def _gradients(one: Measured) -> float:
+    """Bytes of a rank's gradients."""
+    return _GRADIENT_BYTES * float(one.result["parameters"])
 
 
 def _without_count(values: Values) -> dict[str, str]:

@@ -190,6 +190,7 @@ def _scale(name: str, values: dict[str, Any]) -> Scale:
         takes=values["takes"],
         in_turn=values["in_turn"],
         shares_cores=values["shares_cores"],
+        exchange_from=values["exchange_from"],
         memory_gigabytes=values["memory_gigabytes"],
         data={key: DataSet(name=key, **data) for key, data in values["data"].items()},
         runs=tuple(map(_run, values["runs"])),
@@ -203,7 +204,6 @@ def _run(values: dict[str, Any]) -> Run:
     reads: Mapping[str, Any] | None = values["reads"]
     return Run(
         name=values["name"],
-        program=values["program"],
         repeats=values["repeats"],
         over={key: tuple(asked) for key, asked in values["over"].items()},
         exclude=tuple(values["exclude"]),

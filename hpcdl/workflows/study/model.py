@@ -34,12 +34,10 @@ class Reads:
 class Run:
     """Jobs that differ in the values of a matrix only; `minutes` of walltime each.
 
-    `program` is `train`, or `allreduce` for the exchange of the ranks alone. All jobs run
-    `repeats` times, in turns, so that what other work does to them shows as spread.
+    All jobs run `repeats` times, in turns, so that what differs between jobs shows as spread.
     """
 
     name: str
-    program: str
     repeats: int
     over: Mapping[str, tuple[str, ...]]
     exclude: tuple[Values, ...]
@@ -70,13 +68,18 @@ class Rule:
 
 @dataclass(frozen=True)
 class Scale:
-    """One size of a study. `shares_cores`: all ranks run on the cores of one machine."""
+    """One size of a study. `shares_cores`: all ranks run on the cores of one machine.
+
+    What exchanging gradients costs on shared cores, predictions take from the measured cells
+    that `exchange_from` chooses.
+    """
 
     name: str
     shows: str
     takes: str
     in_turn: bool
     shares_cores: bool
+    exchange_from: Values | None
     memory_gigabytes: float | None
     data: Mapping[str, DataSet]
     runs: tuple[Run, ...]

@@ -18,7 +18,6 @@ from hpcdl.jobs.sweep import JOB_KEYS
 from hpcdl.site import Site
 from hpcdl.system.errors import BadInput
 from hpcdl.workflows.study.model import SYNTHETIC, DataSet, Reads, Run, Scale, Study, Values
-from hpcdl.workflows.study.schema import ALLREDUCE
 
 _MOST_CELLS = 1000
 READS_LIBRARY = "slow_reads.so"
@@ -176,20 +175,15 @@ def _cells(site: Site, study: Study, scale: Scale, run: Run) -> Iterator[Cell]:
 
 
 def _base(site: Site, study: Study, scale: Scale, run: Run) -> JobSpec:
+    data = () if "data" in run.over else _data_words(site, scale, run)
     return JobSpec(
         partition=site.default_partition,
         cpus_per_task=run.cpus_per_rank,
         minutes=run.minutes,
         name=f"{study.name}-{run.name}"[:60],
-        program=(*_program(site, scale, run), *_options(run.options)),
+        program=("hpcdl", "train", *_options(run.options), *data),
         environment=_environment(site, scale, run),
     )
-
-
-def _program(site: Site, scale: Scale, run: Run) -> tuple[str, ...]:
-    if run.program == ALLREDUCE:
-        return ("python", "-m", "hpcdl.train.allreduce")
-    return ("hpcdl", "train", *(() if "data" in run.over else _data_words(site, scale, run)))
 
 
 def _options(options: Values) -> Iterator[str]:

@@ -86,6 +86,7 @@ def as_data(report: Report) -> dict[str, Any]:
                 "run": one.run.name, "values": dict(one.values), "gpus": one.gpus,
                 "images_per_second": round(one.rate, 3), "low": round(one.low, 3),
                 "high": round(one.high, 3), "measured": one.measured, "relative_error": one.error,
+                "from_itself": one.from_itself,
             }
             for one in report.predicted
         ],
@@ -95,10 +96,6 @@ def as_data(report: Report) -> dict[str, Any]:
             for one in report.findings.holes
         ],
         "not_predicted": list(report.gaps),
-        "exchanges": [
-            {"ranks": one.ranks, "seconds_by_bytes": {str(k): v for k, v in one.seconds.items()}}
-            for one in report.findings.exchanges
-        ],
         "published": [
             {"label": one.label, "source": one.source, "points": [vars(p) for p in one.points]}
             for one in plan.study.published
@@ -212,11 +209,15 @@ def _predicted_table(predicted: Sequence[Predicted]) -> Table:
             f"{one.rate:.4g}",
             f"{one.low:.4g} to {one.high:.4g}",
             "" if one.measured is None else f"{one.measured:.4g}",
-            "" if one.error is None else f"{one.error:+.1%}",
+            "starts from it" if one.from_itself else _signed(one.error),
         )
         for one in predicted
     ]
     return head, rows
+
+
+def _signed(error: float | None) -> str:
+    return "" if error is None else f"{error:+.1%}"
 
 
 def _named(one: Predicted) -> str:

@@ -13,7 +13,6 @@ from hpcdl.system.schema import Schema
 VERSION = 1
 NAME = r"^[a-z][a-z0-9-]{0,40}$"
 SCALES = ("small", "full")
-TRAIN, ALLREDUCE = PROGRAMS = ("train", "allreduce")
 RULES = (
     "complete", "agree", "efficiency", "faster", "one-rank-per-gpu", "model", "metric",
     "linear", "input-share", "share",
@@ -100,8 +99,6 @@ RUN = _object(
     "Jobs that differ in the values of a matrix only.",
     {
         "name": _text("What reports call it.", pattern=NAME),
-        "program": _text("`train`, or `allreduce`: how fast the ranks exchange gradients.",
-                         enum=list(PROGRAMS), default=TRAIN),
         "repeats": {"type": "integer", "description": "How often every job runs, in turns.",
                     "minimum": 1, "maximum": 20, "default": 1},
         "over": _map("The matrix: a list of values for each key.", _texts("Values.", minItems=1)),
@@ -109,7 +106,7 @@ RUN = _object(
             "type": "array", "description": "Combinations to leave out.", "default": [],
             "items": _map("Values that together are left out.", _VALUE),
         },
-        "options": _map("Options of the program, the same for all.", _VALUE, default={}),
+        "options": _map("Options of `hpcdl train`, the same for all.", _VALUE, default={}),
         "data": _text("The data set of all; `synthetic` for none.", default="synthetic"),
         "cpus_per_rank": {"type": "integer", "description": "CPUs of a rank.", "minimum": 1,
                           "maximum": 4096, "default": None},
@@ -131,6 +128,11 @@ SCALE = _object(
                     "default": False},
         "shares_cores": {"type": "boolean", "default": False,
                          "description": "Whether all ranks share the cores of one machine."},
+        "exchange_from": {
+            **_WHERE, "default": None,
+            "description": "With shared cores: the cells that tell predictions what exchanging "
+                           "gradients costs; they are not judged.",
+        },
         "memory_gigabytes": _number("Memory that holds data, where it is emulated.", default=None),
         "data": _map("Data sets, by name.", DATA, default={}),
         "runs": {"type": "array", "description": "What is run.", "items": RUN, "minItems": 1},

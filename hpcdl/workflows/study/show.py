@@ -11,7 +11,6 @@ from hpcdl.workflows.study.load import load_study, shipped
 from hpcdl.workflows.study.model import Run, Scale
 from hpcdl.workflows.study.plan import Plan
 from hpcdl.workflows.study.run import Checked
-from hpcdl.workflows.study.schema import ALLREDUCE
 
 
 def list_text() -> str:
@@ -121,8 +120,7 @@ def _run_text(plan: Plan, run: Run) -> str:
     later = f"; predicted: {', '.join(map(str, run.predict))} GPUs" if run.predict else ""
     reads = _reads_text(run)
     again = f", each {run.repeats} times" if run.repeats > 1 else ""
-    what = "the exchange of gradients alone, " if run.program == ALLREDUCE else ""
-    return f"  {run.name}: {len(cells)} jobs: {what}{over}{again}{reads}{later}"
+    return f"  {run.name}: {len(cells)} jobs: {over}{again}{reads}{later}"
 
 
 def _matrix(plan: Plan, run: Run) -> Mapping[str, Sequence[str]]:
@@ -143,7 +141,6 @@ def _reads_text(run: Run) -> str:
 def _run_data(run: Run) -> dict[str, Any]:
     return {
         "name": run.name,
-        "program": run.program,
         "repeats": run.repeats,
         "over": {key: list(values) for key, values in run.over.items()},
         "exclude": [dict(one) for one in run.exclude],

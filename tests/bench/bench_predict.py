@@ -1,0 +1,69 @@
+"""The scaling model: how long 1 to 4,096 GPUs take, how near the simulation is, how good it is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from statistics import median
+
+from hpcdl.predict.compare import scenes
+from hpcdl.predict.records import read_records
+from hpcdl.predict.request import Request, answer, prepare
+from hpcdl.predict.step import profile
+from hpcdl.predict.validate import errors, validate
+from hpcdl.site import find_site_file, load_site
+from tests.bench import report
+
+RUNS = 7
+NETWORKS = ("alexnet", "vgg16", "resnet50", "inception_v3", "densenet121", "efficientnet_v1_b4")
+
+
+def main() -> None:
+    """Measure and report."""
+    site = load_site(find_site_file("p100-v100-k80"))
+    request = Request(site.partition("p100"), "resnet50", gpus="1-4096", every=True)
+    command = ("predict", "--site", "p100-v100-k80", "--partition", "p100", "--model", "resnet50",
+               "--gpus", "1-4096", "--every", "--json")  # fmt: skip
+    answer(request)
+    ours = 1000 * median(_seconds(lambda: answer(request)) for _ in range(RUNS))
+    whole = 1000 * median(_seconds(lambda: _run(*command)) for _ in range(RUNS))
+    points = len(answer(request).points)
+    report("predict: 1 to 4,096 GPUs", ours, "ms", goal="<= 100", met=ours <= 100,
+           note=f"{points} counts that fill nodes; as a command {whole:.0f} ms")  # fmt: skip
+    worst = max(_difference(site.partition("p100"), model, gpus)
+                for model in NETWORKS for gpus in ("4", "16", "64"))  # fmt: skip
+    note = f"equal ranks and links, {len(NETWORKS)} networks, 4 to 64 GPUs"
+    report("predict: closed form off the simulation", 100 * worst, "%", goal="<= 2",
+           met=worst <= 0.02, note=note)  # fmt: skip
+    found = errors([row.error for row in validate(read_records()).judged])
+    for name, value, goal in (
+        ("median", found.median, 4),
+        ("90th percentile", found.ninetieth, 12),
+    ):
+        report(f"predict validate: {name} of the errors", 100 * value, "%", goal=f"<= {goal}",
+               met=100 * value <= goal, note=f"{found.rows} published rows")  # fmt: skip
+
+
+def _seconds(act: object) -> float:
+    assert callable(act)
+    start = time.perf_counter()
+    act()
+    return time.perf_counter() - start
+
+
+def _run(*words: str) -> None:
+    subprocess.run([sys.executable, "-m", "hpcdl", *words], check=True, stdout=subprocess.DEVNULL)
+
+
+def _difference(partition: object, model: str, gpus: str) -> float:
+    """The largest |closed / simulated - 1| of the scene both apply to."""
+    request = Request(partition, model, gpus=gpus)  # type: ignore[arg-type]
+    machine, training, base = prepare(request)
+    one = profile(machine, training, base.seconds, request.constants)
+    equal = scenes(machine, training, one, int(gpus), request.constants)[0]
+    return abs(equal.difference)
+
+
+if __name__ == "__main__":
+    main()
