@@ -2,37 +2,49 @@
 
 Two rules. A value far below its level breaks at once (`breakage`). A lasting change is found by a
 window-limited likelihood ratio (Lai 1995, J. R. Stat. Soc. B 57:613): the mean of the last 2 to 8
-nights against the nights before them. A window's extreme night counts as much as its second, and
-one night gone astray the other way not at all, so that a single spike neither is nor hides a
-change. Level and spread are robust, evidence is discounted by the series' own autocorrelation,
-and a weekly rhythm is taken out where the history shows one.
+nights against the nights before them (`estimate`). A window's extreme night counts for little more
+than its second, or not at all where it alone lies far off, so that a single spike neither is nor
+hides a change. A change whose next nights are back where they were has ended (Wald 1945).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from enum import Enum
-from itertools import pairwise
-from statistics import median
+from statistics import median, median_low
+from typing import NamedTuple
+
+from hpcdl.regress.estimate import Estimate, estimate, level_of, spread_of
+from hpcdl.regress.nodes import slow_nights
 
 MIN_NIGHTS, FEW_NIGHTS = 20, 6
 """Nights of a level before changes against it can be seen: of the first, of later ones."""
-RETURN_NIGHTS = 3
-"""Nights back at the old level after which a change is over."""
-BASELINE_NIGHTS, SPREAD_NIGHTS = 60, 120
+BASELINE_NIGHTS, SPREAD_NIGHTS = 90, 120
 """How far back the level is taken from, and how far back the spread."""
 WINDOW_NIGHTS = 8
 BREAKAGE = 0.15
 """A night this fraction below its level is a breakage the same night."""
-_CLIP, _ASTRAY, _REST = 4.0, 3.0, 1.6
-_EVIDENCE, _NOISY_EVIDENCE, _SMALL_EVIDENCE, _RISE_MORE = 2.3, 3.4, 3.9, 0.7
-_LARGE_CHANGE, _LEAST_CHANGE = 0.03, 0.01
 _BREAKAGE_SPREADS = 5.0
-_NARROWEST = 0.003
-_MAD_TO_SIGMA = 1.4826
+_ASTRAY, _LONE, _LONE_SIZE = 3.0, 4.6, 0.09
+"""Spreads that one night lies off the other way, or alone the same way (and a fraction)."""
+_GAP, _ABOVE = 0.01, 2.0
+"""How far beyond the second the extreme night of a window counts (a fraction of the level), and
+how far beyond the median any night of a longer one (spreads)."""
+_CALM, _NOISY = 0.013, 0.016
+_EVIDENCE, _NOISY_EVIDENCE, _SMALL_EVIDENCE, _RISE_MORE = 2.1, 2.8, 3.9, 0.7
+"""Spreads of the mean: of a calm series, of a noisy one, of a small change; more for rises."""
+_MORE = {2: 0.3, 3: 0.0}
+_MORE_OF_MANY = 0.9
+_LEAST = {2: 0.033, 3: 0.027}
+_LEAST_OF_MANY, _LEAST_CHANGE = 0.025, 0.01
+"""How large a change must be by nights, as a fraction of the level; with much evidence, any."""
+_RETURN, _RETURN_NIGHTS = 3.5, 30
+"""Log likelihood that a series is back, and for how long after a change that is asked."""
+_FRESH_NIGHTS = 7
+_SUSPICIOUS, _SUSPICIOUS_DROP = 1.8, 0.1
 
 
 class Kind(str, Enum):
@@ -43,8 +55,7 @@ class Kind(str, Enum):
     BREAKAGE = "breakage"
 
 
-@dataclass(frozen=True)
-class Night:
+class Night(NamedTuple):
     """What one night measured; more of them on one date are runs of the same night."""
 
     date: date
@@ -58,7 +69,8 @@ class Night:
 class Change:
     """A change: the night it began, the night it was seen, and what changed with it.
 
-    `change` is a fraction of the level `before`; `suspects` name what else changed that night.
+    `change` is a fraction of the level `before`; `suspects` name what else changed that night;
+    `ended` is the first of the nights that were back at the level before.
     """
 
     kind: Kind
@@ -68,6 +80,15 @@ class Change:
     after: float
     index: int
     suspects: tuple[str, ...] = ()
+    ended: date | None = None
+    end_index: int | None = None
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        """The nights on which levels begin because of it."""
+        if self.kind is Kind.BREAKAGE:
+            return ()
+        return (self.index,) if self.end_index is None else (self.index, self.end_index)
 
     @property
     def change(self) -> float:
@@ -90,36 +111,80 @@ class Analysis:
     def alarm(self) -> Change | None:
         """The last change, where it is one for the worse that still holds."""
         last = self.changes[-1] if self.changes else None
-        return last if last and last.kind is not Kind.RISE else None
+        holds = last is not None and last.ended is None and last.kind is not Kind.RISE
+        return last if holds else None
+
+
+class Found(NamedTuple):
+    """A change by index: its first night, the night it was seen, the level before, its end."""
+
+    kind: Kind
+    began: int
+    seen: int
+    before: float
+    ended: int | None = None
+
+
+@dataclass(frozen=True)
+class _Level:
+    """A level that holds: its first night, and the deviations from the levels before it."""
+
+    start: int = 0
+    deviations: tuple[float, ...] = ()
 
 
 @dataclass
 class _State:
-    """What is known so far: where the level that holds began, and how series scattered before.
+    """What is known so far.
 
-    `residuals` are deviations from the levels that held before; `before` is the last of those,
-    and `earlier` what was known while it held.
+    `now` is the level that holds and `earlier` the one before the last change, whose height and
+    spread are in `before`; `back` is the night after which changes are looked for again.
     """
 
-    start: int = 0
-    before: float = math.nan
-    residuals: list[float] = field(default_factory=list)
-    earlier: tuple[int, list[float]] = (0, [])
-    changes: list[tuple[Kind, int, int, float]] = field(default_factory=list)
+    values: Sequence[float]
+    weekdays: Sequence[int]
+    now: _Level = field(default_factory=_Level)
+    earlier: _Level = field(default_factory=_Level)
+    before: Estimate | None = None
+    back: int = 0
+    changes: list[Found] = field(default_factory=list)
+    known: tuple[int, Estimate | None] = (-_FRESH_NIGHTS, None)
 
+    @property
+    def need(self) -> int:
+        """Nights that a level must have before changes against it can be seen."""
+        return MIN_NIGHTS if len(self.now.deviations) < MIN_NIGHTS else FEW_NIGHTS
 
-@dataclass(frozen=True)
-class _Known:
-    """Of the nights before: spread as a fraction, how many made the level, autocorrelation."""
+    def first(self, night: int) -> int:
+        """The first night of the longest window that ends with this one."""
+        return max(self.now.start + self.need, night - WINDOW_NIGHTS + 1)
 
-    spread: float
-    nights: int
-    correlation: float
+    def calm(self, known: Estimate, first: int, end: int) -> list[float]:
+        """Values without their weekly rhythm."""
+        if not known.rhythm:
+            return list(self.values[first:end])
+        return [self.values[i] - known.rhythm * (self.weekdays[i] >= 5) for i in range(first, end)]
 
-    def variance(self, nights: int) -> float:
-        """Of the sum of `nights` standardised values in a row, correlated up to three apart."""
-        together = sum((1 - k / nights) * self.correlation**k for k in range(1, min(nights, 4)))
-        return nights * (1 + 2 * together)
+    def estimate(self, night: int) -> Estimate | None:
+        """What the nights before the window of this one tell."""
+        first = self.first(night)
+        past = range(max(self.now.start, first - BASELINE_NIGHTS), first)
+        missing = max(0, SPREAD_NIGHTS - len(past))
+        return estimate(
+            [self.values[i] for i in past],
+            [self.weekdays[i] for i in past] if self.weekdays else (),
+            self.now.deviations[-missing:] if missing else (),
+        )
+
+    def first_known(self, night: int) -> Estimate | None:
+        """What the very first nights tell: enough to see that something broke."""
+        return None if night < FEW_NIGHTS - 1 else estimate(self.values[:night], (), ())
+
+    def known_at(self, night: int) -> Estimate | None:
+        """An estimate that may be a few nights old."""
+        if not 0 <= night - self.known[0] < _FRESH_NIGHTS:
+            self.known = (night, self.estimate(night))
+        return self.known[1]
 
 
 def analyse(series: Sequence[Night]) -> Analysis:
@@ -129,17 +194,20 @@ def analyse(series: Sequence[Night]) -> Analysis:
         series: nights in any order; higher values are better; several per date are one night.
     """
     ordered = sorted(series, key=lambda night: night.date)
-    each: dict[date, list[float]] = {}
+    each: dict[date, list[Night]] = {}
     for night in ordered:
-        each.setdefault(night.date, []).append(night.value)
-    dates, values = [*each], [median(runs) for runs in each.values()]
-    found = detect(values, [day.weekday() for day in dates])
-    changes = tuple(_change(change, dates, values, ordered) for change in found)
-    start = max((c.index for c in changes if c.kind is not Kind.BREAKAGE), default=0)
-    level, spread = _level(values[start:][-BASELINE_NIGHTS:] or [0.0])
+        each.setdefault(night.date, []).append(night)
+    dates, values = [*each], nightly([[run.value for run in runs] for runs in each.values()])
+    changes = tuple(
+        _change(found, dates, values, each)
+        for found in detect(values, [day.weekday() for day in dates])
+        if not _is_over(found, values)
+    )
+    start = max((edge for change in changes for edge in change.edges), default=0)
+    level, spread = level_of(values[start:][-BASELINE_NIGHTS:] or [0.0])
     return Analysis(
         nights=len(dates),
-        changes=_still_true(changes, values),
+        changes=changes,
         level=level,
         spread=spread / level if level else 0.0,
         enough=len(dates) > MIN_NIGHTS,
@@ -147,126 +215,174 @@ def analyse(series: Sequence[Night]) -> Analysis:
     )
 
 
-def detect(
-    values: Sequence[float], weekdays: Sequence[int] = ()
-) -> list[tuple[Kind, int, int, float]]:
-    """Changes of a series as (kind, first night, night seen, level before), by index.
+def nightly(runs: Sequence[Sequence[float]]) -> list[float]:
+    """The value of each night: the mean of its runs, each as near to their median as runs lie.
+
+    Means of a few runs scatter less than their medians; a run gone astray must not move them.
+    """
+    middles = [median(night) for night in runs]
+    inside = [
+        run - middle
+        for night, middle in zip(runs, middles, strict=True)
+        if len(night) > 2
+        for run in night
+    ]
+    reach = 2 * spread_of(inside)
+    return [
+        sum(max(middle - reach, min(middle + reach, run)) for run in night) / len(night)
+        if len(night) > 2
+        else middle
+        for night, middle in zip(runs, middles, strict=True)
+    ]
+
+
+def detect(values: Sequence[float], weekdays: Sequence[int] = ()) -> list[Found]:
+    """Changes of a series, by index.
 
     Nights are looked at one after the other, as they come; nothing looks ahead.
     """
-    state = _State()
+    state = _State(values, weekdays)
     for night in range(len(values)):
-        _look(state, values, weekdays, night)
+        _look(state, night)
     return state.changes
 
 
-def _look(state: _State, values: Sequence[float], weekdays: Sequence[int], night: int) -> None:
+def _look(state: _State, night: int) -> None:
     """Judge one night against the nights before it."""
-    _look_for_return(state, values, night)
-    need = MIN_NIGHTS if len(state.residuals) < MIN_NIGHTS else FEW_NIGHTS
-    if night - state.start < need:
-        _look_for_breakage(state, values, night, state.before, _spread(state.residuals))
+    _look_for_return(state, night)
+    if night - state.now.start < state.need:
+        _look_for_breakage(state, night, state.before or state.first_known(night))
         return
-    first = max(state.start + need, night - WINDOW_NIGHTS + 1)
-    past = range(max(state.start, first - BASELINE_NIGHTS), first)
-    days = [weekdays[i] for i in past] if weekdays else []
-    rhythm = _weekend_effect([values[i] for i in past], days)
-    calm = [_calm(values, weekdays, rhythm, i) for i in past]
-    middle = median(calm)
-    if not middle > 0:
+    known = state.known_at(night)
+    if known is None or not _is_suspicious(state, known, night):
         return
-    residuals = _residuals(state, values, weekdays, rhythm, first)
-    spread = max(_spread(residuals), _NARROWEST * middle)
-    level = _mean(calm, middle, spread)
-    _look_for_breakage(state, values, night, level, spread)
-    now = [_calm(values, weekdays, rhythm, i) for i in range(first, night + 1)]
-    known = _Known(spread / level, len(calm), _autocorrelation(residuals, spread))
+    known = state.estimate(night)
+    state.known = (night, known)
+    if known is None:
+        return
+    _look_for_breakage(state, night, known)
+    _look_for_change(state, night, known)
+
+
+def _is_suspicious(state: _State, known: Estimate, night: int) -> bool:
+    """Whether a closer look may find something: most nights of most series need none."""
+    if state.values[night] < known.level * (1 - _SUSPICIOUS_DROP):
+        return True
+    low = high = 0.0
+    recent = state.calm(known, max(state.first(night), state.back), night + 1)
+    for nights, value in enumerate(reversed(recent), 1):
+        z = (value - known.level) / known.spread
+        low, high = low - min(z, 1.0), high + max(z, -1.0)
+        if nights > 1 and max(low, high) > _SUSPICIOUS * nights**0.5:
+            return True
+    return False
+
+
+def _look_for_change(state: _State, night: int, known: Estimate) -> None:
+    """A window that ends tonight and shows a lasting change begins a new level."""
+    first = max(state.first(night), state.back)
+    recent = state.calm(known, first, night + 1)
     for kind, sign, more in ((Kind.DROP, -1, 0.0), (Kind.RISE, 1, _RISE_MORE)):
-        z = [sign * (value - level) / spread for value in now]
+        z = [sign * (value - known.level) / known.spread for value in recent]
         if not _lasting(z, known, more):
             continue
         began = first + _split(z)
         if began == night:
             continue  # one night is no lasting change
-        state.changes.append((kind, began, night, level))
-        state.earlier = (state.start, state.residuals)
-        state.start, state.before, state.residuals = began, level, residuals
+        state.changes.append(Found(kind, began, night, known.level))
+        state.earlier = state.now
+        state.before = known
+        state.now = _Level(began, _deviations(state, known, first))
+        state.known = (-_FRESH_NIGHTS, None)
         return
 
 
-def _look_for_return(state: _State, values: Sequence[float], night: int) -> None:
+def _deviations(state: _State, known: Estimate, first: int) -> tuple[float, ...]:
+    """Deviations of the nights before `first` from the levels that held, the last 120 of them."""
+    past = state.calm(known, max(state.now.start, first - SPREAD_NIGHTS), first)
+    middle = median(past)
+    return (*state.now.deviations, *(value - middle for value in past))[-SPREAD_NIGHTS:]
+
+
+def _look_for_return(state: _State, night: int) -> None:
     """A change whose next nights are back at the level before did not last, or was chance.
 
-    What was known before it holds again. Back from a drop is told, as a rise.
+    A sequential test of the old level against the new one, over the nights since it was seen.
+    What was known before it holds again.
     """
-    kind, began, seen, level = state.changes[-1] if state.changes else (Kind.BREAKAGE, 0, 0, 0.0)
-    if kind is Kind.BREAKAGE or began != state.start:
+    backwards = range(len(state.changes) - 1, -1, -1)
+    index = next((i for i in backwards if state.changes[i].kind is not Kind.BREAKAGE), None)
+    if index is None:
         return
-    if not RETURN_NIGHTS <= night - seen <= FEW_NIGHTS:
+    last, before = state.changes[index], state.before
+    nights = night - last.seen
+    if before is None or last.ended is not None or not 1 <= nights <= _RETURN_NIGHTS:
         return
-    changed = median(values[began : seen + 1])
-    back = median(values[night - RETURN_NIGHTS + 1 : night + 1])
-    if abs(back - level) < abs(back - changed):
-        if kind is Kind.DROP:
-            state.changes.append((Kind.RISE, night - RETURN_NIGHTS + 1, night, changed))
-        state.start, state.residuals = state.earlier
+    z = [(v - before.level) / before.spread for v in state.calm(before, last.began, night + 1)]
+    changed, since = z[:-nights], z[-nights:]
+    shift = median(changed)
+    if shift * sum(shift / 2 - value for value in since) > _RETURN:
+        state.changes[index] = last._replace(ended=last.seen + 1)
+        state.now, state.back = state.earlier, night + 1
+        state.known = (-_FRESH_NIGHTS, None)
 
 
-def _residuals(
-    state: _State, values: Sequence[float], weekdays: Sequence[int], rhythm: float, first: int
-) -> list[float]:
-    """Deviations of the nights before `first` from the levels that held, the last 120 of them."""
-    past = range(max(state.start, first - SPREAD_NIGHTS), first)
-    calm = [_calm(values, weekdays, rhythm, i) for i in past]
-    level = median(calm)
-    return [*state.residuals, *(value - level for value in calm)][-SPREAD_NIGHTS:]
-
-
-def _lasting(z: Sequence[float], known: _Known, more: float) -> bool:
+def _lasting(z: Sequence[float], known: Estimate, more: float) -> bool:
     """Whether some window that ends tonight shows a lasting rise of standardised values."""
-    if z[-1] <= 0:
+    if not z or z[-1] <= 0:
         return False
     return any(_shows(z[-nights:], known, more) for nights in range(2, len(z) + 1))
 
 
-def _shows(window: Sequence[float], known: _Known, more: float) -> bool:
+def _shows(window: Sequence[float], known: Estimate, more: float) -> bool:
     """Whether the mean of a window is too high for chance."""
-    kept = sorted(min(value, _CLIP) for value in window if not _is_astray(value, window))
-    if len(kept) < 2 or kept[-2] <= 0:
+    kept = _kept(window, known)
+    count = len(kept)
+    if count < 2:
         return False
-    rest, total = sum(kept[:-1]), sum(kept[:-1]) + kept[-2]
-    size = median(kept) * known.spread
-    evidence = total / math.sqrt(known.variance(len(kept)) * (1 + len(kept) / known.nights))
-    if evidence <= _needed(size, known.spread) + more or size < _LEAST_CHANGE:
-        return False
-    return rest / math.sqrt(known.variance(len(kept) - 1)) > _REST
+    total = sum(kept)
+    if total <= _EVIDENCE * math.sqrt(count):
+        return False  # whatever else is known: the usual case, and a quick answer
+    size = total / count * known.noise
+    if len(window) > max(_LEAST):
+        size = min(size, median(kept) * known.noise)
+    evidence = total / known.deviation(count) / known.doubt - more
+    enough = _needed(known.noise) + _MORE.get(count, _MORE_OF_MANY)
+    large = size >= _LEAST.get(count, _LEAST_OF_MANY) and evidence > enough
+    return large or (size >= _LEAST_CHANGE and evidence > _SMALL_EVIDENCE)
 
 
-def _needed(size: float, spread: float) -> float:
-    """How much evidence a change needs, in standard deviations.
+def _kept(window: Sequence[float], known: Estimate) -> list[float]:
+    """What counts of a window, in order: no single night decides, on either side."""
+    kept = sorted(value for value in window if not _is_astray(value, window))
+    lone = max(_LONE, _LONE_SIZE / known.noise)
+    if len(kept) > 1 and kept[-1] > lone >= kept[-2]:
+        kept.pop()
+    if len(kept) > 1:
+        kept[-1] = min(kept[-1], kept[-2] + _GAP / known.noise)
+    most = median_low(kept) + _ABOVE if len(kept) > max(_LEAST) else math.inf
+    return [min(value, most) for value in kept]
 
-    More where a series scatters by 2 % than by 1 %, and more for a change that is small.
-    """
-    noisy = min(1.0, max(0.0, (spread - 0.014) / 0.004))
-    large = _EVIDENCE + noisy * (_NOISY_EVIDENCE - _EVIDENCE)
-    return large if size >= _LARGE_CHANGE else max(large, _SMALL_EVIDENCE)
+
+def _needed(noise: float) -> float:
+    """How much evidence a change needs: more where a series scatters by 2 % than by 1 %."""
+    noisy = min(1.0, max(0.0, (noise - _CALM) / (_NOISY - _CALM)))
+    return _EVIDENCE + noisy * (_NOISY_EVIDENCE - _EVIDENCE)
 
 
-def _look_for_breakage(
-    state: _State, values: Sequence[float], night: int, level: float, spread: float
-) -> None:
+def _look_for_breakage(state: _State, night: int, known: Estimate | None) -> None:
     """A night far below its level is reported at once, the nights after it are not again."""
-    if not level > 0:
+    if known is None:
         return
-    drop = level - values[night]
-    again = any(kind is Kind.BREAKAGE and night - seen <= 1 for kind, _, seen, _ in state.changes)
-    if drop >= max(BREAKAGE * level, _BREAKAGE_SPREADS * spread) and not again:
-        state.changes.append((Kind.BREAKAGE, night, night, level))
+    drop = known.level - state.values[night]
+    again = any(one.kind is Kind.BREAKAGE and night - one.seen <= 1 for one in state.changes[-2:])
+    if drop >= max(BREAKAGE * known.level, known.reach(_BREAKAGE_SPREADS)) and not again:
+        state.changes.append(Found(Kind.BREAKAGE, night, night, known.level))
 
 
 def _split(z: Sequence[float]) -> int:
     """The night that parts a window best into the old level, 0, and a new one (least squares)."""
-    nights = [(i, min(2 * _CLIP, value)) for i, value in enumerate(z) if not _is_astray(value, z)]
+    nights = [(i, min(2 * _LONE, value)) for i, value in enumerate(z) if not _is_astray(value, z)]
 
     def misfit(first: int) -> float:
         after = [value for index, value in nights if index >= first]
@@ -282,90 +398,32 @@ def _is_astray(value: float, window: Sequence[float]) -> bool:
     return value < -_ASTRAY and sum(other < -_ASTRAY for other in window) == 1
 
 
-def _spread(residuals: Sequence[float]) -> float:
-    """Robust standard deviation of deviations from a level; 0 where nothing is known.
-
-    The larger of two: by the median absolute deviation, which underestimates for few values
-    (Croux and Rousseeuw 1992), and the standard deviation of values clipped at four of those,
-    which knows of heavy tails.
-    """
-    count = len(residuals)
-    if count < 2:
-        return 0.0
-    mad = median(map(abs, residuals)) * _MAD_TO_SIGMA * count / (count - 0.8)
-    clipped = sum(min(abs(residual), 4 * mad) ** 2 for residual in residuals)
-    return max(mad, math.sqrt(clipped / (count - 1)))
-
-
-def _level(values: Sequence[float]) -> tuple[float, float]:
-    """Median and robust standard deviation, at least a small fraction of the median."""
-    middle = median(values)
-    spread = _spread([value - middle for value in values])
-    return middle, max(spread, _NARROWEST * abs(middle), 1e-12)
-
-
-def _mean(values: Sequence[float], middle: float, spread: float) -> float:
-    """Mean of a level's nights, each at most 1.5 spreads from their median (Huber 1964)."""
-    reach = 1.5 * spread
-    return middle + sum(max(-reach, min(reach, v - middle)) for v in values) / len(values)
-
-
-def _autocorrelation(residuals: Sequence[float], spread: float) -> float:
-    """Correlation of neighbouring nights, 0 where it is negative or little is known."""
-    z = [max(-2.5, min(2.5, residual / spread)) for residual in residuals]
-    power = sum(x * x for x in z)
-    if power <= 0 or len(z) < MIN_NIGHTS:
-        return 0.0
-    return max(0.0, min(0.7, sum(a * b for a, b in pairwise(z)) / power))
-
-
-def _weekend_effect(values: Sequence[float], weekdays: Sequence[int]) -> float:
-    """How far weekends lie from working days, 0 where the history does not show it clearly."""
-    if not weekdays:
-        return 0.0
-    weekend = [v for v, day in zip(values, weekdays, strict=True) if day >= 5]
-    week = [v for v, day in zip(values, weekdays, strict=True) if day < 5]
-    if len(weekend) < 4 or len(week) < MIN_NIGHTS:
-        return 0.0
-    effect = median(weekend) - median(week)
-    _, spread = _level(week)
-    doubt = 1.25 * spread * math.sqrt(1 / len(weekend) + 1 / len(week))
-    return effect if abs(effect) > 2.5 * doubt else 0.0
-
-
-def _calm(values: Sequence[float], weekdays: Sequence[int], rhythm: float, index: int) -> float:
-    """A value without its weekly rhythm."""
-    return values[index] - (rhythm if rhythm and weekdays[index] >= 5 else 0.0)
-
-
-def _still_true(changes: Sequence[Change], values: Sequence[float]) -> tuple[Change, ...]:
-    """The changes without a breakage that was over the next night: it is history, no alarm."""
-
-    def recovered(change: Change) -> bool:
-        over = change.kind is Kind.BREAKAGE and change.index < len(values) - 1
-        return over and values[change.index + 1] > change.before * (1 - BREAKAGE / 2)
-
-    return tuple(change for change in changes if not recovered(change))
+def _is_over(found: Found, values: Sequence[float]) -> bool:
+    """Whether a breakage was over the next night: then it is history, no alarm."""
+    over = found.kind is Kind.BREAKAGE and found.began < len(values) - 1
+    return over and values[found.began + 1] > found.before * (1 - BREAKAGE / 2)
 
 
 def _change(
-    found: tuple[Kind, int, int, float],
+    found: Found,
     dates: Sequence[date],
     values: Sequence[float],
-    series: Sequence[Night],
+    each: Mapping[date, Sequence[Night]],
 ) -> Change:
-    kind, began, seen, before = found
-    after = median(values[began : seen + 1])
-    suspects = _suspects(series, dates, began)
-    return Change(kind, dates[began], dates[seen], before, after, began, suspects)
+    after = median(values[found.began : found.seen + 1])
+    suspects = _suspects(each, dates, found.began)
+    ended = None if found.ended is None else dates[found.ended]
+    return Change(found.kind, dates[found.began], dates[found.seen], found.before, after,
+                  found.began, suspects, ended, found.ended)  # fmt: skip
 
 
-def _suspects(series: Sequence[Night], dates: Sequence[date], began: int) -> tuple[str, ...]:
+def _suspects(
+    each: Mapping[date, Sequence[Night]], dates: Sequence[date], began: int
+) -> tuple[str, ...]:
     """What was different from the night of a change on: release, driver or node."""
     if began == 0:
         return ()
-    before = [night for night in series if night.date == dates[began - 1]]
-    after = [night for night in series if night.date == dates[began]]
+    before, after = each[dates[began - 1]], each[dates[began]]
     found = []
     for what in ("release", "driver", "node"):
         old = {getattr(night, what) for night in before} - {""}
@@ -375,28 +433,11 @@ def _suspects(series: Sequence[Night], dates: Sequence[date], began: int) -> tup
     return tuple(found)
 
 
-def slow_nodes(series: Sequence[Night], nights: int = 3) -> tuple[str, ...]:
-    """Nodes that are slower than the others on the last nights on which several were measured.
-
-    A node's value is its median over those nights against the median of all; slow is more than
-    4 % and 4 robust standard deviations of the nodes below it.
-    """
-    days = sorted({night.date for night in series if night.node})[-nights:]
-    recent = [night for night in series if night.node and night.date in days]
-    names = sorted({night.node for night in recent})
-    if len(names) < 3:
-        return _slower_of_two(recent, names)
-    each = {name: median(n.value for n in recent if n.node == name) for name in names}
-    middle, spread = _level(list(each.values()))
-    limit = max(0.04 * middle, 4 * spread)
-    return tuple(name for name, value in each.items() if middle - value > limit)
-
-
-def _slower_of_two(recent: Sequence[Night], names: Sequence[str]) -> tuple[str, ...]:
-    """Of two nodes one is slow only when it is far slower, and on every night."""
-    if len(names) != 2:
-        return ()
-    one, other = ([n.value for n in recent if n.node == name] for name in names)
-    if max(one) < min(other) * (1 - BREAKAGE):
-        return (names[0],)
-    return (names[1],) if max(other) < min(one) * (1 - BREAKAGE) else ()
+def slow_nodes(series: Sequence[Night]) -> tuple[str, ...]:
+    """Nodes that are slower than the others on the last nights on which several were measured."""
+    each: dict[date, dict[str, list[float]]] = {}
+    for night in series:
+        if night.node:
+            each.setdefault(night.date, {}).setdefault(night.node, []).append(night.value)
+    nights = [{node: median(values) for node, values in each[day].items()} for day in sorted(each)]
+    return slow_nights(nights)

@@ -1,7 +1,7 @@
 """The gate: may this cluster, or this release, go on? Pure, over the history.
 
-Three questions per series: did the last night fail, does the history show a lasting change for
-the worse that still holds, and is one node slower than the others?
+Three questions per series: did the last night fail, does the history of the last months show a
+lasting change for the worse that still holds, and is one node slower than the others?
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from hpcdl.regress.history import History, Result, Series, more_is_better
 from hpcdl.regress.verdict import Status, number
 
 STALE_DAYS = 3
+LOOK_BACK_DAYS = 240
+"""Before a series' newest result: what level and spread rest on, and a month to mend a drop in."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def _findings(
     if run[-1].time >= newest[series[:3]]:
         found += [finding for result in run for finding in _of_last(series, result, now)]
     if series[3] and more_is_better(run[-1].unit, run[-1].low):
-        found += _of_history(history, series)
+        found += _of_history(history, series, run[-1])
     return list(dict.fromkeys(found))
 
 
@@ -101,8 +103,13 @@ def _of_last(series: Series, last: Result, now: datetime | None) -> list[Finding
     return []
 
 
-def _of_history(history: History, series: Series) -> list[Finding]:
-    analysis = analyse(history.nights(series))
+def _since(last: Result) -> str:
+    day = datetime.fromisoformat(last.time) - timedelta(days=LOOK_BACK_DAYS)
+    return day.isoformat()[:10]
+
+
+def _of_history(history: History, series: Series, last: Result) -> list[Finding]:
+    analysis = analyse(history.nights(series, _since(last)))
     found = [
         Finding(series, "slow node", f"{node} is slower than the others")
         for node in analysis.slow_nodes

@@ -12,7 +12,8 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
-from datetime import datetime
+from datetime import date
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -156,7 +157,7 @@ class History:
             (*series, since),
         )
         return [
-            Night(datetime.fromisoformat(time).date(), value, release, driver, single_node(nodes))
+            Night(_day(time[:10]), value, release, driver, single_node(nodes))
             for time, value, release, driver, nodes in cursor
         ]
 
@@ -250,6 +251,11 @@ def _explained(path: Path, fault: sqlite3.DatabaseError) -> BadInput | MachineLa
 def _result(row: tuple[Any, ...]) -> Result:
     values = dict(zip(COLUMNS, row, strict=True))
     return Result(**{**values, "waived": bool(values["waived"])})
+
+
+@cache
+def _day(text: str) -> date:
+    return date.fromisoformat(text)
 
 
 def more_is_better(unit: str, low: float | None) -> bool:

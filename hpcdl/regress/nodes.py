@@ -20,6 +20,7 @@ _JUDGED = frozenset({Status.PASS, Status.FAIL, Status.NO_REFERENCE, Status.STALE
                      Status.INSUFFICIENT})  # fmt: skip
 _LEAST, _LEAST_OF_TWO = 0.04, 0.15
 _SPREADS, _FEW = 5.0, 8.0
+_NIGHTS = 3
 
 
 @dataclass(frozen=True)
@@ -71,21 +72,55 @@ def slower_than_the_rest(each: Mapping[str, float], least: float = 0.0) -> tuple
         each: a value by node; higher is better.
         least: how far below the rest's median counts at all, as a fraction.
     """
-    ordered = sorted(each, key=lambda node: each[node])
+    return _slower({node: (value,) for node, value in each.items()}, least)
+
+
+def _slower(each: Mapping[str, Sequence[float]], least: float = 0.0) -> tuple[str, ...]:
+    """As `slower_than_the_rest`, with one or more values by node."""
+    ordered = sorted(each, key=lambda node: median(each[node]))
     for count in range(max(1, len(ordered) // 4), 0, -1):
-        rest = [each[node] for node in ordered[count:]]
+        rest = [value for node in ordered[count:] for value in each[node]]
         if not rest or median(rest) <= 0:
             break
-        if each[ordered[count - 1]] < median(rest) * (1 - max(least, _margin(rest))):
+        margin = max(least, _margin(rest, len(ordered) - count))
+        if median(each[ordered[count - 1]]) < median(rest) * (1 - margin):
             return tuple(ordered[:count])
     return ()
 
 
-def _margin(rest: Sequence[float]) -> float:
-    """How far below the median of these values is no chance, as a fraction."""
-    least = max(_LEAST, _LEAST_OF_TWO / len(rest))
+def slow_nights(nights: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
+    """The nodes that are slower than the rest over the last nights, and on each of them.
+
+    Args:
+        nights: a value by node, of each night, oldest first; the last 3 of several nodes count.
+    """
+    recent = [night for night in nights if len(night) > 1 and median(night.values()) > 0]
+    each: dict[str, list[float]] = {}
+    for night in recent[-_NIGHTS:]:
+        middle = median(night.values())
+        for node, value in night.items():
+            each.setdefault(node, []).append(value / middle)
+    slow = _slower(each)
+    return tuple(n for n in slow if all(_trails(night, slow, n) for night in recent[-_NIGHTS:]))
+
+
+def _trails(night: Mapping[str, float], slow: Sequence[str], node: str) -> bool:
+    """Whether a node that is slow on the whole was so on this night, where it was measured."""
+    rest = [value for name, value in night.items() if name not in slow]
+    if node not in night or not rest:
+        return True
+    return night[node] < median(rest) * (1 - _least(len(rest)) / 2)
+
+
+def _margin(rest: Sequence[float], nodes: int) -> float:
+    """How far below the median of these values, of so many nodes, is no chance: a fraction."""
     doubt = 1 + _FEW / max(1, len(rest) - 1)
-    return min(WIDEST, max(least, _SPREADS * doubt * spread_of(rest)))
+    return min(WIDEST, max(_least(nodes), _SPREADS * doubt * spread_of(rest)))
+
+
+def _least(nodes: int) -> float:
+    """What counts at all beside so many others: two may differ, many hardly do."""
+    return max(_LEAST, _LEAST_OF_TWO / nodes)
 
 
 def _values(verdicts: Sequence[Verdict], name: str) -> dict[str, float]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import date, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +33,9 @@ def read_series(path: Path) -> list[Night]:
         raise BadInput(f"{path} is not UTF-8 text") from fault
     except OSError as fault:
         raise MachineLacks(f"{path} cannot be read: {fault.strerror}") from fault
-    rows = csv.DictReader(text.replace("\0", "").splitlines())
-    names = [name.strip().lower() for name in rows.fieldnames or ()]
-    missing = [name for name in COLUMNS[:2] if name not in names]
-    if missing:
-        raise BadInput(
-            f"{path} has no column {' and '.join(missing)}",
-            hint=f"its first line names the columns: {','.join(COLUMNS)}; the last three may lack",
-        )
-    rows.fieldnames = names
+    lines = text.replace("\0", "").splitlines()
+    rows = csv.DictReader(lines, delimiter=_delimiter(lines[0] if lines else ""))
+    rows.fieldnames = _columns(path, rows.fieldnames or ())
     nights, faults = [], []
     for row in rows:
         try:
@@ -50,7 +45,29 @@ def read_series(path: Path) -> list[Night]:
     if faults:
         more = [f"and {len(faults) - _SHOWN_FAULTS} more"] if len(faults) > _SHOWN_FAULTS else []
         raise BadInput(f"{path} has faults", details=[*faults[:_SHOWN_FAULTS], *more])
+    if not nights:
+        raise BadInput(f"{path} has no nights", hint="a line for each: 2026-01-31,1234.5")
     return nights
+
+
+def _delimiter(header: str) -> str:
+    """What parts the columns: a comma, or what spreadsheets write instead."""
+    return next((mark for mark in ",;\t" if mark in header), ",")
+
+
+def _columns(path: Path, header: Sequence[str]) -> list[str]:
+    """The names of the columns; the two that must be there are, and none is there twice."""
+    names = [name.strip().lower() for name in header]
+    missing = [name for name in COLUMNS[:2] if name not in names]
+    if missing:
+        raise BadInput(
+            f"{path} has no column {' and '.join(missing)}",
+            hint=f"its first line names the columns: {','.join(COLUMNS)}; the last three may lack",
+        )
+    twice = [name for name in COLUMNS if names.count(name) > 1]
+    if twice:
+        raise BadInput(f"{path} has more than one column {' and '.join(twice)}")
+    return names
 
 
 def analysis_text(analysis: Analysis) -> str:
@@ -94,18 +111,25 @@ def analysis_data(analysis: Analysis) -> dict[str, Any]:
     }
 
 
-def _night(row: Mapping[str, str | None]) -> Night:
+def _night(row: Mapping[str | None, str | None]) -> Night:
+    if None in row:
+        raise ValueError("more fields than columns")
     day, text = (row.get("date") or "").strip(), (row.get("value") or "").strip()
+    if not text:
+        raise ValueError("no value; leave a night without one out")
     try:
         value = float(text)
     except ValueError:
         raise ValueError(f"value {text[:40]!r} is no number") from None
     if not math.isfinite(value):
         raise ValueError(f"value {text[:40]!r} is not finite")
-    rest = {name: (row.get(name) or "").strip() for name in COLUMNS[2:]}
-    return Night(_date(day), value, **rest)
+    if value < 0:
+        raise ValueError(f"value {text[:40]!r} is negative: more must be better, from 0 up")
+    rest = [(row.get(name) or "").strip() for name in COLUMNS[2:]]
+    return Night(_date(day), value, *rest)
 
 
+@cache
 def _date(text: str) -> date:
     try:
         return datetime.fromisoformat(text.replace("Z", "+00:00")).date()

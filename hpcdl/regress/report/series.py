@@ -234,7 +234,7 @@ def _levels(
 ) -> list[list[float | int | None]]:
     """Stretches between lasting changes: first and last night, level, robust deviation."""
     values = [median(point.value or 0.0 for point in rows) for _, rows in nights]
-    cuts = sorted({change.index for change in analysis.changes if change.kind is not Kind.BREAKAGE})
+    cuts = sorted({edge for change in analysis.changes for edge in change.edges})
     edges = [0, *(cut for cut in cuts if 0 < cut < len(values)), len(values)]
     found: list[list[float | int | None]] = []
     for first, end in pairwise(edges):
