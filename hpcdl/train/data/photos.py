@@ -4,7 +4,7 @@ Photographs have power that falls with frequency as 1/f (Field 1987), which is w
 blocks, its Huffman codes and a decoder's work look like those of photographs. A few large
 textures of that kind are drawn; every image is a cut out of one, mirrored or not, with fine noise
 whose strength is chosen on samples so that the mean file has the wanted bytes. A finding is
-visible: waves of a direction and length of its own lie over the image. Everything follows from
+visible: stripes of a colour and width of its own lie over the image. Everything follows from
 the seed and the image's number, so an interrupted run goes on with the same images.
 """
 
@@ -28,7 +28,7 @@ Image = NDArray[np.uint8]
 _TEXTURES = 6
 _QUALITY = 88
 _FINDING_SHARE = 0.2
-_FINDING_STRENGTH = 24.0  # of 255; the textures' own spread is 48
+_FINDING_STRENGTH = 72.0  # of 255; the textures' own spread is 48
 SOURCE = "hpcdl data make photos: 1/f textures with noise"
 
 
@@ -92,7 +92,7 @@ class _Painter:
         random = np.random.RandomState(request.seed % 2**32)
         self._noise = random.standard_normal((side, side, 1)).astype(np.float32)
         found = request.task == "findings"
-        self._waves = _waves(request.height, request.width) if found else None
+        self._stripes = _stripes(request.height, request.width) if found else None
         self._strength = self._fit()
 
     def record(self, number: int) -> bytes:
@@ -122,9 +122,9 @@ class _Painter:
         step = -1 if random.randint(2) else 1
         image = image[:, ::step] + noise * strength
         findings = None
-        if self._waves is not None:
+        if self._stripes is not None:
             findings = random.random_sample(len(FINDINGS)) < _FINDING_SHARE
-            image = image + self._waves[findings].sum(axis=0)
+            image = image + self._stripes[findings].sum(axis=0)
         return np.clip(image, 0, 255).astype(np.uint8), findings
 
     def _encode(self, image: Image) -> bytes:
@@ -154,16 +154,21 @@ class _Painter:
         return (low + high) / 2
 
 
-def _waves(height: int, width: int) -> NDArray[np.float32]:
-    """A picture of waves per finding: seven directions, 8 and 4 waves along the shorter side."""
+def _stripes(height: int, width: int) -> NDArray[np.float32]:
+    """A picture of stripes per finding, which crops and mirrors leave alike.
+
+    Their colours point to the faces and corners of the cube of colours; they lie or stand, 4, 8
+    or 12 across the image.
+    """
+    corners = np.array(list(np.ndindex(3, 3, 3)), np.float32) - 1
+    colours = corners[np.isin(np.abs(corners).sum(axis=1), (1, 3))]
     y, x = np.mgrid[:height, :width].astype(np.float32) / min(height, width)
-    turns = [np.pi * (number % 7) / 7 for number in range(len(FINDINGS))]
-    counts = [8 if number < 7 else 4 for number in range(len(FINDINGS))]
-    waves = [
-        np.cos(2 * np.pi * count * (x * np.cos(turn) + y * np.sin(turn)))
-        for turn, count in zip(turns, counts, strict=True)
-    ]
-    return np.asarray(_FINDING_STRENGTH * np.stack(waves)[..., None], np.float32)
+    found = []
+    for number, colour in enumerate(colours[: len(FINDINGS)]):
+        along = (x, y)[number % 2]
+        lines = 0.5 + 0.5 * np.cos(2 * np.pi * (4 + 4 * (number % 3)) * along)
+        found.append(lines[..., None] * colour / np.linalg.norm(colour))
+    return np.asarray(_FINDING_STRENGTH * np.stack(found), np.float32)
 
 
 def _texture(side: int, seed: int) -> NDArray[np.float32]:

@@ -310,7 +310,7 @@ def _bars(
     axes.invert_yaxis()
     axes.margins(x=0.04)
     axes.grid(axis="x", alpha=0.25)
-    axes.legend(fontsize=7, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
+    _legend_below(axes)
     return ones
 
 
@@ -346,7 +346,7 @@ def _time_by_size(axes: Any, scene: Scene) -> None:
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.25)
-    axes.legend(fontsize=7, frameon=False)
+    _legend_below(axes)
 
 
 def _sized(axes: Any, ones: Sequence[Measured], unit: float, **style: Any) -> None:
@@ -384,7 +384,7 @@ def _timeline(axes: Any, scene: Scene) -> None:
     axes.grid(axis="x", alpha=0.25)
     for part in PARTS:
         axes.barh([0], [0], color=_PART_COLOURS[part], label=_PART_NAMES[part])
-    axes.legend(fontsize=7, frameon=False, loc="upper center", bbox_to_anchor=(0.4, -0.14), ncols=2)
+    _legend_below(axes)
 
 
 def _profiled(scene: Scene) -> Iterator[Measured]:
@@ -441,7 +441,13 @@ def _legend(axes: Any, *, predicted: bool) -> None:
                                    markerfacecolor="white", markersize=5.5)  # fmt: skip
     rest = {name: handle for name, handle in found.items() if name not in ours}
     both = {**ours, **rest}
-    axes.legend(both.values(), both.keys(), fontsize=7, frameon=False)
+    _legend_below(axes, both.values(), both.keys())
+
+
+def _legend_below(axes: Any, *entries: Any) -> None:
+    """A legend under the axis' name, where it hides nothing."""
+    axes.legend(*entries, fontsize=7, frameon=False, loc="upper center",
+                bbox_to_anchor=(0.5, -0.14), ncols=2)  # fmt: skip
 
 
 _PANELS: dict[str, Callable[[Any, Scene], None]] = {
