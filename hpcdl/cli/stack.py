@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hpcdl.stack.build import BuildPlan
     from hpcdl.stack.publish import Switch
     from hpcdl.stack.release import Release
-    from hpcdl.stack.spack_build import SpackPlan
+    from hpcdl.stack.spack.build import SpackPlan
     from hpcdl.stack.verify import Proof
 
 
@@ -79,18 +79,18 @@ def _concretize_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _concretize(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.stack import spack_run
-    from hpcdl.stack.spack_show import plan_text, solved_data, solved_text
+    from hpcdl.stack.spack.concretize import concretize, plan, render_work
+    from hpcdl.stack.spack.show import plan_text, solved_data, solved_text
 
-    work = spack_run.plan(args.environments, args.partition, args.folder, lambda: the_site(args))
+    work = plan(args.environments, args.partition, args.folder, lambda: the_site(args))
     data, text = work.as_data(), plan_text(work, args.render)
     if not args.dry_run:
-        spack_run.render_work(work)
+        render_work(work)
     if args.dry_run or args.render:
         print_json(data) if args.json else print(text)
         return ExitCode.OK
     found = [
-        spack_run.concretize(work.root, one, _progress(), time_limit=args.time_limit)
+        concretize(work.root, one, _progress(), time_limit=args.time_limit)
         for one in work.environments
     ]
     print_json(solved_data(found)) if args.json else print(solved_text(found))
@@ -130,8 +130,8 @@ def _build_venv(site: Site, args: argparse.Namespace) -> ExitCode:
 
 
 def _build_spack(site: Site, args: argparse.Namespace) -> ExitCode:
-    from hpcdl.stack.spack_build import Options, build_spack, plan_spack
-    from hpcdl.stack.spack_show import progress
+    from hpcdl.stack.spack.build import Options, build_spack, plan_spack
+    from hpcdl.stack.spack.show import progress
     from hpcdl.system.progress import StatusLine
 
     if args.jobs is not None and args.jobs < 1:
@@ -174,8 +174,8 @@ def _mirror_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _mirror(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.stack.spack_mirror import choose_environments, make_mirror, plan_mirror
-    from hpcdl.stack.spack_show import mirror_text
+    from hpcdl.stack.spack.mirror import choose_environments, make_mirror, plan_mirror
+    from hpcdl.stack.spack.show import mirror_text
 
     root, names = choose_environments(args.environments, args.name, lambda: the_site(args))
     mirror = plan_mirror(Path(args.folder).absolute(), root, names, args.bazel_cache)

@@ -2,5 +2,6 @@
 
 `release` is what other rooms see: a frozen value and its readers. `recipe` chooses versions
 from hpcdl/facts, `wheelhouse`, `horovod` and `sources` bring the parts, `build` makes the
-immutable tree, `verify` proves it through its own module, `publish` switches one link.
+immutable tree, `verify` proves it through its own module, `publish` switches one link. What
+Spack compiles is the room next door, `spack`.
 """

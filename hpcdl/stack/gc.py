@@ -144,7 +144,7 @@ def _remove(tree: Path) -> None:
 
 def _packages(site: Site, kept: Collection[str], dry_run: bool) -> tuple[dict[str, int], str]:
     """Remove what Spack has installed for releases that are gone; why not, where it cannot."""
-    from hpcdl.stack.spack_store import is_there, remove_unneeded
+    from hpcdl.stack.spack.store import is_there, remove_unneeded
 
     if not is_there(site):
         return {}, ""

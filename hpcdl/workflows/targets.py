@@ -15,7 +15,7 @@ from hpcdl.stack.build import plan_build
 from hpcdl.stack.recipe import MODULE
 from hpcdl.stack.release import BrokenRelease, Release, read_release
 from hpcdl.stack.resolve import Resolution, resolve
-from hpcdl.stack.spack_build import plan_spack
+from hpcdl.stack.spack.build import plan_spack
 from hpcdl.system.errors import BadInput, MachineLacks
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hpcdl.stack.spack import Environment
-from hpcdl.stack.spack_tool import find_spack
+from hpcdl.stack.spack.environment import Environment
+from hpcdl.stack.spack.tool import find_spack
 from hpcdl.system.errors import MachineLacks
 from hpcdl.system.resources import cache, folder
 

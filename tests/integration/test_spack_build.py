@@ -19,14 +19,15 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.stack import spack_cache, spack_mirror
 from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import publish
-from hpcdl.stack.spack_cache import BuildCache, close_keyring, fill, ready_key
-from hpcdl.stack.spack_make import Folders, PackageFailed, Tally, installed, make_all
-from hpcdl.stack.spack_release import inventory
-from hpcdl.stack.spack_run import concretize
-from hpcdl.stack.spack_tool import Spack, lock_holder, open_spack, require_unlocked
+from hpcdl.stack.spack import cache as spack_cache
+from hpcdl.stack.spack import mirror as spack_mirror
+from hpcdl.stack.spack.cache import BuildCache, close_keyring, fill, ready_key
+from hpcdl.stack.spack.concretize import concretize
+from hpcdl.stack.spack.make import Folders, PackageFailed, Tally, installed, make_all
+from hpcdl.stack.spack.tool import Spack, lock_holder, open_spack, require_unlocked
+from hpcdl.stack.spack.view import inventory
 from hpcdl.system.errors import AnswerNo, BadInput, MachineLacks
 from hpcdl.system.files import locked
 from tests.integration.spack_fixture import SMALL, want, why_not
@@ -96,8 +97,8 @@ def test_a_killed_build_goes_on(small: Path, tmp_path: Path) -> None:
     where = solve(small, "sleeps", "above")
     file, started = tmp_path / "there", tmp_path / "started"
     program = (
-        "import sys; from pathlib import Path; from hpcdl.stack.spack_make import *; "
-        "from hpcdl.stack.spack_tool import Spack; home, scope, program, file, started = "
+        "import sys; from pathlib import Path; from hpcdl.stack.spack.make import *; "
+        "from hpcdl.stack.spack.tool import Spack; home, scope, program, file, started = "
         "map(Path, sys.argv[1:]); make_all(Spack(program, '', scope), Folders(home, 'small'), 2, "
         "print, {'SMALL_FILE': str(file), 'SMALL_STARTED': str(started)})"
     )

@@ -15,7 +15,14 @@ from hpcdl.cli import main
 from hpcdl.site import Site, SpackSettings, load_site
 from hpcdl.site.model import External
 from hpcdl.stack.resolve_versions import Range
-from hpcdl.stack.spack import (
+from hpcdl.stack.spack.concretize import (
+    differences,
+    lock_versions,
+    plan,
+    probable_cause,
+    render_work,
+)
+from hpcdl.stack.spack.environment import (
     Environment,
     environment,
     environment_for,
@@ -23,7 +30,6 @@ from hpcdl.stack.spack import (
     render,
     render_site,
 )
-from hpcdl.stack.spack_run import differences, lock_versions, plan, probable_cause, render_work
 from hpcdl.system.errors import BadInput, MachineLacks
 from hpcdl.system.resources import folder
 

@@ -10,20 +10,20 @@ from pathlib import Path
 import pytest
 
 from hpcdl.site import Site, StackRequest, load_site
-from hpcdl.stack.spack import environment_for_stack, wheel_sets
-from hpcdl.stack.spack_build import plan_spack
-from hpcdl.stack.spack_cache import BuildCache
-from hpcdl.stack.spack_make import Tally, Watch
-from hpcdl.stack.spack_mirror import Source, licence_of
-from hpcdl.stack.spack_needs import driver_needs, models, needs_of
-from hpcdl.stack.spack_release import (
+from hpcdl.stack.spack.build import plan_spack
+from hpcdl.stack.spack.cache import BuildCache
+from hpcdl.stack.spack.environment import environment_for_stack, wheel_sets
+from hpcdl.stack.spack.make import Tally, Watch
+from hpcdl.stack.spack.mirror import Source, licence_of
+from hpcdl.stack.spack.needs import driver_needs, models, needs_of
+from hpcdl.stack.spack.tool import lock_holder, open_spack
+from hpcdl.stack.spack.view import (
     Built,
     _settings,
     environment_text,
     lock_entries,
     own_folder,
 )
-from hpcdl.stack.spack_tool import lock_holder, open_spack
 from hpcdl.system.errors import BadInput, MachineLacks
 from hpcdl.system.resources import folder
 

@@ -25,11 +25,13 @@ from hpcdl.stack.recipe import MODULE, digest, find_request, gpu_variant, runnin
 from hpcdl.stack.release import SCHEMA, Release, as_record, read_release, releases_folder
 from hpcdl.stack.resolve_versions import Range
 from hpcdl.stack.sources import SourcesChanged, own_digest, own_wheel
-from hpcdl.stack.spack import Environment, environment_for_stack
-from hpcdl.stack.spack_cache import BuildCache, build_cache, close_keyring, fill, ready_key
-from hpcdl.stack.spack_make import Folders, PackageFailed, Show, installed, make_all
-from hpcdl.stack.spack_needs import needs_of
-from hpcdl.stack.spack_release import (
+from hpcdl.stack.spack.cache import BuildCache, build_cache, close_keyring, fill, ready_key
+from hpcdl.stack.spack.concretize import Work, concretize, lock_versions, render_work, stack_work
+from hpcdl.stack.spack.environment import Environment, environment_for_stack
+from hpcdl.stack.spack.make import Folders, PackageFailed, Show, installed, make_all
+from hpcdl.stack.spack.needs import needs_of
+from hpcdl.stack.spack.tool import Spack, open_spack, require_unlocked
+from hpcdl.stack.spack.view import (
     Built,
     add_hpcdl,
     environment_text,
@@ -39,8 +41,6 @@ from hpcdl.stack.spack_release import (
     module_environment,
     require_readable,
 )
-from hpcdl.stack.spack_run import Work, concretize, lock_versions, render_work, stack_work
-from hpcdl.stack.spack_tool import Spack, open_spack, require_unlocked
 from hpcdl.stack.wheelhouse import Say, new_log, tools
 from hpcdl.system.errors import AnswerNo, MachineLacks
 from hpcdl.system.files import locked, write_atomic, write_json

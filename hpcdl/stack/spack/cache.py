@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdl.site import Site
-from hpcdl.stack.spack_tool import Spack
+from hpcdl.stack.spack.tool import Spack
 from hpcdl.system.errors import BadInput, MachineLacks
 from hpcdl.system.files import explain_os_errors
 from hpcdl.system.run import run

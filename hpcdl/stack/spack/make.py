@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcdl.stack.spack_tool import Spack
+from hpcdl.stack.spack.tool import Spack
 from hpcdl.system.errors import ExitCode, HpcdlError, MachineLacks
 from hpcdl.system.files import explain_os_errors, write_atomic
 

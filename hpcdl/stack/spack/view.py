@@ -20,8 +20,8 @@ from typing import Any
 
 from hpcdl.stack.install import install, open_to_readers
 from hpcdl.stack.modes import mode_faults
-from hpcdl.stack.spack import Environment, wheel_sets
-from hpcdl.stack.spack_tool import Spack
+from hpcdl.stack.spack.environment import Environment, wheel_sets
+from hpcdl.stack.spack.tool import Spack
 from hpcdl.system.errors import AnswerNo
 from hpcdl.system.files import write_atomic
 from hpcdl.system.resources import folder

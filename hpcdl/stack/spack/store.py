@@ -18,8 +18,8 @@ from typing import Any
 
 from hpcdl.site import Site
 from hpcdl.stack.release import releases_folder
-from hpcdl.stack.spack_build import store
-from hpcdl.stack.spack_tool import Spack, open_spack
+from hpcdl.stack.spack.build import store
+from hpcdl.stack.spack.tool import Spack, open_spack
 from hpcdl.stack.wheelhouse import new_log
 from hpcdl.system.errors import MachineLacks
 from hpcdl.system.files import locked, size_of

@@ -21,7 +21,7 @@ from typing import Any
 from hpcdl import facts
 from hpcdl.site import Site, StackRequest
 from hpcdl.stack.resolve_versions import Range
-from hpcdl.stack.spack import (
+from hpcdl.stack.spack.environment import (
     Environment,
     environment,
     environment_for,
@@ -29,7 +29,7 @@ from hpcdl.stack.spack import (
     render,
     render_site,
 )
-from hpcdl.stack.spack_tool import open_spack, require_unlocked
+from hpcdl.stack.spack.tool import open_spack, require_unlocked
 from hpcdl.system.errors import AnswerNo, Stopped
 from hpcdl.system.files import explain_os_errors, write_atomic
 from hpcdl.system.resources import folder

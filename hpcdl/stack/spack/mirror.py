@@ -18,9 +18,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from hpcdl.site import Site
-from hpcdl.stack.spack import environment, environments
-from hpcdl.stack.spack_release import Built, inventory
-from hpcdl.stack.spack_tool import Spack, open_spack, require_unlocked
+from hpcdl.stack.spack.environment import environment, environments
+from hpcdl.stack.spack.tool import Spack, open_spack, require_unlocked
+from hpcdl.stack.spack.view import Built, inventory
 from hpcdl.stack.wheelhouse import Say, new_log, sha256
 from hpcdl.system.errors import BadInput, MachineLacks, PartlyDone
 from hpcdl.system.files import explain_os_errors, locked, write_json
@@ -143,7 +143,7 @@ def choose_environments(
     if stack is None:
         known = tuple(environment(name).name for name in names)
         return shipped_copy(), known or tuple(one.name for one in environments())
-    from hpcdl.stack.spack_build import plan_spack
+    from hpcdl.stack.spack.build import plan_spack
 
     plan = plan_spack(the_site(), stack)
     if names or plan.lock is None:

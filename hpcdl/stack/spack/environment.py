@@ -2,7 +2,7 @@
 
 `Environment` is what an environment needs to know, computed from facts alone; `render` makes
 its spack.yaml, `render_site` the scope with a site's compilers, externals, target and mirrors,
-which the environments include where HPCDL_SPACK_SITE names it. Pure; spack_run acts.
+which the environments include where HPCDL_SPACK_SITE names it. Pure; `concretize` acts.
 """
 
 from __future__ import annotations
