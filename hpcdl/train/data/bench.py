@@ -11,13 +11,12 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hpcdl.system.errors import BadInput
 from hpcdl.train.data.dataset import FILE, IMAGES, Dataset, Shard, read_dataset
-from hpcdl.train.data.inspecting import is_for_tests, shard_files, tf_counter
+from hpcdl.train.data.inspecting import is_for_tests, missing, shard_files, tf_counter
 from hpcdl.train.data.pipeline import Records
 from hpcdl.train.data.repair import Repairs
 from hpcdl.train.data.source import Share
@@ -37,7 +36,10 @@ def data_of(folder: Path) -> Dataset:
         return read_dataset(folder)
     files = shard_files(folder)
     chosen = [path for path in files if not is_for_tests(path.name)] or files
-    shards = tuple(shard for path in chosen if (shard := _counted(path)).examples)
+    counted = [_counted(path) for path in chosen]
+    for name in (*missing(chosen), *(shard.name for shard in counted if not shard.examples)):
+        _note(f"{name} gives no records")
+    shards = tuple(shard for shard in counted if shard.examples)
     if not shards:
         raise BadInput(
             f"no record can be read from the {len(chosen)} files in {folder}",
@@ -46,6 +48,10 @@ def data_of(folder: Path) -> Dataset:
     return Dataset(
         folder, "records", "jpeg", (224, 224, 3), 1, 255.0, 0, "counted", {"train": shards}, IMAGES
     )
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _counted(path: Path) -> Shard:
@@ -68,8 +74,7 @@ def bench(
             hint="`hpcdl data make photos DIR` makes JPEG records",
         )
     count = tf_counter(tf)
-    complain = partial(print, file=sys.stderr, flush=True)
-    repairs = Repairs(_MOST_DAMAGED, lambda path: count(path) is not None, complain)
+    repairs = Repairs(_MOST_DAMAGED, lambda path: count(path) is not None, _note)
     batch = min(batch, dataset.examples("train"))
     source = Records(tf, dataset, Share(batch, 1, 0, 1), (crop, crop), threads, repairs, pipeline)
     # One epoch without end: lanes begin again, and building a pipeline is not measured.
@@ -96,6 +101,7 @@ def bench(
         "images_per_second": round(images / elapsed, 2),
         "images_per_cpu_second": round(images / used, 2),
         "cores_used": round(used / elapsed, 3),
+        "records": dataset.examples("train"),
         "damaged_records": repairs.skipped,
         "release": os.environ.get("HPCDL_RELEASE"),
         "samples": {"images_per_second": rates(marks, batch)},

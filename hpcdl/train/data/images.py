@@ -8,6 +8,7 @@ TensorFlow from a seed, so that they do not depend on who cuts.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from hpcdl.train.data.jpeg import Cutter
 
+_NODES = re.compile(r"\{\{[^}]*\}\}|\[Op:\w+\]|\bname: *$")
 _AREA = (0.08, 1.0)
 _ASPECT = (3 / 4, 4 / 3)
 _ALIGNED = 64
@@ -148,8 +150,9 @@ class Images:
 
 
 def first_line(fault: Any) -> str:
-    """What an error of TensorFlow says, in one line."""
-    return (str(getattr(fault, "message", fault)).splitlines() or [""])[0][:300]
+    """What an error of TensorFlow says, in one line, without the names of its nodes."""
+    line = (str(getattr(fault, "message", fault)).splitlines() or [""])[0]
+    return _NODES.sub("", line).strip()[:300]
 
 
 def _aligned(shape: tuple[int, ...]) -> NDArray[np.uint8]:

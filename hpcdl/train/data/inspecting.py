@@ -111,7 +111,7 @@ def inspect(folder: Path, count: Callable[[Path], int | None], threads: int) -> 
     with ThreadPoolExecutor(threads) as pool:
         shards = tuple(pool.map(lambda path: _look(path, count), files))
     features = next((f for f in map(_features, files) if f), {})
-    return Report(folder, shards, tuple(_missing(files)), features)
+    return Report(folder, shards, tuple(missing(files)), features)
 
 
 def tf_counter(tf: Any) -> Callable[[Path], int | None]:
@@ -159,7 +159,7 @@ def _look(path: Path, count: Callable[[Path], int | None]) -> ShardReport:
     return ShardReport(path.name, len(records) - len(faults), size, faults)
 
 
-def _missing(files: Sequence[Path]) -> list[str]:
+def missing(files: Sequence[Path]) -> list[str]:
     """Names that the numbering `-00003-of-00016` promises, and are not there."""
     there = {path.name for path in files}
     promised = set()

@@ -131,10 +131,14 @@ class Records:
             except self._tf.errors.DataLossError as fault:
                 self._repairs.repair(self._dataset.files("train"), first_line(fault))
             except self._tf.errors.InvalidArgumentError as fault:
-                self._leave_out(self._records(epoch, batch), "train", first_line(fault))
+                self._leave_out(self._serialized(epoch, batch), "train", first_line(fault))
             else:
                 if batch == begun:
-                    raise BadInput(f"{self._dataset.folder} has no sound record left to train from")
+                    raise BadInput(
+                        f"{self._dataset.folder} has too few sound records: none is left for "
+                        f"batch {batch} of an epoch",
+                        hint="`hpcdl data inspect` names those that cannot be read",
+                    )
 
     def _as_group(self, part: Any, steps: int) -> Any:
         """What a batch holds, whatever pieces it was made in, as a group of steps."""
@@ -144,10 +148,11 @@ class Records:
 
     def dataset(self, epoch: int, first: int) -> Any:
         """The tf.data pipeline of the rest of an epoch."""
-        if self._pipeline == "old":
-            return self._old(epoch).skip(first).take(self.steps_per_epoch - first)
         tf, share = self._tf, self._share
-        records = self._records(epoch, first).enumerate(first * share.per_rank)
+        records = self._serialized(epoch, first)
+        if self._pipeline == "old":
+            return self._old(records).take(self.steps_per_epoch - first)
+        records = records.enumerate(first * share.per_rank)
         piece = max(n for n in range(1, _PIECE + 1) if share.per_rank % n == 0)
         batches = self._decoded(records, self._training_part(epoch), piece)
         if self.images.in_batches:
@@ -227,7 +232,7 @@ class Records:
         """
         batch = [record.numpy() for record in records.take(self._share.per_rank)]
         faults = {record: fault for record in batch if (fault := self._fault_of(record))}
-        if not faults or self._pipeline == "old":
+        if not faults:
             raise BadInput(f"an image of {self._dataset.folder} cannot be decoded: {why}")
         for record, fault in faults.items():
             shard, offset = find(self._dataset.files(split), record)
@@ -243,8 +248,14 @@ class Records:
             return f"its label {label.numpy()} is none of {self.classes} classes"
         return self.images.fault_of(encoded)
 
+    def _serialized(self, epoch: int, first: int) -> Any:
+        """This rank's serialized records from batch `first` on."""
+        if self._pipeline == "old":
+            return self._one_by_one(epoch).skip(first * self._share.per_rank)
+        return self._records(epoch, first)
+
     def _records(self, epoch: int, first: int) -> Any:
-        """This rank's serialized records from batch `first` on, in the lanes' order."""
+        """The same, in the lanes' order."""
         tf, share = self._tf, self._share
         files = [self._repairs.path(path) for path in self._dataset.files("train")]
         lanes = lane_count(share.global_batch, share.ranks, len(files))
@@ -317,12 +328,17 @@ class Records:
         most = 2 if self._dataset.task == "findings" else self.classes
         return self._tf.reduce_all((label >= 0) & (label < most))
 
-    def _old(self, epoch: int) -> Any:
-        """The slow form: whole images decoded, one by one, and nothing done ahead."""
-        tf, share = self._tf, self._share
+    def _one_by_one(self, epoch: int) -> Any:
+        """Records as the slow form reads them: shard after shard."""
+        share = self._share
         files = [self._repairs.path(path) for path in self._dataset.files("train")]
         order = epoch_order(share.seed, epoch, len(files))
-        paths = [str(files[i]) for i in order]
+        records = self._tf.data.TFRecordDataset([str(files[i]) for i in order])
+        return self._readable(records.shard(share.ranks, share.rank)).repeat()
+
+    def _old(self, records: Any) -> Any:
+        """The slow form: whole images decoded, one by one, and nothing done ahead."""
+        tf, share = self._tf, self._share
 
         def image(serialized: Any) -> tuple[Any, Any]:
             encoded, label = self._parse(serialized)
@@ -334,10 +350,9 @@ class Records:
             resized = tf.image.random_flip_left_right(resized)
             return (resized, tf.constant(False)), label
 
-        records = tf.data.TFRecordDataset(paths).shard(share.ranks, share.rank)
         options = tf.data.Options()
         options.autotune.enabled = False
-        batches = records.map(image).repeat().batch(share.per_rank, drop_remainder=True)
+        batches = records.map(image).batch(share.per_rank, drop_remainder=True)
         return batches.with_options(options)
 
     def _options(self) -> Any:
