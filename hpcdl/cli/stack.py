@@ -354,7 +354,10 @@ def _sbom(args: argparse.Namespace) -> ExitCode:
     from hpcdl.stack.sbom import write_sboms
 
     site = the_site(args)
-    release = read_release(site, args.release or current_id(site) or "")
+    named = args.release or current_id(site)
+    if named is None:
+        raise BadInput("nothing is published", hint="name a release; `hpcdl stack list` has them")
+    release = read_release(site, named)
     inside = components(release)
     waivers = waivers_of(release, read_records(site))
     files = [] if args.dry_run else list(write_sboms(release, waivers))
