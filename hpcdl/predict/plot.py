@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hpcdl.system.files import write_atomic
 _SUFFIXES = (".png", ".svg", ".pdf")
 _SIZE_INCHES = (6.4, 6.0)
 _DPI = 150
+_MOST_TICKS = 14
 
 
 def write_plot(found: Forecast, path: Path) -> None:
@@ -41,15 +43,26 @@ def write_plot(found: Forecast, path: Path) -> None:
     write_atomic(path, data.getvalue())
 
 
+def _ticks(gpus: Sequence[int]) -> list[int]:
+    """Counts that stand on the axis: all of a few, else those that stand apart from each other."""
+    shown: list[int] = []
+    for count in gpus:
+        if not shown or len(gpus) <= _MOST_TICKS or count >= 2 * shown[-1]:
+            shown.append(count)
+    return shown
+
+
 def _draw(figure: Any, found: Forecast) -> None:
     gpus = [point.gpus for point in found.points]
+    shown = _ticks(gpus)
+    style: dict[str, Any] = {"marker": "o", "markevery": [gpus.index(count) for count in shown]}
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
     # Speed-up is relative: how sure one GPU's own rate is does not enter it.
     base = found.calibration
     lows = [p.speedup * p.low / p.images_per_second / base.low for p in found.points]
     highs = [p.speedup * p.high / p.images_per_second / base.high for p in found.points]
     upper.plot(gpus, gpus, linestyle=":", color="0.5", label="ideal")
-    upper.plot(gpus, [p.speedup for p in found.points], marker="o", label="predicted")
+    upper.plot(gpus, [p.speedup for p in found.points], **style, label="predicted")
     upper.fill_between(gpus, lows, highs, alpha=0.2, label="likely (8 of 10)")
     upper.set(xscale="log", yscale="log", ylabel="speed-up over one GPU")
     upper.set_title(
@@ -58,13 +71,14 @@ def _draw(figure: Any, found: Forecast) -> None:
         fontsize="medium",
     )
     upper.legend()
-    lower.plot(gpus, [100 * p.efficiency for p in found.points], marker="o")
+    lower.plot(gpus, [100 * p.efficiency for p in found.points], **style)
     share = [[100 * value / p.gpus for value, p in zip(side, found.points, strict=True)]
              for side in (lows, highs)]  # fmt: skip
     lower.fill_between(gpus, *share, alpha=0.2)
     lower.set(xlabel="GPUs", ylabel="efficiency (%)", ylim=(0, 105))
     for axes in (upper, lower):
         axes.grid(alpha=0.3)
-    lower.set_xticks(gpus, [str(count) for count in gpus])
+    lower.set_xticks(shown, [str(count) for count in shown])
     lower.minorticks_off()
-    figure.text(0.01, 0.002, f"one GPU: {found.calibration.source}", fontsize=6, color="0.4")
+    figure.supxlabel(f"one GPU: {found.calibration.source}", fontsize=6, color="0.4", x=0.01,
+                     ha="left")  # fmt: skip

@@ -35,7 +35,7 @@ _DEFAULT_BATCH = 64
 _BOUNDS = {
     "batch": (1, 65_536, "images per GPU"),
     "images": (1, 1e13, "images of an epoch"),
-    "loss": (0.0, 0.99, "loss of efficiency"),
+    "loss": (0.0, 0.99, "loss of efficiency, as a part"),
     "deadline_hours": (1e-3, 1e6, "hours"),
     "storage_gbs": (1e-6, 1e6, "GB/s of storage"),
     "link_gbs": (1e-4, 1e5, "GB/s within a node"),
