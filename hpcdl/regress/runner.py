@@ -221,6 +221,7 @@ def _execute(folder: RunFolder, words: Sequence[str], progress: Progress | None)
         EVENTS_VARIABLE: str(folder.events),
         PARENT_VARIABLE: str(os.getpid()),
         "RFM_SAVE_LOG_FILES": "0",
+        "TMPDIR": str(folder.path),  # ReFrame's log of its own, which a killed one leaves
     }
     with terminable(), folder.log.open("w") as log:
         process = subprocess.Popen(
@@ -232,7 +233,7 @@ def _execute(folder: RunFolder, words: Sequence[str], progress: Progress | None)
                 if progress:
                     progress(folder)
                 time.sleep(_FOLLOW_SECONDS)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Stopped):
             raise _stopped(folder, process) from None
         finally:
             if process.poll() is None:
@@ -264,6 +265,8 @@ def _verdicts(
     report = _report(folder)
     found = [judge(case, machine) for case in _last_cases(report)]
     broken = [_problem(line) for line in _SKIPPED.findall(folder.log.read_text(errors="replace"))]
+    if found and exit_code != 0 and all(verdict.ok for verdict in found):
+        broken.append(_problem(f"ReFrame ended with exit code {exit_code}; see {folder.log}"))
     if broken or found:
         return [*found, *broken, *_partitions_without(request, found)]
     return [_problem(_why_nothing(folder, request, exit_code, bool(report)))]
