@@ -25,7 +25,13 @@ from reframe.core.schedulers.slurm import SlurmJobScheduler
 from reframe.utility import nodelist_abbrev
 
 from hpcdl.regress.backend_names import EVENTS_VARIABLE, LAUNCHER, PARENT_VARIABLE, SCHEDULER
-from hpcdl.regress.ending import Watchdog, fault_of, unavailable
+from hpcdl.regress.ending import (
+    PATIENCE_SECONDS,
+    Watchdog,
+    fault_of,
+    unavailable,
+    waits_too_long,
+)
 from hpcdl.regress.priority import go_first
 from hpcdl.slurm import client
 from hpcdl.slurm.parse import ACTIVE, JobRecord
@@ -43,8 +49,8 @@ class HpcdlSlurm(SlurmJobScheduler):
     """Slurm, asked through `scontrol show job`.
 
     A job may carry `hpcdl_directives` (the options of its script), `hpcdl_restarts` (how often
-    it may be queued again) and `hpcdl_silence` (seconds without a sign of life); it gets
-    `hpcdl_record`.
+    it may be queued again), `hpcdl_silence` (seconds without a sign of life) and `hpcdl_patience`
+    (seconds to wait for nodes); it gets `hpcdl_record`.
     """
 
     def emit_preamble(self, job: Any) -> list[str]:
@@ -112,7 +118,9 @@ class HpcdlSlurm(SlurmJobScheduler):
         job._state, job._nodespec = record.state, record.nodes
         if changed:
             _tell(job, record.state)
-        fault = fault_of(record, getattr(job, "hpcdl_restarts", 0))
+        fault = fault_of(record, getattr(job, "hpcdl_restarts", 0)) or waits_too_long(
+            record, time.time() - job._submit_time, getattr(job, "hpcdl_patience", PATIENCE_SECONDS)
+        )
         if fault is None and record.state == "RUNNING":
             fault = _hang(job, record)
             if getattr(job, "hpcdl_cluster", None):

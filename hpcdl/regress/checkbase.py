@@ -29,6 +29,7 @@ from hpcdl.jobs.layout import plan_layout
 from hpcdl.jobs.script import render_script
 from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.regress.batch import take_apart
+from hpcdl.regress.ending import PATIENCE_SECONDS
 from hpcdl.regress.references import Reference, load_references
 from hpcdl.regress.result import Measured, read_result
 from hpcdl.regress.sanity import faults_of
@@ -67,6 +68,8 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
     """How often the job may be put back into the queue."""
     silence_seconds = variable(float, value=600.0)
     """Seconds without a sign of life after which a running job is given up."""
+    patience_seconds = variable(float, value=PATIENCE_SECONDS)
+    """Seconds that the job may wait for its nodes."""
 
     @property
     def check_name(self) -> str:
@@ -163,6 +166,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         self.job.hpcdl_name = f"{self.check_name}/{self.case_name}"
         self.job.hpcdl_restarts = self.restarts
         self.job.hpcdl_silence = self.silence_seconds
+        self.job.hpcdl_patience = self.patience_seconds
         if self.one_machine:
             self.job.hpcdl_cluster = os.environ.get("SLURM_CONF", "")
         self.job._stdout = self.job._stderr = LOG

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcdl.site import Site
+from hpcdl.site import Partition, Site
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import write_atomic
 from hpcdl.system.resources import folder
@@ -28,6 +28,7 @@ _HOURS = 8
 _UNPRINTED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff\ufffe\uffff]")
 _WEEKLY_AFTER, _CACHE_BEFORE = 6, 4
 """Hours from the nightly checks to the weekly ones, and from the build cache to them."""
+_LARGEST_CHECK_NODES = 4
 RUNS = {
     # What a merge request changes is not what the cluster runs: it is no night of the history.
     "smoke": ("--tag", "smoke", "--no-history"),
@@ -126,16 +127,31 @@ def _github(site: Site, request: Request, clock: Clock) -> dict[str, str]:
 
 
 def _scrontab(site: Site, request: Request, clock: Clock) -> dict[str, str]:
-    partition = site.partition(site.default_partition)
+    partition = controller(site)
     minutes = min(_HOURS * 60, partition.max_minutes)
     values = {
         **_values(site, request, clock),
         "partition": partition,
         "minutes": minutes,
+        "nodes_short": partition.nodes <= _LARGEST_CHECK_NODES,
         "account": partition.account or site.slurm.account,
         "qos": partition.qos or site.slurm.qos,
     }
     return {"scrontab": _fill("scrontab.j2", **values)}
+
+
+def controller(site: Site) -> Partition:
+    """Where the job that submits the others runs: it keeps CPUs that a check may want.
+
+    Where there are no more nodes than the largest check takes, that check could wait for it.
+    """
+
+    def fitness(partition: Partition) -> tuple[bool, bool, bool, int]:
+        is_default = partition.name == site.default_partition
+        spare = partition.nodes > _LARGEST_CHECK_NODES
+        return spare, partition.gpu is None, is_default, partition.nodes
+
+    return max(site.partitions.values(), key=fitness)
 
 
 def _systemd(site: Site, request: Request, clock: Clock) -> dict[str, str]:

@@ -13,6 +13,8 @@ from hpcdl.slurm.parse import JobRecord
 
 JUDGED = frozenset({"COMPLETED", "FAILED"})
 SILENCE_SECONDS = 600.0
+PATIENCE_SECONDS = 4 * 3600.0
+"""How long a check waits for its nodes: half of what a night may take."""
 SILENCE_AFTER_RESTART_SECONDS = 30.0
 _WORDS = {
     "TIMEOUT": "its walltime of {limit} was over",
@@ -54,6 +56,14 @@ def unavailable(record: JobRecord) -> str | None:
     if record.state != "PENDING" or "ReqNodeNotAvail" not in record.reason:
         return None
     return f"node lost: the node that this check is for takes no jobs ({record.reason})"
+
+
+def waits_too_long(record: JobRecord, seconds: float, limit: float) -> str | None:
+    """Why a job that waits for its nodes is given up, or None."""
+    if record.state != "PENDING" or seconds <= limit:
+        return None
+    waited = f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds:.0f} s"
+    return f"time-out: it got no nodes within {waited} ({record.reason or 'no reason given'})"
 
 
 @dataclass

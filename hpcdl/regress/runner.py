@@ -34,7 +34,12 @@ from hpcdl.system.signals import terminable
 from hpcdl.system.text import plain
 
 SCHEMA = 1
-_START = "from reframe.frontend.cli import main; main()"
+# ReFrame's log of its own, which a killed one leaves, lies in the run's folder; a TMPDIR would
+# go on into the jobs.
+_START = (
+    "import os, tempfile; tempfile.tempdir = os.getcwd(); "
+    "from reframe.frontend.cli import main; main()"
+)
 _FOLLOW_SECONDS = 0.1
 _STOP_SECONDS = 20.0
 _SKIPPED = re.compile(
@@ -221,7 +226,6 @@ def _execute(folder: RunFolder, words: Sequence[str], progress: Progress | None)
         EVENTS_VARIABLE: str(folder.events),
         PARENT_VARIABLE: str(os.getpid()),
         "RFM_SAVE_LOG_FILES": "0",
-        "TMPDIR": str(folder.path),  # ReFrame's log of its own, which a killed one leaves
     }
     with terminable(), folder.log.open("w") as log:
         process = subprocess.Popen(

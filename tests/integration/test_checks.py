@@ -25,6 +25,7 @@ from hpcdl.site import Site, find_site_file, load_site
 from hpcdl.slurm import client
 from hpcdl.system.errors import BadInput
 from tests.integration.check_runs import own_site
+from tests.integration.conftest import Shell
 
 pytestmark = pytest.mark.cluster
 pytest.importorskip("reframe", reason="ReFrame is not installed (pip install 'hpcdl[checks]')")
@@ -161,6 +162,18 @@ def test_a_job_that_shows_no_sign_of_life_is_given_up(site: Site) -> None:
     outcome = run(site, "checks_that_wait.py", names=("silent",))
     assert outcome.verdicts[0].status is Status.ERROR
     assert "hangs: no output and no progress" in outcome.verdicts[0].reason
+    assert_no_job_left(site)
+
+
+def test_a_job_that_gets_no_nodes_is_given_up(site: Site, slurm: Shell) -> None:
+    taken = slurm("sbatch", "--parsable", "-p", "p100", "-N2", "--exclusive", "-o", "/dev/null",
+                  "--wrap", "sleep 300").stdout.strip()  # fmt: skip
+    try:
+        outcome = run(site, "checks_that_wait.py", names=("impatient",))
+    finally:
+        slurm("scancel", taken)
+    assert outcome.verdicts[0].status is Status.ERROR
+    assert "time-out: it got no nodes within" in outcome.verdicts[0].reason
     assert_no_job_left(site)
 
 

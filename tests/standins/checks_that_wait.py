@@ -25,3 +25,8 @@ class until_cancelled(Waits):
 @rfm.simple_test
 class silent(Waits):
     silence_seconds = 6.0
+
+
+@rfm.simple_test
+class impatient(Waits):
+    patience_seconds = 3.0
