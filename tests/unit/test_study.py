@@ -22,9 +22,11 @@ from hpcdl.system.errors import BadInput
 from hpcdl.train.options import ARGUMENTS
 from hpcdl.workflows.study import run as running
 from hpcdl.workflows.study.collect import Findings, collect
+from hpcdl.workflows.study.figure import draw
 from hpcdl.workflows.study.forecast import cost, median_error, predict
 from hpcdl.workflows.study.judge import judge
 from hpcdl.workflows.study.load import load_study, read_study, shipped
+from hpcdl.workflows.study.model import Panel
 from hpcdl.workflows.study.plan import Plan, data_folder, make_plan
 from hpcdl.workflows.study.report import as_data, as_text, make_report, write_report
 from hpcdl.workflows.study.schema import STUDY
@@ -509,6 +511,26 @@ def test_a_report_shows_its_figure_its_holes_and_needs_nothing_else(
     assert json.loads(paths["json"].read_text())["holes"][0]["values"]["gpus"] == "4"
     assert as_data(report)["accepted"] is False
     assert "cells without a measurement" in as_text(report)
+
+
+def test_a_timeline_with_threads_is_drawn(study: Callable[..., Plan], tmp_path: Path) -> None:
+    """Traced threads stand in the same file as the parts of the steps, which alone are drawn."""
+    pytest.importorskip("matplotlib")
+    from hpcdl.train.timeline import write_timeline
+
+    plan = study()
+    timeline = dataclasses.replace(plan.study, figure=(Panel("timeline", {}, "A job"),))
+    plan = dataclasses.replace(plan, study=timeline)
+    finish(plan, {1: 8.0})
+    samples = a_result(1, 8.0)["samples"]
+    rows = [{"name": "thread 1", "events": [("op", 0.0, 0.1)]}]
+    cell = plan.cells[0]
+    folder = point_folder(plan.round_folder(cell.run), cell.point)
+    write_timeline(
+        folder / "timeline.json", [{"host": "n1", "columns": samples, "rows": rows, "traced": 2}]
+    )
+    drawn = draw(findings_of(plan), ())["svg"].decode()
+    assert "rank 0" in drawn
 
 
 def test_a_busy_machine_is_told(study: Callable[..., Plan]) -> None:

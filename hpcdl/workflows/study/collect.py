@@ -172,7 +172,8 @@ def _look(plan: Plan, cell: Cell, standing: Standing) -> Measured | Hole:
         return _measured(plan, cell, folder)
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as fault:
         why = fault.args[0] if isinstance(fault, _Unusable) else f"lacks or garbles {fault}"
-        return Hole(cell, "unusable", f"{folder / 'result.json'} {why}")
+        return Hole(cell, "unusable", f"{folder / 'result.json'} {why}; without that folder, "
+                    "`study run` runs it again")  # fmt: skip
 
 
 class _Unusable(ValueError):
