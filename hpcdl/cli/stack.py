@@ -8,11 +8,13 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcdl.cli.framework import Command, Group, print_json, the_site
 from hpcdl.system.errors import BadInput, ExitCode
+from hpcdl.system.signals import terminable
 from hpcdl.system.text import duration, paint, table
 
 if TYPE_CHECKING:
@@ -22,6 +24,17 @@ if TYPE_CHECKING:
     from hpcdl.stack.release import Release
     from hpcdl.stack.spack.build import SpackPlan
     from hpcdl.stack.verify import Proof
+
+
+def _in_order(act: Callable[[argparse.Namespace], ExitCode]) -> Callable[..., ExitCode]:
+    """SIGTERM ends the command as Ctrl-C does: what it runs ends, half-made trees are removed."""
+
+    @wraps(act)
+    def ended_in_order(args: argparse.Namespace) -> ExitCode:
+        with terminable():
+            return act(args)
+
+    return ended_in_order
 
 
 def _progress() -> Callable[[str], None]:
@@ -434,7 +447,7 @@ GROUP = Group(
             "concretize",
             "Render Spack's environments and let Spack solve them, with a time limit.",
             "hpcdl stack concretize p100",
-            _concretize,
+            _in_order(_concretize),
             _concretize_arguments,
             changes=True,
         ),
@@ -442,7 +455,7 @@ GROUP = Group(
             "build",
             "Build an immutable release, from wheels or with Spack: TensorFlow, Horovod, hpcdl.",
             "hpcdl stack build --site embedded",
-            _build,
+            _in_order(_build),
             _build_arguments,
             changes=True,
         ),
@@ -450,7 +463,7 @@ GROUP = Group(
             "mirror",
             "Fetch every source that Spack's builds need, for machines without internet.",
             "hpcdl stack mirror p100 --folder /data/spack-mirror",
-            _mirror,
+            _in_order(_mirror),
             _mirror_arguments,
             changes=True,
         ),

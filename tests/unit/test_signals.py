@@ -2,6 +2,10 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -37,3 +41,37 @@ def test_a_step_that_must_be_known_ends_before_they_count() -> None:
     with pytest.raises(KeyboardInterrupt):
         work()
     assert done == ["noted"]
+
+
+PROGRAM = """
+import sys
+from hpcdl.system.run import run
+from hpcdl.system.signals import terminable
+with terminable():
+    try:
+        run(["bash", "-c", "sleep 600 & echo $! > $0.part; mv $0.part $0; wait", sys.argv[1]])
+    except KeyboardInterrupt:
+        sys.exit(5)
+"""
+
+
+def test_what_a_stopped_command_runs_ends_with_it(tmp_path: Path) -> None:
+    """All of it: a build must not go on compiling for hours."""
+    started = tmp_path / "pid"
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(started)])
+    while not started.exists() and process.poll() is None:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 5
+    child = int(started.read_text())
+    deadline = time.monotonic() + 60
+    while runs(child):
+        assert time.monotonic() < deadline, "it still runs"
+        time.sleep(0.02)
+
+
+def runs(pid: int) -> bool:
+    try:
+        return "(sleep) Z" not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
