@@ -1,0 +1,68 @@
+"""The report's page by axe-core, the checker of WCAG that browsers' own tools use.
+
+It comes from npm once per machine and is kept in the cache; HPCDL_AXE names an axe.min.js of
+one's own. Without either this is left out and counted.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from hpcdl.system.resources import cache
+from tests.browser import Page
+from tests.integration import test_report_page
+from tests.integration.test_report_page import drawn
+
+file, browser, page = test_report_page.file, test_report_page.browser, test_report_page.page
+VERSION = "4.10.3"
+RUN = """
+axe.run(document, {resultTypes: ["violations"]}).then((found) => found.violations.map(
+  (one) => `${one.impact} ${one.id}: ${one.help}: ${one.nodes.map((n) => n.target).join("; ")}`))
+"""
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    """The source of axe-core."""
+    if own := os.environ.get("HPCDL_AXE"):
+        return Path(own).read_text()
+    folder = cache() / "tests" / f"axe-core-{VERSION}"
+    archive = folder / f"axe-core-{VERSION}.tgz"
+    if not archive.is_file():
+        if shutil.which("npm") is None:
+            pytest.skip("npm is not installed, and HPCDL_AXE names no axe.min.js")
+        folder.mkdir(parents=True, exist_ok=True)
+        words = ["npm", "pack", "--silent", f"axe-core@{VERSION}"]
+        done = subprocess.run(words, cwd=folder, capture_output=True, timeout=60, check=False)
+        if done.returncode != 0:
+            pytest.skip("axe-core cannot be had from npm here, and HPCDL_AXE names none")
+    with tarfile.open(archive) as packed:
+        script = packed.extractfile("package/axe.min.js")
+        assert script is not None
+        return script.read().decode()
+
+
+@pytest.mark.parametrize(("colours", "width"), [("light", 360), ("dark", 1280)])
+def test_axe_finds_nothing_that_keeps_anybody_out(
+    page: Page, axe: str, colours: str, width: int
+) -> None:
+    page.prefer(colours)
+    page.size(width, phone=width < 500)
+    page.do("document.querySelector('.open').click()")
+    for figure in ("figure.heat", "figure.lines", "figure.time"):
+        drawn(page, figure)
+    page.do(axe + "; 0")
+    assert page.do(RUN) == []
+
+
+def test_axe_sees_a_fault(page: Page, axe: str) -> None:
+    page.do("document.querySelector('button').replaceChildren()")
+    page.do("document.querySelector('button').removeAttribute('aria-label')")
+    page.do(axe + "; 0")
+    assert any("button-name" in found for found in page.do(RUN))
