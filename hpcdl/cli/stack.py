@@ -3,49 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import math
-import sys
-import time
-from collections.abc import Callable
-from contextlib import suppress
-from functools import wraps
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcdl.cli import building
 from hpcdl.cli.framework import Command, Group, print_json, the_site
 from hpcdl.system.errors import BadInput, ExitCode
-from hpcdl.system.signals import terminable
-from hpcdl.system.text import duration, paint, table
+from hpcdl.system.text import duration, table
 
 if TYPE_CHECKING:
     from hpcdl.site import Site
-    from hpcdl.stack.build import BuildPlan
     from hpcdl.stack.publish import Switch
-    from hpcdl.stack.release import Release
-    from hpcdl.stack.spack.build import SpackPlan
     from hpcdl.stack.verify import Proof
-
-
-def _in_order(act: Callable[[argparse.Namespace], ExitCode]) -> Callable[..., ExitCode]:
-    """SIGTERM ends the command as Ctrl-C does: what it runs ends, half-made trees are removed."""
-
-    @wraps(act)
-    def ended_in_order(args: argparse.Namespace) -> ExitCode:
-        with terminable():
-            return act(args)
-
-    return ended_in_order
-
-
-def _progress() -> Callable[[str], None]:
-    """A teller of what happens and when, on standard error."""
-    start = time.monotonic()
-
-    def say(what: str) -> None:
-        elapsed = f"{duration(time.monotonic() - start):>12}"
-        print(f"{paint(elapsed, 'dim', sys.stderr)}  {what}", file=sys.stderr, flush=True)
-
-    return say
 
 
 def _resolve_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,129 +51,6 @@ def _plan(args: argparse.Namespace) -> ExitCode:
     return ExitCode.NO if found.blocked else ExitCode.OK
 
 
-def _concretize_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("environments", nargs="*", help="k80, p100, v100, a100, h100; all")
-    parser.add_argument("--partition", metavar="NAME", help="a site's partition instead")
-    parser.add_argument("--render", action="store_true", help="only write the spack.yaml files")
-    parser.add_argument("--folder", metavar="DIR", help="where environments/ is; the checkout's")
-    parser.add_argument("--time-limit", type=_positive, metavar="SECONDS", help="of each one (400)")
-
-
-def _concretize(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.stack.spack.concretize import concretize, plan, render_work
-    from hpcdl.stack.spack.show import plan_text, solved_data, solved_text
-
-    work = plan(args.environments, args.partition, args.folder, lambda: the_site(args))
-    data, text = work.as_data(), plan_text(work, args.render)
-    if not args.dry_run:
-        render_work(work)
-    if args.dry_run or args.render:
-        print_json(data) if args.json else print(text)
-        return ExitCode.OK
-    found = [
-        concretize(work.root, one, _progress(), time_limit=args.time_limit)
-        for one in work.environments
-    ]
-    print_json(solved_data(found)) if args.json else print(solved_text(found))
-    return ExitCode.OK if not any(one.differences for one in found) else ExitCode.NO
-
-
-def _build_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--name", metavar="STACK", help="which of the site's stacks; the first")
-    parser.add_argument(
-        "--backend", choices=["venv", "spack"], help="how it is built; as the site says"
-    )
-    spack = parser.add_argument_group("with Spack")
-    spack.add_argument("--jobs", type=int, metavar="COUNT", help="processes at a time; all CPUs")
-    spack.add_argument("--unsigned", action="store_true", help="do not sign the build cache")
-    spack.add_argument("--time-limit", type=_positive, metavar="SECONDS",
-                       help="of the solver (400)")  # fmt: skip
-
-
-def _build(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.stack.recipe import find_request
-
-    site = the_site(args)
-    backend = args.backend or find_request(site, args.name).backend
-    return _build_spack(site, args) if backend == "spack" else _build_venv(site, args)
-
-
-def _build_venv(site: Site, args: argparse.Namespace) -> ExitCode:
-    from hpcdl.stack.build import build, plan_build
-
-    if args.jobs or args.unsigned or args.time_limit:
-        raise BadInput("--jobs, --unsigned and --time-limit are for stacks that Spack builds")
-    plan = plan_build(site, args.name)
-    if args.dry_run:
-        return _would_build(plan, args)
-    existed = plan.exists
-    return _built(build(plan, _progress()), existed, args)
-
-
-def _build_spack(site: Site, args: argparse.Namespace) -> ExitCode:
-    from hpcdl.stack.spack.build import Options, build_spack, plan_spack
-    from hpcdl.stack.spack.show import progress
-    from hpcdl.system.progress import StatusLine
-
-    if args.jobs is not None and args.jobs < 1:
-        raise BadInput("--jobs must be at least 1")
-    plan = plan_spack(site, args.name)
-    if args.dry_run:
-        return _would_build(plan, args)
-    existed, options = plan.exists, Options(args.jobs, args.unsigned, args.time_limit)
-    with StatusLine(sys.stderr) as line:
-        release = build_spack(plan, _progress(), progress(line), options)
-    return _built(release, existed, args)
-
-
-def _would_build(plan: BuildPlan | SpackPlan, args: argparse.Namespace) -> ExitCode:
-    if args.json:
-        print_json(plan.as_data())
-    else:
-        steps = plan.steps() or [f"nothing: {plan.release_id} is built"]
-        print("\n".join(["would do:", *(f"  {step}" for step in steps)]))
-    return ExitCode.OK
-
-
-def _built(release: Release, existed: bool, args: argparse.Namespace) -> ExitCode:
-    from hpcdl.stack.release import as_record
-
-    if args.json:
-        print_json({**as_record(release), "built": not existed})
-    else:
-        print(f"{release.id} {'was built before' if existed else 'is built'} in {release.root}")
-        print(f"next: hpcdl stack publish {release.id}")
-    return ExitCode.OK
-
-
-def _mirror_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("environments", nargs="*", help="k80, p100, v100, a100, h100; all")
-    parser.add_argument("--name", metavar="STACK", help="a stack of the site instead")
-    parser.add_argument("--folder", metavar="DIR", required=True, help="the mirror's folder")
-    parser.add_argument("--bazel-cache", metavar="DIR",
-                        help="bazel's downloads to take in (else HPCDL_BAZEL_CACHE)")  # fmt: skip
-
-
-def _mirror(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.stack.spack.mirror import choose_environments, make_mirror, plan_mirror
-    from hpcdl.stack.spack.show import mirror_text
-
-    root, names = choose_environments(args.environments, args.name, lambda: the_site(args))
-    mirror = plan_mirror(Path(args.folder).absolute(), root, names, args.bazel_cache)
-    if args.dry_run:
-        print_json(mirror.as_data()) if args.json else print(mirror_text(mirror))
-        return ExitCode.OK
-    path = make_mirror(mirror, root, _progress())
-    if args.json:
-        print_json({**mirror.as_data(), "missing": [], "manifest": str(path)})
-        return ExitCode.OK
-    print(f"{len(mirror.sources)} files are in {mirror.folder}; {path.name} lists them")
-    for note in mirror.notes():
-        print(f"note: {note}")
-    print(f'in the site file there: spack: {{mirrors: {{local: "file://{mirror.folder}"}}}}')
-    return ExitCode.OK
-
-
 def _gate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("release", nargs="?", help="release id; without it the newest one built")
     parser.add_argument("--local", action="store_true",
@@ -218,15 +63,7 @@ def _gate_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _minutes(text: str) -> float:
     """A time to wait: 0 or more."""
-    return 0.0 if text.strip() in {"0", "0.0"} else _positive(text)
-
-
-def _positive(text: str) -> float:
-    """A length of time; `nan` would wait for ever."""
-    with suppress(ValueError):
-        if 0 < float(text) < math.inf:
-            return float(text)
-    raise argparse.ArgumentTypeError(f"'{text[:30]}' is no number above 0")
+    return 0.0 if text.strip() in {"0", "0.0"} else building.positive(text)
 
 
 def _publish_arguments(parser: argparse.ArgumentParser) -> None:
@@ -245,7 +82,7 @@ def _publish(args: argparse.Namespace) -> ExitCode:
     release_id = args.release or newest(site)
     if args.dry_run:
         return _show(site, plan_publish(site, release_id), args)
-    say = _progress()
+    say = building.progress_teller()
     gate, enough = choose_gate(site, read_release(site, release_id), say, local=args.local,
                                partitions=args.partition, wait_minutes=args.wait)  # fmt: skip
     switch = publish(site, release_id, gate, say=say, verify_again=args.verify_again, enough=enough)
@@ -259,7 +96,7 @@ def _verify(args: argparse.Namespace) -> ExitCode:
 
     site = the_site(args)
     release = read_release(site, args.release or newest(site))
-    gate, _ = choose_gate(site, release, _progress(), local=args.local,
+    gate, _ = choose_gate(site, release, building.progress_teller(), local=args.local,
                           partitions=args.partition, wait_minutes=args.wait)  # fmt: skip
     proof = verify(site, release.id, gate)
     if args.json:
@@ -447,24 +284,24 @@ GROUP = Group(
             "concretize",
             "Render Spack's environments and let Spack solve them, with a time limit.",
             "hpcdl stack concretize p100",
-            _in_order(_concretize),
-            _concretize_arguments,
+            building.run_concretize,
+            building.concretize_arguments,
             changes=True,
         ),
         Command(
             "build",
             "Build an immutable release, from wheels or with Spack: TensorFlow, Horovod, hpcdl.",
             "hpcdl stack build --site embedded",
-            _in_order(_build),
-            _build_arguments,
+            building.run_build,
+            building.build_arguments,
             changes=True,
         ),
         Command(
             "mirror",
             "Fetch every source that Spack's builds need, for machines without internet.",
             "hpcdl stack mirror p100 --folder /data/spack-mirror",
-            _in_order(_mirror),
-            _mirror_arguments,
+            building.run_mirror,
+            building.mirror_arguments,
             changes=True,
         ),
         Command(

@@ -1,0 +1,186 @@
+"""`hpcdl stack concretize`, `build` and `mirror`: the commands that make something, for long."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcdl.cli.framework import print_json, the_site
+from hpcdl.system.errors import BadInput, ExitCode
+from hpcdl.system.signals import terminable
+from hpcdl.system.text import duration, paint
+
+if TYPE_CHECKING:
+    from hpcdl.site import Site
+    from hpcdl.stack.build import BuildPlan
+    from hpcdl.stack.release import Release
+    from hpcdl.stack.spack.build import SpackPlan
+
+
+def progress_teller() -> Callable[[str], None]:
+    """A teller of what happens and when, on standard error."""
+    start = time.monotonic()
+
+    def say(what: str) -> None:
+        elapsed = f"{duration(time.monotonic() - start):>12}"
+        print(f"{paint(elapsed, 'dim', sys.stderr)}  {what}", file=sys.stderr, flush=True)
+
+    return say
+
+
+def positive(text: str) -> float:
+    """A length of time; `nan` would wait for ever."""
+    with suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"'{text[:30]}' is no number above 0")
+
+
+def in_order(act: Callable[[argparse.Namespace], ExitCode]) -> Callable[..., ExitCode]:
+    """SIGTERM ends the command as Ctrl-C does: what it runs ends, half-made trees are removed."""
+
+    @wraps(act)
+    def ended_in_order(args: argparse.Namespace) -> ExitCode:
+        with terminable():
+            return act(args)
+
+    return ended_in_order
+
+
+def concretize_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `concretize`."""
+    parser.add_argument("environments", nargs="*", help="k80, p100, v100, a100, h100; all")
+    parser.add_argument("--partition", metavar="NAME", help="a site's partition instead")
+    parser.add_argument("--render", action="store_true", help="only write the spack.yaml files")
+    parser.add_argument("--folder", metavar="DIR", help="where environments/ is; the checkout's")
+    parser.add_argument("--time-limit", type=positive, metavar="SECONDS", help="of each one (400)")
+
+
+@in_order
+def run_concretize(args: argparse.Namespace) -> ExitCode:
+    """Render Spack's environments and solve them."""
+    from hpcdl.stack.spack.concretize import concretize, plan, render_work
+    from hpcdl.stack.spack.show import plan_text, solved_data, solved_text
+
+    work = plan(args.environments, args.partition, args.folder, lambda: the_site(args))
+    data, text = work.as_data(), plan_text(work, args.render)
+    if not args.dry_run:
+        render_work(work)
+    if args.dry_run or args.render:
+        print_json(data) if args.json else print(text)
+        return ExitCode.OK
+    found = [
+        concretize(work.root, one, progress_teller(), time_limit=args.time_limit)
+        for one in work.environments
+    ]
+    print_json(solved_data(found)) if args.json else print(solved_text(found))
+    return ExitCode.OK if not any(one.differences for one in found) else ExitCode.NO
+
+
+def build_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `build`."""
+    parser.add_argument("--name", metavar="STACK", help="which of the site's stacks; the first")
+    parser.add_argument(
+        "--backend", choices=["venv", "spack"], help="how it is built; as the site says"
+    )
+    spack = parser.add_argument_group("with Spack")
+    spack.add_argument("--jobs", type=int, metavar="COUNT", help="processes at a time; all CPUs")
+    spack.add_argument("--unsigned", action="store_true", help="do not sign the build cache")
+    spack.add_argument("--time-limit", type=positive, metavar="SECONDS",
+                       help="of the solver (400)")  # fmt: skip
+
+
+@in_order
+def run_build(args: argparse.Namespace) -> ExitCode:
+    """Build a stack, with the backend that it asks for."""
+    from hpcdl.stack.recipe import find_request
+
+    site = the_site(args)
+    backend = args.backend or find_request(site, args.name).backend
+    return _build_spack(site, args) if backend == "spack" else _build_venv(site, args)
+
+
+def _build_venv(site: Site, args: argparse.Namespace) -> ExitCode:
+    from hpcdl.stack.build import build, plan_build
+
+    if args.jobs or args.unsigned or args.time_limit:
+        raise BadInput("--jobs, --unsigned and --time-limit are for stacks that Spack builds")
+    plan = plan_build(site, args.name)
+    if args.dry_run:
+        return _would_build(plan, args)
+    existed = plan.exists
+    return _built(build(plan, progress_teller()), existed, args)
+
+
+def _build_spack(site: Site, args: argparse.Namespace) -> ExitCode:
+    from hpcdl.stack.spack.build import Options, build_spack, plan_spack
+    from hpcdl.stack.spack.show import progress
+    from hpcdl.system.progress import StatusLine
+
+    if args.jobs is not None and args.jobs < 1:
+        raise BadInput("--jobs must be at least 1")
+    plan = plan_spack(site, args.name)
+    if args.dry_run:
+        return _would_build(plan, args)
+    existed, options = plan.exists, Options(args.jobs, args.unsigned, args.time_limit)
+    with StatusLine(sys.stderr) as line:
+        release = build_spack(plan, progress_teller(), progress(line), options)
+    return _built(release, existed, args)
+
+
+def _would_build(plan: BuildPlan | SpackPlan, args: argparse.Namespace) -> ExitCode:
+    if args.json:
+        print_json(plan.as_data())
+    else:
+        steps = plan.steps() or [f"nothing: {plan.release_id} is built"]
+        print("\n".join(["would do:", *(f"  {step}" for step in steps)]))
+    return ExitCode.OK
+
+
+def _built(release: Release, existed: bool, args: argparse.Namespace) -> ExitCode:
+    from hpcdl.stack.release import as_record
+
+    if args.json:
+        print_json({**as_record(release), "built": not existed})
+    else:
+        print(f"{release.id} {'was built before' if existed else 'is built'} in {release.root}")
+        print(f"next: hpcdl stack publish {release.id}")
+    return ExitCode.OK
+
+
+def mirror_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `mirror`."""
+    parser.add_argument("environments", nargs="*", help="k80, p100, v100, a100, h100; all")
+    parser.add_argument("--name", metavar="STACK", help="a stack of the site instead")
+    parser.add_argument("--folder", metavar="DIR", required=True, help="the mirror's folder")
+    parser.add_argument("--bazel-cache", metavar="DIR",
+                        help="bazel's downloads to take in (else HPCDL_BAZEL_CACHE)")  # fmt: skip
+
+
+@in_order
+def run_mirror(args: argparse.Namespace) -> ExitCode:
+    """Fetch the sources of Spack's builds."""
+    from hpcdl.stack.spack.mirror import choose_environments, make_mirror, plan_mirror
+    from hpcdl.stack.spack.show import mirror_text
+
+    root, names = choose_environments(args.environments, args.name, lambda: the_site(args))
+    mirror = plan_mirror(Path(args.folder).absolute(), root, names, args.bazel_cache)
+    if args.dry_run:
+        print_json(mirror.as_data()) if args.json else print(mirror_text(mirror))
+        return ExitCode.OK
+    path = make_mirror(mirror, root, progress_teller())
+    if args.json:
+        print_json({**mirror.as_data(), "missing": [], "manifest": str(path)})
+        return ExitCode.OK
+    print(f"{len(mirror.sources)} files are in {mirror.folder}; {path.name} lists them")
+    for note in mirror.notes():
+        print(f"note: {note}")
+    print(f'in the site file there: spack: {{mirrors: {{local: "file://{mirror.folder}"}}}}')
+    return ExitCode.OK
