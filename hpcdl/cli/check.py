@@ -282,8 +282,10 @@ def _gate(args: argparse.Namespace) -> ExitCode:
     from hpcdl.regress.history import history_path, open_history
     from hpcdl.regress.show import gate_text
 
-    with open_history(history_path(the_site(args), args.history)) as history:
-        answer = ask(history, partitions=tuple(args.partition), names=tuple(args.name),
+    site = the_site(args)
+    partitions = tuple(site.partition(name).name for name in args.partition)
+    with open_history(history_path(site, args.history)) as history:
+        answer = ask(history, partitions=partitions, names=tuple(args.name),
                      now=datetime.now(timezone.utc))  # fmt: skip
     if args.json:
         findings = [asdict(finding) for finding in answer.findings]

@@ -35,10 +35,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class GateAnswer:
-    """Whether the gate opens, and what speaks against it."""
+    """Whether the gate opens, and what speaks against it.
+
+    `series` were asked about, of so many that are `known`.
+    """
 
     series: int
     findings: tuple[Finding, ...]
+    known: int
 
     @property
     def open(self) -> bool:
@@ -56,14 +60,15 @@ def ask(history: History, *, partitions: tuple[str, ...] = (), names: tuple[str,
         names: only these checks; all by default.
         now: the time, for results that are too old to count.
     """
+    known = history.series()
     chosen = [
         series
-        for series in history.series()
+        for series in known
         if (not partitions or series[2] in partitions) and (not names or series[0] in names)
     ]
     newest = _newest(history, chosen)
     findings = [found for series in chosen for found in _findings(history, series, newest, now)]
-    return GateAnswer(len(chosen), tuple(findings))
+    return GateAnswer(len(chosen), tuple(findings), len(known))
 
 
 def _newest(history: History, chosen: list[Series]) -> dict[tuple[str, str, str], str]:

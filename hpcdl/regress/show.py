@@ -168,8 +168,10 @@ def history_text(history: History, path: Path) -> str:
 
 def gate_text(answer: GateAnswer) -> str:
     """The gate's answer for a person."""
-    if not answer.series:
+    if not answer.known:
         return "closed: there is no history; `hpcdl check run` starts one"
+    if not answer.series:
+        return f"closed: none of the {answer.known} series in the history fits what was asked for"
     head = "open" if answer.open else "closed"
     rows = [[finding.kind, finding.name, finding.words] for finding in answer.findings]
     return "\n".join([f"{head}: {answer.series} series", *([table(rows)] if rows else [])])

@@ -341,3 +341,20 @@ def test_one_slow_node_closes_the_gate_and_is_named(file: Path) -> None:
     is_open, words = gate(file, each)
     assert not is_open
     assert "slow node: n4 is slower than the others" in words
+
+
+def test_a_gate_that_is_asked_about_nothing_stays_closed_and_says_why(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open_history(file) as history:
+        history.add(nights())
+    words = ["check", "gate", "--site", "embedded", "--history", str(file)]
+    assert main([*words, "--name", "nobody"]) == 1
+    assert "none of the 1 series" in capsys.readouterr().out
+    assert main([*words, "--partition", "nowhere"]) == 2
+
+
+def test_a_change_before_the_months_that_the_gate_looks_at_is_the_level_now(file: Path) -> None:
+    old = [replace(one, run=f"old-{one.run}", time=one.time.replace("2026", "2025"))
+           for one in nights()]  # fmt: skip
+    assert gate(file, [*old, *nights(0.9, start=0)]) == (True, [])
