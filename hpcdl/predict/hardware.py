@@ -24,6 +24,13 @@ ASSUMED = "assumed host"
 CPU = "CPU"
 """The `gpu` of a machine without any: its ranks are sockets."""
 _BITS = 8.0
+_GENERATIONS = {"qdr": 40.0, "fdr": 56.0, "edr": 100.0, "hdr": 200.0, "ndr": 400.0}
+# `GB` is no rate of a network: the case of letters counts, but not in the generations' names.
+_RATE = re.compile(
+    r"(?:\b([0-9]{1,2}) ?x ?)?\b("
+    r"[0-9]{1,4}(?:\.[0-9]+)?[ -]?(?:Gb/s|Gbit/s|Gbps|GbE|GigE|Gb|Gigabit)(?![A-Za-z])"
+    r"|(?i:qdr|fdr|edr|hdr|ndr)\b)"
+)
 _VENDOR = re.compile(r"(?:(?:nvidia|tesla|geforce)[ -]+)+")
 # Peaks of a CPU core for the shares of layers alone; a measured step gives the scale.
 _CPU_CORE_FLOPS, _CPU_MEMORY, _CPU_LATENCY = 50e9, 50e9, 20e-6
@@ -112,21 +119,25 @@ def of_partition(partition: Partition) -> Machine:
     )
 
 
-def of_host(gpu: str, hardware: str, per_node: int) -> Machine | None:
+def of_host(gpu: str, hardware: str, per_node: int, interconnect: str = "") -> Machine | None:
     """The machine of a published row, or None where its GPU is not in the facts.
 
-    A host that is not in the facts is a common node; the machine's name is then ASSUMED.
+    A host that is not in the facts is a common node with the links that the row's own words
+    name; the machine's name is then ASSUMED.
 
     Args:
         gpu: the row's name of the GPU, such as `K80 (one GK210 die)`.
         hardware: the row's words for the machine.
         per_node: GPUs used per node.
+        interconnect: the row's words for its links, such as `PCIe, 25 GbE`.
     """
     known = facts.load("links")
     name = _gpu_of(gpu)
     if name is None:
         return None
     host = next(row for row in known["hosts"] if row["match"] in hardware)
+    if not host["match"]:
+        host = {**host, **_named_links(f"{hardware}, {interconnect}", name)}
     network = network_link(host["fabric"], host["network_gbps"])
     link = host["link"]
     if link is None or (link == "nvlink" and usual_link(name) != "nvlink"):
@@ -137,6 +148,31 @@ def of_host(gpu: str, hardware: str, per_node: int) -> Machine | None:
         machine = replace(machine, clique=clique, wide=_links(link, name)[1])
     memory = machine.memory * (2 if "32GB" in gpu or "32GB" in hardware else 1)
     return replace(machine, name=host["match"] or ASSUMED, per_node=per_node, memory=memory)
+
+
+def _named_links(text: str, gpu: str) -> dict[str, Any]:
+    """What words such as `NVLink`, `PCIe`, `2x EDR` or `25 GbE` say of a host's links."""
+    found: dict[str, Any] = {}
+    folded = text.casefold()
+    if "pcie" in folded.replace("-", "").replace(" ", "") and "nvlink" not in folded:
+        capability = float(facts.load("gpus")["gpus"][gpu]["compute"])
+        found["link"] = f"pcie{_pcie(capability)}"
+    rates = [float(match[1] or 1) * _rate(match[2]) for match in _RATE.finditer(text)]
+    if rates:
+        found["network_gbps"] = max(rates)
+        words = ("ethernet", "gbe", "roce", "tcp", "gige")
+        found["fabric"] = "ethernet" if any(word in folded for word in words) else "infiniband"
+    return found
+
+
+def _rate(word: str) -> float:
+    """Gb/s of `25 GbE`, `100Gb/s` or of an InfiniBand generation."""
+    return _GENERATIONS.get(word.casefold()) or float(re.match(r"[0-9.]+", word)[0])  # type: ignore[index]
+
+
+def _pcie(capability: float) -> int:
+    """The generation of PCI Express that GPUs of a compute capability have."""
+    return 3 if capability < 8 else 4 if capability < 9 else 5
 
 
 def _gpu_of(text: str) -> str | None:
@@ -158,8 +194,7 @@ def _gpu_of(text: str) -> str | None:
 def usual_link(gpu: str) -> str:
     """The link between GPUs of a kind in a node: NVLink where they have it, else PCI Express."""
     row = facts.load("gpus")["gpus"][gpu]
-    generation = 3 if float(row["compute"]) < 8 else 4 if float(row["compute"]) < 9 else 5
-    return "nvlink" if row["nvlink_gbs"] else f"pcie{generation}"
+    return "nvlink" if row["nvlink_gbs"] else f"pcie{_pcie(float(row['compute']))}"
 
 
 def of_gpu(gpu: str, link: str, cores: int, roots: int, network: Link) -> Machine:

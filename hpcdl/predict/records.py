@@ -36,6 +36,7 @@ RECORD: Schema = {
         "gpus": {"type": "integer", "minimum": 1, "maximum": 1_000_000, "default": None,
                  "description": "How many GPUs in all."},
         "nodes": {"type": "integer", "minimum": 1, "maximum": 1_000_000, "default": 1},
+        "interconnect": _TEXT,
         "framework": _TEXT,
         "version": _TEXT,
         "implementation": _TEXT,
@@ -78,6 +79,7 @@ class Record:
     gpu: str
     gpus: int | None
     nodes: int
+    interconnect: str
     framework: str
     software: str
     model: str
@@ -139,6 +141,7 @@ def _record(value: dict[str, Any]) -> Record:
         gpu=value["gpu"],
         gpus=value["gpus"],
         nodes=value["nodes"],
+        interconnect=value["interconnect"] or "",
         framework=value["framework"] or "",
         software=f"{value['version']} {value['implementation']}",
         model=_model(value["model"]),

@@ -145,7 +145,7 @@ def case_of(record: Record, bases: Bases) -> Case | Unfit:
     if base is None or not base.rate:
         return Unfit(record, "no single-GPU row of its source, hardware and settings")
     gpus, nodes = record.gpus or 1, record.nodes
-    machine = of_host(record.gpu, record.hardware, gpus // nodes)
+    machine = of_host(record.gpu, record.hardware, gpus // nodes, record.interconnect)
     if machine is None:
         return Unfit(record, f"the GPU '{record.gpu}' is not in the facts")
     training, assumed = _training(record, base, machine)

@@ -9,6 +9,7 @@ import pytest
 
 from hpcdl import facts
 from hpcdl.predict.anchor import solve
+from hpcdl.predict.hardware import of_host
 from hpcdl.predict.records import Bases, Record, read_records
 from hpcdl.predict.step import constants
 from hpcdl.predict.validate import (
@@ -288,3 +289,20 @@ def test_a_file_of_many_rows_is_read(tmp_path: Path) -> None:
 
 def test_our_own_rows_are_those_of_the_facts_file() -> None:
     assert read_records() == read_records(facts.path("throughput"))
+
+
+@pytest.mark.parametrize(
+    ("words", "link", "network"),
+    [
+        ("PCIe, 10 GbE", "pcie3", "ethernet 10 Gb/s"),
+        ("NVLink; 2x EDR InfiniBand", "nvlink", "infiniband 200 Gb/s"),
+        ("NVLink 300 GB/s, RoCE 25Gb/s", "nvlink", "ethernet 25 Gb/s"),
+        ("", "nvlink", "infiniband 100 Gb/s"),
+    ],
+)
+def test_an_unknown_host_has_the_links_that_its_row_names(
+    words: str, link: str, network: str
+) -> None:
+    machine = of_host("V100-SXM2-32GB", "somebody's box", 4, words)
+    assert machine is not None
+    assert (machine.pair.name, machine.network.name) == (link, network)
