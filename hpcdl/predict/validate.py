@@ -183,12 +183,19 @@ def _training(record: Record, base: Record, machine: Machine) -> tuple[Training,
     if batch is None:
         batch = assumed_batch(net, machine, record.precision)
         assumed = (f"batch {batch} per GPU",)
+    threads = min([machine.cores, *_decode_threads(record.framework)])
     synthetic = not record.data or record.data.startswith(("synthetic", "not stated"))
     training = Training(
         net, batch, record.precision, form_of(record),
-        ENDLESS if synthetic else feed(machine, net),
+        ENDLESS if synthetic else feed(replace(machine, cores=threads), net),
     )  # fmt: skip
     return training, assumed
+
+
+def _decode_threads(framework: str) -> list[int]:
+    """Threads on which a framework's own script decodes, where it takes a fixed number."""
+    rows = facts.load("links")["decode_threads"]
+    return [row["threads"] for row in rows if framework.startswith(row["framework"])]
 
 
 def form_of(record: Record) -> str:
