@@ -112,6 +112,7 @@ def spdx_of(words: str) -> str | None:
 
     known = facts.load("records")["licences"].get(words.casefold())
     try:
-        return str(licensing.parse(known or words, validate=True))
+        # Strict: an exception stands behind WITH only.
+        return str(licensing.parse(known or words, validate=True, strict=True))
     except ExpressionError:
         return None

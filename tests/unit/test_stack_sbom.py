@@ -36,7 +36,9 @@ def release(tmp_path: Path) -> Release:
 @pytest.mark.parametrize(
     ("words", "spdx"),
     [("Apache 2.0", "Apache-2.0"), ("MIT", "MIT"), ("MIT OR Apache-2.0", "MIT OR Apache-2.0"),
-     ("BSD", None), ("Copyright (c) 2001, others.", None), ("MIT AND", None)],
+     ("GPL-3.0-or-later WITH GCC-exception-3.1", "GPL-3.0-or-later WITH GCC-exception-3.1"),
+     ("BSD-3-Clause AND PCRE2-exception", None), ("BSD", None),
+     ("Copyright (c) 2001, others.", None), ("MIT AND", None)],
 )  # fmt: skip
 def test_words_become_spdx_only_where_that_is_certain(words: str, spdx: str | None) -> None:
     assert spdx_of(words) == spdx
@@ -90,13 +92,15 @@ def test_what_spack_built_is_valid_too(tmp_path: Path) -> None:
         {"name": "cuda", "version": "12.9.1", "hash": "eee", "sha256": "ef" * 32,
          "url": "https://developer.download.nvidia.com/cuda_12.9.1.run"},
         {"name": "libstdc++", "version": "1.0+git~3", "hash": "ddd", "licence": "GPL-3.0"},
+        {"name": "pcre2", "version": "10.44", "hash": "fff",
+         "licence": "BSD-3-Clause AND PCRE2-exception"},
         {"name": "tensorflow-cpu", "version": "2.15.1", "file": "t.whl", "sha256": "ab" * 32},
     )  # fmt: skip
     release = make_release(small_site(tmp_path), "spack", backend="spack", lock=lock)
     write_sboms(release, waivers_of(release, Records()))
     text = (release.root / CYCLONEDX_FILE).read_text()
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
-    assert len(json.loads(text)["components"]) == 6
+    assert len(json.loads(text)["components"]) == 7
     assert json.loads(text)["vulnerabilities"][0]["affects"] == [
         {"ref": "pkg:github/horovod/horovod@1d217b5"}
     ]
