@@ -10,7 +10,7 @@ hides a change. A change whose next nights are back where they were has ended (W
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from enum import Enum
@@ -43,8 +43,8 @@ _LEAST_OF_MANY, _LEAST_CHANGE = 0.025, 0.01
 """How large a change must be by nights, as a fraction of the level; with much evidence, any."""
 _RETURN, _RETURN_NIGHTS = 3.5, 30
 """Log likelihood that a series is back, and for how long after a change that is asked."""
-_FRESH_NIGHTS = 7
-_SUSPICIOUS, _SUSPICIOUS_DROP = 1.8, 0.1
+_FRESH_NIGHTS = 10
+_SUSPICIOUS, _SUSPICIOUS_DROP = 1.9, 0.1
 
 
 class Kind(str, Enum):
@@ -123,6 +123,11 @@ class Found(NamedTuple):
     seen: int
     before: float
     ended: int | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is one for the worse that has not ended."""
+        return self.kind is not Kind.RISE and self.ended is None
 
 
 @dataclass(frozen=True)
@@ -213,6 +218,21 @@ def analyse(series: Sequence[Night]) -> Analysis:
         enough=len(dates) > MIN_NIGHTS,
         slow_nodes=slow_nodes(ordered),
     )
+
+
+def is_alarming(runs: Iterable[tuple[str, float]]) -> bool:
+    """Whether a change for the worse holds at the end of a series: `analyse`, but only that.
+
+    Args:
+        runs: time as ISO 8601 and value, oldest first.
+    """
+    each: dict[str, list[float]] = {}
+    for time, value in runs:
+        each.setdefault(time[:10], []).append(value)
+    values = nightly([*each.values()])
+    found = detect(values, [date.fromisoformat(day).weekday() for day in each])
+    lasting = [one for one in found if not _is_over(one, values)]
+    return bool(lasting) and lasting[-1].holds
 
 
 def nightly(runs: Sequence[Sequence[float]]) -> list[float]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from hpcdl.regress.drift import analyse
-from hpcdl.regress.history import History, Result, Series, more_is_better
+from hpcdl.regress.drift import Change, analyse, is_alarming, slow_nodes
+from hpcdl.regress.history import History, Result, Series, more_is_better, single_node
 from hpcdl.regress.verdict import Status, number
 
 STALE_DAYS = 3
-LOOK_BACK_DAYS = 240
-"""Before a series' newest result: what level and spread rest on, and a month to mend a drop in."""
+LOOK_BACK_DAYS, NODES_DAYS = 120, 14
+"""Before a series' newest result: what level and spread rest on; what nodes are compared over."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def _findings(
     if run[-1].time >= newest[series[:3]]:
         found += [finding for result in run for finding in _of_last(series, result, now)]
     if series[3] and more_is_better(run[-1].unit, run[-1].low):
-        found += _of_history(history, series, run[-1])
+        found += _of_history(history, series, run)
     return list(dict.fromkeys(found))
 
 
@@ -108,23 +108,26 @@ def _of_last(series: Series, last: Result, now: datetime | None) -> list[Finding
     return []
 
 
-def _since(last: Result) -> str:
-    day = datetime.fromisoformat(last.time) - timedelta(days=LOOK_BACK_DAYS)
-    return day.isoformat()[:10]
+def _since(last: Result, days: int) -> str:
+    return (datetime.fromisoformat(last.time) - timedelta(days=days)).isoformat()[:10]
 
 
-def _of_history(history: History, series: Series, last: Result) -> list[Finding]:
-    analysis = analyse(history.nights(series, _since(last)))
-    found = [
-        Finding(series, "slow node", f"{node} is slower than the others")
-        for node in analysis.slow_nodes
-    ]
-    alarm = analysis.alarm
-    if alarm is not None:
-        with_it = f"; with it: {', '.join(alarm.suspects)}" if alarm.suspects else ""
-        words = (
-            f"{alarm.change:+.1%} since {alarm.began}: {number(alarm.before)} -> "
-            f"{number(alarm.after)}{with_it}"
-        )
-        found.append(Finding(series, alarm.kind.value, words))
+def _of_history(history: History, series: Series, run: list[Result]) -> list[Finding]:
+    found = []
+    if any(single_node(result.nodes) for result in run):
+        nights = history.nights(series, _since(run[-1], NODES_DAYS))
+        found = [Finding(series, "slow node", f"{node} is slower than the others")
+                 for node in slow_nodes(nights)]  # fmt: skip
+    since = _since(run[-1], LOOK_BACK_DAYS)
+    if is_alarming(history.values(series, since)):
+        alarm = analyse(history.nights(series, since)).alarm
+        found += [Finding(series, alarm.kind.value, _in_words(alarm))] if alarm else []
     return found
+
+
+def _in_words(alarm: Change) -> str:
+    with_it = f"; with it: {', '.join(alarm.suspects)}" if alarm.suspects else ""
+    return (
+        f"{alarm.change:+.1%} since {alarm.began}: {number(alarm.before)} -> "
+        f"{number(alarm.after)}{with_it}"
+    )

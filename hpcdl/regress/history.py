@@ -161,6 +161,14 @@ class History:
             for time, value, release, driver, nodes in cursor
         ]
 
+    def values(self, series: Series, since: str = "") -> list[tuple[str, float]]:
+        """Time and value of a series' results, oldest first; those without one are left out."""
+        return self._connection.execute(
+            "SELECT time, value FROM results WHERE check_name = ? AND case_name = ? AND "
+            "partition = ? AND metric = ? AND time >= ? AND value IS NOT NULL ORDER BY time",
+            (*series, since),
+        ).fetchall()
+
     def points(self, series: Series, since: str = "") -> list[Point]:
         """A series as figures show it, oldest first, with the runs that gave no value."""
         cursor = self._connection.execute(
@@ -268,4 +276,4 @@ def more_is_better(unit: str, low: float | None) -> bool:
 
 def single_node(nodes: str) -> str:
     """The node of a job on one node; '' for several, of which none can be blamed alone."""
-    return "" if set(nodes) & set("[,") else nodes
+    return "" if "[" in nodes or "," in nodes else nodes

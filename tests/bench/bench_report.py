@@ -16,6 +16,7 @@ from statistics import median
 
 import pytest
 
+from hpcdl.regress.gate import LOOK_BACK_DAYS, ask
 from hpcdl.regress.history import History, Result, open_history
 from hpcdl.system.run import run
 from tests import nights
@@ -117,11 +118,16 @@ def queries(folder: Path) -> None:
            note=f"{added:,} in one transaction, {file.stat().st_size / 1e6:.0f} MB")  # fmt: skip
     with open_history(file) as history:
         times = {name: _best(query) for name, query in _queries(history).items()}
+        gate = _best(lambda: ask(history, now=nights.END))
+        series = len(history.series())
     slowest = max(times, key=lambda name: times[name])
     words = ", ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in times.items())
     report("history: the report's slowest query", times[slowest], "s", goal="<= 1",
            met=times[slowest] <= 1, yardstick=f"all results: {_everything(file):.1f} s",
            note=f"{RESULTS:,} results; {words}")  # fmt: skip
+    report("gate: its answer from 1,000,000 results", gate, "s", goal="<= 1", met=gate <= 1,
+           yardstick=f"all results: {_everything(file):.1f} s",
+           note=f"{series} series, {LOOK_BACK_DAYS} days of each, load {os.getloadavg()[0]:.0f}")  # fmt: skip
 
 
 def _queries(history: History) -> dict[str, Callable[[], object]]:
