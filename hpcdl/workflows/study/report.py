@@ -149,6 +149,7 @@ def _values(report: Report) -> dict[str, Any]:
         "verdicts": [(_YES[one.ok], one.rule.says, one.words) for one in report.verdicts],
         "measured": _measured_table(report),
         "predicted": _predicted_table(report.predicted),
+        "taught": any(one.from_itself for one in report.predicted),
         "published": _published_table(report),
         "holes": [(one.cell.words, one.state, one.reason) for one in report.findings.holes],
         "gaps": report.gaps,
