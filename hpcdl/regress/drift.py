@@ -376,8 +376,9 @@ def _kept(window: Sequence[float], known: Estimate) -> list[float]:
     """What counts of a window, in order: no single night decides, on either side."""
     kept = sorted(value for value in window if not _is_astray(value, window))
     lone = max(_LONE, _LONE_SIZE / known.noise)
-    if len(kept) > 1 and kept[-1] > lone >= kept[-2]:
-        kept.pop()
+    far = sum(value > lone for value in kept)
+    if far == 1 or (far == 2 and kept[0] < lone / 2):
+        kept = kept[:-far]
     if len(kept) > 1:
         kept[-1] = min(kept[-1], kept[-2] + _GAP / known.noise)
     most = median_low(kept) + _ABOVE if len(kept) > max(_LEAST) else math.inf
