@@ -22,6 +22,7 @@ from hpcdl.predict.records import Bases, Record
 from hpcdl.predict.step import (
     PRECISIONS,
     Constants,
+    Profile,
     Step,
     Training,
     constants,
@@ -233,9 +234,12 @@ def assumed_batch(net: Network, machine: Machine, precision: str) -> int:
     return batch
 
 
-def judge(case: Case, known: Constants) -> Judged:
-    """Predict one row: images per second from its base, or the speed-up."""
-    one = profile(case.machine, case.training, case.one_seconds, known)
+def judge(case: Case, known: Constants, one: Profile | None = None) -> Judged:
+    """Predict one row: images per second from its base, or the speed-up.
+
+    Its one-GPU step `one` is the same whatever the form, the input and the two constants are.
+    """
+    one = one or profile_of(case, known)
     gpus = case.record.gpus or 1
     step = predict_step(case.machine, case.training, one, gpus, case.record.nodes, known)
     alone = predict_step(case.machine, case.training, one, 1, 1, known)
@@ -243,6 +247,11 @@ def judge(case: Case, known: Constants) -> Judged:
     base = case.base.rate or 0.0
     predicted = speedup if case.unit == _SPEEDUP else speedup * base
     return Judged(case, predicted, step)
+
+
+def profile_of(case: Case, known: Constants) -> Profile:
+    """The one-GPU step of a case, layer by layer."""
+    return profile(case.machine, case.training, case.one_seconds, known)
 
 
 def errors(values: Sequence[float]) -> Errors:
@@ -286,7 +295,11 @@ def parts(cases: Sequence[Case], known: Constants) -> tuple[tuple[str, Errors], 
         ("+ contention", fed, known),
         ("+ input (the whole model)", cases, known),
     )
-    found = [(name, errors([judge(case, c).error for case in some])) for name, some, c in steps]
+    ones = [profile_of(case, known) for case in cases]
+    found = [
+        (name, errors([judge(case, c, one).error for case, one in zip(some, ones, strict=True)]))
+        for name, some, c in steps
+    ]
     return (("ideal scaling", errors(ideal)), *found)
 
 
@@ -330,8 +343,13 @@ def fit(cases: Sequence[Case], known: Constants) -> tuple[Constants, int]:
     Errors above 25 % count as such, so that a few rows do not rule the fit.
     """
     found = []
+    # A buffer changes nothing where the input never ends.
+    unfed = {i: _fit_part(case, known) for i, case in enumerate(cases) if _endless(case)}
     for buffer in _BUFFERS:
-        parts = [_fit_part(with_buffer(case, buffer), known) for case in cases]
+        parts = [
+            unfed.get(i) or _fit_part(with_buffer(case, buffer), known)
+            for i, case in enumerate(cases)
+        ]
         found += [
             (sum(_loss(part, contention, straggler) for part in parts),
              contention, straggler, buffer)
@@ -340,6 +358,10 @@ def fit(cases: Sequence[Case], known: Constants) -> tuple[Constants, int]:
         ]  # fmt: skip
     _, contention, straggler, buffer = min(found)
     return replace(known, contention=contention, straggler=straggler), buffer
+
+
+def _endless(case: Case) -> bool:
+    return case.training.feed.supply(case.record.nodes) == float("inf")
 
 
 def with_buffer(case: Case, buffer: int) -> Case:
@@ -363,8 +385,9 @@ class _Part:
 
 def _fit_part(case: Case, known: Constants) -> _Part:
     """Seconds without both constants, seconds per unit of each, and the measured step."""
-    one = judge(case, replace(known, contention=0.0, straggler=0.0)).step
-    both = judge(case, replace(known, contention=1.0, straggler=1.0)).step
+    alone = profile_of(case, known)
+    one = judge(case, replace(known, contention=0.0, straggler=0.0), alone).step
+    both = judge(case, replace(known, contention=1.0, straggler=1.0), alone).step
     base = (case.base.rate or 0.0) * (case.record.speedup or 0.0)
     rate = case.record.rate or base
     target = case.training.batch * (case.record.gpus or 1) / rate
