@@ -161,11 +161,9 @@ def train(training: Training) -> str:
     The last checkpoint is on disk when this returns.
     """
     outcome = None if training.step_number < training.plan.steps else "completed"
-    training.watchdog.start()
     while outcome is None:
         epoch, first = training.plan.position(training.step_number)
         outcome = _epoch(training, epoch, first)
-    training.watchdog.close()
     training.scalars.close()
     training.writer.wait()
     return outcome

@@ -73,12 +73,15 @@ def search(bounds: Bounds, tries: Callable[[int], bool]) -> None:
         bounds.learn(batch, fits=tries(batch))
 
 
-def search_in_children(bounds: Bounds, words: Sequence[str]) -> None:
-    """Narrow `bounds` down by fresh processes that train what the command line `words` says."""
+def search_in_children(bounds: Bounds, ranks: int, words: Sequence[str]) -> None:
+    """Narrow `bounds` down by fresh processes.
+
+    Each trains what the command line `words` says, as one of `ranks` would.
+    """
     kept = {key: value for key, value in os.environ.items() if not key.startswith(_RANKS)}
     end = time.monotonic() + _MOST_SECONDS
     while bounds.open and time.monotonic() < end:
-        numbers = [bounds.low, bounds.high, bounds.unit, bounds.left]
+        numbers = [bounds.low, bounds.high, bounds.unit, bounds.left, ranks]
         begun = time.monotonic()
         child = subprocess.Popen(
             [sys.executable, "-m", "hpcdl.train.trial", *map(str, numbers), *words], env=kept,

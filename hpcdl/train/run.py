@@ -11,7 +11,9 @@ import platform
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +80,14 @@ class Run:
         """Train, score, write the result; returns the exit code."""
         try:
             self.training = training = self._prepare()
+            training.watchdog.start()
             self.hosts = self.ranks.gather_text(self.place.host)
             resume(training)
             self.clock.mark("resume")
             self._time_first_step(training)
             outcome = train(training)
             metrics = self._score(training) if outcome == "completed" else {}
+            return self._end(training, outcome, metrics)
         except BaseException as fault:
             clear = self._clear(fault)
             message = clear.message if clear else repr(fault)
@@ -95,8 +99,8 @@ class Run:
         finally:
             self.repairs.close()
             if self.training is not None:
+                self.training.watchdog.close()
                 self.training.reporter.close()
-        return self._end(training, outcome, metrics)
 
     def _clear(self, fault: BaseException) -> HpcdlError | None:
         """The clear error that a fault is, or stands for."""
@@ -127,30 +131,29 @@ class Run:
         bounds = memory.Bounds(0, batch, unit, begun + memory.SECONDS)
         if self.tf.config.get_visible_devices("GPU"):
             with suppress(self.tf.errors.ResourceExhaustedError):
-                memory.search(bounds, make_trial(self.tf, *self.sample()))
+                memory.search(bounds, self.trial(self.ranks.size))
         else:
-            memory.search_in_children(bounds, as_words(self.options))
+            memory.search_in_children(bounds, self.ranks.size, as_words(self.options))
         seconds = time.monotonic() - begun
         if self.ranks.rank:
             # Rank 0 speaks for all; it may need longer.
             time.sleep(seconds / 2)
         return out_of_memory(why, batch, bounds, seconds)
 
-    def sample(self) -> tuple[StepParts, tuple[Any, Any]]:
-        """What steps are made of, and one image of the input with its label."""
-        source = self._source(self.ranks.size * self.options.accumulate)
+    def trial(self, ranks: int) -> Callable[[int], bool]:
+        """A function that says whether a batch per rank fits, in a run of so many ranks."""
+        small = self._source(self.ranks.size * self.options.accumulate)
         if self.training is None:
-            parts = self._parts(source)
+            parts = self._parts(small)
         else:
-            # The run's own source holds what did not fit, and is not asked again.
-            self.training.source = source
-            parts = self.training.parts
-        group = next(source.batches(0, 0))
-
-        def first(batches: Any) -> Any:
-            return self.tf.convert_to_tensor(batches)[0][:1]
-
-        return parts, self.tf.nest.map_structure(first, (group.images, group.labels))
+            # The run's own source, which its step holds too, has what did not fit.
+            parts = replace(self.training.parts, prepare=small.prepare)
+            self.training.source, self.training.parts = small, parts
+            self.training.step = make_step(self.tf, parts)
+        return make_trial(
+            self.tf, self.options, parts, lambda batch: self._source(self.ranks.size * batch),
+            many=ranks > 1,
+        )  # fmt: skip
 
     def _complain(self, what: str) -> None:
         """A line on standard error that says which rank it is from."""
@@ -259,17 +262,11 @@ class Run:
     def _score(self, training: Training) -> dict[str, float]:
         """The task's metrics on the test set, over all ranks."""
         parts, done = training.parts, training.step_number
-        watchdog = Watchdog(
-            self.options.folder, self.ranks.rank, self.ranks.size, self.options.hang_limit
-        )
-        watchdog.start()
-        try:
-            return evaluate(
-                self.tf, parts.task, parts.network, training.source, self.ranks,
-                lambda: watchdog.step(done),
-            )  # fmt: skip
-        finally:
-            watchdog.close()
+        training.watchdog.be_patient()
+        return evaluate(
+            self.tf, parts.task, parts.network, training.source, self.ranks,
+            lambda: training.watchdog.step(done),
+        )  # fmt: skip
 
     def _end(self, training: Training, outcome: str, metrics: dict[str, float]) -> int:
         """Judge by the target, write the result, say the last line; returns the exit code."""

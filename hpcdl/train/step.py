@@ -85,10 +85,11 @@ class StepParts:
 Step = Callable[[Group, Sequence[float], Word, int], list[StepResult]]
 
 
-def make_step(tf: Any, parts: StepParts) -> Step:
+def make_step(tf: Any, parts: StepParts, *, any_batch: bool = False) -> Step:
     """The training step `step(group, rates, word, number)`.
 
-    It runs a step per learning rate in `rates`; `number` is the first one's.
+    It runs a step per learning rate in `rates`; `number` is the first one's. With `any_batch` one
+    compilation serves batches of every size.
     """
     single = parts.ranks.replica(_make_single(tf, parts))
 
@@ -96,7 +97,8 @@ def make_step(tf: Any, parts: StepParts) -> Step:
         first = tf.nest.map_structure(lambda whole: whole[0], images)
         return single(first, labels[0], rates[0], word, number)[None]
 
-    return _call(tf, parts, _looped(tf, single) if parts.grouped else alone)
+    body = _looped(tf, single) if parts.grouped else alone
+    return _call(tf, parts, body, 2 if any_batch else 1)
 
 
 def _looped(tf: Any, single: Callable[..., Any]) -> Callable[..., Any]:
@@ -126,8 +128,8 @@ def _entry(tf: Any, whole: Any, index: Any) -> Any:
     return whole[tf.minimum(index, tf.shape(whole)[0] - 1)]
 
 
-def _call(tf: Any, parts: StepParts, body: Callable[..., Any]) -> Step:
-    """What Python calls: compiled at the first call, for groups of any length."""
+def _call(tf: Any, parts: StepParts, body: Callable[..., Any], free: int) -> Step:
+    """What Python calls: compiled at the first call; the batches' first `free` axes may differ."""
     made: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     def step(group: Group, rates: Sequence[float], word: Word, number: int) -> list[StepResult]:
@@ -137,7 +139,7 @@ def _call(tf: Any, parts: StepParts, body: Callable[..., Any]) -> Step:
             tf.convert_to_tensor(group.labels), tf.constant(rates, tf.float32),
             tf.constant(word, tf.float32), tf.constant(number, tf.int32),
         )  # fmt: skip
-        signature = _signature(tf, arguments)
+        signature = _signature(tf, arguments, free)
         if signature not in made:
             made[signature] = compiled(tf, body, signature)
         rows = made[signature](*arguments).numpy().tolist()
@@ -149,15 +151,15 @@ def _call(tf: Any, parts: StepParts, body: Callable[..., Any]) -> Step:
     return step
 
 
-def _signature(tf: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments' shapes with their first axis left open: groups differ in length."""
+def _signature(tf: Any, arguments: tuple[Any, ...], free: int) -> tuple[Any, ...]:
+    """The arguments' shapes with their first axes left open: groups differ in length."""
 
-    def spec(tensor: Any) -> Any:
-        return tf.TensorSpec((None, *tensor.shape[1:]), tensor.dtype)
+    def spec(tensor: Any, free: int = free) -> Any:
+        return tf.TensorSpec((*[None] * free, *tensor.shape[free:]), tensor.dtype)
 
     images, labels, rates, word, number = arguments
     return (
-        tf.nest.map_structure(spec, images), spec(labels), spec(rates),
+        tf.nest.map_structure(spec, images), spec(labels), spec(rates, 1),
         tf.TensorSpec(word.shape, word.dtype), tf.TensorSpec((), number.dtype),
     )  # fmt: skip
 
@@ -219,7 +221,8 @@ def make_backward(tf: Any, parts: StepParts) -> Callable[[Any, Any], tuple[Any, 
             loss = parts.task.loss(parts.network.forward(tf.cast(images, half), True), labels)
             scaled = loss / parts.ranks.size if parts.ranks.size > 1 else loss
             scaled = scaled * parts.scale.state[0] if parts.scale else scaled
-        gradients = tape.gradient(scaled, variables)
+        none = tf.UnconnectedGradients.ZERO  # of what the loss does not depend on
+        gradients = tape.gradient(scaled, variables, unconnected_gradients=none)
         return loss, [tf.cast(gradient, tf.float32) for gradient in gradients]
 
     def several(images: Any, labels: Any) -> tuple[Any, list[Any]]:

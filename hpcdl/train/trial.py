@@ -1,55 +1,105 @@
-"""Tries whether batches fit into memory: real steps, and a checkpoint's copy between them.
+"""Tries whether batches fit into memory: the run itself, for three steps.
 
-`python -m hpcdl.train.trial LOW HIGH UNIT SECONDS WORDS` searches between two batches for the run
-that the command line WORDS means, alone on this process's CPUs, and says what it tries before
-it tries it: whoever reads that knows which batch ended the process.
+The run's own input, step, loop and checkpoints, in a folder that is thrown away; other
+ranks are left out. `python -m hpcdl.train.trial LOW HIGH UNIT SECONDS RANKS
+WORDS` searches between two batches for the run that the command line WORDS means, alone on this
+process's CPUs, and says what it tries before it tries it: whoever reads that knows which batch
+ended the process.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from hpcdl.train import step as steps
+from hpcdl.train import checkpoint, loop
+from hpcdl.train.communicate import Alone
+from hpcdl.train.data.source import Source
 from hpcdl.train.memory import Bounds, search
+from hpcdl.train.options import TrainOptions
+from hpcdl.train.plan import RunPlan
+from hpcdl.train.report import Reporter
+from hpcdl.train.scalars import Scalars
+from hpcdl.train.step import StepParts, make_step
+from hpcdl.train.stop import StopRequest
+from hpcdl.train.trouble import LossGuard
+from hpcdl.train.watchdog import Watchdog
+
+_STEPS = 3
+_ANY_LOSS = 1 << 30
 
 
-def make_trial(tf: Any, parts: steps.StepParts, example: tuple[Any, Any]) -> Callable[[int], bool]:
-    """A function that says whether a batch fits; the weights are no longer the run's.
+class _OneOfMany(Alone):
+    """Sums as Horovod gives them: in buffers of their own."""
+
+    def total(self, tensors: Sequence[Any], *, compress: bool = False) -> list[Any]:
+        """Copies of the tensors."""
+        return [self._tf.raw_ops.DeepCopy(x=tensor) for tensor in tensors]
+
+
+class _Holding(checkpoint.Writer):
+    """Holds a checkpoint's arrays while the next step writes new ones, as a disk makes it."""
+
+    held: checkpoint.Checkpoint | None = None
+
+    def submit(self, checkpoint: checkpoint.Checkpoint) -> None:
+        """Hold this one."""
+        self.held = checkpoint
+
+    def wait(self) -> None:
+        """Let it go."""
+        self.held = None
+
+
+def make_trial(
+    tf: Any, options: TrainOptions, parts: StepParts, source_of: Callable[[int], Source], *,
+    many: bool,
+) -> Callable[[int], bool]:  # fmt: skip
+    """A function that says whether a batch per rank fits; the weights are no longer the run's.
 
     Args:
         tf: TensorFlow.
-        parts: what the step is made of; ranks are left out.
-        example: one image and its label, as the input gives them.
+        options: the run's.
+        parts: what the step is made of.
+        source_of: the input for a batch per rank.
+        many: the run is of several ranks.
     """
-    backward = steps.make_backward(tf, parts)
-    weights = parts.network.trainable
-    variables = (*weights, *parts.network.state, *parts.optimizer.velocities)
-
-    def body(images: Any, labels: Any) -> Any:
-        loss, gradients = backward(parts.prepare(images), labels)
-        rate = tf.constant(0.0)
-        with tf.control_dependencies(parts.optimizer.apply(tf, weights, gradients, rate)):
-            return tf.identity(loss)
-
-    step = tf.function(body, autograph=False, reduce_retracing=True)
+    parts = replace(parts, ranks=_OneOfMany(tf) if many else Alone(tf))
+    step = make_step(tf, parts, any_batch=True)
 
     def tries(batch: int) -> bool:
+        gc.collect()  # what the trial before has left
         try:
-            images, labels = tf.nest.map_structure(lambda x: tf.repeat(x, batch, 0), example)
-            step(images, labels)
-            # A checkpoint holds the buffers while the next step writes new ones.
-            held = [variable.numpy() for variable in variables]
-            step(images, labels)
-            del held
+            with tempfile.TemporaryDirectory() as folder:
+                small = replace(options, job_dir=folder, delay_ms=0.0)
+                training = _training(tf, small, batch, parts, source_of(batch), step)
+                loop.train(training)
         except (tf.errors.ResourceExhaustedError, MemoryError):
             return False
         return True
 
     return tries
+
+
+def _training(
+    tf: Any, options: TrainOptions, batch: int, parts: StepParts, source: Source, step: Any
+) -> loop.Training:
+    """Some steps with a checkpoint after each, watched by nobody."""
+    plan = RunPlan(batch, _STEPS, source.steps_per_epoch, lr=0.0, checkpoint_every=1)
+    folder = Path(options.folder)
+    training = loop.Training(
+        options, plan, parts.ranks, parts, source, step,
+        Reporter(folder, _STEPS, 0.0, silent=True), StopRequest(), Watchdog(folder, 0, 1, 0.0),
+        LossGuard(_ANY_LOSS), Scalars(tf, None),
+    )  # fmt: skip
+    training.writer = _Holding(folder, 1)
+    return training
 
 
 def main(words: list[str]) -> int:
@@ -59,9 +109,9 @@ def main(words: list[str]) -> int:
     from hpcdl.train.ranks import this_place
     from hpcdl.train.startup import StartupClock
 
-    low, high, unit, seconds, *rest = words
+    low, high, unit, seconds, ranks, *rest = words
     run = prepare(replace(parse(rest), strategy="single"), this_place(), StartupClock())
-    tries = make_trial(run.tf, *run.sample())
+    tries = run.trial(int(ranks))
     print("ready", flush=True)
     bounds = Bounds(int(low), int(high), int(unit), time.monotonic() + float(seconds))
 

@@ -64,7 +64,8 @@ def out_of_memory(why: str, batch: int, found: Bounds, seconds: float) -> HpcdlE
     hint = "a smaller --image-size, --precision fp16 or bf16, or a node with more memory"
     if found.low:
         said = f"the largest that fits: {found.low} per rank ({found.high} does not)"
-        safe = max(1, found.low * 3 // 4)  # the whole run needs some more than its steps
+        # A little less: another process finds its memory cut up in another way.
+        safe = found.low - found.low // (16 * found.unit) * found.unit
         hint = f"--batch-per-rank {safe} leaves room{_in_parts(batch, safe)}"
     elif found.high < batch:
         said = f"not even {found.high} per rank fits"
@@ -72,9 +73,15 @@ def out_of_memory(why: str, batch: int, found: Bounds, seconds: float) -> HpcdlE
         said = "no other batch could be tried"
     return MachineLacks(
         f"out of memory with {batch} images per rank",
-        details=[next(iter(why.splitlines()), "")[:200], f"{said}; tried for {seconds:.0f} s"],
+        details=[_line(why)[:200], f"{said}; tried for {seconds:.0f} s"],
         hint=hint,
     )
+
+
+def _line(why: str) -> str:
+    """The line of TensorFlow's words that says what found no memory; else the first one."""
+    lines = why.splitlines() or [""]
+    return next((line.strip() for line in lines if "OOM" in line), lines[0])
 
 
 def _in_parts(batch: int, fits: int) -> str:

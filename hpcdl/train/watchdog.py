@@ -1,10 +1,11 @@
 """Ends a run whose ranks wait for each other for ever, and shows where each of them stands.
 
-Every rank renews a file in the job's folder while it makes steps. A thread watches the clock:
-when this rank has made no step for the time allowed, it writes the stacks of all its threads
-beside that file, waits until the others have done so too, and rank 0 (or, where that one is the
-stuck one, whoever comes first) prints them, the rank that is furthest behind first. Then the
-process leaves with exit code 5, and the launcher ends the rest.
+A thread watches the clock from the moment the ranks first meet until the result is written:
+steps, checkpoints and scoring. When this rank has got no further for the time allowed, it writes
+the stacks of all its threads into a file in the job's folder, waits until the others have done so
+too, and rank 0 (or, where that one is the stuck one, whoever comes first) prints them, the rank
+that is furthest behind first. Then the process leaves with exit code 5, and the launcher ends the
+rest.
 """
 
 from __future__ import annotations
@@ -41,13 +42,17 @@ class Watchdog:
         self._stop = threading.Event()
 
     def start(self) -> None:
-        """Begin to watch; the first step compiles, and may take six times as long."""
+        """Begin to watch."""
         if self._limit:
-            self._alive_at = time.monotonic() + 5 * self._limit
+            self.be_patient()
             threading.Thread(target=self._watch, daemon=True).start()
 
+    def be_patient(self) -> None:
+        """What comes next is compiled first, and may take six times as long."""
+        self._alive_at = time.monotonic() + 5 * self._limit
+
     def step(self, number: int) -> None:
-        """A step is done."""
+        """A step is done, or a part of the scoring after it."""
         self._step = number
         self._alive_at = time.monotonic()
 

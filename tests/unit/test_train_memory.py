@@ -39,14 +39,22 @@ def test_no_trial_begins_after_the_time() -> None:
 
 
 def test_the_error_names_what_fits_and_the_way_to_the_same_batch() -> None:
-    error = out_of_memory("OOM when allocating\nmore", 96, Bounds(40, 48, 1, 0.0), 12.3)
+    error = out_of_memory("Graph error:\n  OOM when allocating\nmore", 96, Bounds(40, 48, 1, 0.0), 12.3)
     assert error.details == (
         "OOM when allocating", "the largest that fits: 40 per rank (48 does not); tried for 12 s",
     )  # fmt: skip
     assert error.hint == (
-        "--batch-per-rank 30 leaves room, or --accumulate 4 for the same batch in 4 parts"
+        "--batch-per-rank 38 leaves room, or --accumulate 3 for the same batch in 3 parts"
     )
     assert error.exit_code == 3
+
+
+@pytest.mark.parametrize(("fits", "unit"), [(1, 1), (12, 12), (40, 4), (700, 7)])
+def test_the_advised_batch_divides_into_the_parts_that_the_run_has(fits: int, unit: int) -> None:
+    error = out_of_memory("", 960, Bounds(fits, 2 * fits, unit, 0.0), 1.0)
+    advised = int((error.hint or "").split()[1])
+    assert advised % unit == 0
+    assert fits * 7 // 8 <= advised <= fits
 
 
 @pytest.mark.parametrize(

@@ -85,13 +85,15 @@ class Synthetic:
         self.shape = shape
         self.classes = classes
         self.steps_per_epoch = 0
-        seed = (share.seed, share.rank)
+        seed = tf.constant((share.seed, share.rank))
 
+        # Compiled, it scales in place: one copy instead of three. The seed is an argument, for
+        # TensorFlow would compute a result of constants once more, to see whether it is small.
         @tf.function(autograph=False)  # type: ignore[untyped-decorator,unused-ignore]
-        def random_images() -> Any:  # compiled, it scales in place: one copy instead of three
+        def random_images(seed: Any) -> Any:
             return tf.random.stateless_uniform((1, share.per_rank, *shape), seed=seed)
 
-        self._images = random_images()
+        self._images = random_images(seed)
         single = task == "classes"
         self._labels = tf.random.stateless_uniform(
             (1, share.per_rank) if single else (1, share.per_rank, classes),
