@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import math
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -126,7 +127,7 @@ def _keras(
     height, width, channels = shape
     ordered = (channels, height, width) if channels_first else (height, width, channels)
     random = tf.Variable([seed, 0], dtype=tf.int32, trainable=False, name="random")
-    made = _builder(keras, model, random)(ordered, classes)
+    made = _make(tf, model, _builder(keras, model, random), ordered, classes)
     fuse_normalization(tf, made)
 
     def forward(images: Any, training: bool) -> Any:
@@ -162,6 +163,47 @@ def _builder(keras: Any, model: str, random: Any) -> Callable[..., Any]:
     return own
 
 
+def _make(
+    tf: Any, model: str, builder: Callable[..., Any], shape: tuple[int, ...], classes: int
+) -> Any:
+    """The Keras model that a builder makes, and a user's one looked at.
+
+    Raises:
+        BadInput: it cannot be made for such images, or does not give logits.
+    """
+    try:
+        made = builder(shape, classes)
+        if ":" not in model:
+            return made
+        if not isinstance(made, tf.keras.Model):
+            raise TypeError(f"it gives {type(made).__name__}, no Keras model")
+        logits = tuple(made(tf.keras.Input(shape)).shape)
+    except (MemoryError, tf.errors.ResourceExhaustedError):
+        raise
+    except Exception as fault:
+        size = " x ".join(map(str, shape))
+        raise BadInput(
+            f"the model '{model}' cannot be made for images of {size}",
+            details=_origin(fault),
+            hint="the function is called with (shape, classes) and returns a Keras model"
+            if ":" in model else "give another --image-size, or --model",
+        ) from fault  # fmt: skip
+    if logits != (None, classes):
+        raise BadInput(
+            f"the model '{model}' gives {logits}, but {(None, classes)} is wanted: a logit per "
+            "class",
+            hint="its last layer is Dense(classes), without an activation",
+        )
+    return made
+
+
+def _origin(fault: Exception) -> list[str]:
+    """What was raised, and where."""
+    *_, last = traceback.extract_tb(fault.__traceback__)
+    text = next(iter(str(fault).strip().splitlines()), "")[:300]
+    return [f"{type(fault).__name__}: {text}", f"{last.filename}, line {last.lineno}"]
+
+
 def _user_function(model: str) -> Callable[..., Any]:
     module, _, name = model.partition(":")
     here = str(Path.cwd())
@@ -169,9 +211,12 @@ def _user_function(model: str) -> Callable[..., Any]:
         sys.path.insert(0, here)
     try:
         found: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as fault:
+        if not callable(found):
+            raise TypeError(f"{name} is no function")
+    except Exception as fault:  # the module is the user's: anything may go wrong in it
         raise BadInput(
-            f"the model '{model}' cannot be imported: {fault}",
+            f"the model '{model}' cannot be imported",
+            details=_origin(fault),
             hint="package.module:function, importable from the current folder or PYTHONPATH",
         ) from fault
     return found

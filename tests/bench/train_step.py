@@ -55,7 +55,8 @@ def bare_step(tf, training):
             logits = tf.cast(network.forward(images, True), tf.float32)
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
             loss = tf.reduce_mean(losses)
-        gradients = tape.gradient(loss, network.trainable)
+        none = tf.UnconnectedGradients.ZERO
+        gradients = tape.gradient(loss, network.trainable, unconnected_gradients=none)
         optimizer.apply(tf, network.trainable, gradients, tf.constant(1e-6))
         return loss
 

@@ -104,14 +104,18 @@ def windows(tf):
 
 
 def normalization(tf):
-    """A layer of Keras before and after it was fused: greatest difference of all it gives."""
+    """Layers of Keras before and after they were fused: greatest difference of all they give."""
     layer = tf.keras.layers.BatchNormalization(momentum=0.5)
+    plain = tf.keras.layers.BatchNormalization()
+    convolution = tf.keras.layers.Conv2D(5, 1)
     entry = tf.keras.Input((9, 7, 5))
-    model = tf.keras.Model(entry, layer(entry))
+    model = tf.keras.Model(entry, layer(convolution(plain(entry))))
+    convolution.kernel.assign(np.random.default_rng(2).normal(0, 0.5, (1, 1, 5, 5)))
+    convolution.bias.assign(np.linspace(-3.0, 9.0, 5))
     layer.gamma.assign(np.linspace(0.5, 2.0, 5))
     layer.beta.assign(np.linspace(-1.0, 1.0, 5))
-    state = [layer.moving_mean, layer.moving_variance]
-    start = [np.array(variable) for variable in state]
+    state = [*layer.non_trainable_variables, *plain.non_trainable_variables]
+    start = [np.array(variable.numpy()) for variable in state]
     images = tf.constant(np.random.default_rng(1).normal(3, 2, (6, 9, 7, 5)).astype(np.float32))
 
     def values():
@@ -120,7 +124,7 @@ def normalization(tf):
             output = model(images, training=True)
             loss = tf.reduce_mean(output * tf.sin(output))
         gradient = tape.gradient(loss, images) * 1000.0
-        moved = [np.array(variable) for variable in state]
+        moved = [np.array(variable.numpy()) for variable in state]
         return [output, gradient, *moved, model(images, training=False)]
 
     before = values()
