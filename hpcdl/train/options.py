@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.system.errors import BadInput
-from hpcdl.train.amounts import not_negative, positive
+from hpcdl.train.amounts import amount, fraction, not_negative, positive, seed
 
 STRATEGIES = ("auto", "horovod", "multiworker", "single")
 OPTIMIZERS = ("sgd", "lars")
@@ -90,20 +90,6 @@ class Argument:
         return "--" + self.field.replace("_", "-")
 
 
-def _amount(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number of 0 or more, not {text}")
-    return value
-
-
-def _fraction(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"must lie between 0 and 1, not {text}")
-    return value
-
-
 ARGUMENTS: tuple[Argument, ...] = (
     Argument("model", "network to train (default mlp)", metavar="NAME"),
     Argument("data", "folder made by `hpcdl data make`, or 'synthetic'", metavar="DIR"),
@@ -121,12 +107,12 @@ ARGUMENTS: tuple[Argument, ...] = (
     Argument("steps", "steps instead of epochs", positive, metavar="N"),
     Argument("strategy", "how ranks work together (default auto)", choices=STRATEGIES),
     Argument("job_dir", "where results go (else HPCDL_JOB_DIR, else here)", metavar="DIR"),
-    Argument("seed", "of weights, order and augmentation (default 1)", int, metavar="N"),
-    Argument("lr", "learning rate (default by the model)", _amount, group="step"),
-    Argument("momentum", "of SGD (default 0.9)", _fraction, group="step"),
+    Argument("seed", "of weights, order and augmentation (default 1)", seed, metavar="N"),
+    Argument("lr", "learning rate (default by the model)", amount, group="step"),
+    Argument("momentum", "of SGD (default 0.9)", fraction, group="step"),
     Argument("optimizer", "sgd (default) or lars", choices=OPTIMIZERS, group="step"),
-    Argument("weight_decay", "L2 on kernels (default 0)", _amount, group="step"),
-    Argument("label_smoothing", "move labels towards ignorance (default 0)", _fraction,
+    Argument("weight_decay", "L2 on kernels (default 0)", amount, group="step"),
+    Argument("label_smoothing", "move labels towards ignorance (default 0)", fraction,
              group="step"),
     Argument("lr_schedule", "after the warm-up (default constant)", choices=SCHEDULES,
              group="step"),
@@ -149,18 +135,18 @@ ARGUMENTS: tuple[Argument, ...] = (
              group="checkpoints"),
     Argument("fresh", "start over, leave checkpoints of before aside", bool, group="checkpoints"),
     Argument("hang_limit", "seconds without a step until the run is ended; 0 for never "
-             "(default 600)", _amount, metavar="S"),
+             "(default 600)", amount, metavar="S"),
     Argument("warmup_steps", "first steps left out of the throughput (default 5)", not_negative,
              metavar="N", group="measuring"),
     Argument("profile", "write timeline.json: all ranks' steps and threads, for Perfetto", bool,
              group="measuring"),
     Argument("tensorboard", "write loss and throughput for TensorBoard", bool,
              group="measuring"),
-    Argument("report_every", "seconds between progress lines in a log (default 5)", _amount,
+    Argument("report_every", "seconds between progress lines in a log (default 5)", amount,
              metavar="S", group="measuring"),
-    Argument("target_accuracy", "exit 1 when the test accuracy stays below", _fraction,
+    Argument("target_accuracy", "exit 1 when the test accuracy stays below", fraction,
              metavar="X", group="measuring"),
-    Argument("delay_ms", "sleep in every step: a run slowed down on purpose", _amount,
+    Argument("delay_ms", "sleep in every step: a run slowed down on purpose", amount,
              metavar="MS", group="measuring"),
 )  # fmt: skip
 

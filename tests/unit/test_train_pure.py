@@ -157,6 +157,26 @@ def test_a_quantile_is_interpolated() -> None:
     assert quantile([7.0], 0.95) == 7.0
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--seed", "-5"), "must be 0 or more"),
+        (("--seed", "2147483648"), "must be 2147483647 or less"),
+        (("--steps", "0"), "must be 1 or more"),
+        (("--steps", "many"), "must be a whole number"),
+        (("--lr", "nan"), "must be a number of 0 or more"),
+        (("--lr", "fast"), "must be a number, not 'fast'"),
+        (("--momentum", "1.5"), "must lie between 0 and 1"),
+    ],
+)
+def test_a_number_that_cannot_be_is_refused_in_words(
+    words: tuple[str, str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse([f"{words[0]}={words[1]}"])
+    assert said in capsys.readouterr().err
+
+
 def test_a_loss_that_is_no_number_is_null_in_json() -> None:
     kept = Samples()
     kept.add(1, float("nan"), seconds=1.0)
