@@ -92,7 +92,7 @@ class _Painter:
         random = np.random.RandomState(request.seed % 2**32)
         self._noise = random.standard_normal((side, side, 1)).astype(np.float32)
         found = request.task == "findings"
-        self._stripes = _stripes(request.height, request.width) if found else None
+        self._stripes = stripes(request.height, request.width) if found else None
         self._strength = self._fit()
 
     def record(self, number: int) -> bytes:
@@ -154,7 +154,7 @@ class _Painter:
         return (low + high) / 2
 
 
-def _stripes(height: int, width: int) -> NDArray[np.float32]:
+def stripes(height: int, width: int) -> NDArray[np.float32]:
     """A picture of stripes per finding, which crops and mirrors leave alike.
 
     Their colours point to the faces and corners of the cube of colours; they lie or stand, 4, 8
