@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.train_runs import Runs, environment
+from tests.integration.train_runs import Done, Runs, environment
 from tests.trace_format import faults
 
 pytest.importorskip("numpy", reason="numpy comes with the stack")
+pytest.importorskip("PIL", reason="pillow comes with the plots' matplotlib")
 from hpcdl.train.data.tfrecord import crc32c, masked_crc32c, walk
+from tests.records import example, picture, write
 
 pytestmark = pytest.mark.stack
 PHOTOS = ("--count=96", "--test-count=32", "--shards=3", "--size=128x96", "--bytes=8000",
@@ -282,3 +284,110 @@ def test_a_folder_in_imagenets_layout_is_indexed_and_trained_on(runs: Runs, copi
     wrong = runs.train("--data", str(copied), *TRAIN, "--steps=3", "--fresh")
     assert (wrong.code, "is none of 3 classes" in wrong.err) == (2, True)
     assert "Traceback" not in wrong.err
+
+
+ODD = [
+    picture(70, 80, "PNG"), picture(60, 60, mode="L"), picture(50, 90, mode="CMYK"),
+    picture(40, 50, "PNG", "LA"), picture(33, 44, "GIF"), picture(1, 1), picture(1, 1, "PNG"),
+    picture(2000, 3000), picture(300, 8),
+]  # fmt: skip
+BAD = [b"", b"hello", b"\xff\xd8\xff" + bytes(99), picture(90, 90)[:500]]
+
+
+def folder_of(runs: Runs, images: list[bytes], label: int | None = 1) -> Path:
+    """Two shards in ImageNet's layout, and no dataset.json."""
+    folder = runs.folder / "records"
+    folder.mkdir()
+    for number in range(2):
+        shard = [example(image, label) for image in images[number::2]]
+        write(folder / f"train-{number:05d}-of-00002", shard)
+    return folder
+
+
+def bench(runs: Runs, folder: Path, *words: str) -> Done:
+    return runs.data("bench", str(folder), "--seconds=0.2", "--batch=8", "--crop=32", *words)
+
+
+@pytest.mark.parametrize("pipeline", ["new", "old"])
+def test_bench_takes_any_folder_of_records_with_images_of_any_kind(
+    runs: Runs, pipeline: str
+) -> None:
+    folder = folder_of(runs, [picture(100, 120)] * 12 + ODD, label=None)
+    done = bench(runs, folder, f"--pipeline={pipeline}", "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert (found["records"], found["damaged_records"]) == (21, 0)
+    assert not list(folder.glob("dataset.json")), "nothing is written"
+
+
+def test_bench_names_what_cannot_be_read_and_goes_on(runs: Runs) -> None:
+    folder = folder_of(runs, [picture(100, 120)] * 12 + BAD)
+    shards = sorted(folder.glob("train-*"))
+    shards[1].write_bytes(shards[1].read_bytes()[:-10])
+    (folder / "train-00002-of-00003").write_bytes(b"no records")
+    done = bench(runs, folder, "--json")
+    assert done.code == 0, done.err
+    assert f"skipped a damaged record: {shards[1]} at byte" in done.err
+    assert "the file is cut: 10 bytes are missing" in done.err
+    assert "Unknown image file format" in done.err
+    assert "train-00002-of-00003 gives no records" in done.err
+    assert json.loads(done.out)["damaged_records"] == 4
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("images", "words"),
+    [(BAD[:1] * 9, "too few sound records"), ([], "no record can be read")],
+    ids=["no images", "no records"],
+)
+def test_bench_of_nothing_is_refused(runs: Runs, images: list[bytes], words: str) -> None:
+    done = bench(runs, folder_of(runs, images))
+    assert (done.code, words in done.err, "Traceback" in done.err) == (2, True, False)
+
+
+def test_images_of_any_kind_are_trained_on(runs: Runs) -> None:
+    (runs.folder / "small.py").write_text(SMALL)
+    folder = folder_of(runs, [picture(100, 120)] * 7 + ODD)
+    indexed = runs.data("inspect", "--index", "--classes=10", str(folder))
+    assert indexed.code == 0, indexed.err
+    done = runs.train("--data", str(folder), *TRAIN, "--steps=3")
+    assert (done.code, done.result["damaged_records"]) == (0, 0), done.err
+
+
+def test_inspect_knows_how_many_records_there_were(runs: Runs, copied: Path) -> None:
+    empty, shard = sorted(copied.glob("*.tfrecord"))[:2]
+    empty.write_bytes(b"")
+    last = list(walk(shard, check_data=False))[-1]
+    shard.write_bytes(shard.read_bytes()[: last.offset])
+    done = runs.data("inspect", str(copied))
+    assert done.code == 1
+    assert f"{shard.name}: at byte {last.offset:,}: the file ends after 31 records" in done.out
+    assert f"{empty.name}: at byte 0: the file is empty" in done.out
+
+
+def test_records_that_another_made_are_not_lost(runs: Runs, copied: Path) -> None:
+    before = {path.name: path.read_bytes() for path in copied.iterdir()}
+    refused = runs.data("make", "digits", str(copied))
+    assert (refused.code, "holds photos records, which would be lost" in refused.err) == (2, True)
+    (copied / "dataset.json").unlink()
+    assert runs.data("make", "photos", str(copied), *PHOTOS).code == 2
+    assert {path.name for path in copied.iterdir()} == before.keys() - {"dataset.json"}
+
+
+def test_images_that_cannot_be_read_and_rows_without_labels_are_named(runs: Runs) -> None:
+    images = runs.folder / "images"
+    images.mkdir()
+    for name, data in (("good.jpg", picture(40, 40)), ("cut.jpg", BAD[3]), ("text.jpg", BAD[1])):
+        (images / name).write_bytes(data)
+    table = runs.folder / "labels.csv"
+    words = ("make", "folder", "mine", "--images=images", "--labels=labels.csv")
+    table.write_text("good.jpg,cat\ncut.jpg,dog\n")
+    refused = runs.data(*words)
+    assert (refused.code, "cut.jpg cannot be read" in refused.err) == (2, True), refused.err
+    assert "take line 2 out of the CSV" in refused.err
+    table.write_text("good.jpg,cat\ngood.jpg,dog\ntext.jpg,\n")
+    assert "labels.csv:2: the image of line 1 again" in runs.data(*words).err
+    table.write_text("good.jpg,cat\ntext.jpg,\n")
+    assert "labels.csv:2: no label" in runs.data(*words).err
+    table.write_text("good.jpg,cat\n")
+    assert "1 to train" in runs.data(*words, "--test=0.9").out, "one image is always left to train"

@@ -13,11 +13,11 @@ pytestmark = pytest.mark.stack
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def inside(python: Path, *words: object, **env: str) -> Any:
+def inside(python: Path, *words: object) -> Any:
     """What train_inside.py finds, run where TensorFlow is."""
     command = [str(python), "-m", "tests.integration.train_inside", *map(str, words)]
     done = subprocess.run(
-        command, cwd=ROOT, env=environment() | env, capture_output=True, text=True, check=False
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -39,24 +39,24 @@ def test_normalisation_is_one_operation_and_gives_the_same(train_python: Path) -
 
 
 @pytest.fixture(scope="module")
-def photos(train_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """96 photographs of 96 x 72 in 4 shards."""
+def pipeline(train_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What the input pipeline does with 96 photographs of 96 x 72 in 4 shards."""
     folder = tmp_path_factory.mktemp("photos") / "set"
     words = ("--count=96", "--shards=4", "--size=96x72", "--bytes=5000")
     done = Runs(train_python, folder.parent).data("make", "photos", str(folder), *words)
     assert done.code == 0, done.err
-    return folder
+    return inside(train_python, "pipeline", folder)
 
 
-def test_images_are_cut_while_they_are_decoded(train_python: Path, photos: Path) -> None:
-    found = inside(train_python, "operations", photos, HPCDL_JPEG="tensorflow")
+def test_tensorflow_cuts_images_while_it_decodes_them(pipeline: Any) -> None:
+    found = pipeline["operations"]
     assert "DecodeAndCropJpeg" in found
     assert "DecodeJpeg" not in found, "no JPEG is decoded as a whole"
     assert "PrefetchDataset" in found
 
 
-def test_the_library_and_tensorflow_cut_the_same(train_python: Path, photos: Path) -> None:
-    found = inside(train_python, "cutters", photos)
+def test_the_library_and_tensorflow_cut_the_same(pipeline: Any) -> None:
+    found = pipeline["cutters"]
     if found["decoders"][0] == "TensorFlow":
         pytest.skip("no C compiler, or no libjpeg-turbo with its headers")
     assert found["decoders"] == ["libjpeg-turbo", "TensorFlow"]
@@ -64,13 +64,13 @@ def test_the_library_and_tensorflow_cut_the_same(train_python: Path, photos: Pat
     assert found["worst"] <= 3
 
 
-def test_a_pass_reads_every_record_once(train_python: Path, photos: Path) -> None:
-    found = inside(train_python, "reads", photos)
+def test_a_pass_reads_every_record_once(pipeline: Any) -> None:
+    found = pipeline["reads"]
     assert all(0.99 * found["size"] < read < 1.1 * found["size"] for read in found["read"])
 
 
-def test_crops_are_drawn_evenly_and_anew_for_every_image(train_python: Path) -> None:
-    found = inside(train_python, "windows")
+def test_crops_are_drawn_evenly_and_anew_for_every_image(pipeline: Any) -> None:
+    found = pipeline["windows"]
     assert len({tuple(window) for window in found}) > 2900
     area = [height * width / (375 * 500) for _, _, height, width in found]
     shape = [width / height for _, _, height, width in found]

@@ -53,8 +53,15 @@ def records(tf, folder, batch=4):
     return Records(tf, read_dataset(Path(folder)), Share(batch, 1, 0, 1), (64, 64), 2, repairs)
 
 
+def pipeline(tf, folder):
+    """What the input pipeline reads, cuts and draws."""
+    return {name: globals()[name](tf, folder) for name in ("reads", "cutters", "windows",
+                                                           "operations")}  # fmt: skip
+
+
 def operations(tf, folder):
-    """The operations of the input pipeline's functions."""
+    """The operations of the input pipeline's functions where TensorFlow cuts."""
+    os.environ["HPCDL_JPEG"] = "tensorflow"
     graph = records(tf, folder).dataset(0, 0)._as_serialized_graph().numpy()
     definition = tf.compat.v1.GraphDef.FromString(graph)
     nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
@@ -95,7 +102,7 @@ def cutters(tf, folder):
             "decoders": [source.images.decoder for source in sources]}  # fmt: skip
 
 
-def windows(tf):
+def windows(tf, _):
     """3,000 random windows of an image of 375 x 500."""
     images = Images(tf, (224, 224), None)
     seeds = tf.stack([tf.zeros(3000, tf.int64), tf.range(3000, dtype=tf.int64)], 1)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError
-from hpcdl.train.data.dataset import FILE, Dataset, read_dataset
+from hpcdl.train.data.dataset import FILE, Dataset, promised, read_dataset
 from hpcdl.train.data.options import build_parser
 from hpcdl.train.ranks import this_place
 
@@ -26,8 +26,11 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _make(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.train.data.making import guard
+
     folder = Path(args.folder).absolute()
     existing = _same(folder, args)
+    guard(folder, args.kind)
     if args.dry_run:
         print(f"would {'keep' if existing else 'write'} the {args.kind} in {folder}")
         return ExitCode.OK
@@ -82,35 +85,30 @@ def _make_photos(folder: Path, args: argparse.Namespace) -> Dataset:
 
 
 def _make_from_folder(folder: Path, args: argparse.Namespace) -> Dataset:
-    from hpcdl.train.data.folder import make_from_folder
+    from hpcdl.train.data.folder import make_from_folder, read_table
 
     if not args.images or not args.labels:
         raise BadInput("`data make folder` needs --images DIR and --labels CSV")
+    images, table = Path(args.images).absolute(), Path(args.labels).absolute()
+    rows = read_table(images, table)
     return make_from_folder(
-        _tensorflow(1), folder, Path(args.images).absolute(), Path(args.labels).absolute(),
+        _tensorflow(1), folder, images, table, rows,
         shards=args.shards, test=args.test, seed=args.seed, threads=_threads(args),
     )  # fmt: skip
 
 
 def _inspect(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.train.data.inspecting import index, inspect, shard_files, tf_counter
+    from hpcdl.train.data.inspecting import compared, index, inspect, shard_files, tf_counter
 
     folder = Path(args.folder).absolute()
     shard_files(folder)
     report = inspect(folder, tf_counter(_tensorflow(1)), _threads(args))
-    if (folder / FILE).exists():
-        report = replace(report, missing=tuple(sorted({*report.missing, *_promised(folder)})))
     if args.index:
         index(folder, report, args.classes, args.task, args.label_offset)
+    elif (folder / FILE).exists():
+        report = compared(report, promised(folder))
     print(json.dumps(report.as_json(), indent=2) if args.json else report.as_text())
     return ExitCode.OK if report.sound else ExitCode.NO
-
-
-def _promised(folder: Path) -> list[str]:
-    """Shards that dataset.json names and that are not there."""
-    values = json.loads((folder / FILE).read_text())
-    names = [shard["name"] for part in values["splits"].values() for shard in part["shards"]]
-    return [name for name in names if not (folder / name).is_file()]
 
 
 def _bench(args: argparse.Namespace) -> ExitCode:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hpcdl.system.errors import BadInput
+from hpcdl.system.errors import BadInput, MachineLacks
 from hpcdl.train.data.dataset import FILE, IMAGES, Dataset, Shard, read_dataset
 from hpcdl.train.data.inspecting import is_for_tests, missing, shard_files, tf_counter
 from hpcdl.train.data.pipeline import Records
@@ -33,7 +34,9 @@ def data_of(folder: Path) -> Dataset:
         BadInput: it holds no records, or a data set that is not whole.
     """
     if (folder / FILE).exists():
-        return read_dataset(folder)
+        dataset = read_dataset(folder)
+        some = next((shards for shards in dataset.splits.values() if shards), ())
+        return replace(dataset, splits={"train": dataset.splits.get("train") or some})
     files = shard_files(folder)
     chosen = [path for path in files if not is_for_tests(path.name)] or files
     counted = [_counted(path) for path in chosen]
@@ -66,8 +69,11 @@ def bench(
     """Run the pipeline for some seconds and return what came out of it.
 
     Raises:
-        BadInput: the data set has no JPEG records.
+        BadInput: the data set has no records of images.
+        MachineLacks: no memory for a batch.
     """
+    if not dataset.examples("train"):
+        raise BadInput(f"{dataset.folder} holds no records")
     if dataset.encoding != "jpeg":
         raise BadInput(
             f"{dataset.folder} holds {dataset.encoding} records, which need no pipeline",
@@ -79,15 +85,13 @@ def bench(
     source = Records(tf, dataset, Share(batch, 1, 0, 1), (crop, crop), threads, repairs, pipeline)
     # One epoch without end: lanes begin again, and building a pipeline is not measured.
     source.steps_per_epoch = 1 << 30
-    batches = source.batches(0, 0)
-    for _ in range(_WARMUP_BATCHES):
-        next(batches)
-    marks = [0.0]
-    begun, cpu = time.perf_counter(), time.process_time()
-    while marks[-1] < seconds:
-        next(batches)
-        marks.append(time.perf_counter() - begun)
-    used = time.process_time() - cpu
+    try:
+        marks, used = _timed(source.batches(0, 0), seconds)
+    except (tf.errors.ResourceExhaustedError, MemoryError) as fault:
+        raise MachineLacks(
+            f"there is no memory for batches of {batch} images of {crop} x {crop} pixels",
+            hint="a smaller --batch or --crop",
+        ) from fault
     images, elapsed = batch * (len(marks) - 1), marks[-1]
     return {
         "pipeline": pipeline,
@@ -106,6 +110,18 @@ def bench(
         "release": os.environ.get("HPCDL_RELEASE"),
         "samples": {"images_per_second": rates(marks, batch)},
     }
+
+
+def _timed(batches: Iterator[Any], seconds: float) -> tuple[list[float], float]:
+    """Seconds at the start and after each batch, and the CPU-seconds they took."""
+    for _ in range(_WARMUP_BATCHES):
+        next(batches)
+    marks = [0.0]
+    begun, cpu = time.perf_counter(), time.process_time()
+    while marks[-1] < seconds:
+        next(batches)
+        marks.append(time.perf_counter() - begun)
+    return marks, time.process_time() - cpu
 
 
 def rates(marks: Sequence[float], batch: int, window: float = 0.5) -> list[float]:

@@ -93,26 +93,50 @@ def read_dataset(folder: Path) -> Dataset:
         BadInput: no data set, one of another version, or shards missing or cut.
     """
     path = folder / FILE
+    values = _read(path)
     try:
-        values: dict[str, Any] = json.loads(path.read_text())
+        dataset = _dataset(folder, values)
+    except (KeyError, TypeError, AttributeError, ValueError) as fault:
+        raise _garbled(path, fault) from fault
+    _check_shards(dataset)
+    return dataset
+
+
+def promised(folder: Path) -> dict[str, int]:
+    """The records that every shard should have, by its name.
+
+    Raises:
+        BadInput: dataset.json cannot be read.
+    """
+    path = folder / FILE
+    try:
+        parts = _read(path)["splits"].values()
+        return {shard["name"]: int(shard["examples"]) for part in parts for shard in part["shards"]}
+    except (KeyError, TypeError, AttributeError, ValueError) as fault:
+        raise _garbled(path, fault) from fault
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text())
     except FileNotFoundError as fault:
         raise BadInput(
-            f"{folder} is no data set: it has no {FILE}",
+            f"{path.parent} is no data set: it has no {FILE}",
             hint="`hpcdl data make` makes one; `hpcdl data inspect --index DIR` adds the file to "
             "a folder of records in ImageNet's layout",
         ) from fault
     except (OSError, ValueError) as fault:
-        raise BadInput(f"cannot read {path}: {fault}") from fault
-    if values.get("schema") != SCHEMA:
-        raise BadInput(f"{path} has schema {values.get('schema')}, this hpcdl reads {SCHEMA}")
-    try:
-        dataset = _dataset(folder, values)
-    except (KeyError, TypeError, ValueError) as fault:
         raise BadInput(
-            f"{path} lacks or garbles {fault}", hint="make the data set again"
+            f"cannot read {path}: {fault}", hint="`hpcdl data inspect --index DIR` writes it anew"
         ) from fault
-    _check_shards(dataset)
-    return dataset
+    if not isinstance(values, dict) or values.get("schema") != SCHEMA:
+        found = values.get("schema") if isinstance(values, dict) else None
+        raise BadInput(f"{path} has schema {found}, this hpcdl reads {SCHEMA}")
+    return values
+
+
+def _garbled(path: Path, fault: Exception) -> BadInput:
+    return BadInput(f"{path} lacks or garbles {fault}", hint="make the data set again")
 
 
 def _dataset(folder: Path, values: dict[str, Any]) -> Dataset:

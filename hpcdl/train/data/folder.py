@@ -19,6 +19,7 @@ import numpy as np
 
 from hpcdl.system.errors import BadInput
 from hpcdl.train.data.dataset import Dataset, write_dataset
+from hpcdl.train.data.images import first_line
 from hpcdl.train.data.making import ShardPlan, example, finish, make_shards
 from hpcdl.train.tasks import FINDINGS
 
@@ -28,15 +29,16 @@ _SHOWN = 20
 
 @dataclass(frozen=True)
 class Row:
-    """One image and its labels."""
+    """One image and its labels; `line` of the CSV."""
 
     path: Path
     labels: tuple[str, ...]
+    line: int
 
 
 def make_from_folder(
-    tf: Any, folder: Path, images: Path, table: Path, *, shards: int, test: float, seed: int,
-    threads: int,
+    tf: Any, folder: Path, images: Path, table: Path, rows: Sequence[Row], *, shards: int,
+    test: float, seed: int, threads: int,
 ) -> Dataset:  # fmt: skip
     """Write the data set; takes up an interrupted one.
 
@@ -45,19 +47,18 @@ def make_from_folder(
         folder: where the records go.
         images: the images' folder.
         table: the CSV.
+        rows: what it says, by `read_table`.
         shards: number of training shards.
         test: share of the images kept for testing, 0 to 1.
         seed: of split and order.
         threads: shards written at the same time.
 
     Raises:
-        BadInput: all faults of the CSV.
+        BadInput: an image cannot be read.
     """
-    rows = read_table(images, table)
-    names = _names(rows)
-    several = names == FINDINGS or any(len(row.labels) > 1 for row in rows)
+    names, several = _names(rows), _are_several(rows)
     order = [rows[i] for i in np.random.RandomState(seed % 2**32).permutation(len(rows))]
-    held = round(len(rows) * test)
+    held = min(round(len(rows) * test), len(rows) - 1)
     plans = [
         *_plans(tf, "train", order[held:], names, shards, several),
         *_plans(tf, "test", order[:held], names, max(1, round(shards * test)), several),
@@ -85,8 +86,10 @@ def read_table(images: Path, table: Path) -> list[Row]:
         with table.open(newline="", encoding="utf-8-sig") as file:
             lines = list(csv.reader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as fault:
-        raise BadInput(f"cannot read {table}: {fault}") from fault
-    rows, faults = [], []
+        why = getattr(fault, "strerror", None) or fault
+        raise BadInput(f"cannot read {table}: {why}") from fault
+    rows: dict[Path, Row] = {}
+    faults = []
     for number, line in enumerate(lines, 1):
         path = images / line[0].strip() if line else images
         if not line or (number == 1 and not path.is_file()):
@@ -95,13 +98,22 @@ def read_table(images: Path, table: Path) -> list[Row]:
             faults.append(f"{table.name}:{number}: no label")
         elif not path.is_file():
             faults.append(f"{table.name}:{number}: there is no image {path}")
+        elif path in rows:
+            faults.append(f"{table.name}:{number}: the image of line {rows[path].line} again")
         else:
-            rows.append(Row(path, _labels(line[1])))
-    if faults:
-        raise BadInput(f"{len(faults)} rows of {table} are wrong", details=faults[:_SHOWN])
+            rows[path] = Row(path, _labels(line[1]), number)
+    _refuse(table, faults)
     if not rows:
         raise BadInput(f"{table} names no image", hint="its columns are: file name, label")
-    return rows
+    found = list(rows.values())
+    if not _are_several(found):
+        _refuse(table, [f"{table.name}:{r.line}: no label" for r in found if not r.labels])
+    return found
+
+
+def _refuse(table: Path, faults: Sequence[str]) -> None:
+    if faults:
+        raise BadInput(f"{len(faults)} rows of {table} are wrong", details=faults[:_SHOWN])
 
 
 def _labels(text: str) -> tuple[str, ...]:
@@ -115,6 +127,11 @@ def _names(rows: Sequence[Row]) -> tuple[str, ...]:
     return FINDINGS if found and found <= set(FINDINGS) else tuple(sorted(found))
 
 
+def _are_several(rows: Sequence[Row]) -> bool:
+    """Whether an image may have several labels, or none."""
+    return _names(rows) == FINDINGS or any(len(row.labels) > 1 for row in rows)
+
+
 def _plans(
     tf: Any, split: str, rows: Sequence[Row], names: tuple[str, ...], shards: int, several: bool
 ) -> Iterator[ShardPlan]:
@@ -126,10 +143,7 @@ def _plans(
 
 
 def _record(tf: Any, row: Row, names: tuple[str, ...], several: bool) -> bytes:
-    data = row.path.read_bytes()
-    if not data.startswith(b"\xff\xd8"):
-        image = tf.io.decode_image(data, channels=3, expand_animations=False)
-        data = bytes(tf.io.encode_jpeg(image, quality=95).numpy())
+    data = _as_jpeg(tf, row)
     label: dict[str, Any] = (
         {"image__labels": [int(name in row.labels) for name in names]}
         if several
@@ -140,6 +154,26 @@ def _record(tf: Any, row: Row, names: tuple[str, ...], several: bool) -> bytes:
     )
 
 
+def _as_jpeg(tf: Any, row: Row) -> bytes:
+    """The file where it is a JPEG, else its pixels as one.
+
+    Raises:
+        BadInput: it cannot be decoded.
+    """
+    try:
+        data = row.path.read_bytes()
+        image = tf.io.decode_image(data, channels=3, expand_animations=False)
+        if data.startswith(b"\xff\xd8"):
+            return data
+        return bytes(tf.io.encode_jpeg(image, quality=95).numpy())
+    except (OSError, tf.errors.InvalidArgumentError) as fault:
+        raise BadInput(
+            f"the image {row.path} cannot be read: {first_line(fault)}",
+            hint=f"mend it, or take line {row.line} out of the CSV; what is whole stays for the "
+            "next try",
+        ) from fault
+
+
 def _size(tf: Any, row: Row) -> tuple[int, int]:
-    image = tf.io.decode_image(row.path.read_bytes(), channels=3, expand_animations=False)
+    image = tf.io.decode_image(_as_jpeg(tf, row), channels=3, expand_animations=False)
     return int(image.shape[0]), int(image.shape[1])

@@ -6,9 +6,9 @@ be had, the shard is walked record by record.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +114,23 @@ def inspect(folder: Path, count: Callable[[Path], int | None], threads: int) -> 
     return Report(folder, shards, tuple(missing(files)), features)
 
 
+def compared(report: Report, promised: Mapping[str, int]) -> Report:
+    """The report, with what differs from the records that dataset.json promises of every shard."""
+    there = {shard.name for shard in report.shards}
+    shards = tuple(
+        replace(shard, faults=(Record(shard.bytes, 0, _other(shard, promised[shard.name])),))
+        if shard.sound and shard.examples != promised.get(shard.name, shard.examples)
+        else shard
+        for shard in report.shards
+    )
+    missing = tuple(sorted({*report.missing, *(promised.keys() - there)}))
+    return replace(report, shards=shards, missing=missing)
+
+
+def _other(shard: ShardReport, wanted: int) -> str:
+    return f"the file ends after {shard.examples:,} records, {FILE} promises {wanted:,}"
+
+
 def tf_counter(tf: Any) -> Callable[[Path], int | None]:
     """Counts a shard's records with TensorFlow's reader, which checks every checksum."""
 
@@ -151,6 +168,8 @@ def index(folder: Path, report: Report, classes: int, task: str, offset: int) ->
 
 def _look(path: Path, count: Callable[[Path], int | None]) -> ShardReport:
     size = path.stat().st_size
+    if not size:
+        return ShardReport(path.name, 0, 0, (Record(0, 0, "the file is empty"),))
     quick = count(path)
     if quick is not None:
         return ShardReport(path.name, quick, size)

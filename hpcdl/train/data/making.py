@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcdl.system.errors import MachineLacks
+from hpcdl.system.errors import BadInput, MachineLacks
 from hpcdl.system.files import explain_os_errors, write_json
 from hpcdl.system.text import duration
-from hpcdl.train.data.dataset import Shard, describe_shard
+from hpcdl.train.data.dataset import FILE, Shard, describe_shard
 
 REQUEST = ".making.json"
 _PART = ".part"
@@ -40,6 +40,25 @@ class ShardPlan:
     def name(self) -> str:
         """The usual name, `train-00003-of-00016.tfrecord`."""
         return f"{self.split}-{self.number:05d}-of-{self.of:05d}.tfrecord"
+
+
+def guard(folder: Path, kind: str) -> None:
+    """See to it that nothing is lost which another command, or a person, put there.
+
+    Raises:
+        BadInput: the folder holds records that are no data set of this kind.
+    """
+    if (folder / REQUEST).exists() or not any(folder.glob("*.tfrecord*")):
+        return
+    try:
+        there = json.loads((folder / FILE).read_text())["kind"]
+    except (OSError, ValueError, KeyError, TypeError):
+        there = "other"
+    if there != kind:
+        raise BadInput(
+            f"{folder} holds {there} records, which would be lost",
+            hint="choose another folder, or remove them first",
+        )
 
 
 def make_shards(
@@ -100,7 +119,7 @@ def _begin(folder: Path, request: Mapping[str, Any]) -> None:
     path = folder / REQUEST
     before = json.loads(path.read_text()) if path.exists() else None
     if before != dict(request):
-        for old in (*folder.glob("*.tfrecord"), folder / "dataset.json"):
+        for old in (*folder.glob("*.tfrecord"), folder / FILE):
             old.unlink(missing_ok=True)
     for part in folder.glob(f"*{_PART}"):
         part.unlink()
@@ -111,8 +130,12 @@ def _write(tf: Any, folder: Path, plan: ShardPlan, bar: _Bar) -> Shard:
     path = folder / plan.name
     if not path.exists():
         aside = path.with_suffix(_PART)
-        write_records(tf, aside, plan.records(), bar.add)
-        aside.replace(path)
+        try:
+            write_records(tf, aside, plan.records(), bar.add)
+            aside.replace(path)
+        except BaseException:
+            aside.unlink(missing_ok=True)  # on a full disk its room is wanted
+            raise
     return describe_shard(path, plan.examples)
 
 

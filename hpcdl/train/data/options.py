@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from hpcdl.train.amounts import not_negative, positive
+from hpcdl.train.amounts import not_negative, positive, seconds
 
 KINDS = ("digits", "photos", "folder")
 PIPELINES = ("new", "old")
 TASKS = ("classes", "findings")
 _SHARED = ("json", "dry_run")
+_MOST_SHARDS = 99_999
+"""Their names have five digits."""
+_MOST_PIXELS = 8000
 
 
 def configure_make(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +21,7 @@ def configure_make(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", choices=KINDS, help="what to make")
     parser.add_argument("folder", metavar="DIR", help="where the records go")
     parser.add_argument("--seed", type=int, default=1, help="of all that is drawn (default 1)")
-    parser.add_argument("--shards", type=positive, default=16, metavar="N",
+    parser.add_argument("--shards", type=_shards, default=16, metavar="N",
                         help="files to train from (default 16)")  # fmt: skip
     parser.add_argument("--threads", type=positive, metavar="N",
                         help="shards written at the same time (default: the CPUs)")  # fmt: skip
@@ -61,11 +64,11 @@ def configure_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="DIR", help="a data set of JPEG records")
     parser.add_argument("--pipeline", choices=PIPELINES, default="new",
                         help="new, or old: the slow form, kept to compare")  # fmt: skip
-    parser.add_argument("--crop", type=positive, default=224, metavar="PX",
+    parser.add_argument("--crop", type=_side, default=224, metavar="PX",
                         help="side of the images given out (default 224)")  # fmt: skip
     parser.add_argument("--batch", type=positive, default=64, metavar="N",
                         help="images per batch (default 64)")  # fmt: skip
-    parser.add_argument("--seconds", type=float, default=8.0, metavar="S",
+    parser.add_argument("--seconds", type=seconds, default=8.0, metavar="S",
                         help="how long to measure (default 8)")  # fmt: skip
     parser.add_argument("--threads", type=positive, metavar="N",
                         help="CPU threads (default: those this process may use)")  # fmt: skip
@@ -118,10 +121,26 @@ def _share(text: str) -> float:
     return value
 
 
+def _shards(text: str) -> int:
+    value = positive(text)
+    if value > _MOST_SHARDS:
+        raise argparse.ArgumentTypeError(f"must be at most {_MOST_SHARDS}, not {text}")
+    return value
+
+
+def _side(text: str) -> int:
+    value = positive(text)
+    if value > _MOST_PIXELS:
+        raise argparse.ArgumentTypeError(f"must be at most {_MOST_PIXELS} pixels, not {text}")
+    return value
+
+
 def _size(text: str) -> tuple[int, int]:
     width, _, height = text.partition("x")
     if not (width.isdigit() and height.isdigit()) or not min(int(width), int(height)) >= 8:
         raise argparse.ArgumentTypeError(f"must be like 500x375, not {text}")
-    if max(int(width), int(height)) > 8000:
-        raise argparse.ArgumentTypeError(f"must be at most 8000 pixels wide and high, not {text}")
+    if max(int(width), int(height)) > _MOST_PIXELS:
+        raise argparse.ArgumentTypeError(
+            f"must be at most {_MOST_PIXELS} pixels wide and high, not {text}"
+        )
     return int(width), int(height)

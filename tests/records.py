@@ -1,0 +1,55 @@
+"""TFRecords of images of every kind, written without TensorFlow."""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from hpcdl.train.data.tfrecord import masked_crc32c
+
+
+def picture(height: int, width: int, kind: str = "JPEG", mode: str = "RGB") -> bytes:
+    """A file of a random picture in large squares."""
+    random = np.random.RandomState(height * 1000 + width)
+    small = Image.fromarray(random.randint(0, 256, (4, 4, 3)).astype(np.uint8))
+    file = io.BytesIO()
+    small.resize((width, height), Image.Resampling.NEAREST).convert(mode).save(file, kind)
+    return file.getvalue()
+
+
+def example(image: bytes, label: int | None = 1) -> bytes:
+    """A serialized tf.train.Example in ImageNet's layout."""
+    features = _entry(b"image/encoded", _field(1, _field(1, image)))
+    if label is not None:
+        features += _entry(b"image/class/label", _field(3, _field(1, _varint(label))))
+    return _field(1, features)
+
+
+def write(path: Path, records: Sequence[bytes]) -> None:
+    """A TFRecord file."""
+    with path.open("wb") as file:
+        for record in records:
+            head = struct.pack("<Q", len(record))
+            file.write(head + struct.pack("<I", masked_crc32c(head)))
+            file.write(record + struct.pack("<I", masked_crc32c(record)))
+
+
+def _entry(name: bytes, feature: bytes) -> bytes:
+    return _field(1, _field(1, name) + _field(2, feature))
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return _varint(number << 3 | 2) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    low = []
+    while value > 127:
+        low.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*low, value])
