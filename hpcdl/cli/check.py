@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcdl.cli.framework import Command, Group, print_json, the_site
+from hpcdl.cli.framework import Command, Group, a_day, at_least, print_json, the_site
 from hpcdl.system.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
                         help="let a check pass that lacks a fresh reference")  # fmt: skip
     _history_option(parser)
     parser.add_argument("--no-history", action="store_true", help="leave the history alone")
-    parser.add_argument("--retries", type=int, default=0, metavar="N",
+    parser.add_argument("--retries", type=at_least(0), default=0, metavar="N",
                         help="run what fails again, up to N times")  # fmt: skip
 
 
@@ -140,7 +140,9 @@ def _references_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("measure", "propose", "show"),
                         help="measure, draft a change from the nights so far, or show")  # fmt: skip
     _selection(parser)
-    parser.add_argument("--runs", type=int, default=5, metavar="N", help="runs to measure (5)")
+    parser.add_argument(
+        "--runs", type=at_least(1), default=5, metavar="N", help="runs to measure (5)"
+    )
     parser.add_argument("--write", action="store_true", help="propose: make the change")
     parser.add_argument("--if-missing", action="store_true",
                         help="only where there is none for this release and machine")  # fmt: skip
@@ -227,7 +229,7 @@ def _history_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE",
                         help="to import: JSON lines, CSV, or a run's folder")  # fmt: skip
     parser.add_argument("--csv", action="store_true", help="export CSV instead of JSON lines")
-    parser.add_argument("--since", default="", metavar="DATE", help="only from this date on")
+    parser.add_argument("--since", type=a_day, metavar="DATE", help="only from this date on")
     _history_option(parser)
 
 
@@ -241,7 +243,7 @@ def _history(args: argparse.Namespace) -> ExitCode:
         return _import(args, path)
     with open_history(path) as history:
         if args.action == "export":
-            for line in FORMATS["csv" if args.csv else "jsonl"](history.results(args.since)):
+            for line in FORMATS["csv" if args.csv else "jsonl"](history.results(args.since or "")):
                 print(line)
         elif args.json:
             print_json([{"check": s[0], "case": s[1], "partition": s[2], "metric": s[3]}
@@ -303,7 +305,7 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, metavar="FILE", help="write it there, whole")
     parser.add_argument("--html", type=Path, metavar="FILE",
                         help="write a page there: verdicts, history, nodes, logs")  # fmt: skip
-    parser.add_argument("--nights", type=int, default=365, metavar="N",
+    parser.add_argument("--nights", type=at_least(1), default=365, metavar="N",
                         help="how far back the page goes (365)")  # fmt: skip
     _history_option(parser)
 

@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from hpcdl.system.errors import ExitCode
@@ -130,6 +131,27 @@ def the_site(args: argparse.Namespace) -> Site:
     from hpcdl.site import find_site_file, load_site
 
     return load_site(find_site_file(args.site))
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """What argparse takes for a number of things: a whole one, from `least` on."""
+
+    def whole(text: str) -> int:
+        with suppress(ValueError):
+            if int(text) >= least:
+                return int(text)
+        raise argparse.ArgumentTypeError(f"'{text[:30]}' is no whole number from {least} on")
+
+    return whole
+
+
+def a_day(text: str) -> str:
+    """What argparse takes for a date, ISO 8601."""
+    from datetime import date
+
+    with suppress(ValueError):
+        return date.fromisoformat(text).isoformat()
+    raise argparse.ArgumentTypeError(f"'{text[:30]}' is no date like 2026-01-31")
 
 
 def print_json(value: Any) -> None:

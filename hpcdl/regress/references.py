@@ -18,7 +18,7 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.site import Site
-from hpcdl.system.document import read_document
+from hpcdl.system.document import Document, read_document
 from hpcdl.system.errors import MachineLacks
 from hpcdl.system.files import write_atomic
 from hpcdl.system.schema import check
@@ -180,13 +180,29 @@ def read_references(path: Path) -> tuple[Reference, ...]:
     """
     document = read_document(path)
     values = check(document, FILE_SCHEMA)
-    for index, entry in enumerate((values or {}).get("references") or []):
-        if entry and entry.get("lower") is None and entry.get("upper") is None:
-            place = document.find(("references", index))
-            document.fault("a reference without bounds passes everything", place,
-                           "give 'lower', 'upper' or both")  # fmt: skip
+    found = (values or {}).get("set")
+    if found is not None and found != path.stem:
+        document.fault(f"these are references of '{found}', and the file is '{path.name}'",
+                       document.find(("set",)), "a set's file has its name")  # fmt: skip
+    _look_through(document, (values or {}).get("references") or [])
     document.raise_faults()
     return _rows(values["references"])
+
+
+def _look_through(document: Document, entries: Sequence[Mapping[str, Any]]) -> None:
+    """Faults that a schema does not know: rows that judge nothing, and rows that hide others."""
+    seen: set[tuple[object, ...]] = set()
+    for index, entry in enumerate(entries):
+        if not entry:
+            continue
+        place = document.find(("references", index))
+        if entry.get("lower") is None and entry.get("upper") is None:
+            document.fault("a reference without bounds passes everything", place,
+                           "give 'lower', 'upper' or both")  # fmt: skip
+        key = tuple(entry.get(name) for name in ("check", "case", "partition", "metric"))
+        if key in seen:
+            document.fault(f"a second reference of {'/'.join(map(str, key))}", place)
+        seen.add(key)
 
 
 def write_references(path: Path, reference_set: str, rows: Sequence[Reference]) -> None:

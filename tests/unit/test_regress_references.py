@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,14 @@ def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert read_references(path) == (ROW,)
 
 
+def test_a_row_that_hides_another_is_a_fault(tmp_path: Path) -> None:
+    path = tmp_path / "set.yaml"
+    write_references(path, "set", [ROW, replace(ROW, value=2.0)])
+    with pytest.raises(BadInput) as caught:
+        read_references(path)
+    assert "a second reference of" in caught.value.render()
+
+
 def test_new_rows_take_the_place_of_old_ones() -> None:
     newer = from_runs(ROW, [5.0, 5.0, 5.0])
     assert merged([ROW], [newer]) == [newer]
@@ -70,6 +79,7 @@ def test_new_rows_take_the_place_of_old_ones() -> None:
         ("proof: run", "proof: maybe"),
         ("metric:", "metrik:"),
         ("schema: 1", "schema: 2"),
+        ("set: set", "set: another"),
     ],
 )
 def test_a_broken_file_is_refused_with_its_place(tmp_path: Path, change: tuple[str, str]) -> None:
