@@ -69,6 +69,15 @@ def test_a_waiver_is_the_analysis_of_a_vulnerability(release: Release) -> None:
     assert weakness["affects"] == [{"ref": "pkg:pypi/horovod@0.28.1"}]
 
 
+@pytest.mark.parametrize("name", ["horovod", "py-horovod", "py-horovod-wheels"])
+def test_a_waiver_names_the_package_however_it_was_built(tmp_path: Path, name: str) -> None:
+    lock = ({"name": name, "version": "0.28.1", "hash": "abc"},)
+    release = make_release(small_site(tmp_path), "spack", backend="spack", lock=lock)
+    write_sboms(release, waivers_of(release, Records()))
+    (weakness,) = json.loads((release.root / CYCLONEDX_FILE).read_text())["vulnerabilities"]
+    assert weakness["affects"] == [{"ref": f"pkg:generic/{name}@0.28.1"}]
+
+
 def test_writing_them_again_gives_the_same_bytes(release: Release) -> None:
     before = [(release.root / name).read_bytes() for name in (SPDX_FILE, CYCLONEDX_FILE)]
     write_sboms(release, waivers_of(release, Records()))
