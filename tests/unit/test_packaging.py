@@ -18,6 +18,13 @@ def test_every_package_is_listed() -> None:
     assert found <= listed, f"add to setup.cfg: {sorted(found - listed)}"
 
 
+def test_c_sources_travel_in_the_wheel() -> None:
+    data = SETUP["options.package_data"]
+    for source in (ROOT / "hpcdl").rglob("*.c"):
+        package = ".".join(source.parent.relative_to(ROOT).parts)
+        assert "*.c" in data.get(package, ""), f"add {source.name} to setup.cfg"
+
+
 def test_the_folders_beside_the_package_travel_in_it() -> None:
     for folder in ("templates", "modulefiles", "spack", "reframe_checks"):
         assert f"hpcdl.{folder}" in SETUP["options"]["packages"].split()

@@ -124,7 +124,8 @@ def _bench(args: argparse.Namespace) -> ExitCode:
         print(json.dumps(result, indent=2))
     else:
         print(
-            f"{args.pipeline} pipeline: {result['images_per_second']:,.0f} images/s, "
+            f"{args.pipeline} pipeline, images cut by {result['decoder']}: "
+            f"{result['images_per_second']:,.0f} images/s, "
             f"{result['images_per_cpu_second']:,.0f} per CPU-second, "
             f"{result['cores_used']:.2f} of {threads} cores used"
         )
