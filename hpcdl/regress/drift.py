@@ -109,10 +109,9 @@ class Analysis:
 
     @property
     def alarm(self) -> Change | None:
-        """The last change, where it is one for the worse that still holds."""
-        last = self.changes[-1] if self.changes else None
-        holds = last is not None and last.ended is None and last.kind is not Kind.RISE
-        return last if holds else None
+        """The last change that has not ended, where it is one for the worse."""
+        last = next((one for one in reversed(self.changes) if one.ended is None), None)
+        return last if last and last.kind is not Kind.RISE else None
 
 
 class Found(NamedTuple):
@@ -123,11 +122,6 @@ class Found(NamedTuple):
     seen: int
     before: float
     ended: int | None = None
-
-    @property
-    def holds(self) -> bool:
-        """Whether it is one for the worse that has not ended."""
-        return self.kind is not Kind.RISE and self.ended is None
 
 
 @dataclass(frozen=True)
@@ -231,8 +225,8 @@ def is_alarming(runs: Iterable[tuple[str, float]]) -> bool:
         each.setdefault(time[:10], []).append(value)
     values = nightly([*each.values()])
     found = detect(values, [date.fromisoformat(day).weekday() for day in each])
-    lasting = [one for one in found if not _is_over(one, values)]
-    return bool(lasting) and lasting[-1].holds
+    lasting = [one for one in found if one.ended is None and not _is_over(one, values)]
+    return bool(lasting) and lasting[-1].kind is not Kind.RISE
 
 
 def nightly(runs: Sequence[Sequence[float]]) -> list[float]:
@@ -420,9 +414,10 @@ def _is_astray(value: float, window: Sequence[float]) -> bool:
 
 
 def _is_over(found: Found, values: Sequence[float]) -> bool:
-    """Whether a breakage was over the next night: then it is history, no alarm."""
-    over = found.kind is Kind.BREAKAGE and found.began < len(values) - 1
-    return over and values[found.began + 1] > found.before * (1 - BREAKAGE / 2)
+    """Whether some night after a breakage was well again: then it is history, no alarm."""
+    well = found.before * (1 - BREAKAGE / 2)
+    later = range(found.began + 1, len(values))
+    return found.kind is Kind.BREAKAGE and any(values[night] > well for night in later)
 
 
 def _change(

@@ -78,7 +78,7 @@ def analysis_text(analysis: Analysis) -> str:
     if not analysis.enough:
         lines.append("INSUFFICIENT-DATA: too few nights to see a change")
     if analysis.changes:
-        header = ("what", "began", "seen", "before", "after", "change", "changed with it")
+        header = ("what", "began", "seen", "ended", "before", "after", "change", "changed with it")
         lines.append(table([_row(change) for change in analysis.changes], header))
     elif analysis.enough:
         lines.append("no change")
@@ -94,6 +94,7 @@ def analysis_data(analysis: Analysis) -> dict[str, Any]:
             "kind": change.kind.value,
             "began": change.began.isoformat(),
             "seen": change.seen.isoformat(),
+            "ended": change.ended.isoformat() if change.ended else None,
             "change": round(change.change, 5),
         }
         for change in analysis.changes
@@ -142,6 +143,7 @@ def _row(change: Change) -> list[str]:
         change.kind.value,
         change.began.isoformat(),
         change.seen.isoformat(),
+        change.ended.isoformat() if change.ended else "-",
         number(change.before),
         number(change.after),
         f"{change.change:+.1%}",

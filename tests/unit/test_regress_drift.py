@@ -97,6 +97,34 @@ def test_a_drop_that_was_over_after_a_few_nights_has_ended_and_is_no_alarm() -> 
     assert analyse(nights(values[:62])).alarm is not None
 
 
+def test_the_command_tells_when_a_drop_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = [v * (0.93 if 60 <= n < 63 else 1) for n, v in enumerate(noisy(75))]
+    file = tmp_path / "nights.csv"
+    file.write_text("date,value\n" + "\n".join(f"{n.date},{n.value}" for n in nights(values)))
+    assert main(["check", "drift", str(file), "--json"]) == 0
+    (change,) = json.loads(capsys.readouterr().out)["changes"]
+    assert change["began"] < change["seen"] < change["ended"] <= "2026-03-10"
+    assert main(["check", "drift", str(file)]) == 0
+    assert change["ended"] in capsys.readouterr().out
+
+
+def test_an_older_drop_that_holds_outlives_a_later_one_that_ended() -> None:
+    values = [v * (0.9 if n >= 60 else 1) * (0.93 if 80 <= n < 83 else 1)
+              for n, v in enumerate(noisy(100))]  # fmt: skip
+    analysis = analyse(nights(values))
+    assert [change.ended is None for change in analysis.changes] == [True, False]
+    assert analysis.alarm == analysis.changes[0]
+
+
+def test_nights_that_broke_and_were_mended_are_no_alarm() -> None:
+    values = noisy(60)
+    values[50:52] = [500.0, 500.0]
+    assert analyse(nights(values[:52])).alarm is not None
+    assert analyse(nights(values)).alarm is None
+
+
 @pytest.mark.parametrize("count", [6, 10, 14, 20])
 def test_a_breakage_is_seen_in_a_history_of_a_few_nights(count: int) -> None:
     for seed in range(20):

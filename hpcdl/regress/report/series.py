@@ -1,6 +1,6 @@
 """One series over time as plain values for figures.js: nights, levels, bounds, marks. Pure.
 
-A night is one date; its value is the median of its runs, `low` and `high` their extremes where
+A night is one date with the value that drift sees; `low` and `high` are its runs' extremes where
 there are several. Levels are the stretches between change points, each with its robust spread,
 so that the figure shows how sure a level is. Everything a reader is told in words is made here.
 """
@@ -19,7 +19,7 @@ from multiprocessing import get_context
 from statistics import median
 from typing import Any
 
-from hpcdl.regress.drift import Analysis, Change, Kind, Night, analyse
+from hpcdl.regress.drift import Analysis, Change, Kind, Night, analyse, nightly
 from hpcdl.regress.history import Point, Series, more_is_better, single_node
 from hpcdl.regress.verdict import Status, number
 
@@ -151,7 +151,8 @@ def in_words(change: Change) -> str:
     when = f"{change.began.day} {change.began:%b %Y}"
     numbers = f"{number(change.before)} to {number(change.after)}"
     with_it = f"; with it: {', '.join(change.suspects)}" if change.suspects else ""
-    text = f"{signed(change.change)} {word} {when}: {numbers}{with_it}"
+    over = f"; over since {change.ended.day} {change.ended:%b %Y}" if change.ended else ""
+    text = f"{signed(change.change)} {word} {when}: {numbers}{with_it}{over}"
     return text.replace("->", "\N{RIGHTWARDS ARROW}")
 
 
@@ -188,7 +189,7 @@ def _columns(nights: Sequence[tuple[str, list[Point]]]) -> dict[str, Any]:
     return {
         "start": start,
         "day": _offsets([day for day, _ in nights], [start]),
-        "value": [rounded(median(values)) for values in each],
+        "value": [rounded(value) for value in nightly(each)],
         "low": [rounded(values[0]) for values in each] if several else [],
         "high": [rounded(values[-1]) for values in each] if several else [],
         "runs": [len(values) for values in each] if several else [],
@@ -233,7 +234,7 @@ def _levels(
     nights: Sequence[tuple[str, list[Point]]], analysis: Analysis
 ) -> list[list[float | int | None]]:
     """Stretches between lasting changes: first and last night, level, robust deviation."""
-    values = [median(point.value or 0.0 for point in rows) for _, rows in nights]
+    values = nightly([[point.value or 0.0 for point in rows] for _, rows in nights])
     cuts = sorted({edge for change in analysis.changes for edge in change.edges})
     edges = [0, *(cut for cut in cuts if 0 < cut < len(values)), len(values)]
     found: list[list[float | int | None]] = []
