@@ -19,6 +19,7 @@ from typing import Any
 from hpcdl.site import Site
 from hpcdl.stack.release import releases_folder
 from hpcdl.stack.spack.build import store
+from hpcdl.stack.spack.mirror import shipped_copy
 from hpcdl.stack.spack.tool import Spack, open_spack
 from hpcdl.stack.wheelhouse import new_log
 from hpcdl.system.errors import MachineLacks
@@ -125,12 +126,12 @@ def _no_build_at_work(root: Path) -> Iterator[None]:
 
 
 def _open(site: Site, scope: Path) -> Spack:
-    """Spack for the install tree, with the recipes of one of its stacks."""
+    """Spack for the install tree, with the recipes of one of its stacks, or ours."""
     padding = site.spack.padded_length
     tree = {"root": str(store(site)), **({"padded_length": padding} if padding else {})}
     settings = {"config.yaml": json.dumps({"config": {"install_tree": tree}})}
     roots = sorted(path.parent for path in store(site).parent.glob("*/spack_repo"))
-    return open_spack(roots[0] if roots else store(site).parent, scope, settings)
+    return open_spack(roots[0] if roots else shipped_copy(), scope, settings)
 
 
 def _installed(spack: Spack, tree: Path) -> Iterator[Installed]:
