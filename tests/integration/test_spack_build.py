@@ -268,3 +268,10 @@ def test_gc_removes_the_packages_that_no_release_is_left_for(small: Path, tmp_pa
     assert {name.partition("-")[0] for name in in_store()} == {"works"}
     assert names(opened(where), where) == {"works"}
     assert collect(site, dict, keep=1).packages == {}
+
+    shutil.rmtree(home)
+    assert collect(site, dict, keep=1).packages == {}, "the release that is left needs it"
+    make_release(site, "plain")
+    publish(site, "plain", passing, say=silent)
+    (package,) = collect(site, dict, keep=1).packages
+    assert package.startswith("works@1.0/")
