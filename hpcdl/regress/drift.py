@@ -44,6 +44,8 @@ _LEAST_OF_MANY, _LEAST_CHANGE = 0.025, 0.01
 _RETURN, _RETURN_NIGHTS = 3.5, 30
 """Log likelihood that a series is back, and for how long after a change that is asked."""
 _FRESH_NIGHTS = 10
+_NEAR, _STEADY = 2, 3
+"""Nights that what changed with it may lie off; nights on one node before another one counts."""
 _SUSPICIOUS, _SUSPICIOUS_DROP = 1.9, 0.1
 
 
@@ -426,25 +428,36 @@ def _change(
     values: Sequence[float],
     each: Mapping[date, Sequence[Night]],
 ) -> Change:
-    after = median(values[found.began : found.seen + 1])
-    suspects = _suspects(each, dates, found.began)
+    began, suspects = _suspects(found, [each[day] for day in dates])
+    after = median(values[began : found.seen + 1])
     ended = None if found.ended is None else dates[found.ended]
-    return Change(found.kind, dates[found.began], dates[found.seen], found.before, after,
-                  found.began, suspects, ended, found.ended)  # fmt: skip
+    return Change(found.kind, dates[began], dates[found.seen], found.before, after,
+                  began, suspects, ended, found.ended)  # fmt: skip
 
 
-def _suspects(
-    each: Mapping[date, Sequence[Night]], dates: Sequence[date], began: int
-) -> tuple[str, ...]:
-    """What was different from the night of a change on: release, driver or node."""
-    if began == 0:
-        return ()
-    before, after = each[dates[began - 1]], each[dates[began]]
+def _suspects(found: Found, nights: Sequence[Sequence[Night]]) -> tuple[int, tuple[str, ...]]:
+    """What changed with it, and since when.
+
+    Noise may move a change by a night or two: where something else changed so near, it began
+    then. A breakage needs no dating.
+    """
+    reach = 0 if found.kind is Kind.BREAKAGE else _NEAR
+    near = range(max(1, found.began - reach), min(found.seen, found.began + reach) + 1)
+    for night in sorted(near, key=lambda night: abs(night - found.began)):
+        if changed := _changed(nights, night):
+            return night, changed
+    return found.began, ()
+
+
+def _changed(nights: Sequence[Sequence[Night]], began: int) -> tuple[str, ...]:
+    """What was different from this night on: release, driver, or the one node that was used."""
     found = []
     for what in ("release", "driver", "node"):
-        old = {getattr(night, what) for night in before} - {""}
-        new = {getattr(night, what) for night in after} - {""}
-        if old and new and old != new:
+        past = nights[max(0, began - _STEADY) : began] if what == "node" else [nights[began - 1]]
+        old = {getattr(run, what) for night in past for run in night} - {""}
+        new = {getattr(run, what) for run in nights[began]} - {""}
+        steady = what != "node" or len(old) == len(new) == 1
+        if old and new and old != new and steady:
             found.append(f"{what} {'+'.join(sorted(old))} -> {'+'.join(sorted(new))}")
     return tuple(found)
 

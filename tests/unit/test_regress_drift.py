@@ -184,6 +184,24 @@ def test_the_release_that_changed_with_it_is_named() -> None:
     assert change.suspects == ("release old -> new",)
 
 
+@pytest.mark.parametrize("what", ["release", "driver", "node"])
+def test_what_changed_with_it_is_named_and_dates_it_though_noise_hides_the_night(what: str) -> None:
+    named = 0
+    for seed in range(20):
+        values = [v * (0.93 if n >= 60 else 1) for n, v in enumerate(noisy(70, seed, 0.02))]
+        series = [night._replace(**{what: "new" if n >= 60 else "old"})
+                  for n, night in enumerate(nights(values))]  # fmt: skip
+        change = analyse(series).alarm
+        named += bool(change and change.suspects == (f"{what} old -> new",) and change.index == 60)
+    assert named >= 18
+
+
+def test_nodes_that_differ_every_night_are_no_suspects() -> None:
+    values = [v * (0.9 if n >= 60 else 1) for n, v in enumerate(noisy(70))]
+    series = [night._replace(node=f"n{n % 7}") for n, night in enumerate(nights(values))]
+    assert analyse(series).changes[-1].suspects == ()
+
+
 def test_one_slow_node_among_many_is_named() -> None:
     rng = random.Random(3)
     series = [
