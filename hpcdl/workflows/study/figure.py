@@ -42,6 +42,7 @@ _MARKERS = "osD^vP*"
 _PUBLISHED_MARKERS = "x+1234"
 _GREY = "#767676"
 _DPI = 160
+_NARROW = 32
 _TIMELINE_STEPS = 6
 _MEGA, _GIGA = 1e6, 1e9
 
@@ -108,7 +109,7 @@ def draw(findings: Findings, predicted: tuple[Predicted, ...]) -> dict[str, byte
     with rc_context({"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": study.name}):
         columns = min(3, len(study.figure))
         rows = -(-len(study.figure) // columns)
-        figure = Figure(figsize=(4.9 * columns, 4.1 * rows + 0.4), dpi=_DPI, layout="constrained")
+        figure = Figure(figsize=(4.9 * columns, 4.5 * rows + 0.4), dpi=_DPI, layout="constrained")
         FigureCanvasAgg(figure)
         grid = figure.subplots(rows, columns, squeeze=False).flatten()
         for index, (axes, panel) in enumerate(zip(grid, study.figure, strict=False)):
@@ -253,7 +254,7 @@ def _published_line(axes: Any, group: Published, number: int) -> None:
     if pairs:
         axes.plot(*zip(*pairs, strict=True), linestyle=":", linewidth=1, color=_GREY,
                   marker=_PUBLISHED_MARKERS[number % len(_PUBLISHED_MARKERS)], markersize=7,
-                  label=f"{group.label}, published")  # fmt: skip
+                  label=group.label)  # fmt: skip
 
 
 def _ideal_line(axes: Any, scene: Scene) -> None:
@@ -445,9 +446,11 @@ def _legend(axes: Any, *, predicted: bool) -> None:
 
 
 def _legend_below(axes: Any, *entries: Any) -> None:
-    """A legend under the axis' name, where it hides nothing."""
+    """A legend under the axis' name, where it hides nothing; no wider than the axes."""
+    names = [str(name) for name in (entries[1] if entries else axes.get_legend_handles_labels()[1])]
+    narrow = max(map(len, names), default=0) <= _NARROW
     axes.legend(*entries, fontsize=7, frameon=False, loc="upper center",
-                bbox_to_anchor=(0.5, -0.14), ncols=2)  # fmt: skip
+                bbox_to_anchor=(0.5, -0.14), ncols=2 if narrow else 1)  # fmt: skip
 
 
 _PANELS: dict[str, Callable[[Any, Scene], None]] = {
