@@ -126,7 +126,7 @@ def level_of(values: Sequence[float]) -> tuple[float, float]:
     """Median and robust standard deviation, at least a small fraction of the median."""
     middle = median(values)
     spread = spread_of([value - middle for value in values])
-    return middle, max(spread, NARROWEST * abs(middle), 1e-12)
+    return middle, max(spread, NARROWEST * abs(middle))
 
 
 def weekend_effect(values: Sequence[float], weekdays: Sequence[int]) -> float:

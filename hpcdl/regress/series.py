@@ -18,6 +18,7 @@ from hpcdl.system.text import table
 
 COLUMNS = ("date", "value", "release", "driver", "node")
 _SHOWN_FAULTS = 10
+_LARGEST = 1e100
 
 
 def read_series(path: Path) -> list[Night]:
@@ -37,11 +38,14 @@ def read_series(path: Path) -> list[Night]:
     rows = csv.DictReader(lines, delimiter=_delimiter(lines[0] if lines else ""))
     rows.fieldnames = _columns(path, rows.fieldnames or ())
     nights, faults = [], []
-    for row in rows:
-        try:
-            nights.append(_night(row))
-        except ValueError as fault:
-            faults.append(f"line {rows.line_num}: {fault}")
+    try:
+        for row in rows:
+            try:
+                nights.append(_night(row))
+            except ValueError as fault:
+                faults.append(f"line {rows.line_num}: {fault}")
+    except csv.Error as fault:
+        raise BadInput(f"{path}, line {rows.line_num + 1}: {fault}") from fault
     if faults:
         more = [f"and {len(faults) - _SHOWN_FAULTS} more"] if len(faults) > _SHOWN_FAULTS else []
         raise BadInput(f"{path} has faults", details=[*faults[:_SHOWN_FAULTS], *more])
@@ -124,6 +128,8 @@ def _night(row: Mapping[str | None, str | None]) -> Night:
         raise ValueError(f"value {text[:40]!r} is no number") from None
     if not math.isfinite(value):
         raise ValueError(f"value {text[:40]!r} is not finite")
+    if value > _LARGEST:
+        raise ValueError(f"value {text[:40]!r} is larger than any measurement")
     if value < 0:
         raise ValueError(f"value {text[:40]!r} is negative: more must be better, from 0 up")
     rest = [(row.get(name) or "").strip() for name in COLUMNS[2:]]
