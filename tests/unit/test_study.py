@@ -18,7 +18,7 @@ from hpcdl.jobs.sweep import point_folder
 from hpcdl.jobs.sweep_run import Standing
 from hpcdl.site import Site
 from hpcdl.system.document import InvalidDocument
-from hpcdl.system.errors import BadInput
+from hpcdl.system.errors import BadInput, MachineLacks
 from hpcdl.train.options import ARGUMENTS
 from hpcdl.workflows.study import run as running
 from hpcdl.workflows.study.collect import Findings, collect
@@ -400,6 +400,29 @@ def test_results_outlive_the_cluster(
     )
     monkeypatch.setenv("PATH", str(tmp_path))
     assert {one.state for one in running.last_standings(plan)} == {"done"}
+
+
+@pytest.mark.parametrize(("silences", "goes_on"), [(3, True), (1000, False)])
+def test_a_controller_that_restarts_does_not_end_a_study_one_that_is_gone_does(
+    study: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, silences: int, goes_on: bool
+) -> None:
+    answers = [MachineLacks("Slurm does not answer")] * silences
+    naps: list[float] = []
+
+    def standings(_: Plan) -> tuple[Standing, ...]:
+        if answers:
+            raise answers.pop()
+        return ()
+
+    monkeypatch.setattr(running, "standings", standings)
+    monkeypatch.setattr(running.time, "sleep", naps.append)
+    if goes_on:
+        assert list(running.wait(study())) == [()]
+    else:
+        with pytest.raises(MachineLacks, match="went away") as caught:
+            list(running.wait(study()))
+        assert "the same command goes on" in caught.value.hint
+        assert sum(naps) >= 60
 
 
 # Predictions and acceptance.

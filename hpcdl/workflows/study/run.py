@@ -28,6 +28,7 @@ from hpcdl.workflows.study.plan import Plan, data_folder, library
 
 Say = Callable[[str], None]
 _POLL_SECONDS = 2.0
+_PATIENCE_SECONDS = 60.0
 
 
 def standings(plan: Plan, *, ask: bool = True) -> tuple[Standing, ...]:
@@ -71,9 +72,26 @@ def start(plan: Plan, module: Module, say: Say) -> None:
 
 
 def wait(plan: Plan) -> Iterator[tuple[Standing, ...]]:
-    """How the cells stand, again and again until no job is left."""
+    """How the cells stand, again and again until no job is left.
+
+    Raises:
+        MachineLacks: Slurm does not answer for longer than a restart of its controller takes.
+    """
+    patience = _PATIENCE_SECONDS
     while True:
-        found = standings(plan)
+        try:
+            found = standings(plan)
+        except MachineLacks as lack:
+            if patience <= 0:
+                raise MachineLacks(
+                    "Slurm went away while the study ran",
+                    details=[lack.message, *lack.details],
+                    hint="results are kept: once Slurm answers, the same command goes on",
+                ) from lack
+            patience -= _POLL_SECONDS
+            time.sleep(_POLL_SECONDS)
+            continue
+        patience = _PATIENCE_SECONDS
         yield found
         if all(one.state != QUEUED for one in found):
             return
