@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -130,12 +131,21 @@ def _check_identity(training: Training, found: checkpoints.Checkpoint) -> None:
         for key, value in wanted.items()
         if key != "data" and found.meta.get(key) != value
     ]
+    held = [array.shape for array in found.arrays]
+    shapes = [tuple(variable.shape) for variable in training.variables]
+    if held != shapes:
+        other.append(f"{len(held)} arrays of {_values(held)} values there, {len(shapes)} of "
+                     f"{_values(shapes)} now")  # fmt: skip
     if other:
         raise BadInput(
             f"the checkpoints in {training.checkpoint_folder} are of another run",
             details=other,
             hint="use another --job-dir, or --fresh to start over",
         )
+
+
+def _values(shapes: Sequence[tuple[int, ...]]) -> str:
+    return f"{sum(map(math.prod, shapes)):,}"
 
 
 def save(training: Training) -> float:

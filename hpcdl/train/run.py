@@ -241,6 +241,11 @@ class Run:
                 hint="`hpcdl data make photos --task` makes either",
             )
         if dataset.encoding == "raw":
+            if options.image_size and dataset.shape[:2] != shape[:2]:
+                raise BadInput(
+                    f"the data set's images are {dataset.shape[0]} x {dataset.shape[1]}, and raw",
+                    hint="leave out --image-size: only JPEGs are cut to a size",
+                )
             return InMemory(tf, dataset, share)
         return Records(
             tf, dataset, share, shape[:2], self.place.cpus, self.repairs, options.pipeline

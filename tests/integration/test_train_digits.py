@@ -123,6 +123,11 @@ def test_a_folder_that_is_no_data_set_is_refused(runs: Runs) -> None:
     }  # fmt: skip
 
 
+def test_raw_images_are_not_cut_to_another_size(runs: Runs, digits: Path) -> None:
+    done = runs.train("--data", str(digits), "--image-size=32")
+    assert (done.code, "the data set's images are 8 x 8, and raw" in done.err) == (2, True)
+
+
 def test_making_digits_again_keeps_them(runs: Runs, digits: Path) -> None:
     before = {path.name: path.stat().st_mtime_ns for path in digits.iterdir()}
     done = runs.data("make", "digits", str(digits))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hpcdl import facts
 from hpcdl.train import models, optimizers
 from hpcdl.train.communicate import Alone
 from hpcdl.train.data.dataset import read_dataset
@@ -110,6 +111,16 @@ def windows(tf, _):
     return [draw(seed).numpy().tolist() for seed in seeds]
 
 
+def parameters(tf):
+    """Trainable values, and all, of every network there is."""
+    found = {}
+    for name, row in facts.load("models")["models"].items():
+        network = models.build(tf, name, tuple(row["input"]), row["classes"], 1)
+        found[name] = [network.parameters, network.values]
+        tf.keras.backend.clear_session()
+    return found
+
+
 def normalization(tf):
     """Layers of Keras before and after they were fused: greatest difference of all they give."""
     layer = tf.keras.layers.BatchNormalization(momentum=0.5)
@@ -148,7 +159,7 @@ def normalization(tf):
 def main() -> None:
     place = this_place()
     prepare_environment(place, onednn=False)
-    tf = import_tensorflow(place, keras=sys.argv[1] == "normalization")
+    tf = import_tensorflow(place, keras=sys.argv[1] in ("normalization", "parameters"))
     print(json.dumps(globals()[sys.argv[1]](tf, *sys.argv[2:])))
 
 
