@@ -1,11 +1,12 @@
 """The input pipeline for records of images: interleaved reads, fused decode and crop, prefetch.
 
-The epoch's order is cut into lanes: every lane reads its own shards one after the other, mixes
-them in a buffer, and gives the same number of images to every global batch; a rank owns
-neighbouring lanes. Lanes depend on seed, epoch and global batch, not on the ranks (as long as
-their number divides into them), so batch k is the same set of images on 1 rank and on 8. Crop and
-mirror are drawn from (seed, epoch, place in the epoch). To resume inside an epoch, a lane passes
-over the records it has given, without decoding them.
+The epoch's records, shard after shard in an order drawn anew, are cut into lanes of equal length.
+Every lane reads its shards, or parts of them, one after the other, mixes them in a buffer, and
+gives the same number of images to every global batch; a rank owns neighbouring lanes. Lanes depend
+on seed, epoch and global batch, not on the ranks (as long as their number divides into them), so
+batch k is the same set of images on 1 rank and on 8. Crop and mirror are drawn from (seed, epoch,
+place in the epoch). To resume inside an epoch, a lane passes over the records it has given, without
+decoding them.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ _PIECE = 16
 
 @dataclass(frozen=True)
 class Unit:
-    """What a lane reads: part `part` of `parts` of a shard."""
+    """What a lane reads of a shard: `count` records after the first `skip`."""
 
     path: str
-    parts: int
-    part: int
+    skip: int
+    count: int
 
 
 def lane_count(global_batch: int, ranks: int, shards: int) -> int:
@@ -55,12 +56,29 @@ def lane_count(global_batch: int, ranks: int, shards: int) -> int:
     )  # fmt: skip
 
 
-def lay_lanes(files: Sequence[Path], lanes: int, seed: int, epoch: int) -> list[list[Unit]]:
-    """What every lane reads in an epoch; where shards are few, several lanes share one."""
-    parts = -(-lanes // len(files))
-    units = [Unit(str(path), parts, part) for path in files for part in range(parts)]
-    order = epoch_order(seed, epoch, len(units))
-    return [[units[i] for i in order[lane::lanes]] for lane in range(lanes)]
+def lay_lanes(
+    shards: Sequence[tuple[Path, int]], lanes: int, length: int, seed: int, epoch: int
+) -> list[list[Unit]]:
+    """What every lane reads in an epoch: `length` records each, and none twice.
+
+    Args:
+        shards: files and their numbers of records, at least `lanes` x `length` in all.
+        lanes: how many.
+        length: records of a lane.
+        seed: of the shards' order, and of what is left out where some are left.
+        epoch: makes both anew.
+    """
+    spare = sum(count for _, count in shards) - lanes * length
+    laid: list[list[Unit]] = [[] for _ in range(lanes)]
+    end = -int(epoch_order(seed, epoch, spare + 1)[0])  # so many are left out at the start
+    for number in epoch_order(seed, epoch, len(shards)):
+        path, count = shards[number]
+        begin, end = end, end + count
+        for lane in range(max(0, begin // length), min(lanes, -(-end // length))):
+            first, last = max(begin, lane * length), min(end, (lane + 1) * length)
+            if first < last:
+                laid[lane].append(Unit(str(path), first - begin, last - first))
+    return laid
 
 
 class Records:
@@ -257,30 +275,37 @@ class Records:
     def _records(self, epoch: int, first: int) -> Any:
         """The same, in the lanes' order."""
         tf, share = self._tf, self._share
-        files = [self._repairs.path(path) for path in self._dataset.files("train")]
-        lanes = lane_count(share.global_batch, share.ranks, len(files))
+        shards = [
+            (self._repairs.path(self._dataset.folder / shard.name), shard.examples)
+            for shard in self._dataset.splits["train"]
+        ]
+        lanes = lane_count(share.global_batch, share.ranks, len(shards))
         mine = lanes // share.ranks
         block = share.global_batch // lanes
-        laid = lay_lanes(files, lanes, share.seed, epoch)[share.rank * mine :][:mine]
-        parts = laid[0][0].parts
-        whole = self.steps_per_epoch * block
+        length = self._dataset.examples("train") // share.global_batch * block
+        laid = lay_lanes(shards, lanes, length, share.seed, epoch)[share.rank * mine :][:mine]
         paths = tf.ragged.constant([[unit.path for unit in lane] for lane in laid])
-        places = tf.ragged.constant([[unit.part for unit in lane] for lane in laid], tf.int64)
+        spans = tf.ragged.constant(
+            [[(unit.skip, unit.count) for unit in lane] for lane in laid],
+            tf.int64,
+            inner_shape=(2,),
+        )
 
-        def read(path: Any, part: Any) -> Any:
+        def read(path: Any, span: Any) -> Any:
             records = tf.data.TFRecordDataset(path, buffer_size=1 << 20)
-            return self._readable(records.shard(parts, part))
+            return self._readable(records.skip(span[0]).take(span[1]))
 
         def lane(number: Any) -> Any:
-            units = tf.data.Dataset.from_tensor_slices((paths[number], places[number]))
+            units = tf.data.Dataset.from_tensor_slices((paths[number], spans[number]))
             records = units.flat_map(read)
             mixed = records.shuffle(
                 max(block, _MIXED // lanes),
                 seed=share.seed * 7919 + share.rank * mine + tf.cast(number, tf.int64),
                 reshuffle_each_iteration=False,
             )
-            # What a lane lacks it reads again, and no more: filling the buffer would be a pass.
-            return mixed.concatenate(records.repeat()).take(whole).skip(first * block)
+            # What damage takes from a lane it reads again, and no more: a buffer would be a pass.
+            whole = mixed.concatenate(records.repeat()).take(self.steps_per_epoch * block)
+            return whole.skip(first * block)
 
         return tf.data.Dataset.range(mine).interleave(
             lane, cycle_length=mine, block_length=block, deterministic=True,
