@@ -34,11 +34,11 @@ _GAP, _ABOVE = 0.01, 2.0
 """How far beyond the second the extreme night of a window counts (a fraction of the level), and
 how far beyond the median any night of a longer one (spreads)."""
 _CALM, _NOISY = 0.013, 0.016
-_EVIDENCE, _NOISY_EVIDENCE, _SMALL_EVIDENCE, _RISE_MORE = 2.1, 2.8, 3.9, 0.7
+_EVIDENCE, _NOISY_EVIDENCE, _SMALL_EVIDENCE, _RISE_MORE = 2.1, 2.85, 3.9, 0.7
 """Spreads of the mean: of a calm series, of a noisy one, of a small change; more for rises."""
 _MORE = {2: 0.3, 3: 0.0}
 _MORE_OF_MANY = 0.9
-_LEAST = {2: 0.033, 3: 0.027}
+_LEAST = {2: 0.031, 3: 0.025}
 _LEAST_OF_MANY, _LEAST_CHANGE = 0.025, 0.01
 """How large a change must be by nights, as a fraction of the level; with much evidence, any."""
 _RETURN, _RETURN_NIGHTS = 3.5, 30
