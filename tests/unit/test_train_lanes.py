@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("numpy", reason="numpy comes with the plots' matplotlib")
-from hpcdl.train.data.pipeline import lane_count, lay_lanes
+from hpcdl.train.data.pipeline import lane_count, lay_lanes, piece_of
 
 Lanes = list[list[tuple[str, int]]]
 
@@ -59,3 +59,11 @@ def test_lanes_are_the_same_for_all_numbers_of_ranks_that_divide_them() -> None:
 
 def test_another_epoch_has_another_order() -> None:
     assert laid([10] * 8, 8, epoch=0) != laid([10] * 8, 8, epoch=1)
+
+
+@pytest.mark.parametrize(
+    ("batch", "piece"),
+    [(64, 16), (256, 16), (8, 8), (1, 1), (24, 12), (31, 31), (34, 34), (127, 1)],
+)
+def test_a_batch_is_decoded_in_pieces_that_divide_it(batch: int, piece: int) -> None:
+    assert piece_of(batch) == piece

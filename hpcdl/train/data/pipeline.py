@@ -56,6 +56,12 @@ def lane_count(global_batch: int, ranks: int, shards: int) -> int:
     )  # fmt: skip
 
 
+def piece_of(batch: int) -> int:
+    """Images of a batch that one thread decodes in one go: few, but not one by one."""
+    piece = max(n for n in range(1, _PIECE + 1) if batch % n == 0)
+    return piece if piece > _PIECE // 4 or batch > 4 * _PIECE else batch
+
+
 def lay_lanes(
     shards: Sequence[tuple[Path, int]], lanes: int, length: int, seed: int, epoch: int
 ) -> list[list[Unit]]:
@@ -135,6 +141,7 @@ class Records:
         Raises:
             BadInput: a shard is gone, or more records are damaged than may be skipped.
         """
+        errors = self._tf.errors  # an interpreter that ends takes modules apart
         batch = first
         while batch < self.steps_per_epoch:
             begun = batch
@@ -143,12 +150,12 @@ class Records:
                     pixels, mirrored = (self._as_group(part, 1) for part in images)
                     yield Group((pixels, mirrored), self._as_group(labels, 1), 1)
                     batch += 1
-            except self._tf.errors.NotFoundError as fault:
+            except errors.NotFoundError as fault:
                 raise BadInput(f"a shard of {self._dataset.folder} is gone: {first_line(fault)}",
                                hint="the run goes on when it is back") from fault  # fmt: skip
-            except self._tf.errors.DataLossError as fault:
+            except errors.DataLossError as fault:
                 self._repairs.repair(self._dataset.files("train"), first_line(fault))
-            except self._tf.errors.InvalidArgumentError as fault:
+            except errors.InvalidArgumentError as fault:
                 self._leave_out(self._serialized(epoch, batch), "train", first_line(fault))
             else:
                 if batch == begun:
@@ -171,7 +178,7 @@ class Records:
         if self._pipeline == "old":
             return self._old(records).take(self.steps_per_epoch - first)
         records = records.enumerate(first * share.per_rank)
-        piece = max(n for n in range(1, _PIECE + 1) if share.per_rank % n == 0)
+        piece = piece_of(share.per_rank)
         batches = self._decoded(records, self._training_part(epoch), piece)
         if self.images.in_batches:
             batches = batches.batch(share.per_rank // piece)
