@@ -43,6 +43,7 @@ def subclass(shape, classes):
 """
 
 
+@pytest.mark.long  # builds them all
 def test_every_network_has_the_parameters_that_its_facts_say(train_python: Path) -> None:
     command = [str(train_python), "-m", "tests.integration.train_inside", "parameters"]
     done = subprocess.run(
@@ -54,7 +55,7 @@ def test_every_network_has_the_parameters_that_its_facts_say(train_python: Path)
     assert found == {name: [row["params"], row["params_total"]] for name, row in rows.items()}
 
 
-@pytest.mark.parametrize("function", ["spare", "subclass"])
+@pytest.mark.parametrize("function", ["spare", pytest.param("subclass", marks=pytest.mark.long)])
 def test_a_users_network_of_any_kind_trains(runs: Runs, digits: Path, function: str) -> None:
     (runs.folder / "own.py").write_text(MODULE)
     words = ("--data", str(digits), "--epochs=3", "--lr=0.05")
@@ -66,9 +67,9 @@ def test_a_users_network_of_any_kind_trains(runs: Runs, digits: Path, function: 
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        ("nothing", "it gives NoneType, no Keras model"),
-        ("breaks", "RuntimeError: a mistake of mine"),
         ("three", "gives (None, 3), but (None, 10) is wanted"),
+        pytest.param("nothing", "it gives NoneType, no Keras model", marks=pytest.mark.long),
+        pytest.param("breaks", "RuntimeError: a mistake of mine", marks=pytest.mark.long),
     ],
 )
 def test_a_users_network_that_cannot_be_is_said(
