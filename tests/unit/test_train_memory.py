@@ -39,7 +39,8 @@ def test_no_trial_begins_after_the_time() -> None:
 
 
 def test_the_error_names_what_fits_and_the_way_to_the_same_batch() -> None:
-    error = out_of_memory("Graph error:\n  OOM when allocating\nmore", 96, Bounds(40, 48, 1, 0.0), 12.3)
+    why = "Graph error:\n  OOM when allocating\nmore"
+    error = out_of_memory(why, 96, Bounds(40, 48, 1, 0.0), 12.3)
     assert error.details == (
         "OOM when allocating", "the largest that fits: 40 per rank (48 does not); tried for 12 s",
     )  # fmt: skip
