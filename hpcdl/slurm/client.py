@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from hpcdl.slurm import parse
 from hpcdl.slurm.parse import JobRecord, NodeRecord, PartitionRecord
-from hpcdl.system.errors import BadInput, MachineLacks
+from hpcdl.system.errors import BadInput, MachineLacks, Stopped
 from hpcdl.system.run import CommandFailed, CommandResult, run
 
 _T = TypeVar("_T")
@@ -167,22 +167,29 @@ def _ask(argv: Sequence[str], *, check: bool = True) -> CommandResult:
             hint="log in to the cluster, or start the embedded one: `hpcdl cluster up`, then "
             '`eval "$(hpcdl cluster env)"`',
         )
-    answer = run(argv, base_env=clean_environment(), check=False, timeout=_ANSWER_SECONDS)
+    try:
+        answer = run(argv, base_env=clean_environment(), check=False, timeout=_ANSWER_SECONDS)
+    except Stopped as late:  # a controller that is gone may just be silent
+        raise _away([late.message]) from late
     if check and not answer.ok:
         _refuse(answer)
     return answer
+
+
+def _away(said: Sequence[str]) -> MachineLacks:
+    return MachineLacks(
+        "Slurm does not answer",
+        details=said,
+        hint="is slurmctld running, and is SLURM_CONF right? `hpcdl cluster status` tells "
+        "of the embedded one",
+    )
 
 
 def _refuse(answer: CommandResult, what: str = "") -> None:
     """Raise the right error for a command of Slurm's that failed."""
     said = (answer.stderr.strip() or answer.stdout.strip()).splitlines()
     if any(sign in line for line in said for sign in _AWAY):
-        raise MachineLacks(
-            "Slurm does not answer",
-            details=said[-3:],
-            hint="is slurmctld running, and is SLURM_CONF right? `hpcdl cluster status` tells "
-            "of the embedded one",
-        )
+        raise _away(said[-3:])
     if what:
         words = [re.sub(r"^(sbatch|srun|allocation failure|error): ?", "", line) for line in said]
         raise BadInput(what, details=[re.sub(r"^error: ", "", word) for word in words])

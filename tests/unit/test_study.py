@@ -17,6 +17,7 @@ from hpcdl.cli import main
 from hpcdl.jobs.sweep import point_folder
 from hpcdl.jobs.sweep_run import Standing
 from hpcdl.site import Site
+from hpcdl.slurm import client
 from hpcdl.system.document import InvalidDocument
 from hpcdl.system.errors import BadInput, MachineLacks
 from hpcdl.train.options import ARGUMENTS
@@ -389,8 +390,9 @@ def test_a_failed_job_is_a_hole_with_its_own_words(study: Callable[..., Plan]) -
     assert "job 9 failed: error: rank 2: no room on the device" in hole.reason
 
 
+@pytest.mark.parametrize("silent", [False, True], ids=["no Slurm", "a silent one"])
 def test_results_outlive_the_cluster(
-    study: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    study: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, silent: bool
 ) -> None:
     plan = study()
     finish(plan, {1: 8.0, 2: 15.0, 4: 16.0})
@@ -398,7 +400,13 @@ def test_results_outlive_the_cluster(
     (plan.round_folder(plan.cells[0].run) / "sweep.json").write_text(
         json.dumps({"schema": 1, "points": [row]})
     )
-    monkeypatch.setenv("PATH", str(tmp_path))
+    path = str(tmp_path)
+    if silent:
+        (tmp_path / "scontrol").write_text("#!/bin/sh\nexec sleep 60\n")
+        (tmp_path / "scontrol").chmod(0o755)
+        monkeypatch.setattr(client, "_ANSWER_SECONDS", 0.2)
+        path += ":/usr/bin:/bin"
+    monkeypatch.setenv("PATH", path)
     assert {one.state for one in running.last_standings(plan)} == {"done"}
 
 
