@@ -238,25 +238,3 @@ int hpcdl_cut(const uint8_t *data, unsigned long size, const int *window, int he
     free(kept->memory);
     return result;
 }
-
-/* Height and width of an image, from its header. */
-int hpcdl_shape(const uint8_t *data, unsigned long size, int *shape, char *why)
-{
-    struct jpeg_decompress_struct codec;
-    struct trouble trouble;
-    volatile int result = BROKEN;
-    codec.err = jpeg_std_error(&trouble.manager);
-    trouble.manager.error_exit = give_up;
-    trouble.manager.emit_message = judge;
-    trouble.why = why;
-    if (!setjmp(trouble.out)) {
-        jpeg_create_decompress(&codec);
-        jpeg_mem_src(&codec, (unsigned char *)data, size);
-        jpeg_read_header(&codec, TRUE);
-        shape[0] = (int)codec.image_height;
-        shape[1] = (int)codec.image_width;
-        result = DONE;
-    }
-    jpeg_destroy_decompress(&codec);
-    return result;
-}
