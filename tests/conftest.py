@@ -1,5 +1,6 @@
 """What every tier shares: what was left out is counted and named at the end."""
 
+import signal
 from collections import Counter
 
 import pytest
@@ -13,6 +14,19 @@ pytest_plugins = [
 
 _left_out: Counter[str] = Counter()
 _TIERS = {"long": "make test-long", "matrix": "make test-matrix"}
+
+
+def pytest_configure() -> None:
+    """Heed signals, as programs do that a person starts.
+
+    What runs in the background, or under nohup, ignores some, and so would all that tests start.
+    """
+    for number, handler in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
