@@ -87,7 +87,8 @@ REFUSED = {
     "tasks per GPU and per node": Submission(
         "--gpus=4 --ntasks-per-gpu=1 --ntasks-per-node=4"),
     "tasks per GPU with CPUs": Submission(
-        "--ntasks=2 --gpus=2 --ntasks-per-gpu=1 --cpus-per-task=2", "-c2"),
+        "--ntasks=2 --gpus=2 --ntasks-per-gpu=1 --cpus-per-task=2", "-c2", but="20.11",
+        why="20.11.4 binds both tasks to the first GPU where the job does not hold GPU 0"),
     "CPUs per GPU and per task": Submission(
         "--nodes=1 --ntasks=1 --gpus-per-node=2 --cpus-per-gpu=2 --cpus-per-task=2", "-c2"),
     "exclusive and shared": Submission("--exclusive --oversubscribe"),
