@@ -320,7 +320,12 @@ def test_bench_takes_any_folder_of_records_with_images_of_any_kind(
     assert not list(folder.glob("dataset.json")), "nothing is written"
 
 
-def test_bench_names_what_cannot_be_read_and_goes_on(runs: Runs) -> None:
+def test_bench_names_what_cannot_be_read_and_goes_on(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = tmp_path / "copies"
+    copies.mkdir()
+    monkeypatch.setenv("TMPDIR", str(copies))
     folder = folder_of(runs, [picture(100, 120)] * 12 + BAD)
     shards = sorted(folder.glob("train-*"))
     shards[1].write_bytes(shards[1].read_bytes()[:-10])
@@ -333,6 +338,7 @@ def test_bench_names_what_cannot_be_read_and_goes_on(runs: Runs) -> None:
     assert "train-00002-of-00003 gives no records" in done.err
     assert json.loads(done.out)["damaged_records"] == 4
     assert "Traceback" not in done.err
+    assert not list(copies.glob("hpcdl-repaired-*"))
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,8 @@ def bench(
             f"there is no memory for batches of {batch} images of {crop} x {crop} pixels",
             hint="a smaller --batch or --crop",
         ) from fault
+    finally:
+        repairs.close()
     images, elapsed = batch * (len(marks) - 1), marks[-1]
     return {
         "pipeline": pipeline,
