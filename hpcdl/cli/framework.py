@@ -133,12 +133,12 @@ def the_site(args: argparse.Namespace) -> Site:
     return load_site(find_site_file(args.site))
 
 
-def at_least(least: int) -> Callable[[str], int]:
-    """What argparse takes for a number of things: a whole one, from `least` on."""
+def at_least(least: int, most: int | None = None) -> Callable[[str], int]:
+    """What argparse takes for a number of things: a whole one, from `least` on, up to `most`."""
 
     def whole(text: str) -> int:
-        with suppress(ValueError):
-            if int(text) >= least:
+        with suppress(ValueError):  # thousands of digits are no number to Python either
+            if text.isascii() and text.isdigit() and least <= int(text) <= (most or int(text)):
                 return int(text)
         raise argparse.ArgumentTypeError(f"'{text[:30]}' is no whole number from {least} on")
 

@@ -9,17 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcdl.cli import request
-from hpcdl.cli.framework import print_json
+from hpcdl.cli.framework import at_least, print_json
 from hpcdl.system.errors import ExitCode
 
 if TYPE_CHECKING:
     from hpcdl.jobs.sweep_run import Standing
 
-
-def _from_one(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:12]) <= 1_000_000:
-        raise argparse.ArgumentTypeError(f"'{text[:30]}' is no whole number from 1")
-    return int(text)
+_MOST = 1_000_000
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -27,8 +23,9 @@ def options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--over", action="append", default=[], metavar="KEY=A,B", help="values of one key")
     add("--exclude", action="append", default=[], metavar="KEY=A,KEY=B", help="points to leave out")
-    add("--running", type=_from_one, metavar="N", help="the most jobs at a time")
-    add("--limit", type=_from_one, default=1000, metavar="N", help="the most points (1000)")
+    add("--running", type=at_least(1, _MOST), metavar="N", help="the most jobs at a time")
+    add("--limit", type=at_least(1, _MOST), default=1000, metavar="N",
+        help="the most points (1000)")  # fmt: skip
     add("--status", action="store_true", help="say how the sweep stands, and leave")
     request.options(parser)
 

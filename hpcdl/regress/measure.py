@@ -26,8 +26,6 @@ from hpcdl.site import Site
 from hpcdl.slurm.hostlist import expand_hostlist
 from hpcdl.system.errors import AnswerNo, BadInput
 
-DEFAULT_RUNS = 5
-
 
 @dataclass(frozen=True)
 class Measurement:
