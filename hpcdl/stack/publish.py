@@ -30,12 +30,14 @@ from hpcdl.stack.release import (
     release_ids,
 )
 from hpcdl.stack.sbom import CYCLONEDX_FILE, SPDX_FILE, write_sboms
-from hpcdl.stack.verify import Gate, Proof, read_proof, store_proof, verify_here
+from hpcdl.stack.verify import PROOF_FILE, Gate, Proof, read_proof, store_proof, verify_here
 from hpcdl.system.errors import AnswerNo, BadInput, MachineLacks
-from hpcdl.system.files import locked, switch_link, write_json
+from hpcdl.system.files import clear_leftovers, locked, switch_link, write_json
 
 Say = Callable[[str], None]
 _WAIT_SECONDS = 3600
+_WRITTEN = (PROOF_FILE, SPDX_FILE, CYCLONEDX_FILE)
+"""What publishes write into a release; killed ones leave parts of these that only we may read."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,8 @@ def publish(
     with locked(publish_lock(site), wait_seconds=_WAIT_SECONDS):
         release = read_release(site, release_id)
         before = current_id(site)
+        for name in _WRITTEN:
+            clear_leftovers(release.root / name)
         _show_modules(site, release, Event("publish", release.id, ""))
         require_safe_modes(release)
         for closed in {*closed_above(release.root), *closed_above(release.python.resolve())}:
@@ -113,7 +117,8 @@ def verify(site: Site, release_id: str, gate: Gate = verify_here) -> Proof:
     with locked(publish_lock(site), wait_seconds=_WAIT_SECONDS):
         _show_modules(site, release, Event("publish", release.id, ""))
     proof = gate(site, release)
-    store_proof(release, proof)
+    with locked(publish_lock(site), wait_seconds=_WAIT_SECONDS):
+        store_proof(release, proof)
     return proof
 
 
@@ -213,7 +218,7 @@ def _require_passed(release: Release, proof: Proof) -> None:
         raise AnswerNo(
             f"{release.id} did not pass the gate and is not published",
             details=[check.in_words() for check in failed],
-            hint=f"the whole proof is in {release.root / 'proof.json'}",
+            hint=f"the whole proof is in {release.root / PROOF_FILE}",
         )
 
 

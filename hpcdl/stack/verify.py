@@ -26,6 +26,7 @@ from hpcdl.system.errors import MachineLacks, Stopped
 from hpcdl.system.files import write_json
 from hpcdl.system.run import CommandResult, run
 
+PROOF_FILE = "proof.json"
 PROBE = Path(__file__).with_name("probe.py")
 RANKS = 2
 _SECONDS = 600
@@ -106,7 +107,7 @@ Gate = Callable[[Site, Release], Proof]
 def read_proof(release: Release) -> Proof | None:
     """The stored proof, or None where there is no readable one of this release."""
     try:
-        data = json.loads((release.root / "proof.json").read_text(encoding="utf-8"))
+        data = json.loads((release.root / PROOF_FILE).read_text(encoding="utf-8"))
         checks = tuple(Check(**check) for check in data["checks"])
         runs = tuple(GateRun(**one) for one in data.get("runs", ()))
         plain = {key: data[key] for key in ("release", "gate", "where", "at")}
@@ -118,7 +119,7 @@ def read_proof(release: Release) -> Proof | None:
 
 def store_proof(release: Release, proof: Proof) -> None:
     """Keep the proof in the release."""
-    write_json(release.root / "proof.json", proof.as_data())
+    write_json(release.root / PROOF_FILE, proof.as_data())
 
 
 def new_proof(

@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 
 from hpcdl.system.errors import MachineLacks
@@ -30,6 +31,8 @@ _NO_ROOM = {
     errno.EISDIR: "it is a folder",
     errno.ENAMETOOLONG: "the name is too long",
 }
+_NAMED = 100
+"""So many characters of a file's name are in that of its temporary one."""
 
 
 @contextmanager
@@ -56,7 +59,7 @@ def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o644) -> None
     data = content if isinstance(content, bytes) else content.encode(errors="surrogateescape")
     with explain_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name[:_NAMED]}.", dir=path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
@@ -68,6 +71,15 @@ def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o644) -> None
             with suppress(FileNotFoundError):
                 Path(name).unlink()
             raise
+
+
+def clear_leftovers(path: Path) -> None:
+    """Remove what killed `write_atomic`s of `path` left beside it.
+
+    Only where nobody else can be writing it: under the lock that guards it.
+    """
+    for left in path.parent.glob(f".{escape(path.name[:_NAMED])}.????????"):
+        left.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: object) -> None:

@@ -5,13 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
 from hpcdl.system.errors import MachineLacks
-from hpcdl.system.files import locked, switch_link, write_atomic, write_json
+from hpcdl.system.files import clear_leftovers, locked, switch_link, write_atomic, write_json
 
 # Writes in a loop, whole files of one letter each; the parent kills it at any moment.
 WRITER = """
@@ -51,6 +52,17 @@ def test_a_write_makes_folders_and_sets_the_mode_whatever_the_umask(tmp_path: Pa
     assert file.read_text() == "x"
     assert file.stat().st_mode & 0o777 == 0o755
     assert [entry.name for entry in file.parent.iterdir()] == ["f.sh"]
+
+
+def test_what_killed_writes_left_is_cleared_and_nothing_else(tmp_path: Path) -> None:
+    kept = [tmp_path / name for name in ("f[1].json", ".f[1].json.bak", ".f1.json.abcdefgh")]
+    for file in kept:
+        file.write_text("kept")
+    handle, left = tempfile.mkstemp(prefix=".f[1].json.", dir=tmp_path)
+    os.close(handle)
+    clear_leftovers(tmp_path / "f[1].json")
+    assert not Path(left).exists()
+    assert all(file.exists() for file in kept)
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.01, 0.03])
