@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from hpcdl.cli import main
-from hpcdl.regress.formats import as_junit, as_markdown, as_prometheus
+from hpcdl.regress.formats import FORMATS, as_junit, as_markdown, as_prometheus, read_run
+from hpcdl.system.errors import BadInput
 
 ODD = 'loss "nan" <b> | \x00\x1b[31m & \\ back\nslash'
 
@@ -24,9 +25,9 @@ def verdict(status: str, reason: str = "", **changes: Any) -> dict[str, Any]:
             "seconds": 1.5, **changes}  # fmt: skip
 
 
-RUN = {"schema": 1, "seconds": 12.0, "verdicts": [
+RUN: dict[str, Any] = {"schema": 1, "seconds": 12.0, "verdicts": [
     verdict("PASS"), verdict("FAIL", ODD), verdict("ERROR", ODD, metrics=[]),
-    verdict("STALE", waived=True, ok=True), verdict("NO-REFERENCE"),
+    verdict("STALE", waived=True, ok=True), verdict("NO-REFERENCE", job={"nodes": ODD}),
 ]}  # fmt: skip
 
 
@@ -46,9 +47,39 @@ def test_a_markdown_table_has_one_line_per_verdict_and_six_cells() -> None:
 
 def test_prometheus_lines_have_the_form_of_its_text_format() -> None:
     sample = re.compile(r'[a-z_]+\{([a-z]+="(?:[^"\\\n]|\\.)*",?)+\} -?[0-9.e+-]+\Z')
-    lines = [line for line in as_prometheus(RUN).splitlines() if not line.startswith("#")]
+    each = [{**verdict, "case": f"mlp-{n}"} for n, verdict in enumerate(RUN["verdicts"])]
+    text = as_prometheus({"verdicts": each})
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
     assert all(sample.match(line) for line in lines)
     assert sum(line.startswith("hpcdl_check_status") for line in lines) == 5
+
+
+def series(run: dict[str, Any]) -> dict[str, str]:
+    """What Prometheus's file says of each series; none may be there twice."""
+    lines = [line for line in as_prometheus(run).split("\n") if line and not line.startswith("#")]
+    found = dict(line.rsplit(" ", 1) for line in lines)
+    assert len(found) == len(lines)
+    return found
+
+
+def test_series_of_several_nodes_stay_apart_in_prometheus_file() -> None:
+    each = [verdict("PASS", job={"nodes": f"p100-0{node}"}) for node in (1, 2)]
+    found = series({"verdicts": [*each, verdict("ERROR", job=None), verdict("ERROR", job={})]})
+    labels = 'check="throughput",case="mlp",partition="p100",node="{}"'
+    assert [found[f"hpcdl_check_status{{{labels.format(node)}}}"]
+            for node in ("p100-01", "p100-02", "")] == ["0", "0", "2"]  # fmt: skip
+
+
+def test_of_repeats_on_one_node_the_last_counts_with_what_it_measured() -> None:
+    slow, lost = verdict("FAIL"), verdict("ERROR", metrics=[])
+    slow["metrics"][0] |= {"value": 50.0}
+    assert [*series({"verdicts": [verdict("PASS"), slow]}).values()] == [
+        "1",
+        "50.0",
+        "100.0",
+        "80.0",
+    ]
+    assert [*series({"verdicts": [verdict("PASS"), lost]}).values()] == ["2"]
 
 
 @pytest.mark.parametrize("name", ["junit", "markdown", "prometheus", "json"])
@@ -67,6 +98,66 @@ def test_a_run_without_verdicts_is_said_so(
     (tmp_path / "verdicts.json").write_text(text)
     assert main(["check", "report", str(tmp_path)]) == 2
     assert "no verdicts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"verdicts": ' * 100_000, '{"verdicts": {}}'])
+def test_what_nobody_could_mean_is_no_run_either(tmp_path: Path, text: str) -> None:
+    (tmp_path / "verdicts.json").write_text(text)
+    with pytest.raises(BadInput, match="no verdicts"):
+        read_run(tmp_path)
+
+
+METRIC = verdict("PASS")["metrics"][0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"metrics": 5}, "'metrics' of the wrong type"),
+        ({"metrics": [{}]}, "a metric that lacks 'name'"),
+        ({"metrics": [3]}, "a metric that is no mapping"),
+        ({"metrics": [METRIC | {"value": True}]}, "a metric that has a 'value' of the wrong type"),
+        (
+            {"metrics": [METRIC | {"low": 10**400}]},
+            "a metric that has a 'low' that nobody can count with",
+        ),
+        ({"seconds": None}, "'seconds' of the wrong type"),
+        ({"seconds": float("nan")}, "'seconds' that nobody can count with"),
+        ({"reason": None}, "'reason' of the wrong type"),
+        ({"ok": "no"}, "'ok' of the wrong type"),
+        ({"status": "SLOW"}, "the status 'SLOW', which this hpcdl does not know"),
+        ({"job": [7]}, "'job' of the wrong type"),
+        ({"job": {"nodes": ["a"]}}, "a job that has a 'nodes' of the wrong type"),
+    ],
+)
+def test_a_verdict_that_cannot_be_told_is_named_with_its_fault(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    run = {"verdicts": [verdict("PASS"), verdict("PASS") | changes]}
+    (tmp_path / "verdicts.json").write_text(json.dumps(run))
+    with pytest.raises(BadInput, match=f"verdict 2 has (a |an )?{re.escape(message)}"):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["seconds", "metrics", "partition", "waived"])
+def test_a_verdict_that_lacks_something_is_refused(tmp_path: Path, key: str) -> None:
+    short = {name: value for name, value in verdict("PASS").items() if name != key}
+    (tmp_path / "verdicts.json").write_text(json.dumps({"verdicts": [short]}))
+    with pytest.raises(BadInput, match=f"verdict 1 lacks '{key}'"):
+        read_run(tmp_path)
+
+
+def test_a_check_that_measured_no_number_is_told_all_the_same(tmp_path: Path) -> None:
+    odd = verdict("ERROR", metrics=[METRIC | {"value": float("nan"), "high": float("inf")}])
+    (tmp_path / "verdicts.json").write_text(json.dumps({"verdicts": [odd]}))
+    assert all(write(read_run(tmp_path)) for write in FORMATS.values())
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_half_a_character_in_a_text_can_be_written(tmp_path: Path, name: str) -> None:
+    run = {"verdicts": [verdict("FAIL", "why", check="half \ud800 of it")]}
+    (tmp_path / "verdicts.json").write_text(json.dumps(run))
+    assert b"half ? of it" in FORMATS[name](read_run(tmp_path)).encode()
 
 
 def test_without_a_folder_the_newest_run_is_told(

@@ -148,9 +148,9 @@ def test_a_lost_history_comes_back_from_the_folders_of_the_runs(tmp_path: Path, 
     folder.mkdir()
     verdict = {"check": "throughput", "case": "mlp", "partition": "p100", "status": "PASS",
                "reason": "", "waived": False, "ok": True, "release": "r1", "driver": "580.95.05",
-               "job": {"id": 7, "nodes": "p100-01"}, "metrics": [{
+               "job": {"id": 7, "nodes": "p100-01"}, "seconds": 1.5, "metrics": [{
                    "name": "images_per_second", "value": 90.5, "unit": "images/s", "low": 80.0,
-                   "reference": 100.0, "high": None}]}  # fmt: skip
+                   "reference": 100.0, "high": None, "wanted": True}]}  # fmt: skip
     text = json.dumps({"run": str(folder), "verdicts": [verdict]}, indent=2)
     (folder / "verdicts.json").write_text(text)
     stopped = tmp_path / "20260602-031000-cd34"
