@@ -10,9 +10,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -21,12 +22,17 @@ from typing import IO, Any
 from hpcdl.regress.formats import Run, read_run
 from hpcdl.regress.history import COLUMNS, Result
 from hpcdl.regress.runner import CheckOutcome, as_data
+from hpcdl.regress.verdict import Status
 from hpcdl.system.errors import BadInput, PartlyDone
 
 SCHEMA = 1
 _TEXTS = frozenset({"run", "time", "check_name", "case_name", "partition", "metric", "unit",
                     "status", "reason", "release", "driver", "nodes", "log"})  # fmt: skip
+_WHOLE = frozenset({"job", "restarts"})
+_OPEN = {"low": -math.inf, "high": math.inf}
 _STAMP = re.compile(r"\d{8}-\d{6}")
+_YEARS = range(1970, 3000)
+"""Others are no nights, and months before or after them there is no date."""
 
 
 class Incoming(Iterable[Result]):
@@ -66,6 +72,8 @@ class Incoming(Iterable[Result]):
                     self.cut = number
                     return
                 raise BadInput(f"{self.path}, line {number}: no JSON ({fault})") from fault
+            except RecursionError as fault:
+                raise BadInput(f"{self.path}, line {number}: it is nested too deep") from fault
             yield _result(value, self.path, number)
 
     def _csv(self, file: IO[str]) -> Iterator[Result]:
@@ -80,10 +88,10 @@ class Incoming(Iterable[Result]):
                 yield _result(row, self.path, rows.line_num)
         except csv.Error as fault:
             if lines.whole and "end of data" not in str(fault):
-                raise BadInput(f"{self.path}, line {rows.line_num}: {fault}") from fault
+                raise BadInput(f"{self.path}, line {rows.reader.line_num}: {fault}") from fault
             lines.whole = False
         if not lines.whole:
-            self.cut = rows.line_num
+            self.cut = rows.reader.line_num
 
 
 class _Whole:
@@ -165,46 +173,54 @@ def of_outcome(outcome: CheckOutcome, when: datetime | None = None) -> list[Resu
 
 
 def of_run(run: Run, time: str) -> Iterator[Result]:
-    """The results of a run's verdicts; `time` is ISO 8601 in UTC."""
+    """The results of a run's verdicts; `time` is ISO 8601 in UTC.
+
+    Raises:
+        BadInput: a verdict with numbers that no history holds.
+    """
     name = Path(str(run.get("run") or "")).name or time
-    return (row for verdict in run["verdicts"] for row in _of_verdict(verdict, name, time))
+    for number, verdict in enumerate(run["verdicts"], 1):
+        try:
+            yield from [_checked(entry) for entry in _entries(verdict, name, time)]
+        except (TypeError, ValueError, OverflowError) as fault:
+            raise BadInput(f"run {name}, verdict {number}: no result ({fault})") from fault
 
 
-def _of_verdict(verdict: Mapping[str, Any], run: str, time: str) -> list[Result]:
+def _entries(verdict: Mapping[str, Any], run: str, time: str) -> list[dict[str, Any]]:
+    """What a verdict has for each column, one row per metric."""
     job = verdict.get("job") or {}
     common: dict[str, Any] = {
         "run": run,
         "time": time,
         "check_name": verdict["check"],
         "case_name": verdict["case"],
-        "partition": verdict["partition"] or "",
+        "partition": verdict["partition"],
         "status": verdict["status"],
-        "waived": bool(verdict["waived"]),
-        "reason": verdict["reason"] or "",
-        "release": verdict.get("release") or "",
-        "driver": verdict.get("driver") or "",
-        "nodes": str(job.get("nodes") or ""),
-        "job": int(job["id"]) if job.get("id") else None,
+        "waived": verdict["waived"],
+        "reason": verdict["reason"],
+        "release": verdict.get("release"),
+        "driver": verdict.get("driver"),
+        "nodes": job.get("nodes"),
+        "job": job.get("id") or None,
         "queue_wait": job.get("queue_wait_seconds"),
         "restarts": job.get("restarts"),
-        "log": verdict.get("log") or "",
+        "log": verdict.get("log"),
     }
+    measured = ("value", "unit", "reference", "low", "high")
     rows = [
-        Result(metric=metric["name"], **common, **{
-            name: metric[name] for name in ("value", "unit", "reference", "low", "high")
-        })
+        {**common, "metric": metric["name"], **{name: metric[name] for name in measured}}
         for metric in verdict["metrics"]
-    ]  # fmt: skip
-    return rows or [Result(metric="", value=None, unit="", **common)]
+    ]
+    return rows or [common]
 
 
 def _time(path: Path) -> str:
     """When a run was, in UTC: its folder's name tells the local time, else its file's age."""
     found = _STAMP.match(path.resolve().parent.name)
+    local = datetime.fromtimestamp(path.stat().st_mtime).astimezone()
     if found:
-        local = datetime.strptime(found[0], "%Y%m%d-%H%M%S").astimezone()
-    else:
-        local = datetime.fromtimestamp(path.stat().st_mtime).astimezone()
+        with suppress(ValueError, OverflowError):  # digits that are no date
+            local = datetime.strptime(found[0], "%Y%m%d-%H%M%S").astimezone()
     return local.astimezone(timezone.utc).isoformat(timespec="seconds")
 
 
@@ -213,20 +229,64 @@ def _result(entry: object, path: Path, number: int) -> Result:
     if not isinstance(entry, Mapping):
         raise BadInput(f"{path}, line {number}: no result")
     try:
-        values = {name: _typed(name, entry.get(name)) for name in COLUMNS}
-        datetime.fromisoformat(values["time"])
-        if not values["run"] or not values["check_name"] or not values["status"]:
-            raise ValueError("run, check_name and status must be given")
-        return Result(**values)
+        return _checked(entry)
     except (TypeError, ValueError, OverflowError) as fault:
         raise BadInput(f"{path}, line {number}: no result ({fault})") from fault
 
 
+def _checked(entry: Mapping[str, Any]) -> Result:
+    """A result that the history can hold and the gate can count with.
+
+    Raises:
+        TypeError, ValueError, OverflowError: it is none; the words say why.
+    """
+    values = {name: _typed(name, entry.get(name)) for name in COLUMNS}
+    values["time"] = _utc(values["time"])
+    if not values["run"] or not values["check_name"] or not values["status"]:
+        raise ValueError("run, check_name and status must be given")
+    measured = entry.get("value") not in (None, "")
+    if measured and values["value"] is None and values["status"] == Status.PASS.value:
+        raise ValueError("it passes with a value that is not finite")
+    return Result(**values)
+
+
+def _utc(text: str) -> str:
+    """A time in the one form that all of the history has, so that its order is that of time."""
+    try:
+        moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError:
+        raise ValueError(f"time {text[:40]!r} is not like 2026-06-01T02:00:00+00:00") from None
+    if moment.tzinfo is None:
+        raise ValueError(f"time {text!r} lacks its offset from UTC, such as +00:00")
+    if moment.year not in _YEARS:
+        raise ValueError(f"time {text!r} is no time of a run")
+    return moment.astimezone(timezone.utc).isoformat(timespec="seconds")
+
+
 def _typed(name: str, value: Any) -> Any:
     if name in _TEXTS:
+        if isinstance(value, (dict, list)):
+            raise TypeError(f"{name} is no text")
         return "" if value is None else str(value).encode("utf-8", "replace").decode()
     if name == "waived":
         return value in (True, 1, "True", "1")
     if value in (None, ""):
         return None
-    return int(value) if name in {"job", "restarts"} else float(value)
+    return _whole(name, value) if name in _WHOLE else _finite(name, value)
+
+
+def _whole(name: str, value: Any) -> int:
+    number = int(value)
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"{name} does not fit into 64 bits")
+    return number
+
+
+def _finite(name: str, value: Any) -> float | None:
+    """A number that can be counted with; None for a failed measurement and an open bound."""
+    number = float(value)
+    if math.isfinite(number):
+        return number
+    if name == "value" or number == _OPEN.get(name):
+        return None
+    raise ValueError(f"{name} is not finite")

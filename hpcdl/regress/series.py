@@ -36,9 +36,9 @@ def read_series(path: Path) -> list[Night]:
         raise MachineLacks(f"{path} cannot be read: {fault.strerror}") from fault
     lines = text.replace("\0", "").splitlines()
     rows = csv.DictReader(lines, delimiter=_delimiter(lines[0] if lines else ""))
-    rows.fieldnames = _columns(path, rows.fieldnames or ())
     nights, faults = [], []
     try:
+        rows.fieldnames = _columns(path, rows.fieldnames or ())
         for row in rows:
             try:
                 nights.append(_night(row))

@@ -267,6 +267,7 @@ def test_the_command_reads_csv_and_answers_no(
         ("date,value\n2026-01-01,-5", "is negative"),
         ("date,value\n2026-01-01,1e308", "larger than any"),
         (f"date,value\n2026-01-01,{'9' * 200_000}", "line 2: field larger"),
+        ("x" * 200_000, "line 1: field larger"),
         ("date,value\n2026-01-01,", "line 2: no value"),
         ("date,value\n2026-01-01,1,2", "more fields than columns"),
         ("date,value,value\n2026-01-01,1,2", "more than one column value"),

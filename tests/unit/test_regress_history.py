@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import random
 import sqlite3
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
@@ -20,11 +21,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcdl.cli import main
-from hpcdl.regress.exchange import FORMATS, Incoming
+from hpcdl.regress.exchange import FORMATS, Incoming, of_outcome, refuse_cut
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Result, open_history, refuse_without_locks
+from hpcdl.regress.runfolder import RunFolder
+from hpcdl.regress.runner import CheckOutcome
+from hpcdl.regress.verdict import Status, Verdict
 from hpcdl.system import locking
-from hpcdl.system.errors import BadInput, MachineLacks
+from hpcdl.system.errors import BadInput, MachineLacks, PartlyDone
 from hpcdl.system.locking import file_system, locks_hold
 
 NOW = datetime(2026, 6, 1, tzinfo=timezone.utc)
@@ -97,7 +101,8 @@ def test_an_export_can_be_imported_anew(file: Path, tmp_path: Path, name: str) -
 @given(st.builds(
     Result, run=st.text(min_size=1), time=st.just(NOW.isoformat()), status=st.text(min_size=1),
     check_name=st.text(min_size=1), waived=st.booleans(), job=st.none() | st.integers(0, 2**40),
-    value=st.none() | st.floats(allow_nan=False), low=st.none() | st.floats(allow_nan=False),
+    value=st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    low=st.none() | st.floats(allow_nan=False, allow_infinity=False),
 ))  # fmt: skip
 def test_any_result_comes_back_as_it_was(one: Result) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -162,6 +167,98 @@ def test_a_lost_history_comes_back_from_the_folders_of_the_runs(tmp_path: Path, 
         (one,) = history.results()
     assert (one.run, one.job, one.value, one.driver) == (folder.name, 7, 90.5, "580.95.05")
     assert datetime.fromisoformat(one.time).astimezone().strftime("%Y%m%d-%H%M%S") in folder.name
+
+
+def line(**changes: object) -> str:
+    """A result as a line of JSON; what a result cannot hold is put into the line."""
+    return json.dumps(asdict(result()) | changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (line(time="2026-06-01T02:00:00"), "lacks its offset from UTC"),
+        (line(time="tonight"), "time 'tonight' is not like 2026-"),
+        (line(time="0001-01-01T00:00:00+00:00"), "is no time of a run"),
+        (line(job=99999999999999999999), "job does not fit into 64 bits"),
+        (line(restarts=-(2**63) - 1), "restarts does not fit into 64 bits"),
+        (line(value=float("inf")), "passes with a value that is not finite"),
+        (line(reference=float("nan")), "reference is not finite"),
+        (line(low=float("inf")), "low is not finite"),
+        (line(high=float("nan")), "high is not finite"),
+        (line(reason=["a", "list"]), "reason is no text"),
+        ("[" * 100_000, "nested too deep"),
+    ],
+)
+def test_a_line_that_no_history_may_hold_is_refused_with_its_reason(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    file = tmp_path / "lines"
+    file.write_text(f"{line()}\n{text}\n")
+    with pytest.raises(BadInput, match=f"line 2: .*{message}"):
+        list(Incoming(file))
+
+
+def test_every_time_of_an_import_is_told_in_utc_and_in_one_form(tmp_path: Path) -> None:
+    times = ["20260601T020000+00:00", "2026-06-01T02:00:00Z", "2026-06-01T04:00:00.500+02:00"]
+    lines = tmp_path / "lines"
+    if sys.version_info < (3, 11):
+        del times[0]
+    lines.write_text("".join(f"{line(time=time)}\n" for time in times))
+    assert {one.time for one in Incoming(lines)} == {"2026-06-01T02:00:00+00:00"}
+
+
+def test_a_failed_measurement_and_an_open_bound_are_none(tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    file.write_text(line(status="ERROR", value=float("nan"), high=float("inf")) + "\n")
+    (one,) = Incoming(file)
+    assert (one.value, one.high) == (None, None)
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_a_first_line_too_long_for_csv_is_not_passed_over(tmp_path: Path, end: str) -> None:
+    file = tmp_path / "lines"
+    file.write_text(f"run,{'x' * 200_000}{end}")
+    with pytest.raises(BadInput if end else PartlyDone, match="line 1" if end else "was cut"):
+        refuse_cut([one for one in [Incoming(file)] if not list(one)])
+
+
+def run_folder(tmp_path: Path, **changes: object) -> Path:
+    """A folder of a run with one verdict, named after no date."""
+    verdict = {"check": "c", "case": "", "partition": None, "status": "ERROR", "reason": "",
+               "waived": False, "ok": False, "metrics": [], "seconds": 1.0, **changes}  # fmt: skip
+    folder = tmp_path / "99999999-999999-ab12"
+    folder.mkdir()
+    (folder / "verdicts.json").write_text(json.dumps({"verdicts": [verdict]}, indent=2))
+    return folder
+
+
+def test_half_a_character_in_a_reason_stops_no_import(tmp_path: Path, file: Path) -> None:
+    with open_history(file) as history:
+        assert history.add(Incoming(run_folder(tmp_path, reason="half \ud800 of it"))) == 1
+        (one,) = history.results()
+    assert one.reason == "half ? of it"
+
+
+def test_half_a_character_in_a_reason_keeps_no_run_out_of_the_history(
+    tmp_path: Path, file: Path
+) -> None:
+    odd = Verdict("c", "", "p100", Status.ERROR, "half \udc80 of it", job={"id": "7"})
+    outcome = CheckOutcome(RunFolder(tmp_path), (odd,), 1.0)
+    with open_history(file) as history:
+        assert history.add(of_outcome(outcome, NOW)) == 1
+        (one,) = history.results()
+    assert (one.reason, one.job) == ("half ? of it", 7)
+
+
+@pytest.mark.parametrize(
+    "job", [{"id": 99999999999999999999}, {"id": "seven"}, {"id": 1, "restarts": 2**64}]
+)
+def test_a_verdict_that_no_history_may_hold_is_named(
+    tmp_path: Path, job: dict[str, object]
+) -> None:
+    with pytest.raises(BadInput, match="verdict 1: no result"):
+        list(Incoming(run_folder(tmp_path, job=job)))
 
 
 def test_a_damaged_history_is_said_to_be_damaged(file: Path) -> None:
