@@ -100,24 +100,29 @@ def _run(args: argparse.Namespace) -> ExitCode:
     site = the_site(args)
     with StatusLine(quiet=args.json) as status:
         outcome = run_checks(site, _modules(site, args), _request(args), _shown(status))
-    _remember(site, outcome, args)
     print_json(as_data(outcome)) if args.json else print(outcome_text(outcome))
-    return ExitCode.OK if outcome.ok else ExitCode.NO
+    remembered = _remember(site, outcome, args)
+    if not outcome.ok:
+        return ExitCode.NO
+    return ExitCode.OK if remembered else ExitCode.PARTLY
 
 
-def _remember(site: Site, outcome: CheckOutcome, args: argparse.Namespace) -> None:
-    """Add a run to the history; slowed runs (--set) are no nights."""
+def _remember(site: Site, outcome: CheckOutcome, args: argparse.Namespace) -> bool:
+    """Add a run to the history, and whether that was done; slowed runs (--set) are no nights."""
     from hpcdl.regress.exchange import of_outcome
     from hpcdl.regress.history import history_path, open_history
     from hpcdl.system.errors import HpcdlError
 
     if args.set or args.no_history:
-        return
+        return True
     try:
         with open_history(history_path(site, args.history)) as history:
             history.add(of_outcome(outcome))
     except HpcdlError as error:
-        print(f"warning: not in the history: {error.render()}", file=sys.stderr)
+        again = f"`hpcdl check history import {outcome.folder.path}` adds it later"
+        print(f"not in the history: {error.render()}\n{again}", file=sys.stderr)
+        return False
+    return True
 
 
 def _history_option(parser: argparse.ArgumentParser) -> None:
@@ -145,12 +150,31 @@ def _references_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--write", action="store_true", help="propose: make the change")
     parser.add_argument("--if-missing", action="store_true",
-                        help="only where there is none for this release and machine")  # fmt: skip
+                        help="measure: only where a check of --name has none yet")  # fmt: skip
 
 
 def _references(args: argparse.Namespace) -> ExitCode:
     actions = {"measure": _measure, "propose": _propose, "show": _show_references}
+    _refuse_without_meaning(args)
     return actions[args.action](args)
+
+
+def _refuse_without_meaning(args: argparse.Namespace) -> None:
+    """Options that would be ignored, or would make references of what is no night."""
+    from hpcdl.system.errors import BadInput
+
+    given = {"--set": args.set}
+    if args.action != "measure":
+        given |= {"--tag": args.tag, "--checks": args.checks, "--if-missing": args.if_missing}
+    if args.action != "propose":
+        given |= {"--write": args.write}
+    for option, value in given.items():
+        if value:
+            why = "what is slowed on purpose is no reference" if option == "--set" else ""
+            raise BadInput(
+                f"`references {args.action}` has no {option}",
+                hint=why or "choose with --partition and --name; see --help",
+            )
 
 
 def _propose(args: argparse.Namespace) -> ExitCode:
@@ -162,7 +186,7 @@ def _propose(args: argparse.Namespace) -> ExitCode:
     site = the_site(args)
     drafts = propose(site, _modules(site, args), args.partition, args.name)
     if args.write and not args.dry_run:
-        drafts.write()
+        drafts.write(site)
     if args.json:
         rows = [asdict(row) for proposal in drafts.proposals for row in proposal.rows]
         diffs = {str(proposal.path): proposal.diff for proposal in drafts.proposals}
@@ -205,7 +229,14 @@ def _show_references(args: argparse.Namespace) -> ExitCode:
     site = the_site(args)
     chosen = [site.partition(name) for name in args.partition] or [*site.partitions.values()]
     sets = sorted({partition.reference_set for partition in chosen})
-    rows = [row for name in sets for row in load_references(site, name).values()]
+    partitions = {partition.name for partition in chosen}
+    rows = [
+        row
+        for name in sets
+        for row in load_references(site, name).values()
+        if row.partition in partitions
+        and (not args.name or {row.check, f"{row.check}/{row.case}"} & set(args.name))
+    ]
     print_json([asdict(row) for row in rows]) if args.json else print(references_text(rows))
     return ExitCode.OK
 
@@ -282,16 +313,18 @@ def _gate(args: argparse.Namespace) -> ExitCode:
 
     from hpcdl.regress.gate import ask
     from hpcdl.regress.history import history_path, open_history
+    from hpcdl.regress.runner import is_emulated
     from hpcdl.regress.show import gate_text
 
     site = the_site(args)
     partitions = tuple(site.partition(name).name for name in args.partition)
     with open_history(history_path(site, args.history)) as history:
         answer = ask(history, partitions=partitions, names=tuple(args.name),
-                     now=datetime.now(timezone.utc))  # fmt: skip
+                     now=datetime.now(timezone.utc), one_machine=is_emulated())  # fmt: skip
     if args.json:
         findings = [asdict(finding) for finding in answer.findings]
-        print_json({"open": answer.open, "series": answer.series, "findings": findings})
+        print_json({"open": answer.open, "series": answer.series, "findings": findings,
+                    "ended": [list(series) for series in answer.ended]})  # fmt: skip
     else:
         print(gate_text(answer))
     return ExitCode.OK if answer.open else ExitCode.NO

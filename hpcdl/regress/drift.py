@@ -188,11 +188,12 @@ class _State:
         return self.known[1]
 
 
-def analyse(series: Sequence[Night]) -> Analysis:
+def analyse(series: Sequence[Night], least: float = 0.0) -> Analysis:
     """Everything there is to say of a series.
 
     Args:
         series: nights in any order; higher values are better; several per date are one night.
+        least: how far below the others a node must lie to be slow, as a fraction.
     """
     ordered = sorted(series, key=lambda night: night.date)
     each: dict[date, list[Night]] = {}
@@ -212,7 +213,7 @@ def analyse(series: Sequence[Night]) -> Analysis:
         level=level,
         spread=spread / level if level else 0.0,
         enough=len(dates) > MIN_NIGHTS,
-        slow_nodes=slow_nodes(ordered),
+        slow_nodes=slow_nodes(ordered, least),
     )
 
 
@@ -462,11 +463,11 @@ def _changed(nights: Sequence[Sequence[Night]], began: int) -> tuple[str, ...]:
     return tuple(found)
 
 
-def slow_nodes(series: Sequence[Night]) -> tuple[str, ...]:
+def slow_nodes(series: Sequence[Night], least: float = 0.0) -> tuple[str, ...]:
     """Nodes that are slower than the others on the last nights on which several were measured."""
     each: dict[date, dict[str, list[float]]] = {}
     for night in series:
         if night.node:
             each.setdefault(night.date, {}).setdefault(night.node, []).append(night.value)
     nights = [{node: median(values) for node, values in each[day].items()} for day in sorted(each)]
-    return slow_nights(nights)
+    return slow_nights(nights, least)

@@ -1,21 +1,27 @@
 """The gate: may this cluster, or this release, go on? Pure, over the history.
 
 Three questions per series: did the last night fail, does the history of the last months show a
-lasting change for the worse that still holds, and is one node slower than the others?
+lasting change for the worse that still holds, and is one node slower than the others? A series
+that falls silent closes the gate, for a month; then it has ended, and is only named.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
+from itertools import pairwise
+from statistics import median
 
 from hpcdl.regress.drift import Change, analyse, is_alarming, slow_nodes
 from hpcdl.regress.history import History, Result, Series, more_is_better, single_node
-from hpcdl.regress.verdict import Status, number
+from hpcdl.regress.references import WIDEST
+from hpcdl.regress.verdict import WHOLE_RUN, Status, number
 
-STALE_DAYS = 3
+STALE_DAYS, UNKNOWN_DAYS, ENDED_DAYS = 3, 8, 30
+"""Silence that counts at least; of a series of one night, which may be weekly; that ends one."""
 LOOK_BACK_DAYS, NODES_DAYS = 120, 14
 """Before a series' newest result: what level and spread rest on; what nodes are compared over."""
+_CADENCE_NIGHTS = 10
 
 
 @dataclass(frozen=True)
@@ -28,21 +34,30 @@ class Finding:
 
     @property
     def name(self) -> str:
-        """The series as one word for people."""
-        check, case, partition, metric = self.series
-        return f"{check}/{case} on {partition}" + (f", {metric}" if metric else "")
+        """The series it is about."""
+        return name_of(self.series)
+
+
+def name_of(series: Series) -> str:
+    """A series as one word for people."""
+    check, case, partition, metric = series
+    where = f" on {partition}" if partition else ""
+    named = "/".join(part for part in (check, case) if part) or "all checks"
+    return f"{named}{where}" + (f", {metric}" if metric else "")
 
 
 @dataclass(frozen=True)
 class GateAnswer:
     """Whether the gate opens, and what speaks against it.
 
-    `series` were asked about, of so many that are `known`.
+    `series` were asked about, of so many that are `known`; `ended` gave nothing for a month and
+    are not among them.
     """
 
     series: int
     findings: tuple[Finding, ...]
     known: int
+    ended: tuple[Series, ...] = ()
 
     @property
     def open(self) -> bool:
@@ -50,8 +65,36 @@ class GateAnswer:
         return self.series > 0 and not self.findings
 
 
+@dataclass(frozen=True)
+class _Question:
+    """What is asked about: the time of each series' newest result, and the time it is now.
+
+    `latest` is the newest time of each case, and of the runs on each partition.
+    """
+
+    history: History
+    newest: dict[Series, str]
+    latest: dict[tuple[str, str, str], str]
+    now: datetime | None
+    least: float
+
+    def silent_days(self, series: Series) -> float:
+        """Days since a series' newest result, 0 where nobody asks."""
+        if self.now is None:
+            return 0.0
+        return (self.now - datetime.fromisoformat(self.newest[series])) / timedelta(days=1)
+
+    def is_over(self, series: Series) -> bool:
+        """Whether the night that a series ends with was followed by a newer one.
+
+        A series without metric holds nights that went wrong: newer ones of its case end it, and
+        what was wrong with a whole run, any newer run there.
+        """
+        return self.newest[series] < self.latest[series[:3]]
+
+
 def ask(history: History, *, partitions: tuple[str, ...] = (), names: tuple[str, ...] = (),
-        now: datetime | None = None) -> GateAnswer:  # fmt: skip
+        now: datetime | None = None, one_machine: bool = False) -> GateAnswer:  # fmt: skip
     """The gate's answer for the series of a history.
 
     Args:
@@ -59,6 +102,7 @@ def ask(history: History, *, partitions: tuple[str, ...] = (), names: tuple[str,
         partitions: only these; all by default.
         names: only these checks; all by default.
         now: the time, for results that are too old to count.
+        one_machine: whether one machine emulates the nodes, which then differ by chance.
     """
     known = history.series()
     chosen = [
@@ -66,58 +110,74 @@ def ask(history: History, *, partitions: tuple[str, ...] = (), names: tuple[str,
         for series in known
         if (not partitions or series[2] in partitions) and (not names or series[0] in names)
     ]
-    newest = _newest(history, chosen)
-    findings = [found for series in chosen for found in _findings(history, series, newest, now)]
-    return GateAnswer(len(chosen), tuple(findings), len(known))
+    newest = {series: last.time for series in chosen if (last := history.last(series))}
+    least = WIDEST if one_machine else 0.0
+    question = _Question(history, newest, _latest(newest), now, least)
+    alive = [series for series in chosen if question.silent_days(series) <= ENDED_DAYS]
+    findings = [found for series in alive for found in _findings(question, series)]
+    findings += _unknown(partitions, {series[2] for series in known}, "partition")
+    findings += _unknown(names, {series[0] for series in known}, "check")
+    ended = tuple(series for series in chosen if series not in set(alive))
+    return GateAnswer(len(alive), tuple(findings), len(known), ended)
 
 
-def _newest(history: History, chosen: list[Series]) -> dict[tuple[str, str, str], str]:
-    """The time of the newest result of every case, whatever metric it has."""
+def _latest(newest: dict[Series, str]) -> dict[tuple[str, str, str], str]:
+    """The newest time of each case, whatever its metric, and of the runs on each partition."""
     found: dict[tuple[str, str, str], str] = {}
-    for series in chosen:
-        last = history.last(series)
-        if last is not None:
-            found[series[:3]] = max(last.time, found.get(series[:3], ""))
+    for series, time in newest.items():
+        for key in (series[:3], (WHOLE_RUN, "", series[2]), (WHOLE_RUN, "", "")):
+            found[key] = max(time, found.get(key, ""))
     return found
 
 
-def _findings(
-    history: History,
-    series: Series,
-    newest: dict[tuple[str, str, str], str],
-    now: datetime | None,
-) -> list[Finding]:
-    run = history.newest(series)
-    if not run:
-        return []
+def _unknown(asked: tuple[str, ...], there: set[str], what: str) -> list[Finding]:
+    """What was asked about by a name that the history does not have: others must not hide it."""
+    return [
+        Finding((name, "", "", "") if what == "check" else ("", "", name, ""), "unknown",
+                f"the history has no {what} {name}")
+        for name in asked
+        if name not in there
+    ]  # fmt: skip
+
+
+def _findings(question: _Question, series: Series) -> list[Finding]:
+    run = question.history.newest(series)
     found = []
-    # A series without metric holds nights that went wrong; newer good nights end it.
-    if run[-1].time >= newest[series[:3]]:
-        found += [finding for result in run for finding in _of_last(series, result, now)]
+    if not question.is_over(series):
+        found += [finding for result in run for finding in _of_last(question, series, result)]
     if series[3] and more_is_better(run[-1].unit, run[-1].low):
-        found += _of_history(history, series, run)
+        found += _of_history(question, series, run)
     return list(dict.fromkeys(found))
 
 
-def _of_last(series: Series, last: Result, now: datetime | None) -> list[Finding]:
+def _of_last(question: _Question, series: Series, last: Result) -> list[Finding]:
     if last.status != Status.PASS.value and not last.waived:
         where = f"{last.nodes}: " if last.nodes and last.nodes not in last.reason else ""
         return [Finding(series, last.status, where + (last.reason or "no reason given"))]
-    if now is not None and now - datetime.fromisoformat(last.time) > timedelta(days=STALE_DAYS):
+    silent = question.silent_days(series)
+    if silent > STALE_DAYS and silent > _patience_days(question, series, last):
         return [Finding(series, "old", f"the last result is of {last.time[:10]}")]
     return []
+
+
+def _patience_days(question: _Question, series: Series, last: Result) -> float:
+    """How long a series may be silent: twice as long as between its nights, and a day."""
+    values = question.history.values(series, _since(last, LOOK_BACK_DAYS))
+    days = sorted({date.fromisoformat(time[:10]) for time, _ in values})[-_CADENCE_NIGHTS:]
+    gaps = [(after - before).days for before, after in pairwise(days)]
+    return 2 * median(gaps) + 1 if gaps else UNKNOWN_DAYS
 
 
 def _since(last: Result, days: int) -> str:
     return (datetime.fromisoformat(last.time) - timedelta(days=days)).isoformat()[:10]
 
 
-def _of_history(history: History, series: Series, run: list[Result]) -> list[Finding]:
-    found = []
+def _of_history(question: _Question, series: Series, run: list[Result]) -> list[Finding]:
+    found, history = [], question.history
     if any(single_node(result.nodes) for result in run):
         nights = history.nights(series, _since(run[-1], NODES_DAYS))
         found = [Finding(series, "slow node", f"{node} is slower than the others")
-                 for node in slow_nodes(nights)]  # fmt: skip
+                 for node in slow_nodes(nights, question.least)]  # fmt: skip
     since = _since(run[-1], LOOK_BACK_DAYS)
     if is_alarming(history.values(series, since)):
         alarm = analyse(history.nights(series, since)).alarm

@@ -14,10 +14,7 @@ from hpcdl.regress.references import (
     fingerprint,
     from_runs,
     load_references,
-    merged,
-    read_references,
-    site_file,
-    write_references,
+    update_references,
 )
 from hpcdl.regress.runner import CheckOutcome, CheckRequest, Progress, run_checks
 from hpcdl.regress.settings import Modules, module_on
@@ -64,25 +61,40 @@ def measure(
             hint=f"see {outcome.folder.path}",
         )
     rows = derive(site, modules, outcome)
+    if not rows:
+        raise AnswerNo(
+            "no reference was written, because nothing that ran has a number to be judged",
+            hint="`hpcdl check run` says of each check what it holds",
+        )
     files = _write(site, rows) if write else ()
     return Measurement(rows, files, outcome)
 
 
 def covered(site: Site, modules: Modules, request: CheckRequest) -> bool:
-    """Whether every partition asked for has a reference of this release and machine."""
+    """Whether each check asked for has a reference of this release and machine, everywhere.
+
+    Raises:
+        BadInput: no check is named; which ones tags mean, only ReFrame knows.
+    """
+    if not request.names:
+        raise BadInput(
+            "--if-missing cannot know which references are missing",
+            hint="name the checks: --name throughput --name storage",
+        )
     machine = fingerprint()
-    names = request.partitions or tuple(site.partitions)
-    return all(
-        any(
-            row.partition == name
+    for name in request.partitions or tuple(site.partitions):
+        there = {
+            known
+            for row in load_references(site, site.partition(name).reference_set).values()
+            if row.partition == name
             and row.release == module_on(modules, name).release
             and row.machine in {None, machine}
             and row.proof == "run"
-            and (not request.names or {row.check, f"{row.check}/{row.case}"} & set(request.names))
-            for row in load_references(site, site.partition(name).reference_set).values()
-        )
-        for name in names
-    )
+            for known in (row.check, f"{row.check}/{row.case}")
+        }
+        if not there.issuperset(request.names):
+            return False
+    return True
 
 
 def derive(site: Site, modules: Modules, outcome: CheckOutcome) -> tuple[Reference, ...]:
@@ -92,7 +104,7 @@ def derive(site: Site, modules: Modules, outcome: CheckOutcome) -> tuple[Referen
         groups.setdefault((verdict.check, verdict.case, verdict.partition), []).append(verdict)
     rows: list[Reference] = []
     for group in groups.values():
-        for metric in (metric for metric in group[0].metrics if metric.wanted):
+        for metric in (one for one in group[0].metrics if one.wanted and not one.ruled):
             values = [m.value for v in group for m in v.metrics if m.name == metric.name]
             row = _empty_row(site, modules, group, metric)
             good = [value for value in values if value is not None]
@@ -122,14 +134,14 @@ def _empty_row(
         proof="run",
         date=time.strftime("%Y-%m-%d"),
         release=module_on(modules, first.partition).release,
-        driver=site.partition(first.partition).driver,
+        driver=first.driver,
         nodes=_nodes(group),
     )
 
 
 def _measured(verdict: Verdict) -> bool:
-    """Whether a run of the measurement gave numbers: no verdict but the lack of references."""
-    return verdict.status in {Status.NO_REFERENCE, Status.PASS} and bool(verdict.metrics)
+    """Whether a run of the measurement went well: at most it lacks references."""
+    return verdict.status in {Status.NO_REFERENCE, Status.PASS}
 
 
 def _nodes(group: Sequence[Verdict]) -> tuple[str, ...]:
@@ -141,10 +153,4 @@ def _write(site: Site, rows: Sequence[Reference]) -> tuple[Path, ...]:
     sets: dict[str, list[Reference]] = {}
     for row in rows:
         sets.setdefault(site.partition(row.partition).reference_set, []).append(row)
-    files = []
-    for name, new in sets.items():
-        path = site_file(site, name)
-        old = read_references(path) if path.exists() else ()
-        write_references(path, name, merged(old, new))
-        files.append(path)
-    return tuple(files)
+    return tuple(update_references(site, name, new) for name, new in sets.items())

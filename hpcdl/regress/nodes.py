@@ -88,11 +88,12 @@ def _slower(each: Mapping[str, Sequence[float]], least: float = 0.0) -> tuple[st
     return ()
 
 
-def slow_nights(nights: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
+def slow_nights(nights: Sequence[Mapping[str, float]], least: float = 0.0) -> tuple[str, ...]:
     """The nodes that are slower than the rest over the last nights, and on each of them.
 
     Args:
         nights: a value by node, of each night, oldest first; the last 3 of several nodes count.
+        least: how far below the rest's median counts at all, as a fraction.
     """
     recent = [night for night in nights if len(night) > 1 and median(night.values()) > 0]
     each: dict[str, list[float]] = {}
@@ -100,7 +101,7 @@ def slow_nights(nights: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
         middle = median(night.values())
         for node, value in night.items():
             each.setdefault(node, []).append(value / middle)
-    slow = _slower(each)
+    slow = _slower(each, least)
     return tuple(n for n in slow if all(_trails(night, slow, n) for night in recent[-_NIGHTS:]))
 
 

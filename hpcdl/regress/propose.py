@@ -16,6 +16,7 @@ from typing import Any
 
 from hpcdl.regress.references import (
     MIN_RUNS,
+    OWN_DEMAND,
     WIDEST,
     Key,
     Reference,
@@ -25,13 +26,13 @@ from hpcdl.regress.references import (
     read_references,
     render_references,
     site_file,
+    update_references,
 )
 from hpcdl.regress.runfolder import runs_folder
 from hpcdl.regress.settings import Modules, module_on
-from hpcdl.regress.verdict import Status
+from hpcdl.regress.verdict import TOO_LITTLE, Status
 from hpcdl.site import Site
 from hpcdl.slurm.hostlist import expand_hostlist
-from hpcdl.system.files import write_atomic
 
 MOST_RUNS = 10
 _USABLE = {Status.PASS.value, Status.STALE.value, Status.NO_REFERENCE.value,
@@ -54,8 +55,9 @@ class Value:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A change of one file: its text before and after, and the rows that are new."""
+    """A change of one set's file: its text before and after, and the rows that are new."""
 
+    reference_set: str
     path: Path
     before: str
     after: str
@@ -71,7 +73,10 @@ class Proposal:
             f"a/{name}" if self.before else "/dev/null",
             f"b/{name}",
         )
-        return "".join(lines)
+        return "".join(
+            line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+            for line in lines
+        )
 
 
 @dataclass(frozen=True)
@@ -81,10 +86,10 @@ class Drafts:
     proposals: tuple[Proposal, ...]
     waiting: tuple[str, ...]
 
-    def write(self) -> None:
-        """Make the changes."""
+    def write(self, site: Site) -> None:
+        """Make the changes, in the files as they are by now."""
         for proposal in self.proposals:
-            write_atomic(proposal.path, proposal.after)
+            update_references(site, proposal.reference_set, proposal.rows)
 
 
 def propose(
@@ -124,7 +129,7 @@ def draft(site: Site, values: Sequence[Value]) -> tuple[list[Reference], tuple[s
     rows, waiting = [], []
     for key, group in groups.items():
         known = load_references(site, site.partition(key[2]).reference_set).get(key)
-        same = [v for v in group if v.machine == group[0].machine and v.driver == group[0].driver]
+        same = [v for v in group if v.value > 0 and _alike(v, group[0])]
         if known is not None and not _outdated(known, group[0]):
             continue
         if len(same) < MIN_RUNS:
@@ -149,8 +154,9 @@ def read_values(folder: Path) -> Iterator[Value]:
 def _values(run: Mapping[str, Any], stamp: str) -> Iterator[Value]:
     date = f"{stamp[:4]}-{stamp[4:6]}-{stamp[6:8]}"
     for verdict in run["verdicts"]:
-        for metric in verdict["metrics"] if verdict["status"] in _USABLE else ():
-            if metric["wanted"] and metric["value"] is not None:
+        for metric in verdict["metrics"] if _usable(verdict) else ():
+            ruled = metric.get("source") == OWN_DEMAND
+            if metric["wanted"] and metric["value"] is not None and not ruled:
                 yield Value(
                     key=(verdict["check"], verdict["case"], verdict["partition"], metric["name"]),
                     value=float(metric["value"]),
@@ -161,6 +167,15 @@ def _values(run: Mapping[str, Any], stamp: str) -> Iterator[Value]:
                     nodes=tuple(expand_hostlist(str(verdict["job"].get("nodes") or ""))),
                     date=date,
                 )
+
+
+def _alike(one: Value, other: Value) -> bool:
+    return one.machine == other.machine and one.driver == other.driver
+
+
+def _usable(verdict: Mapping[str, Any]) -> bool:
+    """Whether a verdict's numbers are those of a good run, whatever its references."""
+    return verdict["status"] in _USABLE and not str(verdict["reason"]).startswith(TOO_LITTLE)
 
 
 def _outdated(known: Reference, newest: Value) -> bool:
@@ -193,4 +208,4 @@ def _proposal(site: Site, reference_set: str, rows: Sequence[Reference]) -> Prop
     before = path.read_text(encoding="utf-8") if path.exists() else ""
     old = read_references(path) if before else ()
     after = render_references(reference_set, merged(old, rows))
-    return Proposal(path, before, after, tuple(rows))
+    return Proposal(reference_set, path, before, after, tuple(rows))

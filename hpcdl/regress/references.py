@@ -20,11 +20,13 @@ from hpcdl import facts
 from hpcdl.site import Site
 from hpcdl.system.document import Document, read_document
 from hpcdl.system.errors import MachineLacks
-from hpcdl.system.files import write_atomic
+from hpcdl.system.files import locked, write_atomic
 from hpcdl.system.schema import check
 
 SCHEMA = 1
 MIN_RUNS = 3
+OWN_DEMAND = "the check's own demand"
+"""The source of a reference that is a rule: no measurement takes its place."""
 NARROWEST, WIDEST = 0.10, 0.40
 _SPREADS = 5.0
 # Expected range of n values of a normal distribution in units of its standard deviation.
@@ -66,6 +68,11 @@ class Reference:
         return self.check, self.case, self.partition, self.metric
 
     @property
+    def is_rule(self) -> bool:
+        """Whether it is what the check itself demands."""
+        return self.source == OWN_DEMAND
+
+    @property
     def bounds(self) -> tuple[float | None, float | None]:
         """Lowest and highest value that pass, in `unit`."""
         low = None if self.lower is None else self.value * (1 + self.lower)
@@ -93,7 +100,7 @@ FILE_SCHEMA: dict[str, Any] = {
                 "properties": {
                     "check": _TEXT, "case": _TEXT, "partition": _TEXT, "metric": _TEXT,
                     "value": {"type": "number", "minimum": 1e-12},
-                    "unit": _TEXT,
+                    "unit": {"type": "string", "pattern": "^[^\\x00-\\x1f]*$"},
                     "lower": {"type": "number", "minimum": -0.95, "maximum": 0,
                               "description": "Lowest that passes, as a fraction of the value."},
                     "upper": {"type": "number", "minimum": 0, "maximum": 100,
@@ -205,13 +212,21 @@ def _look_through(document: Document, entries: Sequence[Mapping[str, Any]]) -> N
         seen.add(key)
 
 
-def write_references(path: Path, reference_set: str, rows: Sequence[Reference]) -> None:
-    """Write a set's file anew, sorted, so that a change is a small diff."""
-    write_atomic(path, render_references(reference_set, rows))
+def update_references(site: Site, reference_set: str, rows: Sequence[Reference]) -> Path:
+    """Put rows into the site's file of a set, beside those it has; two at once lose nothing.
+
+    Raises:
+        BadInput: the file has faults.
+    """
+    path = site_file(site, reference_set)
+    with locked(path.with_name(".lock")):
+        old = read_references(path) if path.exists() else ()
+        write_atomic(path, render_references(reference_set, merged(old, rows)))
+    return path
 
 
 def render_references(reference_set: str, rows: Sequence[Reference]) -> str:
-    """The text of a set's file."""
+    """The text of a set's file, sorted, so that a change is a small diff."""
     import yaml
 
     entries = [_entry(row) for row in sorted(rows, key=lambda row: row.key)]
@@ -277,7 +292,7 @@ def rule(check: str, case: str, partition: str, metric: str, least: float) -> Re
     """A reference that is no measurement: the least value that a check itself demands."""
     return Reference(
         check=check, case=case, partition=partition, metric=metric, value=least, unit="",
-        lower=0.0, upper=None, runs=0, spread=0.0, source="the check's own demand", proof="run",
+        lower=0.0, upper=None, runs=0, spread=0.0, source=OWN_DEMAND, proof="run",
         date=time.strftime("%Y-%m-%d"),
     )  # fmt: skip
 

@@ -1,8 +1,9 @@
 """A run's folder: settings, what ReFrame said, events of its jobs, report, verdicts.
 
 WORK/checks/runs/STAMP holds settings.py, reframe.log, events.jsonl, report.json, stage/ and
-verdicts.json. The run holds a lock on it while it lives; a folder whose lock is free and that
-has no verdicts was killed, and the jobs it left are cancelled by the next run.
+verdicts.json. The run holds a lock on it while it lives. A folder whose lock is free is looked
+through by the next run: jobs that are left, since the run was killed or Slurm did not answer,
+are cancelled; then the lock goes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from hpcdl.slurm.parse import ACTIVE
 from hpcdl.system.errors import HpcdlError
 from hpcdl.system.files import explain_os_errors, switch_link
 
-_FINAL = "GIVEN_UP"
+_GIVEN_UP = "GIVEN_UP"
 
 
 @dataclass(frozen=True)
@@ -118,31 +119,34 @@ def cancel_left_jobs(folder: RunFolder) -> list[int]:
 
     A job is the run's own only if its script lies in the run's folder: ids come back after a
     cluster is set up anew.
+
+    Raises:
+        HpcdlError: Slurm does not answer, so that nobody knows.
     """
     left = [event.job for event in read_events(folder.events).values() if _still_ours(event)]
-    with suppress(HpcdlError):
-        client.cancel(left)
+    client.cancel(left)
     return left
 
 
 def sweep(site: Site) -> list[int]:
-    """Cancel what killed runs left behind; ids of the jobs that were cancelled."""
+    """Cancel what earlier runs left behind; ids of the jobs that were cancelled.
+
+    Where Slurm does not answer, the lock stays for the next time.
+    """
     cancelled: list[int] = []
     for lock in sorted(runs_folder(site).glob("*/lock")):
-        folder = RunFolder(lock.parent)
-        if not folder.verdicts.exists() and folder.events.exists() and _free(lock):
-            cancelled += cancel_left_jobs(folder)
-            lock.unlink(missing_ok=True)
+        with suppress(HpcdlError):
+            if _free(lock):
+                cancelled += cancel_left_jobs(RunFolder(lock.parent))
+                lock.unlink(missing_ok=True)
     return cancelled
 
 
 def _still_ours(event: JobEvent) -> bool:
-    if event.state == _FINAL:
+    # One that was given up was cancelled, if Slurm heard it.
+    if event.ended and event.state != _GIVEN_UP:
         return False
-    try:
-        record = client.job(event.job)
-    except HpcdlError:
-        return False
+    record = client.job(event.job)
     return record is not None and record.active and record.script.startswith(str(event.folder))
 
 

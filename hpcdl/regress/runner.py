@@ -15,7 +15,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from hpcdl.regress.nodes import name_slow_nodes
 from hpcdl.regress.references import fingerprint, load_references
 from hpcdl.regress.runfolder import RunFolder, cancel_left_jobs, new_run, read_events, sweep
 from hpcdl.regress.settings import Modules, render_settings
-from hpcdl.regress.verdict import Status, Verdict, judge, waive
+from hpcdl.regress.training import ALL, ranks_on
+from hpcdl.regress.verdict import WHOLE_RUN, Status, Verdict, judge, waive
 from hpcdl.site import Site
 from hpcdl.slurm import client
 from hpcdl.system.errors import BadInput, HpcdlError, MachineLacks, Stopped
@@ -44,7 +46,8 @@ _FOLLOW_SECONDS = 0.1
 _STOP_SECONDS = 20.0
 _SKIPPED = re.compile(
     r"WARNING: (skipping test (?:file )?'.*|check path '.*' does not exist.*"
-    r"|skipping evaluation of performance variable .*)",
+    r"|skipping evaluation of performance variable .*|.* is not copyable;.*"
+    r"|skipping all dependent test cases(?:\n  - .*)*)",
     re.MULTILINE,
 )
 _RAN = re.compile(r"\[-+\] start processing checks|Running (\d+) check")
@@ -138,7 +141,7 @@ def run_checks(
         words = _command(folder, request, serial=machine is not None)
         exit_code = _execute(folder, words, progress)
         found = name_slow_nodes(
-            _verdicts(folder, request, exit_code, machine), one_machine=machine is not None
+            _verdicts(site, folder, request, exit_code, machine), one_machine=machine is not None
         )
         verdicts = tuple(waive(found, request.waived))
         seconds = time.monotonic() - start
@@ -243,7 +246,8 @@ def _execute(folder: RunFolder, words: Sequence[str], progress: Progress | None)
             if process.poll() is None:
                 process.kill()
     folder.log.write_text(plain(folder.log.read_text(errors="replace")))
-    cancel_left_jobs(folder)
+    with suppress(HpcdlError):  # the next run tries again
+        cancel_left_jobs(folder)
     return process.returncode
 
 
@@ -254,25 +258,28 @@ def _stopped(folder: RunFolder, process: subprocess.Popen[bytes]) -> Stopped:
         process.wait(_STOP_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
-    cancel_left_jobs(folder)
     jobs = sorted(read_events(folder.events))
-    return Stopped(
-        "stopped; " + (f"jobs {', '.join(map(str, jobs))} are cancelled" if jobs else "no job ran"),
-        details=[f"run: {folder.path}"],
-    )
+    words = f"jobs {', '.join(map(str, jobs))} are cancelled" if jobs else "no job ran"
+    try:
+        cancel_left_jobs(folder)
+    except HpcdlError:
+        words = "Slurm does not answer; the next run cancels what is left"
+    return Stopped(f"stopped; {words}", details=[f"run: {folder.path}"])
 
 
 def _verdicts(
-    folder: RunFolder, request: CheckRequest, exit_code: int, machine: str | None
+    site: Site, folder: RunFolder, request: CheckRequest, exit_code: int, machine: str | None
 ) -> list[Verdict]:
     """Verdicts on every case, on every file that was skipped, and on what did not run."""
     report = _report(folder)
-    found = [judge(case, machine) for case in _last_cases(report)]
-    broken = [_problem(line) for line in _SKIPPED.findall(folder.log.read_text(errors="replace"))]
+    found = [_counted(site, judge(case, machine)) for case in _last_cases(report)]
+    skipped = _SKIPPED.findall(folder.log.read_text(errors="replace"))
+    broken = [_problem(" ".join(words.split())) for words in skipped]
     if found and exit_code != 0 and all(verdict.ok for verdict in found):
         broken.append(_problem(f"ReFrame ended with exit code {exit_code}; see {folder.log}"))
     if broken or found:
-        return [*found, *broken, *_partitions_without(request, found)]
+        missing = [*_partitions_without(request, found), *_names_without(request, found)]
+        return [*found, *broken, *missing]
     return [_problem(_why_nothing(folder, request, exit_code, bool(report)))]
 
 
@@ -295,7 +302,7 @@ def _report(folder: RunFolder) -> dict[str, Any]:
 
 
 def _problem(reason: str, partition: str = "") -> Verdict:
-    return Verdict("(run)", "", partition, Status.ERROR, reason)
+    return Verdict(WHOLE_RUN, "", partition, Status.ERROR, reason)
 
 
 def _partitions_without(request: CheckRequest, found: Sequence[Verdict]) -> list[Verdict]:
@@ -306,6 +313,29 @@ def _partitions_without(request: CheckRequest, found: Sequence[Verdict]) -> list
         for name in request.partitions
         if name not in seen
     ]
+
+
+def _names_without(request: CheckRequest, found: Sequence[Verdict]) -> list[Verdict]:
+    """A check that was asked for by name and did not run: ReFrame is content with any other."""
+    return [
+        _problem(f"no check was selected by name {name}")
+        for name in request.names
+        if not any(_means(name, verdict) for verdict in found)
+    ]
+
+
+def _means(name: str, verdict: Verdict) -> bool:
+    check, _, case = name.partition("/")
+    named = re.match(rf"{re.escape(check)}\b", verdict.check) is not None
+    return named and (not case or not verdict.case or case == verdict.case)
+
+
+def _counted(site: Site, verdict: Verdict) -> Verdict:
+    """A case that takes all GPUs of a node, with their number; one that never started lacks it."""
+    if "xall" not in verdict.case or verdict.partition not in site.partitions:
+        return verdict
+    count = ranks_on(site.partition(verdict.partition), ALL)
+    return replace(verdict, case=verdict.case.replace("xall", f"x{count}"))
 
 
 def _why_nothing(folder: RunFolder, request: CheckRequest, exit_code: int, reported: bool) -> str:

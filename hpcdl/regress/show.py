@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.jobs.watch import Snapshot, as_line, in_words
-from hpcdl.regress.gate import GateAnswer
+from hpcdl.regress.gate import ENDED_DAYS, GateAnswer, name_of
 from hpcdl.regress.history import History
 from hpcdl.regress.propose import Drafts
 from hpcdl.regress.references import Reference
@@ -170,8 +170,10 @@ def gate_text(answer: GateAnswer) -> str:
     """The gate's answer for a person."""
     if not answer.known:
         return "closed: there is no history; `hpcdl check run` starts one"
-    if not answer.series:
+    if not answer.series and not answer.ended:
         return f"closed: none of the {answer.known} series in the history fits what was asked for"
     head = "open" if answer.open else "closed"
     rows = [[finding.kind, finding.name, finding.words] for finding in answer.findings]
-    return "\n".join([f"{head}: {answer.series} series", *([table(rows)] if rows else [])])
+    lines = [f"{head}: {answer.series} series", *([table(rows)] if rows else [])]
+    lines += [f"ended, nothing for {ENDED_DAYS} days: {name_of(one)}" for one in answer.ended]
+    return "\n".join(lines)

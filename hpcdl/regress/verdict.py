@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from hpcdl.regress.references import MIN_RUNS
+from hpcdl.regress.references import MIN_RUNS, OWN_DEMAND
 
 
 class Status(str, Enum):
@@ -28,10 +28,15 @@ class Status(str, Enum):
     ERROR = "ERROR"
 
 
+WHOLE_RUN = "(run)"
+"""Instead of a check's name: what is wrong with a run as a whole."""
 WAIVABLE = frozenset({Status.NO_REFERENCE, Status.STALE, Status.INSUFFICIENT})
 """Verdicts that a person may waive by name; FAIL and ERROR stand."""
 
+TOO_LITTLE = "insufficient data"
+"""How the fault of a run begins that measured too little."""
 _ERROR_SIGNS = ("missing", "the job ended", "node lost", "time-out", "lost:", "hangs:")
+_PARAMETER = re.compile(r" %\w+=([^\s~]+)")
 _JOB_PREFIX = re.compile(r"^(job error|[a-z ]*error): (\[jobid=\w*\] )?")
 
 
@@ -49,6 +54,11 @@ class MetricVerdict:
     proof: str = ""
     wanted: bool = True
     """Whether it is to be judged; others are shown only."""
+
+    @property
+    def ruled(self) -> bool:
+        """Whether the check itself demands its value, so that no measurement may."""
+        return self.source == OWN_DEMAND
 
     @property
     def holds(self) -> bool:
@@ -127,7 +137,7 @@ def judge(case: Mapping[str, Any], machine: str | None = None) -> Verdict:
     status, reason = _status(case, evidence, metrics, machine)
     return Verdict(
         check=str(evidence.get("check") or case.get("unique_name") or case.get("name")),
-        case=str(evidence.get("case") or ""),
+        case=str(evidence.get("case") or (_variant(case) if evidence else "")),
         partition=str(evidence.get("partition") or case.get("partition") or ""),
         status=status,
         reason=reason,
@@ -140,6 +150,12 @@ def judge(case: Mapping[str, Any], machine: str | None = None) -> Verdict:
         result=str(evidence.get("result") or ""),
         seconds=float(case.get("time_total") or 0.0),
     )
+
+
+def _variant(case: Mapping[str, Any]) -> str:
+    """Which variant of a check it is that never got so far as to say so itself."""
+    values = _PARAMETER.findall(str(case.get("display_name") or ""))
+    return "-".join(values) or "default"
 
 
 def waive(verdicts: Iterable[Verdict], names: Sequence[str]) -> list[Verdict]:
@@ -233,7 +249,7 @@ def _of_faults(faults: Sequence[str]) -> tuple[Status, str]:
     text = "; ".join(faults)
     if any(fault.startswith(_ERROR_SIGNS) for fault in faults):
         return Status.ERROR, text
-    if all(fault.startswith("insufficient data") for fault in faults):
+    if all(fault.startswith(TOO_LITTLE) for fault in faults):
         return Status.INSUFFICIENT, text
     return Status.FAIL, text
 

@@ -146,15 +146,17 @@ class Horovod:
         return np.asarray(self._hvd.allreduce(tensor, op=self._hvd.Sum, name="host_sum"))
 
     def broadcast(self, variables: Sequence[Any]) -> None:
-        """Rank 0's values for all, in one compiled call."""
-
-        def spread() -> None:
-            for number, variable in enumerate(variables):
-                value = variable.read_value()
-                variable.assign(self._hvd.broadcast(value, 0, name=f"broadcast_{number}"))
-
-        if self.size > 1 and variables:
-            compiled(self._tf, spread)()
+        """Rank 0's values for all, packed: one operation for each variable takes seconds."""
+        if self.size == 1:
+            return
+        values = [np.asarray(variable.numpy()) for variable in variables]
+        for number, members in enumerate(packs(values)):
+            packed = np.concatenate([values[member].ravel() for member in members])
+            sent = self._tf.constant(packed)
+            received = np.asarray(self._hvd.broadcast(sent, 0, name=f"broadcast_{number}"))
+            ends = np.cumsum([values[member].size for member in members])
+            for member, part in zip(members, np.split(received, ends[:-1]), strict=True):
+                variables[member].assign(part.reshape(values[member].shape))
 
     def gather_text(self, text: str) -> list[str]:
         """Through sums: texts are short and asked for once."""
@@ -208,6 +210,18 @@ def gather_text(ranks: Communicator, text: str) -> list[str]:
     rows[ranks.rank, : len(data)] = data
     filled = ranks.sum_on_host(rows)
     return [bytes(row.astype(np.uint8)).rstrip(b"\0").decode() for row in filled]
+
+
+def packs(values: Sequence[NDArray[Any]]) -> list[list[int]]:
+    """Indices of arrays that may be sent as one: of one type, of about a bucket's size."""
+    kinds: dict[str, list[int]] = {}
+    for index, value in enumerate(values):
+        kinds.setdefault(value.dtype.str, []).append(index)
+    return [
+        [members[place] for place in group]
+        for members in kinds.values()
+        for group in buckets([values[member].nbytes for member in members])
+    ]
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 
 from hpcdl.system.errors import HpcdlError
 from hpcdl.system.files import write_json
+from hpcdl.train.driver import nvidia_driver
 from hpcdl.train.ranks import RankPlace
 from hpcdl.train.result import VERSION, job_of
 
@@ -56,7 +57,7 @@ def write_measurement(
         "layout": {"ranks": len(hosts), "nodes": nodes, "hosts": list(hosts),
                    "gpu_per_rank": gpu_per_rank},
         "release": os.environ.get("HPCDL_RELEASE"),
-        "versions": dict(versions or {}),
+        "versions": {**(versions or {}), "driver": nvidia_driver()},
         "options": dict(options),
         "samples": dict(samples),
         "summary": dict(summary),

@@ -29,6 +29,7 @@ from hpcdl.train.data.inspecting import tf_counter
 from hpcdl.train.data.pipeline import Records
 from hpcdl.train.data.repair import Repairs
 from hpcdl.train.data.source import InMemory, Share, Source, Synthetic
+from hpcdl.train.driver import nvidia_driver
 from hpcdl.train.loop import Training, resume, train
 from hpcdl.train.options import SYNTHETIC, TrainOptions, as_words
 from hpcdl.train.ranks import RankPlace
@@ -381,4 +382,5 @@ class Run:
             "horovod": getattr(horovod, "__version__", None),
             "numpy": np.__version__,
             "kernel": platform.release(),
+            "driver": nvidia_driver(),
         }

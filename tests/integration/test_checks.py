@@ -16,14 +16,15 @@ from hpcdl.cluster import ClusterState, processes, read_state, up
 from hpcdl.jobs.script import render_script
 from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.regress.batch import take_apart
-from hpcdl.regress.references import Reference, site_file, write_references
-from hpcdl.regress.runfolder import read_events, runs_folder
+from hpcdl.regress.measure import measure
+from hpcdl.regress.references import Reference, site_file, update_references
+from hpcdl.regress.runfolder import read_events, runs_folder, sweep
 from hpcdl.regress.runner import CheckOutcome, CheckRequest, run_checks
 from hpcdl.regress.settings import render_settings
 from hpcdl.regress.verdict import Status
 from hpcdl.site import Site, find_site_file, load_site
 from hpcdl.slurm import client
-from hpcdl.system.errors import BadInput
+from hpcdl.system.errors import AnswerNo, BadInput
 from tests.integration.check_runs import own_site
 from tests.integration.conftest import Shell
 
@@ -63,7 +64,7 @@ def run(site: Site, file: str, **request: object) -> CheckOutcome:
 def test_nothing_passes_that_does_not_deserve_it(site: Site) -> None:
     names = ["honest", "slower", "cancelled_after_its_result", "exit_code", "no_metric",
              "infinite_metric", "nonsense", "no_result"]  # fmt: skip
-    write_references(site_file(site, "embedded"), "embedded", [reference(name) for name in names])
+    update_references(site, "embedded", [reference(name) for name in names])
     outcome = run(site, "checks_that_look_well.py")
     found = {verdict.check: verdict for verdict in outcome.verdicts}
     assert {name: verdict.status for name, verdict in found.items()} == {
@@ -102,7 +103,7 @@ def test_a_missing_reference_passes_only_when_waived_by_name(site: Site) -> None
 
 
 def test_a_failure_cannot_be_waived(site: Site) -> None:
-    write_references(site_file(site, "embedded"), "embedded", [reference("slower")])
+    update_references(site, "embedded", [reference("slower")])
     outcome = run(site, "checks_that_look_well.py", names=("slower",), waived=("slower",))
     assert [verdict.ok for verdict in outcome.verdicts] == [False]
 
@@ -111,7 +112,7 @@ def test_a_failure_cannot_be_waived(site: Site) -> None:
 def test_a_reference_of_another_release_or_machine_is_stale(
     site: Site, change: dict[str, str]
 ) -> None:
-    write_references(site_file(site, "embedded"), "embedded", [reference("honest", **change)])
+    update_references(site, "embedded", [reference("honest", **change)])
     module = Module((), None, "newer")
     file = STANDINS / "checks_that_look_well.py"
     request = CheckRequest(partitions=("p100",), names=("honest",), paths=(file,))
@@ -121,7 +122,7 @@ def test_a_reference_of_another_release_or_machine_is_stale(
 
 
 def test_a_reference_of_too_few_runs_gives_no_verdict(site: Site) -> None:
-    write_references(site_file(site, "embedded"), "embedded", [reference("honest", runs=2)])
+    update_references(site, "embedded", [reference("honest", runs=2)])
     outcome = run(site, "checks_that_look_well.py", names=("honest",))
     assert [verdict.status for verdict in outcome.verdicts] == [Status.INSUFFICIENT]
 
@@ -142,6 +143,86 @@ def test_a_run_without_a_check_fails(
     outcome = run(site, file, **request_)
     assert not outcome.ok
     assert reason in outcome.verdicts[0].reason
+
+
+def test_a_misspelt_name_beside_a_right_one_is_told(site: Site) -> None:
+    update_references(site, "embedded", [reference("honest")])
+    outcome = run(site, "checks_that_look_well.py", names=("honest", "honset"))
+    assert [verdict.status for verdict in outcome.verdicts] == [Status.PASS, Status.ERROR]
+    assert outcome.verdicts[1].reason == "no check was selected by name honset"
+
+
+DEPENDENT = """
+import reframe as rfm
+import reframe.utility.sanity as sn
+
+class Plain(rfm.RunOnlyRegressionTest):
+    valid_systems, valid_prog_environs, executable = ["*"], ["*"], "true"
+
+    @rfm.core.builtins.sanity_function
+    def well(self):
+        return sn.assert_true(1)
+
+@rfm.simple_test
+class alone(Plain):
+    pass
+
+@rfm.simple_test
+class elsewhere(Plain):
+    valid_systems = []
+
+@rfm.simple_test
+class dependent(Plain):
+    @rfm.core.builtins.run_after("init")
+    def needs(self):
+        self.depends_on("elsewhere")
+"""
+
+
+def test_a_check_that_is_left_out_because_of_another_is_told(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "team.py").write_text(DEPENDENT)
+    outcome = run(site, str(tmp_path / "team.py"))
+    found = {verdict.check: verdict for verdict in outcome.verdicts}
+    assert found["alone"].status is Status.PASS, found
+    assert "skipping all dependent test cases" in found["(run)"].reason
+    assert "dependent" in found["(run)"].reason
+
+
+RULED = """
+import reframe as rfm
+from hpcdl.jobs.spec import JobSpec
+from hpcdl.regress.checkbase import HpcdlCheck, Metric
+from hpcdl.regress.references import rule
+from hpcdl.regress.result import Measured
+
+@rfm.simple_test
+class ruled(HpcdlCheck):
+    def request(self, site, partition):
+        return JobSpec(partition=partition.name, minutes=5, program=("true",))
+
+    def measured(self):
+        return Measured({})
+
+    def faults(self, measured):
+        return []
+
+    def metrics(self):
+        return [Metric("accuracy", "", lambda measured: 0.7)]
+
+    def expected(self, metric, site, partition):
+        return rule(self.check_name, self.case_name, partition.name, metric.name, 0.95)
+"""
+
+
+def test_what_a_check_demands_is_neither_measured_nor_replaced(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "team.py").write_text(RULED)
+    lax = reference("ruled", metric="accuracy", value=0.5, unit="")
+    update_references(site, "embedded", [lax])
+    (verdict,) = run(site, str(tmp_path / "team.py")).verdicts
+    assert verdict.status is Status.FAIL
+    assert "its reference 0.95" in verdict.reason
+    with pytest.raises(AnswerNo, match="no reference was written"):
+        measure(site, NO_MODULE, CheckRequest(("p100",), paths=(tmp_path / "team.py",), repeat=3))
 
 
 def test_checks_that_do_not_exist_are_refused(site: Site) -> None:
@@ -226,10 +307,11 @@ def test_a_slurm_that_goes_away_half_way_is_an_error(site: Site, cluster: Cluste
         assert '"ERROR"' in text
     finally:
         up(load_site(find_site_file("embedded")), directory=cluster.directory)
+    wait_for(lambda: sweep(site))  # the job that nobody could cancel is cancelled now
 
 
 def test_two_runs_at_once_do_not_disturb_each_other(site: Site) -> None:
-    write_references(site_file(site, "embedded"), "embedded", [reference("honest")])
+    update_references(site, "embedded", [reference("honest")])
     words = [
         sys.executable,
         "-c",

@@ -11,7 +11,7 @@ import pytest
 from hpcdl.cli import main
 from hpcdl.regress.exchange import of_outcome
 from hpcdl.regress.history import open_history
-from hpcdl.regress.references import site_file, write_references
+from hpcdl.regress.references import update_references
 from hpcdl.regress.report.tonight import headline
 from hpcdl.site import Site
 from tests.browser import chromium
@@ -26,7 +26,7 @@ def test_a_night_of_real_jobs_is_told_with_their_scripts_and_logs(
     site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = ("honest", "slower")
-    write_references(site_file(site, "embedded"), "embedded", [reference(name) for name in names])
+    update_references(site, "embedded", [reference(name) for name in names])
     outcome = run(site, "checks_that_look_well.py", names=names)
     history, page = tmp_path / "history.sqlite", tmp_path / "night.html"
     with open_history(history) as opened:

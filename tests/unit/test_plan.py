@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.regress.references import Reference, site_file, write_references
+from hpcdl.regress.references import Reference, update_references
 from hpcdl.site import Site, find_site_file, load_site
 from hpcdl.slurm import parse
 from hpcdl.stack.publish import publish, rollback
@@ -126,7 +126,7 @@ def test_references_of_the_old_release_become_stale(
     row = Reference("allreduce", "2x2", "p100", "bandwidth", 1.0, "GB/s", -0.1, None, 5, 0.01,
                     "measured", "run", "2026-01-01", release="old")  # fmt: skip
     other = dataclasses.replace(row, metric="latency", release=None)
-    write_references(site_file(site, "embedded"), "embedded", [row, other])
+    update_references(site, "embedded", [row, other])
     plan = planned(site, monkeypatch, of(site, "new"))
     assert [(one.partition, one.count, one.measured_with) for one in plan.references] == [
         ("p100", 1, "old")

@@ -26,7 +26,8 @@ from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Result, open_history, refuse_without_locks
 from hpcdl.regress.runfolder import RunFolder
 from hpcdl.regress.runner import CheckOutcome
-from hpcdl.regress.verdict import Status, Verdict
+from hpcdl.regress.show import gate_text
+from hpcdl.regress.verdict import WHOLE_RUN, Status, Verdict
 from hpcdl.system import locking
 from hpcdl.system.errors import BadInput, MachineLacks, PartlyDone
 from hpcdl.system.locking import file_system, locks_hold
@@ -423,6 +424,48 @@ def test_an_error_of_long_ago_does_not_close_the_gate_for_ever(file: Path) -> No
     assert gate(file, [*nights(), result(50, metric="", value=None, status="ERROR")])[0]
 
 
+@pytest.mark.parametrize("partition", ["", "p100"])
+def test_what_was_wrong_with_a_whole_run_ends_with_the_next_one_there(
+    file: Path, partition: str
+) -> None:
+    wrong = {"check_name": WHOLE_RUN, "case_name": "", "metric": "", "value": None,
+             "status": "ERROR", "partition": partition}  # fmt: skip
+    assert gate(file, [*nights(), result(98, **wrong)])[0]
+    assert not gate(file, [result(99, run="again", **wrong)])[0]
+
+
+def test_a_weekly_check_may_be_silent_for_a_week_and_not_for_three(file: Path) -> None:
+    weekly = [replace(one, check_name="weekly") for one in nights()[:93:7]]
+    assert gate(file, [*nights(), *weekly])[0]
+    rare = [replace(one, check_name="rare") for one in nights()[:78:7]]
+    is_open, words = gate(file, rare)
+    assert not is_open
+    assert words[0].startswith("old")
+
+
+def test_a_series_that_gave_nothing_for_a_month_has_ended_and_is_named(file: Path) -> None:
+    renamed = [replace(one, check_name="renamed", status="FAIL") for one in nights()[:60]]
+    with open_history(file) as history:
+        history.add([*nights(), *renamed])
+        answer = ask(history, now=NOW)
+    assert answer.open
+    assert [series[0] for series in answer.ended] == ["renamed"]
+    assert "ended, nothing for 30 days: renamed/" in gate_text(answer)
+    with open_history(file.with_name("old.sqlite")) as history:
+        history.add(renamed)
+        assert not ask(history, now=NOW).open
+
+
+def test_a_name_that_the_history_does_not_have_is_not_hidden_by_others(file: Path) -> None:
+    with open_history(file) as history:
+        history.add(nights())
+        known = history.series()[0][0]
+        answer = ask(history, names=(known, "througput"), partitions=("p100", "cpu"), now=NOW)
+    assert [one.words for one in answer.findings] == [
+        "the history has no partition cpu", "the history has no check througput",
+    ]  # fmt: skip
+
+
 def test_a_start_that_became_faster_does_not_close_the_gate(file: Path) -> None:
     faster = [replace(one, metric="startup_seconds", unit="s") for one in nights(0.5, start=80)]
     assert gate(file, faster) == (True, [])
@@ -438,6 +481,8 @@ def test_one_slow_node_closes_the_gate_and_is_named(file: Path) -> None:
     is_open, words = gate(file, each)
     assert not is_open
     assert "slow node: n4 is slower than the others" in words
+    with open_history(file) as history:
+        assert ask(history, now=NOW, one_machine=True).open, "emulated nodes differ by chance"
 
 
 def test_a_gate_that_is_asked_about_nothing_stays_closed_and_says_why(

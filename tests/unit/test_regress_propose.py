@@ -15,12 +15,13 @@ from hpcdl import facts
 from hpcdl.jobs.spec import Module
 from hpcdl.regress.propose import Drafts, propose
 from hpcdl.regress.references import (
+    OWN_DEMAND,
     Reference,
     load_references,
     published,
     read_references,
     site_file,
-    write_references,
+    update_references,
 )
 from hpcdl.regress.runfolder import runs_folder
 from hpcdl.site import Site, find_site_file, load_site
@@ -40,8 +41,8 @@ def night(site: Site, day: int, value: float | None, **changes: Any) -> None:
     metric = {"name": KEY[3], "value": value, "unit": "images/s", "wanted": True}
     run = {"settings": changes.pop("settings", []), "machine": changes.pop("machine", None)}
     verdict = {"check": KEY[0], "case": KEY[1], "partition": KEY[2], "status": "NO-REFERENCE",
-               "metrics": [metric], "release": "r1", "driver": None, "job": {"nodes": "p100-01"},
-               **changes}  # fmt: skip
+               "reason": "", "metrics": [metric], "release": "r1", "driver": None,
+               "job": {"nodes": "p100-01"}, **changes}  # fmt: skip
     run["verdicts"] = [verdict]
     folder = runs_folder(site) / f"202601{day:02d}-020000-abcd"
     folder.mkdir(parents=True)
@@ -79,6 +80,7 @@ def test_two_nights_wait_for_a_third(site: Site) -> None:
         {"partition": "cpu"},
         {"machine": "another"},
         {"driver": "580.1"},
+        {"status": "INSUFFICIENT-DATA", "reason": "insufficient data: 3 steps were measured"},
     ],
 )
 def test_other_nights_do_not_count(site: Site, change: dict[str, Any]) -> None:
@@ -99,9 +101,9 @@ def test_a_fresh_reference_is_left_alone_and_a_stale_one_is_replaced(site: Site)
     for day in (1, 2, 3):
         night(site, day, 100.0)
     fresh = dataclasses.replace(OLD, release="r1")
-    write_references(site_file(site, "embedded"), "embedded", [fresh])
+    update_references(site, "embedded", [fresh])
     assert drafts(site) == Drafts((), ())
-    write_references(site_file(site, "embedded"), "embedded", [OLD])
+    update_references(site, "embedded", [OLD])
     (proposal,) = drafts(site).proposals
     assert "-  value: 90.0" in proposal.diff
     assert "+  value: 100.0" in proposal.diff
@@ -114,7 +116,7 @@ def test_the_diff_is_one_that_tools_take(site: Site, old: list[Reference], tool:
         pytest.skip(f"{tool[0]} is not installed")
     site.paths.prefix.mkdir()
     if old:
-        write_references(site_file(site, "embedded"), "embedded", old)
+        update_references(site, "embedded", old)
     for day in (1, 2, 3):
         night(site, day, 100.0)
     (proposal,) = drafts(site).proposals
@@ -151,3 +153,36 @@ def test_the_generations_of_gpus_have_published_references_under_the_checks_own_
     assert ("throughput", "resnet50-1x4-synthetic-fp32", "p100", "images_per_second") in found[
         "p100"
     ]
+
+
+def test_what_a_check_itself_demands_is_never_drafted(site: Site) -> None:
+    ruled = {"name": KEY[3], "value": 0.97, "unit": "", "wanted": True, "source": OWN_DEMAND}
+    for day in (1, 2, 3):
+        night(site, day, None, metrics=[ruled])
+    assert drafts(site) == Drafts((), ())
+
+
+def test_a_metric_that_stood_still_waits_and_stops_no_other(site: Site) -> None:
+    for day in (1, 2, 3):
+        night(site, day, 0.0)
+    assert drafts(site).waiting == ("throughput/mlp on p100, images_per_second: 0 of 3 runs",)
+
+
+def test_two_proposals_written_at_once_lose_nothing(site: Site) -> None:
+    for day in (1, 2, 3):
+        night(site, day, 100.0)
+    found = drafts(site)
+    update_references(site, "embedded", [dataclasses.replace(OLD, check="storage")])
+    found.write(site)
+    written = read_references(site_file(site, "embedded"))
+    assert {row.check for row in written} == {"storage", "throughput"}
+
+
+def test_a_file_whose_last_line_has_no_end_still_gives_a_diff(site: Site) -> None:
+    update_references(site, "embedded", [OLD])
+    path = site_file(site, "embedded")
+    path.write_text(path.read_text().rstrip("\n"))
+    for day in (1, 2, 3):
+        night(site, day, 100.0)
+    (proposal,) = drafts(site).proposals
+    assert "\\ No newline at end of file\n" in proposal.diff

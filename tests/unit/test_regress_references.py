@@ -13,8 +13,8 @@ from hpcdl.regress.references import (
     from_runs,
     merged,
     read_references,
+    render_references,
     spread_of,
-    write_references,
 )
 from hpcdl.regress.result import losses_fall
 from hpcdl.regress.settings import reframe_name, render_settings
@@ -52,13 +52,13 @@ def test_one_wild_run_does_not_hide_in_the_median() -> None:
 
 def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "set.yaml"
-    write_references(path, "set", [ROW])
+    path.write_text(render_references("set", [ROW]))
     assert read_references(path) == (ROW,)
 
 
 def test_a_row_that_hides_another_is_a_fault(tmp_path: Path) -> None:
     path = tmp_path / "set.yaml"
-    write_references(path, "set", [ROW, replace(ROW, value=2.0)])
+    path.write_text(render_references("set", [ROW, replace(ROW, value=2.0)]))
     with pytest.raises(BadInput) as caught:
         read_references(path)
     assert "a second reference of" in caught.value.render()
@@ -84,7 +84,7 @@ def test_new_rows_take_the_place_of_old_ones() -> None:
 )
 def test_a_broken_file_is_refused_with_its_place(tmp_path: Path, change: tuple[str, str]) -> None:
     path = tmp_path / "set.yaml"
-    write_references(path, "set", [ROW])
+    path.write_text(render_references("set", [ROW]))
     path.write_text(path.read_text().replace(*change))
     with pytest.raises(BadInput) as caught:
         read_references(path)

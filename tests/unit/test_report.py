@@ -84,7 +84,7 @@ def test_what_is_only_shown_raises_no_alarm() -> None:
 def test_many_series_are_the_same_on_all_cpus_on_one_and_where_processes_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    work = [(SERIES, "images/s", [point(n, 900.0 + (n * k) % 7) for n in range(30)], [])
+    work = [(SERIES, "images/s", [point(n, 900.0 + (n * k) % 7) for n in range(30)], [], 0.0)
             for k in range(1, 5)]  # fmt: skip
     found = []
     for much, cpus in ((10**9, {0}), (1, {0, 1})):

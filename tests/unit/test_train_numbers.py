@@ -43,6 +43,14 @@ def test_gradients_are_grouped_from_the_last_to_the_first() -> None:
     assert buckets([5], limit=1) == [[0]]
 
 
+def test_arrays_of_one_type_are_packed_together() -> None:
+    from hpcdl.train.communicate import packs
+
+    values = [np.zeros(3, np.float32), np.zeros((), np.int64), np.zeros((2, 2), np.float32)]
+    assert packs(values) == [[2, 0], [1]]
+    assert packs([]) == []
+
+
 def test_every_gradient_is_in_one_group() -> None:
     from hpcdl.train.communicate import buckets
 

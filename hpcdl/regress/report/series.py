@@ -23,8 +23,9 @@ from hpcdl.regress.drift import Analysis, Change, Kind, Night, analyse, nightly
 from hpcdl.regress.history import Point, Series, more_is_better, single_node
 from hpcdl.regress.verdict import Status, number
 
-Work = tuple[Series, str, Sequence[Point], Sequence[str]]
-"""A series, its unit, its results, and the times of runs without a number: `view`'s arguments."""
+Work = tuple[Series, str, Sequence[Point], Sequence[str], float]
+"""A series, its unit, its results, the times of runs without a number, and how far below the
+others a node must lie to be slow: `view`'s arguments."""
 _MUCH, _MOST_WORKERS = 4000, 8
 _DIGITS = 6
 _MAD_TO_SIGMA = 1.4826
@@ -97,7 +98,11 @@ def metric_words(name: str) -> str:
 
 
 def view(
-    series: Series, unit: str, points: Sequence[Point], lost: Iterable[str] = ()
+    series: Series,
+    unit: str,
+    points: Sequence[Point],
+    lost: Iterable[str] = (),
+    least: float = 0.0,
 ) -> SeriesView:
     """A series of a history as the page shows it.
 
@@ -106,9 +111,10 @@ def view(
         unit: of its values.
         points: its results, oldest first.
         lost: times of runs of the same case that gave no number at all.
+        least: how far below the others a node must lie to be slow, as a fraction.
     """
     measured = [point for point in points if _finite(point.value)]
-    analysis = analyse([_night(point) for point in measured])
+    analysis = analyse([_night(point) for point in measured], least)
     judged = bool(measured) and more_is_better(unit, measured[-1].low)
     nights = [(day, list(rows)) for day, rows in groupby(measured, lambda point: point.time[:10])]
     days = [day for day, _ in nights]
@@ -131,7 +137,7 @@ def view(
 def views(work: Sequence[Work]) -> list[SeriesView]:
     """Many series as the page shows them: on all CPUs where there is much to look through."""
     workers = min(_MOST_WORKERS, len(os.sched_getaffinity(0)), len(work))
-    if workers > 1 and sum(len(points) for _, _, points, _ in work) >= _MUCH:
+    if workers > 1 and sum(len(points) for _, _, points, _, _ in work) >= _MUCH:
         # A machine may grant no more processes, or no shared memory: then it takes longer.
         with (
             suppress(OSError, ImportError, BrokenExecutor),
