@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+_SHORTEST_CYCLE = 1e-12  # seconds; shorter ones are as good as none, and floats cannot count them
 Cost = tuple[tuple[float, float], ...]
 """What a message costs: the least of latency + bytes x rate, over (latency, rate) pairs."""
 
@@ -127,7 +128,7 @@ def next_look(last: float, ready: float, cycle: float) -> float:
     It sleeps the rest of a cycle between looks (RunLoopOnce in horovod/common/operations.cc).
     """
     base = last + cycle
-    if ready <= base or cycle <= 0:
+    if ready <= base or cycle < _SHORTEST_CYCLE:
         return max(base, ready)
     cycles = -((base - ready) // cycle)  # rounded up
     # The grid may fall short of `ready` by a rounding error of the floats.

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from hpcdl.predict.hardware import Link
-from hpcdl.predict.overlap import Gradient, Message
+from hpcdl.predict.overlap import Gradient, Message, next_look
 
 Act = Callable[[], None]
 
@@ -226,10 +226,14 @@ def simulate(
             index += 1
         if size:
             stream.put(size)
-        if index < len(ready):
-            clock.at(clock.now + cycle, lambda: look(index))
+        look_again(index)
 
-    clock.at(cycle, lambda: look(0))
+    def look_again(index: int) -> None:
+        # Looks that find nothing are left out: with a short cycle they would be endless.
+        if index < len(ready):
+            clock.at(next_look(clock.now, moments[index], cycle), lambda: look(index))
+
+    look_again(0)
     clock.run()
     busy = sum(message.done - message.start for message in stream.messages)
     done = stream.messages[-1].done if stream.messages else 0.0

@@ -48,6 +48,15 @@ def test_with_equal_ranks_and_links_both_agree_within_two_percent(
     assert closed.busy == pytest.approx(played.busy, rel=0.02)
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("cycle", [0.0, 1e-320, 1e-12, 1e-9])
+def test_a_coordinator_that_never_sleeps_ends_and_agrees_with_the_closed_form(cycle: float) -> None:
+    machine, training, one = setting("resnet50")
+    known = replace(constants(), cycle=cycle)
+    calm = scenes(machine, training, profile(machine, training, one.total, known), 8, known)[0]
+    assert abs(calm.difference) <= 0.02
+
+
 def test_all_bytes_are_sent_in_messages_of_at_most_a_buffer() -> None:
     _, _, one = setting("resnet50")
     played = simulate(Cluster(1, 4, LINK, NET), one.gradients, buffer_bytes=16e6, cycle=0.005)
