@@ -11,6 +11,7 @@ from hpcdl.system.errors import ExitCode
 
 if TYPE_CHECKING:
     from hpcdl.predict.request import Request
+    from hpcdl.site import Partition, Site
 
 _PERCENT = 100.0
 
@@ -19,13 +20,16 @@ def _question(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--partition", help="partition of the site; its default one by default")
     parser.add_argument("--model", help="the network, such as resnet50")
     parser.add_argument("--batch", type=int, help="images per GPU and step (64)")
-    parser.add_argument("--precision", help="fp32 (default), tf32, amp or fp16")
+    parser.add_argument("--precision",
+                        help="fp32, tf32, amp or fp16; tf32 by default from the A100 on,"
+                        " else fp32")  # fmt: skip
     parser.add_argument("--data", default="synthetic", help="synthetic (default) or imagenet")
     parser.add_argument("--storage", type=float, metavar="GB/S", help="what all nodes may read")
     parser.add_argument("--form", default="horovod",
                         help="horovod, replicated, parameter_server, no_overlap")  # fmt: skip
     parser.add_argument("--calibrate", type=Path, metavar="RESULT.JSON",
-                        help="start from a run of this site")  # fmt: skip
+                        help="start from a run of this site: its partition, model, batch and"
+                        " precision")  # fmt: skip
     parser.add_argument("--one", type=float, metavar="IMAGES/S", help="what one GPU makes")
     parser.add_argument("--cycle-ms", type=float, metavar="MS", help="HOROVOD_CYCLE_TIME (1)")
     parser.add_argument("--fusion-mb", type=float, metavar="MB",
@@ -61,9 +65,8 @@ def _configure_validate(parser: argparse.ArgumentParser) -> None:
 def _request(args: argparse.Namespace) -> Request:
     from hpcdl.predict.request import Request
 
-    site = the_site(args)
     return Request(
-        partition=site.partition(args.partition or site.default_partition),
+        partition=_partition(args, the_site(args)),
         model=args.model,
         batch=args.batch,
         precision=args.precision,
@@ -77,6 +80,17 @@ def _request(args: argparse.Namespace) -> Request:
         cycle_ms=args.cycle_ms,
         fusion_mb=args.fusion_mb,
     )
+
+
+def _partition(args: argparse.Namespace, site: Site) -> Partition:
+    """As asked, else that of the run to start from where this site has it, else the usual."""
+    name = args.partition
+    if args.calibrate and not name:
+        from hpcdl.predict.calibrate import read_result
+
+        measured = read_result(args.calibrate).partition
+        name = measured if measured in site.partitions else None
+    return site.partition(name or site.default_partition)
 
 
 def _scale(args: argparse.Namespace) -> ExitCode:

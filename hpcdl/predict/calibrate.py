@@ -16,6 +16,7 @@ from typing import Any
 
 from hpcdl.predict.hardware import CPU, Machine, of_host
 from hpcdl.predict.network import names, network, roofline
+from hpcdl.predict.precision import WORDS, alike
 from hpcdl.predict.records import Record
 from hpcdl.predict.step import Training, peak_of
 from hpcdl.system.errors import BadInput
@@ -46,14 +47,22 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Result:
-    """What a result.json says that matters here; `seconds` of one rank's own work per step."""
+    """What a result.json says that matters here; `seconds` of one rank's own work per step.
+
+    `precision` is the trainer's word. `partition` and `gpu` (as the driver calls it) are empty
+    where the run knew none; `on_cpu` is whether it says that it used no GPU.
+    """
 
     model: str
     batch: int
     precision: str
+    compress: bool
     seconds: float
     ranks: int
     images_per_second: float
+    partition: str
+    gpu: str
+    on_cpu: bool
 
 
 def read_result(path: Path) -> Result:
@@ -81,13 +90,30 @@ def read_result(path: Path) -> Result:
             f"{path} holds no measured step: {rate:g} images/s",
             hint="the run must have made steps beyond its warm-up",
         )
-    return Result(model, batch, _precision(precision), ranks * batch / rate * own, ranks, rate)
+    if precision not in WORDS:
+        raise BadInput(f"{path} has the unknown precision '{precision[:40]}'")
+    return Result(
+        model, batch, precision, _said(value.get("options"), "compress") is True,
+        ranks * batch / rate * own, ranks, rate,
+        partition=_text(_said(value.get("job"), "partition")),
+        gpu=_text(_said(layout, "gpu")),
+        on_cpu=_said(layout, "gpu_per_rank") == 0,
+    )  # fmt: skip
 
 
-def from_result(result: Result, path: Path) -> Calibration:
+def _said(table: object, key: str) -> object:
+    """What a part of a result.json says under a key; None where it says nothing."""
+    return table.get(key) if isinstance(table, dict) else None
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def from_result(result: Result, path: Path, precision: str) -> Calibration:
     """The calibration that a run of this site gives: surest of all."""
     return Calibration(
-        result.seconds, result.batch, result.precision,
+        result.seconds, result.batch, precision,
         f"{path.name}: {result.images_per_second:g} images/s on {result.ranks} rank(s)", "run",
     )  # fmt: skip
 
@@ -115,7 +141,7 @@ def from_records(machine: Machine, training: Training, records: tuple[Record, ..
     ones = [
         record
         for record in records
-        if record.gpus == 1 and record.rate and _alike(record.precision, training.precision)
+        if record.gpus == 1 and record.rate and alike(record.precision, training.precision)
     ]
     here = [record for record in ones if _same_gpu(record, machine)]
     for xla in (False, True):
@@ -191,17 +217,6 @@ def _roof(machine: Machine, training: Training) -> float:
 def _same_gpu(record: Record, machine: Machine) -> bool:
     there = of_host(record.gpu, record.hardware, 1)
     return there is not None and there.gpu == machine.gpu
-
-
-def _alike(one: str, other: str) -> bool:
-    """Whether two precisions use the same units: amp and fp16 do."""
-    return one == other or {one, other} == {"amp", "fp16"}
-
-
-def _precision(text: str) -> str:
-    """The trainer's word for a precision as one of PRECISIONS."""
-    known = {"fp32": "fp32", "float32": "fp32", "tf32": "tf32", "fp16": "fp16"}
-    return known.get(text, "amp")
 
 
 def _read_json(path: Path) -> Any:

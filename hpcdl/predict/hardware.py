@@ -132,7 +132,7 @@ def of_host(gpu: str, hardware: str, per_node: int, interconnect: str = "") -> M
         interconnect: the row's words for its links, such as `PCIe, 25 GbE`.
     """
     known = facts.load("links")
-    name = _gpu_of(gpu)
+    name = gpu_of(gpu)
     if name is None:
         return None
     host = next(row for row in known["hosts"] if row["match"] in hardware)
@@ -175,7 +175,7 @@ def _pcie(capability: float) -> int:
     return 3 if capability < 8 else 4 if capability < 9 else 5
 
 
-def _gpu_of(text: str) -> str | None:
+def gpu_of(text: str) -> str | None:
     """The facts' name of the GPU that a row means: `Tesla V100-SXM2-32GB`, `K80 (one die)`."""
     folded = _VENDOR.sub("", text.strip().casefold())
     known = facts.load("gpus")

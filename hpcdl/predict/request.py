@@ -20,8 +20,9 @@ from hpcdl.predict.calibrate import (
 )
 from hpcdl.predict.feed import ENDLESS, IMAGENET, SYNTHETIC, feed
 from hpcdl.predict.forecast import IMAGENET_IMAGES, Forecast, expand, forecast
-from hpcdl.predict.hardware import GIGA, Machine, of_partition
+from hpcdl.predict.hardware import CPU, GIGA, Machine, gpu_of, of_partition
 from hpcdl.predict.network import network
+from hpcdl.predict.precision import alike, trained_precision, usual_precision
 from hpcdl.predict.records import read_records
 from hpcdl.predict.step import FORMS, PRECISIONS, Constants, Training, constants
 from hpcdl.system.errors import BadInput
@@ -113,6 +114,8 @@ def prepare(request: Request) -> tuple[Machine, Training, Calibration]:
     _check(request)
     machine = _measured_links(request, of_partition(request.partition))
     result = read_result(request.result) if request.result else None
+    if result:
+        _same_machine(request, result, machine)
     training = _training(request, result, machine)
     return machine, training, _calibration(request, result, machine, training)
 
@@ -145,6 +148,49 @@ def _check(request: Request) -> None:
         raise BadInput("synthetic data need no storage", hint="give --data imagenet as well")
 
 
+def _same_machine(request: Request, result: Result, machine: Machine) -> None:
+    """A run of another machine says nothing of this one."""
+    if result.partition and result.partition != machine.name:
+        raise BadInput(
+            f"{request.result} measured the partition '{result.partition}', not '{machine.name}'",
+            hint="leave --partition out, or calibrate by a run of that partition",
+        )
+    gpu = _measured_gpu(result)
+    if gpu and _family(gpu) != _family(machine.gpu):
+        raise BadInput(
+            f"{request.result} measured on {gpu}, but '{machine.name}' is of {machine.gpu}",
+            hint="calibrate by a run of that partition",
+        )
+
+
+def _measured_gpu(result: Result) -> str:
+    """The GPU of a run, CPU for none, nothing where nobody can tell.
+
+    A run on the very partition is one of it, too, where it used no GPU: emulated ones are none.
+    """
+    elsewhere = result.gpu or (CPU if result.on_cpu else "")
+    return gpu_of(result.gpu) or ("" if result.partition else elsewhere)
+
+
+def _family(gpu: str) -> str:
+    """`A100` of `A100-SXM4-80GB`: drivers do not always tell the cards of a kind apart."""
+    return gpu.partition("-")[0]
+
+
+def _precision(request: Request, result: Result | None, machine: Machine) -> str:
+    """As asked, else as in the result, else what float32 is on that GPU."""
+    if result is None:
+        return request.precision or usual_precision(machine.gpu)
+    measured = trained_precision(result.precision, machine.gpu, compress=result.compress)
+    asked = request.precision or measured
+    if not alike(asked, measured):
+        raise BadInput(
+            f"{request.result} measured the precision '{measured}', not '{asked}'",
+            hint="leave --precision out, or calibrate by a run of that precision",
+        )
+    return asked
+
+
 def _training(request: Request, result: Result | None, machine: Machine) -> Training:
     """What is trained: as asked, else as in the result, else the usual."""
     model = request.model or (result.model if result else None)
@@ -160,7 +206,7 @@ def _training(request: Request, result: Result | None, machine: Machine) -> Trai
     return Training(
         net=net,
         batch=request.batch or (result.batch if result else _DEFAULT_BATCH),
-        precision=request.precision or (result.precision if result else "fp32"),
+        precision=_precision(request, result, machine),
         form=request.form,
         feed=ENDLESS if request.data == SYNTHETIC else feed(machine, net, rate),
     )
@@ -170,7 +216,7 @@ def _calibration(
     request: Request, result: Result | None, machine: Machine, training: Training
 ) -> Calibration:
     if result and request.result:
-        base = from_result(result, request.result)
+        base = from_result(result, request.result, training.precision)
         return replace(base, seconds=base.seconds * training.batch / result.batch)
     if request.images_per_second is not None:
         return from_images_per_second(request.images_per_second, training)

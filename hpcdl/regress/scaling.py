@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from hpcdl.predict.precision import trained_precision
 from hpcdl.predict.request import Request, answer
 from hpcdl.regress.references import Reference
 from hpcdl.regress.training import ALL, TrainingCase
@@ -50,7 +51,8 @@ def expected_efficiency(
     if partition.gpu is None or not case.real or not single or not whole:
         return None
     try:
-        request = Request(partition, case.model, str(gpus), case.batch, case.precision,
+        precision = trained_precision(case.precision, partition.gpu.model)
+        request = Request(partition, case.model, str(gpus), case.batch, precision,
                           images_per_second=single)  # fmt: skip
         (point,) = answer(request).points
     except HpcdlError:

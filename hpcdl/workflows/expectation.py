@@ -32,7 +32,6 @@ MARGIN = 0.05
 
 _RECENT_JOBS = 30
 _LARGEST_RESULT = 50_000_000
-_TF32_SINCE = 8.0  # compute capability from which TensorFlow multiplies fp32 as TF32
 # Below this, launching kernels takes longer than the arithmetic that estimates go by.
 _SHORTEST_ESTIMATE = 0.005
 # What may be wrong with the files of other jobs and with data sets: not this job's fault.
@@ -87,9 +86,11 @@ def expect(site: Site, spec: JobSpec) -> Expectation | None:
 def _expectation(
     site: Site, spec: JobSpec, layout: Layout, training: Training
 ) -> Expectation | None:
+    from hpcdl.predict.precision import trained_precision
     from hpcdl.predict.request import Request, answer
 
     partition, data = site.partition(spec.partition), data_of(training)
+    gpu = partition.gpu.model if partition.gpu else None
     own = _own_result(site, spec, layout, training)
     found = answer(
         Request(
@@ -97,7 +98,7 @@ def _expectation(
             model=training.model,
             gpus=str(layout.world_size),
             batch=training.batch,
-            precision=_precision(partition, training),
+            precision=trained_precision(training.precision, gpu, compress=training.compress),
             data="imagenet" if data.jpeg else SYNTHETIC,
             images=data.images,
             result=own,
@@ -137,14 +138,6 @@ def _shaped(partition: Partition, layout: Layout) -> Partition:
         gpu=partition.gpu._replace(per_node=layout.tasks_per_node),
         cores_per_socket=max(1, cores // partition.sockets),
     )
-
-
-def _precision(partition: Partition, training: Training) -> str:
-    """The model's word for a precision of `hpcdl train`, whose fp16 and bf16 are mixed ones."""
-    if training.precision != "fp32":
-        return "fp16" if training.compress else "amp"
-    gpu = partition.gpu
-    return "tf32" if gpu and float(gpu.compute) >= _TF32_SINCE else "fp32"
 
 
 def _own_result(site: Site, spec: JobSpec, layout: Layout, training: Training) -> Path | None:

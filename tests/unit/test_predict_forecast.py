@@ -18,7 +18,7 @@ from hpcdl.predict.hardware import of_partition
 from hpcdl.predict.network import network
 from hpcdl.predict.request import Request, answer, prepare
 from hpcdl.predict.step import Training, largest_of, profile
-from hpcdl.site import Partition, find_site_file, load_site
+from hpcdl.site import Partition, Site, find_site_file, load_site
 from hpcdl.system.errors import BadInput, MachineLacks
 
 RESULT: dict[str, Any] = {
@@ -204,6 +204,75 @@ def test_a_result_of_this_site_is_the_surest_start(cpu: Partition, result: Path)
     assert found.calibration.seconds == pytest.approx(0.06)
 
 
+def a_run(folder: Path, **changes: Any) -> Path:
+    """A result.json of one P100 of the partition p100, changed."""
+    layout = {"ranks": 1, "gpu": "Tesla P100-PCIE-16GB", "gpu_per_rank": 1}
+    run = {**RESULT, "model": "resnet50", "job": {"partition": "p100"}, "layout": layout,
+           "precision": "fp32", **changes}  # fmt: skip
+    path = folder / "run.json"
+    path.write_text(json.dumps(run))
+    return path
+
+
+EMULATED = {"ranks": 1, "gpu": None, "gpu_per_rank": 0}
+
+
+def test_a_run_of_another_machine_is_refused(pi: Site, modern: Site, tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    assert answer(Request(pi.partition("p100"), result=run)).training.net.name == "resnet50"
+    with pytest.raises(BadInput, match="measured the partition 'p100', not 'k80'"):
+        answer(Request(pi.partition("k80"), result=run))
+    with pytest.raises(BadInput, match="measured on P100-PCIe, but 'a100' is of A100"):
+        answer(Request(modern.partition("a100"), result=a_run(tmp_path, job={})))
+
+
+def test_a_run_outside_of_slurm_is_known_by_its_gpu_alone(pi: Site, tmp_path: Path) -> None:
+    run = a_run(tmp_path, job={"partition": None})
+    assert answer(Request(pi.partition("p100"), result=run)).calibration.proof == "run"
+    for gpu in ("NVIDIA RTX 4090", None):
+        other = a_run(tmp_path, job={}, layout={**EMULATED, "gpu": gpu})
+        with pytest.raises(BadInput, match=f"measured on {gpu or 'CPU'}"):
+            answer(Request(pi.partition("p100"), result=other))
+
+
+def test_emulated_gpus_of_a_partition_calibrate_that_partition(pi: Site, tmp_path: Path) -> None:
+    run = a_run(tmp_path, layout=EMULATED)
+    assert answer(Request(pi.partition("p100"), result=run)).calibration.proof == "run"
+
+
+def test_a_run_of_another_precision_is_refused(pi: Site, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="measured the precision 'fp32', not 'amp'"):
+        answer(Request(pi.partition("p100"), precision="amp", result=a_run(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("precision", "options", "meant"),
+    [("fp32", {}, "fp32"), ("fp16", {}, "amp"), ("bf16", {}, "amp"),
+     ("fp16", {"compress": True}, "fp16")],
+)  # fmt: skip
+def test_only_compressed_gradients_of_a_run_are_halves(
+    pi: Site, tmp_path: Path, precision: str, options: dict[str, Any], meant: str
+) -> None:
+    run = a_run(tmp_path, precision=precision, options=options)
+    assert answer(Request(pi.partition("p100"), result=run)).training.precision == meant
+
+
+def test_float32_is_tf32_where_the_gpu_multiplies_it_so(
+    pi: Site, modern: Site, tmp_path: Path
+) -> None:
+    found = {
+        name: answer(Request(site.partition(name), "resnet50"))
+        for site, name in ((pi, "p100"), (modern, "a100"))
+    }
+    assert {name: one.training.precision for name, one in found.items()} == {
+        "p100": "fp32", "a100": "tf32",
+    }  # fmt: skip
+    assert found["a100"].points[0].images_per_second > 900  # 953 on the PCIe card, in TF32
+    layout = {"ranks": 1, "gpu": "NVIDIA A100-SXM4-40GB", "gpu_per_rank": 1}
+    run = a_run(tmp_path, job={"partition": "a100"}, layout=layout)
+    assert answer(Request(modern.partition("a100"), result=run)).training.precision == "tf32"
+
+
 def test_rows_without_a_batch_cannot_be_carried_over_so_others_are(k80: Partition) -> None:
     base = ask(k80, model="efficientnet_v1_b4").calibration
     assert base.proof == "doubtful"
@@ -244,7 +313,7 @@ def test_an_absurd_question_is_one_clear_error(k80: Partition, field: str, value
     [
         {"schema": 2}, {"summary": {}}, {"summary": {"images_per_second": 0}},
         {"layout": None}, {"batch_per_rank": None}, {"batch_per_rank": -1},
-        {"summary": {"images_per_second": 5, "phases": {"compute": 7}}},
+        {"summary": {"images_per_second": 5, "phases": {"compute": 7}}}, {"precision": "int8"},
     ],
 )  # fmt: skip
 def test_a_result_that_measured_nothing_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
@@ -281,6 +350,18 @@ def test_the_command_prints_a_table_and_what_to_take(capsys: pytest.CaptureFixtu
     assert code == 0
     assert "best below 10% loss" in out
     assert "tf2017-gce-resnet50-b64-synthetic-1" in out
+
+
+def test_the_command_starts_from_the_partition_of_the_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run_file = str(a_run(tmp_path))
+    code, out, _ = run(capsys, "--site", "pi", "--calibrate", run_file, "--json")
+    found = json.loads(out)
+    assert (code, found["partition"], found["precision"]) == (0, "p100", "fp32")
+    code, _, err = run(capsys, "--site", "p100-v100-k80", "--partition", "v100",
+                       "--calibrate", run_file)  # fmt: skip
+    assert (code, "leave --partition out" in err) == (2, True)
 
 
 def test_json_holds_the_points_and_the_choices(capsys: pytest.CaptureFixture[str]) -> None:

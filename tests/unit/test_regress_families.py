@@ -13,6 +13,7 @@ from hpcdl import facts
 from hpcdl.jobs.layout import plan_layout
 from hpcdl.jobs.preflight import Probe
 from hpcdl.jobs.spec import Module
+from hpcdl.predict.request import Request, answer
 from hpcdl.regress.bandwidth import bandwidth, nccl_faults, size_name
 from hpcdl.regress.command import words_of
 from hpcdl.regress.feeding import image_rate, of_bench, place_to_read
@@ -225,6 +226,20 @@ def test_the_model_of_scaling_expects_less_of_more_gpus(three: Site) -> None:
     assert len(values) == 3
     assert 1 > values[0] > values[1] >= values[2] > 0.3
     assert all(row is not None and -0.9 <= (row.lower or 0) < 0 for row in rows)
+
+
+def test_the_bound_of_mixed_precision_counts_whole_gradients(three: Site) -> None:
+    p100 = three.partition("p100")
+    case = widened(YARDSTICKS["fp16"], 4, ALL).on(p100)
+    row = expected_efficiency(case, p100, 400.0, "s")
+
+    def told(precision: str) -> float:
+        request = Request(p100, "resnet50", "16", 64, precision, images_per_second=400.0)
+        return answer(request).points[0].efficiency
+
+    assert row is not None
+    assert row.value == pytest.approx(told("amp"), abs=1e-4)
+    assert row.value < told("fp16") - 1e-3
 
 
 def test_where_the_model_knows_nothing_there_is_no_expectation(three: Site) -> None:

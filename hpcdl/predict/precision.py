@@ -1,0 +1,40 @@
+"""The words of `hpcdl train` for a precision, and what they mean to the model of scaling.
+
+The trainer's fp16 and bf16 are mixed ones: its weights and gradients stay float32, and only
+`--compress` sends half of the bytes. Its fp32 is multiplied as TF32 where a GPU can.
+"""
+
+from __future__ import annotations
+
+from hpcdl.predict.hardware import CPU, gpu_row
+from hpcdl.system.errors import BadInput
+
+_TF32_SINCE = 8.0  # compute capability from which TensorFlow multiplies fp32 as TF32
+_MIXED = ("fp16", "bf16", "amp")
+WORDS = ("fp32", "float32", "tf32", *_MIXED)
+"""What a run may call its precision."""
+
+
+def usual_precision(gpu: str | None) -> str:
+    """What float32 is on a GPU of the facts (None or CPU: none), unless somebody asks otherwise."""
+    if gpu is None or gpu == CPU:
+        return "fp32"
+    return "tf32" if float(gpu_row(gpu)[1]["compute"]) >= _TF32_SINCE else "fp32"
+
+
+def trained_precision(word: str, gpu: str | None, *, compress: bool = False) -> str:
+    """The model's word for a run of `hpcdl train --precision WORD` on a GPU.
+
+    Raises:
+        BadInput: no run has such a precision.
+    """
+    if word not in WORDS:
+        raise BadInput(f"no run has the precision '{word[:40]}'", hint=f"it is {', '.join(WORDS)}")
+    if word in _MIXED:
+        return "fp16" if compress else "amp"
+    return "tf32" if word == "tf32" else usual_precision(gpu)
+
+
+def alike(one: str, other: str) -> bool:
+    """Whether two precisions use the same units: amp and fp16 do."""
+    return one == other or {one, other} == {"amp", "fp16"}
