@@ -20,9 +20,11 @@ from hpcdl.predict.precision import WORDS, alike
 from hpcdl.predict.records import Record
 from hpcdl.predict.step import Training, peak_of
 from hpcdl.system.errors import BadInput
+from hpcdl.system.reading import read_regular
 
 _MAX_BYTES = 200_000_000
 _LONGEST_STEP = 86_400.0
+_LONGEST_NAME = 200
 # Names that mean nearly the same network: its strides differ, not its parameters.
 _TWINS = {"resnet50": "resnet50_v1.5", "resnet50_v1.5": "resnet50"}
 _OWN_PHASES = ("compute", "update", "other")
@@ -82,23 +84,30 @@ def read_result(path: Path) -> Result:
         rate = float(summary["images_per_second"])
         phases = summary.get("phases") or {}
         own = sum(float(phases[name]) for name in _OWN_PHASES if name in phases) or 1.0
-        model, precision = str(value["model"]), str(value["precision"])
-    except (KeyError, TypeError, ValueError) as fault:
-        raise BadInput(f"{path} lacks or garbles {fault}, so nothing was measured") from fault
-    if not (ranks > 0 and batch > 0 and 0 < rate < 1e12 and 0 < own <= 1.001):
+        seconds = ranks * batch / rate * own
+    except (KeyError, TypeError, ValueError, ArithmeticError) as fault:
+        reason = " ".join(str(fault).split())[:80]
+        raise BadInput(f"{path} lacks or garbles {reason}, so nothing was measured") from fault
+    counted = ranks > 0 and batch > 0 and 0 < rate < 1e12
+    if not (counted and 0 < own <= 1.001 and 0 < seconds < _LONGEST_STEP):
         raise BadInput(
             f"{path} holds no measured step: {rate:g} images/s",
             hint="the run must have made steps beyond its warm-up",
         )
-    if precision not in WORDS:
-        raise BadInput(f"{path} has the unknown precision '{precision[:40]}'")
     return Result(
-        model, batch, precision, _said(value.get("options"), "compress") is True,
-        ranks * batch / rate * own, ranks, rate,
+        _text(value.get("model"))[:_LONGEST_NAME], batch, _precision(value, path),
+        _said(value.get("options"), "compress") is True, seconds, ranks, rate,
         partition=_text(_said(value.get("job"), "partition")),
         gpu=_text(_said(layout, "gpu")),
         on_cpu=_said(layout, "gpu_per_rank") == 0,
     )  # fmt: skip
+
+
+def _precision(value: dict[str, Any], path: Path) -> str:
+    found = _text(value.get("precision"))
+    if found not in WORDS:
+        raise BadInput(f"{path} names no precision that a run can have: {', '.join(WORDS)}")
+    return found
 
 
 def _said(table: object, key: str) -> object:
@@ -221,12 +230,12 @@ def _same_gpu(record: Record, machine: Machine) -> bool:
 
 def _read_json(path: Path) -> Any:
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise BadInput(f"{path} is larger than any result.json")
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as fault:
-        raise BadInput(f"cannot read {path}: {fault.strerror}") from fault
+        data = read_regular(path, _MAX_BYTES)
+    except BadInput as fault:
+        raise BadInput(fault.message, hint="name the result.json of a run") from fault
+    try:
+        return json.loads(data)
     except json.JSONDecodeError as fault:
         raise BadInput(f"{path}:{fault.lineno}:{fault.colno}: not JSON: {fault.msg}") from fault
-    except (UnicodeDecodeError, RecursionError) as fault:
+    except (ValueError, RecursionError) as fault:
         raise BadInput(f"{path} is no result.json") from fault

@@ -24,6 +24,7 @@ ASSUMED = "assumed host"
 CPU = "CPU"
 """The `gpu` of a machine without any: its ranks are sockets."""
 _BITS = 8.0
+_LEAST_GBPS = 0.01
 _GENERATIONS = {"qdr": 40.0, "fdr": 56.0, "edr": 100.0, "hdr": 200.0, "ndr": 400.0}
 # `GB` is no rate of a network: the case of letters counts, but not in the generations' names.
 _RATE = re.compile(
@@ -157,7 +158,8 @@ def _named_links(text: str, gpu: str) -> dict[str, Any]:
     if "pcie" in folded.replace("-", "").replace(" ", "") and "nvlink" not in folded:
         capability = float(facts.load("gpus")["gpus"][gpu]["compute"])
         found["link"] = f"pcie{_pcie(capability)}"
-    rates = [float(match[1] or 1) * _rate(match[2]) for match in _RATE.finditer(text)]
+    said = [float(match[1] or 1) * _rate(match[2]) for match in _RATE.finditer(text)]
+    rates = [rate for rate in said if rate >= _LEAST_GBPS]  # `0 GbE` says that nothing is known
     if rates:
         found["network_gbps"] = max(rates)
         words = ("ethernet", "gbe", "roce", "tcp", "gige")

@@ -137,7 +137,7 @@ def _check(request: Request) -> None:
     for field, (low, high, what) in _BOUNDS.items():
         value = getattr(request, field)
         if value is not None and not low <= value <= high:
-            raise BadInput(f"{what}: {value:g} is not between {low:g} and {high:g}")
+            raise BadInput(f"{what}: {_shown(value)} is not between {low:g} and {high:g}")
     for field, known in (
         ("form", FORMS), ("precision", PRECISIONS), ("data", (SYNTHETIC, IMAGENET)),
     ):  # fmt: skip
@@ -146,6 +146,14 @@ def _check(request: Request) -> None:
             raise BadInput(f"unknown {field} '{value}'", hint=did_you_mean(value, known))
     if request.storage_gbs is not None and request.data == SYNTHETIC:
         raise BadInput("synthetic data need no storage", hint="give --data imagenet as well")
+
+
+def _shown(value: float) -> str:
+    """A number for a person; one beyond all floats as these show it."""
+    try:
+        return f"{value:g}"
+    except OverflowError:
+        return "inf" if value > 0 else "-inf"
 
 
 def _same_machine(request: Request, result: Result, machine: Machine) -> None:

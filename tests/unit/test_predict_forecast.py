@@ -131,6 +131,13 @@ def test_a_tiny_network_is_limited_by_latency_and_helped_by_a_shorter_cycle(
     assert fast.step.seconds < slow.step.seconds
 
 
+def test_no_cycle_is_too_short_to_count(k80: Partition) -> None:
+    none, least = (
+        ask(k80, gpus="64", cycle_ms=cycle).points[0].step.seconds for cycle in (0.0, 1e-320)
+    )
+    assert least == pytest.approx(none)
+
+
 def test_a_larger_buffer_sends_fewer_messages(k80: Partition) -> None:
     def messages(fusion_mb: float) -> int:
         request = Request(k80, "vgg16", fusion_mb=fusion_mb, cycle_ms=50.0)
@@ -295,6 +302,7 @@ def test_a_cpu_partition_needs_a_measured_step(cpu: Partition) -> None:
     ("field", "value"),
     [
         ("model", "resnet5O"), ("model", None), ("batch", 0), ("batch", 10**9),
+        ("batch", 10**400), ("images", -(10**400)),
         ("precision", "fp8"), ("form", "horovad"), ("data", "cifar"), ("images", 0),
         ("loss", float("nan")), ("loss", 1.0), ("deadline_hours", -1.0), ("storage_gbs", 1.0),
         ("images_per_second", float("inf")), ("network_gbs", 0.0), ("link_gbs", -1.0),
@@ -314,21 +322,30 @@ def test_an_absurd_question_is_one_clear_error(k80: Partition, field: str, value
         {"schema": 2}, {"summary": {}}, {"summary": {"images_per_second": 0}},
         {"layout": None}, {"batch_per_rank": None}, {"batch_per_rank": -1},
         {"summary": {"images_per_second": 5, "phases": {"compute": 7}}}, {"precision": "int8"},
+        {"precision": ["fp32"]}, {"batch_per_rank": 10**400}, {"batch_per_rank": 1e308},
+        {"layout": {"ranks": float("inf")}}, {"layout": {"ranks": float("nan")}},
+        {"summary": {"images_per_second": 10**400}}, {"summary": {"images_per_second": 5e-324}},
     ],
 )  # fmt: skip
 def test_a_result_that_measured_nothing_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     path = tmp_path / "result.json"
     path.write_text(json.dumps({**RESULT, **change}))
-    with pytest.raises(BadInput):
+    with pytest.raises(BadInput, match=r"result\.json"):
         read_result(path)
 
 
-@pytest.mark.parametrize("text", ["", "[", "[1]", '{"schema": 1', "\udcff", "[" * 100_000])
+@pytest.mark.parametrize("text", ["", "[", "[1]", '{"schema": 1', "\udcff", "[" * 100_000,
+                                  '{"schema": ' + "9" * 5000])  # fmt: skip
 def test_a_broken_result_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "result.json"
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(BadInput):
         read_result(path)
+
+
+def test_a_result_is_a_file_that_ends(k80: Partition) -> None:
+    with pytest.raises(BadInput, match="no regular file"):
+        ask(k80, result=Path("/dev/zero"))
 
 
 def test_a_result_of_another_network_is_refused(cpu: Partition, result: Path) -> None:

@@ -298,6 +298,8 @@ def test_our_own_rows_are_those_of_the_facts_file() -> None:
         ("NVLink; 2x EDR InfiniBand", "nvlink", "infiniband 200 Gb/s"),
         ("NVLink 300 GB/s, RoCE 25Gb/s", "nvlink", "ethernet 25 Gb/s"),
         ("", "nvlink", "infiniband 100 Gb/s"),
+        ("0 GbE", "nvlink", "infiniband 100 Gb/s"),
+        ("PCIe, 0x EDR, 0.00000 Gb/s, 25 GbE", "pcie3", "ethernet 25 Gb/s"),
     ],
 )
 def test_an_unknown_host_has_the_links_that_its_row_names(
