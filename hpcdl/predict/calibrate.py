@@ -128,7 +128,7 @@ def from_result(result: Result, path: Path, precision: str) -> Calibration:
 
 
 def from_images_per_second(rate: float, training: Training) -> Calibration:
-    """The calibration that a user states: images per second of one GPU.
+    """The calibration that a user states: images per second of one GPU; nobody has measured it.
 
     Raises:
         BadInput: the step it means is absurd.
@@ -137,7 +137,7 @@ def from_images_per_second(rate: float, training: Training) -> Calibration:
     if not 1e-6 < seconds < _LONGEST_STEP:
         raise BadInput(f"{rate:g} images/s of one GPU is no rate that a GPU can have")
     return Calibration(
-        seconds, training.batch, training.precision, f"{rate:g} images/s as given", "run"
+        seconds, training.batch, training.precision, f"{rate:g} images/s as given", "doubtful"
     )
 
 
@@ -198,7 +198,7 @@ def _carried(machine: Machine, training: Training, groups: Iterable[list[Record]
     middle = statistics.median(found)
     return Calibration(
         middle, training.batch, training.precision,
-        f"carried over from {len(found)} published rows of other networks or GPUs", "doubtful",
+        f"carried over from {len(found)} published row(s) of other networks or GPUs", "doubtful",
         spread["low"], spread["high"],
     )  # fmt: skip
 

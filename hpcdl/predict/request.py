@@ -144,6 +144,11 @@ def _check(request: Request) -> None:
         value = getattr(request, field)
         if value is not None and value not in known:
             raise BadInput(f"unknown {field} '{value}'", hint=did_you_mean(value, known))
+    if request.result and request.images_per_second is not None:
+        raise BadInput(
+            "a run and a stated rate both say how fast one GPU is",
+            hint="give --calibrate or --one, not both",
+        )
     if request.storage_gbs is not None and request.data == SYNTHETIC:
         raise BadInput("synthetic data need no storage", hint="give --data imagenet as well")
 

@@ -280,6 +280,16 @@ def test_float32_is_tf32_where_the_gpu_multiplies_it_so(
     assert answer(Request(modern.partition("a100"), result=run)).training.precision == "tf32"
 
 
+def test_a_stated_rate_is_nothing_that_was_measured(k80: Partition) -> None:
+    base = ask(k80, images_per_second=60.0).calibration
+    assert (base.proof, base.source) == ("doubtful", "60 images/s as given")
+
+
+def test_a_run_and_a_stated_rate_are_refused_together(cpu: Partition, result: Path) -> None:
+    with pytest.raises(BadInput, match="both say"):
+        ask(cpu, model=None, result=result, images_per_second=60.0)
+
+
 def test_rows_without_a_batch_cannot_be_carried_over_so_others_are(k80: Partition) -> None:
     base = ask(k80, model="efficientnet_v1_b4").calibration
     assert base.proof == "doubtful"
