@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from hpcdl import facts
 from hpcdl.predict.calibrate import Calibration
-from hpcdl.predict.hardware import Machine
+from hpcdl.predict.hardware import CPU, GIGA, Machine
+from hpcdl.predict.network import kept_bytes
 from hpcdl.predict.step import Constants, Step, Training, constants, predict_step, profile
 from hpcdl.system.errors import BadInput
 
@@ -67,6 +68,30 @@ class Forecast:
     images: int
     points: tuple[Point, ...]
     choices: Choices
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know of the batch before believing any of it."""
+        return tuple(filter(None, (self._other_batch(), self._too_large())))
+
+    def _other_batch(self) -> str:
+        base, batch = self.calibration.batch, self.training.batch
+        if base == batch:
+            return ""
+        return f"it was measured at batch {base}; the same images/s are assumed at {batch}"
+
+    def _too_large(self) -> str:
+        """Whether a batch is beyond the GPU's memory; ranks on CPUs share what there is."""
+        batch, memory = self.training.batch, self.machine.memory
+        needs = kept_bytes(self.training.net, batch, self.training.activation_bytes)
+        # A run that had such a batch knows better than an estimate.
+        proven = self.calibration.proof == "run" and self.calibration.batch >= batch
+        if needs <= memory or proven or self.machine.gpu == CPU:
+            return ""
+        return (
+            f"batch {batch} is not likely to fit: it keeps about {needs / GIGA:,.0f} GB, and the "
+            f"{self.machine.gpu} has {memory / GIGA:g} GB"
+        )
 
 
 def forecast(

@@ -79,11 +79,7 @@ def _choice(point: Point | None) -> str:
 def _grounds(found: Forecast) -> list[str]:
     base = found.calibration
     lines = [f"one GPU: {base.source} [{base.proof}]"]
-    if base.batch != found.training.batch:
-        lines.append(
-            f"note: it was measured at batch {base.batch}; the same images/s are assumed at "
-            f"{found.training.batch}"
-        )
+    lines += [f"note: {note}" for note in found.notes]
     lines.append("likely: eight of ten published rows lay so near (hpcdl predict validate)")
     if any(point.beyond for point in found.points):
         lines.append(f"*: beyond the {found.machine.nodes} nodes of the partition")
@@ -106,6 +102,7 @@ def forecast_data(found: Forecast) -> dict[str, Any]:
             "step_seconds": base.seconds, "batch": base.batch, "source": base.source,
             "proof": base.proof, "low": base.low, "high": base.high,
         },
+        "notes": list(found.notes),
         "points": [_point_data(point) for point in found.points],
         "choices": {
             "fastest": _gpus(choices.fastest),

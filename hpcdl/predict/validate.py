@@ -17,7 +17,7 @@ from functools import lru_cache
 from hpcdl import facts
 from hpcdl.predict.feed import ENDLESS, feed
 from hpcdl.predict.hardware import ASSUMED, Machine, of_host
-from hpcdl.predict.network import FLOAT_BYTES, Network, names, network
+from hpcdl.predict.network import Network, kept_bytes, names, network
 from hpcdl.predict.records import Bases, Record
 from hpcdl.predict.step import (
     PRECISIONS,
@@ -31,9 +31,6 @@ from hpcdl.predict.step import (
     unfed_seconds,
 )
 
-# Part of the elements a network moves that a training step keeps in memory: RESNET-50 at its
-# documented batches (128 in float32, 256 mixed, on 16 GB; NVIDIA DeepLearningExamples).
-_KEPT = 0.3
 _MOST_ASSUMED = 256
 _NOT_A_REFERENCE = "do not use as scaling reference"
 _SPEEDUP = "speed-up"
@@ -226,8 +223,7 @@ def _documented_batch(record: Record, machine: Machine) -> int | None:
 
 def assumed_batch(net: Network, machine: Machine, precision: str) -> int:
     """The largest power of two that a GPU's memory holds, where a source states no batch."""
-    size = FLOAT_BYTES if precision in {"fp32", "tf32"} else FLOAT_BYTES / 2
-    kept = _KEPT * size * sum(layer.moved for layer in net.layers)
+    kept = kept_bytes(net, 1, Training(net, 1, precision).activation_bytes)
     batch = 1
     while batch < _MOST_ASSUMED and 2 * batch * kept <= machine.memory:
         batch *= 2

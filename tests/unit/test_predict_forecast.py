@@ -14,8 +14,9 @@ from hpcdl.cli import main
 from hpcdl.predict.calibrate import from_images_per_second, read_result
 from hpcdl.predict.feed import IMAGENET
 from hpcdl.predict.forecast import Forecast, choose, expand, forecast
-from hpcdl.predict.hardware import of_partition
-from hpcdl.predict.network import network
+from hpcdl.predict.hardware import of_host, of_partition
+from hpcdl.predict.network import kept_bytes, names, network
+from hpcdl.predict.records import read_records
 from hpcdl.predict.request import Request, answer, prepare
 from hpcdl.predict.step import Training, largest_of, profile
 from hpcdl.site import Partition, Site, find_site_file, load_site
@@ -288,6 +289,26 @@ def test_a_stated_rate_is_nothing_that_was_measured(k80: Partition) -> None:
 def test_a_run_and_a_stated_rate_are_refused_together(cpu: Partition, result: Path) -> None:
     with pytest.raises(BadInput, match="both say"):
         ask(cpu, model=None, result=result, images_per_second=60.0)
+
+
+def test_a_batch_beyond_the_memory_of_the_gpu_is_told(pi: Site, tmp_path: Path) -> None:
+    p100 = pi.partition("p100")
+    assert ask(p100, model="vgg16", batch=64).notes == ()
+    note = ask(p100, model="vgg16", batch=65_536).notes[-1]
+    assert "not likely to fit" in note
+    assert note.endswith("the P100-PCIe has 16 GB")
+    # What a run had in its memory fits into it, whatever an estimate says.
+    ran = a_run(tmp_path, model="vgg16", batch_per_rank=4096)
+    assert answer(Request(p100, result=ran)).notes == ()
+
+
+def test_no_published_row_is_told_that_it_cannot_have_fitted() -> None:
+    rows = [row for row in read_records() if row.batch and row.model in names()]
+    for row in rows:
+        machine = of_host(row.gpu, row.hardware, 1)
+        training = Training(network(row.model), row.batch or 1, row.precision)
+        kept = kept_bytes(training.net, training.batch, training.activation_bytes)
+        assert machine is None or kept < machine.memory
 
 
 def test_rows_without_a_batch_cannot_be_carried_over_so_others_are(k80: Partition) -> None:
