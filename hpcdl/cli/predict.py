@@ -86,9 +86,9 @@ def _partition(args: argparse.Namespace, site: Site) -> Partition:
     """As asked, else that of the run to start from where this site has it, else the usual."""
     name = args.partition
     if args.calibrate and not name:
-        from hpcdl.predict.calibrate import read_result
+        from hpcdl.predict.results import place_of, read_version_1
 
-        measured = read_result(args.calibrate).partition
+        measured = place_of(read_version_1(args.calibrate)).partition
         name = measured if measured in site.partitions else None
     return site.partition(name or site.default_partition)
 

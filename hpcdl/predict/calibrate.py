@@ -7,27 +7,21 @@ was used, and how sure it is, travels with the number.
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hpcdl.predict.hardware import CPU, Machine, of_host
 from hpcdl.predict.network import names, network, roofline
-from hpcdl.predict.precision import WORDS, alike
+from hpcdl.predict.precision import alike
 from hpcdl.predict.records import Record
+from hpcdl.predict.results import LONGEST_STEP, Result
 from hpcdl.predict.step import Training, peak_of
 from hpcdl.system.errors import BadInput
-from hpcdl.system.reading import read_regular
 
-_MAX_BYTES = 200_000_000
-_LONGEST_STEP = 86_400.0
-_LONGEST_NAME = 200
 # Names that mean nearly the same network: its strides differ, not its parameters.
 _TWINS = {"resnet50": "resnet50_v1.5", "resnet50_v1.5": "resnet50"}
-_OWN_PHASES = ("compute", "update", "other")
 
 
 @dataclass(frozen=True)
@@ -47,78 +41,6 @@ class Calibration:
     high: float = 1.0
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a result.json says that matters here; `seconds` of one rank's own work per step.
-
-    `precision` is the trainer's word. `partition` and `gpu` (as the driver calls it) are empty
-    where the run knew none; `on_cpu` is whether it says that it used no GPU.
-    """
-
-    model: str
-    batch: int
-    precision: str
-    compress: bool
-    seconds: float
-    ranks: int
-    images_per_second: float
-    partition: str
-    gpu: str
-    on_cpu: bool
-
-
-def read_result(path: Path) -> Result:
-    """Read a result.json of `hpcdl train`.
-
-    Raises:
-        BadInput: it cannot be read, is of another version, or measured nothing.
-    """
-    value = _read_json(path)
-    if not isinstance(value, dict) or value.get("schema") != 1:
-        raise BadInput(
-            f"{path} is no result.json of version 1", hint="`hpcdl train` writes one for every run"
-        )
-    try:
-        summary, layout = value["summary"], value["layout"]
-        ranks, batch = int(layout["ranks"]), int(value["batch_per_rank"])
-        rate = float(summary["images_per_second"])
-        phases = summary.get("phases") or {}
-        own = sum(float(phases[name]) for name in _OWN_PHASES if name in phases) or 1.0
-        seconds = ranks * batch / rate * own
-    except (KeyError, TypeError, ValueError, ArithmeticError) as fault:
-        reason = " ".join(str(fault).split())[:80]
-        raise BadInput(f"{path} lacks or garbles {reason}, so nothing was measured") from fault
-    counted = ranks > 0 and batch > 0 and 0 < rate < 1e12
-    if not (counted and 0 < own <= 1.001 and 0 < seconds < _LONGEST_STEP):
-        raise BadInput(
-            f"{path} holds no measured step: {rate:g} images/s",
-            hint="the run must have made steps beyond its warm-up",
-        )
-    return Result(
-        _text(value.get("model"))[:_LONGEST_NAME], batch, _precision(value, path),
-        _said(value.get("options"), "compress") is True, seconds, ranks, rate,
-        partition=_text(_said(value.get("job"), "partition")),
-        gpu=_text(_said(layout, "gpu")),
-        on_cpu=_said(layout, "gpu_per_rank") == 0,
-    )  # fmt: skip
-
-
-def _precision(value: dict[str, Any], path: Path) -> str:
-    found = _text(value.get("precision"))
-    if found not in WORDS:
-        raise BadInput(f"{path} names no precision that a run can have: {', '.join(WORDS)}")
-    return found
-
-
-def _said(table: object, key: str) -> object:
-    """What a part of a result.json says under a key; None where it says nothing."""
-    return table.get(key) if isinstance(table, dict) else None
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
 def from_result(result: Result, path: Path, precision: str) -> Calibration:
     """The calibration that a run of this site gives: surest of all."""
     return Calibration(
@@ -134,7 +56,7 @@ def from_images_per_second(rate: float, training: Training) -> Calibration:
         BadInput: the step it means is absurd.
     """
     seconds = training.batch / rate if rate > 0 else float("inf")
-    if not 1e-6 < seconds < _LONGEST_STEP:
+    if not 1e-6 < seconds < LONGEST_STEP:
         raise BadInput(f"{rate:g} images/s of one GPU is no rate that a GPU can have")
     return Calibration(
         seconds, training.batch, training.precision, f"{rate:g} images/s as given", "doubtful"
@@ -226,16 +148,3 @@ def _roof(machine: Machine, training: Training) -> float:
 def _same_gpu(record: Record, machine: Machine) -> bool:
     there = of_host(record.gpu, record.hardware, 1)
     return there is not None and there.gpu == machine.gpu
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        data = read_regular(path, _MAX_BYTES)
-    except BadInput as fault:
-        raise BadInput(fault.message, hint="name the result.json of a run") from fault
-    try:
-        return json.loads(data)
-    except json.JSONDecodeError as fault:
-        raise BadInput(f"{path}:{fault.lineno}:{fault.colno}: not JSON: {fault.msg}") from fault
-    except (ValueError, RecursionError) as fault:
-        raise BadInput(f"{path} is no result.json") from fault

@@ -12,18 +12,17 @@ from typing import TYPE_CHECKING
 
 from hpcdl.predict.calibrate import (
     Calibration,
-    Result,
     from_images_per_second,
     from_records,
     from_result,
-    read_result,
 )
 from hpcdl.predict.feed import ENDLESS, IMAGENET, SYNTHETIC, feed
 from hpcdl.predict.forecast import IMAGENET_IMAGES, Forecast, expand, forecast
-from hpcdl.predict.hardware import CPU, GIGA, Machine, gpu_of, of_partition
+from hpcdl.predict.hardware import GIGA, Machine, of_partition
 from hpcdl.predict.network import network
 from hpcdl.predict.precision import alike, trained_precision, usual_precision
 from hpcdl.predict.records import read_records
+from hpcdl.predict.results import Result, read_result, same_machine
 from hpcdl.predict.step import FORMS, PRECISIONS, Constants, Training, constants
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean
@@ -114,8 +113,8 @@ def prepare(request: Request) -> tuple[Machine, Training, Calibration]:
     _check(request)
     machine = _measured_links(request, of_partition(request.partition))
     result = read_result(request.result) if request.result else None
-    if result:
-        _same_machine(request, result, machine)
+    if request.result and result:
+        same_machine(request.result, result.place, machine)
     training = _training(request, result, machine)
     return machine, training, _calibration(request, result, machine, training)
 
@@ -159,35 +158,6 @@ def _shown(value: float) -> str:
         return f"{value:g}"
     except OverflowError:
         return "inf" if value > 0 else "-inf"
-
-
-def _same_machine(request: Request, result: Result, machine: Machine) -> None:
-    """A run of another machine says nothing of this one."""
-    if result.partition and result.partition != machine.name:
-        raise BadInput(
-            f"{request.result} measured the partition '{result.partition}', not '{machine.name}'",
-            hint="leave --partition out, or calibrate by a run of that partition",
-        )
-    gpu = _measured_gpu(result)
-    if gpu and _family(gpu) != _family(machine.gpu):
-        raise BadInput(
-            f"{request.result} measured on {gpu}, but '{machine.name}' is of {machine.gpu}",
-            hint="calibrate by a run of that partition",
-        )
-
-
-def _measured_gpu(result: Result) -> str:
-    """The GPU of a run, CPU for none, nothing where nobody can tell.
-
-    A run on the very partition is one of it, too, where it used no GPU: emulated ones are none.
-    """
-    elsewhere = result.gpu or (CPU if result.on_cpu else "")
-    return gpu_of(result.gpu) or ("" if result.partition else elsewhere)
-
-
-def _family(gpu: str) -> str:
-    """`A100` of `A100-SXM4-80GB`: drivers do not always tell the cards of a kind apart."""
-    return gpu.partition("-")[0]
 
 
 def _precision(request: Request, result: Result | None, machine: Machine) -> str:

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from hpcdl.cli import main
-from hpcdl.predict.calibrate import from_images_per_second, read_result
+from hpcdl.predict.calibrate import from_images_per_second
 from hpcdl.predict.feed import IMAGENET
 from hpcdl.predict.forecast import Forecast, choose, expand, forecast
 from hpcdl.predict.hardware import of_host, of_partition
 from hpcdl.predict.network import kept_bytes, names, network
 from hpcdl.predict.records import read_records
 from hpcdl.predict.request import Request, answer, prepare
+from hpcdl.predict.results import read_result
 from hpcdl.predict.step import Training, largest_of, profile
 from hpcdl.site import Partition, Site, find_site_file, load_site
 from hpcdl.system.errors import BadInput, MachineLacks
