@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpcdl.cli.framework import Command, Group, print_json, the_site
-from hpcdl.system.errors import ExitCode
+from hpcdl.system.errors import BadInput, ExitCode
 
 if TYPE_CHECKING:
     from hpcdl.predict.request import Request
@@ -27,9 +27,10 @@ def _question(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--storage", type=float, metavar="GB/S", help="what all nodes may read")
     parser.add_argument("--form", default="horovod",
                         help="horovod, replicated, parameter_server, no_overlap")  # fmt: skip
-    parser.add_argument("--calibrate", type=Path, metavar="RESULT.JSON",
+    parser.add_argument("--calibrate", type=Path, action="append", default=[],
+                        metavar="RESULT.JSON",
                         help="start from a run of this site: its partition, model, batch and"
-                        " precision")  # fmt: skip
+                        " precision; once more for each all-reduce check of its links")  # fmt: skip
     parser.add_argument("--one", type=float, metavar="IMAGES/S", help="what one GPU makes")
     parser.add_argument("--cycle-ms", type=float, metavar="MS", help="HOROVOD_CYCLE_TIME (1)")
     parser.add_argument("--fusion-mb", type=float, metavar="MB",
@@ -63,18 +64,25 @@ def _configure_validate(parser: argparse.ArgumentParser) -> None:
 
 
 def _request(args: argparse.Namespace) -> Request:
+    from hpcdl.predict.exchange import is_exchange
     from hpcdl.predict.request import Request
+    from hpcdl.predict.results import read_version_1
 
+    files = [(path, read_version_1(path)) for path in args.calibrate]
+    runs = [path for path, value in files if not is_exchange(value)]
+    if len(runs) > 1:
+        raise BadInput("two runs to start from", hint="give one run, and checks of all-reduce")
     return Request(
-        partition=_partition(args, the_site(args)),
+        partition=_partition(args.partition, [value for _, value in files], the_site(args)),
         model=args.model,
         batch=args.batch,
         precision=args.precision,
         data=args.data,
         storage_gbs=args.storage,
         form=args.form,
-        result=args.calibrate,
+        result=runs[0] if runs else None,
         images_per_second=args.one,
+        exchanges=tuple(path for path, value in files if is_exchange(value)),
         link_gbs=args.link,
         network_gbs=args.network,
         cycle_ms=args.cycle_ms,
@@ -82,15 +90,13 @@ def _request(args: argparse.Namespace) -> Request:
     )
 
 
-def _partition(args: argparse.Namespace, site: Site) -> Partition:
-    """As asked, else that of the run to start from where this site has it, else the usual."""
-    name = args.partition
-    if args.calibrate and not name:
-        from hpcdl.predict.results import place_of, read_version_1
+def _partition(asked: str | None, results: list[dict[str, Any]], site: Site) -> Partition:
+    """As asked, else that of the results where this site has it, else the usual."""
+    from hpcdl.predict.results import place_of
 
-        measured = place_of(read_version_1(args.calibrate)).partition
-        name = measured if measured in site.partitions else None
-    return site.partition(name or site.default_partition)
+    measured = [place_of(value).partition for value in results]
+    known = [name for name in measured if name in site.partitions]
+    return site.partition(asked or next(iter(known), site.default_partition))
 
 
 def _scale(args: argparse.Namespace) -> ExitCode:

@@ -60,7 +60,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Counts of GPUs, what they give, and what to take."""
+    """Counts of GPUs, what they give, and what to take; `links` is what was measured of them."""
 
     machine: Machine
     training: Training
@@ -68,6 +68,7 @@ class Forecast:
     images: int
     points: tuple[Point, ...]
     choices: Choices
+    links: tuple[str, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:

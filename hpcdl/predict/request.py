@@ -16,6 +16,7 @@ from hpcdl.predict.calibrate import (
     from_records,
     from_result,
 )
+from hpcdl.predict.exchange import Exchange, fitted, read_exchange
 from hpcdl.predict.feed import ENDLESS, IMAGENET, SYNTHETIC, feed
 from hpcdl.predict.forecast import IMAGENET_IMAGES, Forecast, expand, forecast
 from hpcdl.predict.hardware import GIGA, Machine, of_partition
@@ -52,6 +53,7 @@ class Request:
 
     `gpus` is text as `expand` takes it; all of the partition by default. `loss` is a part,
     0.1 for 10 %. `result` is a result.json to start from; `images_per_second` one GPU's rate.
+    `exchanges` are results of all-reduce checks, one within a node, one between nodes at most.
     `link_gbs` and `network_gbs` are bus bandwidths that an all-reduce check measured within a
     node and between nodes; they replace the published ones. `cycle_ms` and `fusion_mb` are
     HOROVOD_CYCLE_TIME and HOROVOD_FUSION_THRESHOLD; Horovod's defaults of today if None.
@@ -71,6 +73,7 @@ class Request:
     every: bool = False
     result: Path | None = None
     images_per_second: float | None = None
+    exchanges: tuple[Path, ...] = ()
     link_gbs: float | None = None
     network_gbs: float | None = None
     cycle_ms: float | None = None
@@ -96,7 +99,7 @@ def answer(request: Request) -> Forecast:
     """
     machine, training, calibration = prepare(request)
     text = request.gpus or f"1-{machine.per_node * machine.nodes}"
-    return forecast(
+    found = forecast(
         machine,
         training,
         calibration,
@@ -106,6 +109,7 @@ def answer(request: Request) -> Forecast:
         deadline_hours=request.deadline_hours,
         known=request.constants,
     )
+    return replace(found, links=tuple(read_exchange(path).words for path in request.exchanges))
 
 
 def prepare(request: Request) -> tuple[Machine, Training, Calibration]:
@@ -120,7 +124,9 @@ def prepare(request: Request) -> tuple[Machine, Training, Calibration]:
 
 
 def _measured_links(request: Request, machine: Machine) -> Machine:
-    """The machine with the bandwidths that an all-reduce check measured, where given."""
+    """The machine with the links that all-reduce checks measured, where given."""
+    for found in _exchanges(request, machine):
+        machine = fitted(machine, found)
     if request.link_gbs is not None:
         rate = request.link_gbs * GIGA
         pair, ring = replace(machine.pair, bandwidth=rate), replace(machine.ring, bandwidth=rate)
@@ -129,6 +135,22 @@ def _measured_links(request: Request, machine: Machine) -> Machine:
         rate = request.network_gbs * GIGA
         machine = replace(machine, network=replace(machine.network, bandwidth=rate))
     return machine
+
+
+def _exchanges(request: Request, machine: Machine) -> list[Exchange]:
+    """The all-reduce checks of this machine: those within a node come first."""
+    found = sorted(map(read_exchange, request.exchanges), key=lambda one: one.nodes)
+    for one in found:
+        same_machine(one.path, one.place, machine)
+    stated = [request.link_gbs, request.network_gbs]
+    for several, name in enumerate(("within a node", "between nodes")):
+        said = sum((one.nodes > 1) == several for one in found) + (stated[several] is not None)
+        if found and said > 1:
+            raise BadInput(
+                f"the links {name} are given twice",
+                hint="give one result of an all-reduce check, or --link or --network",
+            )
+    return found
 
 
 def _check(request: Request) -> None:

@@ -79,6 +79,7 @@ def _choice(point: Point | None) -> str:
 def _grounds(found: Forecast) -> list[str]:
     base = found.calibration
     lines = [f"one GPU: {base.source} [{base.proof}]"]
+    lines += [f"links: {words} [run]" for words in found.links]
     lines += [f"note: {note}" for note in found.notes]
     lines.append("likely: eight of ten published rows lay so near (hpcdl predict validate)")
     if any(point.beyond for point in found.points):
@@ -102,6 +103,7 @@ def forecast_data(found: Forecast) -> dict[str, Any]:
             "step_seconds": base.seconds, "batch": base.batch, "source": base.source,
             "proof": base.proof, "low": base.low, "high": base.high,
         },
+        "links": list(found.links),
         "notes": list(found.notes),
         "points": [_point_data(point) for point in found.points],
         "choices": {

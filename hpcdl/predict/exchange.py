@@ -1,0 +1,152 @@
+"""The site's own all-reduce check: links that take as long as its messages took.
+
+`python -m hpcdl.train.allreduce` measures messages of some sizes. By how much the largest one
+takes longer than the next tells the bandwidth: what every message costs cancels out. The
+smallest one tells the latency, but not through Horovod, whose cycle is longer than that. Both
+are solved for through the model's own price, so that the model says of them what was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hpcdl.predict.allreduce import lines
+from hpcdl.predict.hardware import GIGA, Link, Machine
+from hpcdl.predict.results import Place, place_of, read_version_1
+from hpcdl.system.errors import BadInput
+
+KIND = "allreduce"
+_MOST = 1e6
+_ROUNDS, _HALVINGS = 10, 60
+_BANDWIDTHS, _LATENCIES = (1e3, 1e14), (1e-9, 10.0)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """An all-reduce check: seconds by bytes, in rising order, of nodes with `local` ranks each.
+
+    `steady` is whether its small messages show the link's latency.
+    """
+
+    path: Path
+    place: Place
+    nodes: int
+    local: int
+    times: tuple[tuple[int, float], ...]
+    steady: bool
+
+    @property
+    def rate(self) -> float:
+        """Bus bandwidth of large messages in bytes per second."""
+        size, seconds = self.slope
+        ranks = self.nodes * self.local
+        return size / seconds * 2 * (ranks - 1) / ranks
+
+    @property
+    def slope(self) -> tuple[float, float]:
+        """Bytes that the largest message has more than the next, and seconds that it takes more."""
+        (small, short), (large, long) = ((0, 0.0), *self.times)[-2:]
+        return large - small, long - short
+
+    @property
+    def words(self) -> str:
+        """What it says, for a person."""
+        where = "a node" if self.nodes == 1 else f"{self.nodes} nodes"
+        return (
+            f"{self.path.name}: {self.rate / GIGA:.3g} GB/s on the bus of "
+            f"{self.nodes * self.local} ranks on {where}"
+        )
+
+
+def is_exchange(value: dict[str, Any]) -> bool:
+    """Whether a result.json is that of an all-reduce check."""
+    return value.get("kind") == KIND
+
+
+def read_exchange(path: Path) -> Exchange:
+    """Read the result.json of an all-reduce check.
+
+    Raises:
+        BadInput: it cannot be read, is none, or measured nothing.
+    """
+    value = read_version_1(path)
+    try:
+        hosts = [str(host) for host in value["layout"]["hosts"]]
+        steady = value["versions"]["strategy"] != "horovod"
+        rates = sorted((int(size), float(gbs)) for size, gbs in value["summary"]["bus_gbs"].items())
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as fault:
+        raise BadInput(f"{path} is no result of an all-reduce check") from fault
+    sane = rates and all(0 < size < GIGA * _MOST and 1 / _MOST <= r < _MOST for size, r in rates)
+    if len(hosts) < 2 or not sane:
+        raise BadInput(f"{path} measured no all-reduce of two ranks or more")
+    counts = {hosts.count(host) for host in hosts}
+    if len(counts) > 1:
+        raise BadInput(f"{path} had more ranks on some nodes, which says too little")
+    passes = 2 * (len(hosts) - 1) / len(hosts)
+    times = tuple((size, size / (gbs * GIGA) * passes) for size, gbs in rates)
+    found = Exchange(path, place_of(value), len(set(hosts)), counts.pop(), times, steady)
+    if found.slope[1] <= 0:
+        raise BadInput(
+            f"{path}: its largest message took no longer than the next",
+            hint="measure larger ones: python -m hpcdl.train.allreduce --sizes BYTES,...",
+        )
+    return found
+
+
+def fitted(machine: Machine, found: Exchange) -> Machine:
+    """The machine whose links take as long as the messages of the check took."""
+    if found.nodes == 1:
+        return _inside(machine, _fit(found, machine, _inside, machine.link(found.local)))
+    # A ring between nodes passes within them, too, so those links are no slower.
+    pair, ring = (
+        replace(link, bandwidth=max(link.bandwidth, found.rate))
+        for link in (machine.pair, machine.ring)
+    )
+    machine = replace(machine, pair=pair, ring=ring)
+    return _between(machine, _fit(found, machine, _between, machine.network))
+
+
+def _fit(
+    found: Exchange, machine: Machine, put: Callable[[Machine, Link], Machine], link: Link
+) -> Link:
+    """The link, put into the machine, of which the model says what was measured."""
+
+    def price(size: float, link: Link) -> float:
+        known = lines(put(machine, link), found.local, found.nodes)
+        return min(line.seconds(size) for line in known)
+
+    def less(link: Link, bandwidth: float) -> float:
+        link = replace(link, bandwidth=bandwidth)
+        return price(large - more, link) - price(large, link)
+
+    def least(link: Link, latency: float) -> float:
+        return price(small, replace(link, latency=latency))
+
+    (more, seconds), (small, short), large = found.slope, found.times[0], found.times[-1][0]
+    for _ in range(_ROUNDS):
+        rate = _solve(partial(less, link), -seconds, _BANDWIDTHS)
+        link = replace(link, bandwidth=rate)
+        if found.steady and len(found.times) > 1:
+            link = replace(link, latency=_solve(partial(least, link), short, _LATENCIES))
+    return replace(link, name=f"{link.name}, measured {link.bandwidth / GIGA:.3g} GB/s")
+
+
+def _solve(rising: Callable[[float], float], goal: float, bounds: tuple[float, float]) -> float:
+    """Where a rising function reaches its goal, by halving; the nearer bound where it does not."""
+    low, high = bounds
+    for _ in range(_HALVINGS):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if rising(middle) < goal else (low, middle)
+    return high
+
+
+def _between(machine: Machine, link: Link) -> Machine:
+    return replace(machine, network=link)
+
+
+def _inside(machine: Machine, link: Link) -> Machine:
+    return replace(machine, pair=link, ring=link, wide=None)
