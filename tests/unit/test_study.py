@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,27 +61,33 @@ VALUES: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    """The embedded site, its work in the test's folder."""
+def site_in(folder: Path) -> Site:
+    """The embedded site, its work in a folder."""
     found = shipped_site("embedded")
     return dataclasses.replace(
-        found, paths=dataclasses.replace(found.paths, work=tmp_path, datasets=tmp_path / "data")
+        found, paths=dataclasses.replace(found.paths, work=folder, datasets=folder / "data")
     )
 
 
+def plan_in(folder: Path, **changes: Any) -> Plan:
+    """The plan of a study made of VALUES with a changed small scale."""
+    path = folder / "study.yaml"
+    small = {**SMALL, **changes}
+    path.write_text(json.dumps({**VALUES, "scales": {"small": small, "full": SMALL}}))
+    found = read_study(path)
+    return make_plan(site_in(folder), found, found.scales["small"])
+
+
 @pytest.fixture
-def study(tmp_path: Path, site: Site) -> Callable[..., Plan]:
+def site(tmp_path: Path) -> Site:
+    """The embedded site, its work in the test's folder."""
+    return site_in(tmp_path)
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Callable[..., Plan]:
     """Plans a study made of VALUES with a changed small scale."""
-
-    def make(**changes: Any) -> Plan:
-        small = {**SMALL, **changes}
-        path = tmp_path / "study.yaml"
-        path.write_text(json.dumps({**VALUES, "scales": {"small": small, "full": SMALL}}))
-        found = read_study(path)
-        return make_plan(site, found, found.scales["small"])
-
-    return make
+    return partial(plan_in, tmp_path)
 
 
 def a_result(ranks: int, rate: float, **changes: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import pairwise
 from typing import Any
 
 from hpcdl.system.errors import MachineLacks
@@ -22,6 +23,7 @@ from hpcdl.workflows.study.judge import (
     by_size,
     ideal_ranks,
     line_of,
+    memory_bytes,
     series_name,
     throttled,
 )
@@ -133,7 +135,10 @@ def caption(findings: Findings) -> str:
     """What the marks of the figure mean."""
     kinds = {panel.panel for panel in findings.plan.study.figure}
     if "time-by-size" in kinds:
-        return "Markers are the median of the epochs after the first, bars the fastest and slowest."
+        return (
+            "Markers are the median of the epochs after the first, bars the fastest and slowest; "
+            "lines go through the sizes below memory, and dashed where they only foretell."
+        )
     return (
         "Filled markers are the median step, bars the 5th to 95th percentile of the steps; "
         "hollow markers are predicted from the one-rank run, grey ones published by others."
@@ -323,22 +328,25 @@ def _bar_name(scene: Scene, one: Measured) -> str:
 
 
 def _time_by_size(axes: Any, scene: Scene) -> None:
-    """Seconds of an epoch over the size of the data, with the fitted lines and memory's size."""
+    """Seconds of an epoch over the size of the data; lines are fitted below memory, then dashed."""
+    memory = memory_bytes(scene.findings)
     largest = max((one.size or 0 for one in scene.measured), default=0)
     unit, name = (_GIGA, "GB") if largest > _GIGA else (_MEGA, "MB")
     for number, (label, ones) in enumerate(by_size(scene.findings, scene.measured).items()):
         _sized(axes, ones, unit, label=label, **_style(number))
-        if line := line_of(ones):
-            ends = [0.0, 1.05 * (ones[-1].size or 0)]
-            axes.plot([x / unit for x in ends], [line[1] + line[0] * x for x in ends],
-                      linewidth=1, zorder=1, color=_style(number)["color"])  # fmt: skip
+        if line := line_of(scene.findings, ones):
+            end = 1.05 * (ones[-1].size or 0)
+            ends = [0.0, min(memory, end), end]
+            for dashes, (left, right) in zip(("-", "--"), pairwise(ends), strict=True):
+                if left < right:
+                    axes.plot([left / unit, right / unit], [line.at(left), line.at(right)], dashes,
+                              linewidth=1, zorder=1, color=_style(number)["color"])  # fmt: skip
         slow = [one for one in scene.measured if throttled(one) and one.epoch_seconds
                 and series_name(scene.findings, one.values) == label]  # fmt: skip
         if slow:
             style = {**_style(number), "marker": "X", "markerfacecolor": "white"}
             _sized(axes, slow, unit, label=f"{label}, slow storage", linestyle="--", **style)
-    memory = memory_bytes(scene.findings)
-    if memory and memory < 3 * largest:
+    if memory < 3 * largest:
         axes.axvline(memory / unit, color=_GREY, linestyle=":", linewidth=1.2)
         axes.annotate("memory", (memory / unit, 0.03), xycoords=("data", "axes fraction"),
                       rotation=90, va="bottom", ha="right", fontsize=7, color=_GREY)  # fmt: skip
@@ -358,15 +366,6 @@ def _sized(axes: Any, ones: Sequence[Measured], unit: float, **style: Any) -> No
     style.setdefault("linestyle", "none")
     axes.errorbar([(one.size or 0) / unit for one in ones], y, yerr=[down, up], capsize=2.5,
                   elinewidth=0.9, markersize=5, linewidth=1, **style)  # fmt: skip
-
-
-def memory_bytes(findings: Findings) -> float | None:
-    """Memory that could hold data: the scale's own, where emulated, else a node's."""
-    plan = findings.plan
-    if plan.scale.memory_gigabytes is not None:
-        return plan.scale.memory_gigabytes * _GIGA
-    partitions = {cell.point.spec.partition for cell in plan.possible}
-    return max(plan.site.partition(name).memory_gb for name in partitions) * _GIGA
 
 
 def _timeline(axes: Any, scene: Scene) -> None:

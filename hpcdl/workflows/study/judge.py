@@ -15,6 +15,7 @@ from hpcdl.workflows.study.collect import Findings, Measured
 from hpcdl.workflows.study.forecast import Predicted, median_error
 from hpcdl.workflows.study.model import Rule, Values, matches
 
+_GIGA = 1e9
 _BOUND_SHARE = 0.15
 """Of a step waited for input, from which on a job is storage-bound where no rule says else."""
 
@@ -172,28 +173,37 @@ def _metric(evidence: Evidence) -> Answer:
 
 
 def _linear(evidence: Evidence) -> Answer:
-    """How far the time of an epoch lies from a straight line over the size of the data."""
-    worst, words = 0.0, []
-    for name, series in by_size(evidence.findings, evidence.measured).items():
-        line = line_of(series)
-        if line is None:
-            return None, f"{name} has fewer than three sizes of data"
-        away = _off(line, series)
-        worst = max(worst, away)
-        words.append(f"{name} {away:.0%}")
+    """Above memory an epoch may be longer than the line through those below says, by the bound."""
     limit = evidence.rule.at_most
     assert limit is not None
-    if not words:
-        return None, "no cell read a whole data set"
-    return worst <= limit, f"off a straight line by {', '.join(words)}; at most {limit:.0%}"
+    gaps: list[float] = []
+    words, unknown = [], []
+    for name, series in by_size(evidence.findings, evidence.measured).items():
+        line = line_of(evidence.findings, series)
+        above = [one for one in series if (one.size or 0) > memory_bytes(evidence.findings)]
+        if line is None or not above:
+            lack = "line through two sizes below" if line is None else "size above"
+            unknown.append(f"{name} has no {lack} memory")
+        for one in above if line else []:
+            gap, said = _beyond(line, one)
+            gaps.append(gap)
+            words.append(f"{name} {said}")
+    if not gaps:
+        return None, "; ".join(unknown) or "no cell read a whole data set"
+    told = "; ".join([", ".join(words), *unknown])
+    said = f"an epoch above memory, over the line through those below: {told}; at most +{limit:.0%}"
+    if max(gaps) > limit:
+        return False, said
+    return None if unknown else True, said
 
 
-def _off(line: tuple[float, float], series: Sequence[Measured]) -> float:
-    """The largest distance from the line, as a part of the longest time."""
-    slope, start = line
-    times = [one.epoch_seconds or 0.0 for one in series]
-    away = [abs(t - start - slope * (one.size or 0)) for t, one in zip(times, series, strict=True)]
-    return max(away) / max(times)
+def _beyond(line: Line, one: Measured) -> tuple[float, str]:
+    """How much longer an epoch is than the line says; in words also its fastest and slowest."""
+    said = line.at(one.size or 0)
+    low, middle, high = (
+        seconds / said - 1 for seconds in (min(one.epochs), one.epoch_seconds or 0, max(one.epochs))
+    )
+    return middle, f"{middle:+.0%} (its epochs {low:+.0%} to {high:+.0%})"
 
 
 def _input_share(evidence: Evidence) -> Answer:
@@ -257,13 +267,38 @@ def by_size(findings: Findings, measured: Sequence[Measured]) -> dict[str, list[
     return {name: sorted(ones, key=lambda one: one.size or 0) for name, ones in found.items()}
 
 
-def line_of(series: Sequence[Measured]) -> tuple[float, float] | None:
-    """Slope and start of the fitted line of epoch seconds over bytes; None below three sizes."""
-    if len({one.size for one in series}) < 3:
+@dataclass(frozen=True)
+class Line:
+    """Seconds of an epoch over the bytes of its data."""
+
+    slope: float
+    start: float
+
+    def at(self, size: float) -> float:
+        """Seconds of an epoch on so many bytes."""
+        return self.start + self.slope * size
+
+
+def line_of(findings: Findings, series: Sequence[Measured]) -> Line | None:
+    """The line through the sizes below memory, which a knee at its end cannot bend.
+
+    None below two sizes, and where epochs do not grow with their data.
+    """
+    below = [one for one in series if (one.size or 0) <= memory_bytes(findings)]
+    if len({one.size for one in below}) < 2:
         return None
-    sizes = [one.size or 0.0 for one in series]
-    slope, start = linear_regression(sizes, [one.epoch_seconds or 0.0 for one in series])
-    return slope, start
+    sizes = [one.size or 0.0 for one in below]
+    slope, start = linear_regression(sizes, [one.epoch_seconds or 0.0 for one in below])
+    return Line(slope, start) if slope > 0 else None
+
+
+def memory_bytes(findings: Findings) -> float:
+    """Memory that could hold data: the scale's own, where emulated, else a node's."""
+    plan = findings.plan
+    if plan.scale.memory_gigabytes is not None:
+        return plan.scale.memory_gigabytes * _GIGA
+    partitions = {cell.point.spec.partition for cell in plan.possible}
+    return max(plan.site.partition(name).memory_gb for name in partitions) * _GIGA
 
 
 def throttled(one: Measured) -> bool:

@@ -1,0 +1,120 @@
+"""The rules of studies: what makes a yes, what makes a no, and what is not known."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdl.site import Site
+from hpcdl.workflows.study.figure import draw
+from hpcdl.workflows.study.load import load_study
+from hpcdl.workflows.study.model import Panel
+from hpcdl.workflows.study.plan import Plan, make_plan
+from tests.unit.test_study import SMALL, findings_of, finish, plan_in, verdict
+
+IMAGES = {"quarter": 20, "half": 40, "whole": 80}
+
+
+def sized(folder: Path, seconds: dict[str, float], memory: float = 0.3) -> Plan:
+    """A study whose epochs on a quarter, half and whole of a GB take so many seconds."""
+    sets = {
+        name: {"kind": "given", "path": name, "gigabytes": images / 80, "images": images}
+        for name, images in IMAGES.items()
+    }
+    run = {**SMALL["runs"][0], "over": {"gpus": ["1"], "model": ["resnet50"], "data": [*sets]}}  # type: ignore[index]
+    rule = {"rule": "linear", "says": "x", "at_most": 0.1}
+    plan = plan_in(folder, runs=[run], data=sets, memory_gigabytes=memory, acceptance=[rule])
+    for name, took in seconds.items():
+        only = tuple(cell for cell in plan.cells if cell.values["data"] == name)
+        finish(
+            dataclasses.replace(plan, cells=only),
+            {1: IMAGES[name] / took},
+            options={"warmup_steps": 0},
+        )
+    return plan
+
+
+# A straight line through those below memory, and what comes after it.
+
+
+@pytest.mark.parametrize(
+    ("whole", "ok", "said"),
+    [
+        (9.0, True, "resnet50 +0%"),
+        (9.9, False, "resnet50 +10%"),
+        (11.7, False, "resnet50 +30%"),
+        (6.3, True, "resnet50 -30%"),
+    ],
+    ids=["straight", "just beyond", "a knee of 30 %", "quicker"],
+)
+def test_an_epoch_above_memory_is_held_against_the_line_through_those_below(
+    tmp_path: Path, whole: float, ok: bool, said: str
+) -> None:
+    """A second to open the data, and 8 s for each GB of them."""
+    found, words = verdict(sized(tmp_path, {"quarter": 3, "half": 5, "whole": whole * 1.001}, 0.6))
+    assert found is ok
+    assert said in words
+    assert "at most +10%" in words
+
+
+def test_the_words_say_how_far_the_epochs_themselves_differ(tmp_path: Path) -> None:
+    _, words = verdict(sized(tmp_path, {"quarter": 3, "half": 5, "whole": 9}, 0.6))
+    assert "(its epochs +0% to +0%)" in words
+
+
+@pytest.mark.parametrize(
+    ("sizes", "memory", "said"),
+    [
+        (["quarter", "half", "whole"], 2.0, "no size above memory"),
+        (["quarter", "half", "whole"], 0.3, "no line through two sizes below memory"),
+        (["quarter", "whole"], 0.6, "no line through two sizes below memory"),
+    ],
+    ids=["none above", "one below", "a hole below"],
+)
+def test_without_a_line_or_something_beyond_it_linearity_is_not_known(
+    tmp_path: Path, sizes: list[str], memory: float, said: str
+) -> None:
+    took = {"quarter": 3, "half": 5, "whole": 9}
+    ok, words = verdict(sized(tmp_path, {name: took[name] for name in sizes}, memory))
+    assert ok is None
+    assert said in words
+
+
+def test_the_figure_draws_the_line_that_is_judged_dashed_above_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.axes import Axes
+
+    drawn: list[tuple[Any, ...]] = []
+    plot = Axes.plot
+
+    def note(axes: Axes, *args: Any, **more: Any) -> Any:
+        drawn.append(args)
+        return plot(axes, *args, **more)
+
+    monkeypatch.setattr(Axes, "plot", note)
+    plan = sized(tmp_path, {"quarter": 3, "half": 5, "whole": 90}, 0.6)
+    panels = dataclasses.replace(plan.study, figure=(Panel("time-by-size", {}, "x"),))
+    draw(findings_of(dataclasses.replace(plan, study=panels)), ())
+    (below, beyond) = [args for args in drawn if len(args) == 3]
+    assert (below[2], beyond[2]) == ("-", "--")
+    assert below[1] == pytest.approx([1.0, 5.8])
+    assert beyond[1] == pytest.approx([5.8, 9.4])
+
+
+@pytest.mark.parametrize(("scale", "at_most"), [("small", 0.3), ("full", 0.1)])
+def test_tsubame_io_has_two_sizes_below_memory_and_a_bound_that_a_knee_breaks(
+    three_generations: Site, scale: str, at_most: float
+) -> None:
+    study = load_study("tsubame-io")
+    (rule,) = [one for one in study.scales[scale].acceptance if one.rule == "linear"]
+    assert rule.at_most == at_most
+    if scale == "full":
+        plan = make_plan(three_generations, study, study.scales[scale])
+        memory = max(plan.site.partition(c.point.spec.partition).memory_gb for c in plan.possible)
+        sizes = sorted(data.gigabytes or 0 for data in plan.scale.data.values())
+        assert sizes[1] < memory < sizes[2]
