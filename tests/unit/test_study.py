@@ -510,7 +510,8 @@ def test_a_rule_whose_cells_are_missing_is_not_known_never_a_yes(
 def test_storage_bound_or_not_is_told_by_what_ranks_wait_for(
     study: Callable[..., Plan], waited: float, said: str
 ) -> None:
-    plan = study(acceptance=[{"rule": "input-share", "says": "x", "at_least": 0.15}])
+    rule = {"rule": "input-share", "says": "x", "where": {"gpus": "1"}, "at_least": 0.15}
+    plan = study(acceptance=[rule])
     samples = a_result(1, 8.0)["samples"]
     samples["input"] = [waited] * 20
     finish(plan, {1: 8.0}, samples=samples)
@@ -520,7 +521,7 @@ def test_storage_bound_or_not_is_told_by_what_ranks_wait_for(
 
 
 def test_more_than_one_gpu_in_a_rank_is_found(study: Callable[..., Plan]) -> None:
-    plan = study(acceptance=[{"rule": "one-rank-per-gpu", "says": "x"}])
+    plan = study(acceptance=[{"rule": "one-rank-per-gpu", "says": "x", "gpus": [1]}])
     finish(plan, {1: 8.0})
     assert verdict(plan)[0] is True
     layout = {**a_result(1, 8.0)["layout"], "gpu_per_rank": 4}

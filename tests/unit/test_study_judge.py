@@ -15,6 +15,7 @@ from hpcdl.workflows.study.model import Panel
 from hpcdl.workflows.study.plan import Plan, make_plan
 from tests.unit.test_study import SMALL, findings_of, finish, plan_in, verdict
 
+RUN: dict[str, Any] = SMALL["runs"][0]  # type: ignore[index]
 IMAGES = {"quarter": 20, "half": 40, "whole": 80}
 
 
@@ -24,7 +25,7 @@ def sized(folder: Path, seconds: dict[str, float], memory: float = 0.3) -> Plan:
         name: {"kind": "given", "path": name, "gigabytes": images / 80, "images": images}
         for name, images in IMAGES.items()
     }
-    run = {**SMALL["runs"][0], "over": {"gpus": ["1"], "model": ["resnet50"], "data": [*sets]}}  # type: ignore[index]
+    run = {**RUN, "over": {"gpus": ["1"], "model": ["resnet50"], "data": [*sets]}}
     rule = {"rule": "linear", "says": "x", "at_most": 0.1}
     plan = plan_in(folder, runs=[run], data=sets, memory_gigabytes=memory, acceptance=[rule])
     for name, took in seconds.items():
@@ -118,3 +119,100 @@ def test_tsubame_io_has_two_sizes_below_memory_and_a_bound_that_a_knee_breaks(
         memory = max(plan.site.partition(c.point.spec.partition).memory_gb for c in plan.possible)
         sizes = sorted(data.gigabytes or 0 for data in plan.scale.data.values())
         assert sizes[1] < memory < sizes[2]
+
+
+# Holes: a cell that a rule would look at, and that is missing, makes no yes.
+
+RATES = {1: 8.0, 2: 15.0, 4: 16.0}
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"rule": "efficiency", "gpus": [2, 4], "at_least": 0.1},
+        {"rule": "one-rank-per-gpu"},
+        {"rule": "model", "at_most": 9.0},
+        {"rule": "metric", "metric": "auroc", "at_least": 0.5},
+        {"rule": "input-share", "at_most": 0.9},
+        {"rule": "share", "part": "compute", "at_least": 0.1},
+    ],
+    ids=lambda rule: str(rule["rule"]),
+)
+def test_a_missing_cell_makes_no_yes_and_is_named(tmp_path: Path, rule: dict[str, Any]) -> None:
+    plan = plan_in(tmp_path, acceptance=[{"says": "x", **rule}])
+    summary = {"metrics": {"auroc": 0.9}}
+    finish(plan, {1: 8.0, 2: 15.0}, summary=summary)
+    ok, words = verdict(plan)
+    assert ok is None
+    assert "training: gpus=4 model=resnet50" in words
+    finish(plan, RATES, summary=summary)
+    assert verdict(plan)[0] is True
+
+
+@pytest.mark.parametrize("rule", ["agree", "faster"])
+def test_a_missing_half_of_a_pair_makes_no_yes(tmp_path: Path, rule: str) -> None:
+    """And a cell that has no other half in the matrix is nothing to wait for."""
+    needs = {
+        "agree": {"over": "partition", "at_most": 0.5},
+        "faster": {"over": "partition", "better": "v100", "worse": "p100", "at_least": 0.5},
+    }
+    over = {"gpus": ["1", "2", "4"], "partition": ["p100", "v100"]}
+    run = {**RUN, "over": over, "exclude": [{"gpus": "4", "partition": "p100"}]}
+    plan = plan_in(tmp_path, runs=[run], acceptance=[{"rule": rule, "says": "x", **needs[rule]}])
+    finish(plan, {1: 8.0})
+    ok, words = verdict(plan)
+    assert ok is None
+    assert "gpus=2 partition=p100" in words
+    assert "gpus=4" not in words
+    finish(plan, {1: 8.0, 2: 15.0})
+    assert verdict(plan)[0] is True
+
+
+def test_a_measured_cell_that_breaks_a_rule_is_a_no_whatever_is_missing(tmp_path: Path) -> None:
+    rule = {"rule": "efficiency", "says": "x", "gpus": [2, 4], "at_least": 0.99}
+    plan = plan_in(tmp_path, acceptance=[rule], shares_cores=False)
+    finish(plan, {1: 8.0, 2: 8.0})
+    assert verdict(plan)[0] is False
+
+
+@pytest.mark.parametrize("asked", [{"gpus": [1, 2]}, {"where": {"gpus": "2"}}])
+def test_a_hole_that_a_rule_does_not_look_at_changes_nothing(
+    tmp_path: Path, asked: dict[str, Any]
+) -> None:
+    plan = plan_in(tmp_path, acceptance=[{"rule": "one-rank-per-gpu", "says": "x", **asked}])
+    finish(plan, {1: 8.0, 2: 15.0})
+    assert verdict(plan)[0] is True
+
+
+def test_of_jobs_that_repeat_one_is_a_measurement(tmp_path: Path) -> None:
+    plan = plan_in(
+        tmp_path,
+        runs=[{**RUN, "repeats": 2}],
+        acceptance=[{"rule": "one-rank-per-gpu", "says": "x"}],
+    )
+    first = tuple(cell for cell in plan.cells if cell.attempt == 0)
+    finish(dataclasses.replace(plan, cells=first), RATES)
+    assert verdict(plan)[0] is True
+
+
+def test_a_series_without_its_one_rank_run_has_no_efficiency_to_say_yes_of(tmp_path: Path) -> None:
+    over = {"gpus": ["1", "2"], "model": ["alexnet", "resnet50"]}
+    rule = {"rule": "efficiency", "says": "x", "gpus": [2], "at_least": 0.1}
+    run = {**RUN, "over": over, "exclude": [{"model": "alexnet", "gpus": "1"}]}
+    plan = plan_in(tmp_path, runs=[run], acceptance=[rule])
+    finish(plan, {1: 8.0, 2: 15.0})
+    ok, words = verdict(plan)
+    assert ok is None
+    assert "no one-rank run beside gpus=2 model=alexnet" in words
+
+
+def test_a_result_without_the_metric_makes_no_yes(tmp_path: Path) -> None:
+    plan = plan_in(
+        tmp_path,
+        acceptance=[{"rule": "metric", "says": "x", "metric": "auroc", "at_least": 0.5}],
+    )
+    finish(plan, {2: 15.0, 4: 16.0}, summary={"metrics": {"auroc": 0.9}})
+    finish(plan, {1: 8.0})
+    ok, words = verdict(plan)
+    assert ok is None
+    assert "without it: gpus=1" in words

@@ -50,7 +50,7 @@ class Measured:
     @property
     def values(self) -> Values:
         """The values of the matrix, and the run's name."""
-        return {**self.cell.values, "run": self.cell.run.name}
+        return self.cell.named
 
     @property
     def ranks(self) -> int:
@@ -248,7 +248,7 @@ def _epochs(
 
 def _data_size(plan: Plan, cell: Cell) -> tuple[float | None, float | None]:
     """Bytes and images of a cell's training data."""
-    name = cell.values.get("data", cell.run.data)
+    name = cell.data
     if name == SYNTHETIC:
         return None, None
     data = plan.scale.data[name]

@@ -323,7 +323,9 @@ def _bars(
 def _bar_name(scene: Scene, one: Measured) -> str:
     ranks = "1 rank" if one.ranks == 1 else f"{one.ranks} ranks"
     counts = {other.ranks for other in scene.measured}
-    name = series_name(scene.findings, one.values) + (" (slow reads)" if throttled(one) else "")
+    name = series_name(scene.findings, one.values) + (
+        " (slow reads)" if throttled(one.cell.run) else ""
+    )
     return f"{name}, {ranks}" if len(counts) > 1 else name
 
 
@@ -341,7 +343,7 @@ def _time_by_size(axes: Any, scene: Scene) -> None:
                 if left < right:
                     axes.plot([left / unit, right / unit], [line.at(left), line.at(right)], dashes,
                               linewidth=1, zorder=1, color=_style(number)["color"])  # fmt: skip
-        slow = [one for one in scene.measured if throttled(one) and one.epoch_seconds
+        slow = [one for one in scene.measured if throttled(one.cell.run) and one.epoch_seconds
                 and series_name(scene.findings, one.values) == label]  # fmt: skip
         if slow:
             style = {**_style(number), "marker": "X", "markerfacecolor": "white"}

@@ -87,8 +87,7 @@ def _series(findings: Findings, base: Measured) -> Iterator[Predicted]:
         one.ranks: one.rate for one in findings.measured if _without_count(one.values) == alike
     }
     known = {one.ranks for one in _teachers(findings) if _without_count(one.values) == alike}
-    asked = {cell.gpus for cell in findings.plan.possible if alike == _without_count(
-        {**cell.values, "run": cell.run.name})}  # fmt: skip
+    asked = {c.gpus for c in findings.plan.possible if alike == _without_count(c.named)}
     for gpus in sorted({*asked, *measured, *base.cell.run.predict} - {1}):
         found = _one(findings, base, gpus, measured.get(gpus))
         yield replace(found, from_itself=gpus in known)
@@ -207,7 +206,7 @@ def _images(plan: Plan, cell: Cell, options: Values) -> float:
     """Images that a cell trains on."""
     if "steps" in options:
         return float(options["steps"]) * _batch(options, cell.gpus) * cell.gpus
-    data = plan.scale.data.get(cell.values.get("data", cell.run.data))
+    data = plan.scale.data.get(cell.data)
     images = data and (data.images or float(data.options.get("count", 0)))
     if not images:
         raise BadInput("the study does not say how many images a cell trains on")

@@ -1,7 +1,7 @@
 """The acceptance of a study, rule by rule: yes, no, or not known yet, always with the numbers.
 
 A rule looks at measurements only. What cannot be judged because cells are missing is `None`,
-never a yes.
+never a yes; what is measured and breaks a rule is a no, whatever is missing.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from statistics import fmean, linear_regression
 
 from hpcdl.workflows.study.collect import Findings, Measured
 from hpcdl.workflows.study.forecast import Predicted, median_error
-from hpcdl.workflows.study.model import Rule, Values, matches
+from hpcdl.workflows.study.model import SYNTHETIC, Rule, Run, Values, matches
+from hpcdl.workflows.study.plan import Cell
 
 _GIGA = 1e9
+_SHOWN = 3
 _BOUND_SHARE = 0.15
 """Of a step waited for input, from which on a job is storage-bound where no rule says else."""
 
@@ -57,11 +59,55 @@ def judge(findings: Findings, predicted: tuple[Predicted, ...]) -> tuple[Verdict
 
 
 def _verdict(rule: Rule, findings: Findings, predicted: tuple[Predicted, ...]) -> Verdict:
-    chosen = tuple(one for one in findings.measured if matches(one.values, rule.where))
-    evidence = Evidence(rule, findings, predicted, chosen)
-    if rule.rule != "complete" and not chosen:
+    measured = tuple(one for one in findings.measured if _chosen(rule, one.cell))
+    if rule.rule != "complete" and not measured:
         return Verdict(rule, None, "nothing was measured")
-    return Verdict(rule, *_RULES[rule.rule](evidence))
+    said = tuple(one for one in predicted if matches(one.values, rule.where)
+                 and (not rule.gpus or one.gpus in rule.gpus))  # fmt: skip
+    ok, words = _RULES[rule.rule](Evidence(rule, findings, said, measured))
+    missing = _missing(rule, findings) if ok else []
+    if missing:
+        return Verdict(rule, None, f"{words}; not known, for these are missing: {_few(missing)}")
+    return Verdict(rule, ok, words)
+
+
+def _chosen(rule: Rule, cell: Cell) -> bool:
+    """Whether a rule looks at a cell; some look at one rank whatever their `gpus` are."""
+    counts = (*rule.gpus, 1) if rule.rule in {"efficiency", "model"} else rule.gpus
+    return matches(cell.named, rule.where) and (not rule.gpus or cell.gpus in counts)
+
+
+def _missing(rule: Rule, findings: Findings) -> list[str]:
+    """The cells that a rule would look at, were they measured; one job of several is enough."""
+    known = [one.values for one in findings.measured]
+    return [
+        f"{hole.cell.run.name}: {hole.cell.words}"
+        for hole in findings.holes
+        if _chosen(rule, hole.cell)
+        and hole.cell.named not in known
+        and hole.cell.attempt == 0
+        and _compared(rule, hole.cell, findings)
+    ]
+
+
+def _compared(rule: Rule, cell: Cell, findings: Findings) -> bool:
+    """Whether a cell could change what a rule says: rules that compare need its like."""
+    if rule.rule == "linear":
+        return not throttled(cell.run) and cell.data != SYNTHETIC
+    if rule.rule == "model":
+        return bool(cell.run.predict)
+    if not rule.over:
+        return True
+    values = {other.named.get(rule.over) for other in findings.plan.cells
+              if _but(other.named, rule.over) == _but(cell.named, rule.over)}  # fmt: skip
+    asked = {rule.better, rule.worse} if rule.rule == "faster" else values
+    return cell.named.get(rule.over) in asked and asked <= values and len(asked) > 1
+
+
+def _few(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return "; ".join(names[:_SHOWN]) + more
 
 
 def _complete(evidence: Evidence) -> Answer:
@@ -73,7 +119,7 @@ def _complete(evidence: Evidence) -> Answer:
 def _agree(evidence: Evidence) -> Answer:
     """A gap beyond the bound counts where the steps of the two do not overlap; else it is noise."""
     rule = evidence.rule
-    pairs = [pair for pair in evidence.pairs if not rule.gpus or pair[0].ranks in rule.gpus]
+    pairs = list(evidence.pairs)
     if not pairs:
         return None, f"no two cells differ in '{rule.over}' alone"
     limit = rule.at_most
@@ -98,20 +144,22 @@ def _overlap(one: Measured, other: Measured) -> bool:
 
 
 def _efficiency(evidence: Evidence) -> Answer:
-    """Throughput over the one-rank run's times ranks; where cores are shared, times cores."""
+    """Throughput over the one-rank run's times GPUs; where cores are shared, times cores."""
     rule = evidence.rule
-    found = []
+    found, lone = [], []
     for one in evidence.measured:
-        base = alone(evidence.measured, one)
-        if one.ranks in rule.gpus and base:
-            found.append((one.rate / base.rate / _ideal(evidence.findings, one), one))
+        if one.cell.gpus in rule.gpus:
+            share = efficiency(evidence.findings, one)
+            lone += [one.cell.words] if share is None else []
+            found += [] if share is None else [(share, one)]
     if not found:
         return None, "no series has both one rank and the ranks asked for"
     assert rule.at_least is not None
     words = ", ".join(f"{share:.0%} ({one.cell.words})" for share, one in found)
-    return min(found, key=lambda pair: pair[0])[0] >= rule.at_least, (
-        f"{words}; at least {rule.at_least:.0%}"
-    )
+    words += f"; at least {rule.at_least:.0%}"
+    if min(share for share, _ in found) < rule.at_least:
+        return False, words
+    return (None, f"{words}; no one-rank run beside {_few(lone)}") if lone else (True, words)
 
 
 def _faster(evidence: Evidence) -> Answer:
@@ -154,22 +202,31 @@ def _model(evidence: Evidence) -> Answer:
     limit = evidence.rule.at_most
     assert limit is not None
     count = sum(one.error is not None for one in evidence.predicted)
-    return error <= limit, f"median error {error:.1%} of {count} cells; at most {limit:.0%}"
+    words = f"median error {error:.1%} of {count} cells; at most {limit:.0%}"
+    said = [one.values for one in evidence.predicted]
+    silent = [one.cell.words for one in evidence.measured
+              if one.ranks > 1 and one.cell.run.predict and one.values not in said]  # fmt: skip
+    if error <= limit and silent:
+        return None, f"{words}; the model says nothing of {_few(silent)}"
+    return error <= limit, words
 
 
 def _metric(evidence: Evidence) -> Answer:
     rule = evidence.rule
     assert rule.at_least is not None
-    found = {
-        one.cell.words: float(one.result["summary"]["metrics"][rule.metric])
-        for one in evidence.measured
-        if rule.metric in one.result["summary"]["metrics"]
-    }
+    found, without = [], []
+    for one in evidence.measured:
+        metrics = one.result["summary"]["metrics"]
+        if rule.metric in metrics:
+            found.append(float(metrics[rule.metric]))
+        else:
+            without.append(one.cell.words)
     if not found:
         return None, f"no result holds '{rule.metric}'"
-    low = min(found.values())
-    span = f"{low:.3f} to {max(found.values()):.3f}"
-    return low >= rule.at_least, f"{rule.metric} {span}; at least {rule.at_least:g}"
+    words = f"{rule.metric} {min(found):.3f} to {max(found):.3f}; at least {rule.at_least:g}"
+    if min(found) < rule.at_least:
+        return False, words
+    return (None, f"{words}; without it: {_few(without)}") if without else (True, words)
 
 
 def _linear(evidence: Evidence) -> Answer:
@@ -184,7 +241,8 @@ def _linear(evidence: Evidence) -> Answer:
         if line is None or not above:
             lack = "line through two sizes below" if line is None else "size above"
             unknown.append(f"{name} has no {lack} memory")
-        for one in above if line else []:
+            continue
+        for one in above:
             gap, said = _beyond(line, one)
             gaps.append(gap)
             words.append(f"{name} {said}")
@@ -262,7 +320,7 @@ def by_size(findings: Findings, measured: Sequence[Measured]) -> dict[str, list[
     """
     found: dict[str, list[Measured]] = {}
     for one in measured:
-        if one.size and one.epoch_seconds and not throttled(one):
+        if one.size and one.epoch_seconds and not throttled(one.cell.run):
             found.setdefault(series_name(findings, one.values), []).append(one)
     return {name: sorted(ones, key=lambda one: one.size or 0) for name, ones in found.items()}
 
@@ -301,10 +359,9 @@ def memory_bytes(findings: Findings) -> float:
     return max(plan.site.partition(name).memory_gb for name in partitions) * _GIGA
 
 
-def throttled(one: Measured) -> bool:
-    """Whether its data came more slowly than the storage could give them."""
-    reads = one.cell.run.reads
-    return reads is not None and reads.megabytes_per_second > 0
+def throttled(run: Run) -> bool:
+    """Whether its data come more slowly than the storage could give them."""
+    return run.reads is not None and run.reads.megabytes_per_second > 0
 
 
 def series_name(findings: Findings, values: Values) -> str:
@@ -321,8 +378,13 @@ def ideal_ranks(findings: Findings, ranks: int, cpus_per_rank: int) -> float:
     return max(1.0, min(float(ranks), cores / min(cpus_per_rank, cores)))
 
 
-def _ideal(findings: Findings, one: Measured) -> float:
-    return ideal_ranks(findings, one.ranks, int(one.result["layout"]["cpus_per_rank"]))
+def efficiency(findings: Findings, one: Measured) -> float | None:
+    """What a measurement keeps of its one-rank run's rate times GPUs, or times shared cores."""
+    base = alone(findings.measured, one)
+    if base is None:
+        return None
+    cpus = int(one.result["layout"]["cpus_per_rank"])
+    return one.rate / base.rate / ideal_ranks(findings, one.cell.gpus, cpus)
 
 
 def _but(values: Values, key: str) -> dict[str, str]:

@@ -39,6 +39,16 @@ class Cell:
         return int(text) if text.isascii() and text.isdigit() else 0
 
     @property
+    def data(self) -> str:
+        """The name of its data set."""
+        return self.values.get("data", self.run.data)
+
+    @property
+    def named(self) -> Values:
+        """The values of the matrix, and the run's name."""
+        return {**self.values, "run": self.run.name}
+
+    @property
     def words(self) -> str:
         """`gpus=2 model=resnet50`, for people."""
         words = " ".join(f"{key}={value}" for key, value in self.values.items())

@@ -207,5 +207,5 @@ def _judge(plan: Plan, of: Run, tasks: int, partition: str, script: Script) -> C
 
 def _needed(plan: Plan) -> tuple[DataSet, ...]:
     """The data sets that possible cells read."""
-    names = {cell.values.get("data", cell.run.data) for cell in plan.possible} - {SYNTHETIC}
+    names = {cell.data for cell in plan.possible} - {SYNTHETIC}
     return tuple(data for name, data in plan.scale.data.items() if name in names)
