@@ -176,7 +176,13 @@ def test_all_faults_of_a_file_are_shown_at_once_with_their_lines(tmp_path: Path)
         ({"over": {"model": ["mlp"]}}, "lacks 'gpus'"),
         ({"data": "imagnet"}, "no data set 'imagnet'"),
         ({"exclude": [{"modle": "x"}]}, "'modle' is not in the matrix"),
+        ({"exclude": [{"model": "resnet5"}]}, "did you mean 'resnet50'?"),
         ({"options": {"model": "mlp"}}, "in the matrix and in the options"),
+        ({"over": {"gpus": ["0"]}, "reads": {}}, "'gpus' is '0', not a whole number from 1 on"),
+        ({"over": {"gpus": ["\u00b2"]}, "reads": {}}, "'gpus' is '\\xb2', not a whole number"),
+        ({"options": {"batch-per-rank": "many"}}, "'batch-per-rank' is 'many', not a whole"),
+        ({"options": {"steps": "1.5"}}, "'steps' is '1.5', not a whole number"),
+        ({"over": {"gpus": ["1"], "epochs": ["2", "-1"]}}, "'epochs' is '-1', not a whole"),
     ],
 )
 def test_an_impossible_matrix_is_refused_at_its_line(
@@ -193,11 +199,38 @@ def test_a_rule_without_what_it_needs_is_refused(study: Callable[..., Plan]) -> 
     assert "'agree' needs 'over'" in caught.value.render()
 
 
+def test_a_part_that_no_step_has_is_refused(study: Callable[..., Plan]) -> None:
+    with pytest.raises(InvalidDocument) as caught:
+        study(acceptance=[{"rule": "share", "says": "x", "part": "comput", "at_least": 0.1}])
+    assert "did you mean 'compute'?" in caught.value.render()
+
+
+def test_a_data_set_of_no_number_of_images_is_refused(study: Callable[..., Plan]) -> None:
+    with pytest.raises(InvalidDocument) as caught:
+        study(data={"photos": {"kind": "photos", "options": {"count": "many"}}})
+    assert "'count' is 'many', not a whole number from 1 on" in caught.value.render()
+
+
+def test_a_figure_of_more_panels_than_letters_is_refused(tmp_path: Path) -> None:
+    panels = [{"panel": "rate"}] * 9
+    (tmp_path / "s.yaml").write_text(json.dumps({**VALUES, "figure": panels}))
+    with pytest.raises(InvalidDocument, match="1 fault") as caught:
+        read_study(tmp_path / "s.yaml")
+    assert "the figure has 9 panels, more than 8" in caught.value.render()
+
+
 def test_a_file_of_a_later_version_is_one_fault(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text("schema: 2\nwhatever: new\n")
     with pytest.raises(InvalidDocument, match="1 fault") as caught:
         read_study(tmp_path / "s.yaml")
     assert "schema 2 is newer" in caught.value.render()
+
+
+def test_a_version_that_is_no_number_is_a_fault_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text("schema: \u00b2\n")
+    with pytest.raises(InvalidDocument) as caught:
+        read_study(tmp_path / "s.yaml")
+    assert "'schema' must be a whole number" in caught.value.render()
 
 
 def test_an_unknown_study_is_refused_with_the_nearest_name() -> None:

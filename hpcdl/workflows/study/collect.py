@@ -19,12 +19,11 @@ from typing import Any
 from hpcdl.jobs.sweep import point_folder
 from hpcdl.jobs.sweep_run import DONE, IMPOSSIBLE, QUEUED, Standing
 from hpcdl.system.files import write_json
-from hpcdl.workflows.study.model import SYNTHETIC, Values
+from hpcdl.workflows.study.model import PARTS, SYNTHETIC, Values
 from hpcdl.workflows.study.plan import Cell, Plan, data_folder
 
 RESULT_VERSION = 1
 MACHINE = "machine.json"
-PARTS = ("compute", "input", "communication", "update", "other")
 _GIGA = 1e9
 
 

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Any
 
 from hpcdl.system.errors import MachineLacks
-from hpcdl.workflows.study.collect import PARTS, Findings, Measured
+from hpcdl.workflows.study.collect import Findings, Measured
 from hpcdl.workflows.study.forecast import Predicted
 from hpcdl.workflows.study.judge import (
     alone,
@@ -27,7 +27,7 @@ from hpcdl.workflows.study.judge import (
     series_name,
     throttled,
 )
-from hpcdl.workflows.study.model import Panel, Published, matches
+from hpcdl.workflows.study.model import PARTS, Panel, Published, matches
 
 # Okabe and Ito's colours, which colour-blind readers tell apart.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

@@ -6,6 +6,7 @@ schema cannot say is checked here: names that refer to each other, rows that exi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from hpcdl import facts
 from hpcdl.system.document import Document, read_document
 from hpcdl.system.errors import BadInput
-from hpcdl.system.schema import check
+from hpcdl.system.schema import check, short
 from hpcdl.system.text import did_you_mean
 from hpcdl.workflows.study.model import (
     SYNTHETIC,
@@ -27,7 +28,9 @@ from hpcdl.workflows.study.model import (
     Scale,
     Study,
 )
-from hpcdl.workflows.study.schema import SCALES, STUDY, VERSION
+from hpcdl.workflows.study.schema import MOST_PANELS, SCALES, STUDY, VERSION
+
+Place = tuple[str | int, ...]
 
 # What a rule of each kind cannot do without.
 _NEEDS: dict[str, tuple[str, ...]] = {
@@ -40,6 +43,9 @@ _NEEDS: dict[str, tuple[str, ...]] = {
     "input-share": (),
     "share": ("part", "at_least"),
 }
+# Values that plans and costs are computed from; the program reads the others itself.
+_COUNTS = ("gpus", "steps", "epochs", "batch-per-rank", "global-batch")
+_COUNT = re.compile(r"[1-9][0-9]{0,8}")
 _OWN_KEYS = frozenset({"gpus", "partition", "data", "nodes"})
 
 
@@ -96,7 +102,7 @@ def _check_version(document: Document) -> None:
     """A file of a later version is told so in one fault, not in all that follow from it."""
     node = document.find(("schema",))
     text = getattr(node, "text", "")
-    if text.isdigit() and int(text) > VERSION:
+    if _COUNT.fullmatch(text) and int(text) > VERSION:
         document.fault(f"schema {text} is newer than this hpcdl reads ({VERSION})", node,
                        "a newer hpcdl reads it")  # fmt: skip
         document.raise_faults()
@@ -119,12 +125,14 @@ def _check_meaning(document: Document, values: dict[str, Any]) -> None:
             if data["kind"] == "given" and not data["path"]:
                 document.fault(f"'{name}' is given, but not where",
                                document.find((*where, "data", name)), "say its `path`")  # fmt: skip
+            if "count" in data["options"]:
+                place = (*where, "data", name, "options", "count")
+                _check_count(document, place, "count", data["options"]["count"])
+    _check_figure(document, values)
     _check_rows(document, values)
 
 
-def _check_run(
-    document: Document, where: tuple[str | int, ...], run: dict[str, Any], data: dict[str, Any]
-) -> None:
+def _check_run(document: Document, where: Place, run: dict[str, Any], data: dict[str, Any]) -> None:
     for key, asked in run["over"].items():
         node = document.find((*where, "over", key))
         if len(set(asked)) < len(asked):
@@ -134,21 +142,49 @@ def _check_run(
     if "gpus" not in run["over"]:
         document.fault("the matrix lacks 'gpus'", document.find((*where, "over")),
                        "write gpus: [1] where it does not vary")  # fmt: skip
-    for index, pattern in enumerate(run["exclude"]):
-        for key in pattern:
-            if key not in run["over"]:
-                document.fault(f"'{key}' is not in the matrix",
-                               document.find((*where, "exclude", index)),
-                               did_you_mean(key, run["over"]))  # fmt: skip
+    _check_counts(document, where, run)
+    _check_exclude(document, where, run)
     for name in [run["data"], *run["over"].get("data", ())]:
         if name != SYNTHETIC and name not in data:
             document.fault(f"there is no data set '{name}'", document.find((*where, "data")),
                            did_you_mean(name, [SYNTHETIC, *data]))  # fmt: skip
 
 
-def _check_rule(
-    document: Document, where: tuple[str | int, ...], rule: dict[str, Any], keys: set[str]
-) -> None:
+def _check_counts(document: Document, where: Place, run: dict[str, Any]) -> None:
+    for key in _COUNTS:
+        for index, text in enumerate(run["over"].get(key, ())):
+            _check_count(document, (*where, "over", key, index), key, text)
+        if key in run["options"]:
+            _check_count(document, (*where, "options", key), key, run["options"][key])
+
+
+def _check_exclude(document: Document, where: Place, run: dict[str, Any]) -> None:
+    for index, pattern in enumerate(run["exclude"]):
+        for key, text in pattern.items():
+            node = document.find((*where, "exclude", index, key))
+            if key not in run["over"]:
+                document.fault(f"'{key}' is not in the matrix", node,
+                               did_you_mean(key, run["over"]))  # fmt: skip
+            elif text not in run["over"][key]:
+                document.fault(f"'{key}' never is '{short(text)}' in the matrix", node,
+                               did_you_mean(text, run["over"][key]))  # fmt: skip
+
+
+def _check_count(document: Document, where: Place, key: str, text: str) -> None:
+    if not _COUNT.fullmatch(text):
+        document.fault(f"'{key}' is '{short(text)}', not a whole number from 1 on",
+                       document.find(where), "write digits, such as 8")  # fmt: skip
+
+
+def _check_figure(document: Document, values: dict[str, Any]) -> None:
+    count = len(values["figure"])
+    if count > MOST_PANELS:
+        node = document.find(("figure", MOST_PANELS))
+        document.fault(f"the figure has {count} panels, more than {MOST_PANELS}", node,
+                       "show the rest in a study of their own")  # fmt: skip
+
+
+def _check_rule(document: Document, where: Place, rule: dict[str, Any], keys: set[str]) -> None:
     node = document.find(where)
     for name in _NEEDS.get(rule["rule"], ()):
         if rule[name] in (None, "", []):

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SYNTHETIC = "synthetic"
+PARTS = ("compute", "input", "communication", "update", "other")
+"""What a step's time is made of."""
+
 Values = Mapping[str, str]
 
 

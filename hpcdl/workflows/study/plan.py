@@ -34,9 +34,8 @@ class Cell:
 
     @property
     def gpus(self) -> int:
-        """Ranks asked for; 0 where the matrix holds no number there."""
-        text = self.values.get("gpus", "")
-        return int(text) if text.isascii() and text.isdigit() else 0
+        """Ranks asked for."""
+        return int(self.values["gpus"])
 
     @property
     def data(self) -> str:

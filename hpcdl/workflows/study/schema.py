@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from hpcdl.system.schema import Schema
+from hpcdl.workflows.study.model import PARTS
 
 VERSION = 1
 NAME = r"^[a-z][a-z0-9-]{0,40}$"
@@ -18,6 +19,7 @@ RULES = (
     "linear", "input-share", "share",
 )  # fmt: skip
 PANELS = ("rate", "speedup", "efficiency", "phases", "shares", "time-by-size", "timeline")
+MOST_PANELS = 8
 _MOST = 1_000_000
 
 
@@ -67,7 +69,7 @@ RULE = _object(
         "worse": _text("With `faster`: the value that must lose.", default=""),
         "gpus": {**_COUNTS, "default": []},
         "metric": _text("With `metric`: its name in result.json.", default=""),
-        "part": _text("With `share`: the part of a step.", default=""),
+        "part": _text("With `share`: the part of a step.", enum=list(PARTS), default=""),
         "at_least": _number("The least that passes.", default=None),
         "at_most": _number("The most that passes.", default=None),
     },
@@ -190,7 +192,7 @@ STUDY: Schema = {
             "found": _text("What they found."),
             "series": _texts("Keys of the matrix that tell the lines of the figure apart."),
             "figure": {"type": "array", "description": "Its panels.", "items": PANEL,
-                       "minItems": 1},
+                       "minItems": 1, "maxItems": MOST_PANELS},
             "published": {"type": "array", "description": "Numbers to set beside ours.",
                           "items": PUBLISHED, "default": []},
             "scales": _object("The sizes.", dict.fromkeys(SCALES, SCALE), *SCALES),
