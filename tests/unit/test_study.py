@@ -193,10 +193,44 @@ def test_an_impossible_matrix_is_refused_at_its_line(
     assert said in caught.value.render()
 
 
-def test_a_rule_without_what_it_needs_is_refused(study: Callable[..., Plan]) -> None:
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ({"rule": "agree", "at_most": 0.1}, "'agree' needs 'over'"),
+        ({"rule": "input-share"}, "'input-share' has no bound"),
+        ({"rule": "linear", "at_most": 0.1, "at_least": 0.1}, "does not look at 'at_least'"),
+        ({"rule": "complete", "where": {"gpus": "1"}}, "does not look at 'where'"),
+        ({"rule": "one-rank-per-gpu", "where": {"modle": "x"}}, "did you mean 'model'?"),
+        ({"rule": "efficiency", "at_least": 0.1, "gpus": [2, 64]}, "no run has 64 GPUs"),
+    ],
+)
+def test_a_rule_that_says_less_or_more_than_its_kind_looks_at_is_refused(
+    study: Callable[..., Plan], rule: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidDocument, match="1 fault") as caught:
+        study(acceptance=[{"says": "x", **rule}])
+    assert said in caught.value.render()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"series": ["modle"]}, {"figure": [{"panel": "rate", "where": {"modle": "resnet50"}}]}],
+)
+def test_a_figure_by_a_key_that_no_run_has_is_refused(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    """It would draw all lines as one, or none."""
+    (tmp_path / "s.yaml").write_text(json.dumps({**VALUES, **change}))
+    with pytest.raises(InvalidDocument, match="1 fault") as caught:
+        read_study(tmp_path / "s.yaml")
+    assert "no matrix has 'modle'" in caught.value.render()
+    assert "did you mean 'model'?" in caught.value.render()
+
+
+def test_cells_that_teach_by_a_key_that_no_run_has_are_refused(study: Callable[..., Plan]) -> None:
     with pytest.raises(InvalidDocument) as caught:
-        study(acceptance=[{"rule": "agree", "says": "x", "at_most": 0.1}])
-    assert "'agree' needs 'over'" in caught.value.render()
+        study(exchange_from={"modle": "resnet50"})
+    assert "did you mean 'model'?" in caught.value.render()
 
 
 def test_a_part_that_no_step_has_is_refused(study: Callable[..., Plan]) -> None:

@@ -13,7 +13,7 @@ from hpcdl.workflows.study.figure import draw
 from hpcdl.workflows.study.load import load_study
 from hpcdl.workflows.study.model import Panel
 from hpcdl.workflows.study.plan import Plan, make_plan
-from tests.unit.test_study import SMALL, findings_of, finish, plan_in, verdict
+from tests.unit.test_study import SMALL, a_result, findings_of, finish, plan_in, verdict
 
 RUN: dict[str, Any] = SMALL["runs"][0]  # type: ignore[index]
 IMAGES = {"quarter": 20, "half": 40, "whole": 80}
@@ -216,3 +216,41 @@ def test_a_result_without_the_metric_makes_no_yes(tmp_path: Path) -> None:
     ok, words = verdict(plan)
     assert ok is None
     assert "without it: gpus=1" in words
+
+
+# Every cell that a rule chooses counts, and no other.
+
+
+def two_networks(folder: Path, rule: dict[str, Any]) -> Plan:
+    """AlexNet that computes half of each step and is slow on 2, ResNet-50 that does all well."""
+    over = {"gpus": ["1", "2"], "model": ["alexnet", "resnet50"]}
+    plan = plan_in(
+        folder,
+        runs=[{**RUN, "over": over, "predict": [4]}],
+        acceptance=[{"says": "x", **rule}],
+        shares_cores=False,
+    )
+    samples = a_result(1, 8.0)["samples"]
+    samples["input"] = samples["compute"]
+    for name, second in (("alexnet", 1.0), ("resnet50", 15.0)):
+        only = tuple(cell for cell in plan.cells if cell.values["model"] == name)
+        more = {"samples": samples} if name == "alexnet" else {}
+        finish(dataclasses.replace(plan, cells=only), {2: second}, model=name)
+        finish(dataclasses.replace(plan, cells=only), {1: 8.0}, model=name, **more)
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("rule", "ok"),
+    [
+        ({"rule": "share", "part": "compute", "at_least": 0.9}, False),
+        ({"rule": "share", "part": "compute", "at_least": 0.9, "gpus": [2]}, True),
+        ({"rule": "model", "at_most": 0.3}, False),
+        ({"rule": "model", "at_most": 0.3, "where": {"model": "alexnet"}}, False),
+        ({"rule": "model", "at_most": 0.3, "where": {"model": "resnet50"}}, True),
+    ],
+)
+def test_a_rule_judges_the_cells_that_it_chooses(
+    tmp_path: Path, rule: dict[str, Any], ok: bool
+) -> None:
+    assert verdict(two_networks(tmp_path, rule))[0] is ok

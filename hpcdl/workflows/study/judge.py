@@ -18,8 +18,6 @@ from hpcdl.workflows.study.plan import Cell
 
 _GIGA = 1e9
 _SHOWN = 3
-_BOUND_SHARE = 0.15
-"""Of a step waited for input, from which on a job is storage-bound where no rule says else."""
 
 
 @dataclass(frozen=True)
@@ -270,7 +268,8 @@ def _input_share(evidence: Evidence) -> Answer:
     low, high = min(shares, key=_first)[0], max(shares, key=_first)[0]
     rule = evidence.rule
     words = f"ranks wait for input {low:.1%} to {high:.1%} of a step: "
-    bound = rule.at_least or rule.at_most or _BOUND_SHARE
+    bound = rule.at_most if rule.at_least is None else rule.at_least
+    assert bound is not None
     words += "storage-bound" if low > bound else (
         "not storage-bound" if high <= bound else "storage-bound in part"
     )  # fmt: skip
@@ -285,8 +284,9 @@ def _share(evidence: Evidence) -> Answer:
     rule = evidence.rule
     shares = [one.shares[rule.part] for one in evidence.measured]
     assert rule.at_least is not None
-    return max(shares) >= rule.at_least, (
-        f"{rule.part} takes {min(shares):.1%} to {max(shares):.1%} of a step"
+    return min(shares) >= rule.at_least, (
+        f"{rule.part} takes {min(shares):.1%} to {max(shares):.1%} of a step; "
+        f"at least {rule.at_least:.0%}"
     )
 
 

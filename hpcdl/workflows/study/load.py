@@ -7,7 +7,7 @@ schema cannot say is checked here: names that refer to each other, rows that exi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,8 @@ _NEEDS: dict[str, tuple[str, ...]] = {
 # Values that plans and costs are computed from; the program reads the others itself.
 _COUNTS = ("gpus", "steps", "epochs", "batch-per-rank", "global-batch")
 _COUNT = re.compile(r"[1-9][0-9]{0,8}")
-_OWN_KEYS = frozenset({"gpus", "partition", "data", "nodes"})
+_ANY = ("rule", "says", "where", "gpus")
+_BOUNDS = ("at_least", "at_most")
 
 
 def shipped() -> tuple[str, ...]:
@@ -109,27 +110,47 @@ def _check_version(document: Document) -> None:
 
 
 def _check_meaning(document: Document, values: dict[str, Any]) -> None:
+    everywhere: set[str] = set()
     for scale_name, scale in values["scales"].items():
         where = ("scales", scale_name)
-        names: set[str] = set()
-        for index, run in enumerate(scale["runs"]):
-            if run["name"] in names:
-                node = document.find((*where, "runs", index, "name"))
-                document.fault(f"the run '{run['name']}' is given twice", node)
-            names.add(run["name"])
-            _check_run(document, (*where, "runs", index), run, scale["data"])
-        keys = {key for run in scale["runs"] for key in (*run["over"], "run")} | _OWN_KEYS
+        _check_runs(document, where, scale)
+        keys = {key for run in scale["runs"] for key in (*run["over"], "run")}
+        counts = {int(text) for run in scale["runs"] for text in run["over"].get("gpus", ())
+                  if _COUNT.fullmatch(text)}  # fmt: skip
         for index, rule in enumerate(scale["acceptance"]):
-            _check_rule(document, (*where, "acceptance", index), rule, keys)
+            _check_rule(document, (*where, "acceptance", index), rule, keys, counts)
+        _check_keys(document, (*where, "exchange_from"), scale["exchange_from"] or {}, keys)
         for name, data in scale["data"].items():
-            if data["kind"] == "given" and not data["path"]:
-                document.fault(f"'{name}' is given, but not where",
-                               document.find((*where, "data", name)), "say its `path`")  # fmt: skip
-            if "count" in data["options"]:
-                place = (*where, "data", name, "options", "count")
-                _check_count(document, place, "count", data["options"]["count"])
-    _check_figure(document, values)
+            _check_data(document, (*where, "data", name), name, data)
+        everywhere |= keys
+    _check_figure(document, values, everywhere)
     _check_rows(document, values)
+
+
+def _check_runs(document: Document, where: Place, scale: dict[str, Any]) -> None:
+    names: set[str] = set()
+    for index, run in enumerate(scale["runs"]):
+        if run["name"] in names:
+            node = document.find((*where, "runs", index, "name"))
+            document.fault(f"the run '{run['name']}' is given twice", node)
+        names.add(run["name"])
+        _check_run(document, (*where, "runs", index), run, scale["data"])
+
+
+def _check_data(document: Document, where: Place, name: str, data: dict[str, Any]) -> None:
+    if data["kind"] == "given" and not data["path"]:
+        node = document.find(where)
+        document.fault(f"'{name}' is given, but not where", node, "say its `path`")
+    if "count" in data["options"]:
+        _check_count(document, (*where, "options", "count"), "count", data["options"]["count"])
+
+
+def _check_keys(document: Document, where: Place, asked: Iterable[str], keys: set[str]) -> None:
+    """What chooses or names cells by a key that no run has would choose none, or merge all."""
+    for key in asked:
+        if key not in keys:
+            document.fault(f"no matrix has '{short(key)}'", document.find((*where, key)),
+                           did_you_mean(key, sorted(keys)))  # fmt: skip
 
 
 def _check_run(document: Document, where: Place, run: dict[str, Any], data: dict[str, Any]) -> None:
@@ -176,7 +197,11 @@ def _check_count(document: Document, where: Place, key: str, text: str) -> None:
                        document.find(where), "write digits, such as 8")  # fmt: skip
 
 
-def _check_figure(document: Document, values: dict[str, Any]) -> None:
+def _check_figure(document: Document, values: dict[str, Any], keys: set[str]) -> None:
+    for index, key in enumerate(values["series"]):
+        _check_keys(document, ("series", index), [key], keys)
+    for index, panel in enumerate(values["figure"]):
+        _check_keys(document, ("figure", index, "where"), panel["where"], keys)
     count = len(values["figure"])
     if count > MOST_PANELS:
         node = document.find(("figure", MOST_PANELS))
@@ -184,14 +209,34 @@ def _check_figure(document: Document, values: dict[str, Any]) -> None:
                        "show the rest in a study of their own")  # fmt: skip
 
 
-def _check_rule(document: Document, where: Place, rule: dict[str, Any], keys: set[str]) -> None:
-    node = document.find(where)
-    for name in _NEEDS.get(rule["rule"], ()):
-        if rule[name] in (None, "", []):
-            document.fault(f"the rule '{rule['rule']}' needs '{name}'", node)
-    for key in [*rule["where"], *([rule["over"]] if rule["over"] else [])]:
-        if key not in keys:
-            document.fault(f"no matrix has '{key}'", node, did_you_mean(key, sorted(keys)))
+def _check_rule(
+    document: Document, where: Place, rule: dict[str, Any], keys: set[str], counts: set[int]
+) -> None:
+    node, kind = document.find(where), rule["rule"]
+    needs = _NEEDS.get(kind, ())
+    for name in needs:
+        if not _said(rule[name]):
+            document.fault(f"the rule '{kind}' needs '{name}'", node)
+    looks = {*needs, *_ANY} if kind != "complete" else {"rule", "says"}
+    if kind == "input-share":
+        looks |= {*_BOUNDS}
+        if not any(_said(rule[name]) for name in _BOUNDS):
+            document.fault(f"the rule '{kind}' has no bound", node, "give at_least or at_most")
+    for name, value in rule.items():
+        if name not in looks and _said(value):
+            document.fault(f"the rule '{kind}' does not look at '{name}'",
+                           document.find((*where, name)), "take it out")  # fmt: skip
+    _check_keys(document, (*where, "where"), rule["where"], keys)
+    _check_keys(document, (*where, "over"), [rule["over"]] if rule["over"] else [], keys)
+    for index, count in enumerate(rule["gpus"]):
+        if count not in counts:
+            document.fault(f"no run has {count} GPUs", document.find((*where, "gpus", index)),
+                           f"use one of: {', '.join(map(str, sorted(counts)))}")  # fmt: skip
+
+
+def _said(value: Any) -> bool:
+    """Whether a file gives a value; a bound of 0 is one."""
+    return value not in (None, "", [], {})
 
 
 def _check_rows(document: Document, values: dict[str, Any]) -> None:
