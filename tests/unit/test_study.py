@@ -449,6 +449,50 @@ def test_a_garbled_result_is_a_hole(study: Callable[..., Plan], text: str) -> No
     assert found.holes[0].state == "unusable"
 
 
+LAYOUT = a_result(1, 8.0)["layout"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"layout": None}, "lacks or garbles"),
+        ({"layout": {**LAYOUT, "ranks": 0}}, "ranks is 0, not a whole number from 1 on"),
+        ({"layout": {**LAYOUT, "ranks_per_node": ["x", 2]}}, "ranks_per_node is 'x'"),
+        ({"layout": {**LAYOUT, "nodes": 3}}, "no list of nodes"),
+        ({"options": {"warmup_steps": float("inf")}}, "warmup_steps is inf"),
+        ({"global_batch": 10**400}, "lacks or garbles"),
+        ({"parameters": "many"}, "parameters is 'many'"),
+        ({"model": None}, "says model is None"),
+        ({"summary": {}}, "'metrics'"),
+        ({"job": {}}, "'id'"),
+        ({"samples": {**a_result(1, 8.0)["samples"], "seconds": [float("nan")] * 20}},
+         "samples of 'seconds' that are no numbers"),
+        ({"samples": {**a_result(1, 8.0)["samples"], "compute": [0.0] * 20}},
+         "says of no step where its time went"),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, str) else "",
+)  # fmt: skip
+def test_a_result_that_lacks_what_a_report_needs_is_one_hole(
+    study: Callable[..., Plan], change: dict[str, Any], said: str
+) -> None:
+    plan = study()
+    finish(plan, {1: 8.0, 4: 16.0})
+    finish(plan, {2: 15.0}, **change)
+    found = findings_of(plan)
+    assert [one.ranks for one in found.measured] == [1, 4]
+    (hole,) = found.holes
+    assert said in hole.reason
+    assert "`study run` runs it again" in hole.reason
+    assert as_data(make_report(found))["accepted"] is False
+
+
+def test_a_score_that_is_no_number_is_none_and_its_cell_stays(study: Callable[..., Plan]) -> None:
+    plan = study()
+    finish(plan, {1: 8.0}, summary={"metrics": {"auroc": float("nan"), "accuracy": 0.5}})
+    (one,) = findings_of(plan).measured
+    assert one.metrics == {"accuracy": 0.5}
+
+
 def test_a_failed_job_is_a_hole_with_its_own_words(study: Callable[..., Plan]) -> None:
     plan = study()
     finish(plan, {1: 8.0, 2: 15.0})

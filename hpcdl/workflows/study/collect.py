@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import isfinite
 from pathlib import Path
 from statistics import fmean, median, quantiles
 from typing import Any
@@ -24,6 +25,7 @@ from hpcdl.workflows.study.plan import Cell, Plan, data_folder
 
 RESULT_VERSION = 1
 MACHINE = "machine.json"
+_TIMES = ("seconds", "checkpoint", "images")
 _GIGA = 1e9
 
 
@@ -68,6 +70,12 @@ class Measured:
             return self.rate, self.rate
         cuts = quantiles(self.rates, n=20, method="inclusive")
         return cuts[0], cuts[-1]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Scores by name; one that is no number, as of classes that nobody saw, is none."""
+        found: Mapping[str, Any] = self.result["summary"]["metrics"]
+        return {name: float(value) for name, value in found.items() if _is_number(value)}
 
     @property
     def step_seconds(self) -> float:
@@ -155,7 +163,7 @@ def _machine(plan: Plan) -> tuple[int, float]:
     try:
         noted = json.loads((plan.folder / MACHINE).read_text())
         return int(noted["cores"]), float(noted["load"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, ArithmeticError):
         return len(os.sched_getaffinity(0)), 0.0
 
 
@@ -169,7 +177,7 @@ def _look(plan: Plan, cell: Cell, standing: Standing) -> Measured | Hole:
         return _missing(plan, cell, standing, folder)
     try:
         return _measured(plan, cell, folder)
-    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as fault:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as fault:
         why = fault.args[0] if isinstance(fault, _Unusable) else f"lacks or garbles {fault}"
         return Hole(cell, "unusable", f"{folder / 'result.json'} {why}; without that folder, "
                     "`study run` runs it again")  # fmt: skip
@@ -210,24 +218,69 @@ def _measured(plan: Plan, cell: Cell, folder: Path) -> Measured:
     version = result.get("schema") if isinstance(result, dict) else None
     if version != RESULT_VERSION:
         raise _Unusable(f"is of version {version}; this hpcdl reads version {RESULT_VERSION}")
-    samples = result["samples"]
+    _check_result(result)
+    samples = {name: _times(result["samples"], name) for name in (*_TIMES, *PARTS)}
     skip = int(result["options"]["warmup_steps"])
     skip = skip if len(samples["seconds"]) > skip else 0
     pure = [s - c for s, c in zip(samples["seconds"], samples["checkpoint"], strict=True)][skip:]
-    images = samples["images"][skip:]
-    if not pure or min(pure) <= 0:
+    if not pure or min(pure) <= 0 or min(samples["images"]) <= 0:
         raise _Unusable("holds no measured step")
+    parts = {name: fmean(samples[name][skip:]) for name in PARTS}
+    if not sum(parts.values()) > 0:
+        raise _Unusable("says of no step where its time went")
     size, count = _data_size(plan, cell)
     return Measured(
         cell=cell,
         result=result,
         folder=folder,
-        rates=tuple(n / seconds for n, seconds in zip(images, pure, strict=True)),
-        parts={name: fmean(samples[name][skip:]) for name in PARTS},
+        rates=tuple(n / s for n, s in zip(samples["images"][skip:], pure, strict=True)),
+        parts=parts,
         size=size,
         images=count,
         epochs=_epochs(result, pure, count),
     )
+
+
+def _check_result(result: Mapping[str, Any]) -> None:
+    """All that rules, predictions, figures and reports take from a result later is there.
+
+    What is not is an error of some kind, which makes a hole of the cell.
+    """
+    layout = result["layout"]
+    _whole(1, layout, "ranks", "cpus_per_rank")
+    for ranks in layout["ranks_per_node"]:
+        _whole(1, {"ranks_per_node": ranks}, "ranks_per_node")
+    _whole(0, layout, "gpu_per_rank")
+    _whole(1, result, "batch_per_rank", "global_batch", "parameters")
+    _whole(0, result["options"], "warmup_steps")
+    for name in ("model", "precision"):
+        if not isinstance(result[name], str):
+            raise _Unusable(f"says {name} is {result[name]!r}, not a name")
+    if not isinstance(result["summary"]["metrics"], dict):
+        raise _Unusable("holds no metrics by name")
+    if not isinstance(layout["nodes"], list):
+        raise _Unusable("holds no list of nodes")
+    _ = result["job"]["id"], result["release"]
+
+
+def _whole(least: int, values: Mapping[str, Any], *names: str) -> None:
+    for name in names:
+        value = values[name]
+        if not _is_number(value) or value < least or value != int(value):
+            raise _Unusable(f"says {name} is {value!r}, not a whole number from {least} on")
+
+
+def _times(samples: Mapping[str, Any], name: str) -> list[float]:
+    """A column of the samples, all of them numbers from 0 on."""
+    column = samples[name]
+    if not all(_is_number(value) and value >= 0 for value in column):
+        raise _Unusable(f"holds samples of '{name}' that are no numbers from 0 on")
+    return [float(value) for value in column]
+
+
+def _is_number(value: object) -> bool:
+    """Whether it is a finite number; JSON as Python reads it also holds NaN and Infinity."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
 
 
 def _epochs(

@@ -214,9 +214,8 @@ def _metric(evidence: Evidence) -> Answer:
     assert rule.at_least is not None
     found, without = [], []
     for one in evidence.measured:
-        metrics = one.result["summary"]["metrics"]
-        if rule.metric in metrics:
-            found.append(float(metrics[rule.metric]))
+        if rule.metric in one.metrics:
+            found.append(one.metrics[rule.metric])
         else:
             without.append(one.cell.words)
     if not found:

@@ -132,7 +132,7 @@ def _cell_data(findings: Findings, one: Measured) -> dict[str, Any]:
         "seconds": {name: round(seconds, 6) for name, seconds in one.parts.items()},
         "data_bytes": one.size,
         "epoch_seconds": one.epoch_seconds,
-        "metrics": one.result["summary"]["metrics"],
+        "metrics": one.metrics,
         "job_id": one.result["job"]["id"],
         "release": one.result["release"],
         "result": str(one.folder / "result.json"),
@@ -197,9 +197,8 @@ def _measured_table(report: Report) -> Table:
 
 
 def _scores(one: Measured) -> str:
-    metrics = one.result["summary"]["metrics"]
-    shown = [name for name in ("accuracy", "auroc") if name in metrics]
-    return ", ".join(f"{name} {metrics[name]:.3f}" for name in shown)
+    shown = [name for name in ("accuracy", "auroc") if name in one.metrics]
+    return ", ".join(f"{name} {one.metrics[name]:.3f}" for name in shown)
 
 
 def _predicted_table(predicted: Sequence[Predicted]) -> Table:
