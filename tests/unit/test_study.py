@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from hpcdl.cli import main
+from hpcdl.jobs.spec import Module
 from hpcdl.jobs.sweep import point_folder
 from hpcdl.jobs.sweep_run import Standing
 from hpcdl.site import Site
@@ -299,6 +300,38 @@ def test_partitions_can_be_replaced_place_for_place(modern: Site) -> None:
     assert not plan.impossible
 
 
+@pytest.mark.parametrize(
+    ("partitions", "said"),
+    [(["a100", "h100"], "is of one partition, not of 2"), (["a100", "a100"], "is of one")],
+)
+def test_more_partitions_than_a_study_compares_are_refused(
+    modern: Site, partitions: list[str], said: str
+) -> None:
+    study = load_study("aliyun-resnet50")
+    with pytest.raises(BadInput, match=said) as caught:
+        make_plan(modern, study, study.scales["full"], partitions)
+    assert partitions[1] in caught.value.hint
+
+
+def test_a_partition_named_twice_is_refused(modern: Site) -> None:
+    study = load_study("sjtu-inception")
+    with pytest.raises(BadInput, match="twice"):
+        make_plan(modern, study, study.scales["full"], ["a100", "a100"])
+
+
+def test_the_rate_of_slowed_reads_is_that_of_all_ranks_of_each_job(
+    study: Callable[..., Plan],
+) -> None:
+    slow = {"megabytes_per_second": 8, "cached": False}
+    plan = study(runs=[{**SMALL["runs"][0], "reads": slow}])  # type: ignore[index]
+    rates = {cell.gpus: cell.point.spec.environment["HPCDL_READS_RATE"] for cell in plan.cells}
+    assert rates == {1: "8000000", 2: "4000000", 4: "2000000"}
+    scripts = [one.script.text for one in running.check_scripts(plan, Module(("tensorflow",)))]
+    assert sorted(re.findall(r"HPCDL_READS_RATE=(\d+)", "".join(scripts))) == [
+        "2000000", "4000000", "8000000",
+    ]  # fmt: skip
+
+
 def test_a_changed_study_does_not_take_old_results_for_new(study: Callable[..., Plan]) -> None:
     one = study()
     same = study()
@@ -311,8 +344,6 @@ def test_a_changed_study_does_not_take_old_results_for_new(study: Callable[..., 
 @pytest.mark.parametrize("name", shipped())
 @pytest.mark.parametrize("scale", ["small", "full"])
 def test_every_script_of_every_study_is_clean_under_lint_and_bash(name: str, scale: str) -> None:
-    from hpcdl.jobs.spec import Module
-
     study = load_study(name)
     site = shipped_site("embedded" if scale == "small" else "p100-v100-k80")
     plan = make_plan(site, study, study.scales[scale])

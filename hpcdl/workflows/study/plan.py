@@ -20,6 +20,7 @@ from hpcdl.system.errors import BadInput
 from hpcdl.workflows.study.model import SYNTHETIC, DataSet, Reads, Run, Scale, Study, Values
 
 _MOST_CELLS = 1000
+_MEGA = 1e6
 READS_LIBRARY = "slow_reads.so"
 
 
@@ -121,8 +122,10 @@ def make_plan(site: Site, study: Study, scale: Scale, partitions: Sequence[str] 
         partitions: those to use instead of the study's own, in its order.
 
     Raises:
-        BadInput: the matrix is too large, or no cell of it can run on this site.
+        BadInput: the matrix is too large, no cell of it can run on this site, or there are more
+            partitions than the study compares.
     """
+    _check_partitions(study, scale, partitions)
     folder = site.paths.work / "studies" / f"{study.name}-{scale.name}"
     cells = tuple(
         cell for run in scale.runs for cell in _cells(site, study, scale, _moved(run, partitions))
@@ -142,6 +145,18 @@ def data_folder(site: Site, data: DataSet) -> Path:
     if data.kind == "given":
         return site.paths.datasets / data.path
     return site.paths.work / "studies" / "data" / f"{data.name}-{_digest(data.kind, data.options)}"
+
+
+def _check_partitions(study: Study, scale: Scale, partitions: Sequence[str]) -> None:
+    places = max(len(run.over.get("partition", ("",))) for run in scale.runs)
+    if len(partitions) > places:
+        own = "one partition" if places == 1 else f"{places} partitions"
+        raise BadInput(
+            f"'{study.name}' at scale '{scale.name}' is of {own}, not of {len(partitions)}",
+            hint=f"leave out '{partitions[places]}', or run the study once more with it",
+        )
+    if len(set(partitions)) < len(partitions):
+        raise BadInput("--partition names a partition twice", hint="name each once")
 
 
 def _moved(run: Run, partitions: Sequence[str]) -> Run:
@@ -179,8 +194,9 @@ def _cells(site: Site, study: Study, scale: Scale, run: Run) -> Iterator[Cell]:
     for attempt in range(run.repeats):
         for point in points:
             values = {k: names[v] if k == "data" else v for k, v in point.values.items()}
-            made = replace(point, id=_point_id(base, point, attempt))
-            yield Cell(run, values, made, attempt)
+            environment = _environment(site, scale, run, int(values["gpus"]))
+            made = replace(point, spec=replace(point.spec, environment=environment))
+            yield Cell(run, values, replace(made, id=_point_id(base, made, attempt)), attempt)
 
 
 def _base(site: Site, study: Study, scale: Scale, run: Run) -> JobSpec:
@@ -191,7 +207,6 @@ def _base(site: Site, study: Study, scale: Scale, run: Run) -> JobSpec:
         minutes=run.minutes,
         name=f"{study.name}-{run.name}"[:60],
         program=("hpcdl", "train", *_options(run.options), *data),
-        environment=_environment(site, scale, run),
     )
 
 
@@ -212,17 +227,15 @@ def library(site: Site) -> Path:
     return site.paths.work / "studies" / READS_LIBRARY
 
 
-def _environment(site: Site, scale: Scale, run: Run) -> dict[str, str]:
-    """What slow_reads.c is told; the rate it takes is of one rank, so it is set per shape."""
+def _environment(site: Site, scale: Scale, run: Run, ranks: int) -> dict[str, str]:
+    """What slow_reads.c is told: of a job's rate, each rank's part."""
     reads: Reads | None = run.reads
     if reads is None:
         return {}
-    ranks = {int(text) for text in run.over["gpus"] if text.isdigit()} or {1}
-    rate = reads.megabytes_per_second * 1e6 / max(ranks)
     return {
         "LD_PRELOAD": str(library(site)),
         "HPCDL_READS_BELOW": str(_data_root(site, scale, run)),
-        "HPCDL_READS_RATE": f"{rate:.0f}",
+        "HPCDL_READS_RATE": f"{reads.megabytes_per_second * _MEGA / ranks:.0f}",
         "HPCDL_READS_CACHED": "1" if reads.cached else "0",
     }
 
@@ -237,7 +250,9 @@ def _data_root(site: Site, scale: Scale, run: Run) -> Path:
 def _point_id(base: JobSpec, point: sweep.Point, attempt: int) -> str:
     job = {key: value for key, value in point.values.items() if key in JOB_KEYS}
     again = (attempt,) if attempt else ()
-    return _digest(job, point.spec.program, dict(base.environment), base.cpus_per_task, *again)
+    return _digest(
+        job, point.spec.program, dict(point.spec.environment), base.cpus_per_task, *again
+    )
 
 
 def _digest(*parts: object) -> str:
