@@ -360,6 +360,51 @@ def test_the_cost_of_a_full_study_is_known_in_gpu_hours(three_generations: Site)
     assert 1 < found.gpu_hours < 1000
 
 
+def test_a_job_on_slowed_storage_costs_at_least_the_time_of_its_reads(
+    three_generations: Site,
+) -> None:
+    """AlexNet's 3 epochs of 295.1 GB at 200 MB/s, on 4 GPUs."""
+    study = load_study("tsubame-io")
+    plan = make_plan(three_generations, study, study.scales["full"])
+    slow = tuple(cell for cell in plan.cells if cell.run.name == "slow")
+    found = cost(dataclasses.replace(plan, cells=slow))
+    assert not found.unknown
+    reading = 3 * 295.1e9 / 200e6 / 3600 * 4
+    assert reading <= found.gpu_hours < 1.5 * reading
+
+
+def test_real_images_cost_more_than_synthetic_ones_where_cores_cannot_make_them(
+    three_generations: Site,
+) -> None:
+    study = load_study("aliyun-resnet50")
+    plan = make_plan(three_generations, study, study.scales["full"])
+    hours = {
+        name: cost(
+            dataclasses.replace(plan, cells=tuple(c for c in plan.cells if c.data == name))
+        ).gpu_hours
+        for name in ("synthetic", "imagenet")
+    }
+    assert hours["imagenet"] > hours["synthetic"]
+
+
+def test_more_ranks_are_predicted_no_faster_than_their_data_can_be_read(
+    tmp_path: Path, three_generations: Site
+) -> None:
+    study = load_study("tsubame-io")
+    scale = study.scales["full"]
+    slow = dataclasses.replace(
+        scale.runs[1], over={**scale.runs[1].over, "gpus": ("1",)}, predict=(4,)
+    )
+    scale = dataclasses.replace(scale, runs=(slow,))
+    site = dataclasses.replace(
+        three_generations, paths=dataclasses.replace(three_generations.paths, work=tmp_path)
+    )
+    plan = make_plan(site, study, scale)
+    finish(plan, {1: 1000.0}, model="alexnet", batch_per_rank=64)
+    (one,), _ = predict(findings_of(plan))
+    assert one.rate < 200e6 / (295.1e9 / 2562334)
+
+
 def test_a_partition_without_references_costs_what_nobody_knows(site: Site) -> None:
     """No GPU, no published rows: named, and the study is shown all the same."""
     study = load_study("hkbu-scaling")

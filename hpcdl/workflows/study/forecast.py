@@ -11,20 +11,30 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import TypedDict
 
+from hpcdl import facts
+from hpcdl.predict.feed import IMAGENET
 from hpcdl.predict.forecast import expand
 from hpcdl.predict.network import names, network
 from hpcdl.predict.request import Request, answer
 from hpcdl.system.errors import BadInput
 from hpcdl.workflows.study.collect import Findings, Measured
-from hpcdl.workflows.study.model import Run, Values, matches
+from hpcdl.workflows.study.model import SYNTHETIC, Run, Values, matches
 from hpcdl.workflows.study.plan import Cell, Plan
 
 _HOUR = 3600.0
-_GIGA = 1e9
+_MEGA, _GIGA = 1e6, 1e9
 _GRADIENT_BYTES = 4.0
 _LEAST = 1e-6
 _PRECISIONS = {"fp32": "fp32", "fp16": "amp", "bf16": "amp"}
+
+
+class Feeding(TypedDict, total=False):
+    """The part of a request to the model that says how images come in."""
+
+    data: str
+    storage_gbs: float
 
 
 @dataclass(frozen=True)
@@ -107,6 +117,7 @@ def _one(findings: Findings, base: Measured, gpus: int, measured: float | None) 
         form="no_overlap" if exchange else "horovod",
         link_gbs=exchange,
         network_gbs=exchange,
+        **_feeding(findings.plan, base.cell),
     )
     point = answer(request).points[0]
     # What the series' own one-rank run is unsure by, its steps' spread, is not the model's.
@@ -191,9 +202,27 @@ def _cell_hours(plan: Plan, cell: Cell) -> float:
         gpus=str(cell.gpus),
         batch=_batch(options, cell.gpus),
         precision=_PRECISIONS.get(options.get("precision", "fp32"), "fp32"),
+        **_feeding(plan, cell),
     )
     rate = answer(request).points[0].images_per_second
     return cell.gpus * _images(plan, cell, options) / rate / _HOUR
+
+
+def _feeding(plan: Plan, cell: Cell) -> Feeding:
+    """What the model is told of a cell's input: that images are real, and how fast they are read.
+
+    It counts images of ImageNet's size: storage gives fewer of larger ones. Where cores are
+    shared, one rank's step already holds what making images costs.
+    """
+    if cell.data == SYNTHETIC or plan.scale.shares_cores:
+        return {}
+    reads, data = cell.run.reads, plan.scale.data[cell.data]
+    if reads is None or not reads.megabytes_per_second:
+        return {"data": IMAGENET}
+    usual = float(facts.load("links")["input"]["bytes_per_image"])
+    own = data.gigabytes * _GIGA / data.images if data.gigabytes and data.images else usual
+    rate = reads.megabytes_per_second * _MEGA / _GIGA
+    return {"data": IMAGENET, "storage_gbs": rate * usual / own}
 
 
 def _batch(options: Values, gpus: int) -> int:
