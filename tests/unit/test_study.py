@@ -25,7 +25,7 @@ from hpcdl.system.errors import BadInput, MachineLacks
 from hpcdl.train.options import ARGUMENTS
 from hpcdl.workflows.study import run as running
 from hpcdl.workflows.study.collect import Findings, collect
-from hpcdl.workflows.study.figure import draw
+from hpcdl.workflows.study.figure import caption, draw
 from hpcdl.workflows.study.forecast import cost, median_error, predict
 from hpcdl.workflows.study.judge import judge
 from hpcdl.workflows.study.load import load_study, read_study, shipped
@@ -637,7 +637,49 @@ def test_what_did_not_run_is_predicted_from_the_one_rank_run(study: Callable[...
     assert not gaps
     assert {one.gpus: one.measured for one in predicted} == {2: 15.0, 4: None, 8: None}
     assert median_error(predicted) is not None
-    assert all(one.low <= one.rate <= one.high for one in predicted)
+
+
+@pytest.mark.parametrize("second", [12.0, 6.0], ids=["slower than measured", "quicker"])
+def test_on_shared_cores_predictions_are_as_unsure_as_the_worst_that_ran(
+    study: Callable[..., Plan], second: float
+) -> None:
+    plan = study()
+    finish(plan, {1: 8.0, 2: second})
+    predicted, _ = predict(findings_of(plan))
+    (ran,) = [one for one in predicted if one.measured]
+    worst = max(ran.rate / second, second / ran.rate)
+    for one in predicted:
+        assert (one.low, one.high) == pytest.approx((one.rate / worst, one.rate * worst))
+    assert "the model's largest error on cells that ran too" in caption(findings_of(plan))
+
+
+def test_without_a_cell_that_ran_predictions_on_shared_cores_have_no_bounds(
+    study: Callable[..., Plan], tmp_path: Path
+) -> None:
+    plan = study()
+    finish(plan, {1: 8.0})
+    predicted, _ = predict(findings_of(plan))
+    assert {(one.low, one.high) for one in predicted} == {(None, None)}
+    assert as_data(make_report(findings_of(plan)))["predicted"][0]["low"] is None
+    pytest.importorskip("matplotlib")
+    write_report(make_report(findings_of(plan)), tmp_path / "report")
+
+
+def test_on_gpus_predictions_have_the_bounds_of_the_model(study: Callable[..., Plan]) -> None:
+    plan = study(shares_cores=False)
+    finish(plan, {1: 8.0})
+    predicted, _ = predict(findings_of(plan))
+    assert all(one.low and one.high and one.low < one.rate < one.high for one in predicted)
+    assert "eight times in ten" in caption(findings_of(plan))
+
+
+def test_the_caption_names_the_cells_that_predictions_are_taught_by(
+    study: Callable[..., Plan],
+) -> None:
+    plan = study(exchange_from={"model": "resnet50"})
+    finish(plan, {1: 8.0})
+    said = caption(findings_of(plan))
+    assert "what exchanging gradients costs on shared cores (model=resnet50)" in said
 
 
 def verdict(plan: Plan) -> tuple[bool | None, str]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import pairwise
+from textwrap import wrap
 from typing import Any
 
 from hpcdl.system.errors import MachineLacks
@@ -45,6 +46,7 @@ _PUBLISHED_MARKERS = "x+1234"
 _GREY = "#767676"
 _DPI = 160
 _NARROW = 32
+_CHARACTERS = 100
 _TIMELINE_STEPS = 6
 _MEGA, _GIGA = 1e6, 1e9
 
@@ -141,8 +143,20 @@ def caption(findings: Findings) -> str:
         )
     return (
         "Filled markers are the median step, bars the 5th to 95th percentile of the steps; "
-        "hollow markers are predicted from the one-rank run, grey ones published by others."
+        f"{_hollow(findings)}; grey ones published by others."
     )
+
+
+def _hollow(findings: Findings) -> str:
+    """What predictions start from, and what their bars are."""
+    scale = findings.plan.scale
+    source, bars = "the one-rank run", "the model's bounds, eight times in ten"
+    if scale.shares_cores:
+        bars = "the model's largest error on cells that ran too"
+        if scale.exchange_from is not None:
+            cells = ", ".join(f"{key}={value}" for key, value in scale.exchange_from.items())
+            source += f" and from what exchanging gradients costs on shared cores ({cells})"
+    return f"hollow markers are predicted from {source}, their bars {bars}"
 
 
 def _footnote(findings: Findings) -> str:
@@ -152,7 +166,8 @@ def _footnote(findings: Findings) -> str:
     first = f"{plan.study.name}, scale {plan.scale.name}, site {plan.site.name}{cores}. "
     drawn = any(panel.panel == "speedup" for panel in plan.study.figure)
     sources = [f"{one.label}: {one.source}" for one in plan.study.published if drawn]
-    return "\n".join([first, caption(findings), *map(_wrapped, sources)])
+    width = _CHARACTERS * min(3, len(plan.study.figure))
+    return "\n".join([*wrap(first + caption(findings), width), *map(_wrapped, sources)])
 
 
 def _wrapped(text: str) -> str:
@@ -242,10 +257,10 @@ def _predicted_line(
     axes.errorbar(
         [one.gpus * (1 + 0.025 * (number % 4)) for one in hollow],
         [one.rate / unit for one in hollow],
-        yerr=[[(one.rate - one.low) / unit for one in hollow],
-              [(one.high - one.rate) / unit for one in hollow]],
-        linestyle="none", capsize=2.5, elinewidth=0.9, markersize=5.5, markerfacecolor="white",
-        **style,
+        yerr=[[(one.rate - (one.low or one.rate)) / unit for one in hollow],
+              [((one.high or one.rate) - one.rate) / unit for one in hollow]],
+        linestyle="none", capsize=2.5 if any(one.low for one in hollow) else 0, elinewidth=0.9,
+        markersize=5.5, markerfacecolor="white", **style,
     )  # fmt: skip
 
 

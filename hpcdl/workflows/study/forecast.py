@@ -8,7 +8,7 @@ that costs per byte is taken from cells that the study names; more ranks copy as
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import TypedDict
@@ -39,14 +39,17 @@ class Feeding(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Predicted:
-    """A predicted cell: images per second with its likely bounds; `measured` where it also ran."""
+    """A predicted cell: images per second; `measured` where it also ran.
+
+    `low` and `high` are its likely bounds; None where nothing says how good the model is.
+    """
 
     run: Run
     values: Values
     gpus: int
     rate: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     measured: float | None = None
     from_itself: bool = False
 
@@ -75,7 +78,20 @@ def predict(findings: Findings) -> tuple[tuple[Predicted, ...], tuple[str, ...]]
                 found += _series(findings, base)
             except BadInput as fault:
                 gaps.append(f"{base.cell.words}: {fault.message}")
-    return tuple(found), tuple(gaps)
+    shared = findings.plan.scale.shares_cores
+    return tuple(_own_bounds(found) if shared else found), tuple(gaps)
+
+
+def _own_bounds(found: Sequence[Predicted]) -> Iterator[Predicted]:
+    """Predictions as far off as the worst of them that also ran.
+
+    The model's own bounds are those of GPUs; ranks that share cores are further off.
+    """
+    factors = [1 + one.error for one in found if one.error is not None]
+    worst = max((max(factor, 1 / factor) for factor in factors), default=None)
+    for one in found:
+        low, high = (one.rate / worst, one.rate * worst) if worst else (None, None)
+        yield replace(one, low=low, high=high)
 
 
 def cost(plan: Plan) -> Cost:

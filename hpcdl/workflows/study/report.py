@@ -84,8 +84,8 @@ def as_data(report: Report) -> dict[str, Any]:
         "predicted": [
             {
                 "run": one.run.name, "values": dict(one.values), "gpus": one.gpus,
-                "images_per_second": round(one.rate, 3), "low": round(one.low, 3),
-                "high": round(one.high, 3), "measured": one.measured, "relative_error": one.error,
+                "images_per_second": round(one.rate, 3), "low": _rounded(one.low),
+                "high": _rounded(one.high), "measured": one.measured, "relative_error": one.error,
                 "from_itself": one.from_itself,
             }
             for one in report.predicted
@@ -207,13 +207,17 @@ def _predicted_table(predicted: Sequence[Predicted]) -> Table:
         (
             f"{one.run.name}: {_named(one)}",
             f"{one.rate:.4g}",
-            f"{one.low:.4g} to {one.high:.4g}",
+            "" if one.low is None else f"{one.low:.4g} to {one.high:.4g}",
             "" if one.measured is None else f"{one.measured:.4g}",
             "starts from it" if one.from_itself else _signed(one.error),
         )
         for one in predicted
     ]
-    return head, rows
+    return _without_empty(head, rows)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
 
 
 def _signed(error: float | None) -> str:
