@@ -781,6 +781,45 @@ def test_a_report_shows_its_figure_its_holes_and_needs_nothing_else(
     assert "cells without a measurement" in as_text(report)
 
 
+@pytest.mark.parametrize(("shared", "parts"), [(True, [100, 94, 50]), (False, [100, 94, 25])])
+def test_efficiency_is_drawn_with_bars_and_told_in_the_report(
+    study: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, shared: bool, parts: list[int]
+) -> None:
+    """Of GPUs, or of the two cores that all ranks share."""
+    pytest.importorskip("matplotlib")
+    from matplotlib.axes import Axes
+
+    drawn: list[dict[str, Any]] = []
+    errorbar = Axes.errorbar
+
+    def note(axes: Axes, *args: Any, **more: Any) -> Any:
+        drawn.append({"x": args[0], "y": args[1], **more})
+        return errorbar(axes, *args, **more)
+
+    monkeypatch.setattr(Axes, "errorbar", note)
+    plan = study(shares_cores=shared)
+    samples = a_result(2, 15.0)["samples"]
+    samples["seconds"][::4] = [1.0] * 5
+    finish(plan, {1: 8.0, 4: 8.0})
+    finish(plan, {2: 15.0}, samples=samples)
+    (plan.folder / "machine.json").write_text('{"schema": 1, "cores": 2, "load": 0}')
+    panel = dataclasses.replace(plan.study, figure=(Panel("efficiency", {}, "x"),))
+    found = findings_of(dataclasses.replace(plan, study=panel))
+    draw(found, predict(found)[0])
+    measured, hollow = drawn
+    assert measured["y"] == pytest.approx(parts, abs=0.5)
+    assert measured["yerr"][0][1] > 0
+    assert len(hollow["y"]) == 1
+    assert hollow["yerr"][0][0] > 0
+    told = [one["efficiency"] for one in as_data(make_report(found))["measured"]]
+    assert told == pytest.approx([part / 100 for part in parts], abs=0.005)
+
+
+def test_the_study_of_efficiency_draws_it() -> None:
+    panels = [panel.panel for panel in load_study("aliyun-resnet50").figure]
+    assert panels == ["rate", "speedup", "efficiency"]
+
+
 def test_a_timeline_with_threads_is_drawn(study: Callable[..., Plan], tmp_path: Path) -> None:
     """Traced threads stand in the same file as the parts of the steps, which alone are drawn."""
     pytest.importorskip("matplotlib")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from itertools import pairwise
 from textwrap import wrap
@@ -164,7 +165,7 @@ def _footnote(findings: Findings) -> str:
     plan = findings.plan
     cores = f", all ranks on {findings.cores} cores" if plan.scale.shares_cores else ""
     first = f"{plan.study.name}, scale {plan.scale.name}, site {plan.site.name}{cores}. "
-    drawn = any(panel.panel == "speedup" for panel in plan.study.figure)
+    drawn = any(panel.panel in {"speedup", "efficiency"} for panel in plan.study.figure)
     sources = [f"{one.label}: {one.source}" for one in plan.study.published if drawn]
     width = _CHARACTERS * min(3, len(plan.study.figure))
     return "\n".join([*wrap(first + caption(findings), width), *map(_wrapped, sources)])
@@ -181,8 +182,8 @@ def _style(number: int) -> dict[str, Any]:
 def _rate(axes: Any, scene: Scene) -> None:
     """Images per second over ranks."""
     for number, (name, ones) in enumerate(scene.series.items()):
-        _measured_line(axes, name, ones, number, 1.0)
-        _predicted_line(axes, ones, scene.predictions(name), number, 1.0)
+        _measured_line(axes, name, ones, number, _as_it_is)
+        _predicted_line(axes, ones, scene.predictions(name), number, _as_it_is)
     axes.set_ylabel("images/s, all ranks")
     axes.set_yscale("log")
     _plain_log(axes)
@@ -192,12 +193,7 @@ def _rate(axes: Any, scene: Scene) -> None:
 
 def _speedup(axes: Any, scene: Scene) -> None:
     """Throughput over one rank's, beside what was published and what is ideal."""
-    for number, (name, ones) in enumerate(scene.series.items()):
-        base = alone(scene.measured, ones[0])
-        if base is None:
-            continue
-        _measured_line(axes, name, ones, number, base.rate)
-        _predicted_line(axes, ones, scene.predictions(name), number, base.rate)
+    _lines(axes, scene, lambda base, _: base.rate)
     for number, group in enumerate(scene.published):
         _published_line(axes, group, number)
     _ideal_line(axes, scene)
@@ -209,32 +205,45 @@ def _speedup(axes: Any, scene: Scene) -> None:
 
 
 def _efficiency(axes: Any, scene: Scene) -> None:
-    """Speed-up per rank, in percent."""
-    for number, (name, ones) in enumerate(scene.series.items()):
-        base = alone(scene.measured, ones[0])
-        if base is None:
-            continue
-        style = _style(number)
-        x = [one.ranks for one in ones]
-        axes.errorbar(
-            x, [100 * one.rate / base.rate / one.ranks for one in ones], label=name, **style
-        )
-        hollow = [one for one in scene.predictions(name) if one.measured is None]
-        axes.plot([one.gpus for one in hollow],
-                  [100 * one.rate / base.rate / one.gpus for one in hollow],
-                  linestyle="--", markerfacecolor="white", **style)  # fmt: skip
-    axes.set_ylabel("efficiency (%)")
-    axes.set_ylim(0, 110)
+    """Throughput over one rank's times GPUs, or times the cores that ranks share; in percent."""
+
+    def whole(base: Measured, ranks: int) -> float:
+        cpus = int(base.result["layout"]["cpus_per_rank"])
+        return base.rate * ideal_ranks(scene.findings, ranks, cpus) / 100
+
+    _lines(axes, scene, whole)
+    for number, group in enumerate(scene.published):
+        _published_line(axes, group, number, of_each=True)
+    axes.axhline(100, color="0.75", linewidth=0.9, zorder=0, label="nothing lost: ideal")
+    shared = scene.findings.plan.scale.shares_cores
+    axes.set_ylabel("% of what the shared cores could give" if shared else "efficiency (%)")
+    axes.set_ylim(bottom=0)
     _ranks_axis(axes, scene)
     _legend(axes, predicted=bool(scene.predicted))
 
 
-def _measured_line(
-    axes: Any, name: str, ones: Sequence[Measured], number: int, unit: float
-) -> None:
-    y = [one.rate / unit for one in ones]
-    down = [max(0.0, one.rate - one.spread[0]) / unit for one in ones]
-    up = [max(0.0, one.spread[1] - one.rate) / unit for one in ones]
+def _lines(axes: Any, scene: Scene, unit: Callable[[Measured, int], float]) -> None:
+    """Every series that has one rank to compare with; the unit follows from that and the ranks."""
+    for number, (name, ones) in enumerate(scene.series.items()):
+        base = alone(scene.measured, ones[0])
+        if base is not None:
+            own = partial(unit, base)
+            _measured_line(axes, name, ones, number, own)
+            _predicted_line(axes, ones, scene.predictions(name), number, own)
+
+
+Unit = Callable[[int], float]
+"""Images/s that a mark at so many ranks counts as 1."""
+
+
+def _as_it_is(_: int) -> float:
+    return 1.0
+
+
+def _measured_line(axes: Any, name: str, ones: Sequence[Measured], number: int, unit: Unit) -> None:
+    y = [one.rate / unit(one.ranks) for one in ones]
+    down = [max(0.0, one.rate - one.spread[0]) / unit(one.ranks) for one in ones]
+    up = [max(0.0, one.spread[1] - one.rate) / unit(one.ranks) for one in ones]
     # Lines side by side would hide each other's bars.
     x = [one.ranks * (1 + 0.025 * (number % 4)) for one in ones]
     axes.errorbar(x, y, yerr=[down, up], label=name, capsize=2.5, linewidth=1.4, markersize=5,
@@ -242,7 +251,7 @@ def _measured_line(
 
 
 def _predicted_line(
-    axes: Any, ones: Sequence[Measured], predicted: Sequence[Predicted], number: int, unit: float
+    axes: Any, ones: Sequence[Measured], predicted: Sequence[Predicted], number: int, unit: Unit
 ) -> None:
     """The model's line from the one-rank run; only counts that did not run get a marker."""
     base = next((one for one in ones if one.ranks == 1), None)
@@ -251,26 +260,29 @@ def _predicted_line(
     ordered = sorted(predicted, key=lambda one: one.gpus)
     style = _style(number)
     axes.plot([1, *(one.gpus for one in ordered)],
-              [base.rate / unit, *(one.rate / unit for one in ordered)],
+              [base.rate / unit(1), *(one.rate / unit(one.gpus) for one in ordered)],
               linestyle="--", linewidth=1, color=style["color"])  # fmt: skip
     hollow = [one for one in ordered if one.measured is None]
     axes.errorbar(
         [one.gpus * (1 + 0.025 * (number % 4)) for one in hollow],
-        [one.rate / unit for one in hollow],
-        yerr=[[(one.rate - (one.low or one.rate)) / unit for one in hollow],
-              [((one.high or one.rate) - one.rate) / unit for one in hollow]],
+        [one.rate / unit(one.gpus) for one in hollow],
+        yerr=[[(one.rate - (one.low or one.rate)) / unit(one.gpus) for one in hollow],
+              [((one.high or one.rate) - one.rate) / unit(one.gpus) for one in hollow]],
         linestyle="none", capsize=2.5 if any(one.low for one in hollow) else 0, elinewidth=0.9,
         markersize=5.5, markerfacecolor="white", **style,
     )  # fmt: skip
 
 
-def _published_line(axes: Any, group: Published, number: int) -> None:
+def _published_line(axes: Any, group: Published, number: int, *, of_each: bool = False) -> None:
+    """Published speed-ups; with `of_each` what each GPU keeps of one alone, in percent."""
     one = next((point.images_per_second for point in group.points if point.gpus == 1), None)
     pairs = [
         (point.gpus, point.speedup or (point.images_per_second or 0) / (one or 1))
         for point in group.points
         if point.speedup or (point.images_per_second and one)
     ]
+    if of_each:
+        pairs = [(gpus, 100 * speedup / gpus) for gpus, speedup in pairs]
     if pairs:
         axes.plot(*zip(*pairs, strict=True), linestyle=":", linewidth=1, color=_GREY,
                   marker=_PUBLISHED_MARKERS[number % len(_PUBLISHED_MARKERS)], markersize=7,

@@ -18,7 +18,7 @@ from hpcdl.system.resources import folder
 from hpcdl.workflows.study.collect import Findings, Measured
 from hpcdl.workflows.study.figure import caption, draw
 from hpcdl.workflows.study.forecast import Predicted, predict
-from hpcdl.workflows.study.judge import Verdict, alone, judge
+from hpcdl.workflows.study.judge import Verdict, alone, efficiency, judge
 
 SCHEMA = 1
 _YES = {True: "yes", False: "no", None: "not known"}
@@ -129,6 +129,7 @@ def _cell_data(findings: Findings, one: Measured) -> dict[str, Any]:
         "p05": round(one.spread[0], 3),
         "p95": round(one.spread[1], 3),
         "speedup": round(one.rate / base.rate, 4) if base else None,
+        "efficiency": _rounded(efficiency(findings, one)),
         "seconds": {name: round(seconds, 6) for name, seconds in one.parts.items()},
         "data_bytes": one.size,
         "epoch_seconds": one.epoch_seconds,
@@ -175,11 +176,13 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
 def _measured_table(report: Report) -> Table:
-    head = ("cell", "jobs", "ranks", "nodes", "images/s", "5 to 95 %", "speed-up",
+    kept = "of the cores" if report.findings.plan.scale.shares_cores else "efficiency"
+    head = ("cell", "jobs", "ranks", "nodes", "images/s", "5 to 95 %", "speed-up", kept,
             "waiting for input", "not hidden", "seconds/epoch", "scores")  # fmt: skip
     rows = []
     for one in report.findings.measured:
         base = alone(report.findings.measured, one)
+        part = efficiency(report.findings, one)
         rows.append((
             f"{one.cell.run.name}: {one.cell.words}",
             str(one.jobs) if one.jobs > 1 else "",
@@ -188,6 +191,7 @@ def _measured_table(report: Report) -> Table:
             f"{one.rate:.4g}",
             f"{one.spread[0]:.4g} to {one.spread[1]:.4g}",
             f"{one.rate / base.rate:.2f}" if base else "",
+            "" if part is None else f"{part:.0%}",
             f"{one.shares['input']:.1%}",
             f"{one.shares['communication']:.1%}",
             f"{one.epoch_seconds:.3g}" if one.epoch_seconds else "",
