@@ -216,7 +216,7 @@ def _efficiency(axes: Any, scene: Scene) -> None:
         _published_line(axes, group, number, of_each=True)
     axes.axhline(100, color="0.75", linewidth=0.9, zorder=0, label="nothing lost: ideal")
     shared = scene.findings.plan.scale.shares_cores
-    axes.set_ylabel("% of what the shared cores could give" if shared else "efficiency (%)")
+    axes.set_ylabel("efficiency (% of the cores; grey: of GPUs)" if shared else "efficiency (%)")
     axes.set_ylim(bottom=0)
     _ranks_axis(axes, scene)
     _legend(axes, predicted=bool(scene.predicted))

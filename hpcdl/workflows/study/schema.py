@@ -67,7 +67,7 @@ RULE = _object(
         "over": _text("The key of the matrix whose values are compared.", default=""),
         "better": _text("With `faster`: the value that must win.", default=""),
         "worse": _text("With `faster`: the value that must lose.", default=""),
-        "gpus": {**_COUNTS, "default": []},
+        "gpus": {**_COUNTS, "default": [], "description": "Only cells with so many GPUs."},
         "metric": _text("With `metric`: its name in result.json.", default=""),
         "part": _text("With `share`: the part of a step.", enum=list(PARTS), default=""),
         "at_least": _number("The least that passes.", default=None),
