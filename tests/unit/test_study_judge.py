@@ -195,6 +195,16 @@ def test_of_jobs_that_repeat_one_is_a_measurement(tmp_path: Path) -> None:
     assert verdict(plan)[0] is True
 
 
+@pytest.mark.parametrize("emulated", [True, False])
+def test_ranks_that_saw_no_gpu_are_well_only_where_gpus_are_emulated(
+    tmp_path: Path, emulated: bool
+) -> None:
+    rule = {"rule": "one-rank-per-gpu", "says": "x"}
+    plan = plan_in(tmp_path, acceptance=[rule], shares_cores=emulated)
+    finish(plan, RATES)
+    assert verdict(plan)[0] is emulated
+
+
 def test_a_series_without_its_one_rank_run_has_no_efficiency_to_say_yes_of(tmp_path: Path) -> None:
     over = {"gpus": ["1", "2"], "model": ["alexnet", "resnet50"]}
     rule = {"rule": "efficiency", "says": "x", "gpus": [2], "at_least": 0.1}

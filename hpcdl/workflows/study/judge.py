@@ -179,16 +179,20 @@ def _faster(evidence: Evidence) -> Answer:
 
 
 def _one_rank_per_gpu(evidence: Evidence) -> Answer:
-    """As many ranks as GPUs asked for, spread evenly, and none that opened more than its own."""
+    """As many ranks as GPUs asked for, spread evenly, each with one.
+
+    That no two ranks have the same one is what the preflight of every job sees to (exit code 22).
+    """
+    emulated = evidence.findings.plan.scale.shares_cores
     wrong = [
         one.cell.words
         for one in evidence.measured
         if one.ranks != one.cell.gpus
         or len(set(one.result["layout"]["ranks_per_node"])) != 1
-        or int(one.result["layout"]["gpu_per_rank"]) > 1
+        or int(one.result["layout"]["gpu_per_rank"]) not in ({0, 1} if emulated else {1})
     ]
     opened = max(int(one.result["layout"]["gpu_per_rank"]) for one in evidence.measured)
-    note = "no rank opened more than one GPU" if opened else "Slurm's GPUs are emulated"
+    note = "no rank opened more than one GPU" if opened else "ranks saw no GPU of the driver's"
     words = f"{len(evidence.measured) - len(wrong)} of {len(evidence.measured)} jobs; {note}"
     return not wrong, words + (f"; not so: {', '.join(wrong)}" if wrong else "")
 
