@@ -465,6 +465,12 @@ def test_a_result_of_another_version_is_a_hole_and_the_rest_goes_on(
     assert "version 7; this hpcdl reads version 1" in found.holes[0].reason
 
 
+def test_jobs_of_many_gpus_may_be_left_out_of_the_repeats(study: Callable[..., Plan]) -> None:
+    run = {**SMALL["runs"][0], "repeats": 3, "repeat_up_to": 2}  # type: ignore[index]
+    ran = [(cell.gpus, cell.attempt) for cell in study(runs=[run]).cells]
+    assert ran == [(1, 0), (2, 0), (4, 0), (1, 1), (2, 1), (1, 2), (2, 2)]
+
+
 def test_jobs_that_repeat_take_turns_and_are_one_measurement(
     study: Callable[..., Plan],
 ) -> None:

@@ -286,6 +286,7 @@ def _run(values: dict[str, Any]) -> Run:
     return Run(
         name=values["name"],
         repeats=values["repeats"],
+        repeat_up_to=values["repeat_up_to"],
         over={key: tuple(asked) for key, asked in values["over"].items()},
         exclude=tuple(values["exclude"]),
         options=values["options"],

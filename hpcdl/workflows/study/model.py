@@ -37,11 +37,13 @@ class Reads:
 class Run:
     """Jobs that differ in the values of a matrix only; `minutes` of walltime each.
 
-    All jobs run `repeats` times, in turns, so that what differs between jobs shows as spread.
+    Jobs run `repeats` times, in turns, so that what differs between them shows as spread; those
+    of more than `repeat_up_to` GPUs, which take longest, run once.
     """
 
     name: str
     repeats: int
+    repeat_up_to: int | None
     over: Mapping[str, tuple[str, ...]]
     exclude: tuple[Values, ...]
     options: Values

@@ -194,6 +194,8 @@ def _cells(site: Site, study: Study, scale: Scale, run: Run) -> Iterator[Cell]:
     for attempt in range(run.repeats):
         for point in points:
             values = {k: names[v] if k == "data" else v for k, v in point.values.items()}
+            if attempt and run.repeat_up_to and int(values["gpus"]) > run.repeat_up_to:
+                continue
             environment = _environment(site, scale, run, int(values["gpus"]))
             made = replace(point, spec=replace(point.spec, environment=environment))
             yield Cell(run, values, replace(made, id=_point_id(base, made, attempt)), attempt)

@@ -103,6 +103,8 @@ RUN = _object(
         "name": _text("What reports call it.", pattern=NAME),
         "repeats": {"type": "integer", "description": "How often every job runs, in turns.",
                     "minimum": 1, "maximum": 20, "default": 1},
+        "repeat_up_to": {"type": "integer", "description": "Jobs of more GPUs run once only.",
+                         "minimum": 1, "maximum": 65536, "default": None},
         "over": _map("The matrix: a list of values for each key.", _texts("Values.", minItems=1)),
         "exclude": {
             "type": "array", "description": "Combinations to leave out.", "default": [],

@@ -120,6 +120,7 @@ def _run_text(plan: Plan, run: Run) -> str:
     later = f"; predicted: {', '.join(map(str, run.predict))} GPUs" if run.predict else ""
     reads = _reads_text(run)
     again = f", each {run.repeats} times" if run.repeats > 1 else ""
+    again += f" up to {run.repeat_up_to} GPUs" if again and run.repeat_up_to else ""
     return f"  {run.name}: {len(cells)} jobs: {over}{again}{reads}{later}"
 
 
@@ -142,6 +143,7 @@ def _run_data(run: Run) -> dict[str, Any]:
     return {
         "name": run.name,
         "repeats": run.repeats,
+        "repeat_up_to": run.repeat_up_to,
         "over": {key: list(values) for key, values in run.over.items()},
         "exclude": [dict(one) for one in run.exclude],
         "options": dict(run.options),
