@@ -384,9 +384,8 @@ class Records:
 
         options = tf.data.Options()
         options.autotune.enabled = False
-        # TensorFlow would read ahead and decode side by side without being asked.
-        options.experimental_optimization.inject_prefetch = False
-        options.experimental_optimization.map_parallelization = False
+        # Of its own accord TensorFlow would read ahead, whatever its single options are.
+        options.experimental_optimization.apply_default_optimizations = False
         batches = records.map(image).batch(share.per_rank, drop_remainder=True)
         return batches.with_options(options)
 
