@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
-from itertools import pairwise
 from textwrap import wrap
 from typing import Any
 
@@ -365,10 +364,11 @@ def _time_by_size(axes: Any, scene: Scene) -> None:
         _sized(axes, ones, unit, label=label, **_style(number))
         if line := line_of(scene.findings, ones):
             end = 1.05 * (ones[-1].size or 0)
-            ends = [0.0, min(memory, end), end]
-            for dashes, (left, right) in zip(("-", "--"), pairwise(ends), strict=True):
+            edge = min(memory, end)
+            parts = [("-", 0.0, edge, line.at(edge)), ("--", edge, end, line.foretold(end))]
+            for dashes, left, right, top in parts:
                 if left < right:
-                    axes.plot([left / unit, right / unit], [line.at(left), line.at(right)], dashes,
+                    axes.plot([left / unit, right / unit], [line.at(left), top], dashes,
                               linewidth=1, zorder=1, color=_style(number)["color"])  # fmt: skip
         slow = [one for one in scene.measured if throttled(one.cell.run) and one.epoch_seconds
                 and series_name(scene.findings, one.values) == label]  # fmt: skip

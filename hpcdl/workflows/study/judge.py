@@ -250,7 +250,7 @@ def _linear(evidence: Evidence) -> Answer:
     if not gaps:
         return None, "; ".join(unknown) or "no cell read a whole data set"
     told = "; ".join([", ".join(words), *unknown])
-    said = f"an epoch above memory, over the line through those below: {told}; at most +{limit:.0%}"
+    said = f"an epoch above memory, over what those below foretell: {told}; at most +{limit:.0%}"
     if max(gaps) > limit:
         return False, said
     return None if unknown else True, said
@@ -258,7 +258,7 @@ def _linear(evidence: Evidence) -> Answer:
 
 def _beyond(line: Line, one: Measured) -> tuple[float, str]:
     """How much longer an epoch is than the line says; in words also its fastest and slowest."""
-    said = line.at(one.size or 0)
+    said = line.foretold(one.size or 0)
     low, middle, high = (
         seconds / said - 1 for seconds in (min(one.epochs), one.epoch_seconds or 0, max(one.epochs))
     )
@@ -330,14 +330,24 @@ def by_size(findings: Findings, measured: Sequence[Measured]) -> dict[str, list[
 
 @dataclass(frozen=True)
 class Line:
-    """Seconds of an epoch over the bytes of its data."""
+    """Seconds of an epoch over the bytes of its data, and the largest epoch that made it."""
 
     slope: float
     start: float
+    last_size: float
+    last_seconds: float
 
     def at(self, size: float) -> float:
         """Seconds of an epoch on so many bytes."""
         return self.start + self.slope * size
+
+    def foretold(self, size: float) -> float:
+        """Seconds of a larger epoch: by the line, or in proportion where that is more.
+
+        A line through two short epochs is easily too flat, and no epoch grows faster than its
+        data unless something new costs time.
+        """
+        return max(self.at(size), self.last_seconds * size / self.last_size)
 
 
 def line_of(findings: Findings, series: Sequence[Measured]) -> Line | None:
@@ -350,7 +360,8 @@ def line_of(findings: Findings, series: Sequence[Measured]) -> Line | None:
         return None
     sizes = [one.size or 0.0 for one in below]
     slope, start = linear_regression(sizes, [one.epoch_seconds or 0.0 for one in below])
-    return Line(slope, start) if slope > 0 else None
+    last = below[-1]
+    return Line(slope, start, sizes[-1], last.epoch_seconds or 0.0) if slope > 0 else None
 
 
 def memory_bytes(findings: Findings) -> float:
