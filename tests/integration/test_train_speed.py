@@ -55,6 +55,12 @@ def test_tensorflow_cuts_images_while_it_decodes_them(pipeline: Any) -> None:
     assert "PrefetchDataset" in found
 
 
+def test_only_the_new_form_makes_batches_before_anybody_asks(pipeline: Any) -> None:
+    """TensorFlow would do so for the old one as well, of its own accord."""
+    spent = {form: times["unasked"] for form, times in pipeline["ahead"].items()}
+    assert spent["new"] > 20 * spent["old"], pipeline["ahead"]
+
+
 def test_the_library_and_tensorflow_cut_the_same(pipeline: Any) -> None:
     found = pipeline["cutters"]
     if found["decoders"][0] == "TensorFlow":

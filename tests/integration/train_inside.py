@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -48,15 +49,28 @@ def groups(tf):
     return found
 
 
-def records(tf, folder, batch=4):
+def records(tf, folder, batch=4, form="new"):
     """A source of batches of 64 x 64 pixels."""
-    repairs = Repairs(0, lambda _: False, print)
-    return Records(tf, read_dataset(Path(folder)), Share(batch, 1, 0, 1), (64, 64), 2, repairs)
+    repairs, share = Repairs(0, lambda _: False, print), Share(batch, 1, 0, 1)
+    return Records(tf, read_dataset(Path(folder)), share, (64, 64), 2, repairs, form)
+
+
+def ahead(tf, folder):
+    """CPU-seconds that each form of the pipeline takes once it has given its first batch."""
+    found = {}
+    for form in ("old", "new"):
+        batches = records(tf, folder, 32, form).batches(0, 0)
+        begun = time.process_time()
+        next(batches)
+        first = time.process_time()
+        time.sleep(0.5)
+        found[form] = {"asked": first - begun, "unasked": time.process_time() - first}
+    return found
 
 
 def pipeline(tf, folder):
     """What the input pipeline reads, cuts and draws."""
-    return {name: globals()[name](tf, folder) for name in ("reads", "cutters", "windows",
+    return {name: globals()[name](tf, folder) for name in ("reads", "ahead", "cutters", "windows",
                                                            "operations")}  # fmt: skip
 
 
