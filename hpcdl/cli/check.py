@@ -234,8 +234,7 @@ def _show_references(args: argparse.Namespace) -> ExitCode:
         row
         for name in sets
         for row in load_references(site, name).values()
-        if row.partition in partitions
-        and (not args.name or {row.check, f"{row.check}/{row.case}"} & set(args.name))
+        if row.partition in partitions and (not args.name or row.names & set(args.name))
     ]
     print_json([asdict(row) for row in rows]) if args.json else print(references_text(rows))
     return ExitCode.OK

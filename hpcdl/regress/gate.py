@@ -117,7 +117,7 @@ def ask(history: History, *, partitions: tuple[str, ...] = (), names: tuple[str,
     findings = [found for series in alive for found in _findings(question, series)]
     findings += _unknown(partitions, {series[2] for series in known}, "partition")
     findings += _unknown(names, {series[0] for series in known}, "check")
-    ended = tuple(series for series in chosen if series not in set(alive))
+    ended = tuple(series for series in chosen if question.silent_days(series) > ENDED_DAYS)
     return GateAnswer(len(alive), tuple(findings), len(known), ended)
 
 

@@ -90,7 +90,7 @@ def covered(site: Site, modules: Modules, request: CheckRequest) -> bool:
             and row.release == module_on(modules, name).release
             and row.machine in {None, machine}
             and row.proof == "run"
-            for known in (row.check, f"{row.check}/{row.case}")
+            for known in row.names
         }
         if not there.issuperset(request.names):
             return False

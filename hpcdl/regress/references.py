@@ -68,6 +68,11 @@ class Reference:
         return self.check, self.case, self.partition, self.metric
 
     @property
+    def names(self) -> frozenset[str]:
+        """What people may call it by: `check` or `check/case`."""
+        return frozenset({self.check, f"{self.check}/{self.case}"})
+
+    @property
     def is_rule(self) -> bool:
         """Whether it is what the check itself demands."""
         return self.source == OWN_DEMAND
