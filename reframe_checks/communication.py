@@ -11,8 +11,8 @@ from hpcdl.regress.bandwidth import (
     SIZES,
     SMALL_SIZES,
     bandwidth,
+    metric_name,
     nccl_faults,
-    size_name,
 )
 from hpcdl.regress.checkbase import HpcdlCheck, Metric
 from hpcdl.regress.training import ALL, job_on, shape_name
@@ -57,7 +57,7 @@ class allreduce(HpcdlCheck):
         """All sizes are judged; on one machine the largest, by its best iteration."""
         best = self.one_machine
         return [
-            Metric(f"bus_gbs_{size_name(size)}", "GB/s", partial(bandwidth, size=size, best=best),
+            Metric(metric_name(size), "GB/s", partial(bandwidth, size=size, best=best),
                    judged=not best or size == self.sizes[-1])
             for size in self.sizes
         ]  # fmt: skip

@@ -24,6 +24,8 @@ def _question(parser: argparse.ArgumentParser) -> None:
                         help="fp32, tf32, amp or fp16; tf32 by default from the A100 on,"
                         " else fp32")  # fmt: skip
     parser.add_argument("--data", default="synthetic", help="synthetic (default) or imagenet")
+    parser.add_argument("--pipeline", default="new",
+                        help="new (default), or old: no image is made ahead")  # fmt: skip
     parser.add_argument("--storage", type=float, metavar="GB/S", help="what all nodes may read")
     parser.add_argument("--form", default="horovod",
                         help="horovod, replicated, parameter_server, no_overlap")  # fmt: skip
@@ -78,6 +80,7 @@ def _request(args: argparse.Namespace) -> Request:
         batch=args.batch,
         precision=args.precision,
         data=args.data,
+        pipeline=args.pipeline,
         storage_gbs=args.storage,
         form=args.form,
         result=runs[0] if runs else None,

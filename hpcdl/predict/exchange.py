@@ -8,7 +8,7 @@ are solved for through the model's own price, so that the model says of them wha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,10 +29,11 @@ _BANDWIDTHS, _LATENCIES = (1e3, 1e14), (1e-9, 10.0)
 class Exchange:
     """An all-reduce check: seconds by bytes, in rising order, of nodes with `local` ranks each.
 
-    `steady` is whether its small messages show the link's latency.
+    `origin` is the file that says so; `steady` whether its small messages show the link's
+    latency.
     """
 
-    path: Path
+    origin: str
     place: Place
     nodes: int
     local: int
@@ -57,7 +58,7 @@ class Exchange:
         """What it says, for a person."""
         where = "a node" if self.nodes == 1 else f"{self.nodes} nodes"
         return (
-            f"{self.path.name}: {self.rate / GIGA:.3g} GB/s on the bus of "
+            f"{self.origin}: {self.rate / GIGA:.3g} GB/s on the bus of "
             f"{self.nodes * self.local} ranks on {where}"
         )
 
@@ -86,15 +87,20 @@ def read_exchange(path: Path) -> Exchange:
     counts = {hosts.count(host) for host in hosts}
     if len(counts) > 1:
         raise BadInput(f"{path} had more ranks on some nodes, which says too little")
-    passes = 2 * (len(hosts) - 1) / len(hosts)
-    times = tuple((size, size / (gbs * GIGA) * passes) for size, gbs in rates)
-    found = Exchange(path, place_of(value), len(set(hosts)), counts.pop(), times, steady)
+    times = times_of(rates, len(hosts))
+    found = Exchange(str(path), place_of(value), len(set(hosts)), counts.pop(), times, steady)
     if found.slope[1] <= 0:
         raise BadInput(
             f"{path}: its largest message took no longer than the next",
             hint="measure larger ones: python -m hpcdl.train.allreduce --sizes BYTES,...",
         )
     return found
+
+
+def times_of(rates: Iterable[tuple[int, float]], ranks: int) -> tuple[tuple[int, float], ...]:
+    """Seconds by bytes of messages whose bus bandwidth in GB/s is known; in rising order."""
+    passes = 2 * (ranks - 1) / ranks
+    return tuple((size, size / (gbs * GIGA) * passes) for size, gbs in sorted(rates))
 
 
 def fitted(machine: Machine, found: Exchange) -> Machine:

@@ -4,6 +4,9 @@ Input and computing are two stations with a buffer of batches between them. Both
 times, so the faster one waits at times even when it is faster on average: with exponential
 times the pace is that of the queue M/M/1/K, computing's times (1 - r^K) / (1 - r^(K+1)), r
 the demand over the supply and K the batches in the buffer. It tends to the smaller of both.
+
+The old pipeline makes image after image on one core, and none ahead: every step waits for its
+whole batch to be read, by all ranks from one storage, and decoded.
 """
 
 from __future__ import annotations
@@ -16,22 +19,32 @@ from hpcdl.predict.network import Network
 
 SYNTHETIC = "synthetic"
 IMAGENET = "imagenet"
+PIPELINES = ("new", "old")
 
 
 @dataclass(frozen=True)
 class Feed:
     """Supply in images per second of a node's cores and of the whole storage.
 
-    `buffer` is the number of batches between input and computing.
+    `buffer` is the number of batches between input and computing. `one_core` is what a core
+    makes, in images per second; where nothing is made ahead, each rank has one.
     """
 
     decode: float
     storage: float
     buffer: int
+    one_core: float = float("inf")
+    ahead: bool = True
 
     def supply(self, nodes: int) -> float:
         """Images per second on `nodes` nodes."""
         return min(self.decode * nodes, self.storage)
+
+    def wait(self, unfed: float, batch: int, gpus: int, nodes: int) -> float:
+        """Seconds by which input makes a step of `unfed` seconds longer; `batch` per GPU."""
+        if not self.ahead:
+            return batch * (1 / self.one_core + gpus / self.storage)
+        return unfed / pace(gpus * batch / unfed, self.supply(nodes), self.buffer) - unfed
 
 
 ENDLESS = Feed(float("inf"), float("inf"), 2)
@@ -47,17 +60,21 @@ def decode_seconds(net: Network) -> float:
     return float(sum(part["fixed_s"] + part["per_pixel_s"] * net.pixels for part in parts))
 
 
-def feed(machine: Machine, net: Network, storage_rate: float | None = None) -> Feed:
+def feed(
+    machine: Machine, net: Network, storage_rate: float | None = None, *, ahead: bool = True
+) -> Feed:
     """The input of real images on a machine.
 
     Args:
         machine: its cores decode.
         net: the network; its input size sets the work per image.
         storage_rate: bytes per second that the storage gives to all nodes; None means enough.
+        ahead: whether images are made while the step before is computed.
     """
     known = facts.load("links")["input"]
     storage = storage_rate / known["bytes_per_image"] if storage_rate else float("inf")
-    return Feed(machine.cores / decode_seconds(net), storage, known["buffer"])
+    one_core = 1 / decode_seconds(net)
+    return Feed(machine.cores * one_core, storage, known["buffer"], one_core, ahead)
 
 
 def pace(demand: float, supply: float, buffer: int) -> float:

@@ -17,7 +17,7 @@ from hpcdl.predict.calibrate import (
     from_result,
 )
 from hpcdl.predict.exchange import Exchange, fitted, read_exchange
-from hpcdl.predict.feed import ENDLESS, IMAGENET, SYNTHETIC, feed
+from hpcdl.predict.feed import ENDLESS, IMAGENET, PIPELINES, SYNTHETIC, feed
 from hpcdl.predict.forecast import IMAGENET_IMAGES, Forecast, expand, forecast
 from hpcdl.predict.hardware import GIGA, Machine, of_partition
 from hpcdl.predict.network import network
@@ -51,9 +51,11 @@ _BOUNDS = {
 class Request:
     """What is asked; None leaves a choice to the model.
 
-    `gpus` is text as `expand` takes it; all of the partition by default. `loss` is a part,
-    0.1 for 10 %. `result` is a result.json to start from; `images_per_second` one GPU's rate.
-    `exchanges` are results of all-reduce checks, one within a node, one between nodes at most.
+    `pipeline` is that of `hpcdl train`: the old one makes no image ahead. `gpus` is text as
+    `expand` takes it; all of the partition by default. `loss` is a part, 0.1 for 10 %. `result`
+    is a result.json to start from; `images_per_second` one GPU's rate.
+    `exchanges` are all-reduce checks or their results, one within a node, one between nodes at
+    most.
     `link_gbs` and `network_gbs` are bus bandwidths that an all-reduce check measured within a
     node and between nodes; they replace the published ones. `cycle_ms` and `fusion_mb` are
     HOROVOD_CYCLE_TIME and HOROVOD_FUSION_THRESHOLD; Horovod's defaults of today if None.
@@ -66,6 +68,7 @@ class Request:
     precision: str | None = None
     form: str = "horovod"
     data: str = SYNTHETIC
+    pipeline: str = "new"
     storage_gbs: float | None = None
     images: int | None = None
     loss: float = 0.1
@@ -73,11 +76,17 @@ class Request:
     every: bool = False
     result: Path | None = None
     images_per_second: float | None = None
-    exchanges: tuple[Path, ...] = ()
+    exchanges: tuple[Path | Exchange, ...] = ()
     link_gbs: float | None = None
     network_gbs: float | None = None
     cycle_ms: float | None = None
     fusion_mb: float | None = None
+
+    @property
+    def measured_links(self) -> list[Exchange]:
+        """The all-reduce checks, those within a node first."""
+        read = (one if isinstance(one, Exchange) else read_exchange(one) for one in self.exchanges)
+        return sorted(read, key=lambda one: one.nodes)
 
     @property
     def constants(self) -> Constants:
@@ -109,7 +118,7 @@ def answer(request: Request) -> Forecast:
         deadline_hours=request.deadline_hours,
         known=request.constants,
     )
-    return replace(found, links=tuple(read_exchange(path).words for path in request.exchanges))
+    return replace(found, links=tuple(one.words for one in request.measured_links))
 
 
 def prepare(request: Request) -> tuple[Machine, Training, Calibration]:
@@ -138,10 +147,10 @@ def _measured_links(request: Request, machine: Machine) -> Machine:
 
 
 def _exchanges(request: Request, machine: Machine) -> list[Exchange]:
-    """The all-reduce checks of this machine: those within a node come first."""
-    found = sorted(map(read_exchange, request.exchanges), key=lambda one: one.nodes)
+    """The all-reduce checks, looked through: of this machine, each kind of link once."""
+    found = request.measured_links
     for one in found:
-        same_machine(one.path, one.place, machine)
+        same_machine(one.origin, one.place, machine)
     stated = [request.link_gbs, request.network_gbs]
     for several, name in enumerate(("within a node", "between nodes")):
         said = sum((one.nodes > 1) == several for one in found) + (stated[several] is not None)
@@ -161,6 +170,7 @@ def _check(request: Request) -> None:
             raise BadInput(f"{what}: {_shown(value)} is not between {low:g} and {high:g}")
     for field, known in (
         ("form", FORMS), ("precision", PRECISIONS), ("data", (SYNTHETIC, IMAGENET)),
+        ("pipeline", PIPELINES),
     ):  # fmt: skip
         value = getattr(request, field)
         if value is not None and value not in known:
@@ -172,6 +182,8 @@ def _check(request: Request) -> None:
         )
     if request.storage_gbs is not None and request.data == SYNTHETIC:
         raise BadInput("synthetic data need no storage", hint="give --data imagenet as well")
+    if request.pipeline != "new" and request.data == SYNTHETIC:
+        raise BadInput("synthetic data need no pipeline", hint="give --data imagenet as well")
 
 
 def _shown(value: float) -> str:
@@ -207,13 +219,13 @@ def _training(request: Request, result: Result | None, machine: Machine) -> Trai
             hint="leave --model out, or calibrate by a run of that model",
         )
     net = network(model)
-    rate = request.storage_gbs * GIGA if request.storage_gbs else None
+    rate, ahead = (request.storage_gbs or 0) * GIGA or None, request.pipeline == "new"
     return Training(
         net=net,
         batch=request.batch or (result.batch if result else _DEFAULT_BATCH),
         precision=_precision(request, result, machine),
         form=request.form,
-        feed=ENDLESS if request.data == SYNTHETIC else feed(machine, net, rate),
+        feed=ENDLESS if request.data == SYNTHETIC else feed(machine, net, rate, ahead=ahead),
     )
 
 

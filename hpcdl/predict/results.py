@@ -106,7 +106,7 @@ def place_of(value: dict[str, Any]) -> Place:
     )
 
 
-def same_machine(path: Path, place: Place, machine: Machine) -> None:
+def same_machine(path: Path | str, place: Place, machine: Machine) -> None:
     """A run of another machine says nothing of this one.
 
     Raises:

@@ -3,7 +3,8 @@
     computing  = t1 x (1 + straggler x E[largest of N normal deviates])
     exposed    = communication that outlasts back-propagation (overlap.py)
     contention = part x (transfers hidden behind computing), which slow it down
-    step       = (computing + exposed + contention) / pace of the input (feed.py)
+    step       = (computing + exposed + contention) / pace of the input (feed.py), or plus the
+                 whole time of the input where nothing is made ahead
 
 Forms: `horovod` (fused all-reduce), `replicated` (one all-reduce per layer), `parameter_server`
 (gradients to host memory, weights back while the next forward pass runs), `no_overlap` (one
@@ -202,8 +203,6 @@ def predict_step(
     exposed, busy, transfer = _communication(machine, training, one, local, nodes, known)
     contention = known.contention * max(0.0, transfer - exposed)
     unfed = compute + straggler + exposed + contention
-    supply = training.feed.supply(nodes)
-    kept = pace(gpus * training.batch / unfed, supply, training.feed.buffer)
     return Step(
         gpus=gpus,
         nodes=nodes,
@@ -211,7 +210,7 @@ def predict_step(
         straggler=straggler,
         exposed=exposed,
         contention=contention,
-        input_wait=unfed / kept - unfed,
+        input_wait=training.feed.wait(unfed, training.batch, gpus, nodes),
         busy=busy,
         latency_part=1 - transfer / busy if busy else 0.0,
     )

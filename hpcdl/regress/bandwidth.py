@@ -21,6 +21,11 @@ def size_name(size: int) -> str:
     return next((f"{size // unit}{name}" for unit, name in _UNITS if size >= unit), f"{size}B")
 
 
+def metric_name(size: int) -> str:
+    """The metric of messages of a size."""
+    return f"bus_gbs_{size_name(size)}"
+
+
 def bandwidth(measured: Measured, size: int, *, best: bool = False) -> float | None:
     """Bus bandwidth in GB/s for messages of a size: the median, or the best iteration's."""
     return measured.number("summary", "best_bus_gbs" if best else "bus_gbs", str(size))

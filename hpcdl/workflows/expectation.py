@@ -1,7 +1,8 @@
 """What a job should reach, said when it is queued, and set beside what it did reach.
 
 `expect` asks the scaling model about a job that runs `hpcdl train` with a network it knows; it
-starts from a recent run of this site where one is alike, else from published rows. Where
+starts from a recent run of this site where one is alike, else from published rows, and prices
+what ranks exchange by the site's references of the all-reduce check where it has them. Where
 nothing says how fast the partition is, there is no expectation, and never an error: no job
 fails for the lack of one. `keep` writes it beside the job's script, after the job was queued,
 so that nothing waits for it; `compare` judges the job's result by it.
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcdl.jobs.layout import Layout, plan_layout
 from hpcdl.jobs.spec import JobSpec
@@ -23,7 +24,11 @@ from hpcdl.site import Partition, Site
 from hpcdl.system.errors import HpcdlError
 from hpcdl.system.files import write_json
 from hpcdl.system.text import duration
+from hpcdl.workflows.links import measured_links
 from hpcdl.workflows.trained import SYNTHETIC, Training, data_of, steps_of, training_of
+
+if TYPE_CHECKING:
+    from hpcdl.predict.exchange import Exchange
 
 SCHEMA = 1
 FILE = "expectation.json"
@@ -92,6 +97,7 @@ def _expectation(
     partition, data = site.partition(spec.partition), data_of(training)
     gpu = partition.gpu.model if partition.gpu else None
     own = _own_result(site, spec, layout, training)
+    links = _own_links(site, partition, layout, training)
     found = answer(
         Request(
             partition=_shaped(partition, layout),
@@ -100,8 +106,10 @@ def _expectation(
             batch=training.batch,
             precision=trained_precision(training.precision, gpu, compress=training.compress),
             data="imagenet" if data.jpeg else SYNTHETIC,
+            pipeline=training.pipeline if data.jpeg else "new",
             images=data.images,
             result=own,
+            exchanges=links,
         )
     )
     (point,) = found.points
@@ -122,9 +130,25 @@ def _expectation(
         run_seconds=steps * point.step.seconds,
         walltime_seconds=layout.minutes * 60.0,
         lives=(1 + spec.requeues) * spec.chain,
-        source=(f"job {own.parent.name}, " if own else "") + found.calibration.source,
+        source=_source(own, found.calibration.source, links),
         proof=found.calibration.proof,
     )
+
+
+def _own_links(
+    site: Site, partition: Partition, layout: Layout, training: Training
+) -> tuple[Exchange, ...]:
+    """The links that the site has measured, for a job of several ranks; none if it says none."""
+    with suppress(*_UNUSABLE):
+        if layout.world_size > 1:
+            return measured_links(site, partition, training.strategy, layout.tasks_per_node)
+    return ()
+
+
+def _source(own: Path | None, calibration: str, links: tuple[Exchange, ...]) -> str:
+    """What an expectation starts from, in words."""
+    job = f"job {own.parent.name}, " if own else ""
+    return job + calibration + (", links by the site's all-reduce check" if links else "")
 
 
 def _shaped(partition: Partition, layout: Layout) -> Partition:

@@ -16,13 +16,15 @@ from hpcdl import facts
 SYNTHETIC = "synthetic"
 # Defaults of `hpcdl train`.
 DEFAULT_MODEL, DEFAULT_STEPS = "mlp", 100
+AUTO, HOROVOD = "auto", "horovod"
 _LARGEST_DESCRIPTION = 20_000_000
 
 
 class Training(NamedTuple):
     """A run of `hpcdl train`. `batch` is images per rank and step; `data` a folder or SYNTHETIC.
 
-    `slowed` is whether the run is slowed down on purpose.
+    `slowed` is whether the run is slowed down on purpose; `strategy` how several ranks work
+    together; `pipeline` makes images ahead, or not (`old`).
     """
 
     model: str
@@ -34,6 +36,8 @@ class Training(NamedTuple):
     compress: bool
     xla: bool
     slowed: bool
+    strategy: str
+    pipeline: str
 
     def like(self, other: Training) -> bool:
         """Whether a step of the other one says how long a step of this one takes."""
@@ -72,6 +76,8 @@ def training_of(program: Sequence[str], ranks: int, data: str | None = None) -> 
         compress="compress" in words,
         xla="xla" in words,
         slowed=float(words.get("delay_ms", 0)) > 0,
+        pipeline=words.get("pipeline", "new"),
+        strategy=words.get("strategy", AUTO).replace(AUTO, HOROVOD),
     )
 
 

@@ -1,6 +1,7 @@
 """What a job is expected to reach when it is queued, and what is said when it ended."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 import pytest
 
 from hpcdl.jobs import JobSpec
+from hpcdl.regress.bandwidth import metric_name
+from hpcdl.regress.references import Reference, site_file, update_references
 from hpcdl.site import Site
 from hpcdl.workflows.expectation import (
     Expectation,
@@ -18,6 +21,7 @@ from hpcdl.workflows.expectation import (
     keep,
     kept,
 )
+from hpcdl.workflows.links import measured_links
 from hpcdl.workflows.trained import training_of
 
 RESNET = ("hpcdl", "train", "--model", "resnet50", "--batch-per-rank", "64")
@@ -165,6 +169,71 @@ def test_damaged_files_of_other_jobs_never_stop_a_submit(busy: Site, name: str, 
     earlier_job(busy, 12, spec, rate=5000.0)
     (busy.paths.work / "jobs" / "by-id" / "12" / name).write_text(text)
     assert expect(busy, spec) is None
+
+
+# ---- from the site's all-reduce check ----
+
+
+def allreduce_of(case: str, rates: Mapping[int, float], **changes: Any) -> list[Reference]:
+    """References of a case of the check: bus bandwidth in GB/s by bytes."""
+    plain = Reference(
+        check="allreduce", case=case, partition="p100", metric="", value=0.0, unit="GB/s",
+        lower=-0.1, upper=None, runs=5, spread=0.01, source="measured", proof="run",
+        date="2026-05-01",
+    )  # fmt: skip
+    return [
+        replace(plain, metric=metric_name(size), value=rate, **changes)
+        for size, rate in rates.items()
+    ]
+
+
+@pytest.fixture
+def checked(three_generations: Site, tmp_path: Path) -> Site:
+    site = replace(
+        three_generations, paths=replace(three_generations.paths, prefix=tmp_path, work=tmp_path)
+    )
+    slow = {1 << 24: 0.2, 1 << 26: 0.25}
+    rows = [
+        *allreduce_of("horovod-2x1", slow, partition="v100"),
+        *allreduce_of("horovod-2x2", slow, machine="another one, 2 CPUs, 8 GB"),
+        *allreduce_of("multiworker-2x4", slow),
+        *allreduce_of("horovod-4x1", {1 << 16: 0.1, 1 << 24: 0.05, 1 << 26: 0.05}),
+        *allreduce_of("horovod-2x4", {1 << 16: 0.3, 1 << 24: 1.0, 1 << 26: 1.1}),
+    ]
+    update_references(site, site.partition("p100").reference_set, rows)
+    return site
+
+
+def big(gpus: int, *options: str) -> JobSpec:
+    program = ("hpcdl", "train", "--model", "vgg16", "--batch-per-rank", "32", *options)
+    return JobSpec("p100", gpus=gpus, program=program)
+
+
+def test_a_job_of_several_nodes_is_priced_by_what_the_site_measured_between_them(
+    checked: Site, three_generations: Site
+) -> None:
+    published, measured = expected(three_generations, big(16)), expected(checked, big(16))
+    assert measured.images_per_second < 0.7 * published.images_per_second
+    assert measured.source == f"{published.source}, links by the site's all-reduce check"
+
+
+def test_the_check_nearest_in_ranks_and_of_the_same_strategy_counts(checked: Site) -> None:
+    partition = checked.partition("p100")
+    for strategy, local, nodes, of_check in [
+        ("horovod", 4, 2, 4), ("horovod", 1, 4, 1), ("multiworker", 1, 2, 4),
+    ]:  # fmt: skip
+        (found,) = measured_links(checked, partition, strategy, local)
+        assert (found.nodes, found.local) == (nodes, of_check)
+    assert measured_links(checked, checked.partition("k80"), "horovod", 4) == ()
+
+
+def test_a_job_of_one_rank_exchanges_nothing(checked: Site) -> None:
+    assert "all-reduce" not in expected(checked, big(1)).source
+
+
+def test_references_that_cannot_be_read_cost_the_links_not_the_expectation(checked: Site) -> None:
+    site_file(checked, checked.partition("p100").reference_set).write_text("schema: 7")
+    assert "all-reduce" not in expected(checked, big(16)).source
 
 
 # ---- afterwards ----

@@ -12,7 +12,7 @@ import pytest
 
 from hpcdl.cli import main
 from hpcdl.predict.calibrate import from_images_per_second
-from hpcdl.predict.feed import IMAGENET
+from hpcdl.predict.feed import IMAGENET, decode_seconds
 from hpcdl.predict.forecast import Forecast, choose, expand, forecast
 from hpcdl.predict.hardware import of_host, of_partition
 from hpcdl.predict.network import kept_bytes, names, network
@@ -113,6 +113,20 @@ def test_slow_storage_and_few_cores_limit_by_input(k80: Partition) -> None:
     point = ask(k80, data=IMAGENET, storage_gbs=0.02, gpus="64").points[0]
     assert point.step.limit == "input"
     assert point.images_per_second <= 0.02e9 / 115129
+
+
+@pytest.mark.parametrize("storage_gbs", [None, 0.02])
+def test_the_old_pipeline_adds_all_of_reading_and_decoding_to_every_step(
+    k80: Partition, storage_gbs: float | None
+) -> None:
+    plain = ask(k80, gpus="1,8").points
+    slow = ask(k80, gpus="1,8", data=IMAGENET, storage_gbs=storage_gbs, pipeline="old").points
+    decode = decode_seconds(network("resnet50"))
+    for gpus, one, other in zip((1, 8), plain, slow, strict=True):
+        read = gpus * 115129 / (storage_gbs * 1e9) if storage_gbs else 0.0
+        added = other.step.seconds - one.step.seconds
+        assert added == pytest.approx(64 * (decode + read))
+        assert other.step.limit == "input"
 
 
 def test_a_slow_network_limits_by_communication_and_many_ranks_by_stragglers(
@@ -337,6 +351,7 @@ def test_a_cpu_partition_needs_a_measured_step(cpu: Partition) -> None:
         ("batch", 10**400), ("images", -(10**400)),
         ("precision", "fp8"), ("form", "horovad"), ("data", "cifar"), ("images", 0),
         ("loss", float("nan")), ("loss", 1.0), ("deadline_hours", -1.0), ("storage_gbs", 1.0),
+        ("pipeline", "old"), ("pipeline", "newest"),
         ("images_per_second", float("inf")), ("network_gbs", 0.0), ("link_gbs", -1.0),
         ("cycle_ms", -1.0), ("fusion_mb", float("nan")),
         ("result", Path("/nowhere/result.json")),

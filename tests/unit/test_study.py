@@ -122,6 +122,15 @@ def finish(plan: Plan, rates: dict[int, float], **changes: Any) -> None:
             (folder / "exit_code").write_text("0\n")
 
 
+def described(plan: Plan, name: str, images: int, size: int) -> None:
+    """Leave the description of a data set of two shards where the study looks for it."""
+    folder = data_folder(plan.site, plan.scale.data[name])
+    folder.mkdir(parents=True)
+    shards = [{"bytes": size // 2}, {"bytes": size - size // 2}]
+    described = {"splits": {"train": {"examples": images, "shards": shards}}}
+    (folder / "dataset.json").write_text(json.dumps(described))
+
+
 def findings_of(plan: Plan) -> Findings:
     return collect(plan, running.standings(plan))
 
@@ -442,10 +451,7 @@ def test_an_epoch_is_timed_without_the_first_which_pays_for_compiling(
     sets = {"photos": {"kind": "photos", "options": {"count": "40"}}}
     run = {**SMALL["runs"][0], "over": {"gpus": ["1"], "model": ["resnet50"]}, "data": "photos"}  # type: ignore[index]
     plan = study(runs=[run], data=sets)
-    folder = data_folder(plan.site, plan.scale.data["photos"])
-    folder.mkdir(parents=True)
-    train = {"examples": 40, "shards": [{"bytes": 500}, {"bytes": 300}]}
-    (folder / "dataset.json").write_text(json.dumps({"splits": {"train": train}}))
+    described(plan, "photos", images=40, size=800)
     samples = a_result(1, 8.0)["samples"]
     samples["seconds"][0] = 60.0
     finish(plan, {1: 8.0}, samples=samples, options={"warmup_steps": 0})
@@ -515,6 +521,29 @@ def test_on_shared_cores_a_step_is_its_computing_and_what_exchanging_costs_anoth
     assert {(one.values["model"], one.gpus) for one in predicted if one.error is not None} == {
         ("resnet50", 2)
     }
+
+
+def test_ranks_of_the_old_pipeline_wait_for_all_their_images_from_one_storage(
+    study: Callable[..., Plan],
+) -> None:
+    """0.5 s of work; 4 images of 100 kB from 1 MB/s take 0.4 s each rank, decoding the rest."""
+    run = {
+        **SMALL["runs"][0],  # type: ignore[index]
+        "over": {"gpus": ["1", "2", "4"], "model": ["resnet50"], "pipeline": ["old"]},
+        "data": "photos", "reads": {"megabytes_per_second": 1, "cached": False},
+    }  # fmt: skip
+    kinds = {"photos": {"kind": "photos", "options": {"count": "100"}}}
+    plan = study(runs=[run], data=kinds)
+    described(plan, "photos", images=100, size=10_000_000)
+    waits = {"compute": [0.5] * 20, "input": [0.6] * 20, "seconds": [1.1] * 20}
+    finish(plan, {1: 4 / 1.1}, samples={**a_result(1, 1.0)["samples"], **waits})
+    (plan.folder / "machine.json").write_text('{"schema": 1, "cores": 2, "load": 0}')
+    predicted, gaps = predict(findings_of(plan))
+    assert not gaps
+    steps = {one.gpus: one.gpus * 4 / one.rate for one in predicted}
+    # On two cores, four ranks compute and decode twice as long.
+    assert steps[2] == pytest.approx(0.5 + 0.2 + 2 * 0.4, rel=0.03)
+    assert steps[4] == pytest.approx(2 * (0.5 + 0.2) + 4 * 0.4, rel=0.03)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 1}', "not json"])

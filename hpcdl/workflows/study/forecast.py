@@ -4,6 +4,7 @@ Predictions start from the study's own one-rank measurement of the same series. 
 share the cores of one machine, one rank's step is taken as longer by as much as there are more
 busy CPUs than cores, and nothing hides: exchanging gradients needs the cores that compute. What
 that costs per byte is taken from cells that the study names; more ranks copy as many more bytes.
+What ranks wait for images that nobody makes ahead comes on top (waiting.py).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from hpcdl.system.errors import BadInput
 from hpcdl.workflows.study.collect import Findings, Measured
 from hpcdl.workflows.study.model import SYNTHETIC, Run, Values, matches
 from hpcdl.workflows.study.plan import Cell, Plan
+from hpcdl.workflows.study.waiting import OLD, pipeline, wait, working_rate
 
 _HOUR = 3600.0
 _MEGA, _GIGA = 1e6, 1e9
@@ -34,6 +36,7 @@ class Feeding(TypedDict, total=False):
     """The part of a request to the model that says how images come in."""
 
     data: str
+    pipeline: str
     storage_gbs: float
 
 
@@ -129,17 +132,18 @@ def _one(findings: Findings, base: Measured, gpus: int, measured: float | None) 
         gpus=str(_near(gpus, partition.gpus_per_node)),
         batch=int(base.result["batch_per_rank"]),
         precision=_PRECISIONS.get(str(base.result["precision"]), "fp32"),
-        images_per_second=base.rate / shared,
+        images_per_second=working_rate(base) / shared,
         form="no_overlap" if exchange else "horovod",
         link_gbs=exchange,
         network_gbs=exchange,
-        **_feeding(findings.plan, base.cell),
+        **({} if pipeline(base.cell) == OLD else _feeding(findings.plan, base.cell)),
     )
     point = answer(request).points[0]
+    kept = point.step.seconds / (point.step.seconds + wait(base, gpus, shared))
     # What the series' own one-rank run is unsure by, its steps' spread, is not the model's.
     return Predicted(
         base.cell.run, {**base.values, "gpus": str(gpus)}, gpus,
-        point.images_per_second, point.low, point.high, measured,
+        point.images_per_second * kept, point.low * kept, point.high * kept, measured,
     )  # fmt: skip
 
 
@@ -233,12 +237,13 @@ def _feeding(plan: Plan, cell: Cell) -> Feeding:
     if cell.data == SYNTHETIC or plan.scale.shares_cores:
         return {}
     reads, data = cell.run.reads, plan.scale.data[cell.data]
+    feeding = Feeding(data=IMAGENET, pipeline=pipeline(cell))
     if reads is None or not reads.megabytes_per_second:
-        return {"data": IMAGENET}
+        return feeding
     usual = float(facts.load("links")["input"]["bytes_per_image"])
     own = data.gigabytes * _GIGA / data.images if data.gigabytes and data.images else usual
     rate = reads.megabytes_per_second * _MEGA / _GIGA
-    return {"data": IMAGENET, "storage_gbs": rate * usual / own}
+    return Feeding(**feeding, storage_gbs=rate * usual / own)
 
 
 def _batch(options: Values, gpus: int) -> int:
