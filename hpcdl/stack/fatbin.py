@@ -11,6 +11,7 @@ library of NVIDIA's.
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -63,15 +64,36 @@ def runs_on(codes: Sequence[DeviceCode], compute: str) -> str:
     return "ptx" if any(not code.machine and code.sm <= here for code in codes) else "no"
 
 
-def survey(root: Path) -> list[SharedObject]:
-    """Every shared object below `root` that has device code."""
+def survey(*roots: Path) -> list[SharedObject]:
+    """Every shared object below the roots that has device code, each file once.
+
+    Links are followed, to folders too: Spack's view of a release has nothing else.
+    """
+    seen: set[Path] = set()
     found = []
-    for path in sorted(root.rglob("*.so*")):
-        if path.is_file() and not path.is_symlink():
-            codes = read_device_code(path)
-            if codes:
-                found.append(SharedObject(path, codes))
+    for path in (path for root in roots for path in _shared_objects(root, seen)):
+        codes = read_device_code(path)
+        if codes:
+            found.append(SharedObject(path, codes))
     return found
+
+
+def _shared_objects(root: Path, seen: set[Path]) -> Iterator[Path]:
+    """Files called *.so* below a folder, in order; `seen` are files and folders looked at."""
+    for name, folders, files in os.walk(root, followlinks=True):
+        here = Path(name)
+        folders[:] = [one for one in sorted(folders) if _is_new(here / one, seen)]
+        for path in (here / one for one in sorted(files) if ".so" in one):
+            if path.is_file() and _is_new(path, seen):
+                yield path
+
+
+def _is_new(path: Path, seen: set[Path]) -> bool:
+    """Whether nothing that leads to the same place was seen; it is from now on."""
+    real = path.resolve()
+    new = real not in seen
+    seen.add(real)
+    return new
 
 
 def read_device_code(path: Path) -> tuple[DeviceCode, ...]:

@@ -31,6 +31,8 @@ PROBE = Path(__file__).with_name("probe.py")
 RANKS = 2
 _SECONDS = 600
 _PRECISION = 1e-3
+_LOADED = ("lib", "lib64", "targets")
+"""Folders of a release whose libraries programs load; those of profilers have their own rules."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,8 @@ def verify_here(site: Site, release: Release) -> Proof:
     if seen is None:
         checks = [_failed("import", result, fault)]
         return new_proof(release, "login", platform.node(), checks)
-    checks = [*judge(release, seen, None), check_device_code(site, release)]
+    started = RANKS if _launcher() else 1
+    checks = [*judge(release, seen, None, started), check_device_code(site, release)]
     one = GateRun("", None, platform.node(), now(), "", samples_of(seen))
     return new_proof(release, "login", platform.node(), checks, [one])
 
@@ -179,18 +182,21 @@ def samples_of(seen: Mapping[str, Any]) -> dict[str, list[float]]:
     return {key: list(ranks[key]) for key in ("losses", "seconds") if key in ranks}
 
 
-def judge(release: Release, seen: Mapping[str, Any], partition: Partition | None) -> list[Check]:
+def judge(
+    release: Release, seen: Mapping[str, Any], partition: Partition | None, ranks: int = RANKS
+) -> list[Check]:
     """What the gate's program saw, held against the release.
 
     Args:
         release: what was loaded.
         seen: what the program wrote.
         partition: where it ran; None outside any.
+        ranks: how many were started.
     """
     return [
         _judge_import(release, seen["import"]),
-        _judge_kernel(seen, partition),
-        *_judge_ranks(release, seen.get("ranks")),
+        _judge_kernel(release, seen, partition),
+        *_judge_ranks(release, seen.get("ranks"), ranks),
     ]
 
 
@@ -215,28 +221,37 @@ def _is_of(release: Release, place: Path) -> bool:
     return own or place.is_relative_to(release.prefix)
 
 
-def _judge_kernel(seen: Mapping[str, Any], partition: Partition | None) -> Check:
-    """A build for GPUs must find one where it runs on a partition that has some."""
+def _judge_kernel(release: Release, seen: Mapping[str, Any], partition: Partition | None) -> Check:
+    """A build for GPUs must be one, and find one where it runs on a partition that has some."""
     found, on_gpu = seen["kernel"], bool(seen["import"]["gpus"])
-    wants_gpu = seen["import"]["cuda"] and partition is not None and partition.gpu is not None
+    built, meant = bool(seen["import"]["cuda"]), "cuda" in release.versions
+    wants_gpu = built and partition is not None and partition.gpu is not None
     device = found["model"] or found["device"]
     detail = f"matrix product and convolution on {device}, off by {found['wrong']:.1g}"
-    if wants_gpu and not on_gpu:
+    if meant and not built:
+        detail = f"TensorFlow is built without CUDA, not for {release.versions['cuda']}"
+    elif wants_gpu and not on_gpu:
         detail = "TensorFlow is built for GPUs and finds none"
     elif partition is not None and partition.gpu is not None and not on_gpu:
         detail += "; this build has no code for GPUs"
-    ok = found["wrong"] < _PRECISION and (on_gpu or not wants_gpu)
+    ok = found["wrong"] < _PRECISION and (on_gpu or not wants_gpu) and (built or not meant)
     return Check("device kernel", ok, detail, found["took"])
 
 
-def _judge_ranks(release: Release, seen: Mapping[str, Any] | None) -> list[Check]:
+def _judge_ranks(release: Release, seen: Mapping[str, Any] | None, started: int) -> list[Check]:
     """Two ranks agree on a mean, and train a small model whose loss falls."""
     names = (f"all-reduce of {RANKS} ranks", f"training of {RANKS} ranks")
-    if seen is None or seen["size"] == 1:
-        lack = "there is no mpirun on this machine" if seen else "the release has no Horovod"
-        ok = seen is not None or "horovod" not in release.versions
-        return [Check(name, ok, lack, 0.0, skipped=True) for name in names]
-    agreed = seen["size"] == RANKS and abs(seen["mean"] - 1.5) < _PRECISION
+    if seen is None:
+        ok, lack = "horovod" not in release.versions, "the release has no Horovod"
+        return [Check(name, ok, lack, 0.0, skipped=ok) for name in names]
+    if started == 1:
+        lack = "one rank was started: there is no mpirun here, or no room for a second one"
+        return [Check(name, True, lack, 0.0, skipped=True) for name in names]
+    if seen["size"] != started:
+        lack = (f"{started} ranks were started, and Horovod sees {seen['size']}: its MPI does not "
+                "find the launcher's PMIx")  # fmt: skip
+        return [Check(name, False, lack, seen["took"]) for name in names]
+    agreed = abs(seen["mean"] - 1.5) < _PRECISION
     first, last = seen["losses"][0], seen["losses"][-1]
     learned = last < 0.1 * first and seen["differ"] == 0
     return [
@@ -290,9 +305,12 @@ def check_device_code(site: Site, release: Release, names: Collection[str] = ())
         names: these partitions only.
     """
     start, name = time.monotonic(), "device code"
-    objects = survey(release.prefix)
+    objects = survey(*(release.prefix / folder for folder in _LOADED))
     if not objects:
-        return Check(name, True, "no shared object has any", 0.0, skipped=True)
+        meant = "cuda" in release.versions
+        detail = "no shared object has any"
+        detail += f", but it is for CUDA {release.versions['cuda']}" if meant else ""
+        return Check(name, not meant, detail, 0.0, skipped=not meant)
     faults, notes = [], []
     for partition in site.partitions.values():
         served = names or release.partitions or site.partitions

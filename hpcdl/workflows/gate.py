@@ -8,6 +8,7 @@ are still there at the end, or when a signal comes, are cancelled.
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -118,7 +119,8 @@ class JobGate:
         return lambda proof: proof.gate == "job" and names <= proof.partitions
 
     def _names(self, site: Site, release: Release) -> tuple[str, ...]:
-        return tuple(site.partition(name).name for name in self.partitions) or serves(site, release)
+        named = dict.fromkeys(site.partition(name).name for name in self.partitions)
+        return tuple(named) or serves(site, release)
 
 
 def choose_gate(
@@ -156,7 +158,7 @@ def _require_slurm() -> None:
 
 def _submit(site: Site, release: Release, partition: Partition) -> Submission | Check:
     """Queue the job of a partition; Slurm's refusal is a check that failed."""
-    stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{release.id[-8:]}"
+    stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{release.id[-8:]}-{os.urandom(2).hex()}"
     folder = default_job_dir(site, f"gate-{partition.name}", stamp)
     module = Module((release.module,), release.modules, release.id)
     try:
@@ -166,6 +168,11 @@ def _submit(site: Site, release: Release, partition: Partition) -> Submission | 
         shutil.rmtree(folder, ignore_errors=True)
         said = "; ".join([refusal.message, *refusal.details])
         return Check("job", False, said, 0.0, partition=partition.name)
+
+
+def _ranks(partition: Partition) -> int:
+    """Two; one where a partition has a single GPU."""
+    return 1 if partition.gpus_per_node == partition.nodes == 1 else RANKS
 
 
 def _spec(partition: Partition, folder: Path) -> JobSpec:
@@ -234,7 +241,7 @@ def _outcome(
     one = GateRun(partition.name, job.job_id, last.nodes, now(), str(job.log), samples)
     if not last.ok or seen is None:
         return [Check("job", False, _why(job, last), 0.0, partition=partition.name)], one
-    judged = judge(release, seen, partition)
+    judged = judge(release, seen, partition, _ranks(partition))
     return [replace(check, partition=partition.name) for check in judged], one
 
 

@@ -1,6 +1,7 @@
 """What the gate's program saw, judged; and which proof spares a gate."""
 
 import dataclasses
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,14 @@ import pytest
 
 from hpcdl.cli import main
 from hpcdl.site import Site
+from hpcdl.stack.fatbin import survey
 from hpcdl.stack.publish import overview, publish, serves
 from hpcdl.stack.release import Release, current_id
 from hpcdl.stack.verify import (
     Check,
     GateRun,
     Proof,
+    check_device_code,
     judge,
     new_proof,
     read_proof,
@@ -53,6 +56,23 @@ def seen(release: Release, **changes: Any) -> dict[str, Any]:
     return found
 
 
+def elf_with_code(path: Path, sm: int) -> Path:
+    """The least shared object with machine code for one SM, as nvcc lays it out."""
+    entry = struct.pack("<HHIQIIHHI", 2, 0, 64, 0, 0, 0, 0, 0, sm).ljust(64, b"\0")
+    code = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entry)) + entry
+    names = b"\0.nv_fatbin\0"
+    sections = [
+        struct.pack("<IIQQQQIIQQ", name, 1, 0, 0, start, size, 0, 0, 1, 0)
+        for name, start, size in ((0, 64, len(names)), (1, 64 + len(names), len(code)))
+    ]
+    table = 64 + len(names) + len(code)
+    header = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01", 3, 62, 1, 0, 0, table, 0, 64,
+                         0, 0, 64, len(sections), 0)  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(header + names + code + b"".join(sections))
+    return path
+
+
 def faults(checks: list[Check]) -> list[str]:
     return [check.name for check in checks if not check.ok]
 
@@ -74,7 +94,6 @@ def test_what_is_as_it_should_be_passes(site: Site, release: Release) -> None:
         ({"import_mpi": False}, "import"),
         ({"kernel_wrong": 0.5}, "device kernel"),
         ({"ranks_mean": 1.0}, "all-reduce of 2 ranks"),
-        ({"ranks_size": 4}, "all-reduce of 2 ranks"),
         ({"ranks_losses": [8.0, 7.9]}, "training of 2 ranks"),
         ({"ranks_losses": [8.0, float("nan")]}, "training of 2 ranks"),
         ({"ranks_differ": 0.1}, "training of 2 ranks"),
@@ -106,6 +125,11 @@ def test_a_build_for_gpus_must_find_one_on_a_partition_that_has_some(
     assert faults(judge(release, blind, site.partition("p100"))) == ["device kernel"]
     assert faults(judge(release, blind, site.partition("cpu"))) == []
     assert faults(judge(release, blind, None)) == []
+    # What the release says of itself counts, not only what its TensorFlow turned out to be.
+    meant = dataclasses.replace(release, versions={**release.versions, "cuda": "12.9.1"})
+    lost = judge(meant, seen(meant), None)
+    assert faults(lost) == ["device kernel"]
+    assert "built without CUDA" in lost[1].detail
     found = seen(release, import_cuda=True, import_gpus=2, kernel_model="Tesla P100-PCIE-16GB")
     check = judge(release, found, site.partition("p100"))[1]
     assert check.ok
@@ -113,8 +137,47 @@ def test_a_build_for_gpus_must_find_one_on_a_partition_that_has_some(
 
 
 def test_one_rank_alone_skips_what_needs_two(site: Site, release: Release) -> None:
-    checks = judge(release, seen(release, ranks_size=1), None)
+    checks = judge(release, seen(release, ranks_size=1), None, ranks=1)
     assert [check.skipped for check in checks] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_ranks_that_do_not_meet_are_a_fault_however_well_each_is_by_itself(
+    site: Site, release: Release, size: int
+) -> None:
+    checks = judge(release, seen(release, ranks_size=size), site.partition("p100"), ranks=2)
+    assert faults(checks) == ["all-reduce of 2 ranks", "training of 2 ranks"]
+    assert f"2 ranks were started, and Horovod sees {size}" in checks[2].detail
+
+
+def test_spack_s_view_is_looked_through_by_its_links(site: Site, release: Release) -> None:
+    """Folders and files are links, some twice; libraries of profilers are nobody's code."""
+    store = site.paths.prefix / "store" / "nccl" / "lib"
+    library = elf_with_code(store / "libnccl.so.2", sm=80)
+    prefix = release.prefix
+    prefix.mkdir(parents=True, exist_ok=True)
+    (prefix / "lib").symlink_to(store)
+    (prefix / "lib64").symlink_to("lib")
+    (store / "libnccl.so").symlink_to(library.name)
+    (store / "again").symlink_to(store)
+    elf_with_code(prefix / "nsight" / "libprofiler.so", sm=90)
+    (found,) = survey(prefix / "lib", prefix / "lib64")
+    assert found.path.samefile(library)
+    gpu = dataclasses.replace(release, versions={**release.versions, "cuda": "12.9.1"},
+                              partitions=("p100",))  # fmt: skip
+    refused = check_device_code(site, gpu)
+    assert not refused.ok
+    assert "p100 (6.0): libnccl.so has sm_80" in refused.detail
+
+
+def test_a_release_for_cuda_without_any_device_code_is_refused(
+    site: Site, release: Release
+) -> None:
+    assert check_device_code(site, release).skipped
+    gpu = dataclasses.replace(release, versions={**release.versions, "cuda": "12.9.1"})
+    refused = check_device_code(site, gpu)
+    assert (refused.ok, refused.skipped) == (False, False)
+    assert "it is for CUDA 12.9.1" in refused.detail
 
 
 def test_a_stack_for_gpus_that_was_only_loaded_on_a_login_node_is_no_more_than_compiled(
