@@ -52,7 +52,7 @@ def _request(args: argparse.Namespace) -> CheckRequest:
         paths=tuple(args.checks),
         distribute=getattr(args, "distribute", False),
         repeat=getattr(args, "runs", 1),
-        retries=getattr(args, "retries", 0),
+        retries=getattr(args, "retries", None),
     )
 
 
@@ -87,8 +87,9 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
                         help="let a check pass that lacks a fresh reference")  # fmt: skip
     _history_option(parser)
     parser.add_argument("--no-history", action="store_true", help="leave the history alone")
-    parser.add_argument("--retries", type=at_least(0), default=0, metavar="N",
-                        help="run what fails again, up to N times")  # fmt: skip
+    parser.add_argument("--retries", type=at_least(0), metavar="N",
+                        help="run what fails again, up to N times; by default only what was too"
+                        " slow on a machine that emulates all nodes, once")  # fmt: skip
 
 
 def _run(args: argparse.Namespace) -> ExitCode:

@@ -152,6 +152,31 @@ def judge(case: Mapping[str, Any], machine: str | None = None) -> Verdict:
     )
 
 
+def judge_tries(
+    cases: Sequence[Mapping[str, Any]], machine: str | None = None, *, any_fault: bool = True
+) -> Verdict:
+    """The verdict on a case that ran once or several times: the last one's, with the first fault.
+
+    Args:
+        cases: the tries, in order.
+        machine: as in `judge`.
+        any_fault: whether whatever failed may be tried again; else rates only, and any other
+            fault of the first try stands.
+    """
+    first, last = judge(cases[0], machine), judge(cases[-1], machine)
+    if len(cases) == 1 or not (any_fault or _only_slow(cases[0], first)):
+        return first
+    before = f"try {len(cases)}; the first was {first.status.value}: {first.reason}"
+    return replace(last, reason="; ".join(part for part in (last.reason, before) if part))
+
+
+def _only_slow(case: Mapping[str, Any], verdict: Verdict) -> bool:
+    """Whether all that is wrong with a case is a rate beyond its bound."""
+    sound = not (case.get("evidence") or {}).get("faults")
+    measured = bool(verdict.metrics) and any(not metric.holds for metric in verdict.metrics)
+    return sound and measured and verdict.status is Status.FAIL
+
+
 def _variant(case: Mapping[str, Any]) -> str:
     """Which variant of a check it is that never got so far as to say so itself."""
     values = _PARAMETER.findall(str(case.get("display_name") or ""))

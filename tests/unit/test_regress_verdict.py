@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hpcdl.regress.ending import Watchdog, fault_of
-from hpcdl.regress.verdict import Status, judge, waive
+from hpcdl.regress.verdict import Status, judge, judge_tries, waive
 from hpcdl.slurm.parse import JobRecord
 
 ROW: dict[str, Any] = {"value": 100.0, "lower": -0.1, "upper": None, "runs": 5, "proof": "run",
@@ -54,6 +54,42 @@ def case(value: float | None = 100.0, row: dict[str, Any] | None = ROW, **change
 )
 def test_every_ending_has_its_word(given: Any, status: Status) -> None:
     assert judge(given).status is status
+
+
+SLOW = case(50.0)
+
+
+def test_a_rate_that_was_too_slow_may_be_measured_again_and_both_are_told() -> None:
+    verdict = judge_tries([SLOW, case(95.0)], any_fault=False)
+    assert verdict.status is Status.PASS
+    assert verdict.metrics[0].value == 95.0
+    assert "try 2; the first was FAIL: images_per_second 50 images/s is 50% below" in verdict.reason
+    again = judge_tries([SLOW, case(55.0)], any_fault=False)
+    assert again.status is Status.FAIL
+    assert again.reason.startswith("images_per_second 55 ")
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        case(evidence={"faults": ["the loss does not fall"]}),
+        case(50.0, evidence={"faults": ["the loss does not fall"]}),
+        case(None),
+        case(result="fail", fail_phase="run"),
+        case(result="abort"),
+    ],
+)
+def test_whatever_else_went_wrong_once_stands_unless_somebody_asked_for_retries(
+    first: dict[str, Any],
+) -> None:
+    alone = judge(first)
+    assert judge_tries([first, case()], any_fault=False) == alone
+    assert alone.status in {Status.FAIL, Status.ERROR}
+    assert judge_tries([first, case()]).status is Status.PASS
+
+
+def test_a_case_that_ran_once_is_judged_as_it_is() -> None:
+    assert judge_tries([case()], any_fault=False) == judge(case())
 
 
 def test_a_reference_measured_on_another_machine_is_stale() -> None:
