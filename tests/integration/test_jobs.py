@@ -270,6 +270,25 @@ def test_a_sweep_submits_only_what_is_missing(
     wait_for(lambda: states() == ["done", "done", "done"])
 
 
+def test_a_task_that_asks_to_run_again_leaves_the_finished_ones_alone(
+    slurm: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """The last task to start has the id of the whole array; one after the other, that is task 2."""
+    again = "echo x >>runs; [[ {n} != 3 || ${SLURM_RESTART_COUNT:-0} != 0 ]] || exit 75"
+    sweep = [HPCDL, "job", "sweep", "--no-module", "--json", "--name", f"s{time.time_ns()}",
+             "--partition", "cpu", "--over", "n=1,2,3", "--running", "1"]  # fmt: skip
+    program = ["--", "bash", "-c", again]
+    folder = Path(json.loads(slurm(*sweep, *program).stdout)["folder"])
+
+    def states() -> list[str]:
+        answer = slurm(*sweep, "--status", *program, check=False)
+        return [point["state"] for point in json.loads(answer.stdout)["points"]]
+
+    wait_for(lambda: states() == ["done"] * 3, seconds=150)
+    runs = sorted(file.read_text().count("x") for file in folder.glob("points/*/runs"))
+    assert runs == [1, 1, 2]
+
+
 def test_the_site_file_drafted_from_the_cluster_agrees_with_it(
     slurm: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:

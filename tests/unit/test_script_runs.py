@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcdl.jobs import JobSpec, Module, render_script
+from hpcdl.jobs import JobSpec, Module, quote, render_script
+from hpcdl.jobs.script import ArrayOf
 from hpcdl.jobs.spec import check_spec
 from hpcdl.site import Site
 from hpcdl.system.errors import BadInput
@@ -34,14 +35,15 @@ SITE = shipped("embedded")
 class Job:
     """A rendered script and the folder in which it runs."""
 
-    def __init__(self, folder: Path, *program: str, site: Site = SITE, **asked: object) -> None:
+    def __init__(self, folder: Path, *program: str, site: Site = SITE, array: ArrayOf | None = None,
+                 **asked: object) -> None:  # fmt: skip
         self.folder = folder
         for name, text in {"srun": SRUN, "scontrol": SCONTROL, "sleep": SLEEP}.items():
             (folder / name).write_text(text)
             (folder / name).chmod(0o755)
         module = asked.pop("module", Module(()))
         spec = JobSpec("p100", program=program, job_dir=folder / "job", preflight=False, **asked)  # type: ignore[arg-type]
-        script = render_script(site, spec, module)  # type: ignore[arg-type]
+        script = render_script(site, spec, module, array)  # type: ignore[arg-type]
         (folder / "job.sh").write_bytes(script.text.encode(errors="surrogateescape"))
 
     def start(self, **env: str) -> "subprocess.Popen[bytes]":
@@ -120,6 +122,15 @@ def test_requeues_have_a_cap(tmp_path: Path, restarts: str, requeued: int) -> No
     job = Job(tmp_path, "bash", "-c", "exit 75")
     assert job.run(SLURM_RESTART_COUNT=restarts)[0] == 75
     assert job.requeues == requeued
+
+
+def test_a_task_of_an_array_is_requeued_alone(tmp_path: Path) -> None:
+    """The last task to start has the id of the array: by that, Slurm would run all of it again."""
+    words = quote.words((str(tmp_path / "point"), "bash", "-c", "exit 75"))
+    (tmp_path / "arguments").write_text(f"{words}\n" * 3)
+    job = Job(tmp_path, array=ArrayOf(3, tmp_path / "arguments", tmp_path))
+    assert job.run(SLURM_ARRAY_JOB_ID="4711", SLURM_ARRAY_TASK_ID="2")[0] == 75
+    assert [call for call in job.calls if "requeue" in call] == ["scontrol requeue 4711_2"]
 
 
 def test_a_requeue_that_slurm_refuses_still_ends_with_75(tmp_path: Path) -> None:
