@@ -80,6 +80,7 @@ def _fill(args: argparse.Namespace) -> None:
 
 def spec_of(args: argparse.Namespace, site: Site) -> JobSpec:
     """The job that the options mean; what is not given is the site's or the generator's default."""
+    from hpcdl.jobs.program import seen_from
     from hpcdl.jobs.spec import JobSpec, command_of, minutes_of
 
     return JobSpec(
@@ -92,7 +93,7 @@ def spec_of(args: argparse.Namespace, site: Site) -> JobSpec:
         minutes=minutes_of(args.time) if args.time is not None else None,
         name="train" if args.name is None else args.name,
         launcher="horovod" if args.launcher is None else args.launcher,
-        program=command_of(args.rest),
+        program=seen_from(Path.cwd(), command_of(args.rest)),
         environment=dict(pair("--env", text, "NAME=VALUE") for text in args.env),
         account=args.account,
         qos=args.qos,

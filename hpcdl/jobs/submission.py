@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hpcdl.jobs.program import check_script
 from hpcdl.jobs.script import Script, default_job_dir, render_script
 from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.jobs.untrusted import count, mapping
@@ -73,6 +74,7 @@ def submit(site: Site, spec: JobSpec, module: Module) -> Submission:
         MachineLacks: Slurm is away, or the folder cannot be written.
     """
     check_data(spec)
+    check_script(spec)
     script, placed = place(site, spec, module)
     folder = placed.job_dir
     assert folder is not None

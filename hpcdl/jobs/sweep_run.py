@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hpcdl.jobs.program import check_script
 from hpcdl.jobs.script import Script
 from hpcdl.jobs.spec import Module, check_name
 from hpcdl.jobs.submission import check_data
@@ -87,6 +88,7 @@ def submit(
     """
     for point in points[:1]:
         check_data(point.spec)
+        check_script(point.spec)
     with locked(folder / ".lock"):
         stand = {one.point.id: one for one in standings(folder, points)}
         missing = [one.point for one in stand.values() if one.state == MISSING]

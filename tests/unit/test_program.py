@@ -1,0 +1,70 @@
+"""Scripts that are named from where the user stands are found from the job's own folder."""
+
+from pathlib import Path
+
+import pytest
+
+from hpcdl.cli import main
+from hpcdl.jobs import JobSpec
+from hpcdl.jobs.program import check_script, script_index, seen_from
+from hpcdl.system.errors import BadInput
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    for name in ("train.py", "run.sh", "bash", "my tool", "sub/train.py", "sub/tool"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("python train.py --lr 0.1", "python HERE/train.py --lr 0.1"),
+        ("python3 -u -W x sub/train.py train.py", "python3 -u -W x HERE/sub/train.py train.py"),
+        ("/usr/bin/python3 -Xdev train.py", "/usr/bin/python3 -Xdev HERE/train.py"),
+        ("bash -o pipefail run.sh", "bash -o pipefail HERE/run.sh"),
+        ("bash -eo pipefail run.sh", "bash -eo pipefail HERE/run.sh"),
+        ("sh run.sh", "sh HERE/run.sh"),
+        ("python sub", "python HERE/sub"),
+        ("./run.sh train.py", "HERE/run.sh train.py"),
+        ("run.sh", "HERE/run.sh"),
+        ("sub/tool", "HERE/sub/tool"),
+        ("python train_{model}.py", "python HERE/train_{model}.py"),
+        # What names no file of this folder stays as it is.
+        ("python -m train.py", "python -m train.py"),
+        ("python -um sub", "python -um sub"),
+        ("bash -ec run.sh", "bash -ec run.sh"),
+        ("python /a/train.py", "python /a/train.py"),
+        ("python other.py", "python other.py"),
+        ("cat train.py", "cat train.py"),
+        ("hpcdl train --data sub", "hpcdl train --data sub"),
+    ],
+)  # fmt: skip
+def test_files_of_this_folder_are_named_whole(here: Path, line: str, expected: str) -> None:
+    assert seen_from(here, line.split()) == tuple(expected.replace("HERE", str(here)).split())
+
+
+@pytest.mark.parametrize("program", [(), ("python",), ("python", "-"), ("bash", "-c", "x.sh")])
+def test_a_program_without_a_script_has_none(program: tuple[str, ...]) -> None:
+    assert script_index(program) is None
+    check_script(JobSpec("cpu", program=program))
+
+
+def test_a_script_that_ranks_would_not_find_is_refused(here: Path) -> None:
+    with pytest.raises(BadInput, match=r"no script my_train\.py here") as caught:
+        check_script(JobSpec("cpu", program=("python", "my_train.py")))
+    assert "folder of their own" in caught.value.hint
+    check_script(JobSpec("cpu", program=("python", "train.py"), job_dir=here))
+    check_script(JobSpec("cpu", program=("python", "train.py"), container="/image.sif"))
+
+
+def test_the_first_example_of_the_documents_finds_its_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "my_train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    line = "job render --site p100-v100-k80 --gpus 8 --no-module -- python my_train.py --lr 0.1"
+    assert main(line.split()) == 0
+    assert f"  python {tmp_path}/my_train.py --lr 0.1 &\n" in capsys.readouterr().out
