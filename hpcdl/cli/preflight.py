@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpcdl.cli.framework import Command, Group, print_json
 from hpcdl.system.errors import BadInput, ExitCode
+
+if TYPE_CHECKING:
+    from hpcdl.jobs.preflight import Probe
 
 
 def _looks(parser: argparse.ArgumentParser) -> None:
@@ -32,9 +37,17 @@ def _probe(args: argparse.Namespace) -> ExitCode:
 
     found = probe(args.scratch, args.data)
     if args.transport is not None:
-        found = with_links(found, args.transport)
+        found = with_links(found, args.transport, _leave_stuck)
     print(as_json_line(found), flush=True)
-    return ExitCode.OK
+    return ExitCode.NO if found.fault else ExitCode.OK
+
+
+def _leave_stuck(found: Probe) -> None:
+    """Say where it is stuck, and leave at once: NCCL's threads would hold up an orderly end."""
+    from hpcdl.jobs.preflight import as_json_line
+
+    print(as_json_line(found), flush=True)
+    os._exit(ExitCode.NO)
 
 
 def _expectations(parser: argparse.ArgumentParser) -> None:

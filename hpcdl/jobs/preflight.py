@@ -12,12 +12,14 @@ import os
 import shutil
 import socket
 import subprocess
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from hpcdl.jobs.transport import Link, exchange, judge_links, read_links
+from hpcdl.jobs.transport import Link, NoLibrary, exchange, judge_links, read_links
+from hpcdl.system.errors import MachineLacks
 from hpcdl.system.text import table
 
 CAUSES: dict[int, str] = {
@@ -31,6 +33,9 @@ CAUSES: dict[int, str] = {
     27: "GPUs do not reach each other the way the partition declares",
     29: "the preflight itself did not work",
 }
+
+STUCK_SECONDS = 60.0
+"""How long GPUs may take to exchange a megabyte; NCCL starts on hundreds of ranks in seconds."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,8 @@ class Expectation:
 class Probe:
     """What one rank found. `cpus` is Slurm's number for the step, `affinity` the kernel's.
 
-    `links` is how its GPU reaches others, empty where that was not looked at.
+    `links` is how its GPU reaches others; where that was not looked at, `unlooked` says why, and
+    where trying it failed, `fault` says how.
     """
 
     rank: int
@@ -68,6 +74,8 @@ class Probe:
     scratch_free_mb: int | None
     data: bool | None
     links: tuple[Link, ...] = ()
+    unlooked: str = ""
+    fault: str = ""
 
     @property
     def gpu(self) -> str | None:
@@ -102,16 +110,32 @@ def probe(scratch: str = "", data: str = "", environ: Mapping[str, str] | None =
     )
 
 
-def with_links(found: Probe, folder: Path) -> Probe:
-    """The same probe, with how its GPU reaches the others; unchanged without a GPU driver.
+def with_links(
+    found: Probe,
+    folder: Path,
+    stuck: Callable[[Probe], None],
+    seconds: float = STUCK_SECONDS,
+) -> Probe:
+    """The same probe, with how its GPU reaches the others, or why that is not known.
 
-    Raises:
-        MachineLacks: NCCL is not there, or does not work.
+    NCCL waits for ever where a network is wrong, and cannot be interrupted: `stuck` is called
+    with the probe after `seconds`, in a thread of its own, and is to end the process.
     """
     if found.world < 2 or not found.gpus or not _driver_uuids():
-        return found
+        return replace(found, unlooked="no GPU driver here")
     device = found.local_rank % len(found.gpus)
-    log = exchange(found.rank, found.world, device, folder)
+    late = replace(found, fault=f"GPUs did not exchange a megabyte within {seconds:.0f} s")
+    watchdog = threading.Timer(seconds, stuck, (late,))
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        log = exchange(found.rank, found.world, device, folder)
+    except NoLibrary as lack:
+        return replace(found, unlooked=lack.message)
+    except MachineLacks as lack:
+        return replace(found, fault=lack.message)
+    finally:
+        watchdog.cancel()
     own = tuple(link for link in read_links(log) if link.sender == found.rank)
     return replace(found, links=own)
 
@@ -163,8 +187,9 @@ def notes(probes: Sequence[Probe], expected: Expectation) -> tuple[str, ...]:
     if narrow:
         few = min(p.affinity for p in narrow)
         found.append(f"{len(narrow)} ranks may run on {few} CPUs only: Slurm binds no CPUs here")
-    if expected.fabric and expected.world > 1 and not any(p.links for p in probes):
-        found.append("no GPU driver here: how GPUs reach each other was not looked at")
+    if expected.fabric and expected.world > 1 and not any(p.links or p.fault for p in probes):
+        why = next((p.unlooked for p in probes if p.unlooked), "NCCL names no channel")
+        found.append(f"{why}: how GPUs reach each other was not looked at")
     if expected.tasks_per_node > 1 and probes and all(len(p.gpus) == 1 for p in probes):
         found.append("each rank sees one GPU only: peer-to-peer between GPUs may be lost")
     return tuple(found)
@@ -182,6 +207,8 @@ def _release(probes: Sequence[Probe], expected: Expectation) -> Iterator[Problem
 
 def _world(probes: Sequence[Probe], expected: Expectation) -> Iterator[Problem]:
     ranks = [p.rank for p in probes]
+    if any(p.fault for p in probes):
+        return  # it took its peers with it
     missing = sorted(set(range(expected.world)) - set(ranks))
     if missing:
         some = ", ".join(map(str, missing[:8]))
@@ -235,6 +262,10 @@ def _data(probes: Sequence[Probe], expected: Expectation) -> Iterator[Problem]:
 
 
 def _transport(probes: Sequence[Probe], expected: Expectation) -> Iterator[Problem]:
+    for p in probes:
+        if p.fault:
+            yield Problem(27, f"{_who(p)}: {p.fault}")
+            return
     links = [link for p in probes for link in p.links]
     hosts = {p.rank: p.host for p in probes}
     wrong = judge_links(links, hosts, nvlink=expected.nvlink, fabric=expected.fabric or "ethernet")
@@ -247,9 +278,13 @@ def _who(found: Probe) -> str:
 
 
 def _free_mb(path: str) -> int | None:
-    """Free room in MB where this user can write, else None."""
+    """Free room in MB where this user can write, or could make the folder; else None."""
+    place = Path(path)
+    places = (place, *place.parents) if place.is_absolute() else (place,)
     try:
-        return shutil.disk_usage(path).free // 1_000_000 if os.access(path, os.W_OK) else None
+        # Staging makes the folders that lack.
+        there = next((one for one in places if one.exists()), place)
+        return shutil.disk_usage(there).free // 1_000_000 if os.access(there, os.W_OK) else None
     except OSError:
         return None
 

@@ -24,6 +24,11 @@ _CHANNEL = re.compile(rf"Channel \d+(?:/\d+)? : {_RANK} -> {_RANK}.*? via (\S+)"
 _WAIT_SECONDS = 20.0
 _ID_BYTES = 128
 _BYTES = 1_000_000
+_OWN_STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+
+
+class NoLibrary(MachineLacks):
+    """NCCL or CUDA is not on the loader's path, as in an image or with programs that bring them."""
 
 
 class Link(NamedTuple):
@@ -79,7 +84,8 @@ def exchange(rank: int, world: int, device: int, folder: Path) -> str:
     Ranks meet through a file in `folder`, which all see.
 
     Raises:
-        MachineLacks: no NCCL or CUDA library, or the ranks did not meet.
+        NoLibrary: there is no NCCL or CUDA library.
+        MachineLacks: they do not work, or the ranks did not meet.
     """
     log = folder / f"nccl-{rank}.log"
     os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,GRAPH", NCCL_DEBUG_FILE=str(log))
@@ -112,14 +118,19 @@ class _Identity(ctypes.Structure):
     _fields_ = [("internal", ctypes.c_byte * _ID_BYTES)]
 
 
+def identity_name(environ: Mapping[str, str]) -> str:
+    """The file in which the ranks of one step meet: none of another step, run or job of a chain."""
+    own = (environ.get(name, "0") for name in _OWN_STEP)
+    return "-".join(("nccl-identity", *own))
+
+
 def _meet(nccl: ctypes.CDLL, rank: int, folder: Path) -> _Identity:
     """Rank 0 makes the identity of the communicator; the others wait for its file."""
     nccl.ncclCommInitRank.argtypes = [
         ctypes.POINTER(ctypes.c_void_p), ctypes.c_int, _Identity, ctypes.c_int,
     ]  # fmt: skip
     identity = _Identity()
-    # A requeued job must not meet in the file of its last run.
-    path = folder / f"nccl-identity-{os.environ.get('SLURM_RESTART_COUNT', '0')}"
+    path = folder / identity_name(os.environ)
     if rank == 0:
         _check(nccl.ncclGetUniqueId(ctypes.byref(identity)), "ncclGetUniqueId")
         aside = path.with_suffix(".new")
@@ -141,7 +152,7 @@ def _library(*names: str) -> ctypes.CDLL:
             return ctypes.CDLL(name)
         except OSError:
             continue
-    raise MachineLacks(f"the library {names[0]} cannot be loaded", hint="is the module loaded?")
+    raise NoLibrary(f"the library {names[0]} cannot be loaded", hint="is the module loaded?")
 
 
 def _check(code: int, what: str) -> None:

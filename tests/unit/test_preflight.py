@@ -1,7 +1,9 @@
 """The preflight's verdicts: one number per cause, the first one counts."""
 
 import socket
+import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +17,10 @@ from hpcdl.jobs.preflight import (
     notes,
     probe,
     read_probes,
+    with_links,
 )
+from hpcdl.jobs.transport import NoLibrary
+from hpcdl.system.errors import MachineLacks
 
 EXPECTED = Expectation(
     world=4, tasks_per_node=2, cpus_per_task=4, gpus_per_node=2, memory_mb=60_000,
@@ -119,3 +124,74 @@ def test_the_table_has_a_row_per_rank() -> None:
 def test_a_node_goes_by_slurm_s_name_even_where_nodes_share_a_host() -> None:
     assert probe(environ={"SLURMD_NODENAME": "p100-02"}).host == "p100-02"
     assert probe(environ={}).host == socket.gethostname()
+
+
+def test_scratch_that_staging_would_make_is_looked_at_where_it_will_lie(tmp_path: Path) -> None:
+    assert probe(str(tmp_path / "me" / "deeper")).scratch_free_mb
+    assert probe("no/whole/path").scratch_free_mb is None
+
+
+# ---- how GPUs reach each other ----
+
+SHAPE = Expectation(
+    world=4, tasks_per_node=2, cpus_per_task=4, gpus_per_node=2, fabric="infiniband"
+)  # fmt: skip
+
+
+def never(_: Probe) -> None:
+    raise AssertionError("it was not stuck")
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A driver that answers; NCCL is the test's."""
+    monkeypatch.setattr("hpcdl.jobs.preflight._driver_uuids", lambda: {"0": "GPU-a"})
+    return monkeypatch
+
+
+def failing(fault: Exception) -> object:
+    def exchange(*_: object) -> str:
+        raise fault
+
+    return exchange
+
+
+def test_a_library_that_is_not_there_is_a_note_and_no_failure(
+    gpus: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An image, or a program that brings its own NCCL, need not have it on the loader's path."""
+    lack = NoLibrary("the library libnccl.so.2 cannot be loaded")
+    gpus.setattr("hpcdl.jobs.preflight.exchange", failing(lack))
+    probes = [with_links(p, tmp_path, never) for p in healthy()]
+    assert codes(probes, SHAPE) == []
+    (note,) = notes(probes, SHAPE)
+    assert note == f"{lack.message}: how GPUs reach each other was not looked at"
+
+
+def test_gpus_that_fail_are_named_and_not_the_ranks_that_they_took_along(
+    gpus: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fault = MachineLacks("ncclCommInitRank failed with code 2")
+    gpus.setattr("hpcdl.jobs.preflight.exchange", failing(fault))
+    found = read_probes(as_json_line(with_links(healthy()[2], tmp_path, never)))
+    (problem,) = judge(found, SHAPE)
+    assert (problem.code, problem.sentence) == (
+        27, "rank 2 on p100-02: ncclCommInitRank failed with code 2",
+    )  # fmt: skip
+    assert notes(found, SHAPE) == ()
+
+
+def test_gpus_that_never_answer_are_not_waited_for(
+    gpus: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told = threading.Event()
+    said: list[Probe] = []
+
+    def stuck(found: Probe) -> None:
+        said.append(found)
+        told.set()
+
+    gpus.setattr("hpcdl.jobs.preflight.exchange", lambda *_: str(told.wait(20)))
+    with_links(healthy()[0], tmp_path, stuck, seconds=0.05)
+    assert [problem.code for problem in judge(said, SHAPE)] == [27]
+    assert "within" in said[0].fault

@@ -2,8 +2,14 @@
 
 import pytest
 
-from hpcdl.jobs.transport import Link, exchange, judge_links, read_links
-from hpcdl.system.errors import MachineLacks
+from hpcdl.jobs.transport import (
+    Link,
+    NoLibrary,
+    exchange,
+    identity_name,
+    judge_links,
+    read_links,
+)
 
 # Forms of NCCL 2.4 to 2.27: with and without the sub-channel, bus ids and the direction.
 LOG = """
@@ -44,5 +50,13 @@ def test_the_network_inside_a_node_is_always_wrong() -> None:
 
 
 def test_without_nccl_it_says_so(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(MachineLacks, match="libnccl"):
+    with pytest.raises(NoLibrary, match="libnccl"):
         exchange(0, 1, 0, tmp_path)
+
+
+def test_ranks_meet_in_no_file_of_another_step_run_or_job_of_a_chain() -> None:
+    first = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+    others = [first | {"SLURM_STEP_ID": "1"}, first | {"SLURM_JOB_ID": "8"},
+              first | {"SLURM_RESTART_COUNT": "1"}]  # fmt: skip
+    assert len({identity_name(env) for env in [first, *others]}) == 4
+    assert identity_name(first) == identity_name(dict(first))
