@@ -279,7 +279,7 @@ GROUP = Group(
     (
         Command(
             "submit",
-            "Write a job's script, ask Slurm whether it would run, and queue it.",
+            "Write a job's script and queue it; where Slurm refuses it, nothing is left.",
             "hpcdl job submit --partition v100 --gpus 16 -- python my_train.py --lr 0.1",
             _submit,
             _submit_options,

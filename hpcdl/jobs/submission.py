@@ -67,7 +67,7 @@ def place(site: Site, spec: JobSpec, module: Module) -> tuple[Script, JobSpec]:
 
 
 def submit(site: Site, spec: JobSpec, module: Module) -> Submission:
-    """Write a job's folder, ask Slurm whether it would run, and queue it.
+    """Write a job's folder and queue it. `sbatch` is its own test: what can never run, it refuses.
 
     Raises:
         BadInput: impossible request, or Slurm refuses it; the folder is then removed again.
@@ -83,7 +83,6 @@ def submit(site: Site, spec: JobSpec, module: Module) -> Submission:
     queued: list[int] = []
     try:
         write_atomic(folder / "job.sh", script.text, mode=0o755)
-        client.would_run(folder / "job.sh")
         for options in _links(spec.chain, queued):
             queued.append(client.submit(folder / "job.sh", options))
         write_json(folder / "job.json", _record(site, placed, module, script, queued))

@@ -84,7 +84,8 @@ def submit(
     each array waits until these jobs and all earlier arrays of the sweep have ended.
 
     Raises:
-        BadInput: Slurm refuses a shape; nothing is queued then.
+        BadInput: Slurm refuses a shape; nothing is queued then, unless only nodes that are down
+            kept it from telling.
     """
     for point in points[:1]:
         check_data(point.spec)

@@ -30,6 +30,13 @@ _AWAY = (
     "Invalid authentication credential",
     "Could not establish a configuration source",
 )
+# What `sbatch --test-only` says where nodes are down, drained or taken: it looks at those that are
+# up now, while `sbatch` itself queues the job and refuses only what the partition can never hold.
+_NOT_NOW = (
+    "Requested node configuration is not available",
+    "Requested nodes are busy",
+    "Required node not available",
+)
 _ANSWER_SECONDS = 30.0
 
 
@@ -133,11 +140,13 @@ def mpi_plugins() -> tuple[str, ...]:
 def would_run(script: Path, options: Sequence[str] = ()) -> None:
     """Ask slurmctld whether it would take this script, without queueing it.
 
+    That nodes are not there at the moment is no refusal: the job would wait for them.
+
     Raises:
         BadInput: it refuses; its own words are shown.
     """
     answer = _ask(["sbatch", "--test-only", *options, str(script)], check=False)
-    if not answer.ok:
+    if not answer.ok and not any(sign in answer.stderr for sign in _NOT_NOW):
         _refuse(answer, "Slurm would not take this job")
 
 

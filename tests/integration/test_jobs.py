@@ -227,6 +227,39 @@ def test_what_cannot_run_is_refused_before_anything_is_queued(
     assert not (tmp_path / "jobs").exists()
 
 
+def test_a_job_or_sweep_that_needs_a_drained_node_waits_for_it(
+    slurm: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    drained = ("scontrol", "update", "nodename=p100-01", "state=drain", "reason=test")
+    words = ["--no-module", "--json", "--partition", "p100", "--nodes", "2"]
+    sweep = ["--name", f"s{time.time_ns()}", "--over", "n=1"]
+    slurm(*drained)
+    try:
+        submit = [HPCDL, "job", "submit", *words, "--job-dir", tmp_path / "job", "--", "true"]
+        jobs = [json.loads(slurm(*submit).stdout)["job_id"]]
+        swept = json.loads(slurm(HPCDL, "job", "sweep", *words, *sweep, "--", "true").stdout)
+        jobs += [point["job_id"] for point in swept["points"]]
+        shown = slurm("squeue", "--noheader", "--format=%T", f"--jobs={jobs[0]},{jobs[1]}").stdout
+        assert shown.split() == ["PENDING", "PENDING"]
+        slurm("scancel", *map(str, jobs))
+    finally:
+        slurm("scontrol", "update", "nodename=p100-01", "state=resume")
+
+
+def test_what_the_partition_can_never_hold_is_refused_in_slurm_s_words(
+    slurm: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """The site file promises a node too many: only Slurm knows better."""
+    text = Path(find_site_file("embedded")).read_text()
+    (tmp_path / "site.yaml").write_text(text.replace("nodes: 2", "nodes: 9"))
+    submit = [HPCDL, "job", "submit", "--site", tmp_path / "site.yaml", "--no-module"]
+    refused = slurm(*submit, "--partition", "p100", "--nodes", "9", "--job-dir", tmp_path / "job",
+                    "--", "true", check=False)  # fmt: skip
+    assert refused.returncode == 2, refused.stdout
+    assert "Slurm did not take this job" in refused.stderr
+    assert not (tmp_path / "job").exists()
+
+
 def test_slurm_s_own_refusal_is_shown_and_nothing_is_left(
     slurm: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
