@@ -7,6 +7,8 @@ the allocation; `multiworker` tells tf.distribute its peers by TF_CONFIG.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from hpcdl.jobs import dialect, quote
 from hpcdl.jobs.layout import Layout
 from hpcdl.jobs.spec import JobSpec
@@ -66,25 +68,37 @@ def check_container(site: Site, spec: JobSpec) -> None:
         )
 
 
-def _mounts(site: Site, spec: JobSpec) -> list[str]:
-    """What a container must see: the jobs' folders, the data sets, this job's own folder."""
-    wanted = [site.paths.work, site.paths.datasets, *([spec.job_dir] if spec.job_dir else [])]
-    found: list[str] = []
+def _mounts(site: Site, spec: JobSpec) -> list[Path]:
+    """What a container must see: the jobs' folders, the data sets, this job's own folder and data.
+
+    Staged data is seen through HPCDL_DATA; what did not fit is linked to where it came from.
+    """
+    wanted = [site.paths.work, site.paths.datasets]
+    wanted += [Path(path) for path in (spec.job_dir, spec.data) if path]
+    found: list[Path] = []
     for path in wanted:
         if not any(path.is_relative_to(seen) for seen in found):
-            found.append(str(path))
+            found.append(path)
     return found
 
 
 def _pyxis(site: Site, spec: JobSpec) -> tuple[str, ...]:
     """Options of srun that Pyxis adds: image, mounts, and the job's folder to work in."""
     mounts = ",".join(f"{path}:{path}" for path in _mounts(site, spec))
-    return (f"--container-image={spec.container}", f"--container-mounts={mounts}")
+    option = f"--container-mounts={mounts}"
+    if spec.stage:
+        option = quote.Expandable(f"{option},$HPCDL_DATA:$HPCDL_DATA")
+    return (
+        f"--container-image={spec.container}",
+        option,
+        quote.Expandable("--container-workdir=$HPCDL_JOB_DIR"),
+    )
 
 
 def _apptainer(site: Site, spec: JobSpec, *, gpus: bool) -> tuple[str, ...]:
     """The words before a program that run it in an Apptainer image."""
     binds = [f"--bind={path}" for path in _mounts(site, spec)]
+    binds += [quote.Expandable("--bind=$HPCDL_DATA")] if spec.stage else []
     return ("apptainer", "exec", *(["--nv"] if gpus else []), *binds, str(spec.container))
 
 

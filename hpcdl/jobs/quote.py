@@ -13,8 +13,16 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SHORT = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\\": "\\\\", "'": "\\'"}
 
 
+class Expandable(str):
+    """A word in which bash shall replace `$NAME`; every other word arrives as it is."""
+
+    __slots__ = ()
+
+
 def word(text: str) -> str:
-    """`text` as one word of bash that expands to exactly itself."""
+    """`text` as one word of bash that expands to exactly itself, unless it is to be expanded."""
+    if isinstance(text, Expandable):
+        return expandable(text)
     if not _CONTROL.search(text):
         return shlex.quote(text)
     body = "".join(_SHORT.get(c) or (f"\\x{ord(c):02x}" if _CONTROL.match(c) else c) for c in text)

@@ -30,6 +30,8 @@ VARIANTS: dict[str, tuple[JobSpec, str]] = {
     "container-apptainer-mpirun": (replace(_IN_IMAGE, launcher="horovod-mpirun"), "apptainer"),
     "container-apptainer-multiworker": (replace(_IN_IMAGE, launcher="multiworker"), "apptainer"),
     "container-pyxis": (replace(_IN_IMAGE, container="nvcr.io#nvidia/tensorflow:24.03"), "pyxis"),
+    "container-pyxis-staged": (replace(_STAGED, container="/images/tf.sqsh"), "pyxis"),
+    "container-apptainer-staged": (replace(_STAGED, container="/images/tf.sif"), "apptainer"),
     "data-staged": (_STAGED, "apptainer"),
     "array": (_BASE, "apptainer"),
     "no-preflight": (replace(_BASE, preflight=False), "apptainer"),

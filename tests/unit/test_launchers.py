@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,28 @@ def test_a_node_that_misses_its_first_step_is_asked_once_more(
     subprocess.run(["bash", "-c", look], cwd=tmp_path, env=env, check=False)
     assert (tmp_path / "asked").read_text().count("x") == asked
     assert bool((tmp_path / "preflight.jsonl").read_text()) == (missed < 2)
+
+
+@pytest.mark.parametrize("runtime", ["apptainer", "pyxis"])
+@pytest.mark.parametrize("stage", [False, True])
+def test_a_container_sees_the_data_and_works_in_the_job_s_folder(
+    site: Site, tmp_path: Path, runtime: str, stage: bool
+) -> None:
+    """The launch line runs in a real bash: the words are those that the runtime gets."""
+    spec = JobSpec("p100", gpus=1, program=("true",), container="/image.sif", data="/elsewhere/set",
+                   stage=stage, job_dir=tmp_path / "my job", preflight=False)  # fmt: skip
+    text = render_script(replace(site, container=runtime), spec, Module(())).text
+    launch = text[text.index("\nsrun --mpi=pmix") : text.index(" &\n\n# srun runs")]
+    (tmp_path / "srun").write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "srun").chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HPCDL_DATA": "/tmp/hpcdl 7",
+           "HPCDL_JOB_DIR": str(tmp_path / "my job")}  # fmt: skip
+    done = subprocess.run(["bash", "-c", launch], env=env, capture_output=True, text=True)
+    words = done.stdout.splitlines()
+    seen = ["/elsewhere/set", str(tmp_path / "my job"), *(["/tmp/hpcdl 7"] if stage else [])]
+    if runtime == "apptainer":
+        assert {f"--bind={path}" for path in seen} <= set(words)
+    else:
+        (mounts,) = (word.partition("=")[2] for word in words if "-mounts=" in word)
+        assert {f"{path}:{path}" for path in seen} <= set(mounts.split(","))
+        assert f"--container-workdir={tmp_path}/my job" in words

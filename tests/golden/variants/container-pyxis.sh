@@ -63,7 +63,7 @@ if command -v hpcdl >/dev/null; then
 fi
 
 # The CPUs of a rank are said again, so that no inherited variable decides them.
-srun --mpi=pmix --cpus-per-task=16 --distribution=block:block --kill-on-bad-exit=1 '--container-image=nvcr.io#nvidia/tensorflow:24.03' --container-mounts=/work/me:/work/me,/data:/data \
+srun --mpi=pmix --cpus-per-task=16 --distribution=block:block --kill-on-bad-exit=1 '--container-image=nvcr.io#nvidia/tensorflow:24.03' --container-mounts=/work/me:/work/me,/data:/data "--container-workdir=$HPCDL_JOB_DIR" \
   python train.py --lr 0.1 &
 
 # srun runs in the background, because a shell acts on no signal while a foreground child runs.
