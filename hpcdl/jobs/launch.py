@@ -15,8 +15,8 @@ from hpcdl.jobs.spec import JobSpec
 from hpcdl.site import Site
 from hpcdl.system.errors import BadInput
 
-WORKER_PORT = 12000
-"""First port of tf.distribute's workers: below the ephemeral range, which starts at 32768."""
+_FIRST_PORT, _PAST_PORTS, _PORTS = 12000, 32768, 16
+"""Ports of tf.distribute's workers, below the ephemeral range: first, past the last, of a job."""
 
 # The index of a worker is its rank; $HPCDL_WORKERS is made once by the script.
 _TF_CONFIG = (
@@ -53,6 +53,16 @@ def launch_words(site: Site, spec: JobSpec, layout: Layout) -> tuple[str, ...]:
             "-mca", "pml", "ob1", "-mca", "btl", "^openib",
         )  # fmt: skip
     return ("srun", *launch_options(site, spec, layout), *inside)
+
+
+def worker_port(tasks_per_node: int) -> str:
+    """The first port of a job's workers on each node, in bash's arithmetic.
+
+    Jobs on parts of one node run together: each has ports of its own, by its id.
+    """
+    stride = -(-tasks_per_node // _PORTS) * _PORTS
+    turns = (_PAST_PORTS - _FIRST_PORT) // stride
+    return f"{_FIRST_PORT} + SLURM_JOB_ID % {turns} * {stride}"
 
 
 def check_container(site: Site, spec: JobSpec) -> None:

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from hpcdl import __version__
 from hpcdl.jobs import dialect, quote
 from hpcdl.jobs.launch import (
-    WORKER_PORT,
     check_container,
     launch_options,
     launch_words,
     program_words,
+    worker_port,
 )
 from hpcdl.jobs.layout import Layout, plan_layout
 from hpcdl.jobs.spec import SIGNAL_SECONDS, JobSpec, Module, check_environment, check_spec
@@ -163,8 +163,8 @@ def _values(site: Site, spec: JobSpec, layout: Layout, module: Module) -> dict[s
         "cpus_note": dialect.cpus_note(site.slurm),
         "launch": launch_words(site, spec, layout),
         "launch_reason": _launch_reason(site, spec, layout),
-        "worker_port": WORKER_PORT,
-        "writes_result": _is_train(spec.program),
+        "worker_port": worker_port(layout.tasks_per_node),
+        "writes_result": _is_train(spec.program) and not _has_option(spec.program, "--job-dir"),
         "stage": _stage(partition, spec, layout),
         "preflight": _preflight(partition, spec, layout, module),
         "step": launch_options(site, replace(spec, launcher="single"), layout),
@@ -224,8 +224,12 @@ def _array_values(site: Site, spec: JobSpec, array: ArrayOf | None) -> dict[str,
 
 def _data_option(spec: JobSpec) -> str:
     """`hpcdl train` is told where the job's data lies, unless its options say so already."""
-    told = any(word == "--data" or word.startswith("--data=") for word in spec.program)
+    told = _has_option(spec.program, "--data")
     return ' --data "$HPCDL_DATA"' if spec.data and _is_train(spec.program) and not told else ""
+
+
+def _has_option(program: tuple[str, ...], option: str) -> bool:
+    return any(word == option or word.startswith(f"{option}=") for word in program)
 
 
 def _is_train(program: tuple[str, ...]) -> bool:

@@ -10,6 +10,7 @@ apart.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -67,11 +68,18 @@ STRATEGIES: dict[str, Callable[[Joining], Communicator]] = {
 
 
 def join_ranks(strategy: str, joining: Joining) -> Communicator:
-    """The communicator of the strategy; `auto` is Horovod where more than one rank was started.
+    """The communicator of the strategy; `auto` is told by how ranks were started.
 
     Raises:
         MachineLacks: Horovod is missing, or MPI sees other ranks than the launcher started.
     """
     if strategy == "auto":
-        strategy = "horovod" if joining.place.size > 1 else "single"
+        strategy = _chosen(joining.place)
     return STRATEGIES[strategy](joining)
+
+
+def _chosen(place: RankPlace) -> str:
+    """What ranks were started for: tf.distribute's launcher sets TF_CONFIG and starts no MPI."""
+    if place.size < 2:
+        return "single"
+    return "multiworker" if "TF_CONFIG" in os.environ else "horovod"

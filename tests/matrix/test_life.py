@@ -47,8 +47,10 @@ def test_workers_of_tf_distribute_know_each_other(machine):
     ended = machine.submit(text).end()
     assert ended.state == "COMPLETED", ended.said
     found = [json.loads(one) for one in re.findall(r"task (\{.*\})", ended.log)]
-    ports = [f"p100-0{node}:{port}" for node in (1, 2) for port in (12000, 12001)]
-    assert all(one["cluster"] == {"worker": ports} for one in found)
+    workers = found[0]["cluster"]["worker"]
+    assert all(one["cluster"] == {"worker": workers} for one in found)
+    first = int(workers[0].partition(":")[2])
+    assert workers == [f"p100-0{node}:{first + local}" for node in (1, 2) for local in (0, 1)]
     assert sorted(one["task"]["index"] for one in found) == [0, 1, 2, 3]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.jobs import JobSpec, Module, render_script
+from hpcdl.jobs.launch import worker_port
 from hpcdl.site import Site, load_site
 from hpcdl.system.resources import folder
 
@@ -39,7 +40,7 @@ def test_every_worker_of_tf_distribute_gets_its_own_address(site: Site, tmp_path
     show = 'import os; print(os.environ["TF_CONFIG"])'
     text = script(site, "multiworker", "python3", "-c", show)
     start, end = (
-        text.index("HPCDL_WORKERS=$("),
+        text.index("worker_port=$(("),
         text.index("srun --mpi=none --cpus-per-task=4 --kill-on-bad-exit=1 \\\n  bash"),
     )
     launch = text[end : text.index(" &\n", end)]
@@ -49,7 +50,7 @@ def test_every_worker_of_tf_distribute_gets_its_own_address(site: Site, tmp_path
     for name in ("srun", "scontrol"):
         (tmp_path / name).chmod(0o755)
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_PROCID": "3",
-           "SLURM_JOB_NODELIST": "p100-[01-02]"}  # fmt: skip
+           "SLURM_JOB_ID": "1369", "SLURM_JOB_NODELIST": "p100-[01-02]"}  # fmt: skip
     done = subprocess.run(
         ["bash", "-c", text[start:end] + launch],
         env=env,
@@ -60,7 +61,7 @@ def test_every_worker_of_tf_distribute_gets_its_own_address(site: Site, tmp_path
     config = json.loads(done.stdout)
     assert config["task"] == {"type": "worker", "index": 3}
     assert config["cluster"]["worker"] == [
-        "p100-01:12000", "p100-01:12001", "p100-02:12000", "p100-02:12001",
+        "p100-01:13136", "p100-01:13137", "p100-02:13136", "p100-02:13137",
     ]  # fmt: skip
 
 
@@ -115,3 +116,14 @@ def test_a_container_sees_the_data_and_works_in_the_job_s_folder(
         (mounts,) = (word.partition("=")[2] for word in words if "-mounts=" in word)
         assert {f"{path}:{path}" for path in seen} <= set(mounts.split(","))
         assert f"--container-workdir={tmp_path}/my job" in words
+
+
+@pytest.mark.parametrize("tasks", [1, 4, 16, 24, 128])
+def test_jobs_on_one_node_listen_on_ports_of_their_own(tasks: int) -> None:
+    first, _, rest = worker_port(tasks).partition(" + SLURM_JOB_ID % ")
+    turns, _, stride = rest.partition(" * ")
+    starts = [int(first) + job % int(turns) * int(stride) for job in range(4711, 4811)]
+    ports = [port for start in starts for port in range(start, start + tasks)]
+    assert len(set(ports)) == len(ports)
+    assert min(ports) >= 12000
+    assert max(ports) < 32768

@@ -308,3 +308,14 @@ def test_every_variable_arrives_or_is_refused_by_name(tmp_path: Path) -> None:
     found = out.decode().splitlines()[-1].split("\0")
     assert {name: text for name, text in zip(names, found, strict=True) if text != value} == {}
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("words", [["--job-dir", "out"], ["--job-dir=out"]])
+def test_a_training_that_writes_its_result_elsewhere_is_no_failure(
+    tmp_path: Path, words: list[str]
+) -> None:
+    (tmp_path / "hpcdl").write_text("#!/bin/sh\nexit 0\n")
+    (tmp_path / "hpcdl").chmod(0o755)
+    assert Job(tmp_path, "hpcdl", "train", *words).run()[0] == 0
+    (tmp_path / "job" / "exit_code").unlink()
+    assert Job(tmp_path, "hpcdl", "train").run()[0] == 1

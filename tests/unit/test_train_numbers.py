@@ -106,3 +106,25 @@ def test_every_strategy_of_the_command_line_can_be_joined() -> None:
     from hpcdl.train.strategies import STRATEGIES
 
     assert set(NAMES) == {"auto", *STRATEGIES}
+
+
+@pytest.mark.parametrize(
+    ("size", "environ", "strategy"),
+    [
+        (1, {}, "single"),
+        (1, {"TF_CONFIG": "{}"}, "single"),
+        (4, {}, "horovod"),
+        (4, {"TF_CONFIG": "{}"}, "multiworker"),
+    ],
+)
+def test_ranks_work_together_as_they_were_started(
+    monkeypatch: pytest.MonkeyPatch, size: int, environ: dict[str, str], strategy: str
+) -> None:
+    from hpcdl.train import strategies
+
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setitem(strategies.STRATEGIES, strategy, lambda _: strategy)  # type: ignore[arg-type,return-value]
+    joining = strategies.Joining(None, RankPlace(0, size, 0, size, size, "n1"), None, False)  # type: ignore[arg-type]
+    assert strategies.join_ranks("auto", joining) == strategy

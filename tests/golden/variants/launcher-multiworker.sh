@@ -70,8 +70,9 @@ if command -v hpcdl >/dev/null; then
 fi
 
 # tf.distribute finds its peers by TF_CONFIG: every rank is a worker, in the order of ranks.
+worker_port=$(( 12000 + SLURM_JOB_ID % 1298 * 16 ))
 HPCDL_WORKERS=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | while read -r host; do
-  for (( port = 12000; port < 12008; port++ )); do printf '"%s:%d"\n' "$host" "$port"; done
+  for (( port = worker_port; port < worker_port + 8; port++ )); do printf '"%s:%d"\n' "$host" "$port"; done
 done | paste -s -d , -)
 export HPCDL_WORKERS
 
