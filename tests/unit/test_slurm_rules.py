@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from hpcdl.facts import PROOFS, load
+from hpcdl.facts import PROOFS, load, path
 from hpcdl.slurm.rules import (
     SEVERITIES,
     Release,
@@ -116,3 +116,11 @@ def test_pmix_plugins_come_and_go_with_releases():
     assert "pmix_v1" in mpi_plugins("21.08")
     assert "pmix_v1" not in mpi_plugins("22.05")
     assert {"none", "pmi2", "pmix", "pmix_v5"} <= set(mpi_plugins("24.11"))
+
+
+def test_no_text_ends_where_yaml_sees_a_comment():
+    lines = path("slurm_rules").read_text().splitlines()
+    cut = re.compile(r"^[\s-]*\w+: [^\"'#{\[]*\w\s+#")
+    texts = [line for line in lines if re.match(r"\s*(title|consequence|fix|source):", line)]
+    assert len(texts) > 100
+    assert [line for line in texts if cut.match(line)] == []
