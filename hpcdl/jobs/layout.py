@@ -174,7 +174,8 @@ def _cpus_per_task(partition: Partition, spec: JobSpec, tasks: int, gpus: int) -
     if spec.cpus_per_task is None:
         held, there = (gpus, partition.gpus_per_node) if partition.gpu else (1, 1)
         cores = partition.cores * held // there // tasks
-        return cores * partition.threads_per_core or max(1, partition.cpus // tasks)
+        share = max(1, partition.cpus * held // there // tasks)
+        return cores * partition.threads_per_core or share
     if spec.cpus_per_task * tasks > partition.cpus:
         raise BadInput(
             f"{tasks} ranks x {spec.cpus_per_task} CPUs is more than the {partition.cpus} CPUs "

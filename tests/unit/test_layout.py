@@ -208,3 +208,14 @@ def test_three_gpus_have_no_place_on_two_sockets(modern: Site) -> None:
     odd = replace(partition, gpu=partition.gpu._replace(per_node=3), cores_per_socket=3)
     site = replace(modern, partitions={"a100": odd})
     assert not plan_layout(site, JobSpec("a100", gpus=3)).by_socket
+
+
+def test_a_rank_takes_its_share_where_cores_are_fewer_than_gpus(three_generations: Site) -> None:
+    """4 cores of 2 threads and 8 GPUs: one GPU has one CPU, not all eight."""
+    node = {"sockets": 1, "cores_per_socket": 4, "threads_per_core": 2}
+    part = replace(three_generations.partition("p100"), **node)
+    assert part.gpu is not None
+    part = replace(part, gpu=part.gpu._replace(per_node=8))
+    site = replace(three_generations, partitions={"p100": part})
+    assert [layout(site, "p100", gpus=gpus).cpus_per_task for gpus in (1, 4, 8)] == [1, 1, 1]
+    assert layout(site, "p100", gpus=4, launcher="single").cpus_per_task == 4
