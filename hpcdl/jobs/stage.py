@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,8 +59,7 @@ def stage(source: Path, target: Path, *, workers: int = 8, reserve: int = RESERV
         raise BadInput(f"the data set {source} is no folder", hint="give the folder of its shards")
     with explain_os_errors(target):
         target.mkdir(parents=True, exist_ok=True)
-    files = sorted((path.relative_to(source), path.stat().st_size)
-                   for path in source.rglob("*") if path.is_file())  # fmt: skip
+    files = sorted(_files(source))
     present = sum(size for name, size in files if _size(target / name) == size)
     chosen = plan(files, max(0, shutil.disk_usage(target).free + present - reserve))
     for name, _ in files:
@@ -71,6 +70,25 @@ def stage(source: Path, target: Path, *, workers: int = 8, reserve: int = RESERV
     with ThreadPoolExecutor(max(1, workers)) as pool:
         list(pool.map(lambda file: _copy(source / file[0], target / file[0]), chosen.copy))
     return chosen
+
+
+def _files(source: Path) -> Iterator[tuple[Path, int]]:
+    """Every file below a folder and its size, through links to folders as well.
+
+    Sets are often put together from links; one that leads back above itself is not entered.
+    """
+    inside: dict[Path, frozenset[tuple[int, int]]] = {}
+    for name, folders, names in os.walk(source, followlinks=True):
+        place = Path(name)
+        status = place.stat()
+        above, here = inside.get(place.parent, frozenset()), (status.st_dev, status.st_ino)
+        if here in above:
+            folders.clear()
+            continue
+        inside[place] = above | {here}
+        for path in (place / one for one in names):
+            if path.is_file():
+                yield path.relative_to(source), path.stat().st_size
 
 
 def clean(target: Path) -> None:

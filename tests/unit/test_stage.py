@@ -65,6 +65,20 @@ def test_cleaning_up_leaves_the_source(data: Path, tmp_path: Path) -> None:
     assert len(list(data.rglob("shard-*"))) == 5
 
 
+def test_linked_folders_belong_to_the_data_set(data: Path, tmp_path: Path) -> None:
+    """A set put together from others; links back to itself end."""
+    whole = tmp_path / "whole"
+    (whole / "more").mkdir(parents=True)
+    (whole / "digits").symlink_to(data / "train")
+    (whole / "more" / "same").symlink_to(data / "train")
+    (whole / "more" / "back").symlink_to(whole)
+    (whole / "gone").symlink_to(tmp_path / "nothing")
+    stage(whole, tmp_path / "node", reserve=0)
+    node = tmp_path / "node"
+    staged = sorted(str(path.relative_to(node)) for path in node.rglob("shard-*"))
+    assert staged == [f"{folder}/shard-{n}" for folder in ("digits", "more/same") for n in range(5)]
+
+
 def test_a_data_set_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no folder"):
         stage(tmp_path / "none", tmp_path / "node")
