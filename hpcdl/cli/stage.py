@@ -29,6 +29,7 @@ def _stage(args: argparse.Namespace) -> ExitCode:
     if args.clean:
         clean(target)
         return ExitCode.OK
+    removed = _remove_left(target)
     start = time.monotonic()
     done = stage(args.source, target, workers=args.workers)
     seconds = time.monotonic() - start
@@ -39,14 +40,28 @@ def _stage(args: argparse.Namespace) -> ExitCode:
         "linked": len(done.link),
         "bytes": done.copied_bytes,
         "seconds": round(seconds, 3),
+        "removed": removed,
     }
     if args.json:
         print_json(found)
     else:
         rest = f", {len(done.link)} linked that do not fit" if done.link else ""
+        rest += f"; removed what {removed} ended jobs left" if removed else ""
         print(f"{found['host']}: {len(done.copy)} files ({done.copied_bytes / 1e6:,.0f} MB) in "
               f"{target}, {seconds:.1f} s{rest}")  # fmt: skip
     return ExitCode.OK
+
+
+def _remove_left(target: Path) -> int:
+    """Make room: what ended jobs left goes. Staging works without, so nothing here ends the job."""
+    from hpcdl.jobs.stage import remove_left
+    from hpcdl.slurm.client import own_jobs
+    from hpcdl.system.errors import HpcdlError
+
+    try:
+        return remove_left(target, own_jobs)
+    except (HpcdlError, OSError):
+        return 0
 
 
 COMMAND = Command(

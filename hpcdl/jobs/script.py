@@ -195,7 +195,7 @@ def _stage(partition: Partition, spec: JobSpec, layout: Layout) -> dict[str, obj
             f"'{partition.name}' has no node-local scratch to stage data to",
             hint="leave --stage-data out, or describe `scratch` in the site file",
         )
-    target = f"{partition.scratch.path.rstrip('/')}/hpcdl-$SLURM_JOB_ID"
+    target = f"{partition.scratch.path.rstrip('/')}/hpcdl-$SLURM_CLUSTER_NAME-$SLURM_JOB_ID"
     step = (
         f"--nodes={layout.nodes}",
         f"--ntasks={layout.nodes}",

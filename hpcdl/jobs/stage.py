@@ -7,9 +7,11 @@ way. Standard library only: it runs once per node, before the ranks.
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import stat
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,7 @@ from hpcdl.system.files import explain_os_errors
 RESERVE_BYTES = 256_000_000
 """Room left on the disk for everybody else's small files."""
 _CHUNK = 4_000_000
+_TARGET = re.compile(r"hpcdl-(?P<cluster>.*)-(?P<job>[0-9]+)\Z")
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,35 @@ def stage(source: Path, target: Path, *, workers: int = 8, reserve: int = RESERV
     with ThreadPoolExecutor(max(1, workers)) as pool:
         list(pool.map(lambda file: _copy(source / file[0], target / file[0]), chosen.copy))
     return chosen
+
+
+def remove_left(target: Path, alive: Callable[[], Collection[int]]) -> int:
+    """Remove what this user's ended jobs of this cluster left beside `target`; give how many.
+
+    A cancelled job starts no step to clean its other nodes, and a lost node cannot. `alive` gives
+    the jobs that have not ended; it is asked after looking, so that no job can begin in between.
+    """
+    own = _TARGET.match(target.name)
+    if own is None:
+        return 0
+    try:
+        beside = [(place, _TARGET.match(place.name)) for place in target.parent.iterdir()]
+    except OSError:
+        return 0
+    left = {place: int(found["job"]) for place, found in beside
+            if found and found["cluster"] == own["cluster"] and _is_own(place)}  # fmt: skip
+    left.pop(target, None)
+    ended = set(left.values()) - set(alive()) if left else set()
+    for place, job in left.items():
+        if job in ended:
+            clean(place)
+    return len(ended)
+
+
+def _is_own(place: Path) -> bool:
+    """Whether this is a folder, not a link, of this user's."""
+    status = place.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
 
 
 def _files(source: Path) -> Iterator[tuple[Path, int]]:

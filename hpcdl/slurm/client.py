@@ -106,6 +106,12 @@ def batch_script(job_id: int) -> str | None:
     return None if "retrieval failed" in answer.stderr or not answer.ok else answer.stdout
 
 
+def own_jobs() -> frozenset[int]:
+    """The ids of this user's jobs that have not ended; a task that runs has its own."""
+    text = _ask(["squeue", "--noheader", "--me", "--format=%A"]).stdout
+    return _parsed(lambda said: frozenset(map(int, said.split())), text, "squeue")
+
+
 def nodes() -> tuple[NodeRecord, ...]:
     """All nodes."""
     text = _ask(["scontrol", "show", "node", "-o"]).stdout

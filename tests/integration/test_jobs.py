@@ -177,6 +177,32 @@ def test_a_chain_goes_on_until_one_finishes_and_the_rest_is_dropped(
     assert (folder / "runs").read_text().count("x") == 2
 
 
+def test_what_a_cancelled_job_staged_goes_at_once_or_with_the_next_staging(
+    slurm: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """A cancelled job starts no more steps; what one left is found by its name and its owner."""
+    data, scratch = tmp_path / "data", tmp_path / "scratch"
+    data.mkdir()
+    (data / "shard").write_text("content")
+    site = Path(find_site_file("embedded")).read_text().replace("path: /tmp", f"path: {scratch}")
+    (tmp_path / "site.yaml").write_text(site)
+    path = f"PATH={Path(HPCDL).parent}:{os.environ['PATH']}"
+    submit = ["env", path, HPCDL, "job", "submit", "--site", tmp_path / "site.yaml", "--json",
+              "--no-module", "--partition", "p100", "--gpus", "1", "--data", data, "--stage-data",
+              "--job-dir", tmp_path / "job", "--", "bash", "-c",
+              "touch ready; sleep 99"]  # fmt: skip
+    job = json.loads(slurm(*submit).stdout)["job_id"]
+    wait_for((tmp_path / "job" / "ready").exists)
+    (staged,) = scratch.glob(f"hpcdl-*-{job}")
+    left = staged.with_name(staged.name.replace(str(job), "999999"))
+    left.mkdir()
+    slurm("scancel", str(job))
+    wait_for(lambda: not staged.exists())
+    env = ["env", path, HPCDL, "stage", data, str(left).replace("999999", "999998")]
+    assert "removed what 1 ended jobs left" in slurm(*env).stdout
+    assert not left.exists()
+
+
 def test_staged_data_lies_on_every_node_and_goes_with_the_job(
     slurm: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
@@ -235,7 +261,7 @@ def test_a_job_or_sweep_that_needs_a_drained_node_waits_for_it(
     sweep = ["--name", f"s{time.time_ns()}", "--over", "n=1"]
     slurm(*drained)
     try:
-        submit = [HPCDL, "job", "submit", *words, "--job-dir", tmp_path / "job", "--", "true"]
+        submit = [HPCDL, "job", "submit", *words, "--job-dir", str(tmp_path / "job"), "--", "true"]
         jobs = [json.loads(slurm(*submit).stdout)["job_id"]]
         swept = json.loads(slurm(HPCDL, "job", "sweep", *words, *sweep, "--", "true").stdout)
         jobs += [point["job_id"] for point in swept["points"]]

@@ -8,7 +8,7 @@ import pytest
 
 from hpcdl.jobs import JobSpec, Module, render_script
 from hpcdl.jobs.quote import expandable
-from hpcdl.jobs.stage import clean, plan, stage
+from hpcdl.jobs.stage import clean, plan, remove_left, stage
 from hpcdl.site import Site, load_site
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
@@ -79,6 +79,27 @@ def test_linked_folders_belong_to_the_data_set(data: Path, tmp_path: Path) -> No
     assert staged == [f"{folder}/shard-{n}" for folder in ("digits", "more/same") for n in range(5)]
 
 
+def test_what_ended_jobs_left_is_removed_and_nothing_else(data: Path, tmp_path: Path) -> None:
+    node = tmp_path / "node"
+    for name in ("my-site-7", "my-site-8", "my-site-9", "other-7", "x"):
+        (node / f"hpcdl-{name}").mkdir(parents=True)
+    (node / "hpcdl-my-site-6").symlink_to(data)
+    assert remove_left(node / "hpcdl-my-site-9", lambda: {8, 9}) == 1
+    assert sorted(place.name for place in node.iterdir()) == [
+        "hpcdl-my-site-6", "hpcdl-my-site-8", "hpcdl-my-site-9", "hpcdl-other-7", "hpcdl-x",
+    ]  # fmt: skip
+    assert remove_left(node / "data", lambda: {8, 9}) == 0
+
+
+def test_slurm_is_asked_only_where_something_lies(tmp_path: Path) -> None:
+    def alive() -> set[int]:
+        raise AssertionError("nothing was left")
+
+    (tmp_path / "hpcdl-c-9").mkdir()
+    assert remove_left(tmp_path / "hpcdl-c-9", alive) == 0
+    assert remove_left(tmp_path / "none" / "hpcdl-c-9", alive) == 0
+
+
 def test_a_data_set_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no folder"):
         stage(tmp_path / "none", tmp_path / "node")
@@ -87,7 +108,7 @@ def test_a_data_set_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_the_script_removes_only_what_it_staged(site: Site) -> None:
     spec = JobSpec("p100", gpus=2, data="/data/x", stage=True)
     text = render_script(site, spec, Module(())).text
-    assert 'rm -rf -- "/tmp/hpcdl-$SLURM_JOB_ID"' in text
+    assert 'rm -rf -- "/tmp/hpcdl-$SLURM_CLUSTER_NAME-$SLURM_JOB_ID"' in text
     assert text.index("hpcdl stage") < text.index('hpcdl train --data "$HPCDL_DATA"')
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 

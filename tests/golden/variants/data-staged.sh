@@ -34,8 +34,9 @@ export SLURM_EXPORT_ENV=ALL
 stopped=
 leave() {
   trap - USR2 TERM
+  rm -rf -- "/local/$SLURM_JOB_ID/hpcdl-$SLURM_CLUSTER_NAME-$SLURM_JOB_ID"
   srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --mpi=none --cpus-per-task=16 --kill-on-bad-exit=1 \
-    rm -rf -- "/local/$SLURM_JOB_ID/hpcdl-$SLURM_JOB_ID"
+    rm -rf -- "/local/$SLURM_JOB_ID/hpcdl-$SLURM_CLUSTER_NAME-$SLURM_JOB_ID"
   if [[ ! $stopped ]] && (( $1 == 75 && ${SLURM_RESTART_COUNT:-0} < 5 )); then
     echo "hpcdl: requeue $(( ${SLURM_RESTART_COUNT:-0} + 1 )) of at most 5"
     scontrol requeue "$SLURM_JOB_ID" && sleep 60
@@ -72,7 +73,7 @@ if command -v hpcdl >/dev/null; then
 fi
 
 # Where programs find the data set.
-export HPCDL_DATA="/local/$SLURM_JOB_ID/hpcdl-$SLURM_JOB_ID"
+export HPCDL_DATA="/local/$SLURM_JOB_ID/hpcdl-$SLURM_CLUSTER_NAME-$SLURM_JOB_ID"
 # Data on the nodes' own disks: copied in parallel, checked, removed at the end.
 srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --mpi=none --cpus-per-task=16 --kill-on-bad-exit=1 \
   hpcdl stage --workers 16 /data/imagenet "$HPCDL_DATA" &
