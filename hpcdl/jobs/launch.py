@@ -12,11 +12,18 @@ from pathlib import Path
 from hpcdl.jobs import dialect, quote
 from hpcdl.jobs.layout import Layout
 from hpcdl.jobs.spec import JobSpec
-from hpcdl.site import Site
+from hpcdl.site import Partition, Site
 from hpcdl.system.errors import BadInput
 
 _FIRST_PORT, _PAST_PORTS, _PORTS = 12000, 32768, 16
 """Ports of tf.distribute's workers, below the ephemeral range: first, past the last, of a job."""
+
+# NCCL's own variable, then Open MPI's for data and for its daemons (mpirun).
+_INTERFACE_OF = (
+    "NCCL_SOCKET_IFNAME",
+    "OMPI_MCA_btl_tcp_if_include",
+    "OMPI_MCA_oob_tcp_if_include",
+)
 
 # The index of a worker is its rank; $HPCDL_WORKERS is made once by the script.
 _TF_CONFIG = (
@@ -53,6 +60,14 @@ def launch_words(site: Site, spec: JobSpec, layout: Layout) -> tuple[str, ...]:
             "-mca", "pml", "ob1", "-mca", "btl", "^openib",
         )  # fmt: skip
     return ("srun", *launch_options(site, spec, layout), *inside)
+
+
+def network_variables(partition: Partition, layout: Layout) -> tuple[tuple[str, str], ...]:
+    """What makes MPI and NCCL take the interface that the site names, between several nodes."""
+    interface = partition.interconnect.interface
+    if interface is None or layout.nodes < 2:
+        return ()
+    return tuple((name, interface) for name in _INTERFACE_OF)
 
 
 def worker_port(tasks_per_node: int) -> str:

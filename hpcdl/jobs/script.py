@@ -20,6 +20,7 @@ from hpcdl.jobs.launch import (
     check_container,
     launch_options,
     launch_words,
+    network_variables,
     program_words,
     worker_port,
 )
@@ -169,6 +170,7 @@ def _values(site: Site, spec: JobSpec, layout: Layout, module: Module) -> dict[s
         "preflight": _preflight(partition, spec, layout, module),
         "step": launch_options(site, replace(spec, launcher="single"), layout),
         "lmod_init": str(site.paths.lmod_init),
+        "network": network_variables(partition, layout),
         "environment": [*{**partition.environment, **spec.environment}.items()],
     }
 

@@ -122,7 +122,7 @@ INTERCONNECT = _map(
         "fabric": _text("Its kind.", enum=["ethernet", "infiniband", "omnipath", "slingshot"]),
         "bandwidth_gbps": _size("Bandwidth of a node in Gbit/s.", 0.1, 10000, examples=[56]),
         "interface": _text(
-            "The network interface MPI and NCCL shall use, where there are several.",
+            "The network interface that MPI and NCCL use between nodes, where there are several.",
             pattern=r"^[A-Za-z0-9_.:-]{1,40}$",
             examples=["ib0"],
         ),

@@ -58,6 +58,11 @@ module load tensorflow/2.20.0 || exit 20
 # GPU numbers mean the same to Slurm and to CUDA.
 export CUDA_DEVICE_ORDER=PCI_BUS_ID
 
+# MPI and NCCL take the network that the site names.
+export NCCL_SOCKET_IFNAME=ib0
+export OMPI_MCA_btl_tcp_if_include=ib0
+export OMPI_MCA_oob_tcp_if_include=ib0
+
 # First of all: is this the allocation that was asked for? A row per rank goes into the log.
 if command -v hpcdl >/dev/null; then
   look() {

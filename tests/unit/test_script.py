@@ -133,7 +133,8 @@ def test_a_variable_of_the_script_cannot_be_set_by_a_user() -> None:
     own = set()
     for _, script in SCRIPTS:
         found = re.findall(r"^ *(?:export )?([A-Za-z_]\w*)=", script.text, re.M)
-        own |= {name for name in found if name not in {"A", "CUDA_DEVICE_ORDER"}}
+        own |= {name for name in found if name not in {"A", "CUDA_DEVICE_ORDER"}
+                and not name.startswith(("NCCL_", "OMPI_"))}  # fmt: skip
     own -= {
         name for site, _ in PLACES for part in site.partitions.values() for name in part.environment
     }
@@ -199,6 +200,15 @@ def test_the_environment_of_a_partition_is_checked_like_a_request(three_generati
     site = replace(three_generations, partitions={"p100": part})
     with pytest.raises(BadInput, match="the variable UID cannot be set"):
         render(site)
+
+
+def test_mpi_and_nccl_take_the_interface_that_the_site_names(three_generations: Site) -> None:
+    lines = [f"export {name}=ib0" for name in ("NCCL_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include")]
+    text = render(three_generations, nodes=2, environment={"NCCL_SOCKET_IFNAME": "eth0"}).text
+    assert all(line in text.splitlines() for line in lines)
+    # Later lines win: what a person says is of more weight than the site.
+    assert text.index("NCCL_SOCKET_IFNAME=ib0") < text.index("NCCL_SOCKET_IFNAME=eth0")
+    assert "IFNAME" not in render(three_generations, nodes=1).text
 
 
 # --- what differs by release ---

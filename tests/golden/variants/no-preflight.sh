@@ -58,6 +58,11 @@ module load tensorflow/2.20.0 || exit 20
 # GPU numbers mean the same to Slurm and to CUDA.
 export CUDA_DEVICE_ORDER=PCI_BUS_ID
 
+# MPI and NCCL take the network that the site names.
+export NCCL_SOCKET_IFNAME=ib0
+export OMPI_MCA_btl_tcp_if_include=ib0
+export OMPI_MCA_oob_tcp_if_include=ib0
+
 # The CPUs of a rank are said again, so that no inherited variable decides them.
 srun --mpi=pmix --cpus-per-task=16 --distribution=block:block --kill-on-bad-exit=1 \
   python train.py --lr 0.1 &
