@@ -31,6 +31,11 @@ def by_socket(slurm: SlurmDialect) -> tuple[tuple[str, ...], str]:
     return tuple(str(row["option"]) for row in rows), "; ".join(str(r["reason"]) for r in rows)
 
 
+def launcher_environment(slurm: SlurmDialect, launcher: str) -> list[dict[str, Any]]:
+    """Variables that a launcher needs on this release: `name`, `value`, `reason` and `rule`."""
+    return [row for row in _holding(slurm, _steps()["environment"]) if row["launcher"] == launcher]
+
+
 def cpus_note(slurm: SlurmDialect) -> str:
     """Why the CPUs of a rank stand on the step too, on this release."""
     rows = _holding(slurm, _steps()["cpus_per_task"])

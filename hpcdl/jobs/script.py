@@ -161,6 +161,7 @@ def _values(site: Site, spec: JobSpec, layout: Layout, module: Module) -> dict[s
         "log": _directive(str(job_dir / "job.log")) if job_dir else "%x-%j.log",
         "job_dir": quote.word(str(job_dir)) if job_dir else own_folder,
         "inherited": dialect.inherited_variables(site.slurm, gpus=layout.gpus_per_node > 0),
+        "step_environment": dialect.launcher_environment(site.slurm, spec.launcher),
         "cpus_note": dialect.cpus_note(site.slurm),
         "launch": launch_words(site, spec, layout),
         "launch_reason": _launch_reason(site, spec, layout),

@@ -238,6 +238,24 @@ def test_the_cpus_of_a_rank_stand_on_job_and_step(three_generations: Site, versi
     assert re.search(r"^srun .*--cpus-per-task=14 ", text, re.M)
 
 
+@pytest.mark.parametrize(
+    ("version", "launcher", "whole"),
+    [
+        ("20.11.0", "horovod-mpirun", True),
+        ("20.11.2", "horovod-mpirun", True),
+        ("20.11.3", "horovod-mpirun", False),
+        ("20.11.2", "horovod", False),
+        ("22.05", "horovod-mpirun", False),
+    ],
+)
+def test_mpirun_s_daemons_get_whole_nodes_where_steps_are_exclusive(
+    three_generations: Site, version: str, launcher: str, whole: bool
+) -> None:
+    script = render(with_version(three_generations, version), gpus=8, launcher=launcher)
+    lines = {line.text: line.rule(version) for line in script.lines}
+    assert lines.get("export SLURM_WHOLE=1") == ("steps-exclusive" if whole else None)
+
+
 def test_what_another_job_left_is_cleared_but_not_what_sbatch_sets(
     three_generations: Site, pi: Site
 ) -> None:
