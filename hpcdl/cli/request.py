@@ -35,6 +35,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     add("--env", action="append", default=[], metavar="K=V", help="a variable of the job")
     add("--account", metavar="NAME", help="account to charge")
     add("--qos", metavar="NAME", help="quality of service")
+    add("--sbatch", action="append", default=[], metavar="OPTION",
+        help="further option of sbatch, such as mail-type=END; may be repeated")  # fmt: skip
     add("--data", metavar="DIR", help="data set; jobs see it as HPCDL_DATA")
     add("--stage-data", action="store_true", help="copy it to the nodes' own disks first")
     add("--container", metavar="IMAGE", help="image to run the program in, modules left out")
@@ -73,6 +75,7 @@ def _fill(args: argparse.Namespace) -> None:
     args.env = [*(f"{name}={value}" for name, value in said["env"].items()), *args.env]
     args.no_module = args.no_module or (said.get("modules") == [] and not args.module)
     args.module = args.module or said.get("modules", [])
+    args.sbatch = args.sbatch or said.get("sbatch", [])
     args.stage_data = args.stage_data or said["stage_data"]
     args.no_preflight = args.no_preflight or not said["preflight"]
     args.rest = args.rest or said.get("program", [])
@@ -102,6 +105,7 @@ def spec_of(args: argparse.Namespace, site: Site) -> JobSpec:
         data=str(Path(args.data).absolute()) if args.data else None,
         stage=args.stage_data,
         container=args.container,
+        sbatch=tuple(args.sbatch),
     )
 
 

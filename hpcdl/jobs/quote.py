@@ -10,6 +10,7 @@ import re
 import shlex
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_PLAIN_DIRECTIVE = re.compile(r"[A-Za-z0-9_./%:=,@+-]+\Z")
 _SHORT = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\\": "\\\\", "'": "\\'"}
 
 
@@ -38,3 +39,10 @@ def expandable(text: str) -> str:
     """`text` as one word in which `$NAME` is replaced, and nothing else is."""
     escaped = re.sub(r'["\\\\`]', r"\\\g<0>", text)
     return '"' + re.sub(r"\$(?![A-Za-z_{])", r"\\$", escaped) + '"'
+
+
+def directive(text: str) -> str:
+    """`text` as the value of a directive: sbatch reads double quotes, and no shell reads it."""
+    if _PLAIN_DIRECTIVE.match(text):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -54,6 +54,12 @@ JOB: Schema = {
         "env": {**ENVIRONMENT, "description": "Variables of the job, by name."},
         "account": _text("Account to charge.", pattern=NAME),
         "qos": _text("Quality of service.", pattern=NAME),
+        "sbatch": {
+            "type": "array",
+            "description": "Further options of sbatch.",
+            "items": {"type": "string", "maxLength": 10_000},
+            "examples": ["[mail-type=END, reservation=course]"],
+        },
         "data": _text("Data set; the job sees it as HPCDL_DATA."),
         "stage_data": {
             "type": "boolean",

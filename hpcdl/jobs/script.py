@@ -8,7 +8,6 @@ values. Reasons ride behind their lines on a separator that no value can contain
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hpcdl import __version__
 from hpcdl.jobs import dialect, quote
+from hpcdl.jobs.further import directives
 from hpcdl.jobs.launch import (
     check_container,
     launch_options,
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     import jinja2
 
 _MARK = "\x1f"
-_PLAIN_DIRECTIVE = re.compile(r"[A-Za-z0-9_./%:=,@+-]+\Z")
 
 
 class Line(NamedTuple):
@@ -153,12 +152,13 @@ def _values(site: Site, spec: JobSpec, layout: Layout, module: Module) -> dict[s
         "hpcdl_version": __version__,
         "slurm_version": site.slurm.version,
         "shape": shape(layout),
+        "further": directives(site.slurm.version, spec.sbatch),
         "account": spec.account or partition.account or site.slurm.account,
         "qos": spec.qos or partition.qos or site.slurm.qos,
         "gpu_request": gpu_request(site, partition, layout.gpus_per_node) if partition.gpu else "",
         "time": walltime(layout.minutes),
         "signal_seconds": signal_seconds(layout.minutes),
-        "log": _directive(str(job_dir / "job.log")) if job_dir else "%x-%j.log",
+        "log": _file(str(job_dir / "job.log")) if job_dir else "%x-%j.log",
         "job_dir": quote.word(str(job_dir)) if job_dir else own_folder,
         "inherited": dialect.inherited_variables(site.slurm, gpus=layout.gpus_per_node > 0),
         "step_environment": dialect.launcher_environment(site.slurm, spec.launcher),
@@ -219,7 +219,7 @@ def _array_values(site: Site, spec: JobSpec, array: ArrayOf | None) -> dict[str,
     return {
         "array": f"0-{array.tasks - 1}" + (f"%{array.running}" if array.running else ""),
         "arguments": array.arguments,
-        "log": _directive(str(array.logs), "/%A_%a.log"),
+        "log": _file(str(array.logs), "/%A_%a.log"),
         "job_dir": '"${point[0]}"',
         "program": f'{quote.words(wrapper)} "${{point[@]:1}}"'.lstrip() + _data_option(spec),
     }
@@ -274,15 +274,12 @@ def shape(layout: Layout) -> str:
     return f"{nodes} x {each} {kind}{'' if each == 1 else 's'}"
 
 
-def _directive(path: str, pattern: str = "") -> str:
-    """A path as the value of a directive: sbatch knows double quotes and expands `%`.
+def _file(path: str, pattern: str = "") -> str:
+    """A path as the value of a directive; sbatch expands `%` in it.
 
     `pattern` is a tail that sbatch shall expand, such as `/%A_%a.log`.
     """
-    escaped = path.replace("%", "%%") + pattern
-    if _PLAIN_DIRECTIVE.match(escaped):
-        return escaped
-    return '"' + escaped.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return quote.directive(path.replace("%", "%%") + pattern)
 
 
 def _line(text: str) -> Line:

@@ -54,7 +54,7 @@ class JobSpec:
     the command of every rank; empty means `hpcdl train`. `data` is a path that must exist on
     the nodes before the ranks start; with `stage` it is copied to their own disks first. A
     `chain` of jobs goes on where the one before ran out of time. `container` is an image, run
-    by the site's container runtime.
+    by the site's container runtime. `sbatch` are further options of it, such as `mail-type=END`.
     """
 
     partition: str
@@ -77,6 +77,7 @@ class JobSpec:
     stage: bool = False
     chain: int = 1
     container: str | None = None
+    sbatch: tuple[str, ...] = ()
 
 
 def command_of(rest: Sequence[str]) -> tuple[str, ...]:

@@ -1,0 +1,117 @@
+"""Further options of sbatch that a user asks for: `--mail-type`, `--reservation`, `--exclude`.
+
+Slurm's own table (facts/slurm_options.yaml) says what there is. What the script decides itself
+is refused with hpcdl's own option for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hpcdl.jobs.quote import directive
+from hpcdl.slurm.rules import as_release
+from hpcdl.system.errors import BadInput
+from hpcdl.system.text import did_you_mean
+
+_SHAPE = "use --gpus, --nodes, --gpus-per-node, --tasks-per-node or --cpus-per-task"
+_WHOLE = "a job has its share of each node; --nodes N asks for whole ones"
+_FILES = "use --job-dir: log and results lie there"
+_AGAIN = "the script sees to the signal before its end and to requeues itself"
+_NO_SCRIPT = "it is for the command line of sbatch, not for a job"
+
+# What the script decides itself, and what to say instead.
+_OWN = {
+    "account": "use --account",
+    "array": "use `hpcdl job sweep`",
+    "chdir": _FILES,
+    "cluster": "give the site of that cluster: --site",
+    "clusters": "give the site of that cluster: --site",
+    "cores-per-socket": _SHAPE,
+    "cpus-per-gpu": _SHAPE,
+    "cpus-per-task": _SHAPE,
+    "error": _FILES,
+    "exclusive": _WHOLE,
+    "export": "use --env",
+    "export-file": "use --env",
+    "extra-node-info": _SHAPE,
+    "gpus": _SHAPE,
+    "gpus-per-node": _SHAPE,
+    "gpus-per-socket": _SHAPE,
+    "gpus-per-task": _SHAPE,
+    "gres": _SHAPE,
+    "help": _NO_SCRIPT,
+    "input": "the program reads nothing from there",
+    "job-name": "use --name",
+    "mem": _WHOLE,
+    "mem-per-cpu": _WHOLE,
+    "mem-per-gpu": _WHOLE,
+    "mincpus": _SHAPE,
+    "no-requeue": _AGAIN,
+    "nodes": _SHAPE,
+    "ntasks": _SHAPE,
+    "ntasks-per-core": _SHAPE,
+    "ntasks-per-gpu": _SHAPE,
+    "ntasks-per-node": _SHAPE,
+    "ntasks-per-socket": _SHAPE,
+    "ntasks-per-tres": _SHAPE,
+    "open-mode": _FILES,
+    "output": _FILES,
+    "overcommit": _SHAPE,
+    "oversubscribe": _WHOLE,
+    "parsable": _NO_SCRIPT,
+    "partition": "use --partition",
+    "qos": "use --qos",
+    "quiet": _NO_SCRIPT,
+    "requeue": _AGAIN,
+    "signal": _AGAIN,
+    "sockets-per-node": _SHAPE,
+    "tasks-per-node": _SHAPE,
+    "test-only": _NO_SCRIPT,
+    "threads-per-core": _SHAPE,
+    "time": "use --time",
+    "tres-per-task": _SHAPE,
+    "usage": _NO_SCRIPT,
+    "verbose": _NO_SCRIPT,
+    "version": _NO_SCRIPT,
+    "wait": "use --watch",
+    "wrap": "write the program after --",
+}
+
+
+def directives(version: str, asked: Sequence[str]) -> tuple[str, ...]:
+    """The directives of options such as `mail-type=END`, with or without leading dashes.
+
+    Raises:
+        BadInput: an option that the script decides itself, that the release lacks, or that is
+            given twice, or without the value that it needs.
+    """
+    found: dict[str, str] = {}
+    for text in asked:
+        name, sign, value = text.removeprefix("--").partition("=")
+        if name in found:
+            raise BadInput(f"--sbatch {name} is given twice", hint="give one of them")
+        _check(version, name, value if sign else None)
+        found[name] = f"--{name}={directive(value)}" if sign else f"--{name}"
+    return tuple(found.values())
+
+
+def _check(version: str, name: str, value: str | None) -> None:
+    from hpcdl.jobs.lint.options import known_options
+
+    own = "use --container" if name.startswith("container") else _OWN.get(name)
+    if own:
+        raise BadInput(f"--sbatch {name}: the script decides that itself", hint=own)
+    release = as_release(version)
+    known = {key: fact for key, fact in known_options("sbatch").items() if fact.span.holds(release)}
+    if name not in known:
+        choices = sorted(known.keys() - _OWN.keys())
+        raise BadInput(
+            f"sbatch of Slurm {release} has no option {name!r}", hint=did_you_mean(name, choices)
+        )
+    needs = known[name].argument
+    if needs == "required" and not value:
+        raise BadInput(f"--sbatch {name} needs a value", hint=f"write --sbatch {name}=VALUE")
+    if needs == "none" and value is not None:
+        raise BadInput(f"--sbatch {name} takes no value", hint=f"write --sbatch {name}")
+    if value and not value.isprintable():
+        raise BadInput(f"the value of --sbatch {name} has signs in it that no directive can hold")
