@@ -66,6 +66,27 @@ def previous(events: Sequence[Event], current: str | None, existing: set[str]) -
     return candidates[-1] if candidates else None
 
 
+def given_since(
+    site: Site, events: Sequence[Event], known: Mapping[str, Release], partition: str, first: int
+) -> set[str]:
+    """The releases that a plain load gave on a partition after the first events, and ever since.
+
+    Args:
+        site: its partitions and the stacks they want.
+        events: the whole history.
+        known: the releases that are there, by id.
+        partition: where the load was.
+        first: how many events had happened.
+    """
+    given = set()
+    for end in range(first, len(events) + 1):
+        pile = [known[name] for name in pile_of(events[:end]) if name in known]
+        if pile:
+            chosen = choose(site, pile)
+            given.add(chosen.partitions.get(partition, chosen.default).id)
+    return given
+
+
 def _last(pile: list[str], name: str) -> int:
     return len(pile) - 1 - pile[::-1].index(name)
 

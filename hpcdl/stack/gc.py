@@ -17,7 +17,6 @@ from pathlib import Path
 
 from hpcdl.site import Site
 from hpcdl.stack.build import TRASH, build_lock, unfinished
-from hpcdl.stack.dispatch import pile_of
 from hpcdl.stack.publish import publish_lock, read_history, refresh_modules
 from hpcdl.stack.release import (
     BrokenRelease,
@@ -96,8 +95,9 @@ def reasons(
 ) -> dict[str, str]:
     """Why each release that stays, stays."""
     existing = release_ids(site)
-    pile = [name for name in pile_of(read_history(site)) if name in existing]
-    published = {event.release for event in read_history(site)}
+    # Rolled back or not: a rollback may be taken back.
+    latest_first = dict.fromkeys(event.release for event in reversed(read_history(site)))
+    published = [name for name in latest_first if name in existing]
     serving = _serving(site)
     current = current_id(site)
     kept: dict[str, str] = {}
@@ -106,7 +106,7 @@ def reasons(
             ("is current" if name == current else "")
             or (f"serves {serving[name]}" if name in serving else "")
             or pinned.get(name, "")
-            or (f"is one of the last {keep} published" if name in pile[-keep:] else "")
+            or (f"is one of the last {keep} published" if name in published[:keep] else "")
             or ("was never published" if name not in published and not unpublished else "")
             or _broken(site, name)
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -178,8 +179,7 @@ def shown_after(
     Returns:
         None where none of what was published is there and sound.
     """
-    names = [name for name in release_ids(site) if name not in without]
-    known = {name: read for name in names if (read := _readable(site, name))}
+    known = sound_releases(site, without)
     known |= {release.id: release for release in expected}
     pile = [known[name] for name in pile_of(events) if name in known]
     # What was rolled back stays visible too, but gives way where it has the same version.
@@ -205,11 +205,14 @@ def refresh_modules(site: Site, without: set[str]) -> None:
         _show_modules(site, current, without=without)
 
 
-def _readable(site: Site, release_id: str) -> Release | None:
-    try:
-        return read_release(site, release_id)
-    except BrokenRelease:
-        return None
+def sound_releases(site: Site, without: Collection[str] = ()) -> dict[str, Release]:
+    """Every release whose record can be read, by id."""
+    found: dict[str, Release] = {}
+    for name in release_ids(site):
+        if name not in without:
+            with suppress(BrokenRelease):
+                found[name] = read_release(site, name)
+    return found
 
 
 def _require_passed(release: Release, proof: Proof) -> None:

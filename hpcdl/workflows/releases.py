@@ -9,14 +9,19 @@ either counts as a user of every release.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 
 from hpcdl.jobs.submission import release_of
 from hpcdl.site import Site
 from hpcdl.slurm import client
 from hpcdl.slurm.parse import JobRecord
+from hpcdl.stack.dispatch import given_since
+from hpcdl.stack.publish import read_history, sound_releases
 from hpcdl.stack.recipe import MODULE
 from hpcdl.stack.release import release_ids, releases_folder
 
@@ -56,13 +61,17 @@ def uses(site: Site) -> tuple[Use, ...]:
 def pinned_by_jobs(site: Site) -> dict[str, str]:
     """Why each release that queued or running jobs need must stay.
 
+    Of a job that loads a version by name, every build of that version stays; of one that runs and
+    loads what is current, all that was current since it started.
+
     Raises:
         MachineLacks: Slurm is away, so nobody knows.
     """
     found = uses(site)
     named: dict[str, list[int]] = {}
+    loaded = _Loaded.of(site)
     for use in found:
-        for release in use.releases:
+        for release in dict.fromkeys([*use.releases, *loaded.by(use)]):
             named.setdefault(release, []).append(use.job.id)
     unknown = [use.job.id for use in found if not use.known]
     doubt = f"{_jobs(unknown)} may use it: only root or a Slurm operator can read the script"
@@ -78,6 +87,50 @@ def read_script(site: Site, text: str) -> tuple[tuple[str, ...], tuple[str, ...]
     words = [word.strip("'\"") for found in _LOAD.findall(text) for word in found.split()]
     loads = [word for word in words if word.partition("/")[0] == MODULE]
     return tuple(dict.fromkeys(releases)), tuple(dict.fromkeys(loads))
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """Tells which releases a job may have loaded by name."""
+
+    modules: Mapping[str, str]
+    given: Callable[[str, int], set[str]]
+    times: Sequence[str]
+
+    @classmethod
+    def of(cls, site: Site) -> _Loaded:
+        """Read the releases and the history once, for all jobs."""
+        known, events = sound_releases(site), read_history(site)
+
+        @cache  # thousands of jobs started between the same two events
+        def given(partition: str, first: int) -> set[str]:
+            return given_since(site, events, known, partition, first)
+
+        modules = {name: release.module for name, release in known.items()}
+        return cls(modules, given, sorted(event.at for event in events))
+
+    def by(self, use: Use) -> Iterator[str]:
+        """The releases that the job's loads mean, or meant when they ran."""
+        for load in use.loads:
+            if "/" in load:
+                yield from (name for name, full in self.modules.items() if _means(load, full))
+            elif use.job.state != "PENDING":  # one that waits will get what is current then
+                first = bisect_left(self.times, _in_utc(use.job.started))
+                yield from sorted(self.given(use.job.partition, first))
+
+
+def _means(load: str, module: str) -> bool:
+    """Whether that is the module's name, or the part of it that Lmod completes."""
+    return re.match(rf"{re.escape(load)}(?![0-9A-Za-z])", module) is not None
+
+
+def _in_utc(local: str) -> str:
+    """Slurm's time as the history has it; the beginning of all times where there is none."""
+    try:
+        seconds = time.mktime(time.strptime(local, "%Y-%m-%dT%H:%M:%S"))
+    except (ValueError, OverflowError):
+        return ""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def _use(site: Site, number: int, job: JobRecord) -> Use:

@@ -30,6 +30,13 @@ def test_the_last_published_stay_and_older_ones_go(site: Site) -> None:
     assert release_ids(site) == ["d", "e", "loose"]
 
 
+def test_what_was_rolled_back_and_what_was_published_twice_count_once(site: Site) -> None:
+    publish(site, "d", passing, say=silent)
+    publish(site, "e", passing, say=silent)
+    rollback(site, "c")
+    assert {"c", "d", "e"} <= set(collect(site, dict, keep=3).kept)
+
+
 def test_what_a_job_has_pinned_stays(site: Site) -> None:
     found = collect(site, lambda: {"a": "job 7 names it"}, keep=1)
     assert "a" not in found.removed

@@ -9,6 +9,7 @@ from hpcdl.jobs.script import render_script
 from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.site import Site
 from hpcdl.slurm import parse
+from hpcdl.system.files import switch_link, write_json
 from hpcdl.workflows import releases
 from hpcdl.workflows.releases import Use, pinned_by_jobs, read_script
 from tests.small_release import make_release, small_site
@@ -72,3 +73,44 @@ def test_a_job_that_nobody_can_read_keeps_everything(
     kept = pinned_by_jobs(site)
     assert set(kept) == {"a", "b"}
     assert "job 7 may use it" in kept["a"]
+
+
+def running(number: int, started: str, where: str = "p100") -> parse.JobRecord:
+    line = f"JobId={number} JobName=x UserId=ada(7) JobState=RUNNING"
+    return parse.job(f"{line} Partition={where} StartTime={started}")
+
+
+def with_history(site: Site, *events: tuple[str, str, str]) -> None:
+    rows = [{"action": action, "release": name, "at": at} for action, name, at in events]
+    write_json(site.paths.prefix / "history.json", {"schema": 1, "events": rows})
+    switch_link(site.paths.prefix / "current", f"releases/{events[-1][1]}")
+
+
+def test_a_version_loaded_by_name_keeps_every_build_of_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_release(site, "old", version="2.19.1")
+    uses = (Use(job(7), (), ("tensorflow/2.19.1-cpu",)), Use(job(8), (), ("tensorflow/2.2",)))
+    monkeypatch.setattr(releases, "uses", lambda _: uses)
+    assert pinned_by_jobs(site) == {"old": "job 7 will load it"}
+
+
+def test_what_was_current_since_a_job_started_stays_after_a_rollback(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_release(site, "c")
+    with_history(
+        site,
+        ("publish", "c", "2026-01-01T00:00:00Z"),
+        ("publish", "a", "2026-02-01T00:00:00Z"),
+        ("publish", "b", "2026-03-01T00:00:00Z"),
+        ("rollback", "a", "2026-04-01T00:00:00Z"),
+    )
+    plain = ("tensorflow",)
+    uses = (Use(running(7, "2026-03-15T00:00:00"), (), plain),
+            Use(running(8, "2026-05-01T00:00:00"), (), plain))  # fmt: skip
+    monkeypatch.setattr(releases, "uses", lambda _: uses)
+    assert pinned_by_jobs(site) == {"a": "jobs 7, 8 will load it", "b": "job 7 will load it"}
+    unknown = (Use(running(9, "Unknown"), (), plain),)
+    monkeypatch.setattr(releases, "uses", lambda _: unknown)
+    assert set(pinned_by_jobs(site)) == {"a", "b", "c"}
