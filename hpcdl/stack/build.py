@@ -8,7 +8,6 @@ built wheels in the cache. The same inputs give the same id, and then there is n
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -42,7 +41,7 @@ from hpcdl.stack.resolve import check_pins
 from hpcdl.stack.sources import SourcesChanged, own_digest, own_wheel
 from hpcdl.stack.wheelhouse import Say, Wheelhouse, fetch, find_wheelhouse, new_log, sha256
 from hpcdl.system.errors import MachineLacks
-from hpcdl.system.files import explain_os_errors, locked, write_json
+from hpcdl.system.files import explain_os_errors, shared_lock, write_json
 from hpcdl.system.resources import cache, folder
 from hpcdl.system.run import run
 
@@ -192,22 +191,12 @@ def _build(plan: BuildPlan, say: Say) -> Release:
     assert release_id is not None
     if plan.exists:
         return read_release(plan.site, release_id)
-    with locked(build_lock(plan.site), wait_seconds=_BUILD_SECONDS), umask(0o022):
+    with shared_lock(build_lock(plan.site), wait_seconds=_BUILD_SECONDS):
         if not plan.exists:
             with new_tree(releases_folder(plan.site) / release_id) as root:
                 _fill(plan, root, say)
                 _record(plan, root)
     return read_release(plan.site, release_id)
-
-
-@contextmanager
-def umask(mask: int) -> Iterator[None]:
-    """Set the mask of new files' permissions for a while."""
-    before = os.umask(mask)
-    try:
-        yield
-    finally:
-        os.umask(before)
 
 
 @contextmanager

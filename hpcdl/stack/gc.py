@@ -27,7 +27,7 @@ from hpcdl.stack.release import (
     releases_folder,
 )
 from hpcdl.system.errors import HpcdlError, MachineLacks
-from hpcdl.system.files import explain_os_errors, locked, size_of
+from hpcdl.system.files import explain_os_errors, shared_lock, size_of, umask
 
 Pinned = Callable[[], Mapping[str, str]]
 KEEP = 3
@@ -75,7 +75,7 @@ def collect(
     Raises:
         MachineLacks: no permission, or a publish is at work for too long.
     """
-    with locked(publish_lock(site), wait_seconds=900):
+    with shared_lock(publish_lock(site), wait_seconds=900):
         kept = reasons(site, pinned(), keep=keep, unpublished=unpublished)
         doomed = [name for name in release_ids(site) if name not in kept]
         sizes = {name: size_of(releases_folder(site) / name) for name in doomed}
@@ -149,7 +149,8 @@ def _packages(site: Site, kept: Collection[str], dry_run: bool) -> tuple[dict[st
     if not is_there(site):
         return {}, ""
     try:
-        found = remove_unneeded(site, kept, dry_run=dry_run)
+        with umask(0o022):
+            found = remove_unneeded(site, kept, dry_run=dry_run)
     except HpcdlError as fault:
         # The releases are gone by now, and that is to be told: this can be done another time.
         more = f" ({fault.hint})" if fault.hint else ""
@@ -160,7 +161,7 @@ def _packages(site: Site, kept: Collection[str], dry_run: bool) -> tuple[dict[st
 def _leftovers(site: Site, dry_run: bool) -> tuple[str, ...]:
     """Remove what killed builds and killed collections left, unless a build is at work."""
     try:
-        with locked(build_lock(site), wait_seconds=0):
+        with shared_lock(build_lock(site), wait_seconds=0):
             found = unfinished(site)
             for tree in found if not dry_run else ():
                 shutil.rmtree(tree, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Who may read and write a release: everybody, and nobody but its owner.
+"""Who may read and write a release: everybody, and nobody but its owner and root.
 
 A file that others may write is a way into every job that loads the module; one that users
 cannot read fails in theirs and not in the admin's. Both stop a publish.
@@ -15,6 +15,8 @@ from hpcdl.stack.release import Release
 from hpcdl.system.errors import AnswerNo
 
 _SHOWN = 10
+_ROOT = 0
+_BELONGS = "belongs to user"
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _SPECIAL = stat.S_ISUID | stat.S_ISGID
 
@@ -31,8 +33,16 @@ def require_safe_modes(release: Release) -> None:
         raise AnswerNo(
             f"{release.id} has files with wrong permissions and is not published",
             details=[*faults[:_SHOWN], *more],
-            hint=f"chmod -R u=rwX,go=rX {release.root}",
+            hint=" && ".join(_cures(release.root, faults)),
         )
+
+
+def _cures(root: Path, faults: list[str]) -> Iterator[str]:
+    strangers = [fault for fault in faults if _BELONGS in fault]
+    if strangers:
+        yield f"chown -R {os.lstat(root).st_uid} {root}"
+    if len(faults) > len(strangers):
+        yield f"chmod -R u=rwX,go=rX {root}"
 
 
 def mode_faults(root: Path) -> Iterator[str]:
@@ -60,8 +70,8 @@ def _fault(path: str, status: os.stat_result, owner: int) -> Iterator[str]:
         yield f"{path}: mode {stat.S_IMODE(mode):04o}, users cannot read it"
     if mode & _SPECIAL and not stat.S_ISDIR(mode):
         yield f"{path}: mode {stat.S_IMODE(mode):04o}, set-user-ID or set-group-ID"
-    if status.st_uid != owner:
-        yield f"{path}: belongs to user {status.st_uid}, the release to {owner}"
+    if status.st_uid not in {owner, _ROOT}:
+        yield f"{path}: {_BELONGS} {status.st_uid}, the release to {owner}"
 
 
 def closed_above(path: Path) -> list[Path]:

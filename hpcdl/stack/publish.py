@@ -33,7 +33,7 @@ from hpcdl.stack.release import (
 from hpcdl.stack.sbom import CYCLONEDX_FILE, SPDX_FILE, write_sboms
 from hpcdl.stack.verify import PROOF_FILE, Gate, Proof, read_proof, store_proof, verify_here
 from hpcdl.system.errors import AnswerNo, BadInput, MachineLacks
-from hpcdl.system.files import clear_leftovers, locked, switch_link, write_json
+from hpcdl.system.files import clear_leftovers, shared_lock, switch_link, write_json
 
 Say = Callable[[str], None]
 _WAIT_SECONDS = 3600
@@ -93,7 +93,7 @@ def publish(
         say(f"verifying {release_id} through its module")
         proof = verify(site, release_id, gate)
         _require_passed(read_release(site, release_id), proof)
-    with locked(publish_lock(site), wait_seconds=_WAIT_SECONDS):
+    with shared_lock(publish_lock(site), wait_seconds=_WAIT_SECONDS):
         release = read_release(site, release_id)
         before = current_id(site)
         for name in _WRITTEN:
@@ -115,10 +115,10 @@ def verify(site: Site, release_id: str, gate: Gate = verify_here) -> Proof:
         BadInput: there is no such release.
     """
     release = read_release(site, release_id)
-    with locked(publish_lock(site), wait_seconds=_WAIT_SECONDS):
+    with shared_lock(publish_lock(site), wait_seconds=_WAIT_SECONDS):
         _show_modules(site, release, Event("publish", release.id, ""))
     proof = gate(site, release)
-    with locked(publish_lock(site), wait_seconds=_WAIT_SECONDS):
+    with shared_lock(publish_lock(site), wait_seconds=_WAIT_SECONDS):
         store_proof(release, proof)
     return proof
 
@@ -297,7 +297,7 @@ def rollback(site: Site, release_id: str | None = None) -> Switch:
         BadInput: there is none to go back to, or no such release.
         AnswerNo: the named one was never proven.
     """
-    with locked(publish_lock(site), wait_seconds=_WAIT_SECONDS):
+    with shared_lock(publish_lock(site), wait_seconds=_WAIT_SECONDS):
         planned = plan_rollback(site, release_id)
         event = Event("rollback", planned.after, "")
         _show_modules(site, read_release(site, planned.after), event)

@@ -20,7 +20,7 @@ from hpcdl import facts
 from hpcdl.site import Site
 from hpcdl.stack.release import Release
 from hpcdl.system.errors import AnswerNo, BadInput
-from hpcdl.system.files import locked, write_json
+from hpcdl.system.files import shared_lock, write_json
 from hpcdl.system.text import did_you_mean
 
 _SHORTEST_REASON = 20
@@ -202,7 +202,7 @@ def _require_text(option: str, text: str, least: int) -> None:
 
 
 def _add(site: Site, kind: str, entry: Mapping[str, str]) -> None:
-    with locked(site.paths.prefix / ".records.lock"):
+    with shared_lock(site.paths.prefix / ".records.lock"):
         records = read_records(site)
         data: dict[str, Any] = {
             "schema": 1,

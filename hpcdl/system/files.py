@@ -150,3 +150,24 @@ def _try_lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+@contextmanager
+def shared_lock(path: Path, *, wait_seconds: float = 60.0) -> Iterator[None]:
+    """`locked`, where what is made is for everybody: the folders of the lock itself, too.
+
+    Raises:
+        MachineLacks: the lock was not free within `wait_seconds`; says who holds it.
+    """
+    with umask(0o022), locked(path, wait_seconds=wait_seconds):
+        yield
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    """Set the mask of new files' permissions for a while."""
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)

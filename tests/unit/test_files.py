@@ -12,7 +12,14 @@ from pathlib import Path
 import pytest
 
 from hpcdl.system.errors import MachineLacks
-from hpcdl.system.files import clear_leftovers, locked, switch_link, write_atomic, write_json
+from hpcdl.system.files import (
+    clear_leftovers,
+    locked,
+    shared_lock,
+    switch_link,
+    write_atomic,
+    write_json,
+)
 
 # Writes in a loop, whole files of one letter each; the parent kills it at any moment.
 WRITER = """
@@ -181,3 +188,16 @@ def test_a_lock_is_free_after_a_failure(tmp_path: Path) -> None:
 def test_bytes_that_are_no_text_are_written_as_they_were(tmp_path: Path) -> None:
     write_atomic(tmp_path / "file", b"a\xffb".decode(errors="surrogateescape"))
     assert (tmp_path / "file").read_bytes() == b"a\xffb"
+
+
+def test_a_shared_lock_s_folders_are_everybody_s_whatever_the_umask(tmp_path: Path) -> None:
+    old = os.umask(0o077)
+    try:
+        with shared_lock(tmp_path / "apps" / "hpcdl" / ".lock"):
+            (tmp_path / "apps" / "file").touch()
+        assert os.umask(0o077) == 0o077
+    finally:
+        os.umask(old)
+    assert (tmp_path / "apps").stat().st_mode & 0o777 == 0o755
+    assert (tmp_path / "apps" / "hpcdl").stat().st_mode & 0o777 == 0o755
+    assert (tmp_path / "apps" / "file").stat().st_mode & 0o777 == 0o644

@@ -1,5 +1,6 @@
 """Everybody reads a release, nobody else writes it; otherwise it is not published."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,38 @@ def test_closed_folders_above_are_named(tmp_path: Path) -> None:
     inner.mkdir(parents=True)
     inner.parent.chmod(0o700)
     assert closed_above(inner)[-1] == inner.parent
+
+
+def test_what_root_wrote_is_no_fault_and_what_a_stranger_wrote_is(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root publishes and collects below a prefix that another account owns."""
+    root = site.paths.prefix / "releases" / "a"
+    (root / "release.json").unlink()
+    real, owner = os.lstat, 4711
+
+    def owned_by(user: int) -> None:
+        def lstat(path: str | Path) -> os.stat_result:
+            status = real(path)
+            uid = user if str(path) == str(root / "stack") else owner
+            return os.stat_result([*status[:4], uid, *status[5:]])
+
+        monkeypatch.setattr(os, "lstat", lstat)
+
+    owned_by(0)
+    assert list(mode_faults(root)) == []
+    owned_by(owner + 1)
+    assert "belongs to user 4712, the release to 4711" in next(mode_faults(root))
+
+
+def test_a_strict_umask_closes_nothing_that_users_need(site: Site) -> None:
+    before = os.umask(0o077)
+    try:
+        publish(site, "a", passing, say=silent)
+    finally:
+        os.umask(before)
+    for path in ("etc", "etc/site.yaml", "releases/a/modules/tensorflow", "current/modules"):
+        assert (site.paths.prefix / path).stat().st_mode & 0o055 >= 0o044, path
+    assert closed_above(site.paths.prefix / "etc/site.yaml") == closed_above(
+        site.paths.prefix / "x"
+    )

@@ -19,7 +19,7 @@ from typing import Any
 
 from hpcdl import __version__, facts
 from hpcdl.site import Site, StackRequest
-from hpcdl.stack.build import build_lock, new_tree, umask
+from hpcdl.stack.build import build_lock, new_tree
 from hpcdl.stack.lmod import SITE_FILE
 from hpcdl.stack.recipe import MODULE, digest, find_request, gpu_variant, running_interpreter
 from hpcdl.stack.release import SCHEMA, Release, as_record, read_release, releases_folder
@@ -43,7 +43,7 @@ from hpcdl.stack.spack.view import (
 )
 from hpcdl.stack.wheelhouse import Say, new_log, tools
 from hpcdl.system.errors import AnswerNo, MachineLacks
-from hpcdl.system.files import locked, write_atomic, write_json
+from hpcdl.system.files import locked, shared_lock, write_atomic, write_json
 from hpcdl.system.run import run
 
 _WAIT_SECONDS = 10
@@ -211,7 +211,7 @@ def build_spack(plan: SpackPlan, say: Say, show: Show, options: Options) -> Rele
     """
     if plan.exists:
         return read_release(plan.site, plan.expected().id)
-    with locked(plan.work.root / ".lock", wait_seconds=_WAIT_SECONDS), umask(0o022):
+    with shared_lock(plan.work.root / ".lock", wait_seconds=_WAIT_SECONDS):
         cache = build_cache(plan.site, unsigned=options.unsigned)
         try:
             return _build(plan, cache, say, show, options)
