@@ -8,11 +8,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from hpcdl.site import Site, StackRequest, load_site
 from hpcdl.stack.spack.build import plan_spack
 from hpcdl.stack.spack.cache import BuildCache
-from hpcdl.stack.spack.environment import environment_for_stack, wheel_sets
+from hpcdl.stack.spack.environment import environment_for_stack, render, wheel_sets
 from hpcdl.stack.spack.make import Tally, Watch
 from hpcdl.stack.spack.mirror import Source, licence_of
 from hpcdl.stack.spack.needs import driver_needs, models, needs_of
@@ -64,6 +65,45 @@ def test_without_gpus_tensorflow_comes_from_the_newest_wheels_that_fit_the_pins(
     assert wanted.versions["tensorflow"] in wheel_sets("py-tensorflow-wheels")
     with pytest.raises(BadInput, match=r"pins tensorflow to 2\.14"):
         environment_for_stack(site, wheels_stack(tensorflow="2.14"))
+
+
+def test_every_pin_is_required_of_spack_or_refused(tmp_path: Path) -> None:
+    site = load_site(folder("templates") / "sites" / "p100-v100-k80.yaml")
+    pins = {"cudnn": "9.10", "openmpi": "5.0", "gcc": "12", "horovod": "0.28.1", "nccl": "2.29"}
+    wanted = environment_for_stack(site, StackRequest("pascal", "spack", ("p100",), pins))
+    asked = yaml.safe_load(render(wanted))["spack"]["packages"]
+    packages = {"cudnn": "cudnn", "openmpi": "openmpi", "horovod": "py-horovod", "nccl": "nccl"}
+    for name, package in packages.items():
+        assert asked[package]["require"] == [f"@{wanted.versions[name]}"]
+    assert wanted.versions["cudnn"].startswith("9.10")
+    assert asked["cxx"]["require"] == [f"gcc@{wanted.versions['gcc']}"]
+    with pytest.raises(BadInput, match="pins nccl, openmpi") as caught:
+        environment_for_stack(
+            pi(tmp_path), wheels_stack(tensorflow="2.21", nccl="2.29", openmpi="4.1")
+        )
+    assert "tensorflow, horovod, python" in caught.value.hint
+    with pytest.raises(BadInput, match=r"pins python to 3\.12"):
+        environment_for_stack(pi(tmp_path), wheels_stack(python="3.12"))
+
+
+def test_partitions_with_different_targets_are_not_one_build(tmp_path: Path) -> None:
+    site = pi(tmp_path)
+    first, *others = site.stacks[KEPLER].partitions
+    newer = dataclasses.replace(site.partitions[first], target="x86_64_v4")
+    mixed = dataclasses.replace(site, partitions={**site.partitions, first: newer})
+    with pytest.raises(BadInput, match="different targets") as caught:
+        environment_for_stack(mixed, site.stacks[KEPLER])
+    assert caught.value.details == (
+        f"{first}: x86_64_v4", *(f"{name}: sandybridge" for name in others)
+    )  # fmt: skip
+
+
+def test_a_stack_from_wheels_is_guarded_for_its_target_too(tmp_path: Path) -> None:
+    site = pi(tmp_path)
+    cpu = dataclasses.replace(site.partitions["cpu"], target="x86_64_v4")
+    site = dataclasses.replace(site, partitions={**site.partitions, "cpu": cpu})
+    needs = needs_of(site, wheels_stack(), environment_for_stack(site, wheels_stack()))
+    assert {"avx", "avx512f"} <= set(needs["cpu_flags"])
 
 
 def test_a_plan_names_its_module_before_anything_is_solved(tmp_path: Path) -> None:
@@ -175,8 +215,6 @@ def test_what_goes_into_a_view_never_reaches_the_install_tree(tmp_path: Path) ->
 
 def test_a_releases_environment_stands_alone(tmp_path: Path) -> None:
     text = environment_text(environment_for_stack(pi(tmp_path), wheels_stack()), Path("/s"), 128)
-    import yaml
-
     tree = yaml.safe_load(text)["spack"]
     assert tree["repos"] == {"hpcdl": "$env/spack_repo/hpcdl"}
     assert tree["config"]["install_tree"] == {"root": "/s", "padded_length": 128}

@@ -8,7 +8,7 @@ which the environments include where HPCDL_SPACK_SITE names it. Pure; `concretiz
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +30,7 @@ class Environment:
     """One GPU generation's environment: its versions, and the compilers that fit them all.
 
     `archs` are Spack's cuda_arch values, `gcc` a range such as `9:11`; both are empty where
-    TensorFlow comes from wheels, for CPUs.
+    TensorFlow comes from wheels, for CPUs. `pinned` are the components that a site fixes.
     """
 
     name: str
@@ -39,6 +39,7 @@ class Environment:
     archs: tuple[str, ...]
     versions: Mapping[str, str]
     gcc: str
+    pinned: tuple[str, ...] = ()
 
     @property
     def wheels(self) -> bool:
@@ -98,13 +99,15 @@ def environment_for(site: Site, partition: str) -> Environment:
             hint=f"`hpcdl stack resolve --partition {partition} --backend spack` says why",
         )
     _check_pmix(site)
+    one_gcc = site.spack.compilers or "gcc" in resolution.pins
     return Environment(
         name=partition,
         title=f"{site.name}, partition {partition}",
         serves=(part.gpu.model,),
         archs=(part.gpu.compute.replace(".", ""),),
         versions=resolution.versions,
-        gcc=resolution.versions["gcc"] if site.spack.compilers else _majors(part.gpu.compute),
+        gcc=resolution.versions["gcc"] if one_gcc else _majors(part.gpu.compute),
+        pinned=tuple(resolution.pins),
     )
 
 
@@ -117,6 +120,7 @@ def environment_for_stack(site: Site, request: StackRequest) -> Environment:
     names = request.partitions or tuple(site.partitions)
     with_gpus = [name for name in names if site.partition(name).gpu is not None]
     if not with_gpus:
+        _require_one_target(site, request, names)
         return _from_wheels(site, request)
     only = _only(site, request)
     found = {name: environment_for(only, name) for name in with_gpus}
@@ -130,6 +134,7 @@ def environment_for_stack(site: Site, request: StackRequest) -> Environment:
             hint="in site.yaml, make a stack with `backend: spack` per GPU generation and name "
             "its partitions",
         )
+    _require_one_target(site, request, names)
     return replace(
         first,
         name=request.name,
@@ -137,6 +142,23 @@ def environment_for_stack(site: Site, request: StackRequest) -> Environment:
         serves=tuple(dict.fromkeys(model for one in found.values() for model in one.serves)),
         archs=tuple(sorted({arch for one in found.values() for arch in one.archs})),
     )
+
+
+def _require_one_target(site: Site, request: StackRequest, names: Sequence[str]) -> None:
+    """Code for a newer CPU ends with SIGILL on an older one.
+
+    Raises:
+        BadInput: the partitions' targets differ.
+    """
+    targets = {name: site.partition(name).target for name in names}
+    if len(set(targets.values())) > 1:
+        raise BadInput(
+            f"the stack '{request.name}' cannot be one build: its partitions have different "
+            "targets",
+            details=[f"{name}: {target}" for name, target in targets.items()],
+            hint="give them the `target` of the oldest CPU among them, such as x86_64_v3, or make "
+            "a stack per target",
+        )
 
 
 def _only(site: Site, request: StackRequest) -> Site:
@@ -149,10 +171,19 @@ def _from_wheels(site: Site, request: StackRequest) -> Environment:
     """TensorFlow from the overlay's lists of wheels, the newest that fits the pins.
 
     Raises:
-        BadInput: no list has what is pinned.
+        BadInput: no list has what is pinned, or something else is pinned.
     """
     sets = {name: wheel_sets(package)
             for name, package in facts.load("spack")["wheels"].items()}  # fmt: skip
+    sets["python"] = {facts.load("spack")["wheels_python"]: None}
+    foreign = [name for name in request.pins if name not in sets]
+    if foreign:
+        raise BadInput(
+            f"stack '{request.name}' pins {', '.join(foreign)}, but its partitions have no GPUs: "
+            "TensorFlow and Horovod come from wheels then",
+            hint=f"pins that can be kept here: {', '.join(sets)}; what the machine has is named "
+            "among spack.externals",
+        )
     offered = {name: [v for v in versions if _pinned(v, request.pins.get(name))]
                for name, versions in sets.items()}  # fmt: skip
     for name, versions in offered.items():
@@ -168,7 +199,7 @@ def _from_wheels(site: Site, request: StackRequest) -> Environment:
         title=f"{site.name}, stack {request.name}",
         serves=("CPUs, from wheels",),
         archs=(),
-        versions={**newest_of, "python": facts.load("spack")["wheels_python"]},
+        versions=newest_of,
         gcc="",
     )
 
@@ -244,7 +275,8 @@ def _requirements(wanted: Environment) -> Iterator[tuple[str, str, str]]:
         return
     for virtual in _COMPILED:
         yield virtual, f"gcc@{wanted.gcc}", ""
-    for component in book["fixed"]:
+    pinned = [name for name in wanted.pinned if name in wanted.versions and name != "gcc"]
+    for component in dict.fromkeys([*book["fixed"], *pinned]):
         yield book["packages"][component], f"@{wanted.versions[component]}", ""
 
 

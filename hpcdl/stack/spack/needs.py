@@ -18,8 +18,7 @@ from hpcdl.stack.spack.environment import Environment
 def needs_of(site: Site, request: StackRequest, wanted: Environment) -> dict[str, Any]:
     """The guard's table: `cpu_flags`, and for GPUs `driver` and `gpus`."""
     names = request.partitions or tuple(site.partitions)
-    targets = {site.partition(name).target for name in names}
-    flags = cpu_flags("x86_64" if wanted.wheels else "", targets)
+    flags = cpu_flags(site.partition(names[0]).target, wheels=wanted.wheels)
     if wanted.wheels:
         return {"cpu_flags": flags}
     computes = sorted({gpu.compute for name in names if (gpu := site.partition(name).gpu)})
@@ -30,12 +29,10 @@ def needs_of(site: Site, request: StackRequest, wanted: Environment) -> dict[str
     }
 
 
-def cpu_flags(base: str, targets: set[str]) -> list[str]:
-    """Flags of /proc/cpuinfo that code for these targets uses; wheels use AVX whatever those."""
-    if base:
-        return list(facts.load("wheels")["needs"]["cpu"]["cpu_flags"])
-    table = facts.load("spack")["targets"]
-    return sorted({flag for target in targets for flag in table.get(target, ())})
+def cpu_flags(target: str, *, wheels: bool) -> list[str]:
+    """Flags of /proc/cpuinfo that code for this target uses; wheels use AVX whatever it is."""
+    of_wheels = facts.load("wheels")["needs"]["cpu"]["cpu_flags"] if wheels else ()
+    return sorted({*of_wheels, *facts.load("spack")["targets"].get(target, ())})
 
 
 def driver_needs(cuda: str, computes: list[str]) -> dict[str, Any]:
