@@ -11,7 +11,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -191,12 +191,28 @@ def _build(plan: BuildPlan, say: Say) -> Release:
     assert release_id is not None
     if plan.exists:
         return read_release(plan.site, release_id)
-    with shared_lock(build_lock(plan.site), wait_seconds=_BUILD_SECONDS):
+    with build_turn(plan.site, say):
         if not plan.exists:
             with new_tree(releases_folder(plan.site) / release_id) as root:
                 _fill(plan, root, say)
                 _record(plan, root)
     return read_release(plan.site, release_id)
+
+
+@contextmanager
+def build_turn(site: Site, say: Say) -> Iterator[None]:
+    """Be the only one who makes trees below this prefix; says so where another one is at it.
+
+    Raises:
+        MachineLacks: no permission, or the other one takes hours.
+    """
+    with ExitStack() as held:
+        try:
+            held.enter_context(shared_lock(build_lock(site), wait_seconds=0))
+        except MachineLacks as busy:
+            say(f"waiting: {busy.message}")
+            held.enter_context(shared_lock(build_lock(site), wait_seconds=_BUILD_SECONDS))
+        yield
 
 
 @contextmanager

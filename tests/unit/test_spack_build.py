@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import yaml
 
 from hpcdl.site import Site, StackRequest, load_site
+from hpcdl.stack.spack import concretize
 from hpcdl.stack.spack.build import plan_spack
 from hpcdl.stack.spack.cache import BuildCache
 from hpcdl.stack.spack.environment import environment_for_stack, render, wheel_sets
@@ -130,6 +132,22 @@ def test_a_lock_counts_only_for_the_files_it_was_solved_from(tmp_path: Path) -> 
     assert release_id.startswith(f"{KEPLER}-2.14.1-cuda11.8-sm35-sm37-")
     lock.write_text(json.dumps({"roots": [{"hash": "b" * 32}], "concrete_specs": {}}))
     assert plan.lock is None, "a lock that somebody changed is solved again"
+
+
+def test_a_lock_counts_only_for_the_recipes_it_was_solved_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_spack(pi(tmp_path / "prefix"), KEPLER)
+    plan.folders.environment.mkdir(parents=True)
+    lock = plan.folders.environment / "spack.lock"
+    lock.write_text(json.dumps({"roots": [{"hash": "a" * 32}], "concrete_specs": {}}))
+    (plan.folders.environment / ".solved").write_text(plan.stamp(lock))
+    newer = tmp_path / "newer"
+    shutil.copytree(folder("spack"), newer, ignore=shutil.ignore_patterns("spack.lock"))
+    monkeypatch.setattr(concretize, "folder", lambda _: newer)
+    assert plan.lock == lock
+    (newer / "spack_repo/hpcdl/packages/py_horovod/mended.patch").write_text("+")
+    assert plan.lock is None
 
 
 def test_the_guard_knows_both_ends_of_the_driver() -> None:

@@ -1,12 +1,15 @@
 """A release is what its sealed record says, or it is broken."""
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
 
+from hpcdl.stack.build import build_lock, build_turn
 from hpcdl.stack.release import BrokenRelease, current_release, planned_module, read_release
 from hpcdl.system.errors import BadInput
+from hpcdl.system.files import locked
 from tests.small_release import make_release, small_site
 
 
@@ -50,7 +53,7 @@ def test_a_hand_edited_record_is_refused(tmp_path: Path, damage, complaint: str)
     path.write_text(damage(path.read_text()), errors="surrogateescape")
     with pytest.raises(BrokenRelease, match=complaint) as caught:
         read_release(site, made.id)
-    assert "build it again" in caught.value.hint
+    assert f"mv {made.root} {tmp_path}/{made.id}.broken" in caught.value.hint
 
 
 def test_a_record_copied_to_another_folder_is_refused(tmp_path: Path) -> None:
@@ -87,3 +90,24 @@ def test_the_record_is_plain_json_with_a_schema(tmp_path: Path) -> None:
 
 def test_a_module_can_be_named_before_any_release(tmp_path: Path) -> None:
     assert planned_module(small_site(tmp_path)).startswith("tensorflow/2.")
+
+
+def test_a_build_waits_for_another_one_s_and_says_so(tmp_path: Path) -> None:
+    """A build from wheels holds the folder for minutes; one of Spack's comes after hours."""
+    site, told, waiting = small_site(tmp_path), [], threading.Event()
+
+    def say(words: str) -> None:
+        told.append(words)
+        waiting.set()
+
+    def build() -> None:
+        with build_turn(site, say):
+            told.append("built")
+
+    builder = threading.Thread(target=build)
+    with locked(build_lock(site)):
+        builder.start()
+        assert waiting.wait(20)
+        assert told[0].startswith("waiting: another hpcdl is at work here: process")
+    builder.join(20)
+    assert told[1:] == ["built"]

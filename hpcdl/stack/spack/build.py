@@ -19,14 +19,21 @@ from typing import Any
 
 from hpcdl import __version__, facts
 from hpcdl.site import Site, StackRequest
-from hpcdl.stack.build import build_lock, new_tree
+from hpcdl.stack.build import build_turn, new_tree
 from hpcdl.stack.lmod import SITE_FILE
 from hpcdl.stack.recipe import MODULE, digest, find_request, gpu_variant, running_interpreter
 from hpcdl.stack.release import SCHEMA, Release, as_record, read_release, releases_folder
 from hpcdl.stack.resolve_versions import Range
 from hpcdl.stack.sources import SourcesChanged, own_digest, own_wheel
 from hpcdl.stack.spack.cache import BuildCache, build_cache, close_keyring, fill, ready_key
-from hpcdl.stack.spack.concretize import Work, concretize, lock_versions, render_work, stack_work
+from hpcdl.stack.spack.concretize import (
+    Work,
+    concretize,
+    lock_versions,
+    render_work,
+    shipped_recipes,
+    stack_work,
+)
 from hpcdl.stack.spack.environment import Environment, environment_for_stack
 from hpcdl.stack.spack.make import Folders, PackageFailed, Show, installed, make_all
 from hpcdl.stack.spack.needs import needs_of
@@ -43,7 +50,7 @@ from hpcdl.stack.spack.view import (
 )
 from hpcdl.stack.wheelhouse import Say, new_log, tools
 from hpcdl.system.errors import AnswerNo, MachineLacks
-from hpcdl.system.files import locked, shared_lock, write_atomic, write_json
+from hpcdl.system.files import shared_lock, write_atomic, write_json
 from hpcdl.system.run import run
 
 _WAIT_SECONDS = 10
@@ -75,9 +82,9 @@ class SpackPlan:
         return lock if solved else None
 
     def stamp(self, lock: Path) -> str:
-        """What a lock file was solved from, and itself."""
+        """What a lock file was solved from, the recipes included, and itself."""
         texts = {str(path): text for path, text in self.work.files.items()}
-        return digest(texts, lock.read_text())
+        return digest(texts, shipped_recipes(), lock.read_text())
 
     @property
     def release_id(self) -> str | None:
@@ -241,7 +248,7 @@ def _build(plan: SpackPlan, cache: BuildCache, say: Say, show: Show, options: Op
         raise
     _fill_cache(spack, plan, cache, key, say)
     plan, wheel = own_hpcdl(plan, tools_in)
-    with locked(build_lock(plan.site), wait_seconds=_WAIT_SECONDS):
+    with build_turn(plan.site, say):
         make_release(plan, spack, wheel, tools_in, say)
     return read_release(plan.site, plan.expected().id)
 

@@ -7,6 +7,7 @@ limit is an answer too, and `probable_cause` says what it usually means.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -137,6 +138,17 @@ def render_work(work: Work) -> None:
                 shutil.copytree(folder("spack") / part, work.root / part, ignore=ignored)
     for path in work.changed:
         write_atomic(path, work.files[path])
+
+
+def shipped_recipes() -> dict[str, str]:
+    """The digests of the files that `render_work` copies: the recipes and the defaults."""
+    shipped = folder("spack")
+    files = (path for part in _PARTS for path in sorted((shipped / part).rglob("*")))
+    return {
+        str(path.relative_to(shipped)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+        if path.is_file() and "__pycache__" not in path.parts
+    }
 
 
 def concretize(
