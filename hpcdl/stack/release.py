@@ -222,7 +222,9 @@ def _parse(root: Path) -> Release:
 
 
 def _broken(path: Path, what: str) -> BrokenRelease:
+    tree = path.parent
     return BrokenRelease(
         f"{path} {what}",
-        hint="releases are never edited: build it again, `hpcdl stack build` makes the same one",
+        hint=f"releases are never edited: mv {tree} {tree.parents[1]}/{tree.name}.broken, then "
+        "`hpcdl stack build` makes the same one again",
     )
