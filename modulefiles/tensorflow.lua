@@ -102,7 +102,9 @@ local function host_fault(flags)
 end
 
 if mode() == "load" then
-  local inside_job = os.getenv("SLURM_JOB_ID") ~= nil
+  -- slurmd sets this in batch scripts and steps. A shell of `salloc` has the job's number, and
+  -- may well be on a login node.
+  local inside_job = os.getenv("SLURMD_NODENAME") ~= nil
   local fault = host_fault(release.needs.cpu_flags)
     or driver_fault(release.needs.driver, inside_job)
     or gpu_fault(release.needs.gpus)

@@ -135,7 +135,7 @@ def test_a_job_of_it_loads_what_it_was_built_upon(hidden: tuple[Release, Path]) 
     """A script purges everything first."""
     release, _ = hidden
     script = f"module --force purge; module use '{release.modules}'; module load {release.module}"
-    done = lmod(Path("/nonexistent"), f"{script}; echo $MPI_HOME", SLURM_JOB_ID="1")
+    done = lmod(Path("/nonexistent"), f"{script}; echo $MPI_HOME", SLURMD_NODENAME="gpu01")
     assert (done.stdout, done.stderr) == ("/apps/openmpi/.4.1.5\n", "")
 
 
@@ -299,7 +299,7 @@ def test_in_a_job_a_machine_that_does_not_fit_is_an_error(
 ) -> None:
     proc = machine(tmp_path / "proc", **{**FITS, **wrong})
     on_machine(guarded.modules / f"{guarded.module}.lua", proc)
-    done = lmod(guarded.modules, "module load tensorflow && echo loaded", SLURM_JOB_ID="1")
+    done = lmod(guarded.modules, "module load tensorflow && echo loaded", SLURMD_NODENAME="gpu01")
     assert done.stdout == ""
     assert " ".join(done.stderr.split()).count(reason) == 1
 
@@ -315,6 +315,17 @@ def test_on_a_login_node_it_is_a_warning(
     assert reason in " ".join(done.stderr.split())
 
 
+def test_in_a_shell_of_salloc_on_a_login_node_it_is_a_warning_too(
+    guarded: Release, tmp_path: Path
+) -> None:
+    proc = machine(tmp_path / "proc", **{**FITS, **FAULTS[0][0]})
+    on_machine(guarded.modules / f"{guarded.module}.lua", proc)
+    script = "module load tensorflow && echo $HPCDL_RELEASE"
+    done = lmod(guarded.modules, script, SLURM_JOB_ID="1", SLURM_JOB_PARTITION="k80")
+    assert done.stdout == "kepler\n"
+    assert FAULTS[0][1] in " ".join(done.stderr.split())
+
+
 @pytest.mark.parametrize("seen", [FITS, {"driver": ""}])
 def test_a_login_node_that_fits_or_has_no_gpu_is_silent(
     guarded: Release, tmp_path: Path, seen: dict[str, str]
@@ -325,12 +336,12 @@ def test_a_login_node_that_fits_or_has_no_gpu_is_silent(
 
 def test_a_node_that_fits_loads_in_a_job(guarded: Release, tmp_path: Path) -> None:
     on_machine(guarded.modules / f"{guarded.module}.lua", machine(tmp_path / "proc", **FITS))
-    done = lmod(guarded.modules, "module load tensorflow && echo loaded", SLURM_JOB_ID="1")
+    done = lmod(guarded.modules, "module load tensorflow && echo loaded", SLURMD_NODENAME="gpu01")
     assert (done.stdout, done.stderr) == ("loaded\n", "")
 
 
 def test_this_very_machine_fits_the_wheels(modules: Path) -> None:
-    assert lmod(modules, "module load tensorflow", SLURM_JOB_ID="1").stderr == ""
+    assert lmod(modules, "module load tensorflow", SLURMD_NODENAME="gpu01").stderr == ""
 
 
 def test_the_list_of_modules_is_switched_with_them(site: Site, published: Release) -> None:
