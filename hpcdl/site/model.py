@@ -184,3 +184,9 @@ class Site:
                 hint=did_you_mean(name, self.partitions),
             )
         return self.partitions[name]
+
+    def stack_for(self, partition: str) -> StackRequest | None:
+        """The stack that a partition names, else the first that serves it; None without one."""
+        named = self.stacks.get(self.partition(partition).stack or "")
+        serving = (s for s in self.stacks.values() if not s.partitions or partition in s.partitions)
+        return named or next(serving, None)

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 SCHEMA = 1
 DISPATCH_FILE = ".dispatch.json"
 """In a modules folder: which release serves which partition."""
-_RECIPE = Path(__file__).with_name("recipe.py")
+_RECIPES = tuple(Path(__file__).parent / name for name in ("recipe.py", "spack/environment.py"))
+_DECIDING = ("wheels", "spack", "gpus", "tensorflow", "cuda", "cudnn", "nccl", "horovod",
+             "toolchain")  # fmt: skip
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 _TEXTS = ("id", "stack", "backend", "module", "hpcdl", "created", "proof")
 
@@ -155,20 +157,32 @@ def current_id(site: Site) -> str | None:
         return None
 
 
-def planned_module(site: Site) -> str:
+def planned_module(site: Site, partition: str | None = None) -> str:
     """The module that a build would give now, for scripts rendered before any release exists.
+
+    Args:
+        site: whose stacks.
+        partition: where the script will run; by default the site's default partition.
 
     Raises:
         MachineLacks: no row of the wheels' table fits this Python and the site's pins.
+        BadInput: the partition's stack cannot be built as the site has it.
     """
-    asked = repr((dict(site.stacks), sys.version, os.uname().machine)).encode()
-    return str(remembered("planned", [facts.path("wheels"), _RECIPE, asked], lambda: _plan(site)))
+    where = partition or site.default_partition
+    asked = repr((where, site, sys.version, os.uname().machine)).encode()
+    files = [*map(facts.path, _DECIDING), *_RECIPES]
+    return str(remembered("planned", [*files, asked], lambda: _plan(site, where)))
 
 
-def _plan(site: Site) -> str:
+def _plan(site: Site, partition: str) -> str:
     from hpcdl.stack.recipe import choose, find_request, running_interpreter
 
-    return choose(find_request(site), running_interpreter()).module
+    request = site.stack_for(partition) or find_request(site)
+    if request.backend == "venv":
+        return choose(request, running_interpreter()).module
+    from hpcdl.stack.spack.environment import environment_for_stack
+
+    return environment_for_stack(site, request).module
 
 
 def seal(record: Mapping[str, Any]) -> str:

@@ -171,7 +171,7 @@ def _ways(site: Site, part: Partition) -> list[tuple[StackRequest | None, str, b
         for stack in site.stacks.values()
         if not stack.partitions or part.name in stack.partitions
     ]
-    chosen = site.stacks.get(part.stack or "") or next(iter(serving), None)
+    chosen = site.stack_for(part.name)
     rest = [way for way in BACKENDS if chosen is None or way != chosen.backend]
     ways: list[tuple[StackRequest | None, str, bool]] = []
     if chosen is not None:

@@ -45,7 +45,7 @@ def module_for(
             f"the site '{site.name}' has no published release for the job to load",
             hint="`hpcdl stack build` and `hpcdl stack publish` make one; or give --no-module",
         )
-    return Module(tuple(names) or (planned_module(site),))
+    return Module(tuple(names) or (planned_module(site, partition),))
 
 
 def modules_by_partition(

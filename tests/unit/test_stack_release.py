@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcdl.site import Site
 from hpcdl.stack.build import build_lock, build_turn
 from hpcdl.stack.release import BrokenRelease, current_release, planned_module, read_release
 from hpcdl.system.errors import BadInput
@@ -90,6 +91,12 @@ def test_the_record_is_plain_json_with_a_schema(tmp_path: Path) -> None:
 
 def test_a_module_can_be_named_before_any_release(tmp_path: Path) -> None:
     assert planned_module(small_site(tmp_path)).startswith("tensorflow/2.")
+
+
+def test_the_module_before_any_release_is_that_of_the_partition_s_stack(pi: Site) -> None:
+    assert planned_module(pi, "k80") == "tensorflow/2.14.1-cuda11.8-sm35-sm37"
+    assert planned_module(pi, "cpu").endswith("-cpu")
+    assert planned_module(pi) == planned_module(pi, pi.default_partition)
 
 
 def test_a_build_waits_for_another_one_s_and_says_so(tmp_path: Path) -> None:

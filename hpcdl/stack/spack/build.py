@@ -21,7 +21,7 @@ from hpcdl import __version__, facts
 from hpcdl.site import Site, StackRequest
 from hpcdl.stack.build import build_turn, new_tree
 from hpcdl.stack.lmod import SITE_FILE
-from hpcdl.stack.recipe import MODULE, digest, find_request, gpu_variant, running_interpreter
+from hpcdl.stack.recipe import digest, find_request, running_interpreter
 from hpcdl.stack.release import SCHEMA, Release, as_record, read_release, releases_folder
 from hpcdl.stack.resolve_versions import Range
 from hpcdl.stack.sources import SourcesChanged, own_digest, own_wheel
@@ -93,20 +93,8 @@ class SpackPlan:
             return None
         roots = sorted(root["hash"] for root in json.loads(self.lock.read_text())["roots"])
         key = digest(SCHEMA, roots, self.own, self.request.partitions)
-        return f"{self.request.name}-{self.environment.versions['tensorflow']}-{self.variant}-{key}"
-
-    @property
-    def variant(self) -> str:
-        """`cpu`, or CUDA's release and the GPUs: `cuda12.9-sm60`."""
         wanted = self.environment
-        if wanted.wheels:
-            return "cpu"
-        return gpu_variant(wanted.versions["cuda"], "-sm".join(wanted.archs))
-
-    @property
-    def module(self) -> str:
-        """The module's full name."""
-        return f"{MODULE}/{self.environment.versions['tensorflow']}-{self.variant}"
+        return f"{self.request.name}-{wanted.versions['tensorflow']}-{wanted.variant}-{key}"
 
     @property
     def exists(self) -> bool:
@@ -137,7 +125,7 @@ class SpackPlan:
             "backend": "spack",
             "release": self.release_id,
             "exists": self.exists,
-            "module": self.module,
+            "module": self.environment.module,
             "versions": dict(self.versions()),
             "proof": self.proof,
             "specs": list(self.environment.specs),
@@ -166,7 +154,7 @@ class SpackPlan:
             stack=self.request.name,
             backend="spack",
             root=releases_folder(self.site) / name,
-            module=self.module,
+            module=self.environment.module,
             versions=self.versions(),
             partitions=self.request.partitions,
             proof=self.proof,

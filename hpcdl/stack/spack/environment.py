@@ -14,6 +14,7 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.site import External, Partition, Site, StackRequest
+from hpcdl.stack.recipe import MODULE, gpu_variant
 from hpcdl.stack.resolve import allowed, newest, resolve_one
 from hpcdl.stack.resolve_facts import known
 from hpcdl.stack.resolve_versions import Range, sort_key
@@ -45,6 +46,18 @@ class Environment:
     def wheels(self) -> bool:
         """Whether TensorFlow comes from wheels."""
         return not self.archs
+
+    @property
+    def variant(self) -> str:
+        """`cpu`, or CUDA's release and the GPUs: `cuda12.9-sm60`."""
+        if self.wheels:
+            return "cpu"
+        return gpu_variant(self.versions["cuda"], "-sm".join(self.archs))
+
+    @property
+    def module(self) -> str:
+        """The full name of its release's module."""
+        return f"{MODULE}/{self.versions['tensorflow']}-{self.variant}"
 
     @property
     def specs(self) -> tuple[str, ...]:
