@@ -122,7 +122,7 @@ class Plan:
     @property
     def blocked(self) -> bool:
         """Whether a stack cannot be had at all."""
-        return any(stack.target.release is None for stack in self.stacks)
+        return any(stack.target.blocked for stack in self.stacks)
 
 
 def plan(site: Site, partition: str | None = None) -> Plan:

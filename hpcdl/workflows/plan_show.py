@@ -36,6 +36,10 @@ def as_text(plan: Plan) -> str:
 def _stack(one: StackPlan) -> Iterator[str]:
     target, after = one.target, one.target.release
     names = ", ".join(target.partitions)
+    if not target.stack:
+        yield paint(f"no stack for {names}", "bold")
+        yield from (f"  note: {note}" for note in target.notes)
+        return
     yield paint(f"stack {target.stack}, {target.backend}, for {names}", "bold")
     if after is None:
         yield f"  cannot be built here: {target.blocked}"
@@ -158,8 +162,8 @@ def as_data(plan: Plan) -> dict[str, Any]:
 def _stack_data(one: StackPlan) -> dict[str, Any]:
     target = one.target
     return {
-        "stack": target.stack,
-        "backend": target.backend,
+        "stack": target.stack or None,
+        "backend": target.backend or None,
         "partitions": list(target.partitions),
         "before": _release_data(one.before),
         "after": _release_data(target.release),

@@ -17,14 +17,16 @@ from hpcdl.stack.release import BrokenRelease, Release, read_release
 from hpcdl.stack.resolve import Resolution, resolve
 from hpcdl.stack.spack.build import plan_spack
 from hpcdl.system.errors import BadInput, MachineLacks
+from hpcdl.system.run import CommandFailed
 
 
 @dataclass(frozen=True)
 class Target:
     """What the stack of some partitions is to be.
 
-    `release` is None where nothing can be built, and `blocked` says why. `steps` are what is
-    left to do before it can be published, `notes` what a person should know of it.
+    `release` is None where nothing can be built, and `blocked` says why; or where no stack serves
+    the partitions, and `stack` is empty. `steps` are what is left to do before it can be
+    published, `notes` what a person should know of it.
     """
 
     stack: str
@@ -41,15 +43,28 @@ class Target:
 def targets(site: Site, partition: str | None = None) -> tuple[Target, ...]:
     """The target of every stack that serves a partition, or of the one that serves `partition`.
 
+    The last one may be of no stack: for partitions that none of the site's stacks serves.
+
     Raises:
         BadInput: an unknown partition, or pins that contradict each other or the facts.
     """
     names = [partition] if partition else list(site.partitions)
     groups: dict[tuple[str, str], list[Resolution]] = {}
+    unserved: list[Resolution] = []
     for name in names:
         one = resolve(site, name)[0]
-        groups.setdefault((one.stack or MODULE, one.backend), []).append(one)
-    return tuple(_target(site, *key, group) for key, group in groups.items())
+        if one.stack is None and site.stacks:
+            unserved.append(one)
+        else:
+            groups.setdefault((one.stack or MODULE, one.backend), []).append(one)
+    found = tuple(_target(site, *key, group) for key, group in groups.items())
+    return (*found, _unserved(unserved)) if unserved else found
+
+
+def _unserved(group: Sequence[Resolution]) -> Target:
+    note = "none of the site's stacks names them: their jobs load what the others have"
+    names = tuple(one.partition for one in group)
+    return Target("", "", names, group[0], None, built=False, notes=(note,))
 
 
 def _target(site: Site, stack: str, backend: str, group: Sequence[Resolution]) -> Target:
@@ -63,7 +78,7 @@ def _target(site: Site, stack: str, backend: str, group: Sequence[Resolution]) -
         steps = tuple(plan.steps())
         notes = tuple(_notes(site, names, release))
         return Target(stack, backend, names, one, release, plan.exists, steps, notes=notes)
-    except (MachineLacks, BadInput, BrokenRelease) as lack:
+    except (MachineLacks, BadInput, BrokenRelease, CommandFailed) as lack:
         why = "; ".join(filter(None, [lack.message, *lack.details[:1], lack.hint]))
         return Target(stack, backend, names, one, None, False, blocked=why)
 

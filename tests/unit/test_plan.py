@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from hpcdl.regress.references import Reference, update_references
-from hpcdl.site import Site, find_site_file, load_site
+from hpcdl.site import Site, StackRequest, find_site_file, load_site
 from hpcdl.slurm import parse
 from hpcdl.stack.publish import publish, rollback
 from hpcdl.stack.release import Release
 from hpcdl.stack.resolve import resolve_one
 from hpcdl.system.errors import MachineLacks
+from hpcdl.system.run import run
 from hpcdl.workflows import plan as room
 from hpcdl.workflows.plan import Plan
 from hpcdl.workflows.plan_show import as_data, as_text
@@ -233,6 +234,34 @@ def test_a_stack_whose_partitions_cannot_share_a_build_is_blocked_with_what_to_d
     assert one.release is None
     assert "need different ones" in one.blocked
     assert "per GPU generation" in one.blocked
+
+
+def test_a_partition_that_no_stack_serves_is_a_note_and_no_change(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    login = dataclasses.replace(site.partitions["cpu"], stack=None)
+    stacks = {"kepler": StackRequest("kepler", "venv", ("k80",), {})}
+    site = dataclasses.replace(
+        site, partitions={"cpu": login}, stacks=stacks, default_partition="cpu"
+    )
+    publish(site, "new", passing, say=silent)
+    monkeypatch.setattr(room, "uses", lambda _: ())
+    (one,) = targets(site)
+    assert (one.stack, one.release, one.partitions) == ("", None, ("cpu",))
+    plan = room.plan(site)
+    assert (plan.changes, plan.blocked) == (False, False)
+    assert "no stack for cpu" in as_text(plan)
+    assert as_data(plan)["stacks"][0]["stack"] is None
+
+
+def test_an_mpi_that_fails_blocks_its_stack_only(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        run(["false"])
+
+    monkeypatch.setattr("hpcdl.workflows.targets.plan_build", fails)
+    assert "false failed with exit code 1" in targets(site)[0].blocked
 
 
 def test_the_first_plan_shows_the_versions_and_idle_gpus() -> None:
