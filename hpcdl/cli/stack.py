@@ -139,6 +139,13 @@ def _show(site: Site, switch: Switch, args: argparse.Namespace) -> ExitCode:
     would = "would become" if args.dry_run else "is"
     was = f" (was {switch.before})" if switch.changes and switch.before else ""
     print(f"current {would} {switch.after}{was}")
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, move in switch.moves.items():
+        groups.setdefault(move, []).append(name)
+    for (had, gets), names in groups.items():
+        print(f"  {', '.join(names)}: {had or 'nothing'} -> {gets}")
+    if switch.changes and not groups:
+        print("  every partition keeps the release that it has")
     if not args.dry_run:
         print(f"users: module use {modules} && module load tensorflow")
     return ExitCode.OK

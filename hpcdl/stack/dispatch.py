@@ -12,21 +12,32 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hpcdl.site import Partition, Site
+from hpcdl.site import Site
 from hpcdl.stack.release import Release
 
 
 @dataclass(frozen=True)
 class Event:
-    """One switch of `current`: what was done, to which release, when (UTC)."""
+    """One switch of `current`: what was done, to which release, when (UTC).
+
+    `off` are the releases that a rollback took off the pile; None, as in old files, means all
+    that lay above.
+    """
 
     action: str
     release: str
     at: str
+    off: tuple[str, ...] | None = None
 
-    def as_data(self) -> dict[str, str]:
+    def as_data(self) -> dict[str, Any]:
         """For the history file."""
-        return asdict(self)
+        return {key: value for key, value in asdict(self).items() if value is not None}
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Event:
+        """From the history file."""
+        off = data.get("off")
+        return cls(**{**data, "off": None if off is None else tuple(off)})
 
 
 @dataclass(frozen=True)
@@ -47,10 +58,43 @@ def pile_of(events: Iterable[Event]) -> list[str]:
     pile: list[str] = []
     for event in events:
         if event.action == "rollback" and event.release in pile:
-            del pile[_last(pile, event.release) + 1 :]
+            above = _last(pile, event.release) + 1
+            kept = pile[above:] if event.off is not None else []
+            pile[above:] = [name for name in kept if name not in (event.off or ())]
         elif not pile or pile[-1] != event.release:
             pile.append(event.release)
     return pile
+
+
+def taken_off(
+    site: Site,
+    pile: Sequence[str],
+    known: Mapping[str, Release],
+    target: str,
+    undone: str | None = None,
+) -> tuple[str, ...]:
+    """What a rollback to `target` takes off the pile: later ones for the same partitions.
+
+    Args:
+        site: its partitions and the stacks they want.
+        pile: what counts, newest last.
+        known: the releases that are there, by id.
+        target: the release to go back to.
+        undone: one that goes in any case: the current one, where nobody named a target.
+    """
+    if target not in pile:
+        return ()
+    mine = _home(site, known[target])
+    above = [name for name in pile[_last(list(pile), target) + 1 :] if name in known]
+    off = (name for name in above if name == undone or mine & _home(site, known[name]))
+    return tuple(dict.fromkeys(off))
+
+
+def _home(site: Site, release: Release) -> set[str]:
+    """The partitions that a release is meant for: not those it serves for want of their own."""
+    serving = {name for name in site.partitions if _serves(release, name)}
+    own = {name for name in serving if _wanted(site, name) in {None, release.stack}}
+    return own or serving
 
 
 def previous(events: Sequence[Event], current: str | None, existing: set[str]) -> str | None:
@@ -98,25 +142,22 @@ def choose(site: Site, pile: Sequence[Release]) -> Dispatch:
         site: its partitions and the stacks they want.
         pile: what counts, at least one release, newest last.
     """
-    chosen = {
-        name: _for_partition(partition, site, pile) for name, partition in site.partitions.items()
-    }
+    chosen = {name: _for_partition(name, site, pile) for name in site.partitions}
     return Dispatch(chosen, chosen[site.default_partition])
 
 
-def _for_partition(partition: Partition, site: Site, pile: Sequence[Release]) -> Release:
-    wanted = partition.stack or _stack_naming(partition.name, site)
+def _for_partition(partition: str, site: Site, pile: Sequence[Release]) -> Release:
     newest_first = list(reversed(pile))
-    serving = [
-        release
-        for release in newest_first
-        if not release.partitions or partition.name in release.partitions
-    ]
-    of_stack = [release for release in serving if release.stack == wanted]
+    serving = [release for release in newest_first if _serves(release, partition)]
+    of_stack = [release for release in serving if release.stack == _wanted(site, partition)]
     return [*of_stack, *serving, *newest_first][0]
 
 
-def _stack_naming(partition: str, site: Site) -> str | None:
-    """The stack whose list of partitions has this one."""
+def _serves(release: Release, partition: str) -> bool:
+    return not release.partitions or partition in release.partitions
+
+
+def _wanted(site: Site, partition: str) -> str | None:
+    """The stack that a partition names, or whose list of partitions has it."""
     named = [stack.name for stack in site.stacks.values() if partition in stack.partitions]
-    return named[0] if named else None
+    return site.partitions[partition].stack or (named[0] if named else None)

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from hpcdl.site import Site
-from hpcdl.stack.dispatch import Dispatch, Event, choose, pile_of, previous
+from hpcdl.stack.dispatch import Dispatch, Event, choose, pile_of, previous, taken_off
 from hpcdl.stack.lmod import write_cache, write_site_files
 from hpcdl.stack.modes import closed_above, require_safe_modes
 from hpcdl.stack.modules import render_modules, write_modules
@@ -43,11 +43,16 @@ _WRITTEN = (PROOF_FILE, SPDX_FILE, CYCLONEDX_FILE)
 
 @dataclass(frozen=True)
 class Switch:
-    """What a publish or rollback did, or would do: from one current release to another."""
+    """What a publish or rollback did, or would do: from one current release to another.
+
+    `moves` are the partitions that get another release by it, each with the one it had ("" for
+    none) and the one it gets.
+    """
 
     before: str | None
     after: str
     proof: Proof | None
+    moves: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def changes(self) -> bool:
@@ -57,7 +62,9 @@ class Switch:
     def as_data(self) -> dict[str, Any]:
         """For machines."""
         proof = self.proof.as_data() if self.proof else None
-        return {"before": self.before, "after": self.after, "proof": proof}
+        moves = {name: {"before": had or None, "after": gets}
+                 for name, (had, gets) in self.moves.items()}  # fmt: skip
+        return {"before": self.before, "after": self.after, "proof": proof, "partitions": moves}
 
 
 def publish(
@@ -104,8 +111,10 @@ def publish(
             say(f"note: users cannot enter {closed}, so they cannot use this release")
         write_site_files(site)
         _write_sboms(site, release, say)
-        _switch(site, release, "publish", before)
-    return Switch(before, release.id, proof)
+        event = Event("publish", release.id, "")
+        moves = _moves(site, event)
+        _switch(site, event, before)
+    return Switch(before, release.id, proof, moves)
 
 
 def verify(site: Site, release_id: str, gate: Gate = verify_here) -> Proof:
@@ -232,7 +241,8 @@ def plan_publish(site: Site, release_id: str) -> Switch:
         BadInput: there is no such release.
     """
     release = read_release(site, release_id)
-    return Switch(current_id(site), release.id, read_proof(release))
+    moves = _moves(site, Event("publish", release.id, ""))
+    return Switch(current_id(site), release.id, read_proof(release), moves)
 
 
 def newest(site: Site) -> str:
@@ -277,6 +287,10 @@ def plan_rollback(site: Site, release_id: str | None = None) -> Switch:
         BadInput: there is none to go back to, or no such release.
         AnswerNo: the named one was never published.
     """
+    return _plan_rollback(site, release_id)[0]
+
+
+def _plan_rollback(site: Site, release_id: str | None) -> tuple[Switch, Event]:
     release = read_release(site, release_id or rollback_target(site))
     proof = read_proof(release)
     # A later gate that failed, perhaps for want of nodes, is no reason to refuse a way back.
@@ -287,21 +301,36 @@ def plan_rollback(site: Site, release_id: str | None = None) -> Switch:
             f"{release.id} was never published",
             hint=f"`hpcdl stack publish {release.id}` proves it first",
         )
-    return Switch(current_id(site), release.id, proof)
+    pile, current = pile_of(read_history(site)), current_id(site)
+    undone = current if release_id is None else None
+    off = taken_off(site, pile, sound_releases(site), release.id, undone)
+    event = Event("rollback", release.id, "", off)
+    return Switch(current, release.id, proof, _moves(site, event)), event
+
+
+def _moves(site: Site, event: Event) -> dict[str, tuple[str, str]]:
+    """The partitions that get another release by it: the one they had, and that."""
+    history = read_history(site)
+    before, after = shown_after(site, history), shown_after(site, [*history, event])
+    had = before.chosen.partitions if before else {}
+    gets = after.chosen.partitions if after else {}
+    both = {name: (had[name].id if name in had else "", now.id) for name, now in gets.items()}
+    return {name: pair for name, pair in both.items() if pair[0] != pair[1]}
 
 
 def rollback(site: Site, release_id: str | None = None) -> Switch:
     """Make the release before the current one current again, or the one named.
+
+    Partitions of other stacks keep what they have.
 
     Raises:
         BadInput: there is none to go back to, or no such release.
         AnswerNo: the named one was never proven.
     """
     with shared_lock(publish_lock(site), wait_seconds=_WAIT_SECONDS):
-        planned = plan_rollback(site, release_id)
-        event = Event("rollback", planned.after, "")
+        planned, event = _plan_rollback(site, release_id)
         _show_modules(site, read_release(site, planned.after), event)
-        _switch(site, read_release(site, planned.after), "rollback", planned.before)
+        _switch(site, event, planned.before)
     return planned
 
 
@@ -329,22 +358,22 @@ def read_history(site: Site) -> list[Event]:
     """
     try:
         data = json.loads(_history(site).read_text(encoding="utf-8"))
-        events = [Event(**event) for event in data["events"]]
-    except (OSError, ValueError, KeyError, TypeError):
+        events = [Event.of(event) for event in data["events"]]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         current = current_id(site)
         return [Event("publish", current, "")] if current else []
     happened = not events or events[-1].release == current_id(site)
     return events if happened else events[:-1]
 
 
-def _switch(site: Site, release: Release, action: str, before: str | None) -> None:
+def _switch(site: Site, event: Event, before: str | None) -> None:
     """Note what is going to happen, then move `current`."""
-    if before == release.id:
+    if before == event.release:
         return
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    events = [*read_history(site), Event(action, release.id, at)][-1000:]
-    write_json(_history(site), {"schema": 1, "events": [event.as_data() for event in events]})
-    switch_link(site.paths.prefix / "current", f"releases/{release.id}")
+    events = [*read_history(site), replace(event, at=at)][-1000:]
+    write_json(_history(site), {"schema": 1, "events": [one.as_data() for one in events]})
+    switch_link(site.paths.prefix / "current", f"releases/{event.release}")
 
 
 def _history(site: Site) -> Path:

@@ -7,7 +7,7 @@ import pytest
 
 from hpcdl.site import Site, StackRequest
 from hpcdl.stack.dispatch import Event, choose, pile_of
-from hpcdl.stack.publish import publish, rollback
+from hpcdl.stack.publish import plan_publish, plan_rollback, publish, rollback
 from hpcdl.stack.release import release_for
 from tests.small_release import make_release, passing, silent, small_site
 
@@ -92,6 +92,42 @@ def test_each_release_s_own_modulepath_gives_itself(site: Site) -> None:
         assert f'["id"] = "{name}"' in (release.modules / f"{release.module}.lua").read_text()
     first = site.paths.prefix / "releases/a/modules/tensorflow/2.21.0-cpu.lua"
     assert '["id"] = "a"' in first.read_text()
+
+
+def three_published(site: Site) -> None:
+    """Two of the stack `tensorflow`, then one of `kepler`."""
+    make_release(site, "a", version="2.20.0")
+    make_release(site, "b", version="2.21.0")
+    make_release(site, "k", version="2.14.1", stack="kepler", partitions=("k80",))
+    for name in "abk":
+        publish(site, name, passing, say=silent)
+
+
+def test_rolling_one_stack_back_leaves_the_others_their_release(site: Site) -> None:
+    three_published(site)
+    moves = dict.fromkeys(("p100", "v100", "cpu"), ("b", "a"))
+    assert plan_rollback(site, "a").moves == moves
+    assert rollback(site, "a").moves == moves
+    assert served(site) == {"p100": "a", "v100": "a", "k80": "k", "cpu": "a"}
+    publish(site, "b", passing, say=silent)
+    assert served(site) == {"p100": "b", "v100": "b", "k80": "k", "cpu": "b"}
+
+
+def test_a_plain_rollback_undoes_the_last_publish_whatever_its_stack(site: Site) -> None:
+    three_published(site)
+    assert rollback(site).moves == {"k80": ("k", "b")}
+    assert set(served(site).values()) == {"b"}
+    rollback(site)
+    assert set(served(site).values()) == {"a"}
+
+
+def test_a_publish_says_which_partitions_get_it(site: Site) -> None:
+    three_published(site)
+    new = make_release(site, "new", version="2.15.1", stack="kepler", partitions=("k80",))
+    assert plan_publish(site, new.id).moves == {"k80": ("k", "new")}
+    assert publish(site, new.id, passing, say=silent).as_data()["partitions"] == {
+        "k80": {"before": "k", "after": "new"}
+    }
 
 
 def test_a_rollback_takes_off_what_lies_above() -> None:
