@@ -12,7 +12,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -42,11 +41,13 @@ from hpcdl.stack.verify import (
 )
 from hpcdl.system.errors import BadInput, HpcdlError, MachineLacks, Stopped
 from hpcdl.system.files import write_atomic
+from hpcdl.system.run import CommandFailed
 from hpcdl.system.signals import terminable, undivided
 
 Say = Callable[[str], None]
 WAIT_MINUTES = 30
 _RUN_MINUTES = 10
+_SILENT_SECONDS = 300.0
 _POLL_SECONDS = 1.0
 _LATE_SECONDS = 10.0
 _LOG_LINES = 8
@@ -86,9 +87,11 @@ class JobGate:
             with terminable():
                 return self._prove(site, release, names, queued)
         except KeyboardInterrupt:
-            raise _stopped(queued) from None
+            stopped = _stopped(queued)
+            queued.clear()
+            raise stopped from None
         finally:
-            _cancel(list(queued.values()))
+            _cancel(list(queued.values()), self.say)
 
     def _prove(
         self, site: Site, release: Release, names: Sequence[str], queued: dict[str, Submission]
@@ -105,7 +108,7 @@ class JobGate:
             else:
                 checks.append(job)
         checks.append(check_device_code(site, release, names))
-        ended = _wait(list(queued.values()), self.wait_seconds)
+        ended = _wait(list(queued.values()), self.wait_seconds, self.say)
         runs = []
         for name, job in queued.items():
             found, one = _outcome(release, site.partition(name), job, ended[job.job_id])
@@ -194,13 +197,29 @@ def _spec(partition: Partition, folder: Path) -> JobSpec:
     )
 
 
-def _wait(jobs: Sequence[Submission], wait_seconds: float) -> dict[int, Snapshot]:
-    """Every job at its end, or where it was when it had waited too long."""
+def _wait(jobs: Sequence[Submission], wait_seconds: float, say: Say) -> dict[int, Snapshot]:
+    """Every job at its end, or where it was when it had waited too long.
+
+    Raises:
+        MachineLacks: Slurm has been away for minutes.
+    """
     deadline = time.monotonic() + wait_seconds
+    answered, told = time.monotonic(), False
     seen: dict[int, Snapshot] = {}
     while True:
         left = [j for j in jobs if j.job_id not in seen or not seen[j.job_id].ended]
-        seen |= {job.job_id: look(job) for job in left}
+        try:
+            seen |= {job.job_id: look(job) for job in left}
+            answered, told = time.monotonic(), False
+        except (MachineLacks, CommandFailed) as fault:
+            # A controller that is started anew answers again in a while; the jobs run on.
+            if time.monotonic() - answered > _SILENT_SECONDS:
+                raise
+            if not told:
+                say(f"{fault.message}: waiting for it")
+            told = True
+            time.sleep(_POLL_SECONDS)
+            continue
         waiting = [one for one in seen.values() if not one.ended]
         # One that has its nodes may run to the end of its time limit, which Slurm enforces.
         late = time.monotonic() > deadline
@@ -209,10 +228,13 @@ def _wait(jobs: Sequence[Submission], wait_seconds: float) -> dict[int, Snapshot
         time.sleep(_POLL_SECONDS)
 
 
-def _cancel(jobs: Sequence[Submission]) -> None:
-    # Whatever broke before shall be what is told.
-    with suppress(HpcdlError):
+def _cancel(jobs: Sequence[Submission], say: Say) -> None:
+    """Take what is left out of the queue; a failure is only said, for what broke before counts."""
+    try:
         client.cancel([job.job_id for job in jobs if not look(job).ended])
+    except HpcdlError as fault:
+        numbers = " ".join(str(job.job_id) for job in jobs)
+        say(f"note: the gate's jobs may still be queued ({fault.message}): scancel {numbers}")
 
 
 def _stopped(queued: Mapping[str, Submission]) -> Stopped:

@@ -1,0 +1,60 @@
+"""The gate's waiting: an outage of Slurm's is survived, and what is left behind is named."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcdl.jobs.submission import Submission
+from hpcdl.jobs.watch import Snapshot
+from hpcdl.system.errors import MachineLacks
+from hpcdl.workflows import gate
+
+JOB = Submission(7, Path("/nonexistent"))
+AWAY = MachineLacks("Slurm does not answer")
+
+
+def ended(state: str = "COMPLETED") -> Snapshot:
+    return Snapshot(7, state, state.lower(), 0, "p100-01", 0, None)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setattr(gate, "_POLL_SECONDS", 0.0)
+    return []
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, *given: Snapshot | MachineLacks) -> None:
+    """What `look` gives, one after the other; the last one for ever."""
+    left: Iterator[Snapshot | MachineLacks] = iter(given)
+
+    def look(_: Submission) -> Snapshot:
+        answer = next(left, given[-1])
+        if isinstance(answer, MachineLacks):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(gate, "look", look)
+
+
+def test_a_short_outage_is_told_once_and_waited_for(
+    told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers(monkeypatch, AWAY, AWAY, ended("RUNNING"), AWAY, ended())
+    assert gate._wait([JOB], 0, told.append)[7].ok
+    assert told == ["Slurm does not answer: waiting for it"] * 2
+
+
+def test_a_long_outage_ends_the_gate(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "_SILENT_SECONDS", 0.05)
+    answers(monkeypatch, AWAY)
+    with pytest.raises(MachineLacks, match="does not answer"):
+        gate._wait([JOB], 0, told.append)
+
+
+def test_jobs_that_cannot_be_cancelled_are_named(
+    told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers(monkeypatch, AWAY)
+    gate._cancel([JOB], told.append)
+    assert told == ["note: the gate's jobs may still be queued (Slurm does not answer): scancel 7"]
