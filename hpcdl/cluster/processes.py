@@ -2,7 +2,8 @@
 
 A process is known by its id and start time, so that an id given again is not taken for ours;
 signals go through a pidfd where the kernel has it. What daemons left behind is found by a mark
-in its environment, by the job's environment that slurmd sets, or by the files it holds open.
+in its environment, by the job's environment that slurmd sets, or by the files it holds open; and
+with it all that it started, which may have an environment of its own.
 """
 
 from __future__ import annotations
@@ -89,12 +90,12 @@ def of_cluster(directory: Path) -> list[ProcessId]:
     This process and its ancestors are left out: `down` may be called from a job.
     """
     own = _ancestry()
-    found = []
-    for entry in _PROC.iterdir():
-        if entry.name.isdigit() and int(entry.name) not in own and _belongs(entry, directory):
-            process = identify(int(entry.name))
-            found += [process] if process else []
-    return found
+    pids = [
+        int(entry.name)
+        for entry in _PROC.iterdir()
+        if entry.name.isdigit() and int(entry.name) not in own and _belongs(entry, directory)
+    ]
+    return _with_descendants(pids)
 
 
 def of_node(current: ClusterState, node: Node) -> list[ProcessId]:
@@ -107,11 +108,12 @@ def of_node(current: ClusterState, node: Node) -> list[ProcessId]:
     found = [first] if first is not None and alive(first) else []
     if current.mode == NAMESPACES:
         return found + [inner for outer in found for inner in _children(outer)]
-    return found + [
-        process
+    there = [
+        process.pid
         for process in of_cluster(current.directory)
-        if process not in found and _on_node(_PROC / str(process.pid), current, node)
+        if _on_node(_PROC / str(process.pid), current, node)
     ]
+    return _with_descendants([*(process.pid for process in found), *there])
 
 
 def is_slurm(process: ProcessId) -> bool:
@@ -158,6 +160,23 @@ def _holds(entry: Path, start: str) -> bool:
             if str(link.readlink()).startswith(start):
                 return True
     return False
+
+
+def _with_descendants(pids: Iterable[int]) -> list[ProcessId]:
+    """These processes and all that they started, without this one and its ancestors."""
+    children: dict[int, list[int]] = {}
+    for entry in _PROC.iterdir():
+        if entry.name.isdigit():
+            children.setdefault(_parent(int(entry.name)), []).append(int(entry.name))
+    own, todo = _ancestry(), list(pids)
+    found: dict[int, ProcessId] = {}
+    while todo:
+        pid = todo.pop()
+        process = identify(pid) if pid not in found and pid not in own else None
+        if process is not None:
+            found[pid] = process
+            todo += children.get(pid, [])
+    return list(found.values())
 
 
 def _children(parent: ProcessId) -> list[ProcessId]:

@@ -94,8 +94,12 @@ def test_down_leaves_nothing_and_twice_is_fine(small_site: Site, place: Path, mo
     state = up(small_site, mode=mode, directory=place)
     shell(state, place)("sbatch", "-N2", "--output=/dev/null", "--wrap=srun sleep 100")
     shell(state, place)("sbatch", "-p", "spare", "--output=/dev/null", "--wrap=setsid sleep 100 &")
+    shell(state, place)("sbatch", "-p", "spare", "--output=/dev/null", "--wrap=env -i sleep 7776")
+    count = "pgrep -fc '^sleep 7776$'"
+    wait_for(lambda: subprocess.getoutput(count) == "1", 10)
     time.sleep(1)
     assert down(place)
+    assert subprocess.getoutput(count) == "0"
     assert processes.of_cluster(place) == []
     assert links(place) == []
     assert Path("/proc/self/mounts").read_text() == mounts
@@ -274,7 +278,9 @@ def started(place: Path, job: str, restart: int) -> bool:
 
 def test_killed_node_has_no_process_left(small_site: Site, place: Path, mode: str) -> None:
     state = up(small_site, mode=mode, directory=place)
-    job = ["-p", "spare", "-w", "spare-01", "--output=/dev/null", "--wrap=sleep 7777 & sleep 7777"]
+    # One of them has an environment of its own, that tells nothing of the job.
+    program = "--wrap=env -i sleep 7777 & sleep 7777"
+    job = ["-p", "spare", "-w", "spare-01", "--output=/dev/null", program]
     shell(state, place)("sbatch", *job)
     count = "pgrep -fc '^sleep 7777$'"
     wait_for(lambda: subprocess.getoutput(count) == "2", 10)

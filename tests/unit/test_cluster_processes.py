@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hpcdl.cluster import processes
-from hpcdl.cluster.model import ProcessId
+from hpcdl.cluster.model import Node, ProcessId
+from tests.unit.test_cluster_environment import STATE
 
 
 def sleeper(**env: str) -> subprocess.Popen[bytes]:
@@ -81,6 +83,28 @@ def test_what_a_cluster_left_is_found_and_nothing_else(
     started += [daemon, job, person, other]
     found = {process.pid for process in processes.of_cluster(tmp_path)}
     assert found == {daemon.pid, job.pid}
+
+
+def test_what_a_job_started_with_an_environment_of_its_own_is_found(
+    started: list[subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    """`env -i program`, and programs that write over their environment."""
+    env = {"PATH": os.environ["PATH"], "SLURM_CONF": f"{tmp_path}/etc/slurm.conf",
+           "SLURMD_NODENAME": "p100-01"}  # fmt: skip
+    script = "env -i sh -c 'sleep 60 & echo $!; wait' & wait"
+    job = subprocess.Popen(["sh", "-c", script], env=env, stdout=subprocess.PIPE)
+    started.append(job)
+    assert job.stdout is not None
+    inner = int(job.stdout.readline())
+    current = replace(STATE, directory=tmp_path)
+    node = Node("p100-01", "p100", 0, "127.0.0.1", 21000)
+    found = (processes.of_cluster(tmp_path), processes.of_node(current, node))
+    try:
+        for each in found:
+            assert {job.pid, inner} <= {process.pid for process in each}
+    finally:
+        processes.end(found[0])
+    assert processes.identify(inner) is None
 
 
 def test_a_job_that_stops_its_own_cluster_is_spared(tmp_path: Path) -> None:
