@@ -15,8 +15,14 @@ DEFAULT_SITE = "embedded"
 
 
 def site_of(given: str | None) -> Site:
-    """The site to emulate; the shipped `embedded` one where nobody names any."""
-    return load_site(_site_file(given))
+    """The site to emulate; the shipped `embedded` one where nobody names any.
+
+    A shell that used a cluster of another release names that cluster's own file: meant is the
+    one it was written from.
+    """
+    from hpcdl.cluster.roots import original_site
+
+    return load_site(original_site(_site_file(given)))
 
 
 def directory_of(given: str | None) -> Path:

@@ -28,6 +28,7 @@ from hpcdl.system.resources import cache
 from hpcdl.system.run import run
 
 _RECORD = "hpcdl-root.json"
+_MADE_FROM = re.compile(r"# (/.*) as of Slurm \S+\. Written by `hpcdl cluster up`\.")
 _BUILD_SECONDS = 1800
 _NEED_MB = 700
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
@@ -270,8 +271,22 @@ def program(usr: Path, name: str) -> str:
 
 
 def own_site(directory: Path) -> Path:
-    """The site file of a cluster whose release is not the one that its site was written for."""
-    return directory / "etc/site.yaml"
+    """The site file of a cluster whose release is not the one that its site was written for.
+
+    A shell may name it in HPCDL_SITE for longer than the cluster is up: it outlives `down`.
+    """
+    return directory / "site.yaml"
+
+
+def original_site(path: Path) -> Path:
+    """The file that a cluster's own site file was written from; any other is its own original."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            found = _MADE_FROM.fullmatch(file.readline().rstrip("\n"))
+    except (OSError, ValueError):
+        return path
+    source = Path(found.group(1)) if found else path
+    return source if source.is_file() else path
 
 
 def write_own(site: Site, laid: Plan) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cluster import down, processes, roots, up
+from hpcdl.cluster.find import site_of
 from hpcdl.cluster.query import node_states
 from hpcdl.site import load_site
 from hpcdl.system.errors import AnswerNo
@@ -72,6 +73,9 @@ def test_a_cluster_that_is_down_has_no_process_left(machines):
     release = next(name for name, one in machines.items() if not isinstance(one, str))
     directory = Path(f"/tmp/hpcdl-m{os.getpid()}/cluster/matrix")
     state = up(load_site(machines[release].state.site_file), directory=directory, slurm=release)
+    assert down(directory)
+    # A shell that has used it names its site file in HPCDL_SITE.
+    state = up(site_of(str(state.site_file)), directory=directory, slurm=release)
     processes.end([state.processes["munged"]])
     assert down(directory, purge=True)
     assert processes.of_cluster(directory) == []

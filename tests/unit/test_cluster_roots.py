@@ -2,12 +2,15 @@
 
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 
 from hpcdl import facts
-from hpcdl.cluster import roots
+from hpcdl.cluster import lifecycle, roots
+from hpcdl.cluster.find import site_of
 from hpcdl.cluster.needs import check_packages, choose_mode
+from hpcdl.site import find_site_file, load_site
 from hpcdl.slurm.rules import known_releases
 from hpcdl.system.errors import BadInput, MachineLacks
 
@@ -83,3 +86,24 @@ def test_another_release_runs_in_loopback_mode_without_accounting():
         choose_mode("namespaces", "24.11")
     with pytest.raises(BadInput, match="accounting"):
         check_packages(accounting=True, slurm="24.11")
+
+
+def test_a_cluster_s_own_site_outlives_it_and_leads_back_to_its_source(tmp_path):
+    source = find_site_file("embedded")
+    laid = SimpleNamespace(root=tmp_path, slurm_version="24.11.5", mpi="pmix", directory=tmp_path)
+    roots.write_own(load_site(source), laid)
+    own = roots.own_site(tmp_path)
+    assert load_site(own).slurm.version == "24.11.5"
+    assert own.relative_to(tmp_path).parts[0] not in lifecycle._PASSING
+    assert site_of(str(own)).source == source
+    assert site_of(str(source)).source == source
+
+
+def test_an_own_site_whose_source_is_gone_stands_for_itself(tmp_path):
+    source = tmp_path / "site.yaml"
+    source.write_text(find_site_file("embedded").read_text())
+    place = tmp_path / "cluster"
+    laid = SimpleNamespace(root=tmp_path, slurm_version="24.11.5", mpi="pmix", directory=place)
+    roots.write_own(load_site(source), laid)
+    source.unlink()
+    assert site_of(str(roots.own_site(place))).source == roots.own_site(place)
