@@ -93,6 +93,11 @@ class Proof:
         """The partitions on which it ran."""
         return frozenset(one.partition for one in self.runs)
 
+    def is_wider(self, other: Proof) -> bool:
+        """Whether it passed by jobs on all partitions that the other ran on, and on more."""
+        more = other.gate != "job" or other.partitions < self.partitions
+        return self.passed and self.gate == "job" and more
+
     def in_words(self) -> str:
         """How it was tested: `run in jobs on p100, v100`."""
         how = "in jobs on" if self.gate == "job" else "on"

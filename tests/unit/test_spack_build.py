@@ -7,16 +7,17 @@ import json
 import shutil
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from hpcdl.site import Site, StackRequest, load_site
-from hpcdl.stack.spack import concretize
+from hpcdl.stack.spack import build, concretize
 from hpcdl.stack.spack.build import plan_spack
 from hpcdl.stack.spack.cache import BuildCache
 from hpcdl.stack.spack.environment import environment_for_stack, render, wheel_sets
-from hpcdl.stack.spack.make import Tally, Watch
+from hpcdl.stack.spack.make import PackageFailed, Tally, Watch
 from hpcdl.stack.spack.mirror import Source, licence_of
 from hpcdl.stack.spack.needs import driver_needs, models, needs_of
 from hpcdl.stack.spack.tool import lock_holder, open_spack
@@ -148,6 +149,29 @@ def test_a_lock_counts_only_for_the_recipes_it_was_solved_with(
     assert plan.lock == lock
     (newer / "spack_repo/hpcdl/packages/py_horovod/mended.patch").write_text("+")
     assert plan.lock is None
+
+
+def test_a_cache_that_cannot_be_filled_does_not_hide_the_package_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = SimpleNamespace(environment=tmp_path, log=tmp_path / "make.log")
+    plan = SimpleNamespace(folders=where, lock=tmp_path, release_id="x", exists=False, site=None,
+                           environment=SimpleNamespace(wheels=True))  # fmt: skip
+
+    def fails(*_: object) -> None:
+        raise PackageFailed("bazel did not build")
+
+    def full(*_: object) -> None:
+        raise MachineLacks("no room")
+
+    for name in ("open_build", "require_unlocked", "ready_key", "helpers"):
+        monkeypatch.setattr(build, name, lambda *_: None)
+    monkeypatch.setattr(build, "make_all", fails)
+    monkeypatch.setattr(build, "_fill_cache", full)
+    told: list[str] = []
+    with pytest.raises(PackageFailed, match="bazel"):
+        build._build(plan, None, told.append, None, build.Options(jobs=1))  # type: ignore[arg-type]
+    assert told[-1] == "note: the build cache was not filled: no room"
 
 
 def test_the_guard_knows_both_ends_of_the_driver() -> None:

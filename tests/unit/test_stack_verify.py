@@ -10,7 +10,7 @@ import pytest
 from hpcdl.cli import main
 from hpcdl.site import Site
 from hpcdl.stack.fatbin import survey
-from hpcdl.stack.publish import overview, publish, serves
+from hpcdl.stack.publish import overview, publish, serves, verify
 from hpcdl.stack.release import Release, current_id
 from hpcdl.stack.verify import (
     Check,
@@ -234,6 +234,19 @@ def test_a_proof_that_is_not_enough_is_made_anew(site: Site, release: Release) -
     publish(site, "a", lambda *_: better, say=silent, enough=lambda proof: proof.gate == "job")
     assert read_proof(release) == better
     publish(site, "a", failing, say=silent, enough=lambda proof: proof.gate == "job")
+
+
+def test_a_narrower_proof_that_passed_does_not_replace_a_wider_one(
+    site: Site, release: Release
+) -> None:
+    wide, narrow = proof_by_jobs(release, "p100", "cpu"), proof_by_jobs(release, "p100")
+    verify(site, "a", lambda *_: narrow)
+    assert verify(site, "a", lambda *_: wide) == read_proof(release) == wide
+    assert verify(site, "a", lambda *_: narrow) == narrow
+    verify(site, "a", passing)
+    assert read_proof(release) == wide
+    verify(site, "a", failing)
+    assert read_proof(release) != wide
 
 
 def test_a_rollback_is_possible_while_a_gate_waits(site: Site, release: Release) -> None:

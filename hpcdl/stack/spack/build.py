@@ -49,7 +49,7 @@ from hpcdl.stack.spack.view import (
     require_readable,
 )
 from hpcdl.stack.wheelhouse import Say, new_log, tools
-from hpcdl.system.errors import AnswerNo, MachineLacks
+from hpcdl.system.errors import AnswerNo, HpcdlError, MachineLacks
 from hpcdl.system.files import shared_lock, write_atomic, write_json
 from hpcdl.system.run import run
 
@@ -232,7 +232,11 @@ def _build(plan: SpackPlan, cache: BuildCache, say: Say, show: Show, options: Op
     try:
         make_all(spack, where, options.jobs or len(os.sched_getaffinity(0)), show, env)
     except PackageFailed:
-        _fill_cache(spack, plan, cache, key, say)
+        try:
+            _fill_cache(spack, plan, cache, key, say)
+        except HpcdlError as fault:
+            # The package is what has to be mended.
+            say(f"note: the build cache was not filled: {fault.message}")
         raise
     _fill_cache(spack, plan, cache, key, say)
     plan, wheel = own_hpcdl(plan, tools_in)
