@@ -128,7 +128,10 @@ def _roots(args: argparse.Namespace) -> ExitCode:
         roots.check(release)
     if args.dry_run:
         missing = [release for release in wished if roots.find(release) is None]
-        print(f"would build: {', '.join(missing) or 'nothing'}, below {roots.folder()}")
+        if args.json:
+            print_json({"schema": 1, "folder": str(roots.folder()), "would_build": missing})
+        else:
+            print(f"would build: {', '.join(missing) or 'nothing'}, below {roots.folder()}")
         return ExitCode.OK
     got = roots.get_all(wished, _say)
     rows = [roots.row(release, one) for release, one in got.items()]

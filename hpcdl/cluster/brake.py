@@ -41,16 +41,24 @@ def pull(current: ClusterState, node: str, factor: int = FACTOR) -> None:
 def lift(current: ClusterState, node: str) -> bool:
     """Let a node run at full speed again; whether a brake held it."""
     held = [process for process in processes.of_cluster(current.directory)
-            if _is_brake(process.pid, current.directory, node)]  # fmt: skip
+            if _node_of(process.pid, current.directory) == node]  # fmt: skip
     processes.end(held, grace=5.0)
     return bool(held)
 
 
-def _is_brake(pid: int, directory: Path, node: str) -> bool:
-    with suppress(OSError):
+def braked(directory: Path) -> set[str]:
+    """The nodes that a brake holds; it outlives a killed node, and holds it again after `up`."""
+    found = (_node_of(process.pid, directory) for process in processes.of_cluster(directory))
+    return {node for node in found if node}
+
+
+def _node_of(pid: int, directory: Path) -> str:
+    """The node that a process is the brake of; empty where it is none."""
+    with suppress(OSError, ValueError, IndexError):
         words = (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
-        return _MODULE in words and {str(directory), node} <= set(words)
-    return False
+        where, node = words[words.index(_MODULE) + 1 :][:2]
+        return node if where == str(directory) else ""
+    return ""
 
 
 def programs(directory: Path, node: str) -> list[ProcessId]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcdl.cluster import processes
+from hpcdl.cluster import brake, processes
 from hpcdl.cluster.model import ClusterState, Wish
 from hpcdl.cluster.query import node_states
 from hpcdl.system.text import duration, table
@@ -17,6 +18,7 @@ _WELL = {"idle", "mixed", "allocated", "completing", "reserved", "planned"}
 def as_data(current: ClusterState) -> dict[str, Any]:
     """Everything about the cluster as plain values, asked now."""
     states = node_states(current) if _alive(current, "slurmctld") else {}
+    slow = brake.braked(current.directory)
     return {
         "schema": 1,
         "site": current.site,
@@ -38,6 +40,7 @@ def as_data(current: ClusterState) -> dict[str, Any]:
                 "state": states.get(node.name, "unknown"),
                 "address": node.address,
                 "broken": _broken(current, node.name),
+                "slow": node.name in slow,
                 **_daemon(current, node.name),
             }
             for node in current.nodes
@@ -76,10 +79,9 @@ def as_text(current: ClusterState) -> str:
         for row in data["daemons"]
     ]
     nodes = [
-        [row["name"], row["partition"], row["state"], row["address"], str(row["pid"]),
-         row["broken"] or ("" if row["alive"] else "dead")]
+        [row["name"], row["partition"], row["state"], row["address"], str(row["pid"]), _note(row)]
         for row in data["nodes"]
-    ]  # fmt: skip
+    ]
     return "\n\n".join(
         [
             head,
@@ -122,6 +124,11 @@ def _daemon(current: ClusterState, name: str) -> dict[str, Any]:
 def _alive(current: ClusterState, name: str) -> bool:
     process = current.processes.get(name)
     return process is not None and processes.alive(process)
+
+
+def _note(row: Mapping[str, Any]) -> str:
+    broken = row["broken"] or ("" if row["alive"] else "dead")
+    return ", ".join(filter(None, [broken, "slow" if row["slow"] else ""]))
 
 
 def _broken(current: ClusterState, name: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import processes
+from hpcdl.cluster import brake, processes, status
 from hpcdl.cluster.model import Node, ProcessId
 from tests.unit.test_cluster_environment import STATE
 
@@ -115,3 +115,21 @@ def test_a_job_that_stops_its_own_cluster_is_spared(tmp_path: Path) -> None:
     env = {**os.environ, processes.MARK: str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert done.stdout.strip() == "0"
+
+
+def test_a_brake_is_shown_by_its_node(
+    started: list[subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    env = {**os.environ, processes.MARK: str(tmp_path)}
+    for words in ([str(tmp_path), "p100-01", "4"], ["/elsewhere", "p100-02", "4"]):
+        # Its command line is what counts: this one only sleeps.
+        program = ["bash", "-c", "sleep 60; :", "-m", "hpcdl.cluster.brake", *words]
+        started.append(subprocess.Popen(program, env=env, start_new_session=True))
+    started.append(subprocess.Popen(["sleep", "60"], env=env))
+    assert brake.braked(tmp_path) == {"p100-01"}
+    assert status.as_data(replace(STATE, directory=tmp_path))["nodes"] == []
+    node = Node("p100-01", "p100", 0, "127.0.0.1", 21000)
+    current = replace(STATE, directory=tmp_path, nodes=(node,), killed=("p100-01",))
+    assert status.as_data(current)["nodes"][0]["slow"] is True
+    assert "killed, slow" in status.as_text(current)
+    processes.end(processes.of_cluster(tmp_path))
