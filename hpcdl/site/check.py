@@ -17,6 +17,9 @@ from hpcdl.system.errors import BadInput
 from hpcdl.system.schema import check, short
 from hpcdl.system.text import did_you_mean
 
+_FOLDERS = frozenset({"store", "buildcache", "keys", "downloads"})
+"""What all stacks share below PREFIX/spack, where each has a folder of its own name."""
+
 
 def checked(data: bytes, name: str) -> dict[str, Any]:
     """The values of a valid site file.
@@ -45,6 +48,12 @@ def _check_meaning(document: Document, values: dict[str, Any]) -> None:
     if chosen and chosen not in partitions:
         _unknown(document, ("default_partition",), "partition", chosen, partitions)
     for name, stack in (values.get("stacks") or {}).items():
+        if name in _FOLDERS:
+            document.fault(
+                f"'{name}' is no name for a stack: PREFIX/spack has a folder of that name",
+                document.find(("stacks", name)),
+                f"choose another, such as {name}-1",
+            )
         for index, partition in enumerate((stack or {}).get("partitions") or []):
             if partition and partition not in partitions:
                 where = ("stacks", name, "partitions", index)
@@ -69,6 +78,13 @@ def _check_partition(
     stack = partition.get("stack")
     if stack and stack not in stacks:
         _unknown(document, ("partitions", name, "stack"), "stack", stack, stacks)
+    served = (stacks.get(stack) or {}).get("partitions") if stack else None
+    if served and name not in served:
+        document.fault(
+            f"the stack '{stack}' does not serve '{name}': its 'partitions' leave it out",
+            place("stack"),
+            "add it there, or take the key out here",
+        )
     if partition.get("max_time") and slurm_minutes(partition["max_time"]) < 1:
         document.fault("'max_time' leaves no time for a job", place("max_time"))
     if partition.get("hostlist"):

@@ -8,6 +8,7 @@ built wheels in the cache. The same inputs give the same id, and then there is n
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -49,6 +50,7 @@ _BUILD_SECONDS = 7200
 _ATTEMPTS = 5
 TRASH = ".trash-"
 """What the name of a tree begins with that is being removed."""
+_RELEASE_ID = re.compile(r".+-\d+(\.\d+)+-(cpu|cuda\d[a-z0-9.-]*)-[0-9a-f]{8}")
 
 
 @dataclass(frozen=True)
@@ -288,12 +290,16 @@ def build_lock(site: Site) -> Path:
 
 
 def unfinished(site: Site) -> list[Path]:
-    """Trees that were killed while they were made or removed; ask while no build is at work."""
+    """Trees that were killed while they were made or removed; ask while no build is at work.
+
+    What has no name of ours, such as `lost+found` or somebody's copy, is left alone.
+    """
     with suppress(FileNotFoundError):
         trees = sorted(path for path in releases_folder(site).iterdir() if path.is_dir())
         return [
             tree
             for tree in trees
-            if tree.name.startswith(TRASH) or not (tree / "release.json").is_file()
+            if tree.name.startswith(TRASH)
+            or (_RELEASE_ID.fullmatch(tree.name) and not (tree / "release.json").is_file())
         ]
     return []

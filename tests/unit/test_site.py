@@ -151,6 +151,11 @@ def test_every_fault_is_shown_at_once_in_the_order_of_the_file(site_file: Path) 
         (replace("    stack: tf", "    environment: {'A B': x}"), "'A B' is no valid name"),
         (replace("memory_gb: 60", "memory_gb: 1e9"), "above its maximum of 65536"),
         (replace("backend: venv", "backend: conda"), "not spack or venv"),
+        (
+            replace("stacks:", "stacks:\n  store: {backend: spack}"),
+            "'store' is no name for a stack",
+        ),
+        (replace("60}", "60, stack: tf}"), "the stack 'tf' does not serve 'cpu'"),
         (replace("schema: 1", "schema: 1\ndefault_partition: gpu"), "no partition 'gpu'"),
     ],
 )

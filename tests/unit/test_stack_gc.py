@@ -91,12 +91,15 @@ def test_the_modules_no_longer_name_what_went(site: Site) -> None:
 
 
 def test_what_killed_builds_left_goes_unless_a_build_is_at_work(site: Site) -> None:
-    half = site.paths.prefix / "releases" / "half"
-    half.mkdir()
-    with locked(site.paths.prefix / "releases" / ".build.lock"):
+    releases = site.paths.prefix / "releases"
+    half = ("tensorflow-2.21.0-cpu-1f0c9a3e", "my-kepler-2.14.1-cuda11.8-sm35-sm37-0123abcd")
+    others = ("lost+found", "old-20260101", f"{half[0]}.bak")
+    for name in (*half, *others):
+        (releases / name).mkdir()
+    with locked(releases / ".build.lock"):
         assert collect(site, dict).unfinished == ()
-    assert collect(site, dict).unfinished == ("half",)
-    assert not half.exists()
+    assert set(collect(site, dict).unfinished) == set(half)
+    assert {path.name for path in releases.iterdir()} & {*half, *others} == set(others)
 
 
 def test_a_queue_that_cannot_be_asked_stops_it(site: Site) -> None:
