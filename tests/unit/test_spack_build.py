@@ -20,7 +20,7 @@ from hpcdl.stack.spack.environment import environment_for_stack, render, wheel_s
 from hpcdl.stack.spack.make import PackageFailed, Tally, Watch
 from hpcdl.stack.spack.mirror import Source, licence_of
 from hpcdl.stack.spack.needs import driver_needs, models, needs_of
-from hpcdl.stack.spack.tool import lock_holder, open_spack
+from hpcdl.stack.spack.tool import Spack, lock_holder, open_spack
 from hpcdl.stack.spack.view import (
     Built,
     _settings,
@@ -275,6 +275,16 @@ def test_a_spack_that_is_too_old_is_refused(
     with pytest.raises(MachineLacks, match="too old") as caught:
         open_spack(tmp_path, tmp_path / "scope")
     assert "1.1 or newer" in caught.value.hint
+
+
+def test_spack_is_called_outside_the_environment_of_the_callers_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "spack"
+    program.write_text('#!/bin/sh\necho "[$SPACK_ENV]"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("SPACK_ENV", "/home/admin/env")
+    assert Spack(program, "1.1.0", tmp_path).run("find").stdout == "[]\n"
 
 
 def test_packages_that_are_none_of_spacks_are_refused(

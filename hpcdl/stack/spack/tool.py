@@ -27,6 +27,8 @@ from hpcdl.system.run import CommandResult, run
 
 _TRANSACTION_LOCK = Path(".spack-env") / "transaction_lock"
 _FLOCK = "hhqqi4x"  # struct flock on 64-bit Linux: type, whence, start, length, process
+# A shell with an active environment: `spack find` would list that one's packages alone.
+_ACTIVE = frozenset({"SPACK_ENV", "SPACK_ENV_VIEW"})
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,9 @@ class Spack:
         return [self.program, "-C", self.scope, *words]
 
     def run(self, *words: str | Path, **options: Any) -> CommandResult:
-        """Run it; `options` are those of `hpcdl.system.run.run`."""
-        return run(self.argv(*words), env=self.env, **options)
+        """Run it outside any environment of the caller's; `options` are those of `run`."""
+        base = {name: value for name, value in os.environ.items() if name not in _ACTIVE}
+        return run(self.argv(*words), env=self.env, base_env=base, **options)
 
     @property
     def shell(self) -> str:
