@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -119,12 +120,23 @@ def pair(option: str, text: str, form: str) -> tuple[str, str]:
 
 def module_of(args: argparse.Namespace, site: Site, *, published: bool) -> Module:
     """The module that the job loads; `published`: it must be there now."""
+    partition = args.partition or site.default_partition
+    return modules_of(args, site, (partition,), published=published)[partition]
+
+
+def modules_of(
+    args: argparse.Namespace, site: Site, partitions: Sequence[str], *, published: bool
+) -> dict[str, Module]:
+    """The module that the jobs of each of these partitions load: each may have its own stack."""
     from hpcdl.workflows.modules import check_available, module_for
 
     # A container brings its own software: no module, unless one is named.
     none = args.no_module or (args.container is not None and not args.module)
-    partition = args.partition or site.default_partition
-    module = module_for(site, args.module, partition=partition, none=none, published=published)
+    found = {
+        name: module_for(site, args.module, partition=name, none=none, published=published)
+        for name in partitions
+    }
     if published and args.module:
-        check_available(site, module)
-    return module
+        for module in dict.fromkeys(found.values()):
+            check_available(site, module)
+    return found

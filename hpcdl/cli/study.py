@@ -73,19 +73,17 @@ def _schema(args: argparse.Namespace) -> ExitCode:
 
 
 def _run(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.workflows.modules import check_available, module_for
+    from hpcdl.workflows.modules import check_available, modules_by_partition
     from hpcdl.workflows.study import run
 
     plan = _plan(args)
-    partition = plan.possible[0].point.spec.partition
-    module = module_for(
-        plan.site, args.module, partition=partition, published=not args.dry_run
-    )  # fmt: skip
+    places = tuple(dict.fromkeys(cell.point.spec.partition for cell in plan.possible))
+    modules = modules_by_partition(plan.site, places, named=args.module, published=not args.dry_run)
     if args.dry_run:
-        return _show_scripts(plan, run.check_scripts(plan, module), args)
-    if args.module:
+        return _show_scripts(plan, run.check_scripts(plan, modules), args)
+    for module in dict.fromkeys(modules.values()) if args.module else ():
         check_available(plan.site, module)
-    run.start(plan, module, lambda what: print(what, file=sys.stderr))
+    run.start(plan, modules, lambda what: print(what, file=sys.stderr))
     if args.no_wait:
         found = run.standings(plan)
         data = {"folder": plan.folder, "summary": run.summary(found)}

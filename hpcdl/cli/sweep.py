@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,9 @@ from hpcdl.cli.framework import at_least, print_json
 from hpcdl.system.errors import ExitCode
 
 if TYPE_CHECKING:
+    from hpcdl.jobs.spec import Module
     from hpcdl.jobs.sweep_run import Standing
+    from hpcdl.site import Site
 
 _MOST = 1_000_000
 
@@ -23,7 +25,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--over", action="append", default=[], metavar="KEY=A,B", help="values of one key")
     add("--exclude", action="append", default=[], metavar="KEY=A,KEY=B", help="points to leave out")
-    add("--running", type=at_least(1, _MOST), metavar="N", help="the most jobs at a time")
+    add("--running", type=at_least(1, _MOST), metavar="N",
+        help="the most jobs at a time, of all arrays together")  # fmt: skip
     add("--limit", type=at_least(1, _MOST), default=1000, metavar="N",
         help="the most points (1000)")  # fmt: skip
     add("--status", action="store_true", help="say how the sweep stands, and leave")
@@ -33,6 +36,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> ExitCode:
     """Queue what is missing of a sweep, or say how it stands."""
     from hpcdl.jobs import sweep_run
+    from hpcdl.jobs.manifest import request_of
     from hpcdl.jobs.sweep import matrix_of, plan
 
     site = request.asked_site(args)
@@ -42,31 +46,60 @@ def run(args: argparse.Namespace) -> ExitCode:
     exclude = [dict(request.pair("--exclude", pair, "KEY=A,KEY=B") for pair in text.split(","))
                for text in args.exclude]  # fmt: skip
     points = plan(site, spec, matrix, exclude, limit=args.limit)
+    asked = request_of(spec, args.module)
     if args.status:
-        found = sweep_run.standings(folder, points)
-    else:
-        module = request.module_of(args, site, published=True)
-        if args.dry_run:
-            for group, script in sweep_run.preview(site, folder, points, module, args.running):
-                print(f"# would submit an array of {len(group.points)}:\n{script.text}")
-            return ExitCode.OK
-        found = sweep_run.submit(site, folder, points, module, args.running)
+        return _show(sweep_run.standings(folder, points, request=asked), folder, args)
+    places = dict.fromkeys(point.spec.partition for point in points if not point.problem)
+    modules = request.modules_of(args, site, tuple(places), published=True)
+    if args.dry_run:
+        found = sweep_run.standings(folder, points, request=asked)
+        return _would_submit(found, site, folder, modules, args)
+    found = sweep_run.submit(site, folder, points, modules, args.running, request=asked)
     return _show(found, folder, args)
+
+
+def _would_submit(
+    found: Sequence[Standing],
+    site: Site,
+    folder: Path,
+    modules: Mapping[str, Module],
+    args: argparse.Namespace,
+) -> ExitCode:
+    """What --dry-run shows: the scripts of what is missing, and what cannot run."""
+    from hpcdl.jobs.sweep_run import IMPOSSIBLE, preview, summary
+
+    arrays = preview(site, folder, found, modules, args.running)
+    if args.json:
+        scripts = [{"points": [point.id for point in group.points], "script": script.text}
+                   for group, script, _ in arrays]  # fmt: skip
+        print_json({"folder": folder, "points": _rows(found), "arrays": scripts})
+    else:
+        for group, script, _ in arrays:
+            print(f"# would submit an array of {len(group.points)}:\n{script.text}")
+        print(f"# {folder.name}: {summary(found)}")
+        _name_impossible(found)
+    return ExitCode.PARTLY if any(one.state == IMPOSSIBLE for one in found) else ExitCode.OK
 
 
 def _show(found: Sequence[Standing], folder: Path, args: argparse.Namespace) -> ExitCode:
     from hpcdl.jobs.sweep_run import DONE, IMPOSSIBLE, summary
 
     if args.json:
-        rows = [{"id": one.point.id, "values": one.point.values, "state": one.state,
-                 "job_id": one.job_id, "problem": one.point.problem} for one in found]  # fmt: skip
-        print_json({"folder": folder, "points": rows})
+        print_json({"folder": folder, "points": _rows(found)})
     else:
         print(f"{folder.name}: {summary(found)}\n  manifest {folder / 'sweep.json'}")
-        for one in found:
-            if one.state == IMPOSSIBLE:
-                values = " ".join(f"{key}={value}" for key, value in one.point.values.items())
-                print(f"  left out: {values}: {one.point.problem}", file=sys.stderr)
+        _name_impossible(found)
     if any(one.state == IMPOSSIBLE for one in found):
         return ExitCode.PARTLY
     return ExitCode.PARTLY if args.status and any(o.state != DONE for o in found) else ExitCode.OK
+
+
+def _rows(found: Sequence[Standing]) -> list[dict[str, object]]:
+    return [{"id": one.point.id, "values": one.point.values, "state": one.state,
+             "job_id": one.job_id, "problem": one.point.problem} for one in found]  # fmt: skip
+
+
+def _name_impossible(found: Sequence[Standing]) -> None:
+    for point in (one.point for one in found if one.point.problem):
+        values = " ".join(f"{key}={value}" for key, value in point.values.items())
+        print(f"  left out: {values}: {point.problem}", file=sys.stderr)

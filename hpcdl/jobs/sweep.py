@@ -132,6 +132,17 @@ def render(
     return render_script(site, group.spec, module, array), "\n".join(lines) + "\n"
 
 
+def shares(count: int, running: int | None) -> tuple[int | None, ...]:
+    """The most tasks at a time of each of `count` arrays, so that all together keep to `running`.
+
+    Where there are more arrays than that, each `running`th has the same share, one after the other.
+    """
+    if running is None:
+        return (None,) * count
+    lanes = min(count, running)
+    return tuple(running // lanes + (number % lanes < running % lanes) for number in range(count))
+
+
 def point_folder(folder: Path, point: Point) -> Path:
     """Where a point's log, progress and result lie."""
     return folder / "points" / point.id

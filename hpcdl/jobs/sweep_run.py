@@ -7,26 +7,33 @@ the manifest is written after every array, so that a killed sweep goes on where 
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hpcdl.jobs.manifest import (
+    Manifest,
+    Request,
+    check_request,
+    read_manifest,
+    write_manifest,
+)
 from hpcdl.jobs.program import check_script
 from hpcdl.jobs.script import Script
 from hpcdl.jobs.spec import Module, check_name
 from hpcdl.jobs.submission import check_data
-from hpcdl.jobs.sweep import Group, Point, groups, point_folder, render
+from hpcdl.jobs.sweep import Group, Point, groups, point_folder, render, shares
 from hpcdl.site import Site
 from hpcdl.slurm import client
 from hpcdl.slurm.parse import JobRecord
-from hpcdl.system.errors import BadInput
-from hpcdl.system.files import locked, write_atomic, write_json
+from hpcdl.system.files import locked, write_atomic
+from hpcdl.system.signals import undivided
 
-SCHEMA = 1
 DONE, QUEUED, MISSING, IMPOSSIBLE = "done", "queued", "missing", "impossible"
+Modules = Mapping[str, Module]
+"""What the jobs of each partition load."""
 
 
 @dataclass(frozen=True)
@@ -49,83 +56,78 @@ def sweep_folder(site: Site, name: str) -> Path:
     return site.paths.work / "sweeps" / name
 
 
-def standings(folder: Path, points: Sequence[Point], *, ask: bool = True) -> tuple[Standing, ...]:
+def standings(
+    folder: Path, points: Sequence[Point], *, ask: bool = True, request: Request | None = None
+) -> tuple[Standing, ...]:
     """How each point stands: by its result, then by its job, as the manifest ties them.
 
     Without `ask` Slurm is left alone: a point without a result counts as missing.
 
     Raises:
-        BadInput: the manifest is of another format.
+        BadInput: the manifest is of another format, or of another `request`.
     """
-    tied = _read_manifest(folder)
-    active = _active_arrays() if tied and ask else {}
-    found = []
-    for point in points:
-        job_id, task = tied.get(point.id, (None, None))
-        if point.problem:
-            state = IMPOSSIBLE
-        elif _completed(point_folder(folder, point)):
-            state = DONE
-        else:
-            records = active.get(job_id, []) if job_id is not None else []
-            queued = any(record.has_task(task or 0) for record in records)
-            state = QUEUED if queued else MISSING
-        found.append(Standing(point, state, job_id, task))
-    return tuple(found)
+    manifest = read_manifest(folder)
+    check_request(folder, manifest, request)
+    active = _active_arrays() if manifest.rows and ask else {}
+    return _standings(folder, points, manifest, active)
 
 
 def submit(
-    site: Site, folder: Path, points: Sequence[Point], module: Module, running: int | None,
-    *, after: Sequence[int] | None = None,
+    site: Site, folder: Path, points: Sequence[Point], modules: Modules, running: int | None,
+    *, after: Sequence[int] = (), request: Request | None = None,
 ) -> tuple[Standing, ...]:  # fmt: skip
     """Queue every point that has neither a result nor a job; give how all stand then.
 
-    One `sbatch --test-only` per distinct shape comes before anything is queued. With `after`,
-    each array waits until these jobs and all earlier arrays of the sweep have ended.
+    One `sbatch --test-only` per distinct shape comes before anything is queued.
+
+    Args:
+        site: where they run.
+        folder: the sweep's.
+        points: the matrix as it is now; points of an earlier one are kept in the manifest.
+        modules: what the jobs of each partition load.
+        running: the most tasks at a time, of all arrays together; None for no limit.
+        after: jobs that must have ended before any of these begins.
+        request: what all points share; a sweep of another one is refused.
 
     Raises:
-        BadInput: Slurm refuses a shape; nothing is queued then, unless only nodes that are down
-            kept it from telling.
+        BadInput: Slurm refuses a shape, or the folder holds another sweep; nothing is queued then,
+            unless only nodes that are down kept Slurm from telling.
     """
     for point in points[:1]:
         check_data(point.spec)
         check_script(point.spec)
     with locked(folder / ".lock"):
-        stand = {one.point.id: one for one in standings(folder, points)}
-        missing = [one.point for one in stand.values() if one.state == MISSING]
-        number = len(list(folder.glob("array-*.sh")))
-        prepared = [
-            (group, _write(site, folder, group, module, number + index, running))
-            for index, group in enumerate(groups(missing))
-        ]
+        manifest = read_manifest(folder)
+        check_request(folder, manifest, request)
+        active = _active_arrays() if manifest.rows else {}
+        stand = {one.point.id: one for one in _standings(folder, points, manifest, active)}
+        prepared = _prepare(site, folder, tuple(stand.values()), modules, running)
         _ask_first(prepared)
-        before = sorted({*(after or ()), *_active_jobs(stand.values())})
-        for group, script in prepared:
-            job_id = client.submit(script, _wait_for(before if after is not None else ()))
-            before.append(job_id)
-            for task, point in enumerate(group.points):
-                stand[point.id] = replace(stand[point.id], state=QUEUED, job_id=job_id, task=task)
-            _write_manifest(folder, tuple(stand.values()))
-        _write_manifest(folder, tuple(stand.values()))
+        before = {*after, *(_ours(manifest, active) if running else ())}
+        queued: list[int] = []
+        manifest = replace(manifest, request=request or manifest.request)
+        for number, (group, script) in enumerate(prepared):
+            waits = _wait_for({*before, *_lane(queued, number, running)})
+            with undivided():  # a job that no manifest names would be queued once more
+                queued.append(client.submit(script, waits))
+                for task, point in enumerate(group.points):
+                    stand[point.id] = Standing(stand[point.id].point, QUEUED, queued[-1], task)
+                _write_manifest(folder, manifest, stand)
+        _write_manifest(folder, manifest, stand)
     return tuple(stand.values())
 
 
-def _active_jobs(found: Iterable[Standing]) -> set[int]:
-    return {one.job_id for one in found if one.state == QUEUED and one.job_id is not None}
-
-
-def _wait_for(jobs: Sequence[int]) -> tuple[str, ...]:
-    """The option that lets a job begin when others have ended, however they did."""
-    return (f"--dependency=afterany:{':'.join(map(str, jobs))}",) if jobs else ()
-
-
 def preview(
-    site: Site, folder: Path, points: Sequence[Point], module: Module, running: int | None
-) -> list[tuple[Group, Script]]:
-    """The scripts that `submit` would write, without writing them."""
+    site: Site, folder: Path, found: Sequence[Standing], modules: Modules, running: int | None
+) -> list[tuple[Group, Script, str]]:
+    """The scripts and arguments that `submit` would write for points that stand so."""
+    missing = groups([one.point for one in found if one.state == MISSING])
+    first = len(list(folder.glob("array-*.sh")))
     return [
-        (group, render(site, group, module, folder, index, running)[0])
-        for index, group in enumerate(groups(points))
+        (group, *render(site, group, modules[group.spec.partition], folder, first + index, share))
+        for index, (group, share) in enumerate(
+            zip(missing, shares(len(missing), running), strict=True)
+        )
     ]
 
 
@@ -137,15 +139,58 @@ def summary(found: Sequence[Standing]) -> str:
     return f"{len(found)} points: {', '.join(parts)}"
 
 
-def _write(
-    site: Site, folder: Path, group: Group, module: Module, number: int, running: int | None
-) -> Path:
-    script, arguments = render(site, group, module, folder, number, running)
+def _standings(
+    folder: Path,
+    points: Sequence[Point],
+    manifest: Manifest,
+    active: Mapping[int, Sequence[JobRecord]],
+) -> tuple[Standing, ...]:
+    jobs = {row["id"]: (row.get("job_id"), row.get("task")) for row in manifest.rows}
+    found = []
+    for point in points:
+        job_id, task = jobs.get(point.id, (None, None))
+        if point.problem:
+            state = IMPOSSIBLE
+        elif _completed(point_folder(folder, point)):
+            state = DONE
+        else:
+            records = active.get(job_id, ()) if job_id is not None else ()
+            queued = any(record.has_task(task or 0) for record in records)
+            state = QUEUED if queued else MISSING
+        found.append(Standing(point, state, job_id, task))
+    return tuple(found)
+
+
+def _ours(manifest: Manifest, active: Mapping[int, Sequence[JobRecord]]) -> set[int]:
+    """Arrays of the sweep that have not ended, whatever the matrix was then."""
+    return set(active) & {row.get("job_id") for row in manifest.rows}
+
+
+def _lane(queued: Sequence[int], number: int, running: int | None) -> Sequence[int]:
+    """The arrays before this one that its share of `running` belongs to, as `shares` deals."""
+    return queued[number % running :: running] if running else ()
+
+
+def _wait_for(jobs: set[int]) -> tuple[str, ...]:
+    """The option that lets a job begin when others have ended, however they did."""
+    return (f"--dependency=afterany:{':'.join(map(str, sorted(jobs)))}",) if jobs else ()
+
+
+def _prepare(
+    site: Site, folder: Path, found: Sequence[Standing], modules: Modules, running: int | None
+) -> list[tuple[Group, Path]]:
+    """Write the scripts of what is missing, and the arguments of their tasks."""
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    write_atomic(folder / f"array-{number:03d}.args", arguments)
-    path = folder / f"array-{number:03d}.sh"
-    write_atomic(path, script.text, mode=0o755)
-    return path
+    prepared = []
+    first = len(list(folder.glob("array-*.sh")))
+    for number, (group, script, arguments) in enumerate(
+        preview(site, folder, found, modules, running), start=first
+    ):
+        path = folder / f"array-{number:03d}.sh"
+        write_atomic(path.with_suffix(".args"), arguments)
+        write_atomic(path, script.text, mode=0o755)
+        prepared.append((group, path))
+    return prepared
 
 
 def _ask_first(prepared: Sequence[tuple[Group, Path]]) -> None:
@@ -177,21 +222,9 @@ def _completed(folder: Path) -> bool:
         return False
 
 
-def _read_manifest(folder: Path) -> dict[str, tuple[int | None, int | None]]:
-    path = folder / "sweep.json"
-    try:
-        manifest: dict[str, Any] = json.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as fault:
-        raise BadInput(f"{path} cannot be read", hint="take it away to start anew") from fault
-    if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
-        raise BadInput(f"{path} is not of version {SCHEMA}", hint="take it away to start anew")
-    return {row["id"]: (row["job_id"], row["task"]) for row in manifest["points"]}
-
-
-def _write_manifest(folder: Path, found: Sequence[Standing]) -> None:
-    rows = [
+def _write_manifest(folder: Path, manifest: Manifest, stand: Mapping[str, Standing]) -> None:
+    """The manifest with how the points of this matrix stand; those of an earlier one stay."""
+    rows: list[dict[str, Any]] = [
         {
             "id": one.point.id,
             "values": dict(one.point.values),
@@ -201,6 +234,7 @@ def _write_manifest(folder: Path, found: Sequence[Standing]) -> None:
             "task": one.task,
             "folder": str(point_folder(folder, one.point)),
         }
-        for one in found
+        for one in stand.values()
     ]
-    write_json(folder / "sweep.json", {"schema": SCHEMA, "points": rows})
+    earlier = [row for row in manifest.rows if row["id"] not in stand]
+    write_manifest(folder, replace(manifest, rows=(*earlier, *rows)))

@@ -18,6 +18,7 @@ ACTIVE = frozenset(
 
 _GPU = re.compile(r"(?:^|,)gpu(?::([^:,()\s]+))?:(\d+)(?=[(,]|$)")
 _JOB_NAME = re.compile(r" JobName=(.*?)(?= UserId=\S+\(\d+\) )", re.S)
+_SPAN = re.compile(r"([0-9]+)(?:-([0-9]+)(?::([0-9]+))?)?\Z")
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z0-9_:/()*-]*)=")
 
 
@@ -48,12 +49,14 @@ class JobRecord(NamedTuple):
     array_tasks: str = ""
 
     def has_task(self, task: int) -> bool:
-        """Whether this record speaks for a task of its array; a list cut short speaks for all."""
-        tasks = self.array_tasks.partition("%")[0]
-        if "..." in tasks:
-            return True
-        spans = (piece.partition("-") for piece in tasks.split(",") if piece)
-        return any(int(low) <= task <= int(high or low) for low, _, high in spans)
+        """Whether this record speaks for a task of its array.
+
+        A list that is cut short, or of a form that is not known, speaks for all: a task that
+        may wait must not be queued again.
+        """
+        pieces = self.array_tasks.partition("%")[0].split(",")
+        spans = [_SPAN.match(piece) for piece in pieces if piece]
+        return any(span is None or task in _numbers(span) for span in spans)
 
     @property
     def active(self) -> bool:
@@ -281,6 +284,12 @@ def mpi_plugins(text: str) -> tuple[str, ...]:
 def version(text: str) -> str:
     """`slurm 22.05.8` (some vendors print `slurm-wlm 22.05.8`) without its first word."""
     return text.split()[-1] if text.split() else ""
+
+
+def _numbers(span: re.Match[str]) -> range:
+    """The numbers of `7`, `3-9` or `0-12:4`."""
+    first, last, step = span.groups()
+    return range(int(first), int(last or first) + 1, max(1, int(step or 1)))
 
 
 def _words(text: str) -> list[str]:

@@ -49,16 +49,22 @@ def module_for(
 
 
 def modules_by_partition(
-    site: Site, partitions: Sequence[str] = (), *, published: bool = False
+    site: Site,
+    partitions: Sequence[str] = (),
+    *,
+    named: Sequence[str] = (),
+    published: bool = False,
 ) -> dict[str, Module]:
     """The module of every partition, as its jobs load it; all partitions by default.
+
+    `named` are modules that the user asks for instead of the release's.
 
     Raises:
         MachineLacks: no release is published and `published` is asked for.
         BadInput: an unknown partition.
     """
     names = [site.partition(name).name for name in partitions or site.partitions]
-    return {name: module_for(site, partition=name, published=published) for name in names}
+    return {name: module_for(site, named, partition=name, published=published) for name in names}
 
 
 def check_available(site: Site, module: Module) -> None:

@@ -91,6 +91,10 @@ def study(tmp_path: Path) -> Callable[..., Plan]:
     return partial(plan_in, tmp_path)
 
 
+def modules_for(plan: Plan) -> dict[str, Module]:
+    return dict.fromkeys(plan.site.partitions, Module(("tensorflow",)))
+
+
 def a_result(ranks: int, rate: float, **changes: Any) -> dict[str, Any]:
     """A result.json of `ranks` ranks with 20 equal steps."""
     seconds, batch = 4 * ranks / rate, 4 * ranks
@@ -335,7 +339,7 @@ def test_the_rate_of_slowed_reads_is_that_of_all_ranks_of_each_job(
     plan = study(runs=[{**SMALL["runs"][0], "reads": slow}])  # type: ignore[index]
     rates = {cell.gpus: cell.point.spec.environment["HPCDL_READS_RATE"] for cell in plan.cells}
     assert rates == {1: "8000000", 2: "4000000", 4: "2000000"}
-    scripts = [one.script.text for one in running.check_scripts(plan, Module(("tensorflow",)))]
+    scripts = [one.script.text for one in running.check_scripts(plan, modules_for(plan))]
     assert sorted(re.findall(r"HPCDL_READS_RATE=(\d+)", "".join(scripts))) == [
         "2000000", "4000000", "8000000",
     ]  # fmt: skip
@@ -357,7 +361,7 @@ def test_every_script_of_every_study_is_clean_under_lint_and_bash(name: str, sca
     site = shipped_site("embedded" if scale == "small" else "p100-v100-k80")
     plan = make_plan(site, study, study.scales[scale])
     assert not plan.impossible
-    checked = running.check_scripts(plan, Module(("tensorflow",)))
+    checked = running.check_scripts(plan, modules_for(plan))
     assert checked
     assert [one.errors for one in checked] == [()] * len(checked)
 

@@ -1,16 +1,22 @@
 """Sweeps: a matrix of jobs as arrays; points keep their names; impossible ones are named."""
 
+import json
 import subprocess
 import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from hpcdl.cli import main
 from hpcdl.jobs import JobSpec, Module
-from hpcdl.jobs.sweep import Point, groups, matrix_of, plan, point_id, render
-from hpcdl.jobs.sweep_run import standings, sweep_folder
+from hpcdl.jobs.manifest import request_of
+from hpcdl.jobs.sweep import Point, groups, matrix_of, plan, point_id, render, shares
+from hpcdl.jobs.sweep_run import Standing, standings, submit, sweep_folder
 from hpcdl.site import Site, load_site
-from hpcdl.slurm import parse
+from hpcdl.slurm import client, parse
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
 
@@ -157,3 +163,147 @@ def test_ten_thousand_points_are_rendered_in_seconds(site: Site, tmp_path: Path)
         render(site, group, Module(()), tmp_path, number, 8)
     assert len(points) == 10_000
     assert time.perf_counter() - start < 10, "3 s on a quiet machine; `make bench` has the figure"
+
+
+class Queue:
+    """What was submitted: all of it waits for ever."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.scripts: list[str] = []
+        self.options: list[tuple[str, ...]] = []
+        monkeypatch.setattr(client, "would_run", lambda _: None)
+        monkeypatch.setattr(client, "submit", self.submit)
+        monkeypatch.setattr(client, "queue", self.records)
+
+    def submit(self, script: Path, options: Sequence[str] = ()) -> int:
+        self.scripts.append(script.read_text())
+        self.options.append(tuple(options))
+        return 100 + len(self.scripts)
+
+    def records(self) -> tuple[parse.JobRecord, ...]:
+        tasks = "ArrayTaskId=0-999 JobState=PENDING"
+        numbers = range(101, 101 + len(self.scripts))
+        return tuple(parse.job(f"JobId={n} ArrayJobId={n} {tasks}") for n in numbers)
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
+    return Queue(monkeypatch)
+
+
+def run(
+    site: Site,
+    folder: Path,
+    matrix: dict[str, list[str]],
+    base: JobSpec = BASE,
+    running: int | None = None,
+) -> tuple[Standing, ...]:
+    modules = {name: Module((f"for-{name}",)) for name in site.partitions}
+    points = plan(site, base, matrix)
+    return submit(site, folder, points, modules, running, request=request_of(base))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"program": ("python", "b.py")}, "program: python a.py, now python b.py"),
+        ({"partition": "p100"}, "partition: v100, now p100"),
+        ({"environment": {"SEED": "1"}}, "environment: none, now"),
+    ],
+)
+def test_results_of_other_jobs_are_not_taken_for_this_sweep_s(
+    site: Site, tmp_path: Path, queue: Queue, changes: dict[str, object], named: str
+) -> None:
+    base, matrix = JobSpec("v100", program=("python", "a.py")), {"lr": ["1"]}
+    run(site, tmp_path, matrix, base)
+    other = replace(base, **changes)  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="begun with other jobs") as caught:
+        run(site, tmp_path, matrix, other)
+    assert "--name" in caught.value.hint
+    assert named in caught.value.details[0]
+    with pytest.raises(BadInput, match="begun with other jobs"):
+        standings(tmp_path, plan(site, other, matrix), request=request_of(other))
+    assert len(queue.scripts) == 1
+
+
+def test_a_sweep_goes_on_with_more_time(site: Site, tmp_path: Path, queue: Queue) -> None:
+    run(site, tmp_path, {"lr": ["1"]})
+    run(site, tmp_path, {"lr": ["1", "2"]}, replace(BASE, minutes=90))
+    assert len(queue.scripts) == 2
+
+
+def test_points_of_an_earlier_matrix_keep_their_jobs(
+    site: Site, tmp_path: Path, queue: Queue
+) -> None:
+    run(site, tmp_path, {"lr": ["1", "2"]})
+    run(site, tmp_path, {"lr": ["3"]})
+    found = run(site, tmp_path, {"lr": ["1", "2", "3"]})
+    assert [one.job_id for one in found] == [101, 101, 102]
+    assert len(queue.scripts) == 2, "what is queued is not queued again"
+
+
+def test_the_jobs_of_each_partition_load_its_own_module(
+    site: Site, tmp_path: Path, queue: Queue
+) -> None:
+    run(site, tmp_path, {"partition": ["p100", "v100"]})
+    assert ["module load for-p100" in text for text in queue.scripts] == [True, False]
+    assert ["module load for-v100" in text for text in queue.scripts] == [False, True]
+
+
+@pytest.mark.parametrize(("arrays", "running"), [(1, 4), (3, 4), (4, 4), (7, 3), (5, 1)])
+def test_all_arrays_together_keep_to_the_most_jobs_at_a_time(arrays: int, running: int) -> None:
+    most: Counter[int] = Counter()
+    for number, share in enumerate(shares(arrays, running)):
+        assert share
+        most[number % running] = max(most[number % running], share)
+    assert sum(most.values()) == running
+
+
+def test_arrays_beyond_the_most_jobs_at_a_time_wait_for_those_before_them(
+    site: Site, tmp_path: Path, queue: Queue
+) -> None:
+    run(site, tmp_path, {"gpus": ["1", "2", "4"]}, running=2)
+    assert queue.options == [(), (), ("--dependency=afterany:101",)]
+    assert all("--array=0-0%1" in text for text in queue.scripts)
+    run(site, tmp_path, {"gpus": ["8"]}, running=2)
+    assert queue.options[3] == ("--dependency=afterany:101:102:103",), "earlier ones still run"
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{", '{"schema": 1}', '{"schema": 1, "points": [{"job_id": 7}]}', "[" * 9999]
+)
+def test_a_manifest_that_cannot_be_one_is_told(site: Site, tmp_path: Path, text: str) -> None:
+    (tmp_path / "sweep.json").write_text(text)
+    with pytest.raises(BadInput, match=r"sweep\.json"):
+        standings(tmp_path, plan(site, BASE, {"lr": ["1"]}))
+
+
+@pytest.mark.parametrize(
+    ("tasks", "there"),
+    [("0-8:4", [0, 4, 8]), ("1,3-5:2%1", [1, 3, 5]), ("7", [7]), ("", []), ("0x1F", range(10))],
+)
+def test_tasks_in_any_form_are_read(tasks: str, there: Sequence[int]) -> None:
+    record = parse.job(f"JobId=7 ArrayJobId=5 ArrayTaskId={tasks} JobState=PENDING")
+    assert [task for task in range(10) if record.has_task(task)] == list(there)
+
+
+def test_a_dry_run_shows_what_is_missing_and_names_what_cannot_run(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = site.source.read_text().replace("/scratch/$USER/hpcdl", str(tmp_path / "work"))
+    (tmp_path / "site.yaml").write_text(text)
+    words = ["job", "sweep", "--site", str(tmp_path / "site.yaml"), "--no-module", "--dry-run",
+             "--over", "gpus=1,2,100000"]  # fmt: skip
+    done = sweep_folder(load_site(tmp_path / "site.yaml"), "train") / "points"
+    done /= point_id({"gpus": "1"})
+    done.mkdir(parents=True)
+    (done / "exit_code").write_text("0\n")
+    assert main(words) == 6
+    shown = capsys.readouterr()
+    assert shown.out.count("# would submit an array of 1:") == 1
+    assert "gpus=100000" in shown.err
+    assert main([*words, "--json"]) == 6
+    said = json.loads(capsys.readouterr().out)
+    assert [one["state"] for one in said["points"]] == ["done", "missing", "impossible"]
+    assert [len(one["points"]) for one in said["arrays"]] == [1]
+    assert not (done.parents[1] / "sweep.json").exists()

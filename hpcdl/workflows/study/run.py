@@ -15,16 +15,16 @@ from pathlib import Path
 
 from hpcdl.jobs import sweep_run
 from hpcdl.jobs.script import Script
-from hpcdl.jobs.spec import JobSpec, Module
+from hpcdl.jobs.spec import JobSpec
 from hpcdl.jobs.submission import submit
-from hpcdl.jobs.sweep_run import DONE, QUEUED, Standing
+from hpcdl.jobs.sweep_run import DONE, MISSING, QUEUED, Modules, Standing
 from hpcdl.jobs.watch import follow
 from hpcdl.system.errors import BadInput, MachineLacks, PartlyDone
 from hpcdl.system.files import locked, write_atomic
 from hpcdl.system.run import CommandFailed, run
 from hpcdl.workflows.study.collect import note_machine
 from hpcdl.workflows.study.model import SYNTHETIC, DataSet, Run
-from hpcdl.workflows.study.plan import Plan, data_folder, library
+from hpcdl.workflows.study.plan import Plan, Round, data_folder, library
 
 Say = Callable[[str], None]
 _POLL_SECONDS = 2.0
@@ -48,7 +48,7 @@ def last_standings(plan: Plan) -> tuple[Standing, ...]:
         return standings(plan, ask=False)
 
 
-def start(plan: Plan, module: Module, say: Say) -> None:
+def start(plan: Plan, modules: Modules, say: Say) -> None:
     """Make the data that are missing and queue every cell that has no result and no job.
 
     Raises:
@@ -58,15 +58,15 @@ def start(plan: Plan, module: Module, say: Say) -> None:
     with locked(plan.folder / ".lock"):
         note_machine(plan)
         for data in _needed(plan):
-            make_data(plan, data, module, say)
+            make_data(plan, data, modules, say)
         if any(run.reads for run in plan.scale.runs):
             compile_library(plan)
         before: tuple[int, ...] = ()
         for part in plan.rounds:
             found = sweep_run.submit(
-                plan.site, part.folder, part.points, module,
+                plan.site, part.folder, part.points, modules,
                 1 if plan.scale.in_turn else None,
-                after=before if plan.scale.in_turn else None,
+                after=before if plan.scale.in_turn else (),
             )  # fmt: skip
             before += tuple({one.job_id for one in found if one.job_id and one.state == QUEUED})
 
@@ -109,7 +109,7 @@ def unfinished(found: Sequence[Standing]) -> bool:
     return any(one.state != DONE for one in found)
 
 
-def make_data(plan: Plan, data: DataSet, module: Module, say: Say) -> None:
+def make_data(plan: Plan, data: DataSet, modules: Modules, say: Say) -> None:
     """Make a data set by a job, unless it is there.
 
     Raises:
@@ -126,14 +126,15 @@ def make_data(plan: Plan, data: DataSet, module: Module, say: Say) -> None:
         )
     say(f"making the data set {data.name}")
     words = [word for key, value in data.options.items() for word in (f"--{key}", value)]
+    partition = plan.possible[0].point.spec.partition
     spec = JobSpec(
-        partition=plan.possible[0].point.spec.partition,
+        partition=partition,
         minutes=60,
         name="study-data",
         launcher="single",
         program=("hpcdl", "data", "make", data.kind, str(folder), *words),
     )
-    submission = submit(plan.site, spec, module)
+    submission = submit(plan.site, spec, modules[partition])
     ended = list(follow(submission))[-1]
     if not ended.ok:
         log = submission.log.read_text(errors="replace") if submission.log.exists() else ""
@@ -180,15 +181,20 @@ class Checked:
     warnings: tuple[str, ...]
 
 
-def check_scripts(plan: Plan, module: Module) -> tuple[Checked, ...]:
+def check_scripts(plan: Plan, modules: Modules) -> tuple[Checked, ...]:
     """Render every script of a study, and judge each by lint and by `bash -n`. Writes nothing."""
     return tuple(
         _judge(plan, part.run, len(group.points), group.spec.partition, script)
         for part in plan.rounds
-        for group, script in sweep_run.preview(
-            plan.site, part.folder, part.points, module, 1 if plan.scale.in_turn else None
+        for group, script, _ in sweep_run.preview(
+            plan.site, part.folder, _anew(part), modules, 1 if plan.scale.in_turn else None
         )
     )
+
+
+def _anew(part: Round) -> tuple[Standing, ...]:
+    """The points of a round as if nothing of it had run."""
+    return tuple(Standing(point, MISSING) for point in part.points if not point.problem)
 
 
 def _judge(plan: Plan, of: Run, tasks: int, partition: str, script: Script) -> Checked:

@@ -1,0 +1,108 @@
+"""The manifest of a sweep, sweep.json: what all its points share, and each point's job.
+
+A point's name follows from its values alone. What all of them share is kept beside them, so
+that results of another program or partition are never taken for this one's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from hpcdl.jobs.spec import JobSpec
+from hpcdl.jobs.untrusted import mapping
+from hpcdl.system.errors import BadInput
+from hpcdl.system.files import write_json
+
+SCHEMA = 1
+Request = Mapping[str, Any]
+_FREE = frozenset(
+    {"name", "minutes", "account", "qos", "job_dir", "requeues", "preflight", "chain"}
+)
+"""What may differ when a sweep is run again: no result follows from it."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What sweep.json says; `request` is None where it was not kept."""
+
+    rows: tuple[Mapping[str, Any], ...] = ()
+    request: Request | None = None
+
+
+def request_of(base: JobSpec, modules: Sequence[str] = ()) -> Request:
+    """What all points of a sweep share, as far as their results follow from it, as JSON values.
+
+    `modules` are those that the user named: a release that is published meanwhile is no
+    reason to run everything again.
+    """
+    said = {one.name: getattr(base, one.name) for one in fields(base) if one.name not in _FREE}
+    said |= {"program": list(base.program), "environment": dict(base.environment)}
+    said["modules"] = list(modules)
+    return {key: value for key, value in said.items() if value}
+
+
+def check_request(folder: Path, manifest: Manifest, request: Request | None) -> None:
+    """Refuse a sweep of other jobs than those whose results lie in the folder.
+
+    Raises:
+        BadInput: names what differs.
+    """
+    if request is None or manifest.request is None or request == manifest.request:
+        return
+    raise BadInput(
+        f"the sweep '{folder.name}' was begun with other jobs",
+        details=list(_differences(manifest.request, request)),
+        hint=f"give this one another --name, or take {folder} away to start anew",
+    )
+
+
+def _differences(was: Request, now: Request) -> Iterator[str]:
+    for key in dict.fromkeys((*was, *now)):
+        if was.get(key) != now.get(key):
+            yield f"{key}: {_shown(was.get(key))}, now {_shown(now.get(key))}"
+
+
+def _shown(value: object) -> str:
+    words = " ".join(map(str, value)) if isinstance(value, list) else str(value or "none")
+    return words if len(words) <= 100 else f"{words[:97]}..."
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a sweep; an empty one where there is none.
+
+    Raises:
+        BadInput: it cannot be read, or is of another format.
+    """
+    path = folder / "sweep.json"
+    hint = f"take {folder} away to start anew"
+    try:
+        said = mapping(json.loads(path.read_text()))
+    except FileNotFoundError:
+        return Manifest()
+    except (OSError, ValueError, RecursionError) as fault:
+        raise BadInput(f"{path} cannot be read", hint=hint) from fault
+    if said.get("schema") != SCHEMA:
+        raise BadInput(f"{path} is not of version {SCHEMA}", hint=hint)
+    rows, request = said.get("points"), said.get("request")
+    if not isinstance(rows, list) or not all(map(_is_row, rows)):
+        raise BadInput(f"{path} does not say which point is whose", hint=hint)
+    return Manifest(tuple(rows), request if isinstance(request, dict) else None)
+
+
+def _is_row(row: object) -> bool:
+    said = mapping(row)
+    numbers = (said.get("job_id"), said.get("task"))
+    return isinstance(said.get("id"), str) and all(
+        one is None or isinstance(one, int) for one in numbers
+    )
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest as a whole."""
+    request = {} if manifest.request is None else {"request": dict(manifest.request)}
+    said = {"schema": SCHEMA, **request, "points": [dict(row) for row in manifest.rows]}
+    write_json(folder / "sweep.json", said)
