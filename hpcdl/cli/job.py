@@ -212,9 +212,16 @@ def _report(args: argparse.Namespace) -> ExitCode:
     from hpcdl.jobs.watch import look, result_of, usage_of
     from hpcdl.workflows.expectation import compare, comparison_line, kept
 
-    submission = find(the_site(args), args.job)
+    site = the_site(args)
+    submission = find(site, args.job)
+    snapshot, said = look(submission), asked(submission)
+    partition = site.partitions.get(str(said.get("partition")))
     report = summarize(
-        look(submission), result_of(submission), asked(submission), usage_of(submission)
+        snapshot,
+        result_of(submission),
+        said,
+        usage_of(snapshot),
+        partition.cpus if partition else None,
     )
     expected = kept(submission.folder)
     found = compare(expected, report.images_per_second, report.ranks) if expected else None

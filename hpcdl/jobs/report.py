@@ -48,8 +48,12 @@ def summarize(
     result: Mapping[str, Any] | None,
     asked: Mapping[str, Any],
     usage: Usage | None = None,
+    node_cpus: int | None = None,
 ) -> Report:
-    """The report of a job from its last state, its result.json, its job.json and accounting."""
+    """The report of a job from its last state, its result.json, its job.json and accounting.
+
+    `node_cpus` are the CPUs of a node of its partition, None where that is not known.
+    """
     summary = mapping(mapping(result).get("summary"))
     shares = {
         text(name): part
@@ -69,18 +73,20 @@ def summarize(
         shares=shares,
         ranks=count(mapping(mapping(result).get("layout")).get("ranks")),
         seconds=sum(seconds) if seconds else None,
-        advice=advise(shares, mapping(asked.get("layout"))),
+        advice=advise(shares, mapping(asked.get("layout")), node_cpus),
         usage=usage,
     )
 
 
-def advise(shares: Mapping[str, float], layout: Mapping[str, Any]) -> str:
+def advise(
+    shares: Mapping[str, float], layout: Mapping[str, Any], node_cpus: int | None = None
+) -> str:
     """One line about the largest share that is not computing; '' where nothing stands out."""
     losses = {name: part for name, part in shares.items() if name in _ADVICE}
     worst = max(losses, key=lambda name: losses[name], default="")
     if not worst or losses[worst] < _WORTH_ADVICE:
         return ""
-    return _ADVICE[worst].format(share=f"{losses[worst]:.0%}", **_more_cpus(layout))
+    return _ADVICE[worst].format(share=f"{losses[worst]:.0%}", **_more_cpus(layout, node_cpus))
 
 
 _ADVICE = {
@@ -92,11 +98,18 @@ _ADVICE = {
 }
 
 
-def _more_cpus(layout: Mapping[str, Any]) -> dict[str, str]:
-    now = count(layout.get("cpus_per_task"))
+def _more_cpus(layout: Mapping[str, Any], node_cpus: int | None) -> dict[str, str]:
+    """What gives ranks more CPUs: more of each node, as far as there are more."""
+    now, tasks = count(layout.get("cpus_per_task")), count(layout.get("tasks_per_node"))
     if now is None:
         return {"cpus": "give the input pipeline more CPUs"}
-    return {"cpus": f"raise --cpus-per-task from {now} to {2 * now}"}
+    most = node_cpus // tasks if node_cpus and tasks else 2 * now
+    if most > now:
+        return {"cpus": f"raise --cpus-per-task from {now} to {min(2 * now, most)}"}
+    return {
+        "cpus": "its ranks have all CPUs of their nodes: copy the data to the nodes' disks "
+        "(--stage-data), or take fewer GPUs of each node"
+    }
 
 
 def _used(usage: Usage) -> list[str]:

@@ -7,21 +7,24 @@ folder; a program that writes none is followed by its state alone.
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hpcdl import facts
 from hpcdl.jobs.submission import Submission
-from hpcdl.jobs.untrusted import number
+from hpcdl.jobs.untrusted import mapping, number
 from hpcdl.slurm import client
 from hpcdl.slurm.parse import ACTIVE, JobRecord, Usage
 from hpcdl.system.text import duration
 
 POLL_SECONDS = 1.0
 _UNKNOWN_SECONDS = 15.0
+_AWAY_SECONDS = 60.0
+"""So long may slurmctld take to come back, as after a restart."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ def follow(submission: Submission) -> Iterator[Snapshot]:
 def _follow_one(submission: Submission) -> Generator[Snapshot, None, Snapshot]:
     forgotten_since: float | None = None
     while True:
-        record = client.job(submission.job_id)
+        record = _asked(submission.job_id)
         if record is None:
             forgotten_since = forgotten_since or time.monotonic()
             if time.monotonic() - forgotten_since > _UNKNOWN_SECONDS:
@@ -77,10 +80,42 @@ def _follow_one(submission: Submission) -> Generator[Snapshot, None, Snapshot]:
         time.sleep(POLL_SECONDS)
 
 
-def look(submission: Submission) -> Snapshot:
-    """The job now."""
-    record = client.job(submission.job_id)
-    return _snapshot(record, submission) if record else _forgotten(submission)
+def look(submission: Submission, known: Mapping[int, JobRecord] | None = None) -> Snapshot:
+    """The job now; of a chain the one that says how the run stands.
+
+    `known` is what Slurm knows of all jobs, where it has been asked already.
+    """
+    ask = client.job if known is None else known.get
+    found = []
+    for job_id in submission.chain:
+        record, one = ask(job_id), replace(submission, job_id=job_id)
+        found.append(_snapshot(record, one) if record else _forgotten(one))
+    return _telling(found)
+
+
+def _telling(chain: Sequence[Snapshot]) -> Snapshot:
+    """Of a chain the job that runs, else the one that finished, the next, or the last that ran."""
+    runs = [one for one in chain if not one.ended and one.state != "PENDING"]
+    finished = [one for one in chain if one.ok]
+    waits = [one for one in chain if not one.ended]
+    ran = [one for one in chain if one.nodes]
+    return [*runs[:1], *finished[-1:], *waits[:1], *ran[-1:], *chain][0]
+
+
+def _asked(job_id: int) -> JobRecord | None:
+    """What is known of a job; a controller that is restarted is waited for.
+
+    Raises:
+        SlurmAway: it does not answer for longer than that takes.
+    """
+    end = time.monotonic() + _AWAY_SECONDS
+    while True:
+        try:
+            return client.job(job_id)
+        except client.SlurmAway:
+            if time.monotonic() > end:
+                raise
+            time.sleep(POLL_SECONDS)
 
 
 def as_line(snapshot: Snapshot) -> str:
@@ -121,9 +156,9 @@ def result_of(submission: Submission) -> dict[str, Any] | None:
     return _json(submission.result)
 
 
-def usage_of(submission: Submission) -> Usage | None:
+def usage_of(snapshot: Snapshot) -> Usage | None:
     """What accounting says the job had and used; None without accounting."""
-    return client.usage(submission.job_id)
+    return client.usage(snapshot.job_id)
 
 
 def _snapshot(record: JobRecord, submission: Submission) -> Snapshot:
@@ -139,13 +174,30 @@ def _snapshot(record: JobRecord, submission: Submission) -> Snapshot:
 
 
 def _forgotten(submission: Submission) -> Snapshot:
-    """Slurm no longer knows the job: a result that was written speaks for it, else nothing."""
-    result = result_of(submission) or {}
-    outcome = result.get("outcome")
-    done = isinstance(outcome, dict) and outcome.get("status") == "completed"
-    words = "Slurm has forgotten it; it wrote its result" if done else "Slurm does not know it"
-    state = "COMPLETED" if done else "UNKNOWN"
-    return Snapshot(submission.job_id, state, words, 0 if done else 1, "", 0, None)
+    """Slurm no longer knows the job: what it left behind speaks for it, else nothing."""
+    state, words, code = _left_behind(submission)
+    return Snapshot(submission.job_id, state, words, code, "", 0, None)
+
+
+def _left_behind(submission: Submission) -> tuple[str, str, int]:
+    """State, words and exit code by the job's files: its script writes how it ended."""
+    code = _exit_code(submission.folder / "exit_code")
+    if code is not None:
+        words = f"it ended with exit code {code}" if code else "it ended well"
+        return "FAILED" if code else "COMPLETED", f"Slurm has forgotten it; {words}", code
+    outcome = mapping(mapping(result_of(submission)).get("outcome"))
+    if outcome.get("status") == "completed":
+        return "COMPLETED", "Slurm has forgotten it; it wrote its result", 0
+    return "UNKNOWN", "Slurm does not know it", 1
+
+
+def _exit_code(path: Path) -> int | None:
+    """The number that a job's script wrote, None where it wrote none."""
+    try:
+        text = path.read_text().strip()
+    except (OSError, ValueError):
+        return None
+    return int(text) if re.fullmatch("[0-9]{1,3}", text) else None
 
 
 def _json(path: Path) -> dict[str, Any] | None:

@@ -40,6 +40,10 @@ _NOT_NOW = (
 _ANSWER_SECONDS = 30.0
 
 
+class SlurmAway(MachineLacks):
+    """Slurm does not answer: it may be back in a minute."""
+
+
 def clean_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment for sbatch: without what would override or leak into the job.
 
@@ -191,8 +195,8 @@ def _ask(argv: Sequence[str], *, check: bool = True) -> CommandResult:
     return answer
 
 
-def _away(said: Sequence[str]) -> MachineLacks:
-    return MachineLacks(
+def _away(said: Sequence[str]) -> SlurmAway:
+    return SlurmAway(
         "Slurm does not answer",
         details=said,
         hint="is slurmctld running, and is SLURM_CONF right? `hpcdl cluster status` tells "

@@ -1,5 +1,7 @@
 """What a job is told after it has ended."""
 
+import pytest
+
 from hpcdl.jobs.report import advise, as_text, summarize
 from hpcdl.jobs.watch import Snapshot
 from hpcdl.slurm.parse import Usage
@@ -25,6 +27,19 @@ def test_an_input_bound_job_is_told_to_ask_for_more_cpus() -> None:
     text = as_text(report)
     assert "1,234.5 images/s (1,200 to 1,250), 4 ranks" in text
     assert "after 1 restarts" in text
+
+
+@pytest.mark.parametrize(
+    ("tasks", "now", "said"),
+    [
+        (2, 14, "its ranks have all CPUs of their nodes"),
+        (1, 14, "raise --cpus-per-task from 14 to 28"),
+        (2, 10, "raise --cpus-per-task from 10 to 14"),
+    ],
+)
+def test_no_more_cpus_are_advised_than_a_node_has(tasks: int, now: int, said: str) -> None:
+    layout = {"cpus_per_task": now, "tasks_per_node": tasks}
+    assert said in summarize(DONE, RESULT, {"layout": layout}, node_cpus=28).advice
 
 
 def test_communication_is_named_when_it_is_the_worst() -> None:

@@ -1,0 +1,112 @@
+"""What is said of a job: also of a chain, of a forgotten one, and while Slurm is away."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from hpcdl.jobs import watch
+from hpcdl.jobs.submission import Submission
+from hpcdl.slurm import client, parse
+from hpcdl.slurm.parse import JobRecord
+
+Known = Callable[[Mapping[int, str]], None]
+
+
+def record(job_id: int, state: str) -> JobRecord:
+    nodes = "" if state in {"PENDING", "CANCELLED"} else "NodeList=n1"
+    code = "1:0" if state == "FAILED" else "0:0"
+    return parse.job(f"JobId={job_id} JobState={state} ExitCode={code} {nodes} Restarts=0")
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> Known:
+    """Slurm knows jobs in these states, and no others."""
+
+    def know(states: Mapping[int, str]) -> None:
+        jobs = {job_id: record(job_id, state) for job_id, state in states.items()}
+        monkeypatch.setattr(client, "job", jobs.get)
+
+    return know
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "third", "told"),
+    [
+        ("FAILED", "RUNNING", "PENDING", 2),
+        ("TIMEOUT", "COMPLETED", "CANCELLED", 2),
+        ("PENDING", "PENDING", "PENDING", 1),
+        ("FAILED", "PENDING", "PENDING", 2),
+        ("FAILED", "FAILED", "CANCELLED", 2),
+        ("CANCELLED", "CANCELLED", "CANCELLED", 1),
+    ],
+)
+def test_of_a_chain_the_job_that_says_how_the_run_stands_is_told(
+    tmp_path: Path, known: Known, first: str, second: str, third: str, told: int
+) -> None:
+    known({1: first, 2: second, 3: third})
+    assert watch.look(Submission(1, tmp_path, (1, 2, 3))).job_id == told
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "words"),
+    [
+        ("0\n", "COMPLETED", "it ended well"),
+        ("23\n", "FAILED", "it ended with exit code 23"),
+        ("nonsense\n", "UNKNOWN", "Slurm does not know it"),
+        (None, "UNKNOWN", "Slurm does not know it"),
+    ],
+)
+def test_a_forgotten_job_is_told_by_the_exit_code_it_left(
+    tmp_path: Path, known: Known, code: str | None, state: str, words: str
+) -> None:
+    known({})
+    if code is not None:
+        (tmp_path / "exit_code").write_text(code)
+    found = watch.look(Submission(7, tmp_path))
+    assert found.state == state
+    assert words in found.words
+    assert found.exit_code == {"COMPLETED": 0, "FAILED": 23}.get(state, 1)
+
+
+def test_a_forgotten_job_without_an_exit_code_is_told_by_its_result(
+    tmp_path: Path, known: Known
+) -> None:
+    known({})
+    (tmp_path / "result.json").write_text(json.dumps({"outcome": {"status": "completed"}}))
+    assert watch.look(Submission(7, tmp_path)).ok
+
+
+def answers(*given: JobRecord | Exception) -> Callable[[int], JobRecord]:
+    left: Iterator[JobRecord | Exception] = iter(given)
+
+    def job(_: int) -> JobRecord:
+        answer = next(left)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return job
+
+
+def test_a_controller_that_restarts_does_not_end_the_watching(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = client.SlurmAway("Slurm does not answer")
+    job = answers(away, record(7, "RUNNING"), away, away, record(7, "COMPLETED"))
+    monkeypatch.setattr(client, "job", job)
+    monkeypatch.setattr(watch, "POLL_SECONDS", 0.0)
+    states = [one.state for one in watch.follow(Submission(7, tmp_path))]
+    assert states == ["RUNNING", "COMPLETED"]
+
+
+def test_a_controller_that_stays_away_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(_: int) -> JobRecord:
+        raise client.SlurmAway("Slurm does not answer")
+
+    monkeypatch.setattr(client, "job", gone)
+    monkeypatch.setattr(watch, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(watch, "_AWAY_SECONDS", 0.05)
+    with pytest.raises(client.SlurmAway):
+        list(watch.follow(Submission(7, tmp_path)))
