@@ -23,6 +23,7 @@ from hpcdl.site import Site
 from hpcdl.slurm import client
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import switch_link, write_atomic, write_json
+from hpcdl.system.signals import terminable, undivided
 
 SCHEMA = 1
 
@@ -78,22 +79,35 @@ def submit(site: Site, spec: JobSpec, module: Module) -> Submission:
     script, placed = place(site, spec, module)
     folder = placed.job_dir
     assert folder is not None
+    _check_free(folder)
+    queued: list[int] = []
+    with terminable():
+        try:
+            write_atomic(folder / "job.sh", script.text, mode=0o755)
+            for options in _links(spec.chain, queued):
+                with undivided():
+                    queued.append(client.submit(folder / "job.sh", options))
+            write_json(folder / "job.json", _record(site, placed, module, script, queued))
+            for job_id in queued:
+                switch_link(index(site) / str(job_id), os.path.relpath(folder, index(site)))
+        except BaseException:
+            # A job without its record could not be followed: it is taken back as a whole.
+            with undivided():
+                client.cancel(queued)
+                _withdraw(folder)
+            raise
+    return Submission(queued[0], folder, tuple(queued))
+
+
+def _check_free(folder: Path) -> None:
+    """Refuse a folder whose job.sh is another job's, or a person's own: it would be lost."""
     if (folder / "job.json").exists():
         raise BadInput(f"{folder} holds a submitted job", hint="choose another --job-dir")
-    queued: list[int] = []
-    try:
-        write_atomic(folder / "job.sh", script.text, mode=0o755)
-        for options in _links(spec.chain, queued):
-            queued.append(client.submit(folder / "job.sh", options))
-        write_json(folder / "job.json", _record(site, placed, module, script, queued))
-        for job_id in queued:
-            switch_link(_index(site) / str(job_id), os.path.relpath(folder, _index(site)))
-    except BaseException:
-        # A job without its record could not be followed: it is taken back as a whole.
-        client.cancel(queued)
-        _withdraw(folder)
-        raise
-    return Submission(queued[0], folder, tuple(queued))
+    if (folder / "job.sh").exists() or (folder / "job.sh").is_symlink():
+        raise BadInput(
+            f"{folder} holds a job.sh already, which would be written over",
+            hint="choose another --job-dir, or move it away",
+        )
 
 
 def check_data(spec: JobSpec) -> None:
@@ -127,7 +141,7 @@ def find(site: Site, which: str) -> Submission:
     Raises:
         BadInput: neither is known here.
     """
-    folder = _index(site) / which if which.isdigit() else Path(which)
+    folder = index(site) / which if which.isdigit() else Path(which)
     try:
         record = mapping(json.loads((folder / "job.json").read_text()))
         ids = [count(one) for one in (record["job_id"], *(record.get("chain") or ()))]
@@ -155,14 +169,15 @@ def asked(submission: Submission) -> dict[str, Any]:
 def release_of(site: Site, job_id: int) -> str | None:
     """The release that a job submitted by hpcdl loads; None where there is no record of one."""
     try:
-        record = json.loads((_index(site) / str(job_id) / "job.json").read_text())
+        record = json.loads((index(site) / str(job_id) / "job.json").read_text())
     except (OSError, ValueError):
         return None
     release = record.get("release") if isinstance(record, dict) else None
     return str(release) if release else None
 
 
-def _index(site: Site) -> Path:
+def index(site: Site) -> Path:
+    """Where links by job id to the folders of submitted jobs lie."""
     return site.paths.work / "jobs" / "by-id"
 
 

@@ -37,6 +37,7 @@ _NOT_NOW = (
     "Requested nodes are busy",
     "Required node not available",
 )
+_GONE = ("Invalid job id", "already completing or completed")
 _ANSWER_SECONDS = 30.0
 
 
@@ -50,7 +51,7 @@ def clean_environment(environ: Mapping[str, str] | None = None) -> dict[str, str
     SBATCH_* and SRUN_* override the script's own directives; SLURM_* of an allocation we run
     in changes the step's shape. SLURM_CONF and its kin say which cluster is meant and stay.
     """
-    keep = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_CONF_SERVER", "SLURM_TIME_FORMAT"}
+    keep = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_CONF_SERVER"}
     source = os.environ if environ is None else environ
     foreign = re.compile(r"(SLURM|SBATCH|SRUN|SALLOC|PMIX|PMI|OMPI)_")
     return {
@@ -174,8 +175,14 @@ def submit(script: Path, options: Sequence[str] = ()) -> int:
 
 def cancel(job_ids: Sequence[int]) -> None:
     """Cancel jobs; those that have ended already are no error."""
-    if job_ids:
-        _ask(["scancel", *map(str, job_ids)])
+    if not job_ids:
+        return
+    answer = _ask(["scancel", *map(str, job_ids)], check=False)
+    said = [line for line in answer.stderr.splitlines() if line.strip()]
+    # It names each job that is gone, cancels the others, and exits with 1.
+    gone = [line for line in said if any(sign in line for sign in _GONE)]
+    if not answer.ok and (not said or len(gone) < len(said)):
+        _refuse(answer)
 
 
 def _ask(argv: Sequence[str], *, check: bool = True) -> CommandResult:
@@ -187,7 +194,9 @@ def _ask(argv: Sequence[str], *, check: bool = True) -> CommandResult:
             '`eval "$(hpcdl cluster env)"`',
         )
     try:
-        answer = run(argv, base_env=clean_environment(), check=False, timeout=_ANSWER_SECONDS)
+        # Times are compared and shown: in one form, whatever the caller likes.
+        environment = {**clean_environment(), "SLURM_TIME_FORMAT": "standard"}
+        answer = run(argv, base_env=environment, check=False, timeout=_ANSWER_SECONDS)
     except Stopped as late:  # a controller that is gone may just be silent
         raise _away([late.message]) from late
     if check and not answer.ok:

@@ -408,6 +408,7 @@ def test_a_job_that_the_controller_has_forgotten_is_told_from_accounting(
     report = json.loads(accounted(HPCDL, "job", "report", "--json", requeued).stdout)
     assert report["usage"]["allocated"]["gres/gpu:p100"] == "2"
     assert report["usage"]["max_rss_mb"] > 200
+    accounted(HPCDL, "job", "cancel", requeued)  # what is forgotten is no error
 
 
 def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:

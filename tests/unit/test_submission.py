@@ -1,0 +1,60 @@
+"""Submitting leaves a job with its record, or nothing: no file of others is lost."""
+
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hpcdl.jobs import JobSpec, Module, submission
+from hpcdl.site import Site
+from hpcdl.slurm import client
+from hpcdl.system.errors import BadInput
+
+
+@pytest.fixture
+def own(three_generations: Site, tmp_path: Path) -> Site:
+    return replace(
+        three_generations, paths=replace(three_generations.paths, work=tmp_path / "work")
+    )
+
+
+@pytest.fixture
+def cancelled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Jobs taken back; what is submitted gets the numbers 7, 8, ..."""
+    gone: list[int] = []
+    numbers = iter(range(7, 99))
+    monkeypatch.setattr(client, "would_run", lambda _: None)
+    monkeypatch.setattr(client, "submit", lambda *_: next(numbers))
+    monkeypatch.setattr(client, "cancel", gone.extend)
+    return gone
+
+
+def test_a_job_sh_of_others_is_neither_written_over_nor_removed(
+    own: Site, tmp_path: Path, cancelled: list[int]
+) -> None:
+    mine = tmp_path / "job.sh"
+    mine.write_text("echo mine\n")
+    with pytest.raises(BadInput, match=r"job\.sh already"):
+        submission.submit(own, JobSpec("p100", job_dir=tmp_path), Module(()))
+    assert mine.read_text() == "echo mine\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_between_slurm_s_answer_and_the_record_takes_the_job_back(
+    own: Site, tmp_path: Path, cancelled: list[int], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    queued: list[int] = []
+
+    def submit(_: Path, options: Sequence[str] = ()) -> int:
+        queued.append(7 + len(queued))
+        os.kill(os.getpid(), number)
+        return queued[-1]
+
+    monkeypatch.setattr(client, "submit", submit)
+    with pytest.raises(KeyboardInterrupt):
+        submission.submit(own, JobSpec("p100", job_dir=tmp_path / "j", chain=3), Module(()))
+    assert queued == cancelled == [7]
+    assert not (tmp_path / "j").exists()
