@@ -101,13 +101,26 @@ def spec_of(args: argparse.Namespace, site: Site) -> JobSpec:
         environment=dict(pair("--env", text, "NAME=VALUE") for text in args.env),
         account=args.account,
         qos=args.qos,
-        job_dir=args.job_dir.absolute() if args.job_dir else None,
+        job_dir=_path(args.job_dir) if args.job_dir else None,
         preflight=not args.no_preflight,
-        data=str(Path(args.data).absolute()) if args.data else None,
+        data=str(_path(args.data)) if args.data else None,
         stage=args.stage_data,
-        container=args.container,
+        container=_image(args.container),
         sbatch=tuple(args.sbatch),
     )
+
+
+def _path(given: str | Path) -> Path:
+    """A path as the shell would have it: no shell reads what a file, or `--data=~/x`, says."""
+    try:
+        return Path(given).expanduser().absolute()
+    except RuntimeError as fault:
+        raise BadInput(f"{given}: there is no such user, or no home") from fault
+
+
+def _image(given: str | None) -> str | None:
+    """A container's image, which may be a name instead of a path."""
+    return str(_path(given)) if given and given.startswith("~") else given
 
 
 def pair(option: str, text: str, form: str) -> tuple[str, str]:

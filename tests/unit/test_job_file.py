@@ -108,3 +108,17 @@ def test_a_release_that_nobody_knows_is_refused(
 ) -> None:
     assert main(["job", "render", "--site", "embedded", "--slurm-version", version]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_path_may_begin_with_the_home(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    file = tmp_path / "job.yaml"
+    file.write_text("schema: 1\ndata: ~/set\njob_dir: ~/runs/a\nmodules: []\n")
+    lines = render(capsys, file)
+    assert "export HPCDL_DATA=/home/me/set" in lines
+    assert "export HPCDL_JOB_DIR=/home/me/runs/a" in lines
+    assert "export HPCDL_DATA=/home/me/other" in render(capsys, file, "--data=~/other")
+    assert main(["job", "render", "--site", "p100-v100-k80", "--data=~no-such-user/x"]) == 2
+    assert "no such user" in capsys.readouterr().err
