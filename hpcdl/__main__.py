@@ -8,6 +8,7 @@ import atexit
 import gc
 import os
 import sys
+from contextlib import suppress
 from typing import NoReturn
 
 gc.set_threshold(100_000)
@@ -25,7 +26,9 @@ def _leave(code: int) -> NoReturn:
     threads = sys.modules.get("threading")
     alone = threads is None or threads.active_count() == 1
     if alone and atexit._ncallbacks() == 0:
-        sys.stderr.flush()  # main() has flushed standard output
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # main() has told what can be told
+                stream.flush()
         os._exit(code)
     sys.exit(code)
 

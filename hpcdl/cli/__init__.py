@@ -46,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # here, where a full disk or a reader that left can still be told
         return code
     except HpcdlError as error:
+        with suppress(OSError):  # what was said before it comes before it
+            sys.stdout.flush()
         print(error.render(), file=sys.stderr)
         return int(error.exit_code)
     except KeyboardInterrupt:

@@ -240,6 +240,20 @@ def test_a_full_disk_is_told() -> None:
     assert done.stderr == b"error: No space left on device\n"
 
 
+def test_what_was_said_before_an_error_is_not_lost() -> None:
+    program = (
+        "from hpcdl import __main__ as m, cli\n"
+        "from hpcdl.system.errors import BadInput\n"
+        "def fails(_):\n    print('half a report'); raise BadInput('no more')\n"
+        "cli._dispatch = fails; m.run()"
+    )
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (2, "half a report\n", "error: no more\n")
+
+
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&-"])
 def test_a_closed_stream_does_no_harm(closed: str) -> None:
     done = subprocess.run(
