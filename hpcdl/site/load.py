@@ -43,30 +43,39 @@ _JUDGES = (
 def find_site_file(given: str | None = None) -> Path:
     """The site file to use: `--site`, else HPCDL_SITE, else the installed prefix's.
 
-    A name without a slash that is no file, such as `pi`, means a shipped example.
+    A name without a slash that is no file here, such as `pi`, means a shipped example.
 
     Raises:
         BadInput: none is named, or the named one does not exist.
     """
     chosen = given or os.environ.get("HPCDL_SITE")
     if not chosen:
-        installed = Path(__file__).resolve().parents[1] / "site.yaml"
-        for candidate in (home() / "site.yaml", installed):
-            if candidate.is_file():
-                return candidate
+        installed = installed_site_file()
+        if installed is not None:
+            return installed
         raise BadInput(
             "no site file is named",
             hint="give --site FILE or set HPCDL_SITE; `hpcdl site init` writes one",
         )
     path = Path(chosen).expanduser()
-    if path.exists():
+    if path.exists() and not path.is_dir():
         return path
     shipped = {
         entry.stem: entry for entry in sorted((folder("templates") / "sites").glob("*.yaml"))
     }
     if "/" not in chosen and chosen.removesuffix(".yaml") in shipped:
         return shipped[chosen.removesuffix(".yaml")]
+    if path.is_dir():
+        return path  # refused where it is read, as what it is
     raise BadInput(f"there is no site file {chosen}", hint=did_you_mean(chosen, shipped))
+
+
+def installed_site_file() -> Path | None:
+    """The site file of this installation, None where there is none."""
+    for candidate in (home() / "site.yaml", _ROOM.parent / "site.yaml"):
+        if candidate.is_file():
+            return candidate
+    return None
 
 
 def load_site(path: Path) -> Site:

@@ -240,6 +240,17 @@ def test_a_shipped_site_is_found_by_its_name() -> None:
     assert caught.value.hint == "did you mean 'embedded'?"
 
 
+def test_a_folder_of_that_name_does_not_hide_a_shipped_site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "embedded").mkdir()
+    (tmp_path / "other").mkdir()
+    assert find_site_file("embedded").name == "embedded.yaml"
+    with pytest.raises(BadInput, match="is a folder"):
+        load_site(find_site_file("other"))
+
+
 def test_no_site_at_all_says_how_to_get_one() -> None:
     with pytest.raises(BadInput, match="no site file is named") as caught:
         find_site_file()
