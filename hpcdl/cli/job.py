@@ -248,11 +248,9 @@ def _lint_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _lint(args: argparse.Namespace) -> ExitCode:
-    import os
-
     from hpcdl.jobs.lint import run_lint
 
-    site = the_site(args) if args.site or args.partition or os.environ.get("HPCDL_SITE") else None
+    site = _lint_site(args)
     return run_lint(
         args.files,
         args.slurm_version or (site.slurm.version if site else None),
@@ -260,6 +258,19 @@ def _lint(args: argparse.Namespace) -> ExitCode:
         partition=site.partition(args.partition) if site and args.partition else None,
         as_sarif=args.sarif,
     )
+
+
+def _lint_site(args: argparse.Namespace) -> Site | None:
+    """The site to judge for; None where none is named or installed, or none is needed."""
+    import os
+
+    from hpcdl.site.load import installed_site_file
+
+    if args.site or args.partition or os.environ.get("HPCDL_SITE"):
+        return the_site(args)
+    if args.slurm_version or installed_site_file() is None:
+        return None
+    return the_site(args)
 
 
 def _cancel_options(parser: argparse.ArgumentParser) -> None:

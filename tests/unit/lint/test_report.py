@@ -1,15 +1,18 @@
 """What `hpcdl job lint` prints, and how it exits."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from hpcdl.cli import main
 from hpcdl.jobs.lint import lint, run_lint
 from hpcdl.site.model import Gpu, Interconnect, Partition
 from hpcdl.slurm.rules import rule
 from hpcdl.system.errors import BadInput, ExitCode
+from hpcdl.system.resources import folder
 
 WRONG = "#!/bin/bash\n#SBATCH --ntasks=4 --cpus-per-task=8\nsrun ./solver\n"
 V100 = Partition(
@@ -146,3 +149,14 @@ def test_the_page_of_rules_is_up_to_date():
 
     page = Path(__file__).parents[3] / "docs" / "lint.md"
     assert page.read_text() == as_markdown(), "python -m hpcdl.jobs.lint.docs > docs/lint.md"
+
+
+def test_an_installed_site_says_the_release_where_none_is_named(script, capsys):
+    home = Path(os.environ["HPCDL_HOME"])
+    home.mkdir(parents=True)
+    text = (folder("templates") / "sites" / "pi.yaml").read_text()
+    (home / "site.yaml").write_text(text)
+    main(["job", "lint", str(script)])
+    assert "(Slurm 20.11.9)" in capsys.readouterr().out
+    main(["job", "lint", "--slurm-version", "24.11", str(script)])
+    assert "(Slurm 24.11)" in capsys.readouterr().out
