@@ -11,7 +11,7 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.site import Site, SlurmDialect
-from hpcdl.slurm.rules import Release, known_releases, mpi_plugins, span
+from hpcdl.slurm.rules import Release, known_release, mpi_plugins, span
 from hpcdl.system.errors import BadInput
 from hpcdl.system.remember import remembered
 from hpcdl.system.text import did_you_mean
@@ -88,12 +88,7 @@ def with_version(site: Site, version: str) -> Site:
     """
     from dataclasses import replace
 
-    release, oldest = Release.parse(version), known_releases()[0]
-    if release < Release.parse(f"{oldest}.0"):
-        raise BadInput(
-            f"Slurm {release} is older than what scripts are written for",
-            hint=f"releases from {oldest} to {known_releases()[-1]} are known",
-        )
+    release = known_release(version)
     return replace(site, slurm=replace(site.slurm, version=str(release)))
 
 

@@ -58,6 +58,7 @@ def _check_meaning(document: Document, values: dict[str, Any]) -> None:
             if partition and partition not in partitions:
                 where = ("stacks", name, "partitions", index)
                 _unknown(document, where, "partition", partition, partitions)
+    _check_release(document, (values.get("slurm") or {}).get("version"))
     _check_paths(document, values.get("paths") or {})
 
 
@@ -96,6 +97,17 @@ def _check_partition(
             place("scratch", "path"),
             "start it with / or a variable of the job, such as $TMPDIR",
         )
+
+
+def _check_release(document: Document, version: str | None) -> None:
+    """Fault a release of Slurm that is none, or older than what scripts are written for."""
+    from hpcdl.slurm.rules import known_release
+
+    try:
+        known_release(version or "")
+    except BadInput as fault:
+        if version:
+            document.fault(fault.message, document.find(("slurm", "version")), fault.hint)
 
 
 def _check_hostlist(document: Document, node: Node, partition: dict[str, Any]) -> None:

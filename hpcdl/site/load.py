@@ -36,7 +36,8 @@ _ROOM = Path(__file__).parent
 # What decides whether a file is valid: a judgement of other versions of these counts no more.
 _JUDGES = (
     _ROOM / "check.py", _ROOM / "schema.py", _ROOM.parent / "system" / "schema.py",
-    _ROOM.parent / "facts" / "gpus.yaml",
+    _ROOM.parent / "facts" / "gpus.yaml", _ROOM.parent / "facts" / "slurm_rules.yaml",
+    _ROOM.parent / "slurm" / "rules.py",
 )  # fmt: skip
 
 

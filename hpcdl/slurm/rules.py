@@ -129,6 +129,21 @@ def known_releases() -> tuple[str, ...]:
     return tuple(load("slurm_rules")["releases"])
 
 
+def known_release(version: str) -> Release:
+    """A release that scripts can be written for: one that the rules cover, or a newer one.
+
+    Raises:
+        BadInput: `version` is no release, or older than all that we know.
+    """
+    release, oldest = Release.parse(version), known_releases()[0]
+    if release < Release.parse(f"{oldest}.0"):
+        raise BadInput(
+            f"Slurm {release} is older than what scripts are written for",
+            hint=f"releases from {oldest} to {known_releases()[-1]} are known",
+        )
+    return release
+
+
 @cache
 def all_rules() -> tuple[Rule, ...]:
     """Every rule, in the order of the data."""

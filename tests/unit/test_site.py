@@ -157,6 +157,8 @@ def test_every_fault_is_shown_at_once_in_the_order_of_the_file(site_file: Path) 
         ),
         (replace("60}", "60, stack: tf}"), "the stack 'tf' does not serve 'cpu'"),
         (replace("schema: 1", "schema: 1\ndefault_partition: gpu"), "no partition 'gpu'"),
+        (replace("22.05.8", "19.05.2"), "Slurm 19.05.2 is older than what scripts are written for"),
+        (replace("22.05.8", "9.05"), "'9.05' is no Slurm release"),
     ],
 )
 def test_each_kind_of_fault_is_named(site_file: Path, change: Change, said: str) -> None:
