@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcdl.cli.framework import Command, Group, print_json
-from hpcdl.system.errors import BadInput, ExitCode
+from hpcdl.system.errors import ExitCode
+
+_BROKEN = 29
+"""The preflight itself did not work (hpcdl.jobs.preflight.CAUSES)."""
 
 if TYPE_CHECKING:
     from hpcdl.jobs.preflight import Probe
@@ -84,7 +87,9 @@ def _judge(args: argparse.Namespace) -> ExitCode | int:
     try:
         probes = read_probes(args.probes.read_text(errors="replace"))
     except OSError as fault:
-        raise BadInput(f"cannot read {args.probes}: {fault.strerror}") from fault
+        print(f"preflight: cannot read {args.probes}: {fault.strerror} (exit code {_BROKEN})",
+              file=sys.stderr)  # fmt: skip
+        return _BROKEN
     problems = judge(probes, expected)
     if args.json:
         print_json(

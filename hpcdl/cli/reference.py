@@ -120,14 +120,19 @@ def _cell(text: str) -> str:
 
 
 _AFTER_CODES = """
-A batch script turns 75 into a requeue, up to its cap; walltime signal and preemption lead to 75.
-TERM writes a checkpoint and ends with 5; `scancel` never requeues. Otherwise a job ends with the
+A batch script turns 75 into a requeue, up to its cap; USR2, the walltime signal, leads to 75. TERM,
+from `scancel` or where Slurm preempts, writes a checkpoint and ends with 5: the script requeues
+nothing then, Slurm itself does where PreemptMode is REQUEUE. Otherwise a job ends with the
 program's own code, and 128 + n where signal n killed it.
 
 ## Preflight of a job
 
 | code | cause |
 |---|---|
+"""
+_AFTER_CAUSES = """
+24 is for `hpcdl preflight judge --memory-mb`; in the scripts that hpcdl writes, Slurm holds a job
+to its memory.
 """
 
 
@@ -147,6 +152,7 @@ def exit_codes() -> str:
         + "".join(rows)
         + _AFTER_CODES
         + "".join(causes)
+        + _AFTER_CAUSES
     )
 
 

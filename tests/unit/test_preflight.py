@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcdl.cli import main
 from hpcdl.jobs.preflight import (
     CAUSES,
     Expectation,
@@ -124,6 +125,14 @@ def test_the_table_has_a_row_per_rank() -> None:
 def test_a_node_goes_by_slurm_s_name_even_where_nodes_share_a_host() -> None:
     assert probe(environ={"SLURMD_NODENAME": "p100-02"}).host == "p100-02"
     assert probe(environ={}).host == socket.gethostname()
+
+
+def test_probes_that_cannot_be_read_are_a_preflight_that_did_not_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = f"preflight judge --world 1 --tasks-per-node 1 --cpus-per-task 1 {tmp_path}/none"
+    assert main(words.split()) == 29
+    assert "No such file" in capsys.readouterr().err
 
 
 def test_scratch_that_staging_would_make_is_looked_at_where_it_will_lie(tmp_path: Path) -> None:
