@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcdl.cli import request, sweep
-from hpcdl.cli.framework import Command, Group, print_json, the_site
+from hpcdl.cli.framework import Command, Group, at_least, print_json, the_site
 from hpcdl.system.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -200,6 +200,22 @@ def _snapshot_data(snapshot: Snapshot) -> dict[str, object]:
     return asdict(snapshot)
 
 
+def _list_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--last", type=at_least(1), default=20, metavar="N", help="the newest N (20)"
+    )
+
+
+def _list(args: argparse.Namespace) -> ExitCode:
+    from dataclasses import asdict
+
+    from hpcdl.jobs.listing import as_text, own_jobs
+
+    rows = own_jobs(the_site(args), args.last)
+    print_json([asdict(row) for row in rows]) if args.json else print(as_text(rows))
+    return ExitCode.OK
+
+
 def _report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", metavar="JOB", help="job id, or the job's folder")
 
@@ -330,6 +346,13 @@ GROUP = Group(
             "hpcdl job watch 4711",
             _watch,
             _watch_options,
+        ),
+        Command(
+            "list",
+            "List your jobs: state, age and folder, the newest first.",
+            "hpcdl job list --last 5",
+            _list,
+            _list_options,
         ),
         Command(
             "sweep",
