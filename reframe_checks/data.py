@@ -21,6 +21,7 @@ class input_pipeline(HpcdlCheck):
     """Images per second of reading, decoding and augmenting JPEGs, with no training behind."""
 
     tags = {"nightly", "node"}
+    needs_gpus = False
 
     def request(self, site, partition):
         count, seconds = ("64", "4") if self.one_machine else ("1280", "15")
@@ -45,6 +46,7 @@ class storage(HpcdlCheck):
     """MB per second that one node reads, past its cache."""
 
     where = parameter(["work", "scratch"])
+    needs_gpus = False
 
     @run_after("init")
     def take_tags(self):

@@ -70,6 +70,8 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
     """Seconds without a sign of life after which a running job is given up."""
     patience_seconds = variable(float, value=PATIENCE_SECONDS)
     """Seconds that the job may wait for its nodes."""
+    needs_gpus = True
+    """Whether ranks of a partition with GPUs must compute on them."""
 
     @property
     def check_name(self) -> str:
@@ -130,7 +132,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
     @property
     def real_gpus(self) -> bool:
         """Whether ranks must find a GPU: emulated ones are only counted."""
-        return self.layout["gpus_per_node"] > 0 and not self.one_machine
+        return self.needs_gpus and self.layout["gpus_per_node"] > 0 and not self.one_machine
 
     @property
     def one_machine(self) -> bool:

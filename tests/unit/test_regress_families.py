@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import runpy
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,6 +33,7 @@ from hpcdl.regress.scaling import SHAPES, YARDSTICKS, expected_efficiency, widen
 from hpcdl.regress.training import ALL, TrainingCase, efficiency, job_on
 from hpcdl.site import Site, find_site_file, load_site
 from hpcdl.system.errors import BadInput
+from hpcdl.system.resources import folder
 
 LAYOUT = {"nodes": 2, "tasks_per_node": 2, "cpus_per_task": 4, "gpus_per_node": 2}
 GOOD: dict[str, Any] = {
@@ -132,6 +135,22 @@ def test_gpus_joined_without_nccl_are_a_fault() -> None:
     assert nccl_faults(Measured({"versions": {"nccl_built": False}}))
     assert not nccl_faults(Measured({"versions": {"nccl_built": True}}))
     assert not nccl_faults(Measured({"versions": {"nccl_built": None}}))
+
+
+def check_of(file: str, name: str) -> Any:
+    """A check's class, without a ReFrame that runs."""
+    pytest.importorskip("reframe", reason="ReFrame is not installed (pip install 'hpcdl[checks]')")
+    return runpy.run_path(str(folder("reframe_checks") / f"{file}.py"))[name]
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "gpus"),
+    [("data", "input_pipeline", False), ("data", "storage", False), ("training", "alone", True)],
+)
+def test_what_computes_nothing_misses_no_gpu(file: str, name: str, gpus: bool) -> None:
+    check = check_of(file, name)
+    on_p100 = SimpleNamespace(layout=LAYOUT, one_machine=False, needs_gpus=check.needs_gpus)
+    assert check.real_gpus.fget(on_p100) is gpus
 
 
 def test_a_benched_pipeline_is_a_result_like_any_other() -> None:
