@@ -200,7 +200,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         """Read what the job left, once."""
         measured = self.measured()
         # What the node says of its driver is worth more than what the site file says.
-        self.evidence["driver"] = measured.text("driver") or self.evidence["driver"]
+        self.evidence["driver"] = measured.driver or self.evidence["driver"]
         found = {metric.name: metric.read(measured) for metric in self.metrics()}
         faults = [*self.ended(self.job.exitcode), *self.faults(measured)]
         faults += [

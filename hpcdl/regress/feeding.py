@@ -45,5 +45,6 @@ def of_bench(found: Measured) -> Measured:
         "outcome": "completed",
         "release": found.values.get("release"),
         "samples": found.values.get("samples"),
+        "versions": {"driver": found.values.get("driver")},
         "summary": dict(found.values),
     })  # fmt: skip

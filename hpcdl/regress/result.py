@@ -35,6 +35,11 @@ class Measured:
             value = value.get(key) if isinstance(value, Mapping) else None
         return value if isinstance(value, str) else ""
 
+    @property
+    def driver(self) -> str:
+        """The NVIDIA driver as the node itself told it, '' where it told none."""
+        return self.text("versions", "driver")
+
 
 def read_result(path: Path) -> Measured:
     """The result of a run; a missing or broken file is a fault, not an exception."""

@@ -153,6 +153,17 @@ def test_what_computes_nothing_misses_no_gpu(file: str, name: str, gpus: bool) -
     assert check.real_gpus.fget(on_p100) is gpus
 
 
+def test_a_node_tells_its_driver_whichever_program_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = check_of("training", "alone")
+    for ran in (Measured({"versions": {"driver": "2"}}), of_bench(Measured({"driver": "2"}))):
+        shown = SimpleNamespace(
+            evidence={"driver": "1"}, measured=lambda ran=ran: ran, metrics=tuple,
+            job=SimpleNamespace(exitcode=0), ended=lambda _: [], faults=lambda _: [],
+        )  # fmt: skip
+        check.gather(shown)
+        assert shown.evidence["driver"] == "2", "the site file's word counts where there is none"
+
+
 def test_a_benched_pipeline_is_a_result_like_any_other() -> None:
     flat = {"images_per_second": 10.0, "release": "r1", "samples": {"images_per_second": [9, 12]}}
     found = of_bench(Measured(flat))

@@ -97,6 +97,11 @@ def test_a_reference_measured_on_another_machine_is_stale() -> None:
     assert judge(case(), "m2").status is Status.STALE
 
 
+def test_a_reference_measured_with_another_driver_is_stale() -> None:
+    given = case(row={**ROW, "driver": "550.54.15"}, evidence={"driver": "570.86.10"})
+    assert judge(given).status is Status.STALE
+
+
 def test_a_failure_says_how_far_it_is_off() -> None:
     verdict = judge(case(50.0))
     assert verdict.reason == (

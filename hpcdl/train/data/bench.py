@@ -22,6 +22,7 @@ from hpcdl.train.data.pipeline import Records
 from hpcdl.train.data.repair import Repairs
 from hpcdl.train.data.source import Share
 from hpcdl.train.data.tfrecord import walk
+from hpcdl.train.driver import nvidia_driver
 
 _WARMUP_BATCHES = 3
 _MOST_DAMAGED = 1000
@@ -110,6 +111,7 @@ def bench(
         "records": dataset.examples("train"),
         "damaged_records": repairs.skipped,
         "release": os.environ.get("HPCDL_RELEASE"),
+        "driver": nvidia_driver(),
         "samples": {"images_per_second": rates(marks, batch)},
     }
 
