@@ -20,7 +20,8 @@ from hpcdl.system.errors import HpcdlError
 SHAPES = ((1, 2), (2, 2), (1, ALL), (2, ALL), (4, ALL))
 """Nodes and ranks per node that scaling is measured at."""
 YARDSTICKS = {
-    "small": TrainingCase("mlp", 1, 1, steps=1000, batch=64),
+    # 1,440 digits are to be a global batch of four nodes of eight GPUs, too.
+    "small": TrainingCase("mlp", 1, 1, steps=1000, batch=16),
     "fp32": TrainingCase("resnet50", 1, 1, steps=100, batch=64, data="synthetic", real=True,
                          minutes=30),
     "fp16": TrainingCase("resnet50", 1, 1, steps=100, batch=64, data="synthetic",

@@ -293,6 +293,18 @@ def test_every_shape_is_a_job_that_the_partition_can_hold(
     assert layout.world_size == nodes * (ranks or partition.gpus_per_node)
 
 
+SHIPPED = sorted(path.stem for path in (folder("templates") / "sites").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_scaling_on_the_digits_has_a_batch_for_the_largest_shape(name: str) -> None:
+    digits = 1440
+    for partition in load_site(find_site_file(name)).partitions.values():
+        for nodes, ranks in SHAPES:
+            case = widened(YARDSTICKS["small"], nodes, ranks).on(partition)
+            assert case.nodes * case.ranks * case.batch <= digits, f"{partition.name} {case}"
+
+
 def test_half_precision_needs_a_gpu_that_has_it(three: Site) -> None:
     case = TrainingCase("resnet50", 1, 1, 100, 64, data="synthetic", precision="fp16", real=True)
     with pytest.raises(BadInput):
