@@ -31,7 +31,9 @@ def _can(tf: Any, layer: Any) -> bool:
     """A plain layer over the channels of images, of a Keras that does not fuse by itself."""
     if type(layer) is not tf.keras.layers.BatchNormalization or hasattr(layer, "fused"):
         return False
-    plain = layer.built and not (layer.renorm or layer.synchronized) and layer.input_spec
+    # Not every Keras 3 has them: `renorm` came with 3.14.
+    special = any(getattr(layer, name, False) for name in ("renorm", "synchronized"))
+    plain = layer.built and not special and layer.input_spec
     return bool(plain) and layer.input_spec.ndim == 4 and layer.axis in (1, 3, -1)
 
 

@@ -22,8 +22,8 @@ from tests.integration.train_runs import ROOT, Runs
 from tests.small_release import silent
 
 pytestmark = [pytest.mark.stack, pytest.mark.long, pytest.mark.timeout(3600)]
-ALONE = [("2.14.1", "2"), ("2.16.2", "3"), ("2.16.2", "2"), ("2.18.1", "3"), ("2.18.1", "2"),
-         ("2.20.0", "3"), ("2.20.0", "2"), ("2.21.0", "3")]  # fmt: skip
+ALONE = [("2.14.1", "2"), ("2.16.2", "3"), ("2.16.2", "3.3.3"), ("2.16.2", "2"), ("2.18.1", "3"),
+         ("2.18.1", "2"), ("2.20.0", "3"), ("2.20.0", "2"), ("2.21.0", "3")]  # fmt: skip
 WITH_HOROVOD = ["2.14.1", "2.18.1", "2.21.0"]
 NEEDS = ["setuptools<81", "scikit-learn", "cloudpickle", "psutil", "PyYAML", "packaging", "jinja2",
          "shtab"]  # fmt: skip
@@ -31,14 +31,20 @@ SMALL = ("--image-size=32", "--lr=0.01", "--deterministic")
 RESNET = ("--model=resnet50", "--global-batch=4", "--steps=6", "--checkpoint-every=2", *SMALL)
 
 
-def environment_of(version: str) -> Path:
-    """The interpreter of a virtual environment with this TensorFlow and this checkout."""
-    folder = cache() / "tests" / "tensorflows" / version
+def environment_of(version: str, keras: str) -> Path:
+    """The interpreter of a virtual environment with this TensorFlow and this checkout.
+
+    `keras` is `2`, `3` for the newest that fits, or one version of it.
+    """
+    pinned = [f"keras=={keras}"] if "." in keras else []
+    name = "-keras-".join([version, keras] if pinned else [version])
+    folder = cache() / "tests" / "tensorflows" / name
     python = folder / "bin" / "python"
     if not (folder / ".done").exists():
         shutil.rmtree(folder, ignore_errors=True)
         legacy = [] if version.startswith("2.14") else [f"tf_keras=={version[:4]}.*"]
-        pip = [python, "-m", "pip", "install", "-q", f"tensorflow-cpu=={version}", *legacy, *NEEDS]
+        pip = [python, "-m", "pip", "install", "-q", f"tensorflow-cpu=={version}", *pinned,
+               *legacy, *NEEDS]  # fmt: skip
         for command in ([sys.executable, "-m", "venv", folder], pip):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
@@ -97,7 +103,7 @@ def findings_are_scored(runs: Runs, ranks: int, env: dict[str, str]) -> None:
 def test_every_tensorflow_trains_scores_and_resumes(
     tmp_path: Path, version: str, keras: str
 ) -> None:
-    runs = Runs(environment_of(version), tmp_path)
+    runs = Runs(environment_of(version, keras), tmp_path)
     env = {"TF_USE_LEGACY_KERAS": "1"} if keras == "2" and version != "2.14.1" else {}
     digits_reach_95_percent(runs, 1, env)
     findings_are_scored(runs, 1, env)
