@@ -168,7 +168,12 @@ class Horovod:
         return np.asarray(self._hvd.allgather(tensor, name="gather_rows"))
 
     def close(self) -> None:
-        """Leave in order, so that MPI does not call the end of one rank a crash."""
+        """Leave in order, so that MPI does not call the end of one rank a crash.
+
+        Nobody leaves before all have come: rank 0 may still be writing the last checkpoint, and
+        the launcher ends what is left once a rank is gone with the code of a requeue.
+        """
+        self.sum_on_host(np.zeros(1))
         self._hvd.shutdown()
 
 
