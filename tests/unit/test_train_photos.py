@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hpcdl.train.data.photos import stripes
+from hpcdl.train.data.photos import PhotoRequest, plans_of, stream, stripes
 from hpcdl.train.tasks import FINDINGS
 
 
@@ -23,3 +23,12 @@ def test_a_mirrored_finding_is_the_same_finding(number: int) -> None:
     assert mirrored == pytest.approx(mean)
     spectra = [np.abs(np.fft.fft2(one, axes=(0, 1))) for one in (picture, picture[:, ::-1])]
     assert spectra[0] == pytest.approx(spectra[1], abs=1e-2)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**31 - 1])
+def test_no_image_to_test_with_is_one_that_is_trained_on(seed: int) -> None:
+    request = PhotoRequest(40, 24, 64, 48, 3500, 10, shards=3, seed=seed)
+    plans = plans_of(request, lambda number: stream(seed, number).bytes(16))
+    drawn = [record for plan in plans for record in plan.records()]
+    assert sum(plan.examples for plan in plans) == len(drawn) == 64
+    assert len(set(drawn)) == 64

@@ -10,7 +10,7 @@ the seed and the image's number, so an interrupted run goes on with the same ima
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,8 @@ from hpcdl.train.tasks import FINDINGS
 Image = NDArray[np.uint8]
 _TEXTURES = 6
 _QUALITY = 88
+_FIRST_TEST = 1 << 31
+"""The number of the first test image: far from all numbers that are trained on."""
 _FINDING_SHARE = 0.2
 _FINDING_STRENGTH = 72.0  # of 255; the textures' own spread is 48
 SOURCE = "hpcdl data make photos: 1/f textures with noise"
@@ -54,12 +56,7 @@ def make_photos(tf: Any, folder: Path, request: PhotoRequest, threads: int) -> D
         BadInput: the bytes cannot be met at that size.
         MachineLacks: no room.
     """
-    draw = _Painter(tf, request)
-    plans = [
-        plan
-        for split, count, first in (("train", request.count, 0), ("test", request.test, 1 << 40))
-        for plan in _plans(split, count, first, request, draw)
-    ]
+    plans = plans_of(request, _Painter(tf, request).record)
     splits = make_shards(tf, folder, plans, asdict(request), threads)
     found = request.task == "findings"
     dataset = Dataset(
@@ -72,13 +69,30 @@ def make_photos(tf: Any, folder: Path, request: PhotoRequest, threads: int) -> D
     return dataset
 
 
+def plans_of(request: PhotoRequest, record: Callable[[int], bytes]) -> list[ShardPlan]:
+    """The shards of a request, where `record` gives the serialized image of a number."""
+    return [
+        plan
+        for split, count, first in (
+            ("train", request.count, 0),
+            ("test", request.test, _FIRST_TEST),
+        )
+        for plan in _plans(split, count, first, request, record)
+    ]
+
+
+def stream(seed: int, number: int) -> np.random.RandomState:
+    """What the image `number` is drawn from; numbers count modulo 2**32."""
+    return np.random.RandomState((seed * 7_368_787 + number) % 2**32)
+
+
 def _plans(
-    split: str, count: int, first: int, request: PhotoRequest, painter: _Painter
+    split: str, count: int, first: int, request: PhotoRequest, record: Callable[[int], bytes]
 ) -> Iterator[ShardPlan]:
     of = max(1, min(count, round(request.shards * count / max(request.count, count, 1))))
     for number in range(of if count else 0):
         numbers = range(first + number, first + count, of)
-        yield ShardPlan(split, number, of, len(numbers), partial(map, painter.record, numbers))
+        yield ShardPlan(split, number, of, len(numbers), partial(map, record, numbers))
 
 
 class _Painter:
@@ -98,7 +112,7 @@ class _Painter:
     def record(self, number: int) -> bytes:
         """The serialized example of the image `number`."""
         request = self._request
-        random = np.random.RandomState((request.seed * 7_368_787 + number) % 2**32)
+        random = stream(request.seed, number)
         image, findings = self._paint(random, self._strength)
         data = self._encode(image)
         if findings is not None:
