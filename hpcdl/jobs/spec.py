@@ -109,6 +109,11 @@ def check_spec(spec: JobSpec) -> JobSpec:
         raise BadInput(
             f"--chain {spec.chain} is not possible", hint=f"queue at most {MAX_CHAIN} jobs"
         )
+    if spec.chain > 1 and spec.program[:2] == ("hpcdl", "train") and "--fresh" in spec.program:
+        raise BadInput(
+            "--fresh with --chain would start over in every job of the chain",
+            hint="leave out --fresh and give the run a --job-dir of its own",
+        )
     check_environment(spec.environment)
     if spec.container is not None and not _IMAGE.match(spec.container):
         raise BadInput(f"--container {_shown(spec.container)} is no path or name of an image")

@@ -15,7 +15,7 @@ import re
 import struct
 import threading
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,6 +125,20 @@ def set_aside(folder: Path) -> None:
         while (target := folder.with_name(f"{folder.name}.before-{number}")).exists():
             number += 1
         folder.rename(target)
+
+
+def start_over(folder: Path, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
+    """Begin without the checkpoints of before; once for a job, which goes on when it is requeued.
+
+    Args:
+        folder: the checkpoints'.
+        environ: of this process.
+        say: is told where a requeued job keeps what it has.
+    """
+    if environ.get("SLURM_RESTART_COUNT", "0") == "0":
+        set_aside(folder)
+    else:
+        say("--fresh held for the job's first start; requeued, it goes on")
 
 
 class Writer:

@@ -133,7 +133,8 @@ ARGUMENTS: tuple[Argument, ...] = (
              "an epoch)", not_negative, metavar="N", group="checkpoints"),
     Argument("keep_checkpoints", "newest ones kept (default 3)", positive, metavar="N",
              group="checkpoints"),
-    Argument("fresh", "start over, leave checkpoints of before aside", bool, group="checkpoints"),
+    Argument("fresh", "start over, leave checkpoints of before aside; a requeued job goes on",
+             bool, group="checkpoints"),
     Argument("hang_limit", "seconds without a step until the run is ended; 0 for never "
              "(default 600)", amount, metavar="S"),
     Argument("warmup_steps", "first steps left out of the throughput (default 5)", not_negative,

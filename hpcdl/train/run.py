@@ -173,7 +173,7 @@ class Run:
         silent = self.ranks.rank != 0
         reporter = Reporter(options.folder, numbers.steps, options.report_every, silent=silent)
         if options.fresh and not silent:
-            checkpoint.set_aside(options.folder / "checkpoints")
+            checkpoint.start_over(options.folder / "checkpoints", os.environ, reporter.say)
         step = make_step(self.tf, parts)
         self.clock.mark("network")
         watchdog = Watchdog(options.folder, self.ranks.rank, self.ranks.size, options.hang_limit)

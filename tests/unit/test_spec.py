@@ -121,3 +121,10 @@ def test_words_after_the_dashes_are_the_program_or_options_of_train(
     rest: list[str], program: tuple[str, ...]
 ) -> None:
     assert command_of(rest) == program
+
+
+def test_a_chain_that_would_start_over_in_every_job_is_refused() -> None:
+    program = ("hpcdl", "train", "--fresh")
+    assert "start over in every job" in refusal(chain=2, program=program)
+    check_spec(JobSpec("p100", program=program))
+    check_spec(JobSpec("p100", chain=2, program=("mine", "--fresh")))

@@ -79,3 +79,16 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     found = checkpoint.newest(tmp_path)
     assert found is not None
     assert dataclasses.replace(found, arrays=()) == dataclasses.replace(state, arrays=())
+
+
+@pytest.mark.parametrize(("restarts", "kept"), [(None, False), ("0", False), ("2", True)])
+def test_a_fresh_run_starts_over_once_and_goes_on_when_it_is_requeued(
+    tmp_path: Path, restarts: str | None, kept: bool
+) -> None:
+    folder, said = tmp_path / "checkpoints", []
+    folder.mkdir()
+    environ = {} if restarts is None else {"SLURM_RESTART_COUNT": restarts}
+    checkpoint.start_over(folder, environ, said.append)
+    assert folder.is_dir() is kept
+    assert (tmp_path / "checkpoints.before-1").is_dir() is not kept
+    assert len(said) == kept
