@@ -66,7 +66,7 @@ def out_of_memory(why: str, batch: int, found: Bounds, seconds: float) -> HpcdlE
         said = f"the largest that fits: {found.low} per rank ({found.high} does not)"
         # A little less: another process finds its memory cut up in another way.
         safe = found.low - found.low // (16 * found.unit) * found.unit
-        hint = f"--batch-per-rank {safe} leaves room{_in_parts(batch, safe)}"
+        hint = f"--batch-per-rank {safe} leaves room{_in_parts(batch, safe // found.unit)}"
     elif found.high < batch:
         said = f"not even {found.high} per rank fits"
     else:
@@ -85,7 +85,7 @@ def _line(why: str) -> str:
 
 
 def _in_parts(batch: int, fits: int) -> str:
-    """The way to the same batch, where it divides into parts that fit."""
+    """The way to the same batch, where it divides into parts of so many images that fit."""
     parts = next((n for n in range(2, batch + 1) if batch % n == 0 and batch // n <= fits), 0)
     return f", or --accumulate {parts} for the same batch in {parts} parts" if parts else ""
 

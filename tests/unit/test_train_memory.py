@@ -58,6 +58,13 @@ def test_the_advised_batch_divides_into_the_parts_that_the_run_has(fits: int, un
     assert fits * 7 // 8 <= advised <= fits
 
 
+def test_more_parts_are_counted_from_the_part_that_fits() -> None:
+    error = out_of_memory("", 96, Bounds(40, 48, 2, 0.0), 1.0)
+    assert error.hint == (
+        "--batch-per-rank 38 leaves room, or --accumulate 6 for the same batch in 6 parts"
+    ), "38 went through as two parts of 19; 96 has parts of 16"
+
+
 @pytest.mark.parametrize(
     ("high", "said"), [(1, "not even 1 per rank fits"), (96, "no other batch could be tried")]
 )
