@@ -226,9 +226,8 @@ class Run:
         return str(self.options.task or self.model["task"])
 
     def _source(self, batch: int) -> Source:
-
         tf, options, task = self.tf, self.options, self._task()
-        share = Share(batch, self.ranks.size, self.ranks.rank, options.seed)
+        share = Share(batch, self.ranks.size, self.ranks.rank, options.seed, options.accumulate)
         shape = tuple(self.model["input"])
         if options.image_size:
             shape = (options.image_size, options.image_size, shape[2])

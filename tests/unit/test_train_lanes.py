@@ -2,11 +2,14 @@
 
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 pytest.importorskip("numpy", reason="numpy comes with the plots' matplotlib")
-from hpcdl.train.data.pipeline import lane_count, lay_lanes, piece_of
+from hpcdl.train.data.pipeline import Records, lane_count, lay_lanes, piece_of
+from hpcdl.train.data.source import Share
 
 Lanes = list[list[tuple[str, int]]]
 
@@ -67,3 +70,16 @@ def test_another_epoch_has_another_order() -> None:
 )
 def test_a_batch_is_decoded_in_pieces_that_divide_it(batch: int, piece: int) -> None:
     assert piece_of(batch) == piece
+
+
+def test_images_are_scored_in_the_parts_that_they_are_trained_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def decoded(_: Records, records: Any, describe: Any, piece: int) -> Any:
+        return SimpleNamespace(with_options=lambda _: SimpleNamespace(prefetch=lambda _: piece))
+
+    source = Records.__new__(Records)
+    source._share = Share(64, 2, 0, 1, parts=4)
+    monkeypatch.setattr(Records, "_options", lambda _: None)
+    monkeypatch.setattr(Records, "_decoded", decoded)
+    assert source._test_dataset(None) == 8

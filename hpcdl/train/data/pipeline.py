@@ -156,7 +156,8 @@ class Records:
             except errors.DataLossError as fault:
                 self._repairs.repair(self._dataset.files("train"), first_line(fault))
             except errors.InvalidArgumentError as fault:
-                self._leave_out(self._serialized(epoch, batch), "train", first_line(fault))
+                records = self._serialized(epoch, batch).take(self._share.per_rank)
+                self._leave_out(records, "train", first_line(fault))
             else:
                 if batch == begun:
                     raise BadInput(
@@ -178,7 +179,7 @@ class Records:
         if self._pipeline == "old":
             return self._old(records).take(self.steps_per_epoch - first)
         records = records.enumerate(first * share.per_rank)
-        piece = piece_of(share.per_rank)
+        piece = piece_of(share.per_rank) if self.images.in_batches else share.per_rank
         batches = self._decoded(records, self._training_part(epoch), piece)
         if self.images.in_batches:
             batches = batches.batch(share.per_rank // piece)
@@ -189,7 +190,7 @@ class Records:
         return batches.prefetch(2)
 
     def _decoded(self, records: Any, describe: Callable[..., Any], piece: int) -> Any:
-        """Batches of `piece` images by the library, or of all of a step by TensorFlow.
+        """Batches of `piece` images: cut in one go by the library, one by one by TensorFlow.
 
         `describe` gives of a record: ((encoded, window, mirrored), label).
         """
@@ -204,7 +205,7 @@ class Records:
             return (self.images.cut(encoded, window), mirrored), label
 
         images = records.map(image, num_parallel_calls=self._threads, deterministic=True)
-        return images.batch(self._share.per_rank)
+        return images.batch(piece)
 
     def _cut_all(self, parts: tuple[Any, Any, Any], labels: Any) -> Any:
         encoded, windows, mirrored = parts
@@ -218,7 +219,7 @@ class Records:
         """
         done, more = 0, "test" in self._dataset.splits
         while more:
-            records = self._test_records().skip(done * self._share.per_rank)
+            records = self._test_records().skip(done * self._share.at_once)
             try:
                 for batch in self._test_dataset(records):
                     yield batch
@@ -228,7 +229,7 @@ class Records:
                 # All ranks read all records, so they go on with the same numbering.
                 self._repairs.repair(self._dataset.files("test"), first_line(fault))
             except self._tf.errors.InvalidArgumentError as fault:
-                self._leave_out(records, "test", first_line(fault))
+                self._leave_out(records.take(self._share.at_once), "test", first_line(fault))
 
     def _test_records(self) -> Any:
         files = [str(self._repairs.path(path)) for path in self._dataset.files("test")]
@@ -236,7 +237,7 @@ class Records:
         return self._readable(records.shard(self._share.ranks, self._share.rank))
 
     def _test_dataset(self, records: Any) -> Any:
-        batches = self._decoded(records, self._test_part, self._share.per_rank)
+        batches = self._decoded(records, self._test_part, self._share.at_once)
         return batches.with_options(self._options()).prefetch(2)
 
     def _readable(self, records: Any) -> Any:
@@ -248,14 +249,14 @@ class Records:
         return records.filter(lambda record: tf.reduce_all(record != unreadable))
 
     def _leave_out(self, records: Any, split: str, why: str) -> None:
-        """Name the images among the next batch's records that cannot be decoded.
+        """Name the images among a batch's records that cannot be decoded.
 
         They are left out from now on.
 
         Raises:
             BadInput: too many are, or none can be found.
         """
-        batch = [record.numpy() for record in records.take(self._share.per_rank)]
+        batch = [record.numpy() for record in records]
         faults = {record: fault for record in batch if (fault := self._fault_of(record))}
         if not faults:
             raise BadInput(f"an image of {self._dataset.folder} cannot be decoded: {why}")

@@ -22,17 +22,26 @@ from hpcdl.train.data.dataset import Dataset
 
 @dataclass(frozen=True)
 class Share:
-    """A rank's part of the global batch: `global_batch` is a multiple of `ranks`."""
+    """A rank's part of the global batch, which is a multiple of `ranks` x `parts`.
+
+    The parts go through the network one after the other, to save memory.
+    """
 
     global_batch: int
     ranks: int
     rank: int
     seed: int
+    parts: int = 1
 
     @property
     def per_rank(self) -> int:
         """Images per step of this rank."""
         return self.global_batch // self.ranks
+
+    @property
+    def at_once(self) -> int:
+        """Images that go through the network together: what fits to train fits to score."""
+        return self.per_rank // self.parts
 
 
 class Group(NamedTuple):
