@@ -219,14 +219,19 @@ def gather_text(ranks: Communicator, text: str) -> list[str]:
 
 def packs(values: Sequence[NDArray[Any]]) -> list[list[int]]:
     """Indices of arrays that may be sent as one: of one type, of about a bucket's size."""
-    kinds: dict[str, list[int]] = {}
-    for index, value in enumerate(values):
-        kinds.setdefault(value.dtype.str, []).append(index)
     return [
         [members[place] for place in group]
-        for members in kinds.values()
+        for members in by_type(values)
         for group in buckets([values[member].nbytes for member in members])
     ]
+
+
+def by_type(values: Sequence[Any]) -> list[list[int]]:
+    """Indices of arrays or variables, those of one type together."""
+    kinds: dict[Any, list[int]] = {}
+    for index, value in enumerate(values):
+        kinds.setdefault(value.dtype, []).append(index)
+    return list(kinds.values())
 
 
 def _bytes(tensor: Tensor) -> int:

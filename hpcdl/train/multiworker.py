@@ -17,7 +17,7 @@ import numpy as np
 
 from hpcdl.system.errors import MachineLacks
 from hpcdl.system.run import run
-from hpcdl.train.communicate import Floats, Tensor, compiled, gather_text
+from hpcdl.train.communicate import Floats, Tensor, by_type, compiled, gather_text
 from hpcdl.train.ranks import RankPlace, slurm_tasks_on_node
 
 _FIRST_PORT = 20000
@@ -74,16 +74,19 @@ class MultiWorker:
         return np.asarray(self._sums[values.shape](tf.constant(values, tf.float64)))
 
     def broadcast(self, variables: Sequence[Any]) -> None:
-        """The sum of rank 0's values and the others' zeros."""
+        """The sum of rank 0's values and the others' zeros, type by type."""
         tf = self._tf
         mine = 1.0 if self.rank == 0 else 0.0
 
         def spread() -> None:
             values = [variable.read_value() * tf.cast(mine, variable.dtype)
                       for variable in variables]  # fmt: skip
-            added = self._reduce(tf.distribute.ReduceOp.SUM, values)
-            for variable, value in zip(variables, added, strict=True):
-                variable.assign(value)
+            # They are packed into one: numbers drawn from have another type than weights.
+            for members in by_type(variables):
+                sent = [values[member] for member in members]
+                added = self._reduce(tf.distribute.ReduceOp.SUM, sent)
+                for member, value in zip(members, added, strict=True):
+                    variables[member].assign(value)
 
         if variables:
             self.function(spread)()

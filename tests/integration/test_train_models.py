@@ -64,6 +64,16 @@ def test_a_users_network_of_any_kind_trains(runs: Runs, digits: Path, function: 
     assert done.result["summary"]["metrics"]["accuracy"] > 0.6
 
 
+@pytest.mark.parametrize("strategy", ["horovod", "multiworker"])
+def test_a_users_network_that_draws_numbers_trains_on_two_ranks(
+    runs: Runs, digits: Path, strategy: str
+) -> None:
+    (runs.folder / "own.py").write_text(MODULE)
+    words = ("--data", str(digits), "--steps=3", "--model=own:spare", f"--strategy={strategy}")
+    done = runs.train(*words, ranks=2)
+    assert done.code == 0, done.err
+
+
 @pytest.mark.parametrize(
     ("function", "said"),
     [

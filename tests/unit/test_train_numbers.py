@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from types import SimpleNamespace
 
 import pytest
 
@@ -49,6 +50,38 @@ def test_arrays_of_one_type_are_packed_together() -> None:
     values = [np.zeros(3, np.float32), np.zeros((), np.int64), np.zeros((2, 2), np.float32)]
     assert packs(values) == [[2, 0], [1]]
     assert packs([]) == []
+
+
+class Variable:
+    """A variable as far as a broadcast looks at it."""
+
+    def __init__(self, value: object) -> None:
+        self.value = np.asarray(value)
+        self.dtype = self.value.dtype
+
+    def read_value(self) -> object:
+        return self.value
+
+    def assign(self, value: object) -> None:
+        self.value = np.asarray(value)
+
+
+def test_what_tensorflows_collectives_pack_is_of_one_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hpcdl.train.multiworker import MultiWorker
+
+    def reduce(_: object, operation: object, sent: list[object]) -> list[object]:
+        kinds.append({value.dtype for value in map(np.asarray, sent)})
+        return [np.asarray(value) + 1 for value in sent]
+
+    kinds: list[set[object]] = []
+    monkeypatch.setattr(MultiWorker, "_reduce", reduce)
+    monkeypatch.setattr(MultiWorker, "function", lambda _, body: body)
+    sums = SimpleNamespace(ReduceOp=SimpleNamespace(SUM="sum"))
+    tf = SimpleNamespace(cast=np.asarray, distribute=sums)
+    weights = [Variable(np.float32(1)), Variable(np.int64(2)), Variable(np.float32(3))]
+    MultiWorker(tf, None, RankPlace(0, 2, 0, 2, 1, "a")).broadcast(weights)
+    assert kinds == [{np.dtype(np.float32)}, {np.dtype(np.int64)}]
+    assert [int(weight.value) for weight in weights] == [2, 3, 4]
 
 
 def test_every_gradient_is_in_one_group() -> None:
