@@ -29,20 +29,32 @@ _USER_MODEL: dict[str, Any] = {
 }  # fmt: skip
 
 
+@dataclass
+class Draws:
+    """What a network draws numbers from.
+
+    `seeds` is a variable of two integers that the step sets to (seed, step). `place` is the number
+    of the part of a batch, over all ranks, that is being traced: each draws numbers of its own.
+    """
+
+    seeds: Any
+    place: int = 0
+
+
 @dataclass(frozen=True)
 class Network:
     """A built network.
 
     `forward(images, training)` gives logits of shape (batch, classes). `trainable` and `state`
-    (moving averages) are tf.Variables in a fixed order, the same on every rank. `random` is a
-    variable of two integers that the step sets to (seed, step) where the network draws numbers.
+    (moving averages) are tf.Variables in a fixed order, the same on every rank. `random` is there
+    where the network may draw numbers.
     """
 
     name: str
     forward: Callable[[Any, bool], Any]
     trainable: tuple[Any, ...]
     state: tuple[Any, ...]
-    random: Any = None
+    random: Draws | None = None
 
     @property
     def parameters(self) -> int:
@@ -126,7 +138,7 @@ def _keras(
     keras.backend.set_image_data_format("channels_first" if channels_first else "channels_last")
     height, width, channels = shape
     ordered = (channels, height, width) if channels_first else (height, width, channels)
-    random = tf.Variable([seed, 0], dtype=tf.int32, trainable=False, name="random")
+    random = Draws(tf.Variable([seed, 0], dtype=tf.int32, trainable=False, name="random"))
     made = _make(tf, model, _builder(keras, model, random), ordered, classes)
     fuse_normalization(tf, made)
 
@@ -140,7 +152,7 @@ def _keras(
     return Network(model, forward, trainable, state, random)
 
 
-def _builder(keras: Any, model: str, random: Any) -> Callable[..., Any]:
+def _builder(keras: Any, model: str, random: Draws) -> Callable[..., Any]:
     """What makes the Keras model from (shape, classes)."""
     if ":" in model:
         return _user_function(model)

@@ -1,7 +1,8 @@
 """Networks of the published comparisons that Keras does not ship: AlexNet and GoogLeNet.
 
 Both in the form of torchvision, whose parameter counts facts/models.yaml names. Dropout draws
-from (seed, step) by a stateless generator, so that a resumed run draws the same numbers.
+from (seed, step, rank and part of the batch) by a stateless generator: every image has a mask of
+its own, and a resumed run draws the same numbers.
 """
 
 from __future__ import annotations
@@ -71,14 +72,15 @@ def _inception(keras: Any, x: Any, filters: tuple[int, ...]) -> Any:
 
 
 def _dropout(keras: Any, random: Any, number: int, rate: float = 0.5) -> Any:
-    """A dropout layer that draws from (seed, step) and its own number."""
+    """A dropout layer that draws from (seed, step), the part of the batch and its own number."""
     import tensorflow as tf
 
     class Dropout(keras.layers.Layer):  # type: ignore[misc]
         def call(self, x: Any, training: bool = False) -> Any:
             if not training:
                 return x
-            seed = random.read_value() + tf.constant([number * 7919, 0])
+            own = (number * 7919 + random.place * 104_729) % 2**31
+            seed = random.seeds.read_value() + tf.constant([own, 0])
             return tf.nn.experimental.stateless_dropout(x, rate, seed=seed)
 
         def compute_output_shape(self, shape: Any) -> Any:

@@ -179,7 +179,8 @@ def _make_single(tf: Any, parts: StepParts) -> Callable[..., Any]:
     def single(images: Any, labels: Any, lr: Any, word: Any, number: Any) -> Any:
         started = now()
         if parts.network.random is not None:
-            parts.network.random.assign(tf.stack([parts.network.random[0], number]))
+            seeds = parts.network.random.seeds
+            seeds.assign(tf.stack([seeds[0], number]))
         # The executor runs what has no inputs when it likes: the batch waits for the clock.
         with tf.control_dependencies([started]):
             images, labels = tf.nest.map_structure(tf.identity, (images, labels))
@@ -215,7 +216,9 @@ def make_backward(tf: Any, parts: StepParts) -> Callable[[Any, Any], tuple[Any, 
     half = {"fp16": tf.float16, "bf16": tf.bfloat16}.get(parts.precision, tf.float32)
     variables = parts.network.trainable
 
-    def one(images: Any, labels: Any) -> tuple[Any, list[Any]]:
+    def one(images: Any, labels: Any, part: int = 0) -> tuple[Any, list[Any]]:
+        if parts.network.random is not None:
+            parts.network.random.place = parts.ranks.rank * parts.accumulate + part
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
             loss = parts.task.loss(parts.network.forward(tf.cast(images, half), True), labels)
@@ -228,10 +231,11 @@ def make_backward(tf: Any, parts: StepParts) -> Callable[[Any, Any], tuple[Any, 
     def several(images: Any, labels: Any) -> tuple[Any, list[Any]]:
         count = parts.accumulate
         loss, sums = 0.0, [0.0] * len(variables)
-        for some, wanted in zip(tf.split(images, count), tf.split(labels, count), strict=True):
+        pairs = zip(tf.split(images, count), tf.split(labels, count), strict=True)
+        for part, (some, wanted) in enumerate(pairs):
             # Each part waits for the one before: they must not share the memory at one time.
             with tf.control_dependencies([s for s in sums if not isinstance(s, float)]):
-                part_loss, gradients = one(tf.identity(some), wanted)
+                part_loss, gradients = one(tf.identity(some), wanted, part)
             loss += part_loss / count
             sums = [total + g / count for total, g in zip(sums, gradients, strict=True)]
         return loss, sums

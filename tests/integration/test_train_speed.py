@@ -1,5 +1,6 @@
 """What makes the program fast is still there, seen without a clock."""
 
+import itertools
 import json
 import subprocess
 from pathlib import Path
@@ -29,6 +30,15 @@ def test_steps_in_one_call_end_in_the_bits_of_steps_one_by_one(train_python: Pat
     assert found["8"]["losses"] == found["1"]["losses"]
     assert len(set(found["8"]["losses"])) == 8, "each step had a batch of its own"
     assert found["8"]["least"] > 0, "each step has a compute time of its own"
+
+
+def test_every_rank_and_part_of_a_batch_drops_values_of_its_own(train_python: Path) -> None:
+    first, second, again = inside(train_python, "dropout")
+    masks = [[value % 10 == 1 for value in first], [value >= 10 for value in first],
+             [value % 10 == 1 for value in second], [value >= 10 for value in second]]  # fmt: skip
+    assert again == first, "a run that goes on draws the same"
+    for one, other in itertools.combinations(masks, 2):
+        assert 96 < sum(a == b for a, b in zip(one, other, strict=True)) < 160
 
 
 def test_normalisation_is_one_operation_and_gives_the_same(train_python: Path) -> None:

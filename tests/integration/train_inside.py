@@ -17,10 +17,11 @@ from hpcdl.train.data.pipeline import Records
 from hpcdl.train.data.repair import Repairs
 from hpcdl.train.data.source import Group, Share
 from hpcdl.train.fused import fuse_normalization
+from hpcdl.train.networks import _dropout
 from hpcdl.train.ranks import this_place
 from hpcdl.train.startup import import_tensorflow, prepare_environment
-from hpcdl.train.step import StepParts, Word, make_step
-from hpcdl.train.tasks import make_task
+from hpcdl.train.step import StepParts, Word, make_backward, make_step
+from hpcdl.train.tasks import Task, make_task
 
 
 def groups(tf):
@@ -170,10 +171,32 @@ def normalization(tf):
             "operations": sorted({op.type for op in graph.get_operations()})}  # fmt: skip
 
 
+def dropout(tf):
+    """Gradients of ones that two ranks drop in two parts of a batch; twice the same step."""
+    draws = models.Draws(tf.Variable([1, 7], dtype=tf.int32))
+    entry, weights = tf.keras.Input((256,)), tf.Variable(tf.ones(256))
+    model = tf.keras.Model(entry, _dropout(tf.keras, draws, 0)(entry))
+    network = models.Network(
+        "drops", lambda images, training: model(images * weights, training=training), (weights,),
+        (), draws,
+    )  # fmt: skip
+    # The parts' values show in one sum: half of 2 and half of 20 for what is kept.
+    images, task = tf.ones((2, 256)), Task("sum", lambda x, labels: tf.reduce_sum(x * labels))
+    labels = tf.constant([[1.0], [10.0]])
+    found = []
+    for rank in (0, 1, 0):
+        ranks = Alone(tf)
+        ranks.rank = rank
+        parts = StepParts(network, task, None, ranks, lambda x: x, accumulate=2)
+        _, (gradient,) = tf.function(make_backward(tf, parts), autograph=False)(images, labels)
+        found.append([round(value) for value in gradient.numpy().tolist()])
+    return found
+
+
 def main() -> None:
     place = this_place()
     prepare_environment(place, onednn=False)
-    tf = import_tensorflow(place, keras=sys.argv[1] in ("normalization", "parameters"))
+    tf = import_tensorflow(place, keras=sys.argv[1] in ("dropout", "normalization", "parameters"))
     print(json.dumps(globals()[sys.argv[1]](tf, *sys.argv[2:])))
 
 
