@@ -94,34 +94,54 @@ def resume(training: Training) -> None:
     Raises:
         BadInput: the checkpoint is of another run; on every rank, so that none waits for it.
     """
-    state = np.zeros(3)
+    state = np.zeros(4)
     fault: BadInput | None = None
     if training.ranks.rank == 0:
         try:
-            state[:2] = _restore(training)
+            state[:3] = _restore(training)
         except BadInput as refused:
             fault = refused
-            state[2] = 1.0
+            state[3] = 1.0
     state = training.ranks.sum_on_host(state)
-    if state[2]:
+    if state[3]:
         raise fault or BadInput("rank 0 cannot go on from the checkpoints")
     training.ranks.broadcast(training.variables)
     training.step_number = training.saved_at = int(state[0])
+    training.source.lanes = int(state[2]) or training.source.lanes
     if training.step_number:
         training.loss = float(state[1])
         training.reporter.say(f"resumed after step {training.step_number}")
     training.samples.first_step = training.step_number
 
 
-def _restore(training: Training) -> tuple[float, float]:
-    """Load the newest whole checkpoint into the variables; (step, loss), zeros for none."""
+def _restore(training: Training) -> tuple[float, float, float]:
+    """Load the newest whole checkpoint into the variables; (step, loss, lanes), zeros for none."""
     found = checkpoints.newest(training.checkpoint_folder, training.reporter.say)
     if found is None:
-        return 0.0, 0.0
+        return 0.0, 0.0, 0.0
     _check_identity(training, found)
+    lanes = _lanes_of(training, found)
     for variable, array in zip(training.variables, found.arrays, strict=True):
         variable.assign(array)
-    return float(found.step), float(found.meta["loss"])
+    return float(found.step), float(found.meta["loss"]), float(lanes)
+
+
+def _lanes_of(training: Training, found: checkpoints.Checkpoint) -> int:
+    """The lanes of a checkpoint's epoch, so that its rest is what was not seen; 0 for any number.
+
+    Raises:
+        BadInput: the ranks of now cannot share them, and the epoch is not at its end.
+    """
+    lanes, ranks = int(found.meta.get("lanes", 0)), training.ranks.size
+    if lanes % ranks == 0:
+        return lanes
+    if training.plan.position(found.step)[1] == 0:
+        return 0
+    fitting = ", ".join(str(n) for n in range(1, lanes + 1) if lanes % n == 0)
+    raise BadInput(
+        f"{ranks} ranks cannot go on inside an epoch whose records lie in {lanes} lanes",
+        hint=f"start one of {fitting} ranks, or go on from a checkpoint at an epoch's end",
+    )
 
 
 def _check_identity(training: Training, found: checkpoints.Checkpoint) -> None:
@@ -159,7 +179,8 @@ def save(training: Training) -> float:
     start = time.perf_counter()
     training.saved_at = training.step_number
     if training.ranks.rank == 0:
-        meta = {**identity_of(training), "loss": training.loss, "ranks": training.ranks.size}
+        meta = {**identity_of(training), "loss": training.loss, "ranks": training.ranks.size,
+                "lanes": training.source.lanes}  # fmt: skip
         arrays = tuple(variable.numpy() for variable in training.variables)
         training.writer.submit(checkpoints.Checkpoint(training.step_number, meta, arrays))
     return time.perf_counter() - start

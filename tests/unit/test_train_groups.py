@@ -10,6 +10,7 @@ import pytest
 
 np = pytest.importorskip("numpy", reason="numpy comes with the stack")
 
+from hpcdl.system.errors import BadInput  # noqa: E402
 from hpcdl.train import checkpoint, loop  # noqa: E402
 from hpcdl.train.plan import RunPlan  # noqa: E402
 
@@ -92,3 +93,27 @@ def test_a_fresh_run_starts_over_once_and_goes_on_when_it_is_requeued(
     assert folder.is_dir() is kept
     assert (tmp_path / "checkpoints.before-1").is_dir() is not kept
     assert len(said) == kept
+
+
+@pytest.mark.parametrize(
+    ("step", "ranks", "lanes"),
+    [(7, 1, 6), (7, 3, 6), (7, 6, 6), (10, 4, 4), (10, 2, 6), (7, 4, None)],
+)
+def test_a_run_goes_on_with_the_lanes_of_its_epoch(
+    tmp_path: Path, step: int, ranks: int, lanes: int | None
+) -> None:
+    plan = RunPlan(24, 100, 10, 0.1, 0)
+    run: Any = SimpleNamespace(
+        options=SimpleNamespace(model="mlp", data="d", seed=1), plan=plan, variables=(),
+        checkpoint_folder=tmp_path, reporter=SimpleNamespace(say=print),
+        ranks=SimpleNamespace(rank=0, size=ranks, sum_on_host=np.copy, broadcast=len),
+        source=SimpleNamespace(lanes=4), samples=SimpleNamespace(), loss=0.0,
+    )  # fmt: skip
+    meta = {**loop.identity_of(run), "loss": 1.0, "lanes": 6}
+    checkpoint.save(tmp_path, checkpoint.Checkpoint(step, meta, ()), keep=1)
+    if lanes is None:
+        with pytest.raises(BadInput, match="4 ranks cannot go on inside an epoch"):
+            loop.resume(run)
+    else:
+        loop.resume(run)
+        assert (run.step_number, run.source.lanes) == (step, lanes)

@@ -2,11 +2,12 @@
 
 The epoch's records, shard after shard in an order drawn anew, are cut into lanes of equal length.
 Every lane reads its shards, or parts of them, one after the other, mixes them in a buffer, and
-gives the same number of images to every global batch; a rank owns neighbouring lanes. Lanes depend
-on seed, epoch and global batch, not on the ranks (as long as their number divides into them), so
-batch k is the same set of images on 1 rank and on 8. Crop and mirror are drawn from (seed, epoch,
-place in the epoch). To resume inside an epoch, a lane passes over the records it has given, without
-decoding them.
+gives the same number of images to every global batch; a rank owns neighbouring lanes. What lies in
+them depends on seed, epoch and their number, which goes by global batch and shards as long as the
+ranks can share it: then batch k is the same set of images on 1 rank and on 8. Checkpoints keep the
+number, so that a run which goes on on other ranks gives the rest of its epoch. Crop and mirror are
+drawn from (seed, epoch, place in the epoch). To resume inside an epoch, a lane passes over the
+records it has given, without decoding them.
 """
 
 from __future__ import annotations
@@ -123,6 +124,8 @@ class Records:
                 f"{share.global_batch}",
                 hint="use a smaller batch or fewer ranks",
             )
+        shards = len(dataset.splits["train"])
+        self.lanes = lane_count(share.global_batch, share.ranks, shards)
 
     def prepare(self, images: Any) -> Any:
         """Bytes to mean 0 and deviation 1, and mirroring; on the device, as part of the step.
@@ -287,7 +290,7 @@ class Records:
             (self._repairs.path(self._dataset.folder / shard.name), shard.examples)
             for shard in self._dataset.splits["train"]
         ]
-        lanes = lane_count(share.global_batch, share.ranks, len(shards))
+        lanes = self.lanes
         mine = lanes // share.ranks
         block = share.global_batch // lanes
         length = self._dataset.examples("train") // share.global_batch * block
