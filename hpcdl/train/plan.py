@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcdl.system.errors import BadInput
-from hpcdl.train.options import TrainOptions
+from hpcdl.train.options import SYNTHETIC, TrainOptions
 
 DEFAULT_STEPS = 100
 
@@ -87,4 +87,28 @@ def make_plan(
         checkpoint_every=steps_per_epoch if every is None else every,
         lr_schedule=options.lr_schedule,
         lr_warmup_steps=options.lr_warmup_steps,
+    )
+
+
+def check_target(options: TrainOptions, task: str, tested: int) -> None:
+    """Refuse a target that nothing will be measured for.
+
+    Args:
+        options: the run's.
+        task: `classes` or `findings`.
+        tested: images to test with.
+
+    Raises:
+        BadInput: there will be no accuracy.
+    """
+    if options.target_accuracy is None or (task == "classes" and tested):
+        return
+    if task != "classes":
+        why = f"{task} are scored by areas"
+    else:
+        named = "synthetic data" if options.data == SYNTHETIC else options.data
+        why = f"there are no images to test with in {named}"
+    raise BadInput(
+        f"--target-accuracy cannot be judged: {why}",
+        hint="leave it out, or train on a data set with classes and a test split",
     )

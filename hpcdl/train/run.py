@@ -232,6 +232,7 @@ class Run:
         if options.image_size:
             shape = (options.image_size, options.image_size, shape[2])
         if options.data == SYNTHETIC:
+            plan.check_target(options, task, 0)
             return Synthetic(tf, shape, self.model["classes"], share, task)
         dataset = read_dataset(Path(options.data))
         if dataset.task != task:
@@ -240,6 +241,7 @@ class Run:
                 f"{dataset.task}",
                 hint="`hpcdl data make photos --task` makes either",
             )
+        plan.check_target(options, task, dataset.examples("test"))
         if dataset.encoding == "raw":
             if options.image_size and dataset.shape[:2] != shape[:2]:
                 raise BadInput(

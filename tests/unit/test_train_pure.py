@@ -3,6 +3,7 @@
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -11,7 +12,7 @@ from hpcdl import facts
 from hpcdl.cli import main
 from hpcdl.system.errors import BadInput
 from hpcdl.train.options import ARGUMENTS, TrainOptions, as_words, configure, from_namespace, parse
-from hpcdl.train.plan import global_batch, make_plan
+from hpcdl.train.plan import check_target, global_batch, make_plan
 from hpcdl.train.ranks import place, slurm_tasks_on_node
 from hpcdl.train.result import Samples, job_of, quantile, summarize, summary_line
 from hpcdl.train.stop import TERM, USR2, meaning
@@ -118,6 +119,27 @@ def test_steps_come_from_epochs_and_positions_from_steps() -> None:
     assert plan.position(45) == (2, 1)
     endless = make_plan(TrainOptions(steps=7, lr=0.0), MODEL, 64, steps_per_epoch=0)
     assert (endless.steps, endless.lr, endless.position(5)) == (7, 0.0, (0, 5))
+
+
+@pytest.mark.parametrize(
+    ("given", "task", "tested", "said"),
+    [
+        ({"data": "photos"}, "classes", 32, None),
+        ({"data": "photos"}, "classes", 0, "no images to test with in photos"),
+        ({}, "classes", 0, "no images to test with in synthetic data"),
+        ({"data": "chest"}, "findings", 32, "findings are scored by areas"),
+    ],
+)
+def test_a_target_that_nothing_is_measured_for_is_refused(
+    given: dict[str, Any], task: str, tested: int, said: str | None
+) -> None:
+    check_target(TrainOptions(**given), task, 0)
+    wanted = TrainOptions(**given, target_accuracy=0.8)
+    if said is None:
+        check_target(wanted, task, tested)
+    else:
+        with pytest.raises(BadInput, match=said):
+            check_target(wanted, task, tested)
 
 
 @pytest.mark.parametrize(

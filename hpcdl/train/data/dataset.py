@@ -53,8 +53,8 @@ class Dataset:
     label_offset: int = 0
 
     def examples(self, split: str) -> int:
-        """Number of records of a split."""
-        return sum(shard.examples for shard in self.splits[split])
+        """Number of records of a split; 0 where there is none."""
+        return sum(shard.examples for shard in self.splits.get(split, ()))
 
     def files(self, split: str) -> list[Path]:
         """The shards of a split, in their order."""
