@@ -72,7 +72,13 @@ def global_batch(options: TrainOptions, model: dict[str, Any], ranks: int) -> in
 def make_plan(
     options: TrainOptions, model: dict[str, Any], batch: int, steps_per_epoch: int
 ) -> RunPlan:
-    """The numbers of the run, once the data's length is known."""
+    """The numbers of the run, once the data's length is known.
+
+    Raises:
+        BadInput: epochs of data without an end.
+    """
+    if options.epochs and not steps_per_epoch:
+        raise BadInput("synthetic data has no epochs", hint="give --steps")
     epochs = options.epochs or model["epochs"]
     steps = options.steps or (steps_per_epoch * epochs if steps_per_epoch else DEFAULT_STEPS)
     every = options.checkpoint_every

@@ -119,6 +119,8 @@ def test_steps_come_from_epochs_and_positions_from_steps() -> None:
     assert plan.position(45) == (2, 1)
     endless = make_plan(TrainOptions(steps=7, lr=0.0), MODEL, 64, steps_per_epoch=0)
     assert (endless.steps, endless.lr, endless.position(5)) == (7, 0.0, (0, 5))
+    with pytest.raises(BadInput, match="has no epochs"):
+        make_plan(TrainOptions(epochs=3), MODEL, 64, steps_per_epoch=0)
 
 
 @pytest.mark.parametrize(
