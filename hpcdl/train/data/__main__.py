@@ -58,13 +58,27 @@ def _same(folder: Path, args: argparse.Namespace) -> Dataset | None:
         return None
     same = (dataset.kind, dataset.seed) == (args.kind, args.seed)
     if args.kind == "photos":
-        width, height = args.size
-        same = same and dataset.shape == (height, width, 3) and dataset.task == args.task
-        same = same and dataset.examples("train") == args.count
-        mean = sum(shard.bytes for shard in dataset.splits["train"]) / args.count
-        same = same and abs(mean / args.bytes - 1) < 0.1
-        same = same and len(dataset.splits["train"]) == min(args.shards, args.count)
+        same = same and _are_photos(dataset, args)
     return dataset if same else None
+
+
+def _are_photos(dataset: Dataset, args: argparse.Namespace) -> bool:
+    """Whether a data set is what a request for photos makes."""
+    from hpcdl.train.data.photos import SOURCE
+
+    width, height = args.size
+    shards = dataset.splits.get("train", ())
+    mean = sum(shard.bytes for shard in shards) / args.count
+    return (
+        dataset.shape == (height, width, 3)
+        and dataset.task == args.task
+        and (args.task == "findings" or dataset.classes == args.classes)
+        and dataset.examples("train") == args.count
+        and dataset.examples("test") == args.test_count
+        and (not args.test_count or dataset.source == SOURCE)
+        and len(shards) == min(args.shards, args.count)
+        and abs(mean / args.bytes - 1) < 0.1
+    )
 
 
 def _make_digits(folder: Path, args: argparse.Namespace) -> Dataset:

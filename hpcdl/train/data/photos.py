@@ -31,7 +31,8 @@ _FIRST_TEST = 1 << 31
 """The number of the first test image: far from all numbers that are trained on."""
 _FINDING_SHARE = 0.2
 _FINDING_STRENGTH = 72.0  # of 255; the textures' own spread is 48
-SOURCE = "hpcdl data make photos: 1/f textures with noise"
+SOURCE = "hpcdl data make photos: 1/f textures with noise, other ones to test with"
+"""Told apart from data sets whose test images were among those to train on."""
 
 
 @dataclass(frozen=True)

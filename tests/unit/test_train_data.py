@@ -1,0 +1,59 @@
+"""What `data make` keeps, and what it takes for its own; no TensorFlow."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("numpy", reason="numpy comes with the stack")
+
+from hpcdl.train.data.__main__ import main  # noqa: E402
+from hpcdl.train.data.dataset import Dataset, Shard, write_dataset  # noqa: E402
+from hpcdl.train.data.photos import SOURCE  # noqa: E402
+
+ASKED = ("--count=8", "--test-count=4", "--shards=1", "--size=64x48", "--bytes=3500",
+         "--classes=10")  # fmt: skip
+
+
+def photos(folder: Path, source: str = SOURCE) -> None:
+    """A finished data set as `data make photos` with ASKED leaves it; its records are zeros."""
+    splits = {}
+    for split, count in (("train", 8), ("test", 4)):
+        shard = Shard(f"{split}-00000-of-00001.tfrecord", count, count * 3500, "")
+        (folder / shard.name).write_bytes(bytes(shard.bytes))
+        splits[split] = (shard,)
+    write_dataset(
+        Dataset(folder, "photos", "jpeg", (48, 64, 3), 10, 255.0, 1, source, splits, "classes", 1)
+    )
+
+
+def would(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["make", "photos", str(folder), "--dry-run", *ASKED, *words]) == 0
+    return capsys.readouterr().out.split()[1]
+
+
+def test_photos_that_were_asked_for_are_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photos(tmp_path)
+    assert json.loads((tmp_path / "dataset.json").read_text())["splits"]["test"]["examples"] == 4
+    assert would(tmp_path, capsys) == "keep"
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["--count=9", "--test-count=0", "--test-count=5", "--classes=11", "--shards=2", "--seed=2",
+     "--size=48x64", "--bytes=5000", "--task=findings"],
+)  # fmt: skip
+def test_other_photos_are_made_anew(
+    tmp_path: Path, word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photos(tmp_path)
+    assert would(tmp_path, capsys, word) == "write"
+
+
+def test_photos_that_were_tested_with_training_images_are_made_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photos(tmp_path, "hpcdl data make photos: 1/f textures with noise")
+    assert would(tmp_path, capsys) == "write"
