@@ -74,8 +74,9 @@ class Run:
         self.started = time.time()
         count = tf_counter(tf)
         self.repairs = Repairs(
-            options.max_damaged, lambda path: count(path) is not None, self._complain
-        )
+            options.max_damaged, lambda path: count(path) is not None, self._complain,
+            self._at_work,
+        )  # fmt: skip
 
     def go(self) -> int:
         """Train, score, write the result; returns the exit code."""
@@ -159,6 +160,11 @@ class Run:
     def _complain(self, what: str) -> None:
         """A line on standard error that says which rank it is from."""
         print(f"rank {self.ranks.rank}: {what}", file=sys.stderr, flush=True)
+
+    def _at_work(self) -> None:
+        """Tell the watchdogs that time passes for a reason."""
+        if self.training is not None:
+            self.training.watchdog.work()
 
     def _prepare(self) -> Training:
         """Data, network and step, ready to go."""

@@ -15,11 +15,13 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from hpcdl.system.errors import ExitCode
 
 _GRACE = 5.0
+_AT_WORK = "at-work"
 
 
 class Watchdog:
@@ -56,14 +58,31 @@ class Watchdog:
         self._step = number
         self._alive_at = time.monotonic()
 
+    def work(self) -> None:
+        """This rank is at work between steps; those that wait for it learn so from a file."""
+        self._alive_at = time.monotonic()
+        with suppress(OSError):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            (self._folder / _AT_WORK).touch()
+
     def close(self) -> None:
         """Watch no longer."""
         self._stop.set()
 
     def _watch(self) -> None:
         while not self._stop.wait(min(1.0, self._limit / 4)):
-            if time.monotonic() - self._alive_at > self._limit:
+            if self._is_stuck():
                 self._end()
+
+    def _is_stuck(self) -> bool:
+        """Whether the time is over and no rank has said since that it is at work."""
+        if time.monotonic() - self._alive_at <= self._limit:
+            return False
+        try:
+            said = (self._folder / _AT_WORK).stat().st_mtime
+        except OSError:
+            return True
+        return time.time() - said > self._limit
 
     def _end(self) -> None:
         """Write this rank's stacks, show everybody's, leave."""

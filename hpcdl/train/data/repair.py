@@ -24,15 +24,18 @@ class Repairs:
         limit: how many may be skipped.
         sound: whether a shard can be read whole; quick.
         say: told of every damaged record.
+        read: called after each shard that was looked through.
     """
 
     def __init__(
-        self, limit: int, sound: Callable[[Path], bool], say: Callable[[str], None]
-    ) -> None:
+        self, limit: int, sound: Callable[[Path], bool], say: Callable[[str], None],
+        read: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
         self.skipped = 0
         self._limit = limit
         self._sound = sound
         self._say = say
+        self._read = read
         self._copies: dict[Path, Path] = {}
         self._folder: Path | None = None
 
@@ -46,11 +49,17 @@ class Repairs:
         Raises:
             BadInput: too many records are damaged, or none can be found.
         """
-        damaged = [path for path in shards if path not in self._copies and not self._sound(path)]
+        damaged = [path for path in shards if path not in self._copies and self._is_damaged(path)]
         if not damaged:
             raise BadInput(f"a record is damaged, but no shard shows it: {why}")
         for shard in damaged:
             self._copies[shard] = self._copy(shard)
+            self._read()
+
+    def _is_damaged(self, shard: Path) -> bool:
+        sound = self._sound(shard)
+        self._read()
+        return not sound
 
     def close(self) -> None:
         """Remove the copies."""
