@@ -57,3 +57,13 @@ def test_photos_that_were_tested_with_training_images_are_made_anew(
 ) -> None:
     photos(tmp_path, "hpcdl data make photos: 1/f textures with noise")
     assert would(tmp_path, capsys) == "write"
+
+
+@pytest.mark.parametrize("seed", ["-1", "2147483648", "x"])
+def test_a_seed_that_nothing_can_be_drawn_from_is_refused(
+    tmp_path: Path, seed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["make", "digits", str(tmp_path), f"--seed={seed}"])
+    assert end.value.code == 2
+    assert "argument --seed: must be" in capsys.readouterr().err

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from hpcdl.train.amounts import not_negative, positive, seconds
+from hpcdl.train.amounts import not_negative, positive, seconds, seed
 
 KINDS = ("digits", "photos", "folder")
 PIPELINES = ("new", "old")
@@ -20,7 +20,7 @@ def configure_make(parser: argparse.ArgumentParser) -> None:
     """Arguments of `data make`."""
     parser.add_argument("kind", choices=KINDS, help="what to make")
     parser.add_argument("folder", metavar="DIR", help="where the records go")
-    parser.add_argument("--seed", type=int, default=1, help="of all that is drawn (default 1)")
+    parser.add_argument("--seed", type=seed, default=1, help="of all that is drawn (default 1)")
     parser.add_argument("--shards", type=_shards, default=16, metavar="N",
                         help="files to train from (default 16)")  # fmt: skip
     parser.add_argument("--threads", type=positive, metavar="N",
