@@ -16,6 +16,7 @@ IMAGES_PER_SECOND = "images_per_second"
 BEST_IMAGES_PER_SECOND = "best_images_per_second"
 MINUTES = 10
 WINDOW_STEPS, WARMUP_STEPS = 20, 5
+_HALF_SINCE = 6.0  # compute capability from which half precision is computed as such
 ALL = 0
 """Instead of a number of ranks: one per GPU of the node, or per socket without GPUs."""
 
@@ -80,7 +81,8 @@ class TrainingCase:
             BadInput: the partition cannot run it, or the data set is not there.
         """
         gpu = partition.gpu
-        if self.real and (gpu is None or (self.precision == "fp16" and gpu.compute < "6")):
+        half = gpu is not None and float(gpu.compute) >= _HALF_SINCE
+        if self.real and (gpu is None or (self.precision == "fp16" and not half)):
             raise BadInput(f"'{partition.name}' is not for {self}")
         named_set = self.data not in {"synthetic", "digits"}
         if named_set and not (site.paths.datasets / self.data / "dataset.json").exists():

@@ -309,7 +309,11 @@ def test_half_precision_needs_a_gpu_that_has_it(three: Site) -> None:
     case = TrainingCase("resnet50", 1, 1, 100, 64, data="synthetic", precision="fp16", real=True)
     with pytest.raises(BadInput):
         case.request(three, three.partition("k80"), "throughput")
-    assert case.request(three, three.partition("p100"), "throughput").nodes == 1
+    p100 = three.partition("p100")
+    assert case.request(three, p100, "throughput").nodes == 1
+    assert p100.gpu is not None
+    newer = replace(p100, gpu=p100.gpu._replace(compute="10.0"))
+    assert case.request(three, newer, "throughput").nodes == 1
 
 
 def test_a_users_command_line_says_the_whole_request(three: Site) -> None:
