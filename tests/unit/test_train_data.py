@@ -7,9 +7,11 @@ import pytest
 
 pytest.importorskip("numpy", reason="numpy comes with the stack")
 
-from hpcdl.train.data.__main__ import main  # noqa: E402
-from hpcdl.train.data.dataset import Dataset, Shard, write_dataset  # noqa: E402
-from hpcdl.train.data.photos import SOURCE  # noqa: E402
+from hpcdl.train.data.__main__ import main
+from hpcdl.train.data.dataset import Dataset, Shard, write_dataset
+from hpcdl.train.data.folder import read_table, request_of
+from hpcdl.train.data.making import REQUEST, finish
+from hpcdl.train.data.photos import SOURCE
 
 ASKED = ("--count=8", "--test-count=4", "--shards=1", "--size=64x48", "--bytes=3500",
          "--classes=10")  # fmt: skip
@@ -67,3 +69,28 @@ def test_a_seed_that_nothing_can_be_drawn_from_is_refused(
         main(["make", "digits", str(tmp_path), f"--seed={seed}"])
     assert end.value.code == 2
     assert "argument --seed: must be" in capsys.readouterr().err
+
+
+def test_records_of_images_and_a_table_that_did_not_change_are_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images, table, made = tmp_path / "images", tmp_path / "labels.csv", tmp_path / "made"
+    for folder in (images, made):
+        folder.mkdir()
+    (images / "1.jpg").write_bytes(b"one")
+    table.write_text("1.jpg,cat\n")
+    request = request_of(images, table, read_table(images, table), shards=16, test=0.1, seed=1)
+    write_dataset(Dataset(made, "folder", "jpeg", (4, 4, 3), 1, 255.0, 1, "", {"train": ()}))
+
+    def answer() -> str:
+        words = ("make", "folder", str(made), f"--images={images}", f"--labels={table}")
+        assert main([*words, "--dry-run"]) == 0
+        return capsys.readouterr().out.split()[1]
+
+    assert answer() == "write", "nothing says what it was made of"
+    (made / REQUEST).write_text(json.dumps(request))
+    assert answer() == "write", "it is not at its end"
+    finish(made)
+    assert answer() == "keep"
+    (images / "1.jpg").write_bytes(b"mended")
+    assert answer() == "write"

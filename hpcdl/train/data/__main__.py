@@ -50,12 +50,14 @@ def _make(args: argparse.Namespace) -> ExitCode:
 
 def _same(folder: Path, args: argparse.Namespace) -> Dataset | None:
     """The data set that is there already, where it is whole and the one asked for."""
-    if not (folder / FILE).exists() or args.kind == "folder":
+    if not (folder / FILE).exists():
         return None
     try:
         dataset = read_dataset(folder)
     except HpcdlError:
         return None
+    if args.kind == "folder":
+        return dataset if _is_of_images(folder, args) else None
     same = (dataset.kind, dataset.seed) == (args.kind, args.seed)
     if args.kind == "photos":
         same = same and _are_photos(dataset, args)
@@ -81,6 +83,23 @@ def _are_photos(dataset: Dataset, args: argparse.Namespace) -> bool:
     )
 
 
+def _is_of_images(folder: Path, args: argparse.Namespace) -> bool:
+    """Whether a folder's records are those of these images and this table, as they are now."""
+    from hpcdl.train.data.folder import read_table, request_of
+    from hpcdl.train.data.making import was_made
+
+    images, table = _images_and_table(args)
+    rows = read_table(images, table)
+    request = request_of(images, table, rows, shards=args.shards, test=args.test, seed=args.seed)
+    return was_made(folder, request)
+
+
+def _images_and_table(args: argparse.Namespace) -> tuple[Path, Path]:
+    if not args.images or not args.labels:
+        raise BadInput("`data make folder` needs --images DIR and --labels CSV")
+    return Path(args.images).absolute(), Path(args.labels).absolute()
+
+
 def _make_digits(folder: Path, args: argparse.Namespace) -> Dataset:
     from hpcdl.train.data.digits import make_digits
 
@@ -101,9 +120,7 @@ def _make_photos(folder: Path, args: argparse.Namespace) -> Dataset:
 def _make_from_folder(folder: Path, args: argparse.Namespace) -> Dataset:
     from hpcdl.train.data.folder import make_from_folder, read_table
 
-    if not args.images or not args.labels:
-        raise BadInput("`data make folder` needs --images DIR and --labels CSV")
-    images, table = Path(args.images).absolute(), Path(args.labels).absolute()
+    images, table = _images_and_table(args)
     rows = read_table(images, table)
     return make_from_folder(
         _tensorflow(1), folder, images, table, rows,

@@ -63,8 +63,7 @@ def make_from_folder(
         *_plans(tf, "train", order[held:], names, shards, several),
         *_plans(tf, "test", order[:held], names, max(1, round(shards * test)), several),
     ]
-    digest = hashlib.sha256(table.read_bytes()).hexdigest()
-    request = {"table": digest, "images": str(images), "shards": shards, "test": test, "seed": seed}
+    request = request_of(images, table, rows, shards=shards, test=test, seed=seed)
     splits = make_shards(tf, folder, plans, request, threads)
     height, width = _size(tf, order[0])
     dataset = Dataset(
@@ -74,6 +73,25 @@ def make_from_folder(
     write_dataset(dataset)
     finish(folder)
     return dataset
+
+
+def request_of(
+    images: Path, table: Path, rows: Sequence[Row], *, shards: int, test: float, seed: int
+) -> dict[str, Any]:
+    """What the records follow from, as JSON values: the same again need not be made again.
+
+    Images count by their sizes and times, so that one that was mended is taken anew.
+    """
+    states = [(row.path.name, row.path.stat()) for row in rows]
+    seen = repr([(name, state.st_size, state.st_mtime_ns) for name, state in states])
+    return {
+        "table": hashlib.sha256(table.read_bytes()).hexdigest(),
+        "files": hashlib.sha256(seen.encode()).hexdigest(),
+        "images": str(images),
+        "shards": shards,
+        "test": test,
+        "seed": seed,
+    }
 
 
 def read_table(images: Path, table: Path) -> list[Row]:

@@ -2,7 +2,8 @@
 
 A maker says what each shard holds; here it is written under a temporary name, synced and
 renamed. `.making.json` keeps what was asked: the same request goes on with the shards that are
-missing, another one starts over. dataset.json is written last.
+missing, another one starts over. dataset.json is written last; then the request is kept as
+`.made.json`, by which a data set that was asked for already is known.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from hpcdl.system.text import duration
 from hpcdl.train.data.dataset import FILE, Shard, describe_shard
 
 REQUEST = ".making.json"
+_MADE = ".made.json"
 _PART = ".part"
 
 
@@ -95,8 +97,18 @@ def make_shards(
 
 
 def finish(folder: Path) -> None:
-    """Forget the request, once dataset.json is written."""
-    (folder / REQUEST).unlink(missing_ok=True)
+    """The request is met, once dataset.json is written."""
+    (folder / REQUEST).replace(folder / _MADE)
+
+
+def was_made(folder: Path, request: Mapping[str, Any]) -> bool:
+    """Whether the records in a folder are what this request made, to its end."""
+    if (folder / REQUEST).exists():
+        return False
+    try:
+        return bool(json.loads((folder / _MADE).read_text()) == dict(request))
+    except (OSError, ValueError):
+        return False
 
 
 def example(tf: Any, **features: bytes | int | Sequence[int] | str) -> bytes:
@@ -117,6 +129,7 @@ def _feature(tf: Any, value: bytes | int | Sequence[int] | str) -> Any:
 
 def _begin(folder: Path, request: Mapping[str, Any]) -> None:
     path = folder / REQUEST
+    (folder / _MADE).unlink(missing_ok=True)
     before = json.loads(path.read_text()) if path.exists() else None
     if before != dict(request):
         for old in (*folder.glob("*.tfrecord"), folder / FILE):
