@@ -135,6 +135,23 @@ def test_a_time_is_the_same_in_every_form(three_generations: Site) -> None:
     assert document["jobs"]["nightly"]["if"].endswith("== '5 2 * * *'")
 
 
+def test_a_weekly_run_that_waits_is_dropped_by_no_night(three_generations: Site) -> None:
+    text = render("github", three_generations, Request("s", at="2:05", day="saturday"))["hpcdl.yml"]
+    group = yaml.safe_load(text)["concurrency"]["group"]
+
+    def named(ref: str, schedule: str, event: str) -> str:
+        said = {"ref": ref, "event.schedule": schedule, "event_name": event}
+        words = (re.split(r" \|\| ", inner) for inner in re.findall(r"\$\{\{ (.*?) \}\}", group))
+        return "-".join(
+            next(filter(None, (said[word.removeprefix("github.")] for word in word_list)))
+            for word_list in words
+        )
+
+    runs = [("main", "5 2 * * *", "schedule"), ("main", "5 8 * * 6", "schedule"),
+            ("pull/1", "", "pull_request"), ("pull/2", "", "pull_request")]  # fmt: skip
+    assert len({named(*run) for run in runs}) == len(runs)
+
+
 @pytest.mark.parametrize("bad", [{"at": "25:00"}, {"at": "noon"}, {"day": "sonntag"},
                                  {"runner": "a\nb"}, {"site_file": "a\x1bb"}])  # fmt: skip
 def test_what_cannot_be_rendered_is_refused(three_generations: Site, bad: dict[str, str]) -> None:
