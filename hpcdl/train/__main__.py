@@ -34,18 +34,28 @@ def main(words: list[str] | None = None) -> int:
 def _fail(error: HpcdlError, place: RankPlace) -> int:
     """Print the error and leave with its code.
 
-    One of several ranks leaves at once, without the orderly end that would wait for ranks which
-    are stuck; the launcher then ends those. Ranks other than 0 wait a moment before they speak:
+    One of several ranks leaves without the orderly end that would wait for ranks which are stuck;
+    the launcher then ends those. Ranks other than 0 wait a moment before they speak:
     what all of them have to say is said once.
     """
     prefix = f"rank {place.rank} on {place.host}: " if place.rank else ""
     if place.rank:
         time.sleep(3.0)
     print(prefix + error.render(), file=sys.stderr, flush=True)
-    if place.size > 1:
+    return _leave(int(error.exit_code), place)
+
+
+def _leave(code: int, place: RankPlace) -> int:
+    """The exit code; where it is none of success, one of several ranks leaves with it at once.
+
+    The launcher ends the other ranks when one is gone, also those that are still taking TensorFlow
+    apart: the step's code would be that of a kill.
+    """
+    if code and place.size > 1:
         sys.stdout.flush()
-        os._exit(int(error.exit_code))
-    return int(error.exit_code)
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def _run(options: TrainOptions, place: RankPlace, clock: StartupClock) -> int:
@@ -53,7 +63,7 @@ def _run(options: TrainOptions, place: RankPlace, clock: StartupClock) -> int:
     at_bad_alloc(run.end_without_memory)
     code = run.go()
     run.ranks.close()
-    return code
+    return _leave(code, place)
 
 
 def prepare(options: TrainOptions, place: RankPlace, clock: StartupClock) -> Run:
