@@ -206,7 +206,7 @@ def run(
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"program": ("python", "b.py")}, "program: python a.py, now python b.py"),
+        ({"program": ("python", "/b.py")}, "program: python /a.py, now python /b.py"),
         ({"partition": "p100"}, "partition: v100, now p100"),
         ({"environment": {"SEED": "1"}}, "environment: none, now"),
     ],
@@ -214,7 +214,7 @@ def run(
 def test_results_of_other_jobs_are_not_taken_for_this_sweep_s(
     site: Site, tmp_path: Path, queue: Queue, changes: dict[str, object], named: str
 ) -> None:
-    base, matrix = JobSpec("v100", program=("python", "a.py")), {"lr": ["1"]}
+    base, matrix = JobSpec("v100", program=("python", "/a.py")), {"lr": ["1"]}
     run(site, tmp_path, matrix, base)
     other = replace(base, **changes)  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="begun with other jobs") as caught:
