@@ -38,7 +38,6 @@ def files(plan: Plan, slurmd: str) -> tuple[File, ...]:
         "gpu_types": sorted({group.gpu_type for group in plan.wish.groups if group.gpu_type}),
         "release_options": release_options(plan.slurm_version),
         "oversubscribed": _cpus(plan) > (os.cpu_count() or 1),
-        "cpus": sorted(os.sched_getaffinity(0)),
     }
     found = [
         File("etc/slurm.conf", _render("slurm.conf.j2", values)),

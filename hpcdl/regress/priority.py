@@ -1,9 +1,11 @@
 """Lets a check's processes go first on a machine that emulates all nodes.
 
 There, whatever else runs takes CPU time from the job that is measured and would look like
-slowness of the software. A nice value alone weighs only within a session where the kernel groups
-processes by sessions (sched_autogroup_enabled, sched(7)), so the groups are made to go first,
-too. Only root may do this; for others nothing happens.
+slowness of the software. Only root may do this; for others nothing happens. Where the kernel
+groups processes by sessions (sched_autogroup_enabled, sched(7)), a nice value weighs within a
+session only. The groups themselves are left alone: with those of a job's nodes at -15, Linux 6.18
+made ranks of two nodes that share a CPU wait for whole time slices, so that one run in three
+took ten times as long.
 """
 
 from __future__ import annotations
@@ -29,22 +31,11 @@ def go_first(job: int, cluster: str, proc: Path = Path("/proc")) -> int:
     found = 0
     for process in processes_of(job, cluster, proc):
         found += 1
-        _let_session_go_first(process / "autogroup")
         with suppress(OSError):
             for thread in (process / "task").iterdir():
                 with suppress(OSError):
                     os.setpriority(os.PRIO_PROCESS, int(thread.name), NICENESS)
     return found
-
-
-def _let_session_go_first(group: Path) -> None:
-    """Give a process's session precedence; kernels without such groups have no such file."""
-    with suppress(OSError):
-        handle = os.open(group, os.O_WRONLY)
-        try:
-            os.write(handle, str(NICENESS).encode())
-        finally:
-            os.close(handle)
 
 
 def processes_of(job: int, cluster: str, proc: Path = Path("/proc")) -> Iterator[Path]:

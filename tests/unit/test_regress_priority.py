@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.regress.priority import NICENESS, go_first, processes_of
+from hpcdl.regress.priority import go_first, processes_of
 
 
 def process(proc: Path, number: int, **variables: str) -> None:
@@ -24,24 +24,10 @@ def test_only_the_jobs_own_processes_on_its_own_cluster_are_meant(tmp_path: Path
     assert found == ["1"]
 
 
-def test_a_jobs_sessions_go_first_too_where_the_kernel_groups_by_sessions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without that a nice value weighs nothing against programs of other sessions."""
+def test_sessions_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weighty ones of two nodes that share a CPU hold each other up."""
     monkeypatch.setattr("os.geteuid", lambda: 0)
     process(tmp_path, 1, SLURM_JOB_ID="7", SLURM_CONF="/a/slurm.conf")
-    process(tmp_path, 2, SLURM_JOB_ID="8", SLURM_CONF="/a/slurm.conf")
-    for number in (1, 2):
-        (tmp_path / str(number) / "autogroup").write_text("")
+    (tmp_path / "1" / "autogroup").write_text("/autogroup-3 nice 0")
     assert go_first(7, "/a/slurm.conf", tmp_path) == 1
-    assert (tmp_path / "1" / "autogroup").read_text() == str(NICENESS)
-    assert (tmp_path / "2" / "autogroup").read_text() == ""
-
-
-def test_a_kernel_without_groups_is_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.geteuid", lambda: 0)
-    process(tmp_path, 1, SLURM_JOB_ID="7", SLURM_CONF="/a/slurm.conf")
-    assert go_first(7, "/a/slurm.conf", tmp_path) == 1
-    assert not (tmp_path / "1" / "autogroup").exists()
+    assert (tmp_path / "1" / "autogroup").read_text() == "/autogroup-3 nice 0"
