@@ -49,14 +49,9 @@ def test_a_night_of_real_jobs_is_told_with_their_scripts_and_logs(
         browser.settle()
         detail = "document.querySelector('tr.detail:not([hidden])')"
         script, log = browser.do(f"[...{detail}.querySelectorAll('pre')].map((e) => e.textContent)")
-        assert script == (outcome_file(outcome.folder.path, "rfm_job.sh", "slower"))
+        assert script == Path(slower.script).read_text()
         assert "#SBATCH" in script
-        assert log == outcome_file(outcome.folder.path, "job.log", "slower")
+        assert log == Path(slower.log).read_text()
+        assert "try 2; the first was FAIL" in slower.reason
         assert browser.do(f"{detail}.querySelector('.reason').textContent") == slower.reason
         assert browser.errors == []
-
-
-def outcome_file(folder: Path, name: str, check: str) -> str:
-    """A file that the job of a check left in the run's folder."""
-    (found,) = (path for path in folder.rglob(name) if check in str(path.parent))
-    return found.read_text()
