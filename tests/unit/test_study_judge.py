@@ -149,6 +149,31 @@ def test_a_missing_cell_makes_no_yes_and_is_named(tmp_path: Path, rule: dict[str
     assert verdict(plan)[0] is True
 
 
+@pytest.mark.parametrize(
+    ("turns", "ok"),
+    [
+        ([(10.0, 10.5), (20.0, 19.0), (30.0, 30.6)], True),
+        ([(10.0, 14.0), (20.0, 28.0), (30.0, 31.0)], None),
+        ([(10.0, 14.0), (20.0, 29.0), (30.0, 41.0)], None),
+        ([(10.0, 40.0), (11.0, 42.0), (12.0, 45.0)], False),
+        ([(10.0, 40.0), (11.0, 10.0), (12.0, 45.0)], None),
+    ],
+    ids=["alike in each turn", "in one turn", "the pace changed as much", "always", "turned once"],
+)
+def test_partitions_are_compared_turn_by_turn(
+    tmp_path: Path, turns: list[tuple[float, float]], ok: bool | None
+) -> None:
+    """What the machine's pace did between turns is in both."""
+    over = {"gpus": ["1"], "partition": ["p100", "v100"]}
+    rule = {"rule": "agree", "says": "x", "over": "partition", "at_most": 0.12}
+    plan = plan_in(tmp_path, runs=[{**RUN, "over": over, "repeats": 3}], acceptance=[rule])
+    for turn, rates in enumerate(turns):
+        for name, rate in zip(over["partition"], rates, strict=True):
+            cells = [c for c in plan.cells if (c.attempt, c.values["partition"]) == (turn, name)]
+            finish(dataclasses.replace(plan, cells=tuple(cells)), {1: rate})
+    assert verdict(plan)[0] is ok
+
+
 @pytest.mark.parametrize("rule", ["agree", "faster"])
 def test_a_missing_half_of_a_pair_makes_no_yes(tmp_path: Path, rule: str) -> None:
     """And a cell that has no other half in the matrix is nothing to wait for."""

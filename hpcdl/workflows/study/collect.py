@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
@@ -35,7 +35,8 @@ class Measured:
 
     `size` is of its data set in bytes, `images` its images; None where data are synthetic.
     `epochs` are seconds of passes over the data set; none where steps were left out as
-    warm-up. Of `jobs` that did the same, `result` and `folder` are the first one's.
+    warm-up. Of `jobs` that did the same, `result` and `folder` are the first one's, and `turns`
+    has each one's images/s by its turn.
     """
 
     cell: Cell
@@ -47,6 +48,7 @@ class Measured:
     images: float | None
     epochs: tuple[float, ...]
     jobs: int = 1
+    turns: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def values(self) -> Values:
@@ -147,6 +149,7 @@ def _merged(measured: Sequence[Measured]) -> tuple[Measured, ...]:
             parts={name: fmean(one.parts[name] for one in ones) for name in PARTS},
             epochs=tuple(seconds for one in ones for seconds in one.epochs),
             jobs=len(ones),
+            turns={one.cell.attempt: one.rate for one in ones},
         )
         for ones in alike.values()
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from statistics import fmean, linear_regression
+from statistics import fmean, linear_regression, median
 
 from hpcdl.workflows.study.collect import Findings, Measured
 from hpcdl.workflows.study.forecast import Predicted, median_error
@@ -115,7 +115,10 @@ def _complete(evidence: Evidence) -> Answer:
 
 
 def _agree(evidence: Evidence) -> Answer:
-    """A gap beyond the bound counts where the steps of the two do not overlap; else it is noise."""
+    """A gap beyond the bound counts where neither steps nor turns of the two overlap.
+
+    Jobs of one turn ran one after the other: what the machine did meanwhile is in both.
+    """
     rule = evidence.rule
     pairs = list(evidence.pairs)
     if not pairs:
@@ -125,15 +128,30 @@ def _agree(evidence: Evidence) -> Answer:
     wide = [pair for pair in pairs if _gap(*pair) > limit]
     words = ", ".join(f"{_gap(*pair):.1%} on {pair[0].ranks}" for pair in pairs)
     said = f"they differ by {words}; at most {limit:.0%}"
-    if any(not _overlap(*pair) for pair in wide):
+    if any(not _overlap(*pair) and min(_gaps(*pair)) > limit for pair in wide):
         return False, said
     if wide:
-        return None, f"{said}, which their steps' spread does not let one tell"
+        return None, f"{said}, which the spread of their steps and turns does not let one tell"
     return True, said
 
 
 def _gap(one: Measured, other: Measured) -> float:
-    return max(one.rate, other.rate) / min(one.rate, other.rate) - 1
+    """By how much the faster is faster, in the median turn."""
+    ratio = median(_ratios(one, other))
+    return max(ratio, 1 / ratio) - 1
+
+
+def _gaps(one: Measured, other: Measured) -> list[float]:
+    """The same of every turn; below 0 where the other one was the faster then."""
+    ratios = _ratios(one, other)
+    turned = median(ratios) < 1
+    return [(1 / ratio if turned else ratio) - 1 for ratio in ratios]
+
+
+def _ratios(one: Measured, other: Measured) -> list[float]:
+    """Rate by rate of each turn that both had."""
+    both = sorted({*one.turns} & {*other.turns})
+    return [one.turns[turn] / other.turns[turn] for turn in both] or [one.rate / other.rate]
 
 
 def _overlap(one: Measured, other: Measured) -> bool:
