@@ -205,8 +205,9 @@ def _command(folder: RunFolder, request: CheckRequest, *, serial: bool) -> list[
 def _retries(request: CheckRequest, *, serial: bool) -> int:
     if request.retries is not None:
         return request.retries
-    # Repeated runs measure the spread itself.
-    return int(serial and request.repeat == 1 and not request.measuring)
+    # Repeated runs measure the spread itself, and a run with settings of its own is a try-out.
+    nightly = request.repeat == 1 and not request.measuring and not request.settings
+    return int(serial and nightly)
 
 
 def _name_pattern(name: str) -> str:

@@ -28,6 +28,8 @@ from hpcdl.regress.learning import (
     resumed_program,
 )
 from hpcdl.regress.result import Measured
+from hpcdl.regress.runfolder import RunFolder
+from hpcdl.regress.runner import CheckRequest, _command
 from hpcdl.regress.sanity import binding_faults, faults_of, version_faults
 from hpcdl.regress.scaling import SHAPES, YARDSTICKS, expected_efficiency, widened
 from hpcdl.regress.training import ALL, TrainingCase, efficiency, job_on
@@ -323,3 +325,23 @@ def test_a_users_command_line_says_the_whole_request(three: Site) -> None:
     assert "--gpus-per-node" in words
     assert "--no-module" not in words
     assert "--no-module" in words_of(three, spec, Module(()))
+
+
+@pytest.mark.parametrize(
+    ("request_", "serial", "times"),
+    [
+        (CheckRequest(), True, 1),
+        (CheckRequest(), False, 0),
+        (CheckRequest(retries=0), True, 0),
+        (CheckRequest(retries=3), False, 3),
+        (CheckRequest(repeat=5), True, 0),
+        (CheckRequest(measuring=True), True, 0),
+        (CheckRequest(settings=("delay_ms=60",)), True, 0),
+    ],
+)
+def test_only_a_night_on_one_machine_tries_again_by_itself(
+    tmp_path: Path, request_: CheckRequest, serial: bool, times: int
+) -> None:
+    words = _command(RunFolder(tmp_path), request_, serial=serial)
+    found = words[words.index("--max-retries") + 1] if "--max-retries" in words else "0"
+    assert found == str(times)
