@@ -139,7 +139,8 @@ def run_checks(
             one_machine=machine is not None,
         )
         write_atomic(folder.settings, text)
-        words = _command(folder, request, serial=machine is not None)
+        again = machine is not None and _has_references(site, request)
+        words = _command(folder, request, serial=machine is not None, again=again)
         exit_code = _execute(folder, words, progress)
         found = name_slow_nodes(
             _verdicts(site, folder, request, exit_code, machine), one_machine=machine is not None
@@ -182,7 +183,13 @@ def _check_request(site: Site, request: CheckRequest) -> None:
             raise BadInput(f"there are no checks at {path}", hint="name a file or a folder")
 
 
-def _command(folder: RunFolder, request: CheckRequest, *, serial: bool) -> list[str]:
+def _has_references(site: Site, request: CheckRequest) -> bool:
+    """Whether there is anything that a rate could be too slow against."""
+    chosen = [site.partition(name) for name in request.partitions or site.partitions]
+    return any(load_references(site, one.reference_set) for one in chosen)
+
+
+def _command(folder: RunFolder, request: CheckRequest, *, serial: bool, again: bool) -> list[str]:
     """ReFrame's command line. Emulated nodes share one machine: one check at a time."""
     paths = request.paths or (resource("reframe_checks"),)
     words = [sys.executable, "-c", _START, "-C", str(folder.settings)]
@@ -195,19 +202,19 @@ def _command(folder: RunFolder, request: CheckRequest, *, serial: bool) -> list[
     words += ["-S", f"settings={','.join(request.settings)}"] if request.settings else []
     words += ["-S", "measuring=yes"] if request.measuring else []
     words += ["--repeat", str(request.repeat)] if request.repeat > 1 else []
-    retries = _retries(request, serial=serial)
+    retries = _retries(request, again=again)
     words += ["--max-retries", str(retries)] if retries else []
     # ReFrame would pin checks of several nodes to one as well.
     words += ["--distribute=all", "-t", "^node$"] if request.distribute else []
     return words
 
 
-def _retries(request: CheckRequest, *, serial: bool) -> int:
+def _retries(request: CheckRequest, *, again: bool) -> int:
     if request.retries is not None:
         return request.retries
     # Repeated runs measure the spread itself, and a run with settings of its own is a try-out.
     nightly = request.repeat == 1 and not request.measuring and not request.settings
-    return int(serial and nightly)
+    return int(again and nightly)
 
 
 def _name_pattern(name: str) -> str:

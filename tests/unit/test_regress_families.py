@@ -342,6 +342,6 @@ def test_a_users_command_line_says_the_whole_request(three: Site) -> None:
 def test_only_a_night_on_one_machine_tries_again_by_itself(
     tmp_path: Path, request_: CheckRequest, serial: bool, times: int
 ) -> None:
-    words = _command(RunFolder(tmp_path), request_, serial=serial)
+    words = _command(RunFolder(tmp_path), request_, serial=serial, again=serial)
     found = words[words.index("--max-retries") + 1] if "--max-retries" in words else "0"
     assert found == str(times)
