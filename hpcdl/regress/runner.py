@@ -125,7 +125,7 @@ def run_checks(
         Stopped: a signal ended it; its jobs were cancelled.
     """
     require_reframe()
-    _check_request(site, request)
+    referenced = _check_request(site, request)
     client.version()
     sweep(site)
     start = time.monotonic()
@@ -139,8 +139,9 @@ def run_checks(
             one_machine=machine is not None,
         )
         write_atomic(folder.settings, text)
-        again = machine is not None and _has_references(site, request)
-        words = _command(folder, request, serial=machine is not None, again=again)
+        serial = machine is not None
+        retries = _retries(request, again=serial and referenced)
+        words = _command(folder, request, retries, serial=serial)
         exit_code = _execute(folder, words, progress)
         found = name_slow_nodes(
             _verdicts(site, folder, request, exit_code, machine), one_machine=machine is not None
@@ -168,10 +169,11 @@ def as_data(outcome: CheckOutcome) -> dict[str, Any]:
     }
 
 
-def _check_request(site: Site, request: CheckRequest) -> None:
+def _check_request(site: Site, request: CheckRequest) -> bool:
+    """Refuse what cannot be run; give whether there are references that a rate may fall below."""
     chosen = [site.partition(name) for name in request.partitions or site.partitions]
-    for reference_set in {partition.reference_set for partition in chosen}:
-        load_references(site, reference_set)
+    sets = {partition.reference_set for partition in chosen}
+    known = [load_references(site, reference_set) for reference_set in sets]
     for setting in request.settings:
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*(=[^,\x00-\x1f]*)?", setting):
             raise BadInput(
@@ -181,15 +183,10 @@ def _check_request(site: Site, request: CheckRequest) -> None:
     for path in request.paths:
         if not path.exists():
             raise BadInput(f"there are no checks at {path}", hint="name a file or a folder")
+    return any(known)
 
 
-def _has_references(site: Site, request: CheckRequest) -> bool:
-    """Whether there is anything that a rate could be too slow against."""
-    chosen = [site.partition(name) for name in request.partitions or site.partitions]
-    return any(load_references(site, one.reference_set) for one in chosen)
-
-
-def _command(folder: RunFolder, request: CheckRequest, *, serial: bool, again: bool) -> list[str]:
+def _command(folder: RunFolder, request: CheckRequest, retries: int, *, serial: bool) -> list[str]:
     """ReFrame's command line. Emulated nodes share one machine: one check at a time."""
     paths = request.paths or (resource("reframe_checks"),)
     words = [sys.executable, "-c", _START, "-C", str(folder.settings)]
@@ -202,7 +199,6 @@ def _command(folder: RunFolder, request: CheckRequest, *, serial: bool, again: b
     words += ["-S", f"settings={','.join(request.settings)}"] if request.settings else []
     words += ["-S", "measuring=yes"] if request.measuring else []
     words += ["--repeat", str(request.repeat)] if request.repeat > 1 else []
-    retries = _retries(request, again=again)
     words += ["--max-retries", str(retries)] if retries else []
     # ReFrame would pin checks of several nodes to one as well.
     words += ["--distribute=all", "-t", "^node$"] if request.distribute else []

@@ -29,7 +29,7 @@ from hpcdl.regress.learning import (
 )
 from hpcdl.regress.result import Measured
 from hpcdl.regress.runfolder import RunFolder
-from hpcdl.regress.runner import CheckRequest, _command
+from hpcdl.regress.runner import CheckRequest, _command, _retries
 from hpcdl.regress.sanity import binding_faults, faults_of, version_faults
 from hpcdl.regress.scaling import SHAPES, YARDSTICKS, expected_efficiency, widened
 from hpcdl.regress.training import ALL, TrainingCase, efficiency, job_on
@@ -342,6 +342,7 @@ def test_a_users_command_line_says_the_whole_request(three: Site) -> None:
 def test_only_a_night_on_one_machine_tries_again_by_itself(
     tmp_path: Path, request_: CheckRequest, serial: bool, times: int
 ) -> None:
-    words = _command(RunFolder(tmp_path), request_, serial=serial, again=serial)
+    retries = _retries(request_, again=serial)
+    words = _command(RunFolder(tmp_path), request_, retries, serial=serial)
     found = words[words.index("--max-retries") + 1] if "--max-retries" in words else "0"
     assert found == str(times)

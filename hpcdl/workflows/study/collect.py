@@ -47,13 +47,17 @@ class Measured:
     size: float | None
     images: float | None
     epochs: tuple[float, ...]
-    jobs: int = 1
     turns: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def values(self) -> Values:
         """The values of the matrix, and the run's name."""
         return self.cell.named
+
+    @property
+    def jobs(self) -> int:
+        """Jobs that did the same."""
+        return max(1, len(self.turns))
 
     @property
     def ranks(self) -> int:
@@ -148,7 +152,6 @@ def _merged(measured: Sequence[Measured]) -> tuple[Measured, ...]:
             rates=tuple(rate for one in ones for rate in one.rates),
             parts={name: fmean(one.parts[name] for one in ones) for name in PARTS},
             epochs=tuple(seconds for one in ones for seconds in one.epochs),
-            jobs=len(ones),
             turns={one.cell.attempt: one.rate for one in ones},
         )
         for ones in alike.values()
