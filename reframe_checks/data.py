@@ -6,7 +6,7 @@ import reframe as rfm
 from reframe.core.builtins import parameter, run_after
 
 from hpcdl.regress.checkbase import HpcdlCheck, Metric
-from hpcdl.regress.feeding import image_rate, of_bench, place_to_read, read_rate
+from hpcdl.regress.input_metrics import image_rate, of_bench, place_to_read, read_rate
 from hpcdl.regress.training import job_on
 
 MAKE_AND_BENCH = (

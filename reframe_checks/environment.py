@@ -6,7 +6,7 @@ import reframe as rfm
 
 from hpcdl.jobs.preflight import read_probes
 from hpcdl.regress.checkbase import LOG, HpcdlCheck, Metric
-from hpcdl.regress.releases import promised_versions
+from hpcdl.regress.release_dates import promised_versions
 from hpcdl.regress.result import Measured
 from hpcdl.regress.sanity import binding_faults, version_faults
 from hpcdl.regress.training import ALL, job_on

@@ -41,7 +41,7 @@ class convergence(HpcdlCheck):
         return str(self.training)
 
     def request(self, site, partition):
-        program = ("hpcdl", "train", *DIGITS.words(site.paths.datasets / DIGITS.data))
+        program = ("hpcdl", "train", *DIGITS.describe(site.paths.datasets / DIGITS.data))
         return job_on(partition, self.check_name, program, nodes=min(2, partition.nodes), ranks=2)
 
     def metrics(self):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hpcdl import __version__
 from hpcdl.cli.framework import Command, Group, build_parser
-from hpcdl.system.errors import BadInput, ExitCode, HpcdlError, MachineLacks
+from hpcdl.system.errors import BadInput, ExitCode, HpcdlError, MissingPrerequisite
 from hpcdl.system.text import did_you_mean
 
 # Name of a module of this package -> what the overview says of it. The module holds a GROUP or
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as fault:
         # What no room foresaw: the file system's own words, and no traceback.
         reason = fault.strerror or type(fault).__name__
-        lacks = MachineLacks(f"{fault.filename}: {reason}" if fault.filename else reason)
+        lacks = MissingPrerequisite(f"{fault.filename}: {reason}" if fault.filename else reason)
         print(lacks.render(), file=sys.stderr)
         _discard_output()
         return int(lacks.exit_code)
@@ -82,7 +82,7 @@ def _discard_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def load_room(name: str) -> Group | Command:
+def load_group(name: str) -> Group | Command:
     """The declaration of a command group, imported now."""
     module = import_module(f"hpcdl.cli.{name}")
     found: Group | Command = getattr(module, "GROUP", None) or module.COMMAND
@@ -98,7 +98,7 @@ def _dispatch(words: list[str]) -> ExitCode | int:
         return ExitCode.OK
     if words[0] not in ROOMS:
         raise BadInput(f"unknown command '{words[0]}'", hint=did_you_mean(words[0], ROOMS))
-    room = load_room(words[0])
+    room = load_group(words[0])
     if isinstance(room, Command):
         return _run(f"hpcdl {room.name}", room, words[1:])
     return _run_in_group(room, words[1:])

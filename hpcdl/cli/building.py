@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hpcdl.site import Site
     from hpcdl.stack.build import BuildPlan
     from hpcdl.stack.release import Release
-    from hpcdl.stack.spack.build import SpackPlan
+    from hpcdl.stack.spack_backend.build import SpackPlan
 
 
 def progress_teller() -> Callable[[str], None]:
@@ -66,8 +66,8 @@ def concretize_arguments(parser: argparse.ArgumentParser) -> None:
 @in_order
 def run_concretize(args: argparse.Namespace) -> ExitCode:
     """Render Spack's environments and solve them."""
-    from hpcdl.stack.spack.concretize import concretize, plan, render_work
-    from hpcdl.stack.spack.show import plan_text, solved_data, solved_text
+    from hpcdl.stack.spack_backend.concretize import concretize, plan, render_work
+    from hpcdl.stack.spack_backend.show import plan_text, solved_data, solved_text
 
     work = plan(args.environments, args.partition, args.folder, lambda: the_site(args))
     data, text = work.as_data(), plan_text(work, args.render)
@@ -120,8 +120,8 @@ def _build_venv(site: Site, args: argparse.Namespace) -> ExitCode:
 
 
 def _build_spack(site: Site, args: argparse.Namespace) -> ExitCode:
-    from hpcdl.stack.spack.build import Options, build_spack, plan_spack
-    from hpcdl.stack.spack.show import progress
+    from hpcdl.stack.spack_backend.build import Options, build_spack, plan_spack
+    from hpcdl.stack.spack_backend.show import progress
     from hpcdl.system.progress import StatusLine
 
     if args.jobs is not None and args.jobs < 1:
@@ -167,8 +167,8 @@ def mirror_arguments(parser: argparse.ArgumentParser) -> None:
 @in_order
 def run_mirror(args: argparse.Namespace) -> ExitCode:
     """Fetch the sources of Spack's builds."""
-    from hpcdl.stack.spack.mirror import choose_environments, make_mirror, plan_mirror
-    from hpcdl.stack.spack.show import mirror_text
+    from hpcdl.stack.spack_backend.mirror import choose_environments, make_mirror, plan_mirror
+    from hpcdl.stack.spack_backend.show import mirror_text
 
     root, names = choose_environments(args.environments, args.name, lambda: the_site(args))
     mirror = plan_mirror(Path(args.folder).absolute(), root, names, args.bazel_cache)

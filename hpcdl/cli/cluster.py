@@ -121,24 +121,24 @@ def _roots_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _roots(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.cluster import roots
+    from hpcdl.cluster import rootfs
 
-    wished = args.slurm or list(roots.releases())
+    wished = args.slurm or list(rootfs.releases())
     for release in wished:
-        roots.check(release)
+        rootfs.check(release)
     if args.dry_run:
-        missing = [release for release in wished if roots.find(release) is None]
+        missing = [release for release in wished if rootfs.find(release) is None]
         if args.json:
-            print_json({"schema": 1, "folder": str(roots.folder()), "would_build": missing})
+            print_json({"schema": 1, "folder": str(rootfs.folder()), "would_build": missing})
         else:
-            print(f"would build: {', '.join(missing) or 'nothing'}, below {roots.folder()}")
+            print(f"would build: {', '.join(missing) or 'nothing'}, below {rootfs.folder()}")
         return ExitCode.OK
-    got = roots.get_all(wished, _say)
-    rows = [roots.row(release, one) for release, one in got.items()]
+    got = rootfs.get_all(wished, _say)
+    rows = [rootfs.row(release, one) for release, one in got.items()]
     if args.json:
-        print_json({"schema": 1, "roots": rows})
+        print_json({"schema": 1, "rootfs": rows})
     else:
-        print("\n".join(roots.line(row) for row in rows))
+        print("\n".join(rootfs.line(row) for row in rows))
     return ExitCode.OK if all(row["directory"] for row in rows) else ExitCode.PARTLY
 
 
@@ -181,8 +181,8 @@ GROUP = Group(
         Command("env", "Print what a shell needs to use the cluster.",
                 'eval "$(hpcdl cluster env)"', _env),
         Command(
-            "roots", "Build the roots of other Slurm releases, all at the same time.",
-            "hpcdl cluster roots --slurm 24.11", _roots, _roots_arguments, changes=True,
+            "rootfs", "Build the root file systems of other Slurm releases, all at the same time.",
+            "hpcdl cluster rootfs --slurm 24.11", _roots, _roots_arguments, changes=True,
         ),
         Command(
             "node", "Break and mend a node: kill, cut its network, slow down; heal, start again.",

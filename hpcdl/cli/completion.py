@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hpcdl.cli import ROOMS, load_room
+from hpcdl.cli import ROOMS, load_group
 from hpcdl.cli.framework import Command, Group, Parser, fill_parser, print_json
 from hpcdl.system.errors import ExitCode
 
@@ -17,7 +17,7 @@ def whole_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="hpcdl", allow_abbrev=False)
     rooms = parser.add_subparsers()
     for name in ROOMS:
-        room = load_room(name)
+        room = load_group(name)
         child = rooms.add_parser(name, help=room.summary, allow_abbrev=False)
         if isinstance(room, Group):
             commands = child.add_subparsers()

@@ -17,9 +17,9 @@ def _arguments(command: str, parser: argparse.ArgumentParser) -> None:
 
 
 def _run(command: str, args: argparse.Namespace) -> ExitCode:
-    from hpcdl.train.data.options import as_words
+    from hpcdl.train.data.options import to_argv
 
-    return launch("hpcdl.train.data", as_words(command, args), args)
+    return launch("hpcdl.train.data", to_argv(command, args), args)
 
 
 GROUP = Group(

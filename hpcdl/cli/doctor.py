@@ -30,7 +30,7 @@ def _doctor(args: argparse.Namespace) -> ExitCode:
         print_json(doctor.as_data(diagnosis))
     else:
         print(doctor.as_text(diagnosis))
-    return ExitCode.LACKS if diagnosis.lacking else ExitCode.OK
+    return ExitCode.MISSING_PREREQUISITE if diagnosis.lacking else ExitCode.OK
 
 
 COMMAND = Command(

@@ -223,7 +223,7 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
 def _report(args: argparse.Namespace) -> ExitCode:
     from dataclasses import asdict
 
-    from hpcdl.jobs.report import as_text, summarize
+    from hpcdl.jobs.job_report import as_text, summarize
     from hpcdl.jobs.submission import asked, find
     from hpcdl.jobs.watch import look, result_of, usage_of
     from hpcdl.workflows.expectation import compare, comparison_line, kept

@@ -10,14 +10,14 @@ from importlib.util import find_spec
 from typing import NoReturn
 
 from hpcdl.cli.framework import the_site
-from hpcdl.system.errors import ExitCode, HpcdlError, MachineLacks
+from hpcdl.system.errors import ExitCode, HpcdlError, MissingPrerequisite
 
 
 def launch(package: str, words: list[str], args: argparse.Namespace) -> ExitCode:
     """Run `python -m PACKAGE WORDS` where TensorFlow is, and return its exit code.
 
     Raises:
-        MachineLacks: neither this Python nor a published release has it.
+        MissingPrerequisite: neither this Python nor a published release has it.
     """
     # The process that is to be replaced has imported nothing heavy; nor does the search.
     if find_spec("tensorflow") is not None:
@@ -39,8 +39,8 @@ def _in_release(package: str, words: list[str], args: argparse.Namespace) -> NoR
     os.execv(release.python, [str(release.python), "-m", package, *words])  # noqa: S606
 
 
-def _lacks(why: str) -> MachineLacks:
-    return MachineLacks(
+def _lacks(why: str) -> MissingPrerequisite:
+    return MissingPrerequisite(
         f"this Python ({sys.executable}) has no TensorFlow",
         details=[why],
         hint="`module load tensorflow` first, or make a release: `hpcdl stack build`, "

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from hpcdl.cli import ROOMS, load_room
+from hpcdl.cli import ROOMS, load_group
 from hpcdl.cli.framework import Command, Group, build_parser
 from hpcdl.system.errors import MEANINGS, ExitCode
 from hpcdl.system.schema import Schema
@@ -172,7 +172,7 @@ def commands() -> str:
         "Completions: `hpcdl completion bash` or `zsh`.\n",
     ]
     for name in ROOMS:
-        room = load_room(name)
+        room = load_group(name)
         if isinstance(room, Group):
             parts.append(f"\n## `hpcdl {name}`\n\n{room.summary[0].upper()}{room.summary[1:]}.\n")
             parts += [_command(f"hpcdl {name} {one.name}", one) for one in room.commands]

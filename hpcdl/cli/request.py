@@ -56,7 +56,7 @@ def asked_site(args: argparse.Namespace) -> Site:
     site = the_site(args)
     if args.slurm_version is None:
         return site
-    from hpcdl.jobs.dialect import with_version
+    from hpcdl.jobs.slurm_compat import with_version
 
     return with_version(site, args.slurm_version)
 

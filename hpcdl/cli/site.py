@@ -51,8 +51,8 @@ def _init(args: argparse.Namespace) -> ExitCode:
 def _check(args: argparse.Namespace) -> ExitCode:
     from dataclasses import asdict
 
-    from hpcdl.site.drift import compare
     from hpcdl.site.live import look
+    from hpcdl.site.site_drift import compare
     from hpcdl.system.text import table
 
     site = the_site(args)

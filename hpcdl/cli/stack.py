@@ -12,7 +12,7 @@ from hpcdl.system.text import duration, table
 
 if TYPE_CHECKING:
     from hpcdl.site import Site
-    from hpcdl.stack.publish import Switch
+    from hpcdl.stack.publish import PublishResult
     from hpcdl.stack.verify import Proof
 
 
@@ -41,11 +41,11 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.workflows import plan_show
-    from hpcdl.workflows.plan import plan
+    from hpcdl.workflows import site_plan_show
+    from hpcdl.workflows.site_plan import plan
 
     found = plan(the_site(args), args.partition)
-    print_json(plan_show.as_data(found)) if args.json else print(plan_show.as_text(found))
+    print_json(site_plan_show.as_data(found)) if args.json else print(site_plan_show.as_text(found))
     if found.changes:
         return ExitCode.CHANGES
     return ExitCode.NO if found.blocked else ExitCode.OK
@@ -103,7 +103,7 @@ def _verify(args: argparse.Namespace) -> ExitCode:
         print_json(proof.as_data())
     else:
         _print_checks(proof)
-        end = f"passed the gate: {proof.in_words()}" if proof.passed else "did not pass the gate"
+        end = f"passed the gate: {proof.describe()}" if proof.passed else "did not pass the gate"
         print(f"{proof.release} {end}")
     return ExitCode.OK if proof.passed else ExitCode.NO
 
@@ -111,7 +111,7 @@ def _verify(args: argparse.Namespace) -> ExitCode:
 def _print_checks(proof: Proof) -> None:
     for check in proof.checks:
         mark = "skipped" if check.skipped else "ok" if check.ok else "FAILED"
-        print(f"  {mark:<8} {check.in_words()} ({duration(check.seconds)})")
+        print(f"  {mark:<8} {check.describe()} ({duration(check.seconds)})")
 
 
 def _rollback_arguments(parser: argparse.ArgumentParser) -> None:
@@ -128,7 +128,7 @@ def _rollback(args: argparse.Namespace) -> ExitCode:
     return _show(site, act(site, args.release), args)
 
 
-def _show(site: Site, switch: Switch, args: argparse.Namespace) -> ExitCode:
+def _show(site: Site, switch: PublishResult, args: argparse.Namespace) -> ExitCode:
     """What was switched, or would be."""
     if args.json:
         print_json({"schema": 1, "dry_run": args.dry_run, **switch.as_data()})

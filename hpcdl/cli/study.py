@@ -12,8 +12,8 @@ from hpcdl.system.errors import ExitCode
 
 if TYPE_CHECKING:
     from hpcdl.workflows.study.collect import Findings
-    from hpcdl.workflows.study.plan import Plan
-    from hpcdl.workflows.study.report import Report
+    from hpcdl.workflows.study.study_plan import Plan
+    from hpcdl.workflows.study.study_report import Report
 
 
 def _which(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +43,7 @@ def _output(parser: argparse.ArgumentParser) -> None:
 
 def _plan(args: argparse.Namespace) -> Plan:
     from hpcdl.workflows.study.load import load_study, scale_of
-    from hpcdl.workflows.study.plan import make_plan
+    from hpcdl.workflows.study.study_plan import make_plan
 
     study = load_study(args.study)
     partitions = [name for name in args.partition.split(",") if name]
@@ -85,7 +85,7 @@ def _run(args: argparse.Namespace) -> ExitCode:
         check_available(plan.site, module)
     run.start(plan, modules, lambda what: print(what, file=sys.stderr))
     if args.no_wait:
-        found = run.standings(plan)
+        found = run.run_statuses(plan)
         data = {"folder": plan.folder, "summary": run.summary(found)}
         print_json(data) if args.json else print(run.summary(found))
         return ExitCode.OK
@@ -115,7 +115,7 @@ def _report(args: argparse.Namespace) -> ExitCode:
 
 
 def _write(plan: Plan, args: argparse.Namespace) -> ExitCode:
-    from hpcdl.workflows.study.report import as_data, as_text, make_report, write_report
+    from hpcdl.workflows.study.study_report import as_data, as_text, make_report, write_report
 
     report = make_report(_findings(plan))
     paths = write_report(report, args.output or plan.folder / "report")
@@ -136,9 +136,9 @@ def _code(report: Report) -> ExitCode:
 
 def _findings(plan: Plan) -> Findings:
     from hpcdl.workflows.study.collect import collect
-    from hpcdl.workflows.study.run import last_standings
+    from hpcdl.workflows.study.run import last_run_statuses
 
-    return collect(plan, last_standings(plan))
+    return collect(plan, last_run_statuses(plan))
 
 
 def _show_scripts(plan: Plan, checked: Any, args: argparse.Namespace) -> ExitCode:

@@ -14,7 +14,7 @@ from hpcdl.system.errors import ExitCode
 
 if TYPE_CHECKING:
     from hpcdl.jobs.spec import Module
-    from hpcdl.jobs.sweep_run import Standing
+    from hpcdl.jobs.sweep_run import RunStatus
     from hpcdl.site import Site
 
 _MOST = 1_000_000
@@ -48,18 +48,18 @@ def run(args: argparse.Namespace) -> ExitCode:
     points = plan(site, spec, matrix, exclude, limit=args.limit)
     asked = request_of(spec, args.module)
     if args.status:
-        return _show(sweep_run.standings(folder, points, request=asked), folder, args)
+        return _show(sweep_run.run_statuses(folder, points, request=asked), folder, args)
     places = dict.fromkeys(point.spec.partition for point in points if not point.problem)
     modules = request.modules_of(args, site, tuple(places), published=True)
     if args.dry_run:
-        found = sweep_run.standings(folder, points, request=asked)
+        found = sweep_run.run_statuses(folder, points, request=asked)
         return _would_submit(found, site, folder, modules, args)
     found = sweep_run.submit(site, folder, points, modules, args.running, request=asked)
     return _show(found, folder, args)
 
 
 def _would_submit(
-    found: Sequence[Standing],
+    found: Sequence[RunStatus],
     site: Site,
     folder: Path,
     modules: Mapping[str, Module],
@@ -81,7 +81,7 @@ def _would_submit(
     return ExitCode.PARTLY if any(one.state == IMPOSSIBLE for one in found) else ExitCode.OK
 
 
-def _show(found: Sequence[Standing], folder: Path, args: argparse.Namespace) -> ExitCode:
+def _show(found: Sequence[RunStatus], folder: Path, args: argparse.Namespace) -> ExitCode:
     from hpcdl.jobs.sweep_run import DONE, IMPOSSIBLE, summary
 
     if args.json:
@@ -94,12 +94,12 @@ def _show(found: Sequence[Standing], folder: Path, args: argparse.Namespace) -> 
     return ExitCode.PARTLY if args.status and any(o.state != DONE for o in found) else ExitCode.OK
 
 
-def _rows(found: Sequence[Standing]) -> list[dict[str, object]]:
+def _rows(found: Sequence[RunStatus]) -> list[dict[str, object]]:
     return [{"id": one.point.id, "values": one.point.values, "state": one.state,
              "job_id": one.job_id, "problem": one.point.problem} for one in found]  # fmt: skip
 
 
-def _name_impossible(found: Sequence[Standing]) -> None:
+def _name_impossible(found: Sequence[RunStatus]) -> None:
     for point in (one.point for one in found if one.point.problem):
         values = " ".join(f"{key}={value}" for key, value in point.values.items())
         print(f"  left out: {values}: {point.problem}", file=sys.stderr)

@@ -16,9 +16,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.train.options import as_words, from_namespace
+    from hpcdl.train.options import from_namespace, to_argv
 
-    return launch("hpcdl.train", as_words(from_namespace(args)), args)
+    return launch("hpcdl.train", to_argv(from_namespace(args)), args)
 
 
 COMMAND = Command(

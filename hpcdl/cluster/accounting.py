@@ -10,10 +10,10 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+from hpcdl.cluster.cluster_plan import cluster_name
 from hpcdl.cluster.daemons import Daemon
 from hpcdl.cluster.model import ClusterState
 from hpcdl.cluster.needs import program, user_name
-from hpcdl.cluster.plan import cluster_name
 from hpcdl.cluster.query import ask
 from hpcdl.system.errors import HpcdlError
 from hpcdl.system.files import explain_os_errors

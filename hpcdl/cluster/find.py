@@ -8,7 +8,7 @@ from pathlib import Path
 from hpcdl.cluster.model import ClusterState
 from hpcdl.cluster.state import all_states, chosen_directory, read_state, state_directory
 from hpcdl.site import Site, find_site_file, load_site
-from hpcdl.system.errors import AnswerNo, BadInput
+from hpcdl.system.errors import BadInput, CheckFailed
 from hpcdl.system.resources import home
 
 DEFAULT_SITE = "embedded"
@@ -20,7 +20,7 @@ def site_of(given: str | None) -> Site:
     A shell that used a cluster of another release names that cluster's own file: meant is the
     one it was written from.
     """
-    from hpcdl.cluster.roots import original_site
+    from hpcdl.cluster.rootfs import original_site
 
     return load_site(original_site(_site_file(given)))
 
@@ -49,13 +49,13 @@ def running(given: str | None) -> ClusterState:
     """The cluster that is meant, up or broken.
 
     Raises:
-        AnswerNo: there is none; others that are up are named.
+        CheckFailed: there is none; others that are up are named.
     """
     directory = directory_of(given)
     state = read_state(directory)
     if state is None:
         others = [f"{other.site} ({other.directory})" for other in all_states()]
-        raise AnswerNo(
+        raise CheckFailed(
             f"no cluster is up below {directory}",
             details=[f"up: {other}" for other in others],
             hint="`hpcdl cluster up` starts it"

@@ -18,12 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcdl.cluster import accounting as books
-from hpcdl.cluster import daemons, network, plan, processes, render, roots, state
-from hpcdl.cluster.model import NAMESPACES, ClusterState, Plan, Ports, Wish
+from hpcdl.cluster import cluster_plan, daemons, network, processes, render, rootfs, state
+from hpcdl.cluster.model import NAMESPACES, ClusterRequest, ClusterState, Plan, Ports
 from hpcdl.cluster.needs import (
     check_packages,
-    check_room,
     check_size,
+    check_space,
     choose_mode,
     program,
     slurm_version,
@@ -39,7 +39,7 @@ from hpcdl.cluster.query import (
     responding,
 )
 from hpcdl.site import Site
-from hpcdl.system.errors import AnswerNo, BadInput, HpcdlError
+from hpcdl.system.errors import BadInput, CheckFailed, HpcdlError
 from hpcdl.system.files import explain_os_errors, locked, write_atomic
 
 _STARTING_SECONDS = 20.0
@@ -63,18 +63,18 @@ def prepare(
     max_nodes: int | None = None,
     directory: Path | None = None,
     slurm: str = "",
-) -> tuple[Wish, Path]:
+) -> tuple[ClusterRequest, Path]:
     """Everything that can be checked before anything changes.
 
     Raises:
         BadInput: the site or the path cannot be emulated.
-        MachineLacks: packages, root, memory or disk are missing.
+        MissingPrerequisite: packages, root, memory or disk are missing.
     """  # fmt: skip
     where = (directory or state.state_directory(site)).absolute()
     current = _current(where)
     chosen = current.mode if current and mode == "auto" else choose_mode(mode, slurm)
-    asked = plan.wish(site, chosen, accounting, max_nodes, slurm)
-    plan.check_directory(where, asked.node_names)
+    asked = cluster_plan.wish(site, chosen, accounting, max_nodes, slurm)
+    cluster_plan.check_directory(where, asked.node_names)
     if not state.is_ours_or_empty(where):
         raise BadInput(
             f"{where} holds other files, not an embedded cluster",
@@ -83,7 +83,7 @@ def prepare(
     if current is None or current.root is None or slurm:
         check_packages(accounting, slurm)
     check_size(asked)
-    check_room(where, accounting)
+    check_space(where, accounting)
     return asked, where
 
 
@@ -115,8 +115,8 @@ def up(
         The state of the running cluster; `seconds` is what its start took.
 
     Raises:
-        AnswerNo: it runs already, and was asked for in another shape.
-        BadInput, MachineLacks: see `prepare`.
+        CheckFailed: it runs already, and was asked for in another shape.
+        BadInput, MissingPrerequisite: see `prepare`.
         DaemonDied: a daemon did not start; its log's end is shown.
     """
     asked, where = prepare(
@@ -124,7 +124,7 @@ def up(
         slurm=slurm,
     )  # fmt: skip
     if slurm:  # may take minutes, and needs nothing of the cluster's
-        roots.get(slurm, say)
+        rootfs.get(slurm, say)
     begin = time.monotonic()
     with locked(where / "lock", wait_seconds=150):
         state.claim(where)
@@ -176,8 +176,8 @@ def _usable(current: ClusterState) -> bool:
     return current.mode != NAMESPACES or network.bridge_exists(current.directory)
 
 
-def _refuse_change(current: ClusterState, asked: Wish) -> None:
-    wanted = plan.fingerprint(asked)
+def _refuse_change(current: ClusterState, asked: ClusterRequest) -> None:
+    wanted = cluster_plan.fingerprint(asked)
     if current.accounting and not asked.accounting:  # more than was asked for is fine
         wanted["accounting"] = "on"
     changed = [key for key, value in wanted.items() if current.fingerprint.get(key) != value]
@@ -186,14 +186,14 @@ def _refuse_change(current: ClusterState, asked: Wish) -> None:
     words = {"partitions": "other partitions"}
     words |= {"Slurm": f"Slurm {current.slurm_version}"}
     said = [words.get(key, f"{key} {current.fingerprint.get(key)}") for key in changed]
-    raise AnswerNo(
+    raise CheckFailed(
         f"the cluster '{current.site}' is up already, with {' and '.join(said)}",
         hint="stop it first: `hpcdl cluster down`, then `hpcdl cluster up` again",
     )
 
 
 def _start(
-    site: Site, asked: Wish, directory: Path, port_base: int | None, say: Say
+    site: Site, asked: ClusterRequest, directory: Path, port_base: int | None, say: Say
 ) -> ClusterState:
     """Start everything; what was started is stopped again when that fails."""
     try:
@@ -209,11 +209,13 @@ def _start(
         raise
 
 
-def _lay_down(site: Site, asked: Wish, directory: Path, port_base: int | None) -> ClusterState:
+def _lay_down(
+    site: Site, asked: ClusterRequest, directory: Path, port_base: int | None
+) -> ClusterState:
     """Choose what is particular to this machine, record it, and write every file."""
     ports = network.choose_ports(asked.mode, len(asked.node_names), port_base)
     net = network.make_bridge(directory) if asked.mode == NAMESPACES else "127.0.0"
-    root = roots.find(asked.slurm) if asked.slurm else None
+    root = rootfs.find(asked.slurm) if asked.slurm else None
     laid = Plan(
         wish=asked,
         directory=directory,
@@ -224,14 +226,14 @@ def _lay_down(site: Site, asked: Wish, directory: Path, port_base: int | None) -
         slurm_version=root.version if root else slurm_version(),
         mpi=mpi_plugin(site.slurm.mpi, directory, root.usr if root else None),
         first_job=_first_job(directory),
-        nodes=plan.lay_out(asked, net, ports),
+        nodes=cluster_plan.lay_out(asked, net, ports),
         root=root.usr if root else None,
     )
     recorded = state.write_state(_state(site, laid))
     _forget_logs(directory)
     _write_files(laid)
     if root:
-        roots.write_own(site, laid)
+        rootfs.write_own(site, laid)
     return recorded
 
 
@@ -239,12 +241,12 @@ def _state(site: Site, laid: Plan) -> ClusterState:
     return ClusterState(
         directory=laid.directory,
         site=site.name,
-        site_file=roots.own_site(laid.directory) if laid.root else site.source,
+        site_file=rootfs.own_site(laid.directory) if laid.root else site.source,
         prefix=site.paths.prefix,
         lmod_init=site.paths.lmod_init,
         mode=laid.wish.mode,
         accounting=laid.wish.accounting,
-        fingerprint=plan.fingerprint(laid.wish),
+        fingerprint=cluster_plan.fingerprint(laid.wish),
         slurm_version=laid.slurm_version,
         network=laid.network,
         port_base=laid.ports.base,

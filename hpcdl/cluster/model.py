@@ -94,7 +94,7 @@ class Queue:
 
 
 @dataclass(frozen=True)
-class Wish:
+class ClusterRequest:
     """What `up` was asked for; a running cluster is compared with it.
 
     `mode` is what was chosen, never `auto`. `slurm` is the release that was wished, empty for
@@ -118,7 +118,7 @@ class Wish:
 class Plan:
     """A cluster laid out on this machine: addresses, ports, names, all chosen."""
 
-    wish: Wish
+    wish: ClusterRequest
     directory: Path
     host: str
     user: str

@@ -9,9 +9,9 @@ import shutil
 from pathlib import Path
 
 from hpcdl import facts
-from hpcdl.cluster import roots
-from hpcdl.cluster.model import LOOPBACK, MODES, NAMESPACES, ClusterState, Wish
-from hpcdl.system.errors import BadInput, MachineLacks
+from hpcdl.cluster import rootfs
+from hpcdl.cluster.model import LOOPBACK, MODES, NAMESPACES, ClusterRequest, ClusterState
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.packages import apt_line, find_program, look, missing_names
 from hpcdl.system.run import run
 from hpcdl.system.text import did_you_mean
@@ -34,7 +34,7 @@ def choose_mode(asked: str, slurm: str = "") -> str:
 
     Raises:
         BadInput: no such mode, or not with another release.
-        MachineLacks: namespaces are wished, but not to be had.
+        MissingPrerequisite: namespaces are wished, but not to be had.
     """
     if asked not in MODES:
         raise BadInput(f"there is no mode '{asked}'", hint=did_you_mean(asked, MODES))
@@ -46,7 +46,7 @@ def choose_mode(asked: str, slurm: str = "") -> str:
         return LOOPBACK
     lack = _lack_of_namespaces()
     if lack and asked == NAMESPACES:
-        raise MachineLacks(
+        raise MissingPrerequisite(
             f"mode namespaces does not work here: {lack}",
             hint="use --mode loopback: all nodes share this machine's network and processes",
         )
@@ -58,29 +58,29 @@ def check_packages(accounting: bool, slurm: str = "") -> None:
 
     Raises:
         BadInput: another release is wished with accounting.
-        MachineLacks: names the missing packages and how to install them.
+        MissingPrerequisite: names the missing packages and how to install them.
     """
     if slurm and accounting:
         raise BadInput("with --slurm there is no --accounting: roots hold no database")
     if slurm:
-        roots.check(slurm)
+        rootfs.check(slurm)
         return
     purposes = ["cluster", "accounting"] if accounting else ["cluster"]
     packages = look(facts.load("packages")["packages"], purposes)
     missing = missing_names(packages)
     if missing:
         count = "a package" if len(missing) == 1 else "packages"
-        raise MachineLacks(
+        raise MissingPrerequisite(
             f"the embedded cluster lacks {count}: {', '.join(missing)}",
             hint=f"install with: {apt_line(packages)}",
         )
 
 
-def check_size(asked: Wish) -> None:
+def check_size(asked: ClusterRequest) -> None:
     """Refuse more nodes than the network or the memory can hold.
 
     Raises:
-        MachineLacks: says how many would fit and how to ask for fewer.
+        MissingPrerequisite: says how many would fit and how to ask for fewer.
     """
     nodes = len(asked.node_names)
     fits = min(_fitting(asked), _MAX_NODES)
@@ -91,28 +91,28 @@ def check_size(asked: Wish) -> None:
         return
     most = max(_per_partition(asked, fits), 1)
     more = ", or use --mode loopback" if asked.mode == NAMESPACES and nodes <= 2000 else ""
-    raise MachineLacks(
+    raise MissingPrerequisite(
         f"the site '{asked.site}' has {nodes} nodes, and {why}",
         hint=f"emulate fewer: --max-nodes-per-partition {most}{more}",
     )
 
 
-def check_room(directory: Path, accounting: bool) -> None:
+def check_space(directory: Path, accounting: bool) -> None:
     """Refuse to start on a full disk.
 
     Raises:
-        MachineLacks: less room than the first minutes need.
+        MissingPrerequisite: less room than the first minutes need.
     """
     parent = next(path for path in (directory, *directory.parents) if path.exists())
     if not os.access(parent, os.W_OK):
-        raise MachineLacks(
+        raise MissingPrerequisite(
             f"no permission to write in {parent}",
             hint="set HPCDL_HOME or HPCDL_CLUSTER_DIR to a folder of yours",
         )
     need = _MIN_FREE_MB + (_MIN_FREE_DATABASE_MB if accounting else 0)
     free = shutil.disk_usage(parent).free // 2**20
     if free < need:
-        raise MachineLacks(
+        raise MissingPrerequisite(
             f"no room on the disk: {parent} has {free} MB free, the cluster needs {need} MB",
             hint="free some, or set HPCDL_CLUSTER_DIR to a folder on another disk",
         )
@@ -123,7 +123,7 @@ def slurm_version() -> str:
     answer = run([program("slurmctld"), "-V"], timeout=10).stdout
     found = re.search(r"\d+\.\d+\.\d+", answer)
     if not found:
-        raise MachineLacks(f"slurmctld gives no version: {answer.strip()[:80]!r}")
+        raise MissingPrerequisite(f"slurmctld gives no version: {answer.strip()[:80]!r}")
     return found.group()
 
 
@@ -131,11 +131,11 @@ def program(name: str) -> str:
     """The path of a program.
 
     Raises:
-        MachineLacks: it is not here.
+        MissingPrerequisite: it is not here.
     """
     found = find_program(name)
     if found is None:
-        raise MachineLacks(
+        raise MissingPrerequisite(
             f"'{name}' is not installed", hint="`hpcdl doctor` lists what is missing"
         )
     return str(found)
@@ -145,12 +145,12 @@ def command(current: ClusterState, name: str) -> tuple[str, ...]:
     """The words that start a program of a cluster's own Slurm.
 
     Raises:
-        MachineLacks: it is not here.
+        MissingPrerequisite: it is not here.
     """
     if current.root is None:
         return (program(name),)
     enter = str(current.directory / "etc/enter.sh")
-    return (*roots.ALONE, enter, roots.program(current.root, name))
+    return (*rootfs.ALONE, enter, rootfs.program(current.root, name))
 
 
 def user_name() -> str:
@@ -179,7 +179,7 @@ def _lack_of_namespaces() -> str:
     return ""
 
 
-def _fitting(asked: Wish) -> int:
+def _fitting(asked: ClusterRequest) -> int:
     """Nodes for which the free memory is enough."""
     text = Path("/proc/meminfo").read_text()
     found = re.search(r"^MemAvailable:\s+(\d+)", text, re.MULTILINE)
@@ -188,7 +188,7 @@ def _fitting(asked: Wish) -> int:
     return max(0, free - fixed) // _NODE_MB[asked.mode]
 
 
-def _per_partition(asked: Wish, fits: int) -> int:
+def _per_partition(asked: ClusterRequest, fits: int) -> int:
     """The largest cap per partition with which all partitions fit."""
     sizes = [len(group.names) for group in asked.groups]
     cap = max(sizes)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hpcdl.cluster.model import Node, Ports, bridge_name, link_name
-from hpcdl.system.errors import BadInput, HpcdlError, MachineLacks
+from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
 from hpcdl.system.run import run
 
 _PREFIXES = ("10.77", "172.29", "192.168")
@@ -31,7 +31,7 @@ def allocating(wait_seconds: float = 120.0) -> Iterator[None]:
     It is a name in the kernel's abstract socket space: no file, free when the holder dies.
 
     Raises:
-        MachineLacks: other clusters kept it for `wait_seconds`.
+        MissingPrerequisite: other clusters kept it for `wait_seconds`.
     """
     deadline = time.monotonic() + wait_seconds
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mutex:
@@ -43,7 +43,7 @@ def allocating(wait_seconds: float = 120.0) -> Iterator[None]:
                 if fault.errno != errno.EADDRINUSE:
                     raise
             if time.monotonic() > deadline:
-                raise MachineLacks(
+                raise MissingPrerequisite(
                     "another embedded cluster has been starting for minutes",
                     hint="see what it does: pgrep -af 'hpcdl cluster up'",
                 )
@@ -58,13 +58,13 @@ def make_bridge(directory: Path) -> str:
         Its /24 network, written as `10.77.0`.
 
     Raises:
-        MachineLacks: bridges may not be made here, or no network is free.
+        MissingPrerequisite: bridges may not be made here, or no network is free.
     """
     bridge = bridge_name(directory)
     network = next(_free_networks(_routed(Path("/proc/net/route").read_text())))
     made = run(["ip", "link", "add", bridge, "type", "bridge"], check=False)
     if not made.ok:
-        raise MachineLacks(
+        raise MissingPrerequisite(
             "this machine lets nobody make a network bridge",
             details=made.last_lines(3),
             hint="use --mode loopback, which needs neither root nor network namespaces",
@@ -130,7 +130,7 @@ def choose_ports(mode: str, nodes: int, base: int | None) -> Ports:
 
     Raises:
         BadInput: the wanted base is no port.
-        MachineLacks: a wanted port is taken, or no stretch is free.
+        MissingPrerequisite: a wanted port is taken, or no stretch is free.
     """
     if base is not None:
         highest = 65535 - nodes - Ports.FIRST_NODE
@@ -138,7 +138,7 @@ def choose_ports(mode: str, nodes: int, base: int | None) -> Ports:
             raise BadInput(f"--port-base {base} is outside 1024 to {highest}")
         taken = [port for port in Ports(base).on_host(mode, nodes) if not is_free(port)]
         if taken:
-            raise MachineLacks(
+            raise MissingPrerequisite(
                 f"port {taken[0]} is taken by another program",
                 hint="choose another --port-base, or leave it out and a free one is found",
             )
@@ -146,7 +146,7 @@ def choose_ports(mode: str, nodes: int, base: int | None) -> Ports:
     for candidate in range(_FIRST_PORT, _last_port() - nodes - Ports.FIRST_NODE, _PORT_STEP):
         if all(map(is_free, Ports(candidate).on_host(mode, nodes))):
             return Ports(candidate)
-    raise MachineLacks(
+    raise MissingPrerequisite(
         f"no stretch of {nodes + Ports.FIRST_NODE} TCP ports is free above {_FIRST_PORT}",
         hint="stop other clusters: `hpcdl cluster down`",
     )
@@ -189,7 +189,9 @@ def _free_networks(routed: Iterable[ipaddress.IPv4Network]) -> Iterator[str]:
             candidate = ipaddress.IPv4Network(f"{prefix}.{third}.0/24")
             if not any(candidate.overlaps(other) for other in taken):
                 yield f"{prefix}.{third}"
-    raise MachineLacks("every private network is routed somewhere else", hint="--mode loopback")
+    raise MissingPrerequisite(
+        "every private network is routed somewhere else", hint="--mode loopback"
+    )
 
 
 def _batch(lines: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from hpcdl.cluster import brake, daemons, lifecycle, network, processes, state
+from hpcdl.cluster import cpu_throttle, daemons, lifecycle, network, processes, state
 from hpcdl.cluster.model import NAMESPACES, ClusterState, Node, link_name
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.files import locked
@@ -72,12 +72,12 @@ def _cut(now: ClusterState, node: Node) -> tuple[ClusterState, str]:
 
 
 def _slow(now: ClusterState, node: Node) -> tuple[ClusterState, str]:
-    brake.pull(now, node.name)
-    return now, f"{node.name} runs a {brake.FACTOR}th of the time"
+    cpu_throttle.pull(now, node.name)
+    return now, f"{node.name} runs a {cpu_throttle.FACTOR}th of the time"
 
 
 def _heal(now: ClusterState, node: Node) -> tuple[ClusterState, str]:
-    if brake.lift(now, node.name) and node.name not in now.cut:
+    if cpu_throttle.lift(now, node.name) and node.name not in now.cut:
         return now, f"{node.name} runs at full speed"
     _set_link(now, node, up=True)
     cut_nodes = tuple(name for name in now.cut if name != node.name)

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpcdl.cluster import roots
+from hpcdl.cluster import rootfs
 from hpcdl.cluster.model import ClusterState
 from hpcdl.cluster.needs import command, program
 from hpcdl.slurm.client import clean_environment
@@ -81,7 +81,7 @@ def mpi_plugin(wanted: str, directory: Path, root: Path | None = None) -> str:
     configuration = directory / "etc/slurm.conf"
     write_atomic(configuration, "ClusterName=probe\nSlurmctldHost=localhost\n")
     if root is not None:
-        listed = roots.ask(root, "srun", "--mpi=list", configuration=configuration)
+        listed = rootfs.ask(root, "srun", "--mpi=list", configuration=configuration)
         return wanted if wanted in mpi_plugins(listed) else "none"
     answer = run(
         [program("srun"), "--mpi=list"],

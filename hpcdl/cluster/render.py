@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcdl import facts
+from hpcdl.cluster.cluster_plan import cluster_name, host_ranges
 from hpcdl.cluster.model import NAMESPACES, Group, Plan
-from hpcdl.cluster.plan import cluster_name, host_ranges
 from hpcdl.system.resources import folder
 
 NODE_TIMEOUT, MESSAGE_TIMEOUT = 10, 6

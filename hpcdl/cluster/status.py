@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcdl.cluster import brake, processes
-from hpcdl.cluster.model import ClusterState, Wish
+from hpcdl.cluster import cpu_throttle, processes
+from hpcdl.cluster.model import ClusterRequest, ClusterState
 from hpcdl.cluster.query import node_states
 from hpcdl.system.text import duration, table
 
@@ -18,7 +18,7 @@ _WELL = {"idle", "mixed", "allocated", "completing", "reserved", "planned"}
 def as_data(current: ClusterState) -> dict[str, Any]:
     """Everything about the cluster as plain values, asked now."""
     states = node_states(current) if _alive(current, "slurmctld") else {}
-    slow = brake.braked(current.directory)
+    slow = cpu_throttle.braked(current.directory)
     return {
         "schema": 1,
         "site": current.site,
@@ -91,7 +91,7 @@ def as_text(current: ClusterState) -> str:
     )
 
 
-def intention(asked: Wish, directory: Path) -> tuple[str, dict[str, Any]]:
+def intention(asked: ClusterRequest, directory: Path) -> tuple[str, dict[str, Any]]:
     """What `up --dry-run` says: a text and its data."""
     rows = [
         [group.partition, str(len(group.names)), str(group.cpus), f"{group.memory_mb} MB",

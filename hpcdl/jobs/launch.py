@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpcdl.jobs import dialect, quote
+from hpcdl.jobs import quote, slurm_compat
 from hpcdl.jobs.layout import Layout
 from hpcdl.jobs.spec import JobSpec
 from hpcdl.site import Partition, Site
@@ -38,13 +38,13 @@ def launch_options(site: Site, spec: JobSpec, layout: Layout) -> tuple[str, ...]
     return (
         f"--mpi={mpi}",
         f"--cpus-per-task={layout.cpus_per_task}",
-        *dialect.step_options(site.slurm),
-        *(dialect.by_socket(site.slurm)[0] if layout.by_socket else ()),
+        *slurm_compat.step_options(site.slurm),
+        *(slurm_compat.by_socket(site.slurm)[0] if layout.by_socket else ()),
         "--kill-on-bad-exit=1",
     )
 
 
-def launch_words(site: Site, spec: JobSpec, layout: Layout) -> tuple[str, ...]:
+def launch_argv(site: Site, spec: JobSpec, layout: Layout) -> tuple[str, ...]:
     """The launcher and its options: everything before the program."""
     inside = _pyxis(site, spec) if spec.container and site.container == "pyxis" else ()
     if spec.launcher == "horovod-mpirun":
@@ -127,7 +127,7 @@ def _apptainer(site: Site, spec: JobSpec, *, gpus: bool) -> tuple[str, ...]:
     return ("apptainer", "exec", *(["--nv"] if gpus else []), *binds, str(spec.container))
 
 
-def program_words(site: Site, spec: JobSpec) -> tuple[str, ...]:
+def program_argv(site: Site, spec: JobSpec) -> tuple[str, ...]:
     """The program as the launcher must be given it."""
     program = spec.program or ("hpcdl", "train")
     if spec.container and site.container == "apptainer":
@@ -142,4 +142,4 @@ def step_command(program: tuple[str, ...]) -> tuple[str, ...]:
     """The program as launchers must be given it: a word `:` alone would start another component."""
     if ":" not in program:
         return program
-    return ("bash", "-c", f"exec {quote.words(program)}")
+    return ("bash", "-c", f"exec {quote.quote_argv(program)}")

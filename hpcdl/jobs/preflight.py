@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from hpcdl.jobs.transport import Link, NoLibrary, exchange, judge_links, read_links
-from hpcdl.system.errors import MachineLacks
+from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.text import table
 
 CAUSES: dict[int, str] = {
@@ -132,7 +132,7 @@ def with_links(
         log = exchange(found.rank, found.world, device, folder)
     except NoLibrary as lack:
         return replace(found, unlooked=lack.message)
-    except MachineLacks as lack:
+    except MissingPrerequisite as lack:
         return replace(found, fault=lack.message)
     finally:
         watchdog.cancel()

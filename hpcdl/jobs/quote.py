@@ -30,7 +30,7 @@ def word(text: str) -> str:
     return f"$'{body}'"
 
 
-def words(items: tuple[str, ...] | list[str]) -> str:
+def quote_argv(items: tuple[str, ...] | list[str]) -> str:
     """Several words, separated by blanks."""
     return " ".join(word(item) for item in items)
 

@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpcdl import __version__
-from hpcdl.jobs import dialect, quote
-from hpcdl.jobs.further import directives
+from hpcdl.jobs import quote, slurm_compat
 from hpcdl.jobs.launch import (
     check_container,
+    launch_argv,
     launch_options,
-    launch_words,
     network_variables,
-    program_words,
+    program_argv,
     worker_port,
 )
 from hpcdl.jobs.layout import Layout, plan_layout
+from hpcdl.jobs.sbatch_options import directives
 from hpcdl.jobs.spec import SIGNAL_SECONDS, JobSpec, Module, check_environment, check_spec
 from hpcdl.site import Partition, Site
 from hpcdl.system.errors import BadInput
@@ -103,7 +103,7 @@ def render_script(
     """
     spec = check_spec(spec)
     layout = plan_layout(site, spec)
-    dialect.check_mpi(site)
+    slurm_compat.check_mpi(site)
     check_container(site, spec)
     check_environment(site.partition(spec.partition).environment)
     values = {**_values(site, spec, layout, module), **_array_values(site, spec, array)}
@@ -160,10 +160,10 @@ def _values(site: Site, spec: JobSpec, layout: Layout, module: Module) -> dict[s
         "signal_seconds": signal_seconds(layout.minutes),
         "log": _file(str(job_dir / "job.log")) if job_dir else "%x-%j.log",
         "job_dir": quote.word(str(job_dir)) if job_dir else own_folder,
-        "inherited": dialect.inherited_variables(site.slurm, gpus=layout.gpus_per_node > 0),
-        "step_environment": dialect.launcher_environment(site.slurm, spec.launcher),
-        "cpus_note": dialect.cpus_note(site.slurm),
-        "launch": launch_words(site, spec, layout),
+        "inherited": slurm_compat.inherited_variables(site.slurm, gpus=layout.gpus_per_node > 0),
+        "step_environment": slurm_compat.launcher_environment(site.slurm, spec.launcher),
+        "cpus_note": slurm_compat.cpus_note(site.slurm),
+        "launch": launch_argv(site, spec, layout),
         "launch_reason": _launch_reason(site, spec, layout),
         "worker_port": worker_port(layout.tasks_per_node),
         "writes_result": _is_train(spec.program) and not _has_option(spec.program, "--job-dir"),
@@ -179,7 +179,7 @@ def _values(site: Site, spec: JobSpec, layout: Layout, module: Module) -> dict[s
 def _launch_reason(site: Site, spec: JobSpec, layout: Layout) -> str:
     reason = "one launcher for all nodes; Slurm's default would hang when one rank dies"
     if layout.by_socket and spec.launcher != "horovod-mpirun":
-        reason += f"; {dialect.by_socket(site.slurm)[1]}"
+        reason += f"; {slurm_compat.by_socket(site.slurm)[1]}"
     return reason
 
 
@@ -213,15 +213,15 @@ def _stage(partition: Partition, spec: JobSpec, layout: Layout) -> dict[str, obj
 def _array_values(site: Site, spec: JobSpec, array: ArrayOf | None) -> dict[str, object]:
     """What differs for an array: where the log goes, the folder and the program of a task."""
     if array is None:
-        words = quote.words(program_words(site, spec))
+        words = quote.quote_argv(program_argv(site, spec))
         return {"array": None, "program": words + _data_option(spec)}
-    wrapper = program_words(site, replace(spec, program=("x",)))[:-1]
+    wrapper = program_argv(site, replace(spec, program=("x",)))[:-1]
     return {
         "array": f"0-{array.tasks - 1}" + (f"%{array.running}" if array.running else ""),
         "arguments": array.arguments,
         "log": _file(str(array.logs), "/%A_%a.log"),
         "job_dir": '"${point[0]}"',
-        "program": f'{quote.words(wrapper)} "${{point[@]:1}}"'.lstrip() + _data_option(spec),
+        "program": f'{quote.quote_argv(wrapper)} "${{point[@]:1}}"'.lstrip() + _data_option(spec),
     }
 
 
@@ -303,7 +303,7 @@ def _template(name: str) -> jinja2.Template:
         autoescape=False,  # noqa: S701 - the output is bash, quoted by `word`
     )
     environment.filters["word"] = quote.word
-    environment.filters["words"] = quote.words
+    environment.filters["words"] = quote.quote_argv
     environment.filters["expandable"] = quote.expandable
     environment.globals["why"] = _why
     return environment.get_template(name)

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcdl.system.errors import AnswerNo, BadInput, MachineLacks
+from hpcdl.system.errors import BadInput, CheckFailed, MissingPrerequisite
 from hpcdl.system.files import explain_os_errors
 
 RESERVE_BYTES = 256_000_000
@@ -55,8 +55,8 @@ def stage(source: Path, target: Path, *, workers: int = 8, reserve: int = RESERV
 
     Raises:
         BadInput: `source` is no folder.
-        MachineLacks: `target` cannot be written.
-        AnswerNo: a copy differs from its source.
+        MissingPrerequisite: `target` cannot be written.
+        CheckFailed: a copy differs from its source.
     """
     if not source.is_dir():
         raise BadInput(f"the data set {source} is no folder", hint="give the folder of its shards")
@@ -140,11 +140,11 @@ def _copy(source: Path, target: Path) -> None:
                 wanted = zlib.crc32(chunk, wanted)
                 write.write(chunk)
         if _checksum(aside) != wanted:
-            raise AnswerNo(f"the copy of {source} on this node differs from it",
+            raise CheckFailed(f"the copy of {source} on this node differs from it",
                            hint="is the node's disk healthy?")  # fmt: skip
         aside.replace(target)
     except OSError as fault:
-        raise MachineLacks(f"cannot copy {source} to {target}: {fault.strerror}") from fault
+        raise MissingPrerequisite(f"cannot copy {source} to {target}: {fault.strerror}") from fault
     finally:
         aside.unlink(missing_ok=True)
 

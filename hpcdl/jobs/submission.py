@@ -72,7 +72,7 @@ def submit(site: Site, spec: JobSpec, module: Module) -> Submission:
 
     Raises:
         BadInput: impossible request, or Slurm refuses it; the folder is then removed again.
-        MachineLacks: Slurm is away, or the folder cannot be written.
+        MissingPrerequisite: Slurm is away, or the folder cannot be written.
     """
     check_data(spec)
     check_script(spec)

@@ -125,7 +125,7 @@ def render(
     """
     arguments = folder / f"array-{number:03d}.args"
     lines = [
-        quote.words((str(point_folder(folder, point)), *step_command(point.spec.program)))
+        quote.quote_argv((str(point_folder(folder, point)), *step_command(point.spec.program)))
         for point in group.points
     ]
     array = ArrayOf(len(group.points), arguments, folder / "logs", running)

@@ -37,7 +37,7 @@ Modules = Mapping[str, Module]
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunStatus:
     """A point of a sweep and how it stands; the job is None where none was submitted."""
 
     point: Point
@@ -56,9 +56,9 @@ def sweep_folder(site: Site, name: str) -> Path:
     return site.paths.work / "sweeps" / name
 
 
-def standings(
+def run_statuses(
     folder: Path, points: Sequence[Point], *, ask: bool = True, request: Request | None = None
-) -> tuple[Standing, ...]:
+) -> tuple[RunStatus, ...]:
     """How each point stands: by its result, then by its job, as the manifest ties them.
 
     Without `ask` Slurm is left alone: a point without a result counts as missing.
@@ -69,13 +69,13 @@ def standings(
     manifest = read_manifest(folder)
     check_request(folder, manifest, request)
     active = _active_arrays() if manifest.rows and ask else {}
-    return _standings(folder, points, manifest, active)
+    return _run_statuses(folder, points, manifest, active)
 
 
 def submit(
     site: Site, folder: Path, points: Sequence[Point], modules: Modules, running: int | None,
     *, after: Sequence[int] = (), request: Request | None = None,
-) -> tuple[Standing, ...]:  # fmt: skip
+) -> tuple[RunStatus, ...]:  # fmt: skip
     """Queue every point that has neither a result nor a job; give how all stand then.
 
     One `sbatch --test-only` per distinct shape comes before anything is queued.
@@ -100,7 +100,7 @@ def submit(
         manifest = read_manifest(folder)
         check_request(folder, manifest, request)
         active = _active_arrays() if manifest.rows else {}
-        stand = {one.point.id: one for one in _standings(folder, points, manifest, active)}
+        stand = {one.point.id: one for one in _run_statuses(folder, points, manifest, active)}
         prepared = _prepare(site, folder, tuple(stand.values()), modules, running)
         _ask_first(prepared)
         before = {*after, *(_ours(manifest, active) if running else ())}
@@ -111,14 +111,14 @@ def submit(
             with undivided():  # a job that no manifest names would be queued once more
                 queued.append(client.submit(script, waits))
                 for task, point in enumerate(group.points):
-                    stand[point.id] = Standing(stand[point.id].point, QUEUED, queued[-1], task)
+                    stand[point.id] = RunStatus(stand[point.id].point, QUEUED, queued[-1], task)
                 _write_manifest(folder, manifest, stand)
         _write_manifest(folder, manifest, stand)
     return tuple(stand.values())
 
 
 def preview(
-    site: Site, folder: Path, found: Sequence[Standing], modules: Modules, running: int | None
+    site: Site, folder: Path, found: Sequence[RunStatus], modules: Modules, running: int | None
 ) -> list[tuple[Group, Script, str]]:
     """The scripts and arguments that `submit` would write for points that stand so."""
     missing = groups([one.point for one in found if one.state == MISSING])
@@ -131,7 +131,7 @@ def preview(
     ]
 
 
-def summary(found: Sequence[Standing]) -> str:
+def summary(found: Sequence[RunStatus]) -> str:
     """`12 points: 8 done, 4 queued`."""
     counts = Counter(one.state for one in found)
     parts = [f"{counts[state]} {state}" for state in (DONE, QUEUED, MISSING, IMPOSSIBLE)
@@ -139,12 +139,12 @@ def summary(found: Sequence[Standing]) -> str:
     return f"{len(found)} points: {', '.join(parts)}"
 
 
-def _standings(
+def _run_statuses(
     folder: Path,
     points: Sequence[Point],
     manifest: Manifest,
     active: Mapping[int, Sequence[JobRecord]],
-) -> tuple[Standing, ...]:
+) -> tuple[RunStatus, ...]:
     jobs = {row["id"]: (row.get("job_id"), row.get("task")) for row in manifest.rows}
     found = []
     for point in points:
@@ -157,7 +157,7 @@ def _standings(
             records = active.get(job_id, ()) if job_id is not None else ()
             queued = any(record.has_task(task or 0) for record in records)
             state = QUEUED if queued else MISSING
-        found.append(Standing(point, state, job_id, task))
+        found.append(RunStatus(point, state, job_id, task))
     return tuple(found)
 
 
@@ -177,7 +177,7 @@ def _wait_for(jobs: set[int]) -> tuple[str, ...]:
 
 
 def _prepare(
-    site: Site, folder: Path, found: Sequence[Standing], modules: Modules, running: int | None
+    site: Site, folder: Path, found: Sequence[RunStatus], modules: Modules, running: int | None
 ) -> list[tuple[Group, Path]]:
     """Write the scripts of what is missing, and the arguments of their tasks."""
     (folder / "logs").mkdir(parents=True, exist_ok=True)
@@ -222,7 +222,7 @@ def _completed(folder: Path) -> bool:
         return False
 
 
-def _write_manifest(folder: Path, manifest: Manifest, stand: Mapping[str, Standing]) -> None:
+def _write_manifest(folder: Path, manifest: Manifest, stand: Mapping[str, RunStatus]) -> None:
     """The manifest with how the points of this matrix stand; those of an earlier one stay."""
     rows: list[dict[str, Any]] = [
         {

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcdl.system.errors import MachineLacks
+from hpcdl.system.errors import MissingPrerequisite
 
 # `... NCCL INFO Channel 00/0 : 1[1] -> 2[2] via P2P/CUMEM/read`, `[send] via NET/IB/0/GDRDMA`
 _RANK = r"(\d+)\[[^]]*\]"
@@ -27,7 +27,7 @@ _BYTES = 1_000_000
 _OWN_STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 
 
-class NoLibrary(MachineLacks):
+class NoLibrary(MissingPrerequisite):
     """NCCL or CUDA is not on the loader's path, as in an image or with programs that bring them."""
 
 
@@ -85,7 +85,7 @@ def exchange(rank: int, world: int, device: int, folder: Path) -> str:
 
     Raises:
         NoLibrary: there is no NCCL or CUDA library.
-        MachineLacks: they do not work, or the ranks did not meet.
+        MissingPrerequisite: they do not work, or the ranks did not meet.
     """
     log = folder / f"nccl-{rank}.log"
     os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,GRAPH", NCCL_DEBUG_FILE=str(log))
@@ -140,7 +140,7 @@ def _meet(nccl: ctypes.CDLL, rank: int, folder: Path) -> _Identity:
     deadline = time.monotonic() + _WAIT_SECONDS
     while not path.exists():
         if time.monotonic() > deadline:
-            raise MachineLacks("rank 0 did not open the GPUs' communicator in time")
+            raise MissingPrerequisite("rank 0 did not open the GPUs' communicator in time")
         time.sleep(0.05)
     ctypes.memmove(identity.internal, path.read_bytes(), _ID_BYTES)
     return identity
@@ -157,4 +157,6 @@ def _library(*names: str) -> ctypes.CDLL:
 
 def _check(code: int, what: str) -> None:
     if code:
-        raise MachineLacks(f"{what} failed with code {code}", hint="the job's log has NCCL's words")
+        raise MissingPrerequisite(
+            f"{what} failed with code {code}", hint="the job's log has NCCL's words"
+        )

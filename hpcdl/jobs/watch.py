@@ -139,7 +139,7 @@ def as_line(snapshot: Snapshot) -> str:
     return f"{head}, {', '.join(parts)}"
 
 
-def in_words(state: str, reason: str = "", nodes: str = "") -> str:
+def describe(state: str, reason: str = "", nodes: str = "") -> str:
     """A state, and the reason for it, as a sentence without a subject."""
     table = facts.load("slurm_reasons")
     words = str(table["states"].get(state, f"it is {state.lower()}"))
@@ -165,7 +165,7 @@ def _snapshot(record: JobRecord, submission: Submission) -> Snapshot:
     return Snapshot(
         job_id=record.id,
         state=record.state,
-        words=in_words(record.state, record.reason, record.nodes),
+        words=describe(record.state, record.reason, record.nodes),
         exit_code=record.exit_code,
         nodes=record.nodes,
         restarts=record.restarts,

@@ -54,7 +54,7 @@ class Exchange:
         return large - small, long - short
 
     @property
-    def words(self) -> str:
+    def describe(self) -> str:
         """What it says, for a person."""
         where = "a node" if self.nodes == 1 else f"{self.nodes} nodes"
         return (

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.predict.forecast import Forecast
-from hpcdl.system.errors import BadInput, MachineLacks
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import write_atomic
 
 _SUFFIXES = (".png", ".svg", ".pdf")
@@ -22,7 +22,7 @@ def write_plot(found: Forecast, path: Path) -> None:
 
     Raises:
         BadInput: another suffix than .png, .svg or .pdf.
-        MachineLacks: matplotlib is not installed, or no room.
+        MissingPrerequisite: matplotlib is not installed, or no room.
     """
     if path.suffix.lower() not in _SUFFIXES:
         raise BadInput(f"a figure cannot be a '{path.suffix or path.name}'",
@@ -31,7 +31,7 @@ def write_plot(found: Forecast, path: Path) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as fault:
-        raise MachineLacks(
+        raise MissingPrerequisite(
             "figures need matplotlib, which is not installed",
             hint="install it: pip install 'hpcdl[plots]'",
         ) from fault

@@ -16,8 +16,8 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.predict.network import names
+from hpcdl.system.disk_cache import remembered
 from hpcdl.system.document import read_document
-from hpcdl.system.remember import remembered
 from hpcdl.system.schema import Schema, check
 
 _MOST = 1e12

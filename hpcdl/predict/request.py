@@ -118,7 +118,7 @@ def answer(request: Request) -> Forecast:
         deadline_hours=request.deadline_hours,
         known=request.constants,
     )
-    return replace(found, links=tuple(one.words for one in request.measured_links))
+    return replace(found, links=tuple(one.describe for one in request.measured_links))
 
 
 def prepare(request: Request) -> tuple[Machine, Training, Calibration]:

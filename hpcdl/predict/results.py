@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from hpcdl.predict.hardware import CPU, Machine, gpu_of
 from hpcdl.predict.precision import WORDS
 from hpcdl.system.errors import BadInput
-from hpcdl.system.reading import read_regular
+from hpcdl.system.safe_read import read_regular
 
 LONGEST_STEP = 86_400.0
 _MAX_BYTES = 200_000_000

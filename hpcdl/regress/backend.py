@@ -25,7 +25,7 @@ from reframe.core.schedulers.slurm import SlurmJobScheduler
 from reframe.utility import nodelist_abbrev
 
 from hpcdl.regress.backend_names import EVENTS_VARIABLE, LAUNCHER, PARENT_VARIABLE, SCHEDULER
-from hpcdl.regress.ending import (
+from hpcdl.regress.job_state import (
     PATIENCE_SECONDS,
     Watchdog,
     fault_of,

@@ -29,7 +29,7 @@ from hpcdl.jobs.layout import plan_layout
 from hpcdl.jobs.script import render_script
 from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.regress.batch import take_apart
-from hpcdl.regress.ending import PATIENCE_SECONDS
+from hpcdl.regress.job_state import PATIENCE_SECONDS
 from hpcdl.regress.references import Reference, load_references
 from hpcdl.regress.result import Measured, read_result
 from hpcdl.regress.sanity import faults_of

@@ -242,7 +242,7 @@ def github_text(text: object) -> str:
     return yaml_text(str(text).replace("${{", "${{ '${{' }}"))
 
 
-def systemd_words(text: object) -> str:
+def systemd_argv(text: object) -> str:
     """Text as one quoted word of ExecStart (systemd.service(5), systemd.syntax(7))."""
     escaped = str(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return '"' + escaped.replace("%", "%%").replace("$", "$$") + '"'
@@ -280,7 +280,7 @@ def _fill(template: str, **values: object) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    filters = {"yaml": yaml_text, "github": github_text, "words": systemd_words, "line": one_line,
+    filters = {"yaml": yaml_text, "github": github_text, "words": systemd_argv, "line": one_line,
                "unit": unit_text}  # fmt: skip
     environment.filters.update(filters)
     return environment.get_template(template).render(**values)

@@ -18,11 +18,11 @@ def rendered(site: Site, spec: JobSpec, module: Module) -> str:
     Raises:
         CommandFailed: it refuses.
     """
-    words = [sys.executable, "-m", "hpcdl", "job", "render", *words_of(site, spec, module)]
+    words = [sys.executable, "-m", "hpcdl", "job", "render", *to_argv(site, spec, module)]
     return run(words, timeout=_SECONDS).stdout
 
 
-def words_of(site: Site, spec: JobSpec, module: Module) -> list[str]:
+def to_argv(site: Site, spec: JobSpec, module: Module) -> list[str]:
     """The request as a person types it."""
     return [*_options(site, spec, module), "--", *spec.program]
 

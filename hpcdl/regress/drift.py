@@ -363,7 +363,7 @@ def _shows(window: Sequence[float], known: Estimate, more: float) -> bool:
     size = total / count * known.noise
     if len(window) > max(_LEAST):
         size = min(size, median(kept) * known.noise)
-    evidence = total / known.deviation(count) / known.doubt - more
+    evidence = total / known.deviation(count) / known.uncertainty - more
     enough = _needed(known.noise) + _MORE.get(count, _MORE_OF_MANY)
     large = size >= _LEAST.get(count, _LEAST_OF_MANY) and evidence > enough
     return large or (size >= _LEAST_CHANGE and evidence > _SMALL_EVIDENCE)
@@ -371,7 +371,7 @@ def _shows(window: Sequence[float], known: Estimate, more: float) -> bool:
 
 def _kept(window: Sequence[float], known: Estimate) -> list[float]:
     """What counts of a window, in order: no single night decides, on either side."""
-    kept = sorted(value for value in window if not _is_astray(value, window))
+    kept = sorted(value for value in window if not _is_outlier(value, window))
     lone = max(_LONE, _LONE_SIZE / known.noise)
     far = sum(value > lone for value in kept)
     if far == 1 or (far == 2 and kept[0] < lone / 2):
@@ -400,7 +400,7 @@ def _look_for_breakage(state: _State, night: int, known: Estimate | None) -> Non
 
 def _split(z: Sequence[float]) -> int:
     """The night that parts a window best into the old level, 0, and a new one (least squares)."""
-    nights = [(i, min(2 * _LONE, value)) for i, value in enumerate(z) if not _is_astray(value, z)]
+    nights = [(i, min(2 * _LONE, value)) for i, value in enumerate(z) if not _is_outlier(value, z)]
 
     def misfit(first: int) -> float:
         after = [value for index, value in nights if index >= first]
@@ -411,7 +411,7 @@ def _split(z: Sequence[float]) -> int:
     return min((index for index, _ in nights), key=misfit)
 
 
-def _is_astray(value: float, window: Sequence[float]) -> bool:
+def _is_outlier(value: float, window: Sequence[float]) -> bool:
     """Whether this is the one night of a window that lies far on the other side."""
     return value < -_ASTRAY and sum(other < -_ASTRAY for other in window) == 1
 

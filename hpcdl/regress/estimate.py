@@ -78,7 +78,7 @@ class Estimate:
         return 1 + _DOUBT_OF_FEW / len(self.z)
 
     @cached_property
-    def doubt(self) -> float:
+    def uncertainty(self) -> float:
         """How much more evidence is needed, as a factor, than where all of this is known."""
         dependent = _DOUBT_OF_DEPENDENCE * min(0.3, max(0.0, self.correlation - 0.1))
         heavy = _DOUBT_OF_TAILS * min(2.0, max(0.0, self.tails - 3))
@@ -96,7 +96,7 @@ def estimate(
         deviations: of earlier nights, from the levels that held then; those of `past` are added.
     """
     rhythm = weekend_effect(past, weekdays)
-    calm = without_rhythm(past, weekdays, rhythm)
+    calm = without_seasonality(past, weekdays, rhythm)
     middle = median(calm)
     if not middle > 0:
         return None
@@ -143,7 +143,7 @@ def weekend_effect(values: Sequence[float], weekdays: Sequence[int]) -> float:
     return effect * max(0.0, 1 - (1.2 * chance / effect) ** 2) if effect else 0.0
 
 
-def without_rhythm(
+def without_seasonality(
     values: Sequence[float], weekdays: Sequence[int], rhythm: float
 ) -> Sequence[float]:
     """The values as they would be on working days."""

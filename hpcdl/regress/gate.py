@@ -181,11 +181,11 @@ def _of_history(question: _Question, series: Series, run: list[Result]) -> list[
     since = _since(run[-1], LOOK_BACK_DAYS)
     if is_alarming(history.values(series, since)):
         alarm = analyse(history.nights(series, since)).alarm
-        found += [Finding(series, alarm.kind.value, _in_words(alarm))] if alarm else []
+        found += [Finding(series, alarm.kind.value, _describe(alarm))] if alarm else []
     return found
 
 
-def _in_words(alarm: Change) -> str:
+def _describe(alarm: Change) -> str:
     with_it = f"; with it: {', '.join(alarm.suspects)}" if alarm.suspects else ""
     return (
         f"{alarm.change:+.1%} since {alarm.began}: {number(alarm.before)} -> "

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from hpcdl.regress.drift import Night
 from hpcdl.site import Site
-from hpcdl.system.errors import BadInput, MachineLacks
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import explain_os_errors
 from hpcdl.system.locking import SHARED, file_system, locks_hold
 from hpcdl.system.resources import home
@@ -210,7 +210,7 @@ def open_history(path: Path) -> Iterator[History]:
     """The history in a file, made where there is none.
 
     Raises:
-        MachineLacks: a file system without dependable locks, no room, or busy for too long.
+        MissingPrerequisite: a file system without dependable locks, no room, or busy for too long.
         BadInput: the file is damaged or no history.
     """
     refuse_without_locks(path)
@@ -223,16 +223,20 @@ def open_history(path: Path) -> Iterator[History]:
 
 
 def refuse_without_locks(path: Path, mounts: str = "/proc/self/mounts") -> None:
-    """Raise MachineLacks where the path lies on a file system whose locks cannot be trusted."""
+    """Raise MissingPrerequisite where the file system of the path has no trustworthy locks."""
     kind = file_system(path, mounts)
     hint = f"choose a local disk: --history FILE or {VARIABLE}"
     if kind in SHARED:
-        raise MachineLacks(f"{path} lies on {kind}, whose locks SQLite cannot rely on", hint=hint)
+        raise MissingPrerequisite(
+            f"{path} lies on {kind}, whose locks SQLite cannot rely on", hint=hint
+        )
     with explain_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if not locks_hold(path.parent):
             where = f" ({kind})" if kind else ""
-            raise MachineLacks(f"locks do not hold on the file system of {path}{where}", hint=hint)
+            raise MissingPrerequisite(
+                f"locks do not hold on the file system of {path}{where}", hint=hint
+            )
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
@@ -246,10 +250,10 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
         )
 
 
-def _explained(path: Path, fault: sqlite3.DatabaseError) -> BadInput | MachineLacks:
+def _explained(path: Path, fault: sqlite3.DatabaseError) -> BadInput | MissingPrerequisite:
     text = str(fault)
     if isinstance(fault, sqlite3.OperationalError) and "malformed" not in text:
-        return MachineLacks(f"the history {path} cannot be used: {text}")
+        return MissingPrerequisite(f"the history {path} cannot be used: {text}")
     return BadInput(
         f"the history {path} is damaged: {text}",
         hint="move it away; `hpcdl check history import` takes the runs' verdicts.json again",

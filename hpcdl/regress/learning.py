@@ -40,7 +40,7 @@ class Convergence:
     def __str__(self) -> str:
         return f"{self.model}-{self.data}-{self.accuracy:.0%}".removesuffix("%")
 
-    def words(self, folder: Path) -> tuple[str, ...]:
+    def describe(self, folder: Path) -> tuple[str, ...]:
         """Options of the training."""
         return (
             f"--model={self.model}", f"--data={folder}", f"--epochs={self.epochs}",

@@ -21,7 +21,7 @@ from hpcdl.regress.settings import Modules, module_on
 from hpcdl.regress.verdict import MetricVerdict, Status, Verdict
 from hpcdl.site import Site
 from hpcdl.slurm.hostlist import expand_hostlist
-from hpcdl.system.errors import AnswerNo, BadInput
+from hpcdl.system.errors import BadInput, CheckFailed
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def measure(
 
     Raises:
         BadInput: fewer runs than a reference needs.
-        AnswerNo: a run went wrong; nothing is written.
+        CheckFailed: a run went wrong; nothing is written.
     """
     if request.repeat < MIN_RUNS:
         raise BadInput(
@@ -55,14 +55,14 @@ def measure(
     outcome = run_checks(site, modules, replace(request, measuring=True), progress)
     faulty = [verdict for verdict in outcome.verdicts if not _measured(verdict)]
     if faulty:
-        raise AnswerNo(
+        raise CheckFailed(
             "no reference was written, because not every run went well",
             details=[f"{v.name} on {v.partition or '-'}: {v.reason}" for v in faulty],
             hint=f"see {outcome.folder.path}",
         )
     rows = derive(site, modules, outcome)
     if not rows:
-        raise AnswerNo(
+        raise CheckFailed(
             "no reference was written, because nothing that ran has a number to be judged",
             hint="`hpcdl check run` says of each check what it holds",
         )

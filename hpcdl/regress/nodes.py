@@ -32,7 +32,7 @@ class SlowNode:
     part: float
     others: int
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """What is said of it."""
         return (
             f"slow node: {self.node} is {1 - self.part:.0%} slower than the others, {self.others} "
@@ -161,5 +161,5 @@ def _place(verdict: Verdict) -> tuple[str, str, str, str]:
 def _named(verdict: Verdict, slow: SlowNode | None) -> Verdict:
     if slow is None or verdict.status not in _JUDGED:
         return verdict
-    reason = "; ".join(part for part in (slow.in_words(), verdict.reason) if part)
+    reason = "; ".join(part for part in (slow.describe(), verdict.reason) if part)
     return replace(verdict, status=Status.FAIL, reason=reason)

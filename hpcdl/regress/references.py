@@ -19,7 +19,7 @@ from typing import Any
 from hpcdl import facts
 from hpcdl.site import Site
 from hpcdl.system.document import Document, read_document
-from hpcdl.system.errors import MachineLacks
+from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import locked, write_atomic
 from hpcdl.system.schema import check
 
@@ -275,11 +275,11 @@ def from_runs(row: Reference, values: Sequence[float]) -> Reference:
     """`row` with value, spread and lower bound from measured values.
 
     Raises:
-        MachineLacks: too few values.
+        MissingPrerequisite: too few values.
     """
     good = [value for value in values if math.isfinite(value) and value > 0]
     if len(good) < MIN_RUNS:
-        raise MachineLacks(
+        raise MissingPrerequisite(
             f"{row.check} {row.case} on {row.partition}: {len(good)} good runs are no reference",
             hint=f"at least {MIN_RUNS} runs must end well; see their logs",
         )

@@ -29,7 +29,7 @@ from hpcdl.regress.training import ALL, ranks_on
 from hpcdl.regress.verdict import WHOLE_RUN, Status, Verdict, judge_tries, waive
 from hpcdl.site import Site
 from hpcdl.slurm import client
-from hpcdl.system.errors import BadInput, HpcdlError, MachineLacks, Stopped
+from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite, Stopped
 from hpcdl.system.files import write_atomic, write_json
 from hpcdl.system.resources import folder as resource
 from hpcdl.system.signals import terminable
@@ -100,9 +100,9 @@ Progress = Callable[[RunFolder], None]
 
 
 def require_reframe() -> None:
-    """Raise MachineLacks unless ReFrame is installed beside hpcdl."""
+    """Raise MissingPrerequisite unless ReFrame is installed beside hpcdl."""
     if importlib.util.find_spec("reframe") is None:
-        raise MachineLacks(
+        raise MissingPrerequisite(
             "ReFrame is not installed for this hpcdl",
             hint="pip install 'hpcdl[checks]' into the same environment",
         )
@@ -120,7 +120,7 @@ def run_checks(
         progress: called about ten times a second while ReFrame runs.
 
     Raises:
-        MachineLacks: no ReFrame, or Slurm is away.
+        MissingPrerequisite: no ReFrame, or Slurm is away.
         BadInput: an unknown partition, a setting that cannot be passed on, bad references.
         Stopped: a signal ended it; its jobs were cancelled.
     """

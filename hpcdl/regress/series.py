@@ -13,7 +13,7 @@ from typing import Any
 
 from hpcdl.regress.drift import Analysis, Change, Night
 from hpcdl.regress.verdict import number
-from hpcdl.system.errors import BadInput, MachineLacks
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.text import table
 
 COLUMNS = ("date", "value", "release", "driver", "node")
@@ -26,14 +26,14 @@ def read_series(path: Path) -> list[Night]:
 
     Raises:
         BadInput: not such a file; every faulty line is named (the first ten).
-        MachineLacks: it cannot be read.
+        MissingPrerequisite: it cannot be read.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as fault:
         raise BadInput(f"{path} is not UTF-8 text") from fault
     except OSError as fault:
-        raise MachineLacks(f"{path} cannot be read: {fault.strerror}") from fault
+        raise MissingPrerequisite(f"{path} cannot be read: {fault.strerror}") from fault
     lines = text.replace("\0", "").splitlines()
     rows = csv.DictReader(lines, delimiter=_delimiter(lines[0] if lines else ""))
     nights, faults = [], []

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcdl.jobs.watch import Snapshot, as_line, in_words
+from hpcdl.jobs.watch import Snapshot, as_line, describe
 from hpcdl.regress.gate import ENDED_DAYS, GateAnswer, name_of
 from hpcdl.regress.history import History
 from hpcdl.regress.propose import Drafts
@@ -62,7 +62,7 @@ def progress_line(folder: RunFolder) -> tuple[str, object]:
 
 
 def _snapshot(event: JobEvent) -> Snapshot:
-    words = in_words(event.state, event.why, event.nodes)
+    words = describe(event.state, event.why, event.nodes)
     if event.state == "SUBMITTED":
         words = "it is handed to Slurm"
     return Snapshot(

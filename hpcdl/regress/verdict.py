@@ -82,7 +82,7 @@ class MetricVerdict:
             return None
         return self.value / self.reference - 1
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """What is wrong with it."""
         if self.value is None:
             return f"{self.name} was not measured"
@@ -263,7 +263,7 @@ def _status(
         return Status.NO_REFERENCE, f"no reference for {', '.join(unjudged)}"
     failed = [metric for metric in metrics if not metric.holds]
     if failed:
-        words = [metric.in_words() for metric in failed]
+        words = [metric.describe() for metric in failed]
         return Status.FAIL, "; ".join([*words, *_suspects(failed, evidence, machine)])
     if phase == "performance":
         return Status.FAIL, _reason(case)

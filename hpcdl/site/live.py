@@ -49,7 +49,7 @@ def look() -> LiveCluster:
     """Ask the Slurm on PATH.
 
     Raises:
-        MachineLacks: no Slurm, or it does not answer.
+        MissingPrerequisite: no Slurm, or it does not answer.
     """
     config = client.config()
     nodes = client.nodes()

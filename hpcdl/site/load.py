@@ -24,10 +24,10 @@ from hpcdl.site.model import (
     SpackSettings,
     StackRequest,
 )
+from hpcdl.system.disk_cache import remembered
 from hpcdl.system.errors import BadInput
-from hpcdl.system.reading import read_regular
-from hpcdl.system.remember import remembered
 from hpcdl.system.resources import folder, home
+from hpcdl.system.safe_read import read_regular
 from hpcdl.system.text import did_you_mean
 
 _DEFAULT_INTERCONNECT = {"fabric": "ethernet", "bandwidth_gbps": 1.0}

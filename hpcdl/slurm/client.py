@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from hpcdl.slurm import parse
 from hpcdl.slurm.parse import JobRecord, NodeRecord, PartitionRecord
-from hpcdl.system.errors import BadInput, MachineLacks, Stopped
+from hpcdl.system.errors import BadInput, MissingPrerequisite, Stopped
 from hpcdl.system.run import CommandFailed, CommandResult, run
 
 _T = TypeVar("_T")
@@ -41,7 +41,7 @@ _GONE = ("Invalid job id", "already completing or completed")
 _ANSWER_SECONDS = 30.0
 
 
-class SlurmAway(MachineLacks):
+class SlurmAway(MissingPrerequisite):
     """Slurm does not answer: it may be back in a minute."""
 
 
@@ -188,7 +188,7 @@ def cancel(job_ids: Sequence[int]) -> None:
 def _ask(argv: Sequence[str], *, check: bool = True) -> CommandResult:
     """Run one of Slurm's commands with a clean environment and a time limit."""
     if shutil.which(argv[0]) is None:
-        raise MachineLacks(
+        raise MissingPrerequisite(
             f"Slurm's command '{argv[0]}' is not on PATH",
             hint="log in to the cluster, or start the embedded one: `hpcdl cluster up`, then "
             '`eval "$(hpcdl cluster env)"`',
@@ -235,8 +235,8 @@ def _parsed(parser: Callable[[_Text], _T], text: _Text, command: str) -> _T:
         raise _nonsense(text if isinstance(text, str) else "\n".join(text), command) from fault
 
 
-def _nonsense(text: str, command: str) -> MachineLacks:
-    return MachineLacks(
+def _nonsense(text: str, command: str) -> MissingPrerequisite:
+    return MissingPrerequisite(
         f"{command} answered what no Slurm release answers",
         details=text[:300].splitlines(),
         hint=f"is another program called '{command}' first on PATH?",

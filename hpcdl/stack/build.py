@@ -25,7 +25,7 @@ from hpcdl.stack.install import (
     compile_bytecode,
     install,
     open_to_readers,
-    require_room,
+    require_space,
 )
 from hpcdl.stack.lmod import SITE_FILE
 from hpcdl.stack.loaded import modules_behind
@@ -41,7 +41,7 @@ from hpcdl.stack.release import SCHEMA, Release, as_record, read_release, releas
 from hpcdl.stack.resolve import check_pins
 from hpcdl.stack.sources import SourcesChanged, own_digest, own_wheel
 from hpcdl.stack.wheelhouse import Say, Wheelhouse, fetch, find_wheelhouse, new_log, sha256
-from hpcdl.system.errors import MachineLacks
+from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, shared_lock, write_json
 from hpcdl.system.resources import cache, folder
 from hpcdl.system.run import run
@@ -158,7 +158,7 @@ def plan_build(site: Site, name: str | None = None) -> BuildPlan:
 
     Raises:
         BadInput: there is no such stack, or its pins cannot be kept.
-        MachineLacks: no row of the wheels' table fits, or there is no MPI.
+        MissingPrerequisite: no row of the wheels' table fits, or there is no MPI.
     """
     request = find_request(site, name)
     check_pins(request)
@@ -174,7 +174,7 @@ def build(plan: BuildPlan, say: Say) -> Release:
 
     Raises:
         CommandFailed: a step failed; its log is named and nothing is left of the tree.
-        MachineLacks: no room, no permission, a compiler missing, another build at work.
+        MissingPrerequisite: no room, no permission, a compiler missing, another build at work.
     """
     if plan.wheelhouse is None:
         plan = replace(plan, wheelhouse=fetch(plan.recipe, plan.python, say))
@@ -184,7 +184,9 @@ def build(plan: BuildPlan, say: Say) -> Release:
         except SourcesChanged:
             say("hpcdl's own files changed meanwhile: starting over with the new ones")
             plan = replace(plan, own=own_digest())
-    raise MachineLacks("hpcdl's own files keep changing", hint="build when nobody edits them")
+    raise MissingPrerequisite(
+        "hpcdl's own files keep changing", hint="build when nobody edits them"
+    )
 
 
 def _build(plan: BuildPlan, say: Say) -> Release:
@@ -193,7 +195,7 @@ def _build(plan: BuildPlan, say: Say) -> Release:
     assert release_id is not None
     if plan.exists:
         return read_release(plan.site, release_id)
-    with build_turn(plan.site, say):
+    with build_slot(plan.site, say):
         if not plan.exists:
             with new_tree(releases_folder(plan.site) / release_id) as root:
                 _fill(plan, root, say)
@@ -202,16 +204,16 @@ def _build(plan: BuildPlan, say: Say) -> Release:
 
 
 @contextmanager
-def build_turn(site: Site, say: Say) -> Iterator[None]:
+def build_slot(site: Site, say: Say) -> Iterator[None]:
     """Be the only one who makes trees below this prefix; says so where another one is at it.
 
     Raises:
-        MachineLacks: no permission, or the other one takes hours.
+        MissingPrerequisite: no permission, or the other one takes hours.
     """
     with ExitStack() as held:
         try:
             held.enter_context(shared_lock(build_lock(site), wait_seconds=0))
-        except MachineLacks as busy:
+        except MissingPrerequisite as busy:
             say(f"waiting: {busy.message}")
             held.enter_context(shared_lock(build_lock(site), wait_seconds=_BUILD_SECONDS))
         yield
@@ -239,7 +241,7 @@ def _fill(plan: BuildPlan, root: Path, say: Say) -> None:
     stack, log = root / "stack", new_log(root.name)
     say("checking the wheels against their lock")
     wheels = house.paths()
-    require_room(root, wheels)
+    require_space(root, wheels)
     say(f"installing {len(wheels)} wheels in {stack}")
     run([plan.python.path, "-m", "venv", "--without-pip", stack], log=log, tied=True)
     python = stack / "bin" / "python"

@@ -16,7 +16,7 @@ from typing import Any
 from hpcdl import facts
 from hpcdl.stack.purl import purl_of
 from hpcdl.stack.release import Release
-from hpcdl.system.errors import MachineLacks
+from hpcdl.system.errors import MissingPrerequisite
 
 RECORDS_HINT = "pip install 'hpcdl[records]'"
 
@@ -41,7 +41,7 @@ def components(release: Release) -> tuple[Component, ...]:
     """Every package of a release's lock, by name; one that is there twice is named once.
 
     Raises:
-        MachineLacks: the libraries of the extra 'records' are not installed.
+        MissingPrerequisite: the libraries of the extra 'records' are not installed.
     """
     spdx_licensing()  # where it is missing, so are the others
     folders = [str(path) for path in release.prefix.glob("lib/python*/site-packages")]
@@ -89,13 +89,13 @@ def spdx_licensing() -> Any:
     """The library's index of SPDX identifiers, which takes a while to make.
 
     Raises:
-        MachineLacks: the libraries of the extra 'records' are not installed.
+        MissingPrerequisite: the libraries of the extra 'records' are not installed.
     """
     try:
         import packageurl  # noqa: F401 - of the same extra
         from license_expression import get_spdx_licensing
     except ImportError as fault:
-        raise MachineLacks(
+        raise MissingPrerequisite(
             "a bill of materials needs libraries that are not installed", hint=RECORDS_HINT
         ) from fault
     return get_spdx_licensing()
@@ -105,7 +105,7 @@ def spdx_of(words: str) -> str | None:
     """The SPDX expression that these words are or stand for.
 
     Raises:
-        MachineLacks: the library that knows SPDX expressions is not installed.
+        MissingPrerequisite: the library that knows SPDX expressions is not installed.
     """
     licensing = spdx_licensing()
     from license_expression import ExpressionError

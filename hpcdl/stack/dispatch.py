@@ -53,7 +53,7 @@ class Dispatch:
         return {"schema": 1, "default": self.default.id, "partitions": served}
 
 
-def pile_of(events: Iterable[Event]) -> list[str]:
+def publish_history(events: Iterable[Event]) -> list[str]:
     """What was published and not rolled back, the current one last."""
     pile: list[str] = []
     for event in events:
@@ -103,7 +103,7 @@ def previous(events: Sequence[Event], current: str | None, existing: set[str]) -
     Rolling back twice goes back twice. Where somebody moved `current` by hand to what was never
     published, the pile's top is what was current before.
     """
-    pile = pile_of(events)
+    pile = publish_history(events)
     if current in pile:
         del pile[_last(pile, str(current)) :]
     candidates = [name for name in pile if name in existing and name != current]
@@ -124,7 +124,7 @@ def given_since(
     """
     given = set()
     for end in range(first, len(events) + 1):
-        pile = [known[name] for name in pile_of(events[:end]) if name in known]
+        pile = [known[name] for name in publish_history(events[:end]) if name in known]
         if pile:
             chosen = choose(site, pile)
             given.add(chosen.partitions.get(partition, chosen.default).id)

@@ -26,7 +26,7 @@ from hpcdl.stack.release import (
     release_ids,
     releases_folder,
 )
-from hpcdl.system.errors import HpcdlError, MachineLacks
+from hpcdl.system.errors import HpcdlError, MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, shared_lock, size_of, umask
 
 Pinned = Callable[[], Mapping[str, str]]
@@ -73,7 +73,7 @@ def collect(
         dry_run: only tell.
 
     Raises:
-        MachineLacks: no permission, or a publish is at work for too long.
+        MissingPrerequisite: no permission, or a publish is at work for too long.
     """
     with shared_lock(publish_lock(site), wait_seconds=900):
         kept = reasons(site, pinned(), keep=keep, unpublished=unpublished)
@@ -144,7 +144,7 @@ def _remove(tree: Path) -> None:
 
 def _packages(site: Site, kept: Collection[str], dry_run: bool) -> tuple[dict[str, int], str]:
     """Remove what Spack has installed for releases that are gone; why not, where it cannot."""
-    from hpcdl.stack.spack.store import is_there, remove_unneeded
+    from hpcdl.stack.spack_backend.store import is_there, remove_unneeded
 
     if not is_there(site):
         return {}, ""
@@ -165,6 +165,6 @@ def _leftovers(site: Site, dry_run: bool) -> tuple[str, ...]:
             found = unfinished(site)
             for tree in found if not dry_run else ():
                 shutil.rmtree(tree, ignore_errors=True)
-    except MachineLacks:
+    except MissingPrerequisite:
         return ()
     return tuple(tree.name for tree in found)

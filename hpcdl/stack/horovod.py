@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hpcdl.stack.recipe import Edit, HorovodRecipe, Interpreter, Recipe, digest
 from hpcdl.stack.wheelhouse import Say, new_log, sha256, wheels_cache
-from hpcdl.system.errors import MachineLacks
+from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, locked
 from hpcdl.system.run import run
 
@@ -27,7 +27,7 @@ def mpi_version() -> str:
     """What the machine's MPI calls itself, such as `Open MPI 4.1.4`.
 
     Raises:
-        MachineLacks: there is no mpirun.
+        MissingPrerequisite: there is no mpirun.
     """
     first = run(["mpirun", "--version"], hint=f"Debian and Ubuntu: {_PACKAGES}").stdout
     words = first.splitlines()[0] if first else "unknown MPI"
@@ -60,7 +60,7 @@ def build_horovod(
         say: told what happens.
 
     Raises:
-        MachineLacks: a compiler or MPI is missing, or the sources are not those of the recipe.
+        MissingPrerequisite: a compiler or MPI is missing, or the sources differ from the recipe.
         CommandFailed: the build failed; its log is named.
     """
     found = find_horovod(recipe, python, mpi)
@@ -95,11 +95,11 @@ def require_commands(recipe: HorovodRecipe) -> None:
     """Hold the machine against what the build needs, all of it at once.
 
     Raises:
-        MachineLacks: names every missing command.
+        MissingPrerequisite: names every missing command.
     """
     missing = [command for command in recipe.commands if shutil.which(command) is None]
     if missing:
-        raise MachineLacks(
+        raise MissingPrerequisite(
             f"Horovod cannot be built: there is no {', '.join(missing)} on PATH",
             hint=f"Debian and Ubuntu: {_PACKAGES}",
         )
@@ -148,7 +148,7 @@ def _sdist(recipe: HorovodRecipe, pip: list[str | Path], folder: Path, log: Path
     )  # fmt: skip
     path = folder / recipe.sdist
     if not path.is_file() or sha256(path) != recipe.sha256:
-        raise MachineLacks(
+        raise MissingPrerequisite(
             f"what was fetched is not {recipe.sdist} with sha256 {recipe.sha256[:16]}...",
             hint="the index or mirror serves something else: check pip.conf",
         )
@@ -167,13 +167,13 @@ def apply_edit(sources: Path, edit: Edit) -> None:
     """Take one line out of a source file.
 
     Raises:
-        MachineLacks: the line is not there exactly once, so the edit is not for these sources.
+        MissingPrerequisite: the line is not there exactly once: other sources.
     """
     path = sources / edit.file
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
     kept = [line for line in lines if line.strip() != edit.remove]
     if len(lines) - len(kept) != 1:
-        raise MachineLacks(
+        raise MissingPrerequisite(
             f"the edit '{edit.name}' does not fit {edit.file}: its line is there "
             f"{len(lines) - len(kept)} times, not once",
             hint="the recipe in hpcdl/facts/wheels.yaml is for other sources",

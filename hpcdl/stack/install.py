@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hpcdl.system.errors import MachineLacks
+from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import explain_os_errors
 from hpcdl.system.resources import cache
 from hpcdl.system.run import run
@@ -134,18 +134,18 @@ def _allow(path: str, bits: int) -> None:
         os.chmod(path, wanted)  # noqa: PTH101 - see above
 
 
-def require_room(folder: Path, wheels: Sequence[Path]) -> None:
+def require_space(folder: Path, wheels: Sequence[Path]) -> None:
     """Refuse before anything is written where the tree will not fit.
 
     Raises:
-        MachineLacks: says how much is needed and how much is there, in GB.
+        MissingPrerequisite: says how much is needed and how much is there, in GB.
     """
     with explain_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
     needed = _SPARE_BYTES + (0 if _linked(folder) else sum(map(_unpacked, wheels)))
     if free < needed:
-        raise MachineLacks(
+        raise MissingPrerequisite(
             f"no room for the stack in {folder}: it needs {needed / 1e9:.1f} GB, "
             f"{free / 1e9:.1f} GB are free",
             hint="`hpcdl stack gc` removes releases that nothing uses",

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcdl.stack.release import Release
-from hpcdl.system.errors import AnswerNo
+from hpcdl.system.errors import CheckFailed
 
 _SHOWN = 10
 _ROOT = 0
@@ -25,12 +25,12 @@ def require_safe_modes(release: Release) -> None:
     """Hold every file of a release against the rule.
 
     Raises:
-        AnswerNo: names the first files that break it, and how many there are.
+        CheckFailed: names the first files that break it, and how many there are.
     """
     faults = list(mode_faults(release.root))
     if faults:
         more = [f"... and {len(faults) - _SHOWN} more"] if len(faults) > _SHOWN else []
-        raise AnswerNo(
+        raise CheckFailed(
             f"{release.id} has files with wrong permissions and is not published",
             details=[*faults[:_SHOWN], *more],
             hint=" && ".join(_cures(release.root, faults)),

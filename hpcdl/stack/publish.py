@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.site import Site
-from hpcdl.stack.dispatch import Dispatch, Event, choose, pile_of, previous, taken_off
+from hpcdl.stack.dispatch import Dispatch, Event, choose, previous, publish_history, taken_off
 from hpcdl.stack.lmod import write_cache, write_site_files
 from hpcdl.stack.modes import closed_above, require_safe_modes
 from hpcdl.stack.modules import render_modules, write_modules
@@ -32,7 +32,7 @@ from hpcdl.stack.release import (
 )
 from hpcdl.stack.sbom import CYCLONEDX_FILE, SPDX_FILE, write_sboms
 from hpcdl.stack.verify import PROOF_FILE, Gate, Proof, read_proof, store_proof, verify_here
-from hpcdl.system.errors import AnswerNo, BadInput, MachineLacks
+from hpcdl.system.errors import BadInput, CheckFailed, MissingPrerequisite
 from hpcdl.system.files import clear_leftovers, shared_lock, switch_link, write_json
 
 Say = Callable[[str], None]
@@ -42,7 +42,7 @@ _WRITTEN = (PROOF_FILE, SPDX_FILE, CYCLONEDX_FILE)
 
 
 @dataclass(frozen=True)
-class Switch:
+class PublishResult:
     """What a publish or rollback did, or would do: from one current release to another.
 
     `moves` are the partitions that get another release by it, each with the one it had ("" for
@@ -75,7 +75,7 @@ def publish(
     say: Say,
     verify_again: bool = False,
     enough: Callable[[Proof], bool] = lambda _: True,
-) -> Switch:
+) -> PublishResult:
     """Prove a release and make it current.
 
     A stored proof that passed is taken, for releases do not change. While the gate is at work,
@@ -91,7 +91,7 @@ def publish(
 
     Raises:
         BadInput: there is no such release.
-        AnswerNo: the gate did not pass, others may write the tree, or an agreement or waiver
+        CheckFailed: the gate did not pass, others may write the tree, or an agreement or waiver
             is missing; `current` stays.
     """
     require_answers(site, read_release(site, release_id))
@@ -114,7 +114,7 @@ def publish(
         event = Event("publish", release.id, "")
         moves = _moves(site, event)
         _switch(site, event, before)
-    return Switch(before, release.id, proof, moves)
+    return PublishResult(before, release.id, proof, moves)
 
 
 def verify(site: Site, release_id: str, gate: Gate = verify_here) -> Proof:
@@ -153,7 +153,7 @@ def _write_sboms(site: Site, release: Release, say: Say) -> None:
         return
     try:
         write_sboms(release, waivers_of(release, read_records(site)))
-    except MachineLacks as lack:
+    except MissingPrerequisite as lack:
         say(f"note: {lack.message}: {lack.hint}")
     except ValueError as fault:
         # The libraries refuse what some package says of itself: no reason to stop a publish.
@@ -161,7 +161,7 @@ def _write_sboms(site: Site, release: Release, say: Say) -> None:
 
 
 @dataclass(frozen=True)
-class Shown:
+class Published:
     """What users see: the releases whose modules can be loaded, and which one is given where.
 
     A later release takes the name of an earlier one with the same version.
@@ -181,7 +181,7 @@ def shown_after(
     *,
     without: Collection[str] = (),
     expected: Sequence[Release] = (),
-) -> Shown | None:
+) -> Published | None:
     """What users see once `events`, the whole history, have happened.
 
     Args:
@@ -195,11 +195,11 @@ def shown_after(
     """
     known = sound_releases(site, without)
     known |= {release.id: release for release in expected}
-    pile = [known[name] for name in pile_of(events) if name in known]
+    pile = [known[name] for name in publish_history(events) if name in known]
     # What was rolled back stays visible too, but gives way where it has the same version.
     once = dict.fromkeys(event.release for event in events)
     others = [known[name] for name in once if name in known and known[name] not in pile]
-    return Shown((*others, *pile), choose(site, pile)) if pile else None
+    return Published((*others, *pile), choose(site, pile)) if pile else None
 
 
 def _show_modules(
@@ -208,7 +208,7 @@ def _show_modules(
     """Write a release's modulefiles as they are to be once `event` has made it current."""
     events = [*read_history(site), *([event] if event else ())]
     shown = shown_after(site, events, without=without)
-    files = (shown or Shown((release,), choose(site, [release]))).files(site)
+    files = (shown or Published((release,), choose(site, [release]))).files(site)
     write_modules(release.root, files, lambda folder: write_cache(site, folder))
 
 
@@ -232,14 +232,14 @@ def sound_releases(site: Site, without: Collection[str] = ()) -> dict[str, Relea
 def _require_passed(release: Release, proof: Proof) -> None:
     failed = [check for check in proof.checks if not check.ok]
     if not proof.passed:
-        raise AnswerNo(
+        raise CheckFailed(
             f"{release.id} did not pass the gate and is not published",
-            details=[check.in_words() for check in failed],
+            details=[check.describe() for check in failed],
             hint=f"the whole proof is in {release.root / PROOF_FILE}",
         )
 
 
-def plan_publish(site: Site, release_id: str) -> Switch:
+def plan_publish(site: Site, release_id: str) -> PublishResult:
     """What `publish` would switch; its proof is the stored one.
 
     Raises:
@@ -247,7 +247,7 @@ def plan_publish(site: Site, release_id: str) -> Switch:
     """
     release = read_release(site, release_id)
     moves = _moves(site, Event("publish", release.id, ""))
-    return Switch(current_id(site), release.id, read_proof(release), moves)
+    return PublishResult(current_id(site), release.id, read_proof(release), moves)
 
 
 def newest(site: Site) -> str:
@@ -280,37 +280,37 @@ def _row(site: Site, release_id: str, current: str | None) -> dict[str, Any]:
         return {**row, "state": f"broken: {broken.message}"}
     proof = read_proof(release)
     state = "built" if proof is None else "proven" if proof.passed else "failed the gate"
-    proven = proof.in_words() if proof is not None else ""
+    proven = proof.describe() if proof is not None else ""
     about = {"module": release.module, "created": release.created}
     return {**row, **about, "state": state, "proof": proven}
 
 
-def plan_rollback(site: Site, release_id: str | None = None) -> Switch:
+def plan_rollback(site: Site, release_id: str | None = None) -> PublishResult:
     """What `rollback` would switch.
 
     Raises:
         BadInput: there is none to go back to, or no such release.
-        AnswerNo: the named one was never published.
+        CheckFailed: the named one was never published.
     """
     return _plan_rollback(site, release_id)[0]
 
 
-def _plan_rollback(site: Site, release_id: str | None) -> tuple[Switch, Event]:
+def _plan_rollback(site: Site, release_id: str | None) -> tuple[PublishResult, Event]:
     release = read_release(site, release_id or rollback_target(site))
     proof = read_proof(release)
     # A later gate that failed, perhaps for want of nodes, is no reason to refuse a way back.
     published = any(event.release == release.id for event in read_history(site))
     proven = published or (proof is not None and proof.passed)
     if not proven or not release.modules.is_dir():
-        raise AnswerNo(
+        raise CheckFailed(
             f"{release.id} was never published",
             hint=f"`hpcdl stack publish {release.id}` proves it first",
         )
-    pile, current = pile_of(read_history(site)), current_id(site)
+    pile, current = publish_history(read_history(site)), current_id(site)
     undone = current if release_id is None else None
     off = taken_off(site, pile, sound_releases(site), release.id, undone)
     event = Event("rollback", release.id, "", off)
-    return Switch(current, release.id, proof, _moves(site, event)), event
+    return PublishResult(current, release.id, proof, _moves(site, event)), event
 
 
 def _moves(site: Site, event: Event) -> dict[str, tuple[str, str]]:
@@ -323,14 +323,14 @@ def _moves(site: Site, event: Event) -> dict[str, tuple[str, str]]:
     return {name: pair for name, pair in both.items() if pair[0] != pair[1]}
 
 
-def rollback(site: Site, release_id: str | None = None) -> Switch:
+def rollback(site: Site, release_id: str | None = None) -> PublishResult:
     """Make the release before the current one current again, or the one named.
 
     Partitions of other stacks keep what they have.
 
     Raises:
         BadInput: there is none to go back to, or no such release.
-        AnswerNo: the named one was never proven.
+        CheckFailed: the named one was never proven.
     """
     with shared_lock(publish_lock(site), wait_seconds=_WAIT_SECONDS):
         planned, event = _plan_rollback(site, release_id)

@@ -17,7 +17,7 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.site import Site, StackRequest
-from hpcdl.system.errors import BadInput, MachineLacks
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.text import did_you_mean, one_of
 
 MODULE = "tensorflow"
@@ -120,7 +120,7 @@ def choose(request: StackRequest, python: Interpreter) -> Recipe:
     """The newest row that fits the Python and the site's pins.
 
     Raises:
-        MachineLacks: no row fits; the details say for each why not.
+        MissingPrerequisite: no row fits; the details say for each why not.
     """
     table = facts.load("wheels")
     reasons: list[str] = []
@@ -131,7 +131,7 @@ def choose(request: StackRequest, python: Interpreter) -> Recipe:
         reasons.append(f"TensorFlow {row['version']}: {'; '.join(against)}")
     pythons = sorted({minor for row in table["tensorflow"] for minor in row["python"]},
                      key=lambda minor: int(minor.split(".")[1]))  # fmt: skip
-    raise MachineLacks(
+    raise MissingPrerequisite(
         f"no TensorFlow wheel of the table fits stack '{request.name}'",
         details=reasons,
         hint=f"run hpcdl with Python {one_of(pythons)}, or change the stack's pins in site.yaml",

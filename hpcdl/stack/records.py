@@ -19,7 +19,7 @@ from typing import Any
 from hpcdl import facts
 from hpcdl.site import Site
 from hpcdl.stack.release import Release
-from hpcdl.system.errors import AnswerNo, BadInput
+from hpcdl.system.errors import BadInput, CheckFailed
 from hpcdl.system.files import shared_lock, write_json
 from hpcdl.system.text import did_you_mean
 
@@ -62,7 +62,7 @@ def read_records(site: Site) -> Records:
     """The site's answers; none where there is no file.
 
     Raises:
-        AnswerNo: the file is damaged, so nobody knows what was accepted.
+        CheckFailed: the file is damaged, so nobody knows what was accepted.
     """
     path = _path(site)
     if not path.exists():
@@ -77,7 +77,7 @@ def read_records(site: Site) -> Records:
             datetime.date.fromisoformat(waiver.until)  # somebody may have edited it
         return found
     except (OSError, ValueError, KeyError, TypeError) as fault:
-        raise AnswerNo(
+        raise CheckFailed(
             f"{path} is damaged: {str(fault)[:200]}",
             hint="restore it from a backup; it says who accepted which agreement",
         ) from fault
@@ -87,11 +87,11 @@ def require_answers(site: Site, release: Release, today: datetime.date | None = 
     """Hold a release against the agreements and the weaknesses.
 
     Raises:
-        AnswerNo: an agreement is not accepted, a weakness has no waiver or an expired one.
+        CheckFailed: an agreement is not accepted, a weakness has no waiver or an expired one.
     """
     missing = list(open_questions(release, read_records(site), today or _today()))
     if missing:
-        raise AnswerNo(
+        raise CheckFailed(
             f"{release.id} is not published: {len(missing)} "
             f"{'answer is' if len(missing) == 1 else 'answers are'} missing",
             details=missing,

@@ -21,8 +21,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hpcdl import facts
+from hpcdl.system.disk_cache import remembered
 from hpcdl.system.errors import BadInput, HpcdlError
-from hpcdl.system.remember import remembered
 from hpcdl.system.text import did_you_mean
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def planned_module(site: Site, partition: str | None = None) -> str:
         partition: where the script will run; by default the site's default partition.
 
     Raises:
-        MachineLacks: no row of the wheels' table fits this Python and the site's pins.
+        MissingPrerequisite: no row of the wheels' table fits this Python and the site's pins.
         BadInput: the partition's stack cannot be built as the site has it.
     """
     where = partition or site.default_partition
@@ -180,7 +180,7 @@ def _plan(site: Site, partition: str) -> str:
     request = site.stack_for(partition) or find_request(site)
     if request.backend == "venv":
         return choose(request, running_interpreter()).module
-    from hpcdl.stack.spack.environment import environment_for_stack
+    from hpcdl.stack.spack_backend.environment import environment_for_stack
 
     return environment_for_stack(site, request).module
 

@@ -243,7 +243,7 @@ def _subject(condition: Condition, gpu: str | None) -> str:
 def _range(condition: Condition) -> str:
     if condition.variable == "gpu":
         return " or ".join(f"sm_{c.replace('.', '')}" for c in condition.range.text.split(","))
-    return condition.range.words()
+    return condition.range.describe()
 
 
 def _title(name: str) -> str:

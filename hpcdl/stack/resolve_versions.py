@@ -36,7 +36,7 @@ class Range:
         """Whether `version` lies in the range."""
         return any(_within(part, version) for part in self.text.split(","))
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """The range for people: `>= 12.5`, `<= 11.8`, `12.5 to 12.x`, `2.18`."""
         return " or ".join(_words(part) for part in self.text.split(","))
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hpcdl.stack.components import RECORDS_HINT, Component, components, spdx_licensing
 from hpcdl.stack.records import Waiver
 from hpcdl.stack.release import Release
-from hpcdl.system.errors import MachineLacks
+from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import write_atomic
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def write_sboms(release: Release, waivers: Sequence[Waiver]) -> tuple[Path, Path
     """Write both bills of materials into the release.
 
     Raises:
-        MachineLacks: the libraries are not installed.
+        MissingPrerequisite: the libraries are not installed.
     """
     inside = components(release)
     try:
@@ -46,7 +46,7 @@ def write_sboms(release: Release, waivers: Sequence[Waiver]) -> tuple[Path, Path
             CYCLONEDX_FILE: cyclonedx(release, inside, waivers),
         }
     except ImportError as fault:
-        raise MachineLacks(
+        raise MissingPrerequisite(
             "a bill of materials needs libraries that are not installed", hint=RECORDS_HINT
         ) from fault
     for name, text in files.items():

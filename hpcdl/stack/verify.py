@@ -22,7 +22,7 @@ from typing import Any
 from hpcdl.site import Partition, Site
 from hpcdl.stack.fatbin import runs_on, survey
 from hpcdl.stack.release import Release
-from hpcdl.system.errors import MachineLacks, Stopped
+from hpcdl.system.errors import MissingPrerequisite, Stopped
 from hpcdl.system.files import write_json
 from hpcdl.system.run import CommandResult, run
 
@@ -46,7 +46,7 @@ class Check:
     skipped: bool = False
     partition: str = ""
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """What was tried, where, and what came of it."""
         where = f"{self.partition}: " if self.partition else ""
         return f"{where}{self.name}: {self.detail}"
@@ -98,7 +98,7 @@ class Proof:
         more = other.gate != "job" or other.partitions < self.partitions
         return self.passed and self.gate == "job" and more
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """How it was tested: `run in jobs on p100, v100`."""
         how = "in jobs on" if self.gate == "job" else "on"
         return f"{self.level} {how} {self.where}"
@@ -146,7 +146,7 @@ def verify_here(site: Site, release: Release) -> Proof:
     """The gate of this machine, outside any job; without mpirun nothing is tried with two ranks.
 
     Raises:
-        MachineLacks: Lmod is not where the site says.
+        MissingPrerequisite: Lmod is not where the site says.
     """
     with tempfile.TemporaryDirectory(prefix="hpcdl-gate-") as folder:
         out, program = Path(folder) / "gate.json", Path(folder) / PROBE.name
@@ -272,11 +272,11 @@ def in_module(
     """Run a command as a user of the release's module would: clean environment, real Lmod.
 
     Raises:
-        MachineLacks: Lmod is not where the site says.
+        MissingPrerequisite: Lmod is not where the site says.
         Stopped: the time limit passed.
     """
     if not site.paths.lmod_init.is_file():
-        raise MachineLacks(
+        raise MissingPrerequisite(
             f"there is no Lmod at {site.paths.lmod_init}",
             hint="install Lmod (Debian and Ubuntu: apt install lmod) or set paths.lmod_init",
         )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdl.stack.recipe import Interpreter, Recipe, digest
-from hpcdl.system.errors import MachineLacks
+from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, locked, write_json
 from hpcdl.system.resources import cache, home
 from hpcdl.system.run import run
@@ -54,12 +54,12 @@ class Wheelhouse:
         """The files, after each has been held against its digest.
 
         Raises:
-            MachineLacks: a file is missing or is not what was locked.
+            MissingPrerequisite: a file is missing or is not what was locked.
         """
         for wheel in self.wheels:
             path = self.folder / wheel.file
             if not path.is_file() or sha256(path) != wheel.sha256:
-                raise MachineLacks(
+                raise MissingPrerequisite(
                     f"the wheel {path} is not the one that was locked",
                     hint=f"remove {self.folder}; the next build fetches it again",
                 )
@@ -101,7 +101,7 @@ def fetch(recipe: Recipe, python: Interpreter, say: Say) -> Wheelhouse:
 
     Raises:
         CommandFailed: pip failed; its log is named.
-        MachineLacks: no pip, no room.
+        MissingPrerequisite: no pip, no room.
     """
     with locked(wheels_cache() / ".lock", wait_seconds=_FETCH_SECONDS):
         found = find_wheelhouse(recipe, python)

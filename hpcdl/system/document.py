@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from hpcdl.system.errors import BadInput
-from hpcdl.system.reading import MAX_BYTES, read_regular
+from hpcdl.system.safe_read import MAX_BYTES, read_regular
 
 MAX_DEPTH = 30
 _SHOWN_FAULTS = 25

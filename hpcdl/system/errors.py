@@ -22,7 +22,7 @@ class ExitCode(IntEnum):
     OK = 0
     NO = 1
     USAGE = 2
-    LACKS = 3
+    MISSING_PREREQUISITE = 3
     COMMAND_FAILED = 4
     STOPPED = 5
     PARTLY = 6
@@ -35,7 +35,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.OK: "done, or the answer is yes",
     ExitCode.NO: "the answer is no: drift found, lint errors, a check or the gate failed",
     ExitCode.USAGE: "bad usage or a bad input file",
-    ExitCode.LACKS: "something the machine lacks: a package, root, Slurm away, no room",
+    ExitCode.MISSING_PREREQUISITE: "a missing prerequisite: a package, root, Slurm, space left",
     ExitCode.COMMAND_FAILED: "a command we ran failed: its record is shown",
     ExitCode.STOPPED: "stopped: signal or time limit",
     ExitCode.PARTLY: "partly done: the rest is listed and can be resumed",
@@ -76,7 +76,7 @@ class HpcdlError(Exception):
         return visible("\n".join(lines))
 
 
-class AnswerNo(HpcdlError):
+class CheckFailed(HpcdlError):
     """The question was well put and the answer is no (exit code 1)."""
 
 
@@ -86,10 +86,10 @@ class BadInput(HpcdlError):
     exit_code = ExitCode.USAGE
 
 
-class MachineLacks(HpcdlError):
+class MissingPrerequisite(HpcdlError):
     """The machine lacks a package, a permission, a service or room (exit code 3)."""
 
-    exit_code = ExitCode.LACKS
+    exit_code = ExitCode.MISSING_PREREQUISITE
 
 
 class Stopped(HpcdlError):

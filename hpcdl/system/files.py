@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
 
-from hpcdl.system.errors import MachineLacks
+from hpcdl.system.errors import MissingPrerequisite
 
 _NO_ROOM = {
     errno.ENOSPC: "no room left on the file system",
@@ -37,7 +37,7 @@ _NAMED = 100
 
 @contextmanager
 def explain_os_errors(path: Path) -> Iterator[None]:
-    """Turn the file system's refusals into `MachineLacks` that names the path."""
+    """Turn the file system's refusals into `MissingPrerequisite` that names the path."""
     try:
         yield
     except OSError as fault:
@@ -45,7 +45,7 @@ def explain_os_errors(path: Path) -> Iterator[None]:
         cure = "free some room or choose another place"
         if fault.errno in {errno.EACCES, errno.EPERM}:
             cure = "ask its owner, or choose another place"
-        raise MachineLacks(
+        raise MissingPrerequisite(
             f"cannot write {path}: {reason}", hint=f"{cure}; nothing was changed"
         ) from fault
 
@@ -122,7 +122,7 @@ def locked(path: Path, *, wait_seconds: float = 60.0) -> Iterator[None]:
     The file's text names the holder for people; the kernel's lock is what counts.
 
     Raises:
-        MachineLacks: the lock was not free within `wait_seconds`; says who holds it.
+        MissingPrerequisite: the lock was not free within `wait_seconds`; says who holds it.
     """
     with explain_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ def locked(path: Path, *, wait_seconds: float = 60.0) -> Iterator[None]:
         while not _try_lock(file.fileno()):
             if time.monotonic() > deadline:
                 file.seek(0)
-                raise MachineLacks(
+                raise MissingPrerequisite(
                     f"another hpcdl is at work here: {file.read().strip() or 'unknown holder'}",
                     hint=f"wait for it to end; its lock is {path}",
                 )
@@ -157,7 +157,7 @@ def shared_lock(path: Path, *, wait_seconds: float = 60.0) -> Iterator[None]:
     """`locked`, where what is made is for everybody: the folders of the lock itself, too.
 
     Raises:
-        MachineLacks: the lock was not free within `wait_seconds`; says who holds it.
+        MissingPrerequisite: the lock was not free within `wait_seconds`; says who holds it.
     """
     with umask(0o022), locked(path, wait_seconds=wait_seconds):
         yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hpcdl.system.errors import MachineLacks
+from hpcdl.system.errors import MissingPrerequisite
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -16,12 +16,12 @@ def folder(name: str) -> Path:
     In a wheel it lies inside the package; in a checkout beside it.
 
     Raises:
-        MachineLacks: neither is there, so the installation is damaged.
+        MissingPrerequisite: neither is there, so the installation is damaged.
     """
     for candidate in (_PACKAGE / name, _PACKAGE.parent / name):
         if candidate.is_dir():
             return candidate
-    raise MachineLacks(
+    raise MissingPrerequisite(
         f"this installation of hpcdl lacks its folder '{name}'",
         hint="install hpcdl again from its wheel or from a checkout",
     )
@@ -43,6 +43,6 @@ def _user_home() -> Path:
     try:
         return Path.home()
     except RuntimeError as fault:
-        raise MachineLacks(
+        raise MissingPrerequisite(
             "this user has no home folder", hint="set HOME, or HPCDL_HOME and HPCDL_CACHE"
         ) from fault

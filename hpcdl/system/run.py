@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from hpcdl.system.errors import ExitCode, HpcdlError, MachineLacks, Stopped
+from hpcdl.system.errors import ExitCode, HpcdlError, MissingPrerequisite, Stopped
 from hpcdl.system.files import explain_os_errors, write_atomic
 from hpcdl.system.resources import home
 from hpcdl.system.text import duration
@@ -112,7 +112,7 @@ def run(
         watch: called about once a second while it runs.
 
     Raises:
-        MachineLacks: the program is not installed.
+        MissingPrerequisite: the program is not installed.
         CommandFailed: non-zero exit code and `check`.
         Stopped: the time limit passed.
     """
@@ -140,22 +140,24 @@ def _folder(directory: Path | None) -> Path:
     try:
         return (directory or Path.cwd()).absolute()
     except FileNotFoundError as fault:
-        raise MachineLacks("the current folder no longer exists", hint="cd to another") from fault
+        raise MissingPrerequisite(
+            "the current folder no longer exists", hint="cd to another"
+        ) from fault
 
 
 def _not_run(
     words: tuple[str, ...], where: Path, fault: OSError | ValueError, hint: str
-) -> MachineLacks:
+) -> MissingPrerequisite:
     """Why the operating system did not start a command."""
     if not where.is_dir():
-        return MachineLacks(f"the folder {where} does not exist")
+        return MissingPrerequisite(f"the folder {where} does not exist")
     if isinstance(fault, FileNotFoundError):
         reason = "it is not installed or not on PATH"
     elif isinstance(fault, PermissionError):
         reason = "it is not a program that you may run"
     else:
         reason = getattr(fault, "strerror", None) or str(fault)
-    return MachineLacks(f"cannot run '{words[0]}': {reason}", hint=hint)
+    return MissingPrerequisite(f"cannot run '{words[0]}': {reason}", hint=hint)
 
 
 def _execute(

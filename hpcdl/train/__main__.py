@@ -73,7 +73,7 @@ def prepare(options: TrainOptions, place: RankPlace, clock: StartupClock) -> Run
         HpcdlError: the options do not fit together, or the machine lacks something.
     """
     from hpcdl.train.models import facts_of
-    from hpcdl.train.plan import global_batch
+    from hpcdl.train.run_plan import global_batch
 
     model = facts_of(options.model)
     keras = model["builder"] != "mlp"

@@ -53,7 +53,7 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
     """Write a checkpoint as a whole, then drop all but the newest `keep`.
 
     Raises:
-        MachineLacks: no room; the checkpoints of before are intact.
+        MissingPrerequisite: no room; the checkpoints of before are intact.
     """
     path = path_of(folder, checkpoint.step)
     aside = path.with_suffix(f".{os.getpid()}.part")
@@ -154,7 +154,7 @@ class Writer:
         """Begin to write; waits for the one before.
 
         Raises:
-            MachineLacks: the one before could not be written.
+            MissingPrerequisite: the one before could not be written.
         """
         self.wait()
         self._thread = threading.Thread(target=self._save, args=(checkpoint,), daemon=True)
@@ -164,7 +164,7 @@ class Writer:
         """Return when everything is on disk.
 
         Raises:
-            MachineLacks: it could not be written.
+            MissingPrerequisite: it could not be written.
         """
         if self._thread is not None:
             self._thread.join()

@@ -20,14 +20,14 @@ from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.train import checkpoint as checkpoints
 from hpcdl.train.communicate import Communicator
 from hpcdl.train.data.source import Group, Source
+from hpcdl.train.diagnostics import LossGuard
 from hpcdl.train.options import TrainOptions
-from hpcdl.train.plan import RunPlan
-from hpcdl.train.report import Reporter
 from hpcdl.train.result import Samples
+from hpcdl.train.run_plan import RunPlan
 from hpcdl.train.scalars import Scalars
-from hpcdl.train.step import Step, StepParts, StepResult, Word
+from hpcdl.train.step import RankSignal, Step, StepParts, StepResult
 from hpcdl.train.stop import StopRequest, meaning
-from hpcdl.train.trouble import LossGuard
+from hpcdl.train.train_report import Reporter
 from hpcdl.train.watchdog import Watchdog
 
 _GROUP_SECONDS = 0.025
@@ -120,13 +120,13 @@ def _restore(training: Training) -> tuple[float, float, float]:
     if found is None:
         return 0.0, 0.0, 0.0
     _check_identity(training, found)
-    lanes = _lanes_of(training, found)
+    lanes = _streams_of(training, found)
     for variable, array in zip(training.variables, found.arrays, strict=True):
         variable.assign(array)
     return float(found.step), float(found.meta["loss"]), float(lanes)
 
 
-def _lanes_of(training: Training, found: checkpoints.Checkpoint) -> int:
+def _streams_of(training: Training, found: checkpoints.Checkpoint) -> int:
     """The lanes of a checkpoint's epoch, so that its rest is what was not seen; 0 for any number.
 
     Raises:
@@ -251,7 +251,7 @@ def _run(training: Training, group: Group) -> list[StepResult]:
     if training.options.delay_ms:
         time.sleep(training.options.delay_ms / 1000)
     rates = [training.plan.lr_at(number + step) for step in range(group.steps)]
-    word = Word(training.stop.value, level_for(training.pace))
+    word = RankSignal(training.stop.value, level_for(training.pace))
     results = training.step(group, rates, word, number)
     training.level = results[-1].told.level // training.ranks.size
     training.step_number += group.steps

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl import facts
-from hpcdl.system.errors import BadInput, MachineLacks
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.text import did_you_mean
 from hpcdl.train.fused import fuse_normalization
 
@@ -129,7 +129,7 @@ def _keras(
     try:
         keras.utils.set_random_seed(seed)
     except ImportError as fault:
-        raise MachineLacks(
+        raise MissingPrerequisite(
             f"Keras cannot be imported: {fault}",
             hint="TF_USE_LEGACY_KERAS=1 needs tf_keras of the same release; Keras 3 is without it",
         ) from fault

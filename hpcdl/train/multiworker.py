@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcdl.system.errors import MachineLacks
+from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.run import run
 from hpcdl.train.communicate import Floats, Tensor, by_type, compiled, gather_text
 from hpcdl.train.ranks import RankPlace, slurm_tasks_on_node
@@ -122,7 +122,7 @@ def join(tf: Any, place: RankPlace) -> MultiWorker:
     """Set up the cluster of this job.
 
     Raises:
-        MachineLacks: the ranks' nodes cannot be told.
+        MissingPrerequisite: the ranks' nodes cannot be told.
     """
     if "TF_CONFIG" not in os.environ:
         os.environ["TF_CONFIG"] = json.dumps(cluster_config(os.environ, place, node_names))
@@ -139,7 +139,7 @@ def cluster_config(
     """TF_CONFIG: every rank a worker, on a port that depends on job, step and local rank.
 
     Raises:
-        MachineLacks: several nodes, and not under srun.
+        MissingPrerequisite: several nodes, and not under srun.
     """
     job = int(environ.get("SLURM_JOB_ID", environ.get("PMIX_SERVER_PORT", "0")) or 0)
     step = environ.get("SLURM_STEP_ID", "0")
@@ -154,7 +154,7 @@ def cluster_config(
             for local in range(slurm_tasks_on_node(tasks, node))
         ]
     else:
-        raise MachineLacks(
+        raise MissingPrerequisite(
             "the nodes of the other ranks cannot be told",
             hint="launch with srun, or set TF_CONFIG",
         )

@@ -1,7 +1,7 @@
 """What a training run is asked to do: the arguments and the frozen value made of them.
 
 No TensorFlow here: `hpcdl train --help` and the command line's checks need none. One table,
-`ARGUMENTS`, declares every option; `from_namespace` reads a parsed command line and `as_words`
+`ARGUMENTS`, declares every option; `from_namespace` reads a parsed command line and `to_argv`
 writes one, so that the command line can hand a run to another Python unchanged.
 """
 
@@ -189,7 +189,7 @@ def from_namespace(args: argparse.Namespace) -> TrainOptions:
     return TrainOptions(**given)
 
 
-def as_words(options: TrainOptions) -> list[str]:
+def to_argv(options: TrainOptions) -> list[str]:
     """The command line that means `options`: only what differs from the defaults."""
     words: list[str] = []
     for argument in ARGUMENTS:

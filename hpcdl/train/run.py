@@ -22,18 +22,19 @@ import numpy as np
 from hpcdl import __version__
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError
 from hpcdl.system.files import write_json
-from hpcdl.train import checkpoint, memory, models, optimizers, plan
+from hpcdl.train import checkpoint, memory, models, optimizers, run_plan
+from hpcdl.train.batch_size_probe import make_trial
 from hpcdl.train.communicate import Communicator
 from hpcdl.train.data.dataset import read_dataset
 from hpcdl.train.data.inspecting import tf_counter
 from hpcdl.train.data.pipeline import Records
 from hpcdl.train.data.repair import Repairs
 from hpcdl.train.data.source import InMemory, Share, Source, Synthetic
+from hpcdl.train.diagnostics import LossGuard, explain, is_out_of_memory, out_of_memory
 from hpcdl.train.driver import nvidia_driver
 from hpcdl.train.loop import Training, resume, train
-from hpcdl.train.options import SYNTHETIC, TrainOptions, as_words
+from hpcdl.train.options import SYNTHETIC, TrainOptions, to_argv
 from hpcdl.train.ranks import RankPlace
-from hpcdl.train.report import Reporter
 from hpcdl.train.result import VERSION, Samples, finite, job_of, summarize, summary_line
 from hpcdl.train.scalars import Scalars
 from hpcdl.train.startup import StartupClock
@@ -42,8 +43,7 @@ from hpcdl.train.stop import StopRequest
 from hpcdl.train.tasks import evaluate, make_task
 from hpcdl.train.timeline import write_timeline
 from hpcdl.train.tracing import Tracer, rows_file
-from hpcdl.train.trial import make_trial
-from hpcdl.train.trouble import LossGuard, explain, is_out_of_memory, out_of_memory
+from hpcdl.train.train_report import Reporter
 from hpcdl.train.watchdog import Watchdog
 
 _DRAWN_STEPS = 2000
@@ -126,7 +126,7 @@ class Run:
         """The error, with the largest batch that fits."""
         if self.training is not None:
             self.training.watchdog.close()
-        batch = plan.global_batch(self.options, self.model, self.ranks.size) // self.ranks.size
+        batch = run_plan.global_batch(self.options, self.model, self.ranks.size) // self.ranks.size
         self._complain(f"out of memory with {batch} images; looks for how many fit")
         begun = time.monotonic()
         unit = self.options.accumulate
@@ -135,7 +135,7 @@ class Run:
             with suppress(self.tf.errors.ResourceExhaustedError):
                 memory.search(bounds, self.trial(self.ranks.size))
         else:
-            memory.search_in_children(bounds, self.ranks.size, as_words(self.options))
+            memory.search_in_children(bounds, self.ranks.size, to_argv(self.options))
         seconds = time.monotonic() - begun
         if self.ranks.rank:
             # Rank 0 speaks for all; it may need longer.
@@ -171,11 +171,11 @@ class Run:
         options = self.options
         stop = StopRequest()
         stop.listen()
-        batch = plan.global_batch(options, self.model, self.ranks.size)
+        batch = run_plan.global_batch(options, self.model, self.ranks.size)
         source = self._source(batch)
         self.clock.mark("data")
         parts = self._parts(source)
-        numbers = plan.make_plan(options, self.model, batch, source.steps_per_epoch)
+        numbers = run_plan.make_plan(options, self.model, batch, source.steps_per_epoch)
         silent = self.ranks.rank != 0
         reporter = Reporter(options.folder, numbers.steps, options.report_every, silent=silent)
         if options.fresh and not silent:
@@ -238,7 +238,7 @@ class Run:
         if options.image_size:
             shape = (options.image_size, options.image_size, shape[2])
         if options.data == SYNTHETIC:
-            plan.check_target(options, task, 0)
+            run_plan.check_target(options, task, 0)
             return Synthetic(tf, shape, self.model["classes"], share, task)
         dataset = read_dataset(Path(options.data))
         if dataset.task != task:
@@ -247,7 +247,7 @@ class Run:
                 f"{dataset.task}",
                 hint="`hpcdl data make photos --task` makes either",
             )
-        plan.check_target(options, task, dataset.examples("test"))
+        run_plan.check_target(options, task, dataset.examples("test"))
         if dataset.encoding == "raw":
             if options.image_size and dataset.shape[:2] != shape[:2]:
                 raise BadInput(

@@ -18,7 +18,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from hpcdl.system.errors import MachineLacks
+from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.train.ranks import RankPlace
 
 
@@ -81,13 +81,13 @@ def import_tensorflow(place: RankPlace, *, keras: bool) -> Any:
     """TensorFlow, with one visible GPU for this local rank where there is any.
 
     Raises:
-        MachineLacks: it is not installed here, or cannot be loaded.
+        MissingPrerequisite: it is not installed here, or cannot be loaded.
     """
     with _quick_imports(), _calm_stderr(), _without({} if keras else _KERAS_OPTIMIZERS):
         try:
             import tensorflow as tf
         except ImportError as fault:
-            raise MachineLacks(
+            raise MissingPrerequisite(
                 f"TensorFlow cannot be imported: {fault}",
                 hint="`module load tensorflow` first, or build it with `hpcdl stack build`",
             ) from fault
@@ -106,14 +106,14 @@ def import_horovod(*, keras: bool) -> Any:
     """Horovod's TensorFlow module, not yet initialised.
 
     Raises:
-        MachineLacks: it is not installed here, or was built for another TensorFlow.
+        MissingPrerequisite: it is not installed here, or was built for another TensorFlow.
     """
     hidden = {} if keras else {"horovod.tensorflow.sync_batch_norm": _EmptyModule("sync")}
     with _quick_imports(), _without(hidden):
         try:
             import horovod.tensorflow as hvd
         except Exception as fault:
-            raise MachineLacks(
+            raise MissingPrerequisite(
                 f"Horovod cannot be imported: {str(fault).splitlines()[0]}",
                 hint="it must be built for this TensorFlow: `hpcdl stack build`; one process "
                 "alone runs with --strategy single",

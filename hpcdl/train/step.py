@@ -25,7 +25,7 @@ from hpcdl.train.tasks import Task
 _FEW_VARIABLES = 50
 
 
-class Word(NamedTuple):
+class RankSignal(NamedTuple):
     """What the ranks tell each other in every step; what comes back is the sum.
 
     `stop` is the stop signal's value; `level` says that two to this power steps may come next.
@@ -40,7 +40,7 @@ class StepResult:
     """Mean loss over all ranks, the sum of their words, and the phases in seconds."""
 
     loss: float
-    told: Word
+    told: RankSignal
     compute: float
     communication: float
     update: float
@@ -82,7 +82,7 @@ class StepParts:
         return len(self.network.trainable) <= _FEW_VARIABLES
 
 
-Step = Callable[[Group, Sequence[float], Word, int], list[StepResult]]
+Step = Callable[[Group, Sequence[float], RankSignal, int], list[StepResult]]
 
 
 def make_step(tf: Any, parts: StepParts, *, any_batch: bool = False) -> Step:
@@ -132,7 +132,9 @@ def _call(tf: Any, parts: StepParts, body: Callable[..., Any], free: int) -> Ste
     """What Python calls: compiled at the first call; the batches' first `free` axes may differ."""
     made: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
-    def step(group: Group, rates: Sequence[float], word: Word, number: int) -> list[StepResult]:
+    def step(
+        group: Group, rates: Sequence[float], word: RankSignal, number: int
+    ) -> list[StepResult]:
         begun = time.perf_counter()
         arguments = (
             tf.nest.map_structure(tf.convert_to_tensor, group.images),
@@ -166,7 +168,7 @@ def _signature(tf: Any, arguments: tuple[Any, ...], free: int) -> tuple[Any, ...
 
 def _result(row: list[float], ranks: int) -> StepResult:
     loss, stop, level, *phases = row
-    told = Word(stop, round(level))
+    told = RankSignal(stop, round(level))
     return StepResult(loss / ranks, told, *(max(0.0, seconds) for seconds in phases))
 
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
 
-from hpcdl.system.errors import MachineLacks
+from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import explain_os_errors
 from hpcdl.train.amounts import positive
 from hpcdl.train.measurement import run_program, write_measurement
@@ -35,7 +35,7 @@ def written_file(folder: Path, size: int) -> Iterator[Path]:
     """A file of `size` bytes that no cache holds; removed in the end.
 
     Raises:
-        MachineLacks: the folder cannot be written to, or has no room.
+        MissingPrerequisite: the folder cannot be written to, or has no room.
     """
     folder.mkdir(parents=True, exist_ok=True)
     block = os.urandom(BLOCK)
@@ -67,7 +67,7 @@ def read_pass(path: Path, size: int, threads: int, *, direct: bool) -> float:
         parts = [range(number, blocks, threads) for number in range(threads)]
         done = sum(pool.map(lambda part: _read_blocks(path, part, direct), parts))
     if done != blocks * BLOCK:
-        raise MachineLacks(f"{path} gave {done} bytes of {blocks * BLOCK}")
+        raise MissingPrerequisite(f"{path} gave {done} bytes of {blocks * BLOCK}")
     return time.perf_counter() - start
 
 

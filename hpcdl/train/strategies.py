@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hpcdl.system.errors import MachineLacks
+from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.train.communicate import Alone, Communicator, Horovod
 from hpcdl.train.ranks import RankPlace
 from hpcdl.train.startup import StartupClock, import_horovod
@@ -33,7 +33,7 @@ class Joining:
 
 def _single(joining: Joining) -> Communicator:
     if joining.place.size > 1:
-        raise MachineLacks(
+        raise MissingPrerequisite(
             f"{joining.place.size} tasks were started, but --strategy single is for one",
             hint="start one task, or leave --strategy to 'auto'",
         )
@@ -53,7 +53,7 @@ def _horovod(joining: Joining) -> Communicator:
     hvd.init()
     joining.clock.mark("horovod")
     if hvd.size() != joining.place.size:
-        raise MachineLacks(
+        raise MissingPrerequisite(
             f"{joining.place.size} tasks were started, but MPI sees {hvd.size()}",
             hint="Slurm and Open MPI must share PMIx: launch with `srun --mpi=pmix` or mpirun",
         )
@@ -71,7 +71,7 @@ def join_ranks(strategy: str, joining: Joining) -> Communicator:
     """The communicator of the strategy; `auto` is told by how ranks were started.
 
     Raises:
-        MachineLacks: Horovod is missing, or MPI sees other ranks than the launcher started.
+        MissingPrerequisite: Horovod is missing, or MPI sees other ranks than the launcher started.
     """
     if strategy == "auto":
         strategy = _chosen(joining.place)

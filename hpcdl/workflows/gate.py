@@ -39,7 +39,7 @@ from hpcdl.stack.verify import (
     samples_of,
     verify_here,
 )
-from hpcdl.system.errors import BadInput, HpcdlError, MachineLacks, Stopped
+from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite, Stopped
 from hpcdl.system.files import write_atomic
 from hpcdl.system.run import CommandFailed
 from hpcdl.system.signals import terminable, undivided
@@ -72,7 +72,7 @@ class JobGate:
 
         Raises:
             BadInput: an unknown partition, or none that it would serve.
-            MachineLacks: Slurm is away.
+            MissingPrerequisite: Slurm is away.
             Stopped: by a signal; its jobs are cancelled.
         """
         names = self._names(site, release)
@@ -151,8 +151,8 @@ def choose_gate(
 def _require_slurm() -> None:
     try:
         client.partitions()
-    except MachineLacks as lack:
-        raise MachineLacks(
+    except MissingPrerequisite as lack:
+        raise MissingPrerequisite(
             f"the gate needs jobs on the partitions: {lack.message}",
             details=lack.details,
             hint=f"{lack.hint}; or prove it on this machine only: --local",
@@ -201,7 +201,7 @@ def _wait(jobs: Sequence[Submission], wait_seconds: float, say: Say) -> dict[int
     """Every job at its end, or where it was when it had waited too long.
 
     Raises:
-        MachineLacks: Slurm has been away for minutes.
+        MissingPrerequisite: Slurm has been away for minutes.
     """
     deadline = time.monotonic() + wait_seconds
     answered, told = time.monotonic(), False
@@ -211,7 +211,7 @@ def _wait(jobs: Sequence[Submission], wait_seconds: float, say: Say) -> dict[int
         try:
             seen |= {job.job_id: look(job) for job in left}
             answered, told = time.monotonic(), False
-        except (MachineLacks, CommandFailed) as fault:
+        except (MissingPrerequisite, CommandFailed) as fault:
             # A controller that is started anew answers again in a while; the jobs run on.
             if time.monotonic() - answered > _SILENT_SECONDS:
                 raise

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hpcdl.jobs.spec import Module
 from hpcdl.site import Site
-from hpcdl.system.errors import BadInput, MachineLacks
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.run import run
 
 
@@ -28,7 +28,7 @@ def module_for(
         published: refuse where nothing is published yet.
 
     Raises:
-        MachineLacks: no release is published and `published` is asked for.
+        MissingPrerequisite: no release is published and `published` is asked for.
     """
     if none:
         return Module(())
@@ -41,7 +41,7 @@ def module_for(
     if release is not None:
         return Module(tuple(names) or (release.module,), release.modules, release.id)
     if published:
-        raise MachineLacks(
+        raise MissingPrerequisite(
             f"the site '{site.name}' has no published release for the job to load",
             hint="`hpcdl stack build` and `hpcdl stack publish` make one; or give --no-module",
         )
@@ -60,7 +60,7 @@ def modules_by_partition(
     `named` are modules that the user asks for instead of the release's.
 
     Raises:
-        MachineLacks: no release is published and `published` is asked for.
+        MissingPrerequisite: no release is published and `published` is asked for.
         BadInput: an unknown partition.
     """
     names = [site.partition(name).name for name in partitions or site.partitions]

@@ -51,7 +51,7 @@ def uses(site: Site) -> tuple[Use, ...]:
     """What every queued or running job uses; an array counts once.
 
     Raises:
-        MachineLacks: Slurm is away, so nobody knows.
+        MissingPrerequisite: Slurm is away, so nobody knows.
     """
     jobs = {job.array_job or job.id: job for job in client.queue() if job.active}
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
@@ -65,7 +65,7 @@ def pinned_by_jobs(site: Site) -> dict[str, str]:
     loads what is current, all that was current since it started.
 
     Raises:
-        MachineLacks: Slurm is away, so nobody knows.
+        MissingPrerequisite: Slurm is away, so nobody knows.
     """
     found = uses(site)
     named: dict[str, list[int]] = {}

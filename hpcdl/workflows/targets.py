@@ -15,8 +15,8 @@ from hpcdl.stack.build import plan_build
 from hpcdl.stack.recipe import MODULE
 from hpcdl.stack.release import BrokenRelease, Release, read_release
 from hpcdl.stack.resolve import Resolution, resolve
-from hpcdl.stack.spack.build import plan_spack
-from hpcdl.system.errors import BadInput, MachineLacks
+from hpcdl.stack.spack_backend.build import plan_spack
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.run import CommandFailed
 
 
@@ -78,7 +78,7 @@ def _target(site: Site, stack: str, backend: str, group: Sequence[Resolution]) -
         steps = tuple(plan.steps())
         notes = tuple(_notes(site, names, release))
         return Target(stack, backend, names, one, release, plan.exists, steps, notes=notes)
-    except (MachineLacks, BadInput, BrokenRelease, CommandFailed) as lack:
+    except (MissingPrerequisite, BadInput, BrokenRelease, CommandFailed) as lack:
         why = "; ".join(filter(None, [lack.message, *lack.details[:1], lack.hint]))
         return Target(stack, backend, names, one, None, False, blocked=why)
 

@@ -17,7 +17,7 @@ from hpcdl.jobs.script import render_script
 from hpcdl.jobs.spec import JobSpec
 from hpcdl.regress.runner import CheckRequest, run_checks
 from hpcdl.site import Site, find_site_file, load_site
-from hpcdl.system.errors import HpcdlError, MachineLacks
+from hpcdl.system.errors import HpcdlError, MissingPrerequisite
 from hpcdl.system.resources import cache
 from hpcdl.workflows.modules import modules_by_partition
 from tests.bench import report
@@ -108,7 +108,7 @@ def main() -> None:
         os.environ.update(environment(up(site, directory=directory), dict(os.environ)))
         overhead(site, home)
         smoke(site)
-    except MachineLacks as lack:
+    except MissingPrerequisite as lack:
         report("checks", None, "s", note=lack.message)
     finally:
         down(directory, purge=True)

@@ -10,7 +10,7 @@ from statistics import median
 from hpcdl.cluster import down, up
 from hpcdl.cluster.model import ClusterState
 from hpcdl.site import Site, find_site_file, load_site
-from hpcdl.system.errors import MachineLacks
+from hpcdl.system.errors import MissingPrerequisite
 from tests.bench import report
 from tests.homes import short_home
 
@@ -59,7 +59,7 @@ def main() -> None:
         name = f"cluster: {nodes} nodes, {mode}"
         try:
             ready, size, gone = measure(nodes, mode, RUNS if nodes < 10 else 1)
-        except MachineLacks as lack:
+        except MissingPrerequisite as lack:
             report(name, None, "s", note=lack.message)
             continue
         report(f"{name}, up", ready, "s", goal=f"<= {seconds:g} s", met=ready <= seconds,

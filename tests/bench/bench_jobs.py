@@ -16,7 +16,7 @@ from hpcdl.cluster import environment, up
 from hpcdl.jobs import JobSpec, Module
 from hpcdl.jobs.sweep import groups, plan, render
 from hpcdl.site import find_site_file, load_site
-from hpcdl.system.errors import MachineLacks
+from hpcdl.system.errors import MissingPrerequisite
 from tests.bench import report
 from tests.homes import short_home
 
@@ -164,7 +164,7 @@ def main() -> None:
 
     try:
         with_cluster(all_three)
-    except MachineLacks as lack:
+    except MissingPrerequisite as lack:
         report("jobs on the embedded cluster", None, "", note=lack.message)
 
 

@@ -16,16 +16,16 @@ from pathlib import Path
 from hpcdl.train import loop, models, optimizers
 from hpcdl.train.communicate import Alone
 from hpcdl.train.data.source import Share, Synthetic
+from hpcdl.train.diagnostics import LossGuard
 from hpcdl.train.options import TrainOptions
-from hpcdl.train.plan import RunPlan
 from hpcdl.train.ranks import this_place
-from hpcdl.train.report import Reporter
+from hpcdl.train.run_plan import RunPlan
 from hpcdl.train.scalars import Scalars
 from hpcdl.train.startup import import_tensorflow, prepare_environment
 from hpcdl.train.step import StepParts, make_step
 from hpcdl.train.stop import StopRequest
 from hpcdl.train.tasks import make_task
-from hpcdl.train.trouble import LossGuard
+from hpcdl.train.train_report import Reporter
 from hpcdl.train.watchdog import Watchdog
 
 

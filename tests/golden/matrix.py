@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcdl.jobs import JobSpec, Module, render_script
-from hpcdl.jobs.dialect import with_version
+from hpcdl.jobs.slurm_compat import with_version
 from hpcdl.site import Site, load_site
 from hpcdl.slurm.rules import known_releases
 from hpcdl.system.resources import folder

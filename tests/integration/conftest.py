@@ -17,7 +17,7 @@ import pytest
 
 from hpcdl.cluster import ClusterState, environment, up
 from hpcdl.site import Site, find_site_file, load_site
-from hpcdl.system.errors import MachineLacks
+from hpcdl.system.errors import MissingPrerequisite
 from tests.homes import short_home
 
 _FOREIGN = ("SLURM", "SBATCH", "HPCDL", "OMPI", "MODULEPATH")
@@ -68,7 +68,7 @@ def cluster(cluster_home: Path, embedded_site: Site) -> ClusterState:
     directory = cluster_home / "cluster" / "embedded"
     try:
         return up(embedded_site, directory=directory)
-    except MachineLacks as lack:
+    except MissingPrerequisite as lack:
         pytest.skip(f"{lack.message}; {lack.hint}")
 
 

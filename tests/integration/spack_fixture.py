@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hpcdl.stack.spack.environment import Environment
-from hpcdl.stack.spack.tool import find_spack
-from hpcdl.system.errors import MachineLacks
+from hpcdl.stack.spack_backend.environment import Environment
+from hpcdl.stack.spack_backend.tool import find_spack
+from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.resources import cache, folder
 
 PACKAGES = Path(os.environ.get("HPCDL_SPACK_PACKAGES", "")) / "repos" / "spack_repo" / "builtin"
@@ -27,7 +27,7 @@ def why_not() -> str:
     """Why Spack cannot be run here; empty where it can."""
     try:
         find_spack()
-    except MachineLacks:
+    except MissingPrerequisite:
         return "Spack is not here (HPCDL_SPACK_ROOT)"
     if not os.environ.get("HPCDL_SPACK_PACKAGES") or not PACKAGES.is_dir():
         return "Spack's packages are not here (HPCDL_SPACK_PACKAGES)"

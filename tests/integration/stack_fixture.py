@@ -15,7 +15,7 @@ import pytest
 
 from hpcdl.site import Site
 from hpcdl.stack.release import Release
-from hpcdl.system.errors import MachineLacks
+from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.resources import cache
 from tests.small_release import small_site
 
@@ -39,7 +39,7 @@ def release(stack_site: Site) -> Iterator[Release]:
 
     try:
         built = build(plan_build(stack_site), say)
-    except MachineLacks as lack:
+    except MissingPrerequisite as lack:
         # What fails for another reason is a defect, and must not look like a missing package.
         pytest.skip(f"no release can be built here: {lack.message}")
     publish(stack_site, built.id, say=say)

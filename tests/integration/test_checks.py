@@ -24,7 +24,7 @@ from hpcdl.regress.settings import render_settings
 from hpcdl.regress.verdict import Status
 from hpcdl.site import Site, find_site_file, load_site
 from hpcdl.slurm import client
-from hpcdl.system.errors import AnswerNo, BadInput
+from hpcdl.system.errors import BadInput, CheckFailed
 from tests.integration.check_runs import own_site
 from tests.integration.conftest import Shell
 
@@ -221,7 +221,7 @@ def test_what_a_check_demands_is_neither_measured_nor_replaced(site: Site, tmp_p
     (verdict,) = run(site, str(tmp_path / "team.py")).verdicts
     assert verdict.status is Status.FAIL
     assert "its reference 0.95" in verdict.reason
-    with pytest.raises(AnswerNo, match="no reference was written"):
+    with pytest.raises(CheckFailed, match="no reference was written"):
         measure(site, NO_MODULE, CheckRequest(("p100",), paths=(tmp_path / "team.py",), repeat=3))
 
 

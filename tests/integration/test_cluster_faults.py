@@ -14,7 +14,7 @@ import pytest
 from hpcdl.cluster import accounting, daemons, down, processes, up
 from hpcdl.cluster.needs import check_packages
 from hpcdl.site import Site, load_site
-from hpcdl.system.errors import BadInput, HpcdlError, MachineLacks
+from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
 from tests.integration.conftest import Shell, clean_environment
 
 pytestmark = pytest.mark.cluster
@@ -31,7 +31,7 @@ def place(cluster_home: Path) -> Iterator[Path]:
 def packages() -> None:
     try:
         check_packages(accounting=False)
-    except MachineLacks as lack:
+    except MissingPrerequisite as lack:
         pytest.skip(lack.message)
 
 
@@ -40,7 +40,7 @@ def test_port_that_is_taken_is_one_line(embedded_site: Site, place: Path) -> Non
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(MachineLacks, match=f"port {port} is taken") as caught:
+        with pytest.raises(MissingPrerequisite, match=f"port {port} is taken") as caught:
             up(embedded_site, directory=place, port_base=port)
     assert "--port-base" in caught.value.hint
     assert processes.of_cluster(place) == []
@@ -85,7 +85,7 @@ def test_full_disk_is_one_line(embedded_site: Site, cluster_home: Path) -> None:
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], check=True)
     try:
-        with pytest.raises(MachineLacks, match="no room on the disk"):
+        with pytest.raises(MissingPrerequisite, match="no room on the disk"):
             up(embedded_site, directory=disk / "c")
     finally:
         subprocess.run(["umount", disk], check=True)
@@ -154,7 +154,7 @@ def test_shipped_sites_come_up_small(place: Path) -> None:
 def test_accounting_knows_what_jobs_had_and_used(embedded_site: Site, place: Path) -> None:
     try:
         check_packages(accounting=True)
-    except MachineLacks as lack:
+    except MissingPrerequisite as lack:
         pytest.skip(f"{lack.message}; {lack.hint}")
     state = up(embedded_site, directory=place, accounting=True)
     ask = Shell({**clean_environment(), "SLURM_CONF": str(state.configuration)}, place)

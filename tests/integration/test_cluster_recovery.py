@@ -22,7 +22,7 @@ from hpcdl.cluster.needs import check_packages, choose_mode
 from hpcdl.cluster.query import node_states
 from hpcdl.cluster.state import write_state
 from hpcdl.site import Site, load_site
-from hpcdl.system.errors import MachineLacks
+from hpcdl.system.errors import MissingPrerequisite
 from tests.integration.conftest import Shell, clean_environment
 
 pytestmark = pytest.mark.cluster
@@ -49,7 +49,7 @@ partitions:
 def small_site(cluster_home: Path) -> Site:
     try:
         check_packages(accounting=False)
-    except MachineLacks as lack:
+    except MissingPrerequisite as lack:
         pytest.skip(lack.message)
     path = cluster_home / "small.yaml"
     path.write_text(SMALL)

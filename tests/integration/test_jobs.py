@@ -16,7 +16,7 @@ import pytest
 from hpcdl.cluster import down, environment, up
 from hpcdl.cluster.needs import check_packages
 from hpcdl.site import Site, find_site_file
-from hpcdl.system.errors import MachineLacks
+from hpcdl.system.errors import MissingPrerequisite
 from tests.integration.conftest import Shell, clean_environment
 
 pytestmark = pytest.mark.cluster
@@ -370,7 +370,7 @@ def accounted(embedded_site: Site, cluster_home: Path, tmp_path: Path) -> Iterat
     """Runs commands against a cluster with accounting that forgets ended jobs after 2 s."""
     try:
         check_packages(accounting=True)
-    except MachineLacks as lack:
+    except MissingPrerequisite as lack:
         pytest.skip(f"{lack.message}; {lack.hint}")
     place = cluster_home / "cluster" / "accounts"
     try:

@@ -28,7 +28,7 @@ from hpcdl.stack.publish import publish
 from hpcdl.stack.records import accept
 from hpcdl.stack.release import Release, read_release
 from hpcdl.stack.resolve_facts import COMPONENTS, known
-from hpcdl.stack.spack.build import (
+from hpcdl.stack.spack_backend.build import (
     Options,
     build_spack,
     helpers,
@@ -37,11 +37,11 @@ from hpcdl.stack.spack.build import (
     own_hpcdl,
     plan_spack,
 )
-from hpcdl.stack.spack.cache import BuildCache
-from hpcdl.stack.spack.concretize import concretize, render_work
-from hpcdl.stack.spack.environment import Environment, environments, render, render_site
-from hpcdl.stack.spack.tool import find_spack
-from hpcdl.stack.spack.view import inventory
+from hpcdl.stack.spack_backend.cache import BuildCache
+from hpcdl.stack.spack_backend.concretize import concretize, render_work
+from hpcdl.stack.spack_backend.environment import Environment, environments, render, render_site
+from hpcdl.stack.spack_backend.tool import find_spack
+from hpcdl.stack.spack_backend.view import inventory
 from hpcdl.system.resources import folder
 from hpcdl.system.run import CommandResult, run
 from tests.integration.spack_fixture import PACKAGES, why_not

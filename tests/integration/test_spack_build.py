@@ -21,14 +21,14 @@ import pytest
 
 from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import publish
-from hpcdl.stack.spack import cache as spack_cache
-from hpcdl.stack.spack import mirror as spack_mirror
-from hpcdl.stack.spack.cache import BuildCache, close_keyring, fill, ready_key
-from hpcdl.stack.spack.concretize import concretize
-from hpcdl.stack.spack.make import Folders, PackageFailed, Tally, installed, make_all
-from hpcdl.stack.spack.tool import Spack, lock_holder, open_spack, require_unlocked
-from hpcdl.stack.spack.view import inventory
-from hpcdl.system.errors import AnswerNo, BadInput, MachineLacks
+from hpcdl.stack.spack_backend import cache as spack_cache
+from hpcdl.stack.spack_backend import mirror as spack_mirror
+from hpcdl.stack.spack_backend.cache import BuildCache, close_keyring, fill, ready_key
+from hpcdl.stack.spack_backend.concretize import concretize
+from hpcdl.stack.spack_backend.make import Folders, PackageFailed, Tally, installed, make_all
+from hpcdl.stack.spack_backend.tool import Spack, lock_holder, open_spack, require_unlocked
+from hpcdl.stack.spack_backend.view import inventory
+from hpcdl.system.errors import BadInput, CheckFailed, MissingPrerequisite
 from hpcdl.system.files import locked
 from tests.integration.spack_fixture import SMALL, want, why_not
 from tests.small_release import make_release, passing, silent, small_site
@@ -97,8 +97,8 @@ def test_a_killed_build_goes_on(small: Path, tmp_path: Path) -> None:
     where = solve(small, "sleeps", "above")
     file, started = tmp_path / "there", tmp_path / "started"
     program = (
-        "import sys; from pathlib import Path; from hpcdl.stack.spack.make import *; "
-        "from hpcdl.stack.spack.tool import Spack; home, scope, program, file, started = "
+        "import sys; from pathlib import Path; from hpcdl.stack.spack_backend.make import *; "
+        "from hpcdl.stack.spack_backend.tool import Spack; home, scope, program, file, started = "
         "map(Path, sys.argv[1:]); make_all(Spack(program, '', scope), Folders(home, 'small'), 2, "
         "print, {'SMALL_FILE': str(file), 'SMALL_STARTED': str(started)})"
     )
@@ -127,7 +127,9 @@ def test_a_full_disk_is_named_and_nothing_is_lost(small: Path) -> None:
     try:
         where = solve(small, "works", "fills")
         spack = opened(where)
-        with pytest.raises(MachineLacks, match="no room left while Spack built fills") as caught:
+        with pytest.raises(
+            MissingPrerequisite, match="no room left while Spack built fills"
+        ) as caught:
             build(where, spack, SMALL_TREE=str(tree))
         assert "what is built stays built" in caught.value.hint
         assert names(spack, where) == {"works"}
@@ -166,7 +168,7 @@ def test_the_build_cache_is_signed_and_taken_from(small: Path, keyring: BuildCac
 
 def test_without_gpg_nothing_is_begun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(MachineLacks, match="no gpg") as caught:
+    with pytest.raises(MissingPrerequisite, match="no gpg") as caught:
         spack_cache.build_cache(small_site(tmp_path), unsigned=False)
     assert "--unsigned" in caught.value.hint
     assert spack_cache.build_cache(small_site(tmp_path), unsigned=True).key is None
@@ -187,7 +189,7 @@ def test_an_environment_that_another_spack_holds_is_refused_at_once(small: Path)
     ) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
-        with pytest.raises(MachineLacks, match=f"process {holder.pid}"):
+        with pytest.raises(MissingPrerequisite, match=f"process {holder.pid}"):
             concretize(small, SMALL, silent)
         assert holder.stdin is not None
         holder.stdin.close()
@@ -196,7 +198,7 @@ def test_an_environment_that_another_spack_holds_is_refused_at_once(small: Path)
 
 def test_a_contradictory_pin_is_answered_with_its_cause(small: Path) -> None:
     want(small, "works@2.0")
-    with pytest.raises(AnswerNo, match="no solution") as caught:
+    with pytest.raises(CheckFailed, match="no solution") as caught:
         concretize(small, SMALL, silent)
     assert "required version" in caught.value.hint or "contradict" in caught.value.hint
     assert any("works" in line for line in caught.value.details)
@@ -204,7 +206,7 @@ def test_a_contradictory_pin_is_answered_with_its_cause(small: Path) -> None:
 
 def test_the_end_of_the_time_limit_is_an_answer(small: Path) -> None:
     want(small, "works")
-    with pytest.raises(AnswerNo, match="no answer within") as caught:
+    with pytest.raises(CheckFailed, match="no answer within") as caught:
         concretize(small, SMALL, silent, time_limit=0.2)
     assert "probable cause" in caught.value.hint
 

@@ -18,10 +18,10 @@ from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import publish, verify
 from hpcdl.stack.release import Release, current_id, release_ids
 from hpcdl.stack.verify import PROBE, read_proof
-from hpcdl.system.errors import AnswerNo
+from hpcdl.system.errors import CheckFailed
 from hpcdl.workflows.gate import JobGate
-from hpcdl.workflows.plan import plan
 from hpcdl.workflows.releases import pinned_by_jobs
+from hpcdl.workflows.site_plan import plan
 from tests.small_release import make_release, passing, silent, small_site
 
 pytestmark = pytest.mark.cluster
@@ -62,7 +62,7 @@ def test_a_release_is_proven_in_a_job_on_its_partition(
         stored = read_proof(release)
     finally:
         (release.root / "proof.json").write_bytes(before)
-    assert [check.in_words() for check in proof.checks if not check.ok] == []
+    assert [check.describe() for check in proof.checks if not check.ok] == []
     assert stored == proof
     assert (proof.gate, proof.level, proof.partitions) == ("job", "run", {"p100"})
     one = proof.runs[0]
@@ -77,7 +77,7 @@ def test_a_release_is_proven_in_a_job_on_its_partition(
 def test_a_failing_job_leaves_the_old_release_and_says_why(site: Site) -> None:
     """Its Python has no TensorFlow, as of a build that went wrong."""
     new = make_release(site, "new", version="2.21.0")
-    with pytest.raises(AnswerNo, match="did not pass the gate") as caught:
+    with pytest.raises(CheckFailed, match="did not pass the gate") as caught:
         publish(site, "new", JobGate(silent, ("cpu",)), say=silent)
     (said,) = caught.value.details
     assert said.startswith("cpu: job: job ")
@@ -110,7 +110,7 @@ def test_a_partition_that_slurm_does_not_know_fails_by_name(site: Site) -> None:
     new = dataclasses.replace(site.partitions["cpu"], name="newer")
     site = dataclasses.replace(site, partitions={**site.partitions, "newer": new})
     proof = verify(site, "new", JobGate(silent, ("newer",)))
-    failed = [check.in_words() for check in proof.checks if not check.ok]
+    failed = [check.describe() for check in proof.checks if not check.ok]
     assert len(failed) == 1
     assert "newer: job: " in failed[0]
     assert "partition" in failed[0]

@@ -19,7 +19,7 @@ from hpcdl.stack.recipe import choose, find_request, running_interpreter
 from hpcdl.stack.release import current_id
 from hpcdl.stack.verify import store_proof
 from hpcdl.stack.wheelhouse import wheelhouse_folder
-from hpcdl.system.errors import MachineLacks
+from hpcdl.system.errors import MissingPrerequisite
 from tests.small_release import make_release, passing, silent, small_site
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -118,7 +118,7 @@ def _publish_as_nobody(site: Site) -> NoReturn:
         os.setgid(65534)
         os.setuid(65534)
         publish(site, "b", passing, say=silent)
-    except MachineLacks as lack:
+    except MissingPrerequisite as lack:
         code = int(lack.exit_code) if "no permission" in lack.message else 98
     finally:
         os._exit(code)

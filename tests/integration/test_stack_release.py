@@ -17,7 +17,7 @@ from hpcdl.stack.build import build, plan_build
 from hpcdl.stack.publish import verify
 from hpcdl.stack.release import Release, current_release, read_release
 from hpcdl.stack.verify import in_module, read_proof
-from hpcdl.workflows.plan import plan
+from hpcdl.workflows.site_plan import plan
 from tests.small_release import silent, small_site
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(1200)]

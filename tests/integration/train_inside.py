@@ -20,7 +20,7 @@ from hpcdl.train.fused import fuse_normalization
 from hpcdl.train.networks import _dropout
 from hpcdl.train.ranks import this_place
 from hpcdl.train.startup import import_tensorflow, prepare_environment
-from hpcdl.train.step import StepParts, Word, make_backward, make_step
+from hpcdl.train.step import RankSignal, StepParts, make_backward, make_step
 from hpcdl.train.tasks import Task, make_task
 
 
@@ -41,7 +41,7 @@ def groups(tf):
         for at in range(0, 8, size):
             part = slice(at, at + size)
             group = Group(images[part], labels[part], size)
-            results += step(group, rates[part], Word(), at)
+            results += step(group, rates[part], RankSignal(), at)
         found[size] = {
             "weights": [variable.numpy().tobytes().hex()[:4000] for variable in network.trainable],
             "losses": [result.loss for result in results],

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import roots, up
+from hpcdl.cluster import rootfs, up
 from hpcdl.site import load_site
 from hpcdl.system.errors import HpcdlError
 from tests.homes import short_home
@@ -30,9 +30,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def machines() -> Iterator[dict[str, Machine | str]]:
     """A cluster per release; the reason in its place where there is none."""
-    roots.get_all(roots.releases(), print)
+    rootfs.get_all(rootfs.releases(), print)
     with short_home() as home:
-        yield {release: _start(release, home / release) for release in roots.releases()}
+        yield {release: _start(release, home / release) for release in rootfs.releases()}
 
 
 def _start(release: str, home: Path) -> Machine | str:
@@ -45,7 +45,7 @@ def _start(release: str, home: Path) -> Machine | str:
     return Machine(release, state, jobs)
 
 
-@pytest.fixture(params=roots.releases())
+@pytest.fixture(params=rootfs.releases())
 def machine(request: pytest.FixtureRequest, machines: dict[str, Machine | str]) -> Machine:
     """Each release in turn."""
     found = machines[request.param]

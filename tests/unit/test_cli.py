@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cli import ROOMS, load_room, main, overview
+from hpcdl.cli import ROOMS, load_group, main, overview
 from hpcdl.cli.framework import Command, Group
 from hpcdl.system.errors import MEANINGS, ExitCode
 
@@ -18,7 +18,7 @@ HPCDL = [sys.executable, "-m", "hpcdl"]
 
 
 def rooms() -> list[tuple[str, Group | Command]]:
-    return [(name, load_room(name)) for name in ROOMS]
+    return [(name, load_group(name)) for name in ROOMS]
 
 
 def commands() -> list[tuple[str, Command]]:
@@ -46,7 +46,7 @@ def call(*words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str
 
 @pytest.mark.parametrize("name", ROOMS)
 def test_every_room_loads_and_has_the_name_it_is_found_by(name: str) -> None:
-    room = load_room(name)
+    room = load_group(name)
     assert room.name == name
     assert room.summary[0].islower() or isinstance(room, Command)
 
@@ -175,7 +175,7 @@ def test_without_slurm_the_answer_is_what_to_do(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     code, _, err = call("site", "check", "--site", "embedded", capsys=capsys)
-    assert code == ExitCode.LACKS
+    assert code == ExitCode.MISSING_PREREQUISITE
     assert "is not on PATH" in err
     assert "hpcdl cluster up" in err
 
@@ -236,7 +236,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
 def test_a_full_disk_is_told() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([*HPCDL, *RENDER], stdout=full, stderr=subprocess.PIPE, check=False)
-    assert done.returncode == ExitCode.LACKS
+    assert done.returncode == ExitCode.MISSING_PREREQUISITE
     assert done.stderr == b"error: No space left on device\n"
 
 
@@ -271,7 +271,7 @@ def test_a_folder_that_vanished_is_told(tmp_path: Path) -> None:
     line = f"rmdir {gone}; exec {shlex.join([*HPCDL, *RENDER, '--job-dir', 'x'])}"
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     done = subprocess.run(["bash", "-c", line], cwd=gone, env=env, capture_output=True, check=False)
-    assert done.returncode == ExitCode.LACKS
+    assert done.returncode == ExitCode.MISSING_PREREQUISITE
     assert b"Traceback" not in done.stderr
 
 

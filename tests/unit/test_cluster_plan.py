@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcdl.cluster import network, plan, render
+from hpcdl.cluster import cluster_plan, network, render
 from hpcdl.cluster.model import LOOPBACK, NAMESPACES, Plan, Ports, bridge_name, link_name
 from hpcdl.site import Site
 from hpcdl.slurm.hostlist import expand_hostlist
@@ -28,11 +28,11 @@ def embedded() -> Site:
 
 
 def laid_out(site: Site, mode: str = NAMESPACES, **more: object) -> Plan:
-    asked = plan.wish(site, mode, bool(more.pop("accounting", False)), 3)
+    asked = cluster_plan.wish(site, mode, bool(more.pop("accounting", False)), 3)
     values: dict[str, object] = {
         "wish": asked, "directory": HERE, "host": "login", "user": "root", "network": "10.77.5",
         "ports": Ports(21000), "slurm_version": "22.05.8", "mpi": "pmix", "first_job": 1,
-        "nodes": plan.lay_out(asked, "10.77.5", Ports(21000)),
+        "nodes": cluster_plan.lay_out(asked, "10.77.5", Ports(21000)),
     }  # fmt: skip
     return Plan(**{**values, **more})  # type: ignore[arg-type]
 
@@ -50,7 +50,7 @@ def settings(laid: Plan) -> dict[str, str]:
 @pytest.mark.parametrize("name", SITES)
 def test_nodes_have_the_names_of_the_site(name: str) -> None:
     site = shipped(name)
-    asked = plan.wish(site, LOOPBACK, False)
+    asked = cluster_plan.wish(site, LOOPBACK, False)
     for partition, queue in zip(site.partitions.values(), asked.queues, strict=True):
         assert len(queue.nodes) == partition.nodes
         if partition.hostlist:
@@ -67,10 +67,10 @@ def test_no_two_nodes_share_address_and_port(mode: str) -> None:
 
 
 def test_most_nodes_are_cut_down_on_request() -> None:
-    asked = plan.wish(shipped("pi"), LOOPBACK, False, 2)
+    asked = cluster_plan.wish(shipped("pi"), LOOPBACK, False, 2)
     assert all(len(queue.nodes) <= 2 for queue in asked.queues)
     with pytest.raises(BadInput, match="at least one node"):
-        plan.wish(shipped("pi"), LOOPBACK, False, 0)
+        cluster_plan.wish(shipped("pi"), LOOPBACK, False, 0)
 
 
 @pytest.mark.parametrize("name", SITES)
@@ -100,7 +100,7 @@ def test_partitions_share_nodes_that_are_alike(embedded: Site) -> None:
     p100 = embedded.partitions["p100"]
     debug = replace(p100, name="debug", hostlist="p100-[01-02]")
     site = replace(embedded, partitions={"p100": p100, "debug": debug})
-    asked = plan.wish(site, LOOPBACK, False)
+    asked = cluster_plan.wish(site, LOOPBACK, False)
     assert asked.node_names == ("p100-01", "p100-02")
     assert [queue.nodes for queue in asked.queues] == [asked.node_names] * 2
 
@@ -110,20 +110,20 @@ def test_a_node_described_in_two_ways_is_refused(embedded: Site) -> None:
     other = replace(p100, name="other", hostlist="p100-[01-02]", sockets=1)
     site = replace(embedded, partitions={"p100": p100, "other": other})
     with pytest.raises(BadInput, match="describe the node p100-01 in different ways"):
-        plan.wish(site, LOOPBACK, False)
+        cluster_plan.wish(site, LOOPBACK, False)
 
 
 @pytest.mark.parametrize("hostlist", ["p100-[01-03]", "p100", "p[1-", "p[a-b]"])
 def test_host_lists_that_do_not_fit_are_refused(embedded: Site, hostlist: str) -> None:
     wrong = replace(embedded.partitions["p100"], hostlist=hostlist)
     with pytest.raises(BadInput, match=r"host list|list of nodes"):
-        plan.wish(replace(embedded, partitions={"p100": wrong}), LOOPBACK, False)
+        cluster_plan.wish(replace(embedded, partitions={"p100": wrong}), LOOPBACK, False)
 
 
 def test_the_same_wish_has_the_same_fingerprint(embedded: Site) -> None:
-    one = plan.fingerprint(plan.wish(embedded, LOOPBACK, False))
-    assert one == plan.fingerprint(plan.wish(embedded, LOOPBACK, False))
-    fewer = plan.fingerprint(plan.wish(embedded, LOOPBACK, False, 1))
+    one = cluster_plan.fingerprint(cluster_plan.wish(embedded, LOOPBACK, False))
+    assert one == cluster_plan.fingerprint(cluster_plan.wish(embedded, LOOPBACK, False))
+    fewer = cluster_plan.fingerprint(cluster_plan.wish(embedded, LOOPBACK, False, 1))
     assert {key for key in one if one[key] != fewer[key]} == {"partitions"}
 
 
@@ -162,17 +162,19 @@ def test_everything_lies_below_the_state_directory(embedded: Site) -> None:
 
 
 def test_paths_that_slurm_cannot_hold_are_refused() -> None:
-    plan.check_directory(Path("/home/someone/.local/share/hpcdl/cluster/embedded"), ["p100-01"])
+    cluster_plan.check_directory(
+        Path("/home/someone/.local/share/hpcdl/cluster/embedded"), ["p100-01"]
+    )
     with pytest.raises(BadInput, match="too long"):
-        plan.check_directory(Path("/home/someone") / ("x" * 60), ["p100-01"])
+        cluster_plan.check_directory(Path("/home/someone") / ("x" * 60), ["p100-01"])
     for character in " #%$'\"\n[,":
         with pytest.raises(BadInput, match="cannot hold the path"):
-            plan.check_directory(Path(f"/tmp/a{character}b"), ["p100-01"])
+            cluster_plan.check_directory(Path(f"/tmp/a{character}b"), ["p100-01"])
 
 
 @given(st.lists(st.from_regex(r"[a-z]{1,3}-?[0-9]{0,3}", fullmatch=True), max_size=20))
 def test_host_ranges_expand_to_what_they_were_made_of(names: list[str]) -> None:
-    assert list(expand_hostlist(plan.host_ranges(names))) == names
+    assert list(expand_hostlist(cluster_plan.host_ranges(names))) == names
 
 
 @given(st.text(min_size=1, max_size=200), st.integers(0, 249))

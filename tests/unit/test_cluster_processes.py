@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import brake, processes, status
+from hpcdl.cluster import cpu_throttle, processes, status
 from hpcdl.cluster.model import Node, ProcessId
 from tests.unit.test_cluster_environment import STATE
 
@@ -123,10 +123,10 @@ def test_a_brake_is_shown_by_its_node(
     env = {**os.environ, processes.MARK: str(tmp_path)}
     for words in ([str(tmp_path), "p100-01", "4"], ["/elsewhere", "p100-02", "4"]):
         # Its command line is what counts: this one only sleeps.
-        program = ["bash", "-c", "sleep 60; :", "-m", "hpcdl.cluster.brake", *words]
+        program = ["bash", "-c", "sleep 60; :", "-m", "hpcdl.cluster.cpu_throttle", *words]
         started.append(subprocess.Popen(program, env=env, start_new_session=True))
     started.append(subprocess.Popen(["sleep", "60"], env=env))
-    assert brake.braked(tmp_path) == {"p100-01"}
+    assert cpu_throttle.braked(tmp_path) == {"p100-01"}
     assert status.as_data(replace(STATE, directory=tmp_path))["nodes"] == []
     node = Node("p100-01", "p100", 0, "127.0.0.1", 21000)
     current = replace(STATE, directory=tmp_path, nodes=(node,), killed=("p100-01",))

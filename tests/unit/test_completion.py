@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cli import ROOMS, load_room
+from hpcdl.cli import ROOMS, load_group
 from hpcdl.cli.completion import whole_parser
 from hpcdl.cli.framework import Group, build_parser
 
@@ -71,7 +71,7 @@ def test_every_command_and_each_of_its_options_is_in_the_script(script: Path) ->
     arrays = re.findall(r"^(_shtab_hpcdl_\w+)_option_strings=\((.*)\)$", script.read_text(), re.M)
     found = {name: set(words.split()) for name, words in arrays}
     for name in ROOMS:
-        room = load_room(name)
+        room = load_group(name)
         for command in room.commands if isinstance(room, Group) else (room,):
             words = [name, command.name] if isinstance(room, Group) else [name]
             actions = build_parser("x", command)._actions

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.system.errors import MachineLacks
+from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import (
     clear_leftovers,
     locked,
@@ -94,7 +94,7 @@ def test_a_failed_write_leaves_the_old_content_and_no_litter(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(MachineLacks, match="no room left on the file system"):
+    with pytest.raises(MissingPrerequisite, match="no room left on the file system"):
         write_atomic(file, "new")
     assert file.read_text() == "old"
     assert os.listdir(tmp_path) == ["f"]  # noqa: PTH208
@@ -107,7 +107,7 @@ def test_a_full_file_system_is_one_clear_line(tmp_path: Path) -> None:
         pytest.skip("this machine does not let us mount a tmpfs")
     try:
         write_atomic(tmp_path / "f", "old")
-        with pytest.raises(MachineLacks, match="no room left on the file system") as caught:
+        with pytest.raises(MissingPrerequisite, match="no room left on the file system") as caught:
             write_atomic(tmp_path / "f", "x" * 200_000)
         assert "nothing was changed" in caught.value.hint
         assert (tmp_path / "f").read_text() == "old"
@@ -125,7 +125,7 @@ def test_what_stands_in_the_way_is_named(tmp_path: Path) -> None:
         (tmp_path / ("x" * 300), "the name is too long"),
         (Path("/proc/nosuch/x"), "cannot write"),
     ]:
-        with pytest.raises(MachineLacks, match=why):
+        with pytest.raises(MissingPrerequisite, match=why):
             write_atomic(path, "x")
 
 
@@ -145,7 +145,7 @@ def test_a_link_is_switched_by_one_rename(tmp_path: Path) -> None:
 
 def test_a_link_never_replaces_a_folder(tmp_path: Path) -> None:
     (tmp_path / "current" / "kept").mkdir(parents=True)
-    with pytest.raises(MachineLacks, match="it is a folder"):
+    with pytest.raises(MissingPrerequisite, match="it is a folder"):
         switch_link(tmp_path / "current", "r1")
     assert (tmp_path / "current" / "kept").is_dir()
     assert os.listdir(tmp_path) == ["current"]  # noqa: PTH208
@@ -155,7 +155,7 @@ def test_a_second_holder_is_told_who_the_first_is(tmp_path: Path) -> None:
     process = start(HOLDER, tmp_path / "lock")
     try:
         with (
-            pytest.raises(MachineLacks, match=f"at work here: process {process.pid} since"),
+            pytest.raises(MissingPrerequisite, match=f"at work here: process {process.pid} since"),
             locked(tmp_path / "lock", wait_seconds=0.1),
         ):
             pass

@@ -7,11 +7,11 @@ import pytest
 
 from hpcdl.jobs.submission import Submission
 from hpcdl.jobs.watch import Snapshot
-from hpcdl.system.errors import MachineLacks
+from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.workflows import gate
 
 JOB = Submission(7, Path("/nonexistent"))
-AWAY = MachineLacks("Slurm does not answer")
+AWAY = MissingPrerequisite("Slurm does not answer")
 
 
 def ended(state: str = "COMPLETED") -> Snapshot:
@@ -24,13 +24,13 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return []
 
 
-def answers(monkeypatch: pytest.MonkeyPatch, *given: Snapshot | MachineLacks) -> None:
+def answers(monkeypatch: pytest.MonkeyPatch, *given: Snapshot | MissingPrerequisite) -> None:
     """What `look` gives, one after the other; the last one for ever."""
-    left: Iterator[Snapshot | MachineLacks] = iter(given)
+    left: Iterator[Snapshot | MissingPrerequisite] = iter(given)
 
     def look(_: Submission) -> Snapshot:
         answer = next(left, given[-1])
-        if isinstance(answer, MachineLacks):
+        if isinstance(answer, MissingPrerequisite):
             raise answer
         return answer
 
@@ -48,7 +48,7 @@ def test_a_short_outage_is_told_once_and_waited_for(
 def test_a_long_outage_ends_the_gate(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "_SILENT_SECONDS", 0.05)
     answers(monkeypatch, AWAY)
-    with pytest.raises(MachineLacks, match="does not answer"):
+    with pytest.raises(MissingPrerequisite, match="does not answer"):
         gate._wait([JOB], 0, told.append)
 
 

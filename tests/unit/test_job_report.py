@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcdl.jobs.report import advise, as_text, summarize
+from hpcdl.jobs.job_report import advise, as_text, summarize
 from hpcdl.jobs.watch import Snapshot
 from hpcdl.slurm.parse import Usage
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cli import ROOMS, load_room
+from hpcdl.cli import ROOMS, load_group
 from hpcdl.cli.framework import Group
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +26,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_commands_on_a_page_exist(page: Path) -> None:
     for room, command in re.findall(r"`(?:\$ )?hpcdl ([a-z]+) ?([a-z-]*)", page.read_text()):
         assert room in ROOMS, f"{name(page)}: hpcdl {room}"
-        found = load_room(room)
+        found = load_group(room)
         if isinstance(found, Group) and command and not command.startswith("-"):
             known = {one.name for one in found.commands}
             assert command in known or found.default, f"{name(page)}: hpcdl {room} {command}"

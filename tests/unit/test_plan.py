@@ -11,12 +11,12 @@ from hpcdl.slurm import parse
 from hpcdl.stack.publish import publish, rollback
 from hpcdl.stack.release import Release
 from hpcdl.stack.resolve import resolve_one
-from hpcdl.system.errors import MachineLacks
+from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.run import run
-from hpcdl.workflows import plan as room
-from hpcdl.workflows.plan import Plan
-from hpcdl.workflows.plan_show import as_data, as_text
+from hpcdl.workflows import site_plan as room
 from hpcdl.workflows.releases import Use
+from hpcdl.workflows.site_plan import Plan
+from hpcdl.workflows.site_plan_show import as_data, as_text
 from hpcdl.workflows.targets import Target, targets
 from tests.small_release import make_release, passing, silent, small_site
 
@@ -204,7 +204,7 @@ def test_a_stack_that_cannot_be_built_is_told_and_nothing_changes(
 
 def test_without_slurm_nobody_knows_of_jobs(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     def away(_: Site) -> tuple[Use, ...]:
-        raise MachineLacks("Slurm does not answer")
+        raise MissingPrerequisite("Slurm does not answer")
 
     planned(site, monkeypatch, None)
     monkeypatch.setattr(room, "uses", away)

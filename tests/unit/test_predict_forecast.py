@@ -21,7 +21,7 @@ from hpcdl.predict.request import Request, answer, prepare
 from hpcdl.predict.results import read_result
 from hpcdl.predict.step import Training, largest_of, profile
 from hpcdl.site import Partition, Site, find_site_file, load_site
-from hpcdl.system.errors import BadInput, MachineLacks
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 
 RESULT: dict[str, Any] = {
     "schema": 1,
@@ -487,7 +487,7 @@ def test_without_matplotlib_the_command_says_what_to_install(
     from hpcdl.predict.plot import write_plot
 
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    with pytest.raises(MachineLacks) as caught:
+    with pytest.raises(MissingPrerequisite) as caught:
         write_plot(ask(k80), tmp_path / "figure.png")
     assert "hpcdl[plots]" in caught.value.hint
 

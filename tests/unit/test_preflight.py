@@ -21,7 +21,7 @@ from hpcdl.jobs.preflight import (
     with_links,
 )
 from hpcdl.jobs.transport import NoLibrary
-from hpcdl.system.errors import MachineLacks
+from hpcdl.system.errors import MissingPrerequisite
 
 EXPECTED = Expectation(
     world=4, tasks_per_node=2, cpus_per_task=4, gpus_per_node=2, memory_mb=60_000,
@@ -180,7 +180,7 @@ def test_a_library_that_is_not_there_is_a_note_and_no_failure(
 def test_gpus_that_fail_are_named_and_not_the_ranks_that_they_took_along(
     gpus: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    fault = MachineLacks("ncclCommInitRank failed with code 2")
+    fault = MissingPrerequisite("ncclCommInitRank failed with code 2")
     gpus.setattr("hpcdl.jobs.preflight.exchange", failing(fault))
     found = read_probes(as_json_line(with_links(healthy()[2], tmp_path, never)))
     (problem,) = judge(found, SHAPE)

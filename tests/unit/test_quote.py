@@ -19,7 +19,7 @@ SHELLISH = st.text(alphabet="$`\"'\\!*?[]{}()<>|&;#~= \n\t\r\x1b-a")
 
 def through_bash(*words: str) -> list[str]:
     """The words as a program sees them that bash was told to run."""
-    script = f"printf '%s\\0' {quote.words(words)}\n".encode(errors="surrogateescape")
+    script = f"printf '%s\\0' {quote.quote_argv(words)}\n".encode(errors="surrogateescape")
     done = subprocess.run(["bash", "-s"], input=script, capture_output=True, check=True)
     assert done.stderr == b""
     return done.stdout.decode(errors="surrogateescape").split("\0")[:-1]

@@ -17,8 +17,8 @@ from hpcdl.jobs.preflight import Probe
 from hpcdl.jobs.spec import Module
 from hpcdl.predict.request import Request, answer
 from hpcdl.regress.bandwidth import bandwidth, nccl_faults, size_name
-from hpcdl.regress.command import words_of
-from hpcdl.regress.feeding import image_rate, of_bench, place_to_read
+from hpcdl.regress.command import to_argv
+from hpcdl.regress.input_metrics import image_rate, of_bench, place_to_read
 from hpcdl.regress.learning import (
     DIGITS,
     WINDOWS,
@@ -320,11 +320,11 @@ def test_half_precision_needs_a_gpu_that_has_it(three: Site) -> None:
 
 def test_a_users_command_line_says_the_whole_request(three: Site) -> None:
     spec = job_on(three.partition("p100"), "job", ("hpcdl", "train", "--steps=3"), ranks=2)
-    words = words_of(three, spec, Module(("tensorflow",)))
+    words = to_argv(three, spec, Module(("tensorflow",)))
     assert words[-4:] == ["--", "hpcdl", "train", "--steps=3"]
     assert "--gpus-per-node" in words
     assert "--no-module" not in words
-    assert "--no-module" in words_of(three, spec, Module(()))
+    assert "--no-module" in to_argv(three, spec, Module(()))
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from hpcdl.regress.runner import CheckOutcome
 from hpcdl.regress.show import gate_text
 from hpcdl.regress.verdict import WHOLE_RUN, Status, Verdict
 from hpcdl.system import locking
-from hpcdl.system.errors import BadInput, MachineLacks, PartlyDone
+from hpcdl.system.errors import BadInput, MissingPrerequisite, PartlyDone
 from hpcdl.system.locking import file_system, locks_hold
 
 NOW = datetime(2026, 6, 1, tzinfo=timezone.utc)
@@ -268,7 +268,10 @@ def test_a_damaged_history_is_said_to_be_damaged(file: Path) -> None:
     data = bytearray(file.read_bytes())
     data[100:4000] = random.Random(1).randbytes(3900)
     file.write_bytes(data)
-    with pytest.raises((BadInput, MachineLacks), match="history"), open_history(file) as history:
+    with (
+        pytest.raises((BadInput, MissingPrerequisite), match="history"),
+        open_history(file) as history,
+    ):
         list(history.results())
 
 
@@ -353,7 +356,7 @@ def test_several_nights_at_once_lose_nothing(file: Path) -> None:
 def test_a_file_system_without_dependable_locks_is_refused(tmp_path: Path, kind: str) -> None:
     mounts = tmp_path / "mounts"
     mounts.write_text(f"/dev/sda / ext4 rw 0 0\nserver:/x {tmp_path} {kind} rw 0 0\n")
-    with pytest.raises(MachineLacks, match=kind):
+    with pytest.raises(MissingPrerequisite, match=kind):
         refuse_without_locks(tmp_path / "h.sqlite", str(mounts))
     assert file_system(Path("/elsewhere/h"), str(mounts)) == "ext4"
 
@@ -369,7 +372,7 @@ def test_locks_that_do_not_hold_are_found_out(
             raise OSError(answer, "as such a file system says")
 
     monkeypatch.setattr(locking.fcntl, "fcntl", careless)
-    with pytest.raises(MachineLacks, match="locks do not hold"):
+    with pytest.raises(MissingPrerequisite, match="locks do not hold"):
         refuse_without_locks(tmp_path / "h.sqlite")
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from hpcdl.cli import check, main
 from hpcdl.jobs import Module
-from hpcdl.system.errors import AnswerNo
+from hpcdl.system.errors import CheckFailed
 
 WORDS = ["check", "references", "measure", "--site", "embedded", "--partition", "p100"]
 
@@ -16,7 +16,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def measure(*_: object, **__: object) -> None:
         calls.append("measured")
-        raise AnswerNo("measuring is left out here")
+        raise CheckFailed("measuring is left out here")
 
     monkeypatch.setattr(check, "_modules", lambda *_: {"p100": Module((), None, "tf-1")})
     monkeypatch.setattr("hpcdl.regress.measure.measure", measure)

@@ -19,7 +19,7 @@ from hpcdl.regress.references import (
 from hpcdl.regress.result import losses_fall
 from hpcdl.regress.settings import reframe_name, render_settings
 from hpcdl.site import find_site_file, load_site
-from hpcdl.system.errors import BadInput, MachineLacks
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 
 ROW = Reference(
     check="throughput", case="mlp", partition="p100", metric="images_per_second", value=1.0,
@@ -42,7 +42,7 @@ def test_a_quiet_machine_still_gets_ten_percent_and_a_noisy_one_never_half() -> 
 
 @pytest.mark.parametrize("values", [[], [1.0, 2.0], [1.0, 2.0, float("nan")], [0.0, -1.0, 5.0]])
 def test_too_few_good_runs_are_no_reference(values: list[float]) -> None:
-    with pytest.raises(MachineLacks, match="no reference"):
+    with pytest.raises(MissingPrerequisite, match="no reference"):
         from_runs(ROW, values)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hpcdl.regress.ending import Watchdog, fault_of
+from hpcdl.regress.job_state import Watchdog, fault_of
 from hpcdl.regress.verdict import Status, judge, judge_tries, waive
 from hpcdl.slurm.parse import JobRecord
 

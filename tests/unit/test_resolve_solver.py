@@ -133,6 +133,6 @@ def test_versions_sort_by_number() -> None:
 
 
 def test_ranges_are_words_for_people() -> None:
-    assert Range("12.5:12").words() == "12.5 to 12.x"
-    assert Range(":11.8").words() == "<= 11.8"
-    assert Range("12:").words() == ">= 12"
+    assert Range("12.5:12").describe() == "12.5 to 12.x"
+    assert Range(":11.8").describe() == "<= 11.8"
+    assert Range("12:").describe() == ">= 12"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.system.errors import ExitCode, MachineLacks, Stopped
+from hpcdl.system.errors import ExitCode, MissingPrerequisite, Stopped
 from hpcdl.system.run import CommandFailed, run
 
 
@@ -117,13 +117,13 @@ def test_a_time_limit_ends_the_command_and_its_children(tmp_path: Path, logged: 
     ],
 )
 def test_what_cannot_be_run_is_one_line(argv: list[str], why: str) -> None:
-    with pytest.raises(MachineLacks, match=why) as caught:
+    with pytest.raises(MissingPrerequisite, match=why) as caught:
         run(argv, hint="install it")
     assert caught.value.hint == "install it"
 
 
 def test_a_folder_that_is_not_there_is_named() -> None:
-    with pytest.raises(MachineLacks, match="the folder /nosuch does not exist"):
+    with pytest.raises(MissingPrerequisite, match="the folder /nosuch does not exist"):
         run(["true"], directory=Path("/nosuch"))
 
 
@@ -145,6 +145,6 @@ def test_a_log_keeps_commands_and_outputs_in_order(tmp_path: Path) -> None:
 
 def test_a_log_that_cannot_be_written_is_what_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(MachineLacks, match=r"cannot write .*/file/log") as caught:
+    with pytest.raises(MissingPrerequisite, match=r"cannot write .*/file/log") as caught:
         run(["true"], log=tmp_path / "file" / "log")
     assert "not a program" not in caught.value.message

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hpcdl.jobs import JobSpec, Module, Script, render_script
-from hpcdl.jobs.dialect import with_version
 from hpcdl.jobs.script import explain, walltime
+from hpcdl.jobs.slurm_compat import with_version
 from hpcdl.site import Site
 from hpcdl.slurm.rules import as_release, known_releases, rule
 from hpcdl.system.errors import BadInput

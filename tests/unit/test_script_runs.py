@@ -126,7 +126,7 @@ def test_requeues_have_a_cap(tmp_path: Path, restarts: str, requeued: int) -> No
 
 def test_a_task_of_an_array_is_requeued_alone(tmp_path: Path) -> None:
     """The last task to start has the id of the array: by that, Slurm would run all of it again."""
-    words = quote.words((str(tmp_path / "point"), "bash", "-c", "exit 75"))
+    words = quote.quote_argv((str(tmp_path / "point"), "bash", "-c", "exit 75"))
     (tmp_path / "arguments").write_text(f"{words}\n" * 3)
     job = Job(tmp_path, array=ArrayOf(3, tmp_path / "arguments", tmp_path))
     assert job.run(SLURM_ARRAY_JOB_ID="4711", SLURM_ARRAY_TASK_ID="2")[0] == 75

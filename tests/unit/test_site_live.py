@@ -7,8 +7,8 @@ import pytest
 
 from hpcdl.site import Site, load_site
 from hpcdl.site.detect import draft, gpu_model
-from hpcdl.site.drift import compare
 from hpcdl.site.live import LiveCluster, describe
+from hpcdl.site.site_drift import compare
 from hpcdl.slurm import parse
 from tests.unit import slurm_output as said
 

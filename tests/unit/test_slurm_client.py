@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.slurm import client
-from hpcdl.system.errors import BadInput, MachineLacks
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.run import CommandFailed
 
 Command = Callable[[str, str], None]
@@ -49,7 +49,10 @@ def test_to_cancel_what_has_ended_is_no_error(command: Command, said: str) -> No
         (f"{_GONE}\nscancel: error: Kill job error on job id 8: Access/permission denied",
          CommandFailed),
         ("", CommandFailed),
-        ("scancel: error: Unable to contact slurm controller (connect failure)", MachineLacks),
+        (
+            "scancel: error: Unable to contact slurm controller (connect failure)",
+            MissingPrerequisite,
+        ),
     ],
 )  # fmt: skip
 def test_a_job_that_could_not_be_cancelled_is_told(

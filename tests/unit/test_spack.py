@@ -15,14 +15,14 @@ from hpcdl.cli import main
 from hpcdl.site import Site, SpackSettings, load_site
 from hpcdl.site.model import External
 from hpcdl.stack.resolve_versions import Range
-from hpcdl.stack.spack.concretize import (
+from hpcdl.stack.spack_backend.concretize import (
     differences,
     lock_versions,
     plan,
     probable_cause,
     render_work,
 )
-from hpcdl.stack.spack.environment import (
+from hpcdl.stack.spack_backend.environment import (
     Environment,
     environment,
     environment_for,
@@ -30,7 +30,7 @@ from hpcdl.stack.spack.environment import (
     render,
     render_site,
 )
-from hpcdl.system.errors import BadInput, MachineLacks
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.resources import folder
 
 SPACK = folder("spack")
@@ -237,7 +237,8 @@ def test_without_spack_the_command_says_what_to_set(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert (
-        main(["stack", "concretize", "p100", "--folder", str(tmp_path)]) == MachineLacks.exit_code
+        main(["stack", "concretize", "p100", "--folder", str(tmp_path)])
+        == MissingPrerequisite.exit_code
     )
     assert "HPCDL_SPACK_ROOT" in capsys.readouterr().err
 

@@ -13,22 +13,22 @@ import pytest
 import yaml
 
 from hpcdl.site import Site, StackRequest, load_site
-from hpcdl.stack.spack import build, concretize
-from hpcdl.stack.spack.build import plan_spack
-from hpcdl.stack.spack.cache import BuildCache
-from hpcdl.stack.spack.environment import environment_for_stack, render, wheel_sets
-from hpcdl.stack.spack.make import PackageFailed, Tally, Watch
-from hpcdl.stack.spack.mirror import Source, licence_of
-from hpcdl.stack.spack.needs import driver_needs, models, needs_of
-from hpcdl.stack.spack.tool import Spack, lock_holder, open_spack
-from hpcdl.stack.spack.view import (
+from hpcdl.stack.spack_backend import build, concretize
+from hpcdl.stack.spack_backend.build import plan_spack
+from hpcdl.stack.spack_backend.cache import BuildCache
+from hpcdl.stack.spack_backend.environment import environment_for_stack, render, wheel_sets
+from hpcdl.stack.spack_backend.make import PackageFailed, Tally, Watch
+from hpcdl.stack.spack_backend.mirror import Source, licence_of
+from hpcdl.stack.spack_backend.needs import driver_needs, models, needs_of
+from hpcdl.stack.spack_backend.tool import Spack, lock_holder, open_spack
+from hpcdl.stack.spack_backend.view import (
     Built,
     _settings,
     environment_text,
     lock_entries,
     own_folder,
 )
-from hpcdl.system.errors import BadInput, MachineLacks
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.resources import folder
 
 KEPLER = "tensorflow-kepler"
@@ -162,7 +162,7 @@ def test_a_cache_that_cannot_be_filled_does_not_hide_the_package_that_failed(
         raise PackageFailed("bazel did not build")
 
     def full(*_: object) -> None:
-        raise MachineLacks("no room")
+        raise MissingPrerequisite("no room")
 
     for name in ("open_build", "require_unlocked", "ready_key", "helpers"):
         monkeypatch.setattr(build, name, lambda *_: None)
@@ -272,7 +272,7 @@ def test_a_spack_that_is_too_old_is_refused(
     program.write_text(f"#!/bin/sh\necho {told}\n")
     program.chmod(0o755)
     monkeypatch.setenv("HPCDL_SPACK_ROOT", str(tmp_path))
-    with pytest.raises(MachineLacks, match="too old") as caught:
+    with pytest.raises(MissingPrerequisite, match="too old") as caught:
         open_spack(tmp_path, tmp_path / "scope")
     assert "1.1 or newer" in caught.value.hint
 

@@ -12,7 +12,7 @@ import pytest
 
 from hpcdl import __version__, facts
 from hpcdl.stack.resolve_facts import known
-from hpcdl.stack.spack.environment import environments
+from hpcdl.stack.spack_backend.environment import environments
 from hpcdl.system.resources import folder
 
 REPOSITORY = folder("spack") / "spack_repo" / "hpcdl"

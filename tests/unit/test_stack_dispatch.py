@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.site import Site, StackRequest
-from hpcdl.stack.dispatch import Event, choose, pile_of
+from hpcdl.stack.dispatch import Event, choose, publish_history
 from hpcdl.stack.publish import plan_publish, plan_rollback, publish, rollback
 from hpcdl.stack.release import release_for
 from tests.small_release import make_release, passing, silent, small_site
@@ -132,4 +132,4 @@ def test_a_publish_says_which_partitions_get_it(site: Site) -> None:
 
 def test_a_rollback_takes_off_what_lies_above() -> None:
     moves = [("publish", "a"), ("publish", "b"), ("publish", "c"), ("rollback", "a")]
-    assert pile_of([Event(action, name, "") for action, name in moves]) == ["a"]
+    assert publish_history([Event(action, name, "") for action, name in moves]) == ["a"]

@@ -8,7 +8,7 @@ from hpcdl.site import Site
 from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import publish, rollback
 from hpcdl.stack.release import current_id, release_ids
-from hpcdl.stack.spack.store import needed
+from hpcdl.stack.spack_backend.store import needed
 from hpcdl.system.files import locked
 from tests.small_release import make_release, passing, silent, small_site
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.stack.install import compile_bytecode, open_to_readers, require_room
+from hpcdl.stack.install import compile_bytecode, open_to_readers, require_space
 from hpcdl.stack.sources import SourcesChanged, own_digest, own_files, own_wheel, pack
-from hpcdl.system.errors import MachineLacks
+from hpcdl.system.errors import MissingPrerequisite
 
 
 def mode(path: Path) -> int:
@@ -56,8 +56,8 @@ def test_too_little_room_is_told_before_anything_is_written(
         archive.writestr("zeros", b"\0" * 1000)
     free = os.statvfs_result((4096, 4096, 10, 10, 10, 10, 10, 10, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda path: free)
-    with pytest.raises(MachineLacks, match=r"it needs 0\.4 GB, 0\.0 GB are free"):
-        require_room(tmp_path, [wheel])
+    with pytest.raises(MissingPrerequisite, match=r"it needs 0\.4 GB, 0\.0 GB are free"):
+        require_space(tmp_path, [wheel])
 
 
 def test_a_packed_wheel_has_a_record_of_every_member(tmp_path: Path) -> None:

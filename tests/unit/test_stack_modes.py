@@ -9,7 +9,7 @@ from hpcdl.site import Site
 from hpcdl.stack.modes import closed_above, mode_faults
 from hpcdl.stack.publish import publish
 from hpcdl.stack.release import current_id
-from hpcdl.system.errors import AnswerNo
+from hpcdl.system.errors import CheckFailed
 from tests.small_release import make_release, passing, silent, small_site
 
 
@@ -31,7 +31,7 @@ def test_a_file_with_wrong_permissions_stops_the_publish(
     path = site.paths.prefix / "releases/a/stack/data"
     path.touch()
     path.chmod(mode)
-    with pytest.raises(AnswerNo) as caught:
+    with pytest.raises(CheckFailed) as caught:
         publish(site, "a", passing, say=silent)
     assert complaint in caught.value.details[0]
     assert "chmod" in caught.value.hint
@@ -40,7 +40,7 @@ def test_a_file_with_wrong_permissions_stops_the_publish(
 
 def test_a_folder_that_users_cannot_enter_stops_it_too(site: Site) -> None:
     (site.paths.prefix / "releases/a/stack/bin").chmod(0o744)
-    with pytest.raises(AnswerNo):
+    with pytest.raises(CheckFailed):
         publish(site, "a", passing, say=silent)
 
 
@@ -49,7 +49,7 @@ def test_many_faults_are_counted_not_listed(site: Site) -> None:
         path = site.paths.prefix / f"releases/a/stack/data{number}"
         path.touch()
         path.chmod(0o666)
-    with pytest.raises(AnswerNo) as caught:
+    with pytest.raises(CheckFailed) as caught:
         publish(site, "a", passing, say=silent)
     assert caught.value.details[-1] == "... and 30 more"
 

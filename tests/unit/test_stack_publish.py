@@ -19,7 +19,7 @@ from hpcdl.stack.publish import (
     verify,
 )
 from hpcdl.stack.release import current_id, current_release
-from hpcdl.system.errors import AnswerNo, BadInput
+from hpcdl.system.errors import BadInput, CheckFailed
 from tests.small_release import failing, make_release, passing, silent, small_site
 
 
@@ -48,7 +48,7 @@ def test_a_published_release_is_current_with_proof_and_modules(site: Site) -> No
 
 def test_a_failed_gate_leaves_the_old_one(site: Site) -> None:
     go(site, "a")
-    with pytest.raises(AnswerNo) as caught:
+    with pytest.raises(CheckFailed) as caught:
         publish(site, "b", failing, say=silent)
     assert "the ops differ" in caught.value.details[0]
     assert current_id(site) == "a"
@@ -67,7 +67,7 @@ def test_a_gate_that_breaks_leaves_the_old_one(site: Site) -> None:
 def test_a_proof_is_asked_for_once(site: Site) -> None:
     go(site, "a", "b")
     assert publish(site, "a", failing, say=silent).proof.passed
-    with pytest.raises(AnswerNo):
+    with pytest.raises(CheckFailed):
         publish(site, "a", failing, say=silent, verify_again=True)
 
 
@@ -75,7 +75,7 @@ def test_a_proof_of_another_release_does_not_count(site: Site) -> None:
     go(site, "a")
     root = site.paths.prefix / "releases"
     (root / "b" / "proof.json").write_bytes((root / "a" / "proof.json").read_bytes())
-    with pytest.raises(AnswerNo):
+    with pytest.raises(CheckFailed):
         publish(site, "b", failing, say=silent)
 
 
@@ -102,7 +102,7 @@ def test_rollback_to_a_named_release(site: Site) -> None:
 
 def test_rollback_refuses_what_was_never_proven(site: Site) -> None:
     go(site, "a")
-    with pytest.raises(AnswerNo, match="never published"):
+    with pytest.raises(CheckFailed, match="never published"):
         rollback(site, "b")
 
 
@@ -139,7 +139,7 @@ def test_a_damaged_history_does_not_stop_a_publish(site: Site) -> None:
 
 def test_the_list_shows_states_and_the_broken_ones_too(site: Site) -> None:
     go(site, "a")
-    with pytest.raises(AnswerNo):
+    with pytest.raises(CheckFailed):
         publish(site, "b", failing, say=silent)
     (site.paths.prefix / "releases/c/release.json").write_text("{}")
     states = {row["id"]: row["state"] for row in overview(site)}

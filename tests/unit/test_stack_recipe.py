@@ -8,7 +8,7 @@ from hpcdl import facts
 from hpcdl.site import StackRequest
 from hpcdl.stack.horovod import apply_edit
 from hpcdl.stack.recipe import Edit, Interpreter, choose, digest, find_request
-from hpcdl.system.errors import BadInput, MachineLacks
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from tests.small_release import small_site
 
 PYTHON = Interpreter(Path("/usr/bin/python3.11"), "3.11.7")
@@ -38,7 +38,7 @@ def test_a_pin_chooses_an_older_one(pin: str) -> None:
 
 
 def test_a_pin_is_no_prefix_of_digits() -> None:
-    with pytest.raises(MachineLacks, match="no TensorFlow wheel"):
+    with pytest.raises(MissingPrerequisite, match="no TensorFlow wheel"):
         choose(request(tensorflow="2.1"), PYTHON)
 
 
@@ -49,7 +49,7 @@ def test_pins_of_packages_reach_pip_and_other_components_do_not() -> None:
 
 
 def test_a_python_without_wheels_is_told_why_for_each_row() -> None:
-    with pytest.raises(MachineLacks) as caught:
+    with pytest.raises(MissingPrerequisite) as caught:
         choose(request(), Interpreter(Path("/usr/bin/python3.14"), "3.14.1"))
     assert len(caught.value.details) == len(facts.load("wheels")["tensorflow"])
     assert "Python 3.10, 3.11, 3.12 or 3.13" in caught.value.hint
@@ -71,7 +71,7 @@ def test_a_digest_sees_every_part_of_a_recipe() -> None:
 @pytest.mark.parametrize("content", ["", "nothing here\n", f"{LINE}\n{LINE}\n", f"# {LINE}\n"])
 def test_an_edit_that_does_not_fit_exactly_once_is_an_error(tmp_path: Path, content: str) -> None:
     (tmp_path / "CMakeLists.txt").write_text(content)
-    with pytest.raises(MachineLacks, match="no-xla-ops"):
+    with pytest.raises(MissingPrerequisite, match="no-xla-ops"):
         apply_edit(tmp_path, Edit("no-xla-ops", "CMakeLists.txt", LINE, "why"))
     assert (tmp_path / "CMakeLists.txt").read_text() == content
 

@@ -19,7 +19,7 @@ from hpcdl.stack.records import (
     waivers_of,
 )
 from hpcdl.stack.release import current_id
-from hpcdl.system.errors import AnswerNo, BadInput
+from hpcdl.system.errors import BadInput, CheckFailed
 from tests.small_release import make_release, passing, silent, small_site
 
 TODAY = datetime.date(2026, 11, 21)
@@ -69,7 +69,7 @@ def test_an_expired_waiver_stops_a_publish(site: Site) -> None:
 
 def test_the_release_with_an_open_question_is_not_published(site: Site) -> None:
     make_release(site, "gpu", lock=lock("nvidia-cudnn-cu12"))
-    with pytest.raises(AnswerNo, match="1 answer is missing") as caught:
+    with pytest.raises(CheckFailed, match="1 answer is missing") as caught:
         publish(site, "gpu", passing, say=silent)
     assert "cuDNN" in caught.value.details[0]
     assert current_id(site) is None
@@ -120,7 +120,7 @@ def test_damaged_records_stop_a_publish_rather_than_count_as_none(site: Site) ->
     accept(site, "cuda", "Ada")
     (site.paths.prefix / "records.json").write_text("{}")
     make_release(site, "r")
-    with pytest.raises(AnswerNo, match="is damaged"):
+    with pytest.raises(CheckFailed, match="is damaged"):
         publish(site, "r", passing, say=silent)
 
 
@@ -128,7 +128,7 @@ def test_a_waiver_whose_day_was_edited_to_nonsense_is_damage(site: Site) -> None
     waive(site, Waiver(CVE, REASON, "Ada", "2027-01-01"), TODAY)
     path = site.paths.prefix / "records.json"
     path.write_text(path.read_text().replace("2027-01-01", "for ever"))
-    with pytest.raises(AnswerNo, match="is damaged"):
+    with pytest.raises(CheckFailed, match="is damaged"):
         read_records(site)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.site import Site
-from hpcdl.stack.build import build_lock, build_turn
+from hpcdl.stack.build import build_lock, build_slot
 from hpcdl.stack.release import BrokenRelease, current_release, planned_module, read_release
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import locked
@@ -108,7 +108,7 @@ def test_a_build_waits_for_another_one_s_and_says_so(tmp_path: Path) -> None:
         waiting.set()
 
     def build() -> None:
-        with build_turn(site, say):
+        with build_slot(site, say):
             told.append("built")
 
     builder = threading.Thread(target=build)

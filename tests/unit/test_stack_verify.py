@@ -23,7 +23,7 @@ from hpcdl.stack.verify import (
     samples_of,
     store_proof,
 )
-from hpcdl.system.errors import BadInput, MachineLacks
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.workflows.gate import JobGate, choose_gate
 from tests.small_release import failing, make_release, passing, silent, small_site
 
@@ -278,7 +278,7 @@ def test_without_slurm_the_gate_says_how_to_do_without(
     site: Site, release: Release, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(MachineLacks, match="needs jobs") as caught:
+    with pytest.raises(MissingPrerequisite, match="needs jobs") as caught:
         JobGate(silent)(site, release)
     assert "--local" in caught.value.hint
 

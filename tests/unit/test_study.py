@@ -17,11 +17,11 @@ import yaml
 from hpcdl.cli import main
 from hpcdl.jobs.spec import Module
 from hpcdl.jobs.sweep import point_folder
-from hpcdl.jobs.sweep_run import Standing
+from hpcdl.jobs.sweep_run import RunStatus
 from hpcdl.site import Site
 from hpcdl.slurm import client
 from hpcdl.system.document import InvalidDocument
-from hpcdl.system.errors import BadInput, MachineLacks
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.train.options import ARGUMENTS
 from hpcdl.workflows.study import run as running
 from hpcdl.workflows.study.collect import Findings, collect
@@ -30,10 +30,10 @@ from hpcdl.workflows.study.forecast import cost, median_error, predict
 from hpcdl.workflows.study.judge import judge
 from hpcdl.workflows.study.load import load_study, read_study, shipped
 from hpcdl.workflows.study.model import Panel
-from hpcdl.workflows.study.plan import Plan, data_folder, make_plan
-from hpcdl.workflows.study.report import as_data, as_text, make_report, write_report
 from hpcdl.workflows.study.schema import STUDY
 from hpcdl.workflows.study.show import show_data, show_text
+from hpcdl.workflows.study.study_plan import Plan, data_folder, make_plan
+from hpcdl.workflows.study.study_report import as_data, as_text, make_report, write_report
 from tests.unit.conftest import shipped as shipped_site
 
 SMALL = {
@@ -136,7 +136,7 @@ def described(plan: Plan, name: str, images: int, size: int) -> None:
 
 
 def findings_of(plan: Plan) -> Findings:
-    return collect(plan, running.standings(plan))
+    return collect(plan, running.run_statuses(plan))
 
 
 # The files.
@@ -613,7 +613,7 @@ def test_a_failed_job_is_a_hole_with_its_own_words(study: Callable[..., Plan]) -
     finish(plan, {1: 8.0, 2: 15.0})
     cell = plan.cells[2]
     stand = [
-        Standing(one.point, "done") if one is not cell else Standing(one.point, "missing", 9, 0)
+        RunStatus(one.point, "done") if one is not cell else RunStatus(one.point, "missing", 9, 0)
         for one in plan.cells
     ]
     logs = plan.round_folder(cell.run, cell.attempt) / "logs"
@@ -640,27 +640,27 @@ def test_results_outlive_the_cluster(
         monkeypatch.setattr(client, "_ANSWER_SECONDS", 0.2)
         path += ":/usr/bin:/bin"
     monkeypatch.setenv("PATH", path)
-    assert {one.state for one in running.last_standings(plan)} == {"done"}
+    assert {one.state for one in running.last_run_statuses(plan)} == {"done"}
 
 
 @pytest.mark.parametrize(("silences", "goes_on"), [(3, True), (1000, False)])
 def test_a_controller_that_restarts_does_not_end_a_study_one_that_is_gone_does(
     study: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, silences: int, goes_on: bool
 ) -> None:
-    answers = [MachineLacks("Slurm does not answer")] * silences
+    answers = [MissingPrerequisite("Slurm does not answer")] * silences
     naps: list[float] = []
 
-    def standings(_: Plan) -> tuple[Standing, ...]:
+    def run_statuses(_: Plan) -> tuple[RunStatus, ...]:
         if answers:
             raise answers.pop()
         return ()
 
-    monkeypatch.setattr(running, "standings", standings)
+    monkeypatch.setattr(running, "run_statuses", run_statuses)
     monkeypatch.setattr(running.time, "sleep", naps.append)
     if goes_on:
         assert list(running.wait(study())) == [()]
     else:
-        with pytest.raises(MachineLacks, match="went away") as caught:
+        with pytest.raises(MissingPrerequisite, match="went away") as caught:
             list(running.wait(study()))
         assert "the same command goes on" in caught.value.hint
         assert sum(naps) >= 60

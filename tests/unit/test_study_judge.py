@@ -12,7 +12,7 @@ from hpcdl.site import Site
 from hpcdl.workflows.study.figure import draw
 from hpcdl.workflows.study.load import load_study
 from hpcdl.workflows.study.model import Panel
-from hpcdl.workflows.study.plan import Plan, make_plan
+from hpcdl.workflows.study.study_plan import Plan, make_plan
 from tests.unit.test_study import SMALL, a_result, findings_of, finish, plan_in, verdict
 
 RUN: dict[str, Any] = SMALL["runs"][0]  # type: ignore[index]

@@ -14,7 +14,7 @@ from hpcdl.cli import main
 from hpcdl.jobs import JobSpec, Module
 from hpcdl.jobs.manifest import request_of
 from hpcdl.jobs.sweep import Point, groups, matrix_of, plan, point_id, render, shares
-from hpcdl.jobs.sweep_run import Standing, standings, submit, sweep_folder
+from hpcdl.jobs.sweep_run import RunStatus, run_statuses, submit, sweep_folder
 from hpcdl.site import Site, load_site
 from hpcdl.slurm import client, parse
 from hpcdl.system.errors import BadInput
@@ -145,7 +145,7 @@ def test_a_point_with_exit_code_0_is_done_and_another_one_is_missing(
     for point, code in zip(points, "01", strict=True):
         (tmp_path / "points" / point.id).mkdir(parents=True)
         (tmp_path / "points" / point.id / "exit_code").write_text(f"{code}\n")
-    assert [one.state for one in standings(tmp_path, points)] == ["done", "missing"]
+    assert [one.state for one in run_statuses(tmp_path, points)] == ["done", "missing"]
 
 
 def test_a_waiting_array_speaks_for_its_waiting_tasks() -> None:
@@ -197,7 +197,7 @@ def run(
     matrix: dict[str, list[str]],
     base: JobSpec = BASE,
     running: int | None = None,
-) -> tuple[Standing, ...]:
+) -> tuple[RunStatus, ...]:
     modules = {name: Module((f"for-{name}",)) for name in site.partitions}
     points = plan(site, base, matrix)
     return submit(site, folder, points, modules, running, request=request_of(base))
@@ -222,7 +222,7 @@ def test_results_of_other_jobs_are_not_taken_for_this_sweep_s(
     assert "--name" in caught.value.hint
     assert named in caught.value.details[0]
     with pytest.raises(BadInput, match="begun with other jobs"):
-        standings(tmp_path, plan(site, other, matrix), request=request_of(other))
+        run_statuses(tmp_path, plan(site, other, matrix), request=request_of(other))
     assert len(queue.scripts) == 1
 
 
@@ -275,7 +275,7 @@ def test_arrays_beyond_the_most_jobs_at_a_time_wait_for_those_before_them(
 def test_a_manifest_that_cannot_be_one_is_told(site: Site, tmp_path: Path, text: str) -> None:
     (tmp_path / "sweep.json").write_text(text)
     with pytest.raises(BadInput, match=r"sweep\.json"):
-        standings(tmp_path, plan(site, BASE, {"lr": ["1"]}))
+        run_statuses(tmp_path, plan(site, BASE, {"lr": ["1"]}))
 
 
 @pytest.mark.parametrize(

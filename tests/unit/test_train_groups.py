@@ -12,7 +12,7 @@ np = pytest.importorskip("numpy", reason="numpy comes with the stack")
 
 from hpcdl.system.errors import BadInput  # noqa: E402
 from hpcdl.train import checkpoint, loop  # noqa: E402
-from hpcdl.train.plan import RunPlan  # noqa: E402
+from hpcdl.train.run_plan import RunPlan  # noqa: E402
 
 
 @pytest.mark.parametrize(

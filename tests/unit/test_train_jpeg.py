@@ -18,7 +18,7 @@ HEIGHT, WIDTH = 150, 200
 
 
 @pytest.fixture(scope="module")
-def cutter(tmp_path_factory: pytest.TempPathFactory) -> jpeg.Cutter:
+def cutter(tmp_path_factory: pytest.TempPathFactory) -> jpeg.Cropper:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HPCDL_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.delenv(jpeg.SWITCH, raising=False)
@@ -44,7 +44,7 @@ def encoded(image: Image.Image, **options: object) -> bytes:
 
 
 def cut(
-    cutter: jpeg.Cutter, data: bytes, window: tuple[int, ...], size: tuple[int, int]
+    cutter: jpeg.Cropper, data: bytes, window: tuple[int, ...], size: tuple[int, int]
 ) -> NDArray[Any]:
     out = np.zeros((*size, 3), np.uint8)
     assert cutter.cut(data, np.array(window, np.int32), out)
@@ -70,7 +70,7 @@ WINDOWS = [(0, 0, HEIGHT, WIDTH), (37, 51, 60, 81), (0, 99, 149, 101), (149, 199
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("form", ["4:2:0", "4:4:4", "progressive", "grey"])
 def test_a_window_is_what_decoding_the_whole_gives(
-    cutter: jpeg.Cutter, window: tuple[int, ...], form: str
+    cutter: jpeg.Cropper, window: tuple[int, ...], form: str
 ) -> None:
     options = {"4:2:0": {"subsampling": 2}, "4:4:4": {"subsampling": 0}}
     image = picture().convert("L") if form == "grey" else picture()
@@ -85,7 +85,7 @@ def test_a_window_is_what_decoding_the_whole_gives(
         assert abs(away.mean()) < 1
 
 
-def test_what_lies_below_the_window_is_not_decoded(cutter: jpeg.Cutter) -> None:
+def test_what_lies_below_the_window_is_not_decoded(cutter: jpeg.Cropper) -> None:
     data = encoded(picture())
     window = (10, 20, 30, 90)
     half = data[: len(data) * 6 // 10]
@@ -96,7 +96,7 @@ def test_what_lies_below_the_window_is_not_decoded(cutter: jpeg.Cutter) -> None:
 
 @pytest.mark.parametrize("window", [(0, 0, 1200, 1600), (203, 415, 801, 903), (7, 9, 520, 515)])
 def test_a_large_window_is_decoded_at_a_smaller_scale_and_lies_at_the_same_place(
-    cutter: jpeg.Cutter, window: tuple[int, ...]
+    cutter: jpeg.Cropper, window: tuple[int, ...]
 ) -> None:
     large = picture(1200, 1600)
     data = encoded(large)
@@ -109,7 +109,7 @@ def test_a_large_window_is_decoded_at_a_smaller_scale_and_lies_at_the_same_place
     assert np.abs(away).mean() < 0.5 * np.abs(cut(cutter, data, window, (64, 64)) - moved).mean()
 
 
-def test_damage_and_other_formats_are_told_apart(cutter: jpeg.Cutter) -> None:
+def test_damage_and_other_formats_are_told_apart(cutter: jpeg.Cropper) -> None:
     data, window = encoded(picture()), np.array((0, 0, HEIGHT, WIDTH), np.int32)
     out = np.zeros((32, 32, 3), np.uint8)
     png = io.BytesIO()
@@ -129,7 +129,7 @@ def test_damage_and_other_formats_are_told_apart(cutter: jpeg.Cutter) -> None:
             cutter.cut(data, np.array(outside, np.int32), out)
 
 
-def test_no_damage_does_more_than_fail(cutter: jpeg.Cutter) -> None:
+def test_no_damage_does_more_than_fail(cutter: jpeg.Cropper) -> None:
     random = np.random.RandomState(7)
     forms = [encoded(picture(), progressive=p, subsampling=s) for p in (0, 1) for s in (0, 2)]
     window, out = np.array((31, 40, 90, 100), np.int32), np.zeros((32, 32, 3), np.uint8)

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from hpcdl.train.diagnostics import explain, is_out_of_memory, out_of_memory
 from hpcdl.train.memory import Bounds, search
-from hpcdl.train.trouble import explain, is_out_of_memory, out_of_memory
 
 
 def found(limit: int, failed: int, unit: int = 1) -> tuple[Bounds, list[int]]:

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpcdl.system.errors import MachineLacks
+from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.train.options import TrainOptions
-from hpcdl.train.plan import RunPlan, global_batch
 from hpcdl.train.ranks import RankPlace
+from hpcdl.train.run_plan import RunPlan, global_batch
 
 np = pytest.importorskip("numpy", reason="numpy comes with the stack")
 
@@ -111,7 +111,7 @@ def test_tf_config_names_every_rank_of_every_node() -> None:
 def test_unknown_nodes_are_said_and_not_guessed() -> None:
     from hpcdl.train.multiworker import cluster_config
 
-    with pytest.raises(MachineLacks, match="cannot be told"):
+    with pytest.raises(MissingPrerequisite, match="cannot be told"):
         cluster_config({}, RankPlace(0, 4, 0, 2, 1, "n1"), lambda _: [])
 
 

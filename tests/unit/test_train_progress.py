@@ -13,7 +13,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 sys.modules.update({name: None for name in sys.argv[2:]})
-from hpcdl.train.report import Reporter
+from hpcdl.train.train_report import Reporter
 reporter = Reporter(Path(sys.argv[1]), 50, 0.0, silent=False)
 reporter.say("[start-up] 1.0 s")
 for step in range(1, 51):

@@ -11,10 +11,10 @@ import pytest
 from hpcdl import facts
 from hpcdl.cli import main
 from hpcdl.system.errors import BadInput
-from hpcdl.train.options import ARGUMENTS, TrainOptions, as_words, configure, from_namespace, parse
-from hpcdl.train.plan import check_target, global_batch, make_plan
+from hpcdl.train.options import ARGUMENTS, TrainOptions, configure, from_namespace, parse, to_argv
 from hpcdl.train.ranks import place, slurm_tasks_on_node
 from hpcdl.train.result import Samples, job_of, quantile, summarize, summary_line
+from hpcdl.train.run_plan import check_target, global_batch, make_plan
 from hpcdl.train.stop import TERM, USR2, meaning
 from hpcdl.train.timeline import PARTS, events, nested, write_timeline
 from tests.trace_format import faults
@@ -66,8 +66,8 @@ def test_slurms_short_form_of_tasks_per_node(node: int, tasks: int) -> None:
 
 def test_options_survive_the_way_through_a_command_line() -> None:
     options = TrainOptions(model="mlp", epochs=3, lr=0.5, fresh=True, delay_ms=2.5, json=True)
-    assert parse(as_words(options)) == options
-    assert as_words(TrainOptions()) == []
+    assert parse(to_argv(options)) == options
+    assert to_argv(TrainOptions()) == []
 
 
 def test_every_option_is_a_field_with_a_default() -> None:

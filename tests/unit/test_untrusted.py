@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcdl.jobs.report import as_text, summarize
+from hpcdl.jobs.job_report import as_text, summarize
 from hpcdl.jobs.submission import find
 from hpcdl.jobs.untrusted import count, mapping, number, numbers, positive, text
 from hpcdl.jobs.watch import Snapshot, as_line, result_of

@@ -7,7 +7,7 @@ import pytest
 
 from hpcdl.jobs import Module
 from hpcdl.site import Site, find_site_file, load_site
-from hpcdl.system.errors import BadInput, MachineLacks
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.workflows.modules import check_available, module_for
 
 
@@ -24,7 +24,7 @@ def test_without_a_release_the_planned_module_is_named_but_nothing_is_pinned(sit
 
 
 def test_submitting_needs_a_published_release(site: Site) -> None:
-    with pytest.raises(MachineLacks, match="no published release"):
+    with pytest.raises(MissingPrerequisite, match="no published release"):
         module_for(site, published=True)
 
 

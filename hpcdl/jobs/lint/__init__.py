@@ -80,7 +80,7 @@ def run_lint(
     Raises:
         BadInput: `version` is no release, or no script could be read.
     """
-    from hpcdl.jobs.lint import report
+    from hpcdl.jobs.lint import lint_report
 
     release = _known(as_release(version or known_releases()[-1]))
     results: list[tuple[str, tuple[Finding, ...]]] = []
@@ -94,14 +94,19 @@ def run_lint(
         found = lint(text, name=str(path), version=release, partition=partition)
         results.append((str(path), found))
         if not (as_json or as_sarif):
-            blocks = report.as_text(str(path), text, found)
+            blocks = lint_report.as_text(str(path), text, found)
             print(
-                *filter(None, [blocks, report.summary(str(path), str(release), found)]), sep="\n\n"
+                *filter(None, [blocks, lint_report.summary(str(path), str(release), found)]),
+                sep="\n\n",
             )
     if not results and refused:
         raise refused[0]
     if as_json or as_sarif:
-        data = report.as_sarif(results) if as_sarif else report.as_data(str(release), results)
+        data = (
+            lint_report.as_sarif(results)
+            if as_sarif
+            else lint_report.as_data(str(release), results)
+        )
         print(json.dumps(data, indent=2))
     for error in refused:
         print(error.render(), file=sys.stderr)

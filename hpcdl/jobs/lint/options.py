@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from hpcdl.facts import load
-from hpcdl.jobs.lint.words import Word
+from hpcdl.jobs.lint.tokens import Word
 from hpcdl.slurm.rules import Span, span
 
 

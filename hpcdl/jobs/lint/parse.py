@@ -17,7 +17,7 @@ from functools import cached_property
 from hpcdl.jobs.lint.options import Option, Options, read_options
 from hpcdl.jobs.lint.reader import Command
 from hpcdl.jobs.lint.shell import commands, heredocs
-from hpcdl.jobs.lint.words import Word, unquote, word_end
+from hpcdl.jobs.lint.tokens import Word, unquote, word_end
 
 SHELLS = ("bash", "sh", "dash", "ksh", "zsh", "ash")
 LAUNCHERS = ("srun", "mpirun", "mpiexec", "horovodrun", "orterun", "prun")

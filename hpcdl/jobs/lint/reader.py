@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from hpcdl.jobs.lint.words import Scanner, Token, Word, unquote
+from hpcdl.jobs.lint.tokens import Scanner, Token, Word, unquote
 
 MAX_SCOPES = 60
 """Constructs nested deeper than this are read as if they lay at this depth."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 
 from hpcdl.jobs.lint.reader import Command, Reader, Scope
-from hpcdl.jobs.lint.words import Scanner, Word, word_end
+from hpcdl.jobs.lint.tokens import Scanner, Word, word_end
 
 _MAX_INNER = 4
 """Scripts within scripts (substitutions, `bash -c`) are read down to this depth."""

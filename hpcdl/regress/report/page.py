@@ -20,7 +20,7 @@ from hpcdl.regress.history import History, Point, Series
 from hpcdl.regress.references import WIDEST
 from hpcdl.regress.report import nodes, scaling, tonight
 from hpcdl.regress.report.files import Attached
-from hpcdl.regress.report.series import SeriesView, Work, in_words, percent, views
+from hpcdl.regress.report.series import SeriesView, Work, describe, percent, views
 from hpcdl.regress.verdict import Status
 from hpcdl.system.resources import folder
 
@@ -253,7 +253,7 @@ def _of_series(views: Sequence[SeriesView]) -> list[Attention]:
     """Lasting changes for the worse, newest first."""
     found = [
         (alarm.seen, Attention("bad", alarm.kind.value, f"{one.name} on {one.partition}",
-                               in_words(alarm), f"s{index}"))
+                               describe(alarm), f"s{index}"))
         for index, one in enumerate(views)
         if (alarm := one.change) is not None
     ]  # fmt: skip

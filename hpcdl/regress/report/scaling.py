@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from hpcdl.regress.report.series import SeriesView, metric_words, percent, rounded
+from hpcdl.regress.report.series import SeriesView, describe_metric, percent, rounded
 
 _LAYOUT = re.compile(r"(?:^|-)(\d+)x(\d+)(?=-|$)")
 _NIGHTS = 14
@@ -86,7 +86,7 @@ def _family(key: tuple[str, str, str, str], members: Mapping[int, SeriesView]) -
     }
     check, family, partition, metric = key
     share = _share(tonight[ranks[-1]], one * ranks[-1])
-    return ScalingView(check, family, partition, metric_words(metric), values, share)
+    return ScalingView(check, family, partition, describe_metric(metric), values, share)
 
 
 def _share(value: float, ideal: float) -> float:

@@ -68,7 +68,7 @@ class SeriesView:
     @property
     def metric(self) -> str:
         """What was measured, in words."""
-        return metric_words(self.series[3])
+        return describe_metric(self.series[3])
 
     @property
     def change(self) -> Change | None:
@@ -89,10 +89,10 @@ class SeriesView:
     def findings(self) -> tuple[str, ...]:
         """What a reader must know of it."""
         found = [f"node {node} is slower than the others" for node in self.slow_nodes]
-        return (*found, *([in_words(self.change)] if self.change else []))
+        return (*found, *([describe(self.change)] if self.change else []))
 
 
-def metric_words(name: str) -> str:
+def describe_metric(name: str) -> str:
     """A metric's name for people."""
     return _METRIC_WORDS.get(name, name.replace("_", " "))
 
@@ -151,7 +151,7 @@ def _view(one: Work) -> SeriesView:
     return view(*one)
 
 
-def in_words(change: Change) -> str:
+def describe(change: Change) -> str:
     """A change in a sentence: how much, since when, what changed with it."""
     word = "on" if change.kind is Kind.BREAKAGE else "since"
     when = f"{change.began.day} {change.began:%b %Y}"
@@ -260,6 +260,6 @@ def _change(change: Change, days: Sequence[str], judged: bool) -> dict[str, Any]
         "kind": change.kind.value,
         "night": days.index(change.began.isoformat()),
         "label": signed(change.change),
-        "text": in_words(change),
+        "text": describe(change),
         "suspects": list(change.suspects),
     }

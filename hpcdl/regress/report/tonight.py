@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcdl.regress.report.series import metric_words, signed
+from hpcdl.regress.report.series import describe_metric, signed
 from hpcdl.regress.verdict import number
 from hpcdl.system.text import duration
 
@@ -122,7 +122,7 @@ def _metric(metric: Mapping[str, Any]) -> MetricRow:
     bounds = [f"from {number(low)}" if low is not None else "",
               f"to {number(high)}" if high is not None else ""]  # fmt: skip
     return MetricRow(
-        name=metric_words(str(metric["name"])),
+        name=describe_metric(str(metric["name"])),
         value=number(value),
         unit=str(metric.get("unit") or ""),
         reference=number(reference),

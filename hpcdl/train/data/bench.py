@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hpcdl.system.errors import BadInput, MachineLacks
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.train.data.dataset import FILE, IMAGES, Dataset, Shard, read_dataset
 from hpcdl.train.data.inspecting import is_for_tests, missing, shard_files, tf_counter
 from hpcdl.train.data.pipeline import Records
@@ -71,7 +71,7 @@ def bench(
 
     Raises:
         BadInput: the data set has no records of images.
-        MachineLacks: no memory for a batch.
+        MissingPrerequisite: no memory for a batch.
     """
     if not dataset.examples("train"):
         raise BadInput(f"{dataset.folder} holds no records")
@@ -89,7 +89,7 @@ def bench(
     try:
         marks, used = _timed(source.batches(0, 0), seconds)
     except (tf.errors.ResourceExhaustedError, MemoryError) as fault:
-        raise MachineLacks(
+        raise MissingPrerequisite(
             f"there is no memory for batches of {batch} images of {crop} x {crop} pixels",
             hint="a smaller --batch or --crop",
         ) from fault

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcdl.system.errors import MachineLacks
+from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import explain_os_errors
 from hpcdl.train.data.dataset import Dataset, Shard, describe_shard, write_dataset
 from hpcdl.train.data.making import write_records
@@ -28,7 +28,7 @@ def make_digits(tf: Any, folder: Path, seed: int) -> Dataset:
     """Write the data set to `folder`, aside first: an interrupted run leaves nothing.
 
     Raises:
-        MachineLacks: scikit-learn is missing, or there is no room.
+        MissingPrerequisite: scikit-learn is missing, or there is no room.
     """
     images, labels = _load()
     # RandomState's stream is frozen by NumPy: the split never changes with a version.
@@ -55,7 +55,7 @@ def _load() -> tuple[NDArray[Any], NDArray[Any]]:
     try:
         from sklearn.datasets import load_digits
     except ImportError as fault:
-        raise MachineLacks(
+        raise MissingPrerequisite(
             "scikit-learn, which has the digits, is not installed",
             hint="`module load tensorflow`: the published release has it",
         ) from fault

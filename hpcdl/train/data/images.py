@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcdl.train.data.jpeg import Cutter
+from hpcdl.train.data.jpeg import Cropper
 
 _NODES = re.compile(r"\{\{[^}]*\}\}|\[Op:\w+\]|\bname: *$")
 _AREA = (0.08, 1.0)
@@ -32,7 +32,7 @@ class Images:
         cutter: the compiled library, or None for TensorFlow alone.
     """
 
-    def __init__(self, tf: Any, size: tuple[int, int], cutter: Cutter | None) -> None:
+    def __init__(self, tf: Any, size: tuple[int, int], cutter: Cropper | None) -> None:
         self._tf = tf
         self._size = size
         self._cutter = cutter

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcdl.system.errors import HpcdlError, MachineLacks
+from hpcdl.system.errors import HpcdlError, MissingPrerequisite
 from hpcdl.system.files import explain_os_errors
 from hpcdl.system.resources import cache
 from hpcdl.system.run import run
@@ -34,7 +34,7 @@ Window = NDArray[np.int32]
 """Top, left, height and width, in pixels."""
 
 
-class Cutter:
+class Cropper:
     """The compiled library."""
 
     def __init__(self, library: Path) -> None:
@@ -70,7 +70,7 @@ class Cutter:
         return bool(found == 0)
 
 
-def load() -> Cutter | None:
+def load() -> Cropper | None:
     """The library, compiled where it is not yet; None where that cannot be."""
     if os.environ.get(SWITCH) == "tensorflow":
         return None
@@ -78,7 +78,7 @@ def load() -> Cutter | None:
     try:
         if not library.exists():
             _compile(library)
-        return Cutter(library)
+        return Cropper(library)
     except (HpcdlError, OSError):
         return None
 
@@ -102,7 +102,7 @@ def _compile(library: Path) -> None:
         try:
             done = run([*_compiler(), "-o", aside, _SOURCE, "-ljpeg"], timeout=60, check=False)
             if not done.ok:
-                raise MachineLacks("jpeg.c cannot be compiled", details=done.last_lines())
+                raise MissingPrerequisite("jpeg.c cannot be compiled", details=done.last_lines())
             aside.replace(library)
         finally:
             aside.unlink(missing_ok=True)

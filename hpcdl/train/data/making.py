@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcdl.system.errors import BadInput, MachineLacks
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, write_json
 from hpcdl.system.text import duration
 from hpcdl.train.data.dataset import FILE, Shard, describe_shard
@@ -76,7 +76,7 @@ def make_shards(
         threads: shards written at the same time.
 
     Raises:
-        MachineLacks: no room or no permission; what is whole stays for the next try.
+        MissingPrerequisite: no room or no permission; what is whole stays for the next try.
     """
     with explain_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -158,7 +158,7 @@ def write_records(
     """Write a shard and bring it to disk; `wrote` is told the bytes of every record.
 
     Raises:
-        MachineLacks: there is no room; TensorFlow's writer has errors of its own for that.
+        MissingPrerequisite: there is no room; TensorFlow's writer has errors of its own for that.
     """
     try:
         with tf.io.TFRecordWriter(str(path)) as writer:
@@ -166,7 +166,7 @@ def write_records(
                 writer.write(record)
                 wrote(len(record))
     except tf.errors.OpError as fault:
-        raise MachineLacks(
+        raise MissingPrerequisite(
             f"cannot write {path}: {str(fault).splitlines()[0][:200]}",
             hint="free some room or choose another place; what is whole stays for the next try",
         ) from fault

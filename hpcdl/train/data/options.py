@@ -94,7 +94,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def as_words(command: str, args: argparse.Namespace) -> list[str]:
+def to_argv(command: str, args: argparse.Namespace) -> list[str]:
     """The command line of `python -m hpcdl.train.data` that means these parsed arguments."""
     parser = argparse.ArgumentParser(add_help=False)
     COMMANDS[command](parser)

@@ -55,7 +55,7 @@ def make_photos(tf: Any, folder: Path, request: PhotoRequest, threads: int) -> D
 
     Raises:
         BadInput: the bytes cannot be met at that size.
-        MachineLacks: no room.
+        MissingPrerequisite: no room.
     """
     plans = plans_of(request, _Painter(tf, request).record)
     splits = make_shards(tf, folder, plans, asdict(request), threads)

@@ -47,7 +47,7 @@ class Unit:
     count: int
 
 
-def lane_count(global_batch: int, ranks: int, shards: int) -> int:
+def stream_count(global_batch: int, ranks: int, shards: int) -> int:
     """Lanes of an epoch: divides the batch, is shared by the ranks, not more than the shards."""
     wanted = max(ranks, min(shards, _MOST_LANES))
     return max(
@@ -63,7 +63,7 @@ def piece_of(batch: int) -> int:
     return piece if piece > _PIECE // 4 or batch > 4 * _PIECE else batch
 
 
-def lay_lanes(
+def interleave_shards(
     shards: Sequence[tuple[Path, int]], lanes: int, length: int, seed: int, epoch: int
 ) -> list[list[Unit]]:
     """What every lane reads in an epoch: `length` records each, and none twice.
@@ -125,7 +125,7 @@ class Records:
                 hint="use a smaller batch or fewer ranks",
             )
         shards = len(dataset.splits["train"])
-        self.lanes = lane_count(share.global_batch, share.ranks, shards)
+        self.lanes = stream_count(share.global_batch, share.ranks, shards)
 
     def prepare(self, images: Any) -> Any:
         """Bytes to mean 0 and deviation 1, and mirroring; on the device, as part of the step.
@@ -294,7 +294,9 @@ class Records:
         mine = lanes // share.ranks
         block = share.global_batch // lanes
         length = self._dataset.examples("train") // share.global_batch * block
-        laid = lay_lanes(shards, lanes, length, share.seed, epoch)[share.rank * mine :][:mine]
+        laid = interleave_shards(shards, lanes, length, share.seed, epoch)[share.rank * mine :][
+            :mine
+        ]
         paths = tf.ragged.constant([[unit.path for unit in lane] for lane in laid])
         spans = tf.ragged.constant(
             [[(unit.skip, unit.count) for unit in lane] for lane in laid],

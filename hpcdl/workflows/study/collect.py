@@ -18,10 +18,10 @@ from statistics import fmean, median, quantiles
 from typing import Any
 
 from hpcdl.jobs.sweep import point_folder
-from hpcdl.jobs.sweep_run import DONE, IMPOSSIBLE, QUEUED, Standing
+from hpcdl.jobs.sweep_run import DONE, IMPOSSIBLE, QUEUED, RunStatus
 from hpcdl.system.files import write_json
 from hpcdl.workflows.study.model import PARTS, SYNTHETIC, Values
-from hpcdl.workflows.study.plan import Cell, Plan, data_folder
+from hpcdl.workflows.study.study_plan import Cell, Plan, data_folder
 
 RESULT_VERSION = 1
 MACHINE = "machine.json"
@@ -105,7 +105,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Hole:
+class MissingResult:
     """A cell without a measurement, and why."""
 
     cell: Cell
@@ -119,24 +119,24 @@ class Findings:
 
     plan: Plan
     measured: tuple[Measured, ...]
-    holes: tuple[Hole, ...]
+    holes: tuple[MissingResult, ...]
     cores: int
     load: float
 
 
-def collect(plan: Plan, standings: Sequence[Standing]) -> Findings:
+def collect(plan: Plan, run_statuses: Sequence[RunStatus]) -> Findings:
     """Read every cell's result.
 
     Args:
         plan: the study.
-        standings: how each cell's point stands, as the sweeps say.
+        run_statuses: how each cell's point stands, as the sweeps say.
     """
-    stand = {one.point.id: one for one in standings}
+    stand = {one.point.id: one for one in run_statuses}
     found = [_look(plan, cell, stand[cell.point.id]) for cell in plan.cells]
     return Findings(
         plan,
         _merged([one for one in found if isinstance(one, Measured)]),
-        tuple(one for one in found if isinstance(one, Hole)),
+        tuple(one for one in found if isinstance(one, MissingResult)),
         *_machine(plan),
     )
 
@@ -173,11 +173,11 @@ def _machine(plan: Plan) -> tuple[int, float]:
         return len(os.sched_getaffinity(0)), 0.0
 
 
-def _look(plan: Plan, cell: Cell, standing: Standing) -> Measured | Hole:
+def _look(plan: Plan, cell: Cell, standing: RunStatus) -> Measured | MissingResult:
     if standing.state == IMPOSSIBLE:
-        return Hole(cell, standing.state, cell.point.problem)
+        return MissingResult(cell, standing.state, cell.point.problem)
     if standing.state == QUEUED:
-        return Hole(cell, standing.state, f"job {standing.job_id} has not ended")
+        return MissingResult(cell, standing.state, f"job {standing.job_id} has not ended")
     folder = point_folder(plan.round_folder(cell.run, cell.attempt), cell.point)
     if standing.state != DONE:
         return _missing(plan, cell, standing, folder)
@@ -185,20 +185,24 @@ def _look(plan: Plan, cell: Cell, standing: Standing) -> Measured | Hole:
         return _measured(plan, cell, folder)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as fault:
         why = fault.args[0] if isinstance(fault, _Unusable) else f"lacks or garbles {fault}"
-        return Hole(cell, "unusable", f"{folder / 'result.json'} {why}; without that folder, "
-                    "`study run` runs it again")  # fmt: skip
+        reason = (
+            f"{folder / 'result.json'} {why}; without that directory, `study run` runs it again"
+        )
+        return MissingResult(cell, "unusable", reason)
 
 
 class _Unusable(ValueError):
     """A result that says why it cannot be used."""
 
 
-def _missing(plan: Plan, cell: Cell, standing: Standing, folder: Path) -> Hole:
+def _missing(plan: Plan, cell: Cell, standing: RunStatus, folder: Path) -> MissingResult:
     if standing.job_id is None:
-        return Hole(cell, standing.state, "it has not been submitted")
+        return MissingResult(cell, standing.state, "it has not been submitted")
     logs = plan.round_folder(cell.run, cell.attempt) / "logs"
     log = logs / f"{standing.job_id}_{standing.task or 0}.log"
-    return Hole(cell, "failed", f"job {standing.job_id} failed: {_why(folder, log)} (log: {log})")
+    return MissingResult(
+        cell, "failed", f"job {standing.job_id} failed: {_why(folder, log)} (log: {log})"
+    )
 
 
 def _why(folder: Path, log: Path) -> str:

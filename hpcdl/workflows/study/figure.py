@@ -16,7 +16,7 @@ from io import BytesIO
 from textwrap import wrap
 from typing import Any
 
-from hpcdl.system.errors import MachineLacks
+from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.workflows.study.collect import Findings, Measured
 from hpcdl.workflows.study.forecast import Predicted
 from hpcdl.workflows.study.judge import (
@@ -98,14 +98,14 @@ def draw(findings: Findings, predicted: tuple[Predicted, ...]) -> dict[str, byte
     """The figure by suffix: `svg` and `png`.
 
     Raises:
-        MachineLacks: matplotlib is not installed.
+        MissingPrerequisite: matplotlib is not installed.
     """
     try:
         from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as fault:
-        raise MachineLacks(
+        raise MissingPrerequisite(
             "figures need matplotlib, which is not installed",
             hint="install it: pip install 'hpcdl[plots]'",
         ) from fault

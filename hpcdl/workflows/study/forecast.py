@@ -22,7 +22,7 @@ from hpcdl.predict.request import Request, answer
 from hpcdl.system.errors import BadInput
 from hpcdl.workflows.study.collect import Findings, Measured
 from hpcdl.workflows.study.model import SYNTHETIC, Run, Values, matches
-from hpcdl.workflows.study.plan import Cell, Plan
+from hpcdl.workflows.study.study_plan import Cell, Plan
 from hpcdl.workflows.study.waiting import OLD, pipeline, wait, working_rate
 
 _HOUR = 3600.0

@@ -14,7 +14,7 @@ from statistics import fmean, linear_regression, median
 from hpcdl.workflows.study.collect import Findings, Measured
 from hpcdl.workflows.study.forecast import Predicted, median_error
 from hpcdl.workflows.study.model import SYNTHETIC, Rule, Run, Values, matches
-from hpcdl.workflows.study.plan import Cell
+from hpcdl.workflows.study.study_plan import Cell
 
 _GIGA = 1e9
 _SHOWN = 3

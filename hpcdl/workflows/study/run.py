@@ -17,35 +17,35 @@ from hpcdl.jobs import sweep_run
 from hpcdl.jobs.script import Script
 from hpcdl.jobs.spec import JobSpec
 from hpcdl.jobs.submission import submit
-from hpcdl.jobs.sweep_run import DONE, MISSING, QUEUED, Modules, Standing
+from hpcdl.jobs.sweep_run import DONE, MISSING, QUEUED, Modules, RunStatus
 from hpcdl.jobs.watch import follow
-from hpcdl.system.errors import BadInput, MachineLacks, PartlyDone
+from hpcdl.system.errors import BadInput, MissingPrerequisite, PartlyDone
 from hpcdl.system.files import locked, write_atomic
 from hpcdl.system.run import CommandFailed, run
 from hpcdl.workflows.study.collect import note_machine
 from hpcdl.workflows.study.model import SYNTHETIC, DataSet, Run
-from hpcdl.workflows.study.plan import Plan, Round, data_folder, library
+from hpcdl.workflows.study.study_plan import Plan, Round, data_folder, library
 
 Say = Callable[[str], None]
 _POLL_SECONDS = 2.0
 _PATIENCE_SECONDS = 60.0
 
 
-def standings(plan: Plan, *, ask: bool = True) -> tuple[Standing, ...]:
+def run_statuses(plan: Plan, *, ask: bool = True) -> tuple[RunStatus, ...]:
     """How every cell stands, by its result and, if Slurm is to be asked, by its job."""
     return tuple(
         one
         for part in plan.rounds
-        for one in sweep_run.standings(part.folder, part.points, ask=ask)
+        for one in sweep_run.run_statuses(part.folder, part.points, ask=ask)
     )
 
 
-def last_standings(plan: Plan) -> tuple[Standing, ...]:
+def last_run_statuses(plan: Plan) -> tuple[RunStatus, ...]:
     """How every cell stands, also when Slurm is away: results outlive the cluster."""
     try:
-        return standings(plan)
-    except MachineLacks:
-        return standings(plan, ask=False)
+        return run_statuses(plan)
+    except MissingPrerequisite:
+        return run_statuses(plan, ask=False)
 
 
 def start(plan: Plan, modules: Modules, say: Say) -> None:
@@ -71,19 +71,19 @@ def start(plan: Plan, modules: Modules, say: Say) -> None:
             before += tuple({one.job_id for one in found if one.job_id and one.state == QUEUED})
 
 
-def wait(plan: Plan) -> Iterator[tuple[Standing, ...]]:
+def wait(plan: Plan) -> Iterator[tuple[RunStatus, ...]]:
     """How the cells stand, again and again until no job is left.
 
     Raises:
-        MachineLacks: Slurm does not answer for longer than a restart of its controller takes.
+        MissingPrerequisite: Slurm is away for longer than its controller takes to restart.
     """
     patience = _PATIENCE_SECONDS
     while True:
         try:
-            found = standings(plan)
-        except MachineLacks as lack:
+            found = run_statuses(plan)
+        except MissingPrerequisite as lack:
             if patience <= 0:
-                raise MachineLacks(
+                raise MissingPrerequisite(
                     "Slurm went away while the study ran",
                     details=[lack.message, *lack.details],
                     hint="results are kept: once Slurm answers, the same command goes on",
@@ -98,13 +98,13 @@ def wait(plan: Plan) -> Iterator[tuple[Standing, ...]]:
         time.sleep(_POLL_SECONDS)
 
 
-def summary(found: Sequence[Standing]) -> str:
+def summary(found: Sequence[RunStatus]) -> str:
     """`6 cells: 4 done, 2 queued`."""
     counts = Counter(one.state for one in found)
     return f"{len(found)} cells: " + ", ".join(f"{n} {state}" for state, n in counts.items())
 
 
-def unfinished(found: Sequence[Standing]) -> bool:
+def unfinished(found: Sequence[RunStatus]) -> bool:
     """Whether any cell has no result."""
     return any(one.state != DONE for one in found)
 
@@ -149,7 +149,7 @@ def compile_library(plan: Plan) -> None:
     """Compile slow_reads.c, which jobs with `reads` preload; a file system all nodes share.
 
     Raises:
-        MachineLacks: there is no C compiler here.
+        MissingPrerequisite: there is no C compiler here.
     """
     source = Path(__file__).with_name("slow_reads.c")
     target = library(plan.site)
@@ -160,7 +160,7 @@ def compile_library(plan: Plan) -> None:
     try:
         run(["cc", "-O2", "-shared", "-fPIC", "-o", part, source, "-ldl"], timeout=60)
     except CommandFailed as fault:
-        raise MachineLacks(
+        raise MissingPrerequisite(
             "the library that slows reads down cannot be compiled",
             details=fault.result.last_lines(),
             hint="`hpcdl doctor` says how to get a C compiler",
@@ -192,9 +192,9 @@ def check_scripts(plan: Plan, modules: Modules) -> tuple[Checked, ...]:
     )
 
 
-def _anew(part: Round) -> tuple[Standing, ...]:
+def _anew(part: Round) -> tuple[RunStatus, ...]:
     """The points of a round as if nothing of it had run."""
-    return tuple(Standing(point, MISSING) for point in part.points if not point.problem)
+    return tuple(RunStatus(point, MISSING) for point in part.points if not point.problem)
 
 
 def _judge(plan: Plan, of: Run, tasks: int, partition: str, script: Script) -> Checked:

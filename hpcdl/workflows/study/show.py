@@ -9,8 +9,8 @@ from hpcdl.system.text import table
 from hpcdl.workflows.study.forecast import Cost, cost
 from hpcdl.workflows.study.load import load_study, shipped
 from hpcdl.workflows.study.model import Run, Scale
-from hpcdl.workflows.study.plan import Plan
 from hpcdl.workflows.study.run import Checked
+from hpcdl.workflows.study.study_plan import Plan
 
 
 def list_text() -> str:

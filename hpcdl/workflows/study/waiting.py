@@ -9,7 +9,7 @@ from __future__ import annotations
 from hpcdl.predict.feed import PIPELINES
 from hpcdl.workflows.study.collect import Measured
 from hpcdl.workflows.study.model import SYNTHETIC
-from hpcdl.workflows.study.plan import Cell
+from hpcdl.workflows.study.study_plan import Cell
 
 NEW, OLD = PIPELINES
 _MEGA = 1e6

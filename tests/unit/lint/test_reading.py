@@ -10,7 +10,7 @@ from hpcdl.jobs.lint import lint
 from hpcdl.jobs.lint.options import read_options
 from hpcdl.jobs.lint.parse import Script
 from hpcdl.jobs.lint.shell import commands
-from hpcdl.jobs.lint.words import Word, unquote
+from hpcdl.jobs.lint.tokens import Word, unquote
 
 HEAD = "#!/bin/bash\n"
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cli import main
-from hpcdl.jobs.further import _OWN, directives
 from hpcdl.jobs.lint.options import known_options
+from hpcdl.jobs.sbatch_options import _OWN, directives
 from hpcdl.system.errors import BadInput
 
 

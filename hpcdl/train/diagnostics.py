@@ -11,7 +11,7 @@ import math
 import os
 from typing import Any
 
-from hpcdl.system.errors import AnswerNo, HpcdlError, MachineLacks
+from hpcdl.system.errors import CheckFailed, HpcdlError, MissingPrerequisite
 from hpcdl.train.memory import Bounds
 
 _EXPLODED = 1e4
@@ -29,7 +29,7 @@ class LossGuard:
         """Look at the loss of a step; the same on all ranks, so all of them leave.
 
         Raises:
-            AnswerNo: it is no number, or 10,000 times the first one.
+            CheckFailed: it is no number, or 10,000 times the first one.
         """
         finite = math.isfinite(loss)
         if finite and self._first is None:
@@ -40,7 +40,7 @@ class LossGuard:
         self._bad += 1
         if self._bad > self.patience:
             what = "is not a number" if not finite else f"has exploded to {loss:.3g}"
-            raise AnswerNo(
+            raise CheckFailed(
                 f"the loss {what} at step {step} (learning rate {lr:g})",
                 hint="a smaller --lr or a longer --lr-warmup-steps; the last checkpoint is good",
             )
@@ -52,10 +52,10 @@ def is_out_of_memory(tf: Any, fault: BaseException) -> bool:
     TensorFlow has the same kind of error for a full disk.
     """
     kinds = (tf.errors.ResourceExhaustedError, MemoryError)
-    return isinstance(fault, kinds) and not _no_room(str(fault))
+    return isinstance(fault, kinds) and not _no_space_left(str(fault))
 
 
-def _no_room(text: str) -> bool:
+def _no_space_left(text: str) -> bool:
     return any(os.strerror(number) in text for number in (errno.ENOSPC, errno.EDQUOT))
 
 
@@ -71,7 +71,7 @@ def out_of_memory(why: str, batch: int, found: Bounds, seconds: float) -> HpcdlE
         said = f"not even {found.high} per rank fits"
     else:
         said = "no other batch could be tried"
-    return MachineLacks(
+    return MissingPrerequisite(
         f"out of memory with {batch} images per rank",
         details=[_line(why)[:200], f"{said}; tried for {seconds:.0f} s"],
         hint=hint,
@@ -93,14 +93,14 @@ def _in_parts(batch: int, fits: int) -> str:
 def explain(fault: BaseException) -> HpcdlError | None:
     """The error for a fault that others caused: a rank, the data, a disk; None for our own."""
     text = str(fault)
-    if _no_room(text):
-        return MachineLacks(
+    if _no_space_left(text):
+        return MissingPrerequisite(
             "no room left on the file system",
             details=[text.splitlines()[0][:300]],
             hint="free some room, or choose another --job-dir; the last checkpoint is whole",
         )
     if "Horovod" in text or "HorovodAllreduce" in text:
-        return MachineLacks(
+        return MissingPrerequisite(
             "another rank has left, so this one cannot go on",
             details=[text.splitlines()[0][:300]],
             hint="the first error in the log is the cause; the run goes on from its checkpoint",

@@ -24,7 +24,7 @@ FACTOR = 4
 _SLICE = 0.001
 _LOOK_SECONDS = 0.25
 _PROC = Path("/proc")
-_MODULE = "hpcdl.cluster.brake"
+_MODULE = "hpcdl.cluster.cpu_throttle"
 
 
 def pull(current: ClusterState, node: str, factor: int = FACTOR) -> None:

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcdl.stack.spack.tool import Spack
-from hpcdl.system.errors import ExitCode, HpcdlError, MachineLacks
+from hpcdl.stack.spack_backend.tool import Spack
+from hpcdl.system.errors import ExitCode, HpcdlError, MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, write_atomic
 
 _SHOWN_LINES = 12
@@ -98,10 +98,10 @@ def make_all(spack: Spack, where: Folders, jobs: int, show: Show, env: Mapping[s
 
     Raises:
         PackageFailed: names the package, its log and how to reopen its environment.
-        MachineLacks: there is no make, or no room.
+        MissingPrerequisite: there is no make, or no room.
     """
     if shutil.which("make") is None:
-        raise MachineLacks("there is no make", hint="Debian and Ubuntu: apt install make")
+        raise MissingPrerequisite("there is no make", hint="Debian and Ubuntu: apt install make")
     makefile, done = where.build / "Makefile", where.build / "deps"
     with explain_os_errors(where.build):
         where.stage.mkdir(parents=True, exist_ok=True)
@@ -226,7 +226,7 @@ def _failure(spack: Spack, where: Folders) -> HpcdlError:
     text = own.read_text(errors="replace") if own.exists() else said
     last = [line for line in text.splitlines() if line.strip()][-_SHOWN_LINES:]
     if _NO_ROOM.search("\n".join(last)) or _NO_ROOM.search(said):
-        return MachineLacks(
+        return MissingPrerequisite(
             f"no room left while Spack built {_title(package)}",
             details=[f"log: {own if own.exists() else where.log}"],
             hint="free some room, then run the same command: what is built stays built",

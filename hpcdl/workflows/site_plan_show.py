@@ -8,8 +8,8 @@ from typing import Any
 
 from hpcdl.stack.release import Release
 from hpcdl.system.text import paint, table
-from hpcdl.workflows.plan import Default, JobsPlan, Plan, StackPlan
 from hpcdl.workflows.releases import Use
+from hpcdl.workflows.site_plan import Default, JobsPlan, Plan, StackPlan
 from hpcdl.workflows.targets import Target
 
 _SCHEMA = 1

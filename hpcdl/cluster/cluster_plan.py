@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
-from hpcdl.cluster.model import NAMESPACES, Group, Node, Ports, Queue, Wish
+from hpcdl.cluster.model import NAMESPACES, ClusterRequest, Group, Node, Ports, Queue
 from hpcdl.site import Partition, Site
 from hpcdl.slurm.hostlist import expand_hostlist
 from hpcdl.system.errors import BadInput
@@ -32,7 +32,7 @@ _SPECIAL = frozenset(" \t\n\"'\\#%,;=[](){}$&|<>!*?~^`")
 
 def wish(
     site: Site, mode: str, accounting: bool, max_nodes: int | None = None, slurm: str = ""
-) -> Wish:
+) -> ClusterRequest:
     """The hardware and the partitions that a site asks for.
 
     Args:
@@ -64,7 +64,7 @@ def wish(
             groups.append(group)
             known.update(dict.fromkeys(group.names, group))
         queues.append(_queue(partition, tuple(names), site.default_partition))
-    return Wish(site.name, mode, accounting, tuple(groups), tuple(queues), slurm)
+    return ClusterRequest(site.name, mode, accounting, tuple(groups), tuple(queues), slurm)
 
 
 def cluster_name(site: str) -> str:
@@ -72,7 +72,7 @@ def cluster_name(site: str) -> str:
     return re.sub(r"[^a-z0-9]", "", site.lower())[:30] or "embedded"
 
 
-def fingerprint(asked: Wish) -> dict[str, str]:
+def fingerprint(asked: ClusterRequest) -> dict[str, str]:
     """What two wishes are compared by, in words a message can use."""
     data = asdict(asked)
     shape = json.dumps([data["groups"], data["queues"]], sort_keys=True)
@@ -84,7 +84,7 @@ def fingerprint(asked: Wish) -> dict[str, str]:
     }
 
 
-def lay_out(asked: Wish, network: str, ports: Ports) -> tuple[Node, ...]:
+def lay_out(asked: ClusterRequest, network: str, ports: Ports) -> tuple[Node, ...]:
     """Give every node its address and port."""
     owner = {name: group.partition for group in asked.groups for name in group.names}
     return tuple(

@@ -14,13 +14,13 @@ from hpcdl.regress.references import load_references
 from hpcdl.site import Site, load_site
 from hpcdl.stack.dispatch import Event
 from hpcdl.stack.lmod import SITE_FILE
-from hpcdl.stack.publish import Shown, read_history, shown_after
+from hpcdl.stack.publish import Published, read_history, shown_after
 from hpcdl.stack.release import BrokenRelease, Release, current_id, release_for
 from hpcdl.stack.resolve import Resolution, why_not
 from hpcdl.stack.resolve_facts import COMPONENTS
 from hpcdl.stack.resolve_show import chain_lines
 from hpcdl.stack.resolve_versions import sort_key
-from hpcdl.system.errors import HpcdlError, MachineLacks
+from hpcdl.system.errors import HpcdlError, MissingPrerequisite
 from hpcdl.workflows.releases import Use, uses
 from hpcdl.workflows.targets import Target, targets
 
@@ -235,12 +235,12 @@ def _modules_plan(site: Site, stacks: Sequence[StackPlan]) -> ModulesPlan:
     )
 
 
-def _names(shown: Shown | None) -> dict[str, str]:
+def _names(shown: Published | None) -> dict[str, str]:
     """Release ids by the full names of the modules that lead to them."""
     return {release.module: release.id for release in shown.releases} if shown else {}
 
 
-def _differ(site: Site, shown: Shown) -> bool:
+def _differ(site: Site, shown: Published) -> bool:
     """Whether the modulefiles on disk are not those that a publish would write now."""
     if current_id(site) is None:
         return False
@@ -258,7 +258,7 @@ def _text(site: Site, name: str) -> str:
 def _jobs_plan(site: Site, modules: ModulesPlan, changed: Mapping[str, Default]) -> JobsPlan:
     try:
         found = uses(site)
-    except MachineLacks as lack:
+    except MissingPrerequisite as lack:
         return JobsPlan(away=lack.message)
     affected = [(use, _what_changes(use, modules, changed)) for use in found if use.loads]
     return JobsPlan(

@@ -20,9 +20,9 @@ from typing import Any
 
 from hpcdl.stack.install import install, open_to_readers
 from hpcdl.stack.modes import mode_faults
-from hpcdl.stack.spack.environment import Environment, wheel_sets
-from hpcdl.stack.spack.tool import Spack
-from hpcdl.system.errors import AnswerNo
+from hpcdl.stack.spack_backend.environment import Environment, wheel_sets
+from hpcdl.stack.spack_backend.tool import Spack
+from hpcdl.system.errors import CheckFailed
 from hpcdl.system.files import write_atomic
 from hpcdl.system.resources import folder
 from hpcdl.system.run import run
@@ -168,12 +168,12 @@ def require_readable(packages: tuple[Built, ...]) -> None:
     """Hold what the view links to against the rule for releases: readable, written by nobody.
 
     Raises:
-        AnswerNo: names the first files that break it.
+        CheckFailed: names the first files that break it.
     """
     prefixes = [one.prefix for one in packages if not one.external and one.prefix.is_dir()]
     faults = [fault for prefix in prefixes for fault in mode_faults(prefix)]
     if faults:
-        raise AnswerNo(
+        raise CheckFailed(
             f"{len(faults)} installed files have wrong permissions",
             details=faults[:_SHOWN],
             hint="let Spack install with umask 022 and `permissions: {read: world, write: user}`",

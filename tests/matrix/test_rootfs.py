@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import down, processes, roots, up
+from hpcdl.cluster import down, processes, rootfs, up
 from hpcdl.cluster.find import site_of
 from hpcdl.cluster.query import node_states
 from hpcdl.site import load_site
-from hpcdl.system.errors import AnswerNo
+from hpcdl.system.errors import CheckFailed
 from tests.matrix.machines import HPCDL, wait_for
 
 
@@ -21,7 +21,7 @@ def mounts():
 
 
 def test_the_machine_sees_no_mount_and_its_own_slurm_stays(machine):
-    assert not any("/roots/" in line for line in mounts())
+    assert not any("/rootfs/" in line for line in mounts())
     assert machine("sinfo", "--version").stdout.split()[-1] == str(machine.release)
 
 
@@ -32,8 +32,8 @@ def test_the_site_of_the_cluster_names_its_release_and_plug_in(machine):
 
 
 def test_another_release_is_refused_while_one_runs(machine):
-    other = next(one for one in roots.releases() if one != machine.name)
-    with pytest.raises(AnswerNo, match=f"Slurm {machine.release}"):
+    other = next(one for one in rootfs.releases() if one != machine.name)
+    with pytest.raises(CheckFailed, match=f"Slurm {machine.release}"):
         up(load_site(machine.state.site_file), directory=machine.state.directory, slurm=other)
 
 
@@ -50,17 +50,17 @@ def test_up_starts_again_what_was_killed(machine):
 def test_a_killed_build_leaves_no_root_no_mount_and_no_process(tmp_path):
     before = mounts()
     build = subprocess.Popen(
-        [HPCDL, "cluster", "roots", "--slurm", "24.11"],
+        [HPCDL, "cluster", "rootfs", "--slurm", "24.11"],
         env={**os.environ, "HPCDL_CACHE": str(tmp_path), "HPCDL_HOME": str(tmp_path / "home")},
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    wait_for((tmp_path / "roots/.trixie.partial").exists, 30)
+    wait_for((tmp_path / "rootfs/.trixie.partial").exists, 30)
     time.sleep(1)
     build.send_signal(signal.SIGKILL)
     build.wait()
-    assert not (tmp_path / "roots/trixie").exists()
+    assert not (tmp_path / "rootfs/trixie").exists()
     assert mounts() == before
-    mark = f"{tmp_path}/roots".encode()
+    mark = f"{tmp_path}/rootfs".encode()
 
     def left():
         lines = [path / "cmdline" for path in Path("/proc").glob("[0-9]*")]

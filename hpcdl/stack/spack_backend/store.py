@@ -18,11 +18,11 @@ from typing import Any
 
 from hpcdl.site import Site
 from hpcdl.stack.release import releases_folder
-from hpcdl.stack.spack.build import store
-from hpcdl.stack.spack.mirror import shipped_copy
-from hpcdl.stack.spack.tool import Spack, open_spack
+from hpcdl.stack.spack_backend.build import store
+from hpcdl.stack.spack_backend.mirror import shipped_copy
+from hpcdl.stack.spack_backend.tool import Spack, open_spack
 from hpcdl.stack.wheelhouse import new_log
-from hpcdl.system.errors import MachineLacks
+from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import locked, size_of
 
 _TO_RUN = frozenset({"link", "run"})
@@ -55,7 +55,7 @@ def remove_unneeded(
         dry_run: only tell which.
 
     Raises:
-        MachineLacks: a build is at work, there is no Spack, or a lock file cannot be read.
+        MissingPrerequisite: a build is at work, there is no Spack, or a lock file cannot be read.
     """
     root = store(site).parent
     with _no_build_at_work(root), TemporaryDirectory(prefix="hpcdl-spack-") as scope:
@@ -105,7 +105,7 @@ def _read(path: Path) -> dict[str, Any]:
         lock: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         needed(lock, to_build=False)
     except (OSError, ValueError, KeyError, TypeError) as fault:
-        raise MachineLacks(
+        raise MissingPrerequisite(
             f"the lock file {path} cannot be read, so nobody knows which packages it needs",
             hint="look at it; a broken release's folder is removed by hand",
         ) from fault
@@ -117,7 +117,7 @@ def _no_build_at_work(root: Path) -> Iterator[None]:
     """Hold every stack's builds off.
 
     Raises:
-        MachineLacks: one is at work.
+        MissingPrerequisite: one is at work.
     """
     with ExitStack() as held:
         for folder in sorted(path.parent for path in root.glob("*/environments")):

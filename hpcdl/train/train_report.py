@@ -1,6 +1,6 @@
 """What a person and a watching program see while it runs: one line, one file.
 
-How it looks is the face's (faces.py): a bar, a line renewed in place, or plain lines.
+How it looks is the face's (progress_display.py): a bar, a line renewed in place, or plain lines.
 progress.json is renewed at most once a second. Only rank 0 has a reporter that speaks.
 """
 
@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from hpcdl.system.files import explain_os_errors
-from hpcdl.train.faces import Face, Log, Progress, choose_face
+from hpcdl.train.progress_display import Log, Progress, ProgressDisplay, choose_face
 from hpcdl.train.result import VERSION
 
 
@@ -33,7 +33,7 @@ class Reporter:
         self._steps = steps
         self._every = every
         self._silent = silent
-        self._face: Face = Log() if silent else choose_face()
+        self._face: ProgressDisplay = Log() if silent else choose_face()
         self._line_at = self._file_at = 0.0
         self._rate_at = time.monotonic()
         self._rate_images = 0

@@ -12,7 +12,7 @@ from hpcdl import facts
 from hpcdl.site import Site, StackRequest
 from hpcdl.stack.resolve_facts import serves
 from hpcdl.stack.resolve_versions import Range, sort_key
-from hpcdl.stack.spack.environment import Environment
+from hpcdl.stack.spack_backend.environment import Environment
 
 
 def needs_of(site: Site, request: StackRequest, wanted: Environment) -> dict[str, Any]:

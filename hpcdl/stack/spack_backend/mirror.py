@@ -18,11 +18,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from hpcdl.site import Site
-from hpcdl.stack.spack.environment import environment, environments
-from hpcdl.stack.spack.tool import Spack, open_spack, require_unlocked
-from hpcdl.stack.spack.view import Built, inventory
+from hpcdl.stack.spack_backend.environment import environment, environments
+from hpcdl.stack.spack_backend.tool import Spack, open_spack, require_unlocked
+from hpcdl.stack.spack_backend.view import Built, inventory
 from hpcdl.stack.wheelhouse import Say, new_log, sha256
-from hpcdl.system.errors import BadInput, MachineLacks, PartlyDone
+from hpcdl.system.errors import BadInput, MissingPrerequisite, PartlyDone
 from hpcdl.system.files import explain_os_errors, locked, write_json
 from hpcdl.system.resources import folder, home
 
@@ -143,7 +143,7 @@ def choose_environments(
     if stack is None:
         known = tuple(environment(name).name for name in names)
         return shipped_copy(), known or tuple(one.name for one in environments())
-    from hpcdl.stack.spack.build import plan_spack
+    from hpcdl.stack.spack_backend.build import plan_spack
 
     plan = plan_spack(the_site(), stack)
     if names or plan.lock is None:
@@ -171,7 +171,7 @@ def make_mirror(mirror: Mirror, root: Path, say: Say) -> Path:
 
     Raises:
         PartlyDone: some files did not come; the rest is there, and running again goes on.
-        MachineLacks: no room, no permission, another one at work in that folder.
+        MissingPrerequisite: no room, no permission, another one at work in that folder.
     """
     with locked(mirror.folder / ".lock", wait_seconds=10):
         log = new_log("mirror")
@@ -205,7 +205,7 @@ def _fetch(spack: Spack, mirror: Mirror, environment: Path, log: Path, say: Say)
         check=False, log=log, tied=True,
     )  # fmt: skip
     if not result.ok and "No space left on device" in log.read_text(errors="replace"):
-        raise MachineLacks(
+        raise MissingPrerequisite(
             f"no room for the mirror in {mirror.folder}",
             hint="free some room, then run the same command: what is there stays",
         )

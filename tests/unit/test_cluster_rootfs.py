@@ -8,18 +8,18 @@ import pytest
 
 from hpcdl import facts
 from hpcdl.cli import main
-from hpcdl.cluster import lifecycle, roots
+from hpcdl.cluster import lifecycle, rootfs
 from hpcdl.cluster.find import site_of
 from hpcdl.cluster.needs import check_packages, choose_mode
 from hpcdl.site import find_site_file, load_site
 from hpcdl.slurm.rules import known_releases
-from hpcdl.system.errors import BadInput, MachineLacks
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("HPCDL_CACHE", str(tmp_path))
-    return tmp_path / "roots"
+    return tmp_path / "rootfs"
 
 
 def make(cache, suite, version, folder=None):
@@ -31,8 +31,8 @@ def make(cache, suite, version, folder=None):
 
 def test_the_release_that_a_root_really_has_decides(cache):
     make(cache, "sid", "26.11.1")
-    assert roots.find("26.05") is None
-    assert roots.find("26.11").version == "26.11.1"
+    assert rootfs.find("26.05") is None
+    assert rootfs.find("26.11").version == "26.11.1"
 
 
 @pytest.mark.parametrize(("wished", "there"), [("24.11", True), ("24.11.5", True),
@@ -40,7 +40,7 @@ def test_the_release_that_a_root_really_has_decides(cache):
 def test_a_point_release_may_be_named(cache, wished, there):
     make(cache, "trixie", "24.11.5")
     try:
-        assert (roots.find(wished) is not None) == there
+        assert (rootfs.find(wished) is not None) == there
     except BadInput:
         assert not there
 
@@ -50,11 +50,11 @@ def test_half_a_root_is_none(cache):
     (cache / "sid/usr").mkdir(parents=True)
     (cache / "bullseye").mkdir()
     (cache / "bullseye/hpcdl-root.json").write_text("{")
-    assert roots.built() == ()
+    assert rootfs.built() == ()
 
 
 def test_every_suite_s_release_is_one_that_rules_know():
-    assert set(roots.releases()) <= set(known_releases())
+    assert set(rootfs.releases()) <= set(known_releases())
     for row in facts.load("slurm_suites")["suites"]:
         assert row["version"].startswith(f"{row['release']}.")
         assert row["source"]
@@ -64,21 +64,21 @@ def test_every_suite_s_release_is_one_that_rules_know():
 def test_an_unknown_release_is_refused_with_the_nearest(cache, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     with pytest.raises(BadInput, match=r"Slurm 24\.05"):
-        roots.check("24.05")
+        rootfs.check("24.05")
 
 
 def test_who_is_not_root_is_told_in_one_line(cache, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(MachineLacks, match="needs root"):
-        roots.check("24.11")
+    with pytest.raises(MissingPrerequisite, match="needs root"):
+        rootfs.check("24.11")
 
 
 def test_without_debootstrap_its_package_is_named(cache, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(roots, "find_program", lambda name: None)
-    with pytest.raises(MachineLacks, match="needs"):
-        roots.check("24.11")
+    monkeypatch.setattr(rootfs, "find_program", lambda name: None)
+    with pytest.raises(MissingPrerequisite, match="needs"):
+        rootfs.check("24.11")
 
 
 def test_another_release_runs_in_loopback_mode_without_accounting():
@@ -92,8 +92,8 @@ def test_another_release_runs_in_loopback_mode_without_accounting():
 def test_a_cluster_s_own_site_outlives_it_and_leads_back_to_its_source(tmp_path):
     source = find_site_file("embedded")
     laid = SimpleNamespace(root=tmp_path, slurm_version="24.11.5", mpi="pmix", directory=tmp_path)
-    roots.write_own(load_site(source), laid)
-    own = roots.own_site(tmp_path)
+    rootfs.write_own(load_site(source), laid)
+    own = rootfs.own_site(tmp_path)
     assert load_site(own).slurm.version == "24.11.5"
     assert own.relative_to(tmp_path).parts[0] not in lifecycle._PASSING
     assert site_of(str(own)).source == source
@@ -105,15 +105,15 @@ def test_an_own_site_whose_source_is_gone_stands_for_itself(tmp_path):
     source.write_text(find_site_file("embedded").read_text())
     place = tmp_path / "cluster"
     laid = SimpleNamespace(root=tmp_path, slurm_version="24.11.5", mpi="pmix", directory=place)
-    roots.write_own(load_site(source), laid)
+    rootfs.write_own(load_site(source), laid)
     source.unlink()
-    assert site_of(str(roots.own_site(place))).source == roots.own_site(place)
+    assert site_of(str(rootfs.own_site(place))).source == rootfs.own_site(place)
 
 
 def test_what_would_be_built_is_told_to_machines_too(cache, monkeypatch, capsys):
     make(cache, "trixie", "24.11.5")
-    monkeypatch.setattr(roots, "check", lambda release: None)
+    monkeypatch.setattr(rootfs, "check", lambda release: None)
     words = ["--slurm", "24.11", "--slurm", "22.05"]
-    assert main(["cluster", "roots", *words, "--dry-run", "--json"]) == 0
+    assert main(["cluster", "rootfs", *words, "--dry-run", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["would_build"] == ["22.05"]

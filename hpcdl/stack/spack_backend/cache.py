@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdl.site import Site
-from hpcdl.stack.spack.tool import Spack
-from hpcdl.system.errors import BadInput, MachineLacks
+from hpcdl.stack.spack_backend.tool import Spack
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import explain_os_errors
 from hpcdl.system.run import run
 
@@ -55,13 +55,13 @@ def build_cache(site: Site, *, unsigned: bool) -> BuildCache:
     """The site's build cache; its own key is not made yet.
 
     Raises:
-        MachineLacks: it is to be signed and there is no gpg.
+        MissingPrerequisite: it is to be signed and there is no gpg.
     """
     shared = site.paths.prefix / "spack"
     if unsigned:
         return BuildCache(shared / "buildcache", None, None)
     if not (shutil.which("gpg2") or shutil.which("gpg")):
-        raise MachineLacks(
+        raise MissingPrerequisite(
             "there is no gpg to sign the build cache with",
             hint="Debian and Ubuntu: apt install gnupg; or give --unsigned",
         )
@@ -93,7 +93,7 @@ def ready_key(spack: Spack, cache: BuildCache, site: Site) -> str | None:
         spack.run("gpg", "create", f"hpcdl at {site.name}", _MAIL)
         found = _fingerprint(spack, "")
     if found is None:
-        raise MachineLacks(
+        raise MissingPrerequisite(
             f"gpg made no key in {cache.keys}", hint="give --unsigned, or name spack.signing_key"
         )
     return found

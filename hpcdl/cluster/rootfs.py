@@ -21,7 +21,7 @@ from hpcdl import facts
 from hpcdl.cluster.model import Plan
 from hpcdl.site import Site
 from hpcdl.slurm.rules import Release
-from hpcdl.system.errors import BadInput, HpcdlError, MachineLacks
+from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, locked, switch_link, write_atomic, write_json
 from hpcdl.system.packages import apt_line, find_program, look, missing_names
 from hpcdl.system.resources import cache
@@ -73,7 +73,7 @@ class Root:
 
 def folder() -> Path:
     """Where roots lie."""
-    return cache() / "roots"
+    return cache() / "rootfs"
 
 
 def releases() -> tuple[str, ...]:
@@ -106,16 +106,18 @@ def check(release: str) -> None:
 
     Raises:
         BadInput: no root has it, and no suite is known to.
-        MachineLacks: it must be built, and the machine lacks what that needs; or not root.
+        MissingPrerequisite: it must be built, and the machine lacks what that needs; or not root.
     """
     wished = Release.parse(release)
     if os.geteuid() != 0:
-        raise MachineLacks(
+        raise MissingPrerequisite(
             "another release of Slurm needs root, to mount and to build",
             hint="without --slurm the machine's own release runs as any user",
         )
     if not Path("/bin").is_symlink():
-        raise MachineLacks("this machine's /bin is no link into /usr: no other /usr can replace it")
+        raise MissingPrerequisite(
+            "this machine's /bin is no link into /usr: no other /usr can replace it"
+        )
     if find(release) is None:
         if wished.series not in releases():
             raise BadInput(
@@ -129,7 +131,7 @@ def get(release: str, say: Say) -> Root:
     """The root of a release, built where there is none yet.
 
     Raises:
-        BadInput, MachineLacks: see `check`.
+        BadInput, MissingPrerequisite: see `check`.
         HpcdlError: no suite could be had, or none has the release any more.
     """
     check(release)
@@ -146,10 +148,10 @@ def get(release: str, say: Say) -> Root:
         if root.has(release):
             return root
         failures.append(f"{suite.name} has Slurm {root.version} now")
-    raise MachineLacks(
+    raise MissingPrerequisite(
         f"no suite of Debian gives Slurm {release} at present",
         details=failures,
-        hint="`hpcdl cluster roots` lists the releases that are there",
+        hint="`hpcdl cluster rootfs` lists the releases that are there",
     )
 
 
@@ -259,12 +261,12 @@ def program(usr: Path, name: str) -> str:
     """The path that a program of a root has where the root is entered.
 
     Raises:
-        MachineLacks: the root does not have it.
+        MissingPrerequisite: the root does not have it.
     """
     for place in ("sbin", "bin"):
         if (usr / place / name).exists():
             return f"/usr/{place}/{name}"
-    raise MachineLacks(
+    raise MissingPrerequisite(
         f"the root {usr.parent} has no '{name}'",
         hint=f"remove it, and it is built anew: rm -r {usr.parent}",
     )
@@ -315,14 +317,14 @@ def _suites() -> tuple[Suite, ...]:
 def _check_tools() -> None:
     packages = look(facts.load("packages")["packages"], ["matrix"])
     if find_program("debootstrap") is None:
-        raise MachineLacks(
+        raise MissingPrerequisite(
             f"another release of Slurm needs {' and '.join(missing_names(packages))}",
             hint=f"install with: {apt_line(packages)}",
         )
     folder().mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder()).free // 2**20
     if free < _NEED_MB:
-        raise MachineLacks(
+        raise MissingPrerequisite(
             f"no room for a root: {folder()} has {free} MB free, it needs {_NEED_MB} MB",
             hint="set HPCDL_CACHE to a folder on another disk",
         )

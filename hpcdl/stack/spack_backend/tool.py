@@ -21,7 +21,7 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.stack.resolve_versions import sort_key
-from hpcdl.system.errors import BadInput, MachineLacks
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import write_atomic
 from hpcdl.system.run import CommandResult, run
 
@@ -59,7 +59,7 @@ def find_spack() -> Path:
     """The `spack` program: of HPCDL_SPACK_ROOT, of SPACK_ROOT, or on PATH.
 
     Raises:
-        MachineLacks: there is none.
+        MissingPrerequisite: there is none.
     """
     for name in ("HPCDL_SPACK_ROOT", "SPACK_ROOT"):
         program = Path(os.environ.get(name) or "/nonexistent") / "bin" / "spack"
@@ -67,7 +67,7 @@ def find_spack() -> Path:
             return program
     found = shutil.which("spack")
     if found is None:
-        raise MachineLacks(
+        raise MissingPrerequisite(
             "Spack is not here", hint="set HPCDL_SPACK_ROOT to its folder, or put it on PATH"
         )
     return Path(found)
@@ -82,7 +82,7 @@ def open_spack(root: Path, scope: Path, settings: Mapping[str, str] | None = Non
         settings: further files for it, such as config.yaml, by name.
 
     Raises:
-        MachineLacks: there is no Spack, or one that is too old.
+        MissingPrerequisite: there is no Spack, or one that is too old.
         BadInput: HPCDL_SPACK_PACKAGES leads to no packages.
     """
     program = find_spack()
@@ -99,7 +99,7 @@ def _version(program: Path) -> str:
     found = re.match(r"\d+(\.\d+)+", told.strip())
     least = str(facts.load("spack")["at_least"]["spack"])
     if found is None or sort_key(found.group()) < sort_key(least):
-        raise MachineLacks(
+        raise MissingPrerequisite(
             f"{program} is Spack {told.strip()[:40] or 'of no version'}, too old for this overlay",
             hint=f"use Spack {least} or newer; set HPCDL_SPACK_ROOT to its folder",
         )
@@ -128,11 +128,11 @@ def require_unlocked(environment: Path) -> None:
     """Refuse where another Spack works on this environment: ours would wait without a word.
 
     Raises:
-        MachineLacks: says which process holds it.
+        MissingPrerequisite: says which process holds it.
     """
     holder = lock_holder(environment / _TRANSACTION_LOCK)
     if holder is not None:
-        raise MachineLacks(
+        raise MissingPrerequisite(
             f"another Spack is at work on {environment}: process {holder}",
             hint="wait until it ends, then run the same command again",
         )

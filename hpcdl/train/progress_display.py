@@ -36,7 +36,7 @@ class Progress:
         return f"{place}  loss {self.loss:.4f}  {self.pace}"
 
 
-class Face(Protocol):
+class ProgressDisplay(Protocol):
     """What a person or a log sees."""
 
     @property
@@ -141,7 +141,7 @@ class Bar:
             self._bar.stop()
 
 
-def choose_face() -> Face:
+def choose_face() -> ProgressDisplay:
     """The face for this process's standard output."""
     # mpirun gives its ranks a terminal of its own as standard output, but not as both.
     looked_at = sys.stdout.isatty() and sys.stderr.isatty()

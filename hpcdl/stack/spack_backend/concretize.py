@@ -22,7 +22,7 @@ from typing import Any
 from hpcdl import facts
 from hpcdl.site import Site, StackRequest
 from hpcdl.stack.resolve_versions import Range
-from hpcdl.stack.spack.environment import (
+from hpcdl.stack.spack_backend.environment import (
     Environment,
     environment,
     environment_for,
@@ -30,8 +30,8 @@ from hpcdl.stack.spack.environment import (
     render,
     render_site,
 )
-from hpcdl.stack.spack.tool import open_spack, require_unlocked
-from hpcdl.system.errors import AnswerNo, Stopped
+from hpcdl.stack.spack_backend.tool import open_spack, require_unlocked
+from hpcdl.system.errors import CheckFailed, Stopped
 from hpcdl.system.files import explain_os_errors, write_atomic
 from hpcdl.system.resources import folder
 from hpcdl.system.text import duration
@@ -157,8 +157,8 @@ def concretize(
     """Let Spack solve an environment below `root`; its lock file lies beside its spack.yaml.
 
     Raises:
-        MachineLacks: no Spack.
-        AnswerNo: there is no solution, or it did not come within the time limit (seconds; by
+        MissingPrerequisite: no Spack.
+        CheckFailed: there is no solution, or it did not come within the time limit (seconds; by
             default `default_limit`); with the probable cause.
     """
     start = time.monotonic()
@@ -219,9 +219,9 @@ def probable_cause(text: str) -> str:
     return "a set without a solution often gives no message: look for externals that do not fit"
 
 
-def _no_solution(wanted: Environment, log: Path, what: str) -> AnswerNo:
+def _no_solution(wanted: Environment, log: Path, what: str) -> CheckFailed:
     text = log.read_text(errors="replace") if log.exists() else ""
-    return AnswerNo(
+    return CheckFailed(
         f"environment '{wanted.name}': {what}",
         details=[*text.strip().splitlines()[-12:], f"log: {log}"],
         hint=f"probable cause: {probable_cause(text)}",

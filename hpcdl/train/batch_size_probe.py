@@ -1,7 +1,7 @@
 """Tries whether batches fit into memory: the run itself, for three steps.
 
 The run's own input, step, loop and checkpoints, in a folder that is thrown away; other
-ranks are left out. `python -m hpcdl.train.trial LOW HIGH UNIT SECONDS RANKS
+ranks are left out. `python -m hpcdl.train.batch_size_probe LOW HIGH UNIT SECONDS RANKS
 WORDS` searches between two batches for the run that the command line WORDS means, alone on this
 process's CPUs, and says what it tries before it tries it: whoever reads that knows which batch
 ended the process.
@@ -21,14 +21,14 @@ from typing import Any
 from hpcdl.train import checkpoint, loop
 from hpcdl.train.communicate import Alone
 from hpcdl.train.data.source import Source
+from hpcdl.train.diagnostics import LossGuard
 from hpcdl.train.memory import Bounds, search
 from hpcdl.train.options import TrainOptions
-from hpcdl.train.plan import RunPlan
-from hpcdl.train.report import Reporter
+from hpcdl.train.run_plan import RunPlan
 from hpcdl.train.scalars import Scalars
 from hpcdl.train.step import StepParts, make_step
 from hpcdl.train.stop import StopRequest
-from hpcdl.train.trouble import LossGuard
+from hpcdl.train.train_report import Reporter
 from hpcdl.train.watchdog import Watchdog
 
 _STEPS = 3

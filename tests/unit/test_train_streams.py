@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("numpy", reason="numpy comes with the plots' matplotlib")
-from hpcdl.train.data.pipeline import Records, lane_count, lay_lanes, piece_of
+from hpcdl.train.data.pipeline import Records, interleave_shards, piece_of, stream_count
 from hpcdl.train.data.source import Share
 
 Lanes = list[list[tuple[str, int]]]
@@ -17,11 +17,11 @@ Lanes = list[list[tuple[str, int]]]
 def laid(counts: list[int], batch: int, ranks: int = 1, epoch: int = 0) -> Lanes:
     """The records of every lane, as (shard, number)."""
     shards = [(Path(f"s{number}"), count) for number, count in enumerate(counts)]
-    lanes = lane_count(batch, ranks, len(shards))
+    lanes = stream_count(batch, ranks, len(shards))
     length = sum(counts) // batch * (batch // lanes)
     return [
         [(unit.path, unit.skip + k) for unit in lane for k in range(unit.count)]
-        for lane in lay_lanes(shards, lanes, length, 7, epoch)
+        for lane in interleave_shards(shards, lanes, length, 7, epoch)
     ]
 
 
@@ -51,13 +51,13 @@ def test_what_is_left_out_is_not_always_the_same() -> None:
 
 def test_where_lanes_fit_the_shards_each_reads_whole_ones() -> None:
     shards = [(Path(f"s{number}"), 50) for number in range(8)]
-    units = [unit for lane in lay_lanes(shards, 4, 100, 1, 0) for unit in lane]
+    units = [unit for lane in interleave_shards(shards, 4, 100, 1, 0) for unit in lane]
     assert [(unit.skip, unit.count) for unit in units] == [(0, 50)] * 8
 
 
 def test_lanes_are_the_same_for_all_numbers_of_ranks_that_divide_them() -> None:
     assert laid([30] * 9, 48, ranks=1) == laid([30] * 9, 48, ranks=4)
-    assert lane_count(48, 16, 4) == 16, "each rank has a lane, even where shards are fewer"
+    assert stream_count(48, 16, 4) == 16, "each rank has a lane, even where shards are fewer"
 
 
 def test_another_epoch_has_another_order() -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from hpcdl.jobs.script import _compiled_templates
 from hpcdl.site import load_site
+from hpcdl.system.disk_cache import _KEPT, remembered
 from hpcdl.system.errors import BadInput
-from hpcdl.system.remember import _KEPT, remembered
 from hpcdl.system.resources import cache, folder
 
 

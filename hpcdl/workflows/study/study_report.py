@@ -51,7 +51,7 @@ def write_report(report: Report, target: Path) -> dict[str, Path]:
     """Write report.md, report.html, report.json, figure.svg and figure.png; gives their paths.
 
     Raises:
-        MachineLacks: matplotlib is not installed, or no room.
+        MissingPrerequisite: matplotlib is not installed, or no room.
     """
     figure = draw(report.findings, report.predicted)
     paths = {suffix: target / f"figure.{suffix}" for suffix in figure}

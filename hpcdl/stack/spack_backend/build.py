@@ -19,14 +19,14 @@ from typing import Any
 
 from hpcdl import __version__, facts
 from hpcdl.site import Site, StackRequest
-from hpcdl.stack.build import build_turn, new_tree
+from hpcdl.stack.build import build_slot, new_tree
 from hpcdl.stack.lmod import SITE_FILE
 from hpcdl.stack.recipe import digest, find_request, running_interpreter
 from hpcdl.stack.release import SCHEMA, Release, as_record, read_release, releases_folder
 from hpcdl.stack.resolve_versions import Range
 from hpcdl.stack.sources import SourcesChanged, own_digest, own_wheel
-from hpcdl.stack.spack.cache import BuildCache, build_cache, close_keyring, fill, ready_key
-from hpcdl.stack.spack.concretize import (
+from hpcdl.stack.spack_backend.cache import BuildCache, build_cache, close_keyring, fill, ready_key
+from hpcdl.stack.spack_backend.concretize import (
     Work,
     concretize,
     lock_versions,
@@ -34,11 +34,11 @@ from hpcdl.stack.spack.concretize import (
     shipped_recipes,
     stack_work,
 )
-from hpcdl.stack.spack.environment import Environment, environment_for_stack
-from hpcdl.stack.spack.make import Folders, PackageFailed, Show, installed, make_all
-from hpcdl.stack.spack.needs import needs_of
-from hpcdl.stack.spack.tool import Spack, open_spack, require_unlocked
-from hpcdl.stack.spack.view import (
+from hpcdl.stack.spack_backend.environment import Environment, environment_for_stack
+from hpcdl.stack.spack_backend.make import Folders, PackageFailed, Show, installed, make_all
+from hpcdl.stack.spack_backend.needs import needs_of
+from hpcdl.stack.spack_backend.tool import Spack, open_spack, require_unlocked
+from hpcdl.stack.spack_backend.view import (
     Built,
     add_hpcdl,
     environment_text,
@@ -49,7 +49,7 @@ from hpcdl.stack.spack.view import (
     require_readable,
 )
 from hpcdl.stack.wheelhouse import Say, new_log, tools
-from hpcdl.system.errors import AnswerNo, HpcdlError, MachineLacks
+from hpcdl.system.errors import CheckFailed, HpcdlError, MissingPrerequisite
 from hpcdl.system.files import shared_lock, write_atomic, write_json
 from hpcdl.system.run import run
 
@@ -201,8 +201,8 @@ def build_spack(plan: SpackPlan, say: Say, show: Show, options: Options) -> Rele
 
     Raises:
         PackageFailed: a package did not build; says which, its log, and how to go on.
-        AnswerNo: Spack found no solution, or not the resolution's.
-        MachineLacks: no Spack, no gpg, no room, another build at work.
+        CheckFailed: Spack found no solution, or not the resolution's.
+        MissingPrerequisite: no Spack, no gpg, no room, another build at work.
     """
     if plan.exists:
         return read_release(plan.site, plan.expected().id)
@@ -240,7 +240,7 @@ def _build(plan: SpackPlan, cache: BuildCache, say: Say, show: Show, options: Op
         raise
     _fill_cache(spack, plan, cache, key, say)
     plan, wheel = own_hpcdl(plan, tools_in)
-    with build_turn(plan.site, say):
+    with build_slot(plan.site, say):
         make_release(plan, spack, wheel, tools_in, say)
     return read_release(plan.site, plan.expected().id)
 
@@ -249,13 +249,15 @@ def own_hpcdl(plan: SpackPlan, tools_in: Path) -> tuple[SpackPlan, Path]:
     """The wheel of hpcdl itself, and the plan with the digest of what is in it.
 
     Raises:
-        MachineLacks: somebody keeps editing hpcdl.
+        MissingPrerequisite: somebody keeps editing hpcdl.
     """
     for _ in range(_ATTEMPTS):
         with suppress(SourcesChanged):
             return plan, own_wheel(tools_in / "bin" / "python", plan.own)
         plan = replace(plan, own=own_digest())
-    raise MachineLacks("hpcdl's own files keep changing", hint="build when nobody edits them")
+    raise MissingPrerequisite(
+        "hpcdl's own files keep changing", hint="build when nobody edits them"
+    )
 
 
 def open_build(plan: SpackPlan, cache: BuildCache) -> Spack:
@@ -275,12 +277,12 @@ def _solve(plan: SpackPlan, say: Say, options: Options) -> None:
     """Render and solve the environment.
 
     Raises:
-        AnswerNo: there is no solution, or another one than the resolution's.
+        CheckFailed: there is no solution, or another one than the resolution's.
     """
     render_work(plan.work)
     solved = concretize(plan.work.root, plan.environment, say, time_limit=options.time_limit)
     if solved.differences:
-        raise AnswerNo(
+        raise CheckFailed(
             f"Spack solved '{plan.environment.name}' with other versions than the resolution",
             details=solved.differences,
             hint="name what the machine has among spack.externals, or pin the stack's versions",

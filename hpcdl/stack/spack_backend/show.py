@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from hpcdl.stack.spack.concretize import Solved, Work
-from hpcdl.stack.spack.make import Show, Tally
-from hpcdl.stack.spack.mirror import Mirror
+from hpcdl.stack.spack_backend.concretize import Solved, Work
+from hpcdl.stack.spack_backend.make import Show, Tally
+from hpcdl.stack.spack_backend.mirror import Mirror
 from hpcdl.system.progress import StatusLine
 from hpcdl.system.text import duration, table
 

@@ -202,7 +202,7 @@ def _cells(site: Site, study: Study, scale: Scale, run: Run) -> Iterator[Cell]:
 
 
 def _base(site: Site, study: Study, scale: Scale, run: Run) -> JobSpec:
-    data = () if "data" in run.over else _data_words(site, scale, run)
+    data = () if "data" in run.over else _data_argv(site, scale, run)
     return JobSpec(
         partition=site.default_partition,
         cpus_per_task=run.cpus_per_rank,
@@ -218,7 +218,7 @@ def _options(options: Values) -> Iterator[str]:
         yield f"--{key}" if value == "true" else f"--{key}={value}"
 
 
-def _data_words(site: Site, scale: Scale, run: Run) -> tuple[str, ...]:
+def _data_argv(site: Site, scale: Scale, run: Run) -> tuple[str, ...]:
     if run.data == SYNTHETIC:
         return ("--data=synthetic",)
     return (f"--data={data_folder(site, scale.data[run.data])}",)
