@@ -43,7 +43,7 @@ lint: venv  ## ruff and mypy --strict
 docs: venv  ## write the pages that come from data: site file, exit codes, commands, rules
 	$(BIN)/python -m tools.docs
 
-golden: venv  ## write the golden scripts anew
+golden: venv  ## write the golden scripts and errors anew
 	$(BIN)/python -m tests.golden.regenerate
 
 wheel: venv  ## dist/hpcdl-*.whl

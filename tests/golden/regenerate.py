@@ -1,6 +1,9 @@
-"""Write the golden scripts anew: `make golden`, or `python -m tests.golden.regenerate`."""
+"""Write scripts and errors anew: `make golden`, or `python -m tests.golden.regenerate`."""
 
-from tests.golden import variants
+import tempfile
+from pathlib import Path
+
+from tests.golden import errors, variants
 from tests.golden.matrix import HERE, INDEX, wanted
 
 
@@ -14,6 +17,9 @@ def main() -> None:
     INDEX.write_text(index)
     print(f"{len(files)} scripts for {index.count('.sh')} cells in {HERE}")
     print(f"{variants.write()} variants in {variants.HERE}")
+    with tempfile.TemporaryDirectory() as made:
+        Path(made).chmod(0o755)
+        print(f"{errors.write(Path(made).resolve())} errors in {errors.KEPT}")
 
 
 if __name__ == "__main__":

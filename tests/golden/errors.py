@@ -1,0 +1,246 @@
+"""What `hpcdl` says when something is wrong: the exit code and the first line, command by command.
+
+`errors.yaml` holds them; each command runs in this process, in a directory of files made below,
+with no program on PATH and no TensorFlow: no Slurm, root or GPU is needed, and nothing of a
+person's is read.
+In commands and lines {tmp} is that directory, {site} its site file and {python} this Python. A
+command may begin with variables, as in a shell. Where the first line only counts faults of a
+file, `fault` is the first of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import shlex
+import sqlite3
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import yaml
+
+from hpcdl import facts
+from hpcdl.cli import main
+from hpcdl.system.resources import folder
+
+KEPT = Path(__file__).parent / "errors.yaml"
+_SITE = (folder("templates") / "sites" / "embedded.yaml").read_text()
+_JOB = "schema: 1\npartition: p100\n"
+_STUDY = (Path(facts.__file__).parent / "studies" / "sjtu-inception.yaml").read_text()
+_REFERENCE = """\
+- {check: c, case: x, partition: p100, metric: m, value: 1, unit: it/s, lower: -0.1,
+   source: run, proof: run, date: "2026-01-01"}
+"""
+_REFERENCES = f"schema: 1\nset: embedded\nreferences:\n{_REFERENCE}{_REFERENCE}"
+_RESULT: dict[str, Any] = {
+    "schema": 1, "model": "resnet50", "batch_per_rank": 64, "precision": "fp32",
+    "layout": {"ranks": 1, "gpu": "P100-PCIe"}, "job": {"partition": "p100"},
+    "summary": {"images_per_second": 200.0},
+}  # fmt: skip
+_DEEP = "[" * 100_000
+_VERDICT = {"check": "c", "case": "x", "status": "PASS", "reason": "", "partition": None,
+            "ok": True, "waived": False, "seconds": 1, "metrics": []}  # fmt: skip
+_EXCHANGE = {**_RESULT, "kind": "allreduce"}
+
+# What lies in {tmp}: text by name. Sites that differ from {site} in one thing are named for it.
+FILES: dict[str, str] = {
+    "site.yaml": _SITE,
+    "site-later.yaml": _SITE.replace("schema: 1", "schema: 99"),
+    "site-unknown-key.yaml": _SITE + "partition: {}\n",
+    "site-duplicate.yaml": _SITE + "name: twice\n",
+    "site-negative.yaml": _SITE.replace("nodes: 2", "nodes: -2", 1),
+    "site-default.yaml": _SITE.replace("default_partition: p100", "default_partition: gpu"),
+    "site-stack.yaml": _SITE.replace("stack: tensorflow", "stack: pytorch", 1),
+    "site-gpu.yaml": _SITE.replace("model: K80", "model: K8O"),
+    "site-time.yaml": _SITE.replace('max_time: "24:00:00"', "max_time: a day", 1),
+    "site-type.yaml": _SITE.replace("memory_gb: 120", "memory_gb: 120 GB", 1),
+    "site-anchor.yaml": _SITE.replace("name: embedded", "name: &n embedded"),
+    "site-tab.yaml": _SITE.replace("  p100:", "\tp100:"),
+    "site-two.yaml": _SITE + "---\nname: second\n",
+    "site-broken.yaml": _SITE.replace("/embedded/", "/broken/"),
+    "site-text.yaml": "hello\n",
+    "site.json": '{"schema": 1, "name": "x"}\n',
+    "empty.yaml": "",
+    "job-unknown-key.yaml": _JOB + "gpu: 4\n",
+    "job-later.yaml": "schema: 99\n",
+    "job-type.yaml": _JOB + "gpus: four\n",
+    "job-program.yaml": _JOB + "program: python train.py\n",
+    "job.json": json.dumps({"schema": 1, "gpus": "4"}),
+    "study-rule.yaml": _STUDY.replace("rule: agree", "rule: agrees"),
+    "study-needs.yaml": _STUDY.replace("at_most: 0.12", "at_least: 0.12"),
+    "study-row.yaml": _STUDY.replace("dell-p100-incv3-4", "dell-p100-incv3-5"),
+    "study-later.yaml": _STUDY.replace("schema: 1", "schema: 2", 1),
+    "broken/prefix/references/embedded.yaml": _REFERENCES,
+    "script.sh": "#!/bin/bash\n#SBATCH --gpus=x\nsrun hostname\n",
+    "result/later.json": json.dumps({**_RESULT, "schema": 2}),
+    "result/cut.json": json.dumps(_RESULT)[:60],
+    "result/no-layout.json": json.dumps({**_RESULT, "layout": {}}),
+    "result/no-rate.json": json.dumps({**_RESULT, "summary": {"images_per_second": 0}}),
+    "result/precision.json": json.dumps({**_RESULT, "precision": "fp128"}),
+    "result/v100.json": json.dumps({**_RESULT, "layout": {"ranks": 1, "gpu": "V100-SXM2"}}),
+    "result/partition.json": json.dumps({**_RESULT, "job": {"partition": "k80"}}),
+    "result/good.json": json.dumps(_RESULT),
+    "result/deep.json": _DEEP,
+    "result/allreduce.json": json.dumps(_EXCHANGE),
+    "run/verdicts.json": json.dumps({"verdicts": [{**_VERDICT, "ok": "yes"}]}),
+    "run-cut/verdicts.json": '{"verdicts": [',
+    "run-word/verdicts.json": json.dumps({"verdicts": [{**_VERDICT, "status": "GREAT"}]}),
+    "history-text.sqlite": "this is no data base, though it is longer than a header of one\n" * 20,
+    "nights/no-column.csv": "day,value\n2026-01-01,1\n",
+    "nights/twice.csv": "date,value,value\n2026-01-01,1,2\n",
+    "nights/faults.csv": "date,value\n2026-01-01,1\n2026-02-30,2\nsoon,x\n",
+    "nights/head.csv": "date,value\n",
+    "results/no.jsonl": '{"check": "c"\n',
+    "results/list.jsonl": "[1, 2]\n",
+    "results/lacks.jsonl": '{"schema": 1, "check": "c"}\n',
+    "results/head.csv": "check,case\na,b\n",
+    "data-none/x": "",
+    "data-cut/dataset.json": "{",
+    "data-later/dataset.json": json.dumps({"schema": 99}),
+    "data-empty-table/dataset.json": json.dumps({"schema": 1}),
+    "labels.csv": "a.jpg,1\nb.jpg,one\n",
+    "images/a.txt": "",
+    "job-there/job.json": "{}",
+    "job-there/job.sh": "",
+    "job-script/job.sh": "",
+    "job-good/job.json": json.dumps({"job_id": 4711}),
+    "train.py": "",
+    "embedded/work/sweeps/broken/sweep.json": "{",
+    "home/cluster/broken/cluster.json": "{}",
+    "site-cluster.yaml": _SITE.replace("name: embedded", "name: broken"),
+    "broken/prefix/releases/tensorflow-1/release.json": "{",
+    "nonsense/scontrol": "#!/bin/sh\necho nonsense\n",
+    **dict.fromkeys(("nonsense/sinfo", "nonsense/srun"), "#!/bin/sh\nexit 1\n"),
+    "embedded/work/jobs/by-id/4712/job.json": json.dumps({"job_id": 4712}),
+    "preflight.jsonl": "hello\n",
+    "broken/prefix/records.json": "{",
+    "deep/prefix/releases/tensorflow-1/release.json": _DEEP,
+    "site-deep.yaml": _SITE.replace("/embedded/", "/deep/"),
+    "home-deep/cluster/embedded/cluster.json": _DEEP,
+    "results/deep.jsonl": _DEEP,
+}
+
+
+def make(tmp: Path) -> None:
+    """Make the files that commands name."""
+    for name, text in FILES.items():
+        path = tmp / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.replace("$HPCDL_HOME/", f"{tmp}/"))
+    (tmp / "secret.yaml").write_text("")
+    (tmp / "secret.yaml").chmod(0)
+    (tmp / "binary").write_bytes(bytes(range(256)))
+    (tmp / "data-binary").mkdir()
+    (tmp / "data-binary" / "dataset.json").write_bytes(bytes(range(256)))
+    (tmp / "large").open("wb").truncate(100_000_000)
+    for tool in (tmp / "nonsense").iterdir():
+        tool.chmod(0o755)
+    with contextlib.closing(sqlite3.connect(tmp / "later.sqlite")) as later:
+        later.execute("PRAGMA user_version = 99")
+
+
+def cases() -> list[dict[str, Any]]:
+    """What is kept, in its order."""
+    found: list[dict[str, Any]] = yaml.safe_load(KEPT.read_text())
+    return found
+
+
+def said(command: str, tmp: Path) -> dict[str, Any]:
+    """Run a command of `errors.yaml`: its status, first line and, of a faulty file, first fault."""
+    words = shlex.split(command.replace("{site}", "{tmp}/site.yaml").replace("{tmp}", str(tmp)))
+    first = next(at for at, word in enumerate(words) if "=" not in word)
+    variables = dict(word.split("=", 1) for word in words[:first])
+    call, words = main, words[first + 1 :]
+    if words[0] == "-m":
+        call, words = import_module(f"{words[1]}.__main__").main, words[2:]
+    if "secret.yaml" in command:
+        _run(call, words, tmp, variables)  # imports what may be closed to the user below
+        with _nobody():
+            status, text = _run(call, words, tmp, variables)
+    else:
+        status, text = _run(call, words, tmp, variables)
+    lines = [line for line in _with_places(text, tmp).splitlines() if line.strip()] or [""]
+    found: dict[str, Any] = {"status": status, "first_line": lines[0]}
+    if re.search(r" has (\d+ )?faults?$", lines[0]):
+        found["fault"] = lines[1].strip()
+    if "Traceback (most recent call last)" in text:
+        found = {"status": status, "first_line": lines[0], "traceback": lines[-1].partition(":")[0]}
+    return found
+
+
+def _run(
+    call: Callable[[list[str]], int], words: list[str], tmp: Path, variables: dict[str, str]
+) -> tuple[int, str]:
+    """Exit code and standard error; a traceback is printed there, as Python would."""
+    env = {"HPCDL_SITE": str(tmp / "site.yaml"), "HPCDL_HOME": str(tmp / "home"),
+           "HPCDL_CACHE": str(tmp / "cache"), "HOME": str(tmp / "home"),
+           "PATH": str(tmp / "home"), "NO_COLOR": "1"} | variables  # fmt: skip
+    with (
+        _in(tmp),
+        mock.patch.dict(os.environ, env, clear=True),
+        contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO())),
+        contextlib.redirect_stderr(io.StringIO()) as error,
+    ):
+        tensorflow = sys.modules.get("tensorflow")
+        sys.modules["tensorflow"] = None  # type: ignore[assignment]
+        try:
+            status = call(words)
+        except SystemExit as left:
+            status = int(left.code or 0)
+        except Exception:
+            traceback.print_exc()
+            status = 1
+        finally:
+            del sys.modules["tensorflow"]
+            if tensorflow is not None:
+                sys.modules["tensorflow"] = tensorflow
+    return status, error.getvalue()
+
+
+@contextlib.contextmanager
+def _nobody() -> Iterator[None]:
+    """No longer root, who may read everything."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+
+
+@contextlib.contextmanager
+def _in(tmp: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(tmp)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def _with_places(text: str, tmp: Path) -> str:
+    """Without what differs by machine, and by release of Python: argparse's quotes."""
+    for path, place in ((tmp / "site.yaml", "site"), (tmp, "tmp"), (sys.executable, "python")):
+        text = text.replace(str(path), f"{{{place}}}")
+    return re.sub(r"\(choose from .*\)", lambda choices: choices[0].replace("'", ""), text)
+
+
+def write(tmp: Path) -> int:
+    """Write every line anew, in the order that is kept, and give their number."""
+    make(tmp)
+    rows = [{"name": c["name"], "command": c["command"], **said(c["command"], tmp)}
+            for c in cases()]  # fmt: skip
+    head = "# What `hpcdl` says when something is wrong: errors.py. `make golden` writes it.\n"
+    body = "\n".join(yaml.safe_dump([row], sort_keys=False, width=10_000) for row in rows)
+    KEPT.write_text(head + body)
+    return len(rows)
