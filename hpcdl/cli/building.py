@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hpcdl.site import Site
     from hpcdl.stack.build import BuildPlan
     from hpcdl.stack.release import Release
-    from hpcdl.stack.spack_backend.build import SpackPlan
+    from hpcdl.stack.spack_backend.spack_build import SpackPlan
 
 
 def progress_teller() -> Callable[[str], None]:
@@ -120,8 +120,8 @@ def _build_venv(site: Site, args: argparse.Namespace) -> ExitCode:
 
 
 def _build_spack(site: Site, args: argparse.Namespace) -> ExitCode:
-    from hpcdl.stack.spack_backend.build import Options, build_spack, plan_spack
     from hpcdl.stack.spack_backend.show import progress
+    from hpcdl.stack.spack_backend.spack_build import Options, build_spack, plan_spack
     from hpcdl.system.progress import StatusLine
 
     if args.jobs is not None and args.jobs < 1:

@@ -2,86 +2,26 @@
 
 A partition, a backend and the site's pins become a setting; resolve_problem makes a `Problem` of
 the facts (resolve_facts) of it, resolve_solver answers that, and resolve_solution says what limits
-each version. Everything is pure: from a `Site` to frozen `Resolution`s. Words are in resolve_show.
+each version. Everything is pure: from a `Site` to the frozen values of resolve_answer.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 
-from hpcdl import facts
 from hpcdl.site import Partition, Site, StackRequest
+from hpcdl.stack.resolve_answer import Answer, Resolution
 from hpcdl.stack.resolve_facts import BACKENDS, COMPONENTS, known
 from hpcdl.stack.resolve_problem import Setting, fix, make_problem
-from hpcdl.stack.resolve_solution import Choice, Solution, solve
-from hpcdl.stack.resolve_solver import Rule, Solver
+from hpcdl.stack.resolve_show import chain_lines
+from hpcdl.stack.resolve_solution import Solution, solve
+from hpcdl.stack.resolve_solver import Solver
 from hpcdl.stack.resolve_versions import Range
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean
 
 # A version, or a range as Spack writes it: `2.18`, `2.15:2.18`, `:2.14,2.18`.
 _VERSION = re.compile(r"[0-9:](?:[0-9A-Za-z:]|[.,_-](?=[0-9A-Za-z:]))*", re.ASCII)
-
-
-@dataclass(frozen=True)
-class Resolution:
-    """The newest working set for one partition and one backend.
-
-    `choices` is empty where nothing fits. `problems` are contradictions with what the site has
-    (a driver that is too old or too new): each a chain of rules; `choices` then holds what
-    would fit without that. `wanted` says whether the site's stacks ask for this backend here.
-    """
-
-    partition: str
-    stack: str | None
-    backend: str
-    wanted: bool
-    gpu: str | None
-    compute: str | None
-    driver: str | None
-    pins: Mapping[str, str]
-    choices: tuple[Choice, ...]
-    problems: tuple[tuple[Rule, ...], ...]
-    notes: tuple[str, ...]
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """Chosen versions by component; empty where nothing fits."""
-        return {choice.component: choice.version for choice in self.choices}
-
-    @property
-    def fits(self) -> bool:
-        """Whether a set fits what the site has, its driver included."""
-        return bool(self.choices) and not self.problems
-
-    @property
-    def proof(self) -> str:
-        """The weakest proof level of the set."""
-        levels = [choice.proof for choice in self.choices] or ["doubtful"]
-        return max(levels, key=facts.PROOFS.index)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The answer to `--why-not`: the chain of limits, or the set that results.
-
-    `newest` is a newer version that fits too; empty where there is none.
-    """
-
-    question: str
-    partition: str
-    backend: str
-    gpu: str | None
-    chain: tuple[Rule, ...]
-    versions: Mapping[str, str]
-    newest: str
-
-    @property
-    def fits(self) -> bool:
-        """Whether the version works here after all."""
-        return bool(self.versions)
 
 
 def resolve(
@@ -232,8 +172,6 @@ def _refuse_pins(where: str, gpu: str | None, stack: StackRequest, solution: Sol
     for chain in solution.problems:
         pinned = [rule for rule in chain if rule.origin == "pin"]
         if pinned:
-            from hpcdl.stack.resolve_show import chain_lines
-
             names = ", ".join(f"{rule.need.variable} {rule.need.range.text}" for rule in pinned)
             raise BadInput(
                 f"the pins of stack '{stack.name}' do not fit {where}: {names}",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hpcdl.stack.resolve import Answer, Resolution
+from hpcdl.stack.resolve_answer import Answer, Resolution
 from hpcdl.stack.resolve_facts import known
 from hpcdl.stack.resolve_solution import Choice
 from hpcdl.stack.resolve_solver import Condition, Rule

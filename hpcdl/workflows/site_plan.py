@@ -16,7 +16,8 @@ from hpcdl.stack.dispatch import Event
 from hpcdl.stack.lmod import SITE_FILE
 from hpcdl.stack.publish import Published, read_history, shown_after
 from hpcdl.stack.release import BrokenRelease, Release, current_id, release_for
-from hpcdl.stack.resolve import Resolution, why_not
+from hpcdl.stack.resolve import why_not
+from hpcdl.stack.resolve_answer import Resolution
 from hpcdl.stack.resolve_facts import COMPONENTS
 from hpcdl.stack.resolve_show import chain_lines
 from hpcdl.stack.resolve_versions import sort_key

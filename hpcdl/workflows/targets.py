@@ -14,8 +14,9 @@ from hpcdl.site import Site
 from hpcdl.stack.build import plan_build
 from hpcdl.stack.recipe import MODULE
 from hpcdl.stack.release import BrokenRelease, Release, read_release
-from hpcdl.stack.resolve import Resolution, resolve
-from hpcdl.stack.spack_backend.build import plan_spack
+from hpcdl.stack.resolve import resolve
+from hpcdl.stack.resolve_answer import Resolution
+from hpcdl.stack.spack_backend.spack_build import plan_spack
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.run import CommandFailed
 

@@ -28,7 +28,10 @@ from hpcdl.stack.publish import publish
 from hpcdl.stack.records import accept
 from hpcdl.stack.release import Release, read_release
 from hpcdl.stack.resolve_facts import COMPONENTS, known
-from hpcdl.stack.spack_backend.build import (
+from hpcdl.stack.spack_backend.cache import BuildCache
+from hpcdl.stack.spack_backend.concretize import concretize, render_work
+from hpcdl.stack.spack_backend.environment import Environment, environments, render, render_site
+from hpcdl.stack.spack_backend.spack_build import (
     Options,
     build_spack,
     helpers,
@@ -37,9 +40,6 @@ from hpcdl.stack.spack_backend.build import (
     own_hpcdl,
     plan_spack,
 )
-from hpcdl.stack.spack_backend.cache import BuildCache
-from hpcdl.stack.spack_backend.concretize import concretize, render_work
-from hpcdl.stack.spack_backend.environment import Environment, environments, render, render_site
 from hpcdl.stack.spack_backend.tool import find_spack
 from hpcdl.stack.spack_backend.view import inventory
 from hpcdl.system.resources import folder

@@ -13,13 +13,13 @@ import pytest
 import yaml
 
 from hpcdl.site import Site, StackRequest, load_site
-from hpcdl.stack.spack_backend import build, concretize
-from hpcdl.stack.spack_backend.build import plan_spack
+from hpcdl.stack.spack_backend import concretize, spack_build
 from hpcdl.stack.spack_backend.cache import BuildCache
 from hpcdl.stack.spack_backend.environment import environment_for_stack, render, wheel_sets
 from hpcdl.stack.spack_backend.make import PackageFailed, Tally, Watch
 from hpcdl.stack.spack_backend.mirror import Source, licence_of
 from hpcdl.stack.spack_backend.needs import driver_needs, models, needs_of
+from hpcdl.stack.spack_backend.spack_build import plan_spack
 from hpcdl.stack.spack_backend.tool import Spack, lock_holder, open_spack
 from hpcdl.stack.spack_backend.view import (
     Built,
@@ -165,12 +165,12 @@ def test_a_cache_that_cannot_be_filled_does_not_hide_the_package_that_failed(
         raise MissingPrerequisite("no room")
 
     for name in ("open_build", "require_unlocked", "ready_key", "helpers"):
-        monkeypatch.setattr(build, name, lambda *_: None)
-    monkeypatch.setattr(build, "make_all", fails)
-    monkeypatch.setattr(build, "_fill_cache", full)
+        monkeypatch.setattr(spack_build, name, lambda *_: None)
+    monkeypatch.setattr(spack_build, "make_all", fails)
+    monkeypatch.setattr(spack_build, "_fill_cache", full)
     told: list[str] = []
     with pytest.raises(PackageFailed, match="bazel"):
-        build._build(plan, None, told.append, None, build.Options(jobs=1))  # type: ignore[arg-type]
+        spack_build._build(plan, None, told.append, None, spack_build.Options(jobs=1))  # type: ignore[arg-type]
     assert told[-1] == "note: the build cache was not filled: no room"
 
 

@@ -143,7 +143,7 @@ def choose_environments(
     if stack is None:
         known = tuple(environment(name).name for name in names)
         return shipped_copy(), known or tuple(one.name for one in environments())
-    from hpcdl.stack.spack_backend.build import plan_spack
+    from hpcdl.stack.spack_backend.spack_build import plan_spack
 
     plan = plan_spack(the_site(), stack)
     if names or plan.lock is None:

@@ -18,8 +18,8 @@ from typing import Any
 
 from hpcdl.site import Site
 from hpcdl.stack.release import releases_folder
-from hpcdl.stack.spack_backend.build import store
 from hpcdl.stack.spack_backend.mirror import shipped_copy
+from hpcdl.stack.spack_backend.spack_build import store
 from hpcdl.stack.spack_backend.tool import Spack, open_spack
 from hpcdl.stack.wheelhouse import new_log
 from hpcdl.system.errors import MissingPrerequisite
