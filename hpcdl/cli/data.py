@@ -11,13 +11,13 @@ from hpcdl.system.errors import ExitCode
 
 
 def _arguments(command: str, parser: argparse.ArgumentParser) -> None:
-    from hpcdl.train.data.options import COMMANDS
+    from hpcdl.train.data.data_options import COMMANDS
 
     COMMANDS[command](parser)
 
 
 def _run(command: str, args: argparse.Namespace) -> ExitCode:
-    from hpcdl.train.data.options import to_argv
+    from hpcdl.train.data.data_options import to_argv
 
     return launch("hpcdl.train.data", to_argv(command, args), args)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from hpcdl.site.load import slurm_minutes
+from hpcdl.slurm.time_limit import slurm_minutes
 from hpcdl.system.errors import BadInput
 
 LAUNCHERS = ("horovod", "horovod-mpirun", "multiworker", "single")

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from hpcdl import facts
-from hpcdl.site.load import expand, slurm_minutes
+from hpcdl.site.paths import expand
 from hpcdl.site.schema import SITE
+from hpcdl.slurm.time_limit import slurm_minutes
 from hpcdl.system.document import Document, Mapping, Node, parse_bytes
 from hpcdl.system.errors import BadInput
 from hpcdl.system.schema import check, short

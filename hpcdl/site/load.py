@@ -7,7 +7,6 @@ YAML alone takes longer than the rest of most commands.
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -24,6 +23,8 @@ from hpcdl.site.model import (
     SpackSettings,
     StackRequest,
 )
+from hpcdl.site.paths import expand
+from hpcdl.slurm.time_limit import slurm_minutes
 from hpcdl.system.disk_cache import remembered
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder, home
@@ -31,13 +32,12 @@ from hpcdl.system.safe_read import read_regular
 from hpcdl.system.text import did_you_mean
 
 _DEFAULT_INTERCONNECT = {"fabric": "ethernet", "bandwidth_gbps": 1.0}
-UNLIMITED_MINUTES = 366 * 24 * 60
-_ROOM = Path(__file__).parent
+_LAYER = Path(__file__).parent
 # What decides whether a file is valid: a judgement of other versions of these counts no more.
 _JUDGES = (
-    _ROOM / "check.py", _ROOM / "schema.py", _ROOM.parent / "system" / "schema.py",
-    _ROOM.parent / "facts" / "gpus.yaml", _ROOM.parent / "facts" / "slurm_rules.yaml",
-    _ROOM.parent / "slurm" / "rules.py",
+    _LAYER / "check.py", _LAYER / "schema.py", _LAYER.parent / "system" / "schema.py",
+    _LAYER.parent / "facts" / "gpus.yaml", _LAYER.parent / "facts" / "slurm_rules.yaml",
+    _LAYER.parent / "slurm" / "rules.py",
 )  # fmt: skip
 
 
@@ -73,7 +73,7 @@ def find_site_file(given: str | None = None) -> Path:
 
 def installed_site_file() -> Path | None:
     """The site file of this installation, None where there is none."""
-    for candidate in (home() / "site.yaml", _ROOM.parent / "site.yaml"):
+    for candidate in (home() / "site.yaml", _LAYER.parent / "site.yaml"):
         if candidate.is_file():
             return candidate
     return None
@@ -94,35 +94,6 @@ def _checked(data: bytes, path: Path) -> dict[str, Any]:
     from hpcdl.site.check import checked
 
     return checked(data, str(path))
-
-
-def expand(text: str) -> str:
-    """A path of the site file with `~` and the variables that are known here replaced."""
-    known = {"HPCDL_HOME": lambda: str(home()), "HOME": _home, "USER": _user}
-    text = re.sub(
-        r"\$\{([A-Z_]+)\}|\$([A-Z_]+)",
-        lambda m: known.get(m.group(1) or m.group(2), m.group)(),
-        text,
-    )
-    if not text.startswith("~"):
-        return text
-    try:
-        return str(Path(text).expanduser())
-    except (RuntimeError, ValueError):  # no such user, or no home
-        return text
-
-
-def _home() -> str:
-    return str(Path("~").expanduser())
-
-
-def _user() -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # in a container that does not know the user
-        return os.environ.get("USER") or str(os.getuid())
 
 
 def _site(values: dict[str, Any], source: Path) -> Site:
@@ -211,22 +182,3 @@ def _gpu(partition: str, values: dict[str, Any]) -> Gpu:
         memory_gb=values.get("memory_gb") or row["memory_gb"],
         nvlink=row["nvlink_gbs"] is not None,
     )
-
-
-def slurm_minutes(text: str) -> int:
-    """Slurm's time format in minutes, rounded up; `unlimited` is a year and a day.
-
-    Slurm reads `M`, `M:S`, `H:M:S`, `D-H`, `D-H:M`, `D-H:M:S` (sbatch(1), --time).
-    """
-    if text.lower() in {"unlimited", "infinite"}:
-        return UNLIMITED_MINUTES
-    days, _, rest = text.rpartition("-")
-    parts = [int(part) for part in rest.split(":")]
-    if days:
-        hours, minutes, seconds = [*parts, 0, 0][:3]
-    elif len(parts) == 3:
-        hours, minutes, seconds = parts
-    else:
-        hours, (minutes, seconds) = 0, [*parts, 0][:2]
-    total = (int(days or 0) * 24 + hours) * 60 + minutes
-    return total + (1 if seconds else 0)

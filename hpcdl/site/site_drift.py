@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hpcdl.site.live import LiveCluster, LivePartition
-from hpcdl.site.load import slurm_minutes
 from hpcdl.site.model import Partition, Site
 from hpcdl.slurm.hostlist import expand_hostlist
+from hpcdl.slurm.time_limit import slurm_minutes
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,13 @@
 """Tries whether batches fit into memory: the run itself, for three steps.
 
-The run's own input, step, loop and checkpoints, in a folder that is thrown away; other
-ranks are left out. `python -m hpcdl.train.batch_size_probe LOW HIGH UNIT SECONDS RANKS
-WORDS` searches between two batches for the run that the command line WORDS means, alone on this
-process's CPUs, and says what it tries before it tries it: whoever reads that knows which batch
-ended the process.
+The run's own input, step, loop and checkpoints, in a directory that is thrown away; other ranks
+are left out.
 """
 
 from __future__ import annotations
 
 import gc
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +17,6 @@ from hpcdl.train import checkpoint, loop
 from hpcdl.train.communicate import Alone
 from hpcdl.train.data.source import Source
 from hpcdl.train.diagnostics import LossGuard
-from hpcdl.train.memory import Bounds, search
 from hpcdl.train.options import TrainOptions
 from hpcdl.train.run_plan import RunPlan
 from hpcdl.train.scalars import Scalars
@@ -100,30 +94,3 @@ def _training(
     )  # fmt: skip
     training.writer = _Holding(folder, 1)
     return training
-
-
-def main(words: list[str]) -> int:
-    """Search, and say every step of it on standard output."""
-    from hpcdl.train.__main__ import prepare
-    from hpcdl.train.options import parse
-    from hpcdl.train.ranks import this_place
-    from hpcdl.train.startup import StartupClock
-
-    low, high, unit, seconds, ranks, *rest = words
-    run = prepare(replace(parse(rest), strategy="single"), this_place(), StartupClock())
-    tries = run.trial(int(ranks))
-    print("ready", flush=True)
-    bounds = Bounds(int(low), int(high), int(unit), time.monotonic() + float(seconds))
-
-    def told(batch: int) -> bool:
-        print(f"tries {batch}", flush=True)
-        fits = tries(batch)
-        print(f"{'fits' if fits else 'fails'} {batch}", flush=True)
-        return fits
-
-    search(bounds, told)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

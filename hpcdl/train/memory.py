@@ -1,7 +1,7 @@
 """The largest batch that fits, found by trying: what a run that is out of memory has to say.
 
 On a GPU the same process tries smaller batches, for TensorFlow gives memory back to itself only. On
-CPUs fresh processes do (batch_size_probe.py), for a failed allocation may end the process there: a
+CPUs fresh processes do (batch_size_search.py), for a failed allocation may end the process there: a
 batch that kills its trial does not fit, and the next process goes on below it. From small batches
 up, which are quick and safe, then by bisection, to within an eighth or until the time is up. No
 other rank is asked: all that ran out try at the same time. `at_bad_alloc` lets us speak where C++
@@ -84,7 +84,7 @@ def search_in_children(bounds: Bounds, ranks: int, words: Sequence[str]) -> None
         numbers = [bounds.low, bounds.high, bounds.unit, bounds.left, ranks]
         begun = time.monotonic()
         child = subprocess.Popen(
-            [sys.executable, "-m", "hpcdl.train.batch_size_probe", *map(str, numbers), *words],
+            [sys.executable, "-m", "hpcdl.train.batch_size_search", *map(str, numbers), *words],
             env=kept,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )  # fmt: skip

@@ -39,7 +39,7 @@ JUDGE = """
 import json, sys
 import numpy as np
 from sklearn.metrics import roc_auc_score
-from hpcdl.train.__main__ import prepare
+from hpcdl.train.program import prepare
 from hpcdl.train.loop import resume
 from hpcdl.train.options import parse
 from hpcdl.train.ranks import this_place

@@ -118,7 +118,7 @@ IMAGES = ("--model=mlp", "--image-size=512", "--steps=2")  # a megabyte each, an
 def within_limit(runs: Runs, *words: str, job: str, ranks: int = 1) -> Done:
     """A run of which every process may have LIMIT bytes of address space."""
     start = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({LIMIT}, {LIMIT}));"
-    program = f"{start} import sys; from hpcdl.train.__main__ import main; sys.exit(main())"
+    program = f"{start} import sys; from hpcdl.train.program import main; sys.exit(main())"
     mpirun = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks)]
     process = subprocess.Popen(
         [*(mpirun if ranks > 1 else []), str(runs.python), "-c", program, "--job-dir",

@@ -12,13 +12,12 @@ import pytest
 
 from hpcdl.cli import main
 from hpcdl.regress.history import Point, Result, history_path, open_history
-from hpcdl.regress.report import Figure, Section, figure_page, night_page, read_files
-from hpcdl.regress.report import series as series_module
+from hpcdl.regress.report import Figure, Section, figure_page, night_page, read_files, series_view
 from hpcdl.regress.report.files import HEAD, TAIL, attach
-from hpcdl.regress.report.nodes import nodes_of
+from hpcdl.regress.report.nodes_view import nodes_of
 from hpcdl.regress.report.page import embedded_json
-from hpcdl.regress.report.scaling import layout_of, scaling
-from hpcdl.regress.report.series import view, views
+from hpcdl.regress.report.scaling_view import layout_of, scaling
+from hpcdl.regress.report.series_view import view, views
 from hpcdl.regress.report.tonight import bar, headline, rows, when
 from hpcdl.site import find_site_file, load_site
 from tests import nights
@@ -88,14 +87,14 @@ def test_many_series_are_the_same_on_all_cpus_on_one_and_where_processes_are_ref
             for k in range(1, 5)]  # fmt: skip
     found = []
     for much, cpus in ((10**9, {0}), (1, {0, 1})):
-        monkeypatch.setattr(series_module, "_MUCH", much)
-        monkeypatch.setattr(series_module.os, "sched_getaffinity", lambda _, cpus=cpus: cpus)
+        monkeypatch.setattr(series_view, "_MUCH", much)
+        monkeypatch.setattr(series_view.os, "sched_getaffinity", lambda _, cpus=cpus: cpus)
         found.append(views(work))
 
     def refused(*_: object) -> None:
         raise OSError("no more processes")
 
-    monkeypatch.setattr(series_module, "ProcessPoolExecutor", refused)
+    monkeypatch.setattr(series_view, "ProcessPoolExecutor", refused)
     assert found[0] == found[1] == views(work)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 np = pytest.importorskip("numpy", reason="numpy comes with the stack")
 
-from hpcdl.train import __main__ as program  # noqa: E402
+from hpcdl.train import program  # noqa: E402
 from hpcdl.train.communicate import Horovod  # noqa: E402
 from hpcdl.train.options import TrainOptions  # noqa: E402
 from hpcdl.train.ranks import RankPlace  # noqa: E402

@@ -1,9 +1,9 @@
 """The report of a night and of all nights before it: one HTML file that needs no network.
 
-`series`, `nodes`, `scaling` and `tonight` turn results into plain values and words, without
-touching a file; `page` lays them into templates/report, whose figures.js draws what is in view
-from those values. `files` alone reads: the scripts and logs that a reader may open. Other pages
-use the same figures: `Figure` and `figure_page`.
+`series_view`, `nodes_view`, `scaling_view` and `tonight` turn results into plain values and text,
+without touching a file; `page` lays them into templates/report, whose figures.js draws what is in
+view from those values. `files` alone reads: the scripts and logs that a reader may open. Other
+pages use the same figures: `Figure` and `figure_page`.
 """
 
 from hpcdl.regress.report.files import read_files

@@ -18,9 +18,9 @@ from typing import Any
 from hpcdl.regress.formats import Run
 from hpcdl.regress.history import History, Point, Series
 from hpcdl.regress.references import WIDEST
-from hpcdl.regress.report import nodes, scaling, tonight
+from hpcdl.regress.report import nodes_view, scaling_view, tonight
 from hpcdl.regress.report.files import Attached
-from hpcdl.regress.report.series import SeriesView, Work, describe, percent, views
+from hpcdl.regress.report.series_view import SeriesView, Work, describe, percent, views
 from hpcdl.regress.verdict import Status
 from hpcdl.system.resources import folder
 
@@ -199,7 +199,7 @@ def _scaling(views: Sequence[SeriesView]) -> Section:
         Figure("lines", one.family or one.check, one.values, f"x{index}",
                f"{one.check} \N{MIDDLE DOT} {one.metric}", one.partition,
                (f"{percent(one.efficiency)} of the ideal at the largest layout",))
-        for index, one in enumerate(scaling.scaling(views))
+        for index, one in enumerate(scaling_view.scaling(views))
     )  # fmt: skip
     return Section(
         "scaling", "Scaling",
@@ -214,7 +214,7 @@ def _nodes(found: Mapping[Series, tuple[str, list[Point]]], views: Sequence[Seri
     for partition in sorted({series[2] for series in found}):
         each = [points for series, (_, points) in found.items() if series[2] == partition]
         slow = [n for one in views if one.partition == partition for n in one.slow_nodes]
-        one = nodes.nodes_of(partition, each, slow)
+        one = nodes_view.nodes_of(partition, each, slow)
         if one is not None:
             maps.append(one)
     figures = tuple(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcdl.regress.report.series import describe_metric, signed
+from hpcdl.regress.report.series_view import describe_metric, signed
 from hpcdl.regress.verdict import number
 from hpcdl.system.text import duration
 

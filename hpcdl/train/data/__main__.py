@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError
+from hpcdl.train.data.data_options import build_parser
 from hpcdl.train.data.dataset import FILE, Dataset, promised, read_dataset
-from hpcdl.train.data.options import build_parser
 from hpcdl.train.ranks import this_place
 
 

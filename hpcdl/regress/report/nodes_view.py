@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from hpcdl.regress.history import Point, single_node
-from hpcdl.regress.report.series import signed
+from hpcdl.regress.report.series_view import signed
 
 NIGHTS = 42
 _DIGITS = 4

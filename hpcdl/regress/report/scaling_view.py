@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from hpcdl.regress.report.series import SeriesView, describe_metric, percent, rounded
+from hpcdl.regress.report.series_view import SeriesView, describe_metric, percent, rounded
 
 _LAYOUT = re.compile(r"(?:^|-)(\d+)x(\d+)(?=-|$)")
 _NIGHTS = 14

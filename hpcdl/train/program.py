@@ -1,0 +1,92 @@
+"""One rank of a training run, from its arguments to its exit code.
+
+The order is dictated by cost and by what must come first: place among the ranks, environment,
+TensorFlow, Horovod, and then the run itself (run.py).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from hpcdl.system.errors import HpcdlError
+from hpcdl.train.memory import at_bad_alloc
+from hpcdl.train.options import TrainOptions, parse
+from hpcdl.train.ranks import RankPlace, this_place
+from hpcdl.train.startup import StartupClock, import_tensorflow, prepare_environment
+
+if TYPE_CHECKING:
+    from hpcdl.train.run import Run
+
+
+def main(words: list[str] | None = None) -> int:
+    """Train as `words` say and return the exit code. Every rank prints its own errors."""
+    clock = StartupClock()
+    place = this_place()
+    try:
+        return _run(parse(sys.argv[1:] if words is None else words), place, clock)
+    except HpcdlError as error:
+        return _fail(error, place)
+
+
+def _fail(error: HpcdlError, place: RankPlace) -> int:
+    """Print the error and leave with its code.
+
+    One of several ranks leaves without the orderly end that would wait for ranks which are stuck;
+    the launcher then ends those. Ranks other than 0 wait a moment before they speak:
+    what all of them have to say is said once.
+    """
+    prefix = f"rank {place.rank} on {place.host}: " if place.rank else ""
+    if place.rank:
+        time.sleep(3.0)
+    print(prefix + error.render(), file=sys.stderr, flush=True)
+    return _leave(int(error.exit_code), place)
+
+
+def _leave(code: int, place: RankPlace) -> int:
+    """The exit code; where it is none of success, one of several ranks leaves with it at once.
+
+    The launcher ends the other ranks when one is gone, also those that are still taking TensorFlow
+    apart: the step's code would be that of a kill.
+    """
+    if code and place.size > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def _run(options: TrainOptions, place: RankPlace, clock: StartupClock) -> int:
+    run = prepare(options, place, clock)
+    at_bad_alloc(run.end_without_memory)
+    code = run.go()
+    run.ranks.close()
+    return _leave(code, place)
+
+
+def prepare(options: TrainOptions, place: RankPlace, clock: StartupClock) -> Run:
+    """The run, with TensorFlow imported and the ranks joined.
+
+    Raises:
+        HpcdlError: the options do not fit together, or the machine lacks something.
+    """
+    from hpcdl.train.models import facts_of
+    from hpcdl.train.run_plan import global_batch
+
+    model = facts_of(options.model)
+    keras = model["builder"] != "mlp"
+    # Refused before the seconds that TensorFlow and MPI take.
+    global_batch(options, model, place.size)
+    prepare_environment(place, onednn=model.get("onednn", True))
+    clock.mark("options")
+    tf = import_tensorflow(place, keras=keras)
+    if options.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    clock.mark("tensorflow")
+    from hpcdl.train.run import Run
+    from hpcdl.train.strategies import Joining, join_ranks
+
+    ranks = join_ranks(options.strategy, Joining(tf, place, clock, keras))
+    return Run(tf, options, place, clock, ranks, model)
