@@ -94,24 +94,24 @@ def publish(
         CheckFailed: the gate did not pass, others may write the tree, or an agreement or waiver
             is missing; `current` stays.
     """
-    require_answers(site, read_release(site, release_id))
-    proof = read_proof(read_release(site, release_id))
+    release, event = read_release(site, release_id), Event("publish", release_id, "")
+    require_answers(site, release)
+    proof = read_proof(release)
     if verify_again or proof is None or not proof.passed or not enough(proof):
         say(f"verifying {release_id} through its module")
         proof = verify(site, release_id, gate)
-        _require_passed(read_release(site, release_id), proof)
+        _require_passed(release, proof)
     with shared_lock(publish_lock(site), wait_seconds=_WAIT_SECONDS):
-        release = read_release(site, release_id)
+        release = read_release(site, release_id)  # the gate took its time
         before = current_id(site)
         for name in _WRITTEN:
             clear_leftovers(release.root / name)
-        _show_modules(site, release, Event("publish", release.id, ""))
+        _show_modules(site, release, event)
         require_safe_modes(release)
         for closed in {*closed_above(release.root), *closed_above(release.python.resolve())}:
             say(f"note: users cannot enter {closed}, so they cannot use this release")
         write_site_files(site)
         _write_sboms(site, release, say)
-        event = Event("publish", release.id, "")
         moves = _moves(site, event)
         _switch(site, event, before)
     return PublishResult(before, release.id, proof, moves)

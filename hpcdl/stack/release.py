@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 SCHEMA = 1
 DISPATCH_FILE = ".dispatch.json"
 """In a modules folder: which release serves which partition."""
-_RECIPES = tuple(Path(__file__).parent / name for name in ("recipe.py", "spack/environment.py"))
+_LAYER = Path(__file__).parent
+_RECIPES = (_LAYER / "recipe.py", _LAYER / "spack_backend" / "environment.py")
 _DECIDING = ("wheels", "spack", "gpus", "tensorflow", "cuda", "cudnn", "nccl", "horovod",
              "toolchain")  # fmt: skip
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")

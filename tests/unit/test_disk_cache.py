@@ -7,6 +7,7 @@ import pytest
 
 from hpcdl.jobs.script import _compiled_templates
 from hpcdl.site import load_site
+from hpcdl.stack.release import planned_module
 from hpcdl.system.disk_cache import _KEPT, remembered
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import cache, folder
@@ -90,6 +91,13 @@ def test_a_site_file_that_changes_is_judged_again(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(BadInput, match="has 1 fault"):
             load_site(file)
+
+
+def test_sites_and_planned_modules_are_remembered() -> None:
+    site = load_site(folder("templates") / "sites" / "pi.yaml")
+    planned_module(site)
+    for kind in ("sites", "planned"):
+        assert len(list((cache() / kind).iterdir())) == 1, "a file among its sources is missing"
 
 
 def test_a_remembered_site_is_the_same_site(tmp_path: Path) -> None:
