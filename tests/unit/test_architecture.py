@@ -1,58 +1,99 @@
-"""The rules of the house that a machine can hold (docs/architecture.md)."""
+"""The rules of docs/architecture.md that a machine can hold."""
 
 import ast
 import re
+from collections import defaultdict
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[2] / "hpcdl"
-
-# A room may import what stands in its row, and itself. Everything else would go up or sideways.
-MAY_IMPORT = {
-    "facts": set(),
-    "system": set(),
-    "slurm": {"facts", "system"},
-    "site": {"facts", "system", "slurm"},
-    "stack": {"facts", "system", "slurm", "site"},
-    "jobs": {"facts", "system", "slurm", "site"},
-    "predict": {"facts", "system", "slurm", "site"},
-    "cluster": {"facts", "system", "slurm", "site"},
-    "train": {"facts", "system"},
-    "regress": {"facts", "system", "slurm", "site", "stack", "jobs", "predict", "cluster"},
-    "workflows": {"facts", "system", "slurm", "site", "stack", "jobs", "predict", "cluster",
-                  "regress"},
-    "cli": {"facts", "system", "slurm", "site", "stack", "jobs", "predict", "cluster", "regress",
-            "workflows", "train"},
-}  # fmt: skip
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "hpcdl"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
-def rooms_imported(path: Path) -> set[str]:
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def layer_of(module: str) -> str:
+    """The first package below hpcdl; hpcdl itself and its entry point are none."""
+    return module.split(".")[1] if module.count(".") and module != "hpcdl.__main__" else ""
+
+
+def imported(path: Path, modules: set[str]) -> set[str]:
+    """Our modules that a file imports, inside functions and for type checkers too."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        names = []
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            names = [node.module or ""]
-            if node.module == "hpcdl":
-                names = [f"hpcdl.{alias.name}" for alias in node.names]
-        found |= {name.split(".")[1] for name in names if name.startswith("hpcdl.")}
-    return found & set(MAY_IMPORT)
+            assert not node.level, f"{path}:{node.lineno}: imports name the whole path"
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= names & modules or {node.module or ""}
+    return found & modules
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_go_down(path: Path) -> None:
-    room = path.relative_to(PACKAGE).parts[0]
-    if room not in MAY_IMPORT:
-        return
-    assert rooms_imported(path) - {room} <= MAY_IMPORT[room]
+MODULES = {module_of(path): path for path in FILES}
+GRAPH = {name: imported(path, set(MODULES)) for name, path in MODULES.items()}
+EDGES = {(one, other) for one, others in GRAPH.items() for other in others}
 
 
-def test_every_room_has_a_floor() -> None:
-    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    assert rooms <= set(MAY_IMPORT)
+def allowed() -> dict[str, set[str]]:
+    """The layers that each may import, as docs/architecture.md has them."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    (line,) = re.findall(r"^   (facts, system <-[^.]*)\.$", text, re.M)
+    found: dict[str, set[str]] = {"train": {"facts", "system"}}
+    below: set[str] = set()
+    for level in line.split(" <- "):
+        names = set(level.split(", "))
+        found |= dict.fromkeys(names, below)
+        below = below | names
+    return found
+
+
+def test_imports_go_down() -> None:
+    layers = allowed()
+    between = {(layer_of(one), layer_of(other), one) for one, other in EDGES}
+    wrong = [
+        f"{one} imports {there}"
+        for here, there, one in sorted(between)
+        if here and there and here != there and there not in layers[here] | {"train"}
+    ]
+    assert not wrong
+
+
+def test_nobody_imports_the_training_program_but_the_command_line_its_options() -> None:
+    into = {edge for edge in EDGES if layer_of(edge[1]) == "train" != layer_of(edge[0])}
+    assert into == {
+        ("hpcdl.cli.train", "hpcdl.train.options"),
+        ("hpcdl.cli.data", "hpcdl.train.data.data_options"),
+    }
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    try:
+        TopologicalSorter(GRAPH).prepare()
+    except CycleError as fault:
+        pytest.fail(" <- ".join(fault.args[1]))
+
+
+def test_nobody_imports_an_entry_point() -> None:
+    assert not [edge for edge in EDGES if edge[1].endswith(".__main__")]
+
+
+def test_every_layer_has_its_place() -> None:
+    assert {path.parent.name for path in PACKAGE.glob("*/__init__.py")} == set(allowed())
+
+
+def test_names_of_modules_are_unique_within_a_layer() -> None:
+    found = defaultdict(list)
+    for name in MODULES:
+        stem = name.rpartition(".")[2]
+        if stem != "__main__":
+            found[layer_of(name), stem].append(name)
+    assert not [names for names in found.values() if len(names) > 1]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
