@@ -93,7 +93,8 @@ def load_request(path: Path) -> dict[str, Any]:
     Raises:
         BadInput: every fault of the file at once, each with its line and a caret.
     """
-    document = read_document(path)
+    keys = "write `schema: 1` and options of `hpcdl job submit`; `hpcdl job schema` has all keys"
+    document = read_document(path, if_empty=keys)
     values = check(document, JOB)
     document.raise_faults()
     assert isinstance(values, dict)

@@ -190,7 +190,7 @@ def read_references(path: Path) -> tuple[Reference, ...]:
     Raises:
         BadInput: every fault of the file at once.
     """
-    document = read_document(path)
+    document = read_document(path, if_empty="`hpcdl check references measure` drafts one")
     values = check(document, FILE_SCHEMA)
     found = (values or {}).get("set")
     if found is not None and found != path.stem:

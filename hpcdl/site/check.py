@@ -28,7 +28,7 @@ def checked(data: bytes, name: str) -> dict[str, Any]:
     Raises:
         BadInput: every fault of the file at once, each with its line and a caret.
     """
-    document = parse_bytes(data, name)
+    document = parse_bytes(data, name, "`hpcdl site init` writes a commented one to start from")
     values = check(document, SITE)
     if isinstance(values, dict):
         _check_meaning(document, values)

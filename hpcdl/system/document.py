@@ -151,16 +151,16 @@ def show_fault(document: Document, fault: Fault) -> list[str]:
     return lines
 
 
-def read_document(path: Path, limit: int = MAX_BYTES) -> Document:
-    """Read and parse a YAML file of at most `limit` bytes.
+def read_document(path: Path, limit: int = MAX_BYTES, *, if_empty: str = "") -> Document:
+    """Read and parse a YAML file of at most `limit` bytes; `if_empty` is an empty one's hint.
 
     Raises:
         BadInput: it cannot be read, is too large or too deep, is empty, or is not YAML.
     """
-    return parse_bytes(read_regular(path, limit), str(path))
+    return parse_bytes(read_regular(path, limit), str(path), if_empty)
 
 
-def parse_bytes(data: bytes, name: str) -> Document:
+def parse_bytes(data: bytes, name: str, if_empty: str = "") -> Document:
     """Parse a YAML file's bytes; `name` is what faults call it.
 
     Raises:
@@ -171,10 +171,10 @@ def parse_bytes(data: bytes, name: str) -> Document:
     except UnicodeDecodeError as fault:
         line = data[: fault.start].count(b"\n") + 1
         raise BadInput(f"{name}:{line}: is not UTF-8 text") from fault
-    return parse_document(text, name)
+    return parse_document(text, name, if_empty)
 
 
-def parse_document(text: str, name: str) -> Document:
+def parse_document(text: str, name: str, if_empty: str = "") -> Document:
     """Parse YAML text; `name` is what faults call it.
 
     Raises:
@@ -188,9 +188,7 @@ def parse_document(text: str, name: str) -> Document:
         document.faults.append(_syntax_fault(fault))
         raise InvalidDocument(document) from fault
     if root is None or (isinstance(root, Scalar) and root.empty):
-        raise BadInput(
-            f"{name} is empty", hint="`hpcdl site init` writes a commented one to start from"
-        )
+        raise BadInput(f"{name} is empty", hint=if_empty)
     document.root = root
     return document
 

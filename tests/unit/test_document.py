@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcdl.cli import main
 from hpcdl.system.document import MAX_DEPTH, InvalidDocument, Mapping, parse_document, read_document
 from hpcdl.system.errors import BadInput
 
@@ -63,10 +64,26 @@ def test_a_duplicate_key_says_where_the_first_one_is() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# only a comment\n", "---\n...\n", "~", "null\n"])
-def test_an_empty_file_is_told_what_could_be_in_it(text: str) -> None:
+def test_an_empty_file_is_refused_with_the_hint_of_who_reads_it(text: str) -> None:
     with pytest.raises(BadInput, match="is empty") as caught:
-        parse_document(text, "f.yaml")
-    assert "hpcdl site init" in caught.value.hint
+        parse_document(text, "f.yaml", "write something")
+    assert caught.value.hint == "write something"
+
+
+@pytest.mark.parametrize(
+    ("line", "next_step"),
+    [("site show --site", "hpcdl site init"), ("job render --site pi --file", "hpcdl job schema"),
+     ("study show", "hpcdl study schema")],
+)  # fmt: skip
+def test_an_empty_file_is_told_what_belongs_in_it(
+    line: str, next_step: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "empty.yaml"
+    file.write_text("# nothing yet\n")
+    assert main([*line.split(), str(file)]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == f"error: {file} is empty"
+    assert [text for text in said if text.startswith("help:") and next_step in text] == said[1:]
 
 
 def test_a_fault_is_shown_as_a_compiler_shows_it() -> None:

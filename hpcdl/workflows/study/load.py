@@ -75,7 +75,7 @@ def read_study(path: Path) -> Study:
     Raises:
         BadInput: see `load_study`.
     """
-    document = read_document(path)
+    document = read_document(path, if_empty="`hpcdl study schema` has its keys")
     _check_version(document)
     values = check(document, STUDY)
     if not document.faults:
