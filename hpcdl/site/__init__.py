@@ -1,9 +1,9 @@
 """The site: one description of a cluster, from which everything else is derived.
 
-`load_site(path)` validates a site.yaml once, at the door, and gives an immutable `Site`;
+`load_site(path)` validates a site.yaml once, where it is read, and gives an immutable `Site`;
 inside, values are valid. `schema` holds the one definition of the file (the checker, the
 editor's JSON Schema and docs/site-file.md come from it); `detect` writes a file from a live
-Slurm and `drift` compares the two.
+Slurm and `site_drift` compares the two.
 """
 
 from hpcdl.site.load import find_site_file, load_site

@@ -18,8 +18,8 @@ from hpcdl.system.errors import BadInput
 from hpcdl.system.schema import check, short
 from hpcdl.system.text import did_you_mean
 
-_FOLDERS = frozenset({"store", "buildcache", "keys", "downloads"})
-"""What all stacks share below PREFIX/spack, where each has a folder of its own name."""
+_TAKEN = frozenset({"store", "buildcache", "keys", "downloads"})
+"""What all stacks share below PREFIX/spack, where each has a directory of its own name."""
 
 
 def checked(data: bytes, name: str) -> dict[str, Any]:
@@ -49,9 +49,9 @@ def _check_meaning(document: Document, values: dict[str, Any]) -> None:
     if chosen and chosen not in partitions:
         _unknown(document, ("default_partition",), "partition", chosen, partitions)
     for name, stack in (values.get("stacks") or {}).items():
-        if name in _FOLDERS:
+        if name in _TAKEN:
             document.fault(
-                f"'{name}' is no name for a stack: PREFIX/spack has a folder of that name",
+                f"'{name}' is no name for a stack: PREFIX/spack has a directory of that name",
                 document.find(("stacks", name)),
                 f"choose another, such as {name}-1",
             )
@@ -73,7 +73,7 @@ def _check_partition(
     if model and _gpu_row(model) is None:
         known = [*facts.load("gpus")["gpus"], *facts.load("gpus")["aliases"]]
         document.fault(
-            f"nobody knows the GPU model '{short(model)}'",
+            f"unknown GPU model '{short(model)}'",
             place("gpu", "model"),
             did_you_mean(model, known),
         )

@@ -1,7 +1,7 @@
 """`hpcdl site init`: a commented site.yaml from a live Slurm.
 
 What Slurm cannot tell (paths, network, scratch, driver) is written as a comment to fill in;
-what it leaves open about a GPU is named, so that nobody publishes a guess.
+what it leaves open about a GPU is named, so that no guess is published.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def gpu_model(gres_type: str | None) -> str | None:
     table = facts.load("gpus")
     names = {**{name: name for name in table["gpus"]}, **table["aliases"]}
     folded = {name.casefold(): model for name, model in names.items()}
-    words = gres_type.casefold().removeprefix("nvidia_").removeprefix("tesla_").replace("_", "-")
-    if words in folded:
-        return str(folded[words])
-    exact = [model for name, model in folded.items() if words.split("-")[0] == name]
+    text = gres_type.casefold().removeprefix("nvidia_").removeprefix("tesla_").replace("_", "-")
+    if text in folded:
+        return str(folded[text])
+    exact = [model for name, model in folded.items() if text.split("-")[0] == name]
     return str(exact[0]) if exact else None
 
 

@@ -1,7 +1,7 @@
-"""From a file to a `Site`: read, judged by `check`, then frozen values.
+"""From a file to a `Site`: read, validated by `check`, then frozen values.
 
-The judgement of a valid file is remembered by its content: every command reads the site, and
-YAML alone takes longer than the rest of most commands.
+The values of a valid file are kept in the disk cache: every command reads the site, and YAML alone
+takes longer than the rest of most commands.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from hpcdl.system.text import did_you_mean
 
 _DEFAULT_INTERCONNECT = {"fabric": "ethernet", "bandwidth_gbps": 1.0}
 _LAYER = Path(__file__).parent
-# What decides whether a file is valid: a judgement of other versions of these counts no more.
-_JUDGES = (
+# What decides whether a file is valid: values kept for other versions of these are not used.
+_DECIDING = (
     _LAYER / "check.py", _LAYER / "schema.py", _LAYER.parent / "system" / "schema.py",
     _LAYER.parent / "facts" / "gpus.yaml", _LAYER.parent / "facts" / "slurm_rules.yaml",
     _LAYER.parent / "slurm" / "rules.py",
@@ -67,7 +67,7 @@ def find_site_file(given: str | None = None) -> Path:
     if "/" not in chosen and chosen.removesuffix(".yaml") in shipped:
         return shipped[chosen.removesuffix(".yaml")]
     if path.is_dir():
-        return path  # refused where it is read, as what it is
+        return path  # refused where it is read
     raise BadInput(f"there is no site file {chosen}", hint=did_you_mean(chosen, shipped))
 
 
@@ -86,7 +86,7 @@ def load_site(path: Path) -> Site:
         BadInput: every fault of the file at once, each with its line and a caret.
     """
     data = read_regular(path)
-    values = remembered("sites", [data, *_JUDGES], lambda: _checked(data, path))
+    values = remembered("sites", [data, *_DECIDING], lambda: _checked(data, path))
     return _site(values, path.absolute())
 
 

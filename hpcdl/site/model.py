@@ -105,7 +105,7 @@ class SlurmDialect:
 
 @dataclass(frozen=True)
 class Paths:
-    """Absolute folders: software `prefix`, jobs' `work` and `datasets`; Lmod's bash init."""
+    """Absolute directories: software `prefix`, jobs' `work` and `datasets`; Lmod's bash init."""
 
     prefix: Path
     work: Path

@@ -86,7 +86,7 @@ SLURM = _map(
 )
 
 PATHS = _map(
-    "Folders on the shared file system. `~`, `$HOME`, `$USER` and `$HPCDL_HOME` are replaced.",
+    "Directories on the shared file system. `~`, `$HOME`, `$USER` and `$HPCDL_HOME` are replaced.",
     ["prefix", "work", "datasets"],
     {
         "prefix": _text("Where stacks and modules are published.", examples=["/apps/hpcdl"]),
@@ -135,7 +135,7 @@ SCRATCH = _map(
     {
         "path": _text("Where it is; `$SLURM_JOB_ID` and `$USER` are replaced in the job.",
                       examples=["/local/$SLURM_JOB_ID"]),
-        "size_gb": _size("Room in GB; 0 when it is not known.", 0, 1_000_000, default=0),
+        "size_gb": _size("Space in GB; 0 where it is not known.", 0, 1_000_000, default=0),
     },
 )  # fmt: skip
 

@@ -154,7 +154,7 @@ def would_run(script: Path, options: Sequence[str] = ()) -> None:
     That nodes are not there at the moment is no refusal: the job would wait for them.
 
     Raises:
-        BadInput: it refuses; its own words are shown.
+        BadInput: it refuses; its message is shown.
     """
     answer = _ask(["sbatch", "--test-only", *options, str(script)], check=False)
     if not answer.ok and not any(sign in answer.stderr for sign in _NOT_NOW):
@@ -165,7 +165,7 @@ def submit(script: Path, options: Sequence[str] = ()) -> int:
     """Queue a script and give its job id.
 
     Raises:
-        BadInput: Slurm refuses it; its own words are shown.
+        BadInput: Slurm refuses it; its message is shown.
     """
     answer = _ask(["sbatch", "--parsable", *options, str(script)], check=False)
     if not answer.ok:
@@ -208,8 +208,8 @@ def _away(said: Sequence[str]) -> SlurmAway:
     return SlurmAway(
         "Slurm does not answer",
         details=said,
-        hint="is slurmctld running, and is SLURM_CONF right? `hpcdl cluster status` tells "
-        "of the embedded one",
+        hint="is slurmctld running, and is SLURM_CONF right? `hpcdl cluster status` shows "
+        "the embedded one",
     )
 
 
@@ -219,8 +219,8 @@ def _refuse(answer: CommandResult, what: str = "") -> None:
     if any(sign in line for line in said for sign in _AWAY):
         raise _away(said[-3:])
     if what:
-        words = [re.sub(r"^(sbatch|srun|allocation failure|error): ?", "", line) for line in said]
-        raise BadInput(what, details=[re.sub(r"^error: ", "", word) for word in words])
+        lines = [re.sub(r"^(sbatch|srun|allocation failure|error): ?", "", line) for line in said]
+        raise BadInput(what, details=[re.sub(r"^error: ", "", line) for line in lines])
     raise CommandFailed(answer)
 
 

@@ -40,25 +40,25 @@ def _split(hostlist: str) -> Iterator[str]:
         yield hostlist[start:]
 
 
-def _expand(part: str, room: int) -> list[str]:
+def _expand(part: str, limit: int) -> list[str]:
     """The names of one part; several brackets in it count like digits of a number."""
     pieces = _RANGES.split(part)
     names = [pieces[0]]
     for ranges, tail in zip(pieces[1::2], pieces[2::2], strict=True):
-        numbers = list(_numbers(ranges, room))
-        if len(names) * len(numbers) > room:
+        numbers = list(_numbers(ranges, limit))
+        if len(names) * len(numbers) > limit:
             raise _too_many(part)
         names = [f"{name}{number}{tail}" for name in names for number in numbers]
     return names
 
 
-def _numbers(ranges: str, room: int) -> Iterable[str]:
+def _numbers(ranges: str, limit: int) -> Iterable[str]:
     for piece in ranges.split(","):
         low, _, high = piece.partition("-")
         first, last = int(low), int(high or low)
         if last < first:
             raise BadInput(f"the range {piece[:40]} in a list of nodes runs backwards")
-        if last - first >= room:
+        if last - first >= limit:
             raise _too_many(ranges)
         yield from (f"{number:0{len(low)}d}" for number in range(first, last + 1))
 

@@ -139,7 +139,7 @@ def job_id(text: str) -> int:
 
 def job(line: str) -> JobRecord:
     """A line of `scontrol show job -o`."""
-    # A name may hold blanks and signs, and so look like fields: it is cut out first.
+    # A name may hold blanks and signs, and so look like fields: it is taken out first.
     name = _JOB_NAME.search(line)
     fields = pairs(line[: name.start()] + line[name.end() :] if name else line)
     if name:
@@ -237,7 +237,7 @@ def node(line: str) -> NodeRecord:
     fields = pairs(line)
     return NodeRecord(
         name=fields["NodeName"],
-        partitions=tuple(_words(fields.get("Partitions", ""))),
+        partitions=tuple(_listed(fields.get("Partitions", ""))),
         state=fields.get("State", ""),
         cpus=int(fields.get("CPUTot", "1")),
         sockets=int(fields.get("Sockets", "1")),
@@ -245,7 +245,7 @@ def node(line: str) -> NodeRecord:
         threads_per_core=int(fields.get("ThreadsPerCore", "1")),
         memory_mb=int(fields.get("RealMemory", "1")),
         gres=_known(fields.get("Gres", "")),
-        features=tuple(_words(_known(fields.get("AvailableFeatures", "")))),
+        features=tuple(_listed(_known(fields.get("AvailableFeatures", "")))),
         reason=fields.get("Reason", ""),
     )
 
@@ -282,7 +282,7 @@ def mpi_plugins(text: str) -> tuple[str, ...]:
 
 
 def version(text: str) -> str:
-    """`slurm 22.05.8` (some vendors print `slurm-wlm 22.05.8`) without its first word."""
+    """`slurm 22.05.8` (some vendors print `slurm-wlm 22.05.8`) without its first part."""
     return text.split()[-1] if text.split() else ""
 
 
@@ -292,8 +292,8 @@ def _numbers(span: re.Match[str]) -> range:
     return range(int(first), int(last or first) + 1, max(1, int(step or 1)))
 
 
-def _words(text: str) -> list[str]:
-    return [word for word in text.split(",") if word]
+def _listed(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
 
 
 def _known(text: str) -> str:

@@ -238,5 +238,5 @@ def _bound(text: str | None) -> Release | None:
 
 
 def _edge(release: Release) -> str:
-    """An end of a span in words: point release 0 is the series itself."""
+    """An end of a span as text: point release 0 is the series itself."""
     return str(release) if release.point else release.series

@@ -2,7 +2,7 @@
 
 Every failure that a person can cause or cure is an `HpcdlError`: one sentence of what is
 wrong, details where they help, and a hint that says what to do. The command line prints it
-and leaves with its exit code; anything else that escapes is a defect of ours.
+and exits with its status; anything else that escapes is a defect of ours.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class HpcdlError(Exception):
 
 
 class CheckFailed(HpcdlError):
-    """The question was well put and the answer is no (exit code 1)."""
+    """The check was made and failed (exit code 1)."""
 
 
 class BadInput(HpcdlError):
@@ -87,7 +87,7 @@ class BadInput(HpcdlError):
 
 
 class MissingPrerequisite(HpcdlError):
-    """The machine lacks a package, a permission, a service or room (exit code 3)."""
+    """The machine lacks a package, a permission, a service or space (exit code 3)."""
 
     exit_code = ExitCode.MISSING_PREREQUISITE
 

@@ -1,6 +1,6 @@
 """Files that are whole or absent, and locks that say who holds them.
 
-Every write goes to a temporary name in the same folder, is synced and renamed, so that a
+Every write goes to a temporary name in the same directory, is synced and renamed, so that a
 killed command leaves the old content. Failures of the file system (full, read-only, quota)
 become one clear error.
 """
@@ -20,15 +20,15 @@ from pathlib import Path
 
 from hpcdl.system.errors import MissingPrerequisite
 
-_NO_ROOM = {
-    errno.ENOSPC: "no room left on the file system",
+_REASONS = {
+    errno.ENOSPC: "no space left on the file system",
     errno.EDQUOT: "your quota is used up",
     errno.EROFS: "the file system is read-only",
     errno.EACCES: "no permission to write there",
     errno.EPERM: "no permission to write there",
     errno.ENOTDIR: "a part of the path is a file",
     errno.EEXIST: "a part of the path is a file",
-    errno.EISDIR: "it is a folder",
+    errno.EISDIR: "it is a directory",
     errno.ENAMETOOLONG: "the name is too long",
 }
 _NAMED = 100
@@ -41,8 +41,8 @@ def explain_os_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as fault:
-        reason = _NO_ROOM.get(fault.errno or 0) or fault.strerror or str(fault)
-        cure = "free some room or choose another place"
+        reason = _REASONS.get(fault.errno or 0) or fault.strerror or str(fault)
+        cure = "free some space or choose another place"
         if fault.errno in {errno.EACCES, errno.EPERM}:
             cure = "ask its owner, or choose another place"
         raise MissingPrerequisite(
@@ -53,7 +53,7 @@ def explain_os_errors(path: Path) -> Iterator[None]:
 def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o644) -> None:
     """Write `content` to `path` as a whole: temporary name, fsync, rename.
 
-    Parent folders are made. `mode` is the file's permission, whatever the umask. Bytes of a
+    Parent directories are made. `mode` is the file's permission, whatever the umask. Bytes of a
     command line that are no UTF-8 (surrogates in a text) are written as they were.
     """
     data = content if isinstance(content, bytes) else content.encode(errors="surrogateescape")
@@ -104,10 +104,10 @@ def switch_link(link: Path, target: str) -> None:
             raise
 
 
-def size_of(folder: Path) -> int:
-    """Bytes that go when the folder goes: files that nothing else links to."""
+def size_of(directory: Path) -> int:
+    """Bytes that removing a directory frees: those of files that nothing else links to."""
     total = 0
-    for where, _, files in os.walk(folder):
+    for where, _, files in os.walk(directory):
         for name in files:
             with suppress(OSError):
                 status = os.lstat(os.path.join(where, name))  # noqa: PTH118 - many thousands
@@ -154,7 +154,7 @@ def _try_lock(descriptor: int) -> bool:
 
 @contextmanager
 def shared_lock(path: Path, *, wait_seconds: float = 60.0) -> Iterator[None]:
-    """`locked`, where what is made is for everybody: the folders of the lock itself, too.
+    """`locked`, where what is made is for everybody: the directories of the lock itself, too.
 
     Raises:
         MissingPrerequisite: the lock was not free within `wait_seconds`; says who holds it.

@@ -1,6 +1,6 @@
-"""Whether a folder's file system keeps locks: by its type, and by trying.
+"""Whether a directory's file system keeps locks: by its type, and by trying.
 
-A data base file needs locks that hold. Network file systems answer them in their own ways, some
+A database file needs locks that hold. Network file systems answer them in their own ways, some
 only on one node, some not at all and without an error; so those are known by name, and
 everywhere one descriptor must be refused what another one holds.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 
 SHARED = frozenset({"nfs", "nfs4", "lustre", "gpfs", "beegfs", "cifs", "smb3", "smbfs", "afs",
                     "9p", "fuse.sshfs", "orangefs", "panfs", "pvfs2", "ceph"})  # fmt: skip
-"""File systems of several machines, whose locks a data base cannot rely on."""
+"""File systems of several machines, whose locks a database cannot rely on."""
 _NOT_THERE = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
 
@@ -29,21 +29,21 @@ def file_system(path: Path, mounts: str = "/proc/self/mounts") -> str:
     except OSError:
         return ""
     for line in lines:
-        words = line.split()
-        point = words[1].replace("\\040", " ") if len(words) > 2 else ""
+        fields = line.split()
+        point = fields[1].replace("\\040", " ") if len(fields) > 2 else ""
         inside = place == point or place.startswith(point.rstrip("/") + "/")
         if inside and len(point) >= len(best):
-            best, kind = point, words[2]
+            best, kind = point, fields[2]
     return kind
 
 
-def locks_hold(folder: Path) -> bool:
-    """Whether a lock in this folder keeps another one out (fcntl(2), F_OFD_SETLK).
+def locks_hold(directory: Path) -> bool:
+    """Whether a lock in this directory keeps another one out (fcntl(2), F_OFD_SETLK).
 
     Locks of open file descriptions are the kind that a single process can try against itself;
     a file system handles them as it does the locks of processes, which SQLite uses.
     """
-    with tempfile.TemporaryFile(dir=folder) as file:
+    with tempfile.TemporaryFile(dir=directory) as file:
         whole = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         name = f"/proc/self/fd/{file.fileno()}"
         try:

@@ -33,7 +33,7 @@ class Package:
 
 
 def find_program(name: str) -> Path | None:
-    """A program on PATH or in a folder for the system's own (not on everyone's PATH)."""
+    """A program on PATH or in a directory of the system's own (not on everyone's PATH)."""
     found = shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:{_SBIN}")
     return Path(found) if found else None
 

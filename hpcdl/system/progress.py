@@ -12,7 +12,7 @@ _PLAIN_SECONDS = 10.0
 
 
 class StatusLine:
-    """Shows what goes on, calmly.
+    """Shows the state of long work.
 
     On a terminal the line is renewed in place; in a log a line is printed when its `key`
     changes, and every ten seconds while the text changes.

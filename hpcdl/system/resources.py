@@ -11,7 +11,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def folder(name: str) -> Path:
-    """The folder `templates`, `modulefiles`, `spack` or `reframe_checks`.
+    """The directory `templates`, `modulefiles`, `spack` or `reframe_checks`.
 
     In a wheel it lies inside the package; in a checkout beside it.
 
@@ -22,7 +22,7 @@ def folder(name: str) -> Path:
         if candidate.is_dir():
             return candidate
     raise MissingPrerequisite(
-        f"this installation of hpcdl lacks its folder '{name}'",
+        f"this installation of hpcdl lacks its directory '{name}'",
         hint="install hpcdl again from its wheel or from a checkout",
     )
 
@@ -34,7 +34,7 @@ def home() -> Path:
 
 
 def cache() -> Path:
-    """What can be made again (wheels, roots): HPCDL_CACHE, else ~/.cache/hpcdl."""
+    """What can be made again (wheels, root file systems): HPCDL_CACHE, else ~/.cache/hpcdl."""
     chosen = os.environ.get("HPCDL_CACHE")
     return Path(chosen).absolute() if chosen else _user_home() / ".cache/hpcdl"
 
@@ -44,5 +44,5 @@ def _user_home() -> Path:
         return Path.home()
     except RuntimeError as fault:
         raise MissingPrerequisite(
-            "this user has no home folder", hint="set HOME, or HPCDL_HOME and HPCDL_CACHE"
+            "this user has no home directory", hint="set HOME, or HPCDL_HOME and HPCDL_CACHE"
         ) from fault

@@ -42,7 +42,7 @@ class CommandResult:
 
     @property
     def ok(self) -> bool:
-        """Whether the command left with exit code 0."""
+        """Whether the command exited with status 0."""
         return self.exit_code == 0
 
     @property
@@ -51,7 +51,7 @@ class CommandResult:
         return shlex.join(self.argv)
 
     def last_lines(self, count: int = _SHOWN_LINES) -> list[str]:
-        """The end of what the command said: its errors, else its output, else its log."""
+        """The end of what the command printed: its errors, else its output, else its log."""
         text = self.stderr.strip() or self.stdout.strip()
         if not text and self.log is not None and self.log.exists():
             text = self.log.read_text(errors="replace")[-20000:].strip()
@@ -99,7 +99,7 @@ def run(
 
     Args:
         argv: program and arguments; no shell is involved.
-        directory: where to run it; the current folder by default.
+        directory: where to run it; the current directory by default.
         env: variables set on top of the environment.
         base_env: the whole environment, instead of this process's.
         stdin: text for standard input; empty by default, so nothing ever waits for a person.
@@ -107,8 +107,8 @@ def run(
         check: raise on a non-zero exit code.
         log: write both outputs there as they come, instead of keeping them.
         hint: what to do when it fails.
-        tied: the kernel kills it when this process dies, even by SIGKILL: for what would go
-            on writing where the next attempt starts anew.
+        tied: the kernel kills it when this process dies, even by SIGKILL: for what would
+            still write where the next attempt starts again.
         watch: called about once a second while it runs.
 
     Raises:
@@ -116,52 +116,52 @@ def run(
         CommandFailed: non-zero exit code and `check`.
         Stopped: the time limit passed.
     """
-    words = tuple(str(word) for word in argv)
-    where = _folder(directory)
+    command = tuple(map(str, argv))
+    where = _absolute(directory)
     start = time.monotonic()
     merged = {**(os.environ if base_env is None else base_env), **(env or {})}
     try:
         exit_code, out, err = _execute(
-            words, where, merged, stdin, timeout, log, _tie() if tied else None, watch
+            command, where, merged, stdin, timeout, log, _tie() if tied else None, watch
         )
     except subprocess.TimeoutExpired as fault:
         raise Stopped(
-            f"'{shlex.join(words)[:200]}' did not end within {duration(timeout or 0)}", hint=hint
+            f"'{shlex.join(command)[:200]}' did not end within {duration(timeout or 0)}", hint=hint
         ) from fault
     except (OSError, ValueError) as fault:
-        raise _not_run(words, where, fault, hint) from fault
-    result = CommandResult(words, where, exit_code, out, err, time.monotonic() - start, log)
+        raise _not_run(command, where, fault, hint) from fault
+    result = CommandResult(command, where, exit_code, out, err, time.monotonic() - start, log)
     if check and not result.ok:
         raise CommandFailed(result, _reopen_script(result, env), hint)
     return result
 
 
-def _folder(directory: Path | None) -> Path:
+def _absolute(directory: Path | None) -> Path:
     try:
         return (directory or Path.cwd()).absolute()
     except FileNotFoundError as fault:
         raise MissingPrerequisite(
-            "the current folder no longer exists", hint="cd to another"
+            "the current directory no longer exists", hint="cd to another"
         ) from fault
 
 
 def _not_run(
-    words: tuple[str, ...], where: Path, fault: OSError | ValueError, hint: str
+    argv: tuple[str, ...], where: Path, fault: OSError | ValueError, hint: str
 ) -> MissingPrerequisite:
     """Why the operating system did not start a command."""
     if not where.is_dir():
-        return MissingPrerequisite(f"the folder {where} does not exist")
+        return MissingPrerequisite(f"the directory {where} does not exist")
     if isinstance(fault, FileNotFoundError):
         reason = "it is not installed or not on PATH"
     elif isinstance(fault, PermissionError):
         reason = "it is not a program that you may run"
     else:
         reason = getattr(fault, "strerror", None) or str(fault)
-    return MissingPrerequisite(f"cannot run '{words[0]}': {reason}", hint=hint)
+    return MissingPrerequisite(f"cannot run '{argv[0]}': {reason}", hint=hint)
 
 
 def _execute(
-    words: tuple[str, ...],
+    argv: tuple[str, ...],
     where: Path,
     env: Mapping[str, str],
     stdin: str | None,
@@ -177,11 +177,11 @@ def _execute(
             with explain_os_errors(log):
                 log.parent.mkdir(parents=True, exist_ok=True)
                 out = stack.enter_context(log.open("ab"))
-                out.write(f"$ {shlex.join(words)}\n".encode(errors="surrogateescape"))
+                out.write(f"$ {shlex.join(argv)}\n".encode(errors="surrogateescape"))
                 out.flush()
         process = stack.enter_context(
             subprocess.Popen(
-                words,
+                argv,
                 cwd=where,
                 env=env,
                 stdin=subprocess.PIPE,

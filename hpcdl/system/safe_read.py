@@ -22,11 +22,11 @@ def read_regular(path: Path, limit: int = MAX_BYTES) -> bytes:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
             if not stat.S_ISREG(mode):
-                kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
+                kind = "a directory" if stat.S_ISDIR(mode) else "no regular file"
                 raise BadInput(f"{path} is {kind}", hint="name a YAML file")
             data = file.read(limit + 1)
     except IsADirectoryError as fault:
-        raise BadInput(f"{path} is a folder", hint="name a YAML file") from fault
+        raise BadInput(f"{path} is a directory", hint="name a YAML file") from fault
     except (OSError, ValueError) as fault:
         reason = getattr(fault, "strerror", None) or "its name is impossible"
         raise BadInput(f"cannot read {path}: {reason}") from fault

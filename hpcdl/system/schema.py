@@ -4,7 +4,7 @@ The schemas are plain JSON Schema (draft 2020-12), so editors can use them; this
 the part of it that our files use: type, properties, required, additionalProperties,
 propertyNames.pattern, items, minItems, enum, pattern, minimum, maximum, maxLength, default.
 It is our own because the site file is read by every command and the jsonschema package alone
-takes longer to import than a whole `hpcdl job render` may; the tests hold it against
+takes longer to import than a whole `hpcdl job render` may; the tests compare it with
 jsonschema on mutated documents.
 """
 
@@ -78,7 +78,7 @@ def _entries(document: Document, node: Mapping, schema: Schema) -> dict[str, Any
 def _unknown_key(
     document: Document, key: Scalar, missing: list[str], known: dict[str, Schema]
 ) -> None:
-    """A key that nobody knows: most likely one of those that are not given yet."""
+    """An unknown key: most likely one of those that are not given yet."""
     close = nearest(key.text, missing) or nearest(key.text, known)
     hint = f"did you mean '{close}'?" if close else f"known keys: {', '.join(known)}"
     document.fault(f"unknown key '{short(key.text)}'", key, hint)
@@ -120,7 +120,7 @@ def _string(document: Document, node: Node, schema: Schema, what: str) -> Any:
     elif len(text) > schema.get("maxLength", 4096):
         document.fault(f"{what} is too long: {len(text)} characters", node)
     elif "pattern" in schema and not _matches(schema["pattern"], text):
-        document.fault(f"{what} is '{short(text)}', which has not the right form", node,
+        document.fault(f"{what} is '{short(text)}', which does not match the format", node,
                        _purpose(schema))  # fmt: skip
     else:
         return text

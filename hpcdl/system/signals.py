@@ -1,4 +1,4 @@
-"""Signals that end us: in order, with what we queued elsewhere taken back.
+"""Signals that end us: in order, and what we queued elsewhere is cancelled.
 
 A command that has put jobs into a queue must not vanish at SIGTERM or SIGHUP and leave them
 there. `terminable` makes these end it as Ctrl-C does, where somebody can still clean up;

@@ -1,4 +1,4 @@
-"""Words for people: the nearest valid name, lists, tables, sizes and times."""
+"""Text for people: the nearest valid name, lists, tables, sizes and times."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words short enough for a progress line: `0.4 s`, `12 s`, `3 min 05 s`."""
+    """Seconds as text short enough for a progress line: `0.4 s`, `12 s`, `3 min 05 s`."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 60:

@@ -95,9 +95,9 @@ def explain(fault: BaseException) -> HpcdlError | None:
     text = str(fault)
     if _no_space_left(text):
         return MissingPrerequisite(
-            "no room left on the file system",
+            "no space left on the file system",
             details=[text.splitlines()[0][:300]],
-            hint="free some room, or choose another --job-dir; the last checkpoint is whole",
+            hint="free some space, or choose another --job-dir; the last checkpoint is whole",
         )
     if "Horovod" in text or "HorovodAllreduce" in text:
         return MissingPrerequisite(

@@ -69,7 +69,7 @@ def test_a_full_disk(home: Path) -> None:
     )
     check = f"{small}; set +e; trap 'readlink {prefix}/current; ls {prefix}/releases' EXIT"
     done = hpcdl(home, "stack", "publish", "b", before=check)
-    assert_one_line(done, 3, "no room left on the file system")
+    assert_one_line(done, 3, "no space left on the file system")
     assert done.stdout.split() == ["releases/a", "a", "b"]
 
 

@@ -102,7 +102,7 @@ def test_a_full_disk_is_said_and_the_last_checkpoint_stays(runs: Runs, digits: P
         words = ("--data", str(digits), "--steps=40", "--checkpoint-every=4", "--global-batch=64")
         done = runs.train(*words, "--keep-checkpoints=9")
         assert done.code == 3
-        assert "no room left on the file system" in done.err
+        assert "no space left on the file system" in done.err
         assert "Traceback" not in done.err
         kept = sorted(path.name for path in (disk / "checkpoints").iterdir())
         assert kept

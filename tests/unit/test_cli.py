@@ -122,7 +122,7 @@ RENDER = ("job", "render", "--site", "embedded", "--no-module")
     ("words", "code", "said"),
     [
         (("site", "show", "--site", "/nosuch"), 2, "there is no site file /nosuch"),
-        (("site", "show", "--site", "/"), 2, "/ is a folder"),
+        (("site", "show", "--site", "/"), 2, "/ is a directory"),
         (("site", "show", "--site", ""), 2, "no site file is named"),
         (("site", "show", "--", "x"), 2, "takes nothing after '--'"),
         (("site", "show", "extra"), 2, "unknown argument 'extra'"),

@@ -150,7 +150,7 @@ def test_characters_that_mislead_or_command_a_terminal_are_shown_as_escapes(text
 
 
 def test_a_folder_is_named_as_such(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="is a folder"):
+    with pytest.raises(BadInput, match="is a directory"):
         read_document(tmp_path)
 
 

@@ -94,7 +94,7 @@ def test_a_failed_write_leaves_the_old_content_and_no_litter(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(MissingPrerequisite, match="no room left on the file system"):
+    with pytest.raises(MissingPrerequisite, match="no space left on the file system"):
         write_atomic(file, "new")
     assert file.read_text() == "old"
     assert os.listdir(tmp_path) == ["f"]  # noqa: PTH208
@@ -107,7 +107,7 @@ def test_a_full_file_system_is_one_clear_line(tmp_path: Path) -> None:
         pytest.skip("this machine does not let us mount a tmpfs")
     try:
         write_atomic(tmp_path / "f", "old")
-        with pytest.raises(MissingPrerequisite, match="no room left on the file system") as caught:
+        with pytest.raises(MissingPrerequisite, match="no space left on the file system") as caught:
             write_atomic(tmp_path / "f", "x" * 200_000)
         assert "nothing was changed" in caught.value.hint
         assert (tmp_path / "f").read_text() == "old"
@@ -121,7 +121,7 @@ def test_what_stands_in_the_way_is_named(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     for path, why in [
         (tmp_path / "file" / "x", "a part of the path is a file"),
-        (tmp_path / "folder", "it is a folder"),
+        (tmp_path / "folder", "it is a directory"),
         (tmp_path / ("x" * 300), "the name is too long"),
         (Path("/proc/nosuch/x"), "cannot write"),
     ]:
@@ -145,7 +145,7 @@ def test_a_link_is_switched_by_one_rename(tmp_path: Path) -> None:
 
 def test_a_link_never_replaces_a_folder(tmp_path: Path) -> None:
     (tmp_path / "current" / "kept").mkdir(parents=True)
-    with pytest.raises(MissingPrerequisite, match="it is a folder"):
+    with pytest.raises(MissingPrerequisite, match="it is a directory"):
         switch_link(tmp_path / "current", "r1")
     assert (tmp_path / "current" / "kept").is_dir()
     assert os.listdir(tmp_path) == ["current"]  # noqa: PTH208

@@ -123,7 +123,7 @@ def test_what_cannot_be_run_is_one_line(argv: list[str], why: str) -> None:
 
 
 def test_a_folder_that_is_not_there_is_named() -> None:
-    with pytest.raises(MissingPrerequisite, match="the folder /nosuch does not exist"):
+    with pytest.raises(MissingPrerequisite, match="the directory /nosuch does not exist"):
         run(["true"], directory=Path("/nosuch"))
 
 

@@ -88,5 +88,5 @@ def test_a_full_disk_is_not_a_lack_of_memory() -> None:
     assert not is_out_of_memory(TF, full)
     error = explain(full)
     assert error is not None
-    assert (error.message, error.exit_code) == ("no room left on the file system", 3)
+    assert (error.message, error.exit_code) == ("no space left on the file system", 3)
     assert explain(ValueError("ours")) is None
