@@ -10,10 +10,7 @@ from hpcdl.site.load import find_site_file, load_site
 from hpcdl.site.model import (
     External,
     Gpu,
-    Interconnect,
     Partition,
-    Paths,
-    Scratch,
     Site,
     SlurmDialect,
     SpackSettings,
@@ -23,10 +20,7 @@ from hpcdl.site.model import (
 __all__ = [
     "External",
     "Gpu",
-    "Interconnect",
     "Partition",
-    "Paths",
-    "Scratch",
     "Site",
     "SlurmDialect",
     "SpackSettings",

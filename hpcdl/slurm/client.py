@@ -54,9 +54,7 @@ def clean_environment(environ: Mapping[str, str] | None = None) -> dict[str, str
     keep = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_CONF_SERVER"}
     source = os.environ if environ is None else environ
     foreign = re.compile(r"(SLURM|SBATCH|SRUN|SALLOC|PMIX|PMI|OMPI)_")
-    return {
-        key: value for key, value in source.items() if key in keep or not foreign.match(key)
-    }  # fmt: skip
+    return {key: value for key, value in source.items() if key in keep or not foreign.match(key)}
 
 
 def version() -> str:

@@ -271,13 +271,11 @@ def config(text: str) -> dict[str, str]:
 
 def mpi_plugins(text: str) -> tuple[str, ...]:
     """`srun --mpi=list`: one per line in every release, with headings that end in a colon."""
-    lines = (line.strip() for line in text.splitlines())
     found: list[str] = []
-    for line in lines:
-        head, colon, rest = line.rpartition(":")
+    for line in map(str.strip, text.splitlines()):
+        _, colon, rest = line.rpartition(":")
         names = rest.split(",") if colon and rest else [] if colon else [line]
         found += [name.strip() for name in names if re.fullmatch(r"[a-z0-9_]+", name.strip())]
-        del head
     return tuple(dict.fromkeys(found))
 
 

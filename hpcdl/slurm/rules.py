@@ -1,7 +1,7 @@
 """Slurm's rules by release, read from facts/slurm_rules.yaml.
 
-A rule is a row of data with the span of releases in which it holds; code asks `rules_for` or
-`rule`, and carries no version of its own. A release named without its point release ("22.05")
+A rule is a row of data with the span of releases in which it holds; code asks `rule`
+or `fact`, and carries no version of its own. A release named without its point release ("22.05")
 means the newest of its series; in a row's `since` and `until` it means the first one.
 `until` is the first release in which the rule holds no more.
 """
@@ -108,16 +108,6 @@ class Rule(NamedTuple):
     proof: str
     lint: bool
 
-    @property
-    def since(self) -> Release | None:
-        """First release in which the rule holds."""
-        return self.span.since
-
-    @property
-    def until(self) -> Release | None:
-        """First release in which it holds no more."""
-        return self.span.until
-
     def holds(self, release: Release) -> bool:
         """Whether the rule holds in a release."""
         return self.span.holds(release)
@@ -160,16 +150,6 @@ def rule(rule_id: str) -> Rule:
     if rule_id not in rules:
         raise BadInput(f"there is no rule '{rule_id[:60]}'", hint=did_you_mean(rule_id, rules))
     return rules[rule_id]
-
-
-def rules_for(version: str | Release) -> tuple[Rule, ...]:
-    """The rules that hold in a release.
-
-    Raises:
-        BadInput: `version` is no release.
-    """
-    release = as_release(version)
-    return tuple(one for one in all_rules() if one.holds(release))
 
 
 def fact(name: str, version: str | Release) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from types import TracebackType
 from typing import TextIO
 
 _PLAIN_SECONDS = 10.0
@@ -29,12 +28,7 @@ class StatusLine:
     def __enter__(self) -> StatusLine:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        fault: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._terminal and self._shown and not self._quiet:
             self._stream.write("\n")
             self._stream.flush()

@@ -20,10 +20,8 @@ def read_regular(path: Path, limit: int = MAX_BYTES) -> bytes:
     try:
         # Not blocking: to open a pipe that nobody writes to would wait for ever.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            if not stat.S_ISREG(mode):
-                kind = "a directory" if stat.S_ISDIR(mode) else "no regular file"
-                raise BadInput(f"{path} is {kind}", hint="name a YAML file")
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise BadInput(f"{path} is no regular file", hint="name a YAML file")
             data = file.read(limit + 1)
     except IsADirectoryError as fault:
         raise BadInput(f"{path} is a directory", hint="name a YAML file") from fault

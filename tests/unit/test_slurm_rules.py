@@ -13,7 +13,6 @@ from hpcdl.slurm.rules import (
     known_releases,
     mpi_plugins,
     rule,
-    rules_for,
 )
 from hpcdl.system.errors import BadInput
 
@@ -65,7 +64,7 @@ def test_point_releases_compare_as_numbers_and_a_series_is_its_newest():
     ],
 )
 def test_a_rule_holds_from_since_up_to_but_without_until(rule_id, holds, holds_not):
-    assert [text for text in holds + holds_not if rule(rule_id) in rules_for(text)] == holds
+    assert [text for text in holds + holds_not if rule(rule_id).holds(Release.parse(text))] == holds
 
 
 def test_every_rule_is_whole_and_has_its_source():
@@ -75,7 +74,9 @@ def test_every_rule_is_whole_and_has_its_source():
         assert one.proof in PROOFS
         assert min(map(len, (one.title, one.consequence, one.fix, one.source))) > 5, one.id
         assert not one.title.endswith("."), one.id
-        assert one.since is None or one.until is None or one.since < one.until, one.id
+        assert (
+            one.span.since is None or one.span.until is None or one.span.since < one.span.until
+        ), one.id
 
 
 def test_ids_are_unique_and_an_unknown_one_gets_the_nearest():
@@ -87,7 +88,7 @@ def test_ids_are_unique_and_an_unknown_one_gets_the_nearest():
 
 def test_every_edge_of_a_rule_lies_within_the_known_releases():
     oldest, newest = Release.parse(known_releases()[0] + ".0"), Release.parse(known_releases()[-1])
-    edges = [edge for one in all_rules() for edge in (one.since, one.until) if edge]
+    edges = [edge for one in all_rules() for edge in one.span if edge]
     assert all(oldest <= edge <= newest for edge in edges)
 
 
