@@ -12,7 +12,7 @@ from typing import Any
 from hpcdl import facts
 from hpcdl.site import Site, SlurmDialect
 from hpcdl.slurm.rules import Release, known_release, mpi_plugins, span
-from hpcdl.system.disk_cache import remembered
+from hpcdl.system.disk_cache import cached
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean
 
@@ -96,7 +96,7 @@ def with_version(site: Site, version: str) -> Site:
 def _steps() -> dict[str, Any]:
     """The facts about steps; YAML is read only when they have changed."""
     name = "slurm_steps"
-    found: dict[str, Any] = remembered("facts", [facts.path(name)], lambda: facts.load(name))
+    found: dict[str, Any] = cached("facts", [facts.path(name)], lambda: facts.load(name))
     return found
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.predict.network import names
-from hpcdl.system.disk_cache import remembered
+from hpcdl.system.disk_cache import cached
 from hpcdl.system.document import read_document
 from hpcdl.system.schema import Schema, check
 
@@ -115,7 +115,7 @@ def read_records(path: Path | None = None) -> tuple[Record, ...]:
 def _ours() -> tuple[Record, ...]:
     """The records of our facts, whose file is checked once on a machine, not every time."""
     path, form = facts.path("throughput"), repr(FILE).encode()
-    return tuple(map(_record, remembered("facts", [path, form], lambda: _rows(path))))
+    return tuple(map(_record, cached("facts", [path, form], lambda: _rows(path))))
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
 """What is wrong with a site file: first the schema, then what a schema cannot say.
 
 `checked` gives the file's values, defaults and the facts of its GPUs filled in, or one error
-with every fault. It is apart from `load` because it needs YAML and the schema, and a valid file
-is judged once.
+with every fault. It is apart from `load` because it needs YAML and the schema, and the values
+of a valid file are cached.
 """
 
 from __future__ import annotations

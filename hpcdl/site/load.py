@@ -25,7 +25,7 @@ from hpcdl.site.model import (
 )
 from hpcdl.site.paths import expand
 from hpcdl.slurm.time_limit import slurm_minutes
-from hpcdl.system.disk_cache import remembered
+from hpcdl.system.disk_cache import cached
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder, home
 from hpcdl.system.safe_read import read_regular
@@ -86,7 +86,7 @@ def load_site(path: Path) -> Site:
         BadInput: every fault of the file at once, each with its line and a caret.
     """
     data = read_regular(path)
-    values = remembered("sites", [data, *_DECIDING], lambda: _checked(data, path))
+    values = cached("sites", [data, *_DECIDING], lambda: _checked(data, path))
     return _site(values, path.absolute())
 
 

@@ -1,7 +1,7 @@
 """Asks and commands the Slurm on PATH (SLURM_CONF decides which cluster that is).
 
 Every call goes through `_ask`: a time limit, a clean environment, and one clear error where
-Slurm is missing, away or answers nonsense.
+Slurm is missing, does not answer, or answers what no release does.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ def version() -> str:
 
 
 def job(job_id: int) -> JobRecord | None:
-    """What is known of a job: slurmctld first, then accounting; None when both forgot it."""
+    """What is known of a job: slurmctld first, then accounting; None where neither knows it."""
     answer = _ask(["scontrol", "show", "job", "-o", str(job_id)], check=False)
     if answer.ok and "JobId=" in answer.stdout:
         return _parsed(parse.job, answer.stdout.splitlines()[0], "scontrol")
     if answer.ok:
-        raise _nonsense(answer.stdout, "scontrol")
+        raise _unreadable(answer.stdout, "scontrol")
     if "Invalid job id" not in answer.stderr:
         _refuse(answer)
     lines = _accounted(job_id, parse.ACCOUNTING_FIELDS, "--allocations", "--duplicates")
@@ -230,10 +230,10 @@ def _parsed(parser: Callable[[_Text], _T], text: _Text, command: str) -> _T:
     try:
         return parser(text)
     except (KeyError, ValueError, IndexError) as fault:
-        raise _nonsense(text if isinstance(text, str) else "\n".join(text), command) from fault
+        raise _unreadable(text if isinstance(text, str) else "\n".join(text), command) from fault
 
 
-def _nonsense(text: str, command: str) -> MissingPrerequisite:
+def _unreadable(text: str, command: str) -> MissingPrerequisite:
     return MissingPrerequisite(
         f"{command} answered what no Slurm release answers",
         details=text[:300].splitlines(),

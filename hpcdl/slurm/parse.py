@@ -49,9 +49,9 @@ class JobRecord(NamedTuple):
     array_tasks: str = ""
 
     def has_task(self, task: int) -> bool:
-        """Whether this record speaks for a task of its array.
+        """Whether this record is about a task of its array.
 
-        A list that is cut short, or of a form that is not known, speaks for all: a task that
+        A list that is cut short, or in an unknown format, stands for all tasks: one that
         may wait must not be queued again.
         """
         pieces = self.array_tasks.partition("%")[0].split(",")

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hpcdl import facts
-from hpcdl.system.disk_cache import remembered
+from hpcdl.system.disk_cache import cached
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.text import did_you_mean
 
@@ -172,7 +172,7 @@ def planned_module(site: Site, partition: str | None = None) -> str:
     where = partition or site.default_partition
     asked = repr((where, site, sys.version, os.uname().machine)).encode()
     files = [*map(facts.path, _DECIDING), *_RECIPES]
-    return str(remembered("planned", [*files, asked], lambda: _plan(site, where)))
+    return str(cached("planned", [*files, asked], lambda: _plan(site, where)))
 
 
 def _plan(site: Site, partition: str) -> str:

@@ -20,7 +20,7 @@ from hpcdl.system.resources import cache
 _KEPT = 50
 
 
-def remembered(kind: str, sources: Sequence[bytes | Path], make: Callable[[], Any]) -> Any:
+def cached(kind: str, sources: Sequence[bytes | Path], make: Callable[[], Any]) -> Any:
     """What `make` gives, made once for the same sources (contents, or files that hold them).
 
     A failure of `make` is not kept.

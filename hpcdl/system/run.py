@@ -30,7 +30,7 @@ _SECRETS = ("TOKEN", "PASSWORD", "SECRET", "KEY", "JWT")
 
 @dataclass(frozen=True)
 class CommandResult:
-    """What one command did: enough to judge it, to show it, and to run it again."""
+    """What one command did: enough to check it, to show it, and to run it again."""
 
     argv: tuple[str, ...]
     directory: Path

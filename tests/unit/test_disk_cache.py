@@ -1,4 +1,4 @@
-"""What is remembered is never stale, and never stands in the way."""
+"""What is cached is never stale, and never stands in the way."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from hpcdl.jobs.script import _compiled_templates
 from hpcdl.site import load_site
 from hpcdl.stack.release import planned_module
-from hpcdl.system.disk_cache import _KEPT, remembered
+from hpcdl.system.disk_cache import _KEPT, cached
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import cache, folder
 
@@ -28,7 +28,7 @@ def test_a_value_is_made_once_for_the_same_sources(tmp_path: Path) -> None:
     make = Maker()
     (tmp_path / "source").write_text("x")
     sources = [b"data", tmp_path / "source"]
-    assert remembered("k", sources, make) == remembered("k", sources, make) == {"call": 1}
+    assert cached("k", sources, make) == cached("k", sources, make) == {"call": 1}
 
 
 def test_any_change_of_a_source_makes_it_anew_even_within_the_same_second(tmp_path: Path) -> None:
@@ -36,14 +36,14 @@ def test_any_change_of_a_source_makes_it_anew_even_within_the_same_second(tmp_pa
     for text in ("aa", "ab", "aa"):
         source.write_text(text)
         os.utime(source, (1, 1))
-        remembered("k", [source], make)
+        cached("k", [source], make)
     assert make.calls == 2
 
 
 def test_sources_do_not_run_into_each_other() -> None:
     make = Maker()
-    remembered("k", [b"ab", b"c"], make)
-    remembered("k", [b"a", b"bc"], make)
+    cached("k", [b"ab", b"c"], make)
+    cached("k", [b"a", b"bc"], make)
     assert make.calls == 2
 
 
@@ -53,30 +53,30 @@ def test_a_failure_is_not_kept() -> None:
 
     for _ in range(2):
         with pytest.raises(BadInput):
-            remembered("k", [b"x"], fail)
+            cached("k", [b"x"], fail)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100])
-def test_a_damaged_memory_is_made_anew(content: bytes) -> None:
+def test_a_damaged_value_is_made_anew(content: bytes) -> None:
     make = Maker()
-    remembered("k", [b"x"], make)
+    cached("k", [b"x"], make)
     (file,) = (cache() / "k").iterdir()
     file.write_bytes(content)
-    assert remembered("k", [b"x"], make) == {"call": 2}
+    assert cached("k", [b"x"], make) == {"call": 2}
 
 
-def test_no_room_for_a_memory_is_no_failure(
+def test_no_space_for_the_cache_is_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HPCDL_CACHE", str(tmp_path / "file"))
-    assert remembered("k", [b"x"], Maker()) == {"call": 1}
-    assert remembered("k", [tmp_path / "missing"], Maker()) == {"call": 1}
+    assert cached("k", [b"x"], Maker()) == {"call": 1}
+    assert cached("k", [tmp_path / "missing"], Maker()) == {"call": 1}
 
 
-def test_memories_do_not_grow_without_end() -> None:
+def test_the_cache_does_not_grow_without_end() -> None:
     for number in range(_KEPT + 5):
-        remembered("k", [str(number).encode()], Maker())
+        cached("k", [str(number).encode()], Maker())
     assert len(list((cache() / "k").iterdir())) == _KEPT
 
 
@@ -93,14 +93,14 @@ def test_a_site_file_that_changes_is_judged_again(tmp_path: Path) -> None:
             load_site(file)
 
 
-def test_sites_and_planned_modules_are_remembered() -> None:
+def test_sites_and_planned_modules_are_cached() -> None:
     site = load_site(folder("templates") / "sites" / "pi.yaml")
     planned_module(site)
     for kind in ("sites", "planned"):
         assert len(list((cache() / kind).iterdir())) == 1, "a file among its sources is missing"
 
 
-def test_a_remembered_site_is_the_same_site(tmp_path: Path) -> None:
+def test_a_cached_site_is_the_same_site(tmp_path: Path) -> None:
     for path in (folder("templates") / "sites").glob("*.yaml"):
         assert load_site(path) == load_site(path)
 
