@@ -46,7 +46,7 @@ def _stage(args: argparse.Namespace) -> ExitCode:
         print_json(found)
     else:
         rest = f", {len(done.link)} linked that do not fit" if done.link else ""
-        rest += f"; removed what {removed} ended jobs left" if removed else ""
+        rest += f"; removed what {removed} ended runs left" if removed else ""
         print(f"{found['host']}: {len(done.copy)} files ({done.copied_bytes / 1e6:,.0f} MB) in "
               f"{target}, {seconds:.1f} s{rest}")  # fmt: skip
     return ExitCode.OK

@@ -1,7 +1,9 @@
 """Copies a data set to the node's own disk: in parallel, checked, and only what fits.
 
 What does not fit is linked to where it lies, so that a program sees the whole data set either
-way. Standard library only: it runs once per node, before the ranks.
+way. A node's disk is everybody's: the copy lies in a directory that only its user can change, and a
+file that is there already counts only after its content was compared. Standard library only: it
+runs once per node, before the ranks.
 """
 
 from __future__ import annotations
@@ -13,16 +15,18 @@ import stat
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdl.system.errors import BadInput, CheckFailed, MissingPrerequisite
 from hpcdl.system.files import explain_os_errors
+from hpcdl.system.trust import require_private
 
 RESERVE_BYTES = 256_000_000
 """Room left on the disk for everybody else's small files."""
 _CHUNK = 4_000_000
-_TARGET = re.compile(r"hpcdl-(?P<cluster>.*)-(?P<job>[0-9]+)\Z")
+_TARGET = re.compile(r"hpcdl-(?P<cluster>.*)-(?P<job>[0-9]+)-[0-9a-f]{16}\Z")
 
 
 @dataclass(frozen=True)
@@ -51,28 +55,54 @@ def plan(files: Sequence[tuple[Path, int]], room: int) -> Plan:
 
 
 def stage(source: Path, target: Path, *, workers: int = 8, reserve: int = RESERVE_BYTES) -> Plan:
-    """Put `source` on the disk of `target`; a file that is there already and whole is kept.
+    """Put `source` on the disk of `target`; a file that is there already and equal is kept.
 
     Raises:
         BadInput: `source` is no folder.
-        MissingPrerequisite: `target` cannot be written.
+        MissingPrerequisite: `target` cannot be written, or others could change it.
         CheckFailed: a copy differs from its source.
     """
     if not source.is_dir():
         raise BadInput(f"the data set {source} is no folder", hint="give the folder of its shards")
-    with explain_os_errors(target):
-        target.mkdir(parents=True, exist_ok=True)
+    _make_private(target)
     files = sorted(_files(source))
     present = sum(size for name, size in files if _size(target / name) == size)
     chosen = plan(files, max(0, shutil.disk_usage(target).free + present - reserve))
     for name, _ in files:
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        _make_inside(target, name.parent)
     for name, _ in chosen.link:
         (target / name).unlink(missing_ok=True)
         (target / name).symlink_to((source / name).absolute())
     with ThreadPoolExecutor(max(1, workers)) as pool:
         list(pool.map(lambda file: _copy(source / file[0], target / file[0]), chosen.copy))
     return chosen
+
+
+def _make_private(target: Path) -> None:
+    """Make `target` for this user alone; one that is there must be.
+
+    Raises:
+        MissingPrerequisite: it cannot be made, or it is another user's, a link, or open to others.
+    """
+    with explain_os_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            target.mkdir(mode=0o700)
+    require_private(target)
+    if not target.is_dir():
+        raise MissingPrerequisite(f"{target} is no directory", hint="choose another place")
+
+
+def _make_inside(target: Path, name: Path) -> None:
+    """Make the directory `name` below `target`, through no link."""
+    place = target
+    for part in name.parts:
+        place = place / part
+        place.mkdir(exist_ok=True)
+        if place.is_symlink():
+            raise MissingPrerequisite(
+                f"{place} is a link", hint=f"remove {target}, then stage anew"
+            )
 
 
 def remove_left(target: Path, alive: Callable[[], Collection[int]]) -> int:
@@ -91,11 +121,12 @@ def remove_left(target: Path, alive: Callable[[], Collection[int]]) -> int:
     left = {place: int(found["job"]) for place, found in beside
             if found and found["cluster"] == own["cluster"] and _is_own(place)}  # fmt: skip
     left.pop(target, None)
-    ended = set(left.values()) - set(alive()) if left else set()
-    for place, job in left.items():
-        if job in ended:
-            clean(place)
-    return len(ended)
+    # A job that runs again has a new directory; what its earlier run left is not in use.
+    ended = set(left.values()) - set(alive()) | {int(own["job"])} if left else set()
+    gone = [place for place, job in left.items() if job in ended]
+    for place in gone:
+        clean(place)
+    return len(gone)
 
 
 def _is_own(place: Path) -> bool:
@@ -130,11 +161,13 @@ def clean(target: Path) -> None:
 
 def _copy(source: Path, target: Path) -> None:
     """Copy a file under a temporary name, compare checksums, rename."""
-    if not target.is_symlink() and _size(target) == source.stat().st_size:
+    if _size(target) == source.stat().st_size and _checksum(target) == _checksum(source):
         return
     aside = target.with_name(f".{target.name}.{os.getpid()}")
+    aside.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        with source.open("rb") as read, aside.open("wb") as write:
+        with source.open("rb") as read, os.fdopen(os.open(aside, flags, 0o600), "wb") as write:
             wanted = 0
             while chunk := read.read(_CHUNK):
                 wanted = zlib.crc32(chunk, wanted)

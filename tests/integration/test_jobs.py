@@ -193,13 +193,13 @@ def test_what_a_cancelled_job_staged_goes_at_once_or_with_the_next_staging(
               "touch ready; sleep 99"]  # fmt: skip
     job = json.loads(slurm(*submit).stdout)["job_id"]
     wait_for((tmp_path / "job" / "ready").exists)
-    (staged,) = scratch.glob(f"hpcdl-*-{job}")
-    left = staged.with_name(staged.name.replace(str(job), "999999"))
+    (staged,) = scratch.glob(f"hpcdl-*-{job}-*")
+    left = staged.with_name(staged.name.replace(f"-{job}-", "-999999-"))
     left.mkdir()
     slurm("scancel", str(job))
     wait_for(lambda: not staged.exists())
-    env = ["env", path, HPCDL, "stage", data, str(left).replace("999999", "999998")]
-    assert "removed what 1 ended jobs left" in slurm(*env).stdout
+    env = ["env", path, HPCDL, "stage", data, str(left).replace("-999999-", "-999998-")]
+    assert "removed what 1 ended runs left" in slurm(*env).stdout
     assert not left.exists()
 
 

@@ -10,8 +10,10 @@ from hpcdl.jobs import JobSpec, Module, render_script
 from hpcdl.jobs.quote import expandable
 from hpcdl.jobs.stage import clean, plan, remove_left, stage
 from hpcdl.site import Site, load_site
-from hpcdl.system.errors import BadInput
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.resources import folder
+
+OLD, NEW = "0" * 16, "f" * 16
 
 
 @pytest.fixture(scope="module")
@@ -81,12 +83,16 @@ def test_linked_folders_belong_to_the_data_set(data: Path, tmp_path: Path) -> No
 
 def test_what_ended_jobs_left_is_removed_and_nothing_else(data: Path, tmp_path: Path) -> None:
     node = tmp_path / "node"
-    for name in ("my-site-7", "my-site-8", "my-site-9", "other-7", "x"):
+    names = [f"my-site-{job}-{OLD}" for job in (7, 8, 9)] + [f"other-7-{OLD}", "x"]
+    for name in names:
         (node / f"hpcdl-{name}").mkdir(parents=True)
-    (node / "hpcdl-my-site-6").symlink_to(data)
-    assert remove_left(node / "hpcdl-my-site-9", lambda: {8, 9}) == 1
+    (node / f"hpcdl-my-site-6-{OLD}").symlink_to(data)
+    own = node / f"hpcdl-my-site-9-{NEW}"
+    own.mkdir()
+    assert remove_left(own, lambda: {8, 9}) == 2, "of job 7, and of the earlier run of job 9"
     assert sorted(place.name for place in node.iterdir()) == [
-        "hpcdl-my-site-6", "hpcdl-my-site-8", "hpcdl-my-site-9", "hpcdl-other-7", "hpcdl-x",
+        f"hpcdl-my-site-6-{OLD}", f"hpcdl-my-site-8-{OLD}", own.name, f"hpcdl-other-7-{OLD}",
+        "hpcdl-x",
     ]  # fmt: skip
     assert remove_left(node / "data", lambda: {8, 9}) == 0
 
@@ -95,9 +101,27 @@ def test_slurm_is_asked_only_where_something_lies(tmp_path: Path) -> None:
     def alive() -> set[int]:
         raise AssertionError("nothing was left")
 
-    (tmp_path / "hpcdl-c-9").mkdir()
-    assert remove_left(tmp_path / "hpcdl-c-9", alive) == 0
-    assert remove_left(tmp_path / "none" / "hpcdl-c-9", alive) == 0
+    (tmp_path / f"hpcdl-c-9-{NEW}").mkdir()
+    assert remove_left(tmp_path / f"hpcdl-c-9-{NEW}", alive) == 0
+    assert remove_left(tmp_path / "none" / f"hpcdl-c-9-{NEW}", alive) == 0
+
+
+def test_a_file_of_the_same_size_and_other_content_is_copied_again(
+    data: Path, tmp_path: Path
+) -> None:
+    stage(data, tmp_path / "node", reserve=0)
+    (tmp_path / "node/train/shard-3").write_bytes(b"x" * 1000)
+    stage(data, tmp_path / "node", reserve=0)
+    assert (tmp_path / "node/train/shard-3").read_bytes() == bytes([3]) * 1000
+
+
+def test_a_link_inside_the_copy_is_not_followed(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "node").mkdir(mode=0o700)
+    (tmp_path / "home/train").mkdir(parents=True)
+    (tmp_path / "node/train").symlink_to(tmp_path / "home/train")
+    with pytest.raises(MissingPrerequisite, match="is a link"):
+        stage(data, tmp_path / "node", reserve=0)
+    assert not list((tmp_path / "home/train").iterdir())
 
 
 def test_a_data_set_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -108,7 +132,8 @@ def test_a_data_set_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_the_script_removes_only_what_it_staged(site: Site) -> None:
     spec = JobSpec("p100", gpus=2, data="/data/x", stage=True)
     text = render_script(site, spec, Module(())).text
-    assert 'rm -rf -- "/tmp/hpcdl-$SLURM_CLUSTER_NAME-$SLURM_JOB_ID"' in text
+    assert 'staged="/tmp/hpcdl-$SLURM_CLUSTER_NAME-$SLURM_JOB_ID"-$(od ' in text
+    assert 'rm -rf -- "$staged"' in text
     assert text.index("hpcdl stage") < text.index('hpcdl train --data "$HPCDL_DATA"')
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 

@@ -30,13 +30,16 @@ unset SLURM_CORE_SPEC SLURM_DISTRIBUTION SLURM_EXCLUSIVE SLURM_HOSTFILE
 unset SLURM_NTASKS_PER_CORE SLURM_NTASKS_PER_SOCKET
 export SLURM_EXPORT_ENV=ALL
 
+# Where data is staged: a name that nobody can know before.
+staged="/local/$SLURM_JOB_ID/hpcdl-$SLURM_CLUSTER_NAME-$SLURM_JOB_ID"-$(od -An -N8 -tx8 /dev/urandom | tr -d ' ')
+
 # 75 means: checkpoint written, run me again.
 stopped=
 leave() {
   trap - USR2 TERM
-  rm -rf -- "/local/$SLURM_JOB_ID/hpcdl-$SLURM_CLUSTER_NAME-$SLURM_JOB_ID"
+  rm -rf -- "$staged"
   srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --mpi=none --cpus-per-task=16 --kill-on-bad-exit=1 \
-    rm -rf -- "/local/$SLURM_JOB_ID/hpcdl-$SLURM_CLUSTER_NAME-$SLURM_JOB_ID"
+    rm -rf -- "$staged"
   if [[ ! $stopped ]] && (( $1 == 75 && ${SLURM_RESTART_COUNT:-0} < 5 )); then
     echo "hpcdl: requeue $(( ${SLURM_RESTART_COUNT:-0} + 1 )) of at most 5"
     scontrol requeue "$SLURM_JOB_ID" && sleep 60
@@ -78,7 +81,7 @@ if command -v hpcdl >/dev/null; then
 fi
 
 # Where programs find the data set.
-export HPCDL_DATA="/local/$SLURM_JOB_ID/hpcdl-$SLURM_CLUSTER_NAME-$SLURM_JOB_ID"
+export HPCDL_DATA=$staged
 # Data on the nodes' own disks: copied in parallel, checked, removed at the end.
 srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --mpi=none --cpus-per-task=16 --kill-on-bad-exit=1 \
   hpcdl stage --workers 16 /data/imagenet "$HPCDL_DATA" &

@@ -1,0 +1,103 @@
+"""Paths on a shared machine: what another user can prepare is never used."""
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcdl.jobs.stage import stage
+from hpcdl.system.errors import MissingPrerequisite
+from hpcdl.system.trust import require_private
+
+STRANGER = "nobody"
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to act as a second user")
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A directory where everybody may write, sticky as /tmp is."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        place = Path(name)
+        place.chmod(0o1777)
+        yield place
+
+
+def stranger(command: str, place: Path) -> None:
+    """Run a shell command there as another real user."""
+    subprocess.run(["sh", "-c", command], cwd=place, user=STRANGER, group="nogroup", check=True)
+
+
+def test_what_only_its_user_can_change_is_trusted(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir(mode=0o755)
+    require_private(tmp_path / "mine")
+    (tmp_path / "mine/file").write_text("")
+    require_private(tmp_path / "mine/file")
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
+def test_what_others_may_write_to_is_not(tmp_path: Path, mode: int) -> None:
+    place = tmp_path / "open"
+    place.mkdir()
+    place.chmod(mode)
+    with pytest.raises(MissingPrerequisite, match="others may write"):
+        require_private(place)
+    (place / "below").mkdir()
+    with pytest.raises(MissingPrerequisite, match="not sticky"):
+        require_private(place / "below")
+
+
+def test_a_link_at_the_end_or_to_nowhere_is_not_trusted(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    with pytest.raises(MissingPrerequisite, match="it is a link"):
+        require_private(tmp_path / "link")
+    (tmp_path / "real/below").mkdir()
+    require_private(tmp_path / "link/below")
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(MissingPrerequisite, match="too many links"):
+        require_private(tmp_path / "loop/x")
+    with pytest.raises(MissingPrerequisite, match="no such file"):
+        require_private(tmp_path / "none")
+
+
+@as_root
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("mkdir target; chmod 777 target", "belongs to nobody"),
+        ("mkdir -m 700 target", "belongs to nobody"),
+        ("ln -s /root target", "it is a link"),
+        ("mkdir deep; mkdir deep/target", "belongs to nobody"),
+    ],
+)
+def test_what_another_user_prepared_is_refused(shared: Path, command: str, reason: str) -> None:
+    stranger(command, shared)
+    place = shared / ("deep/target" if "deep" in command else "target")
+    with pytest.raises(MissingPrerequisite, match=reason):
+        require_private(place)
+
+
+@as_root
+def test_nobody_trains_on_data_that_another_user_prepared(shared: Path, tmp_path: Path) -> None:
+    """A directory of the target's name, with a file of the right size in it, is not taken."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/shard").write_bytes(b"mine")
+    stranger("mkdir target; printf evil > target/shard; chmod -R a+rwX target", shared)
+    with pytest.raises(MissingPrerequisite, match="belongs to nobody"):
+        stage(tmp_path / "data", shared / "target", reserve=0)
+
+
+@as_root
+def test_no_file_is_overwritten_through_another_users_link(shared: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "shard").write_bytes(b"thesis")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/shard").write_bytes(b"mine, longer")
+    stranger(f"ln -s {home} target", shared)
+    with pytest.raises(MissingPrerequisite, match="it is a link"):
+        stage(tmp_path / "data", shared / "target", reserve=0)
+    assert (home / "shard").read_bytes() == b"thesis"
