@@ -7,7 +7,9 @@ Slurm is missing, does not answer, or answers what no release does.
 from __future__ import annotations
 
 import os
+import pwd
 import re
+import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -63,14 +65,11 @@ def version() -> str:
 
 
 def job(job_id: int) -> JobRecord | None:
-    """What is known of a job: slurmctld first, then accounting; None where neither knows it."""
-    answer = _ask(["scontrol", "show", "job", "-o", str(job_id)], check=False)
-    if answer.ok and "JobId=" in answer.stdout:
-        return _parsed(parse.job, answer.stdout.splitlines()[0], "scontrol")
-    if answer.ok:
-        raise _unreadable(answer.stdout, "scontrol")
-    if "Invalid job id" not in answer.stderr:
-        _refuse(answer)
+    """What is known of a job: slurmctld first, then accounting; None when both forgot it."""
+    found = _jobs(f"--jobs={job_id}")
+    # Of an array, all tasks are told; the last one that waits has the array's own id.
+    if found:
+        return next((record for record in found if record.id == job_id), found[0])
     lines = _accounted(job_id, parse.ACCOUNTING_FIELDS, "--allocations", "--duplicates")
     return _parsed(parse.accounted_job, lines, "sacct") if lines else None
 
@@ -92,8 +91,30 @@ def _accounted(job_id: int, fields: str, *options: str) -> list[str]:
 
 def queue() -> tuple[JobRecord, ...]:
     """Every job slurmctld holds, ended ones of the last minutes included."""
-    text = _ask(["scontrol", "show", "job", "-o"]).stdout
-    return tuple(_parsed(parse.job, line, "scontrol") for line in _records(text, "JobId="))
+    return tuple(_jobs())
+
+
+def _jobs(*options: str) -> list[JobRecord]:
+    """What squeue tells of jobs, in a form that nobody's job can forge; none where it has none."""
+    mark = secrets.token_hex(8)
+    asked = ["squeue", "--all", "--states=all", *options]
+    form = parse.marked_format(parse.JOB_FORMAT, mark)
+    answer = _ask([*asked, f"--format={form}"], check=False)
+    if "Invalid job id" in answer.stderr:
+        return []
+    if not answer.ok:
+        _refuse(answer)
+    rows = _parsed(lambda text: parse.marked(text, mark), answer.stdout, "squeue")
+    if not rows:
+        return []
+    # Asked later: of a job that ended meanwhile only its end is told by the next look.
+    more = _ask([*asked, f"--Format={parse.EXIT_FORMAT}"], check=False)
+    ended = _parsed(parse.exits, more.stdout, "squeue") if more.ok else {}
+
+    def read(fields: str | Sequence[str]) -> JobRecord:
+        return parse.job(fields, ended.get(int(fields[0]), (0, 0)))
+
+    return [_parsed(read, row, "squeue") for row in rows]
 
 
 def batch_script(job_id: int) -> str | None:
@@ -111,8 +132,31 @@ def batch_script(job_id: int) -> str | None:
 
 def own_jobs() -> frozenset[int]:
     """The ids of this user's jobs that have not ended; a task that runs has its own."""
-    text = _ask(["squeue", "--noheader", "--me", "--format=%A"]).stdout
-    return _parsed(lambda said: frozenset(map(int, said.split())), text, "squeue")
+    text = _ask(["squeue", "--me", "--format=%A"]).stdout
+    return _parsed(_numbers_below_heading, text, "squeue")
+
+
+def _numbers_below_heading(text: str) -> frozenset[int]:
+    """Job ids; a heading stands above them, so that no answer is not an empty one."""
+    heading, *numbers = text.split()
+    if heading != "JOBID":
+        raise ValueError(heading)
+    return frozenset(map(int, numbers))
+
+
+def sees_all_jobs() -> bool:
+    """Whether this user is shown everybody's jobs (slurm.conf(5), PrivateData)."""
+    known = config()
+    private = set(known.get("PrivateData", "none").split(","))
+    user = pwd.getpwuid(os.getuid()).pw_name
+    owner = known.get("SlurmUser", "root").partition("(")[0]
+    if not private & {"jobs", "all"} or user in {"root", owner}:
+        return True
+    if shutil.which("sacctmgr") is None:
+        return False
+    asked = ["sacctmgr", "--noheader", "--parsable2", "show", "user", user, "format=AdminLevel"]
+    level = _ask(asked, check=False)
+    return level.ok and level.stdout.strip() in {"Operator", "Administrator"}
 
 
 def nodes() -> tuple[NodeRecord, ...]:

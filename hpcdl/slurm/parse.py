@@ -1,7 +1,8 @@
 """Pure parsers of what Slurm's commands print, from 20.11 to 26.05.
 
-Only the line formats (`-o`, `-h -o FORMAT`) are used: `--json` came late and changed shape
-between releases.
+Jobs are read by formats of our own (squeue -o), not from `scontrol show job` or `--json`: there,
+text that users choose (names, comments, paths) can look like fields and records, and `--json` came
+late and changed shape between releases. Nodes and partitions are written by admins only.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ ACTIVE = frozenset(
 """Job states that may still change (squeue(1), job state codes)."""
 
 _GPU = re.compile(r"(?:^|,)gpu(?::([^:,()\s]+))?:(\d+)(?=[(,]|$)")
-_JOB_NAME = re.compile(r" JobName=(.*?)(?= UserId=\S+\(\d+\) )", re.S)
 _SPAN = re.compile(r"([0-9]+)(?:-([0-9]+)(?::([0-9]+))?)?\Z")
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z0-9_:/()*-]*)=")
 
@@ -44,7 +44,6 @@ class JobRecord(NamedTuple):
     ended: str
     time_limit: str
     script: str
-    log: str
     array_job: int | None = None
     array_tasks: str = ""
 
@@ -137,33 +136,67 @@ def job_id(text: str) -> int:
     return number
 
 
-def job(line: str) -> JobRecord:
-    """A line of `scontrol show job -o`."""
-    # A name may hold blanks and signs, and so look like fields: it is taken out first.
-    name = _JOB_NAME.search(line)
-    fields = pairs(line[: name.start()] + line[name.end() :] if name else line)
-    if name:
-        fields["JobName"] = name.group(1)
-    code, _, signal = fields.get("ExitCode", "0:0").partition(":")
+def marked_format(fields: Sequence[str], mark: str) -> str:
+    """A format for squeue with `<mark>` before every record and `|mark|` between its fields."""
+    return f"<{mark}>" + f"|{mark}|".join(fields)
+
+
+def marked(text: str, mark: str) -> list[list[str]]:
+    """The records of an answer to `marked_format`.
+
+    Whoever chose a name or a path could not know the mark of this call, so neither a newline nor a
+    separator in it makes a field or a record. The heading is the first record of every answer; it
+    is left out.
+
+    Raises:
+        ValueError: there is no heading: this is no answer.
+    """
+    head, *records = text.split(f"<{mark}>")
+    if head.strip() or not records:
+        raise ValueError("an answer without its heading")
+    return [[field.strip() for field in record.split(f"|{mark}|")] for record in records[1:]]
+
+
+JOB_FORMAT = ("%A", "%T", "%F", "%K", "%P", "%N", "%V", "%S", "%e", "%l", "%r", "%o", "%j")
+"""What squeue is asked of a job (squeue(1), --format), in this order."""
+EXIT_FORMAT = "JobID:12,exit_code:12,RestartCnt:12"
+"""What only squeue's long format tells: numbers, so no text of users."""
+
+
+def job(fields: Sequence[str], ended: Sequence[int] = (0, 0)) -> JobRecord:
+    """A record of squeue.
+
+    Args:
+        fields: those of JOB_FORMAT.
+        ended: the batch script's wait status (wait(2)) and the number of restarts.
+    """
+    number, state, array, tasks, where, nodes, submitted, *times, reason, script, name = fields
+    started, end, limit = times
+    status, restarts = ended
     return JobRecord(
-        id=int(fields["JobId"]),
-        name=fields.get("JobName", ""),
-        state=fields.get("JobState", "UNKNOWN").split()[0],
-        reason=fields.get("Reason", "None"),
-        exit_code=int(code),
-        signal=int(signal or 0),
-        partition=fields.get("Partition", ""),
-        nodes=_known(fields.get("NodeList", "")),
-        restarts=int(fields.get("Restarts", "0")),
-        submitted=_known(fields.get("SubmitTime", "")),
-        started=_known(fields.get("StartTime", "")),
-        ended=_known(fields.get("EndTime", "")),
-        time_limit=fields.get("TimeLimit", ""),
-        script=fields.get("Command", ""),
-        log=fields.get("StdOut", ""),
-        array_job=int(fields["ArrayJobId"]) if "ArrayJobId" in fields else None,
-        array_tasks=_known(fields.get("ArrayTaskId", "")),
+        id=int(number),
+        name=name,
+        state=state,
+        reason=reason,
+        exit_code=status >> 8,
+        signal=status & 0x7F,
+        partition=where,
+        nodes=_known(nodes),
+        restarts=restarts,
+        submitted=_known(submitted),
+        started=_known(started),
+        ended=_known(end),
+        time_limit=limit,
+        script=_known(script),
+        array_job=int(array) if _known(tasks) else None,
+        array_tasks=_known(tasks),
     )
+
+
+def exits(text: str) -> dict[int, tuple[int, int]]:
+    """What squeue answers to EXIT_FORMAT: wait status and restarts by job id."""
+    rows = [[int(word) for word in line.split()] for line in text.splitlines()[1:]]
+    return {number: (status, restarts) for number, status, restarts in rows}
 
 
 def accounted_job(lines: Sequence[str]) -> JobRecord:
@@ -188,7 +221,6 @@ def accounted_job(lines: Sequence[str]) -> JobRecord:
         ended=_known(values["End"]),
         time_limit=values["Timelimit"],
         script="",
-        log="",
     )
 
 

@@ -24,6 +24,7 @@ from hpcdl.stack.dispatch import given_since
 from hpcdl.stack.publish import read_history, sound_releases
 from hpcdl.stack.recipe import MODULE
 from hpcdl.stack.release import release_ids, releases_folder
+from hpcdl.system.errors import MissingPrerequisite
 
 _ASKED_AT_ONCE = 8
 _LOAD = re.compile(
@@ -51,8 +52,14 @@ def uses(site: Site) -> tuple[Use, ...]:
     """What every queued or running job uses; an array counts once.
 
     Raises:
-        MissingPrerequisite: Slurm is away, so nobody knows.
+        MissingPrerequisite: Slurm is away, or shows this user only some of the jobs.
     """
+    if not client.sees_all_jobs():
+        raise MissingPrerequisite(
+            "Slurm shows you your own jobs only (PrivateData=jobs), so what others need is unknown",
+            hint="run this as root or SlurmUser, or become an operator: "
+            "sacctmgr modify user NAME set AdminLevel=Operator",
+        )
     jobs = {job.array_job or job.id: job for job in client.queue() if job.active}
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
         return tuple(pool.map(lambda number: _use(site, number, jobs[number]), sorted(jobs)))

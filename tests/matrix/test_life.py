@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from hpcdl.slurm import client
 from tests.matrix.machines import HPCDL, script, wait_for
 
 UNTIL_TERM = """\
@@ -94,3 +95,21 @@ def test_a_sweep_runs_as_an_array_with_a_throttle(machine):
         return [point["state"] for point in again["points"]]
 
     wait_for(lambda: states() == ["done"] * 3, 90)
+
+
+def test_our_records_of_jobs_are_slurm_s_and_no_name_forges_one(machine, monkeypatch):
+    for name, value in machine.env.items():
+        monkeypatch.setenv(name, value)
+    forged = "evil\nJobId=99999 JobState=COMPLETED\n99999 COMPLETED"
+    held = machine.submit("#!/bin/sh\nexit 0\n", "--hold", f"--job-name={forged}",
+                          "--comment=x JobState=COMPLETED JobId=99999")  # fmt: skip
+    ended = machine.submit("#!/bin/sh\nexit 3\n")
+    assert ended.end().state == "FAILED"
+    known = {record.id: record for record in client.queue()}
+    assert 99999 not in known
+    assert known[held.number].state == "PENDING"
+    assert known[held.number].name.split() == forged.split()
+    record = client.job(ended.number)
+    assert (record.state, record.exit_code, record.restarts) == ("FAILED", 3, 0)
+    assert client.job(99999) is None
+    machine("scancel", str(held.number))

@@ -1,5 +1,9 @@
 """What `scontrol` and `srun` of several releases print on one small cluster."""
 
+from typing import Any
+
+from hpcdl.slurm.parse import JobRecord
+
 RELEASES = ("20.11", "22.05", "24.11")
 
 _NODE = {
@@ -62,17 +66,16 @@ MPI_LISTS = {
     "specific pmix plugin versions available: pmix_v5\n",
 }
 
-JOB = (
-    "JobId=4711 JobName=a b=c UserId=me(1000) GroupId=me(1000) MCS_label=N/A Priority=1 Nice=0 "
-    "Account=(null) QOS=(null) JobState=RUNNING Reason=None Dependency=(null) Requeue=1 Restarts=2 "
-    "BatchFlag=1 Reboot=0 ExitCode=75:9 RunTime=00:00:10 TimeLimit=01:00:00 TimeMin=N/A "
-    "SubmitTime=2024-11-01T08:00:00 EligibleTime=2024-11-01T08:00:00 "
-    "StartTime=2024-11-01T08:00:05 EndTime=2024-11-01T09:00:05 Deadline=N/A Partition=p100 "
-    "NodeList=p100-[01-02] BatchHost=p100-01 NumNodes=2 NumCPUs=112 NumTasks=8 "
-    "TRES=cpu=112,node=2 OverSubscribe=NO Contiguous=0 Command=/home/me/my jobs/job.sh "
-    "WorkDir=/home/me/my jobs StdErr=/home/me/my jobs/job.log StdIn=/dev/null "
-    "StdOut=/home/me/my jobs/job.log Power="
-)
+_JOB = {
+    "id": 1, "name": "x", "state": "PENDING", "reason": "None", "exit_code": 0, "signal": 0,
+    "partition": "", "nodes": "", "restarts": 0, "submitted": "", "started": "", "ended": "",
+    "time_limit": "1:00:00", "script": "",
+}  # fmt: skip
+
+
+def job(**values: Any) -> JobRecord:
+    """A job as Slurm knows it, waiting and of no partition but for `values`."""
+    return JobRecord(**{**_JOB, **values})
 
 
 def nodes(release: str, *, gres: str = "gpu:p100:4(S:0-1)") -> str:

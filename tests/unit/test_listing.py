@@ -11,7 +11,8 @@ from hpcdl.jobs import JobSpec, Module
 from hpcdl.jobs.listing import as_text, own_jobs
 from hpcdl.jobs.submission import index, submit
 from hpcdl.site import Site
-from hpcdl.slurm import client, parse
+from hpcdl.slurm import client
+from tests.unit import slurm_output as said
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def site(three_generations: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     numbers = iter(range(7, 99))
     monkeypatch.setattr(client, "would_run", lambda _: None)
     monkeypatch.setattr(client, "submit", lambda *_: next(numbers))
-    known = parse.job("JobId=9 JobState=RUNNING NodeList=n1 Restarts=0")
+    known = said.job(id=9, state="RUNNING", nodes="n1")
     monkeypatch.setattr(client, "queue", lambda: (known,))
     return replace(three_generations, paths=replace(three_generations.paths, work=tmp_path))
 

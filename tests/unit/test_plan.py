@@ -19,6 +19,7 @@ from hpcdl.workflows.site_plan import Plan
 from hpcdl.workflows.site_plan_show import as_data, as_text
 from hpcdl.workflows.targets import Target, targets
 from tests.small_release import make_release, passing, silent, small_site
+from tests.unit import slurm_output as said
 
 
 @pytest.fixture
@@ -54,9 +55,7 @@ def of(site: Site, name: str) -> Release:
 
 
 def job(number: int, partition: str) -> parse.JobRecord:
-    return parse.job(
-        f"JobId={number} JobName=train UserId=ada(7) JobState=PENDING Partition={partition}"
-    )
+    return said.job(id=number, name="train", partition=partition)
 
 
 def test_what_is_published_already_is_no_change(

@@ -1,5 +1,6 @@
 """What Slurm's commands print, as releases from 20.11 to 24.11 print it."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
@@ -80,22 +81,69 @@ def test_the_version_is_the_last_word(text: str, version: str) -> None:
     assert parse.version(text) == version
 
 
+MARK = "5f0c9a"
+
+
+def answer(*jobs: Sequence[str]) -> str:
+    """What squeue prints to the format of a call with this mark."""
+    heading = ["JOBID"] + ["X"] * (len(parse.JOB_FORMAT) - 1)
+    return "".join(parse.marked_format(job, MARK) + "\n" for job in (heading, *jobs))
+
+
+JOB = (
+    "4711", "RUNNING", "4711", "N/A", "p100", "p100-[01-02]", "2024-11-01T08:00:00",
+    "2024-11-01T08:00:05", "2024-11-01T09:00:05", "1:00:00", "None", "/home/me/my jobs/job.sh",
+    "a b=c",
+)  # fmt: skip
+
+
 def test_a_job_is_read_with_blanks_and_signs_in_its_values() -> None:
-    job = parse.job(said.JOB)
+    (fields,) = parse.marked(answer(JOB), MARK)
+    job = parse.job(fields, (75 << 8, 2))
     assert (job.id, job.name, job.state, job.reason) == (4711, "a b=c", "RUNNING", "None")
-    assert (job.exit_code, job.signal, job.restarts) == (75, 9, 2)
+    assert (job.exit_code, job.signal, job.restarts) == (75, 0, 2)
     assert job.nodes == "p100-[01-02]"
     assert job.script == "/home/me/my jobs/job.sh"
-    assert job.log == "/home/me/my jobs/job.log"
     assert job.active
+    assert job.array_job is None
+    assert parse.job(fields, (9, 0)).signal == 9
 
 
 def test_a_pending_job_has_no_nodes_and_no_times() -> None:
-    job = parse.job(
-        "JobId=1 JobName=x JobState=PENDING Reason=Resources ExitCode=0:0 "
-        "StartTime=Unknown EndTime=Unknown NodeList=(null) Partition=p"
-    )
+    waits = [*JOB[:1], "PENDING", *JOB[2:5], "", JOB[6], "N/A", "N/A", *JOB[9:]]
+    job = parse.job(parse.marked(answer(waits), MARK)[0])
     assert (job.nodes, job.started, job.ended) == ("", "", "")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "x JobState=COMPLETED JobId=64",
+        "x\nJobId=77 JobState=COMPLETED",
+        "x|5f0c9b|y",
+        "<5f0c9b>1|5f0c9b|RUNNING",
+        "x\n64 COMPLETED",
+    ],
+)
+def test_no_name_or_path_of_a_user_makes_a_field_or_a_record(name: str) -> None:
+    forged = [*JOB[:-2], f"/tmp/{name}", name]
+    rows = parse.marked(answer(forged, JOB), MARK)
+    jobs = [parse.job(row) for row in rows]
+    assert [(one.id, one.state, one.name) for one in jobs] == [
+        (4711, "RUNNING", name), (4711, "RUNNING", "a b=c"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["", "\n", "garbage", "JobId=7 JobState=RUNNING", "JOBID|STATE"])
+def test_an_answer_without_its_heading_is_not_an_empty_queue(text: str) -> None:
+    with pytest.raises(ValueError, match="heading"):
+        parse.marked(text, MARK)
+    assert parse.marked(answer(), MARK) == []
+
+
+def test_ends_of_jobs_are_numbers_only() -> None:
+    said = "JOBID       EXIT_CODE   RESTART_COUN\n7           768         2\n"
+    assert parse.exits(said) == {7: (768, 2)}
 
 
 def test_an_accounted_job_that_was_cancelled_is_read() -> None:
@@ -148,10 +196,10 @@ def test_no_text_makes_pairs_fail(text: str) -> None:
 
 @given(st.text(max_size=100))
 def test_nonsense_for_a_record_is_an_error_the_client_knows(text: str) -> None:
-    for parser in (parse.job, parse.node, parse.partition):
+    for parser in (parse.exits, parse.node, parse.partition):
         with suppress(KeyError, ValueError, IndexError):
             parser(text)
-    for reader in (parse.accounted_job, parse.usage):
+    for reader in (parse.accounted_job, parse.usage, parse.job):
         with suppress(KeyError, ValueError, IndexError):
             reader(text.splitlines())
 

@@ -19,6 +19,7 @@ from hpcdl.site import Site, load_site
 from hpcdl.slurm import client, parse
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
+from tests.unit import slurm_output as said
 
 BASE = JobSpec("v100", name="scaling")
 
@@ -149,8 +150,7 @@ def test_a_point_with_exit_code_0_is_done_and_another_one_is_missing(
 
 
 def test_a_waiting_array_speaks_for_its_waiting_tasks() -> None:
-    line = "JobId=7 ArrayJobId=5 ArrayTaskId=3-5,8%2 JobName=x JobState=PENDING Restarts=0"
-    record = parse.job(line)
+    record = said.job(id=7, array_job=5, array_tasks="3-5,8%2")
     assert record.array_job == 5
     assert [task for task in range(10) if record.has_task(task)] == [3, 4, 5, 8]
 
@@ -181,9 +181,8 @@ class Queue:
         return 100 + len(self.scripts)
 
     def records(self) -> tuple[parse.JobRecord, ...]:
-        tasks = "ArrayTaskId=0-999 JobState=PENDING"
         numbers = range(101, 101 + len(self.scripts))
-        return tuple(parse.job(f"JobId={n} ArrayJobId={n} {tasks}") for n in numbers)
+        return tuple(said.job(id=n, array_job=n, array_tasks="0-999") for n in numbers)
 
 
 @pytest.fixture
@@ -283,7 +282,7 @@ def test_a_manifest_that_cannot_be_one_is_told(site: Site, tmp_path: Path, text:
     [("0-8:4", [0, 4, 8]), ("1,3-5:2%1", [1, 3, 5]), ("7", [7]), ("", []), ("0x1F", range(10))],
 )
 def test_tasks_in_any_form_are_read(tasks: str, there: Sequence[int]) -> None:
-    record = parse.job(f"JobId=7 ArrayJobId=5 ArrayTaskId={tasks} JobState=PENDING")
+    record = said.job(id=7, array_job=5, array_tasks=tasks)
     assert [task for task in range(10) if record.has_task(task)] == list(there)
 
 

@@ -8,16 +8,16 @@ import pytest
 
 from hpcdl.jobs import watch
 from hpcdl.jobs.submission import Submission
-from hpcdl.slurm import client, parse
+from hpcdl.slurm import client
 from hpcdl.slurm.parse import JobRecord
+from tests.unit import slurm_output as said
 
 Known = Callable[[Mapping[int, str]], None]
 
 
 def record(job_id: int, state: str) -> JobRecord:
-    nodes = "" if state in {"PENDING", "CANCELLED"} else "NodeList=n1"
-    code = "1:0" if state == "FAILED" else "0:0"
-    return parse.job(f"JobId={job_id} JobState={state} ExitCode={code} {nodes} Restarts=0")
+    nodes = "" if state in {"PENDING", "CANCELLED"} else "n1"
+    return said.job(id=job_id, state=state, exit_code=int(state == "FAILED"), nodes=nodes)
 
 
 @pytest.fixture

@@ -9,10 +9,12 @@ from hpcdl.jobs.script import render_script
 from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.site import Site
 from hpcdl.slurm import parse
+from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import switch_link, write_json
 from hpcdl.workflows import releases
 from hpcdl.workflows.releases import Use, pinned_by_jobs, read_script
 from tests.small_release import make_release, small_site
+from tests.unit import slurm_output as said
 
 
 @pytest.fixture
@@ -24,7 +26,7 @@ def site(tmp_path: Path) -> Site:
 
 
 def job(number: int) -> parse.JobRecord:
-    return parse.job(f"JobId={number} JobName=x UserId=ada(7) JobState=PENDING")
+    return said.job(id=number)
 
 
 def test_a_rendered_script_names_its_release(site: Site) -> None:
@@ -76,8 +78,7 @@ def test_a_job_that_nobody_can_read_keeps_everything(
 
 
 def running(number: int, started: str, where: str = "p100") -> parse.JobRecord:
-    line = f"JobId={number} JobName=x UserId=ada(7) JobState=RUNNING"
-    return parse.job(f"{line} Partition={where} StartTime={started}")
+    return said.job(id=number, state="RUNNING", partition=where, started=started)
 
 
 def with_history(site: Site, *events: tuple[str, str, str]) -> None:
@@ -114,3 +115,14 @@ def test_what_was_current_since_a_job_started_stays_after_a_rollback(
     unknown = (Use(running(9, "Unknown"), (), plain),)
     monkeypatch.setattr(releases, "uses", lambda _: unknown)
     assert set(pinned_by_jobs(site)) == {"a", "b", "c"}
+
+
+def test_nobody_s_need_is_known_where_slurm_shows_own_jobs_only(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(releases.client, "config", lambda: {"PrivateData": "jobs,usage"})
+    monkeypatch.setattr(releases.client.os, "getuid", lambda: 65534)
+    monkeypatch.setattr(releases.client.shutil, "which", lambda _: None)
+    with pytest.raises(MissingPrerequisite, match="PrivateData=jobs") as refused:
+        pinned_by_jobs(site)
+    assert "AdminLevel=Operator" in str(refused.value.hint)
