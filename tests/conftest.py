@@ -10,6 +10,7 @@ pytest_plugins = [
     "tests.integration.spack_fixture",
     "tests.integration.stack_fixture",
     "tests.integration.train_runs",
+    "tests.strangers",
 ]
 
 _left_out: Counter[str] = Counter()

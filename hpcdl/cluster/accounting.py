@@ -13,10 +13,10 @@ from pathlib import Path
 from hpcdl.cluster.cluster_plan import cluster_name
 from hpcdl.cluster.daemons import Daemon
 from hpcdl.cluster.model import ClusterState
-from hpcdl.cluster.needs import program, user_name
+from hpcdl.cluster.needs import program
 from hpcdl.cluster.query import ask
 from hpcdl.system.errors import HpcdlError
-from hpcdl.system.files import explain_os_errors
+from hpcdl.system.files import explain_os_errors, user_name
 from hpcdl.system.run import run
 
 # Small and forgetful: the last second may be lost in a crash, and nobody tunes it.

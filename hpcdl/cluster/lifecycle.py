@@ -27,7 +27,6 @@ from hpcdl.cluster.needs import (
     choose_mode,
     program,
     slurm_version,
-    user_name,
 )
 from hpcdl.cluster.query import (
     ask,
@@ -40,7 +39,8 @@ from hpcdl.cluster.query import (
 )
 from hpcdl.site import Site
 from hpcdl.system.errors import BadInput, CheckFailed, HpcdlError
-from hpcdl.system.files import explain_os_errors, locked, write_atomic
+from hpcdl.system.files import explain_os_errors, locked, user_name, write_atomic
+from hpcdl.system.trust import require_private
 
 _STARTING_SECONDS = 20.0
 _READY_SECONDS = 60.0
@@ -126,6 +126,10 @@ def up(
     if slurm:  # may take minutes, and needs nothing of the cluster's
         rootfs.get(slurm, say)
     begin = time.monotonic()
+    os.umask(0o022)  # the daemons', too: what they write is for others to read at most
+    with explain_os_errors(where):
+        where.mkdir(parents=True, exist_ok=True)
+    require_private(where)
     with locked(where / "lock", wait_seconds=150):
         state.claim(where)
         current = _current(where)
@@ -154,6 +158,7 @@ def down(directory: Path, *, purge: bool = False, say: Say = _silent) -> bool:
     if not state.is_ours(directory):  # removed by hand, perhaps while it ran
         network.remove_bridge(directory)
         return _stop_processes(directory) > 0
+    require_private(directory)
     with locked(directory / "lock", wait_seconds=150):
         found = _clear(directory, say)
     if purge:

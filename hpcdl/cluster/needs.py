@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import re
 import shutil
 from pathlib import Path
@@ -151,14 +150,6 @@ def command(current: ClusterState, name: str) -> tuple[str, ...]:
         return (program(name),)
     enter = str(current.directory / "etc/enter.sh")
     return (*rootfs.ALONE, enter, rootfs.program(current.root, name))
-
-
-def user_name() -> str:
-    """Who we are, as slurm.conf wants it; the number where the user has no name."""
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
 
 
 def _lack_of_namespaces() -> str:

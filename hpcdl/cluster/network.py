@@ -7,48 +7,33 @@ cluster's folder, so that they are found without any record.
 
 from __future__ import annotations
 
-import errno
 import ipaddress
+import os
 import socket
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from hpcdl.cluster.model import Node, Ports, bridge_name, link_name
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
+from hpcdl.system.files import locked
+from hpcdl.system.resources import home
 from hpcdl.system.run import run
 
 _PREFIXES = ("10.77", "172.29", "192.168")
 _FIRST_PORT, _PORT_STEP = 21000, 8
-_MUTEX = "\0hpcdl-cluster-start"
 
 
-@contextmanager
-def allocating(wait_seconds: float = 120.0) -> Iterator[None]:
-    """Hold the machine's one lock on choosing networks and ports, for all users.
+def allocating() -> AbstractContextManager[None]:
+    """Hold this user's one lock on choosing networks and ports on this machine.
 
-    It is a name in the kernel's abstract socket space: no file, free when the holder dies.
-
-    Raises:
-        MissingPrerequisite: other clusters kept it for `wait_seconds`.
+    Only root makes bridges. Of two users' ports one may be taken meanwhile: then its daemon says so
+    and `up` can be tried again, which beats a lock that any user could keep.
     """
-    deadline = time.monotonic() + wait_seconds
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mutex:
-        while True:
-            try:
-                mutex.bind(_MUTEX)
-                break
-            except OSError as fault:
-                if fault.errno != errno.EADDRINUSE:
-                    raise
-            if time.monotonic() > deadline:
-                raise MissingPrerequisite(
-                    "another embedded cluster has been starting for minutes",
-                    hint="see what it does: pgrep -af 'hpcdl cluster up'",
-                )
-            time.sleep(0.02)
-        yield
+    place = Path("/run") if os.getuid() == 0 else Path(f"/run/user/{os.getuid()}")
+    if not place.is_dir():
+        place = home()
+    return locked(place / "hpcdl-cluster-start.lock", wait_seconds=120)
 
 
 def make_bridge(directory: Path) -> str:

@@ -10,9 +10,10 @@ from typing import Any
 
 from hpcdl.cluster.model import ClusterState, Node, ProcessId
 from hpcdl.site import Site
-from hpcdl.system.errors import BadInput
+from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.files import write_atomic, write_json
 from hpcdl.system.resources import home
+from hpcdl.system.trust import require_private
 
 VERSION = 1
 _FILE = "cluster.json"
@@ -60,18 +61,22 @@ def read_state(directory: Path) -> ClusterState | None:
 
     Raises:
         BadInput: the file is damaged or of another version.
+        MissingPrerequisite: others can change it or its directory.
     """
     path = directory / _FILE
+    if not path.exists():
+        return None
+    # What it names is executed, by root as well: `etc/`, Slurm's commands, the root file system.
+    require_private(directory)
+    require_private(path)
     try:
         text = path.read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    try:
+
         data: dict[str, Any] = json.loads(text)
         if data.pop("schema") != VERSION:
             raise ValueError("another version")
         return _state(data)
-    except (ValueError, KeyError, TypeError, AttributeError) as fault:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
         raise BadInput(
             f"{path} is no state of a cluster ({fault})",
             hint="`hpcdl cluster down` stops what is left and removes it",
@@ -79,12 +84,12 @@ def read_state(directory: Path) -> ClusterState | None:
 
 
 def all_states() -> list[ClusterState]:
-    """The clusters below home(), damaged ones left out."""
+    """The clusters below home(); damaged ones and those of others are left out."""
     found = []
     for path in sorted((home() / "cluster").glob(f"*/{_FILE}")):
         try:
             state = read_state(path.parent)
-        except BadInput:
+        except HpcdlError:
             continue
         found += [state] if state else []
     return found

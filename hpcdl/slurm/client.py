@@ -112,7 +112,7 @@ def _jobs(*options: str) -> list[JobRecord]:
     ended = _parsed(parse.exits, more.stdout, "squeue") if more.ok else {}
 
     def read(fields: str | Sequence[str]) -> JobRecord:
-        return parse.job(fields, ended.get(int(fields[0]), (0, 0)))
+        return parse.job(fields, ended.get(int(fields[0]), (0, 0, 0)))
 
     return [_parsed(read, row, "squeue") for row in rows]
 

@@ -163,23 +163,23 @@ EXIT_FORMAT = "JobID:12,exit_code:12,RestartCnt:12"
 """What only squeue's long format tells: numbers, so no text of users."""
 
 
-def job(fields: Sequence[str], ended: Sequence[int] = (0, 0)) -> JobRecord:
+def job(fields: Sequence[str], ended: Sequence[int] = (0, 0, 0)) -> JobRecord:
     """A record of squeue.
 
     Args:
         fields: those of JOB_FORMAT.
-        ended: the batch script's wait status (wait(2)) and the number of restarts.
+        ended: the batch script's exit code and signal, and the number of restarts.
     """
     number, state, array, tasks, where, nodes, submitted, *times, reason, script, name = fields
     started, end, limit = times
-    status, restarts = ended
+    code, signal, restarts = ended
     return JobRecord(
         id=int(number),
         name=name,
         state=state,
         reason=reason,
-        exit_code=status >> 8,
-        signal=status & 0x7F,
+        exit_code=code,
+        signal=signal,
         partition=where,
         nodes=_known(nodes),
         restarts=restarts,
@@ -193,10 +193,18 @@ def job(fields: Sequence[str], ended: Sequence[int] = (0, 0)) -> JobRecord:
     )
 
 
-def exits(text: str) -> dict[int, tuple[int, int]]:
-    """What squeue answers to EXIT_FORMAT: wait status and restarts by job id."""
-    rows = [[int(word) for word in line.split()] for line in text.splitlines()[1:]]
-    return {number: (status, restarts) for number, status, restarts in rows}
+def exits(text: str) -> dict[int, tuple[int, int, int]]:
+    """What squeue answers to EXIT_FORMAT: exit code, signal and restarts by job id.
+
+    Slurm 24.11 writes `3:0`, 22.05 the wait status 768 (wait(2)).
+    """
+    found = {}
+    for line in text.splitlines()[1:]:
+        number, ended, restarts = line.split()
+        status, colon, signal = ended.partition(":")
+        code = int(status) if colon else int(status) >> 8
+        found[int(number)] = (code, int(signal) if colon else int(status) & 0x7F, int(restarts))
+    return found
 
 
 def accounted_job(lines: Sequence[str]) -> JobRecord:

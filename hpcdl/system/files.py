@@ -11,6 +11,9 @@ import errno
 import fcntl
 import json
 import os
+import pwd
+import socket
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -119,29 +122,69 @@ def size_of(directory: Path) -> int:
 def locked(path: Path, *, wait_seconds: float = 60.0) -> Iterator[None]:
     """Hold an exclusive lock on `path`; it frees itself when the process dies.
 
-    The file's text names the holder for people; the kernel's lock is what counts.
+    The file's text names the holder for people; the kernel's lock is what counts. Whoever can open
+    a file can lock it, so it is for its owner only.
 
     Raises:
-        MissingPrerequisite: the lock was not free within `wait_seconds`; says who holds it.
+        MissingPrerequisite: the lock was not free within `wait_seconds`, and who holds it; or it is
+            a link, or somebody else's.
     """
     with explain_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+")
-    with file:
+    descriptor = _open_lock(path)
+    try:
         deadline = time.monotonic() + wait_seconds
-        while not _try_lock(file.fileno()):
+        while not _try_lock(descriptor):
             if time.monotonic() > deadline:
-                file.seek(0)
+                holder = os.pread(descriptor, 1000, 0).decode(errors="replace").strip()
                 raise MissingPrerequisite(
-                    f"another hpcdl is at work here: {file.read().strip() or 'unknown holder'}",
+                    f"another hpcdl is at work here: {holder or 'unknown holder'}",
                     hint=f"wait for it to end; its lock is {path}",
                 )
             time.sleep(0.05)
         with suppress(OSError):  # for people only: a full disk must not keep `gc` from its work
-            os.ftruncate(file.fileno(), 0)
-            holder = f"process {os.getpid()} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n"
-            os.pwrite(file.fileno(), holder.encode(), 0)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, _holder().encode(), 0)
         yield
+    finally:
+        os.close(descriptor)
+
+
+def _open_lock(path: Path) -> int:
+    """A descriptor of a lock's file, made where there is none: regular, no link, 0600.
+
+    What root makes in another user's directory belongs to that user: both are to be able to wait.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with explain_os_errors(path):
+        descriptor = os.open(path, flags, 0o600)
+        status, owner = os.fstat(descriptor), path.parent.stat().st_uid
+        ours = {os.getuid(), owner, 0}
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1 or status.st_uid not in ours:
+            os.close(descriptor)
+            raise MissingPrerequisite(
+                f"{path} is no lock of yours: it is a link, no regular file, or another user's",
+                hint="remove it if its directory is yours; else choose another directory",
+            )
+        if status.st_uid == os.getuid():
+            os.fchmod(descriptor, 0o600)
+        if os.getuid() == 0 and status.st_uid == 0 != owner:
+            os.fchown(descriptor, owner, -1)
+    return descriptor
+
+
+def _holder() -> str:
+    """Who holds a lock: user, process, host and time."""
+    since = time.strftime("%Y-%m-%d %H:%M:%S")
+    return f"held by {user_name()}, pid {os.getpid()} on {socket.gethostname()}, since {since}\n"
+
+
+def user_name() -> str:
+    """The name of this process's user, or its number."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
 
 
 def _try_lock(descriptor: int) -> bool:

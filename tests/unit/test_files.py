@@ -1,5 +1,7 @@
 """Files are whole or absent; locks free themselves; a full disk is one clear line."""
 
+import errno
+import getpass
 import json
 import os
 import signal
@@ -20,6 +22,7 @@ from hpcdl.system.files import (
     write_atomic,
     write_json,
 )
+from tests.strangers import STRANGER, as_root, stranger
 
 # Writes in a loop, whole files of one letter each; the parent kills it at any moment.
 WRITER = """
@@ -155,7 +158,9 @@ def test_a_second_holder_is_told_who_the_first_is(tmp_path: Path) -> None:
     process = start(HOLDER, tmp_path / "lock")
     try:
         with (
-            pytest.raises(MissingPrerequisite, match=f"at work here: process {process.pid} since"),
+            pytest.raises(
+                MissingPrerequisite, match=f"held by {getpass.getuser()}, pid {process.pid} on "
+            ),
             locked(tmp_path / "lock", wait_seconds=0.1),
         ):
             pass
@@ -169,13 +174,70 @@ def test_a_dead_holder_holds_nothing(tmp_path: Path) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     with locked(tmp_path / "lock", wait_seconds=1):
-        assert f"process {os.getpid()}" in (tmp_path / "lock").read_text()
+        assert f"pid {os.getpid()} on " in (tmp_path / "lock").read_text()
 
 
-def test_a_full_disk_does_not_keep_a_lock_from_being_taken() -> None:
-    """Who frees room takes one first; the holder's name in it is for people only."""
-    with locked(Path("/dev/full")):
+def test_a_full_disk_does_not_keep_a_lock_from_being_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who frees space takes one first; the holder's name in it is for people only."""
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with locked(tmp_path / "lock"):
         pass
+
+
+def test_nobody_but_its_owner_can_open_a_lock(tmp_path: Path) -> None:
+    (tmp_path / "old").touch(mode=0o644)
+    for name in ("old", "new"):
+        with locked(tmp_path / name):
+            assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("kind", ["link", "hard link", "pipe"])
+def test_what_was_put_in_a_lock_s_place_is_not_written_to(tmp_path: Path, kind: str) -> None:
+    thesis, lock = tmp_path / "thesis", tmp_path / "lock"
+    thesis.write_text("work of years")
+    if kind == "link":
+        lock.symlink_to(thesis)
+    elif kind == "hard link":
+        lock.hardlink_to(thesis)
+    else:
+        os.mkfifo(lock)
+    with pytest.raises(MissingPrerequisite), locked(lock):
+        pass
+    assert thesis.read_text() == "work of years"
+
+
+@as_root
+def test_a_reader_cannot_keep_an_admin_waiting(shared: Path) -> None:
+    """`flock PREFIX/.publish.lock` by whoever may read the prefix stopped even a rollback."""
+    (shared / "prefix").mkdir(mode=0o755)
+    with shared_lock(shared / "prefix/.publish.lock"):
+        pass
+    held = subprocess.run(
+        ["flock", "-n", shared / "prefix/.publish.lock", "true"],
+        user=STRANGER, group="nogroup", capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "Permission denied" in held.stderr
+
+
+@as_root
+def test_a_lock_that_a_stranger_made_first_is_refused(shared: Path) -> None:
+    stranger("touch lock; chmod 666 lock", shared)
+    with pytest.raises(MissingPrerequisite), locked(shared / "lock"):
+        pass
+
+
+@as_root
+def test_root_and_the_owner_of_a_prefix_share_its_locks(shared: Path) -> None:
+    stranger("mkdir prefix", shared)
+    with locked(shared / "prefix/.lock"):
+        pass
+    stranger("flock -n prefix/.lock true", shared)
 
 
 def test_a_lock_is_free_after_a_failure(tmp_path: Path) -> None:

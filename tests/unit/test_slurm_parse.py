@@ -99,14 +99,13 @@ JOB = (
 
 def test_a_job_is_read_with_blanks_and_signs_in_its_values() -> None:
     (fields,) = parse.marked(answer(JOB), MARK)
-    job = parse.job(fields, (75 << 8, 2))
+    job = parse.job(fields, (75, 0, 2))
     assert (job.id, job.name, job.state, job.reason) == (4711, "a b=c", "RUNNING", "None")
     assert (job.exit_code, job.signal, job.restarts) == (75, 0, 2)
     assert job.nodes == "p100-[01-02]"
     assert job.script == "/home/me/my jobs/job.sh"
     assert job.active
     assert job.array_job is None
-    assert parse.job(fields, (9, 0)).signal == 9
 
 
 def test_a_pending_job_has_no_nodes_and_no_times() -> None:
@@ -143,7 +142,9 @@ def test_an_answer_without_its_heading_is_not_an_empty_queue(text: str) -> None:
 
 def test_ends_of_jobs_are_numbers_only() -> None:
     said = "JOBID       EXIT_CODE   RESTART_COUN\n7           768         2\n"
-    assert parse.exits(said) == {7: (768, 2)}
+    assert parse.exits(said) == {7: (3, 0, 2)}
+    assert parse.exits(said.replace("768", "3:0")) == {7: (3, 0, 2)}
+    assert parse.exits(said.replace("768", "9  ")) == {7: (0, 9, 2)}
 
 
 def test_an_accounted_job_that_was_cancelled_is_read() -> None:

@@ -1,33 +1,14 @@
 """Paths on a shared machine: what another user can prepare is never used."""
 
-import os
-import subprocess
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from hpcdl.cli import main
 from hpcdl.jobs.stage import stage
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.trust import require_private
-
-STRANGER = "nobody"
-as_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to act as a second user")
-
-
-@pytest.fixture
-def shared() -> Iterator[Path]:
-    """A directory where everybody may write, sticky as /tmp is."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as name:
-        place = Path(name)
-        place.chmod(0o1777)
-        yield place
-
-
-def stranger(command: str, place: Path) -> None:
-    """Run a shell command there as another real user."""
-    subprocess.run(["sh", "-c", command], cwd=place, user=STRANGER, group="nogroup", check=True)
+from tests.strangers import as_root, stranger
 
 
 def test_what_only_its_user_can_change_is_trusted(tmp_path: Path) -> None:
@@ -101,3 +82,32 @@ def test_no_file_is_overwritten_through_another_users_link(shared: Path, tmp_pat
     with pytest.raises(MissingPrerequisite, match="it is a link"):
         stage(tmp_path / "data", shared / "target", reserve=0)
     assert (home / "shard").read_bytes() == b"thesis"
+
+
+_PLANTED = """\
+mkdir -p cluster/etc
+touch cluster/.hpcdl-cluster
+echo '{"schema": 1}' > cluster/cluster.json
+"""
+
+
+@as_root
+@pytest.mark.parametrize("action", ["up", "down", "status", "env"])
+@pytest.mark.parametrize("command", ["mkdir -m 777 cluster", _PLANTED])
+def test_root_runs_nothing_that_lies_in_a_stranger_s_directory(
+    shared: Path,
+    command: str,
+    action: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Owning the directory of a cluster was enough to become root."""
+    stranger(command, shared)
+    monkeypatch.setenv("HPCDL_CLUSTER_DIR", str(shared / "cluster"))
+    planted = "cluster.json" in command
+    if action == "down" and not planted:
+        assert main(["cluster", "down"]) == 0, "nothing there is a cluster's"
+    else:
+        assert main(["cluster", action]) != 0
+        trusted = planted or action == "up"
+        assert ("belongs to nobody" in capsys.readouterr().err) == trusted
