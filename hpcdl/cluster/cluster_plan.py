@@ -115,7 +115,7 @@ def check_directory(directory: Path, nodes: Iterable[str]) -> None:
     if bad:
         raise BadInput(
             f"slurm.conf cannot hold the path {directory}: it has {' '.join(map(repr, bad))}",
-            hint="set HPCDL_CLUSTER_DIR to a plain path, such as /var/tmp/hpcdl-cluster",
+            hint="set HPCDL_CLUSTER_DIR to a plain path, such as ~/hpcdl-cluster",
         )
     longest = max(nodes, key=len)
     room = _MAX_SOCKET - max(len(name.format(node=longest)) for name in _SOCKETS) - 1
@@ -123,7 +123,7 @@ def check_directory(directory: Path, nodes: Iterable[str]) -> None:
         raise BadInput(
             f"the path {directory} is too long for unix sockets below it: "
             f"{len(str(directory))} characters, at most {room}",
-            hint="set HPCDL_CLUSTER_DIR to a shorter path, such as /var/tmp/hpcdl-cluster",
+            hint="set HPCDL_CLUSTER_DIR to a shorter path, such as ~/hpcdl-cluster",
         )
 
 

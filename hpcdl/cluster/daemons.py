@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -54,19 +55,34 @@ def munged(state: ClusterState) -> Daemon:
     return Daemon(
         "munged",
         (
-            *command(state, "munged"), "--foreground", "--force", "--num-threads=2",
+            *command(state, "munged"), "--foreground", "--num-threads=2",
+            *(["--force"] if _is_closed(run) else []),
             f"--socket={run}/munge.sock", f"--pid-file={run}/munged.pid",
             f"--seed-file={run}/munge.seed", f"--key-file={state.directory}/etc/munge.key",
         ),
     )  # fmt: skip
 
 
+def _is_closed(place: Path) -> bool:
+    """Whether only its user can reach a directory.
+
+    Munge wants its socket to be there for all, and takes a private one by force only. Where others
+    can reach it, its own checks of owners and modes are kept.
+    """
+    return any(not part.stat().st_mode & stat.S_IXOTH for part in (place, *place.parents))
+
+
 def slurmctld(state: ClusterState, *, fresh: bool) -> Daemon:
     """The controller; `fresh` forgets jobs and node states of before."""
     options = ("-c",) if fresh else ()
-    return Daemon(
-        "slurmctld", (*command(state, "slurmctld"), "-D", *options, "-f", str(state.configuration))
-    )
+    argv = (*command(state, "slurmctld"), "-D", *options, "-f", str(state.configuration))
+    return Daemon("slurmctld", argv if state.mode != NAMESPACES else (*_own_hosts(state), *argv))
+
+
+def _own_hosts(state: ClusterState) -> tuple[str, ...]:
+    """What runs a command with the nodes' /etc/hosts: slurmctld binds to its own name's address."""
+    shell = 'mount --bind "$0" /etc/hosts && exec "$@"'
+    return (program("unshare"), "--mount", "sh", "-c", shell, f"{state.directory}/etc/hosts")
 
 
 def slurmd(state: ClusterState, node: Node) -> Daemon:

@@ -305,7 +305,7 @@ def _start_controller(begun: ClusterState, *, fresh: bool) -> ClusterState:
     if not _runs(begun, "slurmctld"):
         begun = _started(begun, daemons.slurmctld(begun, fresh=fresh))
         port = Ports(begun.port_base).controller
-        _serves(begun, "slurmctld", lambda: responding(port))
+        _serves(begun, "slurmctld", lambda: responding(port, begun.controller_address))
     return begun
 
 

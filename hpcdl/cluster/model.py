@@ -132,8 +132,8 @@ class Plan:
 
     @property
     def controller_address(self) -> str:
-        """Where slurmctld listens, as the nodes see it."""
-        return f"{self.network}.1" if self.wish.mode == NAMESPACES else "127.0.0.1"
+        """Where slurmctld listens."""
+        return controller_address(self.wish.mode, self.network)
 
 
 @dataclass(frozen=True)
@@ -200,9 +200,19 @@ class ClusterState:
             raise BadInput(f"the cluster has no node '{name}'", hint=did_you_mean(name, found))
         return found[name]
 
+    @property
+    def controller_address(self) -> str:
+        """Where slurmctld listens."""
+        return controller_address(self.mode, self.network)
+
     def with_process(self, name: str, process: ProcessId) -> ClusterState:
         """This state with one daemon more, or started anew."""
         return replace(self, processes={**self.processes, name: process})
+
+
+def controller_address(mode: str, network: str) -> str:
+    """The machine's own address on the nodes' network."""
+    return f"{network}.1" if mode == NAMESPACES else "127.0.0.1"
 
 
 def bridge_name(directory: Path) -> str:

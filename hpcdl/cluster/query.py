@@ -65,11 +65,11 @@ def next_job(current: ClusterState) -> int | None:
     return int(found.group(1)) if found else None
 
 
-def responding(port: int) -> bool:
+def responding(port: int, address: str = "127.0.0.1") -> bool:
     """Whether something accepts connections on a port of this machine."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.settimeout(1)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+        return probe.connect_ex((address, port)) == 0
 
 
 def mpi_plugin(wanted: str, directory: Path, root: Path | None = None) -> str:

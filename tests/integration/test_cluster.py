@@ -193,3 +193,15 @@ def test_state_survives_being_asked_for_twice(cluster: ClusterState, embedded_si
     # Other tests may have killed nodes and started them again since the fixture.
     first = up(embedded_site, directory=cluster.directory)
     assert up(embedded_site, directory=cluster.directory).processes == first.processes
+
+
+def test_the_daemons_listen_where_the_nodes_are_and_nowhere_else(cluster: ClusterState) -> None:
+    """Whoever reaches another address of this machine does not reach slurmctld."""
+    listening = {
+        line.split()[1]
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]
+        if line.split()[3] == "0A"
+    }
+    port = f"{cluster.port_base:04X}"
+    assert f"00000000:{port}" not in listening
+    assert any(one.endswith(f":{port}") for one in listening)

@@ -344,15 +344,18 @@ def test_without_root_the_nodes_share_the_machine(place: Path, small_site: Site)
         ! hpcdl cluster up --mode namespaces
         hpcdl cluster down
     """
+    as_nobody = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups", "bash", "-c"]
     try:
         done = subprocess.run(
-            ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups", "bash", "-c", lines],
+            [*as_nobody, lines],
             env=env, cwd=home, capture_output=True, text=True, timeout=150, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         assert done.stdout.split("\n").count("nobody") == 2
         assert done.stdout.split("\n").count("0,1") == 2
         assert {"p100-01", "p100-02"} < set(done.stdout.split()), "a row per rank in the job's log"
+        with pytest.raises(MissingPrerequisite, match="belongs to nobody"):
+            down(home / "cluster" / "small")
     finally:
-        down(home / "cluster" / "small", purge=True)
+        subprocess.run([*as_nobody, "hpcdl cluster down"], env=env, cwd=home, check=False)
         shutil.rmtree(home)
