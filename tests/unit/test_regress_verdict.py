@@ -126,7 +126,7 @@ def record(state: str, restarts: int = 0) -> JobRecord:
     return JobRecord(
         id=1, name="j", state=state, reason="None", exit_code=0, signal=0, partition="p",
         nodes="n1", restarts=restarts, submitted="", started="", ended="", time_limit="00:10:00",
-        script="", log="",
+        script="",
     )  # fmt: skip
 
 
