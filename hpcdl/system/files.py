@@ -53,8 +53,8 @@ def explain_os_errors(path: Path) -> Iterator[None]:
         ) from fault
 
 
-def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o644) -> None:
-    """Write `content` to `path` as a whole: temporary name, fsync, rename.
+def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o644, sync: bool = True) -> None:
+    """Write `content` to `path` as a whole: temporary name, fsync (with `sync`), rename.
 
     Parent directories are made. `mode` is the file's permission, whatever the umask. Bytes of a
     command line that are no UTF-8 (surrogates in a text) are written as they were.
@@ -68,7 +68,8 @@ def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o644) -> None
                 file.write(data)
                 file.flush()
                 os.fchmod(file.fileno(), mode)
-                os.fsync(file.fileno())
+                if sync:
+                    os.fsync(file.fileno())
             Path(name).replace(path)
         except BaseException:
             with suppress(FileNotFoundError):

@@ -1,21 +1,28 @@
-"""Checks a document against a JSON Schema and gives its values, all faults at once.
+"""Checks values against a JSON Schema and gives them back typed, all faults at once.
 
 The schemas are plain JSON Schema (draft 2020-12), so editors can use them; this checker knows
-the part of it that our files use: type, properties, required, additionalProperties,
-propertyNames.pattern, items, minItems, enum, pattern, minimum, maximum, maxLength, default.
+the part of it that our files use: type (also with "null"), properties, required,
+additionalProperties, propertyNames.pattern, items, minItems, enum, pattern, minimum,
+exclusiveMinimum, maximum, maxLength, default, and format "line" for what is shown on one line.
 It is our own because the site file is read by every command and the jsonschema package alone
 takes longer to import than a whole `hpcdl job render` may; the tests compare it with
 jsonschema on mutated documents.
+
+A value is a node of a YAML document, whose faults have lines and carets, or a plain value such
+as parsed JSON holds, whose faults have places (`verdicts[2].metrics`). People write the former,
+so an unknown key is a fault there; programs write the latter, and later ones say more.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import fsum, inf, isfinite
 from typing import Any
 
-from hpcdl.system.document import Document, Mapping, Node, Scalar, Sequence
-from hpcdl.system.text import did_you_mean, nearest, one_of
+from hpcdl.system.document import Document, Mapping, Scalar, Sequence
+from hpcdl.system.text import did_you_mean, nearest, one_line, one_of
 
 Schema = dict[str, Any]
 _INTEGER = re.compile(r"[-+]?[0-9]{1,18}\Z")
@@ -24,6 +31,20 @@ _BOOLEANS = {"true": True, "false": False}
 _OTHER_BOOLEANS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 _NAMES = {"object": "a mapping", "array": "a list", "string": "text", "integer": "a whole number",
           "number": "a number", "boolean": "true or false"}  # fmt: skip
+_PLAIN: dict[str, set[type]] = {"integer": {int}, "number": {int, float}}
+_ROOT = "the file"
+_LONGEST_INTEGER = 2**63
+_MOST_FAULTS = 100
+
+
+@dataclass
+class Values:
+    """Plain values while they are checked: `faults` are sentences by place."""
+
+    faults: dict[str, str] = field(default_factory=dict)
+
+
+_Source = Document | Values
 
 
 def check(document: Document, schema: Schema) -> Any:
@@ -32,128 +53,227 @@ def check(document: Document, schema: Schema) -> Any:
     Faults are noted in `document.faults`; call `document.raise_faults()` when all checks are
     done. Values at faulty places are None.
     """
-    return _check(document, document.root, schema, "the file")
+    return _check(document, document.root, schema, _ROOT)
 
 
-def _check(document: Document, node: Node, schema: Schema, what: str) -> Any:
-    return _CHECKS[schema["type"]](document, node, schema, what)
+def check_values(value: object, schema: Schema) -> tuple[Any, dict[str, str]]:
+    """Plain values as the schema types them, and what is wrong with them, by place.
+
+    Values at faulty places are None; so is a number that is none (NaN, Infinity) where null may
+    stand, which JSON has no other word for. Keys that the schema does not name are kept.
+    """
+    source = Values()
+    return _check(source, value, schema, _ROOT), source.faults
 
 
-def _object(document: Document, node: Node, schema: Schema, what: str) -> Any:
-    if not isinstance(node, Mapping):
-        return _wrong_type(document, node, schema, what)
+def _check(source: _Source, node: Any, schema: Schema, what: str) -> Any:
+    if schema["type"] != _kind(schema) and _is_null(node):
+        return None
+    return _CHECKS[_kind(schema)](source, node, schema, what)
+
+
+def _kind(schema: Schema) -> str:
+    """The type, without the null that may stand for it."""
+    kind = schema["type"]
+    return kind if isinstance(kind, str) else next(one for one in kind if one != "null")
+
+
+def _is_null(node: Any) -> bool:
+    if isinstance(node, float):
+        return not isfinite(node)
+    return node.empty if isinstance(node, Scalar) else node is None
+
+
+def _fault(
+    source: _Source, what: str, said: str, node: Any, hint: str = "", place: str = ""
+) -> None:
+    """Note what is wrong at a node of a document, or at a place (`what`, if no other)."""
+    if isinstance(source, Document):
+        source.fault(f"{what} {said}", node, hint)
+    elif len(source.faults) < _MOST_FAULTS:
+        source.faults.setdefault(place or what, f"{what} {said}")
+
+
+def _below(source: _Source, what: str, key: str) -> str:
+    """What the value of a key is called."""
+    if isinstance(source, Document):
+        return f"'{key}'"
+    return short(key) if what == _ROOT else f"{what}.{short(key)}"
+
+
+def _object(source: _Source, node: Any, schema: Schema, what: str) -> Any:
+    entries = _entries_of(node)
+    if entries is None:
+        return _wrong_type(source, node, schema, what)
     known: dict[str, Schema] = schema.get("properties", {})
-    given = {key.text for key, _ in node.entries}
-    values = _entries(document, node, schema)
+    given = {name for name, _, _ in entries}
+    values = _entries(source, entries, schema, what)
     for name in schema.get("required", ()):
         if name not in given:
-            document.fault(f"{what} lacks the key '{name}'", node, _purpose(known[name]))
-    if len(node.entries) < schema.get("minProperties", 0):
-        document.fault(f"{what} is empty: it needs at least one entry", node)
+            place = _below(source, what, name)
+            _fault(source, what, f"lacks the key '{name}'", node, _purpose(known[name]), place)
+    if len(entries) < schema.get("minProperties", 0):
+        _fault(source, what, "is empty: it needs at least one entry", node)
     for name, part in known.items():
         if name not in given and "default" in part:
             values[name] = part["default"]
     return values
 
 
-def _entries(document: Document, node: Mapping, schema: Schema) -> dict[str, Any]:
-    """The values of the keys that are given; unknown keys become faults."""
+def _entries_of(node: Any) -> list[tuple[str, Any, Any]] | None:
+    """Name, key and value of each entry of a mapping; None where it is something else."""
+    if isinstance(node, Mapping):
+        return [(key.text, key, value) for key, value in node.entries]
+    return [(name, name, value) for name, value in node.items()] if isinstance(node, dict) else None
+
+
+def _entries(
+    source: _Source, entries: list[tuple[str, Any, Any]], schema: Schema, what: str
+) -> dict[str, Any]:
+    """The values of the keys that are given; unknown keys of a document become faults."""
     known: dict[str, Schema] = schema.get("properties", {})
-    extra = schema.get("additionalProperties", False)
-    missing = [name for name in known if node.get(name) is None]
+    plain = isinstance(source, Values)
+    extra = schema.get("additionalProperties", plain)
+    missing = [name for name in known if name not in {text for text, _, _ in entries}]
     values: dict[str, Any] = {}
-    for key, value in node.entries:
-        if key.text in known:
-            values[key.text] = _value(document, value, known[key.text], f"'{key.text}'")
-        elif extra == {}:  # JSON Schema: any further key, with any value; none of ours
-            continue
+    for text, key, value in entries:
+        if text in known:
+            values[text] = _value(source, value, known[text], _below(source, what, text))
+        elif extra == {} or extra is True:  # JSON Schema: any further key, with any value
+            values |= {text: value} if plain else {}
         elif isinstance(extra, dict):
-            _check_name(document, key, schema)
-            values[key.text] = _value(document, value, extra, f"'{key.text}'")
+            _check_name(source, key, schema)
+            values[text] = _value(source, value, extra, _below(source, what, text))
         else:
-            _unknown_key(document, key, missing, known)
+            _unknown_key(source, key, missing, known)
     return values
 
 
-def _unknown_key(
-    document: Document, key: Scalar, missing: list[str], known: dict[str, Schema]
-) -> None:
+def _unknown_key(source: _Source, key: Any, missing: list[str], known: dict[str, Schema]) -> None:
     """An unknown key: most likely one of those that are not given yet."""
-    close = nearest(key.text, missing) or nearest(key.text, known)
+    text = key.text if isinstance(key, Scalar) else key
+    close = nearest(text, missing) or nearest(text, known)
     hint = f"did you mean '{close}'?" if close else f"known keys: {', '.join(known)}"
-    document.fault(f"unknown key '{short(key.text)}'", key, hint)
+    _fault(source, "unknown key", f"'{short(text)}'", key, hint)
 
 
-def _value(document: Document, node: Node, schema: Schema, what: str) -> Any:
+def _value(source: _Source, node: Any, schema: Schema, what: str) -> Any:
     """A property's value: nothing written means the default, where there is one."""
-    if isinstance(node, Scalar) and node.empty:
+    if node is None or (isinstance(node, Scalar) and node.empty):
         if "default" in schema:
             return schema["default"]
-        document.fault(f"{what} has no value", node, _purpose(schema))
+        if schema["type"] == _kind(schema):
+            _fault(source, what, "has no value", node, _purpose(schema))
         return None
-    return _check(document, node, schema, what)
+    return _check(source, node, schema, what)
 
 
-def _check_name(document: Document, key: Scalar, schema: Schema) -> None:
+def _check_name(source: _Source, key: Any, schema: Schema) -> None:
     pattern = schema.get("propertyNames", {}).get("pattern")
-    if pattern and not _matches(pattern, key.text):
-        document.fault(
-            f"'{short(key.text)}' is no valid name", key, "use letters, digits, '-', '_' and '.'"
-        )
+    text = key.text if isinstance(key, Scalar) else key
+    if pattern and not _matches(pattern, text):
+        hint = "use letters, digits, '-', '_' and '.'"
+        _fault(source, f"'{short(text)}'", "is no valid name", key, hint)
 
 
-def _array(document: Document, node: Node, schema: Schema, what: str) -> Any:
-    if not isinstance(node, Sequence):
-        return _wrong_type(document, node, schema, what)
-    if len(node.items) < schema.get("minItems", 0):
-        document.fault(f"{what} needs at least {schema['minItems']} entries", node)
-    return [_value(document, item, schema["items"], f"an entry of {what}") for item in node.items]
+def _array(source: _Source, node: Any, schema: Schema, what: str) -> Any:
+    if not isinstance(node, Sequence | list):
+        return _wrong_type(source, node, schema, what)
+    items = node if isinstance(node, list) else node.items
+    if len(items) < schema.get("minItems", 0):
+        _fault(source, what, f"needs at least {schema['minItems']} entries", node)
+    inner = schema["items"]
+    if isinstance(items, list) and _all_numbers(items, inner):
+        return items
+    named = f"an entry of {what}" if isinstance(source, Document) else what + "[{}]"
+    return [
+        _value(source, item, inner, named.format(index) if isinstance(source, Values) else named)
+        for index, item in enumerate(items)
+    ]
 
 
-def _string(document: Document, node: Node, schema: Schema, what: str) -> Any:
-    if not isinstance(node, Scalar):
-        return _wrong_type(document, node, schema, what)
-    text = node.text
+def _all_numbers(items: list[Any], schema: Schema) -> bool:
+    """Whether all are sound numbers, without a look at each: there may be millions."""
+    nullable = schema["type"] != _kind(schema)
+    found = [one for one in items if one is not None] if nullable else items
+    if not found or not set(map(type, found)) <= _PLAIN.get(_kind(schema), set()):
+        return False
+    try:
+        sound = isfinite(fsum(found))
+    except (OverflowError, ValueError):
+        return False
+    low, high = schema.get("minimum", -inf), schema.get("maximum", inf)
+    return sound and low <= min(found) and max(found) <= high
+
+
+def _string(source: _Source, node: Any, schema: Schema, what: str) -> Any:
+    if not isinstance(node, Scalar | str):
+        return _wrong_type(source, node, schema, what)
+    text = node if isinstance(node, str) else node.text
+    longest = schema.get("maxLength", 4096 if isinstance(source, Document) else inf)
     if "enum" in schema and text not in schema["enum"]:
         hint = did_you_mean(text, schema["enum"])
-        document.fault(f"{what} is '{short(text)}', not {one_of(schema['enum'])}", node, hint)
-    elif len(text) > schema.get("maxLength", 4096):
-        document.fault(f"{what} is too long: {len(text)} characters", node)
+        _fault(source, what, f"is '{short(text)}', not {one_of(schema['enum'])}", node, hint)
+    elif len(text) > longest:
+        _fault(source, what, f"is too long: {len(text)} characters", node)
     elif "pattern" in schema and not _matches(schema["pattern"], text):
-        document.fault(f"{what} is '{short(text)}', which does not match the format", node,
-                       _purpose(schema))  # fmt: skip
+        said = f"is '{short(text)}', which does not match the format"
+        _fault(source, what, said, node, _purpose(schema))
+    elif schema.get("format") == "line":
+        return one_line(text)
     else:
         return text
     return None
 
 
-def _number(document: Document, node: Node, schema: Schema, what: str) -> Any:
-    whole = schema["type"] == "integer"
-    pattern = _INTEGER if whole else _NUMBER
-    if not isinstance(node, Scalar) or node.quoted or not pattern.match(node.text):
-        return _wrong_type(document, node, schema, what)
-    value = int(node.text) if whole else float(node.text)
-    low, high = schema.get("minimum"), schema.get("maximum")
+def _number(source: _Source, node: Any, schema: Schema, what: str) -> Any:
+    whole = _kind(schema) == "integer"
+    value = _written(node, whole=whole) if isinstance(node, Scalar) else _plain(node, whole=whole)
+    if value is None:
+        return _wrong_type(source, node, schema, what)
+    text = node.text if isinstance(node, Scalar) else f"{node:g}"
+    low, high, above = (schema.get(f"{name}imum") for name in ("min", "max", "exclusiveMin"))
     if low is not None and value < low:
-        document.fault(f"{what} is {node.text}, below its minimum of {low}", node)
+        _fault(source, what, f"is {text}, below its minimum of {low}", node)
+    elif above is not None and value <= above:
+        _fault(source, what, f"is {text}, not above {above}", node)
     elif high is not None and value > high:
-        document.fault(f"{what} is {node.text}, above its maximum of {high}", node)
+        _fault(source, what, f"is {text}, above its maximum of {high}", node)
     else:
         return value
     return None
 
 
-def _boolean(document: Document, node: Node, schema: Schema, what: str) -> Any:
+def _written(node: Scalar, *, whole: bool) -> float | None:
+    """The number that a document's text says, None where it says none."""
+    pattern = _INTEGER if whole else _NUMBER
+    if node.quoted or not pattern.match(node.text):
+        return None
+    return int(node.text) if whole else float(node.text)
+
+
+def _plain(value: object, *, whole: bool) -> float | None:
+    """A finite number, None where it is none; true and false are no numbers."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if isinstance(value, int) or whole:
+        sound = abs(value) < _LONGEST_INTEGER and value == int(value)
+        return (int(value) if whole else value) if sound else None
+    return value if isfinite(value) else None
+
+
+def _boolean(source: _Source, node: Any, schema: Schema, what: str) -> Any:
+    if isinstance(node, bool):
+        return node
     if isinstance(node, Scalar) and not node.quoted:
         if node.text in _BOOLEANS:
             return _BOOLEANS[node.text]
-        if node.text.lower() in _OTHER_BOOLEANS:
-            document.fault(
-                f"{what} is '{node.text}', not true or false", node,
-                f"did you mean '{_OTHER_BOOLEANS[node.text.lower()]}'?",
-            )  # fmt: skip
+        other = _OTHER_BOOLEANS.get(node.text.lower())
+        if other:
+            hint = f"did you mean '{other}'?"
+            _fault(source, what, f"is '{node.text}', not true or false", node, hint)
             return None
-    return _wrong_type(document, node, schema, what)
+    return _wrong_type(source, node, schema, what)
 
 
 def _matches(pattern: str, text: str) -> bool:
@@ -161,11 +281,21 @@ def _matches(pattern: str, text: str) -> bool:
     return re.search(pattern.replace("$", r"\Z"), text, re.ASCII) is not None
 
 
-def _wrong_type(document: Document, node: Node, schema: Schema, what: str) -> None:
-    found = {Scalar: "text", Sequence: "a list", Mapping: "a mapping"}[type(node)]
-    if isinstance(node, Scalar):
-        found = f"'{short(node.text)}'"
-    document.fault(f"{what} must be {_NAMES[schema['type']]}, not {found}", node, _purpose(schema))
+def _wrong_type(source: _Source, node: Any, schema: Schema, what: str) -> None:
+    if isinstance(node, Sequence | list):
+        found = "a list"
+    elif isinstance(node, Mapping | dict):
+        found = "a mapping"
+    else:
+        found = f"'{short(node.text if isinstance(node, Scalar) else _as_json(node))}'"
+    said = f"must be {_NAMES[_kind(schema)]}, not {found}"
+    _fault(source, what, said, node, _purpose(schema))
+
+
+def _as_json(value: object) -> str:
+    """A plain value as a message quotes it."""
+    huge = isinstance(value, int) and abs(value) >= _LONGEST_INTEGER
+    return "a number too large" if huge else str(value)
 
 
 def _purpose(schema: Schema) -> str:
@@ -181,7 +311,7 @@ def short(text: str) -> str:
     return clean if len(clean) <= 60 else clean[:57] + "..."
 
 
-_CHECKS: dict[str, Callable[[Document, Node, Schema, str], Any]] = {
+_CHECKS: dict[str, Callable[[_Source, Any, Schema, str], Any]] = {
     "object": _object,
     "array": _array,
     "string": _string,

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
+from hpcdl.system.errors import visible
+
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
@@ -34,6 +36,11 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     if close is not None:
         return f"did you mean '{close}'?"
     return f"use one of: {', '.join(names)}" if names else ""
+
+
+def one_line(text: str) -> str:
+    """A text of anybody's as a line may show it: short, and no command to a terminal."""
+    return visible(text[:200]).replace("\n", " ")
 
 
 def plain(text: str) -> str:
