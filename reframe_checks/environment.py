@@ -10,6 +10,7 @@ from hpcdl.regress.release_dates import promised_versions
 from hpcdl.regress.result import Measured
 from hpcdl.regress.sanity import binding_faults, version_faults
 from hpcdl.regress.training import ALL, job_on
+from hpcdl.results.faults import Fault, FaultKind
 
 
 @rfm.simple_test
@@ -44,8 +45,8 @@ class binding(HpcdlCheck):
     def measured(self):
         log = Path(self.stagedir) / LOG
         self.probes = read_probes(log.read_text(errors="replace") if log.exists() else "")
-        fault = () if self.probes else ("missing result: no rank told what it sees",)
-        return Measured({"ranks": len(self.probes)}, fault)
+        none = Fault(FaultKind.NO_RESULT, "missing result: no rank told what it sees")
+        return Measured({"ranks": len(self.probes)}, () if self.probes else (none,))
 
     def metrics(self):
         return [Metric("ranks", "ranks", lambda measured: measured.number("ranks"), judged=False)]

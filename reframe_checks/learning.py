@@ -27,6 +27,7 @@ from hpcdl.regress.training import (
     losses,
     training_faults,
 )
+from hpcdl.results.faults import Fault, FaultKind
 
 
 @rfm.simple_test
@@ -99,10 +100,14 @@ class killed(Interrupted):
         return Measured({"step": newest_step(Path(self.stagedir))})
 
     def ended(self, exit_code):
-        return [] if exit_code else ["the job ended well, though one of its ranks was killed"]
+        if exit_code:
+            return []
+        text = "the job ended well, though one of its ranks was killed"
+        return [Fault(FaultKind.EXIT_CODE, text, got=exit_code)]
 
     def faults(self, measured):
-        return [] if measured.number("step") else ["no checkpoint was left"]
+        none = Fault(FaultKind.CHECKPOINT, "no checkpoint was left")
+        return [] if measured.number("step") else [none]
 
 
 class Resumed(Interrupted):
@@ -149,5 +154,6 @@ class resume_after_requeue(Resumed):
 
     def faults(self, measured):
         restarts = self.job.hpcdl_record.restarts
-        once = [] if restarts == 1 else [f"the job was put back {restarts} times, not once"]
-        return [*super().faults(measured), *once]
+        text = f"the job was queued again {restarts} times, not once"
+        once = Fault(FaultKind.RESTARTS, text, wanted=1, got=restarts)
+        return [*super().faults(measured), *([] if restarts == 1 else [once])]

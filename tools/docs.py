@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from hpcdl.cli.reference import commands, exit_codes, job_file, site_file
-from hpcdl.jobs.lint.docs import as_markdown as lint_rules
+from tools.lint_rules import as_markdown as lint_rules
+from tools.reference import commands, exit_codes, job_file, results, site_file
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
@@ -17,6 +17,7 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGES: dict[str, Callable[[], str]] = {
     "site-file.md": site_file,
     "job-file.md": job_file,
+    "results.md": results,
     "exit-codes.md": exit_codes,
     "commands.md": commands,
     "lint.md": lint_rules,

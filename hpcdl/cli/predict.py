@@ -68,9 +68,9 @@ def _configure_validate(parser: argparse.ArgumentParser) -> None:
 def _request(args: argparse.Namespace) -> Request:
     from hpcdl.predict.exchange import is_exchange
     from hpcdl.predict.request import Request
-    from hpcdl.predict.results import read_version_1
+    from hpcdl.predict.results import read_sound
 
-    files = [(path, read_version_1(path)) for path in args.calibrate]
+    files = [(path, read_sound(path)) for path in args.calibrate]
     runs = [path for path, value in files if not is_exchange(value)]
     if len(runs) > 1:
         raise BadInput("two runs to start from", hint="give one run, and checks of all-reduce")

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hpcdl.jobs.untrusted import count, mapping, number, numbers, text
 from hpcdl.jobs.watch import Snapshot
+from hpcdl.results.records import at
 from hpcdl.slurm.parse import Usage
-from hpcdl.system.text import duration, table
+from hpcdl.system.text import duration, one_line, table
 
 _NAMES = {
     "input": "waiting for input",
@@ -52,28 +52,26 @@ def summarize(
 ) -> Report:
     """The report of a job from its last state, its result.json, its job.json and accounting.
 
+    Both files are as `hpcdl.results` reads them.
+
     `node_cpus` are the CPUs of a node of its partition, None where that is not known.
     """
-    summary = mapping(mapping(result).get("summary"))
-    shares = {
-        text(name): part
-        for name, said in mapping(summary.get("phases")).items()
-        if (part := number(said)) is not None
-    }
-    low = number(summary.get("images_per_second_p05"))
-    high = number(summary.get("images_per_second_p95"))
-    seconds = numbers(mapping(mapping(result).get("samples")).get("seconds"))
+    summary = at(result, "summary") or {}
+    phases = summary.get("phases") or {}
+    shares = {one_line(name): part for name, part in phases.items() if part is not None}
+    low, high = (summary.get(f"images_per_second_{part}") for part in ("p05", "p95"))
+    seconds = at(result, "samples", "seconds") or ()
     return Report(
         job_id=snapshot.job_id,
         words=snapshot.words,
         ok=snapshot.ok,
         restarts=snapshot.restarts,
-        images_per_second=number(summary.get("images_per_second")),
+        images_per_second=summary.get("images_per_second"),
         spread=(low, high) if low is not None and high is not None else None,
         shares=shares,
-        ranks=count(mapping(mapping(result).get("layout")).get("ranks")),
-        seconds=sum(seconds) if seconds else None,
-        advice=advise(shares, mapping(asked.get("layout")), node_cpus),
+        ranks=at(result, "layout", "ranks"),
+        seconds=sum(seconds) if seconds and None not in seconds else None,
+        advice=advise(shares, at(asked, "layout") or {}, node_cpus),
         usage=usage,
     )
 
@@ -100,7 +98,7 @@ _ADVICE = {
 
 def _more_cpus(layout: Mapping[str, Any], node_cpus: int | None) -> dict[str, str]:
     """What gives ranks more CPUs: more of each node, as far as there are more."""
-    now, tasks = count(layout.get("cpus_per_task")), count(layout.get("tasks_per_node"))
+    now, tasks = layout.get("cpus_per_task"), layout.get("tasks_per_node")
     if now is None:
         return {"cpus": "give the input pipeline more CPUs"}
     most = node_cpus // tasks if node_cpus and tasks else 2 * now

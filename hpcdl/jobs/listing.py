@@ -13,7 +13,6 @@ from itertools import islice
 from pathlib import Path
 
 from hpcdl.jobs.submission import Submission, asked, find, index
-from hpcdl.jobs.untrusted import text
 from hpcdl.jobs.watch import look
 from hpcdl.site import Site
 from hpcdl.slurm import client
@@ -44,8 +43,8 @@ def own_jobs(site: Site, most: int) -> tuple[Listed, ...]:
         rows.append(
             Listed(
                 job_id=snapshot.job_id,
-                name=text(said.get("name")),
-                partition=text(said.get("partition")),
+                name=said.get("name") or "",
+                partition=said.get("partition") or "",
                 state=snapshot.state,
                 words=snapshot.words,
                 age_seconds=max(0.0, time.time() - submitted),

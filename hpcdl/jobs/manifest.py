@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.jobs.spec import JobSpec
-from hpcdl.jobs.untrusted import mapping
+from hpcdl.results.records import at
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import write_json
 
@@ -80,12 +80,12 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / "sweep.json"
     hint = f"take {folder} away to start anew"
     try:
-        said = mapping(json.loads(path.read_text()))
+        said = json.loads(path.read_text())
     except FileNotFoundError:
         return Manifest()
     except (OSError, ValueError, RecursionError) as fault:
         raise BadInput(f"{path} cannot be read", hint=hint) from fault
-    if said.get("schema") != SCHEMA:
+    if at(said, "schema") != SCHEMA:
         raise BadInput(f"{path} is not of version {SCHEMA}", hint=hint)
     rows, request = said.get("points"), said.get("request")
     if not isinstance(rows, list) or not all(map(_is_row, rows)):
@@ -94,9 +94,8 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _is_row(row: object) -> bool:
-    said = mapping(row)
-    numbers = (said.get("job_id"), said.get("task"))
-    return isinstance(said.get("id"), str) and all(
+    numbers = (at(row, "job_id"), at(row, "task"))
+    return isinstance(at(row, "id"), str) and all(
         one is None or isinstance(one, int) for one in numbers
     )
 

@@ -6,7 +6,6 @@ progress.json, result.json. WORK/jobs/by-id/ID links to it.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -18,14 +17,12 @@ from typing import Any
 from hpcdl.jobs.program import check_script
 from hpcdl.jobs.script import Script, default_job_dir, render_script
 from hpcdl.jobs.spec import JobSpec, Module
-from hpcdl.jobs.untrusted import count, mapping
+from hpcdl.results.records import JOB
 from hpcdl.site import Site
 from hpcdl.slurm import client
 from hpcdl.system.errors import BadInput
-from hpcdl.system.files import switch_link, write_atomic, write_json
+from hpcdl.system.files import switch_link, write_atomic
 from hpcdl.system.signals import terminable, undivided
-
-SCHEMA = 1
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,7 @@ def submit(site: Site, spec: JobSpec, module: Module) -> Submission:
             for options in _links(spec.chain, queued):
                 with undivided():
                     queued.append(client.submit(folder / "job.sh", options))
-            write_json(folder / "job.json", _record(site, placed, module, script, queued))
+            JOB.write(folder / JOB.name, _record(site, placed, module, script, queued))
             for job_id in queued:
                 switch_link(index(site) / str(job_id), os.path.relpath(folder, index(site)))
         except BaseException:
@@ -143,13 +140,10 @@ def find(site: Site, which: str) -> Submission:
     """
     folder = index(site) / which if which.isdigit() else Path(which)
     try:
-        record = mapping(json.loads((folder / "job.json").read_text()))
-        ids = [count(one) for one in (record["job_id"], *(record.get("chain") or ()))]
-        known = [one for one in ids if one is not None]
-        if len(known) < len(ids):
-            raise ValueError("an id is no number")
-        return Submission(known[0], folder.resolve(), tuple(known[1:]))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as fault:
+        record = JOB.read(folder / JOB.name)
+        record.need("job_id", "chain")
+        return Submission(record.values["job_id"], folder.resolve(), tuple(record.values["chain"]))
+    except (BadInput, OSError) as fault:
         kind = f"job {which}" if which.isdigit() else f"job in {which}"
         raise BadInput(
             f"there is no {kind} submitted by hpcdl",
@@ -159,21 +153,14 @@ def find(site: Site, which: str) -> Submission:
 
 def asked(submission: Submission) -> dict[str, Any]:
     """What was asked and decided: the job's job.json; empty where it cannot be read."""
-    try:
-        record = json.loads((submission.folder / "job.json").read_text())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return record if isinstance(record, dict) else {}
+    record = JOB.find(submission.folder / JOB.name)
+    return record.values if record else {}
 
 
 def release_of(site: Site, job_id: int) -> str | None:
     """The release that a job submitted by hpcdl loads; None where there is no record of one."""
-    try:
-        record = json.loads((index(site) / str(job_id) / "job.json").read_text())
-    except (OSError, ValueError):
-        return None
-    release = record.get("release") if isinstance(record, dict) else None
-    return str(release) if release else None
+    record = JOB.find(index(site) / str(job_id) / JOB.name)
+    return (record.values.get("release") or None) if record else None
 
 
 def index(site: Site) -> Path:
@@ -193,7 +180,6 @@ def _record(
     site: Site, spec: JobSpec, module: Module, script: Script, queued: Sequence[int]
 ) -> dict[str, Any]:
     return {
-        "schema": SCHEMA,
         "job_id": queued[0],
         "chain": list(queued),
         "name": spec.name,

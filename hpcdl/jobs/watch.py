@@ -6,7 +6,6 @@ folder; a program that writes none is followed by its state alone.
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.jobs.submission import Submission
-from hpcdl.jobs.untrusted import mapping, number
+from hpcdl.results.records import PROGRESS, RESULT, Format, at
 from hpcdl.slurm import client
 from hpcdl.slurm.parse import ACTIVE, JobRecord, Usage
 from hpcdl.system.text import duration
@@ -125,17 +124,15 @@ def as_line(snapshot: Snapshot) -> str:
     progress = snapshot.progress
     if not progress or snapshot.state != "RUNNING":
         return head
-    # Any program may write progress.json: only what is a number is shown.
-    numbers = {key: found for key, said in progress.items() if (found := number(said)) is not None}
-    parts = [f"step {numbers.get('step', 0):.0f}"]
-    if numbers.get("steps"):
-        parts[0] += f" of {numbers['steps']:.0f}"
-    if numbers.get("images_per_second"):
-        parts.append(f"{numbers['images_per_second']:,.0f} images/s")
-    if "loss" in numbers:
-        parts.append(f"loss {numbers['loss']:.3f}")
-    if "seconds_left" in numbers:
-        parts.append(f"{duration(numbers['seconds_left'])} left")
+    parts = [f"step {progress.get('step') or 0}"]
+    if progress.get("steps"):
+        parts[0] += f" of {progress['steps']}"
+    if progress.get("images_per_second"):
+        parts.append(f"{progress['images_per_second']:,.0f} images/s")
+    if progress.get("loss") is not None:
+        parts.append(f"loss {progress['loss']:.3f}")
+    if progress.get("seconds_left") is not None:
+        parts.append(f"{duration(progress['seconds_left'])} left")
     return f"{head}, {', '.join(parts)}"
 
 
@@ -153,7 +150,7 @@ def describe(state: str, reason: str = "", nodes: str = "") -> str:
 
 def result_of(submission: Submission) -> dict[str, Any] | None:
     """The job's result.json, None where it wrote none."""
-    return _json(submission.result)
+    return found_in(submission.folder, RESULT)
 
 
 def usage_of(snapshot: Snapshot) -> Usage | None:
@@ -169,7 +166,7 @@ def _snapshot(record: JobRecord, submission: Submission) -> Snapshot:
         exit_code=record.exit_code,
         nodes=record.nodes,
         restarts=record.restarts,
-        progress=_json(submission.folder / "progress.json"),
+        progress=found_in(submission.folder, PROGRESS),
     )
 
 
@@ -185,8 +182,7 @@ def _left_behind(submission: Submission) -> tuple[str, str, int]:
     if code is not None:
         words = f"it ended with exit code {code}" if code else "it ended well"
         return "FAILED" if code else "COMPLETED", f"Slurm has forgotten it; {words}", code
-    outcome = mapping(mapping(result_of(submission)).get("outcome"))
-    if outcome.get("status") == "completed":
+    if at(result_of(submission), "outcome", "status") == "completed":
         return "COMPLETED", "Slurm has forgotten it; it wrote its result", 0
     return "UNKNOWN", "Slurm does not know it", 1
 
@@ -200,9 +196,7 @@ def _exit_code(path: Path) -> int | None:
     return int(text) if re.fullmatch("[0-9]{1,3}", text) else None
 
 
-def _json(path: Path) -> dict[str, Any] | None:
-    try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
+def found_in(folder: Path, kind: Format) -> dict[str, Any] | None:
+    """What a job's file says, None where there is none that can be read."""
+    record = kind.find(folder / kind.name)
+    return record.values if record else None

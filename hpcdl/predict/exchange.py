@@ -16,7 +16,7 @@ from typing import Any
 
 from hpcdl.predict.allreduce import lines
 from hpcdl.predict.hardware import GIGA, Link, Machine
-from hpcdl.predict.results import Place, place_of, read_version_1
+from hpcdl.predict.results import Place, place_of, read_sound
 from hpcdl.system.errors import BadInput
 
 KIND = "allreduce"
@@ -74,12 +74,11 @@ def read_exchange(path: Path) -> Exchange:
     Raises:
         BadInput: it cannot be read, is none, or measured nothing.
     """
-    value = read_version_1(path)
     try:
-        hosts = [str(host) for host in value["layout"]["hosts"]]
-        steady = value["versions"]["strategy"] != "horovod"
-        rates = sorted((int(size), float(gbs)) for size, gbs in value["summary"]["bus_gbs"].items())
-    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as fault:
+        value = read_sound(path, "layout.hosts", "versions.strategy", "summary.bus_gbs")
+        hosts, steady = value["layout"]["hosts"], value["versions"]["strategy"] != "horovod"
+        rates = sorted((int(size), gbs) for size, gbs in value["summary"]["bus_gbs"].items())
+    except ValueError as fault:
         raise BadInput(f"{path} is no result of an all-reduce check") from fault
     sane = rates and all(0 < size < GIGA * _MOST and 1 / _MOST <= r < _MOST for size, r in rates)
     if len(hosts) < 2 or not sane:

@@ -1,22 +1,20 @@
 """A result.json as the model of scaling reads it: what a run measured, and where it ran.
 
-Anybody may have written it, so nothing of it is believed before it was looked at.
+`hpcdl.results` reads it; here is what it means, and whether it is of this machine.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcdl.predict.hardware import CPU, Machine, gpu_of
 from hpcdl.predict.precision import WORDS
+from hpcdl.results.records import RESULT, at
 from hpcdl.system.errors import BadInput
-from hpcdl.system.safe_read import read_regular
 
 LONGEST_STEP = 86_400.0
-_MAX_BYTES = 200_000_000
 _LONGEST_NAME = 200
 _OWN_PHASES = ("compute", "update", "other")
 
@@ -56,53 +54,35 @@ def read_result(path: Path) -> Result:
     Raises:
         BadInput: it cannot be read, is of another version, or measured nothing.
     """
-    value = read_version_1(path)
-    try:
-        summary, layout = value["summary"], value["layout"]
-        ranks, batch = int(layout["ranks"]), int(value["batch_per_rank"])
-        rate = float(summary["images_per_second"])
-        phases = summary.get("phases") or {}
-        own = sum(float(phases[name]) for name in _OWN_PHASES if name in phases) or 1.0
-        seconds = ranks * batch / rate * own
-    except (KeyError, TypeError, ValueError, ArithmeticError) as fault:
-        reason = " ".join(str(fault).split())[:80]
-        raise BadInput(f"{path} lacks or garbles {reason}, so nothing was measured") from fault
-    counted = ranks > 0 and batch > 0 and 0 < rate < 1e12
-    if not (counted and 0 < own <= 1.001 and 0 < seconds < LONGEST_STEP):
+    value = read_sound(path, "layout.ranks", "batch_per_rank", "summary.images_per_second")
+    ranks, batch = value["layout"]["ranks"], value["batch_per_rank"]
+    rate, phases = value["summary"]["images_per_second"], at(value, "summary", "phases") or {}
+    own = sum(phases.get(name) or 0.0 for name in _OWN_PHASES) or 1.0
+    seconds = ranks * batch / rate * own if rate > 0 else 0.0
+    if not (rate < 1e12 and 0 < own <= 1.001 and 0 < seconds < LONGEST_STEP):
         raise BadInput(
             f"{path} holds no measured step: {rate:g} images/s",
             hint="the run must have made steps beyond its warm-up",
         )
     return Result(
-        _text(value.get("model"))[:_LONGEST_NAME], batch, _precision(value, path),
-        _said(value.get("options"), "compress") is True, seconds, ranks, rate,
-        place_of(value),
+        (value.get("model") or "")[:_LONGEST_NAME], batch, _precision(value, path),
+        at(value, "options", "compress") is True, seconds, ranks, rate, place_of(value),
     )  # fmt: skip
 
 
 def _precision(value: dict[str, Any], path: Path) -> str:
-    found = _text(value.get("precision"))
+    found: str | None = value.get("precision")
     if found not in WORDS:
         raise BadInput(f"{path} names no precision that a run can have: {', '.join(WORDS)}")
     return found
 
 
-def _said(table: object, key: str) -> object:
-    """What a part of a result.json says under a key; None where it says nothing."""
-    return table.get(key) if isinstance(table, dict) else None
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
 def place_of(value: dict[str, Any]) -> Place:
     """Where the run of a result.json took place."""
-    layout = value.get("layout")
     return Place(
-        partition=_text(_said(value.get("job"), "partition")),
-        gpu=_text(_said(layout, "gpu")),
-        on_cpu=_said(layout, "gpu_per_rank") == 0,
+        partition=at(value, "job", "partition") or "",
+        gpu=at(value, "layout", "gpu") or "",
+        on_cpu=at(value, "layout", "gpu_per_rank") == 0,
     )
 
 
@@ -139,28 +119,16 @@ def _family(gpu: str) -> str:
     return gpu.partition("-")[0]
 
 
-def read_version_1(path: Path) -> dict[str, Any]:
-    """The values of a result.json of version 1, of whatever kind.
+def read_sound(path: Path, *needed: str) -> dict[str, Any]:
+    """The values of a result.json that says of which version it is, and all that is needed.
 
     Raises:
-        BadInput: it cannot be read, or is of another version.
+        BadInput: it cannot be read, is of another version, or lacks something.
     """
-    value = _read_json(path)
-    if not isinstance(value, dict) or value.get("schema") != 1:
-        raise BadInput(
-            f"{path} is no result.json of version 1", hint="`hpcdl train` writes one for every run"
-        )
-    return value
-
-
-def _read_json(path: Path) -> Any:
     try:
-        data = read_regular(path, _MAX_BYTES)
+        record = RESULT.read(path)
+        record.need("schema", *needed)
     except BadInput as fault:
-        raise BadInput(fault.message, hint="name the result.json of a run") from fault
-    try:
-        return json.loads(data)
-    except json.JSONDecodeError as fault:
-        raise BadInput(f"{path}:{fault.lineno}:{fault.colno}: not JSON: {fault.msg}") from fault
-    except (ValueError, RecursionError) as fault:
-        raise BadInput(f"{path} is no result.json") from fault
+        hint = fault.hint or "`hpcdl train` writes a result.json for every run"
+        raise BadInput(fault.message, hint=hint) from fault
+    return record.values

@@ -33,6 +33,7 @@ from hpcdl.regress.job_state import (
     waits_too_long,
 )
 from hpcdl.regress.priority import go_first
+from hpcdl.results.faults import Fault, FaultKind
 from hpcdl.slurm import client
 from hpcdl.slurm.parse import ACTIVE, JobRecord
 from hpcdl.system.errors import HpcdlError
@@ -50,7 +51,7 @@ class HpcdlSlurm(SlurmJobScheduler):
 
     A job may carry `hpcdl_directives` (the options of its script), `hpcdl_restarts` (how often
     it may be queued again), `hpcdl_silence` (seconds without a sign of life) and `hpcdl_patience`
-    (seconds to wait for nodes); it gets `hpcdl_record`.
+    (seconds to wait for nodes); it gets `hpcdl_record`, and `hpcdl_faults` where it has such.
     """
 
     def emit_preamble(self, job: Any) -> list[str]:
@@ -98,11 +99,12 @@ class HpcdlSlurm(SlurmJobScheduler):
             record = client.job(int(job.jobid))
         except HpcdlError as fault:
             if _lasts(job, "away", _AWAY_SECONDS):
-                self._give_up(job, f"Slurm away: {fault.message} for {_AWAY_SECONDS:.0f} s")
+                text = f"Slurm away: {fault.message} for {_AWAY_SECONDS:.0f} s"
+                self._give_up(job, Fault(FaultKind.SLURM_AWAY, text))
             return
         if record is None:
             if _lasts(job, "unknown", _UNKNOWN_SECONDS):
-                self._give_up(job, str(fault_of(None)))
+                self._give_up(job, fault_of(None))
             return
         cannot_start = unavailable(record) if job.pin_nodes else None
         if cannot_start is None:
@@ -130,10 +132,12 @@ class HpcdlSlurm(SlurmJobScheduler):
         elif not record.active:
             job._exitcode = record.exit_code
 
-    def _give_up(self, job: Any, why: str) -> None:
-        """Make the check fail with a reason, and leave no job behind."""
-        job.hpcdl_fault = job._exception = JobError(why, job.jobid)
-        _tell(job, "GIVEN_UP", why)
+    def _give_up(self, job: Any, fault: Fault | None) -> None:
+        """Make the check fail with a fault, which its evidence takes, and leave no job behind."""
+        job.hpcdl_fault = job._exception = JobError(str(fault), job.jobid)
+        if fault is not None and hasattr(job, "hpcdl_faults"):
+            job.hpcdl_faults.append(fault.as_data())
+        _tell(job, "GIVEN_UP", str(fault))
         with suppress(HpcdlError):
             client.cancel([int(job.jobid)])
 
@@ -166,7 +170,7 @@ def _lasts(job: Any, what: str, limit: float) -> bool:
     return bool(time.monotonic() - since > limit)
 
 
-def _hang(job: Any, record: JobRecord) -> str | None:
+def _hang(job: Any, record: JobRecord) -> Fault | None:
     """Why a job that is called RUNNING is taken for dead, or None."""
     dog: Watchdog | None = getattr(job, "hpcdl_watchdog", None)
     if dog is None:

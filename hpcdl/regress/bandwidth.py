@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from hpcdl.regress.result import Measured
+from hpcdl.results.faults import Fault, FaultKind
+from hpcdl.results.records import at
 
 SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 26)
 """Bytes: a small layer's gradient, Horovod's fusion at work, and what large models send."""
@@ -31,9 +31,9 @@ def bandwidth(measured: Measured, size: int, *, best: bool = False) -> float | N
     return measured.number("summary", "best_bus_gbs" if best else "bus_gbs", str(size))
 
 
-def nccl_faults(measured: Measured) -> list[str]:
+def nccl_faults(measured: Measured) -> list[Fault]:
     """What is wrong with the way that GPUs were joined."""
-    versions = measured.values.get("versions")
-    if isinstance(versions, Mapping) and versions.get("nccl_built") is False:
-        return ["Horovod was built without NCCL: GPUs wait for MPI through the host's memory"]
-    return []
+    if at(measured.values, "versions", "nccl_built") is not False:
+        return []
+    text = "Horovod was built without NCCL: GPUs wait for MPI through the host's memory"
+    return [Fault(FaultKind.NCCL, text)]

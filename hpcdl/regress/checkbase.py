@@ -33,6 +33,7 @@ from hpcdl.regress.job_state import PATIENCE_SECONDS
 from hpcdl.regress.references import Reference, load_references
 from hpcdl.regress.result import Measured, read_result
 from hpcdl.regress.sanity import faults_of
+from hpcdl.results.faults import Fault, FaultKind, as_fault, describe
 from hpcdl.site import Partition, Site, load_site
 from hpcdl.system.errors import BadInput
 
@@ -97,8 +98,8 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         """What is measured."""
         return ()
 
-    def faults(self, measured: Measured) -> Sequence[str]:
-        """What is wrong with a result, in words; nothing when all is well.
+    def faults(self, measured: Measured) -> Sequence[Fault | str]:
+        """What is wrong with a result, nothing when all is well; words are a failure, always.
 
         By default what must hold of any job: world size, nodes, release, device, its own end.
         """
@@ -120,7 +121,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         """The script of the job, as `hpcdl job render` prints it."""
         return render_script(site, spec, module).text
 
-    def ended(self, exit_code: int | None) -> Sequence[str]:
+    def ended(self, exit_code: int | None) -> Sequence[Fault | str]:
         """What the job's own exit code says is wrong."""
         return job_faults(exit_code)
 
@@ -178,6 +179,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         self.executable = batch.program
         self.postrun_cmds = list(batch.after)
         self.evidence = self._plan(partition, asdict(layout))
+        self.job.hpcdl_faults = self.evidence["faults"]
 
     def _plan(self, partition: Partition, layout: dict[str, Any]) -> dict[str, Any]:
         folder = Path(self.stagedir).absolute()
@@ -204,7 +206,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         found = {metric.name: metric.read(measured) for metric in self.metrics()}
         faults = [*self.ended(self.job.exitcode), *self.faults(measured)]
         faults += [
-            f"missing metric: {name} is not in the result"
+            Fault(FaultKind.NO_METRIC, f"missing metric: {name} is not in the result", name)
             for name, value in found.items()
             if (value is None or not math.isfinite(value)) and not measured.faults
         ]
@@ -217,7 +219,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
                 }
                 for metric in self.metrics()
             },
-            "faults": faults,
+            "faults": [as_fault(said).as_data() for said in faults],
             "job": _job_record(self.job),
         }
 
@@ -225,7 +227,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
     def nothing_is_wrong(self) -> Any:
         """Whether no fault was found."""
         faults = self.evidence["faults"]
-        return sn.assert_true(not faults, msg="; ".join(faults))
+        return sn.assert_true(not faults, msg=describe(map(as_fault, faults)))
 
     @run_before("performance")
     def compare(self) -> None:
@@ -290,11 +292,12 @@ def option(setting: str) -> str:
     return f"--{name.strip('-').replace('_', '-')}{sign}{value}"
 
 
-def job_faults(exit_code: int | None) -> list[str]:
+def job_faults(exit_code: int | None) -> list[Fault]:
     """What a job's own exit code says."""
     if exit_code == 0:
         return []
-    return [f"the job ended with exit code {exit_code}; its log says why"]
+    text = f"the job ended with exit code {exit_code}; its log says why"
+    return [Fault(FaultKind.EXIT_CODE, text, wanted=0, got=exit_code)]
 
 
 def _performance(value: float | None, unit: str) -> Any:

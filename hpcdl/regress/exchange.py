@@ -22,7 +22,7 @@ from typing import IO, Any
 from hpcdl.regress.formats import Run, read_run
 from hpcdl.regress.history import COLUMNS, Result
 from hpcdl.regress.runner import CheckOutcome, as_data
-from hpcdl.regress.verdict import Status
+from hpcdl.results.faults import Status
 from hpcdl.system.errors import BadInput, PartlyDone
 
 SCHEMA = 1

@@ -15,7 +15,8 @@ from statistics import median
 from hpcdl.regress.drift import Change, analyse, is_alarming, slow_nodes
 from hpcdl.regress.history import History, Result, Series, more_is_better, single_node
 from hpcdl.regress.references import WIDEST
-from hpcdl.regress.verdict import WHOLE_RUN, Status, number
+from hpcdl.regress.verdict import WHOLE_RUN, number
+from hpcdl.results.faults import Status
 
 STALE_DAYS, UNKNOWN_DAYS, ENDED_DAYS = 3, 8, 30
 """Silence that counts at least; of a series of one night, which may be weekly; that ends one."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from hpcdl.regress.result import Measured
+from hpcdl.results.records import at, outcome
 from hpcdl.site import Partition, Site
 from hpcdl.system.errors import BadInput
 
@@ -31,8 +30,7 @@ def image_rate(measured: Measured, *, best: bool = False) -> float | None:
     """Images/s of the pipeline: over the whole time, or in the best second."""
     if not best:
         return measured.number("summary", "images_per_second")
-    samples = measured.values.get("samples")
-    rates = samples.get("images_per_second") if isinstance(samples, Mapping) else None
+    rates = at(measured.values, "samples", "images_per_second")
     return max(rates) if isinstance(rates, list) and rates else None
 
 
@@ -42,7 +40,7 @@ def of_bench(found: Measured) -> Measured:
         return found
     return Measured({
         "layout": {"ranks": 1},
-        "outcome": "completed",
+        "outcome": outcome("completed"),
         "release": found.values.get("release"),
         "samples": found.values.get("samples"),
         "versions": {"driver": found.values.get("driver")},

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from hpcdl.results.faults import Fault, FaultKind
 from hpcdl.slurm.parse import JobRecord
 
 JUDGED = frozenset({"COMPLETED", "FAILED"})
@@ -28,7 +29,7 @@ _WORDS = {
 }
 
 
-def fault_of(record: JobRecord | None, allowed_restarts: int = 0) -> str | None:
+def fault_of(record: JobRecord | None, allowed_restarts: int = 0) -> Fault | None:
     """Why nothing of this job counts, or None: it still goes on, or ended by itself.
 
     Args:
@@ -36,34 +37,44 @@ def fault_of(record: JobRecord | None, allowed_restarts: int = 0) -> str | None:
         allowed_restarts: how often the check expects its job to be queued again.
     """
     if record is None:
-        return "lost: Slurm does not know the job any more, so nobody knows how it ended"
+        text = "lost: Slurm does not know the job any more, so nobody knows how it ended"
+        return Fault(FaultKind.JOB_LOST, text)
     if record.restarts > allowed_restarts:
-        return (
+        text = (
             f"node lost: Slurm put the job back into the queue (restart {record.restarts}); "
             "its numbers would not be those of one run"
         )
+        return Fault(
+            FaultKind.NODE_LOST, text, "restarts", wanted=allowed_restarts, got=record.restarts
+        )
     if record.active or record.state in JUDGED:
         return None
-    kind = {"NODE_FAIL": "node lost", "TIMEOUT": "time-out"}.get(record.state, "ended early")
+    kind, said = {
+        "NODE_FAIL": (FaultKind.NODE_LOST, "node lost"),
+        "TIMEOUT": (FaultKind.TIMEOUT, "time-out"),
+    }.get(record.state, (FaultKind.ENDED_EARLY, "ended early"))
     words = _WORDS.get(record.state, "Slurm gives no other reason").format(
         limit=record.time_limit, nodes=record.nodes or "unknown"
     )
-    return f"{kind}: the job ended as {record.state}, {words}; restarts {record.restarts}"
+    text = f"{said}: the job ended as {record.state}, {words}; restarts {record.restarts}"
+    return Fault(kind, text, wanted="COMPLETED", got=record.state)
 
 
-def unavailable(record: JobRecord) -> str | None:
+def unavailable(record: JobRecord) -> Fault | None:
     """Why a job cannot start at all, or None: the node that it must have takes no jobs."""
     if record.state != "PENDING" or "ReqNodeNotAvail" not in record.reason:
         return None
-    return f"node lost: the node that this check is for takes no jobs ({record.reason})"
+    text = f"node lost: the node that this check is for takes no jobs ({record.reason})"
+    return Fault(FaultKind.NODE_LOST, text)
 
 
-def waits_too_long(record: JobRecord, seconds: float, limit: float) -> str | None:
+def waits_too_long(record: JobRecord, seconds: float, limit: float) -> Fault | None:
     """Why a job that waits for its nodes is given up, or None."""
     if record.state != "PENDING" or seconds <= limit:
         return None
     waited = f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds:.0f} s"
-    return f"time-out: it got no nodes within {waited} ({record.reason or 'no reason given'})"
+    text = f"time-out: it got no nodes within {waited} ({record.reason or 'no reason given'})"
+    return Fault(FaultKind.TIMEOUT, text, "queue_wait_seconds", wanted=limit, got=seconds)
 
 
 @dataclass
@@ -90,14 +101,14 @@ class Watchdog:
         """Whether it is time to ask about the job's nodes."""
         return silence > min(self.limit, self.limit_after_restart)
 
-    def fault(self, silence: float, *, node_restarted: bool) -> str | None:
+    def fault(self, silence: float, *, node_restarted: bool) -> Fault | None:
         """Why the job is given up, or None."""
         limit = self.limit_after_restart if node_restarted else self.limit
         if silence <= limit:
             return None
-        why = (
-            "node lost: a node of it started again while the job ran, and since then"
-            if node_restarted
-            else "hangs:"
-        )
-        return f"{why} no output and no progress for {silence:.0f} s while Slurm calls it RUNNING"
+        kind, why = FaultKind.HANG, "hangs:"
+        if node_restarted:
+            kind = FaultKind.NODE_LOST
+            why = "node lost: a node of it started again while the job ran, and since then"
+        text = f"{why} no output and no progress for {silence:.0f} s while Slurm calls it RUNNING"
+        return Fault(kind, text, wanted=limit, got=silence)

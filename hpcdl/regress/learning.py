@@ -18,6 +18,7 @@ from hpcdl import facts
 from hpcdl.regress.result import Measured
 from hpcdl.regress.sanity import faults_of
 from hpcdl.regress.training import losses
+from hpcdl.results.faults import Fault, FaultKind
 
 WINDOWS = ((0, 10), (10, 30), (30, 60), (60, 120), (120, 240), (240, 660))
 """Steps over which losses are averaged before they are held against the band."""
@@ -56,7 +57,7 @@ def accuracy(measured: Measured) -> float | None:
     return measured.number("summary", "metrics", "accuracy")
 
 
-def curve_faults(case: Convergence, curve: Sequence[float]) -> list[str]:
+def curve_faults(case: Convergence, curve: Sequence[float]) -> list[Fault]:
     """Where a loss curve leaves the band of a healthy one."""
     rows = facts.load("loss_curves")["curves"][str(case)]["windows"]
     found = []
@@ -64,10 +65,10 @@ def curve_faults(case: Convergence, curve: Sequence[float]) -> list[str]:
         window = curve[row["first"] : row["last"]]
         loss = mean(window) if len(window) == row["last"] - row["first"] else math.nan
         if not row["low"] <= loss <= row["high"]:
-            found.append(
-                f"the loss of steps {row['first']} to {row['last']} is {loss:.4g}, healthy is "
-                f"{row['low']:.4g} to {row['high']:.4g}"
-            )
+            band = f"{row['low']:.4g} to {row['high']:.4g}"
+            steps = f"{row['first']} to {row['last']}"
+            text = f"the loss of steps {steps} is {loss:.4g}, healthy is {band}"
+            found.append(Fault(FaultKind.LOSS, text, "loss", wanted=band, got=loss))
     return found
 
 
@@ -119,19 +120,22 @@ def newest_step(folder: Path) -> int:
 
 def resume_faults(
     measured: Measured, layout: Mapping[str, Any], release: str | None, *, real_gpus: bool = False
-) -> list[str]:
+) -> list[Fault]:
     """What is wrong with a training that should have gone on from a checkpoint."""
     found = faults_of(measured, layout, release, real_gpus=real_gpus)
     if measured.faults:
         return found
     first = measured.number("samples", "first_step") or 0
     if first < CHECKPOINT_EVERY:
-        found.append(f"the training began at step {first:.0f}, not at its checkpoint")
+        text = f"the training began at step {first:.0f}, not at its checkpoint"
+        found.append(Fault(FaultKind.CHECKPOINT, text, wanted=CHECKPOINT_EVERY, got=first))
     done, planned = measured.number("steps", "done"), measured.number("steps", "planned")
     if done is None or done != planned:
-        found.append(f"{done or 0:.0f} of {planned or 0:.0f} steps were done")
+        text = f"{done or 0:.0f} of {planned or 0:.0f} steps were done"
+        found.append(Fault(FaultKind.STEPS, text, wanted=planned, got=done))
     early = losses(measured)[:10]
     if not early or not mean(early) < 0.7 * _NO_IDEA:
         loss = mean(early) if early else math.nan
-        found.append(f"what had been learnt is lost: the loss after the checkpoint is {loss:.4g}")
+        text = f"what had been learnt is lost: the loss after the checkpoint is {loss:.4g}"
+        found.append(Fault(FaultKind.LOSS, text, "loss", wanted=0.7 * _NO_IDEA, got=loss))
     return found

@@ -18,7 +18,8 @@ from hpcdl.regress.references import (
 )
 from hpcdl.regress.runner import CheckOutcome, CheckRequest, Progress, run_checks
 from hpcdl.regress.settings import Modules, module_on
-from hpcdl.regress.verdict import MetricVerdict, Status, Verdict
+from hpcdl.regress.verdict import MetricVerdict, Verdict
+from hpcdl.results.faults import Status
 from hpcdl.site import Site
 from hpcdl.slurm.hostlist import expand_hostlist
 from hpcdl.system.errors import BadInput, CheckFailed

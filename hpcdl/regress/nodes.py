@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from hpcdl.regress.references import WIDEST, spread_of
-from hpcdl.regress.verdict import Status, Verdict
+from hpcdl.regress.verdict import Verdict
+from hpcdl.results.faults import Fault, FaultKind, Status
 from hpcdl.slurm.hostlist import expand_hostlist
 
 _JUDGED = frozenset({Status.PASS, Status.FAIL, Status.NO_REFERENCE, Status.STALE,
@@ -162,4 +163,5 @@ def _named(verdict: Verdict, slow: SlowNode | None) -> Verdict:
     if slow is None or verdict.status not in _JUDGED:
         return verdict
     reason = "; ".join(part for part in (slow.describe(), verdict.reason) if part)
-    return replace(verdict, status=Status.FAIL, reason=reason)
+    fault = Fault(FaultKind.SLOW_NODE, slow.describe(), slow.metric, got=slow.node)
+    return replace(verdict, status=Status.FAIL, reason=reason, faults=(fault, *verdict.faults))

@@ -8,7 +8,6 @@ where the one there is was measured with another release, driver or machine, or 
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,9 +29,11 @@ from hpcdl.regress.references import (
 )
 from hpcdl.regress.runfolder import runs_folder
 from hpcdl.regress.settings import Modules, module_on
-from hpcdl.regress.verdict import TOO_LITTLE, Status
+from hpcdl.results.faults import FaultKind, Status
+from hpcdl.results.records import VERDICTS
 from hpcdl.site import Site
 from hpcdl.slurm.hostlist import expand_hostlist
+from hpcdl.system.errors import BadInput
 
 MOST_RUNS = 10
 _USABLE = {Status.PASS.value, Status.STALE.value, Status.NO_REFERENCE.value,
@@ -144,9 +145,9 @@ def read_values(folder: Path) -> Iterator[Value]:
     """What can be used of all runs, the newest run first; damaged ones are left out."""
     for path in sorted(folder.glob("*/verdicts.json"), reverse=True):
         try:
-            run = json.loads(path.read_text(encoding="utf-8"))
-            found = [] if run.get("settings") else [*_values(run, path.parent.name)]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            run = VERDICTS.read(path).values
+            found = [] if run["settings"] else [*_values(run, path.parent.name)]
+        except (BadInput, KeyError, TypeError):
             continue
         yield from found
 
@@ -175,7 +176,8 @@ def _alike(one: Value, other: Value) -> bool:
 
 def _usable(verdict: Mapping[str, Any]) -> bool:
     """Whether a verdict's numbers are those of a good run, whatever its references."""
-    return verdict["status"] in _USABLE and not str(verdict["reason"]).startswith(TOO_LITTLE)
+    kinds = {fault["kind"] for fault in verdict["faults"]}
+    return verdict["status"] in _USABLE and FaultKind.FEW_STEPS not in kinds
 
 
 def _outdated(known: Reference, newest: Value) -> bool:

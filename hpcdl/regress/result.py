@@ -1,38 +1,37 @@
-"""Reads what the training program measured (result.json), and names what is missing in it."""
+"""What a job measured (result.json), as the checks read it."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcdl.results.faults import Fault, FaultKind
+from hpcdl.results.records import RESULT, at
+from hpcdl.system.errors import BadInput
+
 IMAGES = "images_per_second"
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A training run as its result.json tells it; `faults` says what is missing or odd."""
+    """A run as its result.json tells it; `faults` says why there is none, words are a check's."""
 
     values: Mapping[str, Any]
-    faults: tuple[str, ...] = ()
+    faults: tuple[Fault | str, ...] = ()
 
     def number(self, *path: str) -> float | None:
         """A finite number at a place, None where there is none."""
-        value: Any = self.values
-        for key in path:
-            value = value.get(key) if isinstance(value, Mapping) else None
+        value = at(self.values, *path)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return None
         return float(value) if math.isfinite(value) else None
 
     def text(self, *path: str) -> str:
         """A text at a place, '' where there is none."""
-        value: Any = self.values
-        for key in path:
-            value = value.get(key) if isinstance(value, Mapping) else None
+        value = at(self.values, *path)
         return value if isinstance(value, str) else ""
 
     @property
@@ -44,25 +43,27 @@ class Measured:
 def read_result(path: Path) -> Measured:
     """The result of a run; a missing or broken file is a fault, not an exception."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return Measured({}, ("missing result: the program wrote no result.json",))
-    except (OSError, ValueError) as fault:
-        return Measured({}, (f"missing result: result.json cannot be read ({fault})",))
-    if not isinstance(values, dict):
-        return Measured({}, ("missing result: result.json is no mapping",))
-    return Measured(values)
+        return Measured(RESULT.read(path).values)
+    except BadInput as fault:
+        why = f"result.json cannot be read ({fault.message})"
+    if not path.exists():
+        why = "the program wrote no result.json"
+    return Measured({}, (Fault(FaultKind.NO_RESULT, f"missing result: {why}"),))
 
 
-def losses_fall(losses: Sequence[float]) -> str | None:
+def losses_fall(losses: Sequence[float]) -> Fault | None:
     """Why a series of losses is not that of a training that works, or None.
 
     The mean of the last quarter must lie below that of the first; every loss must be finite.
     """
     if len(losses) < 2:
-        return "missing metric: fewer than two losses were recorded"
+        text = "missing metric: fewer than two losses were recorded"
+        return Fault(FaultKind.NO_METRIC, text, "loss", wanted=2, got=len(losses))
     if not all(math.isfinite(loss) for loss in losses):
-        return "the loss is not finite"
+        return Fault(FaultKind.LOSS, "the loss is not finite", "loss")
     quarter = max(1, len(losses) // 4)
     first, last = sum(losses[:quarter]) / quarter, sum(losses[-quarter:]) / quarter
-    return None if last < first else f"the loss does not fall: {first:.4g} at first, {last:.4g}"
+    if last < first:
+        return None
+    text = f"the loss does not fall: {first:.4g} at first, {last:.4g}"
+    return Fault(FaultKind.LOSS, text, "loss", wanted=first, got=last)

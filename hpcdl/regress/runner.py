@@ -26,16 +26,17 @@ from hpcdl.regress.references import fingerprint, load_references
 from hpcdl.regress.runfolder import RunFolder, cancel_left_jobs, new_run, read_events, sweep
 from hpcdl.regress.settings import Modules, render_settings
 from hpcdl.regress.training import ALL, ranks_on
-from hpcdl.regress.verdict import WHOLE_RUN, Status, Verdict, judge_tries, waive
+from hpcdl.regress.verdict import WHOLE_RUN, Verdict, judge_tries, waive
+from hpcdl.results.faults import Fault, FaultKind, Status
+from hpcdl.results.records import VERDICTS
 from hpcdl.site import Site
 from hpcdl.slurm import client
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite, Stopped
-from hpcdl.system.files import write_atomic, write_json
+from hpcdl.system.files import write_atomic
 from hpcdl.system.resources import folder as resource
 from hpcdl.system.signals import terminable
 from hpcdl.system.text import plain
 
-SCHEMA = 1
 # ReFrame's log of its own, which a killed one leaves, lies in the run's folder; a TMPDIR would
 # go on into the jobs.
 _START = (
@@ -149,14 +150,17 @@ def run_checks(
         verdicts = tuple(waive(found, request.waived))
         seconds = time.monotonic() - start
         outcome = CheckOutcome(folder, verdicts, seconds, machine, request.settings)
-        write_json(folder.verdicts, as_data(outcome))
+        VERDICTS.write(folder.verdicts, _values(outcome))
     return outcome
 
 
 def as_data(outcome: CheckOutcome) -> dict[str, Any]:
-    """An outcome as plain values."""
+    """An outcome as verdicts.json has it."""
+    return VERDICTS.data(_values(outcome))
+
+
+def _values(outcome: CheckOutcome) -> dict[str, Any]:
     return {
-        "schema": SCHEMA,
         "run": str(outcome.folder.path),
         "ok": outcome.ok,
         "machine": outcome.machine,
@@ -318,7 +322,7 @@ def _report(folder: RunFolder) -> dict[str, Any]:
 
 
 def _problem(reason: str, partition: str = "") -> Verdict:
-    return Verdict(WHOLE_RUN, "", partition, Status.ERROR, reason)
+    return Verdict(WHOLE_RUN, "", partition, Status.ERROR, reason, (Fault(FaultKind.RUN, reason),))
 
 
 def _partitions_without(request: CheckRequest, found: Sequence[Verdict]) -> list[Verdict]:

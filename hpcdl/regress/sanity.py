@@ -1,4 +1,4 @@
-"""What must hold of every job before its numbers count, in words. Pure.
+"""What must hold of every job before its numbers count. Pure.
 
 World size, release, device and nodes as its layout says; a training beside that ends by itself
 with finite, falling losses. A number of a job that ran as something else is no number.
@@ -11,11 +11,13 @@ from typing import Any
 
 from hpcdl.jobs.preflight import Expectation, Probe, judge
 from hpcdl.regress.result import Measured
+from hpcdl.results.faults import Fault, FaultKind, as_fault
+from hpcdl.results.records import at
 
 
 def faults_of(
     measured: Measured, layout: Mapping[str, Any], release: str | None, *, real_gpus: bool = False
-) -> list[str]:
+) -> list[Fault]:
     """What is wrong with any measuring job's result.
 
     Args:
@@ -25,7 +27,7 @@ def faults_of(
         real_gpus: whether its ranks must have had a GPU each.
     """
     if measured.faults:
-        return list(measured.faults)
+        return [as_fault(said) for said in measured.faults]
     ranks = int(layout["nodes"]) * int(layout["tasks_per_node"])
     found = [
         wrong_world(measured, ranks),
@@ -37,47 +39,54 @@ def faults_of(
     return [fault for fault in found if fault]
 
 
-def wrong_world(measured: Measured, ranks: int) -> str | None:
+def wrong_world(measured: Measured, ranks: int) -> Fault | None:
     """Another number of ranks than the layout's."""
     world = measured.number("layout", "ranks")
     if world == ranks:
         return None
-    return f"the program ran on {world or 0:.0f} ranks, not on the {ranks} of its layout"
+    text = f"the program ran on {world or 0:.0f} ranks, not on the {ranks} of its layout"
+    return Fault(FaultKind.RANKS, text, wanted=ranks, got=world)
 
 
-def wrong_nodes(measured: Measured, nodes: int) -> str | None:
+def wrong_nodes(measured: Measured, nodes: int) -> Fault | None:
     """Another number of nodes than the layout's, where the result names them."""
-    found = measured.values.get("layout")
-    names = found.get("nodes") if isinstance(found, Mapping) else None
+    names = at(measured.values, "layout", "nodes")
     if not isinstance(names, list) or len(names) == nodes:
         return None
-    return f"its ranks were on {len(names)} nodes, not on {nodes}: {', '.join(map(str, names[:8]))}"
+    named = ", ".join(map(str, names[:8]))
+    text = f"its ranks were on {len(names)} nodes, not on {nodes}: {named}"
+    return Fault(FaultKind.NODES, text, wanted=nodes, got=len(names))
 
 
-def wrong_release(measured: Measured, release: str | None) -> str | None:
+def wrong_release(measured: Measured, release: str | None) -> Fault | None:
     """Another release than the site's."""
-    ran = measured.text("release", "id") or measured.text("release")
+    ran = measured.text("release")
     if release is None or ran == release:
         return None
-    return f"the job used release '{ran or 'unknown'}', not the site's '{release}'"
+    text = f"the job used release '{ran or 'unknown'}', not the site's '{release}'"
+    return Fault(FaultKind.RELEASE, text, wanted=release, got=ran)
 
 
-def without_gpu(measured: Measured) -> str | None:
+def without_gpu(measured: Measured) -> Fault | None:
     """Ranks that computed on CPUs though the partition has GPUs."""
     if measured.number("layout", "gpu_per_rank") == 1:
         return None
-    return "the ranks saw no GPU of their own: it ran on CPUs"
+    text = "the ranks saw no GPU of their own: it ran on CPUs"
+    return Fault(FaultKind.GPU, text, wanted=1, got=measured.number("layout", "gpu_per_rank"))
 
 
-def unfinished(measured: Measured) -> str | None:
+def unfinished(measured: Measured) -> Fault | None:
     """An end other than the program's own."""
-    status = measured.text("outcome", "status") or measured.text("outcome")
-    return None if status == "completed" else f"the program ended as '{status or 'unknown'}'"
+    status = measured.text("outcome", "status") or "unknown"
+    if status == "completed":
+        return None
+    text = f"the program ended as '{status}'"
+    return Fault(FaultKind.OUTCOME, text, wanted="completed", got=status)
 
 
 def binding_faults(
     probes: Sequence[Probe], layout: Mapping[str, Any], release: str | None, *, bound: bool
-) -> list[str]:
+) -> list[Fault]:
     """What is wrong with where ranks are and what each has.
 
     Args:
@@ -108,14 +117,15 @@ def binding_faults(
         for host, count in crowds.items()
         if count != tasks
     ]
-    return found
+    return [Fault(FaultKind.BINDING, text) for text in found]
 
 
-def version_faults(measured: Measured, promised: Mapping[str, str]) -> list[str]:
+def version_faults(measured: Measured, promised: Mapping[str, str]) -> list[Fault]:
     """Versions that differ from what the release's record promises."""
     found = []
     for name in ("tensorflow", "horovod", "python"):
         ran, wanted = measured.text("versions", name), promised.get(name)
         if wanted and ran != wanted:
-            found.append(f"the module brings {name} {ran or 'unknown'}, the release says {wanted}")
+            text = f"the module brings {name} {ran or 'unknown'}, the release says {wanted}"
+            found.append(Fault(FaultKind.VERSION, text, wanted=wanted, got=ran))
     return found

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from hpcdl.jobs.watch import Snapshot, as_line, describe
+from hpcdl.jobs.watch import Snapshot, as_line, describe, found_in
 from hpcdl.regress.gate import ENDED_DAYS, GateAnswer, name_of
 from hpcdl.regress.history import History
 from hpcdl.regress.propose import Drafts
 from hpcdl.regress.references import Reference
 from hpcdl.regress.runfolder import JobEvent, RunFolder, read_events
 from hpcdl.regress.runner import CheckOutcome
-from hpcdl.regress.verdict import MetricVerdict, Status, Verdict, number
+from hpcdl.regress.verdict import MetricVerdict, Verdict, number
+from hpcdl.results.faults import Status
+from hpcdl.results.records import PROGRESS
 from hpcdl.system.text import duration, paint, table
 
 _STYLES = {Status.PASS: "green", Status.FAIL: "red", Status.ERROR: "red"}
@@ -72,16 +72,8 @@ def _snapshot(event: JobEvent) -> Snapshot:
         exit_code=0,
         nodes=event.nodes,
         restarts=event.restarts,
-        progress=_progress(event.folder),
+        progress=found_in(event.folder, PROGRESS),
     )
-
-
-def _progress(folder: Path) -> dict[str, Any] | None:
-    try:
-        value = json.loads((folder / "progress.json").read_text())
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _rows(verdict: Verdict) -> list[list[str]]:

@@ -9,6 +9,8 @@ from typing import Any
 from hpcdl.jobs.spec import JobSpec
 from hpcdl.regress.result import Measured, losses_fall
 from hpcdl.regress.sanity import faults_of
+from hpcdl.results.faults import Fault, FaultKind, as_fault
+from hpcdl.results.records import at
 from hpcdl.site import Partition, Site
 from hpcdl.system.errors import BadInput
 
@@ -116,11 +118,8 @@ def best_images_per_second(measured: Measured) -> float | None:
     What disturbs a machine only ever slows a step down, so the best window is what the software
     can do: it halves when every step takes twice as long, and stays when a neighbour is noisy.
     """
-    samples = measured.values.get("samples")
-    if not isinstance(samples, Mapping):
-        return None
-    seconds, images = samples.get("seconds"), samples.get("images")
-    if not isinstance(seconds, list) or not isinstance(images, list):
+    seconds, images = (at(measured.values, "samples", name) for name in ("seconds", "images"))
+    if not seconds or not images or None in (*seconds, *images):
         return None
     pairs = list(zip(images, seconds, strict=False))[WARMUP_STEPS:]
     windows = (pairs[i : i + WINDOW_STEPS] for i in range(len(pairs) - WINDOW_STEPS + 1))
@@ -135,10 +134,10 @@ def efficiency(rate: float | None, single: float | None, ranks: int) -> float | 
 
 def training_faults(
     measured: Measured, layout: Mapping[str, Any], release: str | None, *, real_gpus: bool = False
-) -> list[str]:
-    """What is wrong with a training's result, in words."""
+) -> list[Fault]:
+    """What is wrong with a training's result."""
     if measured.faults:
-        return list(measured.faults)
+        return [as_fault(said) for said in measured.faults]
     more = [losses_fall(losses(measured)), too_short(measured)]
     found = faults_of(measured, layout, release, real_gpus=real_gpus)
     return [*found, *(fault for fault in more if fault)]
@@ -146,16 +145,16 @@ def training_faults(
 
 def losses(measured: Measured) -> Sequence[float]:
     """The loss of every step; not a number where there was none."""
-    samples = measured.values.get("samples")
-    found = samples.get("loss") if isinstance(samples, Mapping) else None
+    found = at(measured.values, "samples", "loss")
     if not isinstance(found, list):
         return ()
     return [float("nan") if loss is None else float(loss) for loss in found]
 
 
-def too_short(measured: Measured) -> str | None:
+def too_short(measured: Measured) -> Fault | None:
     """Too few steps to judge a rate by."""
     steps = measured.number("summary", "steps_measured") or 0
     if steps >= WINDOW_STEPS:
         return None
-    return f"insufficient data: {steps:.0f} steps were measured, at least {WINDOW_STEPS} count"
+    text = f"insufficient data: {steps:.0f} steps were measured, at least {WINDOW_STEPS} count"
+    return Fault(FaultKind.FEW_STEPS, text, wanted=WINDOW_STEPS, got=steps)

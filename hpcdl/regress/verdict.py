@@ -9,33 +9,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from typing import Any
 
 from hpcdl.regress.references import MIN_RUNS, OWN_DEMAND
-
-
-class Status(str, Enum):
-    """The words of a verdict."""
-
-    PASS = "PASS"  # noqa: S105 - no password
-    FAIL = "FAIL"
-    NO_REFERENCE = "NO-REFERENCE"
-    STALE = "STALE"
-    INSUFFICIENT = "INSUFFICIENT-DATA"
-    ERROR = "ERROR"
-
+from hpcdl.results.faults import Fault, FaultKind, Status, as_fault, describe, status_of
 
 WHOLE_RUN = "(run)"
 """Instead of a check's name: what is wrong with a run as a whole."""
-WAIVABLE = frozenset({Status.NO_REFERENCE, Status.STALE, Status.INSUFFICIENT})
-"""Verdicts that a person may waive by name; FAIL and ERROR stand."""
-
-TOO_LITTLE = "insufficient data"
-"""How the fault of a run begins that measured too little."""
-_ERROR_SIGNS = ("missing", "the job ended", "node lost", "time-out", "lost:", "hangs:")
 _PARAMETER = re.compile(r" %\w+=([^\s~]+)")
 _JOB_PREFIX = re.compile(r"^(job error|[a-z ]*error): (\[jobid=\w*\] )?")
 
@@ -82,28 +64,29 @@ class MetricVerdict:
             return None
         return self.value / self.reference - 1
 
-    def describe(self) -> str:
-        """What is wrong with it."""
-        if self.value is None:
-            return f"{self.name} was not measured"
+    @property
+    def fault(self) -> Fault:
+        """What is wrong with a value beyond its bounds."""
         change = self.change or 0.0
         bound = self.low if change < 0 else self.high
         side = "below" if change < 0 else "above"
-        return (
+        text = (
             f"{self.name} {number(self.value)} {self.unit} is {abs(change):.0%} {side} its "
             f"reference {number(self.reference)}, beyond the bound {number(bound)}"
         )
+        return Fault(FaultKind.BOUND, text, self.name, wanted=bound, got=self.value)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is to be said of one case on one partition."""
+    """What is to be said of one case on one partition; its status follows from its faults."""
 
     check: str
     case: str
     partition: str
     status: Status
     reason: str = ""
+    faults: tuple[Fault, ...] = ()
     waived: bool = False
     metrics: tuple[MetricVerdict, ...] = ()
     job: Mapping[str, Any] = field(default_factory=dict)
@@ -134,13 +117,15 @@ def judge(case: Mapping[str, Any], machine: str | None = None) -> Verdict:
     """
     evidence: Mapping[str, Any] = case.get("evidence") or {}
     metrics = _metrics(case, evidence)
-    status, reason = _status(case, evidence, metrics, machine)
+    faults = _faults(case, evidence, metrics, machine)
+    notes = _suspects(faults, evidence, machine)
     return Verdict(
         check=str(evidence.get("check") or case.get("unique_name") or case.get("name")),
         case=str(evidence.get("case") or (_variant(case) if evidence else "")),
         partition=str(evidence.get("partition") or case.get("partition") or ""),
-        status=status,
-        reason=reason,
+        status=status_of(faults),
+        reason="; ".join(part for part in (describe(faults), *notes) if part),
+        faults=faults,
         metrics=metrics,
         job=evidence.get("job") or {"id": case.get("jobid")},
         release=evidence.get("release"),
@@ -164,17 +149,16 @@ def judge_tries(
             fault of the first try stands.
     """
     first, last = judge(cases[0], machine), judge(cases[-1], machine)
-    if len(cases) == 1 or not (any_fault or _only_slow(cases[0], first)):
+    if len(cases) == 1 or not (any_fault or _only_slow(first)):
         return first
     before = f"try {len(cases)}; the first was {first.status.value}: {first.reason}"
     return replace(last, reason="; ".join(part for part in (last.reason, before) if part))
 
 
-def _only_slow(case: Mapping[str, Any], verdict: Verdict) -> bool:
+def _only_slow(verdict: Verdict) -> bool:
     """Whether all that is wrong with a case is a rate beyond its bound."""
-    sound = not (case.get("evidence") or {}).get("faults")
-    measured = bool(verdict.metrics) and any(not metric.holds for metric in verdict.metrics)
-    return sound and measured and verdict.status is Status.FAIL
+    kinds = {fault.kind for fault in verdict.faults}
+    return kinds == {FaultKind.BOUND} and bool(verdict.metrics)
 
 
 def _variant(case: Mapping[str, Any]) -> str:
@@ -187,7 +171,7 @@ def waive(verdicts: Iterable[Verdict], names: Sequence[str]) -> list[Verdict]:
     """The verdicts with those waived that a name means: `check` or `check/case`."""
     return [
         replace(verdict, waived=True)
-        if verdict.status in WAIVABLE and {verdict.check, verdict.name} & set(names)
+        if verdict.status.waivable and {verdict.check, verdict.name} & set(names)
         else verdict
         for verdict in verdicts
     ]
@@ -243,76 +227,80 @@ def _foreign_metric(key: str, entry: Sequence[Any]) -> MetricVerdict:
     )
 
 
-def _status(
+def _faults(
     case: Mapping[str, Any],
     evidence: Mapping[str, Any],
     metrics: tuple[MetricVerdict, ...],
     machine: str | None,
-) -> tuple[Status, str]:
-    faults = list(evidence.get("faults") or ())
-    if faults:
-        return _of_faults(faults)
+) -> tuple[Fault, ...]:
+    """What is wrong with a case, the gravest that there is: what follows from it is not told."""
+    faults = tuple(as_fault(said) for said in evidence.get("faults") or ())
     result, phase = case.get("result"), case.get("fail_phase")
-    if result not in {"success", "pass"} and phase != "performance":
-        return Status.ERROR, _reason(case)
-    unmeasured = [m for m in metrics if m.value is None or not math.isfinite(m.value)]
-    if unmeasured:
-        return Status.ERROR, f"missing metric: {', '.join(m.name for m in unmeasured)}"
-    unjudged = [metric.name for metric in metrics if not metric.judged]
-    if unjudged:
-        return Status.NO_REFERENCE, f"no reference for {', '.join(unjudged)}"
-    failed = [metric for metric in metrics if not metric.holds]
-    if failed:
-        words = [metric.describe() for metric in failed]
-        return Status.FAIL, "; ".join([*words, *_suspects(failed, evidence, machine)])
-    if phase == "performance":
-        return Status.FAIL, _reason(case)
-    return _of_references(evidence, machine)
+    if not faults and result not in {"success", "pass"} and phase != "performance":
+        return (Fault(FaultKind.RUN, _reason(case)),)
+    return (
+        faults
+        or tuple(_unmeasured(metrics))
+        or tuple(_unjudged(metrics))
+        or tuple(metric.fault for metric in metrics if not metric.holds)
+        or ((Fault(FaultKind.BOUND, _reason(case)),) if phase == "performance" else ())
+        or tuple(_of_references(evidence, machine))
+    )
 
 
-def _of_faults(faults: Sequence[str]) -> tuple[Status, str]:
-    text = "; ".join(faults)
-    if any(fault.startswith(_ERROR_SIGNS) for fault in faults):
-        return Status.ERROR, text
-    if all(fault.startswith(TOO_LITTLE) for fault in faults):
-        return Status.INSUFFICIENT, text
-    return Status.FAIL, text
+def _unmeasured(metrics: Iterable[MetricVerdict]) -> Iterator[Fault]:
+    for metric in metrics:
+        if metric.value is None or not math.isfinite(metric.value):
+            yield Fault(FaultKind.NO_METRIC, f"missing metric: {metric.name}", metric.name)
 
 
-def _of_references(evidence: Mapping[str, Any], machine: str | None) -> tuple[Status, str]:
-    """PASS, unless what the numbers were compared with is not to be trusted."""
-    stale: list[str] = []
+def _unjudged(metrics: Iterable[MetricVerdict]) -> Iterator[Fault]:
+    for metric in metrics:
+        if not metric.judged:
+            yield Fault(FaultKind.NO_REFERENCE, f"no reference for {metric.name}", metric.name)
+
+
+def _of_references(evidence: Mapping[str, Any], machine: str | None) -> Iterator[Fault]:
+    """Why the numbers that a value was compared with are not to be trusted."""
+    for name, row in _references(evidence):
+        runs = int(row.get("runs") or 0)
+        if row.get("proof") == "run" and 0 < runs < MIN_RUNS:
+            text = f"the reference of {name} rests on {runs} runs"
+            yield Fault(FaultKind.FEW_RUNS, text, name, wanted=MIN_RUNS, got=runs)
+        for what, current in _changes(row, evidence, machine):
+            text = (
+                f"the reference of {name} was measured with {what} '{row[what]}', "
+                f"this is '{current}'"
+            )
+            yield Fault(FaultKind.STALE_REFERENCE, text, name, wanted=row[what], got=current)
+
+
+def _references(evidence: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The reference of each metric, by its name."""
     for name, entry in (evidence.get("metrics") or {}).items():
-        row = entry.get("reference") or {}
-        if row.get("proof") == "run" and 0 < int(row.get("runs") or 0) < MIN_RUNS:
-            return Status.INSUFFICIENT, f"the reference of {name} rests on {row['runs']} runs"
-        stale += _stale(name, row, evidence, machine)
-    return (Status.STALE, "; ".join(stale)) if stale else (Status.PASS, "")
+        yield name, entry.get("reference") or {}
 
 
-def _stale(
-    name: str, row: Mapping[str, Any], evidence: Mapping[str, Any], machine: str | None
-) -> list[str]:
+def _changes(
+    row: Mapping[str, Any], evidence: Mapping[str, Any], machine: str | None
+) -> Iterator[tuple[str, str]]:
+    """What is different now from when a reference was measured."""
     now = {"release": evidence.get("release"), "driver": evidence.get("driver"), "machine": machine}
-    return [
-        f"the reference of {name} was measured with {what} '{row[what]}', this is '{current}'"
-        for what, current in now.items()
-        if row.get(what) and current and row[what] != current
-    ]
+    for what, current in now.items():
+        if row.get(what) and current and row[what] != current:
+            yield what, current
 
 
 def _suspects(
-    failed: Sequence[MetricVerdict], evidence: Mapping[str, Any], machine: str | None
+    faults: Sequence[Fault], evidence: Mapping[str, Any], machine: str | None
 ) -> list[str]:
-    """What has changed since the references of failed metrics were measured."""
-    entries = evidence.get("metrics") or {}
-    rows = [(entries.get(metric.name) or {}).get("reference") or {} for metric in failed]
-    now = {"release": evidence.get("release"), "driver": evidence.get("driver"), "machine": machine}
+    """What has changed since the references of values beyond their bounds were measured."""
+    slow = {fault.metric for fault in faults if fault.kind is FaultKind.BOUND}
     found = [
         f"since that was measured: {what} {row[what]} -> {current}"
-        for row in rows
-        for what, current in now.items()
-        if row.get(what) and current and row[what] != current
+        for name, row in _references(evidence)
+        if name in slow
+        for what, current in _changes(row, evidence, machine)
     ]
     return list(dict.fromkeys(found))
 

@@ -113,7 +113,7 @@ def _tell(
         gpu_per_rank=len(tf.config.get_visible_devices("GPU")),
         versions={"tensorflow": tf.__version__, "strategy": ranks.name, "nccl_built": _nccl()},
         options={"sizes": list(args.sizes), "repeats": args.repeats, "warmup": WARMUP},
-        samples={"seconds": {str(size): times for size, times in seconds.items()}},
+        samples={"seconds_by_bytes": {str(size): times for size, times in seconds.items()}},
         summary=summary,
     )
     for size in seconds:

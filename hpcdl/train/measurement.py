@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hpcdl.results.records import RESULT, outcome
 from hpcdl.system.errors import HpcdlError
-from hpcdl.system.files import write_json
 from hpcdl.train.driver import nvidia_driver
 from hpcdl.train.ranks import RankPlace
-from hpcdl.train.result import VERSION, job_of
+from hpcdl.train.result import job_of
 
 
 def job_folder() -> Path:
@@ -47,11 +47,10 @@ def write_measurement(
         summary: what is to be judged.
     """
     nodes = list(dict.fromkeys(hosts))
-    path = job_folder() / "result.json"
-    write_json(path, {
-        "schema": VERSION,
+    path = job_folder() / RESULT.name
+    RESULT.write(path, {
         "kind": kind,
-        "outcome": {"status": "completed", "message": "", "exit_code": 0},
+        "outcome": outcome("completed"),
         "ended": time.time(),
         "job": job_of(os.environ),
         "layout": {"ranks": len(hosts), "nodes": nodes, "hosts": list(hosts),

@@ -1,7 +1,7 @@
 """result.json and progress.json: what a run did, for people, checks and the model of scaling.
 
-Pure functions over plain values: samples are kept by column, one entry per step. The schema is
-facts/result_schema.yaml; `VERSION` counts its versions.
+Pure functions over plain values: samples are kept by column, one entry per step. `hpcdl.results`
+has the schemas.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-VERSION = 1
 COLUMNS = ("seconds", "input", "compute", "communication", "update", "checkpoint", "other")
 
 

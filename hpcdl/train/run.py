@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from hpcdl import __version__
+from hpcdl.results.records import RESULT, outcome
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError
-from hpcdl.system.files import write_json
 from hpcdl.train import checkpoint, memory, models, optimizers, run_plan
 from hpcdl.train.batch_size_probe import make_trial
 from hpcdl.train.communicate import Communicator
@@ -35,7 +35,7 @@ from hpcdl.train.driver import nvidia_driver
 from hpcdl.train.loop import Training, resume, train
 from hpcdl.train.options import SYNTHETIC, TrainOptions, to_argv
 from hpcdl.train.ranks import RankPlace
-from hpcdl.train.result import VERSION, Samples, finite, job_of, summarize, summary_line
+from hpcdl.train.result import Samples, finite, job_of, summarize, summary_line
 from hpcdl.train.scalars import Scalars
 from hpcdl.train.startup import StartupClock
 from hpcdl.train.step import StepParts, make_step
@@ -87,9 +87,9 @@ class Run:
             resume(training)
             self.clock.mark("resume")
             self._time_first_step(training)
-            outcome = train(training)
-            metrics = self._score(training) if outcome == "completed" else {}
-            return self._end(training, outcome, metrics)
+            status = train(training)
+            metrics = self._score(training) if status == "completed" else {}
+            return self._end(training, status, metrics)
         except BaseException as fault:
             clear = self._clear(fault)
             message = clear.message if clear else repr(fault)
@@ -281,22 +281,22 @@ class Run:
             lambda: training.watchdog.step(done),
         )  # fmt: skip
 
-    def _end(self, training: Training, outcome: str, metrics: dict[str, float]) -> int:
+    def _end(self, training: Training, status: str, metrics: dict[str, float]) -> int:
         """Judge by the target, write the result, say the last line; returns the exit code."""
         epoch, _ = training.plan.position(max(0, training.step_number - 1))
         target, accuracy = self.options.target_accuracy, metrics.get("accuracy", 0.0)
         message = ""
-        if outcome == "completed" and target is not None and accuracy < target:
-            outcome = "missed-target"
+        if status == "completed" and target is not None and accuracy < target:
+            status = "missed-target"
             message = f"test accuracy {accuracy:.4f} is below the target {target}"
-        training.reporter.end(training.step_number, epoch, training.loss, outcome)
+        training.reporter.end(training.step_number, epoch, training.loss, status, message)
         if self.options.profile:
             self._write_timeline(training)
-        code = int(_EXITS[outcome])
-        result = self._write(outcome, message, code, metrics)
+        code = int(_EXITS[status])
+        result = self._write(status, message, code, metrics)
         if self.ranks.rank == 0:
             print(message, end="\n" if message else "")
-            path = str(self.options.folder / "result.json")
+            path = str(self.options.folder / RESULT.name)
             brief = {key: result[key] for key in ("outcome", "layout", "summary")}
             line = json.dumps({**brief, "result": path}) if self.options.json else None
             print(line or summary_line(result, path), flush=True)
@@ -327,8 +327,7 @@ class Run:
     ) -> dict[str, Any]:
         """Write result.json (rank 0) and return its content."""
         result = {
-            "schema": VERSION,
-            "outcome": {"status": status, "message": message, "exit_code": code},
+            "outcome": outcome(status, message, code),
             "started": self.started,
             "ended": time.time(),
             "job": job_of(os.environ),
@@ -344,7 +343,7 @@ class Run:
             **self._numbers(metrics),
         }
         if self.ranks.rank == 0:
-            write_json(self.options.folder / "result.json", result)
+            RESULT.write(self.options.folder / RESULT.name, result)
         return result
 
     def _numbers(self, metrics: dict[str, float]) -> dict[str, Any]:

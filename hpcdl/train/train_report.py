@@ -6,14 +6,12 @@ progress.json is renewed at most once a second. Only rank 0 has a reporter that 
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from pathlib import Path
 
+from hpcdl.results.records import PROGRESS
 from hpcdl.system.files import explain_os_errors
 from hpcdl.train.progress_display import Log, Progress, ProgressDisplay, choose_face
-from hpcdl.train.result import VERSION
 
 
 class Reporter:
@@ -26,7 +24,7 @@ class Reporter:
     """
 
     def __init__(self, folder: Path, steps: int, every: float, *, silent: bool) -> None:
-        self._path = folder / "progress.json"
+        self._path = folder / PROGRESS.name
         if not silent:
             with explain_os_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -57,12 +55,12 @@ class Reporter:
             self._file_at = now
             self._write(step, epoch, loss, "running")
 
-    def end(self, step: int, epoch: int, loss: float, outcome: str) -> None:
+    def end(self, step: int, epoch: int, loss: float, outcome: str, reason: str = "") -> None:
         """The last state, whatever the intervals."""
         if not self._silent:
             self._show(step, epoch, loss)
             self.close()
-            self._write(step, epoch, loss, outcome)
+            self._write(step, epoch, loss, outcome, reason)
 
     def say(self, text: str) -> None:
         """A line of its own."""
@@ -77,23 +75,18 @@ class Reporter:
         left = self._seconds_left(step)
         self._face.show(Progress(step, self._steps, epoch, loss, self._rate, left))
 
-    def _write(self, step: int, epoch: int, loss: float, outcome: str) -> None:
-        values = {
-            "schema": VERSION,
+    def _write(self, step: int, epoch: int, loss: float, outcome: str, reason: str = "") -> None:
+        # Not synced, since the next one comes soon.
+        PROGRESS.write(self._path, {
             "step": step,
             "steps": self._steps,
             "epoch": epoch,
-            "loss": loss if loss == loss and abs(loss) != float("inf") else None,
+            "loss": loss,
             "images_per_second": round(self._rate, 3),
             "seconds_left": self._seconds_left(step),
-            "outcome": outcome,
+            "outcome": {"status": outcome, "reason": reason},
             "time": time.time(),
-        }
-        # Renamed, so that a reader sees a whole file; not synced, since the next one comes soon.
-        aside = self._path.with_name(f".progress.{os.getpid()}")
-        with explain_os_errors(self._path):
-            aside.write_text(json.dumps(values) + "\n")
-            aside.replace(self._path)
+        }, sync=False)  # fmt: skip
 
     def _seconds_left(self, step: int) -> float | None:
         """By the pace since the first step, which is not counted because it compiles."""

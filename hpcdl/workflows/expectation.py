@@ -10,19 +10,18 @@ so that nothing waits for it; `compare` judges the job's result by it.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcdl.jobs.layout import Layout, plan_layout
 from hpcdl.jobs.spec import JobSpec
-from hpcdl.jobs.untrusted import count, positive, text
+from hpcdl.jobs.watch import found_in
+from hpcdl.results.records import EXPECTATION, JOB, RESULT, at
 from hpcdl.site import Partition, Site
 from hpcdl.system.errors import HpcdlError
-from hpcdl.system.files import write_json
 from hpcdl.system.text import duration
 from hpcdl.workflows.links import measured_links
 from hpcdl.workflows.trained import SYNTHETIC, Training, data_of, steps_of, training_of
@@ -30,8 +29,6 @@ from hpcdl.workflows.trained import SYNTHETIC, Training, data_of, steps_of, trai
 if TYPE_CHECKING:
     from hpcdl.predict.exchange import Exchange
 
-SCHEMA = 1
-FILE = "expectation.json"
 MARGIN = 0.05
 """What two runs of the same job may differ by, as a part of the expected rate."""
 
@@ -167,7 +164,7 @@ def _shaped(partition: Partition, layout: Layout) -> Partition:
 def _own_result(site: Site, spec: JobSpec, layout: Layout, training: Training) -> Path | None:
     """The result of a recent job of this site that is alike, of the nearest number of ranks."""
     alike = [
-        (abs(ranks - layout.world_size), folder / "result.json")
+        (abs(ranks - layout.world_size), folder / RESULT.name)
         for folder, record in _recent_jobs(site)
         for ranks in _ranks_if_alike(record, spec, layout, training)
         if _measured_steps(folder)
@@ -181,7 +178,7 @@ def _recent_jobs(site: Site) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     with suppress(OSError):
         links = sorted((link for link in index.iterdir() if link.name.isdigit()), key=_job_id)
         for link in reversed(links[-_RECENT_JOBS:]):
-            record = _json(link / "job.json")
+            record = found_in(link, JOB)
             if record is not None:
                 yield link, record
 
@@ -206,45 +203,22 @@ def _ranks_if_alike(
 
 def _measured_steps(folder: Path) -> bool:
     """Whether a job measured enough steps to go by."""
-    result = _json(folder / "result.json") or {}
-    summary = result.get("summary")
-    return isinstance(summary, dict) and int(summary.get("steps_measured") or 0) >= 10
-
-
-def _json(path: Path) -> dict[str, Any] | None:
-    try:
-        if path.stat().st_size > _LARGEST_RESULT:
-            return None
-        value = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
+    result = found_in(folder, replace(RESULT, most_bytes=_LARGEST_RESULT))
+    return (at(result, "summary", "steps_measured") or 0) >= 10
 
 
 def keep(expectation: Expectation, folder: Path) -> None:
-    """Write the expectation into the job's folder; a full disk is no reason to fail here."""
+    """Write the expectation into the job's directory; a full disk is no reason to fail here."""
     with suppress(HpcdlError):
-        write_json(folder / FILE, {"schema": SCHEMA, **asdict(expectation)})
+        EXPECTATION.write(folder / EXPECTATION.name, asdict(expectation))
 
 
 def kept(folder: Path) -> Expectation | None:
-    """The expectation of a job's folder; None where there is none, or none of this format."""
-    values = _json(folder / FILE) or {}
-    if values.pop("schema", None) != SCHEMA or set(values) != set(_KINDS):
+    """The expectation of a job's directory; None where there is none, or one with faults."""
+    record = EXPECTATION.find(folder / EXPECTATION.name)
+    if record is None or record.faults:
         return None
-    read = {key: kind(values[key]) for key, kind in _KINDS.items()}
-    lacking = {key for key, value in read.items() if value in {None, ""}} - _OPTIONAL
-    return None if lacking else Expectation(**read)
-
-
-_OPTIONAL = {"epoch_images", "epoch_seconds"}
-_KINDS: dict[str, Callable[[object], Any]] = {
-    **dict.fromkeys(("model", "precision", "limit", "source", "proof"), text),
-    **dict.fromkeys(("batch_per_rank", "ranks", "lives", "epoch_images"), count),
-    **dict.fromkeys(("images_per_second", "low", "high", "epoch_seconds", "run_seconds",
-                     "walltime_seconds"), positive),
-}  # fmt: skip
-"""How each value of a kept expectation is read: anybody may have written the file."""
+    return Expectation(**{one.name: record.values[one.name] for one in fields(Expectation)})
 
 
 def compare(

@@ -80,7 +80,7 @@ FILES: dict[str, str] = {
     "study-later.yaml": _STUDY.replace("schema: 1", "schema: 2", 1),
     "broken/prefix/references/embedded.yaml": _REFERENCES,
     "script.sh": "#!/bin/bash\n#SBATCH --gpus=x\nsrun hostname\n",
-    "result/later.json": json.dumps({**_RESULT, "schema": 2}),
+    "result/later.json": json.dumps({**_RESULT, "schema": 3}),
     "result/cut.json": json.dumps(_RESULT)[:60],
     "result/no-layout.json": json.dumps({**_RESULT, "layout": {}}),
     "result/no-rate.json": json.dumps({**_RESULT, "summary": {"images_per_second": 0}}),

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from hpcdl.regress.runner import CheckOutcome
-from hpcdl.regress.verdict import Status, Verdict
+from hpcdl.regress.verdict import Verdict
+from hpcdl.results.faults import Status
 from hpcdl.site import Site, load_site
 
 

@@ -21,7 +21,7 @@ from hpcdl.regress.references import Reference, site_file, update_references
 from hpcdl.regress.runfolder import read_events, runs_folder, sweep
 from hpcdl.regress.runner import CheckOutcome, CheckRequest, run_checks
 from hpcdl.regress.settings import render_settings
-from hpcdl.regress.verdict import Status
+from hpcdl.results.faults import FaultKind, Status
 from hpcdl.site import Site, find_site_file, load_site
 from hpcdl.slurm import client
 from hpcdl.system.errors import BadInput, CheckFailed
@@ -63,13 +63,16 @@ def run(site: Site, file: str, **request: object) -> CheckOutcome:
 
 def test_nothing_passes_that_does_not_deserve_it(site: Site) -> None:
     names = ["honest", "slower", "cancelled_after_its_result", "exit_code", "no_metric",
-             "infinite_metric", "nonsense", "no_result"]  # fmt: skip
+             "infinite_metric", "nonsense", "no_result", "says_insufficient",
+             "says_missing"]  # fmt: skip
     update_references(site, "embedded", [reference(name) for name in names])
-    outcome = run(site, "checks_that_look_well.py")
+    outcome = run(site, "checks_that_look_well.py", waived=("says_insufficient", "says_missing"))
     found = {verdict.check: verdict for verdict in outcome.verdicts}
     assert {name: verdict.status for name, verdict in found.items()} == {
         "honest": Status.PASS,
         "slower": Status.FAIL,
+        "says_insufficient": Status.FAIL,
+        "says_missing": Status.FAIL,
         "no_reference": Status.NO_REFERENCE,
         "cancelled_after_its_result": Status.ERROR,
         "exit_code": Status.ERROR,
@@ -90,6 +93,14 @@ def test_nothing_passes_that_does_not_deserve_it(site: Site) -> None:
     assert "50% below" in found["slower"].reason
     assert "performance variable 'speed'" in found["(run)"].reason
     assert not outcome.ok
+    assert not any(verdict.waived for verdict in outcome.verdicts)
+    # Faults come through ReFrame's report as data, also those of a job that was given up.
+    told = {name: [(fault.kind, fault.got) for fault in verdict.faults]
+            for name, verdict in found.items()}  # fmt: skip
+    assert told["says_missing"] == [(FaultKind.CHECK, None)]
+    assert told["cancelled_after_its_result"] == [(FaultKind.ENDED_EARLY, "CANCELLED")]
+    assert told["exit_code"] == [(FaultKind.EXIT_CODE, 3)]
+    assert told["slower"] == [(FaultKind.BOUND, 500.0)]
 
 
 def test_a_missing_reference_passes_only_when_waived_by_name(site: Site) -> None:

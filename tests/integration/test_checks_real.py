@@ -19,7 +19,7 @@ from hpcdl.regress.history import open_history
 from hpcdl.regress.measure import measure
 from hpcdl.regress.propose import propose
 from hpcdl.regress.runner import CheckOutcome, CheckRequest, run_checks
-from hpcdl.regress.verdict import Status
+from hpcdl.results.faults import Status
 from hpcdl.site import Site
 from hpcdl.slurm import client
 from hpcdl.stack.release import Release

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from hpcdl import facts
+from hpcdl.results.records import RESULT
 from tests.integration.train_runs import Runs
 
 pytestmark = pytest.mark.stack
@@ -53,7 +53,7 @@ def test_results_keep_their_schema_and_the_phases_fill_the_step(
     four_and_one: Pair,
 ) -> None:
     for result in four_and_one:
-        jsonschema.validate(result, facts.load("result_schema"))
+        jsonschema.validate(result, RESULT.schema)
         samples = result["samples"]
         assert len(samples["seconds"]) == result["steps"]["done"] == 220
         parts = ("input", "compute", "communication", "update", "checkpoint", "other")
@@ -98,7 +98,7 @@ def test_a_signal_to_one_rank_writes_a_checkpoint_and_all_leave(
     assert done.code == code
     step = result["steps"]["done"]
     assert (done.folder / "checkpoints" / f"step-{step:09d}.ckpt").exists()
-    assert json.loads((done.folder / "progress.json").read_text())["outcome"] == status
+    assert json.loads((done.folder / "progress.json").read_text())["outcome"]["status"] == status
 
 
 def send_to_last_rank(mpirun: int, number: int) -> None:
@@ -118,7 +118,7 @@ def test_a_folder_that_is_no_data_set_is_refused(runs: Runs) -> None:
     done = runs.train("--data", "/nowhere")
     assert (done.code, "is no data set" in done.err) == (2, True)
     assert done.result["outcome"] == {
-        "status": "failed", "message": "/nowhere is no data set: it has no dataset.json",
+        "status": "failed", "reason": "/nowhere is no data set: it has no dataset.json",
         "exit_code": 2,
     }  # fmt: skip
 

@@ -56,6 +56,25 @@ class slower(Small):
     result = {**RAN, "summary": {"images_per_second": 500.0}}
 
 
+class Says(Small):
+    """A check with a fault of its own, in words that sound like one of hpcdl's."""
+
+    words = ""
+
+    def faults(self, measured):
+        return [*super().faults(measured), self.words]
+
+
+@rfm.simple_test
+class says_insufficient(Says):
+    words = "insufficient data quality: accuracy 0.1"
+
+
+@rfm.simple_test
+class says_missing(Says):
+    words = "missing accuracy"
+
+
 @rfm.simple_test
 class no_reference(Small):
     pass

@@ -119,7 +119,7 @@ def test_a_check_of_another_partition_is_refused(
     [
         {"summary": {}}, {"summary": {"bus_gbs": []}}, {"summary": {"bus_gbs": {}}},
         {"summary": {"bus_gbs": {"65536": 0}}}, {"summary": {"bus_gbs": {"x": 1}}},
-        {"summary": {"bus_gbs": {"65536": float("nan")}}}, {"schema": 2}, {"versions": None},
+        {"summary": {"bus_gbs": {"65536": float("nan")}}}, {"schema": 3}, {"versions": None},
         {"summary": {"bus_gbs": {"65536": 10**400}}}, {"layout": {"hosts": ["a"]}},
         {"layout": {"hosts": 5}}, {"layout": {"hosts": ["a", "a", "b"]}},
         {"summary": {"bus_gbs": {"65536": 1, "131072": 4}}},

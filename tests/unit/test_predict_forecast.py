@@ -366,7 +366,7 @@ def test_an_absurd_question_is_one_clear_error(k80: Partition, field: str, value
 @pytest.mark.parametrize(
     "change",
     [
-        {"schema": 2}, {"summary": {}}, {"summary": {"images_per_second": 0}},
+        {"schema": 3}, {"schema": None}, {"summary": {}}, {"summary": {"images_per_second": 0}},
         {"layout": None}, {"batch_per_rank": None}, {"batch_per_rank": -1},
         {"summary": {"images_per_second": 5, "phases": {"compute": 7}}}, {"precision": "int8"},
         {"precision": ["fp32"]}, {"batch_per_rank": 10**400}, {"batch_per_rank": 1e308},

@@ -33,6 +33,7 @@ from hpcdl.regress.runner import CheckRequest, _command, _retries
 from hpcdl.regress.sanity import binding_faults, faults_of, version_faults
 from hpcdl.regress.scaling import SHAPES, YARDSTICKS, expected_efficiency, widened
 from hpcdl.regress.training import ALL, TrainingCase, efficiency, job_on
+from hpcdl.results.faults import Fault, FaultKind
 from hpcdl.site import Site, find_site_file, load_site
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
@@ -75,7 +76,7 @@ def test_a_number_of_a_job_that_ran_otherwise_is_no_number(
 ) -> None:
     found = faults_of(changed(**change), LAYOUT, "r1", real_gpus=True)
     assert len(found) == 1
-    assert word in found[0]
+    assert word in found[0].text
 
 
 def probes(count: int = 4, **changes: Any) -> list[Probe]:
@@ -103,7 +104,7 @@ def test_ranks_in_their_places_have_no_fault() -> None:
     ],
 )
 def test_a_rank_out_of_place_is_named(found: list[Probe], word: str) -> None:
-    assert any(word in fault for fault in binding_faults(found, LAYOUT, "r1", bound=True))
+    assert any(word in fault.text for fault in binding_faults(found, LAYOUT, "r1", bound=True))
 
 
 def test_where_slurm_binds_nothing_no_cpu_is_missed() -> None:
@@ -113,8 +114,9 @@ def test_where_slurm_binds_nothing_no_cpu_is_missed() -> None:
 def test_versions_are_held_against_the_releases_record() -> None:
     ran = Measured({"versions": {"tensorflow": "2.21.0", "horovod": "0.28.1"}})
     assert version_faults(ran, {"tensorflow": "2.21.0", "horovod": "0.28.1"}) == []
+    text = "the module brings tensorflow 2.21.0, the release says 2.20.0"
     assert version_faults(ran, {"tensorflow": "2.20.0"}) == [
-        "the module brings tensorflow 2.21.0, the release says 2.20.0"
+        Fault(FaultKind.VERSION, text, wanted="2.20.0", got="2.21.0")
     ]
     assert version_faults(Measured({}), {"horovod": "0.28.1"})
 
@@ -230,7 +232,7 @@ def test_a_training_that_went_on_has_no_fault() -> None:
     ],
 )
 def test_a_training_that_did_not_go_on_is_a_fault(change: dict[str, Any], word: str) -> None:
-    assert any(word in fault for fault in resume_faults(resumed(**change), LAYOUT, "r1"))
+    assert any(word in fault.text for fault in resume_faults(resumed(**change), LAYOUT, "r1"))
 
 
 def test_it_goes_on_from_the_newest_checkpoint(tmp_path: Path) -> None:

@@ -27,7 +27,8 @@ from hpcdl.regress.history import Result, open_history, refuse_without_locks
 from hpcdl.regress.runfolder import RunFolder
 from hpcdl.regress.runner import CheckOutcome
 from hpcdl.regress.show import gate_text
-from hpcdl.regress.verdict import WHOLE_RUN, Status, Verdict
+from hpcdl.regress.verdict import WHOLE_RUN, Verdict
+from hpcdl.results.faults import Status
 from hpcdl.system import locking
 from hpcdl.system.errors import BadInput, MissingPrerequisite, PartlyDone
 from hpcdl.system.locking import file_system, locks_hold

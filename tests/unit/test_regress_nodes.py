@@ -12,7 +12,8 @@ from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Result, open_history
 from hpcdl.regress.job_state import unavailable
 from hpcdl.regress.nodes import find_slow_nodes, name_slow_nodes, slower_than_the_rest
-from hpcdl.regress.verdict import MetricVerdict, Status, Verdict
+from hpcdl.regress.verdict import MetricVerdict, Verdict
+from hpcdl.results.faults import Status
 from tests.unit.test_regress_verdict import record
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from hpcdl.regress.job_state import Watchdog, fault_of
-from hpcdl.regress.verdict import Status, judge, judge_tries, waive
+from hpcdl.regress.verdict import judge, judge_tries, waive
+from hpcdl.results.faults import Fault, FaultKind, Status
 from hpcdl.slurm.parse import JobRecord
 
 ROW: dict[str, Any] = {"value": 100.0, "lower": -0.1, "upper": None, "runs": 5, "proof": "run",
@@ -23,6 +24,11 @@ def case(value: float | None = 100.0, row: dict[str, Any] | None = ROW, **change
     evidence |= changes.pop("evidence", {})
     return {"result": "pass", "fail_phase": None, "fail_reason": None, "evidence": evidence,
             **changes}  # fmt: skip
+
+
+def fault(kind: str, **data: Any) -> dict[str, Any]:
+    """A fault as a check leaves it in its evidence."""
+    return {"kind": kind, "text": "words", **data}
 
 
 @pytest.mark.parametrize(
@@ -41,9 +47,11 @@ def case(value: float | None = 100.0, row: dict[str, Any] | None = ROW, **change
         (case(row={**ROW, "release": "r0"}), Status.STALE),
         (case(row={**ROW, "runs": 2}), Status.INSUFFICIENT),
         (case(50.0, {**ROW, "release": "r0"}), Status.FAIL),
-        (case(evidence={"faults": ["insufficient data: 3 steps"]}), Status.INSUFFICIENT),
-        (case(evidence={"faults": ["missing metric: x"]}), Status.ERROR),
-        (case(evidence={"faults": ["the loss does not fall"]}), Status.FAIL),
+        (case(evidence={"faults": [fault("few-steps")]}), Status.INSUFFICIENT),
+        (case(evidence={"faults": [fault("few-steps"), fault("loss")]}), Status.FAIL),
+        (case(evidence={"faults": [fault("loss"), fault("no-metric")]}), Status.ERROR),
+        (case(evidence={"faults": [fault("loss")]}), Status.FAIL),
+        (case(evidence={"faults": [fault("of a later version")]}), Status.FAIL),
         (case(result="fail", fail_phase="run"), Status.ERROR),
         (case(result="fail", fail_phase="setup"), Status.ERROR),
         (case(result="skip"), Status.ERROR),
@@ -54,6 +62,38 @@ def case(value: float | None = 100.0, row: dict[str, Any] | None = ROW, **change
 )
 def test_every_ending_has_its_word(given: Any, status: Status) -> None:
     assert judge(given).status is status
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["insufficient data quality: accuracy 0.1", "missing accuracy", "node lost: its mind",
+     "time-out: none", "the job ended in tears", "hangs: a picture", "no reference for this"],
+)  # fmt: skip
+def test_a_checks_own_fault_is_a_failure_whatever_its_words(words: str) -> None:
+    verdict = judge(case(evidence={"faults": [words]}))
+    assert (verdict.status, verdict.reason) == (Status.FAIL, words)
+    assert verdict.faults == (Fault(FaultKind.CHECK, words),)
+    assert [one.ok for one in waive([verdict], ["throughput", "throughput/mlp"])] == [False]
+
+
+def test_a_fault_keeps_its_numbers() -> None:
+    given = fault("ranks", wanted=4, got=1.0)
+    assert judge(case(evidence={"faults": [given]})).faults == (
+        Fault(FaultKind.RANKS, "words", wanted=4, got=1.0),
+    )
+    assert judge(case(50.0)).faults[0].as_data() == {
+        "kind": "bound", "metric": "images_per_second", "wanted": 90.0, "got": 50.0,
+        "text": "images_per_second 50 images/s is 50% below its reference 100, beyond the bound 90",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FaultKind)
+def test_only_what_says_nothing_of_the_software_can_be_waived(kind: FaultKind) -> None:
+    verdict = judge(case(evidence={"faults": [fault(kind.value)]}))
+    assert verdict.status is kind.status
+    may = kind in {FaultKind.FEW_STEPS, FaultKind.FEW_RUNS, FaultKind.NO_REFERENCE,
+                   FaultKind.STALE_REFERENCE}  # fmt: skip
+    assert [one.ok for one in waive([verdict], ["throughput"])] == [may]
 
 
 SLOW = case(50.0)
@@ -72,8 +112,8 @@ def test_a_rate_that_was_too_slow_may_be_measured_again_and_both_are_told() -> N
 @pytest.mark.parametrize(
     "first",
     [
-        case(evidence={"faults": ["the loss does not fall"]}),
-        case(50.0, evidence={"faults": ["the loss does not fall"]}),
+        case(evidence={"faults": [fault("loss")]}),
+        case(50.0, evidence={"faults": [fault("loss")]}),
         case(None),
         case(result="fail", fail_phase="run"),
         case(result="abort"),
@@ -151,8 +191,8 @@ def test_a_job_that_goes_on_or_ends_by_itself_is_judged_by_its_output(state: str
 def test_every_other_ending_is_a_failure_with_its_state(state: str, word: str) -> None:
     fault = fault_of(record(state))
     assert fault is not None
-    assert word in fault
-    assert state in fault
+    assert word in fault.text
+    assert (state, fault.kind.status) == (fault.got, Status.ERROR)
 
 
 def test_a_job_that_slurm_forgot_or_queued_again_is_a_failure() -> None:

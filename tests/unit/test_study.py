@@ -472,7 +472,7 @@ def test_a_result_of_another_version_is_a_hole_and_the_rest_goes_on(
     finish(plan, {4: 20.0}, schema=7)
     found = findings_of(plan)
     assert [one.ranks for one in found.measured] == [1, 2]
-    assert "version 7; this hpcdl reads version 1" in found.holes[0].reason
+    assert "version 7; this hpcdl reads versions 1 to 2" in found.holes[0].reason
 
 
 def test_jobs_of_many_gpus_may_be_left_out_of_the_repeats(study: Callable[..., Plan]) -> None:
@@ -570,18 +570,19 @@ LAYOUT = a_result(1, 8.0)["layout"]
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"layout": None}, "lacks or garbles"),
-        ({"layout": {**LAYOUT, "ranks": 0}}, "ranks is 0, not a whole number from 1 on"),
-        ({"layout": {**LAYOUT, "ranks_per_node": ["x", 2]}}, "ranks_per_node is 'x'"),
-        ({"layout": {**LAYOUT, "nodes": 3}}, "no list of nodes"),
-        ({"options": {"warmup_steps": float("inf")}}, "warmup_steps is inf"),
-        ({"global_batch": 10**400}, "lacks or garbles"),
-        ({"parameters": "many"}, "parameters is 'many'"),
-        ({"model": None}, "says model is None"),
-        ({"summary": {}}, "'metrics'"),
+        ({"layout": None}, "layout has no value"),
+        ({"layout": {**LAYOUT, "ranks": 0}}, "layout.ranks is 0, below its minimum of 1"),
+        ({"layout": {**LAYOUT, "ranks_per_node": ["x", 2]}},
+         "layout.ranks_per_node[0] must be a whole number, not 'x'"),
+        ({"layout": {**LAYOUT, "nodes": 3}}, "layout.nodes must be a list, not '3'"),
+        ({"options": {"warmup_steps": float("inf")}}, "must be a whole number, not 'inf'"),
+        ({"global_batch": 10**400}, "global_batch must be a whole number"),
+        ({"parameters": "many"}, "parameters must be a whole number, not 'many'"),
+        ({"model": None}, "model has no value"),
+        ({"summary": {}}, "lacks summary.metrics"),
         ({"job": {}}, "'id'"),
         ({"samples": {**a_result(1, 8.0)["samples"], "seconds": [float("nan")] * 20}},
-         "samples of 'seconds' that are no numbers"),
+         "samples.seconds[0] must be a number, not 'nan'"),
         ({"samples": {**a_result(1, 8.0)["samples"], "compute": [0.0] * 20}},
          "says of no step where its time went"),
     ],

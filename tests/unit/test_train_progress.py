@@ -68,7 +68,7 @@ def test_a_log_gets_plain_lines(tmp_path: Path) -> None:
     assert lines[-2].startswith("epoch 1  step 50/50  loss 0.0200")
     assert "\x1b" not in done.stdout
     kept = json.loads((tmp_path / "progress.json").read_text())
-    assert (kept["step"], kept["outcome"]) == (50, "completed")
+    assert (kept["step"], kept["outcome"]["status"]) == (50, "completed")
 
 
 def test_rich_is_imported_only_where_a_person_looks(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from hpcdl import facts
@@ -220,10 +219,6 @@ def test_the_job_is_read_from_slurms_environment() -> None:
     job = job_of({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2", "HPCDL_QUEUE_WAIT": "1.5"})
     assert (job["id"], job["restarts"], job["queue_wait_seconds"]) == ("7", 2, 1.5)
     assert job_of({})["id"] is None
-
-
-def test_the_schema_of_results_is_a_json_schema() -> None:
-    jsonschema.Draft202012Validator.check_schema(facts.load("result_schema"))
 
 
 def test_every_model_has_its_numbers_and_a_source() -> None:

@@ -21,7 +21,7 @@ from hpcdl.regress.references import WIDEST
 from hpcdl.regress.report import nodes_view, scaling_view, tonight
 from hpcdl.regress.report.files import Attached
 from hpcdl.regress.report.series_view import SeriesView, Work, describe, percent, views
-from hpcdl.regress.verdict import Status
+from hpcdl.results.faults import Status
 from hpcdl.system.resources import folder
 
 NIGHTS = 365

@@ -21,7 +21,8 @@ from typing import Any
 
 from hpcdl.regress.drift import Analysis, Change, Kind, Night, analyse, nightly
 from hpcdl.regress.history import Point, Series, more_is_better, single_node
-from hpcdl.regress.verdict import Status, number
+from hpcdl.regress.verdict import number
+from hpcdl.results.faults import Status
 
 Work = tuple[Series, str, Sequence[Point], Sequence[str], float]
 """A series, its unit, its results, the times of runs without a number, and how far below the

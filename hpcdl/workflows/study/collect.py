@@ -12,18 +12,18 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import isfinite
 from pathlib import Path
 from statistics import fmean, median, quantiles
 from typing import Any
 
 from hpcdl.jobs.sweep import point_folder
 from hpcdl.jobs.sweep_run import DONE, IMPOSSIBLE, QUEUED, RunStatus
+from hpcdl.results.records import RESULT, at
+from hpcdl.system.errors import BadInput
 from hpcdl.system.files import write_json
 from hpcdl.workflows.study.model import PARTS, SYNTHETIC, Values
 from hpcdl.workflows.study.study_plan import Cell, Plan, data_folder
 
-RESULT_VERSION = 1
 MACHINE = "machine.json"
 _TIMES = ("seconds", "checkpoint", "images")
 _GIGA = 1e9
@@ -81,7 +81,7 @@ class Measured:
     def metrics(self) -> dict[str, float]:
         """Scores by name; one that is no number, as of classes that nobody saw, is none."""
         found: Mapping[str, Any] = self.result["summary"]["metrics"]
-        return {name: float(value) for name, value in found.items() if _is_number(value)}
+        return {name: value for name, value in found.items() if value is not None}
 
     @property
     def step_seconds(self) -> float:
@@ -183,16 +183,11 @@ def _look(plan: Plan, cell: Cell, standing: RunStatus) -> Measured | MissingResu
         return _missing(plan, cell, standing, folder)
     try:
         return _measured(plan, cell, folder)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as fault:
-        why = fault.args[0] if isinstance(fault, _Unusable) else f"lacks or garbles {fault}"
-        reason = (
-            f"{folder / 'result.json'} {why}; without that directory, `study run` runs it again"
-        )
-        return MissingResult(cell, "unusable", reason)
-
-
-class _Unusable(ValueError):
-    """A result that says why it cannot be used."""
+    except (BadInput, OSError, ValueError, LookupError, TypeError) as fault:
+        why = f"{folder / RESULT.name} cannot be used: {fault}"
+        said = fault.message if isinstance(fault, BadInput) else why
+        again = "without that directory, `study run` runs it again"
+        return MissingResult(cell, "unusable", f"{said}; {again}")
 
 
 def _missing(plan: Plan, cell: Cell, standing: RunStatus, folder: Path) -> MissingResult:
@@ -207,12 +202,10 @@ def _missing(plan: Plan, cell: Cell, standing: RunStatus, folder: Path) -> Missi
 
 def _why(folder: Path, log: Path) -> str:
     """What the program said of its failure, else the last line of the job's log."""
-    try:
-        outcome = json.loads((folder / "result.json").read_text())["outcome"]
-        if outcome["message"]:
-            return str(outcome["message"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
+    record = RESULT.find(folder / RESULT.name)
+    reason = at(record.values, "outcome", "reason") if record else ""
+    if reason:
+        return str(reason)
     try:
         lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
     except OSError:
@@ -224,20 +217,18 @@ def _why(folder: Path, log: Path) -> str:
 
 
 def _measured(plan: Plan, cell: Cell, folder: Path) -> Measured:
-    result = json.loads((folder / "result.json").read_text())
-    version = result.get("schema") if isinstance(result, dict) else None
-    if version != RESULT_VERSION:
-        raise _Unusable(f"is of version {version}; this hpcdl reads version {RESULT_VERSION}")
-    _check_result(result)
-    samples = {name: _times(result["samples"], name) for name in (*_TIMES, *PARTS)}
-    skip = int(result["options"]["warmup_steps"])
+    record = RESULT.read(folder / RESULT.name)
+    record.need(*_NEEDED, *(f"samples.{name}" for name in (*_TIMES, *PARTS)))
+    result, samples = record.values, record.values["samples"]
+    skip = result["options"]["warmup_steps"]
     skip = skip if len(samples["seconds"]) > skip else 0
-    pure = [s - c for s, c in zip(samples["seconds"], samples["checkpoint"], strict=True)][skip:]
-    if not pure or min(pure) <= 0 or min(samples["images"]) <= 0:
-        raise _Unusable("holds no measured step")
+    steps = list(zip(*(samples[name] for name in (*_TIMES, *PARTS)), strict=True))[skip:]
+    pure = [seconds - checkpoint for seconds, checkpoint, *_ in steps]
+    if not pure or min(pure) <= 0 or not all(samples["images"]):
+        raise BadInput(f"{record.path} holds no measured step")
     parts = {name: fmean(samples[name][skip:]) for name in PARTS}
     if not sum(parts.values()) > 0:
-        raise _Unusable("says of no step where its time went")
+        raise BadInput(f"{record.path} says of no step where its time went")
     size, count = _data_size(plan, cell)
     return Measured(
         cell=cell,
@@ -251,46 +242,12 @@ def _measured(plan: Plan, cell: Cell, folder: Path) -> Measured:
     )
 
 
-def _check_result(result: Mapping[str, Any]) -> None:
-    """All that rules, predictions, figures and reports take from a result later is there.
-
-    What is not is an error of some kind, which makes a hole of the cell.
-    """
-    layout = result["layout"]
-    _whole(1, layout, "ranks", "cpus_per_rank")
-    for ranks in layout["ranks_per_node"]:
-        _whole(1, {"ranks_per_node": ranks}, "ranks_per_node")
-    _whole(0, layout, "gpu_per_rank")
-    _whole(1, result, "batch_per_rank", "global_batch", "parameters")
-    _whole(0, result["options"], "warmup_steps")
-    for name in ("model", "precision"):
-        if not isinstance(result[name], str):
-            raise _Unusable(f"says {name} is {result[name]!r}, not a name")
-    if not isinstance(result["summary"]["metrics"], dict):
-        raise _Unusable("holds no metrics by name")
-    if not isinstance(layout["nodes"], list):
-        raise _Unusable("holds no list of nodes")
-    _ = result["job"]["id"], result["release"]
-
-
-def _whole(least: int, values: Mapping[str, Any], *names: str) -> None:
-    for name in names:
-        value = values[name]
-        if not _is_number(value) or value < least or value != int(value):
-            raise _Unusable(f"says {name} is {value!r}, not a whole number from {least} on")
-
-
-def _times(samples: Mapping[str, Any], name: str) -> list[float]:
-    """A column of the samples, all of them numbers from 0 on."""
-    column = samples[name]
-    if not all(_is_number(value) and value >= 0 for value in column):
-        raise _Unusable(f"holds samples of '{name}' that are no numbers from 0 on")
-    return [float(value) for value in column]
-
-
-def _is_number(value: object) -> bool:
-    """Whether it is a finite number; JSON as Python reads it also holds NaN and Infinity."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+_NEEDED = (
+    "schema", "layout.ranks", "layout.cpus_per_rank", "layout.ranks_per_node", "layout.nodes",
+    "layout.gpu_per_rank", "batch_per_rank", "global_batch", "parameters", "model", "precision",
+    "options.warmup_steps", "summary.metrics", "job.id",
+)  # fmt: skip
+"""What rules, predictions, figures and reports take from a result later."""
 
 
 def _epochs(

@@ -145,10 +145,10 @@ def test_whole_nodes_that_tasks_do_not_fill_are_not_bound(cpus, said):
 
 
 def test_the_page_of_rules_is_up_to_date():
-    from hpcdl.jobs.lint.docs import as_markdown
+    from tools.lint_rules import as_markdown
 
     page = Path(__file__).parents[3] / "docs" / "lint.md"
-    assert page.read_text() == as_markdown(), "python -m hpcdl.jobs.lint.docs > docs/lint.md"
+    assert page.read_text() == as_markdown(), "make docs"
 
 
 def test_an_installed_site_says_the_release_where_none_is_named(script, capsys):

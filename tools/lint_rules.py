@@ -1,11 +1,11 @@
-"""docs/lint.md, made from the data: `python -m hpcdl.jobs.lint.docs > docs/lint.md`."""
+"""docs/lint.md, made from the data: `make docs`."""
 
 from __future__ import annotations
 
 from hpcdl.slurm.rules import SEVERITIES, Rule, all_rules, known_releases
 
 _HEAD = """\
-<!-- Made by `python -m hpcdl.jobs.lint.docs > docs/lint.md` from hpcdl/facts/slurm_rules.yaml. -->
+<!-- Made by `make docs` from hpcdl/facts/slurm_rules.yaml. -->
 
 # Linting batch scripts
 
@@ -73,7 +73,3 @@ def _row(one: Rule) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
-
-
-if __name__ == "__main__":
-    print(as_markdown(), end="")

@@ -17,7 +17,7 @@ from hpcdl.system.schema import Schema
 
 _MADE = "<!-- Made by `make docs` from {source}. -->\n\n"
 _TYPES = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true, false",
-          "array": "list", "object": "mapping"}  # fmt: skip
+          "array": "list", "object": "mapping", "null": "null"}  # fmt: skip
 
 
 def site_file() -> str:
@@ -72,6 +72,33 @@ A key that is **bold** must be there.
     )
 
 
+def results() -> str:
+    """docs/results.md: every key of the files that say what came out."""
+    from hpcdl.results.faults import FaultKind
+    from hpcdl.results.records import EXPECTATION, JOB, PROGRESS, RESULT, VERDICTS
+
+    intro = """\
+# Results, key by key
+
+What jobs and checks leave is JSON with a schema in `hpcdl/results/schemas`. Each file says the
+version of its format, and in `units` what its numbers are counted in. A reader takes what the
+schema allows; further keys are kept. `job.json` says what was asked for. A key that is **bold**
+is in every file.
+"""
+    kinds = "".join(f"| `{kind.value}` | {kind.status.value} |\n" for kind in FaultKind)
+    formats = (RESULT, PROGRESS, VERDICTS, EXPECTATION, JOB)
+    pages = ("\n".join(_keys(one.schema, one.name)) + "\n" for one in formats)
+    return (
+        _MADE.format(source="hpcdl/results")
+        + intro
+        + "".join(pages)
+        + "\n## Kinds of faults\n\nThe verdict follows from the kind. NO-REFERENCE, STALE and "
+        + "INSUFFICIENT-DATA can be waived.\nWhat a check of your own says in words is of the "
+        + "kind `check`.\n\n| kind | verdict |\n|---|---|\n"
+        + kinds
+    )
+
+
 def _keys(schema: Schema, name: str) -> Iterator[str]:
     """A table of a mapping's keys, then a section for each mapping below it."""
     yield f"\n## `{name}`\n\n{schema['description']}\n"
@@ -81,12 +108,11 @@ def _keys(schema: Schema, name: str) -> Iterator[str]:
     for key, part in schema["properties"].items():
         shown = f"**`{key}`**" if key in required else f"`{key}`"
         yield f"| {shown} | {_cell(part['description'])} | {_form(part)} | {_default(part)} |"
-        path = key if name.endswith(".yaml") else f"{name}.{key}"
-        inner = part.get("additionalProperties")
-        if part.get("properties"):
-            below.append((path, part))
-        elif isinstance(inner, dict) and inner.get("properties"):
-            below.append((f"{path}.NAME", inner))
+        path = key if name.endswith(".yaml") else f"{name}.{key}".replace(".json.", ".json: ")
+        inner = {path: part, f"{path}.NAME": part.get("additionalProperties"),
+                 f"{path}[]": part.get("items")}  # fmt: skip
+        below += [(where, one) for where, one in inner.items()
+                  if isinstance(one, dict) and one.get("properties")]  # fmt: skip
     for path, part in below:
         yield from _keys(part, path)
 
@@ -96,7 +122,9 @@ def _form(part: Schema) -> str:
     if "enum" in part:
         return ", ".join(f"`{one}`" for one in part["enum"])
     low, high = part.get("minimum"), part.get("maximum")
-    form = _TYPES[part["type"]]
+    kinds = [part["type"]] if isinstance(part["type"], str) else part["type"]
+    form = " or ".join(_TYPES[kind] for kind in kinds)
+    form += f" in {part['unit']}" if part.get("unit", "1") != "1" else ""
     if low is not None and low == high:
         form = f"`{low}`"
     elif low is not None and high is not None:

@@ -1,0 +1,123 @@
+"""What may be wrong with a check: kinds with their verdict, and faults with their numbers. Pure.
+
+The kind decides, never a fault's words: what status follows, and what a person may waive. What
+a check of a team's own says in words is a fault of the kind CHECK, whatever the words are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+
+class Status(str, Enum):
+    """The words of a verdict."""
+
+    PASS = "PASS"  # noqa: S105 - no password
+    FAIL = "FAIL"
+    NO_REFERENCE = "NO-REFERENCE"
+    STALE = "STALE"
+    INSUFFICIENT = "INSUFFICIENT-DATA"
+    ERROR = "ERROR"
+
+    @property
+    def waivable(self) -> bool:
+        """Whether a person may waive it by name; FAIL and ERROR stand."""
+        return self in {Status.NO_REFERENCE, Status.STALE, Status.INSUFFICIENT}
+
+
+class FaultKind(str, Enum):
+    """Kinds of faults, as verdicts.json names them."""
+
+    CHECK = "check"
+    RANKS = "ranks"
+    NODES = "nodes"
+    RELEASE = "release"
+    GPU = "gpu"
+    OUTCOME = "outcome"
+    BINDING = "binding"
+    VERSION = "version"
+    NCCL = "nccl"
+    LOSS = "loss"
+    STEPS = "steps"
+    CHECKPOINT = "checkpoint"
+    RESTARTS = "restarts"
+    BOUND = "bound"
+    SLOW_NODE = "slow-node"
+    RUN = "run"
+    NO_RESULT = "no-result"
+    NO_METRIC = "no-metric"
+    EXIT_CODE = "exit-code"
+    ENDED_EARLY = "ended-early"
+    TIMEOUT = "timeout"
+    NODE_LOST = "node-lost"
+    JOB_LOST = "job-lost"
+    HANG = "hang"
+    SLURM_AWAY = "slurm-away"
+    FEW_STEPS = "few-steps"
+    FEW_RUNS = "few-runs"
+    NO_REFERENCE = "no-reference"
+    STALE_REFERENCE = "stale-reference"
+
+    @property
+    def status(self) -> Status:
+        """The verdict that follows."""
+        return _STATUSES.get(self, Status.FAIL)
+
+
+_K = FaultKind
+_STATUSES = {
+    **dict.fromkeys((_K.RUN, _K.NO_RESULT, _K.NO_METRIC, _K.EXIT_CODE, _K.ENDED_EARLY, _K.TIMEOUT,
+                     _K.NODE_LOST, _K.JOB_LOST, _K.HANG, _K.SLURM_AWAY), Status.ERROR),
+    **dict.fromkeys((_K.FEW_STEPS, _K.FEW_RUNS), Status.INSUFFICIENT),
+    _K.NO_REFERENCE: Status.NO_REFERENCE,
+    _K.STALE_REFERENCE: Status.STALE,
+}  # fmt: skip
+"""All others are failures of what was checked."""
+_WORST = (Status.ERROR, Status.FAIL, Status.INSUFFICIENT, Status.NO_REFERENCE, Status.STALE)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong: its kind, a sentence for a person, and what it is about.
+
+    `wanted` and `got` are in the unit of the metric, or in that of which the sentence speaks.
+    """
+
+    kind: FaultKind
+    text: str
+    metric: str = ""
+    wanted: float | str | None = None
+    got: float | str | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+    def as_data(self) -> dict[str, Any]:
+        """As plain values."""
+        return {**asdict(self), "kind": self.kind.value}
+
+
+def as_fault(said: object) -> Fault:
+    """A fault from its plain values; words alone are a check's own."""
+    if isinstance(said, Fault):
+        return said
+    if not isinstance(said, Mapping):
+        return Fault(FaultKind.CHECK, str(said))
+    known = {kind.value: kind for kind in FaultKind}
+    kind = known.get(str(said.get("kind")), FaultKind.CHECK)
+    wanted, got = said.get("wanted"), said.get("got")
+    return Fault(kind, str(said.get("text") or ""), str(said.get("metric") or ""), wanted, got)
+
+
+def status_of(faults: Iterable[Fault]) -> Status:
+    """The verdict on all of them: the worst; PASS where there is none."""
+    found = {fault.kind.status for fault in faults}
+    return next((status for status in _WORST if status in found), Status.PASS)
+
+
+def describe(faults: Iterable[Fault]) -> str:
+    """What is wrong, for a person."""
+    return "; ".join(fault.text for fault in faults)

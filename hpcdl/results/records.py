@@ -1,0 +1,172 @@
+"""One reader and one writer for each kind of file that says what came out.
+
+Anybody may have written such a file: a user's own program, a job of another user. A reader takes
+no pipe, nothing larger than it should be and no text that is half a character; what the schema
+does not allow is None, with a sentence that says so. A caller names what it needs (`need`); what
+nobody needs stops nobody. A file of an earlier version is given as the present one has it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from hpcdl.results import upgrade
+from hpcdl.system.errors import BadInput
+from hpcdl.system.files import write_atomic
+from hpcdl.system.safe_read import read_regular
+
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a file says: its values as the schema types them, and its faults by place (`a.b`)."""
+
+    path: Path
+    values: Values
+    faults: Mapping[str, str]
+
+    def need(self, *places: str) -> None:
+        """Raise BadInput unless all these places hold what the schema wants of them."""
+        for place in places:
+            fault = self._fault(place)
+            if fault:
+                raise BadInput(f"{self.path}: {fault}")
+
+    def _fault(self, place: str) -> str:
+        above = [place[:end] for end, sign in enumerate(f"{place}.") if sign == "."]
+        for other, said in self.faults.items():
+            if other in above or other.startswith((f"{place}.", f"{place}[")):
+                return said
+        return f"it lacks {place}" if at(self.values, *place.split(".")) is None else ""
+
+
+def at(values: object, *path: str) -> Any:
+    """The value at a path of keys, None where there is none."""
+    for key in path:
+        values = values.get(key) if isinstance(values, Mapping) else None
+    return values
+
+
+@dataclass(frozen=True)
+class Format:
+    """A kind of file: its name, the version that is written, and how an earlier one is read."""
+
+    name: str
+    version: int
+    upgrade: Callable[[Values], Values] = dict
+    most_bytes: int = 200_000_000
+
+    @cached_property
+    def schema(self) -> Values:
+        """The JSON Schema; `unit` says what a number is counted in."""
+        path = Path(__file__).parent / "schemas" / self.name
+        schema: Values = json.loads(path.read_text(encoding="utf-8"))
+        return schema
+
+    def read(self, path: Path) -> Record:
+        """What a file says.
+
+        Raises:
+            BadInput: there is no such file, it is no regular one, too large, or no JSON mapping.
+        """
+        try:
+            text = read_regular(path, self.most_bytes, self.name).decode()
+            return self.of(json.loads(text), path, halves="\\ud" in text or "\\uD" in text)
+        except UnicodeDecodeError as fault:
+            raise BadInput(f"{path} is not UTF-8 text") from fault
+        except json.JSONDecodeError as fault:
+            raise BadInput(f"{path}:{fault.lineno}:{fault.colno}: not JSON: {fault.msg}") from fault
+        except (ValueError, RecursionError) as fault:
+            raise BadInput(f"{path} is no {self.name}: too deep, or too large a number") from fault
+
+    def find(self, path: Path) -> Record | None:
+        """What a file says, None where it cannot be read."""
+        with suppress(BadInput):
+            return self.read(path)
+        return None
+
+    def of(self, value: Any, path: Path = Path(), *, halves: bool = False) -> Record:
+        """What parsed JSON says; with `halves`, escapes of half a character may be in it.
+
+        Raises:
+            BadInput: it is no mapping.
+        """
+        from hpcdl.system.schema import check_values
+
+        if not isinstance(value, dict):
+            raise BadInput(f"{path} is no {self.name}: it holds no mapping")
+        if halves:
+            text = json.dumps(value, ensure_ascii=False)
+            value = json.loads(text.encode("utf-8", "replace"))
+        given: Values = value
+        version = given.get("schema")
+        known = type(version) is int and 1 <= version <= self.version
+        if version != self.version:
+            given = {**self.upgrade(given), **({"schema": self.version} if known else {})}
+        values, faults = check_values(given, self.schema)
+        if type(version) is int and not known:
+            read = "version 1" if self.version == 1 else f"versions 1 to {self.version}"
+            said = f"it is of version {str(version)[:9]}; this hpcdl reads {read}"
+            faults = {"schema": said, **faults}
+        return Record(path, values, faults)
+
+    def data(self, values: Mapping[str, Any]) -> Values:
+        """The values as they are written: with their version, and with the units of the numbers."""
+        units = dict(_units(self.schema, values))
+        return {"schema": self.version, **values, **({"units": units} if units else {})}
+
+    def write(self, path: Path, values: Mapping[str, Any], *, sync: bool = True) -> None:
+        """Write a file as a whole; without `sync` a crash of the machine may lose it.
+
+        Raises:
+            MissingPrerequisite: the file system refuses it.
+        """
+        data = self.data(values)
+        try:
+            text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
+        except ValueError:
+            text = json.dumps(_finite(data), indent=2, ensure_ascii=False)
+        # A byte that is no UTF-8, such as in a program's argument, becomes an escape of JSON.
+        write_atomic(path, f"{text}\n".encode(errors="backslashreplace"), sync=sync)
+
+
+def outcome(status: str, reason: str = "", exit_code: int = 0) -> Values:
+    """How a program ended, as every file says it."""
+    return {"status": status, "reason": reason, "exit_code": exit_code}
+
+
+def _units(schema: Values, value: object, place: str = "") -> Iterator[tuple[str, str]]:
+    """Where a value has numbers with a unit, and which."""
+    if "unit" in schema:
+        yield place, schema["unit"]
+    elif isinstance(value, Mapping):
+        for name, part in schema.get("properties", {}).items():
+            if name in value:
+                yield from _units(part, value[name], f"{place}.{name}".lstrip("."))
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _units(schema["items"], one, f"{place}[]")
+
+
+def _finite(value: Any) -> Any:
+    """The same without NaN and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
+
+
+RESULT = Format("result.json", 2, upgrade.result)
+PROGRESS = Format("progress.json", 2, upgrade.progress, 1_000_000)
+VERDICTS = Format("verdicts.json", 2, upgrade.verdicts)
+EXPECTATION = Format("expectation.json", 2, most_bytes=1_000_000)
+JOB = Format("job.json", 1, most_bytes=10_000_000)

@@ -1,0 +1,288 @@
+"""Files that say what came out: what any program may have written is taken as it should be, or not.
+
+One schema, one reader and one writer for each of them; what earlier versions wrote is read.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcdl.jobs.job_report import as_text, summarize
+from hpcdl.jobs.submission import find
+from hpcdl.jobs.watch import Snapshot, as_line, result_of
+from hpcdl.regress.result import read_result
+from hpcdl.results.faults import FaultKind
+from hpcdl.results.records import (
+    EXPECTATION,
+    JOB,
+    PROGRESS,
+    RESULT,
+    VERDICTS,
+    Format,
+    at,
+    outcome,
+)
+from hpcdl.site import Site
+from hpcdl.system.errors import BadInput
+
+FORMATS = (RESULT, PROGRESS, VERDICTS, EXPECTATION, JOB)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)
+DONE = Snapshot(7, "COMPLETED", "it is done", 0, "n1", 0, None)
+
+
+def parts(schema: dict[str, Any], place: str = "") -> dict[str, dict[str, Any]]:
+    """Every value that a schema describes, by its place."""
+    inner = [(f"{place}.{name}", part) for name, part in schema.get("properties", {}).items()]
+    inner += [(f"{place}[]", schema[key]) for key in ("items",) if key in schema]
+    return {place: schema} | {k: v for name, part in inner for k, v in parts(part, name).items()}
+
+
+@pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
+def test_a_schema_is_one_and_describes_every_value(kind: Format) -> None:
+    jsonschema.Draft202012Validator.check_schema(kind.schema)
+    assert kind.schema["$id"].endswith(f"-{kind.version}.json")
+    for place, part in parts(kind.schema).items():
+        assert part.get("description") or place.endswith("[]"), place
+
+
+@pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
+def test_a_number_that_is_counted_in_something_says_in_what(kind: Format) -> None:
+    named = ("_seconds", "seconds", "_per_second", "_gbs", "_mbs", "started", "ended", "time")
+    for place, part in parts(kind.schema).items():
+        if place.rpartition(".")[2].endswith(named):
+            assert part.get("unit"), place
+
+
+FLAT = st.dictionaries(
+    st.sampled_from(sorted({place.rpartition(".")[2] for kind in FORMATS
+                            for place in parts(kind.schema)} - {""})), JSON
+)  # fmt: skip
+
+
+@given(FLAT | JSON, st.sampled_from(FORMATS))
+def test_every_value_has_a_reading_that_the_schema_allows(value: object, kind: Format) -> None:
+    try:
+        record = kind.of(value)
+    except BadInput:
+        return
+    if not record.faults:
+        loose = {**kind.schema, "if": {}, "then": {}}
+        jsonschema.validate(record.values, loose)
+        assert kind.of(record.values).values == record.values
+
+
+def test_only_what_is_right_is_taken() -> None:
+    def rate(value: object) -> object:
+        return at(RESULT.of({"summary": {"images_per_second": value}}).values, "summary",
+                  "images_per_second")  # fmt: skip
+
+    def ranks(value: object) -> object:
+        return at(RESULT.of({"layout": {"ranks": value}}).values, "layout", "ranks")
+
+    assert [rate(one) for one in (1, 0.5, True, "1", float("nan"), None, 10**400)] == [
+        1.0, 0.5, None, None, None, None, None,
+    ]  # fmt: skip
+    assert [ranks(one) for one in (3, 3.0, 0, -1, 2.5, "3", 1e308)] == [3, 3] + [None] * 5
+    assert JOB.of({"name": "\x1b[31mred\n"}).values["name"] == "\\x1b[31mred "
+
+
+@pytest.mark.parametrize(
+    ("values", "faulty"),
+    [([1.0] * 5, []), ([1.0, None, 2.0], []), ([1.0, float("nan")], []), ([1.0, "2"], ["[1]"]),
+     ([10**400, 1.0], ["[0]"]), ([True], ["[0]"]), ("12", [""]), ([], [])],
+)  # fmt: skip
+def test_a_column_is_looked_at_as_a_whole_and_its_faults_are_found(
+    values: Any, faulty: list[str]
+) -> None:
+    record = RESULT.of({"samples": {"loss": values}})
+    found = [place for place in record.faults if place.startswith("samples.loss")]
+    assert found == [f"samples.loss{place}" for place in faulty]
+
+
+KEYS = ("layout", "samples", "summary", "phases", "seconds", "ranks", "images_per_second",
+        "images_per_second_p05", "images_per_second_p95", "input", "outcome")  # fmt: skip
+RESULTS = st.dictionaries(
+    st.sampled_from(KEYS), st.dictionaries(st.sampled_from(KEYS), JSON) | JSON
+)
+
+
+@given(RESULTS, RESULTS)
+def test_no_result_json_makes_a_report_fail(result: dict[str, Any], asked: dict[str, Any]) -> None:
+    report = summarize(DONE, RESULT.of(result).values, JOB.of(asked).values)
+    assert "\x1b" not in as_text(report)
+    json.dumps(asdict(report), allow_nan=False)
+
+
+@given(st.dictionaries(st.sampled_from(["step", "steps", "loss", "seconds_left"]), JSON))
+def test_no_progress_json_makes_watching_fail(progress: dict[str, Any]) -> None:
+    as_line(Snapshot(7, "RUNNING", "it runs", 0, "n1", 0, PROGRESS.of(progress).values))
+
+
+@pytest.mark.parametrize(
+    "record",
+    ["", "[]", "null", "7", '{"job_id": null}', '{"job_id": "7"}', '{"job_id": -7}',
+     '{"job_id": 7, "chain": [1e308]}', '{"job_id": 7, "chain": 7}', "[" * 100_000],
+)  # fmt: skip
+def test_a_folder_of_anything_else_is_no_job(modern: Site, tmp_path: Path, record: str) -> None:
+    (tmp_path / "job.json").write_text(record)
+    with pytest.raises(BadInput, match="there is no job in"):
+        find(modern, str(tmp_path))
+
+
+def test_a_result_nested_without_end_counts_as_none(modern: Site, tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text('{"job_id": 7}')
+    (tmp_path / "result.json").write_text("[" * 100_000)
+    assert result_of(find(modern, str(tmp_path))) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "f.json:1:1: not JSON"),
+        (b'{"a": 1', "f.json:1:8: not JSON"),
+        (b"\xff", "is not UTF-8 text"),
+        (b'{"a": "\xed\xa0\x80"}', "is not UTF-8 text"),
+        (b"[]", "it holds no mapping"),
+        (b"[" * 100_000, "too deep"),
+        (b'{"schema": ' + b"9" * 5000 + b"}", "too large a number"),
+        (b" " * 1_000_001, "larger than 1 MB"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_what_is_no_such_file_says_why(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "f.json"
+    path.write_bytes(content)
+    with pytest.raises(BadInput, match=said):
+        PROGRESS.read(path)
+    assert PROGRESS.find(path) is None
+
+
+def test_what_is_no_regular_file_is_refused_and_nothing_waits(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path, tmp_path / "loop"):
+        with pytest.raises(BadInput, match=str(path)):
+            RESULT.read(path)
+
+
+@pytest.mark.parametrize("half", ["\\ud800", "\\uDFFF"])
+def test_half_a_character_becomes_a_question_mark(tmp_path: Path, half: str) -> None:
+    (tmp_path / "r.json").write_text(f'{{"model": "a{half}b", "own": "{half}"}}')
+    values = RESULT.read(tmp_path / "r.json").values
+    assert (values["model"], values["own"]) == ("a?b", "?")
+
+
+@pytest.mark.parametrize("version", [0, -1, 3, 10**400, True, "2", None, 2.5])
+def test_a_version_that_nobody_wrote_is_a_fault(version: object) -> None:
+    with pytest.raises(BadInput):
+        RESULT.of({"schema": version}).need("schema")
+
+
+def test_a_place_that_is_needed_is_named_with_its_fault() -> None:
+    record = RESULT.of({"schema": 9, "layout": {"ranks": 0, "nodes": ["a", 3]}, "model": None})
+    for place, said in {
+        "schema": "it is of version 9; this hpcdl reads versions 1 to 2",
+        "layout.ranks": "layout.ranks is 0, below its minimum of 1",
+        "layout.nodes": "layout.nodes[1] must be text, not '3'",
+        "layout.gpu": "it lacks layout.gpu",
+        "model": "model has no value",
+        "summary.metrics": "the file lacks the key 'summary'",
+    }.items():
+        with pytest.raises(BadInput) as caught:
+            record.need(place)
+        assert caught.value.message.endswith(said)
+
+
+@pytest.mark.parametrize("kind", [RESULT, PROGRESS], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("completed", {"status": "completed", "reason": ""}),
+        ({"status": "failed", "message": "why", "exit_code": 2}, outcome("failed", "why", 2)),
+        ({"status": "completed"}, {"status": "completed"}),
+        (7, None),
+    ],
+)
+def test_an_outcome_of_version_1_is_told_as_version_2_has_it(
+    kind: Format, old: object, new: object
+) -> None:
+    values = kind.of({"schema": 1, "outcome": old, "release": {"id": "r1"}}).values
+    assert (values["outcome"], values["schema"]) == (new, 2)
+    assert kind is PROGRESS or values["release"] == "r1"
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "kind"),
+    [
+        ("PASS", "", None),
+        ("FAIL", "slow", "check"),
+        ("ERROR", "gone", "run"),
+        ("INSUFFICIENT-DATA", "insufficient data: 3 steps were measured", "few-steps"),
+        ("INSUFFICIENT-DATA", "the reference of x rests on 2 runs", "few-runs"),
+    ],
+)
+def test_verdicts_of_version_1_get_faults(status: str, reason: str, kind: str | None) -> None:
+    (verdict,) = VERDICTS.of(
+        {"schema": 1, "verdicts": [{"status": status, "reason": reason}]}
+    ).values["verdicts"]
+    assert [fault["kind"] for fault in verdict["faults"]] == ([kind] if kind else [])
+
+
+def test_a_file_says_its_version_and_the_units_of_its_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    RESULT.write(path, {
+        "samples": {"seconds": [0.5], "loss": [float("nan")]}, "ended": 1.0,
+        "summary": {"bus_gbs": {"64": 1.0}}, "options": {"name": "\udcff"},
+    })  # fmt: skip
+    found = json.loads(path.read_text())
+    assert found["schema"] == 2
+    assert found["samples"]["loss"] == [None]
+    assert found["units"] == {"samples.seconds": "s", "samples.loss": "1", "ended": "s",
+                              "summary.bus_gbs": "GB/s"}  # fmt: skip
+    run = VERDICTS.data({"seconds": 1.0, "verdicts": [{"seconds": 2.0, "job": {}}]})
+    assert run["units"] == {"seconds": "s", "verdicts[].seconds": "s"}
+
+
+def test_a_result_that_is_not_there_is_a_fault_of_its_kind(tmp_path: Path) -> None:
+    (gone,) = read_result(tmp_path / "result.json").faults
+    assert str(gone) == "missing result: the program wrote no result.json"
+    (tmp_path / "result.json").write_text("{")
+    (cut,) = read_result(tmp_path / "result.json").faults
+    assert "result.json cannot be read" in str(cut)
+    assert {one.kind for one in (gone, cut) if not isinstance(one, str)} == {FaultKind.NO_RESULT}
+
+
+def test_a_measuring_program_writes_what_the_schema_says(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "hpcdl.train.storage", str(tmp_path), "--megabytes=1",
+            "--passes=2"]  # fmt: skip
+    where = {**os.environ, "HPCDL_JOB_DIR": str(tmp_path)}
+    subprocess.run(argv, env=where, check=True, capture_output=True)
+    values = json.loads((tmp_path / "result.json").read_text())
+    jsonschema.validate(values, RESULT.schema)
+    record = RESULT.read(tmp_path / "result.json")
+    assert not record.faults
+    assert record.values == values
+    assert values["units"]["summary.read_mbs"] == "MB/s"
+    assert values["outcome"] == outcome("completed")
+
+
+def test_writing_needs_nothing_but_python() -> None:
+    """Programs on compute nodes import it beside a TensorFlow of whatever age."""
+    program = (
+        "import sys; from hpcdl.results.records import RESULT; RESULT.data({}); "
+        "sys.exit(any(name in sys.modules for name in ('yaml', 'jinja2', 'jsonschema')))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
