@@ -13,7 +13,7 @@ from tests.golden.errors import cases, make, said
 
 CASES = cases()
 # Defects that are known: `make golden` cannot add to them.
-TRACEBACKS = {"stack release nested too deep", "cluster record nested too deep"}
+TRACEBACKS = {"stack release nested too deep"}
 
 
 @pytest.fixture(scope="module")
