@@ -71,21 +71,21 @@ def _timed(averaged: Callable[[Any], Any], tensor: Any, ranks: Communicator) -> 
     return seconds
 
 
-def _options(words: list[str] | None) -> argparse.Namespace:
+def _options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m hpcdl.train.allreduce", allow_abbrev=False)
     parser.add_argument("--sizes", type=_sizes, default=SIZES, metavar="BYTES,...")
     parser.add_argument("--repeats", type=positive, default=20, metavar="N")
     parser.add_argument("--strategy", choices=STRATEGIES, default="auto")
-    return parser.parse_args(words)
+    return parser.parse_args(argv)
 
 
 def _sizes(text: str) -> tuple[int, ...]:
     return tuple(max(4, positive(part) // 4 * 4) for part in text.split(","))
 
 
-def main(words: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Measure all sizes, write result.json, print a line per size; returns the exit code."""
-    args = _options(words)
+    args = _options(argv)
     return run_program(lambda place: _run(args, place), this_place())
 
 

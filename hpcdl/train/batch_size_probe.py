@@ -68,7 +68,7 @@ def make_trial(
     step = make_step(tf, parts, any_batch=True)
 
     def tries(batch: int) -> bool:
-        gc.collect()  # what the trial before has left
+        gc.collect()  # what the trial before has not freed
         try:
             with tempfile.TemporaryDirectory() as folder:
                 small = replace(options, job_dir=folder, delay_ms=0.0)
@@ -84,7 +84,7 @@ def make_trial(
 def _training(
     tf: Any, options: TrainOptions, batch: int, parts: StepParts, source: Source, step: Any
 ) -> loop.Training:
-    """Some steps with a checkpoint after each, watched by nobody."""
+    """Some steps with a checkpoint after each, without a watchdog."""
     plan = RunPlan(batch, _STEPS, source.steps_per_epoch, lr=0.0, checkpoint_every=1)
     folder = Path(options.folder)
     training = loop.Training(

@@ -1,7 +1,7 @@
 """`python -m hpcdl.train.batch_size_search LOW HIGH UNIT SECONDS RANKS ARGUMENTS`.
 
 Searches between two batches for the run that the command line ARGUMENTS describes, alone on this
-process's CPUs, and says what it tries before it tries it: whoever reads that knows which batch
+process's CPUs, and prints each batch before it tries it, so that the reader knows which batch
 ended the process.
 """
 

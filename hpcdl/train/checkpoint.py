@@ -1,10 +1,10 @@
-"""Checkpoints: whole or absent, checked on reading, the newest K kept.
+"""Checkpoints: complete or absent, checked on reading, the newest K kept.
 
 A file is a magic line, length and checksum of a JSON header, the header (what of which shape,
 the checksum of the rest) and the arrays' bytes. It is written aside and renamed, so a crash
-leaves the one before; a torn or altered one is named and skipped for the one before. Everything
+leaves the one before; a damaged one is named and skipped. Everything
 drawn at random comes from (seed, step), so the step number is the whole random state, and the
-place in the data follows from it. A `Writer` writes while training goes on.
+place in the data follows from it. A `Writer` writes while training continues.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from numpy.typing import NDArray
 
 from hpcdl.system.files import explain_os_errors
 
-_MAGIC = b"hpcdl-checkpoint-1\n"
+_MAGIC = b"hpcdl-checkpoint-2\n"
+_MAGIC_1 = b"hpcdl-checkpoint-1\n"  # `meta` had "lanes" for "streams"
 _LENGTHS = struct.Struct("<QI")
 _NAME = re.compile(r"step-(\d{9})\.ckpt\Z")
 
 
-class Torn(Exception):
-    """A checkpoint file that is cut or altered; the message says how it shows."""
+class DamagedCheckpoint(Exception):
+    """A checkpoint file that is truncated or altered; the message says how this was detected."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
     """Write a checkpoint as a whole, then drop all but the newest `keep`.
 
     Raises:
-        MissingPrerequisite: no room; the checkpoints of before are intact.
+        MissingPrerequisite: no space left; the earlier checkpoints are intact.
     """
     path = path_of(folder, checkpoint.step)
     aside = path.with_suffix(f".{os.getpid()}.part")
@@ -76,22 +77,22 @@ def load(path: Path) -> Checkpoint:
     """Read one checkpoint and check it.
 
     Raises:
-        Torn: it is cut, altered, or not a checkpoint.
+        DamagedCheckpoint: it is truncated, altered, or not a checkpoint.
     """
     data = path.read_bytes()
     start = len(_MAGIC) + _LENGTHS.size
-    if data[: len(_MAGIC)] != _MAGIC or len(data) < start:
-        raise Torn("it does not start like a checkpoint")
+    if data[: len(_MAGIC)] not in (_MAGIC, _MAGIC_1) or len(data) < start:
+        raise DamagedCheckpoint("it does not start like a checkpoint")
     length, header_crc = _LENGTHS.unpack(data[len(_MAGIC) : start])
     text = data[start : start + length]
     if zlib.crc32(text) != header_crc:
-        raise Torn("its header is cut or altered")
+        raise DamagedCheckpoint("its header is truncated or altered")
     header = json.loads(text)
     body = memoryview(data)[start + length :]
     if len(body) != header["bytes"]:
-        raise Torn(f"it holds {len(body)} of {header['bytes']} bytes")
+        raise DamagedCheckpoint(f"it holds {len(body)} of {header['bytes']} bytes")
     if zlib.crc32(body) != header["crc32"]:
-        raise Torn("its checksum is wrong")
+        raise DamagedCheckpoint("its checksum is wrong")
     arrays, offset = [], 0
     for entry in header["arrays"]:
         array = np.frombuffer(body, entry["dtype"], int(np.prod(entry["shape"])), offset)
@@ -101,11 +102,11 @@ def load(path: Path) -> Checkpoint:
 
 
 def newest(folder: Path, warn: Any = None) -> Checkpoint | None:
-    """The newest checkpoint that is whole, or None. `warn` is told of each one skipped."""
+    """The newest intact checkpoint, or None. `warn` is called for each one skipped."""
     for path in sorted(_all(folder), reverse=True):
         try:
             return load(path)
-        except (Torn, OSError) as fault:
+        except (DamagedCheckpoint, OSError) as fault:
             if warn is not None:
                 warn(f"skipped {path.name}: {fault}; the one before is used")
     return None
@@ -119,7 +120,7 @@ def discard(folder: Path, first: int) -> None:
 
 
 def set_aside(folder: Path) -> None:
-    """Rename the checkpoints' folder, so that a run starts over without losing them."""
+    """Rename the checkpoints' directory, so that a run starts over without losing them."""
     if folder.is_dir():
         number = 1
         while (target := folder.with_name(f"{folder.name}.before-{number}")).exists():
@@ -128,17 +129,17 @@ def set_aside(folder: Path) -> None:
 
 
 def start_over(folder: Path, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
-    """Begin without the checkpoints of before; once for a job, which goes on when it is requeued.
+    """Begin without the earlier checkpoints; once per job, which resumes when it is requeued.
 
     Args:
         folder: the checkpoints'.
         environ: of this process.
-        say: is told where a requeued job keeps what it has.
+        say: called where a requeued job keeps its checkpoints.
     """
     if environ.get("SLURM_RESTART_COUNT", "0") == "0":
         set_aside(folder)
     else:
-        say("--fresh held for the job's first start; requeued, it goes on")
+        say("--fresh applied to the job's first start; requeued, it resumes")
 
 
 class Writer:

@@ -26,7 +26,7 @@ class Communicator(Protocol):
     size: int
 
     def function(self, body: Callable[..., Any]) -> Callable[..., Any]:
-        """The compiled form of a body that calls `average`."""
+        """The compiled function of a body that calls `average`."""
 
     def replica(self, body: Callable[..., Any]) -> Callable[..., Any]:
         """The body as a part, in a loop say, of what is compiled by other means."""
@@ -50,7 +50,7 @@ class Communicator(Protocol):
         """The ranks' matrices, one below the other."""
 
     def close(self) -> None:
-        """Leave the ranks in order."""
+        """Shut down; returns when all ranks have come."""
 
 
 class Alone:
@@ -93,7 +93,7 @@ class Alone:
         return rows
 
     def close(self) -> None:
-        """Nothing to leave."""
+        """Nothing to shut down."""
 
 
 class Horovod:
@@ -168,10 +168,10 @@ class Horovod:
         return np.asarray(self._hvd.allgather(tensor, name="gather_rows"))
 
     def close(self) -> None:
-        """Leave in order, so that MPI does not call the end of one rank a crash.
+        """Shut down in order, so that MPI does not take the end of one rank for a crash.
 
-        Nobody leaves before all have come: rank 0 may still be writing the last checkpoint, and
-        the launcher ends what is left once a rank is gone with the code of a requeue.
+        No rank exits before all have come: rank 0 may still be writing the last checkpoint, and
+        the launcher ends the other ranks once one has exited with the code of a requeue.
         """
         self.sum_on_host(np.zeros(1))
         self._hvd.shutdown()

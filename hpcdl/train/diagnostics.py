@@ -26,7 +26,7 @@ class LossGuard:
         self._first: float | None = None
 
     def check(self, loss: float, step: int, lr: float) -> None:
-        """Look at the loss of a step; the same on all ranks, so all of them leave.
+        """Look at the loss of a step; the same on all ranks, so all of them stop.
 
         Raises:
             CheckFailed: it is no number, or 10,000 times the first one.
@@ -64,9 +64,9 @@ def out_of_memory(why: str, batch: int, found: Bounds, seconds: float) -> HpcdlE
     hint = "a smaller --image-size, --precision fp16 or bf16, or a node with more memory"
     if found.low:
         said = f"the largest that fits: {found.low} per rank ({found.high} does not)"
-        # A little less: another process finds its memory cut up in another way.
+        # A little less: another process finds its memory fragmented in another way.
         safe = found.low - found.low // (16 * found.unit) * found.unit
-        hint = f"--batch-per-rank {safe} leaves room{_in_parts(batch, safe // found.unit)}"
+        hint = f"--batch-per-rank {safe} leaves headroom{_in_parts(batch, safe // found.unit)}"
     elif found.high < batch:
         said = f"not even {found.high} per rank fits"
     else:
@@ -79,7 +79,7 @@ def out_of_memory(why: str, batch: int, found: Bounds, seconds: float) -> HpcdlE
 
 
 def _line(why: str) -> str:
-    """The line of TensorFlow's words that says what found no memory; else the first one."""
+    """The line of TensorFlow's message that says what found no memory; else the first one."""
     lines = why.splitlines() or [""]
     return next((line.strip() for line in lines if "OOM" in line), lines[0])
 
@@ -97,12 +97,12 @@ def explain(fault: BaseException) -> HpcdlError | None:
         return MissingPrerequisite(
             "no space left on the file system",
             details=[text.splitlines()[0][:300]],
-            hint="free some space, or choose another --job-dir; the last checkpoint is whole",
+            hint="free some space, or choose another --job-dir; the last checkpoint is intact",
         )
     if "Horovod" in text or "HorovodAllreduce" in text:
         return MissingPrerequisite(
-            "another rank has left, so this one cannot go on",
+            "another rank has exited, so this one cannot continue",
             details=[text.splitlines()[0][:300]],
-            hint="the first error in the log is the cause; the run goes on from its checkpoint",
+            hint="the first error in the log is the cause; the run resumes from its checkpoint",
         )
     return None

@@ -1,7 +1,7 @@
-"""Drives the step: input, step, samples, checkpoints, signals, until done or told to stop.
+"""Drives the step: input, step, samples, checkpoints, signals, until done or stopped by a signal.
 
-`Training` holds what a run needs while it runs; `train` goes on from its step and returns how
-it ended. The loop decides nothing that ranks could decide differently: they leave together,
+`Training` holds what a run needs while it runs; `train` continues at its step and returns how
+it ended. The loop decides nothing that ranks could decide differently: they stop together,
 because the stop value is agreed in the all-reduce.
 """
 
@@ -78,7 +78,7 @@ class Training:
 
 
 def identity_of(training: Training) -> dict[str, Any]:
-    """What must agree between a checkpoint and the run that goes on from it."""
+    """What must agree between a checkpoint and the run that resumes from it."""
     return {
         "model": training.options.model,
         "data": training.options.data,
@@ -89,7 +89,7 @@ def identity_of(training: Training) -> dict[str, Any]:
 
 
 def resume(training: Training) -> None:
-    """Go on from the newest whole checkpoint, if there is one. Rank 0 reads, all get it.
+    """Resume from the newest intact checkpoint, if there is one. Rank 0 reads, all get it.
 
     Raises:
         BadInput: the checkpoint is of another run; on every rank, so that none waits for it.
@@ -104,10 +104,10 @@ def resume(training: Training) -> None:
             state[3] = 1.0
     state = training.ranks.sum_on_host(state)
     if state[3]:
-        raise fault or BadInput("rank 0 cannot go on from the checkpoints")
+        raise fault or BadInput("rank 0 cannot resume from the checkpoints")
     training.ranks.broadcast(training.variables)
     training.step_number = training.saved_at = int(state[0])
-    training.source.lanes = int(state[2]) or training.source.lanes
+    training.source.streams = int(state[2]) or training.source.streams
     if training.step_number:
         training.loss = float(state[1])
         training.reporter.say(f"resumed after step {training.step_number}")
@@ -115,32 +115,32 @@ def resume(training: Training) -> None:
 
 
 def _restore(training: Training) -> tuple[float, float, float]:
-    """Load the newest whole checkpoint into the variables; (step, loss, lanes), zeros for none."""
+    """Load the newest intact checkpoint into the variables; (step, loss, streams); 0 for none."""
     found = checkpoints.newest(training.checkpoint_folder, training.reporter.say)
     if found is None:
         return 0.0, 0.0, 0.0
     _check_identity(training, found)
-    lanes = _streams_of(training, found)
+    streams = _streams_of(training, found)
     for variable, array in zip(training.variables, found.arrays, strict=True):
         variable.assign(array)
-    return float(found.step), float(found.meta["loss"]), float(lanes)
+    return float(found.step), float(found.meta["loss"]), float(streams)
 
 
 def _streams_of(training: Training, found: checkpoints.Checkpoint) -> int:
-    """The lanes of a checkpoint's epoch, so that its rest is what was not seen; 0 for any number.
+    """The shard streams of a checkpoint's epoch: its rest is what was not seen; 0 for any number.
 
     Raises:
-        BadInput: the ranks of now cannot share them, and the epoch is not at its end.
+        BadInput: they cannot be divided among the ranks, and the epoch is not at its end.
     """
-    lanes, ranks = int(found.meta.get("lanes", 0)), training.ranks.size
-    if lanes % ranks == 0:
-        return lanes
+    streams, ranks = int(found.meta.get("streams", found.meta.get("lanes", 0))), training.ranks.size
+    if streams % ranks == 0:
+        return streams
     if training.plan.position(found.step)[1] == 0:
         return 0
-    fitting = ", ".join(str(n) for n in range(1, lanes + 1) if lanes % n == 0)
+    fitting = ", ".join(str(n) for n in range(1, streams + 1) if streams % n == 0)
     raise BadInput(
-        f"{ranks} ranks cannot go on inside an epoch whose records lie in {lanes} lanes",
-        hint=f"start one of {fitting} ranks, or go on from a checkpoint at an epoch's end",
+        f"{ranks} ranks cannot resume inside an epoch of {streams} interleaved shard streams",
+        hint=f"start one of {fitting} ranks, or resume from a checkpoint at an epoch's end",
     )
 
 
@@ -151,10 +151,10 @@ def _check_identity(training: Training, found: checkpoints.Checkpoint) -> None:
         for key, value in wanted.items()
         if key != "data" and found.meta.get(key) != value
     ]
-    held = [array.shape for array in found.arrays]
+    stored = [array.shape for array in found.arrays]
     shapes = [tuple(variable.shape) for variable in training.variables]
-    if held != shapes:
-        other.append(f"{len(held)} arrays of {_values(held)} values there, {len(shapes)} of "
+    if stored != shapes:
+        other.append(f"{len(stored)} arrays of {_values(stored)} values there, {len(shapes)} of "
                      f"{_values(shapes)} now")  # fmt: skip
     if other:
         raise BadInput(
@@ -180,7 +180,7 @@ def save(training: Training) -> float:
     training.saved_at = training.step_number
     if training.ranks.rank == 0:
         meta = {**identity_of(training), "loss": training.loss, "ranks": training.ranks.size,
-                "lanes": training.source.lanes}  # fmt: skip
+                "streams": training.source.streams}  # fmt: skip
         arrays = tuple(variable.numpy() for variable in training.variables)
         training.writer.submit(checkpoints.Checkpoint(training.step_number, meta, arrays))
     return time.perf_counter() - start
@@ -230,7 +230,7 @@ def _epoch(training: Training, epoch: int, first: int) -> str | None:
         for done, result in enumerate(results):
             training.loss = result.loss
             _judge(training, result.loss, number + done)
-        outcome = meaning(results[-1].told.stop)
+        outcome = meaning(results[-1].signals.stop)
         if not outcome and training.step_number == training.plan.steps:
             outcome = "completed"
         saved = save(training) if outcome or _checkpoint_is_due(training) else 0.0
@@ -251,9 +251,9 @@ def _run(training: Training, group: Group) -> list[StepResult]:
     if training.options.delay_ms:
         time.sleep(training.options.delay_ms / 1000)
     rates = [training.plan.lr_at(number + step) for step in range(group.steps)]
-    word = RankSignal(training.stop.value, level_for(training.pace))
-    results = training.step(group, rates, word, number)
-    training.level = results[-1].told.level // training.ranks.size
+    signal = RankSignal(training.stop.value, level_for(training.pace))
+    results = training.step(group, rates, signal, number)
+    training.level = results[-1].signals.level // training.ranks.size
     training.step_number += group.steps
     training.watchdog.step(training.step_number)
     training.pace = (time.perf_counter() - begun) / group.steps
@@ -261,7 +261,7 @@ def _run(training: Training, group: Group) -> list[StepResult]:
 
 
 def _judge(training: Training, loss: float, number: int) -> None:
-    """Let the guard look at a loss; a bad one condemns the checkpoints of the steps before it.
+    """Check a loss; a bad one invalidates the checkpoints of the steps before it.
 
     A step's loss is that of the weights before its update: a checkpoint is good when the next
     step's loss is.
@@ -301,7 +301,7 @@ def _note(
 
 
 def _show(training: Training, epoch: int, number: int, results: list[StepResult]) -> None:
-    """Tell the reporter of a group, and the scalars of each of its steps."""
+    """Pass a group to the reporter, and each of its steps to the scalars."""
     batch, count = training.plan.global_batch, len(results)
     training.reporter.step(training.step_number, epoch, training.loss, batch * count)
     seconds = training.samples.columns["seconds"][-count:]

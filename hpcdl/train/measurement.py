@@ -1,6 +1,6 @@
 """The result.json of the small measuring programs: in the shape of a training's.
 
-Checks, reports and people read one form: outcome, job, layout, release, samples, summary. The
+Checks, reports and people read one format: outcome, job, layout, release, samples, summary. The
 programs are allreduce, versions and storage; each runs by itself as `python -m hpcdl.train.NAME`.
 """
 
@@ -21,7 +21,7 @@ from hpcdl.train.result import job_of
 
 
 def job_folder() -> Path:
-    """Where results go: HPCDL_JOB_DIR, else the current folder."""
+    """Where results go: HPCDL_JOB_DIR, else the current directory."""
     return Path(os.environ.get("HPCDL_JOB_DIR") or ".").absolute()
 
 
@@ -44,7 +44,7 @@ def write_measurement(
         versions: of the software that took part.
         options: what was asked for.
         samples: every single measurement.
-        summary: what is to be judged.
+        summary: the metrics that checks read.
     """
     nodes = list(dict.fromkeys(hosts))
     path = job_folder() / RESULT.name
@@ -67,7 +67,7 @@ def write_measurement(
 def run_program(main: Callable[[RankPlace], None], place: RankPlace) -> int:
     """Run a program's main part and turn a clear error into its exit code.
 
-    One of several ranks leaves at once: an orderly end would wait for the others.
+    One of several ranks exits at once: an orderly exit would wait for the others.
     """
     try:
         main(place)

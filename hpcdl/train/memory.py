@@ -1,11 +1,11 @@
-"""The largest batch that fits, found by trying: what a run that is out of memory has to say.
+"""The largest batch that fits, found by trying: reported by a run that is out of memory.
 
 On a GPU the same process tries smaller batches, for TensorFlow gives memory back to itself only. On
 CPUs fresh processes do (batch_size_search.py), for a failed allocation may end the process there: a
-batch that kills its trial does not fit, and the next process goes on below it. From small batches
+batch that kills its trial does not fit, and the next process continues below it. From small batches
 up, which are quick and safe, then by bisection, to within an eighth or until the time is up. No
-other rank is asked: all that ran out try at the same time. `at_bad_alloc` lets us speak where C++
-would just abort.
+other rank is asked: all that ran out try at the same time. `at_bad_alloc` gives us a
+message where C++ would just abort.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ def search(bounds: Bounds, tries: Callable[[int], bool]) -> None:
         bounds.learn(batch, fits=tries(batch))
 
 
-def search_in_children(bounds: Bounds, ranks: int, words: Sequence[str]) -> None:
+def search_in_children(bounds: Bounds, ranks: int, argv: Sequence[str]) -> None:
     """Narrow `bounds` down by fresh processes.
 
-    Each trains what the command line `words` says, as one of `ranks` would.
+    Each trains what the arguments `argv` say, as one of `ranks` would.
     """
     kept = {key: value for key, value in os.environ.items() if not key.startswith(_RANKS)}
     end = time.monotonic() + _MOST_SECONDS
@@ -84,7 +84,7 @@ def search_in_children(bounds: Bounds, ranks: int, words: Sequence[str]) -> None
         numbers = [bounds.low, bounds.high, bounds.unit, bounds.left, ranks]
         begun = time.monotonic()
         child = subprocess.Popen(
-            [sys.executable, "-m", "hpcdl.train.batch_size_search", *map(str, numbers), *words],
+            [sys.executable, "-m", "hpcdl.train.batch_size_search", *map(str, numbers), *argv],
             env=kept,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )  # fmt: skip
@@ -99,17 +99,17 @@ def search_in_children(bounds: Bounds, ranks: int, words: Sequence[str]) -> None
 
 
 def _follow(child: subprocess.Popen[str], bounds: Bounds, begun: float) -> int:
-    """Learn what a child says; the batch it died with, the lower bound where it did not."""
+    """Read what a child reports; the batch it died with, the lower bound where it did not."""
     tried = bounds.low
     assert child.stdout is not None
     with child:
         for line in child.stdout:
-            word, _, number = line.strip().partition(" ")
-            if word == "ready":
+            event, _, number = line.strip().partition(" ")
+            if event == "ready":
                 bounds.deadline += time.monotonic() - begun
-            if word in {"fits", "fails"}:
-                bounds.learn(int(number), fits=word == "fits")
-            tried = int(number) if word == "tries" else bounds.low
+            if event in {"fits", "fails"}:
+                bounds.learn(int(number), fits=event == "fits")
+            tried = int(number) if event == "tries" else bounds.low
     return tried
 
 

@@ -1,4 +1,4 @@
-"""The networks, all with one face: a forward pass and the variables it has.
+"""The networks, all with one interface: a forward pass and the variables it has.
 
 `Network` hides whether Keras made it. Loss and scores belong to the task, not to the network:
 `forward` gives logits. Facts about a model (input size, parameters, default batch) are rows of
@@ -71,7 +71,7 @@ def facts_of(model: str) -> dict[str, Any]:
     """The row of facts/models.yaml; for a user's model, the defaults.
 
     Raises:
-        BadInput: nobody knows the model; the hint names the nearest.
+        BadInput: unknown model; the hint names the nearest.
     """
     if ":" in model:
         return dict(_USER_MODEL)
@@ -79,7 +79,7 @@ def facts_of(model: str) -> dict[str, Any]:
     if model not in rows:
         hint = did_you_mean(model, rows)
         raise BadInput(
-            f"there is no model '{model}'",
+            f"unknown model '{model}'",
             hint=f"{hint}; a model of your own is package.module:function",
         )
     return rows[model]
@@ -229,7 +229,7 @@ def _user_function(model: str) -> Callable[..., Any]:
         raise BadInput(
             f"the model '{model}' cannot be imported",
             details=_origin(fault),
-            hint="package.module:function, importable from the current folder or PYTHONPATH",
+            hint="package.module:function, importable from the current directory or PYTHONPATH",
         ) from fault
     return found
 

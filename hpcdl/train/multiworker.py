@@ -114,7 +114,7 @@ class MultiWorker:
         return reduced
 
     def close(self) -> None:
-        """Wait for all: the coordinator must not leave first."""
+        """Wait for all: the coordinator must not exit first."""
         self.sum_on_host(np.zeros(1))
 
 
@@ -122,7 +122,7 @@ def join(tf: Any, place: RankPlace) -> MultiWorker:
     """Set up the cluster of this job.
 
     Raises:
-        MissingPrerequisite: the ranks' nodes cannot be told.
+        MissingPrerequisite: the ranks' nodes are unknown.
     """
     if "TF_CONFIG" not in os.environ:
         os.environ["TF_CONFIG"] = json.dumps(cluster_config(os.environ, place, node_names))
@@ -155,7 +155,7 @@ def cluster_config(
         ]
     else:
         raise MissingPrerequisite(
-            "the nodes of the other ranks cannot be told",
+            "the nodes of the other ranks are unknown",
             hint="launch with srun, or set TF_CONFIG",
         )
     return {"cluster": {"worker": workers}, "task": {"type": "worker", "index": place.rank}}

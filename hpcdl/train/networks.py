@@ -1,6 +1,6 @@
 """Networks of the published comparisons that Keras does not ship: AlexNet and GoogLeNet.
 
-Both in the form of torchvision, whose parameter counts facts/models.yaml names. Dropout draws
+Both as in torchvision, whose parameter counts facts/models.yaml names. Dropout draws
 from (seed, step, rank and part of the batch) by a stateless generator: every image has a mask of
 its own, and a resumed run draws the same numbers.
 """

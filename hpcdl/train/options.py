@@ -69,7 +69,7 @@ class TrainOptions:
 
     @property
     def folder(self) -> Path:
-        """Where results go: --job-dir, else HPCDL_JOB_DIR, else the current folder."""
+        """Where results go: --job-dir, else HPCDL_JOB_DIR, else the current directory."""
         return Path(self.job_dir or os.environ.get("HPCDL_JOB_DIR") or ".").absolute()
 
 
@@ -92,7 +92,7 @@ class Argument:
 
 ARGUMENTS: tuple[Argument, ...] = (
     Argument("model", "network to train (default mlp)", metavar="NAME"),
-    Argument("data", "folder made by `hpcdl data make`, or 'synthetic'", metavar="DIR"),
+    Argument("data", "directory made by `hpcdl data make`, or 'synthetic'", metavar="DIR"),
     Argument("image_size", "side of the images in pixels (default by the model)", positive,
              metavar="PX"),
     Argument("task", "one class, or several findings per image (default by the model)",
@@ -133,7 +133,7 @@ ARGUMENTS: tuple[Argument, ...] = (
              "an epoch)", not_negative, metavar="N", group="checkpoints"),
     Argument("keep_checkpoints", "newest ones kept (default 3)", positive, metavar="N",
              group="checkpoints"),
-    Argument("fresh", "start over, leave checkpoints of before aside; a requeued job goes on",
+    Argument("fresh", "start over and keep earlier checkpoints aside; a requeued job resumes",
              bool, group="checkpoints"),
     Argument("hang_limit", "seconds without a step until the run is ended; 0 for never "
              "(default 600)", amount, metavar="S"),
@@ -191,18 +191,18 @@ def from_namespace(args: argparse.Namespace) -> TrainOptions:
 
 def to_argv(options: TrainOptions) -> list[str]:
     """The command line that means `options`: only what differs from the defaults."""
-    words: list[str] = []
+    argv: list[str] = []
     for argument in ARGUMENTS:
         value = getattr(options, argument.field)
         if value == getattr(TrainOptions(), argument.field):
             continue
-        words += [argument.flag] if argument.type is bool else [f"{argument.flag}={value}"]
-    return [*words, "--json"] if options.json else words
+        argv += [argument.flag] if argument.type is bool else [f"{argument.flag}={value}"]
+    return [*argv, "--json"] if options.json else argv
 
 
-def parse(words: list[str]) -> TrainOptions:
-    """The options of a command line given as words; argparse's own exit on a bad one."""
+def parse(argv: list[str]) -> TrainOptions:
+    """The options of an argument list; argparse's own exit on a bad one."""
     parser = argparse.ArgumentParser(prog="hpcdl train", allow_abbrev=False)
     configure(parser)
     parser.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
-    return from_namespace(parser.parse_args(words))
+    return from_namespace(parser.parse_args(argv))

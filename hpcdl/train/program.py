@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from hpcdl.train.run import Run
 
 
-def main(words: list[str] | None = None) -> int:
-    """Train as `words` say and return the exit code. Every rank prints its own errors."""
+def main(argv: list[str] | None = None) -> int:
+    """Train as `argv` says and return the exit code. Every rank prints its own errors."""
     clock = StartupClock()
     place = this_place()
     try:
-        return _run(parse(sys.argv[1:] if words is None else words), place, clock)
+        return _run(parse(sys.argv[1:] if argv is None else argv), place, clock)
     except HpcdlError as error:
         return _fail(error, place)
 
 
 def _fail(error: HpcdlError, place: RankPlace) -> int:
-    """Print the error and leave with its code.
+    """Print the error and exit with its code.
 
-    One of several ranks leaves without the orderly end that would wait for ranks which are stuck;
-    the launcher then ends those. Ranks other than 0 wait a moment before they speak:
-    what all of them have to say is said once.
+    One of several ranks skips the orderly exit, which would wait for ranks that are stuck; the
+    launcher then ends those. Ranks other than 0 wait a moment before they print: an error that
+    all ranks have is printed once.
     """
     prefix = f"rank {place.rank} on {place.host}: " if place.rank else ""
     if place.rank:
@@ -46,7 +46,7 @@ def _fail(error: HpcdlError, place: RankPlace) -> int:
 
 
 def _leave(code: int, place: RankPlace) -> int:
-    """The exit code; where it is none of success, one of several ranks leaves with it at once.
+    """The exit code; if it is not 0, one of several ranks exits with it at once.
 
     The launcher ends the other ranks when one is gone, also those that are still taking TensorFlow
     apart: the step's code would be that of a kill.

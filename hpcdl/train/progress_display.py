@@ -1,6 +1,6 @@
 """How progress looks: plain lines in a log, one line renewed on a terminal, a bar where Rich is.
 
-Rich is an extra, imported only when a person looks; the bar is drawn when it is told to be, without
+Rich is an extra, imported only when a person looks; the bar is drawn on request, without
 a thread of its own, and never hides the cursor: a process that is killed leaves a usable terminal.
 """
 
@@ -50,7 +50,7 @@ class ProgressDisplay(Protocol):
         """A line of its own."""
 
     def close(self) -> None:
-        """Leave what was shown last; harmless to repeat."""
+        """Keep what was shown last; harmless to repeat."""
 
 
 class Log:
@@ -136,13 +136,13 @@ class Bar:
         self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Leave the bar as it is."""
+        """Keep the bar as it is."""
         if self._task is not None:
             self._bar.stop()
 
 
 def choose_face() -> ProgressDisplay:
-    """The face for this process's standard output."""
+    """The display for this process's standard output."""
     # mpirun gives its ranks a terminal of its own as standard output, but not as both.
     looked_at = sys.stdout.isatty() and sys.stderr.isatty()
     if not looked_at or os.environ.get("TERM") == "dumb":

@@ -42,8 +42,8 @@ def place(environ: Mapping[str, str], affinity: int, host: str) -> RankPlace:
         host: the node's name.
 
     The share of the CPUs is SLURM_CPUS_PER_TASK where given, never more than `affinity`. Without
-    it a rank takes its part of the mask: all of it where the launcher binds ranks apart cannot
-    be told from all of it shared, so the mask is divided by the ranks on the node unless it is
+    it a rank takes its part of the mask: a mask of its own cannot be
+    told from one shared by all, so the mask is divided by the ranks on the node unless it is
     already as small as such a part.
     """
     rank, size, local_rank, local_size = _numbers(environ)
@@ -64,7 +64,7 @@ def this_place() -> RankPlace:
 
 
 def slurm_tasks_on_node(text: str, node: int) -> int:
-    """Tasks on the node with index `node` from Slurm's form `2(x3),1`."""
+    """Tasks on the node with index `node` from Slurm's notation `2(x3),1`."""
     index = 0
     for part in text.split(","):
         count, _, repeat = part.partition("(x")

@@ -25,7 +25,7 @@ class Samples:
     columns: dict[str, list[float]] = field(default_factory=lambda: {c: [] for c in COLUMNS})
 
     def add(self, images: int, loss: float, **seconds: float) -> None:
-        """Add one step; `other` is what the named parts leave of `seconds`."""
+        """Add one step; `other` is the rest of `seconds`."""
         named = sum(value for key, value in seconds.items() if key != "seconds")
         seconds["other"] = max(0.0, seconds["seconds"] - named)
         for column in COLUMNS:

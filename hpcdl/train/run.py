@@ -1,4 +1,4 @@
-"""One run of one rank: prepares it, trains, scores, and leaves a result.json however it ends.
+"""One run of one rank: prepares it, trains, scores, and writes a result.json however it ends.
 
 Imported when TensorFlow is there. The result is pure data made in one place, `_record`.
 """
@@ -105,7 +105,7 @@ class Run:
                 self.training.reporter.close()
 
     def _clear(self, fault: BaseException) -> HpcdlError | None:
-        """The clear error that a fault is, or stands for."""
+        """The clear error for a fault."""
         if isinstance(fault, HpcdlError):
             return fault
         if not is_out_of_memory(self.tf, fault):
@@ -115,7 +115,7 @@ class Run:
         return self._out_of_memory(str(fault))
 
     def end_without_memory(self) -> None:
-        """Leave with a clear error where C++ found no memory and would abort."""
+        """Exit with a clear error where C++ found no memory and would abort."""
         clear = self._out_of_memory("std::bad_alloc")
         with suppress(Exception):
             self._write("failed", clear.message, int(clear.exit_code), {})
@@ -138,7 +138,7 @@ class Run:
             memory.search_in_children(bounds, self.ranks.size, to_argv(self.options))
         seconds = time.monotonic() - begun
         if self.ranks.rank:
-            # Rank 0 speaks for all; it may need longer.
+            # Rank 0 reports for all; it may need longer.
             time.sleep(seconds / 2)
         return out_of_memory(why, batch, bounds, seconds)
 
@@ -162,7 +162,7 @@ class Run:
         print(f"rank {self.ranks.rank}: {what}", file=sys.stderr, flush=True)
 
     def _at_work(self) -> None:
-        """Tell the watchdogs that time passes for a reason."""
+        """Keep the watchdogs from ending the run meanwhile."""
         if self.training is not None:
             self.training.watchdog.work()
 
@@ -183,7 +183,7 @@ class Run:
         step = make_step(self.tf, parts)
         self.clock.mark("network")
         watchdog = Watchdog(options.folder, self.ranks.rank, self.ranks.size, options.hang_limit)
-        # fp16 leaves bad steps out and halves its scale: fifteen in a row reach a scale of 1.
+        # fp16 skips bad steps and halves its scale: fifteen in a row reach a scale of 1.
         guard = LossGuard(patience=15 if parts.scale else 0)
         wanted = options.tensorboard and not silent
         scalars = Scalars(self.tf, options.folder / "tensorboard" if wanted else None)
@@ -252,7 +252,7 @@ class Run:
             if options.image_size and dataset.shape[:2] != shape[:2]:
                 raise BadInput(
                     f"the data set's images are {dataset.shape[0]} x {dataset.shape[1]}, and raw",
-                    hint="leave out --image-size: only JPEGs are cut to a size",
+                    hint="leave out --image-size: only JPEGs are cropped to a size",
                 )
             return InMemory(tf, dataset, share)
         return Records(
@@ -282,7 +282,7 @@ class Run:
         )  # fmt: skip
 
     def _end(self, training: Training, status: str, metrics: dict[str, float]) -> int:
-        """Judge by the target, write the result, say the last line; returns the exit code."""
+        """Compare with the target, write the result, print the last line; returns the exit code."""
         epoch, _ = training.plan.position(max(0, training.step_number - 1))
         target, accuracy = self.options.target_accuracy, metrics.get("accuracy", 0.0)
         message = ""

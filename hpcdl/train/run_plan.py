@@ -115,6 +115,6 @@ def check_target(options: TrainOptions, task: str, tested: int) -> None:
         named = "synthetic data" if options.data == SYNTHETIC else options.data
         why = f"there are no images to test with in {named}"
     raise BadInput(
-        f"--target-accuracy cannot be judged: {why}",
+        f"--target-accuracy cannot be evaluated: {why}",
         hint="leave it out, or train on a data set with classes and a test split",
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Scalars:
-    """Writes scalars below `folder`; without a folder it does nothing."""
+    """Writes scalars below `folder`; without a directory it does nothing."""
 
     def __init__(self, tf: Any, folder: Path | None, every: int = 10) -> None:
         self._tf = tf

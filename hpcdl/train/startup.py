@@ -92,7 +92,7 @@ def import_tensorflow(place: RankPlace, *, keras: bool) -> Any:
                 hint="`module load tensorflow` first, or build it with `hpcdl stack build`",
             ) from fault
     tf.get_logger().setLevel("ERROR")
-    # TensorFlow complains where there is no driver; where there is one, its words are of use.
+    # TensorFlow complains where there is no driver; where there is one, its messages are of use.
     with nullcontext() if Path("/dev/nvidiactl").exists() else _calm_stderr():
         gpus = tf.config.list_physical_devices("GPU")
     if gpus:

@@ -26,7 +26,7 @@ _FEW_VARIABLES = 50
 
 
 class RankSignal(NamedTuple):
-    """What the ranks tell each other in every step; what comes back is the sum.
+    """What a rank sends to all ranks in every step; the sum comes back.
 
     `stop` is the stop signal's value; `level` says that two to this power steps may come next.
     """
@@ -37,10 +37,10 @@ class RankSignal(NamedTuple):
 
 @dataclass(frozen=True)
 class StepResult:
-    """Mean loss over all ranks, the sum of their words, and the phases in seconds."""
+    """Mean loss over all ranks, the sum of their signals, and the phases in seconds."""
 
     loss: float
-    told: RankSignal
+    signals: RankSignal
     compute: float
     communication: float
     update: float
@@ -77,7 +77,7 @@ class StepParts:
     def grouped(self) -> bool:
         """Whether one call may run several steps.
 
-        By the network alone, so that a run goes on with the graph it had.
+        By the network alone, so that a resumed run uses the same graph.
         """
         return len(self.network.trainable) <= _FEW_VARIABLES
 
@@ -86,16 +86,16 @@ Step = Callable[[Group, Sequence[float], RankSignal, int], list[StepResult]]
 
 
 def make_step(tf: Any, parts: StepParts, *, any_batch: bool = False) -> Step:
-    """The training step `step(group, rates, word, number)`.
+    """The training step `step(group, rates, signal, number)`.
 
     It runs a step per learning rate in `rates`; `number` is the first one's. With `any_batch` one
     compilation serves batches of every size.
     """
     single = parts.ranks.replica(_make_single(tf, parts))
 
-    def alone(images: Any, labels: Any, rates: Any, word: Any, number: Any) -> Any:
+    def alone(images: Any, labels: Any, rates: Any, signal: Any, number: Any) -> Any:
         first = tf.nest.map_structure(lambda whole: whole[0], images)
-        return single(first, labels[0], rates[0], word, number)[None]
+        return single(first, labels[0], rates[0], signal, number)[None]
 
     body = _looped(tf, single) if parts.grouped else alone
     return _call(tf, parts, body, 2 if any_batch else 1)
@@ -104,13 +104,13 @@ def make_step(tf: Any, parts: StepParts, *, any_batch: bool = False) -> Step:
 def _looped(tf: Any, single: Callable[..., Any]) -> Callable[..., Any]:
     """The steps of a group, one after the other, in the graph; gives a row for each."""
 
-    def several(images: Any, labels: Any, rates: Any, word: Any, number: Any) -> Any:
+    def several(images: Any, labels: Any, rates: Any, signal: Any, number: Any) -> Any:
         count = tf.shape(rates)[0]
 
         def one(index: Any, rows: Any) -> tuple[Any, Any]:
             row = single(
                 tf.nest.map_structure(lambda all_: _entry(tf, all_, index), images),
-                _entry(tf, labels, index), rates[index], word, number + index,
+                _entry(tf, labels, index), rates[index], signal, number + index,
             )  # fmt: skip
             return index + 1, rows.write(index, row)
 
@@ -133,13 +133,13 @@ def _call(tf: Any, parts: StepParts, body: Callable[..., Any], free: int) -> Ste
     made: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     def step(
-        group: Group, rates: Sequence[float], word: RankSignal, number: int
+        group: Group, rates: Sequence[float], signal: RankSignal, number: int
     ) -> list[StepResult]:
         begun = time.perf_counter()
         arguments = (
             tf.nest.map_structure(tf.convert_to_tensor, group.images),
             tf.convert_to_tensor(group.labels), tf.constant(rates, tf.float32),
-            tf.constant(word, tf.float32), tf.constant(number, tf.int32),
+            tf.constant(signal, tf.float32), tf.constant(number, tf.int32),
         )  # fmt: skip
         signature = _signature(tf, arguments, free)
         if signature not in made:
@@ -159,17 +159,17 @@ def _signature(tf: Any, arguments: tuple[Any, ...], free: int) -> tuple[Any, ...
     def spec(tensor: Any, free: int = free) -> Any:
         return tf.TensorSpec((*[None] * free, *tensor.shape[free:]), tensor.dtype)
 
-    images, labels, rates, word, number = arguments
+    images, labels, rates, signal, number = arguments
     return (
         tf.nest.map_structure(spec, images), spec(labels), spec(rates, 1),
-        tf.TensorSpec(word.shape, word.dtype), tf.TensorSpec((), number.dtype),
+        tf.TensorSpec(signal.shape, signal.dtype), tf.TensorSpec((), number.dtype),
     )  # fmt: skip
 
 
 def _result(row: list[float], ranks: int) -> StepResult:
     loss, stop, level, *phases = row
-    told = RankSignal(stop, round(level))
-    return StepResult(loss / ranks, told, *(max(0.0, seconds) for seconds in phases))
+    signals = RankSignal(stop, round(level))
+    return StepResult(loss / ranks, signals, *(max(0.0, seconds) for seconds in phases))
 
 
 def _make_single(tf: Any, parts: StepParts) -> Callable[..., Any]:
@@ -178,7 +178,7 @@ def _make_single(tf: Any, parts: StepParts) -> Callable[..., Any]:
     backward = make_backward(tf, parts)
     variables = parts.network.trainable
 
-    def single(images: Any, labels: Any, lr: Any, word: Any, number: Any) -> Any:
+    def single(images: Any, labels: Any, lr: Any, signal: Any, number: Any) -> Any:
         started = now()
         if parts.network.random is not None:
             seeds = parts.network.random.seeds
@@ -189,24 +189,24 @@ def _make_single(tf: Any, parts: StepParts) -> Callable[..., Any]:
         loss, gradients = backward(parts.prepare(images), labels)
         with tf.control_dependencies(gradients):
             computed = now()
-        *reduced, told = _total(parts, gradients, tf.concat([[loss], word], axis=0))
-        with tf.control_dependencies([*reduced, told]):
+        *reduced, signals = _total(parts, gradients, tf.concat([[loss], signal], axis=0))
+        with tf.control_dependencies([*reduced, signals]):
             communicated = now()
         # Not held back until all gradients are there: an update frees its gradient's memory.
         with tf.control_dependencies(_update(tf, parts, variables, reduced, lr)):
             updated = now()
         times = tf.stack([computed - started, communicated - computed, updated - communicated])
-        return tf.concat([tf.cast(told, tf.float64), times], axis=0)
+        return tf.concat([tf.cast(signals, tf.float64), times], axis=0)
 
     return single
 
 
-def _total(parts: StepParts, gradients: list[Any], told: Any) -> list[Any]:
-    """The gradients' sums and, last, that of what the ranks tell each other."""
+def _total(parts: StepParts, gradients: list[Any], signals: Any) -> list[Any]:
+    """The gradients' sums and, last, that of the ranks' signals."""
     if not parts.compress:
-        return parts.ranks.total([*gradients, told])
+        return parts.ranks.total([*gradients, signals])
     # The stop signal and the loss do not fit into fp16.
-    return [*parts.ranks.total(gradients, compress=True), *parts.ranks.total([told])]
+    return [*parts.ranks.total(gradients, compress=True), *parts.ranks.total([signals])]
 
 
 def make_backward(tf: Any, parts: StepParts) -> Callable[[Any, Any], tuple[Any, list[Any]]]:

@@ -15,7 +15,7 @@ TERM = 100_000.0
 
 
 class StopRequest:
-    """What this process was told; 0 until a signal comes."""
+    """The signals received; 0 until one comes."""
 
     def __init__(self) -> None:
         self.value = 0.0

@@ -35,7 +35,7 @@ def written_file(folder: Path, size: int) -> Iterator[Path]:
     """A file of `size` bytes that no cache holds; removed in the end.
 
     Raises:
-        MissingPrerequisite: the folder cannot be written to, or has no room.
+        MissingPrerequisite: the directory cannot be written to, or is full.
     """
     folder.mkdir(parents=True, exist_ok=True)
     block = os.urandom(BLOCK)
@@ -90,14 +90,14 @@ def _forget(handle: int) -> None:
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def main(words: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Measure, write result.json and print the rate; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m hpcdl.train.storage", allow_abbrev=False)
     parser.add_argument("folder", metavar="DIR", help="variables of the environment count")
     parser.add_argument("--megabytes", type=positive, default=256, metavar="N")
     parser.add_argument("--passes", type=positive, default=5, metavar="N")
     parser.add_argument("--threads", type=positive, default=4, metavar="N")
-    args = parser.parse_args(words)
+    args = parser.parse_args(argv)
     return run_program(lambda place: _run(args, place), this_place())
 
 

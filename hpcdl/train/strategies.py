@@ -2,8 +2,8 @@
 
 A strategy is a function that joins the ranks and returns their `Communicator`. Another one (a
 parameter server, a model in parts on several devices) is a module with such a function, a row of
-`STRATEGIES` here and a word of the same table's names in options.py; step, loop, checkpoints and
-evaluation stay as they are. The Horovod form checks that MPI sees the ranks that the launcher
+`STRATEGIES` here and its name in options.py; step, loop, checkpoints and
+evaluation stay as they are. The Horovod strategy checks that MPI sees the ranks that the launcher
 started: where Slurm's and Open MPI's PMIx differ, every task believes to be alone, and would train
 apart.
 """
@@ -68,7 +68,7 @@ STRATEGIES: dict[str, Callable[[Joining], Communicator]] = {
 
 
 def join_ranks(strategy: str, joining: Joining) -> Communicator:
-    """The communicator of the strategy; `auto` is told by how ranks were started.
+    """The communicator of the strategy; `auto` depends on how ranks were started.
 
     Raises:
         MissingPrerequisite: Horovod is missing, or MPI sees other ranks than the launcher started.

@@ -51,7 +51,7 @@ def thread_events(rank: int, rows: Sequence[Mapping[str, Any]], begin: float) ->
 
 
 def nested(events: Sequence[tuple[str, float, float]]) -> Iterator[tuple[str, float, float]]:
-    """Events of (name, begin, seconds) by begin, each cut off where the one around it ends.
+    """Events of (name, begin, seconds) by begin, each clipped where the one around it ends.
 
     Viewers draw blocks of a thread inside each other and drop what reaches out of its block.
     """

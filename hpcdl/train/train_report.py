@@ -1,6 +1,6 @@
 """What a person and a watching program see while it runs: one line, one file.
 
-How it looks is the face's (progress_display.py): a bar, a line renewed in place, or plain lines.
+progress_display.py draws it: a bar, a line renewed in place, or plain lines.
 progress.json is renewed at most once a second. Only rank 0 has a reporter that speaks.
 """
 
@@ -68,7 +68,7 @@ class Reporter:
             self._face.say(text)
 
     def close(self) -> None:
-        """Leave the terminal in order; after a failure too."""
+        """Restore the terminal; after a failure too."""
         self._face.close()
 
     def _show(self, step: int, epoch: int, loss: float) -> None:

@@ -2,10 +2,9 @@
 
 A thread watches the clock from the moment the ranks first meet until the result is written:
 steps, checkpoints and scoring. When this rank has got no further for the time allowed, it writes
-the stacks of all its threads into a file in the job's folder, waits until the others have done so
-too, and rank 0 (or, where that one is the stuck one, whoever comes first) prints them, the rank
-that is furthest behind first. Then the process leaves with exit code 5, and the launcher ends the
-rest.
+the stacks of all its threads into a file in the job's directory, waits until the others have done
+so too, and rank 0 (or, where that one is the stuck one, whoever comes first) prints them, the rank
+that is furthest behind first. Then the process exits with status 5, and the launcher ends the rest.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Watchdog:
     """Watches the steps of one rank.
 
     Args:
-        folder: the job's folder, shared by all ranks.
+        folder: the job's directory, shared by all ranks.
         rank: this rank.
         size: number of ranks.
         limit: seconds without a step until the run is ended; 0 for never.
@@ -85,7 +84,7 @@ class Watchdog:
         return time.time() - said > self._limit
 
     def _end(self) -> None:
-        """Write this rank's stacks, show everybody's, leave."""
+        """Write this rank's stacks, print all ranks' stacks, exit."""
         self._write()
         # Ranks notice within a second of each other, for they all wait for the same one.
         time.sleep(_GRACE if self._rank == 0 else 1.5 * _GRACE)
@@ -106,9 +105,9 @@ class Watchdog:
         silent = [str(rank) for rank, text in found.items() if not text]
         lines = [
             f"error: no step for {self._limit:.0f} s; step {self._step} was the last",
-            *(["  no word from rank " + ", ".join(silent)] if silent else []),
+            *(["  no report from rank " + ", ".join(silent)] if silent else []),
             *(text for text in found.values() if text),
-            "help: the run goes on from its last checkpoint; --hang-limit S changes the limit",
+            "help: the run resumes from its last checkpoint; --hang-limit S changes the limit",
         ]
         return "\n".join(lines)
 

@@ -81,7 +81,7 @@ def test_inspect_names_every_fault_by_file_and_offset(runs: Runs, copied: Path) 
     assert f"{shards[0].name}: at byte {first:,}: its checksum is wrong" in done.out
     assert f"{shards[0].name}: at byte {second:,}: its checksum is wrong" in done.out
     assert f"{shards[1].name}: at byte" in done.out
-    assert "the file is cut: 100 bytes are missing" in done.out
+    assert "the file is truncated: 100 bytes are missing" in done.out
     assert f"{shards[2].name}: missing" in done.out
     assert "4 faults" in done.out
 
@@ -333,7 +333,7 @@ def test_bench_names_what_cannot_be_read_and_goes_on(
     done = bench(runs, folder, "--json")
     assert done.code == 0, done.err
     assert f"skipped a damaged record: {shards[1]} at byte" in done.err
-    assert "the file is cut: 10 bytes are missing" in done.err
+    assert "the file is truncated: 10 bytes are missing" in done.err
     assert "Unknown image file format" in done.err
     assert "train-00002-of-00003 gives no records" in done.err
     assert json.loads(done.out)["damaged_records"] == 4

@@ -95,7 +95,7 @@ def test_an_interrupted_study_goes_on_and_a_failed_job_is_a_hole(
     assert {one["ranks"] for one in report["measured"]} == {1, 2}
     (hole,) = report["holes"]
     assert hole["values"]["model"] == "nobodys-model"
-    assert "there is no model 'nobodys-model'" in hole["reason"]
+    assert "unknown model 'nobodys-model'" in hole["reason"]
     # What is missing makes no yes: the hole is not known to have had a rank per GPU.
     assert [one["ok"] for one in report["acceptance"]] == [False, None]
     assert {one["gpus"] for one in report["predicted"]} == {2, 4}

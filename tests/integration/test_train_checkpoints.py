@@ -52,16 +52,16 @@ def test_resumed_on_other_numbers_of_ranks_is_equal_within_rounding(
     assert list(ours) == pytest.approx(list(theirs), rel=1e-3, abs=1e-4)
 
 
-def test_a_torn_checkpoint_is_skipped_for_the_one_before(
+def test_a_damaged_checkpoint_is_skipped_for_the_one_before(
     runs: Runs,
     digits: Path,
 ) -> None:
     words = ("--data", str(digits), "--deterministic")
     whole = runs.train(*words, "--steps=30", job="whole")
-    runs.train(*words, "--steps=20", "--checkpoint-every=5", job="torn")
-    newest = max((runs.folder / "torn/checkpoints").glob("*.ckpt"))
+    runs.train(*words, "--steps=20", "--checkpoint-every=5", job="damaged")
+    newest = max((runs.folder / "damaged/checkpoints").glob("*.ckpt"))
     newest.write_bytes(newest.read_bytes()[:-100])
-    done = runs.train(*words, "--steps=30", job="torn")
+    done = runs.train(*words, "--steps=30", job="damaged")
     assert f"skipped {newest.name}: it holds" in done.out
     assert "resumed after step 15" in done.out
     assert done.weights == whole.weights

@@ -116,14 +116,14 @@ def test_bad_numbers_are_refused_once_with_a_hint(runs: Runs, digits: Path) -> N
 
 def test_a_folder_that_is_no_data_set_is_refused(runs: Runs) -> None:
     done = runs.train("--data", "/nowhere")
-    assert (done.code, "is no data set" in done.err) == (2, True)
+    assert (done.code, "is not a data set" in done.err) == (2, True)
     assert done.result["outcome"] == {
         "status": "failed", "reason": "/nowhere is no data set: it has no dataset.json",
         "exit_code": 2,
     }  # fmt: skip
 
 
-def test_raw_images_are_not_cut_to_another_size(runs: Runs, digits: Path) -> None:
+def test_raw_images_are_not_cropped_to_another_size(runs: Runs, digits: Path) -> None:
     done = runs.train("--data", str(digits), "--image-size=32")
     assert (done.code, "the data set's images are 8 x 8, and raw" in done.err) == (2, True)
 

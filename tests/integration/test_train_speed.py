@@ -36,7 +36,7 @@ def test_every_rank_and_part_of_a_batch_drops_values_of_its_own(train_python: Pa
     first, second, again = inside(train_python, "dropout")
     masks = [[value % 10 == 1 for value in first], [value >= 10 for value in first],
              [value % 10 == 1 for value in second], [value >= 10 for value in second]]  # fmt: skip
-    assert again == first, "a run that goes on draws the same"
+    assert again == first, "a resumed run draws the same"
     for one, other in itertools.combinations(masks, 2):
         assert 96 < sum(a == b for a, b in zip(one, other, strict=True)) < 160
 
@@ -58,7 +58,7 @@ def pipeline(train_python: Path, tmp_path_factory: pytest.TempPathFactory) -> An
     return inside(train_python, "pipeline", folder)
 
 
-def test_tensorflow_cuts_images_while_it_decodes_them(pipeline: Any) -> None:
+def test_tensorflow_crops_images_while_it_decodes_them(pipeline: Any) -> None:
     found = pipeline["operations"]
     assert "DecodeAndCropJpeg" in found
     assert "DecodeJpeg" not in found, "no JPEG is decoded as a whole"
@@ -71,8 +71,8 @@ def test_only_the_new_form_makes_batches_before_anybody_asks(pipeline: Any) -> N
     assert spent["new"] > 20 * spent["old"], pipeline["ahead"]
 
 
-def test_the_library_and_tensorflow_cut_the_same(pipeline: Any) -> None:
-    found = pipeline["cutters"]
+def test_the_library_and_tensorflow_crop_the_same(pipeline: Any) -> None:
+    found = pipeline["decoders"]
     if found["decoders"][0] == "TensorFlow":
         pytest.skip("no C compiler, or no libjpeg-turbo with its headers")
     assert found["decoders"] == ["libjpeg-turbo", "TensorFlow"]
@@ -86,7 +86,7 @@ def test_a_pass_reads_every_record_once(pipeline: Any) -> None:
 
 
 def test_crops_are_drawn_evenly_and_anew_for_every_image(pipeline: Any) -> None:
-    found = pipeline["windows"]
+    found = pipeline["crops"]
     assert len({tuple(window) for window in found}) > 2900
     area = [height * width / (375 * 500) for _, _, height, width in found]
     shape = [width / height for _, _, height, width in found]

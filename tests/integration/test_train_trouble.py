@@ -26,7 +26,7 @@ def test_a_stuck_rank_ends_the_run_with_all_stacks(runs: Runs, digits: Path) -> 
     done = runs.end(process, timeout=60)
     assert done.code == 5
     assert "error: no step for 4 s" in done.err
-    assert "no word from rank 2" in done.err
+    assert "no report from rank 2" in done.err
     assert "in step" in done.err, "the stacks name the function that waits"
 
 

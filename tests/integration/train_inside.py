@@ -70,13 +70,13 @@ def ahead(tf, folder):
 
 
 def pipeline(tf, folder):
-    """What the input pipeline reads, cuts and draws."""
-    return {name: globals()[name](tf, folder) for name in ("reads", "ahead", "cutters", "windows",
+    """What the input pipeline reads, crops and draws."""
+    return {name: globals()[name](tf, folder) for name in ("reads", "ahead", "decoders", "crops",
                                                            "operations")}  # fmt: skip
 
 
 def operations(tf, folder):
-    """The operations of the input pipeline's functions where TensorFlow cuts."""
+    """The operations of the input pipeline's functions where TensorFlow crops."""
     os.environ["HPCDL_JPEG"] = "tensorflow"
     graph = records(tf, folder).dataset(0, 0)._as_serialized_graph().numpy()
     definition = tf.compat.v1.GraphDef.FromString(graph)
@@ -102,8 +102,8 @@ def _bytes_read():
     return int(lines["rchar"])
 
 
-def cutters(tf, folder):
-    """The same batches by the library and by TensorFlow: how far pixels are apart, and who cut."""
+def decoders(tf, folder):
+    """The same batches by the library and by TensorFlow: how far apart pixels are."""
     sources = [records(tf, folder)]
     os.environ["HPCDL_JPEG"] = "tensorflow"
     sources.append(records(tf, folder))
@@ -118,11 +118,11 @@ def cutters(tf, folder):
             "decoders": [source.images.decoder for source in sources]}  # fmt: skip
 
 
-def windows(tf, _):
-    """3,000 random windows of an image of 375 x 500."""
+def crops(tf, _):
+    """3,000 random crops of an image of 375 x 500."""
     images = Images(tf, (224, 224), None)
     seeds = tf.stack([tf.zeros(3000, tf.int64), tf.range(3000, dtype=tf.int64)], 1)
-    draw = tf.function(lambda seed: images.random_window(tf.constant([375, 500, 3]), seed))
+    draw = tf.function(lambda seed: images.random_crop(tf.constant([375, 500, 3]), seed))
     return [draw(seed).numpy().tolist() for seed in seeds]
 
 

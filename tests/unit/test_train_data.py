@@ -29,8 +29,8 @@ def photos(folder: Path, source: str = SOURCE) -> None:
     )
 
 
-def would(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(["make", "photos", str(folder), "--dry-run", *ASKED, *words]) == 0
+def would(folder: Path, capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(["make", "photos", str(folder), "--dry-run", *ASKED, *argv]) == 0
     return capsys.readouterr().out.split()[1]
 
 
@@ -43,15 +43,15 @@ def test_photos_that_were_asked_for_are_kept(
 
 
 @pytest.mark.parametrize(
-    "word",
+    "argument",
     ["--count=9", "--test-count=0", "--test-count=5", "--classes=11", "--shards=2", "--seed=2",
      "--size=48x64", "--bytes=5000", "--task=findings"],
 )  # fmt: skip
 def test_other_photos_are_made_anew(
-    tmp_path: Path, word: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, argument: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     photos(tmp_path)
-    assert would(tmp_path, capsys, word) == "write"
+    assert would(tmp_path, capsys, argument) == "write"
 
 
 def test_photos_that_were_tested_with_training_images_are_made_anew(
@@ -83,8 +83,8 @@ def test_records_of_images_and_a_table_that_did_not_change_are_kept(
     write_dataset(Dataset(made, "folder", "jpeg", (4, 4, 3), 1, 255.0, 1, "", {"train": ()}))
 
     def answer() -> str:
-        words = ("make", "folder", str(made), f"--images={images}", f"--labels={table}")
-        assert main([*words, "--dry-run"]) == 0
+        argv = ("make", "folder", str(made), f"--images={images}", f"--labels={table}")
+        assert main([*argv, "--dry-run"]) == 0
         return capsys.readouterr().out.split()[1]
 
     assert answer() == "write", "nothing says what it was made of"

@@ -1,4 +1,4 @@
-"""Which layers are fused, told without TensorFlow; that they give the same is tested with it."""
+"""Which layers are fused, checked without TensorFlow; that they give the same is tested with it."""
 
 from types import SimpleNamespace
 from typing import Any

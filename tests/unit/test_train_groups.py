@@ -1,4 +1,4 @@
-"""Short steps are run in groups; checkpoints are written while training goes on."""
+"""Short steps are run in groups; checkpoints are written while training continues."""
 
 import dataclasses
 import threading
@@ -60,7 +60,7 @@ def test_groups_give_every_step_once_and_end_with_the_epoch() -> None:
     assert (resumed == one_by_one[2:]).all()
 
 
-def test_training_goes_on_while_a_checkpoint_is_written(
+def test_training_continues_while_a_checkpoint_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = threading.Event()
@@ -83,7 +83,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
 
 
 @pytest.mark.parametrize(("restarts", "kept"), [(None, False), ("0", False), ("2", True)])
-def test_a_fresh_run_starts_over_once_and_goes_on_when_it_is_requeued(
+def test_a_fresh_run_starts_over_once_and_resumes_when_it_is_requeued(
     tmp_path: Path, restarts: str | None, kept: bool
 ) -> None:
     folder, said = tmp_path / "checkpoints", []
@@ -96,24 +96,25 @@ def test_a_fresh_run_starts_over_once_and_goes_on_when_it_is_requeued(
 
 
 @pytest.mark.parametrize(
-    ("step", "ranks", "lanes"),
-    [(7, 1, 6), (7, 3, 6), (7, 6, 6), (10, 4, 4), (10, 2, 6), (7, 4, None)],
+    ("step", "ranks", "schema", "streams"),
+    [(7, 1, 2, 6), (7, 3, 2, 6), (7, 6, 1, 6), (10, 4, 2, 4), (10, 2, 1, 6), (7, 4, 2, None)],
 )
-def test_a_run_goes_on_with_the_lanes_of_its_epoch(
-    tmp_path: Path, step: int, ranks: int, lanes: int | None
+def test_a_run_resumes_with_the_shard_streams_of_its_epoch(
+    tmp_path: Path, step: int, ranks: int, schema: int, streams: int | None
 ) -> None:
     plan = RunPlan(24, 100, 10, 0.1, 0)
     run: Any = SimpleNamespace(
         options=SimpleNamespace(model="mlp", data="d", seed=1), plan=plan, variables=(),
         checkpoint_folder=tmp_path, reporter=SimpleNamespace(say=print),
         ranks=SimpleNamespace(rank=0, size=ranks, sum_on_host=np.copy, broadcast=len),
-        source=SimpleNamespace(lanes=4), samples=SimpleNamespace(), loss=0.0,
+        source=SimpleNamespace(streams=4), samples=SimpleNamespace(), loss=0.0,
     )  # fmt: skip
-    meta = {**loop.identity_of(run), "loss": 1.0, "lanes": 6}
-    checkpoint.save(tmp_path, checkpoint.Checkpoint(step, meta, ()), keep=1)
-    if lanes is None:
-        with pytest.raises(BadInput, match="4 ranks cannot go on inside an epoch"):
+    meta = {**loop.identity_of(run), "loss": 1.0, "lanes" if schema == 1 else "streams": 6}
+    file = checkpoint.save(tmp_path, checkpoint.Checkpoint(step, meta, ()), keep=1)
+    file.write_bytes(file.read_bytes().replace(b"checkpoint-2", b"checkpoint-%d" % schema, 1))
+    if streams is None:
+        with pytest.raises(BadInput, match="4 ranks cannot resume inside an epoch"):
             loop.resume(run)
     else:
         loop.resume(run)
-        assert (run.step_number, run.source.lanes) == (step, lanes)
+        assert (run.step_number, run.source.streams) == (step, streams)

@@ -1,4 +1,4 @@
-"""Windows cut out of JPEG images by jpeg.c: what whole decoding and plain resizing give."""
+"""Crops of JPEG images by jpeg.c: what full decoding and plain resizing give."""
 
 import io
 from pathlib import Path
@@ -18,7 +18,7 @@ HEIGHT, WIDTH = 150, 200
 
 
 @pytest.fixture(scope="module")
-def cutter(tmp_path_factory: pytest.TempPathFactory) -> jpeg.Cropper:
+def cropper(tmp_path_factory: pytest.TempPathFactory) -> jpeg.Cropper:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HPCDL_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.delenv(jpeg.SWITCH, raising=False)
@@ -43,11 +43,11 @@ def encoded(image: Image.Image, **options: object) -> bytes:
     return file.getvalue()
 
 
-def cut(
-    cutter: jpeg.Cropper, data: bytes, window: tuple[int, ...], size: tuple[int, int]
+def crop(
+    cropper: jpeg.Cropper, data: bytes, area: tuple[int, ...], size: tuple[int, int]
 ) -> NDArray[Any]:
     out = np.zeros((*size, 3), np.uint8)
-    assert cutter.cut(data, np.array(window, np.int32), out)
+    assert cropper.crop(data, np.array(area, np.int32), out)
     return out
 
 
@@ -67,79 +67,79 @@ WINDOWS = [(0, 0, HEIGHT, WIDTH), (37, 51, 60, 81), (0, 99, 149, 101), (149, 199
            (5, 0, 1, 200), (61, 33, 88, 16)]  # fmt: skip
 
 
-@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("area", WINDOWS)
 @pytest.mark.parametrize("form", ["4:2:0", "4:4:4", "progressive", "grey"])
 def test_a_window_is_what_decoding_the_whole_gives(
-    cutter: jpeg.Cropper, window: tuple[int, ...], form: str
+    cropper: jpeg.Cropper, area: tuple[int, ...], form: str
 ) -> None:
     options = {"4:2:0": {"subsampling": 2}, "4:4:4": {"subsampling": 0}}
     image = picture().convert("L") if form == "grey" else picture()
     data = encoded(image, **options.get(form, {"progressive": form == "progressive"}))
-    top, left, height, width = window
+    top, left, height, width = area
     whole = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"), np.float64)
     for size in ((48, 40), (90, 130)):
         wanted = resized(whole[top : top + height, left : left + width], size)
-        away = cut(cutter, data, window, size) + 0.5 - wanted
-        # The fast transform rounds coarser, and colours at the window's edge know no neighbours.
+        away = crop(cropper, data, area, size) + 0.5 - wanted
+        # The fast transform rounds coarser, and colours at the area's edge know no neighbours.
         assert np.abs(away).mean() < 2.2, "a pixel aside it would be 9"
         assert abs(away.mean()) < 1
 
 
-def test_what_lies_below_the_window_is_not_decoded(cutter: jpeg.Cropper) -> None:
+def test_what_lies_below_the_crop_is_not_decoded(cropper: jpeg.Cropper) -> None:
     data = encoded(picture())
-    window = (10, 20, 30, 90)
+    area = (10, 20, 30, 90)
     half = data[: len(data) * 6 // 10]
-    assert (cut(cutter, half, window, (32, 32)) == cut(cutter, data, window, (32, 32))).all()
+    assert (crop(cropper, half, area, (32, 32)) == crop(cropper, data, area, (32, 32))).all()
     with pytest.raises(ValueError, match="Premature end of JPEG file"):
-        cut(cutter, half, (10, 20, 140, 90), (32, 32))
+        crop(cropper, half, (10, 20, 140, 90), (32, 32))
 
 
-@pytest.mark.parametrize("window", [(0, 0, 1200, 1600), (203, 415, 801, 903), (7, 9, 520, 515)])
+@pytest.mark.parametrize("area", [(0, 0, 1200, 1600), (203, 415, 801, 903), (7, 9, 520, 515)])
 def test_a_large_window_is_decoded_at_a_smaller_scale_and_lies_at_the_same_place(
-    cutter: jpeg.Cropper, window: tuple[int, ...]
+    cropper: jpeg.Cropper, area: tuple[int, ...]
 ) -> None:
     large = picture(1200, 1600)
     data = encoded(large)
-    top, left, height, width = window
+    top, left, height, width = area
     part = large.crop((left, top, left + width, top + height))
     smooth = np.asarray(part.resize((64, 64), Image.Resampling.BOX), np.float64)
-    away = cut(cutter, data, window, (64, 64)) + 0.5 - smooth
+    away = crop(cropper, data, area, (64, 64)) + 0.5 - smooth
     assert np.abs(away).mean() < 4, "the finest waves differ, their place does not"
     moved = np.roll(smooth, 1, axis=1)
-    assert np.abs(away).mean() < 0.5 * np.abs(cut(cutter, data, window, (64, 64)) - moved).mean()
+    assert np.abs(away).mean() < 0.5 * np.abs(crop(cropper, data, area, (64, 64)) - moved).mean()
 
 
-def test_damage_and_other_formats_are_told_apart(cutter: jpeg.Cropper) -> None:
-    data, window = encoded(picture()), np.array((0, 0, HEIGHT, WIDTH), np.int32)
+def test_damage_and_other_formats_are_distinguished(cropper: jpeg.Cropper) -> None:
+    data, area = encoded(picture()), np.array((0, 0, HEIGHT, WIDTH), np.int32)
     out = np.zeros((32, 32, 3), np.uint8)
     png = io.BytesIO()
     picture().save(png, "PNG")
-    assert not cutter.cut(png.getvalue(), window, out)
-    assert not cutter.cut(encoded(picture().convert("CMYK")), window, out)
-    assert not cutter.cut(b"", window, out)
-    for damaged, words in (
+    assert not cropper.crop(png.getvalue(), area, out)
+    assert not cropper.crop(encoded(picture().convert("CMYK")), area, out)
+    assert not cropper.crop(b"", area, out)
+    for damaged, message in (
         (data[:3] + bytes(1000), "JPEG"),
         (data[:3], "Premature end"),
         (data[: len(data) // 2], "Premature end"),
     ):
-        with pytest.raises(ValueError, match=words):
-            cutter.cut(damaged, window, out)
+        with pytest.raises(ValueError, match=message):
+            cropper.crop(damaged, area, out)
     for outside in ((0, 0, HEIGHT + 1, 5), (-1, 0, 5, 5), (0, WIDTH, 5, 1), (0, 0, 0, 5)):
         with pytest.raises(ValueError, match="outside of the image"):
-            cutter.cut(data, np.array(outside, np.int32), out)
+            cropper.crop(data, np.array(outside, np.int32), out)
 
 
-def test_no_damage_does_more_than_fail(cutter: jpeg.Cropper) -> None:
+def test_no_damage_does_more_than_fail(cropper: jpeg.Cropper) -> None:
     random = np.random.RandomState(7)
     forms = [encoded(picture(), progressive=p, subsampling=s) for p in (0, 1) for s in (0, 2)]
-    window, out = np.array((31, 40, 90, 100), np.int32), np.zeros((32, 32, 3), np.uint8)
+    area, out = np.array((31, 40, 90, 100), np.int32), np.zeros((32, 32, 3), np.uint8)
     failed = 0
     for number in range(300):
         data = bytearray(forms[number % len(forms)])
         for place in random.randint(0, len(data) if number % 3 else 700, 3):
             data[place] = random.randint(256)
         try:
-            cutter.cut(bytes(data), window, out)
+            cropper.crop(bytes(data), area, out)
         except ValueError:
             failed += 1
     assert 10 < failed < 290

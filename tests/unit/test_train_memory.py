@@ -45,7 +45,7 @@ def test_the_error_names_what_fits_and_the_way_to_the_same_batch() -> None:
         "OOM when allocating", "the largest that fits: 40 per rank (48 does not); tried for 12 s",
     )  # fmt: skip
     assert error.hint == (
-        "--batch-per-rank 38 leaves room, or --accumulate 3 for the same batch in 3 parts"
+        "--batch-per-rank 38 leaves headroom, or --accumulate 3 for the same batch in 3 parts"
     )
     assert error.exit_code == 3
 
@@ -61,7 +61,7 @@ def test_the_advised_batch_divides_into_the_parts_that_the_run_has(fits: int, un
 def test_more_parts_are_counted_from_the_part_that_fits() -> None:
     error = out_of_memory("", 96, Bounds(40, 48, 2, 0.0), 1.0)
     assert error.hint == (
-        "--batch-per-rank 38 leaves room, or --accumulate 6 for the same batch in 6 parts"
+        "--batch-per-rank 38 leaves headroom, or --accumulate 6 for the same batch in 6 parts"
     ), "38 went through as two parts of 19; 96 has parts of 16"
 
 

@@ -111,7 +111,7 @@ def test_tf_config_names_every_rank_of_every_node() -> None:
 def test_unknown_nodes_are_said_and_not_guessed() -> None:
     from hpcdl.train.multiworker import cluster_config
 
-    with pytest.raises(MissingPrerequisite, match="cannot be told"):
+    with pytest.raises(MissingPrerequisite, match="are unknown"):
         cluster_config({}, RankPlace(0, 4, 0, 2, 1, "n1"), lambda _: [])
 
 

@@ -26,9 +26,9 @@ print("afterwards")
 def on_terminal(folder: Path, *absent: str) -> str:
     """What a terminal gets from a run whose both outputs are one."""
     above, below = pty.openpty()
-    words = [sys.executable, "-c", PROGRAM, str(folder), *absent]
+    argv = [sys.executable, "-c", PROGRAM, str(folder), *absent]
     env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120"}
-    process = subprocess.Popen(words, stdin=below, stdout=below, stderr=below, env=env)
+    process = subprocess.Popen(argv, stdin=below, stdout=below, stderr=below, env=env)
     os.close(below)
     text = b""
     try:
@@ -60,8 +60,8 @@ def test_a_terminal_without_rich_shows_a_line_renewed_in_place(tmp_path: Path) -
 
 
 def test_a_log_gets_plain_lines(tmp_path: Path) -> None:
-    words = [sys.executable, "-c", PROGRAM, str(tmp_path)]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    argv = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
     assert lines[0] == "[start-up] 1.0 s"
     assert lines[1].startswith("epoch 1  step 1/50  loss 1.0000")
@@ -72,5 +72,5 @@ def test_a_log_gets_plain_lines(tmp_path: Path) -> None:
 
 
 def test_rich_is_imported_only_where_a_person_looks(tmp_path: Path) -> None:
-    words = [sys.executable, "-c", PROGRAM + "assert 'rich' not in sys.modules", str(tmp_path)]
-    assert subprocess.run(words, capture_output=True, check=False).returncode == 0
+    argv = [sys.executable, "-c", PROGRAM + "assert 'rich' not in sys.modules", str(tmp_path)]
+    assert subprocess.run(argv, capture_output=True, check=False).returncode == 0

@@ -75,23 +75,23 @@ def test_every_option_is_a_field_with_a_default() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["--epochs=1", "--steps=2"], ["--global-batch=8", "--batch-per-rank=8"]]
+    "argv", [["--epochs=1", "--steps=2"], ["--global-batch=8", "--batch-per-rank=8"]]
 )
-def test_options_that_exclude_each_other_are_refused(words: list[str]) -> None:
+def test_options_that_exclude_each_other_are_refused(argv: list[str]) -> None:
     parser = argparse.ArgumentParser()
     configure(parser)
     with pytest.raises(BadInput, match="exclude each other"):
-        from_namespace(parser.parse_args(words))
+        from_namespace(parser.parse_args(argv))
 
 
 @pytest.mark.parametrize(
-    "word", ["--epochs=0", "--lr=-1", "--lr=nan", "--momentum=2", "--strategy=ps", "--steps=x"]
+    "argument", ["--epochs=0", "--lr=-1", "--lr=nan", "--momentum=2", "--strategy=ps", "--steps=x"]
 )
-def test_bad_values_are_refused_at_the_door(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_values_are_refused(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        parse([word])
+        parse([argument])
     assert stop.value.code == 2
-    assert word.split("=")[0] in capsys.readouterr().err
+    assert argument.split("=")[0] in capsys.readouterr().err
 
 
 def test_help_needs_no_tensorflow(capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,14 +144,14 @@ def test_a_target_that_nothing_is_measured_for_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("told", "outcome"),
+    ("signals", "outcome"),
     [(0.0, None), (USR2, "requeue"), (4 * USR2, "requeue"), (TERM, "stopped"),
      (TERM + 3 * USR2, "stopped")],
 )  # fmt: skip
-def test_one_rank_told_to_stop_stops_all_and_term_outranks(
-    told: float, outcome: str | None
+def test_the_signal_of_one_rank_stops_all_and_term_outranks(
+    signals: float, outcome: str | None
 ) -> None:
-    assert meaning(told) == outcome
+    assert meaning(signals) == outcome
 
 
 def samples(count: int) -> Samples:
@@ -181,7 +181,7 @@ def test_a_quantile_is_interpolated() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("argv", "said"),
     [
         (("--seed", "-5"), "must be 0 or more"),
         (("--seed", "2147483648"), "must be 2147483647 or less"),
@@ -192,11 +192,11 @@ def test_a_quantile_is_interpolated() -> None:
         (("--momentum", "1.5"), "must lie between 0 and 1"),
     ],
 )
-def test_a_number_that_cannot_be_is_refused_in_words(
-    words: tuple[str, str], said: str, capsys: pytest.CaptureFixture[str]
+def test_a_number_that_cannot_be_is_refused_with_its_range(
+    argv: tuple[str, str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        parse([f"{words[0]}={words[1]}"])
+        parse([f"{argv[0]}={argv[1]}"])
     assert said in capsys.readouterr().err
 
 
@@ -254,7 +254,7 @@ def test_threads_stand_below_the_steps_and_blocks_nest(tmp_path: Path) -> None:
     assert threads == [("decode", 1500000.0, 200000.0), ("late", 1600000.0, 100000.0)]
 
 
-def test_what_reaches_out_of_its_block_is_cut_off() -> None:
+def test_what_reaches_out_of_its_block_is_clipped() -> None:
     found = list(nested([("b", 1.0, 3.0), ("a", 0.0, 2.0), ("c", 5.0, 1.0)]))
     assert found == [("a", 0.0, 2.0), ("b", 1.0, 1.0), ("c", 5.0, 1.0)]
 

@@ -1,4 +1,4 @@
-"""How an epoch's records are shared out to lanes, and so to ranks."""
+"""How an epoch's records are shared out to streams, and so to ranks."""
 
 from collections import Counter
 from pathlib import Path
@@ -14,14 +14,14 @@ from hpcdl.train.data.source import Share
 Lanes = list[list[tuple[str, int]]]
 
 
-def laid(counts: list[int], batch: int, ranks: int = 1, epoch: int = 0) -> Lanes:
-    """The records of every lane, as (shard, number)."""
+def streams_of(counts: list[int], batch: int, ranks: int = 1, epoch: int = 0) -> Lanes:
+    """The records of every stream, as (shard, number)."""
     shards = [(Path(f"s{number}"), count) for number, count in enumerate(counts)]
-    lanes = stream_count(batch, ranks, len(shards))
-    length = sum(counts) // batch * (batch // lanes)
+    streams = stream_count(batch, ranks, len(shards))
+    length = sum(counts) // batch * (batch // streams)
     return [
-        [(unit.path, unit.skip + k) for unit in lane for k in range(unit.count)]
-        for lane in interleave_shards(shards, lanes, length, 7, epoch)
+        [(unit.path, unit.skip + k) for unit in stream for k in range(unit.count)]
+        for stream in interleave_shards(shards, streams, length, 7, epoch)
     ]
 
 
@@ -34,9 +34,9 @@ def test_an_epoch_gives_every_record_once_but_what_fills_no_batch(
     counts: list[int], batch: int
 ) -> None:
     for epoch in range(5):
-        lanes = laid(counts, batch, epoch=epoch)
-        assert len({len(lane) for lane in lanes}) == 1, "all lanes are as long"
-        seen = Counter(record for lane in lanes for record in lane)
+        streams = streams_of(counts, batch, epoch=epoch)
+        assert len({len(stream) for stream in streams}) == 1, "all streams have one length"
+        seen = Counter(record for stream in streams for record in stream)
         assert set(seen.values()) == {1}
         assert len(seen) == sum(counts) // batch * batch
         assert all(number < counts[int(shard[1:])] for shard, number in seen)
@@ -44,24 +44,26 @@ def test_an_epoch_gives_every_record_once_but_what_fills_no_batch(
 
 def test_what_is_left_out_is_not_always_the_same() -> None:
     wanted = {("s0", number) for number in range(100)}
-    missed = [wanted - {r for lane in laid([100], 32, epoch=e) for r in lane} for e in range(40)]
+    missed = [
+        wanted - {r for stream in streams_of([100], 32, epoch=e) for r in stream} for e in range(40)
+    ]
     assert all(len(records) == 4 for records in missed)
     assert not set.intersection(*missed)
 
 
-def test_where_lanes_fit_the_shards_each_reads_whole_ones() -> None:
+def test_where_streams_fit_the_shards_each_reads_whole_ones() -> None:
     shards = [(Path(f"s{number}"), 50) for number in range(8)]
-    units = [unit for lane in interleave_shards(shards, 4, 100, 1, 0) for unit in lane]
+    units = [unit for stream in interleave_shards(shards, 4, 100, 1, 0) for unit in stream]
     assert [(unit.skip, unit.count) for unit in units] == [(0, 50)] * 8
 
 
-def test_lanes_are_the_same_for_all_numbers_of_ranks_that_divide_them() -> None:
-    assert laid([30] * 9, 48, ranks=1) == laid([30] * 9, 48, ranks=4)
-    assert stream_count(48, 16, 4) == 16, "each rank has a lane, even where shards are fewer"
+def test_streams_are_the_same_for_all_numbers_of_ranks_that_divide_them() -> None:
+    assert streams_of([30] * 9, 48, ranks=1) == streams_of([30] * 9, 48, ranks=4)
+    assert stream_count(48, 16, 4) == 16, "each rank has a stream, even where shards are fewer"
 
 
 def test_another_epoch_has_another_order() -> None:
-    assert laid([10] * 8, 8, epoch=0) != laid([10] * 8, 8, epoch=1)
+    assert streams_of([10] * 8, 8, epoch=0) != streams_of([10] * 8, 8, epoch=1)
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from hpcdl.train.data.dataset import FILE, Dataset, promised, read_dataset
 from hpcdl.train.ranks import this_place
 
 
-def main(words: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Run one data command and return its exit code."""
-    args = build_parser().parse_args(words)
+    args = build_parser().parse_args(argv)
     try:
         return int({"make": _make, "inspect": _inspect, "bench": _bench}[args.command](args))
     except HpcdlError as error:
@@ -84,7 +84,7 @@ def _are_photos(dataset: Dataset, args: argparse.Namespace) -> bool:
 
 
 def _is_of_images(folder: Path, args: argparse.Namespace) -> bool:
-    """Whether a folder's records are those of these images and this table, as they are now."""
+    """Whether a directory's records are those of these images and this table, as they are now."""
     from hpcdl.train.data.folder import read_table, request_of
     from hpcdl.train.data.making import was_made
 
@@ -155,7 +155,7 @@ def _bench(args: argparse.Namespace) -> ExitCode:
         print(json.dumps(result, indent=2))
     else:
         print(
-            f"{args.pipeline} pipeline, images cut by {result['decoder']}: "
+            f"{args.pipeline} pipeline, images decoded by {result['decoder']}: "
             f"{result['images_per_second']:,.0f} images/s, "
             f"{result['images_per_cpu_second']:,.0f} per CPU-second, "
             f"{result['cores_used']:.2f} of {threads} cores used"

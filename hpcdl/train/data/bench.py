@@ -1,8 +1,8 @@
 """Times an input pipeline alone: images per second, per CPU-second, and cores used.
 
-CPU-seconds are this process's, all threads; on a busy machine they tell more than the clock. Any
-folder of records with images will do: where there is no dataset.json, the records are counted, and
-their labels are not looked at.
+CPU-seconds are this process's, all threads; on a busy machine they are more reliable than the
+clock. Any directory of records with images will do: where there is no dataset.json, the records are
+counted, and their labels are not looked at.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _MOST_DAMAGED = 1000
 
 
 def data_of(folder: Path) -> Dataset:
-    """The data set in a folder, or what a folder without dataset.json holds.
+    """The data set in a directory, or what a directory without dataset.json holds.
 
     Raises:
-        BadInput: it holds no records, or a data set that is not whole.
+        BadInput: it holds no records, or an incomplete data set.
     """
     if (folder / FILE).exists():
         dataset = read_dataset(folder)
@@ -59,7 +59,7 @@ def _note(text: str) -> None:
 
 
 def _counted(path: Path) -> Shard:
-    """A shard with its records, a cut one among them: damage shows when they are read."""
+    """A shard with its records, a truncated one among them: damage shows when they are read."""
     faults = [record.fault for record in walk(path, check_data=False)]
     return Shard(path.name, 0 if all(faults) else len(faults), path.stat().st_size, "")
 
@@ -84,7 +84,7 @@ def bench(
     repairs = Repairs(_MOST_DAMAGED, lambda path: count(path) is not None, _note)
     batch = min(batch, dataset.examples("train"))
     source = Records(tf, dataset, Share(batch, 1, 0, 1), (crop, crop), threads, repairs, pipeline)
-    # One epoch without end: lanes begin again, and building a pipeline is not measured.
+    # One epoch without end: streams begin again, and building a pipeline is not measured.
     source.steps_per_epoch = 1 << 30
     try:
         marks, used = _timed(source.batches(0, 0), seconds)
@@ -128,18 +128,18 @@ def _timed(batches: Iterator[Any], seconds: float) -> tuple[list[float], float]:
     return marks, time.process_time() - cpu
 
 
-def rates(marks: Sequence[float], batch: int, window: float = 0.5) -> list[float]:
-    """Images per second over windows of at least `window` seconds.
+def rates(marks: Sequence[float], batch: int, span: float = 0.5) -> list[float]:
+    """Images per second over spans of at least `span` seconds.
 
     Args:
         marks: seconds at the start and after each batch.
         batch: images of a batch.
-        window: seconds; what remains at the end is left out.
+        span: seconds; what remains at the end is left out.
     """
     found: list[float] = []
     first = 0
     for index, now in enumerate(marks):
-        if now - marks[first] >= window:
+        if now - marks[first] >= span:
             found.append(round(batch * (index - first) / (now - marks[first]), 2))
             first = index
     return found

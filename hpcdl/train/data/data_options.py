@@ -47,7 +47,7 @@ def configure_make(parser: argparse.ArgumentParser) -> None:
 
 def configure_inspect(parser: argparse.ArgumentParser) -> None:
     """Arguments of `data inspect`."""
-    parser.add_argument("folder", metavar="DIR", help="a folder of TFRecord files")
+    parser.add_argument("folder", metavar="DIR", help="a directory of TFRecord files")
     parser.add_argument("--index", action="store_true",
                         help="write dataset.json, which `hpcdl train` needs")  # fmt: skip
     parser.add_argument("--classes", type=positive, default=1000, metavar="N",
@@ -95,19 +95,19 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def to_argv(command: str, args: argparse.Namespace) -> list[str]:
-    """The command line of `python -m hpcdl.train.data` that means these parsed arguments."""
+    """The command line of `python -m hpcdl.train.data` for these parsed arguments."""
     parser = argparse.ArgumentParser(add_help=False)
     COMMANDS[command](parser)
-    words = [command]
+    argv = [command]
     for action in parser._actions:
         value = getattr(args, action.dest)
         if not action.option_strings:
-            words.append(str(value))
+            argv.append(str(value))
         elif value != action.default:
             flag = action.option_strings[0]
-            words.append(flag if value is True else f"{flag}={_text(value)}")
-    words += [f"--{name.replace('_', '-')}" for name in _SHARED if getattr(args, name, False)]
-    return words
+            argv.append(flag if value is True else f"{flag}={_text(value)}")
+    argv += [f"--{name.replace('_', '-')}" for name in _SHARED if getattr(args, name, False)]
+    return argv
 
 
 def _text(value: object) -> str:

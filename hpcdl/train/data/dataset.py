@@ -1,6 +1,6 @@
-"""dataset.json: what a folder of TFRecord shards holds, and the check that it is all there.
+"""dataset.json: what a directory of TFRecord shards holds, and the check that it is all there.
 
-Written last, so that a folder with a dataset.json is a whole data set.
+Written last, so that a directory with a dataset.json is a complete data set.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hpcdl.system.files import write_json
 FILE = "dataset.json"
 SCHEMA = 1
 IMAGES = "images"
-"""The task of records whose labels nobody looks at."""
+"""The task of records whose labels are not read."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A folder of records.
+    """A directory of records.
 
     `kind` names who made it; `encoding` is `raw` (uint8 values of `shape`) or `jpeg`; `shape` is
     (height, width, channels), for jpeg the usual one; `scale` is the value that maps to 1.0;
@@ -71,7 +71,7 @@ def describe_shard(path: Path, examples: int) -> Shard:
 
 
 def write_dataset(dataset: Dataset) -> Path:
-    """Write dataset.json, which makes the folder a data set; returns its path."""
+    """Write dataset.json, which makes the directory a data set; returns its path."""
     values = {"schema": SCHEMA, **asdict(dataset)}
     del values["folder"]
     values["splits"] = {
@@ -90,7 +90,7 @@ def read_dataset(folder: Path) -> Dataset:
     """Read dataset.json and check that every shard is there with its size.
 
     Raises:
-        BadInput: no data set, one of another version, or shards missing or cut.
+        BadInput: no data set, one of another version, or shards missing or truncated.
     """
     path = folder / FILE
     values = _read(path)
@@ -121,9 +121,9 @@ def _read(path: Path) -> dict[str, Any]:
         values = json.loads(path.read_text())
     except FileNotFoundError as fault:
         raise BadInput(
-            f"{path.parent} is no data set: it has no {FILE}",
+            f"{path.parent} is not a data set: it has no {FILE}",
             hint="`hpcdl data make` makes one; `hpcdl data inspect --index DIR` adds the file to "
-            "a folder of records in ImageNet's layout",
+            "a directory of records in ImageNet's layout",
         ) from fault
     except (OSError, ValueError) as fault:
         raise BadInput(
@@ -136,7 +136,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _garbled(path: Path, fault: Exception) -> BadInput:
-    return BadInput(f"{path} lacks or garbles {fault}", hint="make the data set again")
+    return BadInput(f"{path}: missing or invalid key {fault}", hint="make the data set again")
 
 
 def _dataset(folder: Path, values: dict[str, Any]) -> Dataset:
@@ -171,8 +171,8 @@ def _check_shards(dataset: Dataset) -> None:
                 faults.append(f"{shard.name} ({split}): {size} bytes, should be {shard.bytes}")
     if faults:
         raise BadInput(
-            f"the data set {dataset.folder} is not whole: {len(faults)} of "
-            f"{sum(map(len, dataset.splits.values()))} shards are missing or cut",
+            f"the data set {dataset.folder} is not complete: {len(faults)} of "
+            f"{sum(map(len, dataset.splits.values()))} shards are missing or truncated",
             details=faults[:20],
             hint=f"make it again: `hpcdl data make {dataset.kind} {dataset.folder}`",
         )

@@ -25,10 +25,10 @@ SOURCE = "scikit-learn load_digits: UCI ML optical recognition of handwritten di
 
 
 def make_digits(tf: Any, folder: Path, seed: int) -> Dataset:
-    """Write the data set to `folder`, aside first: an interrupted run leaves nothing.
+    """Write the data set to `folder`, aside first: an interrupted run leaves nothing behind.
 
     Raises:
-        MissingPrerequisite: scikit-learn is missing, or there is no room.
+        MissingPrerequisite: scikit-learn is missing, or no space is left.
     """
     images, labels = _load()
     # RandomState's stream is frozen by NumPy: the split never changes with a version.

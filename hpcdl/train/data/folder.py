@@ -1,4 +1,4 @@
-"""Records from a folder of JPEG images and a CSV of labels, as hospitals and institutes have them.
+"""Records from a directory of JPEG images and a CSV of labels, as medical data often come.
 
 The CSV's first column is the file's name; the second a class, or classes joined by `|`. With one
 class per image in all rows the task is `classes`, with several anywhere `findings` (ChestX-ray14
@@ -45,7 +45,7 @@ def make_from_folder(
     Args:
         tf: TensorFlow.
         folder: where the records go.
-        images: the images' folder.
+        images: the images' directory.
         table: the CSV.
         rows: what it says, by `read_table`.
         shards: number of training shards.
@@ -58,10 +58,10 @@ def make_from_folder(
     """
     names, several = _names(rows), _are_several(rows)
     order = [rows[i] for i in np.random.RandomState(seed % 2**32).permutation(len(rows))]
-    held = min(round(len(rows) * test), len(rows) - 1)
+    tested = min(round(len(rows) * test), len(rows) - 1)
     plans = [
-        *_plans(tf, "train", order[held:], names, shards, several),
-        *_plans(tf, "test", order[:held], names, max(1, round(shards * test)), several),
+        *_plans(tf, "train", order[tested:], names, shards, several),
+        *_plans(tf, "test", order[:tested], names, max(1, round(shards * test)), several),
     ]
     request = request_of(images, table, rows, shards=shards, test=test, seed=seed)
     splits = make_shards(tf, folder, plans, request, threads)
@@ -80,7 +80,7 @@ def request_of(
 ) -> dict[str, Any]:
     """What the records follow from, as JSON values: the same again need not be made again.
 
-    Images count by their sizes and times, so that one that was mended is taken anew.
+    Images count by their sizes and times, so that one that was repaired is read again.
     """
     states = [(row.path.name, row.path.stat()) for row in rows]
     seen = repr([(name, state.st_size, state.st_mtime_ns) for name, state in states])
@@ -187,7 +187,7 @@ def _as_jpeg(tf: Any, row: Row) -> bytes:
     except (OSError, tf.errors.InvalidArgumentError) as fault:
         raise BadInput(
             f"the image {row.path} cannot be read: {first_line(fault)}",
-            hint=f"mend it, or take line {row.line} out of the CSV; what is whole stays for the "
+            hint=f"repair it, or take line {row.line} out of the CSV; complete shards stay for the "
             "next try",
         ) from fault
 

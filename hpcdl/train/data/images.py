@@ -1,9 +1,9 @@
-"""Encoded images to pixels: the window that is wanted, at the size that is wanted.
+"""Encoded images to pixels: the crop that is wanted, at the size that is wanted.
 
-JPEGs are cut by jpeg.c where it can be had, else by TensorFlow's fused operation; both decode
-only the window, at the smallest scale that still has the wanted pixels. The few images that are
-something else (PNG, GIF, BMP, inks instead of colours) are decoded whole. Windows are drawn by
-TensorFlow from a seed, so that they do not depend on who cuts.
+JPEGs are cropped by jpeg.c where available, else by TensorFlow's fused operation; both decode
+only the crop, at the smallest scale that still has the wanted pixels. The few images that are
+something else (PNG, GIF, BMP, inks instead of colours) are decoded whole. Crops are drawn by
+TensorFlow from a seed, so that they do not depend on the decoder.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ _ALIGNED = 64
 
 
 class Images:
-    """Cuts images.
+    """Crops images.
 
     Args:
         tf: TensorFlow.
         size: (height, width) of what is given out.
-        cutter: the compiled library, or None for TensorFlow alone.
+        cropper: the compiled library, or None for TensorFlow alone.
     """
 
-    def __init__(self, tf: Any, size: tuple[int, int], cutter: Cropper | None) -> None:
+    def __init__(self, tf: Any, size: tuple[int, int], cropper: Cropper | None) -> None:
         self._tf = tf
         self._size = size
-        self._cutter = cutter
+        self._cropper = cropper
 
     @property
     def decoder(self) -> str:
-        """Who decodes."""
-        return "libjpeg-turbo" if self._cutter else "TensorFlow"
+        """The library that decodes."""
+        return "libjpeg-turbo" if self._cropper else "TensorFlow"
 
     @property
     def in_batches(self) -> bool:
-        """Whether `cut_all` is the way, or `cut`."""
-        return self._cutter is not None
+        """Whether `crop_batch` is the way, or `crop`."""
+        return self._cropper is not None
 
     def shape(self, encoded: Any) -> Any:
         """(height, width, channels) of an image, from its header where it is a JPEG."""
@@ -56,7 +56,7 @@ class Images:
             lambda: tf.shape(self._whole(encoded)),
         )
 
-    def random_window(self, shape: Any, seed: Any) -> Any:
+    def random_crop(self, shape: Any, seed: Any) -> Any:
         """(top, left, height, width): a random part of random shape (arXiv 1409.4842)."""
         tf = self._tf
         start, size, _ = tf.raw_ops.StatelessSampleDistortedBoundingBox(
@@ -66,79 +66,79 @@ class Images:
         )  # fmt: skip
         return tf.concat([start[:2], size[:2]], axis=0)
 
-    def middle_window(self, shape: Any) -> Any:
+    def central_crop(self, shape: Any) -> Any:
         """The middle: seven eighths of the shorter side, a pixel at least."""
         tf = self._tf
         side = tf.maximum(1, tf.minimum(shape[0], shape[1]) * 7 // 8)
         return tf.stack([(shape[0] - side) // 2, (shape[1] - side) // 2, side, side])
 
-    def cut(self, encoded: Any, window: Any) -> Any:
+    def crop(self, encoded: Any, area: Any) -> Any:
         """One image by TensorFlow, in a graph: bytes of shape (height, width, 3)."""
         tf = self._tf
         part = tf.cond(
             tf.io.is_jpeg(encoded),
-            lambda: self._cut_jpeg(encoded, window),
-            lambda: self._slice(self._whole(encoded), window),
+            lambda: self._crop_jpeg(encoded, area),
+            lambda: self._slice(self._whole(encoded), area),
         )
         return self._resized(part)
 
-    def cut_all(self, encoded: Any, windows: Any) -> Any:
+    def crop_batch(self, encoded: Any, areas: Any) -> Any:
         """A batch of images by the library, in a graph: bytes of shape (n, height, width, 3)."""
         tf = self._tf
-        pixels = tf.numpy_function(self._cut_each, [encoded, windows], tf.uint8, stateful=False)
+        pixels = tf.numpy_function(self._crop_each, [encoded, areas], tf.uint8, stateful=False)
         pixels.set_shape((*encoded.shape, *self._size, 3))
         return pixels
 
     def fault_of(self, encoded: Any) -> str:
-        """What is wrong with an image; empty where it can be cut."""
+        """What is wrong with an image; empty where it can be decoded."""
         tf = self._tf
         try:
             height, width, _ = self.shape(encoded).numpy()
-            window = np.array([0, 0, height, width], np.int32)
-            if self._cutter:
-                self._cut_each([encoded.numpy()], window[None])
+            area = np.array([0, 0, height, width], np.int32)
+            if self._cropper:
+                self._crop_each([encoded.numpy()], area[None])
             else:
-                self.cut(encoded, tf.constant(window))
+                self.crop(encoded, tf.constant(area))
         except (ValueError, tf.errors.InvalidArgumentError) as fault:
             return first_line(fault)
         return ""
 
-    def _cut_each(self, encoded: Any, windows: NDArray[np.int32]) -> NDArray[np.uint8]:
-        assert self._cutter
-        out = _aligned((len(windows), *self._size, 3))
-        for data, window, place in zip(encoded, windows, out, strict=True):
-            if not self._cutter.cut(data, window, place):
-                place[:] = self._cut_foreign(data, window)
+    def _crop_each(self, encoded: Any, areas: NDArray[np.int32]) -> NDArray[np.uint8]:
+        assert self._cropper
+        out = _aligned((len(areas), *self._size, 3))
+        for data, area, place in zip(encoded, areas, out, strict=True):
+            if not self._cropper.crop(data, area, place):
+                place[:] = self._crop_foreign(data, area)
         return out
 
-    def _cut_foreign(self, data: bytes, window: NDArray[np.int32]) -> NDArray[np.uint8]:
+    def _crop_foreign(self, data: bytes, area: NDArray[np.int32]) -> NDArray[np.uint8]:
         tf = self._tf
         try:
             with tf.device("/CPU:0"):
-                part = self._slice(self._whole(data), window)
+                part = self._slice(self._whole(data), area)
                 return np.asarray(self._resized(part))
         except tf.errors.InvalidArgumentError as fault:
             raise ValueError(first_line(fault)) from fault
 
-    def _cut_jpeg(self, encoded: Any, window: Any) -> Any:
+    def _crop_jpeg(self, encoded: Any, area: Any) -> Any:
         tf = self._tf
         height, width = self._size
 
         def at(ratio: int) -> Any:
             return lambda: tf.image.decode_and_crop_jpeg(
-                encoded, window // ratio, channels=3, ratio=ratio, dct_method="INTEGER_FAST"
+                encoded, area // ratio, channels=3, ratio=ratio, dct_method="INTEGER_FAST"
             )
 
-        spare = tf.minimum(window[2] // height, window[3] // width)
+        spare = tf.minimum(area[2] // height, area[3] // width)
         scale = tf.reduce_sum(tf.cast(spare >= [2, 4, 8], tf.int32))
         return tf.switch_case(scale, [at(1), at(2), at(4), at(8)])
 
     def _whole(self, encoded: Any) -> Any:
         return self._tf.io.decode_image(encoded, channels=3, expand_animations=False)
 
-    def _slice(self, image: Any, window: Any) -> Any:
+    def _slice(self, image: Any, area: Any) -> Any:
         tf = self._tf
-        begin, size = tf.concat([window[:2], [0]], 0), tf.concat([window[2:], [3]], 0)
+        begin, size = tf.concat([area[:2], [0]], 0), tf.concat([area[2:], [3]], 0)
         return tf.slice(image, begin, size)
 
     def _resized(self, part: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Looks into folders of records: how many, how large, and which are damaged, by file and offset.
+"""Inspects directories of records: number, sizes, and damaged ones by file and offset.
 
 TensorFlow's reader checks a sound shard at the disk's speed; only where it stumbles, or cannot
 be had, the shard is walked record by record.
@@ -34,7 +34,7 @@ class ShardReport:
 
 @dataclass(frozen=True)
 class Report:
-    """A folder of records. `missing` are shards that names or dataset.json promise."""
+    """A directory of records. `missing` are shards that names or dataset.json promise."""
 
     folder: Path
     shards: tuple[ShardReport, ...]
@@ -71,7 +71,7 @@ class Report:
         size = sum(shard.bytes for shard in self.shards)
         faults = sum(len(shard.faults) for shard in self.shards) + len(self.missing)
         state = "all sound" if not faults else f"{faults} fault{'s' if faults > 1 else ''}"
-        lines += [f"{name}: {form}" for name, form in self.features.items()]
+        lines += [f"{name}: {layout}" for name, layout in self.features.items()]
         mean = f", {size / records / 1e3:,.1f} KB each" if records else ""
         lines.append(
             f"{len(self.shards)} shards, {records:,} records, {size / 1e6:,.1f} MB{mean}: {state}"
@@ -80,13 +80,13 @@ class Report:
 
 
 def shard_files(folder: Path) -> list[Path]:
-    """The record files of a folder: `*.tfrecord*` and `NAME-00000-of-00010`.
+    """The record files of a directory: `*.tfrecord*` and `NAME-00000-of-00010`.
 
     Raises:
         BadInput: there is none.
     """
     if not folder.is_dir():
-        raise BadInput(f"{folder} is no folder")
+        raise BadInput(f"{folder} is not a directory")
     found = {*folder.glob("*.tfrecord*"), *folder.glob("*-[0-9]*-of-[0-9]*")}
     files = sorted(path for path in found if path.is_file() and path.suffix != ".part")
     if not files:
@@ -103,7 +103,7 @@ def inspect(folder: Path, count: Callable[[Path], int | None], threads: int) -> 
     """Look at every shard.
 
     Args:
-        folder: a folder of records.
+        folder: a directory of records.
         count: number of records of a sound file, None where it is not; see `tf_counter`.
         threads: shards read at the same time.
     """
@@ -145,10 +145,10 @@ def tf_counter(tf: Any) -> Callable[[Path], int | None]:
 
 
 def index(folder: Path, report: Report, classes: int, task: str, offset: int) -> Dataset:
-    """Write dataset.json for a folder that has none; `validation` and `test` shards are `test`.
+    """Write dataset.json for a directory that has none; `validation` and `test` shards are `test`.
 
     Raises:
-        BadInput: the folder is not sound.
+        BadInput: the directory is not sound.
     """
     if not report.sound:
         raise BadInput(
@@ -193,7 +193,7 @@ def missing(files: Sequence[Path]) -> list[str]:
 
 
 def _features(path: Path) -> dict[str, str]:
-    """Names and forms of the first record's features, without TensorFlow's help."""
+    """Names and types of the first record's features, without TensorFlow's help."""
     first = next(walk(path, check_data=False), None)
     if first is None or first.fault:
         return {}

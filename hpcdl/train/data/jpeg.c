@@ -1,5 +1,5 @@
-/* Cuts a window out of a JPEG image and resizes it, decoding as little as can be: nothing below
- * the window, only the entropy code above it, and only the window's columns of its rows, at the
+/* Crops a JPEG image and resizes the crop, decoding as little as can be: nothing below
+ * the crop, only the entropy code above it, and only the crop's columns of its rows, at the
  * smallest scale that still has the wanted pixels. Rows are resized as they are decoded, bilinear,
  * so that they never leave the processor's cache. hpcdl/train/data/jpeg.py compiles and calls it.
  */
@@ -36,7 +36,7 @@ static void give_up(j_common_ptr codec)
 }
 
 /* Warnings are let pass, as TensorFlow does, but for an image that ends too early. */
-static void judge(j_common_ptr codec, int level)
+static void on_warning(j_common_ptr codec, int level)
 {
     if (level < 0 && codec->err->msg_code == JWRN_JPEG_EOF)
         give_up(codec);
@@ -108,12 +108,12 @@ static void spread(const uint8_t *row, const struct point *columns, int width, u
     }
 }
 
-/* The smallest scale, in eighths, at which the window has the wanted pixels. libjpeg-turbo is
+/* The smallest scale, in eighths, at which the crop has the wanted pixels. libjpeg-turbo is
  * fast at 1, 2, 4 and 8 only. */
-static int scale_for(const int *window, int height, int width)
+static int scale_for(const int *area, int height, int width)
 {
     int scale = 8;
-    while (scale > 1 && window[2] * (scale / 2) >= height * 8 && window[3] * (scale / 2) >= width * 8)
+    while (scale > 1 && area[2] * (scale / 2) >= height * 8 && area[3] * (scale / 2) >= width * 8)
         scale /= 2;
     return scale;
 }
@@ -152,13 +152,13 @@ static void advance(j_decompress_ptr codec, struct work *work, int *have, int wa
     }
 }
 
-static void cut(j_decompress_ptr codec, struct work *work, const int *window, int height,
+static void crop(j_decompress_ptr codec, struct work *work, const int *area, int height,
                 int width, uint8_t *out)
 {
     int scale = (int)codec->scale_num;
-    int top = window[0] * scale / 8, left = window[1] * scale / 8;
-    int bottom = ((window[0] + window[2]) * scale + 7) / 8;
-    int right = ((window[1] + window[3]) * scale + 7) / 8;
+    int top = area[0] * scale / 8, left = area[1] * scale / 8;
+    int bottom = ((area[0] + area[2]) * scale + 7) / 8;
+    int right = ((area[1] + area[3]) * scale + 7) / 8;
     if (bottom > (int)codec->output_height)
         bottom = (int)codec->output_height;
     if (right > (int)codec->output_width)
@@ -170,8 +170,8 @@ static void cut(j_decompress_ptr codec, struct work *work, const int *window, in
         ERREXIT1(codec, JERR_OUT_OF_MEMORY, 0);
     if (top)
         jpeg_skip_scanlines(codec, (JDIMENSION)top);
-    double down = window[2] * scale / 8.0 / height, across = window[3] * scale / 8.0 / width;
-    double above = window[0] * scale / 8.0 - top, before = window[1] * scale / 8.0 - left;
+    double down = area[2] * scale / 8.0 / height, across = area[3] * scale / 8.0 / width;
+    double above = area[0] * scale / 8.0 - top, before = area[1] * scale / 8.0 - left;
     for (int x = 0; x < width; x++) {
         work->columns[x] = between(x, before, across, right - left - 1);
         work->columns[x].first += left - (int)begin;
@@ -191,17 +191,17 @@ static void cut(j_decompress_ptr codec, struct work *work, const int *window, in
     }
 }
 
-static int fits(j_decompress_ptr codec, const int *window)
+static int fits(j_decompress_ptr codec, const int *area)
 {
     long height = codec->image_height, width = codec->image_width;
-    return window[0] >= 0 && window[1] >= 0 && window[2] > 0 && window[3] > 0 &&
-           (long)window[0] + window[2] <= height && (long)window[1] + window[3] <= width;
+    return area[0] >= 0 && area[1] >= 0 && area[2] > 0 && area[3] > 0 &&
+           (long)area[0] + area[2] <= height && (long)area[1] + area[3] <= width;
 }
 
-/* Decode the window (top, left, height, width) of an image to `out`, height x width x 3 bytes.
+/* Decode the crop (top, left, height, width) of an image to `out`, height x width x 3 bytes.
  * Returns DONE, BROKEN with `why` (JMSG_LENGTH_MAX bytes), or FOREIGN where libjpeg has no RGB of
  * it. */
-int hpcdl_cut(const uint8_t *data, unsigned long size, const int *window, int height, int width,
+int hpcdl_crop(const uint8_t *data, unsigned long size, const int *area, int height, int width,
               uint8_t *out, char *why)
 {
     struct jpeg_decompress_struct codec;
@@ -211,7 +211,7 @@ int hpcdl_cut(const uint8_t *data, unsigned long size, const int *window, int he
     struct work *volatile kept = &work;
     codec.err = jpeg_std_error(&trouble.manager);
     trouble.manager.error_exit = give_up;
-    trouble.manager.emit_message = judge;
+    trouble.manager.emit_message = on_warning;
     trouble.why = why;
     if (!setjmp(trouble.out)) {
         jpeg_create_decompress(&codec);
@@ -222,15 +222,15 @@ int hpcdl_cut(const uint8_t *data, unsigned long size, const int *window, int he
         } else if ((uint64_t)codec.image_height * codec.image_width > MOST_PIXELS) {
             snprintf(why, JMSG_LENGTH_MAX, "%u x %u pixels are too many", codec.image_width,
                      codec.image_height);
-        } else if (!fits(&codec, window)) {
-            snprintf(why, JMSG_LENGTH_MAX, "the window lies outside of the image");
+        } else if (!fits(&codec, area)) {
+            snprintf(why, JMSG_LENGTH_MAX, "the crop lies outside of the image");
         } else {
             codec.out_color_space = JCS_EXT_RGBX;
             codec.dct_method = JDCT_IFAST;
-            codec.scale_num = (unsigned)scale_for(window, height, width);
+            codec.scale_num = (unsigned)scale_for(area, height, width);
             codec.scale_denom = 8;
             jpeg_start_decompress(&codec);
-            cut(&codec, &work, window, height, width, out);
+            crop(&codec, &work, area, height, width, out);
             result = DONE;
         }
     }

@@ -1,6 +1,6 @@
-"""Cuts windows out of JPEG images with libjpeg-turbo itself, through jpeg.c beside this file.
+"""Crops JPEG images with libjpeg-turbo itself, through jpeg.c beside this file.
 
-TensorFlow's operation decodes a window too, but resizing its result costs half of that again;
+TensorFlow's operation decodes a crop too, but resizing its result costs half of that again;
 here rows are resized while they come (jpeg.c). The C code is compiled into the cache, once per type
 of machine. Where there is no compiler or no libjpeg-turbo, `load` gives None, and TensorFlow does
 the work.
@@ -28,9 +28,9 @@ SWITCH = "HPCDL_JPEG"
 
 _SOURCE = Path(__file__).with_suffix(".c")
 _FOREIGN = 2
-_WORDS = 256
+_MESSAGE_BYTES = 256
 _START = b"\xff\xd8\xff"
-Window = NDArray[np.int32]
+Area = NDArray[np.int32]
 """Top, left, height and width, in pixels."""
 
 
@@ -40,16 +40,16 @@ class Cropper:
     def __init__(self, library: Path) -> None:
         self._library = ctypes.CDLL(str(library))
         numbers, place = ctypes.c_int, ctypes.c_void_p
-        self._library.hpcdl_cut.argtypes = (
+        self._library.hpcdl_crop.argtypes = (
             ctypes.c_char_p, ctypes.c_ulong, place, numbers, numbers, place, ctypes.c_char_p,
         )  # fmt: skip
 
-    def cut(self, data: bytes, window: Window, out: NDArray[np.uint8]) -> bool:
-        """Decode the window to `out` (height, width, 3), resized; other threads run meanwhile.
+    def crop(self, data: bytes, area: Area, out: NDArray[np.uint8]) -> bool:
+        """Decode the crop to `out` (height, width, 3), resized; other threads run meanwhile.
 
         Args:
-            data: the file; what lies below the window is not looked at.
-            window: contiguous.
+            data: the file; what lies below the crop is not read.
+            area: top, left, height, width; contiguous.
             out: contiguous.
 
         Returns:
@@ -60,10 +60,10 @@ class Cropper:
         """
         if not data.startswith(_START):
             return False
-        why = ctypes.create_string_buffer(_WORDS)
+        why = ctypes.create_string_buffer(_MESSAGE_BYTES)
         height, width, _ = out.shape
-        found = self._library.hpcdl_cut(
-            data, len(data), window.ctypes.data, height, width, out.ctypes.data, why
+        found = self._library.hpcdl_crop(
+            data, len(data), area.ctypes.data, height, width, out.ctypes.data, why
         )
         if found not in (0, _FOREIGN):
             raise ValueError(why.value.decode(errors="replace"))
@@ -87,14 +87,14 @@ def _target() -> Path:
     """Where the library of this source, machine type and C library lies."""
     kind = " ".join((platform.machine(), *platform.libc_ver()))
     digest = hashlib.sha256(_SOURCE.read_bytes() + kind.encode()).hexdigest()[:12]
-    return cache() / "jpeg" / f"cut-{digest}.so"
+    return cache() / "jpeg" / f"crop-{digest}.so"
 
 
 def _compile(library: Path) -> None:
     """Compile aside and rename: ranks may do so at the same time.
 
     Raises:
-        HpcdlError: there is no compiler, no libjpeg-turbo, or no room.
+        HpcdlError: there is no compiler, no libjpeg-turbo, or no space left.
     """
     aside = library.with_suffix(f".{platform.node()}.{os.getpid()}")
     with explain_os_errors(library):

@@ -1,7 +1,7 @@
-"""Writes the shards of a data set side by side, whole or absent, and takes up where it stopped.
+"""Writes the shards of a data set side by side, complete or absent, and resumes where it stopped.
 
 A maker says what each shard holds; here it is written under a temporary name, synced and
-renamed. `.making.json` keeps what was asked: the same request goes on with the shards that are
+renamed. `.making.json` keeps what was asked: the same request writes the shards that are
 missing, another one starts over. dataset.json is written last; then the request is kept as
 `.made.json`, by which a data set that was asked for already is known.
 """
@@ -45,10 +45,10 @@ class ShardPlan:
 
 
 def guard(folder: Path, kind: str) -> None:
-    """See to it that nothing is lost which another command, or a person, put there.
+    """Check that no records of another command, or of a person, would be lost.
 
     Raises:
-        BadInput: the folder holds records that are no data set of this kind.
+        BadInput: the directory holds records that are no data set of this kind.
     """
     if (folder / REQUEST).exists() or not any(folder.glob("*.tfrecord*")):
         return
@@ -59,7 +59,7 @@ def guard(folder: Path, kind: str) -> None:
     if there != kind:
         raise BadInput(
             f"{folder} holds {there} records, which would be lost",
-            hint="choose another folder, or remove them first",
+            hint="choose another directory, or remove them first",
         )
 
 
@@ -76,7 +76,7 @@ def make_shards(
         threads: shards written at the same time.
 
     Raises:
-        MissingPrerequisite: no room or no permission; what is whole stays for the next try.
+        MissingPrerequisite: no space left or no permission; complete shards stay for the next try.
     """
     with explain_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ def finish(folder: Path) -> None:
 
 
 def was_made(folder: Path, request: Mapping[str, Any]) -> bool:
-    """Whether the records in a folder are what this request made, to its end."""
+    """Whether the records in a directory are what this request made, to its end."""
     if (folder / REQUEST).exists():
         return False
     try:
@@ -155,10 +155,10 @@ def _write(tf: Any, folder: Path, plan: ShardPlan, bar: _Bar) -> Shard:
 def write_records(
     tf: Any, path: Path, records: Iterable[bytes], wrote: Callable[[int], None]
 ) -> None:
-    """Write a shard and bring it to disk; `wrote` is told the bytes of every record.
+    """Write a shard and bring it to disk; `wrote` is called with the bytes of every record.
 
     Raises:
-        MissingPrerequisite: there is no room; TensorFlow's writer has errors of its own for that.
+        MissingPrerequisite: no space is left; TensorFlow's writer has errors of its own for that.
     """
     try:
         with tf.io.TFRecordWriter(str(path)) as writer:
@@ -168,7 +168,7 @@ def write_records(
     except tf.errors.OpError as fault:
         raise MissingPrerequisite(
             f"cannot write {path}: {str(fault).splitlines()[0][:200]}",
-            hint="free some room or choose another place; what is whole stays for the next try",
+            hint="free some space or choose another place; complete shards stay for the next try",
         ) from fault
     with path.open("rb+") as file:
         os.fsync(file.fileno())

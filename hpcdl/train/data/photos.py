@@ -2,10 +2,10 @@
 
 Photographs have power that falls with frequency as 1/f (Field 1987), which is what makes JPEG's
 blocks, its Huffman codes and a decoder's work look like those of photographs. A few large
-textures of that kind are drawn; every image is a cut out of one, mirrored or not, with fine noise
+textures of that kind are drawn; every image is a crop of one, mirrored or not, with fine noise
 whose strength is chosen on samples so that the mean file has the wanted bytes. A finding is
 visible: stripes of a colour and width of its own lie over the image. Everything follows from
-the seed and the image's number, so an interrupted run goes on with the same images.
+the seed and the image's number, so an interrupted run continues with the same images.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FIRST_TEST = 1 << 31
 _FINDING_SHARE = 0.2
 _FINDING_STRENGTH = 72.0  # of 255; the textures' own spread is 48
 SOURCE = "hpcdl data make photos: 1/f textures with noise, other ones to test with"
-"""Told apart from data sets whose test images were among those to train on."""
+"""Differs from data sets whose test images were among those to train on."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def make_photos(tf: Any, folder: Path, request: PhotoRequest, threads: int) -> D
 
     Raises:
         BadInput: the bytes cannot be met at that size.
-        MissingPrerequisite: no room.
+        MissingPrerequisite: no space left.
     """
     plans = plans_of(request, _Painter(tf, request).record)
     splits = make_shards(tf, folder, plans, asdict(request), threads)

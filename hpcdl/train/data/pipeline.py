@@ -1,12 +1,12 @@
 """The input pipeline for records of images: interleaved reads, fused decode and crop, prefetch.
 
-The epoch's records, shard after shard in an order drawn anew, are cut into lanes of equal length.
-Every lane reads its shards, or parts of them, one after the other, mixes them in a buffer, and
-gives the same number of images to every global batch; a rank owns neighbouring lanes. What lies in
-them depends on seed, epoch and their number, which goes by global batch and shards as long as the
-ranks can share it: then batch k is the same set of images on 1 rank and on 8. Checkpoints keep the
-number, so that a run which goes on on other ranks gives the rest of its epoch. Crop and mirror are
-drawn from (seed, epoch, place in the epoch). To resume inside an epoch, a lane passes over the
+The epoch's records, shard after shard in a new order, are divided into streams of equal length.
+Every stream reads its shards, or parts of them, one after the other, mixes them in a buffer, and
+gives the same number of images to every global batch; a rank owns neighbouring streams. What lies
+in them depends on seed, epoch and their number, which goes by global batch and shards as long as
+the ranks can share it: then batch k is the same set of images on 1 rank and on 8. Checkpoints keep
+the number, so that a run resumed on other ranks gives the rest of its epoch. Crop and mirror are
+drawn from (seed, epoch, place in the epoch). To resume inside an epoch, a stream passes over the
 records it has given, without decoding them.
 """
 
@@ -31,7 +31,7 @@ MEAN = (123.675, 116.28, 103.53)
 DEVIATION = (58.395, 57.12, 57.375)
 """Of ImageNet's pixels, red, green, blue, 0 to 255 (pytorch/vision's and others' convention)."""
 
-_MOST_LANES = 64
+_MOST_STREAMS = 64
 _MIXED = 4096
 _LABELS = {"findings": "image/labels", "classes": "image/class/label", IMAGES: ""}
 _PIECE = 16
@@ -40,7 +40,7 @@ _PIECE = 16
 
 @dataclass(frozen=True)
 class Unit:
-    """What a lane reads of a shard: `count` records after the first `skip`."""
+    """What a stream reads of a shard: `count` records after the first `skip`."""
 
     path: str
     skip: int
@@ -48,12 +48,12 @@ class Unit:
 
 
 def stream_count(global_batch: int, ranks: int, shards: int) -> int:
-    """Lanes of an epoch: divides the batch, is shared by the ranks, not more than the shards."""
-    wanted = max(ranks, min(shards, _MOST_LANES))
+    """Streams of an epoch: divides the batch, a multiple of the ranks, at most the shards."""
+    wanted = max(ranks, min(shards, _MOST_STREAMS))
     return max(
-        lanes
-        for lanes in range(ranks, wanted + 1, ranks)
-        if global_batch % lanes == 0
+        streams
+        for streams in range(ranks, wanted + 1, ranks)
+        if global_batch % streams == 0
     )  # fmt: skip
 
 
@@ -64,28 +64,28 @@ def piece_of(batch: int) -> int:
 
 
 def interleave_shards(
-    shards: Sequence[tuple[Path, int]], lanes: int, length: int, seed: int, epoch: int
+    shards: Sequence[tuple[Path, int]], streams: int, length: int, seed: int, epoch: int
 ) -> list[list[Unit]]:
-    """What every lane reads in an epoch: `length` records each, and none twice.
+    """What every stream reads in an epoch: `length` records each, and none twice.
 
     Args:
-        shards: files and their numbers of records, at least `lanes` x `length` in all.
-        lanes: how many.
-        length: records of a lane.
+        shards: files and their numbers of records, at least `streams` x `length` in all.
+        streams: how many.
+        length: records of a stream.
         seed: of the shards' order, and of what is left out where some are left.
         epoch: makes both anew.
     """
-    spare = sum(count for _, count in shards) - lanes * length
-    laid: list[list[Unit]] = [[] for _ in range(lanes)]
+    spare = sum(count for _, count in shards) - streams * length
+    queues: list[list[Unit]] = [[] for _ in range(streams)]
     end = -int(epoch_order(seed, epoch, spare + 1)[0])  # so many are left out at the start
     for number in epoch_order(seed, epoch, len(shards)):
         path, count = shards[number]
         begin, end = end, end + count
-        for lane in range(max(0, begin // length), min(lanes, -(-end // length))):
-            first, last = max(begin, lane * length), min(end, (lane + 1) * length)
+        for stream in range(max(0, begin // length), min(streams, -(-end // length))):
+            first, last = max(begin, stream * length), min(end, (stream + 1) * length)
             if first < last:
-                laid[lane].append(Unit(str(path), first - begin, last - first))
-    return laid
+                queues[stream].append(Unit(str(path), first - begin, last - first))
+    return queues
 
 
 class Records:
@@ -125,7 +125,7 @@ class Records:
                 hint="use a smaller batch or fewer ranks",
             )
         shards = len(dataset.splits["train"])
-        self.lanes = stream_count(share.global_batch, share.ranks, shards)
+        self.streams = stream_count(share.global_batch, share.ranks, shards)
 
     def prepare(self, images: Any) -> Any:
         """Bytes to mean 0 and deviation 1, and mirroring; on the device, as part of the step.
@@ -134,7 +134,7 @@ class Records:
         """
         tf = self._tf
         pixels, mirrored = images
-        # Half a step is added, because the bytes were cut off, not rounded.
+        # Half a step is added, because the bytes were truncated, not rounded.
         values = (tf.cast(pixels, tf.float32) + (0.5 - np.array(MEAN))) / DEVIATION
         return tf.where(mirrored[:, None, None, None], values[:, :, ::-1], values)
 
@@ -155,7 +155,7 @@ class Records:
                     batch += 1
             except errors.NotFoundError as fault:
                 raise BadInput(f"a shard of {self._dataset.folder} is gone: {first_line(fault)}",
-                               hint="the run goes on when it is back") from fault  # fmt: skip
+                               hint="the run resumes when it is back") from fault  # fmt: skip
             except errors.DataLossError as fault:
                 self._repairs.repair(self._dataset.files("train"), first_line(fault))
             except errors.InvalidArgumentError as fault:
@@ -193,26 +193,26 @@ class Records:
         return batches.prefetch(2)
 
     def _decoded(self, records: Any, describe: Callable[..., Any], piece: int) -> Any:
-        """Batches of `piece` images: cut in one go by the library, one by one by TensorFlow.
+        """Batches of `piece` images: decoded in one go by the library, one by one by TensorFlow.
 
-        `describe` gives of a record: ((encoded, window, mirrored), label).
+        `describe` gives of a record: ((encoded, area, mirrored), label).
         """
         if self.images.in_batches:
             described = records.map(describe, num_parallel_calls=self._threads, deterministic=True)
             return described.batch(piece).map(
-                self._cut_all, num_parallel_calls=self._threads, deterministic=True
+                self._crop_all, num_parallel_calls=self._threads, deterministic=True
             )
 
         def image(*record: Any) -> Any:
-            (encoded, window, mirrored), label = describe(*record)
-            return (self.images.cut(encoded, window), mirrored), label
+            (encoded, area, mirrored), label = describe(*record)
+            return (self.images.crop(encoded, area), mirrored), label
 
         images = records.map(image, num_parallel_calls=self._threads, deterministic=True)
         return images.batch(piece)
 
-    def _cut_all(self, parts: tuple[Any, Any, Any], labels: Any) -> Any:
-        encoded, windows, mirrored = parts
-        return (self.images.cut_all(encoded, windows), mirrored), labels
+    def _crop_all(self, parts: tuple[Any, Any, Any], labels: Any) -> Any:
+        encoded, areas, mirrored = parts
+        return (self.images.crop_batch(encoded, areas), mirrored), labels
 
     def test_batches(self) -> Iterator[tuple[Any, Any]]:
         """Every `ranks`-th test image, the middle of it.
@@ -229,7 +229,7 @@ class Records:
                     done += 1
                 more = False
             except self._tf.errors.DataLossError as fault:
-                # All ranks read all records, so they go on with the same numbering.
+                # All ranks read all records, so they continue with the same numbering.
                 self._repairs.repair(self._dataset.files("test"), first_line(fault))
             except self._tf.errors.InvalidArgumentError as fault:
                 self._leave_out(records.take(self._share.at_once), "test", first_line(fault))
@@ -284,22 +284,22 @@ class Records:
         return self._records(epoch, first)
 
     def _records(self, epoch: int, first: int) -> Any:
-        """The same, in the lanes' order."""
+        """The same, in the streams' order."""
         tf, share = self._tf, self._share
         shards = [
             (self._repairs.path(self._dataset.folder / shard.name), shard.examples)
             for shard in self._dataset.splits["train"]
         ]
-        lanes = self.lanes
-        mine = lanes // share.ranks
-        block = share.global_batch // lanes
+        streams = self.streams
+        mine = streams // share.ranks
+        block = share.global_batch // streams
         length = self._dataset.examples("train") // share.global_batch * block
-        laid = interleave_shards(shards, lanes, length, share.seed, epoch)[share.rank * mine :][
+        queues = interleave_shards(shards, streams, length, share.seed, epoch)[share.rank * mine :][
             :mine
         ]
-        paths = tf.ragged.constant([[unit.path for unit in lane] for lane in laid])
+        paths = tf.ragged.constant([[unit.path for unit in stream] for stream in queues])
         spans = tf.ragged.constant(
-            [[(unit.skip, unit.count) for unit in lane] for lane in laid],
+            [[(unit.skip, unit.count) for unit in stream] for stream in queues],
             tf.int64,
             inner_shape=(2,),
         )
@@ -308,20 +308,20 @@ class Records:
             records = tf.data.TFRecordDataset(path, buffer_size=1 << 20)
             return self._readable(records.skip(span[0]).take(span[1]))
 
-        def lane(number: Any) -> Any:
+        def stream(number: Any) -> Any:
             units = tf.data.Dataset.from_tensor_slices((paths[number], spans[number]))
             records = units.flat_map(read)
             mixed = records.shuffle(
-                max(block, _MIXED // lanes),
+                max(block, _MIXED // streams),
                 seed=share.seed * 7919 + share.rank * mine + tf.cast(number, tf.int64),
                 reshuffle_each_iteration=False,
             )
-            # What damage takes from a lane it reads again, and no more: a buffer would be a pass.
+            # What damage takes from a stream it reads again, and no more: a buffer would be a pass.
             whole = mixed.concatenate(records.repeat()).take(self.steps_per_epoch * block)
             return whole.skip(first * block)
 
         return tf.data.Dataset.range(mine).interleave(
-            lane, cycle_length=mine, block_length=block, deterministic=True,
+            stream, cycle_length=mine, block_length=block, deterministic=True,
             num_parallel_calls=min(mine, max(2, self._threads)),
         )  # fmt: skip
 
@@ -334,16 +334,16 @@ class Records:
             place = step * share.global_batch + share.rank * share.per_rank + slot
             seed = tf.stack([tf.constant(stream, tf.int64), place])
             encoded, label = self._parse_checked(serialized)
-            window = self.images.random_window(self.images.shape(encoded), seed)
+            area = self.images.random_crop(self.images.shape(encoded), seed)
             mirrored = tf.random.stateless_uniform((), seed + 1) < 0.5
-            return (encoded, window, mirrored), label
+            return (encoded, area, mirrored), label
 
         return part
 
     def _test_part(self, serialized: Any) -> tuple[Any, Any]:
         encoded, label = self._parse_checked(serialized)
-        window = self.images.middle_window(self.images.shape(encoded))
-        return (encoded, window, self._tf.constant(False)), label
+        area = self.images.central_crop(self.images.shape(encoded))
+        return (encoded, area, self._tf.constant(False)), label
 
     def _parse(self, serialized: Any) -> tuple[Any, Any]:
         tf, task = self._tf, self._dataset.task
@@ -382,8 +382,8 @@ class Records:
             encoded, label = self._parse(serialized)
             whole = tf.io.decode_jpeg(encoded, channels=3)
             seed = tf.random.uniform((2,), maxval=2**31 - 1, dtype=tf.int32)
-            window = self.images.random_window(tf.shape(whole), tf.cast(seed, tf.int64))
-            part = tf.slice(whole, [window[0], window[1], 0], [window[2], window[3], 3])
+            area = self.images.random_crop(tf.shape(whole), tf.cast(seed, tf.int64))
+            part = tf.slice(whole, [area[0], area[1], 0], [area[2], area[3], 3])
             resized = tf.image.resize(part, self._size)
             resized = tf.image.random_flip_left_right(resized)
             return (resized, tf.constant(False)), label

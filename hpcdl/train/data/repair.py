@@ -1,8 +1,8 @@
-"""Skips damaged records: counts them, names them by file and offset, and goes on without them.
+"""Skips damaged records: counts them, names them by file and offset, and continues without them.
 
 TensorFlow's reader gives up a shard at its first damaged record. So when one turns up, the
 shards are walked, and a damaged one is read from then on as a copy without the damaged records,
-in the temporary folder of the node. More than the limit end the run.
+in the temporary directory of the node. More than the limit end the run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Repairs:
     Args:
         limit: how many may be skipped.
         sound: whether a shard can be read whole; quick.
-        say: told of every damaged record.
+        say: called for every damaged record.
         read: called after each shard that was looked through.
     """
 

@@ -63,14 +63,14 @@ def one() -> int:
 class Source(Protocol):
     """Where batches come from. An epoch has `steps_per_epoch` global batches, 0 for no end.
 
-    `lanes` is what the order of an epoch depends on beside its seed; 0 for nothing. A run that goes
-    on sets it to what it was.
+    `streams` is what the order of an epoch depends on beside its seed; 0 for nothing. A run that
+    goes on sets it to what it was.
     """
 
     shape: tuple[int, ...]
     classes: int
     steps_per_epoch: int
-    lanes: int
+    streams: int
 
     def batches(self, epoch: int, first: int, wanted: Callable[[], int] = one) -> Iterator[Group]:
         """This rank's part of the epoch's batches from number `first` on.
@@ -93,7 +93,7 @@ def epoch_order(seed: int, epoch: int, examples: int) -> NDArray[Any]:
 class Synthetic:
     """One random batch on the device, again and again: no input cost at all."""
 
-    lanes = 0
+    streams = 0
 
     def __init__(
         self, tf: Any, shape: tuple[int, ...], classes: int, share: Share, task: str = "classes"
@@ -133,7 +133,7 @@ class Synthetic:
 class InMemory:
     """A small data set held in memory as NumPy arrays."""
 
-    lanes = 0
+    streams = 0
 
     def __init__(self, tf: Any, dataset: Dataset, share: Share) -> None:
         self.shape: tuple[int, ...] = dataset.shape

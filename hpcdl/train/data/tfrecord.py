@@ -53,7 +53,7 @@ def walk(path: Path, *, check_data: bool) -> Iterator[Record]:
             end = offset + 16 + length
             if end > size:
                 missing = end - size
-                yield Record(offset, length, f"the file is cut: {missing} bytes are missing")
+                yield Record(offset, length, f"the file is truncated: {missing} bytes are missing")
                 return
             yield Record(offset, length, _data_fault(file, length) if check_data else "")
             offset = end
