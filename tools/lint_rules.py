@@ -13,8 +13,8 @@ _HEAD = """\
 $ hpcdl job lint --slurm-version 22.05 job.sh
 ```
 
-`hpcdl job lint` reads any batch script, written by anyone, and holds it against the rules below.
-It exits with 1 where a script has an error, with 2 where one cannot be read. Without
+`hpcdl job lint` reads any batch script, written by anyone, and checks it against the rules below.
+It exits with status 1 where a script has an error, with 2 where one cannot be read. Without
 `--slurm-version` it takes the site's release, else the newest one it knows. It knows Slurm {oldest}
 to {newest}. A release without its point release (22.05) means the newest of its series.
 
@@ -52,7 +52,7 @@ def as_markdown() -> str:
 
 
 def _table(title: str, rules: list[Rule]) -> str:
-    lines = [title, "", "| Rule | Releases | What | Then | Instead | Source | Proof |",
+    lines = [title, "", "| Rule | Releases | What | Then | Instead | Source | Evidence |",
              "|---|---|---|---|---|---|---|"]  # fmt: skip
     lines += [_row(one) for one in rules]
     return "\n".join(lines) + "\n"

@@ -31,7 +31,7 @@ class Report:
     """What a job did. `shares` are parts of a step's time, 0 to 1; rates in images/s."""
 
     job_id: int
-    words: str
+    description: str
     ok: bool
     restarts: int
     images_per_second: float | None
@@ -63,7 +63,7 @@ def summarize(
     seconds = at(result, "samples", "seconds") or ()
     return Report(
         job_id=snapshot.job_id,
-        words=snapshot.words,
+        description=snapshot.description,
         ok=snapshot.ok,
         restarts=snapshot.restarts,
         images_per_second=summary.get("images_per_second"),
@@ -111,7 +111,7 @@ def _more_cpus(layout: Mapping[str, Any], node_cpus: int | None) -> dict[str, st
 
 
 def _used(usage: Usage) -> list[str]:
-    """What accounting says, in words."""
+    """What accounting says, as text."""
     typed = any(name.startswith("gres/gpu:") for name in usage.allocated)
     shown = {k: text for k, text in usage.allocated.items() if not (typed and k == "gres/gpu")}
     had = ", ".join(f"{name.removeprefix('gres/')} {text}" for name, text in shown.items())
@@ -127,7 +127,7 @@ def _used(usage: Usage) -> list[str]:
 def as_text(report: Report) -> str:
     """A report for people."""
     again = f" after {report.restarts} restarts" if report.restarts else ""
-    lines = [f"job {report.job_id}: {report.words}{again}"]
+    lines = [f"job {report.job_id}: {report.description}{again}"]
     if report.images_per_second is not None:
         between = f" ({report.spread[0]:,.0f} to {report.spread[1]:,.0f})" if report.spread else ""
         per_rank = f", {report.ranks} ranks" if report.ranks else ""

@@ -2,7 +2,7 @@
 
 Roles, ranks, ports and host lists are worked out here and in the script; nobody edits a hosts
 file. `horovod` and `single` start under srun; `horovod-mpirun` is Open MPI's own launcher inside
-the allocation; `multiworker` tells tf.distribute its peers by TF_CONFIG.
+the allocation; `multiworker` passes tf.distribute its peers in TF_CONFIG.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def launch_argv(site: Site, spec: JobSpec, layout: Layout) -> tuple[str, ...]:
                 "Pyxis starts containers under srun, not under mpirun",
                 hint="use --launcher horovod",
             )
-        # Mapped by socket, not bound, TCP or UCX but never openib: the form that was fastest on
+        # Mapped by socket, not bound, TCP or UCX but never openib: the setting that was fastest on
         # V100 nodes (Dell EMC, CheXNet at scale, 2019), as Horovod's own documents advise.
         return (
             "mpirun", "-np", str(layout.world_size), "--bind-to", "none", "--map-by", "socket",
@@ -76,8 +76,8 @@ def worker_port(tasks_per_node: int) -> str:
     Jobs on parts of one node run together: each has ports of its own, by its id.
     """
     stride = -(-tasks_per_node // _PORTS) * _PORTS
-    turns = (_PAST_PORTS - _FIRST_PORT) // stride
-    return f"{_FIRST_PORT} + SLURM_JOB_ID % {turns} * {stride}"
+    slots = (_PAST_PORTS - _FIRST_PORT) // stride
+    return f"{_FIRST_PORT} + SLURM_JOB_ID % {slots} * {stride}"
 
 
 def check_container(site: Site, spec: JobSpec) -> None:
@@ -94,7 +94,7 @@ def check_container(site: Site, spec: JobSpec) -> None:
 
 
 def _mounts(site: Site, spec: JobSpec) -> list[Path]:
-    """What a container must see: the jobs' folders, the data sets, this job's own folder and data.
+    """What a container must see: the directories of jobs, data sets and this job, and its data.
 
     Staged data is seen through HPCDL_DATA; what did not fit is linked to where it came from.
     """
@@ -108,7 +108,7 @@ def _mounts(site: Site, spec: JobSpec) -> list[Path]:
 
 
 def _pyxis(site: Site, spec: JobSpec) -> tuple[str, ...]:
-    """Options of srun that Pyxis adds: image, mounts, and the job's folder to work in."""
+    """Options of srun that Pyxis adds: image, mounts, and the job's directory to work in."""
     mounts = ",".join(f"{path}:{path}" for path in _mounts(site, spec))
     option = f"--container-mounts={mounts}"
     if spec.stage:
@@ -121,7 +121,7 @@ def _pyxis(site: Site, spec: JobSpec) -> tuple[str, ...]:
 
 
 def _apptainer(site: Site, spec: JobSpec, *, gpus: bool) -> tuple[str, ...]:
-    """The words before a program that run it in an Apptainer image."""
+    """The arguments before a program that run it in an Apptainer image."""
     binds = [f"--bind={path}" for path in _mounts(site, spec)]
     binds += [quote.Expandable("--bind=$HPCDL_DATA")] if spec.stage else []
     return ("apptainer", "exec", *(["--nv"] if gpus else []), *binds, str(spec.container))
@@ -139,7 +139,7 @@ def program_argv(site: Site, spec: JobSpec) -> tuple[str, ...]:
 
 
 def step_command(program: tuple[str, ...]) -> tuple[str, ...]:
-    """The program as launchers must be given it: a word `:` alone would start another component."""
+    """The program for launchers: to them a lone argument `:` would start another component."""
     if ":" not in program:
         return program
     return ("bash", "-c", f"exec {quote.quote_argv(program)}")

@@ -48,10 +48,10 @@ def plan_layout(site: Site, spec: JobSpec) -> Layout:
     tasks = _tasks_per_node(partition, spec, gpus)
     cpus = _cpus_per_task(partition, spec, tasks, gpus)
     # What a rank has one of decides: GPUs, or CPUs where there are none.
-    held, there = (
+    taken, there = (
         (gpus, partition.gpus_per_node) if partition.gpu else (tasks * cpus, partition.cpus)
     )
-    whole = held == there
+    whole = taken == there
     _check_nodes(site, partition, nodes, gpus)
     if spec.launcher == "single" and nodes > 1:
         raise BadInput(
@@ -63,7 +63,7 @@ def plan_layout(site: Site, spec: JobSpec) -> Layout:
         tasks_per_node=tasks,
         cpus_per_task=cpus,
         gpus_per_node=gpus,
-        memory_mb=0 if whole else max(1, int(partition.memory_gb * 1000 * held / there)),
+        memory_mb=0 if whole else max(1, int(partition.memory_gb * 1000 * taken / there)),
         exclusive=whole,
         minutes=_minutes(partition, spec),
         by_socket=whole and _fills_sockets(partition, tasks, cpus),
@@ -172,9 +172,9 @@ def _tasks_per_node(partition: Partition, spec: JobSpec, gpus: int) -> int:
 def _cpus_per_task(partition: Partition, spec: JobSpec, tasks: int, gpus: int) -> int:
     """A rank's CPUs: what is asked for, else its share of the node, in whole cores."""
     if spec.cpus_per_task is None:
-        held, there = (gpus, partition.gpus_per_node) if partition.gpu else (1, 1)
-        cores = partition.cores * held // there // tasks
-        share = max(1, partition.cpus * held // there // tasks)
+        taken, there = (gpus, partition.gpus_per_node) if partition.gpu else (1, 1)
+        cores = partition.cores * taken // there // tasks
+        share = max(1, partition.cpus * taken // there // tasks)
         return cores * partition.threads_per_core or share
     if spec.cpus_per_task * tasks > partition.cpus:
         raise BadInput(
@@ -209,6 +209,6 @@ def _minutes(partition: Partition, spec: JobSpec) -> int:
     if spec.minutes > partition.max_minutes:
         raise BadInput(
             f"--time is beyond the limit of '{partition.name}', {partition.max_time}",
-            hint="ask for less; submitted again, a job goes on from its last checkpoint",
+            hint="ask for less; submitted again, a job resumes from its last checkpoint",
         )
     return spec.minutes

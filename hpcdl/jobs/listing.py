@@ -1,6 +1,6 @@
 """The runs that a user has submitted at a site, the newest first.
 
-Slurm is asked once for all of them; what it has forgotten is told by what it left behind.
+Slurm is asked once for all of them; for what it has forgotten, the jobs' files say how they ended.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Listed:
     name: str
     partition: str
     state: str
-    words: str
+    description: str
     age_seconds: float
     folder: Path
 
@@ -46,7 +46,7 @@ def own_jobs(site: Site, most: int) -> tuple[Listed, ...]:
                 name=said.get("name") or "",
                 partition=said.get("partition") or "",
                 state=snapshot.state,
-                words=snapshot.words,
+                description=snapshot.description,
                 age_seconds=max(0.0, time.time() - submitted),
                 folder=one.folder,
             )
@@ -61,7 +61,7 @@ def as_text(rows: Sequence[Listed]) -> str:
          str(row.folder)]
         for row in rows
     ]  # fmt: skip
-    return table(lines, ("job", "name", "partition", "state", "age", "folder"))
+    return table(lines, ("job", "name", "partition", "state", "age", "directory"))
 
 
 def _submissions(site: Site) -> Iterator[tuple[Submission, float]]:
@@ -71,7 +71,7 @@ def _submissions(site: Site) -> Iterator[tuple[Submission, float]]:
         try:
             one = find(site, name)
             ours = one.folder.stat().st_uid == os.geteuid()
-        except (BadInput, OSError):  # its folder was removed, or is nobody's to read
+        except (BadInput, OSError):  # its directory was removed, or cannot be read
             continue
         if ours and one.folder not in seen:
             seen.add(one.folder)

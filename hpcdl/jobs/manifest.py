@@ -46,7 +46,7 @@ def request_of(base: JobSpec, modules: Sequence[str] = ()) -> Request:
 
 
 def check_request(folder: Path, manifest: Manifest, request: Request | None) -> None:
-    """Refuse a sweep of other jobs than those whose results lie in the folder.
+    """Refuse a sweep of other jobs than those whose results lie in the directory.
 
     Raises:
         BadInput: names what differs.
@@ -56,7 +56,7 @@ def check_request(folder: Path, manifest: Manifest, request: Request | None) -> 
     raise BadInput(
         f"the sweep '{folder.name}' was begun with other jobs",
         details=list(_differences(manifest.request, request)),
-        hint=f"give this one another --name, or take {folder} away to start anew",
+        hint=f"give this one another --name, or take {folder} away to start over",
     )
 
 
@@ -67,8 +67,8 @@ def _differences(was: Request, now: Request) -> Iterator[str]:
 
 
 def _shown(value: object) -> str:
-    words = " ".join(map(str, value)) if isinstance(value, list) else str(value or "none")
-    return words if len(words) <= 100 else f"{words[:97]}..."
+    text = " ".join(map(str, value)) if isinstance(value, list) else str(value or "none")
+    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -78,7 +78,7 @@ def read_manifest(folder: Path) -> Manifest:
         BadInput: it cannot be read, or is of another format.
     """
     path = folder / "sweep.json"
-    hint = f"take {folder} away to start anew"
+    hint = f"take {folder} away to start over"
     try:
         said = json.loads(path.read_text())
     except FileNotFoundError:

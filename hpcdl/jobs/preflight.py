@@ -26,8 +26,8 @@ CAUSES: dict[int, str] = {
     20: "the module did not load, or is of another release",
     21: "ranks are missing, or Slurm started another number of them",
     22: "ranks share a GPU, or see fewer GPUs than they need",
-    23: "a rank has fewer CPUs than it was promised",
-    24: "a node has less memory for the job than it was promised",
+    23: "a rank has fewer CPUs than were requested",
+    24: "a node has less memory for the job than was requested",
     25: "scratch space is missing, full or not writable",
     26: "the data set is not there",
     27: "GPUs do not reach each other the way the partition declares",
@@ -58,7 +58,7 @@ class Expectation:
 class Probe:
     """What one rank found. `cpus` is Slurm's number for the step, `affinity` the kernel's.
 
-    `links` is how its GPU reaches others; where that was not looked at, `unlooked` says why, and
+    `links` is how its GPU reaches others; where that was not checked, `unchecked` says why, and
     where trying it failed, `fault` says how.
     """
 
@@ -74,7 +74,7 @@ class Probe:
     scratch_free_mb: int | None
     data: bool | None
     links: tuple[Link, ...] = ()
-    unlooked: str = ""
+    unchecked: str = ""
     fault: str = ""
 
     @property
@@ -122,7 +122,7 @@ def with_links(
     with the probe after `seconds`, in a thread of its own, and is to end the process.
     """
     if found.world < 2 or not found.gpus or not _driver_uuids():
-        return replace(found, unlooked="no GPU driver here")
+        return replace(found, unchecked="no GPU driver here")
     device = found.local_rank % len(found.gpus)
     late = replace(found, fault=f"GPUs did not exchange a megabyte within {seconds:.0f} s")
     watchdog = threading.Timer(seconds, stuck, (late,))
@@ -131,7 +131,7 @@ def with_links(
     try:
         log = exchange(found.rank, found.world, device, folder)
     except NoLibrary as lack:
-        return replace(found, unlooked=lack.message)
+        return replace(found, unchecked=lack.message)
     except MissingPrerequisite as lack:
         return replace(found, fault=lack.message)
     finally:
@@ -188,8 +188,8 @@ def notes(probes: Sequence[Probe], expected: Expectation) -> tuple[str, ...]:
         few = min(p.affinity for p in narrow)
         found.append(f"{len(narrow)} ranks may run on {few} CPUs only: Slurm binds no CPUs here")
     if expected.fabric and expected.world > 1 and not any(p.links or p.fault for p in probes):
-        why = next((p.unlooked for p in probes if p.unlooked), "NCCL names no channel")
-        found.append(f"{why}: how GPUs reach each other was not looked at")
+        why = next((p.unchecked for p in probes if p.unchecked), "NCCL names no channel")
+        found.append(f"{why}: how GPUs reach each other was not checked")
     if expected.tasks_per_node > 1 and probes and all(len(p.gpus) == 1 for p in probes):
         found.append("each rank sees one GPU only: peer-to-peer between GPUs may be lost")
     return tuple(found)
@@ -208,7 +208,7 @@ def _release(probes: Sequence[Probe], expected: Expectation) -> Iterator[Problem
 def _world(probes: Sequence[Probe], expected: Expectation) -> Iterator[Problem]:
     ranks = [p.rank for p in probes]
     if any(p.fault for p in probes):
-        return  # it took its peers with it
+        return  # its peers ended with it
     missing = sorted(set(range(expected.world)) - set(ranks))
     if missing:
         some = ", ".join(map(str, missing[:8]))
@@ -250,7 +250,7 @@ def _memory(probes: Sequence[Probe], expected: Expectation) -> Iterator[Problem]
 def _scratch(probes: Sequence[Probe], expected: Expectation) -> Iterator[Problem]:
     for p in probes:
         if expected.scratch and not p.scratch_free_mb:
-            yield Problem(25, f"{p.host} has no room in {expected.scratch}")
+            yield Problem(25, f"{p.host} has not enough space in {expected.scratch}")
             return
 
 
@@ -278,11 +278,11 @@ def _who(found: Probe) -> str:
 
 
 def _free_mb(path: str) -> int | None:
-    """Free room in MB where this user can write, or could make the folder; else None."""
+    """Free space in MB where this user can write, or could make the directory; else None."""
     place = Path(path)
     places = (place, *place.parents) if place.is_absolute() else (place,)
     try:
-        # Staging makes the folders that lack.
+        # Staging makes the directories that lack.
         there = next((one for one in places if one.exists()), place)
         return shutil.disk_usage(there).free // 1_000_000 if os.access(there, os.W_OK) else None
     except OSError:
@@ -302,7 +302,7 @@ def _visible_gpus(env: Mapping[str, str]) -> tuple[str, ...]:
 def _driver_uuids(
     ask: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run,
 ) -> dict[str, str]:
-    """GPU numbers and UUIDs as nvidia-smi tells them; empty without a driver."""
+    """GPU numbers and UUIDs from nvidia-smi; empty without a driver."""
     query = ["nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader"]
     try:
         answer = ask(query, capture_output=True, text=True, timeout=20, check=False)

@@ -1,7 +1,7 @@
-"""The files that a program's words name, as seen from where the job is asked for.
+"""The files that a program's arguments name, as seen from where the job is asked for.
 
-A job works in a folder of its own: a script named relative to where the user stands would not
-be found there. Such words are made absolute when the job is asked for.
+A job works in a directory of its own: a script named relative to where the user stands would not
+be found there. Such arguments are made absolute when the job is asked for.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hpcdl.system.errors import BadInput
 
 _PYTHON = re.compile(r"python[0-9.]*\Z")
 _SHELLS = frozenset({"bash", "sh"})
-# Options that take the next word, and those after which no script is named.
+# Options that take the next argument, and those after which no script is named.
 _OF_PYTHON = (
     re.compile(r"-[A-Za-z]*[WX]\Z|--check-hash-based-pycs\Z"),
     re.compile(r"-([^WX-]*[cm].*)?\Z"),
@@ -30,20 +30,20 @@ _SCRIPT = (".py", ".sh")
 
 
 def script_index(program: Sequence[str]) -> int | None:
-    """Which word of a program is the script that an interpreter is to run; None for no script."""
+    """Index of the argument that is the script for an interpreter; None for no script."""
     name = Path(program[0]).name if program else ""
     if not _PYTHON.match(name) and name not in _SHELLS:
         return None
     valued, ending = _OF_SHELLS if name in _SHELLS else _OF_PYTHON
     skip = False
-    for index, word in enumerate(program[1:], start=1):
+    for index, argument in enumerate(program[1:], start=1):
         if skip:
             skip = False
-        elif valued.match(word):
+        elif valued.match(argument):
             skip = True
-        elif word[:1] not in {"-", "+"}:
-            return index if word else None
-        elif ending.match(word):
+        elif argument[:1] not in {"-", "+"}:
+            return index if argument else None
+        elif ending.match(argument):
             return None
     return None
 
@@ -54,19 +54,19 @@ def seen_from(folder: Path, program: Sequence[str]) -> tuple[str, ...]:
     A bare name is looked for on PATH first, as a shell does. A script whose name holds a mark
     of a sweep is taken to lie there.
     """
-    words = list(program)
-    if words and _names_file(folder, words[0]):
-        words[0] = str(folder / words[0])
-    at = script_index(words)
+    argv = list(program)
+    if argv and _names_file(folder, argv[0]):
+        argv[0] = str(folder / argv[0])
+    at = script_index(argv)
     if at is not None:
-        marked = "{" in words[at] and words[at].endswith(_SCRIPT)
-        if marked or _is_there(folder / words[at]):
-            words[at] = str(folder / words[at])
-    return tuple(words)
+        marked = "{" in argv[at] and argv[at].endswith(_SCRIPT)
+        if marked or _is_there(folder / argv[at]):
+            argv[at] = str(folder / argv[at])
+    return tuple(argv)
 
 
 def check_script(spec: JobSpec) -> None:
-    """Refuse a script that the ranks would not find in the job's folder.
+    """Refuse a script that the ranks would not find in the job's directory.
 
     Raises:
         BadInput: names the script.
@@ -81,19 +81,19 @@ def check_script(spec: JobSpec) -> None:
     if spec.job_dir is None or not _is_there(spec.job_dir / script):
         raise BadInput(
             f"there is no script {script} here",
-            hint="jobs work in a folder of their own: name the script by its path from here, "
-            "or by its whole path",
+            hint="jobs work in a directory of their own: name the script by its path from here, "
+            "or by its absolute path",
         )
 
 
-def _names_file(folder: Path, word: str) -> bool:
-    """Whether the program itself is a file of the folder, and not one of PATH."""
-    if not _is_there(folder / word) or (folder / word).is_dir():
+def _names_file(folder: Path, argument: str) -> bool:
+    """Whether the program itself is a file of the directory, and not one of PATH."""
+    if not _is_there(folder / argument) or (folder / argument).is_dir():
         return False
-    return "/" in word or shutil.which(word) is None
+    return "/" in argument or shutil.which(argument) is None
 
 
 def _is_there(path: Path) -> bool:
-    with suppress(OSError, ValueError):  # a word may be no possible name at all
+    with suppress(OSError, ValueError):  # a argument may be no possible name at all
         return path.exists()
     return False

@@ -16,7 +16,7 @@ from hpcdl.system.text import did_you_mean
 _SHAPE = "use --gpus, --nodes, --gpus-per-node, --tasks-per-node or --cpus-per-task"
 _WHOLE = "a job has its share of each node; --nodes N asks for whole ones"
 _FILES = "use --job-dir: log and results lie there"
-_AGAIN = "the script sees to the signal before its end and to requeues itself"
+_AGAIN = "the script handles the signal before its end and requeues itself"
 _NO_SCRIPT = "it is for the command line of sbatch, not for a job"
 
 # What the script decides itself, and what to say instead.
@@ -114,4 +114,4 @@ def _check(version: str, name: str, value: str | None) -> None:
     if needs == "none" and value is not None:
         raise BadInput(f"--sbatch {name} takes no value", hint=f"write --sbatch {name}")
     if value and not value.isprintable():
-        raise BadInput(f"the value of --sbatch {name} has signs in it that no directive can hold")
+        raise BadInput(f"the value of --sbatch {name} has characters that no directive can hold")

@@ -75,7 +75,7 @@ JOB: Schema = {
             "description": "Whether the allocation is checked before the ranks start.",
             "default": True,
         },
-        "job_dir": _text("Folder of the job's files; one below the site's work by default."),
+        "job_dir": _text("Directory of the job's files; one below the site's work by default."),
         "program": {
             "type": "array",
             "description": "The program and its arguments; `hpcdl train` by default.",

@@ -81,9 +81,9 @@ class Script:
 
 @dataclass(frozen=True)
 class ArrayOf:
-    """A job array: its tasks, the file with a line of words for each, and where logs go.
+    """A job array: its tasks, the file with a line of arguments for each, and where logs go.
 
-    The first word of a line is the task's folder, the rest its program. `running` is the
+    The first argument of a line is the task's directory, the rest its program. `running` is the
     most tasks at a time, None for no limit.
     """
 
@@ -116,7 +116,7 @@ def render_script(
 
 
 def gpu_request(site: Site, partition: Partition, count: int) -> str:
-    """The option that asks for `count` GPUs per node, in the form that this site takes."""
+    """The option that asks for `count` GPUs per node, as this site takes it."""
     assert partition.gpu is not None
     typed = f"{partition.gpu.gres_type}:" if site.slurm.gpu_typed else ""
     if site.slurm.gpu_request == "gres":
@@ -211,10 +211,10 @@ def _stage(partition: Partition, spec: JobSpec, layout: Layout) -> dict[str, obj
 
 
 def _array_values(site: Site, spec: JobSpec, array: ArrayOf | None) -> dict[str, object]:
-    """What differs for an array: where the log goes, the folder and the program of a task."""
+    """What differs for an array: where the log goes, the directory and the program of a task."""
     if array is None:
-        words = quote.quote_argv(program_argv(site, spec))
-        return {"array": None, "program": words + _data_option(spec)}
+        argv = quote.quote_argv(program_argv(site, spec))
+        return {"array": None, "program": argv + _data_option(spec)}
     wrapper = program_argv(site, replace(spec, program=("x",)))[:-1]
     return {
         "array": f"0-{array.tasks - 1}" + (f"%{array.running}" if array.running else ""),
@@ -226,13 +226,13 @@ def _array_values(site: Site, spec: JobSpec, array: ArrayOf | None) -> dict[str,
 
 
 def _data_option(spec: JobSpec) -> str:
-    """`hpcdl train` is told where the job's data lies, unless its options say so already."""
-    told = _has_option(spec.program, "--data")
-    return ' --data "$HPCDL_DATA"' if spec.data and _is_train(spec.program) and not told else ""
+    """`hpcdl train` gets the job's data directory, unless its options name one already."""
+    named = _has_option(spec.program, "--data")
+    return ' --data "$HPCDL_DATA"' if spec.data and _is_train(spec.program) and not named else ""
 
 
 def _has_option(program: tuple[str, ...], option: str) -> bool:
-    return any(word == option or word.startswith(f"{option}=") for word in program)
+    return any(one == option or one.startswith(f"{option}=") for one in program)
 
 
 def _is_train(program: tuple[str, ...]) -> bool:
@@ -267,7 +267,7 @@ def _preflight(
 
 
 def shape(layout: Layout) -> str:
-    """The layout in words: `2 nodes x 4 GPUs`."""
+    """The layout as text: `2 nodes x 4 GPUs`."""
     kind = "GPU" if layout.gpus_per_node else "rank"
     each = layout.gpus_per_node or layout.tasks_per_node
     nodes = "1 node" if layout.nodes == 1 else f"{layout.nodes} nodes"
@@ -312,7 +312,7 @@ def _template(name: str) -> jinja2.Template:
 def _compiled_templates() -> jinja2.BytecodeCache | None:
     """Where compiled templates are kept: to compile takes longer than all the rest of a render.
 
-    None where the folder cannot be ours alone; what is read from it is run.
+    None where the directory cannot be ours alone; what is read from it is run.
     """
     import jinja2
 

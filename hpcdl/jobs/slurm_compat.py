@@ -1,7 +1,7 @@
-"""What a step must be told, and spared, on each release of Slurm. Pure.
+"""Options that a step needs and variables it must not see, by release of Slurm. Pure.
 
 The decisions are rows of facts/slurm_steps.yaml; the template never asks for a version. A
-script thus means the same on every release, whatever the shell held that submitted it.
+script thus means the same on every release, whatever the submitting shell's environment.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def cpus_note(slurm: SlurmDialect) -> str:
 def inherited_variables(slurm: SlurmDialect, *, gpus: bool) -> list[tuple[str, list[str]]]:
     """Variables of another job that srun would read: what they would change, and a few names.
 
-    `gpus` is whether the job asks for GPUs, in the form that `slurm` takes.
+    `gpus` is whether the job asks for GPUs, as `slurm` takes it.
     """
     own = slurm.gpu_request if gpus else None
     return [
@@ -84,7 +84,7 @@ def with_version(site: Site, version: str) -> Site:
     """The site as if its Slurm were of another release.
 
     Raises:
-        BadInput: `version` is no release, or older than all that we know.
+        BadInput: `version` is not a release, or older than all known ones.
     """
     from dataclasses import replace
 

@@ -36,7 +36,7 @@ _RESERVED = frozenset(
 
 
 class Module(NamedTuple):
-    """The modules a job loads: a folder for `module use`, names, and the release they pin.
+    """The modules a job loads: a directory for `module use`, names, and the release they pin.
 
     `release` is the release's id, None where none is published yet.
     """
@@ -53,7 +53,7 @@ class JobSpec:
     Sizes: `minutes` of walltime; `cpus_per_task` in CPUs as Slurm counts them. `program` is
     the command of every rank; empty means `hpcdl train`. `data` is a path that must exist on
     the nodes before the ranks start; with `stage` it is copied to their own disks first. A
-    `chain` of jobs goes on where the one before ran out of time. `container` is an image, run
+    `chain` of jobs resumes where the one before ran out of time. `container` is an image, run
     by the site's container runtime. `sbatch` are further options of it, such as `mail-type=END`.
     """
 
@@ -83,7 +83,7 @@ class JobSpec:
 def command_of(rest: Sequence[str]) -> tuple[str, ...]:
     """The program of a job from what followed `--`.
 
-    Nothing means `hpcdl train`; words that begin with an option are its arguments.
+    Nothing means `hpcdl train`; arguments that begin with an option are that program's.
     """
     if not rest:
         return ("hpcdl", "train")
@@ -123,7 +123,7 @@ def check_spec(spec: JobSpec) -> JobSpec:
 
 
 def check_name(name: str) -> None:
-    """Refuse names that cannot be a job's or, as they name folders too, a sweep's.
+    """Refuse names that cannot be a job's or, as they name directories too, a sweep's.
 
     Raises:
         BadInput: see above.
@@ -154,10 +154,10 @@ def check_environment(environment: Mapping[str, str]) -> None:
 
 def _check_program(program: tuple[str, ...]) -> None:
     if program and not program[0]:
-        raise BadInput("the program after -- is an empty word", hint="write -- PROGRAM ARGUMENTS")
-    for word in program:
-        _check_text(word, "an argument of the program")
-    if sum(len(word) for word in program) > _LONGEST_REQUEST:
+        raise BadInput("the program after -- is empty", hint="write -- PROGRAM ARGUMENTS")
+    for argument in program:
+        _check_text(argument, "an argument of the program")
+    if sum(map(len, program)) > _LONGEST_REQUEST:
         raise BadInput(
             f"the program's arguments are longer than {_LONGEST_REQUEST // 1000} kB together",
             hint="put them into a file and pass the file's name",
@@ -165,15 +165,15 @@ def _check_program(program: tuple[str, ...]) -> None:
 
 
 def _check_folder(folder: Path | None) -> None:
-    """A folder that sbatch can write a log to; its directives know no escape for some."""
+    """A directory that sbatch can write a log to; its directives know no escape for some."""
     if folder is None:
         return
     text = str(folder)
-    _check_text(text, "the name of the job's folder")
+    _check_text(text, "the name of the job's directory")
     if "\\" in text or any(ord(character) < 32 or character == "\x7f" for character in text):
         raise BadInput(
             f"Slurm cannot write a log below {_shown(text)}",
-            hint="choose a folder without backslashes and control characters in its name",
+            hint="choose a directory without backslashes and control characters in its name",
         )
 
 
@@ -181,7 +181,7 @@ def minutes_of(text: str) -> int:
     """A time limit as Slurm writes it, in minutes.
 
     Raises:
-        BadInput: not a form that sbatch takes.
+        BadInput: not a format that sbatch takes.
     """
     if not _TIME.match(text) or not text.strip("0:-"):
         raise BadInput(

@@ -24,7 +24,7 @@ from hpcdl.system.files import explain_os_errors
 from hpcdl.system.trust import require_private
 
 RESERVE_BYTES = 256_000_000
-"""Room left on the disk for everybody else's small files."""
+"""Space left on the disk for everybody else's small files."""
 _CHUNK = 4_000_000
 _TARGET = re.compile(r"hpcdl-(?P<cluster>.*)-(?P<job>[0-9]+)-[0-9a-f]{16}\Z")
 
@@ -42,9 +42,9 @@ class Plan:
         return sum(size for _, size in self.copy)
 
 
-def plan(files: Sequence[tuple[Path, int]], room: int) -> Plan:
-    """Split files by what fits into `room` bytes, in the order given. Pure."""
-    copy, link, left = [], [], room
+def plan(files: Sequence[tuple[Path, int]], space: int) -> Plan:
+    """Split files by what fits into `space` bytes, in the order given. Pure."""
+    copy, link, left = [], [], space
     for name, size in files:
         if size <= left:
             copy.append((name, size))
@@ -58,12 +58,14 @@ def stage(source: Path, target: Path, *, workers: int = 8, reserve: int = RESERV
     """Put `source` on the disk of `target`; a file that is there already and equal is kept.
 
     Raises:
-        BadInput: `source` is no folder.
+        BadInput: `source` is not a directory.
         MissingPrerequisite: `target` cannot be written, or others could change it.
         CheckFailed: a copy differs from its source.
     """
     if not source.is_dir():
-        raise BadInput(f"the data set {source} is no folder", hint="give the folder of its shards")
+        raise BadInput(
+            f"the data set {source} is not a directory", hint="name the one of its shards"
+        )
     _make_private(target)
     files = sorted(_files(source))
     present = sum(size for name, size in files if _size(target / name) == size)
@@ -130,13 +132,13 @@ def remove_left(target: Path, alive: Callable[[], Collection[int]]) -> int:
 
 
 def _is_own(place: Path) -> bool:
-    """Whether this is a folder, not a link, of this user's."""
+    """Whether this is a directory, not a link, of this user's."""
     status = place.lstat()
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
 
 
 def _files(source: Path) -> Iterator[tuple[Path, int]]:
-    """Every file below a folder and its size, through links to folders as well.
+    """Every file below a directory and its size, through links to directories as well.
 
     Sets are often put together from links; one that leads back above itself is not entered.
     """

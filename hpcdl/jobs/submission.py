@@ -1,6 +1,6 @@
 """Puts a job's files in place and queues it; finds submitted jobs again.
 
-A job's folder is WORK/jobs/NAME-STAMP: job.sh, job.json (what was asked and decided), job.log,
+A job's directory is WORK/jobs/NAME-STAMP: job.sh, job.json (what was asked and decided), job.log,
 progress.json, result.json. WORK/jobs/by-id/ID links to it.
 """
 
@@ -54,7 +54,7 @@ class Submission:
 
 
 def place(site: Site, spec: JobSpec, module: Module) -> tuple[Script, JobSpec]:
-    """The script of a job that has a folder of its own, and the spec with that folder.
+    """The script of a job that has a directory of its own, and the spec with that directory.
 
     Nothing is written yet.
     """
@@ -65,11 +65,11 @@ def place(site: Site, spec: JobSpec, module: Module) -> tuple[Script, JobSpec]:
 
 
 def submit(site: Site, spec: JobSpec, module: Module) -> Submission:
-    """Write a job's folder and queue it. `sbatch` is its own test: what can never run, it refuses.
+    """Write a job's directory and queue it. `sbatch` refuses what can never run.
 
     Raises:
-        BadInput: impossible request, or Slurm refuses it; the folder is then removed again.
-        MissingPrerequisite: Slurm is away, or the folder cannot be written.
+        BadInput: impossible request, or Slurm refuses it; the directory is then removed again.
+        MissingPrerequisite: Slurm is away, or the directory cannot be written.
     """
     check_data(spec)
     check_script(spec)
@@ -97,7 +97,7 @@ def submit(site: Site, spec: JobSpec, module: Module) -> Submission:
 
 
 def _check_free(folder: Path) -> None:
-    """Refuse a folder whose job.sh is another job's, or a person's own: it would be lost."""
+    """Refuse a directory whose job.sh is another job's, or a person's own: it would be lost."""
     if (folder / "job.json").exists():
         raise BadInput(f"{folder} holds a submitted job", hint="choose another --job-dir")
     if (folder / "job.sh").exists() or (folder / "job.sh").is_symlink():
@@ -133,7 +133,7 @@ def _links(chain: int, queued: Sequence[int]) -> Iterator[tuple[str, ...]]:
 
 
 def find(site: Site, which: str) -> Submission:
-    """The submission of a job id or a job's folder.
+    """The submission of a job id or a job's directory.
 
     Raises:
         BadInput: neither is known here.
@@ -164,12 +164,12 @@ def release_of(site: Site, job_id: int) -> str | None:
 
 
 def index(site: Site) -> Path:
-    """Where links by job id to the folders of submitted jobs lie."""
+    """Where links by job id to the directories of submitted jobs lie."""
     return site.paths.work / "jobs" / "by-id"
 
 
 def _withdraw(folder: Path) -> None:
-    """Take back a job's folder that Slurm did not accept; other files in it stay."""
+    """Remove a job's directory that Slurm did not accept; other files in it stay."""
     with suppress(OSError):
         (folder / "job.json").unlink(missing_ok=True)
         (folder / "job.sh").unlink(missing_ok=True)

@@ -119,9 +119,9 @@ def groups(points: Sequence[Point], tasks: int = TASKS_PER_ARRAY) -> tuple[Group
 def render(
     site: Site, group: Group, module: Module, folder: Path, number: int, running: int | None
 ) -> tuple[Script, str]:
-    """The script of a group, and its file of arguments: a line of quoted words per task.
+    """The script of a group, and its file of arguments: a line of quoted arguments per task.
 
-    The first word of a line is the point's folder, the rest its program.
+    The first argument of a line is the point's directory, the rest its program.
     """
     arguments = folder / f"array-{number:03d}.args"
     lines = [
@@ -139,8 +139,8 @@ def shares(count: int, running: int | None) -> tuple[int | None, ...]:
     """
     if running is None:
         return (None,) * count
-    lanes = min(count, running)
-    return tuple(running // lanes + (number % lanes < running % lanes) for number in range(count))
+    slots = min(count, running)
+    return tuple(running // slots + (number % slots < running % slots) for number in range(count))
 
 
 def point_folder(folder: Path, point: Point) -> Path:
@@ -156,7 +156,7 @@ def _check_matrix(
     count = 1
     for key, values in matrix.items():
         if not _KEY.match(key):
-            raise BadInput(f"--over {key!r} is no name of an option", hint="write --over KEY=A,B")
+            raise BadInput(f"--over {key!r} is no option's name", hint="write --over KEY=A,B")
         if not values or "" in values:
             raise BadInput(f"--over {key} has an empty value", hint=f"write --over {key}=A,B")
         if len(set(values)) < len(values):
@@ -169,7 +169,7 @@ def _check_matrix(
         for key in pattern:
             if key not in matrix:
                 hint = did_you_mean(key, matrix)
-                raise BadInput(f"--exclude names '{key}', which the matrix has not", hint=hint)
+                raise BadInput(f"--exclude names '{key}', which is not in the matrix", hint=hint)
 
 
 def _combinations(matrix: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
@@ -235,8 +235,8 @@ def program_of(base: JobSpec, values: Values) -> tuple[str, ...]:
     """A point's program: `{key}` is replaced where it stands, else `--key value` is added."""
     program = base.program or ("hpcdl", "train")
     rest = {key: value for key, value in values.items() if key not in JOB_KEYS}
-    placed = {key for key in rest if any("{" + key + "}" in word for word in program)}
+    placed = {key for key in rest if any("{" + key + "}" in one for one in program)}
     # In one pass: a value that looks like a mark itself arrives as it is.
-    words = [_MARK.sub(lambda mark: rest.get(mark[1], mark[0]), word) for word in program]
-    options = [word for key in rest if key not in placed for word in (f"--{key}", rest[key])]
-    return (*words, *options)
+    argv = [_MARK.sub(lambda mark: rest.get(mark[1], mark[0]), one) for one in program]
+    options = [one for key in rest if key not in placed for one in (f"--{key}", rest[key])]
+    return (*argv, *options)

@@ -1,8 +1,8 @@
-"""Runs a sweep: writes its folder, queues what is missing, says how it stands.
+"""Runs a sweep: writes its directory, queues what is missing, reports its status.
 
-A sweep's folder is WORK/sweeps/NAME: sweep.json (the manifest), a script and a file of
+A sweep's directory is WORK/sweeps/NAME: sweep.json (the manifest), a script and a file of
 arguments per array, logs/, and points/ID with each point's result. Submitting is resumable:
-the manifest is written after every array, so that a killed sweep goes on where it stopped.
+the manifest is written after every array, so that a killed sweep resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Modules = Mapping[str, Module]
 
 @dataclass(frozen=True)
 class RunStatus:
-    """A point of a sweep and how it stands; the job is None where none was submitted."""
+    """A point of a sweep and its status; the job is None where none was submitted."""
 
     point: Point
     state: str
@@ -50,7 +50,7 @@ def sweep_folder(site: Site, name: str) -> Path:
     """Where a sweep of this name keeps everything.
 
     Raises:
-        BadInput: the name cannot be a folder's.
+        BadInput: the name cannot be a directory's.
     """
     check_name(name)
     return site.paths.work / "sweeps" / name
@@ -59,7 +59,7 @@ def sweep_folder(site: Site, name: str) -> Path:
 def run_statuses(
     folder: Path, points: Sequence[Point], *, ask: bool = True, request: Request | None = None
 ) -> tuple[RunStatus, ...]:
-    """How each point stands: by its result, then by its job, as the manifest ties them.
+    """The status of each point: by its result, then by its job, as the manifest ties them.
 
     Without `ask` Slurm is left alone: a point without a result counts as missing.
 
@@ -76,7 +76,7 @@ def submit(
     site: Site, folder: Path, points: Sequence[Point], modules: Modules, running: int | None,
     *, after: Sequence[int] = (), request: Request | None = None,
 ) -> tuple[RunStatus, ...]:  # fmt: skip
-    """Queue every point that has neither a result nor a job; give how all stand then.
+    """Queue every point that has neither a result nor a job; return the status of all.
 
     One `sbatch --test-only` per distinct shape comes before anything is queued.
 
@@ -90,8 +90,8 @@ def submit(
         request: what all points share; a sweep of another one is refused.
 
     Raises:
-        BadInput: Slurm refuses a shape, or the folder holds another sweep; nothing is queued then,
-            unless only nodes that are down kept Slurm from telling.
+        BadInput: Slurm refuses a shape, or the directory holds another sweep; nothing is queued,
+            unless only nodes that are down kept Slurm from checking.
     """
     for point in points[:1]:
         check_data(point.spec)
@@ -100,27 +100,27 @@ def submit(
         manifest = read_manifest(folder)
         check_request(folder, manifest, request)
         active = _active_arrays() if manifest.rows else {}
-        stand = {one.point.id: one for one in _run_statuses(folder, points, manifest, active)}
-        prepared = _prepare(site, folder, tuple(stand.values()), modules, running)
+        status = {one.point.id: one for one in _run_statuses(folder, points, manifest, active)}
+        prepared = _prepare(site, folder, tuple(status.values()), modules, running)
         _ask_first(prepared)
         before = {*after, *(_ours(manifest, active) if running else ())}
         queued: list[int] = []
         manifest = replace(manifest, request=request or manifest.request)
         for number, (group, script) in enumerate(prepared):
-            waits = _wait_for({*before, *_lane(queued, number, running)})
+            waits = _wait_for({*before, *_slot(queued, number, running)})
             with undivided():  # a job that no manifest names would be queued once more
                 queued.append(client.submit(script, waits))
                 for task, point in enumerate(group.points):
-                    stand[point.id] = RunStatus(stand[point.id].point, QUEUED, queued[-1], task)
-                _write_manifest(folder, manifest, stand)
-        _write_manifest(folder, manifest, stand)
-    return tuple(stand.values())
+                    status[point.id] = RunStatus(status[point.id].point, QUEUED, queued[-1], task)
+                _write_manifest(folder, manifest, status)
+        _write_manifest(folder, manifest, status)
+    return tuple(status.values())
 
 
 def preview(
     site: Site, folder: Path, found: Sequence[RunStatus], modules: Modules, running: int | None
 ) -> list[tuple[Group, Script, str]]:
-    """The scripts and arguments that `submit` would write for points that stand so."""
+    """The scripts and arguments that `submit` would write for points of this status."""
     missing = groups([one.point for one in found if one.state == MISSING])
     first = len(list(folder.glob("array-*.sh")))
     return [
@@ -166,7 +166,7 @@ def _ours(manifest: Manifest, active: Mapping[int, Sequence[JobRecord]]) -> set[
     return set(active) & {row.get("job_id") for row in manifest.rows}
 
 
-def _lane(queued: Sequence[int], number: int, running: int | None) -> Sequence[int]:
+def _slot(queued: Sequence[int], number: int, running: int | None) -> Sequence[int]:
     """The arrays before this one that its share of `running` belongs to, as `shares` deals."""
     return queued[number % running :: running] if running else ()
 
@@ -222,8 +222,8 @@ def _completed(folder: Path) -> bool:
         return False
 
 
-def _write_manifest(folder: Path, manifest: Manifest, stand: Mapping[str, RunStatus]) -> None:
-    """The manifest with how the points of this matrix stand; those of an earlier one stay."""
+def _write_manifest(folder: Path, manifest: Manifest, status: Mapping[str, RunStatus]) -> None:
+    """The manifest with the status of the points of this matrix; those of an earlier one stay."""
     rows: list[dict[str, Any]] = [
         {
             "id": one.point.id,
@@ -234,7 +234,7 @@ def _write_manifest(folder: Path, manifest: Manifest, stand: Mapping[str, RunSta
             "task": one.task,
             "folder": str(point_folder(folder, one.point)),
         }
-        for one in stand.values()
+        for one in status.values()
     ]
-    earlier = [row for row in manifest.rows if row["id"] not in stand]
+    earlier = [row for row in manifest.rows if row["id"] not in status]
     write_manifest(folder, replace(manifest, rows=(*earlier, *rows)))

@@ -1,4 +1,4 @@
-"""How the GPUs of a job reach each other, held against what the partition declares.
+"""How the GPUs of a job reach each other, compared with the partition's declaration.
 
 Each rank joins one NCCL communicator and sums a megabyte with NCCL_DEBUG=INFO; NCCL then says
 which transport each channel took. The wrong network goes unnoticed otherwise, and costs a factor
@@ -158,5 +158,5 @@ def _library(*names: str) -> ctypes.CDLL:
 def _check(code: int, what: str) -> None:
     if code:
         raise MissingPrerequisite(
-            f"{what} failed with code {code}", hint="the job's log has NCCL's words"
+            f"{what} failed with code {code}", hint="the job's log has NCCL's messages"
         )

@@ -1,7 +1,7 @@
-"""Follows a job: its state and why it waits, in words; progress; what came out.
+"""Follows a job: its state, why it waits, its progress and its result.
 
 Works with and without accounting. The training program renews progress.json in the job's
-folder; a program that writes none is followed by its state alone.
+directory; a program that writes none is followed by its state alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Snapshot:
 
     job_id: int
     state: str
-    words: str
+    description: str
     exit_code: int
     nodes: str
     restarts: int
@@ -80,7 +80,7 @@ def _follow_one(submission: Submission) -> Generator[Snapshot, None, Snapshot]:
 
 
 def look(submission: Submission, known: Mapping[int, JobRecord] | None = None) -> Snapshot:
-    """The job now; of a chain the one that says how the run stands.
+    """The job now; of a chain the one that has the status of the run.
 
     `known` is what Slurm knows of all jobs, where it has been asked already.
     """
@@ -118,9 +118,9 @@ def _asked(job_id: int) -> JobRecord | None:
 
 
 def as_line(snapshot: Snapshot) -> str:
-    """A snapshot as one line for a person."""
+    """A snapshot as one line for a terminal."""
     again = f", restart {snapshot.restarts}" if snapshot.restarts else ""
-    head = f"job {snapshot.job_id}: {snapshot.words}{again}"
+    head = f"job {snapshot.job_id}: {snapshot.description}{again}"
     progress = snapshot.progress
     if not progress or snapshot.state != "RUNNING":
         return head
@@ -139,13 +139,13 @@ def as_line(snapshot: Snapshot) -> str:
 def describe(state: str, reason: str = "", nodes: str = "") -> str:
     """A state, and the reason for it, as a sentence without a subject."""
     table = facts.load("slurm_reasons")
-    words = str(table["states"].get(state, f"it is {state.lower()}"))
+    text = str(table["states"].get(state, f"it is {state.lower()}"))
     if state == "PENDING":
         why = str(table["reasons"].get(reason.strip("()").split(",")[0], reason))
-        return f"it waits: {why}" if why else words
+        return f"it waits: {why}" if why else text
     if state == "RUNNING" and nodes:
-        return f"{words} on {nodes}"
-    return words
+        return f"{text} on {nodes}"
+    return text
 
 
 def result_of(submission: Submission) -> dict[str, Any] | None:
@@ -162,7 +162,7 @@ def _snapshot(record: JobRecord, submission: Submission) -> Snapshot:
     return Snapshot(
         job_id=record.id,
         state=record.state,
-        words=describe(record.state, record.reason, record.nodes),
+        description=describe(record.state, record.reason, record.nodes),
         exit_code=record.exit_code,
         nodes=record.nodes,
         restarts=record.restarts,
@@ -171,17 +171,17 @@ def _snapshot(record: JobRecord, submission: Submission) -> Snapshot:
 
 
 def _forgotten(submission: Submission) -> Snapshot:
-    """Slurm no longer knows the job: what it left behind speaks for it, else nothing."""
-    state, words, code = _left_behind(submission)
-    return Snapshot(submission.job_id, state, words, code, "", 0, None)
+    """Slurm no longer knows the job: its files say how it ended, if there are any."""
+    state, description, code = _left_behind(submission)
+    return Snapshot(submission.job_id, state, description, code, "", 0, None)
 
 
 def _left_behind(submission: Submission) -> tuple[str, str, int]:
-    """State, words and exit code by the job's files: its script writes how it ended."""
+    """State, description and exit code by the job's files: its script writes how it ended."""
     code = _exit_code(submission.folder / "exit_code")
     if code is not None:
-        words = f"it ended with exit code {code}" if code else "it ended well"
-        return "FAILED" if code else "COMPLETED", f"Slurm has forgotten it; {words}", code
+        how = f"it ended with exit code {code}" if code else "it ended well"
+        return "FAILED" if code else "COMPLETED", f"Slurm has forgotten it; {how}", code
     if at(result_of(submission), "outcome", "status") == "completed":
         return "COMPLETED", "Slurm has forgotten it; it wrote its result", 0
     return "UNKNOWN", "Slurm does not know it", 1

@@ -62,13 +62,13 @@ def progress_line(folder: RunFolder) -> tuple[str, object]:
 
 
 def _snapshot(event: JobEvent) -> Snapshot:
-    words = describe(event.state, event.why, event.nodes)
+    text = describe(event.state, event.why, event.nodes)
     if event.state == "SUBMITTED":
-        words = "it is handed to Slurm"
+        text = "it is handed to Slurm"
     return Snapshot(
         job_id=event.job,
         state=event.state,
-        words=words,
+        description=text,
         exit_code=0,
         nodes=event.nodes,
         restarts=event.restarts,

@@ -278,7 +278,7 @@ def _seen(job: Submission, last: Snapshot) -> dict[str, object] | None:
 def _why(job: Submission, last: Snapshot) -> str:
     """Why a job is no proof, with the end of its log."""
     if not last.ended:
-        return f"job {job.job_id} got no node in time and was cancelled: {last.words}"
+        return f"job {job.job_id} got no node in time and was cancelled: {last.description}"
     said = list(_log_end(job.log))
     end = f"job {job.job_id} on {last.nodes or 'no node'} ended {last.state}"
     code = f" with exit code {last.exit_code}" if last.exit_code else ""

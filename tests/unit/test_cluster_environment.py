@@ -67,7 +67,7 @@ def test_programs_get_the_modules_in_front_once() -> None:
     assert one["KEEP"] == "me"
 
 
-def test_a_chosen_folder_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chosen_directory_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPCDL_CLUSTER_DIR", "/var/tmp/c")
     assert "export HPCDL_CLUSTER_DIR=/var/tmp/c" in shell_exports(STATE)
 

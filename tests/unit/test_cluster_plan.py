@@ -74,7 +74,7 @@ def test_most_nodes_are_cut_down_on_request() -> None:
 
 
 @pytest.mark.parametrize("name", SITES)
-def test_slurm_is_told_the_hardware(name: str) -> None:
+def test_slurm_gets_the_hardware(name: str) -> None:
     site = shipped(name)
     laid = laid_out(site)
     lines = [line for line in text(laid, "etc/slurm.conf").splitlines() if line.startswith("Node")]

@@ -67,7 +67,7 @@ def test_an_unknown_release_is_refused_with_the_nearest(cache, monkeypatch):
         rootfs.check("24.05")
 
 
-def test_who_is_not_root_is_told_in_one_line(cache, monkeypatch):
+def test_a_user_other_than_root_gets_one_line(cache, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(MissingPrerequisite, match="needs root"):
         rootfs.check("24.11")
@@ -110,7 +110,7 @@ def test_an_own_site_whose_source_is_gone_stands_for_itself(tmp_path):
     assert site_of(str(rootfs.own_site(place))).source == rootfs.own_site(place)
 
 
-def test_what_would_be_built_is_told_to_machines_too(cache, monkeypatch, capsys):
+def test_what_would_be_built_is_given_as_json_too(cache, monkeypatch, capsys):
     make(cache, "trixie", "24.11.5")
     monkeypatch.setattr(rootfs, "check", lambda release: None)
     words = ["--slurm", "24.11", "--slurm", "22.05"]

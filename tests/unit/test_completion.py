@@ -38,7 +38,7 @@ def offered(script: Path, *words: str) -> list[str]:
     return [word.strip() for word in done.stdout.split("\n") if word.strip()]
 
 
-def test_bash_takes_the_script_without_a_word(script: Path) -> None:
+def test_bash_takes_the_script_without_a_message(script: Path) -> None:
     done = subprocess.run(["bash", "-eu", script], capture_output=True, text=True, check=False)
     assert done.stderr == ""
 

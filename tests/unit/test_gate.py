@@ -37,7 +37,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, *given: Snapshot | MissingPrerequis
     monkeypatch.setattr(gate, "look", look)
 
 
-def test_a_short_outage_is_told_once_and_waited_for(
+def test_a_short_outage_is_reported_once_and_waited_for(
     told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers(monkeypatch, AWAY, AWAY, ended("RUNNING"), AWAY, ended())

@@ -103,7 +103,7 @@ def test_a_wrong_time_in_a_file_is_refused_like_the_option(
     ("version", "said"),
     [("19.05", "is older than"), ("x", "is no Slurm release"), ("20.10.9", "is older than")],
 )
-def test_a_release_that_nobody_knows_is_refused(
+def test_an_unknown_release_is_refused(
     version: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["job", "render", "--site", "embedded", "--slurm-version", version]) == 2

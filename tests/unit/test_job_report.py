@@ -19,7 +19,7 @@ RESULT = {
 }
 
 
-def test_an_input_bound_job_is_told_to_ask_for_more_cpus() -> None:
+def test_an_input_bound_job_gets_the_advice_to_ask_for_more_cpus() -> None:
     report = summarize(DONE, RESULT, {"layout": {"cpus_per_task": 4}})
     assert report.advice == (
         "input-bound: 41% of each step waits for data; raise --cpus-per-task from 4 to 8"
@@ -56,7 +56,7 @@ def test_a_job_without_a_result_is_reported_by_its_state() -> None:
     assert as_text(report) == "job 7: it is done after 1 restarts"
 
 
-def test_what_accounting_knows_is_said_in_words() -> None:
+def test_what_accounting_knows_is_said_as_text() -> None:
     had = {"cpu": "8", "gres/gpu:p100": "2", "gres/gpu": "2", "mem": "60000M"}
     text = as_text(summarize(DONE, None, {}, Usage(had, 100, 400.0, 1536.0, "p100-02")))
     assert "had cpu 8, gpu:p100 2, mem 60000M for 1 min 40 s\n" in text

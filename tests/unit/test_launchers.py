@@ -95,7 +95,7 @@ def test_a_node_that_misses_its_first_step_is_asked_once_more(
 
 @pytest.mark.parametrize("runtime", ["apptainer", "pyxis"])
 @pytest.mark.parametrize("stage", [False, True])
-def test_a_container_sees_the_data_and_works_in_the_job_s_folder(
+def test_a_container_sees_the_data_and_works_in_the_job_s_directory(
     site: Site, tmp_path: Path, runtime: str, stage: bool
 ) -> None:
     """The launch line runs in a real bash: the words are those that the runtime gets."""

@@ -27,7 +27,7 @@ def site(three_generations: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_runs_are_listed_by_what_slurm_or_their_files_say(site: Site) -> None:
     assert own_jobs(site, 5) == ()
-    assert as_text(()) == "job  name  partition  state  age  folder"
+    assert as_text(()) == "job  name  partition  state  age  directory"
     ended = submit(site, JobSpec("p100", name="first"), Module(()))
     (ended.folder / "exit_code").write_text("3\n")
     chain = submit(site, JobSpec("v100", name="second", chain=3), Module(()))

@@ -66,7 +66,7 @@ def test_what_is_published_already_is_no_change(
     assert "nothing would change" in as_text(plan)
 
 
-def test_another_release_is_told_with_versions_and_modules(
+def test_another_release_is_reported_with_versions_and_modules(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = planned(site, monkeypatch, of(site, "new"))
@@ -93,7 +93,7 @@ def test_a_step_back_says_what_rules_the_old_version_out(
     assert "needs GPU sm_60" in plan.stacks[0].versions[0].reason
 
 
-def test_another_build_of_one_version_is_told_too(
+def test_another_build_of_one_version_is_reported_too(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     again = make_release(site, "again", version="2.19.1", hpcdl="0.1.0+11111111")
@@ -134,7 +134,7 @@ def test_references_of_the_old_release_become_stale(
     assert planned(site, monkeypatch, of(site, "old")).references == ()
 
 
-def test_a_driver_that_changed_since_the_last_publish_is_told(
+def test_a_driver_that_changed_since_the_last_publish_is_reported(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driven = dataclasses.replace(site.partitions["p100"], driver="580.95.05")
@@ -193,7 +193,7 @@ def test_after_a_rollback_the_newer_one_is_wanted_again(
     assert planned(site, monkeypatch, of(site, "new")).changes
 
 
-def test_a_stack_that_cannot_be_built_is_told_and_nothing_changes(
+def test_a_stack_that_cannot_be_built_is_reported_and_nothing_changes(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = planned(site, monkeypatch, None, blocked="there is no mpicxx")
@@ -201,7 +201,7 @@ def test_a_stack_that_cannot_be_built_is_told_and_nothing_changes(
     assert "there is no mpicxx" in as_text(plan)
 
 
-def test_without_slurm_nobody_knows_of_jobs(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_slurm_jobs_are_unknown(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     def away(_: Site) -> tuple[Use, ...]:
         raise MissingPrerequisite("Slurm does not answer")
 

@@ -306,7 +306,7 @@ def test_a_run_and_a_stated_rate_are_refused_together(cpu: Partition, result: Pa
         ask(cpu, model=None, result=result, images_per_second=60.0)
 
 
-def test_a_batch_beyond_the_memory_of_the_gpu_is_told(pi: Site, tmp_path: Path) -> None:
+def test_a_batch_beyond_the_memory_of_the_gpu_is_reported(pi: Site, tmp_path: Path) -> None:
     p100 = pi.partition("p100")
     assert ask(p100, model="vgg16", batch=64).notes == ()
     note = ask(p100, model="vgg16", batch=65_536).notes[-1]
@@ -317,7 +317,7 @@ def test_a_batch_beyond_the_memory_of_the_gpu_is_told(pi: Site, tmp_path: Path) 
     assert answer(Request(p100, result=ran)).notes == ()
 
 
-def test_no_published_row_is_told_that_it_cannot_have_fitted() -> None:
+def test_no_published_row_is_reported_as_one_that_cannot_have_fitted() -> None:
     rows = [row for row in read_records() if row.batch and row.model in names()]
     for row in rows:
         machine = of_host(row.gpu, row.hardware, 1)

@@ -265,7 +265,7 @@ def test_gpus_and_networks_are_known_however_a_source_writes_them(
     assert (one.case.machine.gpu, one.case.record.model) == known
 
 
-def test_a_precision_that_nobody_knows_is_named(tmp_path: Path) -> None:
+def test_an_unknown_precision_is_named(tmp_path: Path) -> None:
     text = ROW.replace("batch_per_gpu", "precision: int8\n  batch_per_gpu")
     (tmp_path / "rows.yaml").write_text(text)
     (row,) = validate(read_records(tmp_path / "rows.yaml")).unfit

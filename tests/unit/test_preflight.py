@@ -174,7 +174,7 @@ def test_a_library_that_is_not_there_is_a_note_and_no_failure(
     probes = [with_links(p, tmp_path, never) for p in healthy()]
     assert codes(probes, SHAPE) == []
     (note,) = notes(probes, SHAPE)
-    assert note == f"{lack.message}: how GPUs reach each other was not looked at"
+    assert note == f"{lack.message}: how GPUs reach each other was not checked"
 
 
 def test_gpus_that_fail_are_named_and_not_the_ranks_that_they_took_along(

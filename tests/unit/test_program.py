@@ -1,4 +1,4 @@
-"""Scripts that are named from where the user stands are found from the job's own folder."""
+"""Scripts that are named from where the user stands are found from the job's own directory."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def here(tmp_path: Path) -> Path:
         ("run.sh", "HERE/run.sh"),
         ("sub/tool", "HERE/sub/tool"),
         ("python train_{model}.py", "python HERE/train_{model}.py"),
-        # What names no file of this folder stays as it is.
+        # What names no file of this directory stays as it is.
         ("python -m train.py", "python -m train.py"),
         ("python -um sub", "python -um sub"),
         ("bash -ec run.sh", "bash -ec run.sh"),
@@ -42,7 +42,7 @@ def here(tmp_path: Path) -> Path:
         ("hpcdl train --data sub", "hpcdl train --data sub"),
     ],
 )  # fmt: skip
-def test_files_of_this_folder_are_named_whole(here: Path, line: str, expected: str) -> None:
+def test_files_of_this_directory_are_named_whole(here: Path, line: str, expected: str) -> None:
     assert seen_from(here, line.split()) == tuple(expected.replace("HERE", str(here)).split())
 
 
@@ -55,7 +55,7 @@ def test_a_program_without_a_script_has_none(program: tuple[str, ...]) -> None:
 def test_a_script_that_ranks_would_not_find_is_refused(here: Path) -> None:
     with pytest.raises(BadInput, match=r"no script my_train\.py here") as caught:
         check_script(JobSpec("cpu", program=("python", "my_train.py")))
-    assert "folder of their own" in caught.value.hint
+    assert "directory of their own" in caught.value.hint
     check_script(JobSpec("cpu", program=("python", "train.py"), job_dir=here))
     check_script(JobSpec("cpu", program=("python", "train.py"), container="/image.sif"))
 

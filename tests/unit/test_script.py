@@ -326,7 +326,7 @@ def test_the_warning_never_comes_before_half_of_the_time(
         ("/work/é", '--output="/work/é/job.log"'),
     ],
 )
-def test_a_folder_with_signs_is_named_as_sbatch_reads_it(
+def test_a_directory_with_signs_is_named_as_sbatch_reads_it(
     three_generations: Site, path: str, directive: str
 ) -> None:
     assert directive in render(three_generations, job_dir=Path(path)).directives

@@ -33,7 +33,7 @@ SITE = shipped("embedded")
 
 
 class Job:
-    """A rendered script and the folder in which it runs."""
+    """A rendered script and the directory in which it runs."""
 
     def __init__(self, folder: Path, *program: str, site: Site = SITE, array: ArrayOf | None = None,
                  **asked: object) -> None:  # fmt: skip
@@ -102,7 +102,7 @@ def test_the_job_ends_with_the_programs_own_exit_code(tmp_path: Path, code: int)
     assert job.requeues == 0
 
 
-def test_a_crash_is_told_by_its_signal(tmp_path: Path) -> None:
+def test_a_crash_is_reported_with_its_signal(tmp_path: Path) -> None:
     assert Job(tmp_path, "bash", "-c", "kill -SEGV $$").run()[0] == 128 + signal.SIGSEGV
 
 
@@ -208,12 +208,12 @@ def test_modules_that_do_not_load_end_the_job_with_its_own_code(
     assert not any(call.startswith("srun") for call in job.calls)
 
 
-def test_the_job_works_in_its_own_folder(tmp_path: Path) -> None:
+def test_the_job_works_in_its_own_directory(tmp_path: Path) -> None:
     job = Job(tmp_path, "bash", "-c", 'pwd; echo "$HPCDL_JOB_DIR"')
     assert job.run()[1].decode().splitlines() == [str(tmp_path / "job")] * 2
 
 
-def test_a_folder_that_cannot_be_made_ends_the_job_before_it_wastes_time(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_made_ends_the_job_before_it_wastes_time(tmp_path: Path) -> None:
     (tmp_path / "job").write_text("a file")
     job = Job(tmp_path, "true")
     assert job.run()[0] == 3

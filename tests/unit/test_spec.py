@@ -20,7 +20,7 @@ def refusal(**asked: Any) -> str:
 @pytest.mark.parametrize(
     "name", ["", " ", "a b", "-x", "../x", "a/b", "a\nb", "$(id)", "a;b", "x" * 64, "é", "a\n"]
 )
-def test_a_job_name_is_a_plain_word(name: str) -> None:
+def test_a_job_name_is_a_plain_name(name: str) -> None:
     assert "the job name" in refusal(name=name)
 
 
@@ -59,17 +59,17 @@ def test_arguments_have_a_bound_together_as_execve_has() -> None:
 
 
 def test_an_empty_program_is_refused() -> None:
-    assert "empty word" in refusal(program=("",))
+    assert "is empty" in refusal(program=("",))
 
 
 @pytest.mark.parametrize("account", ["", "a b", "a\n#SBATCH --x", "$(id)", "-x", "é"])
-def test_account_and_qos_are_plain_words(account: str) -> None:
+def test_account_and_qos_are_plain_names(account: str) -> None:
     assert "--account" in refusal(account=account)
     assert "--qos" in refusal(qos=account)
 
 
 @pytest.mark.parametrize("folder", ["/a\nb", "/a\\b", "/a\x1b", "/a\x7fb"])
-def test_a_folder_that_no_directive_can_name_is_refused(folder: str) -> None:
+def test_a_directory_that_no_directive_can_name_is_refused(folder: str) -> None:
     assert "Slurm cannot write a log below" in refusal(job_dir=Path(folder))
 
 
@@ -117,7 +117,7 @@ def test_no_text_for_a_time_gives_anything_but_minutes_or_bad_input(text: str) -
         (["", "x"], ("", "x")),
     ],
 )
-def test_words_after_the_dashes_are_the_program_or_options_of_train(
+def test_arguments_after_the_dashes_are_the_program_or_options_of_train(
     rest: list[str], program: tuple[str, ...]
 ) -> None:
     assert command_of(rest) == program

@@ -67,7 +67,7 @@ def test_cleaning_up_leaves_the_source(data: Path, tmp_path: Path) -> None:
     assert len(list(data.rglob("shard-*"))) == 5
 
 
-def test_linked_folders_belong_to_the_data_set(data: Path, tmp_path: Path) -> None:
+def test_linked_directories_belong_to_the_data_set(data: Path, tmp_path: Path) -> None:
     """A set put together from others; links back to itself end."""
     whole = tmp_path / "whole"
     (whole / "more").mkdir(parents=True)
@@ -125,7 +125,7 @@ def test_a_link_inside_the_copy_is_not_followed(data: Path, tmp_path: Path) -> N
 
 
 def test_a_data_set_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="no folder"):
+    with pytest.raises(BadInput, match="not a directory"):
         stage(tmp_path / "none", tmp_path / "node")
 
 

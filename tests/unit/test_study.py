@@ -418,7 +418,7 @@ def test_more_ranks_are_predicted_no_faster_than_their_data_can_be_read(
     assert one.rate < 200e6 / (295.1e9 / 2562334)
 
 
-def test_a_partition_without_references_costs_what_nobody_knows(site: Site) -> None:
+def test_a_partition_without_references_has_unknown_costs(site: Site) -> None:
     """No GPU, no published rows: named, and the study is shown all the same."""
     study = load_study("hkbu-scaling")
     plan = make_plan(site, study, study.scales["small"])
@@ -464,7 +464,7 @@ def test_an_epoch_is_timed_without_the_first_which_pays_for_compiling(
     assert one.epoch_seconds == pytest.approx(40 / 8.0)
 
 
-def test_a_result_of_another_version_is_a_hole_and_the_rest_goes_on(
+def test_a_result_of_another_version_is_a_missing_result_and_the_rest_continues(
     study: Callable[..., Plan],
 ) -> None:
     plan = study()
@@ -481,7 +481,7 @@ def test_jobs_of_many_gpus_may_be_left_out_of_the_repeats(study: Callable[..., P
     assert ran == [(1, 0), (2, 0), (4, 0), (1, 1), (2, 1), (1, 2), (2, 2)]
 
 
-def test_jobs_that_repeat_take_turns_and_are_one_measurement(
+def test_jobs_that_repeat_run_in_rounds_and_are_one_measurement(
     study: Callable[..., Plan],
 ) -> None:
     plan = study(runs=[{**SMALL["runs"][0], "repeats": 2}])  # type: ignore[index]
@@ -551,7 +551,7 @@ def test_ranks_of_the_old_pipeline_wait_for_all_their_images_from_one_storage(
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 1}', "not json"])
-def test_a_garbled_result_is_a_hole(study: Callable[..., Plan], text: str) -> None:
+def test_an_invalid_result_is_a_missing_result(study: Callable[..., Plan], text: str) -> None:
     plan = study()
     finish(plan, {1: 8.0, 2: 15.0})
     cell = plan.cells[2]
@@ -588,7 +588,7 @@ LAYOUT = a_result(1, 8.0)["layout"]
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, str) else "",
 )  # fmt: skip
-def test_a_result_that_lacks_what_a_report_needs_is_one_hole(
+def test_a_result_that_lacks_what_a_report_needs_is_one_missing_result(
     study: Callable[..., Plan], change: dict[str, Any], said: str
 ) -> None:
     plan = study()
@@ -609,7 +609,9 @@ def test_a_score_that_is_no_number_is_none_and_its_cell_stays(study: Callable[..
     assert one.metrics == {"accuracy": 0.5}
 
 
-def test_a_failed_job_is_a_hole_with_its_own_words(study: Callable[..., Plan]) -> None:
+def test_a_failed_job_is_a_missing_result_with_its_own_message(
+    study: Callable[..., Plan],
+) -> None:
     plan = study()
     finish(plan, {1: 8.0, 2: 15.0})
     cell = plan.cells[2]
@@ -729,7 +731,7 @@ def verdict(plan: Plan) -> tuple[bool | None, str]:
 
 
 @pytest.mark.parametrize(("rates", "ok"), [({1: 8, 2: 15, 4: 16}, True), ({1: 8, 2: 15}, False)])
-def test_complete_means_no_holes(
+def test_complete_means_no_missing_results(
     study: Callable[..., Plan], rates: dict[int, float], ok: bool
 ) -> None:
     plan = study()
@@ -776,7 +778,7 @@ def test_a_rule_whose_cells_are_missing_is_not_known_never_a_yes(
 
 
 @pytest.mark.parametrize(("waited", "said"), [(0.9, "storage-bound"), (0.0, "not storage-bound")])
-def test_storage_bound_or_not_is_told_by_what_ranks_wait_for(
+def test_storage_bound_or_not_follows_from_what_ranks_wait_for(
     study: Callable[..., Plan], waited: float, said: str
 ) -> None:
     rule = {"rule": "input-share", "says": "x", "where": {"gpus": "1"}, "at_least": 0.15}
@@ -801,7 +803,7 @@ def test_more_than_one_gpu_in_a_rank_is_found(study: Callable[..., Plan]) -> Non
 # Reports.
 
 
-def test_a_report_shows_its_figure_its_holes_and_needs_nothing_else(
+def test_a_report_shows_its_figure_its_missing_results_and_needs_nothing_else(
     study: Callable[..., Plan], tmp_path: Path
 ) -> None:
     pytest.importorskip("matplotlib")
@@ -822,7 +824,7 @@ def test_a_report_shows_its_figure_its_holes_and_needs_nothing_else(
 
 
 @pytest.mark.parametrize(("shared", "parts"), [(True, [100, 94, 50]), (False, [100, 94, 25])])
-def test_efficiency_is_drawn_with_bars_and_told_in_the_report(
+def test_efficiency_is_drawn_with_bars_and_reported_in_the_report(
     study: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, shared: bool, parts: list[int]
 ) -> None:
     """Of GPUs, or of the two cores that all ranks share."""
@@ -880,7 +882,7 @@ def test_a_timeline_with_threads_is_drawn(study: Callable[..., Plan], tmp_path: 
     assert "rank 0" in drawn
 
 
-def test_a_busy_machine_is_told(study: Callable[..., Plan]) -> None:
+def test_a_busy_machine_is_reported(study: Callable[..., Plan]) -> None:
     plan = study()
     finish(plan, {1: 8.0})
     for load, said in ((0.1, False), (9.0, True)):

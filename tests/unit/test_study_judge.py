@@ -51,7 +51,7 @@ def sized(folder: Path, seconds: dict[str, float], memory: float = 0.3) -> Plan:
     ],
     ids=["straight", "just beyond", "a knee of 30 %", "quicker"],
 )
-def test_an_epoch_above_memory_is_held_against_the_line_through_those_below(
+def test_an_epoch_above_memory_is_compared_with_the_line_through_those_below(
     tmp_path: Path, whole: float, ok: bool, said: str
 ) -> None:
     """5 s on half of the data may be 10 on all of it: no epoch may grow faster than its data."""
@@ -61,7 +61,7 @@ def test_an_epoch_above_memory_is_held_against_the_line_through_those_below(
     assert "at most +10%" in words
 
 
-def test_the_words_say_how_far_the_epochs_themselves_differ(tmp_path: Path) -> None:
+def test_the_text_says_how_far_the_epochs_themselves_differ(tmp_path: Path) -> None:
     _, words = verdict(sized(tmp_path, {"quarter": 3, "half": 5, "whole": 10}, 0.6))
     assert "(its epochs +0% to +0%)" in words
 
@@ -160,7 +160,7 @@ def test_a_missing_cell_makes_no_yes_and_is_named(tmp_path: Path, rule: dict[str
     ],
     ids=["alike in each turn", "in one turn", "the pace changed as much", "always", "turned once"],
 )
-def test_partitions_are_compared_turn_by_turn(
+def test_partitions_are_compared_round_by_round(
     tmp_path: Path, turns: list[tuple[float, float]], ok: bool | None
 ) -> None:
     """What the machine's pace did between turns is in both."""
@@ -201,7 +201,7 @@ def test_a_measured_cell_that_breaks_a_rule_is_a_no_whatever_is_missing(tmp_path
 
 
 @pytest.mark.parametrize("asked", [{"gpus": [1, 2]}, {"where": {"gpus": "2"}}])
-def test_a_hole_that_a_rule_does_not_look_at_changes_nothing(
+def test_a_missing_result_that_a_rule_does_not_look_at_changes_nothing(
     tmp_path: Path, asked: dict[str, Any]
 ) -> None:
     plan = plan_in(tmp_path, acceptance=[{"rule": "one-rank-per-gpu", "says": "x", **asked}])

@@ -47,7 +47,7 @@ def test_points_that_ask_for_the_same_share_a_script(site: Site) -> None:
     assert [len(group.points) for group in groups(points, tasks=2)] == [2, 1, 2, 1]
 
 
-def test_an_impossible_point_is_named_and_the_rest_goes_on(site: Site) -> None:
+def test_an_impossible_point_is_named_and_the_rest_continues(site: Site) -> None:
     points = plan(site, BASE, {"gpus": ["1", "100000"]})
     assert points[0].problem == ""
     assert "v100" in points[1].problem
@@ -75,12 +75,12 @@ def test_a_key_given_twice_is_refused_not_overridden() -> None:
 
 @pytest.mark.parametrize("key", ["", "-x", "a b", "a\n", "$(id)", "\u00e9"])
 def test_a_key_that_names_no_option_is_refused(site: Site, key: str) -> None:
-    with pytest.raises(BadInput, match="is no name of an option"):
+    with pytest.raises(BadInput, match="is no option's name"):
         plan(site, BASE, {key: ["1"]})
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc", "..", "", ".hidden", "a/b", "x\n"])
-def test_a_sweep_stays_in_its_folder(site: Site, name: str) -> None:
+def test_a_sweep_stays_in_its_directory(site: Site, name: str) -> None:
     with pytest.raises(BadInput, match="is not possible"):
         sweep_folder(site, name)
 
@@ -225,7 +225,7 @@ def test_results_of_other_jobs_are_not_taken_for_this_sweep_s(
     assert len(queue.scripts) == 1
 
 
-def test_a_sweep_goes_on_with_more_time(site: Site, tmp_path: Path, queue: Queue) -> None:
+def test_a_sweep_resumes_with_more_time(site: Site, tmp_path: Path, queue: Queue) -> None:
     run(site, tmp_path, {"lr": ["1"]})
     run(site, tmp_path, {"lr": ["1", "2"]}, replace(BASE, minutes=90))
     assert len(queue.scripts) == 2
@@ -271,7 +271,7 @@ def test_arrays_beyond_the_most_jobs_at_a_time_wait_for_those_before_them(
 @pytest.mark.parametrize(
     "text", ["[]", "{", '{"schema": 1}', '{"schema": 1, "points": [{"job_id": 7}]}', "[" * 9999]
 )
-def test_a_manifest_that_cannot_be_one_is_told(site: Site, tmp_path: Path, text: str) -> None:
+def test_a_manifest_that_cannot_be_one_is_reported(site: Site, tmp_path: Path, text: str) -> None:
     (tmp_path / "sweep.json").write_text(text)
     with pytest.raises(BadInput, match=r"sweep\.json"):
         run_statuses(tmp_path, plan(site, BASE, {"lr": ["1"]}))

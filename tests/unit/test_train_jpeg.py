@@ -145,7 +145,7 @@ def test_no_damage_does_more_than_fail(cropper: jpeg.Cropper) -> None:
     assert 10 < failed < 290
 
 
-def test_without_a_compiler_or_when_told_there_is_no_library(
+def test_without_a_compiler_or_when_switched_off_there_is_no_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HPCDL_CACHE", str(tmp_path / "cache"))

@@ -48,7 +48,7 @@ def test_no_rank_leaves_while_rank_0_writes_the_last_checkpoint() -> None:
 @pytest.mark.parametrize(
     ("code", "size", "at_once"), [(75, 2, True), (5, 2, True), (0, 2, False), (75, 1, False)]
 )
-def test_ranks_that_are_to_go_on_leave_within_the_same_moment(
+def test_ranks_that_are_to_be_requeued_exit_within_the_same_moment(
     code: int, size: int, at_once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     happened: list[object] = []

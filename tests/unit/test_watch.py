@@ -42,7 +42,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Known:
         ("CANCELLED", "CANCELLED", "CANCELLED", 1),
     ],
 )
-def test_of_a_chain_the_job_that_says_how_the_run_stands_is_told(
+def test_of_a_chain_the_job_that_has_the_status_of_the_run_is_reported(
     tmp_path: Path, known: Known, first: str, second: str, third: str, told: int
 ) -> None:
     known({1: first, 2: second, 3: third})
@@ -50,7 +50,7 @@ def test_of_a_chain_the_job_that_says_how_the_run_stands_is_told(
 
 
 @pytest.mark.parametrize(
-    ("code", "state", "words"),
+    ("code", "state", "description"),
     [
         ("0\n", "COMPLETED", "it ended well"),
         ("23\n", "FAILED", "it ended with exit code 23"),
@@ -58,19 +58,19 @@ def test_of_a_chain_the_job_that_says_how_the_run_stands_is_told(
         (None, "UNKNOWN", "Slurm does not know it"),
     ],
 )
-def test_a_forgotten_job_is_told_by_the_exit_code_it_left(
-    tmp_path: Path, known: Known, code: str | None, state: str, words: str
+def test_a_forgotten_job_ends_with_the_exit_code_it_wrote(
+    tmp_path: Path, known: Known, code: str | None, state: str, description: str
 ) -> None:
     known({})
     if code is not None:
         (tmp_path / "exit_code").write_text(code)
     found = watch.look(Submission(7, tmp_path))
     assert found.state == state
-    assert words in found.words
+    assert description in found.description
     assert found.exit_code == {"COMPLETED": 0, "FAILED": 23}.get(state, 1)
 
 
-def test_a_forgotten_job_without_an_exit_code_is_told_by_its_result(
+def test_a_forgotten_job_without_an_exit_code_is_reported_by_its_result(
     tmp_path: Path, known: Known
 ) -> None:
     known({})

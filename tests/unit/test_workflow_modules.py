@@ -33,7 +33,7 @@ def test_no_module_loads_none(site: Site) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "-f", "a b", "a\nb"])
-def test_a_word_that_is_no_module_is_refused(site: Site, name: str) -> None:
+def test_an_argument_that_is_no_module_is_refused(site: Site, name: str) -> None:
     with pytest.raises(BadInput):
         module_for(site, [name])
 

@@ -1,8 +1,8 @@
 """`hpcdl job lint`: any batch script, by anyone, against Slurm's rules by release.
 
-`lint` is pure: text in, findings out. `parse` reads the script (with `words`, `reader`, `shell`
+`lint` is pure: text in, findings out. `parse` reads the script (with `tokens`, `reader`, `shell`
 and `options`), the `check_*` modules look at it, each function tied to the ids of rules in
-facts/slurm_rules.yaml, `waivers` takes out what the script allows itself, `report` shows the
+facts/slurm_rules.yaml, `waivers` takes out what the script allows itself, `lint_report` shows the
 rest. `run_lint` is the one place that reads files and prints.
 """
 
@@ -41,7 +41,7 @@ def lint(
         partition: where it is to run, if known: adds checks against the partition's limits.
 
     Raises:
-        BadInput: `version` is no release, or older than the rules know.
+        BadInput: `version` is not a release, or older than the rules know.
     """
     from hpcdl.jobs.lint.checks import hits
     from hpcdl.jobs.lint.job import Job
@@ -78,7 +78,7 @@ def run_lint(
         NO where a script has an error, else USAGE where one cannot be read, else OK.
 
     Raises:
-        BadInput: `version` is no release, or no script could be read.
+        BadInput: `version` is not a release, or no script could be read.
     """
     from hpcdl.jobs.lint import lint_report
 
@@ -127,7 +127,7 @@ def read_script(path: Path) -> str:
             with path.open("rb") as file:
                 data = file.read(MAX_BYTES + 1)
     except IsADirectoryError as fault:
-        raise BadInput(f"{path} is a folder, not a script") from fault
+        raise BadInput(f"{path} is a directory, not a script") from fault
     except (OSError, ValueError) as fault:
         reason = getattr(fault, "strerror", None) or str(fault)
         raise BadInput(f"cannot read {path}: {reason}") from fault

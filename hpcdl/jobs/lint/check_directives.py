@@ -45,7 +45,7 @@ def broken_directives(job: Job) -> Iterator[Hit]:
         elif directive.broken:
             yield Hit("directive-argument", line.start, len(line.text), directive.broken)
         elif rest:
-            detail = f"'{rest[0].value[:60]}' is no option"
+            detail = f"'{rest[0].value[:60]}' is not an option"
             yield Hit("directive-argument", rest[0].start, len(rest[0].raw), detail)
 
 
@@ -164,9 +164,9 @@ def export_lists(job: Job) -> Iterator[Hit]:
             yield at("export-twice", exports[-1])
         for option in exports:
             parts = option.text.split(",")
-            cut = next((part for part in parts if part and not _NAME.match(part)), None)
-            if cut is not None and "=" in option.text:
-                yield at("export-comma", option, f"'{cut[:40]}' is taken for a name")
+            text = next((part for part in parts if part and not _NAME.match(part)), None)
+            if text is not None and "=" in option.text:
+                yield at("export-comma", option, f"'{text[:40]}' is taken for a name")
 
 
 @checks("mpi-plugin", "pmix-v2-broken")

@@ -75,7 +75,7 @@ def traps(job: Job) -> tuple[Trap, ...]:
 
 @checks("signal-not-trapped", "signal-steps-only", "signal-early", "signal-usr1", "signal-r-denied")
 def warning_signal(job: Job) -> Iterator[Hit]:
-    """Whether the walltime signal reaches somebody who understands it."""
+    """Whether the walltime signal reaches a process that handles it."""
     asked = wall_signal(job)
     if asked is None:
         return

@@ -173,7 +173,7 @@ def rank_binding(job: Job) -> Iterator[Hit]:
 
 @checks("kill-on-bad-exit")
 def survivors_hang(job: Job) -> Iterator[Hit]:
-    """A step of many ranks that goes on without one of them."""
+    """A step of many ranks that continues without one of them."""
     if _set_for(job, "SLURM_KILL_BAD_EXIT") or not job.script.is_batch:
         return
     for step in _launches(job):

@@ -44,7 +44,7 @@ def summary(name: str, version: str, findings: Sequence[Finding]) -> str:
         for severity in SEVERITIES
         if counts[severity]
     ]
-    return f"{printable(name)}: {', '.join(parts) or 'nothing to say'} (Slurm {version})"
+    return f"{printable(name)}: {', '.join(parts) or 'no findings'} (Slurm {version})"
 
 
 def printable(text: str) -> str:

@@ -227,7 +227,7 @@ class Script:
 
 
 def directive_words(line: Line, position: int) -> tuple[list[Word], str]:
-    """The words of a directive as sbatch cuts them, and what it refuses the line for.
+    """The words of a directive as sbatch splits them, and what it refuses the line for.
 
     Quotes group, a backslash escapes, `#` begins a comment at any place outside quotes.
     """

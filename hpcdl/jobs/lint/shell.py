@@ -1,6 +1,6 @@
 """Just enough of a shell's grammar to know which commands a script runs, and where.
 
-`words` cuts the text into words and operators; `reader` turns them into commands, each with the
+`tokens` splits the text into words and operators; `reader` turns them into commands, each with the
 constructs around it; here the scripts within words (substitutions, `bash -c '...'`) are read as
 well. Nothing is executed or expanded.
 """

@@ -1,7 +1,7 @@
-"""Cuts a shell script into words and operators, without running or expanding anything.
+"""Splits a shell script into words and operators, without running or expanding anything.
 
 One pass looks at each character once, whatever the nesting: quotes, substitutions, arithmetic,
-comments and here-documents are told apart by a stack of closers. Text that no shell would take
+comments and here-documents are distinguished by a stack of closers. Text that no shell would take
 still gives some tokens: a linter must not crash on what it reads.
 """
 
@@ -70,7 +70,7 @@ class Token:
 
 
 class Scanner:
-    """Cuts a span of text into tokens."""
+    """Splits a span of text into tokens."""
 
     def __init__(self, text: str, start: int, end: int) -> None:
         self.text, self.position, self.end = text, start, end

@@ -139,7 +139,7 @@ def make_data(plan: Plan, data: DataSet, modules: Modules, say: Say) -> None:
     if not ended.ok:
         log = submission.log.read_text(errors="replace") if submission.log.exists() else ""
         raise PartlyDone(
-            f"the data set '{data.name}' could not be made: {ended.words}",
+            f"the data set '{data.name}' could not be made: {ended.description}",
             details=log.splitlines()[-8:],
             hint=f"its log is {submission.log}; run the study again to go on",
         )

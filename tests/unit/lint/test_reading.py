@@ -96,7 +96,7 @@ def test_a_nul_character_is_reported():
     assert "nul-character" in rules_of(HEAD + "#SBATCH -n1\necho a\0b\n")
 
 
-def test_a_point_release_between_two_bugs_is_told_apart():
+def test_a_point_release_between_two_bugs_is_distinguished():
     text = HEAD + "#SBATCH --gpus=8 --ntasks-per-gpu=1 -c4\nsrun -c4 -K1 python a.py\n"
     assert "ntasks-per-gpu-pends" in rules_of(text, "25.05.0")
     assert "ntasks-per-gpu-with-cpus" in rules_of(text, "24.11.7")
@@ -166,13 +166,13 @@ def test_a_step_is_found_behind_wrappers_and_in_variables():
     ]  # fmt: skip
 
 
-def test_options_hidden_in_an_unknown_variable_are_not_held_to_be_missing():
+def test_options_hidden_in_an_unknown_variable_are_not_taken_as_missing():
     head = HEAD + "#SBATCH -n4 -c4 --gpus=4\n"
     assert "kill-on-bad-exit" in rules_of(head + "srun python a.py\n")
     assert "kill-on-bad-exit" not in rules_of(head + "srun $MORE python a.py\n")
 
 
-def test_a_script_of_another_language_is_held_against_the_rules_of_directives_only():
+def test_a_script_of_another_language_is_compared_with_the_rules_of_directives_only():
     text = "#!/usr/bin/env python3\n#SBATCH --mem=1G --mem-per-cpu=1G\nprint('srun a | tee b')\n"
     assert rules_of(text) == {"memory-flags"}
 

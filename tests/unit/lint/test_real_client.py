@@ -1,7 +1,7 @@
 """The stand-ins against the real sbatch and srun, in what these refuse before any controller.
 
 No cluster is needed: options and the script's text are checked first. The installed Slurm is
-asked, and each root folder named in HPCDL_SLURM_ROOTS (`:` between them; a Debian root with
+asked, and each root directory named in HPCDL_SLURM_ROOTS (`:` between them; a Debian root with
 slurm-client) by chroot; what is absent is a skip.
 """
 

@@ -77,7 +77,7 @@ def test_sarif_names_rule_level_and_region(script, capsys):
 def test_a_file_that_cannot_be_read_is_bad_input(tmp_path):
     with pytest.raises(BadInput, match="No such file"):
         run_lint([tmp_path / "absent.sh"], "22.05")
-    with pytest.raises(BadInput, match="folder"):
+    with pytest.raises(BadInput, match="directory"):
         run_lint([tmp_path], "22.05")
 
 
@@ -85,7 +85,7 @@ def test_the_other_files_are_linted_when_one_cannot_be_read(script, tmp_path, ca
     script.write_text("#!/bin/bash\ntrue\n")
     assert run_lint([tmp_path / "absent.sh", script], "22.05") == ExitCode.USAGE
     printed = capsys.readouterr()
-    assert "nothing to say" in printed.out
+    assert "no findings" in printed.out
     assert "absent.sh" in printed.err
 
 
