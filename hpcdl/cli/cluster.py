@@ -123,17 +123,17 @@ def _roots_arguments(parser: argparse.ArgumentParser) -> None:
 def _roots(args: argparse.Namespace) -> ExitCode:
     from hpcdl.cluster import rootfs
 
-    wished = args.slurm or list(rootfs.releases())
-    for release in wished:
+    wanted = args.slurm or list(rootfs.releases())
+    for release in wanted:
         rootfs.check(release)
     if args.dry_run:
-        missing = [release for release in wished if rootfs.find(release) is None]
+        missing = [release for release in wanted if rootfs.find(release) is None]
         if args.json:
             print_json({"schema": 1, "folder": str(rootfs.folder()), "would_build": missing})
         else:
             print(f"would build: {', '.join(missing) or 'nothing'}, below {rootfs.folder()}")
         return ExitCode.OK
-    got = rootfs.get_all(wished, _say)
+    got = rootfs.get_all(wanted, _say)
     rows = [rootfs.row(release, one) for release, one in got.items()]
     if args.json:
         print_json({"schema": 1, "rootfs": rows})

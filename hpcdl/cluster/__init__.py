@@ -1,7 +1,7 @@
 """The embedded cluster: a real slurmctld, slurmd and munge on one machine, from a site file.
 
-Pure functions lay a site out (`plan`) and write its configuration (`render`); `daemons`,
-`network` and `processes` act; `lifecycle` says in which order, and `nodes` breaks and mends
+Pure functions lay a site out (`cluster_plan`) and write its configuration (`render`); `daemons`,
+`network` and `processes` act; `lifecycle` says in which order, and `nodes` breaks and repairs
 single nodes. All state lies below one directory, and nothing of the machine's own is touched.
 """
 

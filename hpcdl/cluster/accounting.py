@@ -1,7 +1,7 @@
 """Accounting: a private MariaDB on a socket, slurmdbd on it, so that `sacct` answers.
 
 The database is made once and outlives `down`, so that old jobs stay known; it listens on no
-network, and its socket lies in a folder that only its owner may enter.
+network, and its socket lies in a directory that only its owner may enter.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def prepare_database(state: ClusterState) -> None:
     """Make the database's files where there are none yet.
 
     Raises:
-        CommandFailed: MariaDB's own set-up failed; its words are shown.
+        CommandFailed: MariaDB's own set-up failed; its output is shown.
     """
     data = _data(state)
     with explain_os_errors(data):
@@ -45,7 +45,7 @@ def prepare_database(state: ClusterState) -> None:
             "--auth-root-authentication-method=normal", "--skip-test-db", f"--user={user_name()}",
         ],
         timeout=120,
-        hint="the folder may hold a damaged database: `hpcdl cluster down --purge` removes it",
+        hint="the directory may hold a damaged database: `hpcdl cluster down --purge` removes it",
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Lays a site out on one machine: pure functions from a `Site` to a `Wish` and a `Plan`."""
+"""Lays a site out on one machine: pure functions from `Site` to `ClusterRequest` and `Plan`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SOCKETS = (
 _SPECIAL = frozenset(" \t\n\"'\\#%,;=[](){}$&|<>!*?~^`")
 
 
-def wish(
+def request(
     site: Site, mode: str, accounting: bool, max_nodes: int | None = None, slurm: str = ""
 ) -> ClusterRequest:
     """The hardware and the partitions that a site asks for.
@@ -73,7 +73,7 @@ def cluster_name(site: str) -> str:
 
 
 def fingerprint(asked: ClusterRequest) -> dict[str, str]:
-    """What two wishes are compared by, in words a message can use."""
+    """What two requests are compared by; keys and values appear in messages."""
     data = asdict(asked)
     shape = json.dumps([data["groups"], data["queues"]], sort_keys=True)
     own = {"Slurm": asked.slurm} if asked.slurm else {}
@@ -118,11 +118,11 @@ def check_directory(directory: Path, nodes: Iterable[str]) -> None:
             hint="set HPCDL_CLUSTER_DIR to a plain path, such as ~/hpcdl-cluster",
         )
     longest = max(nodes, key=len)
-    room = _MAX_SOCKET - max(len(name.format(node=longest)) for name in _SOCKETS) - 1
-    if len(str(directory).encode()) > room:
+    longest_path = _MAX_SOCKET - max(len(name.format(node=longest)) for name in _SOCKETS) - 1
+    if len(str(directory).encode()) > longest_path:
         raise BadInput(
             f"the path {directory} is too long for unix sockets below it: "
-            f"{len(str(directory))} characters, at most {room}",
+            f"{len(str(directory))} characters, at most {longest_path}",
             hint="set HPCDL_CLUSTER_DIR to a shorter path, such as ~/hpcdl-cluster",
         )
 

@@ -2,7 +2,7 @@
 
 A process of its own stops and continues the node's programs every few milliseconds, ahead of
 everything else where it may. Nothing of the programs changes: they are slow as on a node whose
-clock has dropped, or whose GPU throttles. Lifting the brake, or ending the cluster, ends it.
+clock has dropped, or whose GPU throttles. Lifting the throttle, or ending the cluster, ends it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _MODULE = "hpcdl.cluster.cpu_throttle"
 
 
 def pull(current: ClusterState, node: str, factor: int = FACTOR) -> None:
-    """Slow a node down; a brake that holds already is replaced."""
+    """Slow a node down; a throttle that runs already is replaced."""
     lift(current, node)
     argv = [sys.executable, "-m", _MODULE, str(current.directory), node, str(factor)]
-    with current.log(f"brake-{node}").open("ab") as log:
+    with current.log(f"throttle-{node}").open("ab") as log:
         subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             env={**os.environ, processes.MARK: str(current.directory)},
@@ -39,24 +39,24 @@ def pull(current: ClusterState, node: str, factor: int = FACTOR) -> None:
 
 
 def lift(current: ClusterState, node: str) -> bool:
-    """Let a node run at full speed again; whether a brake held it."""
-    held = [process for process in processes.of_cluster(current.directory)
+    """Let a node run at full speed again; whether it was throttled."""
+    slowed = [process for process in processes.of_cluster(current.directory)
             if _node_of(process.pid, current.directory) == node]  # fmt: skip
-    processes.end(held, grace=5.0)
-    return bool(held)
+    processes.end(slowed, grace=5.0)
+    return bool(slowed)
 
 
-def braked(directory: Path) -> set[str]:
-    """The nodes that a brake holds; it outlives a killed node, and holds it again after `up`."""
+def throttled(directory: Path) -> set[str]:
+    """The throttled nodes; a throttle outlives a killed node and slows it again after `up`."""
     found = (_node_of(process.pid, directory) for process in processes.of_cluster(directory))
     return {node for node in found if node}
 
 
 def _node_of(pid: int, directory: Path) -> str:
-    """The node that a process is the brake of; empty where it is none."""
+    """The node that a process throttles; empty where it throttles none."""
     with suppress(OSError, ValueError, IndexError):
-        words = (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
-        where, node = words[words.index(_MODULE) + 1 :][:2]
+        argv = (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        where, node = argv[argv.index(_MODULE) + 1 :][:2]
         return node if where == str(directory) else ""
     return ""
 
@@ -75,24 +75,24 @@ def programs(directory: Path, node: str) -> list[ProcessId]:
 
 
 def hold(directory: Path, node: str, factor: int) -> None:
-    """Brake until a signal ends it."""
+    """Throttle until a signal ends it."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     with suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-    held: list[ProcessId] = []
+    slowed: list[ProcessId] = []
     looked = 0.0
     try:
         while True:
-            _send(held, signal.SIGSTOP)
+            _send(slowed, signal.SIGSTOP)
             if time.monotonic() - looked > _LOOK_SECONDS:
                 # Looking takes a while: what is known rests meanwhile.
-                held, looked = programs(directory, node), time.monotonic()
-                _send(held, signal.SIGSTOP)
+                slowed, looked = programs(directory, node), time.monotonic()
+                _send(slowed, signal.SIGSTOP)
             time.sleep(_SLICE * (factor - 1))
-            _send(held, signal.SIGCONT)
+            _send(slowed, signal.SIGCONT)
             time.sleep(_SLICE)
     finally:
-        _send(held, signal.SIGCONT)
+        _send(slowed, signal.SIGCONT)
 
 
 def _send(found: Iterable[ProcessId], number: signal.Signals) -> None:

@@ -30,7 +30,7 @@ _children: list[subprocess.Popen[bytes]] = []
 
 
 class DaemonDied(HpcdlError):
-    """A daemon ended at its start; its last words are shown (exit code 4)."""
+    """A daemon ended at its start; its last output is shown (exit code 4)."""
 
     exit_code = ExitCode.COMMAND_FAILED
 
@@ -73,7 +73,7 @@ def _is_closed(place: Path) -> bool:
 
 
 def slurmctld(state: ClusterState, *, fresh: bool) -> Daemon:
-    """The controller; `fresh` forgets jobs and node states of before."""
+    """The controller; `fresh` forgets earlier jobs and node states."""
     options = ("-c",) if fresh else ()
     argv = (*command(state, "slurmctld"), "-D", *options, "-f", str(state.configuration))
     return Daemon("slurmctld", argv if state.mode != NAMESPACES else (*_own_hosts(state), *argv))
@@ -137,10 +137,10 @@ def start_nodes(state: ClusterState, nodes: Sequence[Node]) -> dict[str, Process
 
 
 def _forget_steps(state: ClusterState, node: Node) -> None:
-    """Empty a dead node's spool and temporary folders, as a reboot would.
+    """Empty a dead node's spool and temporary directories, as a reboot would.
 
     A requeued job counts its steps from 0 again, and a step is refused whose socket or whose
-    PMIx folders are there already.
+    PMIx directories are there already.
     """
     for kind in ("spool", "tmp"):
         folder = state.directory / kind / node.name
@@ -197,7 +197,7 @@ def _spawn(state: ClusterState, daemon: Daemon, stdin: int) -> subprocess.Popen[
 
 
 def base_environment(state: ClusterState) -> dict[str, str]:
-    """What every daemon gets: nothing of the person's, and our mark."""
+    """What every daemon gets: nothing of the user's, and our mark."""
     return {
         "PATH": _PATH,
         "HOME": os.environ.get("HOME", "/"),

@@ -1,4 +1,4 @@
-"""What a person's shell, or a program of ours, needs to use a cluster."""
+"""What a user's shell, or a program of ours, needs to use a cluster."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def variables(current: ClusterState) -> dict[str, str]:
 
 
 def commands(current: ClusterState) -> Path | None:
-    """The folder of a cluster's own sbatch, srun and so on; None for the machine's."""
+    """The directory of a cluster's own sbatch, srun and so on; None for the machine's."""
     return current.directory / "bin" if current.root else None
 
 
 def modules(current: ClusterState) -> Path:
-    """The folder that `module avail` shows: the current release's."""
+    """The directory that `module avail` shows: the current release's."""
     return current.prefix / "current/modules"
 
 

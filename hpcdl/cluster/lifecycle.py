@@ -73,12 +73,12 @@ def prepare(
     where = (directory or state.state_directory(site)).absolute()
     current = _current(where)
     chosen = current.mode if current and mode == "auto" else choose_mode(mode, slurm)
-    asked = cluster_plan.wish(site, chosen, accounting, max_nodes, slurm)
+    asked = cluster_plan.request(site, chosen, accounting, max_nodes, slurm)
     cluster_plan.check_directory(where, asked.node_names)
     if not state.is_ours_or_empty(where):
         raise BadInput(
             f"{where} holds other files, not an embedded cluster",
-            hint="set HPCDL_CLUSTER_DIR to a folder that is empty or does not exist yet",
+            hint="set HPCDL_CLUSTER_DIR to a directory that is empty or does not exist yet",
         )
     if current is None or current.root is None or slurm:
         check_packages(accounting, slurm)
@@ -104,12 +104,12 @@ def up(
         site: the site whose partitions are emulated.
         mode: `namespaces`, `loopback` or `auto`.
         accounting: with a private MariaDB and slurmdbd, so that `sacct` answers.
-        port_base: the first TCP port; a free stretch is found where None.
+        port_base: the first TCP port; a free range is found where None.
         max_nodes: at most so many nodes of each partition.
         directory: the state directory; `state_directory(site)` by default.
-        slurm: a release of Slurm, such as 24.11, from a root of its own; empty for the
+        slurm: a release of Slurm, such as 24.11, from a rootfs of its own; empty for the
             machine's.
-        say: told in a few words what happens.
+        say: called with a line for each step.
 
     Returns:
         The state of the running cluster; `seconds` is what its start took.
@@ -149,7 +149,7 @@ def down(directory: Path, *, purge: bool = False, say: Say = _silent) -> bool:
     Args:
         directory: its state directory.
         purge: remove the directory with its logs and its accounting database as well.
-        say: told in a few words what happens.
+        say: called with a line for each step.
 
     Returns:
         Whether there was anything to stop or remove.
@@ -188,9 +188,9 @@ def _refuse_change(current: ClusterState, asked: ClusterRequest) -> None:
     changed = [key for key, value in wanted.items() if current.fingerprint.get(key) != value]
     if not changed:
         return
-    words = {"partitions": "other partitions"}
-    words |= {"Slurm": f"Slurm {current.slurm_version}"}
-    said = [words.get(key, f"{key} {current.fingerprint.get(key)}") for key in changed]
+    names = {"partitions": "other partitions"}
+    names |= {"Slurm": f"Slurm {current.slurm_version}"}
+    said = [names.get(key, f"{key} {current.fingerprint.get(key)}") for key in changed]
     raise CheckFailed(
         f"the cluster '{current.site}' is up already, with {' and '.join(said)}",
         hint="stop it first: `hpcdl cluster down`, then `hpcdl cluster up` again",
@@ -222,7 +222,7 @@ def _lay_down(
     net = network.make_bridge(directory) if asked.mode == NAMESPACES else "127.0.0"
     root = rootfs.find(asked.slurm) if asked.slurm else None
     laid = Plan(
-        wish=asked,
+        request=asked,
         directory=directory,
         host=socket.gethostname().split(".")[0],
         user=user_name(),
@@ -249,9 +249,9 @@ def _state(site: Site, laid: Plan) -> ClusterState:
         site_file=rootfs.own_site(laid.directory) if laid.root else site.source,
         prefix=site.paths.prefix,
         lmod_init=site.paths.lmod_init,
-        mode=laid.wish.mode,
-        accounting=laid.wish.accounting,
-        fingerprint=cluster_plan.fingerprint(laid.wish),
+        mode=laid.request.mode,
+        accounting=laid.request.accounting,
+        fingerprint=cluster_plan.fingerprint(laid.request),
         slurm_version=laid.slurm_version,
         network=laid.network,
         port_base=laid.ports.base,
@@ -287,7 +287,7 @@ def _make_devices(laid: Plan) -> None:
 
     Slurm wants a character device per GPU, and reads the GPU's number off the end of its name.
     """
-    for group in laid.wish.groups:
+    for group in laid.request.groups:
         for index in range(group.gpus):
             path = laid.directory / "dev" / f"{group.gpu_type}.{index}"
             if not path.is_symlink():

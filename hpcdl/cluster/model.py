@@ -1,7 +1,7 @@
 """The values of an embedded cluster: what is asked for, where it lies, what runs.
 
-`Plan` is pure thought (a site laid out on one machine), `ClusterState` is what `cluster.json`
-holds: enough to find, judge, restart and stop everything without the site file.
+`Plan` is pure data (a site laid out on one machine), `ClusterState` is what `cluster.json`
+holds: enough to find, check, restart and stop everything without the site file.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Queue:
 class ClusterRequest:
     """What `up` was asked for; a running cluster is compared with it.
 
-    `mode` is what was chosen, never `auto`. `slurm` is the release that was wished, empty for
+    `mode` is what was chosen, never `auto`. `slurm` is the release that was asked for, empty for
     the machine's own.
     """
 
@@ -118,7 +118,7 @@ class ClusterRequest:
 class Plan:
     """A cluster laid out on this machine: addresses, ports, names, all chosen."""
 
-    wish: ClusterRequest
+    request: ClusterRequest
     directory: Path
     host: str
     user: str
@@ -133,7 +133,7 @@ class Plan:
     @property
     def controller_address(self) -> str:
         """Where slurmctld listens."""
-        return controller_address(self.wish.mode, self.network)
+        return controller_address(self.request.mode, self.network)
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class ClusterState:
 
     `phase` is `starting` until every node was idle once, then `ready`. `processes` has a row
     per daemon: `munged`, `slurmctld`, `mariadbd`, `slurmdbd`, and each node by its name.
-    `killed` and `cut` are the nodes that a person broke on purpose. `seconds` is how long the
+    `killed` and `cut` are the nodes that a user broke on purpose. `seconds` is how long the
     start took. `root` is the /usr of another Slurm release, None for the machine's own.
     """
 
@@ -206,7 +206,7 @@ class ClusterState:
         return controller_address(self.mode, self.network)
 
     def with_process(self, name: str, process: ProcessId) -> ClusterState:
-        """This state with one daemon more, or started anew."""
+        """This state with one daemon more, or restarted."""
         return replace(self, processes={**self.processes, name: process})
 
 
@@ -216,7 +216,7 @@ def controller_address(mode: str, network: str) -> str:
 
 
 def bridge_name(directory: Path) -> str:
-    """The name of a cluster's bridge: a function of its folder, so that it needs no record.
+    """The name of a cluster's bridge: a function of its directory, so that it needs no record.
 
     Linux gives interface names 15 characters; the links' names are the bridge's with 4 more.
     """

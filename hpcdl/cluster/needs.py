@@ -27,16 +27,16 @@ _MAX_NODES = 2000
 
 
 def choose_mode(asked: str, slurm: str = "") -> str:
-    """`auto` as what this machine allows; a wished mode as it is.
+    """`auto` as what this machine allows; a requested mode as it is.
 
     Another release of Slurm than the machine's own runs in loopback mode.
 
     Raises:
         BadInput: no such mode, or not with another release.
-        MissingPrerequisite: namespaces are wished, but not to be had.
+        MissingPrerequisite: namespaces are requested, but do not work here.
     """
     if asked not in MODES:
-        raise BadInput(f"there is no mode '{asked}'", hint=did_you_mean(asked, MODES))
+        raise BadInput(f"unknown mode '{asked}'", hint=did_you_mean(asked, MODES))
     if slurm and asked == NAMESPACES:
         raise BadInput("with --slurm the cluster runs in mode loopback", hint="leave --mode out")
     if slurm:
@@ -56,11 +56,11 @@ def check_packages(accounting: bool, slurm: str = "") -> None:
     """Refuse to start without the programs, or without what another release needs.
 
     Raises:
-        BadInput: another release is wished with accounting.
+        BadInput: another release is requested with accounting.
         MissingPrerequisite: names the missing packages and how to install them.
     """
     if slurm and accounting:
-        raise BadInput("with --slurm there is no --accounting: roots hold no database")
+        raise BadInput("with --slurm there is no --accounting: a rootfs holds no database")
     if slurm:
         rootfs.check(slurm)
         return
@@ -100,20 +100,20 @@ def check_space(directory: Path, accounting: bool) -> None:
     """Refuse to start on a full disk.
 
     Raises:
-        MissingPrerequisite: less room than the first minutes need.
+        MissingPrerequisite: less space than the first minutes need.
     """
     parent = next(path for path in (directory, *directory.parents) if path.exists())
     if not os.access(parent, os.W_OK):
         raise MissingPrerequisite(
             f"no permission to write in {parent}",
-            hint="set HPCDL_HOME or HPCDL_CLUSTER_DIR to a folder of yours",
+            hint="set HPCDL_HOME or HPCDL_CLUSTER_DIR to a directory of yours",
         )
     need = _MIN_FREE_MB + (_MIN_FREE_DATABASE_MB if accounting else 0)
     free = shutil.disk_usage(parent).free // 2**20
     if free < need:
         raise MissingPrerequisite(
-            f"no room on the disk: {parent} has {free} MB free, the cluster needs {need} MB",
-            hint="free some, or set HPCDL_CLUSTER_DIR to a folder on another disk",
+            f"not enough disk space: {parent} has {free} MB free, the cluster needs {need} MB",
+            hint="free some, or set HPCDL_CLUSTER_DIR to a directory on another disk",
         )
 
 
@@ -141,7 +141,7 @@ def program(name: str) -> str:
 
 
 def command(current: ClusterState, name: str) -> tuple[str, ...]:
-    """The words that start a program of a cluster's own Slurm.
+    """The command that starts a program of a cluster's own Slurm.
 
     Raises:
         MissingPrerequisite: it is not here.
@@ -153,7 +153,7 @@ def command(current: ClusterState, name: str) -> tuple[str, ...]:
 
 
 def _lack_of_namespaces() -> str:
-    """Why namespaces do not work here, in a few words; empty where they do."""
+    """Why namespaces do not work here, briefly; empty where they do."""
     if os.geteuid() != 0:
         return "it needs root"
     for name in ("ip", "unshare"):

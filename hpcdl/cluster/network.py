@@ -2,7 +2,7 @@
 
 The nodes' network namespaces have no names: they live and die with the node's processes, and
 take their cables with them, so that only the bridge needs taking down. All names follow from the
-cluster's folder, so that they are found without any record.
+cluster's directory, so that they are found without any record.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def make_bridge(directory: Path) -> str:
     made = run(["ip", "link", "add", bridge, "type", "bridge"], check=False)
     if not made.ok:
         raise MissingPrerequisite(
-            "this machine lets nobody make a network bridge",
+            "this machine does not allow network bridges",
             details=made.last_lines(3),
             hint="use --mode loopback, which needs neither root nor network namespaces",
         )
@@ -76,7 +76,7 @@ def _hardware(node: Node) -> str:
     """A node's hardware address, the same after every restart, as a real node's is.
 
     With a new one, peers would send to the old one until their ARP entry runs out: up to 30 s in
-    which the node takes jobs and nobody reaches it.
+    which the node takes jobs and no node reaches it.
     """
     return "02:00:" + ":".join(f"{int(part):02x}" for part in node.address.split("."))
 
@@ -111,11 +111,11 @@ def choose_ports(mode: str, nodes: int, base: int | None) -> Ports:
     Args:
         mode: `namespaces` or `loopback`.
         nodes: how many nodes.
-        base: the base a person wants; found by search where None.
+        base: the base that the user wants; found by search where None.
 
     Raises:
-        BadInput: the wanted base is no port.
-        MissingPrerequisite: a wanted port is taken, or no stretch is free.
+        BadInput: the wanted base is not a port.
+        MissingPrerequisite: a wanted port is taken, or no range is free.
     """
     if base is not None:
         highest = 65535 - nodes - Ports.FIRST_NODE
@@ -132,7 +132,7 @@ def choose_ports(mode: str, nodes: int, base: int | None) -> Ports:
         if all(map(is_free, Ports(candidate).on_host(mode, nodes))):
             return Ports(candidate)
     raise MissingPrerequisite(
-        f"no stretch of {nodes + Ports.FIRST_NODE} TCP ports is free above {_FIRST_PORT}",
+        f"no range of {nodes + Ports.FIRST_NODE} TCP ports is free above {_FIRST_PORT}",
         hint="stop other clusters: `hpcdl cluster down`",
     )
 

@@ -1,4 +1,4 @@
-"""Breaks and mends single nodes, to see what Slurm and the jobs make of it."""
+"""Breaks and repairs single nodes, to see how Slurm and the jobs respond."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hpcdl.system.files import locked
 
 
 def kill(current: ClusterState, name: str) -> str:
-    """Kill a node whole: slurmd and every process of every job on it. Slurm is not told."""
+    """Kill a node whole: slurmd and every process of every job on it. Slurm is not notified."""
     return _changed(current, name, _kill)
 
 
 def cut(current: ClusterState, name: str) -> str:
-    """Pull a node's network cable; its processes go on."""
+    """Disconnect a node's network; its processes continue."""
     return _changed(current, name, _cut)
 
 
@@ -27,7 +27,7 @@ def slow(current: ClusterState, name: str) -> str:
 
 
 def heal(current: ClusterState, name: str) -> str:
-    """Plug a node's network cable in again, and lift its brake."""
+    """Plug a node's network cable in again, and end its throttling."""
     return _changed(current, name, _heal)
 
 

@@ -102,7 +102,7 @@ def of_node(current: ClusterState, node: Node) -> list[ProcessId]:
     """Every process of one node: its slurmd, its steps, its jobs.
 
     In namespaces mode the kernel ends all of them with the node's first process (the child of
-    the recorded one); in loopback mode they are told apart by the node's name.
+    the recorded one); in loopback mode the node's name identifies them.
     """
     first = current.processes.get(node.name)
     found = [first] if first is not None and alive(first) else []

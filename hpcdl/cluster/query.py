@@ -35,12 +35,12 @@ def ask(current: ClusterState, *argv: str, seconds: float = _SECONDS) -> Command
 
 
 def node_states(current: ClusterState) -> Mapping[str, str]:
-    """Each node's state as sinfo's long form says it (`idle`, `down*`); empty without answer."""
+    """Each node's state as sinfo's long format says it (`idle`, `down*`); empty without answer."""
     return _of_nodes(current, "%N %T")
 
 
 def node_reasons(current: ClusterState) -> Mapping[str, str]:
-    """Why each node is not in service, in slurmctld's words (`none` where it is)."""
+    """Why each node is not in service, as slurmctld says it (`none` where it is)."""
     return _of_nodes(current, "%N %E")
 
 
@@ -49,7 +49,7 @@ def _of_nodes(current: ClusterState, form: str) -> dict[str, str]:
     if answer is None or not answer.ok:
         return {}
     lines = (line.split(None, 1) for line in answer.stdout.splitlines())
-    return {words[0]: words[1].strip() for words in lines if len(words) == 2}
+    return {line[0]: line[1].strip() for line in lines if len(line) == 2}
 
 
 def has_jobs(current: ClusterState) -> bool:

@@ -14,7 +14,7 @@ from hpcdl.system.resources import folder
 
 NODE_TIMEOUT, MESSAGE_TIMEOUT = 10, 6
 """SlurmdTimeout and MessageTimeout in seconds. Together they make a dead node be noticed after
-15 to 25 s (Slurm's defaults: minutes), and stand a machine whose every core is busy."""
+15 to 25 s (Slurm's defaults: minutes), and tolerate a machine whose cores are all busy."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ def files(plan: Plan, slurmd: str) -> tuple[File, ...]:
     values: dict[str, Any] = {
         "plan": plan,
         "slurmd": slurmd,
-        "cluster_name": cluster_name(plan.wish.site),
+        "cluster_name": cluster_name(plan.request.site),
         "node_timeout": NODE_TIMEOUT,
         "message_timeout": MESSAGE_TIMEOUT,
         "node_lines": node_lines(plan),
-        "gpu_types": sorted({group.gpu_type for group in plan.wish.groups if group.gpu_type}),
+        "gpu_types": sorted({group.gpu_type for group in plan.request.groups if group.gpu_type}),
         "release_options": release_options(plan.slurm_version),
         "oversubscribed": _cpus(plan) > (os.cpu_count() or 1),
     }
@@ -45,7 +45,7 @@ def files(plan: Plan, slurmd: str) -> tuple[File, ...]:
         File("etc/hosts", _render("hosts.j2", values)),
         File("etc/task-prolog.sh", _render("task-prolog.sh.j2", values), 0o755),
     ]
-    if plan.wish.mode == NAMESPACES:
+    if plan.request.mode == NAMESPACES:
         found.append(File("etc/node.sh", _render("node.sh.j2", values), 0o755))
     if plan.root is not None:
         values["root"] = plan.root.parent
@@ -53,7 +53,7 @@ def files(plan: Plan, slurmd: str) -> tuple[File, ...]:
             File("etc/enter.sh", _render("enter.sh.j2", values), 0o755),
             File("etc/client.sh", _render("client.sh.j2", values), 0o755),
         ]
-    if plan.wish.accounting:
+    if plan.request.accounting:
         found.append(File("etc/slurmdbd.conf", _render("slurmdbd.conf.j2", values), 0o600))
     return tuple(found)
 
@@ -62,22 +62,22 @@ def node_lines(plan: Plan) -> list[str]:
     """The `NodeName=` lines of slurm.conf, one per group of equal nodes."""
     by_name = {node.name: node for node in plan.nodes}
     lines = []
-    for group in plan.wish.groups:
+    for group in plan.request.groups:
         nodes = [by_name[name] for name in group.names]
-        words = {"NodeName": host_ranges(group.names)}
-        if plan.wish.mode == NAMESPACES:
+        fields = {"NodeName": host_ranges(group.names)}
+        if plan.request.mode == NAMESPACES:
             addresses = ",".join(node.address for node in nodes)
-            words |= {
-                "NodeHostname": words["NodeName"],
+            fields |= {
+                "NodeHostname": fields["NodeName"],
                 "NodeAddr": _fold(addresses, nodes[0].address, len(nodes)),
             }
-            words["Port"] = str(nodes[0].port)
+            fields["Port"] = str(nodes[0].port)
         else:
             last = nodes[-1].port
-            words |= {"NodeHostname": plan.host, "NodeAddr": "127.0.0.1"}
-            words["Port"] = f"[{nodes[0].port}-{last}]" if len(nodes) > 1 else str(last)
+            fields |= {"NodeHostname": plan.host, "NodeAddr": "127.0.0.1"}
+            fields["Port"] = f"[{nodes[0].port}-{last}]" if len(nodes) > 1 else str(last)
         lines.append(
-            " ".join(f"{key}={value}" for key, value in (words | _hardware(group)).items())
+            " ".join(f"{key}={value}" for key, value in (fields | _hardware(group)).items())
         )
     return lines
 
@@ -106,7 +106,7 @@ def _fold(addresses: str, first: str, count: int) -> str:
 
 
 def _hardware(group: Group) -> dict[str, str]:
-    words = {
+    fields = {
         "CPUs": str(group.cpus),
         "Sockets": str(group.sockets),
         "CoresPerSocket": str(group.cores_per_socket),
@@ -114,14 +114,14 @@ def _hardware(group: Group) -> dict[str, str]:
         "RealMemory": str(group.memory_mb),
     }
     if group.gpus:
-        words["Gres"] = f"gpu:{group.gpu_type}:{group.gpus}"
+        fields["Gres"] = f"gpu:{group.gpu_type}:{group.gpus}"
     if group.features:
-        words["Feature"] = ",".join(group.features)
-    return {**words, "State": "UNKNOWN"}
+        fields["Feature"] = ",".join(group.features)
+    return {**fields, "State": "UNKNOWN"}
 
 
 def _cpus(plan: Plan) -> int:
-    return sum(group.cpus * len(group.names) for group in plan.wish.groups)
+    return sum(group.cpus * len(group.names) for group in plan.request.groups)
 
 
 def _render(name: str, values: Mapping[str, Any]) -> str:

@@ -1,9 +1,9 @@
-"""Roots of other Slurm releases: minimal Debians, each of the suite that has the release.
+"""Root file systems of other Slurm releases: minimal Debians of the suite that has each.
 
-A root's /usr takes the place of the machine's own in a mount namespace of each process that
+A rootfs's /usr takes the place of the machine's own in a mount namespace of each process that
 runs in it; all other paths stay what they are, so that jobs' files are the same inside and
-outside, and the kernel takes the mounts away with the process. Debootstrap builds a root aside,
-in namespaces of its own; one rename makes it a root.
+outside, and the kernel takes the mounts away with the process. Debootstrap builds it aside, in
+namespaces of its own, and renames it when it is complete.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Suite:
 
 @dataclass(frozen=True)
 class Root:
-    """A whole root, and the point release of Slurm that it really has."""
+    """A complete rootfs, and the point release of Slurm that it really has."""
 
     directory: Path
     suite: str
@@ -72,7 +72,7 @@ class Root:
 
 
 def folder() -> Path:
-    """Where roots lie."""
+    """Where the root file systems lie."""
     return cache() / "rootfs"
 
 
@@ -82,13 +82,13 @@ def releases() -> tuple[str, ...]:
 
 
 def built() -> tuple[Root, ...]:
-    """The roots that are there."""
+    """The root file systems that are there."""
     found = (read(path.parent) for path in sorted(folder().glob(f"[a-z]*/{_RECORD}")))
     return tuple(root for root in found if root)
 
 
 def read(directory: Path) -> Root | None:
-    """The root in a folder; None where there is none, or half of one."""
+    """The rootfs in a directory; None where there is none, or an incomplete one."""
     try:
         record = json.loads((directory / _RECORD).read_text())
         return Root(directory, str(record["suite"]), str(record["version"]))
@@ -97,18 +97,18 @@ def read(directory: Path) -> Root | None:
 
 
 def find(release: str) -> Root | None:
-    """A root that has a release, by what it really has."""
+    """A rootfs that has a release, by what it really has."""
     return next((root for root in built() if root.has(release)), None)
 
 
 def check(release: str) -> None:
-    """Everything about a wished release that can be checked before anything changes.
+    """Everything about a requested release that can be checked before anything changes.
 
     Raises:
-        BadInput: no root has it, and no suite is known to.
-        MissingPrerequisite: it must be built, and the machine lacks what that needs; or not root.
+        BadInput: no rootfs has it, and no suite is known to.
+        MissingPrerequisite: it must be built and a prerequisite is missing, or this is not root.
     """
-    wished = Release.parse(release)
+    wanted = Release.parse(release)
     if os.geteuid() != 0:
         raise MissingPrerequisite(
             "another release of Slurm needs root, to mount and to build",
@@ -119,7 +119,7 @@ def check(release: str) -> None:
             "this machine's /bin is no link into /usr: no other /usr can replace it"
         )
     if find(release) is None:
-        if wished.series not in releases():
+        if wanted.series not in releases():
             raise BadInput(
                 f"no suite of Debian is known to have Slurm {release}",
                 hint=f"known are {', '.join(releases())}",
@@ -128,7 +128,7 @@ def check(release: str) -> None:
 
 
 def get(release: str, say: Say) -> Root:
-    """The root of a release, built where there is none yet.
+    """The rootfs of a release, built where there is none yet.
 
     Raises:
         BadInput, MissingPrerequisite: see `check`.
@@ -155,8 +155,8 @@ def get(release: str, say: Say) -> Root:
     )
 
 
-def get_all(wished: Sequence[str], say: Say) -> dict[str, Root | HpcdlError]:
-    """The roots of several releases, built at the same time; a failure stands for its root."""
+def get_all(wanted: Sequence[str], say: Say) -> dict[str, Root | HpcdlError]:
+    """The rootfs of each release, built at the same time; a failure takes its place."""
 
     def attempt(release: str) -> Root | HpcdlError:
         try:
@@ -164,12 +164,12 @@ def get_all(wished: Sequence[str], say: Say) -> dict[str, Root | HpcdlError]:
         except HpcdlError as fault:
             return fault
 
-    with ThreadPoolExecutor(max_workers=max(1, len(wished))) as pool:
-        return dict(zip(wished, pool.map(attempt, wished), strict=True))
+    with ThreadPoolExecutor(max_workers=max(1, len(wanted))) as pool:
+        return dict(zip(wanted, pool.map(attempt, wanted), strict=True))
 
 
 def row(release: str, got: Root | HpcdlError) -> dict[str, str | None]:
-    """What became of a wished root, for machines."""
+    """The outcome for a wanted rootfs, as JSON values."""
     if isinstance(got, HpcdlError):
         said = " | ".join([got.message, *got.details])
         return {"release": release, "directory": None, "suite": None, "version": None, "why": said}
@@ -180,17 +180,17 @@ def row(release: str, got: Root | HpcdlError) -> dict[str, str | None]:
 
 
 def line(row: dict[str, str | None]) -> str:
-    """The same for people."""
+    """The same as a line of text."""
     if row["directory"] is None:
-        return f"{row['release']:6s} not to be had: {row['why']}"
+        return f"{row['release']:6s} not available: {row['why']}"
     return f"{row['release']:6s} Slurm {row['version']}, Debian {row['suite']}, {row['directory']}"
 
 
 def build(suite: Suite, say: Say, *, into: Path | None = None) -> Root:
-    """Build the root of a suite aside and switch to it; one that is there meanwhile is kept.
+    """Build the rootfs of a suite aside and rename it; one that is there meanwhile is kept.
 
     Raises:
-        CommandFailed: debootstrap failed; its words are shown.
+        CommandFailed: debootstrap failed; its output is shown.
     """
     target = (into or folder()) / suite.name
     with locked(target.with_name(f".{suite.name}.lock"), wait_seconds=_BUILD_SECONDS):
@@ -199,7 +199,7 @@ def build(suite: Suite, say: Say, *, into: Path | None = None) -> Root:
             return there
         aside = target.with_name(f".{suite.name}.partial")
         mirror = suite.mirror or _own_mirror()
-        say(f"building a root of {suite.name} from {mirror}, once: a minute or two, 300 MB")
+        say(f"building a rootfs of {suite.name} from {mirror}, once: a minute or two, 300 MB")
         try:
             root = _bootstrap(suite, mirror, aside, say)
             with explain_os_errors(target):
@@ -211,7 +211,7 @@ def build(suite: Suite, say: Say, *, into: Path | None = None) -> Root:
 
 
 def _bootstrap(suite: Suite, mirror: str, aside: Path, say: Say) -> Root:
-    """Let debootstrap fill a folder; ask it for its Slurm; write its record."""
+    """Let debootstrap fill a directory; ask it for its Slurm; write its record."""
     shutil.rmtree(aside, ignore_errors=True)
     run(
         [*_BUILDING, _tool("debootstrap"), "--variant=minbase", "--merged-usr",
@@ -232,7 +232,9 @@ def _bootstrap(suite: Suite, mirror: str, aside: Path, say: Say) -> Root:
     answer = ask(aside / "usr", "slurmctld", "-V")
     found = re.search(r"\d+\.\d+\.\d+", answer)
     if found is None:
-        raise HpcdlError(f"the root of {suite.name} has no Slurm that runs: {answer.strip()[:200]}")
+        raise HpcdlError(
+            f"in the rootfs of {suite.name} Slurm does not run: {answer.strip()[:200]}"
+        )
     version = found.group()
     write_json(
         aside / _RECORD, {"schema": 1, "suite": suite.name, "version": version, "mirror": mirror}
@@ -241,16 +243,16 @@ def _bootstrap(suite: Suite, mirror: str, aside: Path, say: Say) -> Root:
 
 
 def ask(usr: Path, *argv: str, configuration: Path | None = None) -> str:
-    """What a program answers, run with a root's /usr."""
-    words = [*ALONE, "sh", "-c", 'mount --bind "$0" /usr && exec "$@"', str(usr), *argv]
+    """What a program answers, run with a rootfs's /usr."""
+    command = [*ALONE, "sh", "-c", 'mount --bind "$0" /usr && exec "$@"', str(usr), *argv]
     env = {"SLURM_CONF": str(configuration)} if configuration else {}
     base = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
-    answer = run(words, base_env=base, env=env, check=False, timeout=20)
+    answer = run(command, base_env=base, env=env, check=False, timeout=20)
     return answer.stdout + answer.stderr
 
 
 def programs(usr: Path) -> tuple[str, ...]:
-    """Slurm's own commands in a root, for people."""
+    """Slurm's own commands in a rootfs, for users."""
     names = ("salloc", "sbcast", "squeue", "srun", "strigger", "sstat", "sattach", "sbatch")
     more = ("sacct", "sacctmgr", "scancel", "scontrol", "sdiag", "sinfo", "sprio", "sreport",
             "sshare")  # fmt: skip
@@ -258,17 +260,17 @@ def programs(usr: Path) -> tuple[str, ...]:
 
 
 def program(usr: Path, name: str) -> str:
-    """The path that a program of a root has where the root is entered.
+    """The path that a program of a rootfs has where it is mounted.
 
     Raises:
-        MissingPrerequisite: the root does not have it.
+        MissingPrerequisite: the rootfs does not have it.
     """
     for place in ("sbin", "bin"):
         if (usr / place / name).exists():
             return f"/usr/{place}/{name}"
     raise MissingPrerequisite(
-        f"the root {usr.parent} has no '{name}'",
-        hint=f"remove it, and it is built anew: rm -r {usr.parent}",
+        f"the rootfs {usr.parent} has no '{name}'",
+        hint=f"remove it, and it is built again: rm -r {usr.parent}",
     )
 
 
@@ -292,7 +294,7 @@ def original_site(path: Path) -> Path:
 
 
 def write_own(site: Site, laid: Plan) -> None:
-    """Write what only a cluster from a root has: its commands, its site with its release."""
+    """Write what only a cluster from a rootfs has: its commands, its site with its release."""
     import yaml
 
     assert laid.root is not None
@@ -325,8 +327,8 @@ def _check_tools() -> None:
     free = shutil.disk_usage(folder()).free // 2**20
     if free < _NEED_MB:
         raise MissingPrerequisite(
-            f"no room for a root: {folder()} has {free} MB free, it needs {_NEED_MB} MB",
-            hint="set HPCDL_CACHE to a folder on another disk",
+            f"not enough space for a rootfs: {folder()} has {free} MB free, it needs {_NEED_MB} MB",
+            hint="set HPCDL_CACHE to a directory on another disk",
         )
 
 

@@ -1,4 +1,4 @@
-"""`cluster.json`: what runs below a state directory. Written whole, read with suspicion."""
+"""`cluster.json`: what runs below a state directory. Written atomically, checked on reading."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def chosen_directory() -> Path | None:
 
 
 def claim(directory: Path) -> None:
-    """Mark a folder as a cluster's: only in such a one is anything ever removed."""
+    """Mark a directory as a cluster's: only in such a one is anything ever removed."""
     write_atomic(directory / _OURS, "An embedded cluster's state; see `hpcdl cluster`.\n")
 
 
 def is_ours(directory: Path) -> bool:
-    """Whether a folder was made by `hpcdl cluster up`."""
+    """Whether a directory was made by `hpcdl cluster up`."""
     return (directory / _OURS).is_file() or (directory / _FILE).is_file()
 
 
 def is_ours_or_empty(directory: Path) -> bool:
-    """Whether `up` may use a folder: a cluster's, an empty one, or none yet."""
+    """Whether `up` may use a directory: a cluster's, an empty one, or none yet."""
     if not directory.exists() or is_ours(directory):
         return True
     return directory.is_dir() and all(entry.name == "lock" for entry in directory.iterdir())
@@ -78,7 +78,7 @@ def read_state(directory: Path) -> ClusterState | None:
         return _state(data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
         raise BadInput(
-            f"{path} is no state of a cluster ({fault})",
+            f"{path} is not a cluster's state ({fault})",
             hint="`hpcdl cluster down` stops what is left and removes it",
         ) from fault
 

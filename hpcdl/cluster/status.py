@@ -18,7 +18,7 @@ _WELL = {"idle", "mixed", "allocated", "completing", "reserved", "planned"}
 def as_data(current: ClusterState) -> dict[str, Any]:
     """Everything about the cluster as plain values, asked now."""
     states = node_states(current) if _alive(current, "slurmctld") else {}
-    slow = cpu_throttle.braked(current.directory)
+    slow = cpu_throttle.throttled(current.directory)
     return {
         "schema": 1,
         "site": current.site,

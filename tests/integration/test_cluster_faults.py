@@ -52,7 +52,7 @@ def test_port_that_is_none_is_one_line(embedded_site: Site, place: Path, base: i
         up(embedded_site, directory=place, port_base=base)
 
 
-def test_wished_ports_are_used(embedded_site: Site, place: Path) -> None:
+def test_requested_ports_are_used(embedded_site: Site, place: Path) -> None:
     state = up(embedded_site, mode="loopback", directory=place, port_base=28400)
     assert state.port_base == 28400
     assert "SlurmctldPort=28400" in state.configuration.read_text()
@@ -85,7 +85,7 @@ def test_full_disk_is_one_line(embedded_site: Site, cluster_home: Path) -> None:
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], check=True)
     try:
-        with pytest.raises(MissingPrerequisite, match="no room on the disk"):
+        with pytest.raises(MissingPrerequisite, match="not enough disk space"):
             up(embedded_site, directory=disk / "c")
     finally:
         subprocess.run(["umount", disk], check=True)

@@ -82,7 +82,7 @@ def test_state_is_read_as_it_was_written(tmp_path: Path) -> None:
 )
 def test_damaged_state_is_one_clear_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "cluster.json").write_text(text)
-    with pytest.raises(BadInput, match="no state of a cluster"):
+    with pytest.raises(BadInput, match="not a cluster's state"):
         read_state(tmp_path)
 
 

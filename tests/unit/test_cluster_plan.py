@@ -28,9 +28,9 @@ def embedded() -> Site:
 
 
 def laid_out(site: Site, mode: str = NAMESPACES, **more: object) -> Plan:
-    asked = cluster_plan.wish(site, mode, bool(more.pop("accounting", False)), 3)
+    asked = cluster_plan.request(site, mode, bool(more.pop("accounting", False)), 3)
     values: dict[str, object] = {
-        "wish": asked, "directory": HERE, "host": "login", "user": "root", "network": "10.77.5",
+        "request": asked, "directory": HERE, "host": "login", "user": "root", "network": "10.77.5",
         "ports": Ports(21000), "slurm_version": "22.05.8", "mpi": "pmix", "first_job": 1,
         "nodes": cluster_plan.lay_out(asked, "10.77.5", Ports(21000)),
     }  # fmt: skip
@@ -50,7 +50,7 @@ def settings(laid: Plan) -> dict[str, str]:
 @pytest.mark.parametrize("name", SITES)
 def test_nodes_have_the_names_of_the_site(name: str) -> None:
     site = shipped(name)
-    asked = cluster_plan.wish(site, LOOPBACK, False)
+    asked = cluster_plan.request(site, LOOPBACK, False)
     for partition, queue in zip(site.partitions.values(), asked.queues, strict=True):
         assert len(queue.nodes) == partition.nodes
         if partition.hostlist:
@@ -67,10 +67,10 @@ def test_no_two_nodes_share_address_and_port(mode: str) -> None:
 
 
 def test_most_nodes_are_cut_down_on_request() -> None:
-    asked = cluster_plan.wish(shipped("pi"), LOOPBACK, False, 2)
+    asked = cluster_plan.request(shipped("pi"), LOOPBACK, False, 2)
     assert all(len(queue.nodes) <= 2 for queue in asked.queues)
     with pytest.raises(BadInput, match="at least one node"):
-        cluster_plan.wish(shipped("pi"), LOOPBACK, False, 0)
+        cluster_plan.request(shipped("pi"), LOOPBACK, False, 0)
 
 
 @pytest.mark.parametrize("name", SITES)
@@ -78,7 +78,7 @@ def test_slurm_gets_the_hardware(name: str) -> None:
     site = shipped(name)
     laid = laid_out(site)
     lines = [line for line in text(laid, "etc/slurm.conf").splitlines() if line.startswith("Node")]
-    for line, group in zip(lines, laid.wish.groups, strict=True):
+    for line, group in zip(lines, laid.request.groups, strict=True):
         words = dict(word.split("=", 1) for word in line.split())
         partition = site.partitions[group.partition]
         assert expand_hostlist(words["NodeName"]) == group.names
@@ -100,7 +100,7 @@ def test_partitions_share_nodes_that_are_alike(embedded: Site) -> None:
     p100 = embedded.partitions["p100"]
     debug = replace(p100, name="debug", hostlist="p100-[01-02]")
     site = replace(embedded, partitions={"p100": p100, "debug": debug})
-    asked = cluster_plan.wish(site, LOOPBACK, False)
+    asked = cluster_plan.request(site, LOOPBACK, False)
     assert asked.node_names == ("p100-01", "p100-02")
     assert [queue.nodes for queue in asked.queues] == [asked.node_names] * 2
 
@@ -110,20 +110,20 @@ def test_a_node_described_in_two_ways_is_refused(embedded: Site) -> None:
     other = replace(p100, name="other", hostlist="p100-[01-02]", sockets=1)
     site = replace(embedded, partitions={"p100": p100, "other": other})
     with pytest.raises(BadInput, match="describe the node p100-01 in different ways"):
-        cluster_plan.wish(site, LOOPBACK, False)
+        cluster_plan.request(site, LOOPBACK, False)
 
 
 @pytest.mark.parametrize("hostlist", ["p100-[01-03]", "p100", "p[1-", "p[a-b]"])
 def test_host_lists_that_do_not_fit_are_refused(embedded: Site, hostlist: str) -> None:
     wrong = replace(embedded.partitions["p100"], hostlist=hostlist)
     with pytest.raises(BadInput, match=r"host list|list of nodes"):
-        cluster_plan.wish(replace(embedded, partitions={"p100": wrong}), LOOPBACK, False)
+        cluster_plan.request(replace(embedded, partitions={"p100": wrong}), LOOPBACK, False)
 
 
 def test_the_same_wish_has_the_same_fingerprint(embedded: Site) -> None:
-    one = cluster_plan.fingerprint(cluster_plan.wish(embedded, LOOPBACK, False))
-    assert one == cluster_plan.fingerprint(cluster_plan.wish(embedded, LOOPBACK, False))
-    fewer = cluster_plan.fingerprint(cluster_plan.wish(embedded, LOOPBACK, False, 1))
+    one = cluster_plan.fingerprint(cluster_plan.request(embedded, LOOPBACK, False))
+    assert one == cluster_plan.fingerprint(cluster_plan.request(embedded, LOOPBACK, False))
+    fewer = cluster_plan.fingerprint(cluster_plan.request(embedded, LOOPBACK, False, 1))
     assert {key for key in one if one[key] != fewer[key]} == {"partitions"}
 
 

@@ -117,7 +117,7 @@ def test_a_job_that_stops_its_own_cluster_is_spared(tmp_path: Path) -> None:
     assert done.stdout.strip() == "0"
 
 
-def test_a_brake_is_shown_by_its_node(
+def test_a_throttle_is_shown_by_its_node(
     started: list[subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     env = {**os.environ, processes.MARK: str(tmp_path)}
@@ -126,7 +126,7 @@ def test_a_brake_is_shown_by_its_node(
         program = ["bash", "-c", "sleep 60; :", "-m", "hpcdl.cluster.cpu_throttle", *words]
         started.append(subprocess.Popen(program, env=env, start_new_session=True))
     started.append(subprocess.Popen(["sleep", "60"], env=env))
-    assert cpu_throttle.braked(tmp_path) == {"p100-01"}
+    assert cpu_throttle.throttled(tmp_path) == {"p100-01"}
     assert status.as_data(replace(STATE, directory=tmp_path))["nodes"] == []
     node = Node("p100-01", "p100", 0, "127.0.0.1", 21000)
     current = replace(STATE, directory=tmp_path, nodes=(node,), killed=("p100-01",))

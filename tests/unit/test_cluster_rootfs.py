@@ -35,12 +35,12 @@ def test_the_release_that_a_root_really_has_decides(cache):
     assert rootfs.find("26.11").version == "26.11.1"
 
 
-@pytest.mark.parametrize(("wished", "there"), [("24.11", True), ("24.11.5", True),
+@pytest.mark.parametrize(("wanted", "there"), [("24.11", True), ("24.11.5", True),
                                                ("24.11.50", False), ("24.1", False)])  # fmt: skip
-def test_a_point_release_may_be_named(cache, wished, there):
+def test_a_point_release_may_be_named(cache, wanted, there):
     make(cache, "trixie", "24.11.5")
     try:
-        assert (rootfs.find(wished) is not None) == there
+        assert (rootfs.find(wanted) is not None) == there
     except BadInput:
         assert not there
 
