@@ -3,7 +3,7 @@
 Sergeev and Del Balso published the efficiency of two networks on 512 GPUs: Inception-v3, whose
 communication hides, so that what it loses is contention of few bytes and stragglers; and
 VGG-16, whose communication does not. Two measurements, two unknowns. Their network is RoCE of
-25 Gb/s, taken at its line rate. No row that `hpcdl predict validate` judges is used.
+25 Gb/s, taken at its line rate. No row that `hpcdl predict validate` compares is used.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Best first: a result.json of this site; a published row of the same GPU, network and precision;
 a row of another network on that GPU, carried over by the roofline; a row of another GPU. What
-was used, and how sure it is, travels with the number.
+was used, and how certain it is, is kept with the number.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _TWINS = {"resnet50": "resnet50_v1.5", "resnet50_v1.5": "resnet50"}
 
 @dataclass(frozen=True)
 class Calibration:
-    """Seconds of one GPU's step without waiting for input, what says so, and how sure it is.
+    """Seconds of one GPU's step without waiting for input, what says so, and how certain it is.
 
     `low` and `high` are factors on images per second between which the truth likely lies;
-    `proof` is a proof level.
+    `proof` is an evidence level.
     """
 
     seconds: float
@@ -42,7 +42,7 @@ class Calibration:
 
 
 def from_result(result: Result, path: Path, precision: str) -> Calibration:
-    """The calibration that a run of this site gives: surest of all."""
+    """The calibration that a run of this site gives: the most certain one."""
     return Calibration(
         result.seconds, result.batch, precision,
         f"{path.name}: {result.images_per_second:g} images/s on {result.ranks} rank(s)", "run",
@@ -50,14 +50,14 @@ def from_result(result: Result, path: Path, precision: str) -> Calibration:
 
 
 def from_images_per_second(rate: float, training: Training) -> Calibration:
-    """The calibration that a user states: images per second of one GPU; nobody has measured it.
+    """The calibration that a user states: images per second of one GPU, not measured here.
 
     Raises:
         BadInput: the step it means is absurd.
     """
     seconds = training.batch / rate if rate > 0 else float("inf")
     if not 1e-6 < seconds < LONGEST_STEP:
-        raise BadInput(f"{rate:g} images/s of one GPU is no rate that a GPU can have")
+        raise BadInput(f"{rate:g} images/s of one GPU is not possible")
     return Calibration(
         seconds, training.batch, training.precision, f"{rate:g} images/s as given", "doubtful"
     )
@@ -93,8 +93,8 @@ def _models(training: Training) -> tuple[str, ...]:
 
 def _published(rows: list[Record], training: Training) -> Calibration:
     """The row nearest in batch (real data last), and the spread of all as uncertainty."""
-    wished = training.batch
-    best = min(rows, key=lambda r: (abs((r.batch or wished) - wished), r.data != "synthetic"))
+    batch = training.batch
+    best = min(rows, key=lambda r: (abs((r.batch or batch) - batch), r.data != "synthetic"))
     rates = [row.rate or 0.0 for row in rows]
     rate = best.rate or 1.0
     return Calibration(

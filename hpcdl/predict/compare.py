@@ -1,7 +1,7 @@
-"""The closed form beside the simulation: the same step played event by event.
+"""The closed form compared with the simulation: the same step, event by event.
 
 With equal ranks and links both apply and agree. The other scenes show what the closed form
-leaves out or only knows on average: it has no word for one slow rank or one slow link.
+leaves out or only knows on average: it cannot express one slow rank or one slow link.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def scenes(
     gpus: int,
     known: Constants | None = None,
 ) -> tuple[Scene, ...]:
-    """Play the step of `gpus` GPUs in every scene.
+    """Simulate the step of `gpus` GPUs in every scene.
 
     Raises:
         BadInput: too many GPUs to simulate, or a form that is not simulated.

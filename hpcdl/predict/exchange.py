@@ -1,8 +1,8 @@
 """The site's own all-reduce check: links that take as long as its messages took.
 
 `python -m hpcdl.train.allreduce` measures messages of some sizes. By how much the largest one
-takes longer than the next tells the bandwidth: what every message costs cancels out. The
-smallest one tells the latency, but not through Horovod, whose cycle is longer than that. Both
+takes longer than the next gives the bandwidth: what every message costs cancels out. The
+smallest one gives the latency, but not through Horovod, whose cycle is longer than that. Both
 are solved for through the model's own price, so that the model says of them what was measured.
 """
 
@@ -55,7 +55,7 @@ class Exchange:
 
     @property
     def describe(self) -> str:
-        """What it says, for a person."""
+        """The check as a line of text."""
         where = "a node" if self.nodes == 1 else f"{self.nodes} nodes"
         return (
             f"{self.origin}: {self.rate / GIGA:.3g} GB/s on the bus of "
@@ -79,7 +79,7 @@ def read_exchange(path: Path) -> Exchange:
         hosts, steady = value["layout"]["hosts"], value["versions"]["strategy"] != "horovod"
         rates = sorted((int(size), gbs) for size, gbs in value["summary"]["bus_gbs"].items())
     except ValueError as fault:
-        raise BadInput(f"{path} is no result of an all-reduce check") from fault
+        raise BadInput(f"{path} is not the result of an all-reduce check") from fault
     sane = rates and all(0 < size < GIGA * _MOST and 1 / _MOST <= r < _MOST for size, r in rates)
     if len(hosts) < 2 or not sane:
         raise BadInput(f"{path} measured no all-reduce of two ranks or more")

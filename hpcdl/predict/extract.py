@@ -94,7 +94,7 @@ def render(name: str, model: Any) -> str:
 
 
 def main(chosen: Sequence[str] = ()) -> int:
-    """Write the file anew, whole; or print the parts of the chosen networks."""
+    """Write the whole file again, or print the parts of the chosen networks."""
     import tensorflow as tf
 
     from hpcdl.predict.networks import NETWORKS

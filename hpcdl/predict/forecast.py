@@ -1,6 +1,6 @@
 """A range of GPU counts on one machine, and the choices: fastest, cheapest, best below a loss.
 
-`forecast` is what other rooms call; everything in it is a pure function of a machine, a
+`forecast` is what other packages call; everything in it is a pure function of a machine, a
 training and a calibration. Counts fill nodes: below one node any, above it whole nodes.
 """
 
@@ -49,7 +49,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Choices:
-    """The counts a person would take; None where no count meets the wish."""
+    """The recommended counts; None where no count meets the limits."""
 
     fastest: Point | None
     cheapest: Point | None
@@ -72,7 +72,7 @@ class Forecast:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person should know of the batch before believing any of it."""
+        """Warnings about the batch that concern the whole forecast."""
         return tuple(filter(None, (self._other_batch(), self._too_large())))
 
     def _other_batch(self) -> str:
@@ -174,20 +174,20 @@ def legal(gpus: int, per_node: int) -> bool:
 
 
 def expand(text: str, per_node: int, *, every: bool = False) -> tuple[int, ...]:
-    """Counts of GPUs from words such as `8`, `1,2,4` or `1-64`.
+    """Counts of GPUs from text such as `8`, `1,2,4` or `1-64`.
 
     A range gives its doublings and its end, rounded to whole nodes; with `every`, all counts
     that fill nodes.
 
     Raises:
-        BadInput: not of that form, out of bounds, or a single count that fills no nodes.
+        BadInput: not of that format, out of bounds, or a single count that fills no nodes.
     """
     found: set[int] = set()
     for part in text.replace(" ", "").split(","):
         match = _RANGE.match(part)
         if not match:
             raise BadInput(
-                f"'{text[:60]}' is no count of GPUs", hint="write 8, 1,2,4 or a range 1-64"
+                f"'{text[:60]}' is not a count of GPUs", hint="write 8, 1,2,4 or a range 1-64"
             )
         first, last = int(match[1]), int(match[2] or match[1])
         if not 1 <= first <= last <= MOST_GPUS:
@@ -204,7 +204,7 @@ def _single(gpus: int, per_node: int) -> int:
         return gpus
     down = gpus // per_node * per_node
     raise BadInput(
-        f"{gpus} GPUs fill no whole nodes of {per_node}",
+        f"{gpus} GPUs do not fill whole nodes of {per_node}",
         hint=f"take {down} or {down + per_node}",
     )
 

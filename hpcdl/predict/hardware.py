@@ -1,6 +1,6 @@
 """Machines as the model sees them: a GPU's peaks, the links of a node, the network, the cores.
 
-A machine comes from a partition of the site file (`of_partition`) or from the words of a
+A machine comes from a partition of the site file (`of_partition`) or from the text of a
 published row (`of_host`). Figures are rows of facts/gpus.yaml and facts/links.yaml. Bandwidths
 are bytes per second each way, latencies seconds.
 """
@@ -26,7 +26,7 @@ CPU = "CPU"
 _BITS = 8.0
 _LEAST_GBPS = 0.01
 _GENERATIONS = {"qdr": 40.0, "fdr": 56.0, "edr": 100.0, "hdr": 200.0, "ndr": 400.0}
-# `GB` is no rate of a network: the case of letters counts, but not in the generations' names.
+# `GB` is not a rate of a network: the case of letters counts, but not in the generations' names.
 _RATE = re.compile(
     r"(?:\b([0-9]{1,2}) ?x ?)?\b("
     r"[0-9]{1,4}(?:\.[0-9]+)?[ -]?(?:Gb/s|Gbit/s|Gbps|GbE|GigE|Gb|Gigabit)(?![A-Za-z])"
@@ -87,7 +87,7 @@ def gpu_row(name: str) -> tuple[str, dict[str, Any]]:
     """The facts' name and row of a GPU, by its name or an alias, whatever its case.
 
     Raises:
-        BadInput: nobody knows it; the hint names the nearest.
+        BadInput: unknown; the hint names the nearest.
     """
     known = facts.load("gpus")
     folded = {key.casefold(): key for key in known["gpus"]}
@@ -95,7 +95,7 @@ def gpu_row(name: str) -> tuple[str, dict[str, Any]]:
     key = folded.get(aliases.get(name.casefold(), name).casefold())
     if key is None:
         names = [*known["gpus"], *known["aliases"]]
-        raise BadInput(f"nobody knows the GPU model '{name}'", hint=did_you_mean(name, names))
+        raise BadInput(f"unknown GPU model '{name}'", hint=did_you_mean(name, names))
     return key, known["gpus"][key]
 
 
@@ -123,14 +123,14 @@ def of_partition(partition: Partition) -> Machine:
 def of_host(gpu: str, hardware: str, per_node: int, interconnect: str = "") -> Machine | None:
     """The machine of a published row, or None where its GPU is not in the facts.
 
-    A host that is not in the facts is a common node with the links that the row's own words
-    name; the machine's name is then ASSUMED.
+    A host that is not in the facts is a common node with the links that the row's own text
+    names; the machine's name is then ASSUMED.
 
     Args:
         gpu: the row's name of the GPU, such as `K80 (one GK210 die)`.
-        hardware: the row's words for the machine.
+        hardware: the row's text for the machine.
         per_node: GPUs used per node.
-        interconnect: the row's words for its links, such as `PCIe, 25 GbE`.
+        interconnect: the row's text for its links, such as `PCIe, 25 GbE`.
     """
     known = facts.load("links")
     name = gpu_of(gpu)
@@ -152,7 +152,7 @@ def of_host(gpu: str, hardware: str, per_node: int, interconnect: str = "") -> M
 
 
 def _named_links(text: str, gpu: str) -> dict[str, Any]:
-    """What words such as `NVLink`, `PCIe`, `2x EDR` or `25 GbE` say of a host's links."""
+    """The links of a host that a text such as `NVLink`, `PCIe`, `2x EDR` or `25 GbE` names."""
     found: dict[str, Any] = {}
     folded = text.casefold()
     if "pcie" in folded.replace("-", "").replace(" ", "") and "nvlink" not in folded:
@@ -162,14 +162,14 @@ def _named_links(text: str, gpu: str) -> dict[str, Any]:
     rates = [rate for rate in said if rate >= _LEAST_GBPS]  # `0 GbE` says that nothing is known
     if rates:
         found["network_gbps"] = max(rates)
-        words = ("ethernet", "gbe", "roce", "tcp", "gige")
-        found["fabric"] = "ethernet" if any(word in folded for word in words) else "infiniband"
+        names = ("ethernet", "gbe", "roce", "tcp", "gige")
+        found["fabric"] = "ethernet" if any(name in folded for name in names) else "infiniband"
     return found
 
 
-def _rate(word: str) -> float:
+def _rate(text: str) -> float:
     """Gb/s of `25 GbE`, `100Gb/s` or of an InfiniBand generation."""
-    return _GENERATIONS.get(word.casefold()) or float(re.match(r"[0-9.]+", word)[0])  # type: ignore[index]
+    return _GENERATIONS.get(text.casefold()) or float(re.match(r"[0-9.]+", text)[0])  # type: ignore[index]
 
 
 def _pcie(capability: float) -> int:

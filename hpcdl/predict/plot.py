@@ -22,7 +22,7 @@ def write_plot(found: Forecast, path: Path) -> None:
 
     Raises:
         BadInput: another suffix than .png, .svg or .pdf.
-        MissingPrerequisite: matplotlib is not installed, or no room.
+        MissingPrerequisite: matplotlib is not installed, or no space left.
     """
     if path.suffix.lower() not in _SUFFIXES:
         raise BadInput(f"a figure cannot be a '{path.suffix or path.name}'",

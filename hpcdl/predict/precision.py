@@ -1,4 +1,4 @@
-"""The words of `hpcdl train` for a precision, and what they mean to the model of scaling.
+"""The precisions of `hpcdl train`, and what they mean to the model of scaling.
 
 The trainer's fp16 and bf16 are mixed ones: its weights and gradients stay float32, and only
 `--compress` sends half of the bytes. Its fp32 is multiplied as TF32 where a GPU can.
@@ -22,17 +22,17 @@ def usual_precision(gpu: str | None) -> str:
     return "tf32" if float(gpu_row(gpu)[1]["compute"]) >= _TF32_SINCE else "fp32"
 
 
-def trained_precision(word: str, gpu: str | None, *, compress: bool = False) -> str:
-    """The model's word for a run of `hpcdl train --precision WORD` on a GPU.
+def trained_precision(name: str, gpu: str | None, *, compress: bool = False) -> str:
+    """The model's name for a run of `hpcdl train --precision NAME` on a GPU.
 
     Raises:
         BadInput: no run has such a precision.
     """
-    if word not in WORDS:
-        raise BadInput(f"no run has the precision '{word[:40]}'", hint=f"it is {', '.join(WORDS)}")
-    if word in _MIXED:
+    if name not in WORDS:
+        raise BadInput(f"unknown precision '{name[:40]}'", hint=f"it is {', '.join(WORDS)}")
+    if name in _MIXED:
         return "fp16" if compress else "amp"
-    return "tf32" if word == "tf32" else usual_precision(gpu)
+    return "tf32" if name == "tf32" else usual_precision(gpu)
 
 
 def alike(one: str, other: str) -> bool:

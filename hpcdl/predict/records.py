@@ -1,7 +1,7 @@
 """Published throughput as records: one schema for our facts and for any file of a user.
 
 A record is one measurement; `gpus` of 1 make it a base for others of the same source,
-hardware and settings. Whatever a file may hold beside the keys read here is ignored, but these
+hardware and settings. Other keys of a file than those read here are ignored, but these
 must be right: all faults are shown at once, each with its line.
 """
 
@@ -167,10 +167,10 @@ _PRECISIONS = {
 def _precision(text: str) -> str:
     """The row's precision as one of PRECISIONS: `tf32/fp32` is tf32, `mixed ...` is amp.
 
-    A word that nobody knows stays as it is: such a row is not judged.
+    An unknown precision stays as it is: such a row is not compared.
     """
-    word = re.split(r"[/ _(]", text.strip().lower())[0]
-    return _PRECISIONS.get(word, text)
+    name = re.split(r"[/ _(]", text.strip().lower())[0]
+    return _PRECISIONS.get(name, text)
 
 
 def _model(text: str) -> str:

@@ -1,7 +1,7 @@
-"""A question to the model, checked at the door, and its answer: what other rooms call.
+"""A request to the model, checked on entry, and its answer: what other packages call.
 
-`answer(Request(partition, "resnet50", gpus="1-32"))` gives a `Forecast`. Everything a person
-can get wrong is one `BadInput` here; behind it values are valid.
+`answer(Request(partition, "resnet50", gpus="1-32"))` gives a `Forecast`. Everything a user
+can get wrong is one `BadInput` here; after it values are valid.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _BOUNDS = {
     "storage_gbs": (1e-6, 1e6, "GB/s of storage"),
     "link_gbs": (1e-4, 1e5, "GB/s within a node"),
     "network_gbs": (1e-4, 1e5, "GB/s between nodes"),
-    "cycle_ms": (0.0, 1e4, "ms between Horovod's looks"),
+    "cycle_ms": (0.0, 1e4, "ms of Horovod's cycle"),
     "fusion_mb": (0.0, 1e5, "MB of Horovod's fusion buffer"),
     "images_per_second": (1e-4, 1e9, "images/s of one GPU"),
 }
@@ -187,7 +187,7 @@ def _check(request: Request) -> None:
 
 
 def _shown(value: float) -> str:
-    """A number for a person; one beyond all floats as these show it."""
+    """A number as text; one beyond all floats as these show it."""
     try:
         return f"{value:g}"
     except OverflowError:

@@ -1,4 +1,4 @@
-"""Forecasts and validations in words, tables and JSON."""
+"""Forecasts and validations as text, tables and JSON."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _choice(point: Point | None) -> str:
 def _grounds(found: Forecast) -> list[str]:
     base = found.calibration
     lines = [f"one GPU: {base.source} [{base.proof}]"]
-    lines += [f"links: {words} [run]" for words in found.links]
+    lines += [f"links: {link} [run]" for link in found.links]
     lines += [f"note: {note}" for note in found.notes]
     lines.append("likely: eight of ten published rows lay so near (hpcdl predict validate)")
     if any(point.beyond for point in found.points):
@@ -149,7 +149,7 @@ def _point_data(point: Point) -> dict[str, Any]:
 def validation_text(found: Validation, traced: tuple[Traced, ...], *, verbose: bool) -> str:
     """Errors over all, by source and model; the worst rows (all with `verbose`); the unfit."""
     if not found.judged:
-        return "\n".join(["no row can be judged", "", *_unfit(found)])
+        return "\n".join(["no row can be compared", "", *_unfit(found)])
     overall = errors([row.error for row in found.judged])
     parts = [
         f"{overall.rows} rows of more than one GPU, each from its single-GPU row and published "
@@ -239,7 +239,7 @@ def _unfit(found: Validation) -> list[str]:
     if not found.unfit:
         return []
     rows = [(row.record.id, row.reason) for row in found.unfit]
-    return [f"{len(rows)} rows that are not judged:", table(rows)]
+    return [f"{len(rows)} rows that are not compared:", table(rows)]
 
 
 def validation_data(found: Validation, traced: tuple[Traced, ...]) -> dict[str, Any]:
@@ -250,7 +250,7 @@ def validation_data(found: Validation, traced: tuple[Traced, ...]) -> dict[str, 
         "unfit": [
             {
                 "id": row.record.id, "source": row.record.source, "reason": row.reason,
-                **(_told_data(row.told) if row.told else {}),
+                **(_predicted_data(row.predicted) if row.predicted else {}),
             }
             for row in found.unfit
         ],
@@ -304,7 +304,7 @@ def _row_data(row: Judged) -> dict[str, Any]:
     }
 
 
-def _told_data(row: Judged) -> dict[str, Any]:
+def _predicted_data(row: Judged) -> dict[str, Any]:
     return {
         "measured": row.case.measured, "predicted": row.predicted, "relative_error": row.error,
     }  # fmt: skip

@@ -131,7 +131,7 @@ class Step:
 
 
 def constants(horovod: str = "now") -> Constants:
-    """The constants of facts/links.yaml: published, fitted to no row that is judged.
+    """The constants of facts/links.yaml: published, fitted to no row that is compared.
 
     `horovod` is whose defaults: `now`, or `early` for the releases behind the published rows.
     """

@@ -1,8 +1,8 @@
 """The model against every published row of more than one GPU, from its one-GPU row alone.
 
 A prediction sees the base row, the hardware's published figures and the model's two published
-constants; no measured value of the rows it is judged by. A second prediction fits those two
-constants and the input's buffer on one half of the sources and judges the other half, both
+constants; no measured value of the rows it is compared with. A second prediction fits those two
+constants and the input's buffer on one half of the sources and tests them on the other half, both
 ways. Rows that cannot be predicted are named with the reason.
 """
 
@@ -67,14 +67,14 @@ class Judged:
 
 @dataclass(frozen=True)
 class Unfit:
-    """A row the model is not judged by, and why.
+    """A row the model is not compared with, and why.
 
-    `told` is what the model says all the same, where only the row's own source warns of it.
+    `predicted` is the model's value all the same, where only the row's own source warns of it.
     """
 
     record: Record
     reason: str
-    told: Judged | None = None
+    predicted: Judged | None = None
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Errors:
 
 @dataclass(frozen=True)
 class Half:
-    """One half of the sources, judged with constants fitted on the other."""
+    """One half of the sources, predicted with constants fitted on the other."""
 
     sources: tuple[str, ...]
     constants: Constants
@@ -99,7 +99,7 @@ class Half:
 
 @dataclass(frozen=True)
 class Validation:
-    """All of it: rows judged with the published constants, halves judged by each other."""
+    """All of it: rows by the published constants, halves by constants of each other."""
 
     judged: tuple[Judged, ...]
     unfit: tuple[Unfit, ...]
@@ -109,13 +109,13 @@ class Validation:
 
     @property
     def warned(self) -> tuple[Judged, ...]:
-        """Rows that are not judged only because their source warns of them."""
-        return tuple(row.told for row in self.unfit if row.told)
+        """Rows that are left out only because their source warns of them."""
+        return tuple(row.predicted for row in self.unfit if row.predicted)
 
 
 @lru_cache(maxsize=4)
 def validate(records: tuple[Record, ...], known: Constants | None = None) -> Validation:
-    """Judge the model by every record of more than one GPU."""
+    """Compare the model with every record of more than one GPU."""
     known = known or constants("early")
     cases, unfit = [], []
     bases = Bases(records)
@@ -283,7 +283,7 @@ def parts(cases: Sequence[Case], known: Constants) -> tuple[tuple[str, Errors], 
         case.measured * (case.base.rate or 0.0) if case.unit == _SPEEDUP else case.measured
         for case in cases
     ]
-    ideal = [told / rate - 1 for told, rate in zip(linear, rates, strict=True)]
+    ideal = [predicted / rate - 1 for predicted, rate in zip(linear, rates, strict=True)]
     steps: tuple[tuple[str, Sequence[Case], Constants], ...] = (
         ("communication, nothing overlapped", bare, calm),
         ("communication by the recursion", fed, calm),
@@ -307,7 +307,7 @@ _CONTENTIONS = tuple(0.05 * index for index in range(21))
 
 
 def cross_fit(cases: Sequence[Case], known: Constants) -> tuple[tuple[Half, ...], Errors | None]:
-    """Fit on each half of the sources, judge the other; nothing with fewer than two sources."""
+    """Fit on each half of the sources, predict the other; nothing with fewer than two sources."""
     halves = split_sources(case.record.source for case in cases)
     if len(halves) < 2:
         return (), None
@@ -361,7 +361,7 @@ def _endless(case: Case) -> bool:
 
 
 def with_buffer(case: Case, buffer: int) -> Case:
-    """A case whose input has another buffer, its one-GPU step worked out anew."""
+    """A case whose input has another buffer, its one-GPU step computed again."""
     feed = replace(case.training.feed, buffer=buffer)
     training = replace(case.training, feed=feed)
     measured = training.batch / (case.base.rate or 1.0)

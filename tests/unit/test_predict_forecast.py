@@ -449,7 +449,7 @@ def test_validate_prints_rows_for_machines(capsys: pytest.CaptureFixture[str]) -
 def test_validate_prints_errors_by_source_and_model(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "validate")
     assert code == 0
-    for word in ("by source", "by model", "median", "bias", "not judged", "layer traces"):
+    for word in ("by source", "by model", "median", "bias", "not compared", "layer traces"):
         assert word in out
 
 
