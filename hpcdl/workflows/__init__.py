@@ -1,5 +1,5 @@
-"""What joins rooms: a job with the published release, a check with its job, the studies.
+"""What joins packages: a job with the published release, a check with its job, the studies.
 
-Rooms on one floor do not know each other; a workflow takes a value from one and hands it to
+Packages of one layer do not import each other; a workflow takes a value from one and hands it to
 the next.
 """

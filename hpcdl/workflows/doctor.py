@@ -1,4 +1,4 @@
-"""What this machine has and lacks, by purpose, and the one command that installs the rest.
+"""What is installed and what is missing, by purpose, and the one command that installs the rest.
 
 The rows are facts/packages.yaml and the `python` rows in it; looking is `hpcdl.system.packages`.
 Programs are asked for their versions side by side: some take a second to say it.
@@ -68,7 +68,7 @@ def missing_packages(chosen: Sequence[str]) -> list[str]:
     known = purposes()
     for name in chosen:
         if name not in known:
-            raise BadInput(f"there is no purpose '{name}'", hint=did_you_mean(name, known))
+            raise BadInput(f"unknown purpose '{name}'", hint=did_you_mean(name, known))
     wanted = list(chosen) or [name for name, row in known.items() if row["required"]]
     return missing_names(_packages(wanted))
 
@@ -102,7 +102,7 @@ def as_data(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def as_text(diagnosis: Diagnosis) -> str:
-    """A page for a person: a table per purpose, then what to do."""
+    """The diagnosis as text: a table per purpose, then what to do."""
     known = purposes()
     parts = []
     for purpose in dict.fromkeys(one.purpose for one in diagnosis.findings):
@@ -159,7 +159,7 @@ def _version(package: Package) -> str:
 
 
 def _python() -> Finding:
-    """This Python; one that is too old could not even have started us, but who knows."""
+    """This Python; one that is too old could not even have started us."""
     enough = sys.version_info[:2] >= MIN_PYTHON
     said = ".".join(map(str, sys.version_info[:3]))
     return Finding("python", "python", True, sys.executable if enough else None, said, "")

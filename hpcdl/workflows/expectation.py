@@ -1,11 +1,11 @@
-"""What a job should reach, said when it is queued, and set beside what it did reach.
+"""What a job should reach, predicted when it is queued, and compared with what it did reach.
 
 `expect` asks the scaling model about a job that runs `hpcdl train` with a network it knows; it
 starts from a recent run of this site where one is alike, else from published rows, and prices
 what ranks exchange by the site's references of the all-reduce check where it has them. Where
 nothing says how fast the partition is, there is no expectation, and never an error: no job
 fails for the lack of one. `keep` writes it beside the job's script, after the job was queued,
-so that nothing waits for it; `compare` judges the job's result by it.
+so that nothing waits for it; `compare` compares the job's result with it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Expectation:
     """What a job should reach. Rates in images/s of the whole job, times in seconds.
 
     The truth lies between `low` and `high` eight times in ten; `limit` is what bounds a step;
-    `source` says what the number starts from, `proof` how sure that is. Nothing is said of an
+    `source` says what the number starts from, `proof` its level of evidence. Nothing is said of an
     epoch (None) where the data have no end. `lives` is how often the job may start.
     """
 
@@ -67,12 +67,12 @@ class Expectation:
 
 
 class Comparison(NamedTuple):
-    """A result beside its expectation. `ratio` is measured by expected; `words` the verdict."""
+    """A result and its expectation. `ratio` is measured / expected; `description` the verdict."""
 
     measured: float
     ratio: float
     verdict: str
-    words: str
+    description: str
 
 
 def expect(site: Site, spec: JobSpec) -> Expectation | None:
@@ -143,7 +143,7 @@ def _own_links(
 
 
 def _source(own: Path | None, calibration: str, links: tuple[Exchange, ...]) -> str:
-    """What an expectation starts from, in words."""
+    """What an expectation starts from, as text."""
     job = f"job {own.parent.name}, " if own else ""
     return job + calibration + (", links by the site's all-reduce check" if links else "")
 
@@ -173,7 +173,7 @@ def _own_result(site: Site, spec: JobSpec, layout: Layout, training: Training) -
 
 
 def _recent_jobs(site: Site) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """The folders and records of the newest jobs, newest first; unreadable ones are left out."""
+    """The directories and records of the newest jobs, newest first, without unreadable ones."""
     index = site.paths.work / "jobs" / "by-id"
     with suppress(OSError):
         links = sorted((link for link in index.iterdir() if link.name.isdigit()), key=_job_id)
@@ -230,11 +230,11 @@ def compare(
     ratio = measured / expectation.images_per_second
     part = f"{ratio:.0%} of it"
     if measured < expectation.low * (1 - MARGIN):
-        words = f"slower than expected, {part}; {_where_to_look(expectation)}"
-        return Comparison(measured, ratio, "slower", words)
+        text = f"slower than expected, {part}; {_where_to_look(expectation)}"
+        return Comparison(measured, ratio, "slower", text)
     if measured > expectation.high * (1 + MARGIN):
-        words = f"faster than expected, {part}; the next jobs are expected to be like this one"
-        return Comparison(measured, ratio, "faster", words)
+        text = f"faster than expected, {part}; the next jobs are expected to be like this one"
+        return Comparison(measured, ratio, "faster", text)
     return Comparison(measured, ratio, "as expected", f"as expected, {part}")
 
 
@@ -245,7 +245,7 @@ def _where_to_look(expectation: Expectation) -> str:
 
 
 def as_lines(expectation: Expectation) -> list[str]:
-    """An expectation for a person, two or three lines."""
+    """An expectation as text, two or three lines."""
     e = expectation
     times = [f"the run takes about {duration(e.run_seconds)}"]
     if e.epoch_seconds is not None:
@@ -258,8 +258,8 @@ def as_lines(expectation: Expectation) -> list[str]:
 
 
 def comparison_line(expectation: Expectation, comparison: Comparison) -> str:
-    """A comparison for a person."""
-    return f"expected {_rate(expectation)}: {comparison.words}"
+    """A comparison as text."""
+    return f"expected {_rate(expectation)}: {comparison.description}"
 
 
 def _rate(e: Expectation) -> str:
@@ -276,5 +276,5 @@ def _too_long(e: Expectation) -> str:
         return ""
     limit = duration(e.walltime_seconds)
     if e.run_seconds <= e.walltime_seconds * e.lives:
-        return f": longer than the {limit} of one start; it will be requeued and go on"
+        return f": longer than the {limit} of one start; it will be requeued and resume"
     return f": more than {e.lives} starts of {limit} give; ask for a longer --time or a --chain"

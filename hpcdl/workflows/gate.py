@@ -1,8 +1,8 @@
-"""The gate through real jobs: a release is proven on every partition that it would serve.
+"""The gate through real jobs: a release is tested on every partition that it would serve.
 
 One small job per partition, all at once: two ranks load the staged module as users will and run
 the gate's program; hpcdl's own job script starts them. What they saw, the job, its nodes and its
-log go into the proof. A job that fails, or gets no node in time, is a check that fails; jobs that
+log go into the record. A job that fails, or gets no node in time, is a check that fails; jobs that
 are still there at the end, or when a signal comes, are cancelled.
 """
 
@@ -68,7 +68,7 @@ class JobGate:
     wait_seconds: float = WAIT_MINUTES * 60.0
 
     def __call__(self, site: Site, release: Release) -> Proof:
-        """Prove a release.
+        """Test a release.
 
         Raises:
             BadInput: an unknown partition, or none that it would serve.
@@ -79,7 +79,7 @@ class JobGate:
         if not names:
             raise BadInput(
                 f"{release.id} would serve no partition of '{site.name}'",
-                hint="name one to prove it on: --partition NAME",
+                hint="name one to test it on: --partition NAME",
             )
         _require_slurm()
         queued: dict[str, Submission] = {}
@@ -96,7 +96,7 @@ class JobGate:
     def _prove(
         self, site: Site, release: Release, names: Sequence[str], queued: dict[str, Submission]
     ) -> Proof:
-        """Submit a job per partition, noted in `queued` at once, and judge what comes of them."""
+        """Submit a job per partition, noted in `queued` at once, and check their results."""
         checks: list[Check] = []
         for name in names:
             with undivided():  # a signal must not come between Slurm's answer and our note of it
@@ -117,7 +117,7 @@ class JobGate:
         return new_proof(release, "job", ", ".join(names), checks, runs)
 
     def enough(self, site: Site, release: Release) -> Callable[[Proof], bool]:
-        """Whether a stored proof spares the jobs: it was made by jobs on all these partitions."""
+        """Whether stored evidence makes jobs unnecessary: it is of jobs on all these partitions."""
         names = set(self._names(site, release))
         return lambda proof: proof.gate == "job" and names <= proof.partitions
 
@@ -135,7 +135,7 @@ def choose_gate(
     partitions: Sequence[str] = (),
     wait_minutes: float = WAIT_MINUTES,
 ) -> tuple[Gate, Callable[[Proof], bool]]:
-    """The gate to use, and which stored proof makes it unnecessary.
+    """The gate to use, and which stored evidence makes it unnecessary.
 
     Raises:
         BadInput: an unknown partition, or both `local` and partitions.
@@ -155,7 +155,7 @@ def _require_slurm() -> None:
         raise MissingPrerequisite(
             f"the gate needs jobs on the partitions: {lack.message}",
             details=lack.details,
-            hint=f"{lack.hint}; or prove it on this machine only: --local",
+            hint=f"{lack.hint}; or test it on this machine only: --local",
         ) from lack
 
 
@@ -198,26 +198,26 @@ def _spec(partition: Partition, folder: Path) -> JobSpec:
 
 
 def _wait(jobs: Sequence[Submission], wait_seconds: float, say: Say) -> dict[int, Snapshot]:
-    """Every job at its end, or where it was when it had waited too long.
+    """Every job when it has ended, or when it has waited too long.
 
     Raises:
         MissingPrerequisite: Slurm has been away for minutes.
     """
     deadline = time.monotonic() + wait_seconds
-    answered, told = time.monotonic(), False
+    answered, warned = time.monotonic(), False
     seen: dict[int, Snapshot] = {}
     while True:
         left = [j for j in jobs if j.job_id not in seen or not seen[j.job_id].ended]
         try:
             seen |= {job.job_id: look(job) for job in left}
-            answered, told = time.monotonic(), False
+            answered, warned = time.monotonic(), False
         except (MissingPrerequisite, CommandFailed) as fault:
             # A controller that is started anew answers again in a while; the jobs run on.
             if time.monotonic() - answered > _SILENT_SECONDS:
                 raise
-            if not told:
+            if not warned:
                 say(f"{fault.message}: waiting for it")
-            told = True
+            warned = True
             time.sleep(_POLL_SECONDS)
             continue
         waiting = [one for one in seen.values() if not one.ended]
@@ -276,7 +276,7 @@ def _seen(job: Submission, last: Snapshot) -> dict[str, object] | None:
 
 
 def _why(job: Submission, last: Snapshot) -> str:
-    """Why a job is no proof, with the end of its log."""
+    """Why a job is not evidence, with the end of its log."""
     if not last.ended:
         return f"job {job.job_id} got no node in time and was cancelled: {last.description}"
     said = list(_log_end(job.log))

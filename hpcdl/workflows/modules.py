@@ -34,7 +34,7 @@ def module_for(
         return Module(())
     for name in names:
         if not name or name.startswith("-") or any(c.isspace() or ord(c) < 32 for c in name):
-            raise BadInput(f"--module {name!r} is no name of a module", hint="write NAME/VERSION")
+            raise BadInput(f"--module {name!r} is not a module name", hint="write NAME/VERSION")
     from hpcdl.stack.release import current_release, planned_module, release_for
 
     release = release_for(site, partition) if partition else current_release(site)
@@ -70,7 +70,7 @@ def modules_by_partition(
 def check_available(site: Site, module: Module) -> None:
     """Refuse modules that Lmod does not find, before anything is queued.
 
-    Where Lmod is not installed here, the job itself is the first that can tell.
+    Where Lmod is not installed here, only the job itself finds that out.
 
     Raises:
         BadInput: names those that are not there.

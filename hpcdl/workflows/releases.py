@@ -1,8 +1,8 @@
 """Releases and the queue: which jobs use which release, and so what must not be removed.
 
-A job's script is read as Slurm keeps it: it names its release by its folder, or loads the
+A job's script is read as Slurm keeps it: it names its release by its directory, or loads the
 module by name. So other people's jobs, job arrays and scripts that were submitted by hand count
-as well. Where Slurm does not show a script, hpcdl's own record of the job tells; a job without
+as well. Where Slurm does not show a script, hpcdl's own record of the job is read; a job without
 either counts as a user of every release.
 """
 
@@ -38,8 +38,8 @@ _LOAD = re.compile(
 class Use:
     """An active job and what it needs of the site's releases.
 
-    `releases` are named by their folders; `loads` are modules of ours that it loads by name,
-    such as `tensorflow` or `tensorflow/2.21.0-cpu`; `known` is False where nobody can tell.
+    `releases` are named by their directories; `loads` are modules of ours that it loads by name,
+    such as `tensorflow` or `tensorflow/2.21.0-cpu`; `known` is False where that is unknown.
     """
 
     job: JobRecord
@@ -72,7 +72,7 @@ def pinned_by_jobs(site: Site) -> dict[str, str]:
     loads what is current, all that was current since it started.
 
     Raises:
-        MissingPrerequisite: Slurm is away, so nobody knows.
+        MissingPrerequisite: Slurm does not answer, so it is unknown.
     """
     found = uses(site)
     named: dict[str, list[int]] = {}
@@ -81,18 +81,18 @@ def pinned_by_jobs(site: Site) -> dict[str, str]:
         for release in dict.fromkeys([*use.releases, *loaded.by(use)]):
             named.setdefault(release, []).append(use.job.id)
     unknown = [use.job.id for use in found if not use.known]
-    doubt = f"{_jobs(unknown)} may use it: only root or a Slurm operator can read the script"
-    kept = dict.fromkeys(release_ids(site), doubt) if unknown else {}
+    reason = f"{_jobs(unknown)} may use it: only root or a Slurm operator can read the script"
+    kept = dict.fromkeys(release_ids(site), reason) if unknown else {}
     return {**kept, **{name: f"{_jobs(jobs)} will load it" for name, jobs in named.items()}}
 
 
 def read_script(site: Site, text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The releases that a script names by their folder, and the modules of ours it loads."""
+    """The releases that a script names by their directory, and the modules of ours it loads."""
     folders = {str(releases_folder(site)), str(site.paths.prefix.resolve() / "releases")}
     path = "|".join(re.escape(folder) for folder in sorted(folders))
     releases = re.findall(rf"(?:{path})/([A-Za-z0-9][A-Za-z0-9._-]*)", text)
-    words = [word.strip("'\"") for found in _LOAD.findall(text) for word in found.split()]
-    loads = [word for word in words if word.partition("/")[0] == MODULE]
+    names = [one.strip("'\"") for found in _LOAD.findall(text) for one in found.split()]
+    loads = [name for name in names if name.partition("/")[0] == MODULE]
     return tuple(dict.fromkeys(releases)), tuple(dict.fromkeys(loads))
 
 

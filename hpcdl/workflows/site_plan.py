@@ -1,6 +1,6 @@
 """`hpcdl stack plan`: what would be built, published and loaded, before anything is done.
 
-The targets of all stacks (targets) are held against what is published: versions with the reason
+The targets of all stacks (targets) are compared with what is published: versions with the reason
 of each change, modules and what a plain load gives where, jobs that wait or run, references that
 would become STALE. Pure but for reading: nothing is written, fetched or submitted.
 """
@@ -85,7 +85,7 @@ class ModulesPlan:
 class JobsPlan:
     """Active jobs: `pinned` keep their release, `affected` load what would change by its name.
 
-    `unknown` are those whose script nobody showed us; `away` says why Slurm was not asked.
+    `unknown` are those whose script cannot be read; `away` says why Slurm was not asked.
     """
 
     pinned: tuple[Use, ...] = ()
@@ -264,7 +264,7 @@ def _jobs_plan(site: Site, modules: ModulesPlan, changed: Mapping[str, Default])
     affected = [(use, _what_changes(use, modules, changed)) for use in found if use.loads]
     return JobsPlan(
         pinned=tuple(use for use in found if use.releases),
-        affected=tuple((use, words) for use, words in affected if words and not use.releases),
+        affected=tuple((use, other) for use, other in affected if other and not use.releases),
         unknown=tuple(use for use in found if not use.known),
     )
 

@@ -1,4 +1,4 @@
-"""A plan in words and as data: stacks, modules, jobs, references, and what to do next."""
+"""A plan as text and as data: stacks, modules, jobs, references, and what to do next."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _stack(one: StackPlan) -> Iterator[str]:
         return
     was = one.before.id if one.before else "nothing"
     known = after.id if target.built or after.lock else f"{after.id}-..."
-    yield f"  release {was} -> {known}; proof: {after.proof}"
+    yield f"  release {was} -> {known}; evidence: {after.proof}"
     for step in target.steps or (f"nothing to build: {after.id} is built",):
         yield f"  {step}"
     yield from (f"  note: {note}" for note in target.notes)
@@ -75,7 +75,7 @@ def _modules(plan: Plan) -> Iterator[str]:
         then = "another build of it" if before == after else after
         yield f"a plain load on {', '.join(names)}: {before} -> {then}"
     if modules.rewritten:
-        yield "the modulefiles would be written anew"
+        yield "the modulefiles would be written again"
 
 
 def _move(default: Default) -> tuple[str, str]:
@@ -85,11 +85,11 @@ def _move(default: Default) -> tuple[str, str]:
 
 def _jobs(jobs: JobsPlan) -> Iterator[str]:
     if jobs.away:
-        yield f"nobody knows: {jobs.away}"
+        yield f"jobs are unknown: {jobs.away}"
     if jobs.pinned:
         yield f"{len(jobs.pinned)} waiting or running, with their release in the script: unaffected"
-    for use, words in jobs.affected[:_SHOWN]:
-        yield f"{_job(use)} loads by name, and would get {words} if it loads it later"
+    for use, other in jobs.affected[:_SHOWN]:
+        yield f"{_job(use)} loads by name, and would get {other} if it loads it later"
     if len(jobs.affected) > _SHOWN:
         yield f"... and {len(jobs.affected) - _SHOWN} more"
     if jobs.unknown:
@@ -127,7 +127,7 @@ def _publish(target: Target) -> str:
 
 
 def as_data(plan: Plan) -> dict[str, Any]:
-    """The plan for machines."""
+    """The plan as JSON values."""
     return {
         "schema": _SCHEMA,
         "site": plan.site_name,
@@ -151,7 +151,7 @@ def as_data(plan: Plan) -> dict[str, Any]:
         "jobs": {
             "away": plan.jobs.away or None,
             "pinned": [_use_data(use) for use in plan.jobs.pinned],
-            "affected": [{**_use_data(use), "gets": words} for use, words in plan.jobs.affected],
+            "affected": [{**_use_data(use), "gets": other} for use, other in plan.jobs.affected],
             "unknown": [_use_data(use) for use in plan.jobs.unknown],
         },
         "references": [asdict(row) for row in plan.references],

@@ -1,6 +1,6 @@
-"""What a job trains, read from the words of its program: network, batch, data, length.
+"""What a job trains, read from the arguments of its program: network, batch, data, length.
 
-Only what matters for speed. The words are those of `hpcdl train`; another program, or a network
+Only what matters for speed. They are those of `hpcdl train`; another program, or a network
 that facts/models.yaml does not have, gives None.
 """
 
@@ -21,7 +21,7 @@ _LARGEST_DESCRIPTION = 20_000_000
 
 
 class Training(NamedTuple):
-    """A run of `hpcdl train`. `batch` is images per rank and step; `data` a folder or SYNTHETIC.
+    """A run of `hpcdl train`. `batch` is images per rank and step; `data` a directory or SYNTHETIC.
 
     `slowed` is whether the run is slowed down on purpose; `strategy` how several ranks work
     together; `pipeline` makes images ahead, or not (`old`).
@@ -60,24 +60,24 @@ def training_of(program: Sequence[str], ranks: int, data: str | None = None) -> 
     """
     if program and tuple(program[:2]) != ("hpcdl", "train"):
         return None
-    words = _options(program[2:])
-    model = words.get("model", DEFAULT_MODEL)
+    options = _options(program[2:])
+    model = options.get("model", DEFAULT_MODEL)
     row = facts.load("models")["models"].get(model)
     if row is None:
         return None
-    whole = int(words.get("global_batch") or row["global_batch"])
+    whole = int(options.get("global_batch") or row["global_batch"])
     return Training(
         model=model,
-        batch=int(words.get("batch_per_rank") or -(-whole // ranks)),
-        precision=words.get("precision", "fp32"),
-        data=words.get("data") or data or SYNTHETIC,
-        epochs=int(words.get("epochs") or row["epochs"]),
-        steps=int(words["steps"]) if "steps" in words else None,
-        compress="compress" in words,
-        xla="xla" in words,
-        slowed=float(words.get("delay_ms", 0)) > 0,
-        pipeline=words.get("pipeline", "new"),
-        strategy=words.get("strategy", AUTO).replace(AUTO, HOROVOD),
+        batch=int(options.get("batch_per_rank") or -(-whole // ranks)),
+        precision=options.get("precision", "fp32"),
+        data=options.get("data") or data or SYNTHETIC,
+        epochs=int(options.get("epochs") or row["epochs"]),
+        steps=int(options["steps"]) if "steps" in options else None,
+        compress="compress" in options,
+        xla="xla" in options,
+        slowed=float(options.get("delay_ms", 0)) > 0,
+        pipeline=options.get("pipeline", "new"),
+        strategy=options.get("strategy", AUTO).replace(AUTO, HOROVOD),
     )
 
 
@@ -98,12 +98,12 @@ def steps_of(training: Training, ranks: int, images: int | None) -> int:
     return per_epoch * training.epochs or DEFAULT_STEPS
 
 
-def _options(words: Sequence[str]) -> dict[str, str]:
+def _options(argv: Sequence[str]) -> dict[str, str]:
     """Options as `--name value`, `--name=value` or `--name`; the last of a kind counts."""
     found = {}
-    for index, word in enumerate(words):
-        name, sign, value = word.removeprefix("--").partition("=")
-        if word.startswith("--"):
-            following = "".join(words[index + 1 : index + 2])
+    for index, argument in enumerate(argv):
+        name, sign, value = argument.removeprefix("--").partition("=")
+        if argument.startswith("--"):
+            following = "".join(argv[index + 1 : index + 2])
             found[name.replace("-", "_")] = value if sign else following
     return found

@@ -93,14 +93,14 @@ def test_an_interrupted_study_goes_on_and_a_failed_job_is_a_hole(
     assert jobs_in(manifest) == queued, "what is queued is not queued again"
     report = json.loads(again.stdout)
     assert {one["ranks"] for one in report["measured"]} == {1, 2}
-    (hole,) = report["holes"]
-    assert hole["values"]["model"] == "nobodys-model"
-    assert "unknown model 'nobodys-model'" in hole["reason"]
-    # What is missing makes no yes: the hole is not known to have had a rank per GPU.
+    (missing,) = report["missing"]
+    assert missing["values"]["model"] == "nobodys-model"
+    assert "unknown model 'nobodys-model'" in missing["reason"]
+    # What is missing makes no yes: that one is not known to have had a rank per GPU.
     assert [one["ok"] for one in report["acceptance"]] == [False, None]
     assert {one["gpus"] for one in report["predicted"]} == {2, 4}
     page = Path(report["files"]["html"]).read_text()
-    assert "Holes" in page
+    assert "Missing results" in page
     assert "nobodys-model" in page
 
 
@@ -117,7 +117,7 @@ def test_a_shipped_study_runs_whole_on_the_embedded_cluster(
     assert done.returncode in {0, 1}, done.stdout + done.stderr
     report = json.loads(done.stdout)
     print(f"{name}: {time.monotonic() - begun:.0f} s", file=sys.stderr)
-    assert not report["holes"]
+    assert not report["missing"]
     by_rule = {one["rule"]: one["ok"] for one in report["acceptance"]}
     assert by_rule["complete"] is True
     assert by_rule.get("one-rank-per-gpu", True) is True

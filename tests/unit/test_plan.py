@@ -207,7 +207,7 @@ def test_without_slurm_jobs_are_unknown(site: Site, monkeypatch: pytest.MonkeyPa
 
     planned(site, monkeypatch, None)
     monkeypatch.setattr(room, "uses", away)
-    assert "nobody knows: Slurm does not answer" in as_text(room.plan(site))
+    assert "jobs are unknown: Slurm does not answer" in as_text(room.plan(site))
 
 
 def test_a_stack_that_spack_compiles_is_planned_for_its_partitions() -> None:

@@ -1,4 +1,4 @@
-"""Studies: files checked at the door, plans, holes, acceptance and reports; no cluster here."""
+"""Studies: files checked at the door, plans, missing, acceptance and reports; no cluster here."""
 
 import dataclasses
 import json
@@ -63,7 +63,7 @@ VALUES: dict[str, Any] = {
 
 
 def site_in(folder: Path) -> Site:
-    """The embedded site, its work in a folder."""
+    """The embedded site, its work in a directory."""
     found = shipped_site("embedded")
     return dataclasses.replace(
         found, paths=dataclasses.replace(found.paths, work=folder, datasets=folder / "data")
@@ -81,7 +81,7 @@ def plan_in(folder: Path, **changes: Any) -> Plan:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
-    """The embedded site, its work in the test's folder."""
+    """The embedded site, its work in the test's directory."""
     return site_in(tmp_path)
 
 
@@ -472,7 +472,7 @@ def test_a_result_of_another_version_is_a_missing_result_and_the_rest_continues(
     finish(plan, {4: 20.0}, schema=7)
     found = findings_of(plan)
     assert [one.ranks for one in found.measured] == [1, 2]
-    assert "version 7; this hpcdl reads versions 1 to 2" in found.holes[0].reason
+    assert "version 7; this hpcdl reads versions 1 to 2" in found.missing[0].reason
 
 
 def test_jobs_of_many_gpus_may_be_left_out_of_the_repeats(study: Callable[..., Plan]) -> None:
@@ -495,7 +495,7 @@ def test_jobs_that_repeat_run_in_rounds_and_are_one_measurement(
     assert (one.jobs, two.jobs) == (2, 1)
     assert one.rate == pytest.approx(9.0)
     assert one.spread == pytest.approx((8.0, 10.0))
-    assert [hole.cell.words for hole in found.holes] == [
+    assert [missing_result.cell.label for missing_result in found.missing] == [
         "gpus=4 model=resnet50", "gpus=2 model=resnet50, again (2)",
         "gpus=4 model=resnet50, again (2)",
     ]  # fmt: skip
@@ -561,7 +561,7 @@ def test_an_invalid_result_is_a_missing_result(study: Callable[..., Plan], text:
     (folder / "exit_code").write_text("0")
     found = findings_of(plan)
     assert len(found.measured) == 2
-    assert found.holes[0].state == "unusable"
+    assert found.missing[0].state == "unusable"
 
 
 LAYOUT = a_result(1, 8.0)["layout"]
@@ -596,9 +596,9 @@ def test_a_result_that_lacks_what_a_report_needs_is_one_missing_result(
     finish(plan, {2: 15.0}, **change)
     found = findings_of(plan)
     assert [one.ranks for one in found.measured] == [1, 4]
-    (hole,) = found.holes
-    assert said in hole.reason
-    assert "`study run` runs it again" in hole.reason
+    (missing_result,) = found.missing
+    assert said in missing_result.reason
+    assert "`study run` runs it again" in missing_result.reason
     assert as_data(make_report(found))["accepted"] is False
 
 
@@ -621,9 +621,9 @@ def test_a_failed_job_is_a_missing_result_with_its_own_message(
     ]
     logs = plan.round_folder(cell.run, cell.attempt) / "logs"
     logs.mkdir(parents=True)
-    (logs / "9_0.log").write_text("starting\nerror: rank 2: no room on the device\nbye\n")
-    (hole,) = collect(plan, stand).holes
-    assert "job 9 failed: error: rank 2: no room on the device" in hole.reason
+    (logs / "9_0.log").write_text("starting\nerror: rank 2: no space left on the device\nbye\n")
+    (missing_result,) = collect(plan, stand).missing
+    assert "job 9 failed: error: rank 2: no space left on the device" in missing_result.reason
 
 
 @pytest.mark.parametrize("silent", [False, True], ids=["no Slurm", "a silent one"])
@@ -665,7 +665,7 @@ def test_a_controller_that_restarts_does_not_end_a_study_one_that_is_gone_does(
     else:
         with pytest.raises(MissingPrerequisite, match="went away") as caught:
             list(running.wait(study()))
-        assert "the same command goes on" in caught.value.hint
+        assert "the same command resumes" in caught.value.hint
         assert sum(naps) >= 60
 
 
@@ -727,7 +727,7 @@ def test_the_caption_names_the_cells_that_predictions_are_taught_by(
 def verdict(plan: Plan) -> tuple[bool | None, str]:
     found = findings_of(plan)
     (one,) = judge(found, predict(found)[0])
-    return one.ok, one.words
+    return one.ok, one.evidence
 
 
 @pytest.mark.parametrize(("rates", "ok"), [({1: 8, 2: 15, 4: 16}, True), ({1: 8, 2: 15}, False)])
@@ -814,11 +814,11 @@ def test_a_report_shows_its_figure_its_missing_results_and_needs_nothing_else(
     page = paths["html"].read_text()
     assert "<svg" in page
     assert not re.search(r'(src|href)="(?!#)', page)
-    assert "Holes" in page
+    assert "Missing results" in page
     assert "gpus=4 model=resnet50" in page
     assert "it has not been submitted" in paths["md"].read_text()
     assert paths["png"].read_bytes().startswith(b"\x89PNG")
-    assert json.loads(paths["json"].read_text())["holes"][0]["values"]["gpus"] == "4"
+    assert json.loads(paths["json"].read_text())["missing"][0]["values"]["gpus"] == "4"
     assert as_data(report)["accepted"] is False
     assert "cells without a measurement" in as_text(report)
 

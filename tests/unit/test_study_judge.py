@@ -73,7 +73,7 @@ def test_the_text_says_how_far_the_epochs_themselves_differ(tmp_path: Path) -> N
         (["quarter", "half", "whole"], 0.3, "no line through two sizes below memory"),
         (["quarter", "whole"], 0.6, "no line through two sizes below memory"),
     ],
-    ids=["none above", "one below", "a hole below"],
+    ids=["none above", "one below", "a missing_result below"],
 )
 def test_without_a_line_or_something_beyond_it_linearity_is_not_known(
     tmp_path: Path, sizes: list[str], memory: float, said: str

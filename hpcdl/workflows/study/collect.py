@@ -1,7 +1,7 @@
-"""Reads what a study's jobs left behind: measurements, and holes with their reasons.
+"""Reads the results of a study's jobs: measurements, and missing results with their reasons.
 
-A result of another version, a failed job and a cell that never ran are holes; one hole never
-stops the rest. Rates are those of steps after the warm-up, without the time that writing
+A result of another version, a failed job and a cell that never ran are missing results, and
+never stop the rest. Rates are those of steps after the warm-up, without the time that writing
 checkpoints took.
 """
 
@@ -35,8 +35,8 @@ class Measured:
 
     `size` is of its data set in bytes, `images` its images; None where data are synthetic.
     `epochs` are seconds of passes over the data set; none where steps were left out as
-    warm-up. Of `jobs` that did the same, `result` and `folder` are the first one's, and `turns`
-    has each one's images/s by its turn.
+    warm-up. Of `jobs` that did the same, `result` and `folder` are the first one's, and `rounds`
+    has each one's images/s by its round.
     """
 
     cell: Cell
@@ -47,7 +47,7 @@ class Measured:
     size: float | None
     images: float | None
     epochs: tuple[float, ...]
-    turns: Mapping[int, float] = field(default_factory=dict)
+    rounds: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def values(self) -> Values:
@@ -57,7 +57,7 @@ class Measured:
     @property
     def jobs(self) -> int:
         """Jobs that did the same."""
-        return max(1, len(self.turns))
+        return max(1, len(self.rounds))
 
     @property
     def ranks(self) -> int:
@@ -119,7 +119,7 @@ class Findings:
 
     plan: Plan
     measured: tuple[Measured, ...]
-    holes: tuple[MissingResult, ...]
+    missing: tuple[MissingResult, ...]
     cores: int
     load: float
 
@@ -152,7 +152,7 @@ def _merged(measured: Sequence[Measured]) -> tuple[Measured, ...]:
             rates=tuple(rate for one in ones for rate in one.rates),
             parts={name: fmean(one.parts[name] for one in ones) for name in PARTS},
             epochs=tuple(seconds for one in ones for seconds in one.epochs),
-            turns={one.cell.attempt: one.rate for one in ones},
+            rounds={one.cell.attempt: one.rate for one in ones},
         )
         for ones in alike.values()
     )

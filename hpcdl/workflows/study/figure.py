@@ -30,7 +30,7 @@ from hpcdl.workflows.study.judge import (
 )
 from hpcdl.workflows.study.model import PARTS, Panel, Published, matches
 
-# Okabe and Ito's colours, which colour-blind readers tell apart.
+# Okabe and Ito's colours, which colour-blind readers can distinguish.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _PART_COLOURS = {"compute": "#0072B2", "input": "#D55E00", "communication": "#E69F00",
                  "update": "#009E73", "other": "#BBBBBB"}  # fmt: skip
@@ -139,7 +139,7 @@ def caption(findings: Findings) -> str:
     if "time-by-size" in kinds:
         return (
             "Markers are the median of the epochs after the first, bars the fastest and slowest; "
-            "lines go through the sizes below memory, and dashed where they only foretell."
+            "lines go through the sizes below memory, and dashed where they only predict."
         )
     return (
         "Filled markers are the median step, bars the 5th to 95th percentile of the steps; "
@@ -365,7 +365,7 @@ def _time_by_size(axes: Any, scene: Scene) -> None:
         if line := line_of(scene.findings, ones):
             end = 1.05 * (ones[-1].size or 0)
             edge = min(memory, end)
-            parts = [("-", 0.0, edge, line.at(edge)), ("--", edge, end, line.foretold(end))]
+            parts = [("-", 0.0, edge, line.at(edge)), ("--", edge, end, line.predicted(end))]
             for dashes, left, right, top in parts:
                 if left < right:
                     axes.plot([left / unit, right / unit], [line.at(left), top], dashes,

@@ -44,7 +44,7 @@ class Feeding(TypedDict, total=False):
 class Predicted:
     """A predicted cell: images per second; `measured` where it also ran.
 
-    `low` and `high` are its likely bounds; None where nothing says how good the model is.
+    `low` and `high` are its likely bounds; None where the model's error is unknown.
     """
 
     run: Run
@@ -64,7 +64,7 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a scale costs, by the model: GPU-hours; and the cells it knows nothing of, and why."""
+    """What a scale costs, by the model: GPU-hours; and the cells of unknown cost, and why."""
 
     gpu_hours: float
     cells: int
@@ -80,7 +80,7 @@ def predict(findings: Findings) -> tuple[tuple[Predicted, ...], tuple[str, ...]]
             try:
                 found += _series(findings, base)
             except BadInput as fault:
-                gaps.append(f"{base.cell.words}: {fault.message}")
+                gaps.append(f"{base.cell.label}: {fault.message}")
     shared = findings.plan.scale.shares_cores
     return tuple(_own_bounds(found) if shared else found), tuple(gaps)
 
@@ -213,7 +213,7 @@ def _cell_hours(plan: Plan, cell: Cell) -> float:
     partition = plan.site.partition(cell.point.spec.partition)
     model = options.get("model", "mlp")
     if model not in names():
-        raise BadInput(f"the model of scaling does not know '{model}'")
+        raise BadInput(f"unknown to the model of scaling: '{model}'")
     if partition.gpu is None:
         raise BadInput(f"the partition '{partition.name}' has no GPUs, so no published rows")
     request = Request(
@@ -229,7 +229,7 @@ def _cell_hours(plan: Plan, cell: Cell) -> float:
 
 
 def _feeding(plan: Plan, cell: Cell) -> Feeding:
-    """What the model is told of a cell's input: that images are real, and how fast they are read.
+    """The model's request of a cell's input: that images are real, and how fast they are read.
 
     It counts images of ImageNet's size: storage gives fewer of larger ones. Where cores are
     shared, one rank's step already holds what making images costs.

@@ -1,6 +1,6 @@
 """The acceptance of a study, rule by rule: yes, no, or not known yet, always with the numbers.
 
-A rule looks at measurements only. What cannot be judged because cells are missing is `None`,
+A rule looks at measurements only. What cannot be evaluated because cells are missing is `None`,
 never a yes; what is measured and breaks a rule is a no, whatever is missing.
 """
 
@@ -22,11 +22,11 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a rule says: `ok` is None where it cannot be judged; `words` are its evidence."""
+    """What a rule says: `ok` is None where it cannot be evaluated; `evidence` are the numbers."""
 
     rule: Rule
     ok: bool | None
-    words: str
+    evidence: str
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ Answer = tuple[bool | None, str]
 
 
 def judge(findings: Findings, predicted: tuple[Predicted, ...]) -> tuple[Verdict, ...]:
-    """Judge every rule of the scale."""
+    """Check every rule of the scale."""
     return tuple(
         _verdict(rule, findings, predicted) for rule in findings.plan.scale.acceptance
     )  # fmt: skip
@@ -62,11 +62,11 @@ def _verdict(rule: Rule, findings: Findings, predicted: tuple[Predicted, ...]) -
         return Verdict(rule, None, "nothing was measured")
     said = tuple(one for one in predicted if matches(one.values, rule.where)
                  and (not rule.gpus or one.gpus in rule.gpus))  # fmt: skip
-    ok, words = _RULES[rule.rule](Evidence(rule, findings, said, measured))
+    ok, text = _RULES[rule.rule](Evidence(rule, findings, said, measured))
     missing = _missing(rule, findings) if ok else []
     if missing:
-        return Verdict(rule, None, f"{words}; not known, for these are missing: {_few(missing)}")
-    return Verdict(rule, ok, words)
+        return Verdict(rule, None, f"{text}; not known, for these are missing: {_few(missing)}")
+    return Verdict(rule, ok, text)
 
 
 def _chosen(rule: Rule, cell: Cell) -> bool:
@@ -79,12 +79,12 @@ def _missing(rule: Rule, findings: Findings) -> list[str]:
     """The cells that a rule would look at, were they measured; one job of several is enough."""
     known = [one.values for one in findings.measured]
     return [
-        f"{hole.cell.run.name}: {hole.cell.words}"
-        for hole in findings.holes
-        if _chosen(rule, hole.cell)
-        and hole.cell.named not in known
-        and hole.cell.attempt == 0
-        and _compared(rule, hole.cell, findings)
+        f"{one.cell.run.name}: {one.cell.label}"
+        for one in findings.missing
+        if _chosen(rule, one.cell)
+        and one.cell.named not in known
+        and one.cell.attempt == 0
+        and _compared(rule, one.cell, findings)
     ]
 
 
@@ -109,15 +109,15 @@ def _few(names: Sequence[str]) -> str:
 
 
 def _complete(evidence: Evidence) -> Answer:
-    holes = evidence.findings.holes
+    missing = evidence.findings.missing
     count = len(evidence.findings.plan.cells)
-    return not holes, f"{count - len(holes)} of {count} cells have a result"
+    return not missing, f"{count - len(missing)} of {count} cells have a result"
 
 
 def _agree(evidence: Evidence) -> Answer:
-    """A gap beyond the bound counts where neither steps nor turns of the two overlap.
+    """A gap beyond the bound counts where neither steps nor rounds of the two overlap.
 
-    Jobs of one turn ran one after the other: what the machine did meanwhile is in both.
+    Jobs of one round ran one after the other: what the machine did meanwhile is in both.
     """
     rule = evidence.rule
     pairs = list(evidence.pairs)
@@ -126,32 +126,32 @@ def _agree(evidence: Evidence) -> Answer:
     limit = rule.at_most
     assert limit is not None
     wide = [pair for pair in pairs if _gap(*pair) > limit]
-    words = ", ".join(f"{_gap(*pair):.1%} on {pair[0].ranks}" for pair in pairs)
-    said = f"they differ by {words}; at most {limit:.0%}"
+    text = ", ".join(f"{_gap(*pair):.1%} on {pair[0].ranks}" for pair in pairs)
+    said = f"they differ by {text}; at most {limit:.0%}"
     if any(not _overlap(*pair) and min(_gaps(*pair)) > limit for pair in wide):
         return False, said
     if wide:
-        return None, f"{said}, which the spread of their steps and turns does not let one tell"
+        return None, f"{said}, which the spread of their steps and rounds does not decide"
     return True, said
 
 
 def _gap(one: Measured, other: Measured) -> float:
-    """By how much the faster is faster, in the median turn."""
+    """By how much the faster is faster, in the median round."""
     ratio = median(_ratios(one, other))
     return max(ratio, 1 / ratio) - 1
 
 
 def _gaps(one: Measured, other: Measured) -> list[float]:
-    """The same of every turn; below 0 where the other one was the faster then."""
+    """The same of every round; below 0 where the other one was the faster then."""
     ratios = _ratios(one, other)
-    turned = median(ratios) < 1
-    return [(1 / ratio if turned else ratio) - 1 for ratio in ratios]
+    inverted = median(ratios) < 1
+    return [(1 / ratio if inverted else ratio) - 1 for ratio in ratios]
 
 
 def _ratios(one: Measured, other: Measured) -> list[float]:
-    """Rate by rate of each turn that both had."""
-    both = sorted({*one.turns} & {*other.turns})
-    return [one.turns[turn] / other.turns[turn] for turn in both] or [one.rate / other.rate]
+    """Rate by rate of each round that both had."""
+    both = sorted({*one.rounds} & {*other.rounds})
+    return [one.rounds[number] / other.rounds[number] for number in both] or [one.rate / other.rate]
 
 
 def _overlap(one: Measured, other: Measured) -> bool:
@@ -166,16 +166,16 @@ def _efficiency(evidence: Evidence) -> Answer:
     for one in evidence.measured:
         if one.cell.gpus in rule.gpus:
             share = efficiency(evidence.findings, one)
-            lone += [one.cell.words] if share is None else []
+            lone += [one.cell.label] if share is None else []
             found += [] if share is None else [(share, one)]
     if not found:
         return None, "no series has both one rank and the ranks asked for"
     assert rule.at_least is not None
-    words = ", ".join(f"{share:.0%} ({one.cell.words})" for share, one in found)
-    words += f"; at least {rule.at_least:.0%}"
+    text = ", ".join(f"{share:.0%} ({one.cell.label})" for share, one in found)
+    text += f"; at least {rule.at_least:.0%}"
     if min(share for share, _ in found) < rule.at_least:
-        return False, words
-    return (None, f"{words}; no one-rank run beside {_few(lone)}") if lone else (True, words)
+        return False, text
+    return (None, f"{text}; no one-rank run beside {_few(lone)}") if lone else (True, text)
 
 
 def _faster(evidence: Evidence) -> Answer:
@@ -189,10 +189,10 @@ def _faster(evidence: Evidence) -> Answer:
     if not wins:
         return None, f"no cell ran with both {rule.better} and {rule.worse}"
     assert rule.at_least is not None
-    words = ", ".join(f"{ratio:.2f} times on {one.ranks}" for ratio, one in wins)
+    text = ", ".join(f"{ratio:.2f} times on {one.ranks}" for ratio, one in wins)
     mean = fmean(ratio for ratio, _ in wins)
     return mean >= rule.at_least, (
-        f"{rule.better} is {words} as fast as {rule.worse}; at least {rule.at_least:g} in the mean"
+        f"{rule.better} is {text} as fast as {rule.worse}; at least {rule.at_least:g} in the mean"
     )
 
 
@@ -203,7 +203,7 @@ def _one_rank_per_gpu(evidence: Evidence) -> Answer:
     """
     emulated = evidence.findings.plan.scale.shares_cores
     wrong = [
-        one.cell.words
+        one.cell.label
         for one in evidence.measured
         if one.ranks != one.cell.gpus
         or len(set(one.result["layout"]["ranks_per_node"])) != 1
@@ -211,8 +211,8 @@ def _one_rank_per_gpu(evidence: Evidence) -> Answer:
     ]
     opened = max(int(one.result["layout"]["gpu_per_rank"]) for one in evidence.measured)
     note = "no rank opened more than one GPU" if opened else "ranks saw no GPU of the driver's"
-    words = f"{len(evidence.measured) - len(wrong)} of {len(evidence.measured)} jobs; {note}"
-    return not wrong, words + (f"; not so: {', '.join(wrong)}" if wrong else "")
+    text = f"{len(evidence.measured) - len(wrong)} of {len(evidence.measured)} jobs; {note}"
+    return not wrong, text + (f"; not so: {', '.join(wrong)}" if wrong else "")
 
 
 def _model(evidence: Evidence) -> Answer:
@@ -222,13 +222,13 @@ def _model(evidence: Evidence) -> Answer:
     limit = evidence.rule.at_most
     assert limit is not None
     count = sum(one.error is not None for one in evidence.predicted)
-    words = f"median error {error:.1%} of {count} cells; at most {limit:.0%}"
+    text = f"median error {error:.1%} of {count} cells; at most {limit:.0%}"
     said = [one.values for one in evidence.predicted]
-    silent = [one.cell.words for one in evidence.measured
+    silent = [one.cell.label for one in evidence.measured
               if one.ranks > 1 and one.cell.run.predict and one.values not in said]  # fmt: skip
     if error <= limit and silent:
-        return None, f"{words}; the model says nothing of {_few(silent)}"
-    return error <= limit, words
+        return None, f"{text}; the model does not predict {_few(silent)}"
+    return error <= limit, text
 
 
 def _metric(evidence: Evidence) -> Answer:
@@ -239,13 +239,13 @@ def _metric(evidence: Evidence) -> Answer:
         if rule.metric in one.metrics:
             found.append(one.metrics[rule.metric])
         else:
-            without.append(one.cell.words)
+            without.append(one.cell.label)
     if not found:
         return None, f"no result holds '{rule.metric}'"
-    words = f"{rule.metric} {min(found):.3f} to {max(found):.3f}; at least {rule.at_least:g}"
+    text = f"{rule.metric} {min(found):.3f} to {max(found):.3f}; at least {rule.at_least:g}"
     if min(found) < rule.at_least:
-        return False, words
-    return (None, f"{words}; without it: {_few(without)}") if without else (True, words)
+        return False, text
+    return (None, f"{text}; without it: {_few(without)}") if without else (True, text)
 
 
 def _linear(evidence: Evidence) -> Answer:
@@ -253,7 +253,7 @@ def _linear(evidence: Evidence) -> Answer:
     limit = evidence.rule.at_most
     assert limit is not None
     gaps: list[float] = []
-    words, unknown = [], []
+    text, unknown = [], []
     for name, series in by_size(evidence.findings, evidence.measured).items():
         line = line_of(evidence.findings, series)
         above = [one for one in series if (one.size or 0) > memory_bytes(evidence.findings)]
@@ -264,19 +264,19 @@ def _linear(evidence: Evidence) -> Answer:
         for one in above:
             gap, said = _beyond(line, one)
             gaps.append(gap)
-            words.append(f"{name} {said}")
+            text.append(f"{name} {said}")
     if not gaps:
         return None, "; ".join(unknown) or "no cell read a whole data set"
-    told = "; ".join([", ".join(words), *unknown])
-    said = f"an epoch above memory, over what those below foretell: {told}; at most +{limit:.0%}"
+    found = "; ".join([", ".join(text), *unknown])
+    said = f"an epoch above memory, over what those below predict: {found}; at most +{limit:.0%}"
     if max(gaps) > limit:
         return False, said
     return None if unknown else True, said
 
 
 def _beyond(line: Line, one: Measured) -> tuple[float, str]:
-    """How much longer an epoch is than the line says; in words also its fastest and slowest."""
-    said = line.foretold(one.size or 0)
+    """How much longer an epoch is than the line says; the text also has its fastest and slowest."""
+    said = line.predicted(one.size or 0)
     low, middle, high = (
         seconds / said - 1 for seconds in (min(one.epochs), one.epoch_seconds or 0, max(one.epochs))
     )
@@ -288,17 +288,17 @@ def _input_share(evidence: Evidence) -> Answer:
     shares = [(one.shares["input"], one) for one in evidence.measured]
     low, high = min(shares, key=_first)[0], max(shares, key=_first)[0]
     rule = evidence.rule
-    words = f"ranks wait for input {low:.1%} to {high:.1%} of a step: "
+    text = f"ranks wait for input {low:.1%} to {high:.1%} of a step: "
     bound = rule.at_most if rule.at_least is None else rule.at_least
     assert bound is not None
-    words += "storage-bound" if low > bound else (
+    text += "storage-bound" if low > bound else (
         "not storage-bound" if high <= bound else "storage-bound in part"
     )  # fmt: skip
-    words += f" (beyond {bound:.0%})"
+    text += f" (beyond {bound:.0%})"
     ok = (rule.at_least is None or low >= rule.at_least) and (
         rule.at_most is None or high <= rule.at_most
     )
-    return ok, words
+    return ok, text
 
 
 def _share(evidence: Evidence) -> Answer:
@@ -359,7 +359,7 @@ class Line:
         """Seconds of an epoch on so many bytes."""
         return self.start + self.slope * size
 
-    def foretold(self, size: float) -> float:
+    def predicted(self, size: float) -> float:
         """Seconds of a larger epoch: by the line, or in proportion where that is more.
 
         A line through two short epochs is easily too flat, and no epoch grows faster than its

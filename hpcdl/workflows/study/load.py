@@ -1,6 +1,6 @@
 """Reads a study's file: every fault at once, each with its line; behind it values are valid.
 
-The shipped studies lie in facts/studies; anybody's own file is named by its path. What the
+The shipped studies lie in facts/studies; a user's own file is named by its path. What the
 schema cannot say is checked here: names that refer to each other, rows that exist.
 """
 
@@ -65,7 +65,7 @@ def load_study(which: str) -> Study:
         return read_study(Path(which))
     if which not in shipped():
         hint = did_you_mean(which, shipped())
-        raise BadInput(f"there is no study '{which}'", hint=f"{hint}; or name a file of your own")
+        raise BadInput(f"unknown study '{which}'", hint=f"{hint}; or name a file of your own")
     return read_study(_folder() / f"{which}.yaml")
 
 
@@ -91,7 +91,7 @@ def scale_of(study: Study, name: str) -> Scale:
         BadInput: there is none of that name.
     """
     if name not in study.scales:
-        raise BadInput(f"there is no scale '{name}'", hint=did_you_mean(name, SCALES))
+        raise BadInput(f"unknown scale '{name}'", hint=did_you_mean(name, SCALES))
     return study.scales[name]
 
 
@@ -100,7 +100,7 @@ def _folder() -> Path:
 
 
 def _check_version(document: Document) -> None:
-    """A file of a later version is told so in one fault, not in all that follow from it."""
+    """A file of a later version has this one fault, not all that follow from it."""
     node = document.find(("schema",))
     text = getattr(node, "text", "")
     if _COUNT.fullmatch(text) and int(text) > VERSION:

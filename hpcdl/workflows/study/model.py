@@ -37,7 +37,7 @@ class Reads:
 class Run:
     """Jobs that differ in the values of a matrix only; `minutes` of walltime each.
 
-    Jobs run `repeats` times, in turns, so that what differs between them shows as spread; those
+    Jobs run `repeats` times, in rounds, so that what differs between them shows as spread; those
     of more than `repeat_up_to` GPUs, which take longest, run once.
     """
 
@@ -56,7 +56,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Rule:
-    """One thing that must hold; judge.py knows the kinds."""
+    """One acceptance rule; judge.py implements the kinds."""
 
     rule: str
     says: str

@@ -1,7 +1,7 @@
 """Runs a study: makes its data, queues what is missing, waits. The one place here that acts.
 
 Data sets are made by jobs of the generator, cells are sweeps: whatever is done stays done, so
-that a study that was interrupted goes on where it stopped. Where a scale asks for one job at a
+that an interrupted study resumes where it stopped. Where a scale asks for one job at a
 time, each array waits for the one before it.
 """
 
@@ -32,7 +32,7 @@ _PATIENCE_SECONDS = 60.0
 
 
 def run_statuses(plan: Plan, *, ask: bool = True) -> tuple[RunStatus, ...]:
-    """How every cell stands, by its result and, if Slurm is to be asked, by its job."""
+    """The status of every cell, by its result and, if Slurm is to be asked, by its job."""
     return tuple(
         one
         for part in plan.rounds
@@ -41,7 +41,7 @@ def run_statuses(plan: Plan, *, ask: bool = True) -> tuple[RunStatus, ...]:
 
 
 def last_run_statuses(plan: Plan) -> tuple[RunStatus, ...]:
-    """How every cell stands, also when Slurm is away: results outlive the cluster."""
+    """The status of every cell, also when Slurm is away: results outlive the cluster."""
     try:
         return run_statuses(plan)
     except MissingPrerequisite:
@@ -72,7 +72,7 @@ def start(plan: Plan, modules: Modules, say: Say) -> None:
 
 
 def wait(plan: Plan) -> Iterator[tuple[RunStatus, ...]]:
-    """How the cells stand, again and again until no job is left.
+    """The status of the cells, again and again until no job is left.
 
     Raises:
         MissingPrerequisite: Slurm is away for longer than its controller takes to restart.
@@ -86,7 +86,7 @@ def wait(plan: Plan) -> Iterator[tuple[RunStatus, ...]]:
                 raise MissingPrerequisite(
                     "Slurm went away while the study ran",
                     details=[lack.message, *lack.details],
-                    hint="results are kept: once Slurm answers, the same command goes on",
+                    hint="results are kept: once Slurm answers, the same command resumes",
                 ) from lack
             patience -= _POLL_SECONDS
             time.sleep(_POLL_SECONDS)
@@ -125,14 +125,14 @@ def make_data(plan: Plan, data: DataSet, modules: Modules, say: Say) -> None:
             hint="put it there as TFRecords; `hpcdl data inspect --index DIR` makes it known",
         )
     say(f"making the data set {data.name}")
-    words = [word for key, value in data.options.items() for word in (f"--{key}", value)]
+    options = [one for key, value in data.options.items() for one in (f"--{key}", value)]
     partition = plan.possible[0].point.spec.partition
     spec = JobSpec(
         partition=partition,
         minutes=60,
         name="study-data",
         launcher="single",
-        program=("hpcdl", "data", "make", data.kind, str(folder), *words),
+        program=("hpcdl", "data", "make", data.kind, str(folder), *options),
     )
     submission = submit(plan.site, spec, modules[partition])
     ended = list(follow(submission))[-1]
@@ -141,7 +141,7 @@ def make_data(plan: Plan, data: DataSet, modules: Modules, say: Say) -> None:
         raise PartlyDone(
             f"the data set '{data.name}' could not be made: {ended.description}",
             details=log.splitlines()[-8:],
-            hint=f"its log is {submission.log}; run the study again to go on",
+            hint=f"its log is {submission.log}; run the study again to resume",
         )
 
 
@@ -182,7 +182,7 @@ class Checked:
 
 
 def check_scripts(plan: Plan, modules: Modules) -> tuple[Checked, ...]:
-    """Render every script of a study, and judge each by lint and by `bash -n`. Writes nothing."""
+    """Render every script of a study, and check each by lint and by `bash -n`. Writes nothing."""
     return tuple(
         _judge(plan, part.run, len(group.points), group.spec.partition, script)
         for part in plan.rounds

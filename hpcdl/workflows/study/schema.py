@@ -1,4 +1,4 @@
-"""The form of a study's file, version 1, as a JSON Schema: editors complete it, load.py checks it.
+"""The format of a study's file, version 1, as a JSON Schema for editors and load.py.
 
 What differs between two sizes of a study (embedded cluster, the original's) is a scale; what
 differs between the jobs of a scale is the matrix `over` of one of its runs.
@@ -59,7 +59,7 @@ _COUNTS: Schema = {
 _WHERE = _map("Only cells with these values of the matrix.", _VALUE, default={})
 
 RULE = _object(
-    "One thing that must hold.",
+    "An acceptance rule.",
     {
         "rule": _text("Which kind.", enum=list(RULES)),
         "says": _text("What it means, in a sentence."),
@@ -77,10 +77,10 @@ RULE = _object(
 )  # fmt: skip
 
 DATA = _object(
-    "A data set: made by `hpcdl data make`, or given below the site's folder of data sets.",
+    "A data set: made by `hpcdl data make`, or given below the site's directory of data sets.",
     {
         "kind": _text("Who makes it.", enum=["digits", "photos", "given"]),
-        "path": _text("With `given`: its folder, below the site's data sets.", default=""),
+        "path": _text("With `given`: its directory, below the site's data sets.", default=""),
         "options": _map("Options of `hpcdl data make`.", _VALUE, default={}),
         "gigabytes": _number("Its size, where it is given and not looked at.", default=None),
         "images": _number("Its images, where it is given and not looked at.", default=None),
@@ -101,7 +101,7 @@ RUN = _object(
     "Jobs that differ in the values of a matrix only.",
     {
         "name": _text("What reports call it.", pattern=NAME),
-        "repeats": {"type": "integer", "description": "How often every job runs, in turns.",
+        "repeats": {"type": "integer", "description": "How often every job runs, in rounds.",
                     "minimum": 1, "maximum": 20, "default": 1},
         "repeat_up_to": {"type": "integer", "description": "Jobs of more GPUs run once only.",
                          "minimum": 1, "maximum": 65536, "default": None},
@@ -135,7 +135,7 @@ SCALE = _object(
         "exchange_from": {
             **_WHERE, "default": None,
             "description": "With shared cores: the cells that tell predictions what exchanging "
-                           "gradients costs; they are not judged.",
+                           "gradients costs; they are not compared.",
         },
         "memory_gigabytes": _number("Memory that holds data, where it is emulated.", default=None),
         "data": _map("Data sets, by name.", DATA, default={}),
@@ -192,7 +192,7 @@ STUDY: Schema = {
             "question": _text("What is asked."),
             "origin": _text("Who asked it first, and where."),
             "found": _text("What they found."),
-            "series": _texts("Keys of the matrix that tell the lines of the figure apart."),
+            "series": _texts("Keys of the matrix that distinguish the lines of the figure."),
             "figure": {"type": "array", "description": "Its panels.", "items": PANEL,
                        "minItems": 1, "maxItems": MOST_PANELS},
             "published": {"type": "array", "description": "Numbers to set beside ours.",

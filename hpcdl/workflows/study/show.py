@@ -31,7 +31,7 @@ def list_data() -> dict[str, Any]:
 
 
 def show_text(plan: Plan) -> str:
-    """The question, the matrix, the cost, and what must hold."""
+    """The question, the matrix, the cost, and the acceptance rules."""
     study, scale = plan.study, plan.scale
     parts = [
         f"{study.name}: {study.title}\n{study.question}\nfirst asked by {study.origin}\n"
@@ -45,7 +45,7 @@ def show_text(plan: Plan) -> str:
         labels = "\n".join(f"  {one.label}" for one in study.published)
         parts.append(f"set beside:\n{labels}")
     if plan.impossible:
-        left = [f"  {cell.words}: {cell.point.problem}" for cell in plan.impossible]
+        left = [f"  {cell.label}: {cell.point.problem}" for cell in plan.impossible]
         parts.append("cannot run here, and is left out:\n" + "\n".join(left))
     return "\n\n".join(parts)
 
@@ -89,7 +89,7 @@ def scripts_text(plan: Plan, checked: Sequence[Checked], *, verbose: bool) -> st
         if verbose:
             blocks.append(f"# {one.run.name}: an array of {one.tasks}\n{one.script.text}")
     cells = len(plan.possible)
-    left = [f"left out: {cell.words}: {cell.point.problem}" for cell in plan.impossible]
+    left = [f"left out: {cell.label}: {cell.point.problem}" for cell in plan.impossible]
     last = f"{cells} cells in {len(checked)} scripts, checked by lint and bash -n"
     return "\n".join([*blocks, table(rows), *left, _cost_text(plan, cost(plan)), last])
 
@@ -134,9 +134,9 @@ def _reads_text(run: Run) -> str:
     if run.reads is None:
         return ""
     slow = run.reads.megabytes_per_second
-    words = [f"at {slow:g} MB/s"] if slow else []
-    words += [] if run.reads.cached else ["never from memory"]
-    return f"; data are read {' and '.join(words)}" if words else ""
+    ways = [f"at {slow:g} MB/s"] if slow else []
+    ways += [] if run.reads.cached else ["never from memory"]
+    return f"; data are read {' and '.join(ways)}" if ways else ""
 
 
 def _run_data(run: Run) -> dict[str, Any]:

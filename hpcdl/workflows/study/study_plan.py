@@ -1,6 +1,6 @@
 """From a study's matrix to cells: the points of sweeps, each with the values that name it. Pure.
 
-A run of a scale is a sweep with a folder and a manifest of its own below WORK/studies. A cell's
+A run of a scale is a sweep with a directory and a manifest of its own below WORK/studies. A cell's
 id follows from all that its job does, so that a changed study does not take old results for new.
 """
 
@@ -26,7 +26,7 @@ READS_LIBRARY = "slow_reads.so"
 
 @dataclass(frozen=True)
 class Cell:
-    """One job: `values` are the matrix's own words, the point's may be paths made of them."""
+    """One job: `values` are those of the matrix, the point's may be paths made of them."""
 
     run: Run
     values: Values
@@ -49,10 +49,10 @@ class Cell:
         return {**self.values, "run": self.run.name}
 
     @property
-    def words(self) -> str:
-        """`gpus=2 model=resnet50`, for people."""
-        words = " ".join(f"{key}={value}" for key, value in self.values.items())
-        return f"{words}, again ({self.attempt + 1})" if self.attempt else words
+    def label(self) -> str:
+        """`gpus=2 model=resnet50`, for messages."""
+        label = " ".join(f"{key}={value}" for key, value in self.values.items())
+        return f"{label}, again ({self.attempt + 1})" if self.attempt else label
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Plan:
         )
 
     def round_folder(self, run: Run, attempt: int = 0) -> Path:
-        """The folder of a sweep."""
+        """The directory of a sweep."""
         return self.folder / (f"{run.name}-{attempt + 1}" if attempt else run.name)
 
     def cells_of(self, run: Run, attempt: int = 0) -> tuple[Cell, ...]:
@@ -230,7 +230,7 @@ def library(site: Site) -> Path:
 
 
 def _environment(site: Site, scale: Scale, run: Run, ranks: int) -> dict[str, str]:
-    """What slow_reads.c is told: of a job's rate, each rank's part."""
+    """Variables for slow_reads.c: of a job's rate, each rank's part."""
     reads: Reads | None = run.reads
     if reads is None:
         return {}
@@ -243,7 +243,7 @@ def _environment(site: Site, scale: Scale, run: Run, ranks: int) -> dict[str, st
 
 
 def _data_root(site: Site, scale: Scale, run: Run) -> Path:
-    """The folder below which a run's data sets lie."""
+    """The directory below which a run's data sets lie."""
     names = run.over.get("data", (run.data,))
     given = any(scale.data[name].kind == "given" for name in names if name in scale.data)
     return site.paths.datasets if given else site.paths.work / "studies" / "data"

@@ -1,7 +1,7 @@
 """A study's report: one value, written as Markdown, as a page that needs nothing else, as JSON.
 
-The page carries its figure inside (SVG); the Markdown file names figure.png beside it. Holes and
-rules that cannot be judged stand where a reader looks first.
+The page carries its figure inside (SVG); the Markdown file names figure.png beside it. Missing
+results and rules that cannot be evaluated come first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hpcdl.workflows.study.figure import caption, draw
 from hpcdl.workflows.study.forecast import Predicted, predict
 from hpcdl.workflows.study.judge import Verdict, alone, efficiency, judge
 
-SCHEMA = 1
+SCHEMA = 2
 _YES = {True: "yes", False: "no", None: "not known"}
 
 
@@ -35,14 +35,14 @@ class Report:
 
     @property
     def accepted(self) -> bool | None:
-        """Whether every rule holds; None where none fails but some cannot be judged."""
+        """Whether every rule holds; None where none fails but some cannot be evaluated."""
         if any(one.ok is False for one in self.verdicts):
             return False
         return None if any(one.ok is None for one in self.verdicts) else True
 
 
 def make_report(findings: Findings) -> Report:
-    """Predict and judge."""
+    """Predict, and check the rules."""
     predicted, gaps = predict(findings)
     return Report(findings, predicted, gaps, judge(findings, predicted))
 
@@ -51,7 +51,7 @@ def write_report(report: Report, target: Path) -> dict[str, Path]:
     """Write report.md, report.html, report.json, figure.svg and figure.png; gives their paths.
 
     Raises:
-        MissingPrerequisite: matplotlib is not installed, or no room.
+        MissingPrerequisite: matplotlib is not installed, or no space left.
     """
     figure = draw(report.findings, report.predicted)
     paths = {suffix: target / f"figure.{suffix}" for suffix in figure}
@@ -77,7 +77,7 @@ def as_data(report: Report) -> dict[str, Any]:
         "accepted": report.accepted,
         "machine": {"cores": report.findings.cores, "load": report.findings.load},
         "acceptance": [
-            {"rule": one.rule.rule, "says": one.rule.says, "ok": one.ok, "evidence": one.words}
+            {"rule": one.rule.rule, "says": one.rule.says, "ok": one.ok, "evidence": one.evidence}
             for one in report.verdicts
         ],
         "measured": [_cell_data(report.findings, one) for one in report.findings.measured],
@@ -90,10 +90,10 @@ def as_data(report: Report) -> dict[str, Any]:
             }
             for one in report.predicted
         ],
-        "holes": [
+        "missing": [
             {"run": one.cell.run.name, "values": dict(one.cell.values), "state": one.state,
              "reason": one.reason}
-            for one in report.findings.holes
+            for one in report.findings.missing
         ],
         "not_predicted": list(report.gaps),
         "published": [
@@ -104,15 +104,16 @@ def as_data(report: Report) -> dict[str, Any]:
 
 
 def as_text(report: Report) -> str:
-    """What the command line prints: the rules with their evidence, then the holes."""
+    """What the command line prints: the rules with their evidence, then the missing results."""
     lines = [
-        f"[{_YES[one.ok]:>9}] {one.rule.says}\n            {one.words}" for one in report.verdicts
+        f"[{_YES[one.ok]:>9}] {one.rule.says}\n            {one.evidence}"
+        for one in report.verdicts
     ]
     if busy := _busy(report.findings):
         lines.append(busy)
-    holes = [f"  {one.cell.words}: {one.reason}" for one in report.findings.holes]
-    if holes:
-        lines += ["cells without a measurement:", *holes]
+    missing = [f"  {one.cell.label}: {one.reason}" for one in report.findings.missing]
+    if missing:
+        lines += ["cells without a measurement:", *missing]
     return "\n".join(lines)
 
 
@@ -147,12 +148,12 @@ def _values(report: Report) -> dict[str, Any]:
         "scale": plan.scale,
         "site": plan.site.name,
         "accepted": _YES[report.accepted],
-        "verdicts": [(_YES[one.ok], one.rule.says, one.words) for one in report.verdicts],
+        "verdicts": [(_YES[one.ok], one.rule.says, one.evidence) for one in report.verdicts],
         "measured": _measured_table(report),
         "predicted": _predicted_table(report.predicted),
         "taught": any(one.from_itself for one in report.predicted),
         "published": _published_table(report),
-        "holes": [(one.cell.words, one.state, one.reason) for one in report.findings.holes],
+        "missing": [(one.cell.label, one.state, one.reason) for one in report.findings.missing],
         "gaps": report.gaps,
         "caption": caption(report.findings),
         "busy": _busy(report.findings),
@@ -163,12 +164,12 @@ def _values(report: Report) -> dict[str, Any]:
 
 
 def _busy(findings: Findings) -> str:
-    """A warning where others worked on the machine that all ranks share; else nothing."""
+    """A warning where other programs worked on the machine that all ranks share; else nothing."""
     if not findings.plan.scale.shares_cores or findings.load < findings.cores / 2:
         return ""
     return (
         f"The machine was busy when this was queued: a load of {findings.load:.0f} on "
-        f"{findings.cores} cores. Times tell as much about the other work as about the study."
+        f"{findings.cores} cores. Times depend on the other work as much as on the study."
     )
 
 
@@ -184,7 +185,7 @@ def _measured_table(report: Report) -> Table:
         base = alone(report.findings.measured, one)
         part = efficiency(report.findings, one)
         rows.append((
-            f"{one.cell.run.name}: {one.cell.words}",
+            f"{one.cell.run.name}: {one.cell.label}",
             str(one.jobs) if one.jobs > 1 else "",
             str(one.ranks),
             str(len(one.result["layout"]["nodes"])),

@@ -1,6 +1,6 @@
-"""The old pipeline's part of a step: nobody makes images ahead, so ranks wait for all of them.
+"""The old pipeline's part of a step: no images are made ahead, so ranks wait for all of them.
 
-One rank's own measurement tells how long it waits. What storage gives to all ranks of a job is
+One rank's own measurement says how long it waits. What storage gives to all ranks of a job is
 shared by them; the rest, decoding, takes the cores' time as computing does.
 """
 
@@ -24,7 +24,7 @@ def pipeline(cell: Cell) -> str:
 
 
 def working_rate(base: Measured) -> float:
-    """Images per second of one rank while it does not wait for images that nobody makes ahead."""
+    """Images per second of one rank while it does not wait for images that are not made ahead."""
     return base.rate / (1 - _waiting(base))
 
 
