@@ -18,7 +18,7 @@ It exits with status 1 where a script has an error, with 2 where one cannot be r
 `--slurm-version` it takes the site's release, else the newest one it knows. It knows Slurm {oldest}
 to {newest}. A release without its point release (22.05) means the newest of its series.
 
-Findings have three grades. An **error** is refused by Slurm, or does not do what it says. A
+Findings have three severities. An **error** is refused by Slurm, or does not do what it says. A
 **warning** works, but not as meant. A **note** is good to know, often a matter of portability. Only
 errors change the exit code. `--json` gives them to machines.
 
@@ -29,18 +29,18 @@ errors change the exit code. `--json` gives them to machines.
 #SBATCH --gpus-per-task=1
 ```
 
-`allow` waives a rule for the next line, or for its own line where it stands behind code;
+`allow` waives a rule for the next line, or for its own line where it follows code;
 `allow-file` waives it for the whole file. A waiver that names no rule, gives no reason or waives
 nothing is reported itself.
 
 ## The rules
 
-The last column is how sure we are: `run` (tried), `published` (a named source says so).
+The last column is the level of evidence: `run` (tried), `published` (a named source says so).
 """
 
 
 def as_markdown() -> str:
-    """The page: how to use the linter, a table per grade, then each rule with its source."""
+    """The page: how to use the linter, a table per severity, then each rule with its source."""
     releases = known_releases()
     parts = [_HEAD.format(oldest=releases[0], newest=releases[-1])]
     for severity in SEVERITIES:

@@ -19,7 +19,7 @@ from hpcdl.system.errors import HpcdlError
 from hpcdl.system.files import explain_os_errors, user_name
 from hpcdl.system.run import run
 
-# Small and forgetful: the last second may be lost in a crash, and nobody tunes it.
+# Small, without tuning; the last second may be lost in a crash.
 _OPTIONS = (
     "--skip-networking", "--skip-grant-tables", "--performance-schema=OFF",
     "--innodb-buffer-pool-size=64M", "--innodb-log-file-size=32M",

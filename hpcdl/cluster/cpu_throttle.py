@@ -85,7 +85,7 @@ def hold(directory: Path, node: str, factor: int) -> None:
         while True:
             _send(slowed, signal.SIGSTOP)
             if time.monotonic() - looked > _LOOK_SECONDS:
-                # Looking takes a while: what is known rests meanwhile.
+                # The search takes a while: the known programs stay stopped meanwhile.
                 slowed, looked = programs(directory, node), time.monotonic()
                 _send(slowed, signal.SIGSTOP)
             time.sleep(_SLICE * (factor - 1))

@@ -15,7 +15,7 @@ DEFAULT_SITE = "embedded"
 
 
 def site_of(given: str | None) -> Site:
-    """The site to emulate; the shipped `embedded` one where nobody names any.
+    """The site to emulate; the shipped `embedded` one where none is named.
 
     A shell that used a cluster of another release names that cluster's own file: meant is the
     one it was written from.

@@ -70,7 +70,7 @@ def check_packages(accounting: bool, slurm: str = "") -> None:
     if missing:
         count = "a package" if len(missing) == 1 else "packages"
         raise MissingPrerequisite(
-            f"the embedded cluster lacks {count}: {', '.join(missing)}",
+            f"the embedded cluster needs {count}: {', '.join(missing)}",
             hint=f"install with: {apt_line(packages)}",
         )
 

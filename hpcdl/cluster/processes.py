@@ -146,7 +146,7 @@ def _belongs(entry: Path, directory: Path) -> bool:
 
 
 def _is_job(environment: list[bytes], directory: Path) -> bool:
-    """Whether slurmd of this cluster started it: a person's shell has no SLURMD_NODENAME."""
+    """Whether slurmd of this cluster started it: a user's shell has no SLURMD_NODENAME."""
     configuration = f"SLURM_CONF={directory}/etc/slurm.conf".encode()
     return configuration in environment and any(
         variable.startswith(b"SLURMD_NODENAME=") for variable in environment

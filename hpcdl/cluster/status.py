@@ -1,4 +1,4 @@
-"""A cluster for people and for machines: daemons, nodes, and whether all is well."""
+"""A cluster's status as text and as JSON values: daemons, nodes, and whether all is well."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def summary(current: ClusterState) -> str:
 
 
 def as_text(current: ClusterState) -> str:
-    """A page for a person: one line per daemon and per node."""
+    """The status as text: one line per daemon and per node."""
     data = as_data(current)
     head = (
         f"{current.site}: {current.phase}, mode {current.mode}, Slurm {current.slurm_version}, "

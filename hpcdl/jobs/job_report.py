@@ -125,7 +125,7 @@ def _used(usage: Usage) -> list[str]:
 
 
 def as_text(report: Report) -> str:
-    """A report for people."""
+    """A report as text."""
     again = f" after {report.restarts} restarts" if report.restarts else ""
     lines = [f"job {report.job_id}: {report.description}{again}"]
     if report.images_per_second is not None:

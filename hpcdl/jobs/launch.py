@@ -1,6 +1,6 @@
 """Launchers: how the ranks of a step start and find each other. Pure.
 
-Roles, ranks, ports and host lists are worked out here and in the script; nobody edits a hosts
+Roles, ranks, ports and host lists are worked out here and in the script; no user edits a hosts
 file. `horovod` and `single` start under srun; `horovod-mpirun` is Open MPI's own launcher inside
 the allocation; `multiworker` passes tf.distribute its peers in TF_CONFIG.
 """

@@ -22,7 +22,7 @@ from hpcdl.system.text import duration, table
 
 @dataclass(frozen=True)
 class Listed:
-    """A run: the job that says how it stands, what was asked, and its age in seconds."""
+    """A run: the job that has its status, what was asked, and its age in seconds."""
 
     job_id: int
     name: str

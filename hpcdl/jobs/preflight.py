@@ -282,7 +282,7 @@ def _free_mb(path: str) -> int | None:
     place = Path(path)
     places = (place, *place.parents) if place.is_absolute() else (place,)
     try:
-        # Staging makes the directories that lack.
+        # Staging makes the missing directories.
         there = next((one for one in places if one.exists()), place)
         return shutil.disk_usage(there).free // 1_000_000 if os.access(there, os.W_OK) else None
     except OSError:

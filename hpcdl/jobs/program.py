@@ -1,6 +1,6 @@
 """The files that a program's arguments name, as seen from where the job is asked for.
 
-A job works in a directory of its own: a script named relative to where the user stands would not
+A job works in a directory of its own: a script named relative to the user's directory would not
 be found there. Such arguments are made absolute when the job is asked for.
 """
 

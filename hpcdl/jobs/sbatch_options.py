@@ -82,8 +82,8 @@ def directives(version: str, asked: Sequence[str]) -> tuple[str, ...]:
     """The directives of options such as `mail-type=END`, with or without leading dashes.
 
     Raises:
-        BadInput: an option that the script decides itself, that the release lacks, or that is
-            given twice, or without the value that it needs.
+        BadInput: an option that the script decides itself, that the release does not have, or that
+            is given twice, or without the value that it needs.
     """
     found: dict[str, str] = {}
     for text in asked:

@@ -37,7 +37,7 @@ def launcher_environment(slurm: SlurmDialect, launcher: str) -> list[dict[str, A
 
 
 def cpus_note(slurm: SlurmDialect) -> str:
-    """Why the CPUs of a rank stand on the step too, on this release."""
+    """Why the step too has the CPUs of a rank, on this release."""
     rows = _holding(slurm, _steps()["cpus_per_task"])
     return str(rows[0]["note"])
 

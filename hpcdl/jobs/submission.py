@@ -69,7 +69,7 @@ def submit(site: Site, spec: JobSpec, module: Module) -> Submission:
 
     Raises:
         BadInput: impossible request, or Slurm refuses it; the directory is then removed again.
-        MissingPrerequisite: Slurm is away, or the directory cannot be written.
+        MissingPrerequisite: Slurm does not answer, or the directory cannot be written.
     """
     check_data(spec)
     check_script(spec)
@@ -88,7 +88,7 @@ def submit(site: Site, spec: JobSpec, module: Module) -> Submission:
             for job_id in queued:
                 switch_link(index(site) / str(job_id), os.path.relpath(folder, index(site)))
         except BaseException:
-            # A job without its record could not be followed: it is taken back as a whole.
+            # A job without its record could not be followed: it is removed again as a whole.
             with undivided():
                 client.cancel(queued)
                 _withdraw(folder)
@@ -97,7 +97,7 @@ def submit(site: Site, spec: JobSpec, module: Module) -> Submission:
 
 
 def _check_free(folder: Path) -> None:
-    """Refuse a directory whose job.sh is another job's, or a person's own: it would be lost."""
+    """Refuse a directory whose job.sh is another job's, or a user's own: it would be lost."""
     if (folder / "job.json").exists():
         raise BadInput(f"{folder} holds a submitted job", hint="choose another --job-dir")
     if (folder / "job.sh").exists() or (folder / "job.sh").is_symlink():

@@ -232,7 +232,7 @@ def _number(key: str, text: str) -> int:
 
 
 def program_of(base: JobSpec, values: Values) -> tuple[str, ...]:
-    """A point's program: `{key}` is replaced where it stands, else `--key value` is added."""
+    """A point's program: `{key}` is replaced in place, else `--key value` is added."""
     program = base.program or ("hpcdl", "train")
     rest = {key: value for key, value in values.items() if key not in JOB_KEYS}
     placed = {key for key in rest if any("{" + key + "}" in one for one in program)}

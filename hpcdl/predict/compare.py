@@ -79,14 +79,14 @@ def _play(
             machine, training, one, gpus, nodes,
             replace(known, straggler=straggler, contention=0.0),
         )  # fmt: skip
-        played = simulate(
+        outcome = simulate(
             scene, one.gradients,
             buffer_bytes=known.fusion_bytes, cycle=known.cycle, algorithm=algorithm,
         )  # fmt: skip
         pace = max((scene.pace(rank) for rank in range(gpus)), default=1.0)
         alone = (one.total - one.backward) * pace
-        simulated = alone + max(played.done, one.backward * pace)
-        yield Scene(name, gpus, step.seconds - step.input_wait, simulated, played.events)
+        simulated = alone + max(outcome.done, one.backward * pace)
+        yield Scene(name, gpus, step.seconds - step.input_wait, simulated, outcome.events)
 
 
 def deviates(ranks: int) -> tuple[float, ...]:

@@ -3,7 +3,7 @@
 Gradients become ready from the last layer to the first while back-propagation runs. The link
 carries one message at a time, in order, so message k starts when it is ready and the one
 before it is done: start[k] = max(done[k-1], ready[k]) (Shi and Chu, arXiv 1711.05979 and
-1811.11141). Horovod's background thread looks every cycle and sends everything ready as
+1811.11141). Horovod's background thread polls every cycle and sends everything ready as
 messages of at most one fusion buffer (horovod/common/operations.cc).
 """
 
@@ -85,7 +85,7 @@ def after(ready: Sequence[Gradient], cost: Cost, backward: float) -> Overlap:
 def pack(ready: Sequence[Gradient], *, buffer_bytes: float, cycle: float) -> tuple[Gradient, ...]:
     """Horovod's messages: every `cycle` all that is ready goes, `buffer_bytes` at most at once.
 
-    With NCCL the thread that looks hands messages over and looks on, so they do not depend on
+    With NCCL the polling thread hands messages over and polls on, so they do not depend on
     how long messages take. A gradient larger than the buffer travels alone, as in Horovod.
     """
     packed: list[Gradient] = []
@@ -101,7 +101,7 @@ def pack(ready: Sequence[Gradient], *, buffer_bytes: float, cycle: float) -> tup
 def wait_for(
     ready: Sequence[Gradient], cost: Cost, backward: float, *, buffer_bytes: float, cycle: float
 ) -> Overlap:
-    """Horovod over MPI: the thread that looks also waits for its messages."""
+    """Horovod over MPI: the polling thread also waits for its messages."""
     index, look, free, busy = 0, 0.0, 0.0, 0.0
     while index < len(ready):
         look = next_look(max(look, free - cycle), ready[index].ready, cycle)
@@ -125,7 +125,7 @@ def timeline(ready: Sequence[Gradient], cost: Cost) -> tuple[Message, ...]:
 def next_look(last: float, ready: float, cycle: float) -> float:
     """When the thread that looked at `last` finds what is ready then: some cycles later.
 
-    It sleeps the rest of a cycle between looks (RunLoopOnce in horovod/common/operations.cc).
+    It sleeps the rest of a cycle between polls (RunLoopOnce in horovod/common/operations.cc).
     """
     base = last + cycle
     if ready <= base or cycle < _SHORTEST_CYCLE:

@@ -44,7 +44,7 @@ def write_plot(found: Forecast, path: Path) -> None:
 
 
 def _ticks(gpus: Sequence[int]) -> list[int]:
-    """Counts that stand on the axis: all of a few, else those that stand apart from each other."""
+    """Counts that label the axis: all of a few, else those that are apart from each other."""
     shown: list[int] = []
     for count in gpus:
         if not shown or len(gpus) <= _MOST_TICKS or count >= 2 * shown[-1]:
@@ -57,7 +57,7 @@ def _draw(figure: Any, found: Forecast) -> None:
     shown = _ticks(gpus)
     style: dict[str, Any] = {"marker": "o", "markevery": [gpus.index(count) for count in shown]}
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
-    # Speed-up is relative: how sure one GPU's own rate is does not enter it.
+    # Speed-up is relative: the uncertainty of one GPU's own rate does not enter it.
     base = found.calibration
     lows = [p.speedup * p.low / p.images_per_second / base.low for p in found.points]
     highs = [p.speedup * p.high / p.images_per_second / base.high for p in found.points]

@@ -57,12 +57,12 @@ def hours(seconds: float) -> str:
 def _choices(found: Forecast) -> list[str]:
     choices = found.choices
     timely = f" within {choices.deadline_hours:g} h" if choices.deadline_hours else ""
-    wishes = (
+    named = (
         ("fastest", choices.fastest),
         (f"cheapest{timely}", choices.cheapest),
         (f"best below {choices.loss:.0%} loss", choices.efficient),
     )
-    rows = [(name, _choice(point)) for name, point in wishes]
+    rows = [(name, _choice(point)) for name, point in named]
     return [table(rows), ""]
 
 
@@ -88,7 +88,7 @@ def _grounds(found: Forecast) -> list[str]:
 
 
 def forecast_data(found: Forecast) -> dict[str, Any]:
-    """A forecast for machines."""
+    """A forecast as JSON values."""
     base, choices = found.calibration, found.choices
     return {
         "schema": 1,
@@ -243,7 +243,7 @@ def _unfit(found: Validation) -> list[str]:
 
 
 def validation_data(found: Validation, traced: tuple[Traced, ...]) -> dict[str, Any]:
-    """A validation for machines; errors are relative, (predicted - measured) / measured."""
+    """A validation as JSON values; errors are relative, (predicted - measured) / measured."""
     return {
         "schema": 1,
         "rows": [_row_data(row) for row in found.judged],
@@ -340,7 +340,7 @@ def scenes_text(found: tuple[Scene, ...]) -> str:
 
 
 def scenes_data(found: tuple[Scene, ...]) -> dict[str, Any]:
-    """Scenes for machines."""
+    """Scenes as JSON values."""
     return {
         "schema": 1,
         "scenes": [

@@ -1,7 +1,7 @@
 """A discrete-event simulation of the communication of a step: ranks, links, fusion.
 
-What the closed form sums up is played through here: every rank finishes its layers at its own
-pace, Horovod's coordinator looks every cycle and packs what all ranks have, and every chunk of
+What the closed form sums up is simulated here: every rank finishes its layers at its own
+pace, Horovod's coordinator polls every cycle and packs what all ranks have, and every chunk of
 every ring goes over its own link when its sender has it and the link is free. With equal ranks
 and links it agrees with the closed form; with unequal ones it shows what that leaves out.
 """
@@ -207,7 +207,7 @@ def simulate(
         cluster: ranks and links.
         ready: gradients in the order they become ready, with the fastest rank's times.
         buffer_bytes: Horovod's fusion buffer.
-        cycle: seconds between its looks.
+        cycle: seconds between its polls.
         algorithm: `ring` through all ranks, or `two-level`.
     """
     clock = Clock()

@@ -180,7 +180,7 @@ class Horovod:
 def compiled(tf: Any, body: Callable[..., Any], signature: Any = None) -> Callable[..., Any]:
     """A tf.function without AutoGraph, whose import alone takes a second.
 
-    With a `signature` it is traced once; else anew for other shapes.
+    With a `signature` it is traced once; else again for other shapes.
     """
     function: Callable[..., Any] = tf.function(
         body, input_signature=signature, autograph=False, jit_compile=False,

@@ -1,4 +1,4 @@
-"""The NVIDIA driver of this node, as the kernel module itself tells it."""
+"""The NVIDIA driver of this node, as the kernel module reports it."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ SECONDS = 90.0
 """No new trial begins after this time, in which the start of processes is not counted."""
 _MOST_SECONDS = 360.0
 """The end of it all, on a machine so busy that processes hardly start."""
-# What tells a process that it is one of several ranks.
+# Variables that make a process one of several ranks.
 _RANKS = ("OMPI_COMM_WORLD", "PMIX_", "PMI_", "MPI_LOCAL", "SLURM_PROCID", "TF_CONFIG")
 _handlers: list[Any] = []
 _speaks = threading.Lock()
@@ -113,8 +113,8 @@ def _follow(child: subprocess.Popen[str], bounds: Bounds, begun: float) -> int:
     return tried
 
 
-def at_bad_alloc(speak: Callable[[], None]) -> None:
-    """Let `speak` end this process where C++ would abort it for want of memory.
+def at_bad_alloc(report: Callable[[], None]) -> None:
+    """Let `report` end this process where C++ would abort it for want of memory.
 
     Kernels on CPUs allocate their own buffers with `new`, and no one catches what that throws.
     """
@@ -133,7 +133,7 @@ def at_bad_alloc(speak: Callable[[], None]) -> None:
         if name == b"St9bad_alloc":
             # Never released: a second thread that found no memory waits for the end.
             _speaks.acquire()
-            speak()
+            report()
         before()
 
     handler = kind(terminate)

@@ -70,7 +70,7 @@ def prepare(options: TrainOptions, place: RankPlace, clock: StartupClock) -> Run
     """The run, with TensorFlow imported and the ranks joined.
 
     Raises:
-        HpcdlError: the options do not fit together, or the machine lacks something.
+        HpcdlError: the options do not fit together, or a prerequisite is missing.
     """
     from hpcdl.train.models import facts_of
     from hpcdl.train.run_plan import global_batch

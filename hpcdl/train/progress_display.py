@@ -1,6 +1,6 @@
 """How progress looks: plain lines in a log, one line renewed on a terminal, a bar where Rich is.
 
-Rich is an extra, imported only when a person looks; the bar is drawn on request, without
+Rich is an extra, imported only for a terminal; the bar is drawn on request, without
 a thread of its own, and never hides the cursor: a process that is killed leaves a usable terminal.
 """
 
@@ -17,7 +17,7 @@ from hpcdl.system.text import duration
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands; `rate` in images/s, `left` in seconds, None while unknown."""
+    """The progress of a run; `rate` in images/s, `left` in seconds, None while unknown."""
 
     step: int
     steps: int
@@ -37,14 +37,14 @@ class Progress:
 
 
 class ProgressDisplay(Protocol):
-    """What a person or a log sees."""
+    """What a terminal or a log shows."""
 
     @property
     def every(self) -> float | None:
         """Seconds from one showing to the next; None: as the user says."""
 
     def show(self, progress: Progress) -> None:
-        """Where the run stands now."""
+        """Show the progress."""
 
     def say(self, text: str) -> None:
         """A line of its own."""

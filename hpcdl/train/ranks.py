@@ -1,4 +1,4 @@
-"""Where this process stands among the ranks, and what of the node is its share.
+"""This process's place among the ranks, and its share of the node.
 
 Read from the launcher's environment only (Open MPI, srun, PMI), before any MPI call: thread
 counts and visible GPUs must be set before TensorFlow is imported. A batch script's own
@@ -43,8 +43,8 @@ def place(environ: Mapping[str, str], affinity: int, host: str) -> RankPlace:
 
     The share of the CPUs is SLURM_CPUS_PER_TASK where given, never more than `affinity`. Without
     it a rank takes its part of the mask: a mask of its own cannot be
-    told from one shared by all, so the mask is divided by the ranks on the node unless it is
-    already as small as such a part.
+    distinguished from one shared by all, so the mask is divided by the ranks on the node unless it
+    is already as small as such a part.
     """
     rank, size, local_rank, local_size = _numbers(environ)
     asked = _number(environ.get("SLURM_CPUS_PER_TASK"))

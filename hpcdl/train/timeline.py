@@ -21,7 +21,7 @@ Event = dict[str, Any]
 def events(rank: int, host: str, columns: Mapping[str, Sequence[float]]) -> list[Event]:
     """The trace events of one rank: its parts one after the other in every step, in microseconds.
 
-    Within a step the order is that of the program; what is left over stands at its end.
+    Within a step the order is that of the program; the rest comes at its end.
     """
     found = [_name("process_name", f"rank {rank} on {host}", pid=rank)]
     found += [

@@ -1,7 +1,7 @@
-"""What a person and a watching program see while it runs: one line, one file.
+"""What a user and a monitoring program see while it runs: one line, one file.
 
 progress_display.py draws it: a bar, a line renewed in place, or plain lines.
-progress.json is renewed at most once a second. Only rank 0 has a reporter that speaks.
+progress.json is renewed at most once a second. Only rank 0's reporter prints.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ends a run whose ranks wait for each other for ever, and shows where each of them stands.
+"""Ends a run whose ranks wait for each other for ever, and shows where each of them waits.
 
 A thread watches the clock from the moment the ranks first meet until the result is written:
 steps, checkpoints and scoring. When this rank has got no further for the time allowed, it writes

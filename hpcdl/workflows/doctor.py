@@ -132,7 +132,7 @@ def _packages(chosen: Iterable[str]) -> tuple[Package, ...]:
 
 
 def _of_this_python(package: Package) -> Package:
-    """A Python that is not the distribution's brings its own venv module and headers."""
+    """A Python that is not the distribution's has its own venv module and headers."""
     header = Path(sysconfig.get_path("include"), "Python.h")
     if package.missing and find_spec("ensurepip") is not None and header.is_file():
         return replace(package, found=Path(sys.base_prefix))

@@ -72,7 +72,7 @@ class JobGate:
 
         Raises:
             BadInput: an unknown partition, or none that it would serve.
-            MissingPrerequisite: Slurm is away.
+            MissingPrerequisite: Slurm does not answer.
             Stopped: by a signal; its jobs are cancelled.
         """
         names = self._names(site, release)
@@ -212,7 +212,7 @@ def _wait(jobs: Sequence[Submission], wait_seconds: float, say: Say) -> dict[int
             seen |= {job.job_id: look(job) for job in left}
             answered, warned = time.monotonic(), False
         except (MissingPrerequisite, CommandFailed) as fault:
-            # A controller that is started anew answers again in a while; the jobs run on.
+            # A restarted controller answers again in a while; the jobs continue.
             if time.monotonic() - answered > _SILENT_SECONDS:
                 raise
             if not warned:
@@ -229,7 +229,7 @@ def _wait(jobs: Sequence[Submission], wait_seconds: float, say: Say) -> dict[int
 
 
 def _cancel(jobs: Sequence[Submission], say: Say) -> None:
-    """Take what is left out of the queue; a failure is only said, for what broke before counts."""
+    """Cancel the jobs that are left; a failure is only reported, for what broke before counts."""
     try:
         client.cancel([job.job_id for job in jobs if not look(job).ended])
     except HpcdlError as fault:

@@ -148,7 +148,7 @@ def plan(site: Site, partition: str | None = None) -> Plan:
 def _stack_plan(site: Site, target: Target) -> StackPlan:
     after = target.release.id if target.release else None
     have = [_serving(site, name) for name in target.partitions]
-    # Where the partitions have different releases now, one that changes speaks for all.
+    # Where the partitions have different releases now, one that changes counts for all.
     before = next((one for one in have if one is None or one.id != after), have[0])
     return StackPlan(target, before, tuple(_version_changes(site, target, before)))
 

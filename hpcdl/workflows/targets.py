@@ -27,7 +27,7 @@ class Target:
 
     `release` is None where nothing can be built, and `blocked` says why; or where no stack serves
     the partitions, and `stack` is empty. `steps` are what is left to do before it can be
-    published, `notes` what a person should know of it.
+    published, `notes` what a user should know of it.
     """
 
     stack: str

@@ -51,11 +51,11 @@ def broken_directives(job: Job) -> Iterator[Hit]:
 
 @checks("directive-variable")
 def variables_in_directives(job: Job) -> Iterator[Hit]:
-    """`#SBATCH --output=$HOME/x`: nobody expands it. `--wrap` and `--export` are for the job."""
+    """`#SBATCH --output=$HOME/x`: it is not expanded. `--wrap` and `--export` are for the job."""
     for option in job.options.given:
         found = _SHELL_VARIABLE.search(option.text)
         if found and option.name not in {"wrap", "comment", "export"}:
-            yield at("directive-variable", option, f"'{option.text[:60]}' is taken as it stands")
+            yield at("directive-variable", option, f"'{option.text[:60]}' is not expanded")
 
 
 @checks("option-unknown", "option-removed", "option-misspelt")

@@ -88,7 +88,7 @@ def _port_arguments(command: Command) -> Iterator[Hit]:
 
 
 def _may_be_ephemeral(expression: str) -> bool:
-    """Whether `base + id % count` reaches the ephemeral ports, as far as numbers tell."""
+    """Whether `base + id % count` reaches the ephemeral ports, as far as its numbers are known."""
     text = expression[:2000]
     modulo, tail = _MODULO.search(text), _TAIL.search(text)
     if modulo is None and tail is None:

@@ -21,11 +21,11 @@ def cpus_not_repeated(job: Job) -> Iterator[Hit]:
     asked = job.options.last("cpus-per-task")
     if asked is None or asked.number == 1:
         return
-    told = _set_for(job, "SRUN_CPUS_PER_TASK")
+    exported = _set_for(job, "SRUN_CPUS_PER_TASK")
     for step in _launches(job):
         if _has_cpus(step) or _unbound(step) or step.options.has("cpus-per-gpu", "tres-per-task"):
             continue
-        if not told:
+        if not exported:
             yield at_step("cpus-per-task-lost", step)
         yield at_step("cpus-per-task-repeat", step)
 

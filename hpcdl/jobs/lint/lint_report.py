@@ -1,4 +1,4 @@
-"""Findings for people and machines: compiler style, JSON, SARIF 2.1.0."""
+"""Findings as text in compiler style, JSON, and SARIF 2.1.0."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class OptionFact:
 
 @dataclass(frozen=True)
 class Option:
-    """An option as given: its canonical name without dashes, its value, and where it stands.
+    """An option as given: its canonical name without dashes, its value, and its position.
 
     `value` is None where none was given. `fact` is None where no release knows the option.
     """
@@ -106,7 +106,7 @@ def _prefixes(command: str) -> dict[str, OptionFact | None]:
 def read_options(words: Sequence[Word], command: str, *, expands: bool = True) -> Options:
     """The options at the beginning of `words`, for sbatch or srun.
 
-    `expands` is whether a shell reads them first, so that a variable may stand for options.
+    `expands` is whether a shell reads them first, so that a variable may hold options.
     """
     given: list[Option] = []
     opaque = False

@@ -37,7 +37,7 @@ class Command:
 
     `end` is the offset behind its last word. `background`: it, or what it is part of, ends
     with `&`. `piped`: its output goes into another command. `follow` is `&&` or `||` where one
-    of them stands behind it.
+    of them follows it.
     """
 
     assignments: tuple[Word, ...]

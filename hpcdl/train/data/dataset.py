@@ -127,7 +127,7 @@ def _read(path: Path) -> dict[str, Any]:
         ) from fault
     except (OSError, ValueError) as fault:
         raise BadInput(
-            f"cannot read {path}: {fault}", hint="`hpcdl data inspect --index DIR` writes it anew"
+            f"cannot read {path}: {fault}", hint="`hpcdl data inspect --index DIR` writes it again"
         ) from fault
     if not isinstance(values, dict) or values.get("schema") != SCHEMA:
         found = values.get("schema") if isinstance(values, dict) else None

@@ -147,7 +147,7 @@ def _write(tf: Any, folder: Path, plan: ShardPlan, bar: _Bar) -> Shard:
             write_records(tf, aside, plan.records(), bar.add)
             aside.replace(path)
         except BaseException:
-            aside.unlink(missing_ok=True)  # on a full disk its room is wanted
+            aside.unlink(missing_ok=True)  # on a full disk its space is needed
             raise
     return describe_shard(path, plan.examples)
 

@@ -73,7 +73,7 @@ def interleave_shards(
         streams: how many.
         length: records of a stream.
         seed: of the shards' order, and of what is left out where some are left.
-        epoch: makes both anew.
+        epoch: draws both again.
     """
     spare = sum(count for _, count in shards) - streams * length
     queues: list[list[Unit]] = [[] for _ in range(streams)]

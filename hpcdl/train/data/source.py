@@ -63,8 +63,8 @@ def one() -> int:
 class Source(Protocol):
     """Where batches come from. An epoch has `steps_per_epoch` global batches, 0 for no end.
 
-    `streams` is what the order of an epoch depends on beside its seed; 0 for nothing. A run that
-    goes on sets it to what it was.
+    `streams` is what the order of an epoch depends on beside its seed; 0 for nothing. A resumed run
+    sets it to what it was.
     """
 
     shape: tuple[int, ...]

@@ -430,7 +430,7 @@ def _events(one: Measured) -> dict[int, list[tuple[str, float, float]]]:
     trace = json.loads((one.folder / "timeline.json").read_text())["traceEvents"]
     found: dict[int, list[tuple[str, float, float]]] = {}
     for event in trace:
-        # Threads of traced steps stand there too; only a step's parts say which step they are of.
+        # Threads of traced steps are there too; only a step's parts say which step they are of.
         if event.get("args", {}).get("step", _TIMELINE_STEPS) < _TIMELINE_STEPS:
             spans = found.setdefault(int(event["pid"]), [])
             spans.append((event["name"], event["ts"] / 1e6, event["dur"] / 1e6))

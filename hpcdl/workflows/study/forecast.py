@@ -4,7 +4,7 @@ Predictions start from the study's own one-rank measurement of the same series. 
 share the cores of one machine, one rank's step is taken as longer by as much as there are more
 busy CPUs than cores, and nothing hides: exchanging gradients needs the cores that compute. What
 that costs per byte is taken from cells that the study names; more ranks copy as many more bytes.
-What ranks wait for images that nobody makes ahead comes on top (waiting.py).
+The time that ranks wait for images not made ahead comes on top (waiting.py).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Cost:
 
 
 def predict(findings: Findings) -> tuple[tuple[Predicted, ...], tuple[str, ...]]:
-    """Predictions for every series that has a one-rank measurement, and what could not be said."""
+    """Predictions for every series that has a one-rank measurement, and what has no prediction."""
     found: list[Predicted] = []
     gaps: list[str] = []
     for base in findings.measured:

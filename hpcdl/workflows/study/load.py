@@ -51,7 +51,7 @@ _BOUNDS = ("at_least", "at_most")
 
 
 def shipped() -> tuple[str, ...]:
-    """The names of the studies that hpcdl brings."""
+    """The names of the shipped studies."""
     return tuple(sorted(path.stem for path in _folder().glob("*.yaml")))
 
 
@@ -161,7 +161,7 @@ def _check_run(document: Document, where: Place, run: dict[str, Any], data: dict
         if key in run["options"]:
             document.fault(f"'{key}' is in the matrix and in the options", node)
     if "gpus" not in run["over"]:
-        document.fault("the matrix lacks 'gpus'", document.find((*where, "over")),
+        document.fault("the matrix has no 'gpus'", document.find((*where, "over")),
                        "write gpus: [1] where it does not vary")  # fmt: skip
     _check_counts(document, where, run)
     _check_exclude(document, where, run)

@@ -41,7 +41,7 @@ def run_statuses(plan: Plan, *, ask: bool = True) -> tuple[RunStatus, ...]:
 
 
 def last_run_statuses(plan: Plan) -> tuple[RunStatus, ...]:
-    """The status of every cell, also when Slurm is away: results outlive the cluster."""
+    """The status of every cell, also when Slurm does not answer: results outlive the cluster."""
     try:
         return run_statuses(plan)
     except MissingPrerequisite:
@@ -75,7 +75,7 @@ def wait(plan: Plan) -> Iterator[tuple[RunStatus, ...]]:
     """The status of the cells, again and again until no job is left.
 
     Raises:
-        MissingPrerequisite: Slurm is away for longer than its controller takes to restart.
+        MissingPrerequisite: Slurm does not answer for longer than its controller takes to restart.
     """
     patience = _PATIENCE_SECONDS
     while True:

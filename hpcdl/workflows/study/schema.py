@@ -134,7 +134,7 @@ SCALE = _object(
                          "description": "Whether all ranks share the cores of one machine."},
         "exchange_from": {
             **_WHERE, "default": None,
-            "description": "With shared cores: the cells that tell predictions what exchanging "
+            "description": "With shared cores: the cells that show predictions what exchanging "
                            "gradients costs; they are not compared.",
         },
         "memory_gigabytes": _number("Memory that holds data, where it is emulated.", default=None),

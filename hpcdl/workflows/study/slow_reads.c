@@ -3,7 +3,7 @@
  * HPCDL_READS_BELOW   the folder; files elsewhere are left alone
  * HPCDL_READS_RATE    bytes per second of this process; 0 for no limit
  * HPCDL_READS_CACHED  0: pages leave memory once they are read, as when a data set is larger
- *                     than memory and every epoch meets the storage anew
+ *                     than memory and every epoch reads from the storage again
  *
  * Reads wait in one line, as at one device: each takes its bytes / rate from when the one before
  * was done. The data themselves are read from where they are.
