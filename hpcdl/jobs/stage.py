@@ -63,9 +63,7 @@ def stage(source: Path, target: Path, *, workers: int = 8, reserve: int = RESERV
         CheckFailed: a copy differs from its source.
     """
     if not source.is_dir():
-        raise BadInput(
-            f"the data set {source} is not a directory", hint="name the one of its shards"
-        )
+        raise BadInput(f"the data set {source} is not a directory", hint="name that of its shards")
     _make_private(target)
     files = sorted(_files(source))
     present = sum(size for name, size in files if _size(target / name) == size)
