@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> ExitCode:
 
     site = request.asked_site(args)
     spec = request.spec_of(args, site)
-    folder = sweep_run.sweep_folder(site, spec.name)
+    folder = sweep_run.sweep_directory(site, spec.name)
     matrix = matrix_of([request.pair("--over", text, "KEY=A,B") for text in args.over])
     exclude = [dict(request.pair("--exclude", pair, "KEY=A,KEY=B") for pair in text.split(","))
                for text in args.exclude]  # fmt: skip

@@ -46,7 +46,7 @@ class RunStatus:
     task: int | None = None
 
 
-def sweep_folder(site: Site, name: str) -> Path:
+def sweep_directory(site: Site, name: str) -> Path:
     """Where a sweep of this name keeps everything.
 
     Raises:

@@ -62,10 +62,10 @@ class Training:
     writer: checkpoints.Writer = field(init=False)
 
     def __post_init__(self) -> None:
-        self.writer = checkpoints.Writer(self.checkpoint_folder, self.options.keep_checkpoints)
+        self.writer = checkpoints.Writer(self.checkpoint_directory, self.options.keep_checkpoints)
 
     @property
-    def checkpoint_folder(self) -> Path:
+    def checkpoint_directory(self) -> Path:
         """Where this run's checkpoints lie."""
         return self.options.folder / "checkpoints"
 
@@ -116,7 +116,7 @@ def resume(training: Training) -> None:
 
 def _restore(training: Training) -> tuple[float, float, float]:
     """Load the newest intact checkpoint into the variables; (step, loss, streams); 0 for none."""
-    found = checkpoints.newest(training.checkpoint_folder, training.reporter.say)
+    found = checkpoints.newest(training.checkpoint_directory, training.reporter.say)
     if found is None:
         return 0.0, 0.0, 0.0
     _check_identity(training, found)
@@ -158,7 +158,7 @@ def _check_identity(training: Training, found: checkpoints.Checkpoint) -> None:
                      f"{_values(shapes)} now")  # fmt: skip
     if other:
         raise BadInput(
-            f"the checkpoints in {training.checkpoint_folder} are of another run",
+            f"the checkpoints in {training.checkpoint_directory} are of another run",
             details=other,
             hint="use another --job-dir, or --fresh to start over",
         )
@@ -271,7 +271,7 @@ def _judge(training: Training, loss: float, number: int) -> None:
     except HpcdlError:
         if training.ranks.rank == 0:
             training.writer.wait()
-            checkpoints.discard(training.checkpoint_folder, number - training.guard.patience)
+            checkpoints.discard(training.checkpoint_directory, number - training.guard.patience)
         raise
 
 

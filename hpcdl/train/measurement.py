@@ -20,7 +20,7 @@ from hpcdl.train.ranks import RankPlace
 from hpcdl.train.result import job_of
 
 
-def job_folder() -> Path:
+def job_directory() -> Path:
     """Where results go: HPCDL_JOB_DIR, else the current directory."""
     return Path(os.environ.get("HPCDL_JOB_DIR") or ".").absolute()
 

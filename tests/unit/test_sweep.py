@@ -14,7 +14,7 @@ from hpcdl.cli import main
 from hpcdl.jobs import JobSpec, Module
 from hpcdl.jobs.manifest import request_of
 from hpcdl.jobs.sweep import Point, groups, matrix_of, plan, point_id, render, shares
-from hpcdl.jobs.sweep_run import RunStatus, run_statuses, submit, sweep_folder
+from hpcdl.jobs.sweep_run import RunStatus, run_statuses, submit, sweep_directory
 from hpcdl.site import Site, load_site
 from hpcdl.slurm import client, parse
 from hpcdl.system.errors import BadInput
@@ -82,7 +82,7 @@ def test_a_key_that_names_no_option_is_refused(site: Site, key: str) -> None:
 @pytest.mark.parametrize("name", ["../x", "/etc", "..", "", ".hidden", "a/b", "x\n"])
 def test_a_sweep_stays_in_its_directory(site: Site, name: str) -> None:
     with pytest.raises(BadInput, match="is not possible"):
-        sweep_folder(site, name)
+        sweep_directory(site, name)
 
 
 def test_braces_in_a_program_take_the_value(site: Site) -> None:
@@ -293,7 +293,7 @@ def test_a_dry_run_shows_what_is_missing_and_names_what_cannot_run(
     (tmp_path / "site.yaml").write_text(text)
     words = ["job", "sweep", "--site", str(tmp_path / "site.yaml"), "--no-module", "--dry-run",
              "--over", "gpus=1,2,100000"]  # fmt: skip
-    done = sweep_folder(load_site(tmp_path / "site.yaml"), "train") / "points"
+    done = sweep_directory(load_site(tmp_path / "site.yaml"), "train") / "points"
     done /= point_id({"gpus": "1"})
     done.mkdir(parents=True)
     (done / "exit_code").write_text("0\n")

@@ -105,7 +105,7 @@ def test_a_run_resumes_with_the_shard_streams_of_its_epoch(
     plan = RunPlan(24, 100, 10, 0.1, 0)
     run: Any = SimpleNamespace(
         options=SimpleNamespace(model="mlp", data="d", seed=1), plan=plan, variables=(),
-        checkpoint_folder=tmp_path, reporter=SimpleNamespace(say=print),
+        checkpoint_directory=tmp_path, reporter=SimpleNamespace(say=print),
         ranks=SimpleNamespace(rank=0, size=ranks, sum_on_host=np.copy, broadcast=len),
         source=SimpleNamespace(streams=4), samples=SimpleNamespace(), loss=0.0,
     )  # fmt: skip
