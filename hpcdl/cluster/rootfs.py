@@ -232,9 +232,7 @@ def _bootstrap(suite: Suite, mirror: str, aside: Path, say: Say) -> Root:
     answer = ask(aside / "usr", "slurmctld", "-V")
     found = re.search(r"\d+\.\d+\.\d+", answer)
     if found is None:
-        raise HpcdlError(
-            f"in the rootfs of {suite.name} Slurm does not run: {answer.strip()[:200]}"
-        )
+        raise HpcdlError(f"Slurm does not run in {suite.name}'s rootfs: {answer.strip()[:200]}")
     version = found.group()
     write_json(
         aside / _RECORD, {"schema": 1, "suite": suite.name, "version": version, "mirror": mirror}

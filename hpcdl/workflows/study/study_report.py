@@ -105,10 +105,7 @@ def as_data(report: Report) -> dict[str, Any]:
 
 def as_text(report: Report) -> str:
     """What the command line prints: the rules with their evidence, then the missing results."""
-    lines = [
-        f"[{_YES[one.ok]:>9}] {one.rule.says}\n            {one.evidence}"
-        for one in report.verdicts
-    ]
+    lines = [f"[{_YES[v.ok]:>9}] {v.rule.says}\n            {v.evidence}" for v in report.verdicts]
     if busy := _busy(report.findings):
         lines.append(busy)
     missing = [f"  {one.cell.label}: {one.reason}" for one in report.findings.missing]
