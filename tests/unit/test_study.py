@@ -187,7 +187,7 @@ def test_all_faults_of_a_file_are_shown_at_once_with_their_lines(tmp_path: Path)
     ("change", "said"),
     [
         ({"over": {"gpus": ["1", "1"]}}, "names a value twice"),
-        ({"over": {"model": ["mlp"]}}, "lacks 'gpus'"),
+        ({"over": {"model": ["mlp"]}}, "has no 'gpus'"),
         ({"data": "imagnet"}, "no data set 'imagnet'"),
         ({"exclude": [{"modle": "x"}]}, "'modle' is not in the matrix"),
         ({"exclude": [{"model": "resnet5"}]}, "did you mean 'resnet50'?"),
