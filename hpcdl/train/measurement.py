@@ -47,7 +47,7 @@ def write_measurement(
         summary: the metrics that checks read.
     """
     nodes = list(dict.fromkeys(hosts))
-    path = job_folder() / RESULT.name
+    path = job_directory() / RESULT.name
     RESULT.write(path, {
         "kind": kind,
         "outcome": outcome("completed"),
