@@ -1,7 +1,7 @@
-"""Pages made from data: the site file and the job file key by key, exit codes, commands.
+"""Pages generated from data: the site file and the job file key by key, exit codes, commands.
 
 A key, a code or an option is described once, where it is declared; these pages repeat it for
-readers. `make docs` writes them, and a test holds the committed ones against this module.
+readers. `make docs` writes them, and a test compares the committed ones with this module.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from hpcdl.cli import ROOMS, load_group
+from hpcdl.cli import GROUPS, load_group
 from hpcdl.cli.framework import Command, Group, build_parser
 from hpcdl.system.errors import MEANINGS, ExitCode
 from hpcdl.system.schema import Schema
@@ -29,11 +29,11 @@ def site_file() -> str:
 
 `site.yaml` describes a cluster once; stacks, scripts, checks and predictions are derived from it.
 `hpcdl site init` writes a commented one from a live Slurm, `hpcdl site check` compares the two, and
-`hpcdl site schema` gives editors what they need to complete it. Commented examples are in
+`hpcdl site schema` prints a JSON Schema for editors. Commented examples are in
 [templates/sites](../templates/sites).
 
-Every fault of a file is shown at once, each with its line and the nearest valid key. There are no
-anchors, tags or duplicate keys. A key that is **bold** must be there.
+All errors of a file are shown at once, each with its line and the nearest valid key. Anchors, tags
+and duplicate keys are not allowed. Keys in **bold** are required.
 """
     return (
         _MADE.format(source="hpcdl/site/schema.py")
@@ -50,9 +50,9 @@ def job_file() -> str:
     intro = """\
 # The job file, key by key
 
-`hpcdl job submit --file job.yaml` takes a request from a file; options on the command line go
-before it. If one of `--gpus`, `--nodes`, `--gpus-per-node` and `--tasks-per-node` is given, none of
-the four is taken from the file. `hpcdl job schema` gives editors what they need to complete it.
+`hpcdl job submit --file job.yaml` takes a request from a file; options on the command line
+override it. If one of `--gpus`, `--nodes`, `--gpus-per-node` and `--tasks-per-node` is given, all
+four values of the file are ignored. `hpcdl job schema` prints a JSON Schema for editors.
 
 ```yaml
 schema: 1
@@ -62,7 +62,7 @@ time: 2:00:00
 program: [python, my_train.py, --lr, "0.1"]
 ```
 
-A key that is **bold** must be there.
+Keys in **bold** are required.
 """
     return (
         _MADE.format(source="hpcdl/jobs/schema.py")
@@ -102,7 +102,7 @@ is in every file.
 def _keys(schema: Schema, name: str) -> Iterator[str]:
     """A table of a mapping's keys, then a section for each mapping below it."""
     yield f"\n## `{name}`\n\n{schema['description']}\n"
-    yield "| key | what it is | form | default |\n|---|---|---|---|"
+    yield "| key | meaning | type | default |\n|---|---|---|---|"
     required = schema.get("required", ())
     below: list[tuple[str, Schema]] = []
     for key, part in schema["properties"].items():
@@ -148,10 +148,14 @@ def _cell(text: str) -> str:
 
 
 _AFTER_CODES = """
-A batch script turns 75 into a requeue, up to its cap; USR2, the walltime signal, leads to 75. TERM,
-from `scancel` or where Slurm preempts, writes a checkpoint and ends with 5: the script requeues
-nothing then, Slurm itself does where PreemptMode is REQUEUE. Otherwise a job ends with the
-program's own code, and 128 + n where signal n killed it.
+## Exit codes of a job
+
+| what happened | exit code | what follows |
+|---|---|---|
+| the walltime is nearly up: USR2 | 75, after a checkpoint | the script requeues the job |
+| `scancel` or preemption: TERM | 5, after a checkpoint | Slurm requeues if PreemptMode=REQUEUE |
+| signal n killed the program | 128 + n | nothing |
+| anything else | the program's own | nothing |
 
 ## Preflight of a job
 
@@ -159,8 +163,8 @@ program's own code, and 128 + n where signal n killed it.
 |---|---|
 """
 _AFTER_CAUSES = """
-24 is for `hpcdl preflight judge --memory-mb`; in the scripts that hpcdl writes, Slurm holds a job
-to its memory.
+24 occurs only with `hpcdl preflight judge --memory-mb`. In the scripts that hpcdl writes, Slurm
+itself enforces the memory limit.
 """
 
 
@@ -172,7 +176,7 @@ def exit_codes() -> str:
         f"| {'20-29' if code is ExitCode.PREFLIGHT else int(code)} | {_meaning(code)} |\n"
         for code in ExitCode
     ]
-    causes = [f"| {code} | {_cell(words)} |\n" for code, words in sorted(CAUSES.items())]
+    causes = [f"| {code} | {_cell(cause)} |\n" for code, cause in sorted(CAUSES.items())]
     return (
         _MADE.format(source="hpcdl/system/errors.py and hpcdl/jobs/preflight.py")
         + "# Exit codes\n\nThe same for every `hpcdl` command, and for the jobs it writes.\n\n"
@@ -185,8 +189,7 @@ def exit_codes() -> str:
 
 
 def _meaning(code: ExitCode) -> str:
-    words = MEANINGS[code]
-    return words.removeprefix("20 to 29: ")
+    return MEANINGS[code].removeprefix("20 to 29: ")
 
 
 def commands() -> str:
@@ -194,18 +197,19 @@ def commands() -> str:
     parts = [
         _MADE.format(source="the declarations in hpcdl/cli"),
         "# Commands\n\n",
-        "Everywhere: `--site FILE` (else `HPCDL_SITE`, else the installed site file), `--json`, "
-        "`--dry-run` where\nsomething is changed, `-v`, `--no-color` (and `NO_COLOR`). Exit codes: "
-        "[exit-codes.md](exit-codes.md).\n",
-        "Completions: `hpcdl completion bash` or `zsh`.\n",
+        "Every command takes `--json`, `-v` and `--no-color` (or `NO_COLOR`). Commands that read "
+        "the site file\ntake `--site FILE` (default: `HPCDL_SITE`, else the installed site file). "
+        "Commands that change\nsomething take `--dry-run`. Options go after the command. "
+        "Exit codes: [exit-codes.md](exit-codes.md).\n",
+        "Shell completions: `hpcdl completion bash` or `hpcdl completion zsh`.\n",
     ]
-    for name in ROOMS:
-        room = load_group(name)
-        if isinstance(room, Group):
-            parts.append(f"\n## `hpcdl {name}`\n\n{room.summary[0].upper()}{room.summary[1:]}.\n")
-            parts += [_command(f"hpcdl {name} {one.name}", one) for one in room.commands]
+    for name in GROUPS:
+        entry = load_group(name)
+        if isinstance(entry, Group):
+            parts.append(f"\n## `hpcdl {name}`\n\n{entry.summary[0].upper()}{entry.summary[1:]}.\n")
+            parts += [_command(f"hpcdl {name} {one.name}", one) for one in entry.commands]
         else:
-            parts.append(_command(f"hpcdl {name}", room, level=2))
+            parts.append(_command(f"hpcdl {name}", entry, level=2))
     return "".join(parts)
 
 
@@ -219,7 +223,7 @@ def _command(prog: str, command: Command, level: int = 3) -> str:
         f"{'#' * level} `{prog}`",
         _cell(command.summary),
         f"```console\n$ {command.example}\n```",
-        "\n".join(["| argument | what it does |", "|---|---|", *rows]) if rows else "",
+        "\n".join(["| argument | meaning |", "|---|---|", *rows]) if rows else "",
         "Takes `--dry-run`." if command.changes else "",
     ]
     return "\n" + "\n\n".join(part for part in parts if part) + "\n"

@@ -18,32 +18,32 @@ from hpcdl.system.text import did_you_mean
 
 # Name of a module of this package -> what the overview says of it. The module holds a GROUP or
 # a COMMAND of that name.
-ROOMS: dict[str, str] = {
+GROUPS: dict[str, str] = {
     "site": "describe the cluster: write, check and show its site file",
     "cluster": "the embedded cluster: a real Slurm on this machine",
-    "stack": "the software: build, verify, publish and roll back releases",
-    "job": "batch scripts: render, submit and follow training jobs",
-    "preflight": "what every job checks first",
-    "stage": "a data set on the node's own disk",
-    "data": "data sets: make and inspect TFRecords",
+    "stack": "the software stack: build, verify, publish and roll back releases",
+    "job": "batch jobs: render, submit, watch and report on training jobs",
+    "preflight": "the checks that every job runs before its program",
+    "stage": "copy a data set to the node's own disk",
+    "data": "data sets: make, inspect and time TFRecords",
     "train": "the training program that jobs run",
-    "predict": "how training will scale: time, cost and limits before a job is submitted",
-    "study": "published studies, run again: on the embedded cluster or at their own size",
-    "check": "nightly checks: settings, runs, references and verdicts",
-    "doctor": "what this machine has and lacks",
+    "predict": "how training will scale: time, cost and bottleneck, before you submit",
+    "study": "reproduce published scaling studies, small or at full size",
+    "check": "nightly regression checks: runs, references, verdicts, history, gate",
+    "doctor": "check this machine's prerequisites",
     "completion": "shell completions for bash and zsh",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Never a traceback for what a user can cause."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if "--no-color" in words[: words.index("--")] if "--" in words else "--no-color" in words:
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if "--no-color" in argv[: argv.index("--")] if "--" in argv else "--no-color" in argv:
         os.environ["NO_COLOR"] = "1"
     _prepare_streams()
     try:
-        code = int(_dispatch(words))
-        sys.stdout.flush()  # here, where a full disk or a reader that left can still be told
+        code = int(_dispatch(argv))
+        sys.stdout.flush()  # here, where a full disk or a closed pipe can still be reported
         return code
     except HpcdlError as error:
         with suppress(OSError):  # what was said before it comes before it
@@ -58,12 +58,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard_output()
         return 128 + signal.SIGPIPE
     except OSError as fault:
-        # What no room foresaw: the file system's own words, and no traceback.
+        # What no package foresaw: the file system's own text, and no traceback.
         reason = fault.strerror or type(fault).__name__
-        lacks = MissingPrerequisite(f"{fault.filename}: {reason}" if fault.filename else reason)
-        print(lacks.render(), file=sys.stderr)
+        missing = MissingPrerequisite(f"{fault.filename}: {reason}" if fault.filename else reason)
+        print(missing.render(), file=sys.stderr)
         _discard_output()
-        return int(lacks.exit_code)
+        return int(missing.exit_code)
 
 
 def _prepare_streams() -> None:
@@ -89,42 +89,42 @@ def load_group(name: str) -> Group | Command:
     return found
 
 
-def _dispatch(words: list[str]) -> ExitCode | int:
-    if not words or words[0] in {"-h", "--help", "help"}:
+def _dispatch(argv: list[str]) -> ExitCode | int:
+    if not argv or argv[0] in {"-h", "--help", "help"}:
         print(overview())
         return ExitCode.OK
-    if words[0] in {"-V", "--version"}:
+    if argv[0] in {"-V", "--version"}:
         print(f"hpcdl {__version__}")
         return ExitCode.OK
-    if words[0] not in ROOMS:
-        raise BadInput(f"unknown command '{words[0]}'", hint=did_you_mean(words[0], ROOMS))
-    room = load_group(words[0])
-    if isinstance(room, Command):
-        return _run(f"hpcdl {room.name}", room, words[1:])
-    return _run_in_group(room, words[1:])
+    if argv[0] not in GROUPS:
+        raise BadInput(f"unknown command '{argv[0]}'", hint=did_you_mean(argv[0], GROUPS))
+    entry = load_group(argv[0])
+    if isinstance(entry, Command):
+        return _run(f"hpcdl {entry.name}", entry, argv[1:])
+    return _run_in_group(entry, argv[1:])
 
 
-def _run_in_group(group: Group, words: list[str]) -> ExitCode | int:
+def _run_in_group(group: Group, argv: list[str]) -> ExitCode | int:
     commands = {command.name: command for command in group.commands}
-    if not words or words[0] in {"-h", "--help"}:
+    if not argv or argv[0] in {"-h", "--help"}:
         print(group_overview(group))
         return ExitCode.OK
-    if group.default and words[0].startswith("-"):
-        return _run(f"hpcdl {group.name}", commands[group.default], words)
-    if words[0] not in commands:
+    if group.default and argv[0].startswith("-"):
+        return _run(f"hpcdl {group.name}", commands[group.default], argv)
+    if argv[0] not in commands:
         raise BadInput(
-            f"'hpcdl {group.name}' has no command '{words[0]}'",
-            hint=did_you_mean(words[0], commands),
+            f"'hpcdl {group.name}' has no command '{argv[0]}'",
+            hint=did_you_mean(argv[0], commands),
         )
-    return _run(f"hpcdl {group.name} {words[0]}", commands[words[0]], words[1:])
+    return _run(f"hpcdl {group.name} {argv[0]}", commands[argv[0]], argv[1:])
 
 
-def _run(prog: str, command: Command, words: list[str]) -> ExitCode | int:
+def _run(prog: str, command: Command, argv: list[str]) -> ExitCode | int:
     parser = build_parser(prog, command)
     # What follows `--` belongs to the user's program and must reach it untouched.
-    cut = words.index("--") if "--" in words else len(words)
-    args = parser.parse_args(words[:cut])
-    args.rest = words[cut + 1 :]
+    end = argv.index("--") if "--" in argv else len(argv)
+    args = parser.parse_args(argv[:end])
+    args.rest = argv[end + 1 :]
     if args.rest and not getattr(args, "takes_program", False):
         raise BadInput(f"'{prog}' takes nothing after '--'")
     return command.run(args)
@@ -132,13 +132,13 @@ def _run(prog: str, command: Command, words: list[str]) -> ExitCode | int:
 
 def overview() -> str:
     """What `hpcdl --help` prints: an example first, then the groups."""
-    width = max(map(len, ROOMS))
-    rooms = "\n".join(f"  {name:<{width}}  {summary}" for name, summary in ROOMS.items())
+    width = max(map(len, GROUPS))
+    lines = "\n".join(f"  {name:<{width}}  {summary}" for name, summary in GROUPS.items())
     return (
         "example: hpcdl job submit --partition p100 --gpus 8\n\n"
         "From bare Slurm to verified TensorFlow training, from one site file.\n\n"
-        f"usage: hpcdl COMMAND ...\n\n{rooms}\n\n"
-        "`hpcdl COMMAND --help` shows each one's examples; every command takes --site FILE."
+        f"usage: hpcdl COMMAND ...\n\n{lines}\n\n"
+        "`hpcdl COMMAND --help` shows an example. Options such as --site FILE go after the command."
     )
 
 

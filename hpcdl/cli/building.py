@@ -1,4 +1,4 @@
-"""`hpcdl stack concretize`, `build` and `mirror`: the commands that make something, for long."""
+"""`hpcdl stack concretize`, `build` and `mirror`: the commands that run for long."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def positive(text: str) -> float:
     with suppress(ValueError):
         if 0 < float(text) < math.inf:
             return float(text)
-    raise argparse.ArgumentTypeError(f"'{text[:30]}' is no number above 0")
+    raise argparse.ArgumentTypeError(f"'{text[:30]}' is not a number above 0")
 
 
 def in_order(act: Callable[[argparse.Namespace], ExitCode]) -> Callable[..., ExitCode]:
@@ -56,11 +56,13 @@ def in_order(act: Callable[[argparse.Namespace], ExitCode]) -> Callable[..., Exi
 
 def concretize_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `concretize`."""
-    parser.add_argument("environments", nargs="*", help="k80, p100, v100, a100, h100; all")
-    parser.add_argument("--partition", metavar="NAME", help="a site's partition instead")
+    parser.add_argument("environments", nargs="*", help="such as k80 or a100 (default: all)")
+    parser.add_argument("--partition", metavar="NAME", help="instead: a partition of the site")
     parser.add_argument("--render", action="store_true", help="only write the spack.yaml files")
-    parser.add_argument("--folder", metavar="DIR", help="where environments/ is; the checkout's")
-    parser.add_argument("--time-limit", type=positive, metavar="SECONDS", help="of each one (400)")
+    parser.add_argument("--directory", metavar="DIR",
+                        help="where environments/ is (default: the checkout's)")  # fmt: skip
+    parser.add_argument("--time-limit", type=positive, metavar="SECONDS",
+                        help="time limit of each environment (400)")  # fmt: skip
 
 
 @in_order
@@ -69,7 +71,7 @@ def run_concretize(args: argparse.Namespace) -> ExitCode:
     from hpcdl.stack.spack_backend.concretize import concretize, plan, render_work
     from hpcdl.stack.spack_backend.show import plan_text, solved_data, solved_text
 
-    work = plan(args.environments, args.partition, args.folder, lambda: the_site(args))
+    work = plan(args.environments, args.partition, args.directory, lambda: the_site(args))
     data, text = work.as_data(), plan_text(work, args.render)
     if not args.dry_run:
         render_work(work)
@@ -86,15 +88,15 @@ def run_concretize(args: argparse.Namespace) -> ExitCode:
 
 def build_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `build`."""
-    parser.add_argument("--name", metavar="STACK", help="which of the site's stacks; the first")
+    parser.add_argument("--name", metavar="STACK", help="stack of the site (default: the first)")
     parser.add_argument(
-        "--backend", choices=["venv", "spack"], help="how it is built; as the site says"
+        "--backend", choices=["venv", "spack"], help="build method (default: the site file's)"
     )
     spack = parser.add_argument_group("with Spack")
-    spack.add_argument("--jobs", type=int, metavar="COUNT", help="processes at a time; all CPUs")
+    spack.add_argument("--jobs", type=int, metavar="COUNT", help="parallel processes (all CPUs)")
     spack.add_argument("--unsigned", action="store_true", help="do not sign the build cache")
     spack.add_argument("--time-limit", type=positive, metavar="SECONDS",
-                       help="of the solver (400)")  # fmt: skip
+                       help="time limit of the solver (400)")  # fmt: skip
 
 
 @in_order
@@ -139,7 +141,7 @@ def _would_build(plan: BuildPlan | SpackPlan, args: argparse.Namespace) -> ExitC
     if args.json:
         print_json(plan.as_data())
     else:
-        steps = plan.steps() or [f"nothing: {plan.release_id} is built"]
+        steps = plan.steps() or [f"nothing: {plan.release_id} is already built"]
         print("\n".join(["would do:", *(f"  {step}" for step in steps)]))
     return ExitCode.OK
 
@@ -150,18 +152,18 @@ def _built(release: Release, existed: bool, args: argparse.Namespace) -> ExitCod
     if args.json:
         print_json({**as_record(release), "built": not existed})
     else:
-        print(f"{release.id} {'was built before' if existed else 'is built'} in {release.root}")
+        print(f"{release.id} {'was already built' if existed else 'is built'} in {release.root}")
         print(f"next: hpcdl stack publish {release.id}")
     return ExitCode.OK
 
 
 def mirror_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `mirror`."""
-    parser.add_argument("environments", nargs="*", help="k80, p100, v100, a100, h100; all")
-    parser.add_argument("--name", metavar="STACK", help="a stack of the site instead")
-    parser.add_argument("--folder", metavar="DIR", required=True, help="the mirror's folder")
+    parser.add_argument("environments", nargs="*", help="such as k80 or a100 (default: all)")
+    parser.add_argument("--name", metavar="STACK", help="instead: a stack of the site")
+    parser.add_argument("--directory", metavar="DIR", required=True, help="of the mirror")
     parser.add_argument("--bazel-cache", metavar="DIR",
-                        help="bazel's downloads to take in (else HPCDL_BAZEL_CACHE)")  # fmt: skip
+                        help="bazel downloads to add (default: HPCDL_BAZEL_CACHE)")  # fmt: skip
 
 
 @in_order
@@ -171,7 +173,7 @@ def run_mirror(args: argparse.Namespace) -> ExitCode:
     from hpcdl.stack.spack_backend.show import mirror_text
 
     root, names = choose_environments(args.environments, args.name, lambda: the_site(args))
-    mirror = plan_mirror(Path(args.folder).absolute(), root, names, args.bazel_cache)
+    mirror = plan_mirror(Path(args.directory).absolute(), root, names, args.bazel_cache)
     if args.dry_run:
         print_json(mirror.as_data()) if args.json else print(mirror_text(mirror))
         return ExitCode.OK
@@ -182,5 +184,5 @@ def run_mirror(args: argparse.Namespace) -> ExitCode:
     print(f"{len(mirror.sources)} files are in {mirror.folder}; {path.name} lists them")
     for note in mirror.notes():
         print(f"note: {note}")
-    print(f'in the site file there: spack: {{mirrors: {{local: "file://{mirror.folder}"}}}}')
+    print(f'site file of the offline site: spack: {{mirrors: {{local: "file://{mirror.folder}"}}}}')
     return ExitCode.OK

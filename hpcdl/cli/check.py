@@ -1,4 +1,4 @@
-"""`hpcdl check`: nightly checks by ReFrame, and what their numbers mean."""
+"""`hpcdl check`: nightly regression checks by ReFrame, and verdicts on their results."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def _selection(parser: argparse.ArgumentParser) -> None:
     """The options that choose checks."""
     add = parser.add_argument
     add("--partition", action="append", default=[], metavar="NAME",
-        help="partition to check; may be repeated (else all)")  # fmt: skip
+        help="partition to check; may be repeated (default: all)")  # fmt: skip
     add("--tag", action="append", default=[], metavar="TAG",
         help="only checks with this tag: smoke, nightly, weekly")  # fmt: skip
     add("--name", action="append", default=[], metavar="NAME",
         help="only this check, or CHECK/CASE")  # fmt: skip
     add("--checks", action="append", default=[], type=Path, metavar="PATH",
-        help="file or folder of ReFrame checks instead of hpcdl's own")  # fmt: skip
+        help="file or directory of ReFrame checks instead of hpcdl's own")  # fmt: skip
     add("--set", action="append", default=[], metavar="NAME=VALUE",
-        help="an option of the training program, such as delay_ms=400")  # fmt: skip
+        help="option of the training program, such as delay_ms=400")  # fmt: skip
 
 
 def _request(args: argparse.Namespace) -> CheckRequest:
@@ -57,7 +57,9 @@ def _request(args: argparse.Namespace) -> CheckRequest:
 
 
 def _settings_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write them there")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="write to FILE, not to the screen"
+    )
 
 
 def _settings(args: argparse.Namespace) -> ExitCode:
@@ -75,18 +77,20 @@ def _settings(args: argparse.Namespace) -> ExitCode:
     if args.json:
         print_json({"file": args.output})
     else:
-        print(f"{args.output} written; use it: reframe -C {args.output} -r")
+        print(f"wrote {args.output}; next: reframe -C {args.output} -r")
     return ExitCode.OK
 
 
 def _run_options(parser: argparse.ArgumentParser) -> None:
     _selection(parser)
     parser.add_argument("--distribute", action="store_true",
-                        help="run checks of one node on every node; name slow ones")  # fmt: skip
+                        help="run single-node checks on every node; name slow nodes")  # fmt: skip
     parser.add_argument("--waive", action="append", default=[], metavar="NAME",
-                        help="let a check pass that lacks a fresh reference")  # fmt: skip
+                        help="pass a check without a current reference")  # fmt: skip
     _history_option(parser)
-    parser.add_argument("--no-history", action="store_true", help="leave the history alone")
+    parser.add_argument(
+        "--no-history", action="store_true", help="do not add the run to the history"
+    )
     parser.add_argument("--retries", type=at_least(0), metavar="N",
                         help="run what fails again, up to N times; by default only what was too"
                         " slow on a machine that emulates all nodes, once")  # fmt: skip
@@ -109,7 +113,7 @@ def _run(args: argparse.Namespace) -> ExitCode:
 
 
 def _remember(site: Site, outcome: CheckOutcome, args: argparse.Namespace) -> bool:
-    """Add a run to the history, and whether that was done; slowed runs (--set) are no nights."""
+    """Add a run to the history, and whether that was done; runs with --set do not count."""
     from hpcdl.regress.exchange import of_outcome
     from hpcdl.regress.history import history_path, open_history
     from hpcdl.system.errors import HpcdlError
@@ -128,11 +132,11 @@ def _remember(site: Site, outcome: CheckOutcome, args: argparse.Namespace) -> bo
 
 def _history_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--history", type=Path, metavar="FILE",
-                        help="history file (else HPCDL_HISTORY, else one per site)")  # fmt: skip
+                        help="history file (default: HPCDL_HISTORY, or one per site)")  # fmt: skip
 
 
 def _shown(status: StatusLine) -> Progress:
-    """What renews a status line while a run goes on."""
+    """What renews a status line while checks run."""
     from hpcdl.regress.show import progress_line
 
     def progress(folder: RunFolder) -> None:
@@ -144,14 +148,14 @@ def _shown(status: StatusLine) -> Progress:
 
 def _references_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("measure", "propose", "show"),
-                        help="measure, draft a change from the nights so far, or show")  # fmt: skip
+                        help="measure; propose a change from past runs; or show")  # fmt: skip
     _selection(parser)
     parser.add_argument(
-        "--runs", type=at_least(1), default=5, metavar="N", help="runs to measure (5)"
+        "--runs", type=at_least(1), default=5, metavar="N", help="number of runs to measure (5)"
     )
-    parser.add_argument("--write", action="store_true", help="propose: make the change")
+    parser.add_argument("--write", action="store_true", help="propose: apply the change")
     parser.add_argument("--if-missing", action="store_true",
-                        help="measure: only where a check of --name has none yet")  # fmt: skip
+                        help="measure: only checks of --name without a reference")  # fmt: skip
 
 
 def _references(args: argparse.Namespace) -> ExitCode:
@@ -161,7 +165,7 @@ def _references(args: argparse.Namespace) -> ExitCode:
 
 
 def _refuse_without_meaning(args: argparse.Namespace) -> None:
-    """Options that would be ignored, or would make references of what is no night."""
+    """Options that would be ignored, or would turn slowed runs into references."""
     from hpcdl.system.errors import BadInput
 
     given = {"--set": args.set}
@@ -171,10 +175,10 @@ def _refuse_without_meaning(args: argparse.Namespace) -> None:
         given |= {"--write": args.write}
     for option, value in given.items():
         if value:
-            why = "what is slowed on purpose is no reference" if option == "--set" else ""
+            why = "a run with changed options cannot be a reference" if option == "--set" else ""
             raise BadInput(
-                f"`references {args.action}` has no {option}",
-                hint=why or "choose with --partition and --name; see --help",
+                f"`references {args.action}` takes no {option}",
+                hint=why or "select with --partition and --name; see --help",
             )
 
 
@@ -217,7 +221,7 @@ def _measure(args: argparse.Namespace) -> ExitCode:
     else:
         print(references_text(done.references))
         for file in done.files:
-            print(f"written to {file}: review it like code")
+            print(f"wrote {file}: review it like code")
     return ExitCode.OK
 
 
@@ -256,11 +260,17 @@ def _drift(args: argparse.Namespace) -> ExitCode:
 
 
 def _history_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("show", "export", "import"), help="what to do")
+    parser.add_argument(
+        "action",
+        choices=("show", "export", "import"),
+        help="default: show",
+    )
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE",
-                        help="to import: JSON lines, CSV, or a run's folder")  # fmt: skip
-    parser.add_argument("--csv", action="store_true", help="export CSV instead of JSON lines")
-    parser.add_argument("--since", type=a_day, metavar="DATE", help="only from this date on")
+                        help="import: JSON lines, CSV, or run directories")  # fmt: skip
+    parser.add_argument("--csv", action="store_true", help="export: CSV instead of JSON lines")
+    parser.add_argument(
+        "--since", type=a_day, metavar="DATE", help="only results from this date on"
+    )
     _history_option(parser)
 
 
@@ -290,7 +300,7 @@ def _import(args: argparse.Namespace, path: Path) -> ExitCode:
 
     files = incoming(args.files)
     if args.dry_run:
-        print(f"would add up to {sum(1 for file in files for _ in file)} results to {path}")
+        print(f"would add at most {sum(1 for file in files for _ in file)} results to {path}")
     else:
         with open_history(path) as history:
             added = history.add(result for file in files for result in file)
@@ -332,14 +342,16 @@ def _gate(args: argparse.Namespace) -> ExitCode:
 
 def _report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", nargs="?", type=Path, metavar="RUN",
-                        help="a run's folder (else the newest)")  # fmt: skip
+                        help="run directory (default: the newest)")  # fmt: skip
     parser.add_argument("--format", default="markdown", metavar="NAME",
                         help="markdown (default), junit, prometheus or json")  # fmt: skip
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write it there, whole")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="write to FILE, not to the screen"
+    )
     parser.add_argument("--html", type=Path, metavar="FILE",
-                        help="write a page there: verdicts, history, nodes, logs")  # fmt: skip
+                        help="write a page of verdicts, history, nodes and logs")  # fmt: skip
     parser.add_argument("--nights", type=at_least(1), default=365, metavar="N",
-                        help="how far back the page goes (365)")  # fmt: skip
+                        help="days of history on the page (365)")  # fmt: skip
     _history_option(parser)
 
 
@@ -375,7 +387,7 @@ def _page(args: argparse.Namespace) -> ExitCode:
     if args.json:
         print_json({"file": args.html, "bytes": args.html.stat().st_size})
     else:
-        print(f"{args.html} written; it opens in any browser, without a network")
+        print(f"wrote {args.html}; open it in a browser, no network needed")
     return ExitCode.OK
 
 
@@ -383,13 +395,13 @@ def _ci_options(parser: argparse.ArgumentParser) -> None:
     from hpcdl.regress.ci import DAYS, KINDS
 
     add = parser.add_argument
-    add("kind", choices=tuple(KINDS), help="what runs the pipeline")
-    add("--output", type=Path, metavar="PATH", help="write it there; for systemd a folder")
-    add("--at", default="02:00", metavar="HH:MM", help="when nightly checks start (02:00)")
+    add("kind", choices=tuple(KINDS), help="system that runs the pipeline")
+    add("--output", type=Path, metavar="PATH", help="output file; for systemd a directory")
+    add("--at", default="02:00", metavar="HH:MM", help="start of the nightly checks (02:00)")
     add("--day", default="sunday", choices=DAYS, help="day of the weekly checks (sunday)")
-    add("--runner", default="", metavar="TAG", help="the runner's tag (the site's name)")
-    add("--user", default="", metavar="NAME", help="who systemd runs the checks as")
-    add("--command", default="", metavar="PATH", help="the hpcdl to run (this one)")
+    add("--runner", default="", metavar="TAG", help="runner tag (default: the site's name)")
+    add("--user", default="", metavar="NAME", help="systemd: user who runs the checks")
+    add("--command", default="", metavar="PATH", help="hpcdl executable to run (default: this one)")
 
 
 def _ci(args: argparse.Namespace) -> ExitCode:
@@ -411,38 +423,38 @@ def _ci(args: argparse.Namespace) -> ExitCode:
     if args.json:
         print_json({"files": written})
     else:
-        print("\n".join(f"{path} written" for path in written))
+        print("\n".join(f"wrote {path}" for path in written))
     return ExitCode.OK
 
 
 GROUP = Group(
     "check",
-    "nightly checks: settings, runs, references and verdicts",
+    "nightly regression checks: runs, references, verdicts, history, gate",
     (
         Command(
             "run",
-            "Run checks on the cluster and give a verdict on each.",
+            "Run checks on the cluster and print a verdict for each.",
             "hpcdl check run --partition p100 --tag smoke",
             _run,
             _run_options,
         ),
         Command(
             "settings",
-            "Print the ReFrame settings of the site.",
+            "Print ReFrame settings for the site.",
             "hpcdl check settings --output settings.py",
             _settings,
             _settings_options,
         ),
         Command(
             "gate",
-            "Say whether the nights so far let a pipeline go on: exit code 0 or 1.",
+            "Decide from the history whether a pipeline may continue: exit code 0 or 1.",
             "hpcdl check gate --partition p100",
             _gate,
             _gate_options,
         ),
         Command(
             "history",
-            "Show, export or import the results of all nights.",
+            "Show, export or import the history of results.",
             "hpcdl check history export > nights.jsonl",
             _history,
             _history_options,
@@ -450,14 +462,14 @@ GROUP = Group(
         ),
         Command(
             "report",
-            "Tell a run's verdicts to people as a page, and to other programs.",
+            "Report a run's verdicts as a page, Markdown, JUnit, Prometheus or JSON.",
             "hpcdl check report --html night.html",
             _report,
             _report_options,
         ),
         Command(
             "ci",
-            "Render the pipeline that runs the checks: GitLab, GitHub, scrontab or systemd.",
+            "Render a nightly pipeline: GitLab CI, GitHub Actions, scrontab or systemd.",
             "hpcdl check ci gitlab --output .gitlab-ci.yml",
             _ci,
             _ci_options,
@@ -465,7 +477,7 @@ GROUP = Group(
         ),
         Command(
             "drift",
-            "Find lasting changes in a series of nightly values.",
+            "Detect lasting changes in a series of nightly values.",
             "hpcdl check drift nights.csv --json",
             _drift,
             _drift_options,
@@ -473,7 +485,7 @@ GROUP = Group(
         ),
         Command(
             "references",
-            "Measure, draft or show the values that checks are held against.",
+            "Measure, propose or show the reference values that results are compared with.",
             "hpcdl check references measure --partition p100 --runs 5",
             _references,
             _references_options,

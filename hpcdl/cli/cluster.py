@@ -34,14 +34,14 @@ def _found(args: argparse.Namespace) -> ClusterState:
 def _up_arguments(parser: argparse.ArgumentParser) -> None:
     from hpcdl.cluster.model import MODES
 
-    parser.add_argument("--mode", choices=MODES, default="auto", help="how nodes are emulated")
-    parser.add_argument("--accounting", action="store_true", help="with slurmdbd, for sacct")
+    parser.add_argument("--mode", choices=MODES, default="auto", help="how nodes are isolated")
+    parser.add_argument("--accounting", action="store_true", help="start slurmdbd too, for sacct")
     parser.add_argument(
         "--slurm", metavar="V", default="", help="another Slurm release, such as 24.11"
     )
     parser.add_argument("--port-base", type=int, metavar="PORT", help="first TCP port to use")
     parser.add_argument(
-        "--max-nodes-per-partition", type=int, metavar="K", help="emulate at most K nodes of each"
+        "--max-nodes-per-partition", type=int, metavar="K", help="at most K nodes per partition"
     )
 
 
@@ -75,7 +75,7 @@ def _up(args: argparse.Namespace) -> ExitCode:
 
 
 def _down_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--purge", action="store_true", help="remove logs and accounting too")
+    parser.add_argument("--purge", action="store_true", help="remove logs and accounting data, too")
 
 
 def _down(args: argparse.Namespace) -> ExitCode:
@@ -116,7 +116,7 @@ def _env(args: argparse.Namespace) -> ExitCode:
 
 def _roots_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--slurm", metavar="V", action="append", help="a release to build; may be repeated"
+        "--slurm", metavar="V", action="append", help="Slurm release to build; may be repeated"
     )
 
 
@@ -129,7 +129,7 @@ def _roots(args: argparse.Namespace) -> ExitCode:
     if args.dry_run:
         missing = [release for release in wanted if rootfs.find(release) is None]
         if args.json:
-            print_json({"schema": 1, "folder": str(rootfs.folder()), "would_build": missing})
+            print_json({"schema": 2, "directory": str(rootfs.folder()), "would_build": missing})
         else:
             print(f"would build: {', '.join(missing) or 'nothing'}, below {rootfs.folder()}")
         return ExitCode.OK
@@ -144,9 +144,9 @@ def _roots(args: argparse.Namespace) -> ExitCode:
 
 def _node_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "action", choices=("kill", "cut", "slow", "heal", "up"), help="what to do to it"
+        "action", choices=("kill", "cut", "slow", "heal", "up"), help="fault or repair"
     )
-    parser.add_argument("node", metavar="NAME", help="the node")
+    parser.add_argument("node", metavar="NAME", help="node, such as p100-02")
 
 
 def _node(args: argparse.Namespace) -> ExitCode:
@@ -169,23 +169,23 @@ GROUP = Group(
     "the embedded cluster: a real Slurm on this machine",
     (
         Command(
-            "up", "Start the embedded cluster, or what of it died.",
+            "up", "Start the embedded cluster; restart daemons that died.",
             "hpcdl cluster up", _up, _up_arguments, changes=True,
         ),
         Command(
-            "down", "Stop the embedded cluster and all that belongs to it.",
+            "down", "Stop the embedded cluster and all its processes.",
             "hpcdl cluster down", _down, _down_arguments, changes=True,
         ),
-        Command("status", "Show daemons and nodes; exit 1 if not all is well.",
+        Command("status", "Show daemons and nodes; exit 1 if any is down.",
                 "hpcdl cluster status", _status),
-        Command("env", "Print what a shell needs to use the cluster.",
+        Command("env", "Print shell commands that put the cluster's tools on PATH.",
                 'eval "$(hpcdl cluster env)"', _env),
         Command(
-            "rootfs", "Build the root file systems of other Slurm releases, all at the same time.",
+            "rootfs", "Build root file systems with other Slurm releases, in parallel.",
             "hpcdl cluster rootfs --slurm 24.11", _roots, _roots_arguments, changes=True,
         ),
         Command(
-            "node", "Break and mend a node: kill, cut its network, slow down; heal, start again.",
+            "node", "Inject a fault into a node (kill, cut off its network, slow) or repair it.",
             "hpcdl cluster node kill p100-02", _node, _node_arguments, changes=True,
         ),
     ),

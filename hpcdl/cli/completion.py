@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hpcdl.cli import ROOMS, load_group
+from hpcdl.cli import GROUPS, load_group
 from hpcdl.cli.framework import Command, Group, Parser, fill_parser, print_json
 from hpcdl.system.errors import ExitCode
 
@@ -16,15 +16,15 @@ def whole_parser() -> argparse.ArgumentParser:
     """One parser of all commands: too slow for every call, right for completions."""
     parser = Parser(prog="hpcdl", allow_abbrev=False)
     rooms = parser.add_subparsers()
-    for name in ROOMS:
-        room = load_group(name)
-        child = rooms.add_parser(name, help=room.summary, allow_abbrev=False)
-        if isinstance(room, Group):
+    for name in GROUPS:
+        entry = load_group(name)
+        child = rooms.add_parser(name, help=entry.summary, allow_abbrev=False)
+        if isinstance(entry, Group):
             commands = child.add_subparsers()
-            for command in room.commands:
+            for command in entry.commands:
                 _fill(commands.add_parser(command.name, help=command.summary), command)
         else:
-            _fill(child, room)
+            _fill(child, entry)
     return parser
 
 
@@ -41,7 +41,7 @@ def _fill(parser: argparse.ArgumentParser, command: Command) -> None:
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=SHELLS, help="the shell to complete in")
+    parser.add_argument("shell", choices=SHELLS, help="bash or zsh")
 
 
 def _run(args: argparse.Namespace) -> ExitCode:
@@ -57,7 +57,7 @@ def _run(args: argparse.Namespace) -> ExitCode:
 
 COMMAND = Command(
     "completion",
-    "Print what a shell needs to complete hpcdl's commands and options.",
+    "Print a completion script for the shell.",
     "hpcdl completion bash > ~/.local/share/bash-completion/completions/hpcdl",
     _run,
     _options,

@@ -1,4 +1,4 @@
-"""`hpcdl data`: make data sets, look into them, measure how fast they come."""
+"""`hpcdl data`: make data sets, inspect them, measure the input pipeline."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _run(command: str, args: argparse.Namespace) -> ExitCode:
 
 GROUP = Group(
     "data",
-    "make data sets and look into them",
+    "data sets: make, inspect and time TFRecords",
     (
         Command(
             "make",
@@ -37,14 +37,14 @@ GROUP = Group(
         ),
         Command(
             "inspect",
-            "Count records, check every checksum, name damaged, cut and missing shards.",
+            "Count records, verify checksums, name damaged, truncated and missing shards.",
             "hpcdl data inspect DIR",
             partial(_run, "inspect"),
             partial(_arguments, "inspect"),
         ),
         Command(
             "bench",
-            "Time an input pipeline alone on a folder of JPEG records.",
+            "Measure the throughput of an input pipeline alone, on JPEG records.",
             "hpcdl data bench DIR --pipeline new",
             partial(_run, "bench"),
             partial(_arguments, "bench"),

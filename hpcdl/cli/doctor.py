@@ -1,4 +1,4 @@
-"""`hpcdl doctor`: what this machine has and lacks."""
+"""`hpcdl doctor`: the prerequisites of this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcdl.system.errors import ExitCode
 def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--apt", nargs="*", metavar="PURPOSE",
-        help="print the missing packages of some purposes only, one per line",
+        help="print only the missing packages of these purposes, one per line",
     )  # fmt: skip
 
 
@@ -35,7 +35,7 @@ def _doctor(args: argparse.Namespace) -> ExitCode:
 
 COMMAND = Command(
     "doctor",
-    "Show what this machine has and lacks, and the command that installs the rest.",
+    "Check this machine's prerequisites; print the command that installs what is missing.",
     "hpcdl doctor",
     _doctor,
     _configure,

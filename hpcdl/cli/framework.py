@@ -1,8 +1,8 @@
-"""How a command is declared: a name, one example, its arguments, and one function of a room.
+"""How a command is declared: a name, one example, its arguments, and one function.
 
 A file of this package per command group holds a `GROUP` (or a single `COMMAND`) and no logic:
-it turns arguments into values, calls a room, and prints what comes back. Rooms are imported
-inside the functions, so that a command pays for nothing but itself.
+it turns arguments into values, calls another package, and prints what comes back. Packages are
+imported inside the functions, so that a command pays for nothing but itself.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Command(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Commands that share a first word."""
+    """Commands that share a group name."""
 
     name: str
     summary: str
@@ -69,10 +69,10 @@ class Parser(argparse.ArgumentParser):
     ) -> tuple[argparse.Namespace, list[str]]:
         """As argparse, which however takes `check history import --site F FILE` for no files.
 
-        Its "any number of words" ends at the first option, with none (python/cpython#59317).
+        Its "any number of arguments" ends at the first option, with none (python/cpython#59317).
         """
-        words = self._get_positional_actions()
-        if self._mixing or len(words) < 2 or words[-1].nargs != "*":
+        places = self._get_positional_actions()
+        if self._mixing or len(places) < 2 or places[-1].nargs != "*":
             return super().parse_known_args(args, namespace)
         self._mixing = True
         try:
@@ -81,7 +81,7 @@ class Parser(argparse.ArgumentParser):
             self._mixing = False
 
     def error(self, message: str) -> NoReturn:
-        """Print one line of what is wrong and the nearest valid word; exit 2."""
+        """Print one line of what is wrong and the nearest valid name; exit 2."""
         hint = f"`{self.prog} --help` shows an example"
         prefix, _, rest = message.partition("unrecognized arguments: ")
         if rest and not prefix:
@@ -91,7 +91,7 @@ class Parser(argparse.ArgumentParser):
             message = f"unknown argument '{word}'"
             hint = f"did you mean '{close}'?" if close else hint
             if self.get_default("takes_program") and not word.startswith("-"):
-                hint = f"the program stands behind two dashes: {self.prog} ... -- {word} ..."
+                hint = f"put the program after two dashes: {self.prog} ... -- {word} ..."
         print(f"error: {message}\nhelp: {hint}", file=sys.stderr)
         raise SystemExit(ExitCode.USAGE)
 
@@ -111,13 +111,13 @@ def build_parser(prog: str, command: Command) -> Parser:
 def fill_parser(parser: argparse.ArgumentParser, command: Command) -> None:
     """Give a parser the arguments of a command and those that all commands share."""
     command.configure(parser)
-    shared = parser.add_argument_group("everywhere")
+    shared = parser.add_argument_group("options of every command")
     if command.site:
-        shared.add_argument("--site", metavar="FILE", help="site file (else HPCDL_SITE)")
+        shared.add_argument("--site", metavar="FILE", help="site file (default: HPCDL_SITE)")
     if command.changes:
         shared.add_argument("--dry-run", action="store_true", help="show what would be done")
-    shared.add_argument("--json", action="store_true", help="print JSON for machines")
-    shared.add_argument("-v", "--verbose", action="store_true", help="say more")
+    shared.add_argument("--json", action="store_true", help="print JSON")
+    shared.add_argument("-v", "--verbose", action="store_true", help="print more details")
     shared.add_argument("--no-color", action="store_true", help="no colours (also NO_COLOR)")
     parser.set_defaults(run=command.run)
 
@@ -140,7 +140,7 @@ def at_least(least: int, most: int | None = None) -> Callable[[str], int]:
         with suppress(ValueError):  # thousands of digits are no number to Python either
             if text.isascii() and text.isdigit() and least <= int(text) <= (most or int(text)):
                 return int(text)
-        raise argparse.ArgumentTypeError(f"'{text[:30]}' is no whole number from {least} on")
+        raise argparse.ArgumentTypeError(f"'{text[:30]}' is not a whole number >= {least}")
 
     return whole
 
@@ -151,7 +151,7 @@ def a_day(text: str) -> str:
 
     with suppress(ValueError):
         return date.fromisoformat(text).isoformat()
-    raise argparse.ArgumentTypeError(f"'{text[:30]}' is no date like 2026-01-31")
+    raise argparse.ArgumentTypeError(f"'{text[:30]}' is not a date like 2026-01-31")
 
 
 def print_json(value: Any) -> None:

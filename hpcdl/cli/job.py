@@ -40,7 +40,7 @@ def _render(args: argparse.Namespace) -> ExitCode:
 
 
 def _print_script(script: Script) -> None:
-    """The script byte for byte, whatever bytes its arguments are made of."""
+    """The script byte for byte, even where arguments are not valid UTF-8."""
     sys.stdout.flush()
     sys.stdout.buffer.write(script.text.encode(errors="surrogateescape"))
     sys.stdout.buffer.flush()
@@ -72,9 +72,9 @@ def _schema(args: argparse.Namespace) -> ExitCode:
 
 def _submit_options(parser: argparse.ArgumentParser) -> None:
     request.options(parser)
-    parser.add_argument("--watch", action="store_true", help="follow the job to its end")
+    parser.add_argument("--watch", action="store_true", help="watch the job until it ends")
     parser.add_argument("--chain", type=int, default=1, metavar="N",
-                        help="queue N jobs, each going on where the last one stopped")  # fmt: skip
+                        help="queue N jobs; each resumes where the last one stopped")  # fmt: skip
 
 
 def _submit(args: argparse.Namespace) -> ExitCode:
@@ -108,7 +108,8 @@ def _would_submit(script: Script, spec: JobSpec, site: Site, args: argparse.Name
 
     expected = _expected(site, spec)
     if args.json:
-        print_json({"folder": spec.job_dir, "script": script.text, "layout": asdict(script.layout),
+        print_json({"directory": spec.job_dir, "script": script.text,
+                    "layout": asdict(script.layout),
                     "expectation": expected and asdict(expected)})  # fmt: skip
     else:
         print(f"would submit this script from {spec.job_dir}:\n")
@@ -118,7 +119,7 @@ def _would_submit(script: Script, spec: JobSpec, site: Site, args: argparse.Name
 
 
 def _expected(site: Site, spec: JobSpec, folder: Path | None = None) -> Expectation | None:
-    """What the job should reach, kept in its folder; None where nothing says so."""
+    """What the job should reach, kept in its directory; None where no prediction is possible."""
     from hpcdl.workflows.expectation import expect, keep
 
     expected = expect(site, spec)
@@ -135,8 +136,8 @@ def _show_expected(expected: Expectation | None) -> None:
 
 
 def _watch_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job", metavar="JOB", help="job id, or the job's folder")
-    parser.add_argument("--once", action="store_true", help="say how it stands and leave")
+    parser.add_argument("job", metavar="JOB", help="job id, or the job's directory")
+    parser.add_argument("--once", action="store_true", help="print the current state once and exit")
 
 
 def _watch(args: argparse.Namespace) -> ExitCode:
@@ -187,7 +188,7 @@ def _submission_data(submission: Submission) -> dict[str, object]:
     return {
         "job_id": submission.job_id,
         "chain": submission.chain,
-        "folder": submission.folder,
+        "directory": submission.folder,
         "script": submission.script,
         "log": submission.log,
         "result": submission.result,
@@ -202,7 +203,7 @@ def _snapshot_data(snapshot: Snapshot) -> dict[str, object]:
 
 def _list_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--last", type=at_least(1), default=20, metavar="N", help="the newest N (20)"
+        "--last", type=at_least(1), default=20, metavar="N", help="list the newest N jobs (20)"
     )
 
 
@@ -217,7 +218,7 @@ def _list(args: argparse.Namespace) -> ExitCode:
 
 
 def _report_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job", metavar="JOB", help="job id, or the job's folder")
+    parser.add_argument("job", metavar="JOB", help="job id, or the job's directory")
 
 
 def _report(args: argparse.Namespace) -> ExitCode:
@@ -257,10 +258,12 @@ def _lint_options(parser: argparse.ArgumentParser) -> None:
         "files", nargs="+", type=Path, metavar="FILE", help="sbatch scripts; - is stdin"
     )
     parser.add_argument(
-        "--slurm-version", metavar="X.Y", help="release to judge for (else the site's)"
+        "--slurm-version", metavar="X.Y", help="Slurm release to check for (default: the site's)"
     )
-    parser.add_argument("--partition", metavar="NAME", help="partition it is meant for")
-    parser.add_argument("--sarif", action="store_true", help="print SARIF for code scanners")
+    parser.add_argument(
+        "--partition", metavar="NAME", help="partition that the scripts will run on"
+    )
+    parser.add_argument("--sarif", action="store_true", help="print SARIF, for code scanners")
 
 
 def _lint(args: argparse.Namespace) -> ExitCode:
@@ -277,7 +280,7 @@ def _lint(args: argparse.Namespace) -> ExitCode:
 
 
 def _lint_site(args: argparse.Namespace) -> Site | None:
-    """The site to judge for; None where none is named or installed, or none is needed."""
+    """The site to check for; None where none is named or installed, or none is needed."""
     import os
 
     from hpcdl.site.load import installed_site_file
@@ -290,7 +293,7 @@ def _lint_site(args: argparse.Namespace) -> Site | None:
 
 
 def _cancel_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("jobs", nargs="+", metavar="JOB", help="job ids, or jobs' folders")
+    parser.add_argument("jobs", nargs="+", metavar="JOB", help="job ids, or job directories")
 
 
 def _cancel(args: argparse.Namespace) -> ExitCode:
@@ -309,11 +312,11 @@ def _cancel(args: argparse.Namespace) -> ExitCode:
 
 GROUP = Group(
     "job",
-    "batch scripts: render, submit and follow training jobs",
+    "batch jobs: render, submit, watch and report on training jobs",
     (
         Command(
             "submit",
-            "Write a job's script and queue it; where Slurm refuses it, nothing is left.",
+            "Write a job script and submit it; leave nothing behind if Slurm rejects it.",
             "hpcdl job submit --partition v100 --gpus 16 -- python my_train.py --lr 0.1",
             _submit,
             _submit_options,
@@ -321,14 +324,14 @@ GROUP = Group(
         ),
         Command(
             "render",
-            "Print a job's script, and nothing else.",
+            "Print the job script, and submit nothing.",
             "hpcdl job render --partition p100 --gpus 8 > job.sh",
             _render,
             request.options,
         ),
         Command(
             "explain",
-            "Print a job's script with the reason and the rule of every line.",
+            "Print the job script with the reason for every line.",
             "hpcdl job explain --partition p100 --gpus 8",
             _explain,
             request.options,
@@ -342,21 +345,21 @@ GROUP = Group(
         ),
         Command(
             "watch",
-            "Follow a job: state, reason for waiting, progress.",
+            "Watch a job: state, reason for waiting, progress.",
             "hpcdl job watch 4711",
             _watch,
             _watch_options,
         ),
         Command(
             "list",
-            "List your jobs: state, age and folder, the newest first.",
+            "List your jobs with state, age and directory, newest first.",
             "hpcdl job list --last 5",
             _list,
             _list_options,
         ),
         Command(
             "sweep",
-            "Run a matrix of jobs as job arrays; run it again to submit only what is missing.",
+            "Submit a matrix of jobs as job arrays; a second run submits only missing points.",
             "hpcdl job sweep --name scaling --over gpus=1,2,4 --over model=resnet50,vgg16",
             sweep.run,
             sweep.options,
@@ -364,14 +367,14 @@ GROUP = Group(
         ),
         Command(
             "report",
-            "Say how fast a job was, where each step's time went, and what to do about it.",
+            "Report a job's throughput, where each step's time went, and what to improve.",
             "hpcdl job report 4711",
             _report,
             _report_options,
         ),
         Command(
             "lint",
-            "Judge any sbatch script by the rules of its Slurm release; exit 1 on errors.",
+            "Check any sbatch script against the rules of a Slurm release; exit 1 on errors.",
             "hpcdl job lint --slurm-version 22.05 train.sh",
             _lint,
             _lint_options,

@@ -13,36 +13,36 @@ from hpcdl.cli.framework import the_site
 from hpcdl.system.errors import ExitCode, HpcdlError, MissingPrerequisite
 
 
-def launch(package: str, words: list[str], args: argparse.Namespace) -> ExitCode:
-    """Run `python -m PACKAGE WORDS` where TensorFlow is, and return its exit code.
+def launch(package: str, argv: list[str], args: argparse.Namespace) -> ExitCode:
+    """Run `python -m PACKAGE ARGUMENTS` where TensorFlow is, and return its exit code.
 
     Raises:
         MissingPrerequisite: neither this Python nor a published release has it.
     """
     # The process that is to be replaced has imported nothing heavy; nor does the search.
     if find_spec("tensorflow") is not None:
-        return ExitCode(import_module(f"{package}.__main__").main(words))
-    return _in_release(package, words, args)
+        return ExitCode(import_module(f"{package}.__main__").main(argv))
+    return _in_release(package, argv, args)
 
 
-def _in_release(package: str, words: list[str], args: argparse.Namespace) -> NoReturn:
+def _in_release(package: str, argv: list[str], args: argparse.Namespace) -> NoReturn:
     from hpcdl.stack.release import current_release
 
     try:
         release = current_release(the_site(args))
     except HpcdlError as error:
-        raise _lacks(error.message) from error
+        raise _no_tensorflow(error.message) from error
     if release is None or not release.python.exists():
-        raise _lacks("no release is published at this site")
+        raise _no_tensorflow("no release is published at this site")
     sys.stdout.flush()
     os.environ.setdefault("HPCDL_RELEASE", release.id)
-    os.execv(release.python, [str(release.python), "-m", package, *words])  # noqa: S606
+    os.execv(release.python, [str(release.python), "-m", package, *argv])  # noqa: S606
 
 
-def _lacks(why: str) -> MissingPrerequisite:
+def _no_tensorflow(why: str) -> MissingPrerequisite:
     return MissingPrerequisite(
         f"this Python ({sys.executable}) has no TensorFlow",
         details=[why],
-        hint="`module load tensorflow` first, or make a release: `hpcdl stack build`, "
+        hint="run `module load tensorflow` first, or build a release: `hpcdl stack build`, "
         "`hpcdl stack publish`",
     )

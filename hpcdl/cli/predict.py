@@ -1,4 +1,4 @@
-"""`hpcdl predict`: scaling before submitting, and how far the model can be trusted."""
+"""`hpcdl predict`: scaling before submitting, and how accurate the model is."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ _PERCENT = 100.0
 
 
 def _question(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--partition", help="partition of the site; its default one by default")
+    parser.add_argument("--partition", help="partition (default: the site's default)")
     parser.add_argument("--model", help="the network, such as resnet50")
     parser.add_argument("--batch", type=int, help="images per GPU and step (64)")
     parser.add_argument("--precision",
-                        help="fp32, tf32, amp or fp16; tf32 by default from the A100 on,"
-                        " else fp32")  # fmt: skip
+                        help="fp32, tf32, amp or fp16"
+                        " (default: tf32 on A100 and newer, else fp32)")  # fmt: skip
     parser.add_argument("--data", default="synthetic", help="synthetic (default) or imagenet")
     parser.add_argument("--pipeline", default="new",
-                        help="new (default), or old: no image is made ahead")  # fmt: skip
-    parser.add_argument("--storage", type=float, metavar="GB/S", help="what all nodes may read")
+                        help="new (default), or old: without prefetching")  # fmt: skip
+    parser.add_argument("--storage", type=float, metavar="GB/S", help="file system read bandwidth")
     parser.add_argument("--form", default="horovod",
                         help="horovod, replicated, parameter_server, no_overlap")  # fmt: skip
     parser.add_argument("--calibrate", type=Path, action="append", default=[],
                         metavar="RESULT.JSON",
-                        help="start from a run of this site: its partition, model, batch and"
-                        " precision; once more for each all-reduce check of its links")  # fmt: skip
-    parser.add_argument("--one", type=float, metavar="IMAGES/S", help="what one GPU makes")
+                        help="result of a run on this site to start from; repeat for"
+                        " results of all-reduce checks")  # fmt: skip
+    parser.add_argument("--one", type=float, metavar="IMAGES/S", help="rate of one GPU")
     parser.add_argument("--cycle-ms", type=float, metavar="MS", help="HOROVOD_CYCLE_TIME (1)")
     parser.add_argument("--fusion-mb", type=float, metavar="MB",
                         help="HOROVOD_FUSION_THRESHOLD in MB (134)")  # fmt: skip
@@ -45,24 +45,24 @@ def _question(parser: argparse.ArgumentParser) -> None:
 
 def _configure_scale(parser: argparse.ArgumentParser) -> None:
     _question(parser)
-    parser.add_argument("--gpus", metavar="COUNTS", help="8, 1,2,4 or 1-64; all by default")
-    parser.add_argument("--every", action="store_true", help="every count of a range")
-    parser.add_argument("--images", type=int, help="images of an epoch (ImageNet's 1281167)")
+    parser.add_argument("--gpus", metavar="COUNTS", help="8, 1,2,4 or 1-64 (default: all)")
+    parser.add_argument("--every", action="store_true", help="also counts that fill no node")
+    parser.add_argument("--images", type=int, help="images per epoch (1281167, ImageNet)")
     parser.add_argument("--loss", type=float, default=10.0, metavar="PERCENT",
-                        help="the largest loss of efficiency for `best below` (10)")  # fmt: skip
+                        help="largest loss of efficiency, for `best below` (10)")  # fmt: skip
     parser.add_argument("--deadline", type=float, metavar="HOURS",
-                        help="an epoch must be done by then, for `cheapest`")  # fmt: skip
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it: .png, .svg or .pdf")
+                        help="time limit of an epoch, for `cheapest`")  # fmt: skip
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="plot to .png, .svg or .pdf")
 
 
 def _configure_simulate(parser: argparse.ArgumentParser) -> None:
     _question(parser)
-    parser.add_argument("--gpus", type=int, default=8, help="how many, 64 at most (8)")
+    parser.add_argument("--gpus", type=int, default=8, help="number of GPUs, 64 at most (8)")
 
 
 def _configure_validate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, metavar="FILE",
-                        help="rows to judge by, instead of those that hpcdl brings")  # fmt: skip
+                        help="measured rows, instead of the shipped ones")  # fmt: skip
 
 
 def _request(args: argparse.Namespace) -> Request:
@@ -73,7 +73,9 @@ def _request(args: argparse.Namespace) -> Request:
     files = [(path, read_sound(path)) for path in args.calibrate]
     runs = [path for path, value in files if not is_exchange(value)]
     if len(runs) > 1:
-        raise BadInput("two runs to start from", hint="give one run, and checks of all-reduce")
+        raise BadInput(
+            "two runs given to start from", hint="give one run, and results of all-reduce checks"
+        )
     return Request(
         partition=_partition(args.partition, [value for _, value in files], the_site(args)),
         model=args.model,
@@ -94,7 +96,7 @@ def _request(args: argparse.Namespace) -> Request:
 
 
 def _partition(asked: str | None, results: list[dict[str, Any]], site: Site) -> Partition:
-    """As asked, else that of the results where this site has it, else the usual."""
+    """As asked, else that of the results where this site has it, else the default."""
     from hpcdl.predict.results import place_of
 
     measured = [place_of(value).partition for value in results]
@@ -161,18 +163,18 @@ def _validate(args: argparse.Namespace) -> ExitCode:
 
 GROUP = Group(
     "predict",
-    "how training will scale: time, cost and limits of 1 to thousands of GPUs",
+    "how training will scale: time, cost and bottleneck from 1 to thousands of GPUs",
     (
         Command(
             "scale",
-            "Predict step time, images/s, efficiency and cost over GPU counts (the default).",
+            "Predict step time, images/s, efficiency and cost by number of GPUs (the default).",
             "hpcdl predict --partition p100 --model resnet50 --gpus 1-16",
             _scale,
             _configure_scale,
         ),
         Command(
             "validate",
-            "Judge the model by published rows: error per row, source and model.",
+            "Compare the model with published measurements: error by row, source and network.",
             "hpcdl predict validate",
             _validate,
             _configure_validate,
@@ -180,7 +182,7 @@ GROUP = Group(
         ),
         Command(
             "simulate",
-            "Play one step event by event beside the closed form, with uneven ranks and links.",
+            "Simulate one step event by event, also with slow ranks and links.",
             "hpcdl predict simulate --partition p100 --model resnet50 --gpus 8",
             _simulate,
             _configure_simulate,

@@ -1,4 +1,4 @@
-"""`hpcdl preflight`: what every job checks first. Job scripts call it; people rarely do."""
+"""`hpcdl preflight`: the checks that every job runs before its program. Job scripts call it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 
 
 def _looks(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--scratch", default="", metavar="DIR", help="node-local scratch to look at"
-    )
-    parser.add_argument("--data", default="", metavar="PATH", help="data set that must be there")
+    parser.add_argument("--scratch", default="", metavar="DIR", help="node-local scratch to check")
+    parser.add_argument("--data", default="", metavar="PATH", help="data set that must exist")
 
 
 def _probe_options(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +29,7 @@ def _probe_options(parser: argparse.ArgumentParser) -> None:
         "--transport",
         type=Path,
         metavar="DIR",
-        help="try how GPUs reach each other; ranks meet in DIR",
+        help="test how GPUs reach each other; ranks exchange files in DIR",
     )
 
 
@@ -46,7 +44,7 @@ def _probe(args: argparse.Namespace) -> ExitCode:
 
 
 def _leave_stuck(found: Probe) -> None:
-    """Say where it is stuck, and leave at once: NCCL's threads would hold up an orderly end."""
+    """Print where it hangs and exit at once: NCCL's threads would block a normal exit."""
     from hpcdl.jobs.preflight import as_json_line
 
     print(as_json_line(found), flush=True)
@@ -55,16 +53,16 @@ def _leave_stuck(found: Probe) -> None:
 
 def _expectations(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--world", type=int, required=True, metavar="N", help="ranks in all")
-    add("--tasks-per-node", type=int, required=True, metavar="N", help="ranks on each node")
-    add("--cpus-per-task", type=int, required=True, metavar="N", help="CPUs of a rank")
-    add("--gpus-per-node", type=int, default=0, metavar="N", help="GPUs on each node")
-    add("--memory-mb", type=int, default=0, metavar="N", help="memory of the job on a node")
+    add("--world", type=int, required=True, metavar="N", help="total number of ranks")
+    add("--tasks-per-node", type=int, required=True, metavar="N", help="ranks per node")
+    add("--cpus-per-task", type=int, required=True, metavar="N", help="CPUs per rank")
+    add("--gpus-per-node", type=int, default=0, metavar="N", help="GPUs per node")
+    add("--memory-mb", type=int, default=0, metavar="N", help="memory of the job per node")
     add("--release", default="", metavar="ID", help="release that must be loaded")
-    add("--fabric", default="", metavar="KIND", help="the network that nodes must talk by")
-    add("--nvlink", action="store_true", help="GPUs of a node must talk peer to peer")
+    add("--fabric", default="", metavar="KIND", help="network that nodes must use")
+    add("--nvlink", action="store_true", help="GPUs of a node must reach each other peer to peer")
     _looks(parser)
-    add("probes", type=Path, metavar="FILE", help="what the ranks' probes printed")
+    add("probes", type=Path, metavar="FILE", help="output of the ranks' probes")
 
 
 def _judge(args: argparse.Namespace) -> ExitCode | int:
@@ -105,11 +103,11 @@ def _judge(args: argparse.Namespace) -> ExitCode | int:
 
 GROUP = Group(
     "preflight",
-    "what every job checks first",
+    "the checks that every job runs before its program",
     (
         Command(
             "judge",
-            "Judge what the ranks of a job found; exit 20 to 29 names what is wrong.",
+            "Check the probes of all ranks; exit codes 20 to 29 name the cause.",
             "hpcdl preflight judge --world 8 --tasks-per-node 4 --cpus-per-task 4 preflight.jsonl",
             _judge,
             _expectations,
@@ -117,7 +115,7 @@ GROUP = Group(
         ),
         Command(
             "probe",
-            "Print what one rank of a job finds, as a line of JSON.",
+            "Probe the environment of one rank; print one line of JSON.",
             "srun hpcdl preflight probe --scratch /tmp > preflight.jsonl",
             _probe,
             _probe_options,

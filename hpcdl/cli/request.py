@@ -18,33 +18,37 @@ if TYPE_CHECKING:
 def options(parser: argparse.ArgumentParser) -> None:
     """The options that describe a job."""
     add = parser.add_argument
-    add("--partition", metavar="NAME", help="partition (else the site's default)")
-    add("--gpus", type=int, metavar="N", help="GPUs in all, one rank each")
+    add("--partition", metavar="NAME", help="partition (default: the site's)")
+    add("--gpus", type=int, metavar="N", help="total number of GPUs, one rank each")
     add("--nodes", type=int, metavar="N", help="nodes")
-    add("--gpus-per-node", type=int, metavar="N", help="GPUs on each node")
-    add("--tasks-per-node", type=int, metavar="N", help="ranks on each node without GPUs")
-    add("--cpus-per-task", type=int, metavar="N", help="CPUs of a rank (else its share)")
-    add("--time", metavar="TIME", help="walltime, as for sbatch (else an hour)")
-    add("--name", help="name of the job (else train)")
+    add("--gpus-per-node", type=int, metavar="N", help="GPUs per node")
+    add("--tasks-per-node", type=int, metavar="N", help="ranks per node, for jobs without GPUs")
+    add("--cpus-per-task", type=int, metavar="N", help="CPUs per rank (default: its share)")
+    add("--time", metavar="TIME", help="walltime, as for sbatch (default: 1 hour)")
+    add("--name", help="job name (default: train)")
     add(
         "--launcher",
         help="horovod (default), horovod-mpirun, multiworker or single",
     )
     add("--module", action="append", default=[], metavar="NAME[/VERSION]",
-        help="module to load instead of the release's; may be repeated")  # fmt: skip
+        help="module to load instead of the published release's; may be repeated")  # fmt: skip
     add("--no-module", action="store_true", help="load no module")
-    add("--env", action="append", default=[], metavar="K=V", help="a variable of the job")
+    add("--env", action="append", default=[], metavar="K=V", help="environment variable")
     add("--account", metavar="NAME", help="account to charge")
     add("--qos", metavar="NAME", help="quality of service")
     add("--sbatch", action="append", default=[], metavar="OPTION",
-        help="further option of sbatch, such as mail-type=END; may be repeated")  # fmt: skip
-    add("--data", metavar="DIR", help="data set; jobs see it as HPCDL_DATA")
-    add("--stage-data", action="store_true", help="copy it to the nodes' own disks first")
-    add("--container", metavar="IMAGE", help="image to run the program in, modules left out")
-    add("--no-preflight", action="store_true", help="start without checking the allocation")
-    add("--job-dir", type=Path, metavar="DIR", help="folder of the job's files")
-    add("--file", type=Path, metavar="FILE", help="job.yaml; options go before what it says")
-    add("--slurm-version", metavar="V", help="write for this release, not the site's")
+        help="additional sbatch option, such as mail-type=END; may be repeated")  # fmt: skip
+    add("--data", metavar="DIR", help="data set; the job finds it in HPCDL_DATA")
+    add("--stage-data", action="store_true", help="copy the data set to node-local disks first")
+    add("--container", metavar="IMAGE", help="container image for the program, without modules")
+    add("--no-preflight", action="store_true", help="skip the preflight checks")
+    add("--job-dir", type=Path, metavar="DIR", help="directory of the job's files")
+    add("--file", type=Path, metavar="FILE", help="job.yaml; options override its values")
+    add(
+        "--slurm-version",
+        metavar="V",
+        help="write the script for this Slurm release, not the site's",
+    )
     parser.epilog = "after --: the program, or options of `hpcdl train`"
     parser.set_defaults(takes_program=True)
 
@@ -111,7 +115,7 @@ def spec_of(args: argparse.Namespace, site: Site) -> JobSpec:
 
 
 def _path(given: str | Path) -> Path:
-    """A path as the shell would have it: no shell reads what a file, or `--data=~/x`, says."""
+    """A path as the shell would have it: no shell expands what a file, or `--data=~/x`, says."""
     try:
         return Path(given).expanduser().absolute()
     except RuntimeError as fault:

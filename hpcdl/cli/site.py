@@ -23,7 +23,7 @@ def _show(args: argparse.Namespace) -> ExitCode:
 
 def _init_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="write there, not to the screen"
+        "--output", type=Path, metavar="FILE", help="write to FILE instead of the screen"
     )
     parser.add_argument("--force", action="store_true", help="replace an existing file")
 
@@ -34,7 +34,7 @@ def _init(args: argparse.Namespace) -> ExitCode:
     from hpcdl.system.files import write_atomic
 
     if args.output and args.output.exists() and not args.force:
-        raise BadInput(f"{args.output} is there already", hint="give --force to replace it")
+        raise BadInput(f"{args.output} already exists", hint="give --force to replace it")
     found = draft(look())
     if args.json:
         print_json({"text": found.text, "questions": found.questions})
@@ -80,7 +80,7 @@ GROUP = Group(
     (
         Command(
             "init",
-            "Write a commented site file from the live Slurm; exit 6 where it has gaps.",
+            "Draft a commented site file from the live Slurm; exit 6 if values are missing.",
             "hpcdl site init --output site.yaml",
             _init,
             _init_options,
@@ -95,7 +95,7 @@ GROUP = Group(
         ),
         Command(
             "show",
-            "Show the site as hpcdl understands it.",
+            "Show the site file with all defaults.",
             "hpcdl site show --site pi",
             _show,
         ),

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def _resolve_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--partition", metavar="NAME", help="this partition only")
-    parser.add_argument("--backend", choices=["venv", "spack"], help="this way of building only")
-    parser.add_argument("--why-not", metavar="NAME@VERSION", help="why a version is not the answer")
+    parser.add_argument("--partition", metavar="NAME", help="only this partition")
+    parser.add_argument("--backend", choices=["venv", "spack"], help="only this build method")
+    parser.add_argument("--why-not", metavar="NAME@VERSION", help="why this version is not chosen")
 
 
 def _resolve(args: argparse.Namespace) -> ExitCode:
@@ -37,7 +37,7 @@ def _resolve(args: argparse.Namespace) -> ExitCode:
 
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--partition", metavar="NAME", help="this partition's stack only")
+    parser.add_argument("--partition", metavar="NAME", help="only the stack of this partition")
 
 
 def _plan(args: argparse.Namespace) -> ExitCode:
@@ -52,13 +52,13 @@ def _plan(args: argparse.Namespace) -> ExitCode:
 
 
 def _gate_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("release", nargs="?", help="release id; without it the newest one built")
+    parser.add_argument("release", nargs="?", help="release id (default: the newest one built)")
     parser.add_argument("--local", action="store_true",
                         help="run the gate on this machine, not in jobs")  # fmt: skip
     parser.add_argument("--partition", action="append", default=[], metavar="NAME",
-                        help="prove it on this partition only; may be given again")  # fmt: skip
+                        help="verify on this partition only; may be repeated")  # fmt: skip
     parser.add_argument("--wait", type=_minutes, default=30, metavar="MINUTES",
-                        help="how long a job may wait for its nodes (30)")  # fmt: skip
+                        help="time that a job may wait for its nodes (30)")  # fmt: skip
 
 
 def _minutes(text: str) -> float:
@@ -69,7 +69,7 @@ def _minutes(text: str) -> float:
 def _publish_arguments(parser: argparse.ArgumentParser) -> None:
     _gate_arguments(parser)
     parser.add_argument(
-        "--verify-again", action="store_true", help="run the gate even if its proof is stored"
+        "--verify-again", action="store_true", help="run the gate even if its evidence is stored"
     )
 
 
@@ -115,9 +115,7 @@ def _print_checks(proof: Proof) -> None:
 
 
 def _rollback_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "release", nargs="?", help="release id; without it the one published before"
-    )
+    parser.add_argument("release", nargs="?", help="release id (default: the one published before)")
 
 
 def _rollback(args: argparse.Namespace) -> ExitCode:
@@ -129,7 +127,7 @@ def _rollback(args: argparse.Namespace) -> ExitCode:
 
 
 def _show(site: Site, switch: PublishResult, args: argparse.Namespace) -> ExitCode:
-    """What was switched, or would be."""
+    """What was published, or would be."""
     if args.json:
         print_json({"schema": 1, "dry_run": args.dry_run, **switch.as_data()})
         return ExitCode.OK
@@ -165,15 +163,15 @@ def _list(args: argparse.Namespace) -> ExitCode:
              row["state"], row["proof"]]
             for row in rows
         ]  # fmt: skip
-        print(table(cells, ["", "release", "module", "created", "state", "proof"]))
+        print(table(cells, ["", "release", "module", "created", "state", "evidence"]))
     return ExitCode.OK
 
 
 def _gc_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep", type=int, default=3, metavar="COUNT",
-                        help="how many of the last published ones stay (3)")  # fmt: skip
+                        help="number of last published releases to keep (3)")  # fmt: skip
     parser.add_argument(
-        "--unpublished", action="store_true", help="also those that were never published"
+        "--unpublished", action="store_true", help="remove releases that were never published, too"
     )
 
 
@@ -189,10 +187,10 @@ def _gc(args: argparse.Namespace) -> ExitCode:
     if args.json:
         print_json({**found.as_data(), "dry_run": args.dry_run})
         return ExitCode.OK
-    word = "would remove" if args.dry_run else "removed"
-    rows = [[word, name, f"{size / 1e6:.0f} MB"] for name, size in found.removed.items()]
-    rows += [[word, name, "unfinished"] for name in found.unfinished]
-    rows += [[word, name, f"{size / 1e6:.0f} MB"] for name, size in found.packages.items()]
+    action = "would remove" if args.dry_run else "removed"
+    rows = [[action, name, f"{size / 1e6:.0f} MB"] for name, size in found.removed.items()]
+    rows += [[action, name, "unfinished"] for name in found.unfinished]
+    rows += [[action, name, f"{size / 1e6:.0f} MB"] for name, size in found.packages.items()]
     rows += [["keeps", name, why] for name, why in found.kept.items()]
     print(table(rows) if rows else "nothing to remove")
     if found.note:
@@ -201,7 +199,7 @@ def _gc(args: argparse.Namespace) -> ExitCode:
 
 
 def _release_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("release", nargs="?", help="release id; without it the current one")
+    parser.add_argument("release", nargs="?", help="release id (default: the current one)")
 
 
 def _sbom(args: argparse.Namespace) -> ExitCode:
@@ -213,7 +211,7 @@ def _sbom(args: argparse.Namespace) -> ExitCode:
     site = the_site(args)
     named = args.release or current_id(site)
     if named is None:
-        raise BadInput("nothing is published", hint="name a release; `hpcdl stack list` has them")
+        raise BadInput("nothing is published", hint="name a release; `hpcdl stack list` shows them")
     release = read_release(site, named)
     inside = components(release)
     waivers = waivers_of(release, read_records(site))
@@ -228,12 +226,12 @@ def _sbom(args: argparse.Namespace) -> ExitCode:
         print(f"\n{waiver.weakness} is waived until {waiver.until} by {waiver.owner}:")
         print(f"  {waiver.because}")
     for path in files:
-        print(f"written: {path}")
+        print(f"wrote {path}")
     return ExitCode.OK
 
 
 def _accept_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("agreement", help="such as cuda or cudnn")
+    parser.add_argument("agreement", help="licence agreement, such as cuda or cudnn")
     parser.add_argument("--by", required=True, metavar="NAME", help="who accepts it")
 
 
@@ -244,52 +242,52 @@ def _accept(args: argparse.Namespace) -> ExitCode:
     if args.json:
         print_json({"schema": 1, "dry_run": args.dry_run, **vars(accepted)})
     else:
-        would = "would be noted" if args.dry_run else "noted"
+        would = "would be recorded" if args.dry_run else "recorded"
         print(f"{would}: {accepted.by} accepted '{accepted.agreement}' at {accepted.at}")
     return ExitCode.OK
 
 
 def _waive_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("weakness", help="such as CVE-2024-10190")
-    parser.add_argument("--because", required=True, metavar="TEXT", help="why it is out of reach")
-    parser.add_argument("--owner", required=True, metavar="NAME", help="who answers for that")
-    parser.add_argument("--until", required=True, metavar="YEAR-MONTH-DAY", help="its last day")
+    parser.add_argument("vulnerability", metavar="CVE", help="such as CVE-2024-10190")
+    parser.add_argument("--because", required=True, metavar="TEXT", help="why not exploitable")
+    parser.add_argument("--owner", required=True, metavar="NAME", help="who is responsible")
+    parser.add_argument("--until", required=True, metavar="YEAR-MONTH-DAY", help="last valid day")
 
 
 def _waive(args: argparse.Namespace) -> ExitCode:
     from hpcdl.stack.records import Waiver, waive
 
-    waiver = Waiver(args.weakness, args.because, args.owner, args.until)
+    waiver = Waiver(args.vulnerability, args.because, args.owner, args.until)
     waive(the_site(args), waiver, dry_run=args.dry_run)
     if args.json:
         print_json({"schema": 1, "dry_run": args.dry_run, **vars(waiver)})
     else:
-        would = "would be noted" if args.dry_run else "noted"
+        would = "would be recorded" if args.dry_run else "recorded"
         print(f"{would}: {waiver.weakness} is waived until {waiver.until} by {waiver.owner}")
     return ExitCode.OK
 
 
 GROUP = Group(
     "stack",
-    "the software: build, verify, publish and roll back releases",
+    "the software stack: build, verify, publish and roll back releases",
     (
         Command(
             "resolve",
-            "Show the newest working versions for every partition, and what holds them back.",
+            "Show the newest compatible versions for every partition, and what limits them.",
             "hpcdl stack resolve --site pi --partition k80 --why-not tensorflow@2.18",
             _resolve,
             _resolve_arguments,
         ),
         Command(
             "plan",
-            "Show what would be built and published, and what that changes for users and checks.",
+            "Show what would be built and published, and what changes for users and checks.",
             "hpcdl stack plan --partition p100",
             _plan,
             _plan_arguments,
         ),
         Command(
             "concretize",
-            "Render Spack's environments and let Spack solve them, with a time limit.",
+            "Render Spack environments and concretize them, with a time limit.",
             "hpcdl stack concretize p100",
             building.run_concretize,
             building.concretize_arguments,
@@ -305,31 +303,31 @@ GROUP = Group(
         ),
         Command(
             "mirror",
-            "Fetch every source that Spack's builds need, for machines without internet.",
-            "hpcdl stack mirror p100 --folder /data/spack-mirror",
+            "Download every source that Spack builds need, for sites without internet.",
+            "hpcdl stack mirror p100 --directory /data/spack-mirror",
             building.run_mirror,
             building.mirror_arguments,
             changes=True,
         ),
         Command(
             "verify",
-            "Run the gate on a release in jobs, through its own module, and keep the proof.",
+            "Run the gate: test a release in jobs through its module, and store the evidence.",
             "hpcdl stack verify tensorflow-2.21.0-cpu-1f0c9a3e --partition p100",
             _verify,
             _gate_arguments,
         ),
         Command(
             "publish",
-            "Verify a release through its module and make it current at one stroke.",
+            "Verify a release through its module and make it current atomically.",
             "hpcdl stack publish tensorflow-2.21.0-cpu-1f0c9a3e",
             _publish,
             _publish_arguments,
             changes=True,
         ),
-        Command("list", "Show the releases and which one is current.", "hpcdl stack list", _list),
+        Command("list", "List the releases and mark the current one.", "hpcdl stack list", _list),
         Command(
             "rollback",
-            "Make the release published before the current one current again.",
+            "Make the previously published release current again.",
             "hpcdl stack rollback",
             _rollback,
             _rollback_arguments,
@@ -337,7 +335,7 @@ GROUP = Group(
         ),
         Command(
             "gc",
-            "Remove releases that nothing needs: not current, not pinned by a job, not recent.",
+            "Remove releases that are not current, not recent and not used by any job.",
             "hpcdl stack gc --dry-run",
             _gc,
             _gc_arguments,
@@ -345,7 +343,7 @@ GROUP = Group(
         ),
         Command(
             "sbom",
-            "Show what is inside a release, with licences, and write SPDX and CycloneDX files.",
+            "List a release's packages and licences; write SPDX and CycloneDX files.",
             "hpcdl stack sbom",
             _sbom,
             _release_argument,
@@ -353,7 +351,7 @@ GROUP = Group(
         ),
         Command(
             "accept-eula",
-            "Note that somebody accepted a licence agreement that a publish needs.",
+            "Record that a licence agreement, which publishing needs, was accepted.",
             "hpcdl stack accept-eula cuda --by 'Ada Lovelace'",
             _accept,
             _accept_arguments,
@@ -361,7 +359,7 @@ GROUP = Group(
         ),
         Command(
             "waive",
-            "Note why a known weakness cannot be reached here, who answers for it, until when.",
+            "Record why a known vulnerability cannot be exploited here, by whom, until when.",
             "hpcdl stack waive CVE-2024-10190 --because 'no elastic jobs are run here' "
             "--owner 'Ada Lovelace' --until 2027-06-30",
             _waive,

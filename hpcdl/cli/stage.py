@@ -13,10 +13,10 @@ from hpcdl.system.errors import ExitCode
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", type=Path, metavar="DATA", help="folder of the data set")
-    parser.add_argument("target", metavar="DIR", help="folder on the node; variables are replaced")
-    parser.add_argument("--workers", type=int, default=8, metavar="N", help="files at a time (8)")
-    parser.add_argument("--clean", action="store_true", help="take DIR away again")
+    parser.add_argument("source", type=Path, metavar="DATA", help="directory of the data set")
+    parser.add_argument("target", metavar="DIR", help="directory on the node; expands variables")
+    parser.add_argument("--workers", type=int, default=8, metavar="N", help="parallel copies (8)")
+    parser.add_argument("--clean", action="store_true", help="remove DIR")
 
 
 def _stage(args: argparse.Namespace) -> ExitCode:
@@ -46,14 +46,14 @@ def _stage(args: argparse.Namespace) -> ExitCode:
         print_json(found)
     else:
         rest = f", {len(done.link)} linked that do not fit" if done.link else ""
-        rest += f"; removed what {removed} ended runs left" if removed else ""
+        rest += f"; removed the files of {removed} ended runs" if removed else ""
         print(f"{found['host']}: {len(done.copy)} files ({done.copied_bytes / 1e6:,.0f} MB) in "
               f"{target}, {seconds:.1f} s{rest}")  # fmt: skip
     return ExitCode.OK
 
 
 def _remove_left(target: Path) -> int:
-    """Make room: what ended jobs left goes. Staging works without, so nothing here ends the job."""
+    """Free space: remove what ended jobs left. Staging works without, so no error ends the job."""
     from hpcdl.jobs.stage import remove_left
     from hpcdl.slurm.client import own_jobs
     from hpcdl.system.errors import HpcdlError
@@ -66,7 +66,7 @@ def _remove_left(target: Path) -> int:
 
 COMMAND = Command(
     "stage",
-    "Copy a data set to the node's own disk: in parallel, checked, only what fits.",
+    "Copy a data set to the node's own disk, in parallel and checked, as much as fits.",
     "hpcdl stage /data/imagenet '/local/$SLURM_JOB_ID/data'",
     _stage,
     _options,

@@ -1,4 +1,4 @@
-"""`hpcdl study`: the published studies, run again."""
+"""`hpcdl study`: reproductions of published scaling studies."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 def _which(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("study", metavar="STUDY", help="its name, or a file of your own")
+    parser.add_argument("study", metavar="STUDY", help="name of a study, or a study file")
     parser.add_argument("--scale", default="small", help="small (default) or full")
     parser.add_argument("--partition", default="", metavar="A,B",
-                        help="partitions instead of the study's own, in its order")  # fmt: skip
+                        help="partitions to use instead, in the study's order")  # fmt: skip
 
 
 def _run_options(parser: argparse.ArgumentParser) -> None:
     _which(parser)
-    parser.add_argument("--no-wait", action="store_true", help="queue the jobs and leave")
+    parser.add_argument("--no-wait", action="store_true", help="submit the jobs and exit")
     parser.add_argument("--module", action="append", default=[], metavar="NAME[/VERSION]",
-                        help="module instead of the release's; may be repeated")  # fmt: skip
+                        help="module to load instead of the release's")  # fmt: skip
     _output(parser)
 
 
@@ -38,7 +38,7 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
 
 def _output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, metavar="DIR",
-                        help="where the report goes (else beside the study's results)")  # fmt: skip
+                        help="directory of the report (default: beside the results)")  # fmt: skip
 
 
 def _plan(args: argparse.Namespace) -> Plan:
@@ -86,7 +86,7 @@ def _run(args: argparse.Namespace) -> ExitCode:
     run.start(plan, modules, lambda what: print(what, file=sys.stderr))
     if args.no_wait:
         found = run.run_statuses(plan)
-        data = {"folder": plan.folder, "summary": run.summary(found)}
+        data = {"directory": plan.folder, "summary": run.summary(found)}
         print_json(data) if args.json else print(run.summary(found))
         return ExitCode.OK
     _wait(plan, args)
@@ -105,8 +105,8 @@ def _wait(plan: Plan, args: argparse.Namespace) -> None:
                 status.show(text, key=text)
     except KeyboardInterrupt as fault:
         raise Stopped(
-            "stopped waiting; what is queued goes on",
-            hint=f"`hpcdl study run {args.study} --scale {args.scale}` takes up from there",
+            "stopped waiting; submitted jobs continue",
+            hint=f"`hpcdl study run {args.study} --scale {args.scale}` resumes",
         ) from fault
 
 
@@ -128,8 +128,8 @@ def _write(plan: Plan, args: argparse.Namespace) -> ExitCode:
 
 
 def _code(report: Report) -> ExitCode:
-    """Holes first: with them the answer is not the study's."""
-    if report.findings.missing:
+    """Missing results first: without them the answer is not the study's."""
+    if report.findings.holes:
         return ExitCode.PARTLY
     return ExitCode.OK if report.accepted else ExitCode.NO
 
@@ -155,25 +155,25 @@ def _show_scripts(plan: Plan, checked: Any, args: argparse.Namespace) -> ExitCod
 
 GROUP = Group(
     "study",
-    "published studies, run again: on the embedded cluster or at their own size",
+    "reproduce published scaling studies, small or at full size",
     (
         Command(
             "list",
-            "Name the studies and what they ask.",
+            "List the studies and their questions.",
             "hpcdl study list",
             _list,
             site=False,
         ),
         Command(
             "show",
-            "Say what a study asks, which jobs it would run, what they cost and what must hold.",
+            "Show a study: its question, its jobs, their cost, and its acceptance rules.",
             "hpcdl study show aliyun-resnet50 --scale full",
             _show,
             _which,
         ),
         Command(
             "run",
-            "Run a study to its report; run it again to go on where it stopped.",
+            "Run a study's jobs and write its report; run it again to resume.",
             "hpcdl study run sjtu-inception --scale small",
             _run,
             _run_options,
@@ -181,14 +181,14 @@ GROUP = Group(
         ),
         Command(
             "report",
-            "Write the report of what there is: Markdown, a page, JSON, and the figure.",
+            "Write the report from the results so far: Markdown, HTML, JSON and a figure.",
             "hpcdl study report sjtu-inception --output sjtu",
             _report,
             _report_options,
         ),
         Command(
             "schema",
-            "Print the JSON Schema of a study's file, for editors.",
+            "Print the JSON Schema of a study file, for editors.",
             "hpcdl study schema > study.schema.json",
             _schema,
             site=False,

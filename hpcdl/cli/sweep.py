@@ -23,18 +23,18 @@ _MOST = 1_000_000
 def options(parser: argparse.ArgumentParser) -> None:
     """The matrix, and the options of a job."""
     add = parser.add_argument
-    add("--over", action="append", default=[], metavar="KEY=A,B", help="values of one key")
+    add("--over", action="append", default=[], metavar="KEY=A,B", help="values of a key")
     add("--exclude", action="append", default=[], metavar="KEY=A,KEY=B", help="points to leave out")
     add("--running", type=at_least(1, _MOST), metavar="N",
-        help="the most jobs at a time, of all arrays together")  # fmt: skip
+        help="most jobs to run at the same time, over all arrays")  # fmt: skip
     add("--limit", type=at_least(1, _MOST), default=1000, metavar="N",
-        help="the most points (1000)")  # fmt: skip
-    add("--status", action="store_true", help="say how the sweep stands, and leave")
+        help="most points allowed (1000)")  # fmt: skip
+    add("--status", action="store_true", help="print the state of the sweep and exit")
     request.options(parser)
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    """Queue what is missing of a sweep, or say how it stands."""
+    """Queue what is missing of a sweep, or show its state."""
     from hpcdl.jobs import sweep_run
     from hpcdl.jobs.manifest import request_of
     from hpcdl.jobs.sweep import matrix_of, plan
@@ -72,7 +72,7 @@ def _would_submit(
     if args.json:
         scripts = [{"points": [point.id for point in group.points], "script": script.text}
                    for group, script, _ in arrays]  # fmt: skip
-        print_json({"folder": folder, "points": _rows(found), "arrays": scripts})
+        print_json({"directory": folder, "points": _rows(found), "arrays": scripts})
     else:
         for group, script, _ in arrays:
             print(f"# would submit an array of {len(group.points)}:\n{script.text}")
@@ -85,7 +85,7 @@ def _show(found: Sequence[RunStatus], folder: Path, args: argparse.Namespace) ->
     from hpcdl.jobs.sweep_run import DONE, IMPOSSIBLE, summary
 
     if args.json:
-        print_json({"folder": folder, "points": _rows(found)})
+        print_json({"directory": folder, "points": _rows(found)})
     else:
         print(f"{folder.name}: {summary(found)}\n  manifest {folder / 'sweep.json'}")
         _name_impossible(found)

@@ -23,7 +23,7 @@ def _train(args: argparse.Namespace) -> ExitCode:
 
 COMMAND = Command(
     "train",
-    "Train a network: what jobs run, what checks measure, what users copy from.",
+    "Train a network, with checkpoints, on one or many ranks.",
     "hpcdl train --model mlp --data DIR --epochs 20 --target-accuracy 0.95",
     _train,
     _arguments,

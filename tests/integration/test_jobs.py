@@ -96,7 +96,7 @@ def test_the_program_s_exit_code_is_the_job_s(
     answer = hpcdl("--partition", "cpu", "--", "bash", "-c", f"exit {code}", check=False)
     assert answer["exit_code"] == code
     assert (answer["state"] == "COMPLETED") == (code == 0)
-    assert (Path(str(answer["folder"])) / "exit_code").read_text() == f"{code}\n"
+    assert (Path(str(answer["directory"])) / "exit_code").read_text() == f"{code}\n"
 
 
 def test_when_a_rank_dies_its_peers_are_ended(hpcdl: Callable[..., dict[str, object]]) -> None:
@@ -199,7 +199,7 @@ def test_what_a_cancelled_job_staged_goes_at_once_or_with_the_next_staging(
     slurm("scancel", str(job))
     wait_for(lambda: not staged.exists())
     env = ["env", path, HPCDL, "stage", data, str(left).replace("-999999-", "-999998-")]
-    assert "removed what 1 ended runs left" in slurm(*env).stdout
+    assert "removed the files of 1 ended runs" in slurm(*env).stdout
     assert not left.exists()
 
 
@@ -337,7 +337,7 @@ def test_a_task_that_asks_to_run_again_leaves_the_finished_ones_alone(
     sweep = [HPCDL, "job", "sweep", "--no-module", "--json", "--name", f"s{time.time_ns()}",
              "--partition", "cpu", "--over", "n=1,2,3", "--running", "1"]  # fmt: skip
     program = ["--", "bash", "-c", again]
-    folder = Path(json.loads(slurm(*sweep, *program).stdout)["folder"])
+    folder = Path(json.loads(slurm(*sweep, *program).stdout)["directory"])
 
     def states() -> list[str]:
         answer = slurm(*sweep, "--status", *program, check=False)

@@ -88,7 +88,7 @@ def test_a_node_lost_in_training_costs_a_requeue_and_no_result(jobs: Jobs, digit
     """p100 has two nodes and the job needs both: it waits for the lost one, then goes on."""
     train = [*options(digits, 400), "--checkpoint-every", "200"]
     answer = jobs.submit("--nodes", "2", "--gpus-per-node", "2", train=train)
-    folder = Path(answer["folder"])
+    folder = Path(answer["directory"])
     progress = folder / "progress.json"
     wait_for(lambda: progress.exists() and json.loads(progress.read_text())["step"] > 250)
     jobs.shell(HPCDL, "cluster", "node", "kill", "p100-02")
@@ -132,7 +132,7 @@ def test_a_run_sets_what_the_next_one_like_it_is_expected_to_reach(
 def test_a_job_of_another_release_is_stopped_before_it_trains(jobs: Jobs, digits: Path) -> None:
     answer = jobs.submit("--gpus", "1", train=options(digits, 1))
     jobs.watch(answer)
-    folder = Path(answer["folder"])
+    folder = Path(answer["directory"])
     script = (folder / "job.sh").read_text()
     wrong = folder / "wrong.sh"
     wrong.write_text(script.replace("--release=", "--release=x"))

@@ -10,25 +10,25 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cli import ROOMS, load_group, main, overview
+from hpcdl.cli import GROUPS, load_group, main, overview
 from hpcdl.cli.framework import Command, Group
 from hpcdl.system.errors import MEANINGS, ExitCode
 
 HPCDL = [sys.executable, "-m", "hpcdl"]
 
 
-def rooms() -> list[tuple[str, Group | Command]]:
-    return [(name, load_group(name)) for name in ROOMS]
+def groups() -> list[tuple[str, Group | Command]]:
+    return [(name, load_group(name)) for name in GROUPS]
 
 
 def commands() -> list[tuple[str, Command]]:
     """Every command with the words that call it."""
     found = []
-    for name, room in rooms():
-        if isinstance(room, Command):
-            found.append((name, room))
+    for name, group in groups():
+        if isinstance(group, Command):
+            found.append((name, group))
         else:
-            found += [(f"{name} {command.name}", command) for command in room.commands]
+            found += [(f"{name} {command.name}", command) for command in group.commands]
     return found
 
 
@@ -44,11 +44,11 @@ def call(*words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str
     return code, said.out, said.err
 
 
-@pytest.mark.parametrize("name", ROOMS)
-def test_every_room_loads_and_has_the_name_it_is_found_by(name: str) -> None:
-    room = load_group(name)
-    assert room.name == name
-    assert room.summary[0].islower() or isinstance(room, Command)
+@pytest.mark.parametrize("name", GROUPS)
+def test_every_group_loads_and_has_the_name_it_is_found_by(name: str) -> None:
+    group = load_group(name)
+    assert group.name == name
+    assert group.summary[0].islower() or isinstance(group, Command)
 
 
 @pytest.mark.parametrize("words", [w for w, _ in COMMANDS], ids=[w for w, _ in COMMANDS])
@@ -72,26 +72,26 @@ def test_an_example_is_a_line_that_the_command_takes(words: str, command: Comman
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]])
-def test_the_overview_names_every_room(
+def test_the_overview_names_every_group(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, _ = call(*words, capsys=capsys)
     assert code == 0
     assert out.startswith("example: hpcdl job submit")
-    assert all(f"  {name} " in out for name in ROOMS)
+    assert all(f"  {name} " in out for name in GROUPS)
     assert overview() in out
 
 
-@pytest.mark.parametrize(("name", "room"), rooms(), ids=[n for n, _ in rooms()])
+@pytest.mark.parametrize(("name", "group"), groups(), ids=[n for n, _ in groups()])
 def test_a_group_alone_lists_its_commands(
-    name: str, room: Group | Command, capsys: pytest.CaptureFixture[str]
+    name: str, group: Group | Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if isinstance(room, Command):
+    if isinstance(group, Command):
         return
     code, out, _ = call(name, capsys=capsys)
     assert code == 0
     assert out.startswith(f"example: hpcdl {name} ")
-    assert all(f"  {command.name} " in out for command in room.commands)
+    assert all(f"  {command.name} " in out for command in group.commands)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_group_alone_lists_its_commands(
         ("job rendr", "did you mean 'render'?"),
         ("site show --jsn", "did you mean '--json'?"),
         ("job render --gpu 4", "did you mean '--gpus'?"),
-        ("job submit python train.py", "behind two dashes: hpcdl job submit ... -- python ..."),
+        ("job submit python train.py", "two dashes: hpcdl job submit ... --"),
         ("xyzzy", "use one of: site"),
     ],
 )
@@ -140,7 +140,7 @@ RENDER = ("job", "render", "--site", "embedded", "--no-module")
             "queue at most 100 jobs",
         ),
         (("job", "sweep", "--site", "embedded", "--over", "n"), 2, "--over 'n' has no '='"),
-        (("job", "sweep", "--site", "embedded", "--running", "0"), 2, "no whole number from 1"),
+        (("job", "sweep", "--site", "embedded", "--running", "0"), 2, "not a whole number >= 1"),
         (
             ("job", "sweep", "--site", "embedded", "--name", "../x", "--over", "n=1"),
             2,

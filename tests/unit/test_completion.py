@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cli import ROOMS, load_group
+from hpcdl.cli import GROUPS, load_group
 from hpcdl.cli.completion import whole_parser
 from hpcdl.cli.framework import Group, build_parser
 
@@ -70,10 +70,10 @@ def test_files_are_offered_where_a_file_is_wanted(script: Path, tmp_path: Path) 
 def test_every_command_and_each_of_its_options_is_in_the_script(script: Path) -> None:
     arrays = re.findall(r"^(_shtab_hpcdl_\w+)_option_strings=\((.*)\)$", script.read_text(), re.M)
     found = {name: set(words.split()) for name, words in arrays}
-    for name in ROOMS:
-        room = load_group(name)
-        for command in room.commands if isinstance(room, Group) else (room,):
-            words = [name, command.name] if isinstance(room, Group) else [name]
+    for name in GROUPS:
+        group = load_group(name)
+        for command in group.commands if isinstance(group, Group) else (group,):
+            words = [name, command.name] if isinstance(group, Group) else [name]
             actions = build_parser("x", command)._actions
             options = {option for action in actions for option in action.option_strings}
             assert found["_".join(["_shtab_hpcdl", *words]).replace("-", "_")] == options, words

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcdl.cli import ROOMS
+from hpcdl.cli import GROUPS
 from hpcdl.site.schema import SITE
 from hpcdl.system.errors import ExitCode
 from tools.docs import DOCS, PAGES
@@ -32,9 +32,9 @@ def test_the_page_of_exit_codes_has_every_code() -> None:
     assert "| 20-29 | " in PAGES["exit-codes.md"]()
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_the_page_of_commands_has_every_room(room: str) -> None:
-    assert f"## `hpcdl {room}" in PAGES["commands.md"]()
+@pytest.mark.parametrize("group", GROUPS)
+def test_the_page_of_commands_has_every_group(group: str) -> None:
+    assert f"## `hpcdl {group}" in PAGES["commands.md"]()
 
 
 @pytest.mark.parametrize("name", PAGES)

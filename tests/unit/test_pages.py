@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cli import ROOMS, load_group
+from hpcdl.cli import GROUPS, load_group
 from hpcdl.cli.framework import Group
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,12 +24,12 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_commands_on_a_page_exist(page: Path) -> None:
-    for room, command in re.findall(r"`(?:\$ )?hpcdl ([a-z]+) ?([a-z-]*)", page.read_text()):
-        assert room in ROOMS, f"{name(page)}: hpcdl {room}"
-        found = load_group(room)
+    for group, command in re.findall(r"`(?:\$ )?hpcdl ([a-z]+) ?([a-z-]*)", page.read_text()):
+        assert group in GROUPS, f"{name(page)}: hpcdl {group}"
+        found = load_group(group)
         if isinstance(found, Group) and command and not command.startswith("-"):
             known = {one.name for one in found.commands}
-            assert command in known or found.default, f"{name(page)}: hpcdl {room} {command}"
+            assert command in known or found.default, f"{name(page)}: hpcdl {group} {command}"
 
 
 def test_every_page_is_reached_from_the_readme_or_another_page() -> None:

@@ -237,7 +237,7 @@ def test_without_spack_the_command_says_what_to_set(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert (
-        main(["stack", "concretize", "p100", "--folder", str(tmp_path)])
+        main(["stack", "concretize", "p100", "--directory", str(tmp_path)])
         == MissingPrerequisite.exit_code
     )
     assert "HPCDL_SPACK_ROOT" in capsys.readouterr().err
