@@ -13,14 +13,18 @@ _HEAD = """\
 $ hpcdl job lint --slurm-version 22.05 job.sh
 ```
 
-`hpcdl job lint` reads any batch script, written by anyone, and checks it against the rules below.
-It exits with status 1 where a script has an error, with 2 where one cannot be read. Without
-`--slurm-version` it takes the site's release, else the newest one it knows. It knows Slurm {oldest}
-to {newest}. A release without its point release (22.05) means the newest of its series.
+`hpcdl job lint` checks any batch script against the rules below. It exits with status 1 if a script
+has an error, and with 2 if one cannot be read. Without `--slurm-version` it uses the site's release,
+else the newest one it knows. It knows Slurm {oldest} to {newest}. A release without its point release
+(22.05) means the newest of its series.
 
-Findings have three severities. An **error** is refused by Slurm, or does not do what it says. A
-**warning** works, but not as meant. A **note** is good to know, often a matter of portability. Only
-errors change the exit code. `--json` gives them to machines.
+| severity | meaning |
+|---|---|
+| error | Slurm refuses it, or it does not do what it says |
+| warning | it works, but not as intended |
+| note | good to know, often a matter of portability |
+
+Only errors change the exit code. `--json` prints the findings as JSON.
 
 ## Waiving a rule
 
@@ -29,13 +33,12 @@ errors change the exit code. `--json` gives them to machines.
 #SBATCH --gpus-per-task=1
 ```
 
-`allow` waives a rule for the next line, or for its own line where it follows code;
-`allow-file` waives it for the whole file. A waiver that names no rule, gives no reason or waives
-nothing is reported itself.
+`allow` waives a rule for the next line, or for its own line if it follows code; `allow-file` waives it
+for the whole file. A waiver without a rule, without a reason or without effect is reported itself.
 
 ## The rules
 
-The last column is the level of evidence: `run` (tried), `published` (a named source says so).
+The last column is the evidence: `run` (tested on a real Slurm), `published` (a named source states it).
 """
 
 
@@ -47,12 +50,12 @@ def as_markdown() -> str:
         rows = [one for one in all_rules() if one.severity == severity and one.lint]
         parts.append(_table(f"### {severity.capitalize()}s", rows))
     rest = [one for one in all_rules() if not one.lint]
-    parts.append(_table("### Rules that no script can show; the job generator follows them", rest))
+    parts.append(_table("### Rules that a linter cannot find; the job generator follows them", rest))
     return "\n".join(parts)
 
 
 def _table(title: str, rules: list[Rule]) -> str:
-    lines = [title, "", "| Rule | Releases | What | Then | Instead | Source | Evidence |",
+    lines = [title, "", "| Rule | Releases | What | Consequence | Instead | Source | Evidence |",
              "|---|---|---|---|---|---|---|"]  # fmt: skip
     lines += [_row(one) for one in rules]
     return "\n".join(lines) + "\n"

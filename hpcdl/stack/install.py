@@ -146,7 +146,7 @@ def require_space(folder: Path, wheels: Sequence[Path]) -> None:
     needed = _SPARE_BYTES + (0 if _linked(folder) else sum(map(_unpacked, wheels)))
     if free < needed:
         raise MissingPrerequisite(
-            f"no room for the stack in {folder}: it needs {needed / 1e9:.1f} GB, "
+            f"no space left for the stack in {folder}: it needs {needed / 1e9:.1f} GB, "
             f"{free / 1e9:.1f} GB are free",
             hint="`hpcdl stack gc` removes releases that nothing uses",
         )

@@ -85,7 +85,7 @@ def test_a_full_disk_while_building(home: Path) -> None:
     (home / "cache" / "wheels").mkdir(parents=True)
     (home / "cache" / "wheels" / house.name).symlink_to(house)
     done = hpcdl(home, "stack", "build", before=small)
-    assert_one_line(done, 3, "no room for the stack")
+    assert_one_line(done, 3, "no space left for the stack")
     assert "hpcdl stack gc" in done.stderr
 
 
