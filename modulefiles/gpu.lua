@@ -1,4 +1,4 @@
--- What the NVIDIA driver tells of this machine, through its files. `proc` is the folder /proc;
+-- Reads GPU and driver version from the NVIDIA driver's files. `proc` is the directory /proc;
 -- tests use another one. Both Lmod's modulefiles and its .modulerc.lua start with this.
 
 local function text_of(path)
@@ -18,7 +18,7 @@ local function driver_version(proc)
 end
 
 -- The model of the first GPU such as "Tesla P100-PCIE-16GB", or nil. Its place on the PCI bus is
--- not known, and a modulefile cannot list a folder: device 0 of every bus is tried first, then
+-- not known, and a modulefile cannot list a directory: device 0 of every bus is tried first, then
 -- the devices of bus 0, where virtual machines have theirs. None is tried without a driver.
 local function gpu_model(proc)
   if driver_version(proc) == nil then

@@ -1,5 +1,5 @@
--- Which version `module load tensorflow` gives: the job's partition decides, then the GPU that
--- is found, then the site's default. The table `dispatch` is written in front of this file.
+-- Which version `module load tensorflow` selects: by the job's partition, else by the GPU that
+-- is found, else the site's default. The table `dispatch` is written in front of this file.
 -- Lmod gives such a file few functions: no ipairs, no pairs, no string library.
 
 local function by_gpu()

@@ -3,7 +3,7 @@
 
 local stack = release.stack
 if mode() == "unload" then
-  -- What was loaded is taken away, also where this file has meanwhile another release.
+  -- Unload what was loaded, even if this file now belongs to another release.
   stack = os.getenv("HPCDL_STACK") or stack
 end
 
@@ -20,7 +20,7 @@ help([[
 
   python train.py                      runs with TensorFlow and Horovod
   python -m venv --system-site-packages ~/my-env
-                                       your own packages on top; they win over the stack's
+                                       your own packages; they take precedence over the stack's
   hpcdl job submit --help              batch jobs
 
 Release ]] .. release.id .. [[
@@ -31,26 +31,26 @@ Release ]] .. release.id .. [[
 family("tensorflow")
 
 prepend_path("PATH", pathJoin(stack, "bin"))
--- Lets virtual environments see the stack; see the comment in that folder's file.
+-- Lets virtual environments see the stack; see the comment in that directory's file.
 prepend_path("PYTHONPATH", pathJoin(stack, "share", "hpcdl", "python"))
--- What it was built upon, such as the site's Open MPI: from where it was found, which need not be
--- in MODULEPATH, and so may be hidden from users.
+-- Modules it was built with, such as the site's Open MPI, from the directory where they were
+-- found. That directory need not be in MODULEPATH, so it may be hidden from users.
 for _, module in ipairs(release.needs.modules or {}) do
   append_path("MODULEPATH", module.folder)
   depends_on(module.name)
 end
 
--- A folder of this release, or of the one that was loaded.
-local function folder_of(path)
+-- A directory of this release, or of the one that was loaded.
+local function directory_of(path)
   local own = path:sub(1, #release.stack) == release.stack
   return own and stack .. path:sub(#release.stack + 1) or path
 end
 
--- What the build set when it was tested, such as the folders of CUDA's libraries.
+-- Variables of the tested build, such as the directories of CUDA's libraries.
 for name, value in pairs(release.environment) do
   if type(value) == "table" then
     for place = #value, 1, -1 do
-      prepend_path(name, folder_of(value[place]))
+      prepend_path(name, directory_of(value[place]))
     end
   else
     setenv(name, value)
@@ -59,7 +59,7 @@ end
 setenv("HPCDL_RELEASE", release.id)
 setenv("HPCDL_STACK", stack)
 
--- The guard: one line that says why this release does not fit here.
+-- The guard: one line with the reason if this release does not fit this machine.
 
 local function driver_fault(needs, inside_job)
   local have = driver_version(release.proc)
@@ -68,10 +68,10 @@ local function driver_fault(needs, inside_job)
   elseif have == nil then
     return "this node has no NVIDIA driver"
   elseif convertToCanonical(have) < convertToCanonical(needs.from) then
-    return "the NVIDIA driver is " .. have .. ", it needs " .. needs.from .. " or newer"
+    return "the NVIDIA driver is " .. have .. ", but the release needs " .. needs.from .. " or newer"
   elseif needs.branch and tonumber(have:match("^%d+")) > needs.branch then
     return "the NVIDIA driver is " .. have .. "; branch " .. needs.branch
-      .. " is the last one that drives this GPU"
+      .. " is the last one that supports this GPU"
   end
 end
 
@@ -85,7 +85,7 @@ local function gpu_fault(models)
       return nil
     end
   end
-  return "the GPU is a " .. have .. ", it has device code for " .. table.concat(models, ", ")
+  return "the GPU is a " .. have .. ", but the release has device code for " .. table.concat(models, ", ")
 end
 
 local function host_fault(flags)

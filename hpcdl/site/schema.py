@@ -47,7 +47,7 @@ def _map(description: str, required: list[str], properties: dict[str, Schema]) -
 
 
 SLURM = _map(
-    "How this site's Slurm wants to be asked.",
+    "The site's Slurm, and how jobs request resources.",
     ["version"],
     {
         "version": _text(
@@ -93,7 +93,7 @@ PATHS = _map(
         "work": _text(
             "Where jobs keep scripts, logs, results and checkpoints.", examples=["/work/$USER"]
         ),
-        "datasets": _text("Where data sets lie.", examples=["/data"]),
+        "datasets": _text("Where data sets are.", examples=["/data"]),
         "lmod_init": _text(
             "Lmod's start-up file for bash.", default="/usr/share/lmod/lmod/init/bash"
         ),
@@ -133,7 +133,7 @@ SCRATCH = _map(
     "Scratch on the node's own disk.",
     ["path"],
     {
-        "path": _text("Where it is; `$SLURM_JOB_ID` and `$USER` are replaced in the job.",
+        "path": _text("Its path; `$SLURM_JOB_ID` and `$USER` are expanded in the job.",
                       examples=["/local/$SLURM_JOB_ID"]),
         "size_gb": _size("Space in GB; 0 where it is not known.", 0, 1_000_000, default=0),
     },
@@ -180,7 +180,7 @@ PARTITION = _map(
             examples=["535.104.05"],
         ),
         "reference_set": _text(
-            "The set of throughput references it is judged by. The GPU's name by default.",
+            "The set of references for its checks. The GPU's name by default.",
             pattern=NAME,
         ),
         "stack": _text("The stack that `module load tensorflow` gives here.", pattern=NAME),

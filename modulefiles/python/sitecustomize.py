@@ -1,11 +1,11 @@
 """Lets every Python of the loaded stack's version see the stack, behind what it has itself.
 
-The module puts this folder on PYTHONPATH. Python imports `sitecustomize` when it starts: here
+The module adds this directory to PYTHONPATH. Python imports `sitecustomize` when it starts: here
 the stack's packages join sys.path, so a virtual environment made with `python -m venv` sees
 TensorFlow. What is installed in the environment comes first, then the stack, then what the
 system and ~/.local have, for a stray numpy there would break TensorFlow. Outside of virtual
-environments the stack comes last. A Python of another version finds no folder of its version
-below the stack and changes nothing. It must run on any Python, also on version 2.
+environments the stack comes last. A Python of another version finds no directory of its
+version below the stack and changes nothing. It must run on any Python, also on version 2.
 """
 
 import os
@@ -17,19 +17,19 @@ def _packages():
     here = os.path.dirname(os.path.abspath(__file__))
     stack = os.path.dirname(os.path.dirname(os.path.dirname(here)))
     version = "%d.%d%s" % (sys.version_info[0], sys.version_info[1], getattr(sys, "abiflags", ""))
-    folder = os.path.join(stack, "lib", "python" + version, "site-packages")
+    directory = os.path.join(stack, "lib", "python" + version, "site-packages")
     implementation = getattr(getattr(sys, "implementation", None), "name", "cpython")
-    return folder if implementation == "cpython" and os.path.isdir(folder) else None
+    return directory if implementation == "cpython" and os.path.isdir(directory) else None
 
 
 def _place():
-    """Where in sys.path the stack belongs: before the system's folders in an environment."""
+    """Where in sys.path the stack belongs: before the system's directories in an environment."""
     if sys.prefix != sys.base_prefix:
         import site
 
         system = site.getsitepackages([sys.base_prefix]) + [site.getusersitepackages()]
-        for index, folder in enumerate(sys.path):
-            if folder in system:
+        for index, directory in enumerate(sys.path):
+            if directory in system:
                 return index
     return len(sys.path)
 
@@ -43,9 +43,9 @@ def _join():
 def _run_the_next():
     """Run the sitecustomize that this one hides, such as the system's."""
     here = os.path.dirname(os.path.abspath(__file__))
-    for folder in sys.path:
-        path = os.path.join(folder, "sitecustomize.py")
-        if os.path.abspath(folder) != here and os.path.isfile(path):
+    for directory in sys.path:
+        path = os.path.join(directory, "sitecustomize.py")
+        if os.path.abspath(directory) != here and os.path.isfile(path):
             scope = {"__name__": "sitecustomize", "__file__": path}
             with open(path) as source:
                 exec(compile(source.read(), path, "exec"), scope)

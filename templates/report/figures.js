@@ -135,7 +135,7 @@ const figures = (() => {
     const part = (list) => (list.length ? list : data.value).slice(first);
     let low = Math.min(...part(data.low));
     let high = Math.max(...part(data.high));
-    // A bound far away would flatten the series: then it is named at the edge, not drawn.
+    // A distant bound would flatten the series: then a label at the edge names it.
     const reach = high - low || 0.1 * Math.abs(high);
     const near = (value) => value !== null && value > low - reach && value < high + reach;
     const seen = data.bound.filter((step, i) => i === data.bound.length - 1 || data.bound[i + 1][0] > first);

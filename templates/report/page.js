@@ -162,7 +162,7 @@
   follow();
 
   /* Filter: words, partition and verdicts, over the whole page */
-  const words = one("#words"), partition = one("#partition"), chips = all(".chip");
+  const words = one("#search"), partition = one("#partition"), chips = all(".chip");
   function filter() {
     const wanted = words.value.toLowerCase().split(/\s+/).filter(Boolean);
     const where = partition ? partition.value : "";

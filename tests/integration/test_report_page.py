@@ -159,7 +159,7 @@ def test_everything_can_be_reached_by_key(page: Page) -> None:
 
 def test_what_has_the_focus_is_seen_to_have_it(page: Page) -> None:
     drawn(page, "figure.time")
-    for chosen in ("tr.row .open", "figure.time .plot", "#words", ".chip", ".attention a"):
+    for chosen in ("tr.row .open", "figure.time .plot", "#search", ".chip", ".attention a"):
         page.do(f"document.querySelector('{chosen}').focus()")
         page.press("Home")
         width = "parseFloat(getComputedStyle(document.activeElement).outlineWidth)"

@@ -298,4 +298,4 @@ def test_a_wait_is_a_length_of_time(minutes: str, capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit) as caught:
         main(["stack", "publish", "--site", "embedded", f"--wait={minutes}"])
     assert caught.value.code == 2
-    assert "no number above 0" in capsys.readouterr().err
+    assert "is not a number above 0" in capsys.readouterr().err
