@@ -1,25 +1,25 @@
-# Two commands do everything: `make demo` and `make test`.
+# Two commands are enough: `make demo` and `make test`.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
-# What `make demo` starts is found again by `make down` through this.
+# `make down` finds the cluster of `make demo` by this.
 demo down clean: export HPCDL_SITE ?= embedded
 
 .PHONY: help demo down test test-fast test-matrix test-long bench lint docs golden wheel venv system clean
 
-help:  ## what there is to make
+help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
-demo:  ## the main job: cluster, stack, training on 2 nodes, checks with verdicts
+demo:  ## the demo: cluster, stack, training on 2 nodes, checks with verdicts
 	@bash tools/system.sh cluster mpi modules build python
 	@$(MAKE) --no-print-directory venv
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash tools/demo.sh
 
-down: venv  ## stop the embedded cluster; nothing is left running or mounted
+down: venv  ## stop the embedded cluster; no process or mount is left
 	@$(BIN)/hpcdl cluster down
 
-test: system lint  ## everything: lint, types, unit, golden, and integration on the real things
+test: system lint  ## everything: lint, types, unit, golden, and integration tests
 	$(PYTEST) -m "not long and not matrix"
 
 test-fast: lint  ## lint, types, unit and golden tests: no cluster, no TensorFlow
@@ -29,10 +29,10 @@ test-matrix: venv  ## Slurm 20.11, 22.05, 24.11 and 26.05, each from a Debian th
 	@bash tools/system.sh matrix mpi
 	$(PYTEST) -m "matrix and not long" tests/matrix
 
-test-long: system venv  ## what takes hours: hammering, killed publishes, nights, studies
+test-long: system venv  ## tests that take hours: stress, killed publishes, nights, studies
 	$(PYTEST) -m long
 
-bench: system venv  ## every figure, each beside its yardstick
+bench: system venv  ## benchmarks, each with its baseline
 	$(BIN)/python -m tests.bench
 
 lint: venv  ## ruff and mypy --strict
@@ -40,10 +40,10 @@ lint: venv  ## ruff and mypy --strict
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy
 
-docs: venv  ## write the pages that come from data: site file, exit codes, commands, rules
+docs: venv  ## write the generated pages: site file, job file, exit codes, commands, rules
 	$(BIN)/python -m tools.docs
 
-golden: venv  ## write the golden scripts and errors anew
+golden: venv  ## write the golden scripts and errors
 	$(BIN)/python -m tests.golden.regenerate
 
 wheel: venv  ## dist/hpcdl-*.whl
@@ -59,8 +59,8 @@ $(VENV)/.done: setup.cfg pyproject.toml
 	@$(BIN)/python -m pip install --quiet --upgrade --editable '.[dev]'
 	@touch $@
 
-system:  ## the system packages, by apt; says what before it does
+system:  ## install system packages with apt; prints which first
 	@bash tools/system.sh
 
-clean: down  ## remove what was built in this folder
+clean: down  ## remove everything that was built in this directory
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

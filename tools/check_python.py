@@ -1,4 +1,4 @@
-"""Says in one line when this Python cannot carry hpcdl."""
+"""Prints one line if this Python cannot run hpcdl."""
 
 import sys
 
@@ -12,5 +12,5 @@ try:
     import venv  # noqa: F401
 except ImportError:
     sys.exit(
-        "error: this Python cannot make virtual environments\nhelp: apt-get install python3-venv"
+        "error: this Python cannot create virtual environments\nhelp: apt-get install python3-venv"
     )

@@ -1,6 +1,6 @@
 """Write the pages of docs/ that come from data: `make docs`, or `python -m tools.docs`.
 
-tests/unit/test_docs.py holds the committed pages against this.
+tests/unit/test_docs.py compares the committed pages with this.
 """
 
 from __future__ import annotations

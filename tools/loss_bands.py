@@ -1,6 +1,6 @@
 """Measures the band that a healthy loss curve lies in, for hpcdl/facts/loss_curves.yaml.
 
-    python -m tools.loss_bands PYTHON DATA_FOLDER
+    python -m tools.loss_bands PYTHON DATA_DIRECTORY
 
 runs the training of the check `convergence` on one rank with twenty seeds and prints the row:
 the mean loss over windows of steps, its median over seeds, and a band around it.
@@ -43,7 +43,7 @@ def band(values: list[float]) -> tuple[float, float, float]:
 
 def main() -> None:
     """Print the rows of the windows."""
-    python, data = (Path(word).absolute() for word in sys.argv[1:3])
+    python, data = (Path(name).absolute() for name in sys.argv[1:3])
     curves = [curve(python, data, seed) for seed in range(1, SEEDS + 1)]
     for (first, last), values in zip(WINDOWS, zip(*curves, strict=True), strict=True):
         middle, low, high = band(list(values))

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Installs the Debian or Ubuntu packages that are missing. Says which before it does, and does
-# nothing where all are there. What counts as present: hpcdl/facts/packages.yaml.
+# Installs the Debian or Ubuntu packages that are missing. Prints which before it does, and does
+# nothing if all are present. What counts as present: hpcdl/facts/packages.yaml.
 # usage: tools/system.sh [PURPOSE...]      (default: what the tests need)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -43,7 +43,7 @@ mapfile -t missing < <(printf '%s\n' "${missing[@]}" | sort -u)
 echo "system packages to install: ${missing[*]}"
 command -v apt-get >/dev/null || {
   echo "error: this machine has no apt-get" >&2
-  echo "help: install these by your system's own means, then run make again" >&2
+  echo "help: install these with your system's package manager, then run make again" >&2
   exit 3
 }
 sudo=()
