@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpcdl.cli import ROOMS
+from hpcdl.cli import GROUPS
 from hpcdl.system.errors import ExitCode
 from tests.golden.errors import cases, make, said
 
@@ -36,7 +36,7 @@ def test_no_error_is_a_traceback() -> None:
     assert {case["name"] for case in CASES if "traceback" in case} == TRACEBACKS
 
 
-def test_every_error_has_words_and_a_code_of_the_table() -> None:
+def test_every_error_has_text_and_a_code_of_the_table() -> None:
     codes = {*map(int, ExitCode), *range(20, 30)} - {ExitCode.OK}
     for case in CASES:
         assert case["status"] in codes, case["name"]
@@ -45,5 +45,5 @@ def test_every_error_has_words_and_a_code_of_the_table() -> None:
 
 def test_every_group_is_there() -> None:
     lines = [case["command"] for case in CASES]
-    assert [room for room in ROOMS if not any(f"hpcdl {room} " in line for line in lines)] == []
+    assert [group for group in GROUPS if not any(f"hpcdl {group} " in line for line in lines)] == []
     assert len({case["name"] for case in CASES}) == len(CASES)
