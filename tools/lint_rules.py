@@ -13,10 +13,10 @@ _HEAD = """\
 $ hpcdl job lint --slurm-version 22.05 job.sh
 ```
 
-`hpcdl job lint` checks any batch script against the rules below. It exits with status 1 if a script
-has an error, and with 2 if one cannot be read. Without `--slurm-version` it uses the site's release,
-else the newest one it knows. It knows Slurm {oldest} to {newest}. A release without its point release
-(22.05) means the newest of its series.
+`hpcdl job lint` checks any batch script against the rules below. It exits with status 1 if a
+script has an error, and with 2 if one cannot be read. Without `--slurm-version` it uses the site's
+release, else the newest one it knows. It knows Slurm {oldest} to {newest}. A release without its
+point release (22.05) means the newest of its series.
 
 | severity | meaning |
 |---|---|
@@ -33,12 +33,12 @@ Only errors change the exit code. `--json` prints the findings as JSON.
 #SBATCH --gpus-per-task=1
 ```
 
-`allow` waives a rule for the next line, or for its own line if it follows code; `allow-file` waives it
-for the whole file. A waiver without a rule, without a reason or without effect is reported itself.
+`allow` waives a rule for the next line, or for its own line if it follows code; `allow-file` waives
+it for the whole file. A waiver without a rule, a reason or an effect is reported itself.
 
 ## The rules
 
-The last column is the evidence: `run` (tested on a real Slurm), `published` (a named source states it).
+The last column is the evidence: `run` (tested on a real Slurm), `published` (stated by a source).
 """
 
 
@@ -50,7 +50,7 @@ def as_markdown() -> str:
         rows = [one for one in all_rules() if one.severity == severity and one.lint]
         parts.append(_table(f"### {severity.capitalize()}s", rows))
     rest = [one for one in all_rules() if not one.lint]
-    parts.append(_table("### Rules that a linter cannot find; the job generator follows them", rest))
+    parts.append(_table("### Rules beyond a linter; the job generator follows them", rest))
     return "\n".join(parts)
 
 

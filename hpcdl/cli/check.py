@@ -263,7 +263,7 @@ def _history_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action",
         choices=("show", "export", "import"),
-        help="default: show",
+        help="what to do",
     )
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE",
                         help="import: JSON lines, CSV, or run directories")  # fmt: skip

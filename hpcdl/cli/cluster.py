@@ -144,7 +144,9 @@ def _roots(args: argparse.Namespace) -> ExitCode:
 
 def _node_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "action", choices=("kill", "cut", "slow", "heal", "up"), help="fault or repair"
+        "action",
+        choices=("kill", "cut", "slow", "heal", "up"),
+        help="fault to inject, or repair: heal, up",
     )
     parser.add_argument("node", metavar="NAME", help="node, such as p100-02")
 
@@ -178,7 +180,7 @@ GROUP = Group(
         ),
         Command("status", "Show daemons and nodes; exit 1 if any is down.",
                 "hpcdl cluster status", _status),
-        Command("env", "Print shell commands that put the cluster's tools on PATH.",
+        Command("env", "Print shell settings that select the embedded cluster.",
                 'eval "$(hpcdl cluster env)"', _env),
         Command(
             "rootfs", "Build root file systems with other Slurm releases, in parallel.",

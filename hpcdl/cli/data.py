@@ -28,8 +28,7 @@ GROUP = Group(
     (
         Command(
             "make",
-            "Write a data set as TFRecords: scikit-learn's handwritten digits, JPEGs like\n"
-            "photographs of any number and size, or your own images with a CSV of labels.",
+            "Write TFRecords: handwritten digits, generated photos, or your own images.",
             "hpcdl data make digits DIR",
             partial(_run, "make"),
             partial(_arguments, "make"),

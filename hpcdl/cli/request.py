@@ -33,7 +33,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     add("--module", action="append", default=[], metavar="NAME[/VERSION]",
         help="module to load instead of the published release's; may be repeated")  # fmt: skip
     add("--no-module", action="store_true", help="load no module")
-    add("--env", action="append", default=[], metavar="K=V", help="environment variable")
+    add("--env", action="append", default=[], metavar="K=V", help="variable of the job; repeatable")
     add("--account", metavar="NAME", help="account to charge")
     add("--qos", metavar="NAME", help="quality of service")
     add("--sbatch", action="append", default=[], metavar="OPTION",

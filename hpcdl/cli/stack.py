@@ -359,7 +359,7 @@ GROUP = Group(
         ),
         Command(
             "waive",
-            "Record why a known vulnerability cannot be exploited here, by whom, until when.",
+            "Record why a known vulnerability cannot be exploited here, with owner and last day.",
             "hpcdl stack waive CVE-2024-10190 --because 'no elastic jobs are run here' "
             "--owner 'Ada Lovelace' --until 2027-06-30",
             _waive,

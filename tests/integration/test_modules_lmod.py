@@ -275,7 +275,7 @@ NEEDS = {"cpu_flags": ["avx"], "driver": {"from": "450.80.02", "branch": 470}, "
 FITS = {"driver": "470.223.02", "gpu": "Tesla K80"}
 FAULTS = [
     ({"flags": "fpu sse4_2 avx2"}, "the CPU has no avx"),
-    ({"driver": "440.33.01"}, "the NVIDIA driver is 440.33.01, but the release needs 450.80.02 or newer"),
+    ({"driver": "440.33.01"}, "driver is 440.33.01, but the release needs 450.80.02 or newer"),
     ({"driver": "580.65.06"}, "branch 470 is the last one that supports this GPU"),
     ({"gpu": "Tesla V100-SXM2-16GB", "bus": "00:04"}, "the GPU is a Tesla V100-SXM2-16GB"),
     ({"driver": "535.104.05"}, "branch 470 is the last one that supports this GPU"),

@@ -18,18 +18,18 @@ _MOST_PIXELS = 8000
 
 def configure_make(parser: argparse.ArgumentParser) -> None:
     """Arguments of `data make`."""
-    parser.add_argument("kind", choices=KINDS, help="what to make")
-    parser.add_argument("folder", metavar="DIR", help="where the records go")
-    parser.add_argument("--seed", type=seed, default=1, help="of all that is drawn (default 1)")
+    parser.add_argument("kind", choices=KINDS, help="kind of data set")
+    parser.add_argument("folder", metavar="DIR", help="directory of the records")
+    parser.add_argument("--seed", type=seed, default=1, help="random seed (default 1)")
     parser.add_argument("--shards", type=_shards, default=16, metavar="N",
-                        help="files to train from (default 16)")  # fmt: skip
+                        help="number of training files (default 16)")  # fmt: skip
     parser.add_argument("--threads", type=positive, metavar="N",
-                        help="shards written at the same time (default: the CPUs)")  # fmt: skip
-    photos = parser.add_argument_group("photos: JPEGs like photographs, for studies of input")
+                        help="shards written in parallel (default: CPUs)")  # fmt: skip
+    photos = parser.add_argument_group("kind photos: JPEGs like photographs, for studies of input")
     photos.add_argument("--count", type=positive, default=1280, metavar="N",
-                        help="images to train from (default 1280)")  # fmt: skip
+                        help="training images (default 1280)")  # fmt: skip
     photos.add_argument("--test-count", type=not_negative, default=0, metavar="N",
-                        help="images to test with (default 0)")  # fmt: skip
+                        help="test images (default 0)")  # fmt: skip
     photos.add_argument("--size", type=_size, default="500x375", metavar="WxH",
                         help="pixels (default 500x375, ImageNet's most common)")  # fmt: skip
     photos.add_argument("--bytes", type=positive, default=77_000, metavar="N",
@@ -38,11 +38,11 @@ def configure_make(parser: argparse.ArgumentParser) -> None:
                         help="number of classes (default 1000)")  # fmt: skip
     photos.add_argument("--task", choices=TASKS, default="classes",
                         help="one class, or ChestX-ray14's 14 findings")  # fmt: skip
-    images = parser.add_argument_group("folder: records from your own images")
-    images.add_argument("--images", metavar="DIR", help="the images")
+    images = parser.add_argument_group("kind folder: records from your own images")
+    images.add_argument("--images", metavar="DIR", help="directory of the images")
     images.add_argument("--labels", metavar="CSV", help="rows of: file name, class or classes|...")
     images.add_argument("--test", type=_share, default=0.1, metavar="X",
-                        help="share kept for testing (default 0.1)")  # fmt: skip
+                        help="fraction of test images (default 0.1)")  # fmt: skip
 
 
 def configure_inspect(parser: argparse.ArgumentParser) -> None:
@@ -56,16 +56,16 @@ def configure_inspect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--label-offset", type=not_negative, default=1, metavar="N",
                         help="with --index: number of the first class (default 1)")  # fmt: skip
     parser.add_argument("--threads", type=positive, metavar="N",
-                        help="shards read at the same time (default: the CPUs)")  # fmt: skip
+                        help="shards read in parallel (default: CPUs)")  # fmt: skip
 
 
 def configure_bench(parser: argparse.ArgumentParser) -> None:
     """Arguments of `data bench`."""
     parser.add_argument("folder", metavar="DIR", help="a data set of JPEG records")
     parser.add_argument("--pipeline", choices=PIPELINES, default="new",
-                        help="new, or old: the slow form, kept to compare")  # fmt: skip
+                        help="new (default), or old: slow, for comparison")  # fmt: skip
     parser.add_argument("--crop", type=_side, default=224, metavar="PX",
-                        help="side of the images given out (default 224)")  # fmt: skip
+                        help="side of the cropped images (default 224)")  # fmt: skip
     parser.add_argument("--batch", type=positive, default=64, metavar="N",
                         help="images per batch (default 64)")  # fmt: skip
     parser.add_argument("--seconds", type=seconds, default=8.0, metavar="S",

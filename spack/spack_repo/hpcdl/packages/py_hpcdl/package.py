@@ -31,7 +31,7 @@ class PyHpcdl(PythonPackage):
 
     @property
     def checkout(self):
-        """The folder with setup.cfg, four folders above the repository's packages."""
+        """The directory with setup.cfg, four directories above the repository's packages."""
         return os.path.abspath(os.path.join(self.package_dir, *[os.pardir] * 5))
 
     @property

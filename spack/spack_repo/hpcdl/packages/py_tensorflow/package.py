@@ -76,7 +76,7 @@ class PyTensorflow(BuiltinPyTensorflow):
 
     @run_before("configure")
     def make_local_cuda(self):
-        """Link the toolkit's parts together: CUPTI has its own folder in Spack's CUDA."""
+        """Link the toolkit's parts together: CUPTI has its own directory in Spack's CUDA."""
         if not self.spec.satisfies("@2.18: +cuda"):
             return
         cuda, cudnn = self.spec["cuda"].prefix, self.spec["cudnn"].prefix
