@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 PROOFS = ("run", "compiled", "solved", "published", "doubtful")
-"""Proof levels, surest first: ran on the named hardware; compiled; concretized only; a named
+"""Evidence levels, surest first: ran on the named hardware; compiled; concretized only; a named
 source says so; doubtful."""
 
 

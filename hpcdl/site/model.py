@@ -115,7 +115,7 @@ class Paths:
 
 @dataclass(frozen=True)
 class StackRequest:
-    """A stack the site wants: its way of building, pins, and the partitions it serves."""
+    """A stack the site wants: its backend, pins, and the partitions it serves."""
 
     name: str
     backend: str

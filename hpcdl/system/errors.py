@@ -87,7 +87,7 @@ class BadInput(HpcdlError):
 
 
 class MissingPrerequisite(HpcdlError):
-    """The machine lacks a package, a permission, a service or space (exit code 3)."""
+    """A package, a permission, a service or space is missing (exit code 3)."""
 
     exit_code = ExitCode.MISSING_PREREQUISITE
 

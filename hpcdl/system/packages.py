@@ -28,7 +28,7 @@ class Package:
 
     @property
     def missing(self) -> bool:
-        """Whether the machine lacks it."""
+        """Whether it is missing on this machine."""
         return self.found is None
 
 
