@@ -34,7 +34,7 @@ TERMS = {
     r"\bholes?\b": "missing result",
     r"\blanes?\b": "shard streams",
     r"\bturn by turn\b|\bin turns\b": "round",
-    r"\bproofs?\b(?!\.json)|\bproof level\b": "evidence",
+    r"\bproofs?\b(?!\.json|: run\b|`)": "evidence",
     r"\bways? of building\b": "backend",
     r"\bprogram's words\b|\bthe right words\b": "arguments, output",
     r"\bplays (?:a|the) cluster\b": "single-node emulation",
