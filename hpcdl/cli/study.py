@@ -129,7 +129,7 @@ def _write(plan: Plan, args: argparse.Namespace) -> ExitCode:
 
 def _code(report: Report) -> ExitCode:
     """Missing results first: without them the answer is not the study's."""
-    if report.findings.holes:
+    if report.findings.missing:
         return ExitCode.PARTLY
     return ExitCode.OK if report.accepted else ExitCode.NO
 
