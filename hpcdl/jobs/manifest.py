@@ -17,7 +17,8 @@ from hpcdl.results.records import at
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import write_json
 
-SCHEMA = 1
+SCHEMA = 2
+"""2: a point has its `directory`; version 1, which called it `folder`, is read as well."""
 Request = Mapping[str, Any]
 _FREE = frozenset(
     {"name", "minutes", "account", "qos", "job_dir", "requeues", "preflight", "chain"}
@@ -85,12 +86,17 @@ def read_manifest(folder: Path) -> Manifest:
         return Manifest()
     except (OSError, ValueError, RecursionError) as fault:
         raise BadInput(f"{path} cannot be read", hint=hint) from fault
-    if at(said, "schema") != SCHEMA:
-        raise BadInput(f"{path} is not of version {SCHEMA}", hint=hint)
+    if at(said, "schema") not in (1, SCHEMA):
+        raise BadInput(f"{path} is not of version 1 or {SCHEMA}", hint=hint)
     rows, request = said.get("points"), said.get("request")
     if not isinstance(rows, list) or not all(map(_is_row, rows)):
         raise BadInput(f"{path} does not say which point is whose", hint=hint)
-    return Manifest(tuple(rows), request if isinstance(request, dict) else None)
+    return Manifest(tuple(map(_row, rows)), request if isinstance(request, dict) else None)
+
+
+def _row(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A point's row as version 2 has it."""
+    return {"directory" if key == "folder" else key: value for key, value in row.items()}
 
 
 def _is_row(row: object) -> bool:

@@ -232,7 +232,7 @@ def _write_manifest(folder: Path, manifest: Manifest, status: Mapping[str, RunSt
             "problem": one.point.problem,
             "job_id": one.job_id,
             "task": one.task,
-            "folder": str(point_folder(folder, one.point)),
+            "directory": str(point_folder(folder, one.point)),
         }
         for one in status.values()
     ]

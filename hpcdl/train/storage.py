@@ -114,7 +114,7 @@ def _run(args: argparse.Namespace, place: RankPlace) -> None:
     write_measurement(
         "storage",
         [place.host],
-        options={"folder": str(folder), "bytes": size, "threads": args.threads},
+        options={"directory": str(folder), "bytes": size, "threads": args.threads},
         samples={"seconds": seconds[1:], "read_mbs": rates},
         summary=summary,
     )

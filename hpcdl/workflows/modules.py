@@ -78,13 +78,13 @@ def check_available(site: Site, module: Module) -> None:
     init = site.paths.lmod_init
     if not module.names or not init.is_file():
         return
-    use = 'module use "$folder"; ' if module.folder else ""
+    use = 'module use "$directory"; ' if module.folder else ""
     script = (
         f'unset LMOD_QUIET; source "$init" || exit 0; {use}'
         'for name; do module is-avail "$name" || printf "%s\\0" "$name"; done'
     )
     # With LMOD_QUIET, `is-avail` says yes to everything (Lmod 8.6).
-    env = {"init": str(init), "folder": str(module.folder or "")}
+    env = {"init": str(init), "directory": str(module.folder or "")}
     answer = run(["bash", "-c", script, "bash", *module.names], env=env, check=False, timeout=60)
     missing = [name for name in answer.stdout.split("\0") if name in module.names]
     if missing:

@@ -12,7 +12,7 @@ import pytest
 
 from hpcdl.cli import main
 from hpcdl.jobs import JobSpec, Module
-from hpcdl.jobs.manifest import request_of
+from hpcdl.jobs.manifest import read_manifest, request_of, write_manifest
 from hpcdl.jobs.sweep import Point, groups, matrix_of, plan, point_id, render, shares
 from hpcdl.jobs.sweep_run import RunStatus, run_statuses, submit, sweep_directory
 from hpcdl.site import Site, load_site
@@ -275,6 +275,16 @@ def test_a_manifest_that_cannot_be_one_is_reported(site: Site, tmp_path: Path, t
     (tmp_path / "sweep.json").write_text(text)
     with pytest.raises(BadInput, match=r"sweep\.json"):
         run_statuses(tmp_path, plan(site, BASE, {"lr": ["1"]}))
+
+
+def test_a_manifest_of_version_1_is_read_and_written_as_version_2(tmp_path: Path) -> None:
+    row = {"id": "a", "job_id": 7, "task": None, "folder": "/work/a"}
+    (tmp_path / "sweep.json").write_text(json.dumps({"schema": 1, "points": [row]}))
+    found = read_manifest(tmp_path)
+    assert found.rows == ({"id": "a", "job_id": 7, "task": None, "directory": "/work/a"},)
+    write_manifest(tmp_path, found)
+    assert json.loads((tmp_path / "sweep.json").read_text())["schema"] == 2
+    assert read_manifest(tmp_path) == found
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def _make(args: argparse.Namespace) -> ExitCode:
     dataset = existing or makers[args.kind](folder, args)
     counts = {split: dataset.examples(split) for split in dataset.splits}
     if args.json:
-        values = {"folder": str(folder), "kind": dataset.kind, "examples": counts,
+        values = {"directory": str(folder), "kind": dataset.kind, "examples": counts,
                   "made": existing is None}  # fmt: skip
         print(json.dumps(values, indent=2))
     else:

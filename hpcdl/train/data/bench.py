@@ -99,7 +99,7 @@ def bench(
     return {
         "pipeline": pipeline,
         "decoder": source.images.decoder,
-        "folder": str(dataset.folder),
+        "directory": str(dataset.folder),
         "crop": crop,
         "batch": batch,
         "threads": threads,

@@ -49,7 +49,7 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """For `--json`."""
         return {
-            "folder": str(self.folder),
+            "directory": str(self.folder),
             "sound": self.sound,
             "records": sum(shard.examples for shard in self.shards),
             "bytes": sum(shard.bytes for shard in self.shards),
