@@ -41,21 +41,22 @@ class allreduce(HpcdlCheck):
     @property
     def sizes(self):
         """Bytes of the messages."""
-        return SMALL_SIZES if self.one_machine else SIZES
+        return SIZES if self.execution.full_size else SMALL_SIZES
 
-    def suits(self, site, partition, *, one_machine):
-        return not (one_machine and self.way[2] == ALL)
+    def suits(self, site, partition, execution):
+        return execution.full_size or self.way[2] != ALL
 
     def request(self, site, partition):
         strategy, nodes, ranks = self.way
+        repeats = SHARED_REPEATS if self.execution.judges_best else REPEATS
         program = ("python", "-m", "hpcdl.train.allreduce", f"--strategy={strategy}",
                    f"--sizes={','.join(map(str, self.sizes))}",
-                   f"--repeats={SHARED_REPEATS if self.one_machine else REPEATS}")  # fmt: skip
+                   f"--repeats={repeats}")  # fmt: skip
         return job_on(partition, f"{self.check_name}-{strategy}", program, nodes=nodes, ranks=ranks)
 
     def metrics(self):
-        """All sizes are judged; on one machine the largest, by its best iteration."""
-        best = self.one_machine
+        """All sizes are judged; by the best iteration, only the largest."""
+        best = self.execution.judges_best
         return [
             Metric(metric_name(size), "GB/s", partial(bandwidth, size=size, best=best),
                    judged=not best or size == self.sizes[-1])

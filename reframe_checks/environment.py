@@ -55,4 +55,5 @@ class binding(HpcdlCheck):
         if measured.faults:
             return measured.faults
         release = self.evidence["release"]
-        return binding_faults(self.probes, self.layout, release, bound=not self.one_machine)
+        bound = self.execution.binds_cpus
+        return binding_faults(self.probes, self.layout, release, bound=bound)

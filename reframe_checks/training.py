@@ -53,12 +53,13 @@ class Training(HpcdlCheck):
     def request(self, site, partition):
         return self.case.request(site, partition, self.check_name)
 
-    def suits(self, site, partition, *, one_machine):
-        return not (self.case.real and one_machine)
+    def suits(self, site, partition, execution):
+        return execution.full_size or not self.case.real
 
     def rate(self, measured):
-        """The rate that is judged: on a machine that emulates nodes, the best window's."""
-        return (best_images_per_second if self.one_machine else images_per_second)(measured)
+        """The rate that is judged."""
+        best = self.execution.judges_best
+        return (best_images_per_second if best else images_per_second)(measured)
 
     def faults(self, measured):
         release = self.evidence["release"]
@@ -76,10 +77,10 @@ class throughput(Training):
         self.tags = set(self.training.tags)
 
     def metrics(self):
-        noisy = self.one_machine
+        best = self.execution.judges_best
         return [
-            Metric(BEST_IMAGES_PER_SECOND, "images/s", best_images_per_second, judged=noisy),
-            Metric(IMAGES_PER_SECOND, "images/s", images_per_second, judged=not noisy),
+            Metric(BEST_IMAGES_PER_SECOND, "images/s", best_images_per_second, judged=best),
+            Metric(IMAGES_PER_SECOND, "images/s", images_per_second, judged=not best),
         ]
 
 
@@ -97,18 +98,17 @@ class Scaling(Training):
 
     tags = {"nightly"}
 
-    def suits(self, site, partition, *, one_machine):
-        crowd = self.case.ranks == ALL  # as many ranks as there are emulated GPUs
-        return super().suits(site, partition, one_machine=one_machine) and not (
-            one_machine and crowd
-        )
+    def suits(self, site, partition, execution):
+        fits = execution.full_size or self.case.ranks != ALL
+        return fits and super().suits(site, partition, execution)
 
     def metrics(self):
         return [
-            # Emulated nodes share one machine's CPUs: there it says nothing of the software.
-            Metric("efficiency", "of ideal", self.efficiency, judged=not self.one_machine),
+            # On shared cores it says nothing of the software.
+            Metric("efficiency", "of ideal", self.efficiency,
+                   judged=not self.execution.shared_cores),
             Metric(IMAGES_PER_SECOND, "images/s", self.rate, judged=False),
-        ]
+        ]  # fmt: skip
 
     def efficiency(self, measured):
         """What the ranks give of as many times one rank."""
@@ -119,7 +119,7 @@ class Scaling(Training):
         return self.single.evidence["metrics"][IMAGES_PER_SECOND]["value"]
 
     def expected(self, metric, site, partition):
-        if self.one_machine:
+        if self.execution.shared_cores:
             return None
         return expected_efficiency(
             self.case.on(partition), partition, self.single_rate(), self.check_name

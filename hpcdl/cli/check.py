@@ -63,13 +63,13 @@ def _settings_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _settings(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.regress.runner import is_emulated
     from hpcdl.regress.settings import render_settings
+    from hpcdl.slurm.execution import current_or_cluster
     from hpcdl.system.files import write_atomic
     from hpcdl.workflows.modules import modules_by_partition
 
     site = the_site(args)
-    text = render_settings(site, modules_by_partition(site), one_machine=is_emulated())
+    text = render_settings(site, modules_by_partition(site), execution=current_or_cluster())
     if args.output is None:
         print_json({"settings": text}) if args.json else print(text, end="")
         return ExitCode.OK
@@ -323,14 +323,14 @@ def _gate(args: argparse.Namespace) -> ExitCode:
 
     from hpcdl.regress.gate import ask
     from hpcdl.regress.history import history_path, open_history
-    from hpcdl.regress.runner import is_emulated
     from hpcdl.regress.show import gate_text
+    from hpcdl.slurm.execution import current_or_cluster
 
     site = the_site(args)
     partitions = tuple(site.partition(name).name for name in args.partition)
     with open_history(history_path(site, args.history)) as history:
         answer = ask(history, partitions=partitions, names=tuple(args.name),
-                     now=datetime.now(timezone.utc), one_machine=is_emulated())  # fmt: skip
+                     now=datetime.now(timezone.utc), execution=current_or_cluster())  # fmt: skip
     if args.json:
         findings = [asdict(finding) for finding in answer.findings]
         print_json({"open": answer.open, "series": answer.series, "findings": findings,

@@ -35,6 +35,7 @@ from hpcdl.regress.result import Measured, read_result
 from hpcdl.regress.sanity import faults_of
 from hpcdl.results.faults import Fault, FaultKind, as_fault, describe
 from hpcdl.site import Partition, Site, load_site
+from hpcdl.slurm.execution import CLUSTER, PROFILES, ExecutionProfile
 from hpcdl.system.errors import BadInput
 
 LOG, RESULT = "job.log", "result.json"
@@ -113,7 +114,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         """A reference that follows from a model or a rule, where no file has one."""
         return None
 
-    def suits(self, site: Site, partition: Partition, *, one_machine: bool) -> bool:
+    def suits(self, site: Site, partition: Partition, execution: ExecutionProfile) -> bool:
         """Whether the check means anything on a partition that can hold its job."""
         return True
 
@@ -132,14 +133,13 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
 
     @property
     def real_gpus(self) -> bool:
-        """Whether ranks must find a GPU: emulated ones are only counted."""
-        return self.needs_gpus and self.layout["gpus_per_node"] > 0 and not self.one_machine
+        """Whether ranks must find a GPU."""
+        return self.needs_gpus and self.layout["gpus_per_node"] > 0 and self.execution.real_gpus
 
     @property
-    def one_machine(self) -> bool:
-        """Whether all nodes are emulated on one machine, whose noise they share."""
-        part = self.current_partition
-        return bool(part is not None and part.extras.get("one_machine"))
+    def execution(self) -> ExecutionProfile:
+        """How measurements are taken and judged on the partition that the check runs on."""
+        return execution_of(self.current_partition)
 
     def place(self) -> tuple[Site, Partition]:
         """The site, and the partition that the check runs on."""
@@ -172,7 +172,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         self.job.hpcdl_restarts = self.restarts
         self.job.hpcdl_silence = self.silence_seconds
         self.job.hpcdl_patience = self.patience_seconds
-        if self.one_machine:
+        if self.execution.raises_priority:
             self.job.hpcdl_cluster = os.environ.get("SLURM_CONF", "")
         self.job._stdout = self.job._stderr = LOG
         self.prerun_cmds = list(batch.before)
@@ -261,7 +261,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
             plan_layout(site, self.request(site, partition))
         except BadInput:
             return False
-        return self.suits(site, partition, one_machine=bool(part.extras.get("one_machine")))
+        return self.suits(site, partition, execution_of(part))
 
 
 @functools.cache
@@ -284,6 +284,11 @@ def module_of(part: Any) -> Module:
         Path(where) if where else None,
         extras.get("hpcdl_release") or None,
     )
+
+
+def execution_of(part: Any) -> ExecutionProfile:
+    """The profile of one of ReFrame's partitions; before there is one, a cluster's."""
+    return PROFILES[part.extras["hpcdl_execution"]] if part is not None else CLUSTER
 
 
 def option(setting: str) -> str:

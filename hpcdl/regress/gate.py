@@ -14,9 +14,9 @@ from statistics import median
 
 from hpcdl.regress.drift import Change, analyse, is_alarming, slow_nodes
 from hpcdl.regress.history import History, Result, Series, more_is_better, single_node
-from hpcdl.regress.references import WIDEST
 from hpcdl.regress.verdict import WHOLE_RUN, number
 from hpcdl.results.faults import Status
+from hpcdl.slurm.execution import CLUSTER, ExecutionProfile
 
 STALE_DAYS, UNKNOWN_DAYS, ENDED_DAYS = 3, 8, 30
 """Silence that counts at least; of a series of one night, which may be weekly; that ends one."""
@@ -95,7 +95,8 @@ class _Question:
 
 
 def ask(history: History, *, partitions: tuple[str, ...] = (), names: tuple[str, ...] = (),
-        now: datetime | None = None, one_machine: bool = False) -> GateAnswer:  # fmt: skip
+        now: datetime | None = None,
+        execution: ExecutionProfile = CLUSTER) -> GateAnswer:  # fmt: skip
     """The gate's answer for the series of a history.
 
     Args:
@@ -103,7 +104,7 @@ def ask(history: History, *, partitions: tuple[str, ...] = (), names: tuple[str,
         partitions: only these; all by default.
         names: only these checks; all by default.
         now: the time, for results that are too old to count.
-        one_machine: whether one machine emulates the nodes, which then differ by chance.
+        execution: says by how much nodes differ by chance.
     """
     known = history.series()
     chosen = [
@@ -112,8 +113,7 @@ def ask(history: History, *, partitions: tuple[str, ...] = (), names: tuple[str,
         if (not partitions or series[2] in partitions) and (not names or series[0] in names)
     ]
     newest = {series: last.time for series in chosen if (last := history.last(series))}
-    least = WIDEST if one_machine else 0.0
-    question = _Question(history, newest, _latest(newest), now, least)
+    question = _Question(history, newest, _latest(newest), now, execution.margin)
     alive = [series for series in chosen if question.silent_days(series) <= ENDED_DAYS]
     findings = [found for series in alive for found in _findings(question, series)]
     findings += _unknown(partitions, {series[2] for series in known}, "partition")

@@ -15,6 +15,7 @@ from statistics import median
 from hpcdl.regress.references import WIDEST, spread_of
 from hpcdl.regress.verdict import Verdict
 from hpcdl.results.faults import Fault, FaultKind, Status
+from hpcdl.slurm.execution import CLUSTER, ExecutionProfile
 from hpcdl.slurm.hostlist import expand_hostlist
 
 _JUDGED = frozenset({Status.PASS, Status.FAIL, Status.NO_REFERENCE, Status.STALE,
@@ -135,22 +136,21 @@ def _values(verdicts: Sequence[Verdict], name: str) -> dict[str, float]:
     return {node: median(values) for node, values in found.items()}
 
 
-def name_slow_nodes(verdicts: Sequence[Verdict], *, one_machine: bool = False) -> list[Verdict]:
+def name_slow_nodes(
+    verdicts: Sequence[Verdict], execution: ExecutionProfile = CLUSTER
+) -> list[Verdict]:
     """The verdicts, with those of slow nodes failed and the node named.
 
     A verdict that passed, or that only lacked a fresh reference, becomes a failure; a failure
-    says which node it is about. Nodes that are emulated on one machine are measured one after
-    the other, and what else it does meanwhile is no fault of theirs: there a node must be
-    slower by as much as a reference's widest bound.
+    says which node it is about. A node must be slower by more than the profile's margin.
     """
-    least = WIDEST if one_machine else 0.0
     groups: dict[tuple[str, str, str], list[Verdict]] = {}
     for verdict in verdicts:
         groups.setdefault((verdict.check, verdict.case, verdict.partition), []).append(verdict)
     slow = {
         (*key, one.node): one
         for key, group in groups.items()
-        for one in find_slow_nodes(group, least)
+        for one in find_slow_nodes(group, execution.margin)
     }
     return [_named(verdict, slow.get(_place(verdict))) for verdict in verdicts]
 

@@ -31,6 +31,7 @@ from hpcdl.results.faults import Fault, FaultKind, Status
 from hpcdl.results.records import VERDICTS
 from hpcdl.site import Site
 from hpcdl.slurm import client
+from hpcdl.slurm.execution import current
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite, Stopped
 from hpcdl.system.files import write_atomic
 from hpcdl.system.resources import folder as resource
@@ -80,8 +81,7 @@ class CheckRequest:
 class CheckOutcome:
     """What a run found.
 
-    `machine` is the fingerprint of the one machine whose nodes are emulated, None on a real
-    cluster.
+    `machine` is the fingerprint of the machine of a single-node emulation, None on a real cluster.
     """
 
     folder: RunFolder
@@ -131,22 +131,20 @@ def run_checks(
     sweep(site)
     start = time.monotonic()
     with new_run(site) as folder:
-        machine = fingerprint() if one_machine() else None
+        execution = current()
+        machine = fingerprint() if execution.machine_references else None
         text = render_settings(
             site,
             modules,
             partitions=request.partitions,
             prefix=folder.path,
-            one_machine=machine is not None,
+            execution=execution,
         )
         write_atomic(folder.settings, text)
-        serial = machine is not None
-        retries = _retries(request, again=serial and referenced)
-        words = _command(folder, request, retries, serial=serial)
+        retries = _retries(request, execution.retries if referenced else 0)
+        words = _command(folder, request, retries, serial=execution.serial)
         exit_code = _execute(folder, words, progress)
-        found = name_slow_nodes(
-            _verdicts(site, folder, request, exit_code, machine), one_machine=machine is not None
-        )
+        found = name_slow_nodes(_verdicts(site, folder, request, exit_code, machine), execution)
         verdicts = tuple(waive(found, request.waived))
         seconds = time.monotonic() - start
         outcome = CheckOutcome(folder, verdicts, seconds, machine, request.settings)
@@ -191,7 +189,7 @@ def _check_request(site: Site, request: CheckRequest) -> bool:
 
 
 def _command(folder: RunFolder, request: CheckRequest, retries: int, *, serial: bool) -> list[str]:
-    """ReFrame's command line. Emulated nodes share one machine: one check at a time."""
+    """ReFrame's command line."""
     paths = request.paths or (resource("reframe_checks"),)
     words = [sys.executable, "-c", _START, "-C", str(folder.settings)]
     words += [word for path in paths for word in ("-c", str(path.absolute()))]
@@ -209,12 +207,12 @@ def _command(folder: RunFolder, request: CheckRequest, retries: int, *, serial: 
     return words
 
 
-def _retries(request: CheckRequest, *, again: bool) -> int:
+def _retries(request: CheckRequest, usual: int) -> int:
     if request.retries is not None:
         return request.retries
     # Repeated runs measure the spread itself, and a run with settings of its own is a try-out.
     nightly = request.repeat == 1 and not request.measuring and not request.settings
-    return int(again and nightly)
+    return usual if nightly else 0
 
 
 def _name_pattern(name: str) -> str:
@@ -224,19 +222,6 @@ def _name_pattern(name: str) -> str:
     shaped = re.sub(r"(\d+)x(\d+)", r"\1x(\2|all)", re.escape(case))
     named = case not in {"", "default"}
     return rf"^{re.escape(check)}\b" + (f".*={shaped}( |%|$)" if named else "")
-
-
-def one_machine() -> bool:
-    """Whether this Slurm's nodes are emulated on one machine."""
-    return "config_overrides" in client.config().get("SlurmdParameters", "")
-
-
-def is_emulated() -> bool:
-    """The same, for settings that are written where Slurm may be away: then it is not."""
-    try:
-        return one_machine()
-    except HpcdlError:
-        return False
 
 
 def _execute(folder: RunFolder, words: Sequence[str], progress: Progress | None) -> int:

@@ -93,7 +93,7 @@ def binding_faults(
         probes: what every rank saw.
         layout: the job's layout as plain values.
         release: the release's id, None where there is none.
-        bound: whether Slurm binds CPUs here; emulated nodes share one machine's.
+        bound: whether Slurm binds CPUs here.
     """
     nodes, tasks = int(layout["nodes"]), int(layout["tasks_per_node"])
     expected = Expectation(

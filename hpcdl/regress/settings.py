@@ -21,12 +21,12 @@ from hpcdl.jobs import quote
 from hpcdl.jobs.script import gpu_request
 from hpcdl.jobs.spec import Module
 from hpcdl.site import Partition, Site
+from hpcdl.slurm.execution import CLUSTER, ExecutionProfile
 from hpcdl.system.resources import folder
 
 if TYPE_CHECKING:
     import jinja2
 
-MAX_JOBS = 8
 Modules = Module | Mapping[str, Module]
 """What jobs load: the same everywhere, or by partition, which different stacks may serve."""
 
@@ -74,7 +74,7 @@ def render_settings(
     *,
     partitions: Sequence[str] = (),
     prefix: Path | None = None,
-    one_machine: bool = False,
+    execution: ExecutionProfile = CLUSTER,
 ) -> str:
     """The text of a ReFrame settings file.
 
@@ -83,7 +83,7 @@ def render_settings(
         modules: of the published release, as jobs load them.
         partitions: the ones to have in it; all by default.
         prefix: where ReFrame keeps its files; WORK/checks/reframe by default.
-        one_machine: all nodes are emulated on one machine, so one job at a time.
+        execution: says how many jobs run at a time; checks ask it for the rest.
 
     Raises:
         BadInput: an unknown partition.
@@ -97,9 +97,9 @@ def render_settings(
         checks=str(folder("reframe_checks")),
         prefix=str(place),
         database=str(place / "results.db"),
-        max_jobs=1 if one_machine else MAX_JOBS,
+        max_jobs=execution.max_jobs,
         partitions=[
-            partition_settings(site, part, module_on(modules, part.name), one_machine)
+            partition_settings(site, part, module_on(modules, part.name), execution)
             for part in chosen
         ],
         environments=environments(site, modules, [part.name for part in chosen]),
@@ -141,7 +141,7 @@ def _prepare(site: Site, module: Module) -> tuple[str, ...]:
 
 
 def partition_settings(
-    site: Site, partition: Partition, module: Module, one_machine: bool
+    site: Site, partition: Partition, module: Module, execution: ExecutionProfile
 ) -> PartitionSettings:
     """One partition in ReFrame's words."""
     gpu = partition.gpu
@@ -183,7 +183,7 @@ def partition_settings(
             "hpcdl_module_folder": str(module.folder) if module.folder else "",
             "hpcdl_release": module.release or "",
             "reference_set": partition.reference_set,
-            "one_machine": one_machine,
+            "hpcdl_execution": execution.name,
             "nodes": partition.nodes,
             "gpu": 1 if gpu else 0,
             "gpus_per_node": partition.gpus_per_node,

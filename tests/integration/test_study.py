@@ -24,7 +24,7 @@ HPCDL = str(Path(sys.executable).with_name("hpcdl"))
 SCALE = {
     "shows": "that jobs run",
     "in_turn": True,
-    "shares_cores": True,
+    "execution": "single-node",
     "runs": [
         {
             "name": "training",

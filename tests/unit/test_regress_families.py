@@ -35,6 +35,7 @@ from hpcdl.regress.scaling import SHAPES, YARDSTICKS, expected_efficiency, widen
 from hpcdl.regress.training import ALL, TrainingCase, efficiency, job_on
 from hpcdl.results.faults import Fault, FaultKind
 from hpcdl.site import Site, find_site_file, load_site
+from hpcdl.slurm.execution import CLUSTER
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
 
@@ -153,7 +154,7 @@ def check_of(file: str, name: str) -> Any:
 )
 def test_what_computes_nothing_misses_no_gpu(file: str, name: str, gpus: bool) -> None:
     check = check_of(file, name)
-    on_p100 = SimpleNamespace(layout=LAYOUT, one_machine=False, needs_gpus=check.needs_gpus)
+    on_p100 = SimpleNamespace(layout=LAYOUT, execution=CLUSTER, needs_gpus=check.needs_gpus)
     assert check.real_gpus.fget(on_p100) is gpus
 
 
@@ -344,7 +345,7 @@ def test_a_users_command_line_says_the_whole_request(three: Site) -> None:
 def test_only_a_night_on_one_machine_tries_again_by_itself(
     tmp_path: Path, request_: CheckRequest, serial: bool, times: int
 ) -> None:
-    retries = _retries(request_, again=serial)
+    retries = _retries(request_, int(serial))
     words = _command(RunFolder(tmp_path), request_, retries, serial=serial)
     found = words[words.index("--max-retries") + 1] if "--max-retries" in words else "0"
     assert found == str(times)

@@ -29,6 +29,7 @@ from hpcdl.regress.runner import CheckOutcome
 from hpcdl.regress.show import gate_text
 from hpcdl.regress.verdict import WHOLE_RUN, Verdict
 from hpcdl.results.faults import Status
+from hpcdl.slurm.execution import SINGLE_NODE
 from hpcdl.system import locking
 from hpcdl.system.errors import BadInput, MissingPrerequisite, PartlyDone
 from hpcdl.system.locking import file_system, locks_hold
@@ -486,7 +487,7 @@ def test_one_slow_node_closes_the_gate_and_is_named(file: Path) -> None:
     assert not is_open
     assert "slow node: n4 is slower than the others" in words
     with open_history(file) as history:
-        assert ask(history, now=NOW, one_machine=True).open, "emulated nodes differ by chance"
+        assert ask(history, now=NOW, execution=SINGLE_NODE).open, "emulated nodes differ by chance"
 
 
 def test_a_gate_that_is_asked_about_nothing_stays_closed_and_says_why(

@@ -14,6 +14,7 @@ from hpcdl.regress.job_state import unavailable
 from hpcdl.regress.nodes import find_slow_nodes, name_slow_nodes, slower_than_the_rest
 from hpcdl.regress.verdict import MetricVerdict, Verdict
 from hpcdl.results.faults import Status
+from hpcdl.slurm.execution import SINGLE_NODE
 from tests.unit.test_regress_verdict import record
 
 
@@ -73,10 +74,10 @@ def test_a_slow_nodes_verdict_fails_and_names_it() -> None:
     )
 
 
-def test_on_one_machine_less_is_blamed_on_a_node() -> None:
+def test_on_a_single_node_less_is_blamed_on_a_node() -> None:
     night = [verdict(f"n{n}", value) for n, value in enumerate([100.0, 100.0, 75.0])]
     assert [v.ok for v in name_slow_nodes(night)] == [True, True, False]
-    assert all(v.ok for v in name_slow_nodes(night, one_machine=True))
+    assert all(v.ok for v in name_slow_nodes(night, SINGLE_NODE))
 
 
 def test_jobs_on_several_nodes_and_nights_that_went_wrong_accuse_nobody() -> None:

@@ -38,7 +38,7 @@ from tests.unit.conftest import shipped as shipped_site
 
 SMALL = {
     "shows": "a test",
-    "shares_cores": True,
+    "execution": "single-node",
     "runs": [
         {
             "name": "training",
@@ -708,7 +708,7 @@ def test_without_a_cell_that_ran_predictions_on_shared_cores_have_no_bounds(
 
 
 def test_on_gpus_predictions_have_the_bounds_of_the_model(study: Callable[..., Plan]) -> None:
-    plan = study(shares_cores=False)
+    plan = study(execution="cluster")
     finish(plan, {1: 8.0})
     predicted, _ = predict(findings_of(plan))
     assert all(one.low and one.high and one.low < one.rate < one.high for one in predicted)
@@ -823,9 +823,11 @@ def test_a_report_shows_its_figure_its_missing_results_and_needs_nothing_else(
     assert "cells without a measurement" in as_text(report)
 
 
-@pytest.mark.parametrize(("shared", "parts"), [(True, [100, 94, 50]), (False, [100, 94, 25])])
+@pytest.mark.parametrize(
+    ("execution", "parts"), [("single-node", [100, 94, 50]), ("cluster", [100, 94, 25])]
+)
 def test_efficiency_is_drawn_with_bars_and_reported_in_the_report(
-    study: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, shared: bool, parts: list[int]
+    study: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, execution: str, parts: list[int]
 ) -> None:
     """Of GPUs, or of the two cores that all ranks share."""
     pytest.importorskip("matplotlib")
@@ -839,7 +841,7 @@ def test_efficiency_is_drawn_with_bars_and_reported_in_the_report(
         return errorbar(axes, *args, **more)
 
     monkeypatch.setattr(Axes, "errorbar", note)
-    plan = study(shares_cores=shared)
+    plan = study(execution=execution)
     samples = a_result(2, 15.0)["samples"]
     samples["seconds"][::4] = [1.0] * 5
     finish(plan, {1: 8.0, 4: 8.0})

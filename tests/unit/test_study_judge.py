@@ -195,7 +195,7 @@ def test_a_missing_half_of_a_pair_makes_no_yes(tmp_path: Path, rule: str) -> Non
 
 def test_a_measured_cell_that_breaks_a_rule_is_a_no_whatever_is_missing(tmp_path: Path) -> None:
     rule = {"rule": "efficiency", "says": "x", "gpus": [2, 4], "at_least": 0.99}
-    plan = plan_in(tmp_path, acceptance=[rule], shares_cores=False)
+    plan = plan_in(tmp_path, acceptance=[rule], execution="cluster")
     finish(plan, {1: 8.0, 2: 8.0})
     assert verdict(plan)[0] is False
 
@@ -220,14 +220,14 @@ def test_of_jobs_that_repeat_one_is_a_measurement(tmp_path: Path) -> None:
     assert verdict(plan)[0] is True
 
 
-@pytest.mark.parametrize("emulated", [True, False])
-def test_ranks_that_saw_no_gpu_are_well_only_where_gpus_are_emulated(
-    tmp_path: Path, emulated: bool
+@pytest.mark.parametrize("execution", ["single-node", "cluster"])
+def test_ranks_that_saw_no_gpu_are_well_only_on_a_single_node(
+    tmp_path: Path, execution: str
 ) -> None:
     rule = {"rule": "one-rank-per-gpu", "says": "x"}
-    plan = plan_in(tmp_path, acceptance=[rule], shares_cores=emulated)
+    plan = plan_in(tmp_path, acceptance=[rule], execution=execution)
     finish(plan, RATES)
-    assert verdict(plan)[0] is emulated
+    assert verdict(plan)[0] is (execution == "single-node")
 
 
 def test_a_series_without_its_one_rank_run_has_no_efficiency_to_say_yes_of(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def two_networks(folder: Path, rule: dict[str, Any]) -> Plan:
         folder,
         runs=[{**RUN, "over": over, "predict": [4]}],
         acceptance=[{"says": "x", **rule}],
-        shares_cores=False,
+        execution="cluster",
     )
     samples = a_result(1, 8.0)["samples"]
     samples["input"] = samples["compute"]

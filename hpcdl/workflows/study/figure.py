@@ -151,7 +151,7 @@ def _hollow(findings: Findings) -> str:
     """What predictions start from, and what their bars are."""
     scale = findings.plan.scale
     source, bars = "the one-rank run", "the model's bounds, eight times in ten"
-    if scale.shares_cores:
+    if scale.execution.shared_cores:
         bars = "the model's largest error on cells that ran too"
         if scale.exchange_from is not None:
             cells = ", ".join(f"{key}={value}" for key, value in scale.exchange_from.items())
@@ -162,7 +162,7 @@ def _hollow(findings: Findings) -> str:
 def _footnote(findings: Findings) -> str:
     """Where the figure's numbers come from, and what its marks mean."""
     plan = findings.plan
-    cores = f", all ranks on {findings.cores} cores" if plan.scale.shares_cores else ""
+    cores = f", all ranks on {findings.cores} cores" if plan.scale.execution.shared_cores else ""
     first = f"{plan.study.name}, scale {plan.scale.name}, site {plan.site.name}{cores}. "
     drawn = any(panel.panel in {"speedup", "efficiency"} for panel in plan.study.figure)
     sources = [f"{one.label}: {one.source}" for one in plan.study.published if drawn]
@@ -214,7 +214,7 @@ def _efficiency(axes: Any, scene: Scene) -> None:
     for number, group in enumerate(scene.published):
         _published_line(axes, group, number, of_each=True)
     axes.axhline(100, color="0.75", linewidth=0.9, zorder=0, label="nothing lost: ideal")
-    shared = scene.findings.plan.scale.shares_cores
+    shared = scene.findings.plan.scale.execution.shared_cores
     axes.set_ylabel("efficiency (% of the cores; grey: of GPUs)" if shared else "efficiency (%)")
     axes.set_ylim(bottom=0)
     _ranks_axis(axes, scene)
@@ -297,7 +297,7 @@ def _ideal_line(axes: Any, scene: Scene) -> None:
     )
     counts = [count for count in (1, 2, 4, 8, 16, 32, 64, 128) if count <= top]
     axes.plot(counts, counts, color="0.75", linewidth=0.9, zorder=0, label="a GPU each: ideal")
-    if scene.findings.plan.scale.shares_cores and scene.measured:
+    if scene.findings.plan.scale.execution.shared_cores and scene.measured:
         cpus = int(scene.measured[0].result["layout"]["cpus_per_rank"])
         bound = [ideal_ranks(scene.findings, count, cpus) for count in counts]
         axes.plot(counts, bound, color="0.5", linewidth=0.9, zorder=0, linestyle=(0, (6, 2)),
@@ -444,7 +444,7 @@ def _ranks_axis(axes: Any, scene: Scene) -> None:
     axes.xaxis.set_major_locator(FixedLocator([2**power for power in range(13)]))
     axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.xaxis.set_minor_locator(NullLocator())
-    shared = scene.findings.plan.scale.shares_cores
+    shared = scene.findings.plan.scale.execution.shared_cores
     axes.set_xlabel("ranks, on shared CPU cores" if shared else "GPUs, one rank each")
     axes.grid(alpha=0.25)
 

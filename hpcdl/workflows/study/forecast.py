@@ -81,7 +81,7 @@ def predict(findings: Findings) -> tuple[tuple[Predicted, ...], tuple[str, ...]]
                 found += _series(findings, base)
             except BadInput as fault:
                 gaps.append(f"{base.cell.label}: {fault.message}")
-    shared = findings.plan.scale.shares_cores
+    shared = findings.plan.scale.execution.shared_cores
     return tuple(_own_bounds(found) if shared else found), tuple(gaps)
 
 
@@ -154,7 +154,7 @@ def _near(gpus: int, per_node: int) -> int:
 
 def _sharing(findings: Findings, base: Measured, gpus: int) -> float:
     """How much longer a rank computes among `gpus` on shared cores than alone."""
-    if not findings.plan.scale.shares_cores:
+    if not findings.plan.scale.execution.shared_cores:
         return 1.0
     cpus = int(base.result["layout"]["cpus_per_rank"])
     return max(1.0, gpus * cpus / findings.cores) / max(1.0, cpus / findings.cores)
@@ -178,7 +178,7 @@ def _exchange(findings: Findings, base: Measured, gpus: int) -> float | None:
 def _teachers(findings: Findings) -> tuple[Measured, ...]:
     """The cells of several ranks that say what exchanging gradients costs here."""
     scale = findings.plan.scale
-    if scale.exchange_from is None or not scale.shares_cores:
+    if scale.exchange_from is None or not scale.execution.shared_cores:
         return ()
     return tuple(
         one
@@ -234,7 +234,7 @@ def _feeding(plan: Plan, cell: Cell) -> Feeding:
     It counts images of ImageNet's size: storage gives fewer of larger ones. Where cores are
     shared, one rank's step already holds what making images costs.
     """
-    if cell.data == SYNTHETIC or plan.scale.shares_cores:
+    if cell.data == SYNTHETIC or plan.scale.execution.shared_cores:
         return {}
     reads, data = cell.run.reads, plan.scale.data[cell.data]
     feeding = Feeding(data=IMAGENET, pipeline=pipeline(cell))

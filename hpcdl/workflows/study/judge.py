@@ -201,13 +201,13 @@ def _one_rank_per_gpu(evidence: Evidence) -> Answer:
 
     That no two ranks have the same one is what the preflight of every job sees to (exit code 22).
     """
-    emulated = evidence.findings.plan.scale.shares_cores
+    opens = {1} if evidence.findings.plan.scale.execution.real_gpus else {0, 1}
     wrong = [
         one.cell.label
         for one in evidence.measured
         if one.ranks != one.cell.gpus
         or len(set(one.result["layout"]["ranks_per_node"])) != 1
-        or int(one.result["layout"]["gpu_per_rank"]) not in ({0, 1} if emulated else {1})
+        or int(one.result["layout"]["gpu_per_rank"]) not in opens
     ]
     opened = max(int(one.result["layout"]["gpu_per_rank"]) for one in evidence.measured)
     note = "no rank opened more than one GPU" if opened else "ranks saw no GPU of the driver's"
@@ -383,7 +383,7 @@ def line_of(findings: Findings, series: Sequence[Measured]) -> Line | None:
 
 
 def memory_bytes(findings: Findings) -> float:
-    """Memory that could hold data: the scale's own, where emulated, else a node's."""
+    """Memory that could hold data: the scale's own, else a node's."""
     plan = findings.plan
     if plan.scale.memory_gigabytes is not None:
         return plan.scale.memory_gigabytes * _GIGA
@@ -404,7 +404,7 @@ def series_name(findings: Findings, values: Values) -> str:
 
 def ideal_ranks(findings: Findings, ranks: int, cpus_per_rank: int) -> float:
     """The speed-up that nothing could exceed: ranks, or the cores that they share."""
-    if not findings.plan.scale.shares_cores:
+    if not findings.plan.scale.execution.shared_cores:
         return float(ranks)
     cores = findings.cores
     return max(1.0, min(float(ranks), cores / min(cpus_per_rank, cores)))

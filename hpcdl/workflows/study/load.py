@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl import facts
+from hpcdl.slurm.execution import PROFILES
 from hpcdl.system.document import Document, read_document
 from hpcdl.system.errors import BadInput
 from hpcdl.system.schema import check, short
@@ -270,7 +271,7 @@ def _scale(name: str, values: dict[str, Any]) -> Scale:
         shows=values["shows"],
         takes=values["takes"],
         in_turn=values["in_turn"],
-        shares_cores=values["shares_cores"],
+        execution=PROFILES[values["execution"]],
         exchange_from=values["exchange_from"],
         memory_gigabytes=values["memory_gigabytes"],
         data={key: DataSet(name=key, **data) for key, data in values["data"].items()},

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcdl.slurm.execution import ExecutionProfile
+
 SYNTHETIC = "synthetic"
 PARTS = ("compute", "input", "communication", "update", "other")
 """What a step's time is made of."""
@@ -73,7 +75,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Scale:
-    """One size of a study. `shares_cores`: all ranks run on the cores of one machine.
+    """One size of a study; `execution` says how its measurements are judged.
 
     What exchanging gradients costs on shared cores, predictions take from the measured cells
     that `exchange_from` chooses.
@@ -83,7 +85,7 @@ class Scale:
     shows: str
     takes: str
     in_turn: bool
-    shares_cores: bool
+    execution: ExecutionProfile
     exchange_from: Values | None
     memory_gigabytes: float | None
     data: Mapping[str, DataSet]

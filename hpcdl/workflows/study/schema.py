@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hpcdl.slurm.execution import CLUSTER, PROFILES
 from hpcdl.system.schema import Schema
 from hpcdl.workflows.study.model import PARTS
 
@@ -130,14 +131,15 @@ SCALE = _object(
         "takes": _text("How long it took, where and when.", default=""),
         "in_turn": {"type": "boolean", "description": "Whether only one job runs at a time.",
                     "default": False},
-        "shares_cores": {"type": "boolean", "default": False,
-                         "description": "Whether all ranks share the cores of one machine."},
+        "execution": {"type": "string", "enum": list(PROFILES), "default": CLUSTER.name,
+                      "description": "Where it runs: on a `cluster`, or on a `single-node` "
+                                     "emulation, where all ranks share the cores of one machine."},
         "exchange_from": {
             **_WHERE, "default": None,
-            "description": "With shared cores: the cells that show predictions what exchanging "
+            "description": "On a single node: the cells that show predictions what exchanging "
                            "gradients costs; they are not compared.",
         },
-        "memory_gigabytes": _number("Memory that holds data, where it is emulated.", default=None),
+        "memory_gigabytes": _number("Memory that holds data, if not a node's.", default=None),
         "data": _map("Data sets, by name.", DATA, default={}),
         "runs": {"type": "array", "description": "What is run.", "items": RUN, "minItems": 1},
         "acceptance": {"type": "array", "description": "What must hold.", "items": RULE,

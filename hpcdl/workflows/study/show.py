@@ -155,7 +155,7 @@ def _run_data(run: Run) -> dict[str, Any]:
 
 
 def _cost_text(plan: Plan, found: Cost) -> str:
-    if plan.scale.shares_cores:
+    if plan.scale.execution.shared_cores:
         took = plan.scale.takes or "not measured yet"
         return f"takes: {took}"
     lines = [f"cost: about {found.gpu_hours:.1f} GPU-hours for {found.cells} jobs, by the model"]
@@ -164,7 +164,7 @@ def _cost_text(plan: Plan, found: Cost) -> str:
 
 
 def _cost_data(scale: Scale, found: Cost) -> dict[str, Any]:
-    if scale.shares_cores:
+    if scale.execution.shared_cores:
         return {"gpu_hours": None, "takes": scale.takes, "unknown": {}}
     return {"gpu_hours": round(found.gpu_hours, 3), "takes": scale.takes,
             "unknown": dict(found.unknown)}  # fmt: skip

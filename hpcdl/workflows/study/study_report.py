@@ -162,7 +162,7 @@ def _values(report: Report) -> dict[str, Any]:
 
 def _busy(findings: Findings) -> str:
     """A warning where other programs worked on the machine that all ranks share; else nothing."""
-    if not findings.plan.scale.shares_cores or findings.load < findings.cores / 2:
+    if not findings.plan.scale.execution.shared_cores or findings.load < findings.cores / 2:
         return ""
     return (
         f"The machine was busy when this was queued: a load of {findings.load:.0f} on "
@@ -174,7 +174,7 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
 def _measured_table(report: Report) -> Table:
-    kept = "of the cores" if report.findings.plan.scale.shares_cores else "efficiency"
+    kept = "of the cores" if report.findings.plan.scale.execution.shared_cores else "efficiency"
     head = ("cell", "jobs", "ranks", "nodes", "images/s", "5 to 95 %", "speed-up", kept,
             "waiting for input", "not hidden", "seconds/epoch", "scores")  # fmt: skip
     rows = []

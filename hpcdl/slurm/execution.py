@@ -1,0 +1,81 @@
+"""How measurements are taken and judged on a cluster, and on a single-node emulation of one.
+
+Where one machine runs all nodes (slurm.conf: SlurmdParameters=config_overrides), jobs disturb
+each other, GPUs are only counted, and more ranks bring no more hardware. Everything that then
+differs stands in one profile; code asks the profile and never which kind of machine it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpcdl.slurm import client
+from hpcdl.system.errors import HpcdlError
+
+
+@dataclass(frozen=True)
+class ExecutionProfile:
+    """What holds of measurements; the defaults are those of a cluster of real nodes."""
+
+    name: str
+    max_jobs: int = 8
+    """Checks that run at a time."""
+    judges_best: bool = False
+    """Whether the best step, pass or iteration is judged; else the typical one."""
+    retries: int = 0
+    """How often a check is run again that was too slow."""
+    margin: float = 0.0
+    """What counts at all of a difference between nodes, as a fraction: the rest is chance."""
+    full_size: bool = True
+    """Whether checks run at full size: published networks, all GPUs of a node, large data."""
+    real_gpus: bool = True
+    """Whether ranks must find GPUs."""
+    binds_cpus: bool = True
+    """Whether Slurm binds ranks to CPUs."""
+    shared_cores: bool = False
+    """Whether all ranks share the cores of one machine: then efficiency is that of the cores,
+    and no expectation for GPUs holds."""
+    machine_references: bool = False
+    """Whether references hold on the machine only where they were measured."""
+    raises_priority: bool = False
+    """Whether the processes of a check go before those of others."""
+
+    @property
+    def serial(self) -> bool:
+        """Whether checks run one at a time."""
+        return self.max_jobs == 1
+
+
+CLUSTER = ExecutionProfile("cluster")
+SINGLE_NODE = ExecutionProfile(
+    "single-node",
+    max_jobs=1,
+    judges_best=True,
+    retries=1,
+    margin=0.40,
+    full_size=False,
+    real_gpus=False,
+    binds_cpus=False,
+    shared_cores=True,
+    machine_references=True,
+    raises_priority=True,
+)
+PROFILES = {profile.name: profile for profile in (CLUSTER, SINGLE_NODE)}
+
+
+def current() -> ExecutionProfile:
+    """The profile of this Slurm.
+
+    Raises:
+        HpcdlError: Slurm is away.
+    """
+    emulation = "config_overrides" in client.config().get("SlurmdParameters", "")
+    return SINGLE_NODE if emulation else CLUSTER
+
+
+def current_or_cluster() -> ExecutionProfile:
+    """The same, for what is also written or asked where Slurm is away: then a cluster's."""
+    try:
+        return current()
+    except HpcdlError:
+        return CLUSTER
