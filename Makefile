@@ -6,7 +6,7 @@ PYTEST := $(BIN)/python -m pytest
 # `make down` finds the cluster of `make demo` by this.
 demo down clean: export HPCDL_SITE ?= embedded
 
-.PHONY: help demo down test test-fast test-matrix test-long bench lint docs golden wheel venv system clean
+.PHONY: help demo down test test-fast test-matrix test-reframe test-long bench lint docs golden wheel venv system clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -28,6 +28,9 @@ test-fast: lint  ## lint, types, unit and golden tests: no cluster, no TensorFlo
 test-matrix: venv  ## Slurm 20.11, 22.05, 24.11 and 26.05, each from a Debian that has it (root; 10 minutes)
 	@bash tools/system.sh matrix mpi
 	$(PYTEST) -m "matrix and not long" tests/matrix
+
+test-reframe: venv  ## every supported release of ReFrame, each in an environment of its own
+	$(BIN)/python -m tests.reframe_venvs
 
 test-long: system venv  ## tests that take hours: stress, killed publishes, nights, studies
 	$(PYTEST) -m long

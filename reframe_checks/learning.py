@@ -153,7 +153,7 @@ class resume_after_requeue(Resumed):
         return job_on(partition, self.check_name, warned_program(self.case_of(site)), ranks=2)
 
     def faults(self, measured):
-        restarts = self.job.hpcdl_record.restarts
+        restarts = self.job.record.restarts
         text = f"the job was queued again {restarts} times, not once"
         once = Fault(FaultKind.RESTARTS, text, wanted=1, got=restarts)
         return [*super().faults(measured), *([] if restarts == 1 else [once])]

@@ -12,8 +12,10 @@ from hpcdl.system.errors import ExitCode
 
 if TYPE_CHECKING:
     from hpcdl.jobs import Module
+    from hpcdl.regress.check_request import CheckRequest
+    from hpcdl.regress.reframe_adapter.process import Progress
     from hpcdl.regress.runfolder import RunFolder
-    from hpcdl.regress.runner import CheckOutcome, CheckRequest, Progress
+    from hpcdl.regress.runner import CheckOutcome
     from hpcdl.site import Site
     from hpcdl.system.progress import StatusLine
 
@@ -41,7 +43,7 @@ def _selection(parser: argparse.ArgumentParser) -> None:
 
 
 def _request(args: argparse.Namespace) -> CheckRequest:
-    from hpcdl.regress.runner import CheckRequest
+    from hpcdl.regress.check_request import CheckRequest
 
     return CheckRequest(
         partitions=tuple(args.partition),
@@ -63,7 +65,7 @@ def _settings_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _settings(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.regress.settings import render_settings
+    from hpcdl.regress.reframe_adapter.settings import render_settings
     from hpcdl.slurm.execution import current_or_cluster
     from hpcdl.system.files import write_atomic
     from hpcdl.workflows.modules import modules_by_partition
@@ -97,7 +99,8 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.regress.runner import as_data, require_reframe, run_checks
+    from hpcdl.regress.reframe_adapter.releases import require_reframe
+    from hpcdl.regress.runner import as_data, run_checks
     from hpcdl.regress.show import outcome_text
     from hpcdl.system.progress import StatusLine
 
@@ -205,7 +208,7 @@ def _measure(args: argparse.Namespace) -> ExitCode:
     from dataclasses import asdict
 
     from hpcdl.regress.measure import covered, measure
-    from hpcdl.regress.runner import require_reframe
+    from hpcdl.regress.reframe_adapter.releases import require_reframe
     from hpcdl.regress.show import references_text
     from hpcdl.system.progress import StatusLine
 

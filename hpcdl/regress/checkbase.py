@@ -31,6 +31,7 @@ from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.regress.batch import take_apart
 from hpcdl.regress.job_state import PATIENCE_SECONDS
 from hpcdl.regress.references import Reference, load_references
+from hpcdl.regress.reframe_adapter.backend import JobPlan, declared_name
 from hpcdl.regress.result import Measured, read_result
 from hpcdl.regress.sanity import faults_of
 from hpcdl.results.faults import Fault, FaultKind, as_fault, describe
@@ -77,14 +78,8 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
 
     @property
     def check_name(self) -> str:
-        """What people call this check: its class's name.
-
-        ReFrame derives classes of its own to repeat or distribute a check; the name stays.
-        """
-        return next(
-            (cls.__name__ for cls in type(self).__mro__ if cls.__module__ != "reframe.core.meta"),
-            type(self).__name__,
-        )
+        """What people call this check: its class's name."""
+        return declared_name(type(self))
 
     @property
     def case_name(self) -> str:
@@ -166,20 +161,21 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         self.num_tasks = layout.world_size
         self.num_tasks_per_node = layout.tasks_per_node
         self.num_cpus_per_task = layout.cpus_per_task
-        self.job.hpcdl_directives = batch.directives
-        self.job.hpcdl_launch = batch.launcher
-        self.job.hpcdl_name = f"{self.check_name}/{self.case_name}"
-        self.job.hpcdl_restarts = self.restarts
-        self.job.hpcdl_silence = self.silence_seconds
-        self.job.hpcdl_patience = self.patience_seconds
-        if self.execution.raises_priority:
-            self.job.hpcdl_cluster = os.environ.get("SLURM_CONF", "")
-        self.job._stdout = self.job._stderr = LOG
+        self.job.plan = JobPlan(
+            directives=batch.directives,
+            launcher=batch.launcher,
+            name=f"{self.check_name}/{self.case_name}",
+            log=LOG,
+            restarts=self.restarts,
+            silence=self.silence_seconds,
+            patience=self.patience_seconds,
+            priority_in=os.environ.get("SLURM_CONF", "") if self.execution.raises_priority else "",
+        )
         self.prerun_cmds = list(batch.before)
         self.executable = batch.program
         self.postrun_cmds = list(batch.after)
         self.evidence = self._plan(partition, asdict(layout))
-        self.job.hpcdl_faults = self.evidence["faults"]
+        self.job.faults = self.evidence["faults"]
 
     def _plan(self, partition: Partition, layout: dict[str, Any]) -> dict[str, Any]:
         folder = Path(self.stagedir).absolute()
@@ -310,7 +306,7 @@ def _performance(value: float | None, unit: str) -> Any:
 
 
 def _job_record(job: Any) -> Mapping[str, Any]:
-    record = getattr(job, "hpcdl_record", None)
+    record = job.record
     if record is None:
         return {}
     return {

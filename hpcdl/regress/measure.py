@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hpcdl.regress.check_request import CheckRequest
 from hpcdl.regress.references import (
     MIN_RUNS,
     WIDEST,
@@ -16,8 +17,9 @@ from hpcdl.regress.references import (
     load_references,
     update_references,
 )
-from hpcdl.regress.runner import CheckOutcome, CheckRequest, Progress, run_checks
-from hpcdl.regress.settings import Modules, module_on
+from hpcdl.regress.reframe_adapter.process import Progress
+from hpcdl.regress.reframe_adapter.settings import Modules, module_on
+from hpcdl.regress.runner import CheckOutcome, run_checks
 from hpcdl.regress.verdict import MetricVerdict, Verdict
 from hpcdl.results.faults import Status
 from hpcdl.site import Site

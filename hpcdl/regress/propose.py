@@ -27,8 +27,8 @@ from hpcdl.regress.references import (
     site_file,
     update_references,
 )
+from hpcdl.regress.reframe_adapter.settings import Modules, module_on
 from hpcdl.regress.runfolder import runs_folder
-from hpcdl.regress.settings import Modules, module_on
 from hpcdl.results.faults import FaultKind, Status
 from hpcdl.results.records import VERDICTS
 from hpcdl.site import Site

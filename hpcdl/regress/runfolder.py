@@ -1,9 +1,9 @@
 """A run's folder: settings, what ReFrame said, events of its jobs, report, verdicts.
 
-WORK/checks/runs/STAMP holds settings.py, reframe.log, events.jsonl, report.json, stage/ and
-verdicts.json. The run holds a lock on it while it lives. A folder whose lock is free is looked
-through by the next run: jobs that are left, since the run was killed or Slurm did not answer,
-are cancelled; then the lock goes.
+WORK/checks/runs/STAMP holds settings.py, reframe.log, events.jsonl, record.jsonl, report.json,
+stage/ and verdicts.json. The run holds a lock on it while it lives. A directory whose lock is free
+is looked through by the next run: jobs that are left, since the run was killed or Slurm did not
+answer, are cancelled; then the lock goes.
 """
 
 from __future__ import annotations
@@ -47,6 +47,11 @@ class RunFolder:
     def events(self) -> Path:
         """One line per change of a job's state."""
         return self.path / "events.jsonl"
+
+    @property
+    def record(self) -> Path:
+        """One line per thing that ReFrame left out."""
+        return self.path / "record.jsonl"
 
     @property
     def report(self) -> Path:
@@ -99,7 +104,7 @@ def new_run(site: Site) -> Iterator[RunFolder]:
 def read_events(path: Path) -> dict[int, JobEvent]:
     """The last event of every job, by job id; a line cut in the middle is left out."""
     found: dict[int, JobEvent] = {}
-    for entry in _json_lines(path):
+    for entry in json_lines(path):
         with suppress(KeyError, TypeError, ValueError):
             event = JobEvent(
                 job=int(entry["job"]),
@@ -157,7 +162,8 @@ def _free(lock: Path) -> bool:
     return False
 
 
-def _json_lines(path: Path) -> Sequence[dict[str, Any]]:
+def json_lines(path: Path) -> Sequence[dict[str, Any]]:
+    """The mappings of a file of JSON lines; what is cut or missing is left out."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:

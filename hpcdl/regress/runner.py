@@ -1,30 +1,20 @@
-"""Runs ReFrame in a folder of its own, follows it, and turns what it reports into verdicts.
-
-ReFrame is a subprocess with settings rendered for this run. Its back end appends the states of
-its jobs to events.jsonl, which is what `progress` shows. However the run ends, its jobs do not
-outlive it: ReFrame ends with us, and what it leaves is cancelled.
-"""
+"""Runs checks in a directory of their own and turns what ReFrame reports into verdicts."""
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
 import re
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from hpcdl.regress.backend_names import EVENTS_VARIABLE, PARENT_VARIABLE
+from hpcdl.regress.check_request import CheckRequest
 from hpcdl.regress.nodes import name_slow_nodes
 from hpcdl.regress.references import fingerprint, load_references
-from hpcdl.regress.runfolder import RunFolder, cancel_left_jobs, new_run, read_events, sweep
-from hpcdl.regress.settings import Modules, render_settings
+from hpcdl.regress.reframe_adapter.process import Progress, Session, execute, to_argv
+from hpcdl.regress.reframe_adapter.releases import require_reframe
+from hpcdl.regress.reframe_adapter.settings import Modules, render_settings
+from hpcdl.regress.runfolder import RunFolder, new_run, sweep
 from hpcdl.regress.training import ALL, ranks_on
 from hpcdl.regress.verdict import WHOLE_RUN, Verdict, judge_tries, waive
 from hpcdl.results.faults import Fault, FaultKind, Status
@@ -32,49 +22,8 @@ from hpcdl.results.records import VERDICTS
 from hpcdl.site import Site
 from hpcdl.slurm import client
 from hpcdl.slurm.execution import current
-from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite, Stopped
+from hpcdl.system.errors import BadInput
 from hpcdl.system.files import write_atomic
-from hpcdl.system.resources import folder as resource
-from hpcdl.system.signals import terminable
-from hpcdl.system.text import plain
-
-# ReFrame's log of its own, which a killed one leaves, lies in the run's folder; a TMPDIR would
-# go on into the jobs.
-_START = (
-    "import os, tempfile; tempfile.tempdir = os.getcwd(); "
-    "from reframe.frontend.cli import main; main()"
-)
-_FOLLOW_SECONDS = 0.1
-_STOP_SECONDS = 20.0
-_SKIPPED = re.compile(
-    r"WARNING: (skipping test (?:file )?'.*|check path '.*' does not exist.*"
-    r"|skipping evaluation of performance variable .*|.* is not copyable;.*"
-    r"|skipping all dependent test cases(?:\n  - .*)*)",
-    re.MULTILINE,
-)
-_RAN = re.compile(r"\[-+\] start processing checks|Running (\d+) check")
-
-
-@dataclass(frozen=True)
-class CheckRequest:
-    """Which checks to run and how. Empty selections mean all.
-
-    `settings` are options of the training program (`name=value`); `repeat` runs every check so
-    often; `retries` runs those that fail again, the last time counts (None: once more what was
-    too slow on a machine that emulates all nodes, where neighbours on its CPUs come and go);
-    `distribute` runs single-node checks on every node; `measuring` needs no references.
-    """
-
-    partitions: tuple[str, ...] = ()
-    tags: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()
-    settings: tuple[str, ...] = ()
-    waived: tuple[str, ...] = ()
-    paths: tuple[Path, ...] = ()
-    repeat: int = 1
-    retries: int | None = None
-    distribute: bool = False
-    measuring: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,18 +44,6 @@ class CheckOutcome:
     def ok(self) -> bool:
         """Whether there are verdicts and every one passes or is waived."""
         return bool(self.verdicts) and all(verdict.ok for verdict in self.verdicts)
-
-
-Progress = Callable[[RunFolder], None]
-
-
-def require_reframe() -> None:
-    """Raise MissingPrerequisite unless ReFrame is installed beside hpcdl."""
-    if importlib.util.find_spec("reframe") is None:
-        raise MissingPrerequisite(
-            "ReFrame is not installed for this hpcdl",
-            hint="pip install 'hpcdl[checks]' into the same environment",
-        )
 
 
 def run_checks(
@@ -142,9 +79,9 @@ def run_checks(
         )
         write_atomic(folder.settings, text)
         retries = _retries(request, execution.retries if referenced else 0)
-        words = _command(folder, request, retries, serial=execution.serial)
-        exit_code = _execute(folder, words, progress)
-        found = name_slow_nodes(_verdicts(site, folder, request, exit_code, machine), execution)
+        argv = to_argv(folder, request, retries, serial=execution.serial)
+        session = execute(folder, argv, progress)
+        found = name_slow_nodes(_verdicts(site, folder, request, session, machine), execution)
         verdicts = tuple(waive(found, request.waived))
         seconds = time.monotonic() - start
         outcome = CheckOutcome(folder, verdicts, seconds, machine, request.settings)
@@ -188,25 +125,6 @@ def _check_request(site: Site, request: CheckRequest) -> bool:
     return any(known)
 
 
-def _command(folder: RunFolder, request: CheckRequest, retries: int, *, serial: bool) -> list[str]:
-    """ReFrame's command line."""
-    paths = request.paths or (resource("reframe_checks"),)
-    words = [sys.executable, "-c", _START, "-C", str(folder.settings)]
-    words += [word for path in paths for word in ("-c", str(path.absolute()))]
-    words += ["-r", "--nocolor", "--report-file", str(folder.report)]
-    words += ["--perflogdir", str(folder.path / "perflogs")]
-    words += ["--exec-policy", "serial"] if serial else []
-    words += [word for tag in request.tags for word in ("-t", f"^{re.escape(tag)}$")]
-    words += [word for name in request.names for word in ("-n", _name_pattern(name))]
-    words += ["-S", f"settings={','.join(request.settings)}"] if request.settings else []
-    words += ["-S", "measuring=yes"] if request.measuring else []
-    words += ["--repeat", str(request.repeat)] if request.repeat > 1 else []
-    words += ["--max-retries", str(retries)] if retries else []
-    # ReFrame would pin checks of several nodes to one as well.
-    words += ["--distribute=all", "-t", "^node$"] if request.distribute else []
-    return words
-
-
 def _retries(request: CheckRequest, usual: int) -> int:
     if request.retries is not None:
         return request.retries
@@ -215,95 +133,21 @@ def _retries(request: CheckRequest, usual: int) -> int:
     return usual if nightly else 0
 
 
-def _name_pattern(name: str) -> str:
-    """ReFrame's pattern for a check, or for one case of it (`check/case`)."""
-    check, _, case = name.partition("/")
-    # A case that takes all GPUs of a node is known to ReFrame before it knows their number.
-    shaped = re.sub(r"(\d+)x(\d+)", r"\1x(\2|all)", re.escape(case))
-    named = case not in {"", "default"}
-    return rf"^{re.escape(check)}\b" + (f".*={shaped}( |%|$)" if named else "")
-
-
-def _execute(folder: RunFolder, words: Sequence[str], progress: Progress | None) -> int:
-    env = {
-        **os.environ,
-        "NO_COLOR": "1",
-        EVENTS_VARIABLE: str(folder.events),
-        PARENT_VARIABLE: str(os.getpid()),
-        "RFM_SAVE_LOG_FILES": "0",
-    }
-    with terminable(), folder.log.open("w") as log:
-        process = subprocess.Popen(
-            words, cwd=folder.path, env=env, stdin=subprocess.DEVNULL, stdout=log,
-            stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
-        try:
-            while process.poll() is None:
-                if progress:
-                    progress(folder)
-                time.sleep(_FOLLOW_SECONDS)
-        except (KeyboardInterrupt, Stopped):
-            raise _stopped(folder, process) from None
-        finally:
-            if process.poll() is None:
-                process.kill()
-    folder.log.write_text(plain(folder.log.read_text(errors="replace")))
-    with suppress(HpcdlError):  # the next run tries again
-        cancel_left_jobs(folder)
-    return process.returncode
-
-
-def _stopped(folder: RunFolder, process: subprocess.Popen[bytes]) -> Stopped:
-    """End ReFrame and its jobs after a signal."""
-    process.terminate()
-    try:
-        process.wait(_STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-    jobs = sorted(read_events(folder.events))
-    words = f"jobs {', '.join(map(str, jobs))} are cancelled" if jobs else "no job ran"
-    try:
-        cancel_left_jobs(folder)
-    except HpcdlError:
-        words = "Slurm does not answer; the next run cancels what is left"
-    return Stopped(f"stopped; {words}", details=[f"run: {folder.path}"])
-
-
 def _verdicts(
-    site: Site, folder: RunFolder, request: CheckRequest, exit_code: int, machine: str | None
+    site: Site, folder: RunFolder, request: CheckRequest, session: Session, machine: str | None
 ) -> list[Verdict]:
-    """Verdicts on every case, on every file that was skipped, and on what did not run."""
-    report = _report(folder)
+    """Verdicts on every case, on what was left out, and on what did not run."""
     asked = request.retries is not None
     found = [
-        _counted(site, judge_tries(tries, machine, any_fault=asked)) for tries in _tries(report)
+        _counted(site, judge_tries(tries, machine, any_fault=asked)) for tries in session.cases
     ]
-    skipped = _SKIPPED.findall(folder.log.read_text(errors="replace"))
-    broken = [_problem(" ".join(words.split())) for words in skipped]
-    if found and exit_code != 0 and all(verdict.ok for verdict in found):
-        broken.append(_problem(f"ReFrame ended with exit code {exit_code}; see {folder.log}"))
+    broken = [_problem(reason) for reason in session.left_out]
+    if found and session.exit_code != 0 and all(verdict.ok for verdict in found):
+        broken.append(_problem(f"ReFrame exited with status {session.exit_code}; see {folder.log}"))
     if broken or found:
         missing = [*_partitions_without(request, found), *_names_without(request, found)]
         return [*found, *broken, *missing]
-    return [_problem(_why_nothing(folder, request, exit_code, bool(report)))]
-
-
-def _tries(report: Mapping[str, Any]) -> list[list[Mapping[str, Any]]]:
-    """Every case, as often as it ran: a retry holds only those that failed before."""
-    cases: dict[tuple[object, ...], list[Mapping[str, Any]]] = {}
-    for run in report.get("runs") or ():
-        for case in run.get("testcases") or ():
-            key = tuple(case.get(name) for name in ("hashcode", "partition", "environ", "name"))
-            cases.setdefault(key, []).append(case)
-    return [*cases.values()]
-
-
-def _report(folder: RunFolder) -> dict[str, Any]:
-    try:
-        value = json.loads(folder.report.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+    return [_problem(_why_nothing(folder, request, session))]
 
 
 def _problem(reason: str, partition: str = "") -> Verdict:
@@ -343,10 +187,10 @@ def _counted(site: Site, verdict: Verdict) -> Verdict:
     return replace(verdict, case=verdict.case.replace("xall", f"x{count}"))
 
 
-def _why_nothing(folder: RunFolder, request: CheckRequest, exit_code: int, reported: bool) -> str:
-    text = folder.log.read_text(errors="replace")
-    if exit_code != 0 or not (_RAN.search(text) or reported):
+def _why_nothing(folder: RunFolder, request: CheckRequest, session: Session) -> str:
+    if session.exit_code != 0 or session.selected != 0:
+        text = folder.log.read_text(errors="replace")
         last = [line for line in text.splitlines() if line.strip()][-3:]
-        return f"ReFrame ended with exit code {exit_code}: {' / '.join(last)[-400:]}"
+        return f"ReFrame exited with status {session.exit_code}: {' / '.join(last)[-400:]}"
     wanted = [*(f"tag {tag}" for tag in request.tags), *(f"name {n}" for n in request.names)]
     return "no check was selected" + (f" by {', '.join(wanted)}" if wanted else "")

@@ -15,7 +15,8 @@ from hpcdl.cluster import down, environment, up
 from hpcdl.jobs import Module
 from hpcdl.jobs.script import render_script
 from hpcdl.jobs.spec import JobSpec
-from hpcdl.regress.runner import CheckRequest, run_checks
+from hpcdl.regress.check_request import CheckRequest
+from hpcdl.regress.runner import run_checks
 from hpcdl.site import Site, find_site_file, load_site
 from hpcdl.system.errors import HpcdlError, MissingPrerequisite
 from hpcdl.system.resources import cache

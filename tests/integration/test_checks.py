@@ -16,11 +16,12 @@ from hpcdl.cluster import ClusterState, processes, read_state, up
 from hpcdl.jobs.script import render_script
 from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.regress.batch import take_apart
+from hpcdl.regress.check_request import CheckRequest
 from hpcdl.regress.measure import measure
 from hpcdl.regress.references import Reference, site_file, update_references
+from hpcdl.regress.reframe_adapter.settings import render_settings
 from hpcdl.regress.runfolder import read_events, runs_folder, sweep
-from hpcdl.regress.runner import CheckOutcome, CheckRequest, run_checks
-from hpcdl.regress.settings import render_settings
+from hpcdl.regress.runner import CheckOutcome, run_checks
 from hpcdl.results.faults import FaultKind, Status
 from hpcdl.site import Site, find_site_file, load_site
 from hpcdl.slurm import client
@@ -35,7 +36,8 @@ NO_MODULE = Module(())
 # A run of its own process, as a person's would be, but without a release.
 RUN = (
     "import sys; from pathlib import Path; from hpcdl.site import load_site;"
-    "from hpcdl.jobs.spec import Module; from hpcdl.regress.runner import *;"
+    "from hpcdl.jobs.spec import Module; from hpcdl.regress.runner import run_checks;"
+    "from hpcdl.regress.check_request import CheckRequest;"
     "run_checks(load_site(Path(sys.argv[1])), Module(()),"
     " CheckRequest(partitions=('p100',), names=(sys.argv[3],), paths=(Path(sys.argv[2]),)))"
 )
@@ -91,7 +93,7 @@ def test_nothing_passes_that_does_not_deserve_it(site: Site) -> None:
     assert "missing metric: images_per_second" in found["no_metric"].reason
     assert "missing result" in found["no_result"].reason
     assert "50% below" in found["slower"].reason
-    assert "performance variable 'speed'" in found["(run)"].reason
+    assert "ReFrame left out metric speed" in found["(run)"].reason
     assert not outcome.ok
     assert not any(verdict.waived for verdict in outcome.verdicts)
     # Faults come through ReFrame's report as data, also those of a job that was given up.
@@ -141,7 +143,7 @@ def test_a_reference_of_too_few_runs_gives_no_verdict(site: Site) -> None:
 @pytest.mark.parametrize(
     ("file", "request_", "reason"),
     [
-        ("checks_with_an_error.py", {}, "skipping test file"),
+        ("checks_with_an_error.py", {}, "ReFrame left out check file"),
         ("checks_that_look_well.py", {"tags": ("nobody-has-this",)}, "no check was selected"),
         ("checks_that_look_well.py", {"names": ("nobody",)}, "no check was selected"),
         ("checks_that_look_well.py", {"partitions": ("cpu",), "names": ("honest",)},
@@ -195,8 +197,7 @@ def test_a_check_that_is_left_out_because_of_another_is_told(site: Site, tmp_pat
     outcome = run(site, str(tmp_path / "team.py"))
     found = {verdict.check: verdict for verdict in outcome.verdicts}
     assert found["alone"].status is Status.PASS, found
-    assert "skipping all dependent test cases" in found["(run)"].reason
-    assert "dependent" in found["(run)"].reason
+    assert "ReFrame left out case dependent" in found["(run)"].reason
 
 
 RULED = """

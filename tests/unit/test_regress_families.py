@@ -17,6 +17,7 @@ from hpcdl.jobs.preflight import Probe
 from hpcdl.jobs.spec import Module
 from hpcdl.predict.request import Request, answer
 from hpcdl.regress.bandwidth import bandwidth, nccl_faults, size_name
+from hpcdl.regress.check_request import CheckRequest
 from hpcdl.regress.command import to_argv
 from hpcdl.regress.input_metrics import image_rate, of_bench, place_to_read
 from hpcdl.regress.learning import (
@@ -27,9 +28,10 @@ from hpcdl.regress.learning import (
     resume_faults,
     resumed_program,
 )
+from hpcdl.regress.reframe_adapter.process import to_argv as reframe_argv
 from hpcdl.regress.result import Measured
 from hpcdl.regress.runfolder import RunFolder
-from hpcdl.regress.runner import CheckRequest, _command, _retries
+from hpcdl.regress.runner import _retries
 from hpcdl.regress.sanity import binding_faults, faults_of, version_faults
 from hpcdl.regress.scaling import SHAPES, YARDSTICKS, expected_efficiency, widened
 from hpcdl.regress.training import ALL, TrainingCase, efficiency, job_on
@@ -163,7 +165,7 @@ def test_a_node_tells_its_driver_whichever_program_ran(monkeypatch: pytest.Monke
     for ran in (Measured({"versions": {"driver": "2"}}), of_bench(Measured({"driver": "2"}))):
         shown = SimpleNamespace(
             evidence={"driver": "1"}, measured=lambda ran=ran: ran, metrics=tuple,
-            job=SimpleNamespace(exitcode=0), ended=lambda _: [], faults=lambda _: [],
+            job=SimpleNamespace(exitcode=0, record=None), ended=lambda _: [], faults=lambda _: [],
         )  # fmt: skip
         check.gather(shown)
         assert shown.evidence["driver"] == "2", "the site file's word counts where there is none"
@@ -346,6 +348,6 @@ def test_only_a_night_on_one_machine_tries_again_by_itself(
     tmp_path: Path, request_: CheckRequest, serial: bool, times: int
 ) -> None:
     retries = _retries(request_, int(serial))
-    words = _command(RunFolder(tmp_path), request_, retries, serial=serial)
+    words = reframe_argv(RunFolder(tmp_path), request_, retries, serial=serial)
     found = words[words.index("--max-retries") + 1] if "--max-retries" in words else "0"
     assert found == str(times)

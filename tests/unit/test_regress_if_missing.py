@@ -20,7 +20,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(check, "_modules", lambda *_: {"p100": Module((), None, "tf-1")})
     monkeypatch.setattr("hpcdl.regress.measure.measure", measure)
-    monkeypatch.setattr("hpcdl.regress.runner.require_reframe", lambda: None)
+    monkeypatch.setattr("hpcdl.regress.reframe_adapter.releases.require_reframe", lambda: None)
     return calls
 
 

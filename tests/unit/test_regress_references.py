@@ -16,8 +16,8 @@ from hpcdl.regress.references import (
     render_references,
     spread_of,
 )
+from hpcdl.regress.reframe_adapter.settings import reframe_name, render_settings
 from hpcdl.regress.result import losses_fall
-from hpcdl.regress.settings import reframe_name, render_settings
 from hpcdl.site import find_site_file, load_site
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 
@@ -109,7 +109,7 @@ def test_a_training_must_learn(losses: list[float], word: str | None) -> None:
 @pytest.mark.parametrize("name", ["embedded", "pi", "p100-v100-k80", "a100-h100"])
 def test_settings_are_python_with_a_literal_configuration(name: str) -> None:
     text = render_settings(load_site(find_site_file(name)), Module(("tensorflow",)))
-    body = text.replace("import hpcdl.regress.backend", "")
+    body = text.replace("import hpcdl.regress.reframe_adapter.backend", "")
     found: dict[str, object] = {}
     exec(compile(body, "settings.py", "exec"), found)
     (system,) = found["site_configuration"]["systems"]  # type: ignore[index]

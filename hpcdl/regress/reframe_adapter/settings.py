@@ -12,7 +12,7 @@ import pprint
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,21 +40,6 @@ class Environment:
     prepare: tuple[str, ...] = ()
     partitions: tuple[str, ...] = ()
     """The partitions it is for; all where there are none."""
-
-
-@dataclass(frozen=True)
-class PartitionSettings:
-    """A partition in ReFrame's words."""
-
-    name: str
-    descr: str
-    access: list[str]
-    resources: list[dict[str, Any]]
-    processor: dict[str, Any]
-    devices: list[dict[str, Any]]
-    features: list[str]
-    containers: list[dict[str, Any]] = field(default_factory=list)
-    extras: dict[str, Any] = field(default_factory=dict)
 
 
 def system_name(site: Site) -> str:
@@ -142,41 +127,29 @@ def _prepare(site: Site, module: Module) -> tuple[str, ...]:
 
 def partition_settings(
     site: Site, partition: Partition, module: Module, execution: ExecutionProfile
-) -> PartitionSettings:
-    """One partition in ReFrame's words."""
+) -> dict[str, Any]:
+    """One partition in ReFrame's terms."""
     gpu = partition.gpu
-    return PartitionSettings(
-        name=reframe_name(partition.name),
-        descr=_description(partition),
-        access=_access(site, partition),
-        resources=_resources(site, partition),
-        processor={
+    device = {"type": "gpu", "model": gpu.model, "arch": gpu.compute,
+              "num_devices": gpu.per_node} if gpu else None  # fmt: skip
+    features = (*partition.features, "gpu" if gpu else "cpu", site.container)
+    return {
+        "name": reframe_name(partition.name),
+        "descr": _description(partition),
+        "access": _access(site, partition),
+        "resources": _resources(site, partition),
+        "processor": {
             "arch": partition.target,
             "num_cpus": partition.cpus,
             "num_cpus_per_core": partition.threads_per_core,
             "num_cpus_per_socket": partition.cpus // partition.sockets,
             "num_sockets": partition.sockets,
         },
-        devices=[
-            {"type": "gpu", "model": gpu.model, "arch": gpu.compute, "num_devices": gpu.per_node}
-        ]
-        if gpu
-        else [],
-        features=[
-            *dict.fromkeys(
-                map(
-                    reframe_name,
-                    (
-                        *partition.features,
-                        "gpu" if gpu else "cpu",
-                        *([site.container] if site.container else []),
-                    ),
-                )
-            )
-        ],
+        "devices": [device] if device else [],
+        "features": [*dict.fromkeys(map(reframe_name, filter(None, features)))],
         # Pyxis is a plugin of srun, which ReFrame knows nothing of.
-        containers=[{"type": "Apptainer"}] if site.container == "apptainer" else [],
-        extras={
+        "containers": [{"type": "Apptainer"}] if site.container == "apptainer" else [],
+        "extras": {
             "hpcdl_site": str(site.source),
             "hpcdl_partition": partition.name,
             "hpcdl_modules": list(module.names),
@@ -189,7 +162,7 @@ def partition_settings(
             "gpus_per_node": partition.gpus_per_node,
             "memory_gb": partition.memory_gb,
         },
-    )
+    }
 
 
 def _description(partition: Partition) -> str:

@@ -1,0 +1,28 @@
+"""Which checks to run, and how: a plain value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class CheckRequest:
+    """Which checks to run and how. Empty selections mean all.
+
+    `settings` are options of the training program (`name=value`); `repeat` runs every check so
+    often; `retries` runs those that fail again, the last time counts (None: what was too slow, as
+    often as the execution profile says); `distribute` runs single-node checks on every node;
+    `measuring` needs no references.
+    """
+
+    partitions: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+    waived: tuple[str, ...] = ()
+    paths: tuple[Path, ...] = ()
+    repeat: int = 1
+    retries: int | None = None
+    distribute: bool = False
+    measuring: bool = False

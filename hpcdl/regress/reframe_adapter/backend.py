@@ -1,0 +1,296 @@
+"""What ReFrame loads beside its settings: our scheduler `hpcdl-slurm` and launcher `hpcdl-srun`.
+
+ReFrame's own back ends either need accounting or never learn how a job ended: a job killed by
+its time limit or by a lost node after printing the right words would pass. This one asks
+slurmctld (and accounting, for jobs that slurmctld forgot), turns every other ending than the
+program's own into a failure, notices jobs that hang, and tells the run folder how jobs stand.
+"""
+
+# mypy: disable-error-code="misc,untyped-decorator"
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import reframe
+from reframe.core.backends import register_launcher, register_scheduler
+from reframe.core.exceptions import ConfigError, JobError, JobSchedulerError
+from reframe.core.launchers.mpi import SrunLauncher
+from reframe.core.schedulers.slurm import SlurmJobScheduler, _SlurmJob
+from reframe.utility import nodelist_abbrev
+
+from hpcdl.regress.job_state import (
+    PATIENCE_SECONDS,
+    Watchdog,
+    fault_of,
+    unavailable,
+    waits_too_long,
+)
+from hpcdl.regress.priority import go_first
+from hpcdl.regress.reframe_adapter.process import EVENTS_VARIABLE, PARENT_VARIABLE
+from hpcdl.regress.reframe_adapter.releases import require_reframe
+from hpcdl.results.faults import Fault, FaultKind
+from hpcdl.slurm import client
+from hpcdl.slurm.hostlist import expand_hostlist
+from hpcdl.slurm.parse import JobRecord
+from hpcdl.system.errors import HpcdlError
+
+SCHEDULER, LAUNCHER = "hpcdl-slurm", "hpcdl-srun"
+try:
+    require_reframe(reframe.VERSION)
+except HpcdlError as lack:  # as ReFrame says what is wrong with its settings
+    raise ConfigError(lack.message) from None
+_POLL_SECONDS = 0.4
+_AWAY_SECONDS = 90.0
+_UNKNOWN_SECONDS = 10.0
+_UNAVAILABLE_SECONDS = 60.0
+"""A node that has just ended a job may look so for a moment."""
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """What hpcdl's checks know of their job, and ReFrame does not.
+
+    `directives` are the options of its script and `launcher` starts its program; `log` takes all
+    output. It may be queued again `restarts` times, wait `patience` seconds for nodes, and run
+    `silence` seconds without a sign of life. `priority_in` is the slurm.conf of a cluster on
+    which its processes go first, '' for none.
+    """
+
+    directives: tuple[str, ...]
+    launcher: str
+    name: str
+    log: str
+    restarts: int
+    silence: float
+    patience: float
+    priority_in: str
+
+
+class HpcdlJob(_SlurmJob):
+    """A job as Slurm knows it; ReFrame asks through the properties. `plan`: of our checks only."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.plan: JobPlan | None = None
+        self.id: int | None = None
+        self.record: JobRecord | None = None
+        self.fault: Fault | None = None
+        self.told = False
+        self.faults: list[Any] = []
+        self.submitted = self.asked = 0.0
+        self.since: dict[str, float] = {}
+        self.watchdog: Watchdog | None = None
+
+    # What ReFrame's own schedulers set as private attributes follows from what Slurm said last.
+    jobid = property(lambda self: str(self.id) if self.id else None)
+    submit_time = property(lambda self: self.submitted or None)
+    state = property(lambda self: self.record.state if self.record else None)
+    exitcode = property(lambda self: _exit_code(self.record))
+    nodelist = property(lambda self: [*expand_hostlist(self.record.nodes)] if self.record else [])
+    stdout = property(lambda self: self.plan.log if self.plan else super().stdout)
+    stderr = property(lambda self: self.plan.log if self.plan else super().stderr)
+
+    def finished(self) -> bool:
+        """Whether it has ended; raises once why it was given up."""
+        done = bool(super().finished())
+        if done and self.fault and not self.told:
+            self.told = True
+            raise JobError(str(self.fault), self.jobid)
+        return done
+
+
+@register_scheduler(SCHEDULER)
+class HpcdlSlurm(SlurmJobScheduler):
+    """Slurm, asked through `scontrol show job`."""
+
+    def make_job(self, *args: Any, **kwargs: Any) -> HpcdlJob:
+        """A job that this scheduler knows."""
+        return HpcdlJob(*args, **kwargs)
+
+    def emit_preamble(self, job: HpcdlJob) -> list[str]:
+        """The #SBATCH lines: those of hpcdl where the check brought them, else ReFrame's."""
+        if job.plan is None:
+            lines: list[str] = super().emit_preamble(job)
+            return lines
+        pinned = [f"--nodelist={nodelist_abbrev(job.pin_nodes)}"] if job.pin_nodes else []
+        return [f"#SBATCH {option}" for option in (*job.plan.directives, *pinned, *job.cli_options)]
+
+    def submit(self, job: HpcdlJob) -> None:
+        """Queue the job, with an environment that cannot leak into it."""
+        try:
+            job.id = client.submit(Path(job.script_filename))
+        except HpcdlError as fault:
+            raise JobSchedulerError(" ".join((fault.message, *fault.details))) from fault
+        job.submitted = time.time()
+        _tell(job, "SUBMITTED")
+
+    def poll(self, *jobs: HpcdlJob | None) -> None:
+        """Learn how jobs stand."""
+        _leave_with_parent()
+        for job in jobs:
+            if job is not None and not self.finished(job) and _due(job):
+                self._ask(job)
+
+    def finished(self, job: HpcdlJob) -> bool:
+        """Whether the job has ended, or was given up.
+
+        ReFrame raises the exception of a job once and then waits for its end: a job that was
+        given up has ended, whatever Slurm still does with it.
+        """
+        return bool(job.fault or (job.record and not job.record.active))
+
+    def wait(self, job: HpcdlJob) -> None:
+        """Wait for the job's end."""
+        while not self.finished(job):
+            self.poll(job)
+            time.sleep(_POLL_SECONDS)
+
+    def _ask(self, job: HpcdlJob) -> None:
+        try:
+            record = client.job(int(job.jobid or 0))
+        except HpcdlError as fault:
+            if _lasts(job, "away", _AWAY_SECONDS):
+                text = f"Slurm away: {fault.message} for {_AWAY_SECONDS:.0f} s"
+                self._give_up(job, Fault(FaultKind.SLURM_AWAY, text))
+            return
+        if record is None:
+            if _lasts(job, "unknown", _UNKNOWN_SECONDS):
+                self._give_up(job, fault_of(None))
+            return
+        cannot_start = unavailable(record) if job.pin_nodes else None
+        if cannot_start is None:
+            job.since = {}
+        elif _lasts(job, "unavailable", _UNAVAILABLE_SECONDS):
+            self._give_up(job, cannot_start)
+            return
+        self._take(job, record)
+
+    def _take(self, job: HpcdlJob, record: JobRecord) -> None:
+        changed, job.record = record.state != job.state, record
+        if changed:
+            _tell(job, record.state)
+        waited = time.time() - job.submitted
+        limit = min(
+            job.plan.patience if job.plan else PATIENCE_SECONDS, job.max_pending_time or math.inf
+        )
+        fault = fault_of(record, job.plan.restarts if job.plan else 0)
+        fault = fault or waits_too_long(record, waited, limit)
+        if fault is None and record.state == "RUNNING":
+            fault = _hang(job, record)
+            if job.plan and job.plan.priority_in:
+                go_first(record.id, job.plan.priority_in)
+        if fault is not None:
+            self._give_up(job, fault)
+
+    def _give_up(self, job: HpcdlJob, fault: Fault) -> None:
+        """Make the check fail with a fault, which its evidence takes, and leave no job behind."""
+        job.fault = fault
+        job.faults.append(fault.as_data())
+        _tell(job, "GIVEN_UP", str(fault))
+        with suppress(HpcdlError):
+            client.cancel([int(job.jobid or 0)])
+
+
+@register_launcher(LAUNCHER)
+class HpcdlSrun(SrunLauncher):
+    """The launch line of hpcdl; for checks without one, ReFrame's own srun.
+
+    That one ends with its first failing rank, where Slurm's default would hang.
+    """
+
+    def command(self, job: HpcdlJob) -> list[str]:
+        """The launcher and its options."""
+        if job.plan:
+            return [job.plan.launcher]
+        return [*super().command(job), "--kill-on-bad-exit=1"]
+
+
+def declared_name(check: type) -> str:
+    """The name of a check's class, not of those that ReFrame derives to repeat or distribute it."""
+    return next(cls.__name__ for cls in check.__mro__ if cls.__module__ != "reframe.core.meta")
+
+
+def _exit_code(record: JobRecord | None) -> int | None:
+    return record.exit_code if record and not record.active else None
+
+
+def _due(job: HpcdlJob) -> bool:
+    """Whether the last question was long enough ago; slurmctld serves others too."""
+    now = time.monotonic()
+    if now - job.asked < _POLL_SECONDS:
+        return False
+    job.asked = now
+    return True
+
+
+def _lasts(job: HpcdlJob, what: str, limit: float) -> bool:
+    """Whether `what` has been so for `limit` seconds."""
+    return time.monotonic() - job.since.setdefault(what, time.monotonic()) > limit
+
+
+def _hang(job: HpcdlJob, record: JobRecord) -> Fault | None:
+    """Why a job that is called RUNNING is taken for dead, or None."""
+    if job.watchdog is None:
+        job.watchdog = Watchdog(job.plan.silence) if job.plan else Watchdog()
+    silence = job.watchdog.silence(_signs(Path(job.workdir)))
+    if not job.watchdog.suspicious(silence):
+        return None
+    return job.watchdog.fault(silence, node_restarted=_node_restarted(record))
+
+
+def _signs(folder: Path) -> object:
+    """What changes while a job is alive: sizes and times of its files."""
+    found = []
+    with suppress(OSError):
+        for entry in os.scandir(folder):
+            with suppress(OSError):
+                status = entry.stat()
+                found.append((entry.name, status.st_size, status.st_mtime_ns))
+    return sorted(found)
+
+
+def _node_restarted(record: JobRecord) -> bool:
+    """Whether slurmd of one of the job's nodes started after the job did."""
+    with suppress(HpcdlError):
+        return any(
+            started and record.started and started > record.started
+            for started in client.daemon_starts(record.nodes).values()
+        )
+    return False
+
+
+def _tell(job: HpcdlJob, state: str, why: str = "") -> None:
+    """Append one line to the run's events, for whoever follows the run."""
+    path = os.environ.get(EVENTS_VARIABLE)
+    if not path:
+        return
+    record = job.record
+    event = {
+        "time": time.time(),
+        "job": job.id,
+        "name": job.plan.name if job.plan else job.name,
+        "folder": str(job.workdir),
+        "state": state,
+        "why": why or (record.reason if record else ""),
+        "nodes": record.nodes if record else "",
+        "restarts": record.restarts if record else 0,
+    }
+    with Path(path).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(event) + "\n")
+
+
+def _leave_with_parent() -> None:
+    """End ReFrame, and with it its jobs, once the process that started it is gone."""
+    parent = os.environ.get(PARENT_VARIABLE)
+    if parent and os.getppid() != int(parent):
+        os.environ.pop(PARENT_VARIABLE)
+        os.kill(os.getpid(), signal.SIGTERM)

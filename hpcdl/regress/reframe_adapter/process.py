@@ -1,0 +1,163 @@
+"""ReFrame from outside: its command line, its process, and what it reports of a run.
+
+It is a subprocess with settings rendered for this run, in the run's directory. Its report says
+how cases went, the recorder's file what was left out. However the run ends, its jobs do not
+outlive it: ReFrame ends with us, and what it leaves is cancelled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from hpcdl.regress.check_request import CheckRequest
+from hpcdl.regress.runfolder import RunFolder, cancel_left_jobs, json_lines, read_events
+from hpcdl.system.errors import HpcdlError, Stopped
+from hpcdl.system.resources import folder as resource
+from hpcdl.system.signals import terminable
+from hpcdl.system.text import plain
+
+EVENTS_VARIABLE, PARENT_VARIABLE = "HPCDL_CHECK_EVENTS", "HPCDL_CHECK_PARENT"
+RECORD_VARIABLE = "HPCDL_CHECK_RECORD"
+"""What the process inside is told: files to write, and whose end is its own."""
+_RECORDER = "hpcdl.regress.reframe_adapter.recorder"
+_FOLLOW_SECONDS = 0.1
+_STOP_SECONDS = 20.0
+Progress = Callable[[RunFolder], None]
+
+
+@dataclass(frozen=True)
+class Session:
+    """What ReFrame tells of a run: each case as often as it ran, and what it left out.
+
+    `selected` is the number of cases; None when ReFrame did not get so far.
+    """
+
+    exit_code: int
+    cases: tuple[Sequence[Mapping[str, Any]], ...]
+    left_out: tuple[str, ...]
+    selected: int | None
+
+
+def to_argv(folder: RunFolder, request: CheckRequest, retries: int, *, serial: bool) -> list[str]:
+    """ReFrame's command line."""
+    paths = request.paths or (resource("reframe_checks"),)
+    argv = [sys.executable, "-m", _RECORDER, "-C", str(folder.settings)]
+    argv += [part for path in paths for part in ("-c", str(path.absolute()))]
+    argv += ["-r", "--nocolor", "--report-file", str(folder.report)]
+    argv += ["--perflogdir", str(folder.path / "perflogs")]
+    argv += ["--exec-policy", "serial"] if serial else []
+    argv += [part for tag in request.tags for part in ("-t", f"^{re.escape(tag)}$")]
+    argv += [part for name in request.names for part in ("-n", _name_pattern(name))]
+    argv += ["-S", f"settings={','.join(request.settings)}"] if request.settings else []
+    argv += ["-S", "measuring=yes"] if request.measuring else []
+    argv += ["--repeat", str(request.repeat)] if request.repeat > 1 else []
+    argv += ["--max-retries", str(retries)] if retries else []
+    # ReFrame would pin checks of several nodes to one as well.
+    argv += ["--distribute=all", "-t", "^node$"] if request.distribute else []
+    return argv
+
+
+def _name_pattern(name: str) -> str:
+    """ReFrame's pattern for a check, or for one case of it (`check/case`)."""
+    check, _, case = name.partition("/")
+    # A case that takes all GPUs of a node is known to ReFrame before it knows their number.
+    shaped = re.sub(r"(\d+)x(\d+)", r"\1x(\2|all)", re.escape(case))
+    named = case not in {"", "default"}
+    return rf"^{re.escape(check)}\b" + (f".*={shaped}( |%|$)" if named else "")
+
+
+def execute(folder: RunFolder, argv: Sequence[str], progress: Progress | None) -> Session:
+    """Run ReFrame to its end.
+
+    Raises:
+        Stopped: a signal ended it; its jobs were cancelled.
+    """
+    env = {
+        **os.environ,
+        "NO_COLOR": "1",
+        EVENTS_VARIABLE: str(folder.events),
+        PARENT_VARIABLE: str(os.getpid()),
+        RECORD_VARIABLE: str(folder.record),
+        "RFM_SAVE_LOG_FILES": "0",
+    }
+    with terminable(), folder.log.open("w") as log:
+        process = subprocess.Popen(
+            argv, cwd=folder.path, env=env, stdin=subprocess.DEVNULL, stdout=log,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        try:
+            while process.poll() is None:
+                if progress:
+                    progress(folder)
+                time.sleep(_FOLLOW_SECONDS)
+        except (KeyboardInterrupt, Stopped):
+            raise _stopped(folder, process) from None
+        finally:
+            if process.poll() is None:
+                process.kill()
+    folder.log.write_text(plain(folder.log.read_text(errors="replace")))
+    with suppress(HpcdlError):  # the next run tries again
+        cancel_left_jobs(folder)
+    return read_session(folder, process.returncode)
+
+
+def _stopped(folder: RunFolder, process: subprocess.Popen[bytes]) -> Stopped:
+    """End ReFrame and its jobs after a signal."""
+    process.terminate()
+    try:
+        process.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+    jobs = sorted(read_events(folder.events))
+    said = f"jobs {', '.join(map(str, jobs))} are cancelled" if jobs else "no job ran"
+    try:
+        cancel_left_jobs(folder)
+    except HpcdlError:
+        said = "Slurm does not answer; the next run cancels what is left"
+    return Stopped(f"stopped; {said}", details=[f"run: {folder.path}"])
+
+
+def read_session(folder: RunFolder, exit_code: int) -> Session:
+    """What ReFrame and the recorder left in a run's directory."""
+    events = json_lines(folder.record)
+    found = [
+        f"ReFrame left out {event['kind']} {event['name']}: {event['why']}"
+        for event in events
+        if event["event"] == "left out"
+    ]
+    if exit_code == 0 and not events:
+        found.append(f"nothing recorded what ReFrame left out; see {folder.log}")
+    selected = [int(event["cases"]) for event in events if event["event"] == "selected"]
+    return Session(
+        exit_code=exit_code,
+        cases=tuple(_tries(_report(folder))),
+        left_out=tuple(dict.fromkeys(found)),
+        selected=selected[-1] if selected else None,
+    )
+
+
+def _tries(report: Mapping[str, Any]) -> list[list[Mapping[str, Any]]]:
+    """Every case, as often as it ran: a retry holds only those that failed before."""
+    cases: dict[tuple[object, ...], list[Mapping[str, Any]]] = {}
+    for run in report.get("runs") or ():
+        for case in run.get("testcases") or ():
+            key = tuple(case.get(name) for name in ("hashcode", "partition", "environ", "name"))
+            cases.setdefault(key, []).append(case)
+    return [*cases.values()]
+
+
+def _report(folder: RunFolder) -> dict[str, Any]:
+    try:
+        value = json.loads(folder.report.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}

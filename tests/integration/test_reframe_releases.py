@@ -1,0 +1,162 @@
+"""Probes of ReFrame itself, without a cluster: it knows hpcdl's checks, and leaves nothing out.
+
+They run with the ReFrame beside this hpcdl; `make test-reframe`: with every supported release.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcdl.jobs.spec import Module
+from hpcdl.regress.reframe_adapter.process import RECORD_VARIABLE, Session, read_session
+from hpcdl.regress.reframe_adapter.releases import supported
+from hpcdl.regress.reframe_adapter.settings import render_settings
+from hpcdl.regress.runfolder import RunFolder
+from hpcdl.site import find_site_file, load_site
+from hpcdl.system.resources import folder
+
+pytest.importorskip("reframe", reason="ReFrame is not installed (pip install 'hpcdl[checks]')")
+ROOT = Path(__file__).resolve().parents[2]
+PYTHONS = os.environ.get("HPCDL_REFRAME_PYTHONS", sys.executable).split(":")
+LOCAL = """
+site_configuration = {
+    "systems": [{"name": "here", "hostnames": [".*"], "partitions": [
+        {"name": "all", "scheduler": "local", "launcher": "local", "environs": ["none"]}]}],
+    "environments": [{"name": "none"}],
+}
+"""
+TEAM = """
+import reframe as rfm
+import reframe.utility.sanity as sn
+from reframe.core.builtins import (parameter, performance_function, run_after, sanity_function,
+                                   variable)
+
+class Plain(rfm.RunOnlyRegressionTest):
+    valid_systems, valid_prog_environs, executable = ["*"], ["*"], "true"
+
+    @sanity_function
+    def well(self):
+        return sn.assert_true(1)
+
+@rfm.simple_test
+class runs(Plain):
+    pass
+
+@rfm.simple_test
+class without_values(Plain):
+    size = parameter()
+
+@rfm.simple_test
+class without_systems(rfm.RunOnlyRegressionTest):
+    valid_prog_environs, executable = ["*"], "true"
+
+@rfm.simple_test
+class not_copyable(Plain):
+    @run_after("init")
+    def hold(self):
+        self.held = (n for n in range(3))
+
+@rfm.simple_test
+class raises(Plain):
+    @run_after("init")
+    def fail(self):
+        raise ValueError("no such thing")
+
+@rfm.simple_test
+class does_not_apply(Plain):
+    @run_after("init")
+    def leave(self):
+        self.skip_if(True, "not here")
+
+@rfm.simple_test
+class depends(Plain):
+    @run_after("init")
+    def needs(self):
+        self.depends_on("nobody")
+
+@rfm.simple_test
+class without_value(Plain):
+    @performance_function("MB/s")
+    def speed(self):
+        return sn.extractsingle("speed: (.*)", self.stdout, 1, float)
+"""
+
+
+def reframe(python: str, directory: Path, *argv: object) -> tuple[Session, str]:
+    """Run ReFrame as hpcdl does, and give what it told and printed."""
+    run = RunFolder(directory)
+    env = {key: value for key, value in os.environ.items() if not key.startswith("RFM_")}
+    env |= {"PYTHONPATH": str(ROOT), RECORD_VARIABLE: str(run.record)}
+    done = subprocess.run(
+        [python, "-m", "hpcdl.regress.reframe_adapter.recorder", *map(str, argv),
+         "--prefix", directory, "--report-file", run.report],
+        env=env, cwd=directory, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    return read_session(run, done.returncode), done.stdout + done.stderr
+
+
+@pytest.fixture(params=PYTHONS)
+def python(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_it_is_a_supported_release(python: str) -> None:
+    asked = [python, "-c", "import reframe; print(reframe.VERSION)"]
+    assert subprocess.check_output(asked, text=True).strip() in supported()
+
+
+def test_all_checks_of_hpcdl_are_known_to_reframe(python: str, tmp_path: Path) -> None:
+    settings = tmp_path / "settings.py"
+    settings.write_text(render_settings(load_site(find_site_file("pi")), Module(())))
+    session, said = reframe(python, tmp_path, "-C", settings, "--describe")
+    assert (session.exit_code, session.left_out) == (0, ()), said
+    listed = {check["@class"] for check in json.loads(said)}
+    declared = {
+        name
+        for path in folder("reframe_checks").glob("*.py")
+        for name in re.findall(r"^@rfm\.simple_test\nclass (\w+)", path.read_text(), re.MULTILINE)
+    }
+    assert declared <= listed
+    assert len(declared) > 10
+
+
+def test_what_it_leaves_out_is_told(python: str, tmp_path: Path) -> None:
+    for name, text in {"settings": LOCAL, "team": TEAM, "cut": "import reframe\nnothing\n"}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    argv = [part for name in ("team", "cut", "gone") for part in ("-c", tmp_path / f"{name}.py")]
+    session, said = reframe(python, tmp_path, "-C", tmp_path / "settings.py", *argv, "-r")
+    assert [line.partition(": ")[0] for line in session.left_out] == [
+        f"ReFrame left out check file {tmp_path}/gone.py",
+        "ReFrame left out check without_values",
+        "ReFrame left out check raises",
+        "ReFrame left out check without_systems",
+        "ReFrame left out check not_copyable",
+        f"ReFrame left out check file {tmp_path}/cut.py",
+        "ReFrame left out case depends @here:all+none",
+        "ReFrame left out metric speed",
+    ], said
+    assert "no such thing" in session.left_out[2]
+    assert "name 'nothing' is not defined" in session.left_out[5]
+    assert session.selected == 2
+    assert sorted(case["name"] for (case,) in session.cases) == ["runs", "without_value"]
+    assert session.exit_code == 0, "which is why it must be told"
+
+
+def test_a_run_that_selects_nothing_says_so(python: str, tmp_path: Path) -> None:
+    for name, text in {"settings": LOCAL, "team": TEAM}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    files = ("-C", tmp_path / "settings.py", "-c", tmp_path / "team.py")
+    session, said = reframe(python, tmp_path, *files, "-r", "-n", "nobody")
+    assert (session.exit_code, session.selected, session.cases) == (0, 0, ()), said
+
+
+def test_what_nobody_recorded_is_told(tmp_path: Path) -> None:
+    (told,) = read_session(RunFolder(tmp_path), 0).left_out
+    assert "nothing recorded" in told
