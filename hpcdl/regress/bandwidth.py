@@ -9,9 +9,9 @@ from hpcdl.results.records import at
 SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 26)
 """Bytes: a small layer's gradient, Horovod's fusion at work, and what large models send."""
 SMALL_SIZES = (1 << 16, 1 << 20, 1 << 22)
-"""On one machine that emulates all nodes: its memory carries everything several times."""
+"""On a single node: its memory carries everything several times."""
 REPEATS, SHARED_REPEATS = 20, 200
-"""Iterations of each size. On one machine the best of many seconds counts: another program may
+"""Iterations of each size. On a single node the best of many seconds counts: another program may
 keep its CPUs for longer than 20 iterations take."""
 _UNITS = ((1 << 20, "MiB"), (1 << 10, "KiB"))
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from hpcdl.regress.check_request import CheckRequest
 from hpcdl.regress.references import (
     MIN_RUNS,
-    WIDEST,
     Reference,
     fingerprint,
     from_runs,
@@ -111,9 +110,7 @@ def derive(site: Site, modules: Modules, outcome: CheckOutcome) -> tuple[Referen
             values = [m.value for v in group for m in v.metrics if m.name == metric.name]
             row = _empty_row(site, modules, group, metric)
             good = [value for value in values if value is not None]
-            row = from_runs(replace(row, machine=outcome.machine), good)
-            # What else a shared machine does tomorrow is not in the spread of a few runs today.
-            rows.append(replace(row, lower=-WIDEST) if outcome.machine else row)
+            rows.append(from_runs(replace(row, machine=outcome.machine), good))
     return tuple(rows)
 
 

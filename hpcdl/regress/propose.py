@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpcdl.regress.references import (
     MIN_RUNS,
     OWN_DEMAND,
-    WIDEST,
     Key,
     Reference,
     from_runs,
@@ -200,9 +199,7 @@ def _row(site: Site, values: Sequence[Value]) -> Reference:
         nodes=tuple(sorted({node for value in values for node in value.nodes})),
         machine=newest.machine,
     )  # fmt: skip
-    row = from_runs(empty, [value.value for value in values])
-    # What else a shared machine does tomorrow is not in the spread of a few runs today.
-    return replace(row, lower=-WIDEST) if newest.machine else row
+    return from_runs(empty, [value.value for value in values])
 
 
 def _proposal(site: Site, reference_set: str, rows: Sequence[Reference]) -> Proposal:

@@ -63,6 +63,11 @@ SINGLE_NODE = ExecutionProfile(
 PROFILES = {profile.name: profile for profile in (CLUSTER, SINGLE_NODE)}
 
 
+def recorded(machine: str | None) -> ExecutionProfile:
+    """The profile of a run, or a reference, that names its machine: only a single node's does."""
+    return SINGLE_NODE if machine else CLUSTER
+
+
 def current() -> ExecutionProfile:
     """The profile of this Slurm.
 

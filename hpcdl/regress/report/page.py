@@ -17,11 +17,11 @@ from typing import Any
 
 from hpcdl.regress.formats import Run
 from hpcdl.regress.history import History, Point, Series
-from hpcdl.regress.references import WIDEST
 from hpcdl.regress.report import nodes_view, scaling_view, tonight
 from hpcdl.regress.report.files import Attached
 from hpcdl.regress.report.series_view import SeriesView, Work, describe, percent, views
 from hpcdl.results.faults import Status
+from hpcdl.slurm.execution import recorded
 from hpcdl.system.resources import folder
 
 NIGHTS = 365
@@ -102,9 +102,8 @@ def night_page(
     """
     since = ((now or datetime.now(timezone.utc)) - timedelta(days=nights)).isoformat()[:10]
     found = _points(history, since)
-    # Nodes that one machine emulates differ by chance.
-    least = WIDEST if run.get("machine") else 0.0
-    shown = sorted(_views(found, least), key=lambda one: (not one.alarm, one.series))
+    margin = recorded(run.get("machine")).margin
+    shown = sorted(_views(found, margin), key=lambda one: (not one.alarm, one.series))
     links = {one.series[:3]: f"s{index}" for index, one in reversed([*enumerate(shown)])}
     verdicts = run["verdicts"]
     rows = tonight.rows(verdicts)
