@@ -163,8 +163,9 @@ class HpcdlSlurm(SlurmJobScheduler):
                 self._give_up(job, Fault(FaultKind.SLURM_AWAY, text))
             return
         if record is None:
-            if _lasts(job, "unknown", _UNKNOWN_SECONDS):
-                self._give_up(job, fault_of(None))
+            lost = fault_of(None)
+            if lost is not None and _lasts(job, "unknown", _UNKNOWN_SECONDS):
+                self._give_up(job, lost)
             return
         cannot_start = unavailable(record) if job.pin_nodes else None
         if cannot_start is None:
