@@ -46,12 +46,17 @@ def tree(ranks: int, link: Link) -> Line:
     return Line(4 * math.ceil(math.log2(ranks)) * link.latency, 2 / link.bandwidth)
 
 
+def _outside(machine: Machine, nodes: int) -> Link:
+    """The network where there are several nodes; nobody needs to know it within one."""
+    return machine.between if nodes > 1 else machine.pair
+
+
 def flat(machine: Machine, local: int, nodes: int) -> Line:
     """One ring through all GPUs, as NCCL lays it: into and out of every node once."""
     ranks = local * nodes
     if ranks < 2:
         return FREE
-    inside, outside = machine.link(local), machine.network
+    inside, outside = machine.link(local), _outside(machine, nodes)
     steps, rate = (
         2 * (ranks - 1) / ranks,
         max(
@@ -66,13 +71,13 @@ def flat(machine: Machine, local: int, nodes: int) -> Line:
 def two_level(machine: Machine, local: int, nodes: int) -> Line:
     """Reduce-scatter in the node, `local` rings between nodes at once, all-gather in it."""
     inside = ring(local, machine.link(local))
-    between = ring(nodes, machine.network)
+    between = ring(nodes, _outside(machine, nodes))
     return Line(inside.latency + between.latency, inside.rate + between.rate)
 
 
 def _tree(machine: Machine, local: int, nodes: int) -> Line:
     inside = ring(local, machine.link(local))
-    between = tree(nodes, machine.network)
+    between = tree(nodes, _outside(machine, nodes))
     return Line(inside.latency + between.latency, inside.rate + between.rate)
 
 
@@ -95,6 +100,6 @@ def parameter_server(machine: Machine, local: int, nodes: int) -> Line:
     latency = machine.pair.latency
     if nodes > 1:
         remote = (nodes - 1) / nodes
-        rate = max(rate, local * remote / machine.network.bandwidth)
-        latency += machine.network.latency
+        rate = max(rate, local * remote / machine.between.bandwidth)
+        latency += machine.between.latency
     return Line(latency, rate)

@@ -109,6 +109,14 @@ def _carried(machine: Machine, training: Training, groups: Iterable[list[Record]
     """The first group with rows that can be carried over by the ratio of the rooflines; median."""
     from hpcdl import facts
 
+    lacking = machine.lacks(training.precision)
+    if lacking:
+        raise BadInput(
+            f"{' and '.join(lacking)} of the {machine.gpu} are not known, so nothing says how "
+            f"fast '{training.net.name}' is there",
+            hint=f"give them in the site file under `gpus: {machine.gpu}:`, or measure a short "
+            "run: --calibrate RESULT.JSON, or --one IMAGES/S",
+        )
     estimates = (sorted(_estimates(machine, training, rows)) for rows in groups)
     found = next((some for some in estimates if some), [])
     if machine.gpu == CPU or not found:
@@ -132,6 +140,8 @@ def _estimates(machine: Machine, training: Training, rows: list[Record]) -> list
     for row in rows:
         there = of_host(row.gpu, row.hardware, 1)
         if there is None or row.model not in names() or not row.rate or not row.batch:
+            continue
+        if there.lacks(row.precision):
             continue
         done = Training(network(row.model), row.batch, row.precision)
         found.append(row.batch / row.rate * goal / _roof(there, done))

@@ -65,7 +65,8 @@ def _play(
     nodes = max(1, gpus // machine.per_node)
     algorithm = "ring" if nodes == 1 or training.algorithm == "ring" else "two-level"
     training = replace(training, algorithm=algorithm)
-    cluster = Cluster(nodes, gpus // nodes, machine.link(gpus // nodes), machine.network)
+    network = machine.between if nodes > 1 else machine.pair
+    cluster = Cluster(nodes, gpus // nodes, machine.link(gpus // nodes), network)
     uneven = tuple(1 + known.straggler * deviate for deviate in deviates(gpus))
     slow = (*(1.0,) * (gpus - 1), _SLOW_RANK)
     for name, straggler, scene in (

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.predict.allreduce import lines
-from hpcdl.predict.hardware import GIGA, Link, Machine
+from hpcdl.predict.hardware import GIGA, Link, Machine, slowest
 from hpcdl.predict.results import Place, place_of, read_sound
 from hpcdl.system.errors import BadInput
 
@@ -112,7 +112,7 @@ def fitted(machine: Machine, found: Exchange) -> Machine:
         for link in (machine.pair, machine.ring)
     )
     machine = replace(machine, pair=pair, ring=ring)
-    return _between(machine, _fit(found, machine, _between, machine.network))
+    return _between(machine, _fit(found, machine, _between, machine.network or slowest()))
 
 
 def _fit(

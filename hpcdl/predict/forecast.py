@@ -60,7 +60,10 @@ class Choices:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Counts of GPUs, what they give, and what to take; `links` is what was measured of them."""
+    """Counts of GPUs, what they give, and what to take; `links` is what was measured of them.
+
+    `left_out` says why some counts of a range are not there.
+    """
 
     machine: Machine
     training: Training
@@ -69,11 +72,23 @@ class Forecast:
     points: tuple[Point, ...]
     choices: Choices
     links: tuple[str, ...] = ()
+    left_out: str = ""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Warnings about the batch that concern the whole forecast."""
-        return tuple(filter(None, (self._other_batch(), self._too_large())))
+        """What a person should know before believing any of it."""
+        said = (self._other_batch(), self._too_large(), self._unknown(), self.left_out)
+        return tuple(filter(None, said))
+
+    def _unknown(self) -> str:
+        """Which of the GPU's figures a kindred one stands in for."""
+        lacking = self.machine.lacks(self.training.precision)
+        if not lacking:
+            return ""
+        return (
+            f"{' and '.join(lacking)} of the {self.machine.gpu} are not known: the shares of the "
+            "layers are a kindred GPU's"
+        )
 
     def _other_batch(self) -> str:
         base, batch = self.calibration.batch, self.training.batch

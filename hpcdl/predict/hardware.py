@@ -12,13 +12,19 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hpcdl import facts
+from hpcdl.site.gpu_models import gpu_named
+from hpcdl.site.model import UNKNOWN_FABRIC
 from hpcdl.system.errors import BadInput
-from hpcdl.system.text import did_you_mean
 
 if TYPE_CHECKING:
-    from hpcdl.site import Partition
+    from hpcdl.site import Gpu, Partition
 
 GIGA = 1e9
+TERA = 1e12
+NETWORK_HINT = (
+    "say it in the site file, `interconnect: {fabric: infiniband, bandwidth_gbps: 100}`, or give "
+    "--network GB/S as measured"
+)
 ASSUMED = "assumed host"
 """The `name` of a machine whose host is not in the facts."""
 CPU = "CPU"
@@ -33,6 +39,8 @@ _RATE = re.compile(
     r"|(?i:qdr|fdr|edr|hdr|ndr)\b)"
 )
 _VENDOR = re.compile(r"(?:(?:nvidia|tesla|geforce)[ -]+)+")
+# From which compute capability on a GPU has units of their own for a precision.
+_UNITS = (("fp32_tflops", 0.0), ("tf32_tflops", 8.0), ("half_tflops", 7.0))
 # Peaks of a CPU core for the shares of layers alone; a measured step gives the scale.
 _CPU_CORE_FLOPS, _CPU_MEMORY, _CPU_LATENCY = 50e9, 50e9, 20e-6
 
@@ -53,6 +61,8 @@ class Machine:
     `flops` by precision (fp32, tf32, half), `memory_rate` in bytes per second, `memory` in
     bytes. `pair` links two GPUs, `ring` more of them, `wide` more than `clique`. `roots` are
     the PCIe root ports that the GPUs of a node share, each of `root` bytes per second.
+    `network` is None where nobody knows it; `unknown` are figures of the GPU that a kindred one
+    stands in for: shares of layers may come of them, never a speed.
     """
 
     name: str
@@ -63,13 +73,15 @@ class Machine:
     per_node: int
     pair: Link
     ring: Link
-    network: Link
+    network: Link | None
     cores: int
     roots: int
     root: float
     nodes: int = 0
     clique: int = 0
     wide: Link | None = None
+    compute: str = ""
+    unknown: tuple[str, ...] = ()
 
     def link(self, local: int) -> Link:
         """The link that limits a ring of `local` GPUs of one node."""
@@ -77,26 +89,29 @@ class Machine:
             return self.pair
         return self.wide if self.wide and local > self.clique else self.ring
 
+    def lacks(self, precision: str) -> tuple[str, ...]:
+        """The figures that a speed in this precision needs and nobody gave."""
+        peak = {"fp32": "fp32_tflops", "tf32": "tf32_tflops"}.get(precision, "half_tflops")
+        return tuple(name for name in self.unknown if name in {"memory_gbs", peak})
+
+    @property
+    def between(self) -> Link:
+        """The network.
+
+        Raises:
+            BadInput: nobody knows it; the hint says how to give it.
+        """
+        if self.network is None:
+            raise BadInput(
+                f"the network between the nodes of '{self.name}' is not known",
+                hint=NETWORK_HINT,
+            )
+        return self.network
+
     @property
     def host_rate(self) -> float:
         """Bytes per second each way between all GPUs of a node and its memory."""
         return self.roots * self.root
-
-
-def gpu_row(name: str) -> tuple[str, dict[str, Any]]:
-    """The facts' name and row of a GPU, by its name or an alias, whatever its case.
-
-    Raises:
-        BadInput: unknown; the hint names the nearest.
-    """
-    known = facts.load("gpus")
-    folded = {key.casefold(): key for key in known["gpus"]}
-    aliases = {key.casefold(): value for key, value in known["aliases"].items()}
-    key = folded.get(aliases.get(name.casefold(), name).casefold())
-    if key is None:
-        names = [*known["gpus"], *known["aliases"]]
-        raise BadInput(f"unknown GPU model '{name}'", hint=did_you_mean(name, names))
-    return key, known["gpus"][key]
 
 
 def of_partition(partition: Partition) -> Machine:
@@ -105,18 +120,19 @@ def of_partition(partition: Partition) -> Machine:
     A partition without GPUs is a machine whose ranks are its sockets: only shares of layers
     come from it, so it needs a measured step.
     """
-    fabric = partition.interconnect.fabric
-    network = network_link(fabric, partition.interconnect.bandwidth_gbps)
+    fabric, rate = partition.interconnect.fabric, partition.interconnect.bandwidth_gbps
+    known = rate is not None and fabric != UNKNOWN_FABRIC
+    network = network_link(fabric, rate) if rate is not None and known else None
     if partition.gpu is None:
         return _cpu_machine(partition, network)
-    name, _ = gpu_row(partition.gpu.model)
-    machine = of_gpu(name, usual_link(name), partition.cores, partition.sockets, network)
+    gpu = partition.gpu
+    machine = of_gpu(gpu, usual_link(gpu), partition.cores, partition.sockets, network)
     return replace(
         machine,
         name=partition.name,
-        per_node=partition.gpu.per_node,
+        per_node=gpu.per_node,
         nodes=partition.nodes,
-        memory=partition.gpu.memory_gb * GIGA,
+        memory=gpu.memory_gb * GIGA,
     )
 
 
@@ -136,28 +152,28 @@ def of_host(gpu: str, hardware: str, per_node: int, interconnect: str = "") -> M
     name = gpu_of(gpu)
     if name is None:
         return None
+    kind = gpu_named(name)
     host = next(row for row in known["hosts"] if row["match"] in hardware)
     if not host["match"]:
-        host = {**host, **_named_links(f"{hardware}, {interconnect}", name)}
+        host = {**host, **_named_links(f"{hardware}, {interconnect}", kind)}
     network = network_link(host["fabric"], host["network_gbps"])
     link = host["link"]
-    if link is None or (link == "nvlink" and usual_link(name) != "nvlink"):
-        link = usual_link(name)  # a host's usual GPUs may have what these lack
-    machine = of_gpu(name, link, host["cores"], host["roots"], network)
+    if link is None or (link == "nvlink" and usual_link(kind) != "nvlink"):
+        link = usual_link(kind)  # a host's usual GPUs may have what these lack
+    machine = of_gpu(kind, link, host["cores"], host["roots"], network)
     if "beyond" in host:
         clique, link = host["beyond"]
-        machine = replace(machine, clique=clique, wide=_links(link, name)[1])
+        machine = replace(machine, clique=clique, wide=_links(link, kind)[1])
     memory = machine.memory * (2 if "32GB" in gpu or "32GB" in hardware else 1)
     return replace(machine, name=host["match"] or ASSUMED, per_node=per_node, memory=memory)
 
 
-def _named_links(text: str, gpu: str) -> dict[str, Any]:
+def _named_links(text: str, gpu: Gpu) -> dict[str, Any]:
     """The links of a host that a text such as `NVLink`, `PCIe`, `2x EDR` or `25 GbE` names."""
     found: dict[str, Any] = {}
     folded = text.casefold()
     if "pcie" in folded.replace("-", "").replace(" ", "") and "nvlink" not in folded:
-        capability = float(facts.load("gpus")["gpus"][gpu]["compute"])
-        found["link"] = f"pcie{_pcie(capability)}"
+        found["link"] = f"pcie{_pcie(float(gpu.compute))}"
     said = [float(match[1] or 1) * _rate(match[2]) for match in _RATE.finditer(text)]
     rates = [rate for rate in said if rate >= _LEAST_GBPS]  # `0 GbE` says that nothing is known
     if rates:
@@ -193,44 +209,88 @@ def gpu_of(text: str) -> str | None:
     return None
 
 
-def usual_link(gpu: str) -> str:
-    """The link between GPUs of a kind in a node: NVLink where they have it, else PCI Express."""
-    row = facts.load("gpus")["gpus"][gpu]
-    return "nvlink" if row["nvlink_gbs"] else f"pcie{_pcie(float(row['compute']))}"
+def usual_link(gpu: Gpu) -> str:
+    """The link between GPUs of a kind in a node: as said, else NVLink where they have it."""
+    return gpu.figures.fabric or ("nvlink" if gpu.nvlink else f"pcie{_pcie(float(gpu.compute))}")
 
 
-def of_gpu(gpu: str, link: str, cores: int, roots: int, network: Link) -> Machine:
-    """A machine of one GPU per node: its figures from the facts, the rest as given."""
-    name, row = gpu_row(gpu)
-    pair, ring = _links(link, name)
-    pcie = "pcie3" if float(row["compute"]) < 8 else "pcie4"
+def of_gpu(gpu: Gpu | str, link: str, cores: int, roots: int, network: Link | None) -> Machine:
+    """A machine of one GPU per node: its figures as they are known, the rest as given.
+
+    Args:
+        gpu: the GPU, or its name in the facts.
+        link: what joins the GPUs of a node, a row of facts/links.yaml.
+        cores: physical cores of a node.
+        roots: PCIe root ports of a node.
+        network: between nodes; None where nobody knows it.
+
+    Raises:
+        BadInput: a name that the facts do not know.
+    """
+    kind = gpu_named(gpu) if isinstance(gpu, str) else gpu
+    pair, ring = _links(link, kind)
+    pcie = "pcie3" if float(kind.compute) < 8 else "pcie4"
+    flops, lacking = _peaks(kind)
+    unknown = [*lacking, *(["memory_gbs"] if kind.figures.memory_gbs is None else [])]
     return Machine(
-        name=name,
-        gpu=name,
-        flops=_peaks(name, row["fp32_tflops"] * 1e12),
-        memory_rate=row["memory_gbs"] * GIGA,
-        memory=row["memory_gb"] * GIGA,
+        name=kind.model,
+        gpu=kind.model,
+        compute=kind.compute,
+        flops=flops,
+        memory_rate=(kind.figures.memory_gbs or _stand_in(kind).figures.memory_gbs or 1.0) * GIGA,
+        memory=kind.memory_gb * GIGA,
         per_node=1,
         pair=pair,
         ring=ring,
         network=network,
         cores=cores,
         roots=max(1, roots),
-        root=_links(pcie, name)[0].bandwidth,
+        root=_links(pcie, kind)[0].bandwidth,
+        unknown=tuple(unknown),
     )
 
 
-def _peaks(name: str, fp32: float) -> tuple[float, float, float]:
-    """Peaks of fp32, tf32 and half precision; fp32's where there are no matrix units."""
-    row = facts.load("links")["matrix_tflops"].get(name, {})
-    tf32 = row.get("tf32", fp32 / 1e12) * 1e12
-    return fp32, tf32, row.get("half", fp32 / 1e12) * 1e12
+def _stand_in(gpu: Gpu) -> Gpu:
+    """The known GPU nearest below in compute capability: its shares of layers are the likeliest."""
+    rows = sorted(
+        (float(row["compute"]), row["memory_gb"], name)
+        for name, row in facts.load("gpus")["gpus"].items()
+        if "fp32_tflops" in row and "memory_gbs" in row
+    )
+    below = [name for compute, _, name in rows if compute <= float(gpu.compute)]
+    return gpu_named(below[-1] if below else rows[0][2])
 
 
-def _links(kind: str, gpu: str) -> tuple[Link, Link]:
-    """A kind of link between two GPUs, and in a ring of more."""
+def _peaks(gpu: Gpu) -> tuple[tuple[float, float, float], list[str]]:
+    """Peaks of fp32, tf32 and half precision, and the names of those that nobody gave.
+
+    Where a GPU has no units for a precision, fp32's is its peak; where it has some and their
+    figure is missing, a kindred GPU's stands in, for shares of layers alone.
+    """
+    own, other = gpu.figures, _stand_in(gpu).figures
+    units = [name for name, since in _UNITS if float(gpu.compute) >= since]
+    lacking = [name for name in units if getattr(own, name) is None]
+    fp32 = own.fp32_tflops or other.fp32_tflops or 1.0
+    rest = [
+        getattr(own, name) or (getattr(other, name) if name in units else None) or fp32
+        for name in ("tf32_tflops", "half_tflops")
+    ]
+    return (fp32 * TERA, rest[0] * TERA, rest[1] * TERA), lacking
+
+
+def _links(kind: str, gpu: Gpu) -> tuple[Link, Link]:
+    """A kind of link between two GPUs, and in a ring of more.
+
+    Raises:
+        BadInput: NVLink of a rate that nobody gave.
+    """
     row = facts.load("links")["links"][kind]
-    rate = row["gbs"] or facts.load("gpus")["gpus"][gpu]["nvlink_gbs"] / 2
+    if row["gbs"] is None and gpu.figures.nvlink_gbs is None:
+        raise BadInput(
+            f"the NVLink rate of '{gpu.model}' is not known",
+            hint=f"give it in the site file: `gpus: {{{gpu.model}: {{nvlink_gbs: N}}}}`",
+        )
+    rate = row["gbs"] or (gpu.figures.nvlink_gbs or 0.0) / 2
     latency = row["latency_us"] * 1e-6
     return (
         Link(kind, latency, rate * row["pair"] * GIGA),
@@ -245,7 +305,13 @@ def network_link(fabric: str, gbps: float) -> Link:
     return Link(f"{fabric} {gbps:g} Gb/s", row["latency_us"] * 1e-6, rate)
 
 
-def _cpu_machine(partition: Partition, network: Link) -> Machine:
+def slowest() -> Link:
+    """A network of which only a measured bandwidth is known: it has the largest known latency."""
+    rows = facts.load("links")["fabrics"].values()
+    return Link("measured network", max(row["latency_us"] for row in rows) * 1e-6, 0.0)
+
+
+def _cpu_machine(partition: Partition, network: Link | None) -> Machine:
     flops = _CPU_CORE_FLOPS * partition.cores_per_socket
     memory = Link("memory", _CPU_LATENCY, _CPU_MEMORY / 4)
     return Machine(

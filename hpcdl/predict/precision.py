@@ -6,7 +6,6 @@ The trainer's fp16 and bf16 are mixed ones: its weights and gradients stay float
 
 from __future__ import annotations
 
-from hpcdl.predict.hardware import CPU, gpu_row
 from hpcdl.system.errors import BadInput
 
 _TF32_SINCE = 8.0  # compute capability from which TensorFlow multiplies fp32 as TF32
@@ -15,14 +14,12 @@ WORDS = ("fp32", "float32", "tf32", *_MIXED)
 """What a run may call its precision."""
 
 
-def usual_precision(gpu: str | None) -> str:
-    """What float32 is on a GPU of the facts (None or CPU: none), unless somebody asks otherwise."""
-    if gpu is None or gpu == CPU:
-        return "fp32"
-    return "tf32" if float(gpu_row(gpu)[1]["compute"]) >= _TF32_SINCE else "fp32"
+def usual_precision(compute: str | None) -> str:
+    """What float32 is on a GPU of a compute capability (none: a CPU), unless asked otherwise."""
+    return "tf32" if compute and float(compute) >= _TF32_SINCE else "fp32"
 
 
-def trained_precision(name: str, gpu: str | None, *, compress: bool = False) -> str:
+def trained_precision(name: str, compute: str | None, *, compress: bool = False) -> str:
     """The model's name for a run of `hpcdl train --precision NAME` on a GPU.
 
     Raises:
@@ -32,7 +29,7 @@ def trained_precision(name: str, gpu: str | None, *, compress: bool = False) -> 
         raise BadInput(f"unknown precision '{name[:40]}'", hint=f"it is {', '.join(WORDS)}")
     if name in _MIXED:
         return "fp16" if compress else "amp"
-    return "tf32" if name == "tf32" else usual_precision(gpu)
+    return "tf32" if name == "tf32" else usual_precision(compute)
 
 
 def alike(one: str, other: str) -> bool:

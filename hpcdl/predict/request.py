@@ -19,7 +19,7 @@ from hpcdl.predict.calibrate import (
 from hpcdl.predict.exchange import Exchange, fitted, read_exchange
 from hpcdl.predict.feed import ENDLESS, IMAGENET, PIPELINES, SYNTHETIC, feed
 from hpcdl.predict.forecast import IMAGENET_IMAGES, Forecast, expand, forecast
-from hpcdl.predict.hardware import GIGA, Machine, of_partition
+from hpcdl.predict.hardware import GIGA, NETWORK_HINT, Machine, of_partition, slowest
 from hpcdl.predict.network import network
 from hpcdl.predict.precision import alike, trained_precision, usual_precision
 from hpcdl.predict.records import read_records
@@ -107,18 +107,35 @@ def answer(request: Request) -> Forecast:
             nothing that says how fast one GPU is.
     """
     machine, training, calibration = prepare(request)
-    text = request.gpus or f"1-{machine.per_node * machine.nodes}"
+    counts, left_out = _counts(request, machine)
     found = forecast(
         machine,
         training,
         calibration,
-        expand(text, machine.per_node, every=request.every),
+        counts,
         images=request.images or IMAGENET_IMAGES,
         loss=request.loss,
         deadline_hours=request.deadline_hours,
         known=request.constants,
     )
-    return replace(found, links=tuple(one.describe for one in request.measured_links))
+    links = tuple(one.describe for one in request.measured_links)
+    return replace(found, links=links, left_out=left_out)
+
+
+def _counts(request: Request, machine: Machine) -> tuple[tuple[int, ...], str]:
+    """The counts of GPUs that are asked for, and why some are left out of a range.
+
+    Raises:
+        BadInput: all of them need a network that nobody knows.
+    """
+    text = request.gpus or f"1-{machine.per_node * machine.nodes}"
+    counts = expand(text, machine.per_node, every=request.every)
+    inside = tuple(count for count in counts if count <= machine.per_node)
+    if machine.network is not None or inside == counts:
+        return counts, ""
+    if not inside or "-" not in text:
+        _ = machine.between
+    return inside, f"more than one node is left out: the network is not known; {NETWORK_HINT}"
 
 
 def prepare(request: Request) -> tuple[Machine, Training, Calibration]:
@@ -142,7 +159,7 @@ def _measured_links(request: Request, machine: Machine) -> Machine:
         machine = replace(machine, pair=pair, ring=ring)
     if request.network_gbs is not None:
         rate = request.network_gbs * GIGA
-        machine = replace(machine, network=replace(machine.network, bandwidth=rate))
+        machine = replace(machine, network=replace(machine.network or slowest(), bandwidth=rate))
     return machine
 
 
@@ -197,8 +214,8 @@ def _shown(value: float) -> str:
 def _precision(request: Request, result: Result | None, machine: Machine) -> str:
     """As asked, else as in the result, else what float32 is on that GPU."""
     if result is None:
-        return request.precision or usual_precision(machine.gpu)
-    measured = trained_precision(result.precision, machine.gpu, compress=result.compress)
+        return request.precision or usual_precision(machine.compute)
+    measured = trained_precision(result.precision, machine.compute, compress=result.compress)
     asked = request.precision or measured
     if not alike(asked, measured):
         raise BadInput(

@@ -23,7 +23,7 @@ def forecast_text(found: Forecast) -> str:
     head = (
         f"{training.net.name}, batch {training.batch} per GPU, {training.precision}, "
         f"{training.form}, on {machine.name} ({machine.gpu}, {machine.per_node} per node, "
-        f"{machine.network.name})"
+        f"{machine.network.name if machine.network else 'network unknown'})"
     )
     rows = [_point_row(point) for point in found.points]
     header = ("GPUs", "nodes", "step ms", "images/s", "likely", "speed-up", "efficiency",

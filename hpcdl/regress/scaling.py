@@ -52,7 +52,7 @@ def expected_efficiency(
     if partition.gpu is None or not case.real or not single or not whole:
         return None
     try:
-        precision = trained_precision(case.precision, partition.gpu.model)
+        precision = trained_precision(case.precision, partition.gpu.compute)
         request = Request(partition, case.model, str(gpus), case.batch, precision,
                           images_per_second=single)  # fmt: skip
         (point,) = answer(request).points

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcdl import facts
+from hpcdl.site.check_nodes import check_gpus, check_groups, check_models
+from hpcdl.site.gpu_models import find_row
 from hpcdl.site.paths import expand
 from hpcdl.site.schema import SITE
 from hpcdl.slurm.time_limit import slurm_minutes
 from hpcdl.system.document import Document, Mapping, Node, parse_bytes
 from hpcdl.system.errors import BadInput
-from hpcdl.system.schema import check, short
+from hpcdl.system.schema import check
 from hpcdl.system.text import did_you_mean
 
 _TAKEN = frozenset({"store", "buildcache", "keys", "downloads"})
@@ -34,17 +35,23 @@ def checked(data: bytes, name: str) -> dict[str, Any]:
         _check_meaning(document, values)
     document.raise_faults()
     assert isinstance(values, dict)
+    own = values["gpus"]
     for partition in values["partitions"].values():
-        if "gpu" in partition:
-            partition["gpu"]["row"] = _gpu_row(partition["gpu"]["model"])
+        for nodes in (partition, *partition["groups"]):
+            if "gpu" in nodes:
+                nodes["gpu"]["row"] = find_row(nodes["gpu"]["model"], own)
+    values["gpus"] = {name: find_row(name, own) for name in own}
     return values
 
 
 def _check_meaning(document: Document, values: dict[str, Any]) -> None:
     """Faults that no schema can state: names that must exist elsewhere."""
-    partitions = values.get("partitions") or {}
+    partitions, own = values.get("partitions") or {}, values.get("gpus") or {}
+    check_models(document, own)
     for name, partition in partitions.items():
         _check_partition(document, name, partition or {}, values.get("stacks") or {})
+        check_gpus(document, ("partitions", name), partition or {}, own)
+        check_groups(document, name, partition or {}, values.get("slurm") or {})
     chosen = values.get("default_partition")
     if chosen and chosen not in partitions:
         _unknown(document, ("default_partition",), "partition", chosen, partitions)
@@ -69,14 +76,6 @@ def _check_partition(
     def place(*keys: str) -> Node:
         return document.find(("partitions", name, *keys))
 
-    model = (partition.get("gpu") or {}).get("model")
-    if model and _gpu_row(model) is None:
-        known = [*facts.load("gpus")["gpus"], *facts.load("gpus")["aliases"]]
-        document.fault(
-            f"unknown GPU model '{short(model)}'",
-            place("gpu", "model"),
-            did_you_mean(model, known),
-        )
     stack = partition.get("stack")
     if stack and stack not in stacks:
         _unknown(document, ("partitions", name, "stack"), "stack", stack, stacks)
@@ -89,8 +88,6 @@ def _check_partition(
         )
     if partition.get("max_time") and slurm_minutes(partition["max_time"]) < 1:
         document.fault("'max_time' leaves no time for a job", place("max_time"))
-    if partition.get("hostlist"):
-        _check_hostlist(document, place("hostlist"), partition)
     scratch = (partition.get("scratch") or {}).get("path")
     if scratch and (not scratch.startswith(("/", "$")) or not scratch.isprintable()):
         document.fault(
@@ -109,19 +106,6 @@ def _check_release(document: Document, version: str | None) -> None:
     except BadInput as fault:
         if version:
             document.fault(fault.message, document.find(("slurm", "version")), fault.hint)
-
-
-def _check_hostlist(document: Document, node: Node, partition: dict[str, Any]) -> None:
-    from hpcdl.slurm.hostlist import expand_hostlist
-
-    try:
-        count = len(set(expand_hostlist(partition["hostlist"])))
-    except BadInput as fault:
-        document.fault(fault.message, node, fault.hint)
-        return
-    nodes = partition.get("nodes")
-    if nodes is not None and count != nodes:
-        document.fault(f"'hostlist' names {count} nodes, but 'nodes' is {nodes}", node)
 
 
 def _unknown(
@@ -144,16 +128,3 @@ def _check_paths(document: Document, paths: dict[str, Any]) -> None:
             document.fault(f"'{key}' is not an absolute path", node, "start it with / or ~")
         elif any(ord(character) < 32 for character in expanded):
             document.fault(f"'{key}' has a control character in it", node)
-
-
-def _gpu_row(model: str) -> dict[str, Any] | None:
-    """The facts of a model or an alias, whatever its case."""
-    known = facts.load("gpus")
-    names = {name.casefold(): name for name in known["gpus"]}
-    aliases = {alias.casefold(): name.casefold() for alias, name in known["aliases"].items()}
-    name = names.get(aliases.get(model.casefold(), model.casefold()))
-    if name is None:
-        return None
-    row = known["gpus"][name]
-    wanted = ("compute", "memory_gb", "nvlink_gbs")
-    return {"model": name, **{key: row[key] for key in wanted}}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpcdl import facts
+from hpcdl.site.gpu_models import model_of_type
 from hpcdl.site.live import LiveCluster, LivePartition
 from hpcdl.system.resources import folder
 from hpcdl.system.text import nearest
@@ -34,29 +35,12 @@ def draft(cluster: LiveCluster) -> Draft:
         keep_trailing_newline=True,
         autoescape=False,  # noqa: S701 - the output is YAML
     )
-    models = {part.name: gpu_model(part.gpu_type) for part in cluster.partitions}
+    models = {part.name: model_of_type(part.gpu_type) for part in cluster.partitions}
     typed = any(part.gpu_type for part in cluster.partitions)
     text = environment.get_template("site.yaml.j2").render(
         cluster=cluster, models=models, typed=typed, known=sorted(facts.load("gpus")["gpus"])
     )
     return Draft(text, tuple(_questions(cluster, models)))
-
-
-def gpu_model(gres_type: str | None) -> str | None:
-    """The GPU model that a GRES type names, None where it names none we know.
-
-    Sites write `p100`, `tesla_v100`, `nvidia_a100-sxm4-40gb` (NVML's own names).
-    """
-    if not gres_type:
-        return None
-    table = facts.load("gpus")
-    names = {**{name: name for name in table["gpus"]}, **table["aliases"]}
-    folded = {name.casefold(): model for name, model in names.items()}
-    text = gres_type.casefold().removeprefix("nvidia_").removeprefix("tesla_").replace("_", "-")
-    if text in folded:
-        return str(folded[text])
-    exact = [model for name, model in folded.items() if text.split("-")[0] == name]
-    return str(exact[0]) if exact else None
 
 
 def _questions(cluster: LiveCluster, models: dict[str, str | None]) -> list[str]:

@@ -7,11 +7,14 @@ takes longer than the rest of most commands.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from hpcdl.site.gpu_models import gres_type, of_row
 from hpcdl.site.model import (
+    UNKNOWN_FABRIC,
     External,
     Gpu,
     Interconnect,
@@ -31,11 +34,11 @@ from hpcdl.system.resources import folder, home
 from hpcdl.system.safe_read import read_regular
 from hpcdl.system.text import did_you_mean
 
-_DEFAULT_INTERCONNECT = {"fabric": "ethernet", "bandwidth_gbps": 1.0}
 _LAYER = Path(__file__).parent
 # What decides whether a file is valid: values kept for other versions of these are not used.
 _DECIDING = (
-    _LAYER / "check.py", _LAYER / "schema.py", _LAYER.parent / "system" / "schema.py",
+    _LAYER / "check.py", _LAYER / "check_nodes.py", _LAYER / "gpu_models.py",
+    _LAYER / "schema.py", _LAYER.parent / "system" / "schema.py",
     _LAYER.parent / "facts" / "gpus.yaml", _LAYER.parent / "facts" / "slurm_rules.yaml",
     _LAYER.parent / "slurm" / "rules.py",
 )  # fmt: skip
@@ -99,7 +102,9 @@ def _checked(data: bytes, path: Path) -> dict[str, Any]:
 def _site(values: dict[str, Any], source: Path) -> Site:
     slurm, paths = values["slurm"], values["paths"]
     stacks = {name: _stack(name, stack) for name, stack in values["stacks"].items()}
-    partitions = {name: _partition(name, part) for name, part in values["partitions"].items()}
+    partitions = {
+        name: _partition(name, part, slurm) for name, part in values["partitions"].items()
+    }
     return Site(
         name=values["name"],
         source=source,
@@ -119,6 +124,7 @@ def _site(values: dict[str, Any], source: Path) -> Site:
         default_partition=values.get("default_partition") or next(iter(partitions)),
         container=values.get("container"),
         spack=_spack(values.get("spack") or {}),
+        gpus=MappingProxyType({name: of_row(row) for name, row in values["gpus"].items()}),
     )
 
 
@@ -142,10 +148,46 @@ def _stack(name: str, values: dict[str, Any]) -> StackRequest:
     )
 
 
-def _partition(name: str, values: dict[str, Any]) -> Partition:
-    gpu = _gpu(name, values["gpu"]) if "gpu" in values else None
-    network = {**_DEFAULT_INTERCONNECT, **values.get("interconnect", {})}
-    scratch = values.get("scratch")
+def _partition(name: str, values: dict[str, Any], slurm: dict[str, Any]) -> Partition:
+    """A partition, and its groups of equal nodes where it has some."""
+    whole = _nodes(name, values, slurm)
+    if not values["groups"]:
+        return whole
+    inherited = {key: value for key, value in values.items() if key not in {"groups", "hostlist"}}
+    groups = [_nodes(name, {**inherited, **group}, slurm) for group in values["groups"]]
+    return _mixed(whole, groups)
+
+
+def _mixed(whole: Partition, groups: list[Partition]) -> Partition:
+    """A partition whose nodes differ: what each node with GPUs has at least, and its groups."""
+    with_gpus = [(group, group.gpu) for group in groups if group.gpu]
+    weakest = min((gpu for _, gpu in with_gpus), key=lambda gpu: (_rank(gpu), gpu.memory_gb))
+    least = {
+        key: min(getattr(group, key) for group, _ in with_gpus)
+        for key in ("sockets", "cores_per_socket", "threads_per_core", "memory_gb")
+    }
+    per_node = min(gpu.per_node for _, gpu in with_gpus)
+    return replace(
+        whole,
+        **least,
+        gpu=weakest._replace(per_node=per_node, gres_type=None),
+        reference_set=min(with_gpus, key=lambda pair: _rank(pair[1]))[0].reference_set,
+        groups=tuple(
+            replace(group, fellows=tuple(other for other in groups if other is not group))
+            for group in groups
+        ),
+    )
+
+
+def _rank(gpu: Gpu) -> tuple[int, ...]:
+    """Compute capabilities in their order: 8.9 before 10.0."""
+    return tuple(int(part) for part in gpu.compute.split("."))
+
+
+def _nodes(name: str, values: dict[str, Any], slurm: dict[str, Any]) -> Partition:
+    """Equal nodes."""
+    gpu = _gpu(name, values["gpu"], slurm) if "gpu" in values else None
+    network, scratch = values.get("interconnect", {}), values.get("scratch")
     return Partition(
         name=name,
         nodes=values["nodes"],
@@ -156,7 +198,9 @@ def _partition(name: str, values: dict[str, Any]) -> Partition:
         threads_per_core=values["threads_per_core"],
         memory_gb=values["memory_gb"],
         interconnect=Interconnect(
-            network["fabric"], network["bandwidth_gbps"], network.get("interface")
+            network.get("fabric", UNKNOWN_FABRIC),
+            network.get("bandwidth_gbps"),
+            network.get("interface"),
         ),
         scratch=Scratch(scratch["path"], scratch["size_gb"]) if scratch else None,
         max_time=values["max_time"],
@@ -172,13 +216,6 @@ def _partition(name: str, values: dict[str, Any]) -> Partition:
     )
 
 
-def _gpu(partition: str, values: dict[str, Any]) -> Gpu:
-    row = values["row"]
-    return Gpu(
-        model=row["model"],
-        gres_type=values.get("gres_type") or partition,
-        per_node=values["per_node"],
-        compute=row["compute"],
-        memory_gb=values.get("memory_gb") or row["memory_gb"],
-        nvlink=row["nvlink_gbs"] is not None,
-    )
+def _gpu(partition: str, values: dict[str, Any], slurm: dict[str, Any]) -> Gpu:
+    gpu = of_row(values["row"], gres_type(partition, values, slurm), values["per_node"])
+    return gpu._replace(memory_gb=values.get("memory_gb") or gpu.memory_gb)

@@ -7,28 +7,66 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+UNKNOWN_FABRIC = "unknown"
+
+
+class GpuFigures(NamedTuple):
+    """What may be known of a GPU model beside its capability and memory; None: nobody gave it.
+
+    `memory_gbs` in GB/s; peaks in TFLOPS (dense, boost clock); `fabric` is the link between the
+    GPUs of a node (`nvlink`, `pcie4`); `nvlink_gbs` counts both ways. `driver_name` is part of
+    what the driver calls it, `machine` the architecture of the CPUs beside it.
+    """
+
+    memory_gbs: float | None = None
+    fp32_tflops: float | None = None
+    tf32_tflops: float | None = None
+    half_tflops: float | None = None
+    fabric: str | None = None
+    nvlink_gbs: float | None = None
+    tdp_w: float | None = None
+    driver_name: str = ""
+    machine: str = "x86_64"
+
 
 class Gpu(NamedTuple):
     """The GPUs of one node of a partition.
 
-    `model` is a row of facts/gpus.yaml; `gres_type` is what Slurm calls it; `per_node` counts
-    devices as Slurm does (a K80 board is two); `nvlink` is whether NVLink joins them.
+    `model` is a row of facts/gpus.yaml or of the site's `gpus`; `gres_type` is what Slurm calls
+    it, None where Slurm gives no type; `per_node` counts devices as Slurm does (a K80 board is
+    two); `nvlink` is whether NVLink joins them.
     """
 
     model: str
-    gres_type: str
+    gres_type: str | None
     per_node: int
     compute: str
     memory_gb: float
     nvlink: bool = False
+    figures: GpuFigures = GpuFigures()
+
+    @property
+    def driver_name(self) -> str:
+        """The part of the driver's name for it that tells it from other models."""
+        return self.figures.driver_name or self.model.split("-")[0]
 
 
 class Interconnect(NamedTuple):
-    """The network between nodes: `fabric` and its bandwidth in Gbit/s per node."""
+    """The network between nodes: `fabric` and its bandwidth in Gbit/s per node.
+
+    `fabric` is UNKNOWN_FABRIC and `bandwidth_gbps` None where the site does not say.
+    """
 
     fabric: str
-    bandwidth_gbps: float
+    bandwidth_gbps: float | None
     interface: str | None
+
+    @property
+    def words(self) -> str:
+        """For a table: `infiniband 56 Gb/s`, `infiniband, rate unknown`, `unknown`."""
+        if self.bandwidth_gbps is not None:
+            return f"{self.fabric} {self.bandwidth_gbps:g} Gb/s"
+        return self.fabric if self.fabric == UNKNOWN_FABRIC else f"{self.fabric}, rate unknown"
 
 
 class Scratch(NamedTuple):
@@ -40,7 +78,12 @@ class Scratch(NamedTuple):
 
 @dataclass(frozen=True)
 class Partition:
-    """One Slurm partition of equal nodes. Sizes are per node; memory in GB, time in minutes."""
+    """One Slurm partition. Sizes are per node; memory in GB, time in minutes.
+
+    Where its nodes differ, `groups` are its groups of equal nodes, each a partition of the same
+    name; the sizes of the whole are then what every node with GPUs has at least, its GPU the one
+    of the lowest compute capability, and `nodes` counts all. A group has `fellows`: the others.
+    """
 
     name: str
     nodes: int
@@ -62,6 +105,19 @@ class Partition:
     environment: Mapping[str, str]
     account: str | None
     qos: str | None
+    groups: tuple[Partition, ...] = ()
+    fellows: tuple[Partition, ...] = ()
+
+    @property
+    def node_groups(self) -> tuple[Partition, ...]:
+        """The groups of equal nodes that it has: itself where all its nodes are alike."""
+        return self.groups or (self,)
+
+    @property
+    def gpu_models(self) -> tuple[str, ...]:
+        """The GPU models of its nodes, in the file's order; empty on a CPU partition."""
+        models = (group.gpu.model for group in self.node_groups if group.gpu)
+        return tuple(dict.fromkeys(models))
 
     @property
     def cores(self) -> int:
@@ -156,7 +212,7 @@ class Site:
     """A cluster: its Slurm, its paths, its partitions and the stacks it wants.
 
     `source` is the file it was read from. `default_partition` is the one a job gets that
-    names none.
+    names none. `gpus` are the models that the site describes itself, one device of each.
     """
 
     name: str
@@ -168,6 +224,7 @@ class Site:
     default_partition: str
     container: str | None
     spack: SpackSettings = field(default_factory=SpackSettings)
+    gpus: Mapping[str, Gpu] = field(default_factory=dict)
 
     def partition(self, name: str) -> Partition:
         """The partition `name`.

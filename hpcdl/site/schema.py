@@ -104,30 +104,74 @@ GPU = _map(
     "The GPUs of a node. Leave it out on a CPU partition.",
     ["model", "per_node"],
     {
-        "model": _text("The GPU's model, a row of hpcdl/facts/gpus.yaml.", examples=["P100-PCIe"]),
+        "model": _text(
+            "The GPU's model: a row of hpcdl/facts/gpus.yaml, or of the site's `gpus`.",
+            examples=["P100-PCIe"],
+        ),
         "gres_type": _text(
             "What Slurm calls it in Gres (`gpu:p100:4`). The partition's name by default.",
             pattern=r"^[A-Za-z0-9_.-]{1,40}$",
             examples=["p100"],
         ),
+        "typed": {
+            "type": "boolean",
+            "description": "Whether Slurm gives these GPUs a type. The site's `slurm.gpu_typed` "
+            "by default.",
+        },
         "per_node": _count("Devices per node as Slurm counts them (a K80 board is two).", 1, 64),
         "memory_gb": _size("Memory of one device in GB, if not the model's.", 1, 1024),
     },
 )
 
-INTERCONNECT = _map(
-    "The network between the nodes.",
-    ["fabric", "bandwidth_gbps"],
+GPU_MODEL = _map(
+    "A GPU model that hpcdl does not know, or knows otherwise. What is left out is the facts'; "
+    "where they have nothing, whoever needs the figure says so.",
+    [],
     {
-        "fabric": _text("Its kind.", enum=["ethernet", "infiniband", "omnipath", "slingshot"]),
-        "bandwidth_gbps": _size("Bandwidth of a node in Gbit/s.", 0.1, 10000, examples=[56]),
+        "compute": _text(
+            "CUDA compute capability; `nvidia-smi --query-gpu=compute_cap --format=csv` shows it.",
+            pattern=r"^[0-9]{1,2}\.[0-9]$",
+            examples=["'8.9'"],
+        ),
+        "memory_gb": _size("Memory of one device in GB.", 1, 1024),
+        "vendor": _text("Who makes it; NVIDIA by default.", enum=["nvidia", "amd", "intel"]),
+        "driver_name": _text(
+            "What in the driver's name (`nvidia-smi -L`) tells it from other models. The model "
+            "up to its first dash by default.",
+            pattern=r"^[A-Za-z0-9][A-Za-z0-9 ./_+-]{0,60}$",
+            examples=["RTX 5000 Ada"],
+        ),
+        "fabric": _text(
+            "What joins the GPUs of a node.", enum=["pcie3", "pcie4", "pcie5", "nvlink"]
+        ),
+        "nvlink_gbs": _size("NVLink of one device in GB/s, both ways together.", 1, 100_000),
+        "memory_gbs": _size("Bandwidth of its memory in GB/s.", 1, 100_000),
+        "fp32_tflops": _size("Peak of float32 in TFLOPS.", 0.1, 100_000),
+        "tf32_tflops": _size("Peak of TF32 in TFLOPS, dense.", 0.1, 100_000),
+        "half_tflops": _size("Peak of float16 in TFLOPS, dense.", 0.1, 100_000),
+        "tdp_w": _size("Its power in W.", 1, 10_000),
+        "machine": _text("The CPUs beside it; x86_64 by default.", enum=["x86_64", "aarch64"]),
+    },
+)
+
+INTERCONNECT = _map(
+    "The network between the nodes; unknown where it is left out.",
+    ["fabric"],
+    {
+        "fabric": _text(
+            "Its kind.", enum=["ethernet", "infiniband", "omnipath", "slingshot", "unknown"]
+        ),
+        "bandwidth_gbps": _size(
+            "Bandwidth of a node in Gbit/s; predictions over several nodes need it.",
+            0.1, 10000, examples=[56],
+        ),
         "interface": _text(
             "The network interface that MPI and NCCL use between nodes, where there are several.",
             pattern=r"^[A-Za-z0-9_.:-]{1,40}$",
             examples=["ib0"],
         ),
     },
-)
+)  # fmt: skip
 
 SCRATCH = _map(
     "Scratch on the node's own disk.",
@@ -139,49 +183,72 @@ SCRATCH = _map(
     },
 )  # fmt: skip
 
+_NODES: dict[str, Schema] = {
+    "nodes": _count("How many nodes it has.", 1, 100_000),
+    "hostlist": _text(
+        "Their names, as Slurm writes them. `NAME-[01-NN]` by default.",
+        pattern=r"^[A-Za-z0-9_.,\[\]-]{1,4000}$",
+        examples=["p100-[01-04]"],
+    ),
+    "gpu": GPU,
+    "sockets": _count("Processor sockets of a node.", 1, 16),
+    "cores_per_socket": _count("Cores of a socket.", 1, 512),
+    "threads_per_core": _count("Hardware threads of a core.", 1, 8, default=1),
+    "memory_gb": _size("Memory of a node in GB, as Slurm gives it to jobs.", 0.1, 65536),
+    "interconnect": INTERCONNECT,
+    "scratch": SCRATCH,
+    "features": {
+        "type": "array",
+        "description": "Slurm features of its nodes.",
+        "items": {"type": "string", "pattern": NAME},
+        "default": [],
+    },
+    "target": _text(
+        "Microarchitecture to compile for, as archspec names it.",
+        pattern=r"^[a-z0-9_]{1,40}$",
+        default="x86_64_v3",
+        examples=["skylake_avx512"],
+    ),
+    "driver": _text(
+        "Version of the NVIDIA driver.",
+        pattern=r"^\d{3}(\.\d+){0,2}$",
+        examples=["535.104.05"],
+    ),
+    "reference_set": _text(
+        "The set of throughput references it is judged by. The GPU's name by default.",
+        pattern=NAME,
+    ),
+}
+"""What may differ between the groups of nodes of one partition."""
+
+GROUP = _map(
+    "Equal nodes of a partition: what they have otherwise than the partition says.",
+    ["nodes"],
+    # No defaults: what a group leaves out is the partition's.
+    {
+        name: {word: value for word, value in key.items() if word != "default"}
+        for name, key in _NODES.items()
+    },
+)
+
 PARTITION = _map(
-    "A Slurm partition of equal nodes.",
+    "A Slurm partition.",
     ["nodes", "sockets", "cores_per_socket", "memory_gb"],
     {
-        "nodes": _count("How many nodes it has.", 1, 100_000),
-        "hostlist": _text(
-            "Their names, as Slurm writes them. `NAME-[01-NN]` by default.",
-            pattern=r"^[A-Za-z0-9_.,\[\]-]{1,4000}$",
-            examples=["p100-[01-04]"],
-        ),
-        "gpu": GPU,
-        "sockets": _count("Processor sockets of a node.", 1, 16),
-        "cores_per_socket": _count("Cores of a socket.", 1, 512),
-        "threads_per_core": _count("Hardware threads of a core.", 1, 8, default=1),
-        "memory_gb": _size("Memory of a node in GB, as Slurm gives it to jobs.", 0.1, 65536),
-        "interconnect": INTERCONNECT,
-        "scratch": SCRATCH,
+        **_NODES,
+        "groups": {
+            "type": "array",
+            "description": "Its groups of equal nodes, where they differ: two GPU models in one "
+            "partition. Their `gpu` stands in the groups; a key that a group leaves out is the "
+            "partition's, whose `nodes` counts all.",
+            "items": GROUP,
+            "default": [],
+        },
         "max_time": _text(
             "The longest time limit, as Slurm writes it.",
             pattern=_TIME,
             default="1-00:00:00",
             examples=["24:00:00"],
-        ),
-        "features": {
-            "type": "array",
-            "description": "Slurm features of its nodes.",
-            "items": {"type": "string", "pattern": NAME},
-            "default": [],
-        },
-        "target": _text(
-            "Microarchitecture to compile for, as archspec names it.",
-            pattern=r"^[a-z0-9_]{1,40}$",
-            default="x86_64_v3",
-            examples=["skylake_avx512"],
-        ),
-        "driver": _text(
-            "Version of the NVIDIA driver.",
-            pattern=r"^\d{3}(\.\d+){0,2}$",
-            examples=["535.104.05"],
-        ),
-        "reference_set": _text(
-            "The set of references for its checks. The GPU's name by default.",
-            pattern=NAME,
         ),
         "stack": _text("The stack that `module load tensorflow` gives here.", pattern=NAME),
         "environment": ENVIRONMENT,
@@ -267,6 +334,13 @@ SITE: Schema = {
             "container": _text(
                 "The container runtime that jobs may use.", enum=["apptainer", "pyxis"]
             ),
+            "gpus": {
+                "type": "object",
+                "description": "GPU models by name that hpcdl does not know, or knows otherwise.",
+                "propertyNames": {"pattern": NAME},
+                "additionalProperties": GPU_MODEL,
+                "default": {},
+            },
             "partitions": {
                 "type": "object",
                 "description": "Slurm partitions by name.",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from hpcdl.site.model import Partition, Site
+from hpcdl.site.model import Gpu, Partition, Site
 from hpcdl.system.text import table
 
 
@@ -31,33 +31,51 @@ def as_text(site: Site) -> str:
         "",
     ]
     header = ["partition", "nodes", "GPUs per node", "CPUs", "memory", "network", "limit", "stack"]
-    rows = [_row(part, part.name == site.default_partition) for part in site.partitions.values()]
+    rows = [
+        row
+        for part in site.partitions.values()
+        for row in _rows(part, part.name == site.default_partition)
+    ]
     stacks = [
         f"stack {stack.name}: {stack.backend}"
         + "".join(f", {name} {version}" for name, version in stack.pins.items())
         for stack in site.stacks.values()
     ]
-    return "\n".join([*lines, table(rows, header), "", *stacks]).rstrip()
+    own = [f"GPU {name}: {_described(gpu)}" for name, gpu in site.gpus.items()]
+    return "\n".join([*lines, table(rows, header), "", *own, *stacks]).rstrip()
 
 
-def _row(partition: Partition, is_default: bool) -> list[str]:
-    network = partition.interconnect
-    gpus = f"{partition.gpu.per_node} x {partition.gpu.model}" if partition.gpu else "-"
+def _rows(partition: Partition, is_default: bool) -> list[list[str]]:
+    """A row per group of equal nodes."""
     return [
-        partition.name + ("*" if is_default else ""),
-        str(partition.nodes),
-        gpus,
-        str(partition.cpus),
-        f"{partition.memory_gb:g} GB",
-        f"{network.fabric} {network.bandwidth_gbps:g} Gb/s",
-        partition.max_time,
-        partition.stack or "-",
+        [
+            partition.name + ("*" if is_default else ""),
+            str(group.nodes),
+            f"{group.gpu.per_node} x {group.gpu.model}" if group.gpu else "-",
+            str(group.cpus),
+            f"{group.memory_gb:g} GB",
+            group.interconnect.words,
+            group.max_time,
+            group.stack or "-",
+        ]
+        for group in partition.node_groups
     ]
+
+
+def _described(gpu: Gpu) -> str:
+    """A model that the site describes, and what of it nobody gave."""
+    figures = gpu.figures
+    lacking = [name for name in ("memory_gbs", "fp32_tflops") if getattr(figures, name) is None]
+    more = f"; {' and '.join(lacking)} not given: no prediction without --one" if lacking else ""
+    link = "NVLink" if gpu.nvlink else figures.fabric or "PCIe"
+    return f"sm_{gpu.compute.replace('.', '')}, {gpu.memory_gb:g} GB, {link}{more}"
 
 
 def _plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
-        return {part.name: _plain(getattr(value, part.name)) for part in fields(value)}
+        # A group's fellows are the other groups beside it.
+        names = [part.name for part in fields(value) if part.name != "fellows"]
+        return {name: _plain(getattr(value, name)) for name in names}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, Mapping):

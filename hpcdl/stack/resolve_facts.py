@@ -101,8 +101,8 @@ def conditions(row: Mapping[str, str]) -> tuple[Condition, ...]:
 
 @cache
 def computes() -> tuple[str, ...]:
-    """Compute capabilities of the known GPUs, such as `6.0`, lowest first."""
-    found = {str(row["compute"]) for row in facts.load("gpus")["gpus"].values()}
+    """Compute capabilities that GPUs have, such as `6.0`, lowest first: a site may have any."""
+    found = {str(compute) for compute in facts.load("gpus")["capabilities"]["known"]}
     return tuple(reversed(newest_first(found)))
 
 

@@ -92,7 +92,7 @@ def _expectation(
     from hpcdl.predict.request import Request, answer
 
     partition, data = site.partition(spec.partition), data_of(training)
-    gpu = partition.gpu.model if partition.gpu else None
+    compute = partition.gpu.compute if partition.gpu else None
     own = _own_result(site, spec, layout, training)
     links = _own_links(site, partition, layout, training)
     found = answer(
@@ -101,7 +101,7 @@ def _expectation(
             model=training.model,
             gpus=str(layout.world_size),
             batch=training.batch,
-            precision=trained_precision(training.precision, gpu, compress=training.compress),
+            precision=trained_precision(training.precision, compute, compress=training.compress),
             data="imagenet" if data.jpeg else SYNTHETIC,
             pipeline=training.pipeline if data.jpeg else "new",
             images=data.images,

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from hpcdl.site import Site, load_site
-from hpcdl.site.detect import draft, gpu_model
+from hpcdl.site.detect import draft
+from hpcdl.site.gpu_models import model_of_type
 from hpcdl.site.live import LiveCluster, describe
 from hpcdl.site.site_drift import compare
 from hpcdl.slurm import parse
@@ -78,7 +79,7 @@ def test_a_gpu_type_that_nobody_knows_is_asked_for_with_the_nearest() -> None:
 def test_gres_types_name_models_as_sites_write_them(
     gres_type: str | None, model: str | None
 ) -> None:
-    assert gpu_model(gres_type) == model
+    assert model_of_type(gres_type) == model
 
 
 def test_nodes_that_differ_are_named() -> None:

@@ -1,0 +1,127 @@
+"""GPU models by name: rows of facts/gpus.yaml, and what a site says of them itself. Pure.
+
+A model is named as people write it: by its row, an alias, or Slurm's type for it, whatever the
+case. A row of the site goes before that of the facts, key by key; a figure that neither has is
+absent, and whoever needs it says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hpcdl import facts
+from hpcdl.site.model import Gpu, GpuFigures
+from hpcdl.system.errors import BadInput
+from hpcdl.system.text import did_you_mean
+
+Row = dict[str, Any]
+_NONE: Mapping[str, Row] = {}
+NVIDIA = "nvidia"
+
+
+def find_row(model: str, own: Mapping[str, Row] = _NONE) -> Row | None:
+    """The row of a model as plain values, its name under `model`; None where nobody knows it.
+
+    Args:
+        model: its name, or an alias, in any case.
+        own: the site's rows by name.
+    """
+    mine = {_canonical(name).casefold(): row or {} for name, row in own.items()}
+    named = {_canonical(name).casefold(): name for name in own}
+    name = _canonical(model)
+    row: Row = {**facts.load("gpus")["gpus"].get(name, {}), **mine.get(name.casefold(), {})}
+    if not row:
+        return None
+    known = name in facts.load("gpus")["gpus"]
+    return {**row, "model": name if known else named[name.casefold()]}
+
+
+def known_names(own: Mapping[str, Row] = _NONE) -> list[str]:
+    """Every name of a model that may be written."""
+    table = facts.load("gpus")
+    return [*own, *table["gpus"], *table["aliases"]]
+
+
+def of_row(row: Mapping[str, Any], gres_type: str | None = None, per_node: int = 1) -> Gpu:
+    """The GPUs of a node, from a row as `find_row` gives it."""
+    figures = {key: row[key] for key in GpuFigures._fields if row.get(key) is not None}
+    return Gpu(
+        model=row["model"],
+        gres_type=gres_type,
+        per_node=per_node,
+        compute=str(row["compute"]),
+        memory_gb=float(row["memory_gb"]),
+        nvlink=(row.get("fabric") or ("nvlink" if row.get("nvlink_gbs") else "")) == "nvlink",
+        figures=GpuFigures(**figures),
+    )
+
+
+def gpu_named(name: str) -> Gpu:
+    """One device of a model of the facts.
+
+    Raises:
+        BadInput: the facts do not know it; the hint names the nearest.
+    """
+    row = find_row(name)
+    if row is None:
+        raise BadInput(f"unknown GPU model '{name}'", hint=did_you_mean(name, known_names()))
+    return of_row(row)
+
+
+def model_of_type(gres_type: str | None) -> str | None:
+    """The GPU model that a GRES type names, None where it names none we know.
+
+    Sites write `p100`, `tesla_v100`, `nvidia_a100-sxm4-40gb` (NVML's own names).
+    """
+    if not gres_type:
+        return None
+    known = {name.casefold() for name in known_names()}
+    words = re.sub(r"^(nvidia|tesla|geforce)[-_]", "", gres_type.casefold())
+    words = re.sub(r"^(tesla|geforce)[-_]", "", words).replace("_", "-")
+    for name in (words, words.split("-")[0]):
+        if name in known:
+            return _canonical(name)
+    return None
+
+
+def out_of_scope(model: str, vendor: str = NVIDIA) -> str:
+    """Why GPUs of another vendor cannot be served, in one line; '' for NVIDIA's."""
+    folded = model.casefold().replace("_", "-")
+    for row in facts.load("gpus")["out_of_scope"]:
+        if vendor == row["vendor"].casefold() or re.match(row["pattern"], folded):
+            return (
+                f"'{model}' is a GPU of {row['vendor']}, which hpcdl does not serve: its stacks, "
+                "checks and figures are for NVIDIA's CUDA"
+            )
+    return ""
+
+
+def gres_type(partition: str, gpu: Mapping[str, Any], slurm: Mapping[str, Any]) -> str | None:
+    """What Slurm calls the GPUs; None where it gives them no type."""
+    typed = gpu.get("typed")
+    typed = slurm.get("gpu_typed", True) if typed is None else typed
+    return (gpu.get("gres_type") or partition) if typed else None
+
+
+def matches(gpu: Gpu, asked: str) -> bool:
+    """Whether a person who asks for a model means this one: its name, an alias, Slurm's type."""
+    folded = asked.casefold()
+    names = {gpu.model.casefold(), (gpu.gres_type or gpu.model).casefold()}
+    return folded in names or _canonical(asked).casefold() in names or folded in _family(gpu)
+
+
+def _family(gpu: Gpu) -> Iterator[str]:
+    """`a100` and `a100-sxm4` of A100-SXM4-40GB."""
+    words = gpu.model.casefold().split("-")
+    yield from ("-".join(words[:end]) for end in range(1, len(words)))
+
+
+def _canonical(model: str) -> str:
+    """The name of the row that a name or an alias means; the name itself where none does."""
+    table = facts.load("gpus")
+    folded = model.casefold()
+    names = {name.casefold(): name for name in table["gpus"]}
+    aliases = {alias.casefold(): name for alias, name in table["aliases"].items()}
+    return str(names.get(folded) or aliases.get(folded) or model)
