@@ -37,3 +37,9 @@ local function gpu_model(proc)
   end
 end
 
+-- Whether the driver's name for a GPU means a model: as a word of it, for "L4" is no "L40S" and
+-- "B200" no "GB200".
+local function is_model(name, model)
+  local word = "[^%w]" .. model:gsub("%W", "%%%0") .. "[^%w]"
+  return (" " .. name .. " "):find(word) ~= nil
+end

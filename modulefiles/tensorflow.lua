@@ -81,7 +81,7 @@ local function gpu_fault(models)
     return nil
   end
   for _, model in ipairs(models) do
-    if have:find(model, 1, true) then
+    if is_model(have, model) then
       return nil
     end
   end

@@ -18,6 +18,8 @@ _PERCENT = 100.0
 
 def _question(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--partition", help="partition (default: the site's default)")
+    parser.add_argument("--gpu-model", metavar="MODEL",
+                        help="the GPU, where the partition has several models")  # fmt: skip
     parser.add_argument("--model", help="the network, such as resnet50")
     parser.add_argument("--batch", type=int, help="images per GPU and step (64)")
     parser.add_argument("--precision",
@@ -69,6 +71,7 @@ def _request(args: argparse.Namespace) -> Request:
     from hpcdl.predict.exchange import is_exchange
     from hpcdl.predict.request import Request
     from hpcdl.predict.results import read_sound
+    from hpcdl.site.gpu_models import one_group
 
     files = [(path, read_sound(path)) for path in args.calibrate]
     runs = [path for path, value in files if not is_exchange(value)]
@@ -77,7 +80,10 @@ def _request(args: argparse.Namespace) -> Request:
             "two runs given to start from", hint="give one run, and results of all-reduce checks"
         )
     return Request(
-        partition=_partition(args.partition, [value for _, value in files], the_site(args)),
+        partition=one_group(
+            _partition(args.partition, [value for _, value in files], the_site(args)),
+            args.gpu_model,
+        ),
         model=args.model,
         batch=args.batch,
         precision=args.precision,

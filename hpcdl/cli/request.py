@@ -20,6 +20,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--partition", metavar="NAME", help="partition (default: the site's)")
     add("--gpus", type=int, metavar="N", help="total number of GPUs, one rank each")
+    add("--gpu-model", metavar="MODEL", help="the GPU, where a partition has several models")
     add("--nodes", type=int, metavar="N", help="nodes")
     add("--gpus-per-node", type=int, metavar="N", help="GPUs per node")
     add("--tasks-per-node", type=int, metavar="N", help="ranks per node, for jobs without GPUs")
@@ -111,6 +112,7 @@ def spec_of(args: argparse.Namespace, site: Site) -> JobSpec:
         stage=args.stage_data,
         container=_image(args.container),
         sbatch=tuple(args.sbatch),
+        gpu_model=args.gpu_model,
     )
 
 
@@ -150,9 +152,12 @@ def modules_of(
     # A container brings its own software: no module, unless one is named.
     none = args.no_module or (args.container is not None and not args.module)
     found = {
-        name: module_for(site, args.module, partition=name, none=none, published=published)
+        name: module_for(
+            site, args.module, partition=name, gpu_model=args.gpu_model, none=none,
+            published=published,
+        )
         for name in partitions
-    }
+    }  # fmt: skip
     if published and args.module:
         for module in dict.fromkeys(found.values()):
             check_available(site, module)

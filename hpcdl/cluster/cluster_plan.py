@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -52,18 +52,20 @@ def request(
     queues: list[Queue] = []
     known: dict[str, Group] = {}
     for partition in site.partitions.values():
-        names = _names(partition)[:max_nodes]
-        group = _group(partition, tuple(name for name in names if name not in known))
-        for name in names:
-            if name in known and not _alike(known[name], group):
-                raise BadInput(
-                    f"the partitions '{known[name].partition}' and '{partition.name}' describe "
-                    f"the node {name} in different ways"
-                )
-        if group.names:
-            groups.append(group)
-            known.update(dict.fromkeys(group.names, group))
-        queues.append(_queue(partition, tuple(names), site.default_partition))
+        offered: list[str] = []
+        for part, names in _parts(partition, max_nodes):
+            offered += names
+            group = _group(part, tuple(name for name in names if name not in known))
+            for name in names:
+                if name in known and not _alike(known[name], group):
+                    raise BadInput(
+                        f"the partitions '{known[name].partition}' and '{partition.name}' "
+                        f"describe the node {name} in different ways"
+                    )
+            if group.names:
+                groups.append(group)
+                known.update(dict.fromkeys(group.names, group))
+        queues.append(_queue(partition, tuple(offered), site.default_partition))
     return ClusterRequest(site.name, mode, accounting, tuple(groups), tuple(queues), slurm)
 
 
@@ -127,23 +129,25 @@ def check_directory(directory: Path, nodes: Iterable[str]) -> None:
         )
 
 
-def host_ranges(names: Iterable[str]) -> str:
-    """Names as a Slurm host list: runs of equal width are folded (`p100-[01-04],login`)."""
-    runs: list[tuple[str, str, str]] = []  # head, first number, last number
-    for name in names:
-        digits = len(name) - len(name.rstrip("0123456789"))
-        head, number = name[: len(name) - digits], name[len(name) - digits :]
-        if runs and number and runs[-1][0] == head and _follows(runs[-1][2], number):
-            runs[-1] = (head, runs[-1][1], number)
-        else:
-            runs.append((head, number, number))
-    return ",".join(
-        f"{head}{low}" if low == high else f"{head}[{low}-{high}]" for head, low, high in runs
-    )
+def _parts(partition: Partition, max_nodes: int | None) -> Iterator[tuple[Partition, list[str]]]:
+    """The partition's groups of equal nodes with their names, at most so many of each.
 
-
-def _follows(last: str, number: str) -> bool:
-    return bool(last) and len(last) == len(number) and int(number) == int(last) + 1
+    Groups without a host list of their own share out the partition's names in turn.
+    """
+    if not partition.groups:
+        yield partition, _names(partition)[:max_nodes]
+        return
+    named = {
+        name
+        for group in partition.groups
+        if group.hostlist
+        for name in expand_hostlist(group.hostlist)
+    }
+    left = [name for name in _names(partition) if name not in named]
+    for group in partition.groups:
+        names = list(expand_hostlist(group.hostlist)) if group.hostlist else left[: group.nodes]
+        left = left if group.hostlist else left[group.nodes :]
+        yield group, names[:max_nodes]
 
 
 def _names(partition: Partition) -> list[str]:

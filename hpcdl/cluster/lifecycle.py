@@ -289,7 +289,7 @@ def _make_devices(laid: Plan) -> None:
     """
     for group in laid.request.groups:
         for index in range(group.gpus):
-            path = laid.directory / "dev" / f"{group.gpu_type}.{index}"
+            path = laid.directory / "dev" / f"{group.gpu_type or 'gpu'}.{index}"
             if not path.is_symlink():
                 path.symlink_to("/dev/null")
 

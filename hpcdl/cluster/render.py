@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcdl import facts
-from hpcdl.cluster.cluster_plan import cluster_name, host_ranges
+from hpcdl.cluster.cluster_plan import cluster_name
 from hpcdl.cluster.model import NAMESPACES, Group, Plan
+from hpcdl.slurm.hostlist import fold_hostlist
 from hpcdl.system.resources import folder
 
 NODE_TIMEOUT, MESSAGE_TIMEOUT = 10, 6
@@ -35,6 +36,7 @@ def files(plan: Plan, slurmd: str) -> tuple[File, ...]:
         "node_timeout": NODE_TIMEOUT,
         "message_timeout": MESSAGE_TIMEOUT,
         "node_lines": node_lines(plan),
+        "has_gpus": any(group.gpus for group in plan.request.groups),
         "gpu_types": sorted({group.gpu_type for group in plan.request.groups if group.gpu_type}),
         "release_options": release_options(plan.slurm_version),
         "oversubscribed": _cpus(plan) > (os.cpu_count() or 1),
@@ -64,7 +66,7 @@ def node_lines(plan: Plan) -> list[str]:
     lines = []
     for group in plan.request.groups:
         nodes = [by_name[name] for name in group.names]
-        fields = {"NodeName": host_ranges(group.names)}
+        fields = {"NodeName": fold_hostlist(group.names)}
         if plan.request.mode == NAMESPACES:
             addresses = ",".join(node.address for node in nodes)
             fields |= {
@@ -114,7 +116,8 @@ def _hardware(group: Group) -> dict[str, str]:
         "RealMemory": str(group.memory_mb),
     }
     if group.gpus:
-        fields["Gres"] = f"gpu:{group.gpu_type}:{group.gpus}"
+        kind = f"{group.gpu_type}:" if group.gpu_type else ""
+        fields["Gres"] = f"gpu:{kind}{group.gpus}"
     if group.features:
         fields["Feature"] = ",".join(group.features)
     return {**fields, "State": "UNKNOWN"}
@@ -134,5 +137,5 @@ def _render(name: str, values: Mapping[str, Any]) -> str:
         trim_blocks=True,
         autoescape=False,  # noqa: S701 - Slurm's own formats; paths are checked by plan
     )
-    environment.filters["host_ranges"] = host_ranges
+    environment.filters["host_ranges"] = fold_hostlist
     return environment.get_template(name).render(values)

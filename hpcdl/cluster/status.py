@@ -95,7 +95,7 @@ def intention(asked: ClusterRequest, directory: Path) -> tuple[str, dict[str, An
     """What `up --dry-run` says: a text and its data."""
     rows = [
         [group.partition, str(len(group.names)), str(group.cpus), f"{group.memory_mb} MB",
-         f"{group.gpus} x {group.gpu_type}" if group.gpus else "-"]
+         f"{group.gpus} x {group.gpu_type or 'GPU'}" if group.gpus else "-"]
         for group in asked.groups
     ]  # fmt: skip
     header = ["partition", "nodes", "CPUs", "memory", "GPUs"]

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hpcdl.jobs.node_groups import selection
 from hpcdl.jobs.spec import DEFAULT_MINUTES, JobSpec
 from hpcdl.site import Partition, Site
+from hpcdl.site.gpu_models import ask_for, groups_for
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import one_of
 
@@ -43,7 +45,60 @@ def plan_layout(site: Site, spec: JobSpec) -> Layout:
     Raises:
         BadInput: unknown partition, or a request that its nodes cannot hold.
     """
+    return plan_on(site, spec)[1]
+
+
+def plan_on(site: Site, spec: JobSpec) -> tuple[Partition, Layout]:
+    """The nodes that a job is for, and its layout on them.
+
+    The nodes are the partition, or a group of equal nodes of it; the whole of a partition of
+    several GPU models means that any of them may run the job.
+
+    Raises:
+        BadInput: unknown partition or GPU model, or a request that no node can hold.
+    """
     partition = site.partition(spec.partition)
+    groups = groups_for(partition, spec.gpu_model)
+    found: list[tuple[Partition, Layout]] = []
+    faults: list[BadInput] = []
+    for group in groups:
+        try:
+            found.append((group, _lay_out(site, group, spec)))
+        except BadInput as fault:
+            faults.append(fault)
+    models = {group.gpu.model for group in groups if group.gpu}
+    if spec.gpu_model is None and len(models) > 1:
+        return _on_any(site, partition, spec, [group for group, _ in found], faults)
+    if not found:
+        raise faults[-1]
+    return found[0]
+
+
+def _on_any(
+    site: Site,
+    partition: Partition,
+    spec: JobSpec,
+    fitting: list[Partition],
+    faults: list[BadInput],
+) -> tuple[Partition, Layout]:
+    """A job that names none of several GPU models: each of them must be able to hold it."""
+    if not fitting:
+        raise BadInput(
+            f"no GPU model of '{partition.name}' can hold this job: {faults[-1].message}",
+            hint=ask_for(groups_for(partition, None)),
+        )
+    if {group.gpu and group.gpu.model for group in fitting} != set(partition.gpu_models):
+        raise BadInput(
+            f"not every GPU model of '{partition.name}' can hold this job: {faults[-1].message}",
+            hint=ask_for(fitting),
+        )
+    layout = _lay_out(site, partition, spec)
+    selection(partition, layout.nodes)
+    return partition, layout
+
+
+def _lay_out(site: Site, partition: Partition, spec: JobSpec) -> Layout:
+    """The layout on equal nodes, or on what all nodes of a partition have at least."""
     nodes, gpus = _nodes_and_gpus(site, partition, spec)
     tasks = _tasks_per_node(partition, spec, gpus)
     cpus = _cpus_per_task(partition, spec, tasks, gpus)
@@ -51,7 +106,8 @@ def plan_layout(site: Site, spec: JobSpec) -> Layout:
     taken, there = (
         (gpus, partition.gpus_per_node) if partition.gpu else (tasks * cpus, partition.cpus)
     )
-    whole = taken == there
+    # Where nodes differ, all of one may be half of another.
+    whole = taken == there and not partition.groups
     _check_nodes(site, partition, nodes, gpus)
     if spec.launcher == "single" and nodes > 1:
         raise BadInput(
@@ -136,9 +192,18 @@ def _what_fits(site: Site, partition: Partition, gpus: int) -> str:
         choices.append(f"--gpus {up}")
     else:
         choices.append(f"at most --gpus {per_node * partition.nodes}, all of the partition")
-    others = [p.name for p in site.partitions.values() if p is not partition and _holds(p, gpus)]
+    others = [
+        p.name
+        for p in site.partitions.values()
+        if p.name != partition.name and any(_holds(group, gpus) for group in p.node_groups)
+    ]
     if others:
         choices.append(f"--partition {one_of(others)}")
+    choices += [
+        f"--gpu-model {fellow.gpu.model}"
+        for fellow in partition.fellows
+        if fellow.gpu and _holds(fellow, gpus)
+    ]
     return "ask for " + ", or ".join(choices)
 
 

@@ -190,6 +190,11 @@ def notes(probes: Sequence[Probe], expected: Expectation) -> tuple[str, ...]:
     if expected.fabric and expected.world > 1 and not any(p.links or p.fault for p in probes):
         why = next((p.unchecked for p in probes if p.unchecked), "NCCL names no channel")
         found.append(f"{why}: how GPUs reach each other was not checked")
+    if expected.fabric == UNKNOWN_FABRIC and len({p.host for p in probes}) > 1:
+        found.append(
+            "the site does not say what network joins its nodes (`interconnect`): whether they "
+            "talk by the fastest one is not judged"
+        )
     if expected.tasks_per_node > 1 and probes and all(len(p.gpus) == 1 for p in probes):
         found.append("each rank sees one GPU only: peer-to-peer between GPUs may be lost")
     return tuple(found)

@@ -78,8 +78,10 @@ _OWN = {
 }
 
 
-def directives(version: str, asked: Sequence[str]) -> tuple[str, ...]:
+def directives(version: str, asked: Sequence[str], chosen: Sequence[str] = ()) -> tuple[str, ...]:
     """The directives of options such as `mail-type=END`, with or without leading dashes.
+
+    `chosen` are directives that the script has already, by which Slurm finds the GPU model.
 
     Raises:
         BadInput: an option that the script decides itself, that the release does not have, or that
@@ -88,6 +90,11 @@ def directives(version: str, asked: Sequence[str]) -> tuple[str, ...]:
     found: dict[str, str] = {}
     for text in asked:
         name, sign, value = text.removeprefix("--").partition("=")
+        if any(one.startswith(f"--{name}=") for one in chosen):
+            raise BadInput(
+                f"--sbatch {name}: the script says by it which GPU model the job is for",
+                hint="give the nodes' GPUs a type in Slurm's Gres, so that it need not",
+            )
         if name in found:
             raise BadInput(f"--sbatch {name} is given twice", hint="give one of them")
         _check(version, name, value if sign else None)

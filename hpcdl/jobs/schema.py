@@ -39,6 +39,9 @@ JOB: Schema = {
         "schema": _count("Version of this format.", maximum=VERSION, examples=[VERSION]),
         "partition": _text("The partition; the site's default where none is named.", pattern=NAME),
         "gpus": _count("GPUs in all, one rank each.", examples=[16]),
+        "gpu_model": _text(
+            "The GPU model, where a partition has several.", pattern=NAME, examples=["L40S"]
+        ),
         "nodes": _count("Nodes."),
         "gpus_per_node": _count("GPUs on each node."),
         "tasks_per_node": _count("Ranks on each node, on a partition without GPUs."),

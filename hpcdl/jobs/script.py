@@ -23,7 +23,8 @@ from hpcdl.jobs.launch import (
     program_argv,
     worker_port,
 )
-from hpcdl.jobs.layout import Layout, plan_layout
+from hpcdl.jobs.layout import Layout, plan_on
+from hpcdl.jobs.node_groups import selection
 from hpcdl.jobs.sbatch_options import directives
 from hpcdl.jobs.spec import SIGNAL_SECONDS, JobSpec, Module, check_environment, check_spec
 from hpcdl.site import Partition, Site
@@ -102,11 +103,11 @@ def render_script(
         BadInput: the request is impossible; says what would fit.
     """
     spec = check_spec(spec)
-    layout = plan_layout(site, spec)
+    nodes, layout = plan_on(site, spec)
     slurm_compat.check_mpi(site)
     check_container(site, spec)
     check_environment(site.partition(spec.partition).environment)
-    values = {**_values(site, spec, layout, module), **_array_values(site, spec, array)}
+    values = {**_values(site, spec, nodes, layout, module), **_array_values(site, spec, array)}
     text = _template("job.sh.j2").render(values)
     return Script(
         tuple(_line(line) for line in text.removesuffix("\n").split("\n")),
@@ -118,7 +119,7 @@ def render_script(
 def gpu_request(site: Site, partition: Partition, count: int) -> str:
     """The option that asks for `count` GPUs per node, as this site takes it."""
     assert partition.gpu is not None
-    typed = f"{partition.gpu.gres_type}:" if site.slurm.gpu_typed else ""
+    typed = f"{partition.gpu.gres_type}:" if partition.gpu.gres_type else ""
     if site.slurm.gpu_request == "gres":
         return f"--gres=gpu:{typed}{count}"
     return f"--gpus-per-node={typed}{count}"
@@ -138,8 +139,10 @@ def walltime(minutes: int) -> str:
     return (f"{days}-" if days else "") + f"{rest // 60:02d}:{rest % 60:02d}:00"
 
 
-def _values(site: Site, spec: JobSpec, layout: Layout, module: Module) -> dict[str, object]:
-    partition = site.partition(spec.partition)
+def _values(
+    site: Site, spec: JobSpec, partition: Partition, layout: Layout, module: Module
+) -> dict[str, object]:
+    chosen = selection(partition, layout.nodes)
     job_dir = spec.job_dir
     own_folder = f"{quote.word(str(site.paths.work / 'jobs' / spec.name))}-$SLURM_JOB_ID"
     return {
@@ -152,7 +155,8 @@ def _values(site: Site, spec: JobSpec, layout: Layout, module: Module) -> dict[s
         "hpcdl_version": __version__,
         "slurm_version": site.slurm.version,
         "shape": shape(layout),
-        "further": directives(site.slurm.version, spec.sbatch),
+        "further": directives(site.slurm.version, spec.sbatch, chosen),
+        "chosen": chosen,
         "account": spec.account or partition.account or site.slurm.account,
         "qos": spec.qos or partition.qos or site.slurm.qos,
         "gpu_request": gpu_request(site, partition, layout.gpus_per_node) if partition.gpu else "",

@@ -55,6 +55,7 @@ class JobSpec:
     the nodes before the ranks start; with `stage` it is copied to their own disks first. A
     `chain` of jobs resumes where the one before ran out of time. `container` is an image, run
     by the site's container runtime. `sbatch` are further options of it, such as `mail-type=END`.
+    `gpu_model` chooses among the models of a partition.
     """
 
     partition: str
@@ -78,6 +79,7 @@ class JobSpec:
     chain: int = 1
     container: str | None = None
     sbatch: tuple[str, ...] = ()
+    gpu_model: str | None = None
 
 
 def command_of(rest: Sequence[str]) -> tuple[str, ...]:

@@ -186,6 +186,7 @@ def _record(
         "site": site.name,
         "site_file": str(site.source),
         "partition": spec.partition,
+        "gpu_model": spec.gpu_model,
         "layout": asdict(script.layout),
         "launcher": spec.launcher,
         "program": list(spec.program),

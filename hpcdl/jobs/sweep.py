@@ -32,7 +32,7 @@ TASKS_PER_ARRAY = 1000
 _COUNTS = ("gpus", "nodes", "gpus-per-node", "tasks-per-node", "cpus-per-task")
 _MARK = re.compile(r"\{([^{}]+)\}")
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
-JOB_KEYS = (*_COUNTS, "partition", "time", "launcher")
+JOB_KEYS = (*_COUNTS, "partition", "gpu-model", "time", "launcher")
 """What describes the job; every other key becomes an option of the program."""
 
 Values = Mapping[str, str]
@@ -210,7 +210,7 @@ def _shape(spec: JobSpec) -> Shape:
     """What a job asks Slurm for: points of one shape differ in their programs only."""
     return (
         spec.partition, spec.gpus, spec.nodes, spec.gpus_per_node, spec.tasks_per_node,
-        spec.cpus_per_task, spec.minutes, spec.launcher,
+        spec.cpus_per_task, spec.minutes, spec.launcher, spec.gpu_model,
     )  # fmt: skip
 
 
@@ -221,7 +221,8 @@ def _placed(base: JobSpec, values: Values) -> JobSpec:
             changes[key.replace("-", "_")] = _number(key, values[key])
     if "time" in values:
         changes["minutes"] = minutes_of(values["time"])
-    changes.update({key: values[key] for key in ("partition", "launcher") if key in values})
+    texts = ("partition", "gpu-model", "launcher")
+    changes.update({key.replace("-", "_"): values[key] for key in texts if key in values})
     return replace(base, **changes)  # type: ignore[arg-type]
 
 

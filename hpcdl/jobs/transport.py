@@ -57,7 +57,7 @@ def judge_links(
         links: what NCCL uses.
         hosts: the host of each rank.
         nvlink: whether the GPUs of a node are joined by NVLink, so that P2P must be used.
-        fabric: `infiniband`, `omnipath`, `slingshot` or `ethernet`.
+        fabric: `infiniband`, `omnipath`, `slingshot`, `ethernet` or `unknown`.
     """
     wrong: Counter[str] = Counter()
     for link in links:
@@ -66,7 +66,7 @@ def judge_links(
             wrong[f"GPUs of a node talk by {link.transport}, though NVLink is declared"] += 1
         if inside and link.transport.startswith("NET"):
             wrong[f"GPUs of a node talk through the network ({link.transport})"] += 1
-        if not inside and fabric != "ethernet" and link.transport == "NET/Socket":
+        if not inside and fabric not in _BY_SOCKETS and link.transport == "NET/Socket":
             wrong[f"nodes talk by TCP sockets, though {fabric} is declared"] += 1
     return tuple(f"{sentence} ({count} links)" for sentence, count in wrong.items())
 

@@ -30,6 +30,7 @@ def to_argv(site: Site, spec: JobSpec, module: Module) -> list[str]:
 def _options(site: Site, spec: JobSpec, module: Module) -> Iterator[str]:
     shape = {
         "--partition": spec.partition,
+        "--gpu-model": spec.gpu_model,
         "--nodes": spec.nodes,
         "--gpus-per-node": spec.gpus_per_node,
         "--tasks-per-node": spec.tasks_per_node,

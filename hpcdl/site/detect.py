@@ -6,10 +6,11 @@ what it leaves open about a GPU is named, so that no guess is published.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hpcdl import facts
-from hpcdl.site.gpu_models import model_of_type
+from hpcdl.site.gpu_models import model_of_type, out_of_scope
 from hpcdl.site.live import LiveCluster, LivePartition
 from hpcdl.system.resources import folder
 from hpcdl.system.text import nearest
@@ -35,27 +36,34 @@ def draft(cluster: LiveCluster) -> Draft:
         keep_trailing_newline=True,
         autoescape=False,  # noqa: S701 - the output is YAML
     )
-    models = {part.name: model_of_type(part.gpu_type) for part in cluster.partitions}
-    typed = any(part.gpu_type for part in cluster.partitions)
+    typed = any(group.gpu_type for _, group in _all_groups(cluster))
     text = environment.get_template("site.yaml.j2").render(
-        cluster=cluster, models=models, typed=typed, known=sorted(facts.load("gpus")["gpus"])
+        cluster=cluster,
+        model_of=model_of_type,
+        typed=typed,
+        known=sorted(facts.load("gpus")["gpus"]),
     )
-    return Draft(text, tuple(_questions(cluster, models)))
+    return Draft(text, tuple(_questions(cluster)))
 
 
-def _questions(cluster: LiveCluster, models: dict[str, str | None]) -> list[str]:
-    found = []
+def _all_groups(cluster: LiveCluster) -> Iterator[tuple[str, LivePartition]]:
+    """Every group of equal nodes, and its place in the site file."""
     for part in cluster.partitions:
-        if part.gpus_per_node and models[part.name] is None:
-            said = f"'{part.gpu_type}'" if part.gpu_type else "no type"
-            close = nearest(part.gpu_type or "", facts.load("gpus")["gpus"])
+        for index, group in enumerate(part.node_groups):
+            place = f"partitions.{part.name}"
+            yield place + (f".groups.{index + 1}" if part.groups else ""), group
+
+
+def _questions(cluster: LiveCluster) -> Iterator[str]:
+    for place, group in _all_groups(cluster):
+        if group.gpus_per_node and model_of_type(group.gpu_type) is None:
+            said = f"'{group.gpu_type}'" if group.gpu_type else "no type"
+            close = nearest(group.gpu_type or "", facts.load("gpus")["gpus"])
             hint = f", {close}?" if close else ""
-            found.append(f"partitions.{part.name}.gpu.model: Slurm says {said}{hint}")
-        if part.odd_nodes:
-            found.append(_odd(part))
-    return found
-
-
-def _odd(part: LivePartition) -> str:
-    names = ", ".join(part.odd_nodes[:5]) + (" ..." if len(part.odd_nodes) > 5 else "")
-    return f"partitions.{part.name}: nodes that differ from the others: {names}"
+            yield f"{place}.gpu.model: Slurm says {said}{hint}"
+        if group.odd_nodes:
+            names = ", ".join(group.odd_nodes[:5]) + (" ..." if len(group.odd_nodes) > 5 else "")
+            yield f"{place}: nodes that differ from the others: {names}"
+    for part in cluster.partitions:
+        for kind in part.foreign:
+            yield f"partitions.{part.name}: {out_of_scope(kind)}; it is drafted for CPU jobs"

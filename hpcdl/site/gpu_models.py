@@ -8,11 +8,11 @@ absent, and whoever needs it says so.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from hpcdl import facts
-from hpcdl.site.model import Gpu, GpuFigures
+from hpcdl.site.model import Gpu, GpuFigures, Partition
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean
 
@@ -110,6 +110,49 @@ def matches(gpu: Gpu, asked: str) -> bool:
     folded = asked.casefold()
     names = {gpu.model.casefold(), (gpu.gres_type or gpu.model).casefold()}
     return folded in names or _canonical(asked).casefold() in names or folded in _family(gpu)
+
+
+def groups_for(partition: Partition, model: str | None) -> tuple[Partition, ...]:
+    """The groups of equal nodes that a job for this GPU model (None: any) may have.
+
+    Raises:
+        BadInput: no node has that model; the hint lists what they have.
+    """
+    groups = partition.gpu_groups
+    if model is None:
+        return groups
+    if partition.gpu is None:
+        raise BadInput(f"partition '{partition.name}' has no GPUs", hint="leave out --gpu-model")
+    found = tuple(group for group in groups if group.gpu and matches(group.gpu, model))
+    if not found:
+        raise BadInput(
+            f"no node of '{partition.name}' has the GPU model '{model[:60]}'",
+            hint=ask_for(groups),
+        )
+    return found
+
+
+def one_group(partition: Partition, model: str | None) -> Partition:
+    """The first group of a model: what predictions and checks of one model are about.
+
+    Raises:
+        BadInput: no node has that model, or none is named and there are several.
+    """
+    found = groups_for(partition, model)
+    if model is None and len(partition.gpu_models) > 1:
+        raise BadInput(f"'{partition.name}' has several GPU models", hint=ask_for(found))
+    return found[0]
+
+
+def ask_for(groups: Iterable[Partition]) -> str:
+    """What may be asked for: `--gpu-model A100-PCIe-40GB (4 nodes x 4), or --gpu-model ...`."""
+    said = [
+        f"--gpu-model {group.gpu.model} ({group.nodes} node{'' if group.nodes == 1 else 's'} x "
+        f"{group.gpu.per_node})"
+        for group in groups
+        if group.gpu
+    ]
+    return "ask for " + ", or ".join(said)
 
 
 def _family(gpu: Gpu) -> Iterator[str]:

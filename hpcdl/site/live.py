@@ -1,22 +1,28 @@
 """The live cluster in the terms of a site file: what both `init` and `check` compare with.
 
-A partition's nodes may differ; the shape most of them share counts, and the others are named.
+Nodes of a partition whose GPUs differ are groups of it. Within a group the shape that most nodes
+share counts, and the others are named. GPUs of other vendors count as none, and are named too.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
+from hpcdl.site.gpu_models import out_of_scope
 from hpcdl.slurm import client
-from hpcdl.slurm.hostlist import expand_hostlist
+from hpcdl.slurm.hostlist import expand_hostlist, fold_hostlist
 from hpcdl.slurm.parse import NodeRecord, PartitionRecord
 
 
 @dataclass(frozen=True)
 class LivePartition:
-    """A partition as Slurm shows it. `gpu_type` is None where GRES is untyped or absent."""
+    """A partition as Slurm shows it. `gpu_type` is None where GRES is untyped or absent.
+
+    `groups` are its nodes by their GPUs, where those differ; the rest then tells of the first.
+    `foreign` are types of GPUs that hpcdl does not serve.
+    """
 
     name: str
     default: bool
@@ -31,6 +37,13 @@ class LivePartition:
     features: tuple[str, ...]
     max_time: str
     odd_nodes: tuple[str, ...]
+    foreign: tuple[str, ...] = ()
+    groups: tuple[LivePartition, ...] = ()
+
+    @property
+    def node_groups(self) -> tuple[LivePartition, ...]:
+        """Its groups: itself where all its nodes have the same GPUs."""
+        return self.groups or (self,)
 
 
 @dataclass(frozen=True)
@@ -68,38 +81,61 @@ def describe(partition: PartitionRecord, nodes: Sequence[NodeRecord]) -> LivePar
     """A partition in the terms of a site file. Pure."""
     names = set(expand_hostlist(partition.nodes))
     own = [node for node in nodes if node.name in names or partition.name in node.partitions]
-    shapes = Counter(_shape(node) for node in own)
-    usual = shapes.most_common(1)[0][0] if shapes else (1, 1, 1, 1, None, 0, ())
-    sockets, cores, threads, memory, gpu_type, gpus, features = usual
+    by_gpus: dict[_Gpus, list[NodeRecord]] = {}
+    for node in own:
+        for kind in _served(node) or ((None, 0),):
+            by_gpus.setdefault(kind, []).append(node)
+    groups = tuple(_alike(partition, some, kind) for kind, some in by_gpus.items())
+    whole = groups[0] if groups else _alike(partition, [], (None, 0))
+    return replace(
+        whole,
+        nodes=partition.node_count or len(own),
+        hostlist=partition.nodes,
+        foreign=tuple(dict.fromkeys(kind for node in own for kind in _foreign(node))),
+        groups=groups if len(groups) > 1 else (),
+    )
+
+
+def _alike(partition: PartitionRecord, nodes: Sequence[NodeRecord], gpus: _Gpus) -> LivePartition:
+    """Nodes that have the same GPUs; the shape that most of them have."""
+    shapes = Counter(_shape(node) for node in nodes)
+    usual = shapes.most_common(1)[0][0] if shapes else (1, 1, 1, 1, ())
+    sockets, cores, threads, memory, features = usual
     return LivePartition(
         name=partition.name,
         default=partition.default,
-        nodes=partition.node_count or len(own),
-        hostlist=partition.nodes,
+        nodes=len(nodes),
+        hostlist=fold_hostlist(node.name for node in nodes),
         sockets=sockets,
         cores_per_socket=cores,
         threads_per_core=threads,
         memory_gb=memory,
-        gpu_type=gpu_type,
-        gpus_per_node=gpus,
+        gpu_type=gpus[0],
+        gpus_per_node=gpus[1],
         features=features,
         max_time=partition.max_time,
-        odd_nodes=tuple(node.name for node in own if _shape(node) != usual),
+        odd_nodes=tuple(node.name for node in nodes if _shape(node) != usual),
     )
 
 
-_Shape = tuple[int, int, int, int, str | None, int, tuple[str, ...]]
+_Gpus = tuple[str | None, int]
+_Shape = tuple[int, int, int, int, tuple[str, ...]]
+
+
+def _served(node: NodeRecord) -> tuple[_Gpus, ...]:
+    return tuple((kind, count) for kind, count in node.gpus if not out_of_scope(kind or ""))
+
+
+def _foreign(node: NodeRecord) -> Iterator[str]:
+    return (kind for kind, _ in node.gpus if kind and out_of_scope(kind))
 
 
 def _shape(node: NodeRecord) -> _Shape:
-    gpu_type, gpus = node.gpus
     return (
         node.sockets,
         node.cores_per_socket,
         node.threads_per_core,
         max(1, node.memory_mb // 1000),
-        gpu_type,
-        gpus,
         node.features,
     )
 

@@ -114,9 +114,14 @@ class Partition:
         return self.groups or (self,)
 
     @property
+    def gpu_groups(self) -> tuple[Partition, ...]:
+        """Its groups of equal nodes with GPUs; itself on a CPU partition."""
+        return tuple(group for group in self.node_groups if group.gpu) or (self,)
+
+    @property
     def gpu_models(self) -> tuple[str, ...]:
         """The GPU models of its nodes, in the file's order; empty on a CPU partition."""
-        models = (group.gpu.model for group in self.node_groups if group.gpu)
+        models = (group.gpu.model for group in self.gpu_groups if group.gpu)
         return tuple(dict.fromkeys(models))
 
     @property

@@ -28,6 +28,25 @@ def expand_hostlist(hostlist: str) -> tuple[str, ...]:
     return tuple(names)
 
 
+def fold_hostlist(names: Iterable[str]) -> str:
+    """Names as a Slurm host list: runs of equal width are folded (`p100-[01-04],login`)."""
+    runs: list[tuple[str, str, str]] = []  # head, first number, last number
+    for name in names:
+        digits = len(name) - len(name.rstrip("0123456789"))
+        head, number = name[: len(name) - digits], name[len(name) - digits :]
+        if runs and number and runs[-1][0] == head and _follows(runs[-1][2], number):
+            runs[-1] = (head, runs[-1][1], number)
+        else:
+            runs.append((head, number, number))
+    return ",".join(
+        f"{head}{low}" if low == high else f"{head}[{low}-{high}]" for head, low, high in runs
+    )
+
+
+def _follows(last: str, number: str) -> bool:
+    return bool(last) and len(last) == len(number) and int(number) == int(last) + 1
+
+
 def _split(hostlist: str) -> Iterator[str]:
     """Split at the commas outside brackets."""
     depth, start = 0, 0

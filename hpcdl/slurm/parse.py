@@ -100,11 +100,12 @@ class NodeRecord(NamedTuple):
     reason: str
 
     @property
-    def gpus(self) -> tuple[str | None, int]:
-        """Type and count of its GPUs; (None, 0) without; type None where untyped or mixed."""
-        found = _GPU.findall(self.gres)
-        types = {kind or None for kind, _ in found}
-        return types.pop() if len(types) == 1 else None, sum(int(count) for _, count in found)
+    def gpus(self) -> tuple[tuple[str | None, int], ...]:
+        """Types and counts of its GPUs, in order; type None where Slurm gives none."""
+        found: dict[str | None, int] = {}
+        for kind, count in _GPU.findall(self.gres):
+            found[kind or None] = found.get(kind or None, 0) + int(count)
+        return tuple((kind, count) for kind, count in found.items() if count)
 
 
 class PartitionRecord(NamedTuple):

@@ -9,10 +9,10 @@ script that names one still runs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from hpcdl.site import Site
+from hpcdl.site import Gpu, Site
 from hpcdl.stack.release import Release
 
 
@@ -42,15 +42,24 @@ class Event:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """The release of every partition, and the one where no partition is known."""
+    """The release of every partition, and the one where no partition is known.
+
+    `models` are the releases by GPU model of the partitions that have several.
+    """
 
     partitions: Mapping[str, Release]
     default: Release
+    models: Mapping[str, Mapping[str, Release]] = field(default_factory=dict)
 
     def as_data(self) -> dict[str, Any]:
         """What `release_for` reads: release ids."""
         served = {name: release.id for name, release in self.partitions.items()}
-        return {"schema": 1, "default": self.default.id, "partitions": served}
+        by_model = {
+            name: {model: release.id for model, release in models.items()}
+            for name, models in self.models.items()
+        }
+        more = {"models": by_model} if by_model else {}
+        return {"schema": 1, "default": self.default.id, "partitions": served, **more}
 
 
 def publish_history(events: Iterable[Event]) -> list[str]:
@@ -143,14 +152,33 @@ def choose(site: Site, pile: Sequence[Release]) -> Dispatch:
         pile: what counts, at least one release, newest last.
     """
     chosen = {name: _for_partition(name, site, pile) for name in site.partitions}
-    return Dispatch(chosen, chosen[site.default_partition])
+    models = {
+        name: {
+            group.gpu.model: _for_partition(name, site, pile, group.gpu)
+            for group in part.node_groups
+            if group.gpu
+        }
+        for name, part in site.partitions.items()
+        if len(part.gpu_models) > 1
+    }
+    return Dispatch(chosen, chosen[site.default_partition], models)
 
 
-def _for_partition(partition: str, site: Site, pile: Sequence[Release]) -> Release:
+def _for_partition(
+    partition: str, site: Site, pile: Sequence[Release], gpu: Gpu | None = None
+) -> Release:
+    """The newest that serves it, of its stack if there is one; with device code for `gpu`."""
     newest_first = list(reversed(pile))
     serving = [release for release in newest_first if _serves(release, partition)]
-    of_stack = [release for release in serving if release.stack == _wanted(site, partition)]
-    return [*of_stack, *serving, *newest_first][0]
+    coded = [release for release in serving if gpu is None or has_code_for(release, gpu)]
+    of_stack = [release for release in coded if release.stack == _wanted(site, partition)]
+    return [*of_stack, *coded, *serving, *newest_first][0]
+
+
+def has_code_for(release: Release, gpu: Gpu) -> bool:
+    """Whether a release runs on a GPU model: what names no models is a build for CPUs."""
+    models = release.needs.get("gpus")
+    return models is None or gpu.driver_name in models
 
 
 def _serves(release: Release, partition: str) -> bool:

@@ -61,19 +61,37 @@ def module_data(release: Release) -> dict[str, object]:
 
 
 def dispatch_data(site: Site, chosen: Dispatch) -> dict[str, object]:
-    """The table of modulerc.lua: versions by partition, by GPU, and the default."""
+    """The table of modulerc.lua: versions by partition, by GPU, and the default.
+
+    A partition of several GPU models has a list of its own, `models`: the GPU found decides.
+    """
     versions = {name: _version(release) for name, release in chosen.partitions.items()}
+    models = {
+        name: {
+            group.gpu.driver_name: _version(by_model[group.gpu.model])
+            for group in site.partitions[name].node_groups
+            if group.gpu
+        }
+        for name, by_model in chosen.models.items()
+    }
     gpus = {
-        partition.gpu.model.split("-")[0]: versions[name]
+        partition.gpu.driver_name: versions[name]
         for name, partition in site.partitions.items()
         if partition.gpu is not None and name in versions
     }
+    for by_model in models.values():
+        gpus |= by_model
     return {
         "default": _version(chosen.default),
         "partitions": versions,
-        "gpus": [{"model": model, "version": version} for model, version in gpus.items()],
+        "models": {name: _rows(by_model) for name, by_model in models.items()},
+        "gpus": _rows(gpus),
         "proc": "/proc",
     }
+
+
+def _rows(versions: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"model": model, "version": version} for model, version in versions.items()]
 
 
 def _version(release: Release) -> str:

@@ -134,8 +134,10 @@ def current_release(site: Site) -> Release | None:
     return _parse(root)
 
 
-def release_for(site: Site, partition: str) -> Release | None:
+def release_for(site: Site, partition: str, model: str | None = None) -> Release | None:
     """The published release that serves a partition, or None where nothing is published.
+
+    `model` is one of the partition's GPU models, where it has several.
 
     Raises:
         BrokenRelease: what is published is damaged.
@@ -144,9 +146,10 @@ def release_for(site: Site, partition: str) -> Release | None:
     if current is None:
         return None
     try:
-        served = json.loads((current.modules / DISPATCH_FILE).read_text())["partitions"]
-        return read_release(site, served[partition])
-    except (OSError, ValueError, KeyError, TypeError, BadInput):
+        dispatch = json.loads((current.modules / DISPATCH_FILE).read_text())
+        by_model = dispatch.get("models", {}).get(partition, {})
+        return read_release(site, by_model.get(model) or dispatch["partitions"][partition])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, BadInput):
         return current
 
 

@@ -12,6 +12,7 @@ import re
 from hpcdl.site import Partition, Site, StackRequest
 from hpcdl.stack.resolve_answer import Answer, Resolution
 from hpcdl.stack.resolve_facts import BACKENDS, COMPONENTS, known
+from hpcdl.stack.resolve_gpus import by_model, no_wheels, notes
 from hpcdl.stack.resolve_problem import Setting, fix, make_problem
 from hpcdl.stack.resolve_show import chain_lines
 from hpcdl.stack.resolve_solution import Solution, solve
@@ -40,10 +41,11 @@ def resolve(
     """
     parts = [site.partition(partition)] if partition else list(site.partitions.values())
     return tuple(
-        _resolve(site, part, stack, way, wanted)
+        _resolve(site, nodes, stack, way, wanted)
         for part in parts
         for stack, way, wanted in _ways(site, part)
         if backend in {None, way}
+        for nodes in by_model(part)
     )
 
 
@@ -131,6 +133,7 @@ def _resolve(
     if stack is not None:
         model = part.gpu.model if part.gpu else None
         _refuse_pins(f"partition '{part.name}'", model, stack, solution)
+    wheels, more = (no_wheels(part.gpu, backend), notes(part.gpu, backend)) if part.gpu else ((), ())
     return Resolution(
         partition=part.name,
         stack=stack.name if stack else None,
@@ -141,8 +144,8 @@ def _resolve(
         driver=part.driver if part.gpu else None,
         pins=dict(stack.pins) if stack else {},
         choices=solution.choices,
-        problems=solution.problems,
-        notes=solution.notes,
+        problems=(*solution.problems, *wheels),
+        notes=(*solution.notes, *more),
     )
 
 
@@ -181,7 +184,8 @@ def _refuse_pins(where: str, gpu: str | None, stack: StackRequest, solution: Sol
 
 
 def _answer(site: Site, resolution: Resolution, name: str, version: str) -> Answer:
-    part = site.partition(resolution.partition)
+    nodes = by_model(site.partition(resolution.partition))
+    part = next(one for one in nodes if (one.gpu and one.gpu.model) == resolution.gpu)
     stack = site.stacks.get(resolution.stack or "")
     setting = _setting(site, part, stack, resolution.backend)
     problem = make_problem(setting)

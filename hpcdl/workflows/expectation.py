@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpcdl.jobs.layout import Layout, plan_layout
+from hpcdl.jobs.layout import Layout, plan_on
 from hpcdl.jobs.spec import JobSpec
 from hpcdl.jobs.watch import found_in
 from hpcdl.results.records import EXPECTATION, JOB, RESULT, at
@@ -78,20 +78,20 @@ class Comparison(NamedTuple):
 def expect(site: Site, spec: JobSpec) -> Expectation | None:
     """What a job should reach; None where nothing says so. Never fails."""
     with suppress(*_UNUSABLE):
-        layout = plan_layout(site, spec)
+        nodes, layout = plan_on(site, spec)
         training = training_of(spec.program, layout.world_size, spec.data)
         if training is not None and not training.slowed:
-            return _expectation(site, spec, layout, training)
+            return _expectation(site, spec, nodes, layout, training)
     return None
 
 
 def _expectation(
-    site: Site, spec: JobSpec, layout: Layout, training: Training
+    site: Site, spec: JobSpec, partition: Partition, layout: Layout, training: Training
 ) -> Expectation | None:
     from hpcdl.predict.precision import trained_precision
     from hpcdl.predict.request import Request, answer
 
-    partition, data = site.partition(spec.partition), data_of(training)
+    data = data_of(training)
     compute = partition.gpu.compute if partition.gpu else None
     own = _own_result(site, spec, layout, training)
     links = _own_links(site, partition, layout, training)
@@ -194,7 +194,7 @@ def _ranks_if_alike(
     with suppress(*_UNUSABLE):
         shape = record["layout"]
         ranks = int(shape["nodes"]) * int(shape["tasks_per_node"])
-        here = record["partition"] == spec.partition
+        here = record["partition"] == spec.partition and (record.get("gpu_model") == spec.gpu_model)
         cpus = int(shape["cpus_per_task"]) == layout.cpus_per_task
         other = training_of(tuple(record["program"]), ranks)
         if here and cpus and other is not None and training.like(other):

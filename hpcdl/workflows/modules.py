@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from hpcdl.jobs.spec import Module
-from hpcdl.site import Site
+from hpcdl.site import Partition, Site
+from hpcdl.site.gpu_models import ask_for, groups_for
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.run import run
+
+if TYPE_CHECKING:
+    from hpcdl.stack.release import Release
 
 
 def module_for(
@@ -15,6 +20,7 @@ def module_for(
     names: Sequence[str] = (),
     *,
     partition: str | None = None,
+    gpu_model: str | None = None,
     none: bool = False,
     published: bool = False,
 ) -> Module:
@@ -24,6 +30,7 @@ def module_for(
         site: where it runs.
         names: modules named by the user, instead of the release's.
         partition: the one it runs on; partitions may be served by different stacks.
+        gpu_model: the one that it asks for, of several that the partition has.
         none: load no module at all.
         published: refuse where nothing is published yet.
 
@@ -37,7 +44,13 @@ def module_for(
             raise BadInput(f"--module {name!r} is not a module name", hint="write NAME/VERSION")
     from hpcdl.stack.release import current_release, planned_module, release_for
 
-    release = release_for(site, partition) if partition else current_release(site)
+    if partition is None:
+        release = current_release(site)
+    elif gpu_model is None:
+        release = _release_for_any(site, site.partition(partition), named=bool(names))
+    else:
+        group = groups_for(site.partition(partition), gpu_model)[0]
+        release = release_for(site, partition, group.gpu.model if group.gpu else None)
     if release is not None:
         return Module(tuple(names) or (release.module,), release.modules, release.id)
     if published:
@@ -46,6 +59,28 @@ def module_for(
             hint="`hpcdl stack build` and `hpcdl stack publish` make one; or give --no-module",
         )
     return Module(tuple(names) or (planned_module(site, partition),))
+
+
+def _release_for_any(site: Site, partition: Partition, *, named: bool) -> Release | None:
+    """The release of a job that names no GPU model: it must serve all that the partition has.
+
+    Raises:
+        BadInput: it has no device code for some; the hint lists the models.
+    """
+    from hpcdl.stack.dispatch import has_code_for
+    from hpcdl.stack.release import release_for
+
+    groups = partition.gpu_groups if partition.groups else ()
+    found = [release_for(site, partition.name, group.gpu and group.gpu.model) for group in groups]
+    for release, group in zip(found, groups, strict=True):
+        first = found[0]
+        if release is None or first is None or named:
+            break
+        if release.id != first.id or (group.gpu and not has_code_for(first, group.gpu)):
+            raise BadInput(
+                f"no one release serves all GPU models of '{partition.name}'", hint=ask_for(groups)
+            )
+    return found[0] if found else release_for(site, partition.name)
 
 
 def modules_by_partition(

@@ -150,7 +150,10 @@ def test_a_variable_of_the_script_cannot_be_set_by_a_user() -> None:
 def test_gpus_are_asked_for_once_in_the_form_of_the_site(three_generations: Site, pi: Site) -> None:
     assert "#SBATCH --gpus-per-node=p100:2\n" in render(three_generations, gpus=2).text
     assert "#SBATCH --gres=gpu:k80:2\n" in render(pi, "k80", gpus=2).text
-    untyped = replace(three_generations, slurm=replace(three_generations.slurm, gpu_typed=False))
+    p100 = three_generations.partition("p100")
+    assert p100.gpu is not None
+    plain = replace(p100, gpu=p100.gpu._replace(gres_type=None))
+    untyped = replace(three_generations, partitions={**three_generations.partitions, "p100": plain})
     assert "#SBATCH --gpus-per-node=2\n" in render(untyped, gpus=2).text
     for site in (three_generations, pi, untyped):
         directives = render(site, "k80", gpus=2).directives

@@ -18,12 +18,12 @@ def test_nodes_are_read_alike_from_every_release(release: str) -> None:
     first = nodes[0]
     assert (first.sockets, first.cores_per_socket, first.threads_per_core) == (2, 14, 2)
     assert (first.cpus, first.memory_mb) == (56, 250000)
-    assert first.gpus == ("p100", 4)
+    assert first.gpus == (("p100", 4),)
     assert first.features == ("p100", "nvlink")
     assert first.partitions == ("p100", "all")
     assert nodes[1].reason == "bad DIMM, see #17 [root@2024-11-01T09:00:00]"
     assert nodes[1].state == "IDLE+DRAIN"
-    assert nodes[2].gpus == (None, 0)
+    assert nodes[2].gpus == ()
     assert nodes[2].features == ()
 
 
@@ -54,21 +54,24 @@ def test_the_configuration_is_read_by_key(release: str) -> None:
 @pytest.mark.parametrize(
     ("gres", "gpus"),
     [
-        ("", (None, 0)),
-        ("gpu:4", (None, 4)),
-        ("gpu:p100:4", ("p100", 4)),
-        ("gpu:p100:4(S:0-1)", ("p100", 4)),
-        ("gpu:2080ti:8(S:0,1)", ("2080ti", 8)),
-        ("gpu:1080:4", ("1080", 4)),
-        ("gpu:nvidia_a100-sxm4-40gb:8", ("nvidia_a100-sxm4-40gb", 8)),
-        ("gpu:a100_1g.5gb:7", ("a100_1g.5gb", 7)),
-        ("craynetwork:4,gpu:v100:8(IDX:0-7),nvme:1", ("v100", 8)),
-        ("gpu:k20:2,gpu:k80:4", (None, 6)),
-        ("shard:8", (None, 0)),
-        ("mps:gpu:100", (None, 0)),
+        ("", ()),
+        ("gpu:4", ((None, 4),)),
+        ("gpu:p100:4", (("p100", 4),)),
+        ("gpu:p100:4(S:0-1)", (("p100", 4),)),
+        ("gpu:2080ti:8(S:0,1)", (("2080ti", 8),)),
+        ("gpu:1080:4", (("1080", 4),)),
+        ("gpu:nvidia_a100-sxm4-40gb:8", (("nvidia_a100-sxm4-40gb", 8),)),
+        ("gpu:a100_1g.5gb:7", (("a100_1g.5gb", 7),)),
+        ("craynetwork:4,gpu:v100:8(IDX:0-7),nvme:1", (("v100", 8),)),
+        ("gpu:k20:2,gpu:k80:4", (("k20", 2), ("k80", 4))),
+        ("gpu:a100:2(S:0),gpu:a100:2(S:1)", (("a100", 4),)),
+        ("shard:8", ()),
+        ("mps:gpu:100", ()),
     ],
 )
-def test_gres_tells_type_and_count_of_gpus(gres: str, gpus: tuple[str | None, int]) -> None:
+def test_gres_tells_types_and_counts_of_gpus(
+    gres: str, gpus: tuple[tuple[str | None, int], ...]
+) -> None:
     line = f"NodeName=n Gres={gres} RealMemory=1"
     assert parse.node(line).gpus == gpus
 

@@ -10,6 +10,7 @@ from hpcdl.jobs.lint.checks import checks
 from hpcdl.jobs.lint.job import Hit, Job, at, gpu_requests, nodes, tasks
 from hpcdl.jobs.lint.options import Option, Options, known_options
 from hpcdl.jobs.lint.parse import CONTINUED
+from hpcdl.site import Partition
 from hpcdl.slurm.rules import mpi_plugins, span
 from hpcdl.system.text import nearest
 
@@ -198,8 +199,9 @@ def beyond_the_partition(job: Job) -> Iterator[Hit]:
         one for one in gpu_requests(job.options) if one.option.name in {"gpus-per-node", "gres"}
     ]
     for request in gpus:
-        if request.count > partition.gpus_per_node:
-            detail = f"'{partition.name}' has {partition.gpus_per_node} GPUs per node"
+        most = _most_gpus(partition, request.kind)
+        if request.count > most:
+            detail = f"'{partition.name}' has {most} GPUs per node"
             yield at("partition-limit", request.option, detail)
     option = job.options.last("nodes")
     if option and job.nodes is not None and job.nodes > partition.nodes:
@@ -208,6 +210,13 @@ def beyond_the_partition(job: Job) -> Iterator[Hit]:
     limit, minutes = job.options.last("time"), time_minutes(job.options)
     if limit and minutes is not None and minutes > partition.max_minutes:
         yield at("partition-limit", limit, f"'{partition.name}' allows {partition.max_time}")
+
+
+def _most_gpus(partition: Partition, kind: str) -> int:
+    """GPUs of the node that has most of them, of a type where its groups have that type."""
+    groups = [group.gpu for group in partition.node_groups if group.gpu]
+    of_kind = [gpu for gpu in groups if gpu.gres_type == kind]
+    return max((gpu.per_node for gpu in of_kind or groups), default=0)
 
 
 def _too_many_cpus(job: Job, options: Options) -> Iterator[Hit]:

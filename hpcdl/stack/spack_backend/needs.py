@@ -6,10 +6,12 @@ flags from the target it was compiled for.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from hpcdl import facts
-from hpcdl.site import Site, StackRequest
+from hpcdl.site import Gpu, Site, StackRequest
+from hpcdl.site.gpu_models import gpu_named
 from hpcdl.stack.resolve_facts import serves
 from hpcdl.stack.resolve_versions import Range, sort_key
 from hpcdl.stack.spack_backend.environment import Environment
@@ -21,11 +23,12 @@ def needs_of(site: Site, request: StackRequest, wanted: Environment) -> dict[str
     flags = cpu_flags(site.partition(names[0]).target, wheels=wanted.wheels)
     if wanted.wheels:
         return {"cpu_flags": flags}
-    computes = sorted({gpu.compute for name in names if (gpu := site.partition(name).gpu)})
+    gpus = [group.gpu for name in names for group in site.partition(name).node_groups if group.gpu]
+    computes = sorted({gpu.compute for gpu in gpus})
     return {
         "cpu_flags": flags,
         "driver": driver_needs(wanted.versions["cuda"], computes),
-        "gpus": models(wanted.archs),
+        "gpus": models(wanted.archs, gpus),
     }
 
 
@@ -50,10 +53,14 @@ def driver_needs(cuda: str, computes: list[str]) -> dict[str, Any]:
     return {**needs, **({"branch": min(branches)} if branches else {})}
 
 
-def models(archs: tuple[str, ...]) -> list[str]:
-    """The GPUs, as the driver calls them, that machine code for these runs on."""
+def models(archs: tuple[str, ...], own: Iterable[Gpu] = ()) -> list[str]:
+    """The GPUs, as the driver calls them, that machine code for these runs on.
+
+    Args:
+        archs: what was compiled for, such as `60`.
+        own: GPUs of the site, which may be none of the facts'.
+    """
     code = [f"sm_{arch}" for arch in archs]
-    rows = facts.load("gpus")["gpus"].items()
-    return list(
-        dict.fromkeys(name.split("-")[0] for name, row in rows if serves(code, row["compute"]))
-    )
+    known = (gpu_named(name) for name in facts.load("gpus")["gpus"])
+    named = [gpu.driver_name for gpu in (*known, *own) if serves(code, gpu.compute)]
+    return list(dict.fromkeys(named))
