@@ -94,7 +94,7 @@ def _submit(args: argparse.Namespace) -> ExitCode:
     expected = _expected(site, spec, submission.folder)
     said = {**_submission_data(submission), "expectation": expected and asdict(expected)}
     if not args.json:
-        _show_expected(expected)
+        _show_expected(expected, site, spec)
     if args.watch:
         return _watch_to_the_end(submission, args, said)
     if args.json:
@@ -114,7 +114,7 @@ def _would_submit(script: Script, spec: JobSpec, site: Site, args: argparse.Name
     else:
         print(f"would submit this script from {spec.job_dir}:\n")
         _print_script(script)
-        _show_expected(expected)
+        _show_expected(expected, site, spec)
     return ExitCode.OK
 
 
@@ -128,10 +128,11 @@ def _expected(site: Site, spec: JobSpec, folder: Path | None = None) -> Expectat
     return expected
 
 
-def _show_expected(expected: Expectation | None) -> None:
-    from hpcdl.workflows.expectation import as_lines
+def _show_expected(expected: Expectation | None, site: Site, spec: JobSpec) -> None:
+    from hpcdl.workflows.expectation import as_lines, why_none
 
-    for line in as_lines(expected) if expected else ():
+    lack = why_none(site, spec) if expected is None else ""
+    for line in as_lines(expected) if expected else filter(None, [lack]):
         print(f"  {line}")
 
 

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from hpcdl.jobs.transport import Link, NoLibrary, exchange, judge_links, read_links
+from hpcdl.site.model import UNKNOWN_FABRIC
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.text import table
 

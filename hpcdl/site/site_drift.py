@@ -86,7 +86,8 @@ def _type(group: Partition) -> str | None:
 
 
 def _words(nodes: int, gpus: int, kind: str | None) -> str:
-    return f"{nodes} nodes x {gpus} {kind or 'untyped'}" if gpus else f"{nodes} nodes without GPUs"
+    many = "1 node" if nodes == 1 else f"{nodes} nodes"
+    return f"{many} x {gpus} {kind or 'untyped'}" if gpus else f"{many} without GPUs"
 
 
 def _nodes(key: str, part: Partition, live: LivePartition) -> Iterator[Drift]:

@@ -133,7 +133,9 @@ def _resolve(
     if stack is not None:
         model = part.gpu.model if part.gpu else None
         _refuse_pins(f"partition '{part.name}'", model, stack, solution)
-    wheels, more = (no_wheels(part.gpu, backend), notes(part.gpu, backend)) if part.gpu else ((), ())
+    wheels, more = (
+        (no_wheels(part.gpu, backend), notes(part.gpu, backend)) if part.gpu else ((), ())
+    )
     return Resolution(
         partition=part.name,
         stack=stack.name if stack else None,

@@ -85,6 +85,18 @@ def expect(site: Site, spec: JobSpec) -> Expectation | None:
     return None
 
 
+def why_none(site: Site, spec: JobSpec) -> str:
+    """What the site file lacks for an expectation, in one line; '' where that is not why."""
+    from hpcdl.predict.hardware import NETWORK_HINT
+
+    nodes, layout = plan_on(site, spec)
+    if layout.nodes < 2 or nodes.interconnect.bandwidth_gbps is not None:
+        return ""
+    if training_of(spec.program, layout.world_size, spec.data) is None:
+        return ""
+    return f"no expectation: the network of '{nodes.name}' is not known; {NETWORK_HINT}"
+
+
 def _expectation(
     site: Site, spec: JobSpec, partition: Partition, layout: Layout, training: Training
 ) -> Expectation | None:

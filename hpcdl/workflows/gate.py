@@ -22,6 +22,7 @@ from hpcdl.jobs.submission import Submission
 from hpcdl.jobs.watch import Snapshot, look
 from hpcdl.site import Partition, Site
 from hpcdl.slurm import client
+from hpcdl.stack.dispatch import has_code_for
 from hpcdl.stack.publish import serves
 from hpcdl.stack.release import Release
 from hpcdl.stack.verify import (
@@ -98,9 +99,10 @@ class JobGate:
     ) -> Proof:
         """Submit a job per partition, noted in `queued` at once, and check their results."""
         checks: list[Check] = []
-        for name in names:
+        nodes = {label: group for name in names for label, group in _groups(site, release, name)}
+        for name, group in nodes.items():
             with undivided():  # a signal must not come between Slurm's answer and our note of it
-                job = _submit(site, release, site.partition(name))
+                job = _submit(site, release, group)
                 if isinstance(job, Submission):
                     queued[name] = job
             if isinstance(job, Submission):
@@ -111,7 +113,7 @@ class JobGate:
         ended = _wait(list(queued.values()), self.wait_seconds, self.say)
         runs = []
         for name, job in queued.items():
-            found, one = _outcome(release, site.partition(name), job, ended[job.job_id])
+            found, one = _outcome(release, nodes[name], job, ended[job.job_id])
             checks += found
             runs.append(one)
         return new_proof(release, "job", ", ".join(names), checks, runs)
@@ -146,6 +148,17 @@ def choose_gate(
         return verify_here, lambda _: True
     gate = JobGate(say, tuple(partitions), wait_minutes * 60)
     return gate, gate.enough(site, release)
+
+
+def _groups(site: Site, release: Release, name: str) -> Iterator[tuple[str, Partition]]:
+    """A partition; where it has several GPU models, the nodes of each that the release is for."""
+    partition = site.partition(name)
+    if len(partition.gpu_models) < 2:
+        yield name, partition
+        return
+    for group in partition.gpu_groups:
+        if group.gpu and has_code_for(release, group.gpu):
+            yield f"{name}, {group.gpu.model}", group
 
 
 def _require_slurm() -> None:
@@ -194,6 +207,7 @@ def _spec(partition: Partition, folder: Path) -> JobSpec:
         job_dir=folder,
         requeues=0,
         preflight=False,
+        gpu_model=partition.gpu.model if partition.gpu and partition.fellows else None,
     )
 
 
