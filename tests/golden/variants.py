@@ -21,7 +21,7 @@ _BASE = JobSpec("a100", nodes=2, program=("python", "train.py", "--lr", "0.1"))
 _STAGED = replace(_BASE, program=(), data="/data/imagenet", stage=True)
 _IN_IMAGE = replace(_BASE, container="/images/tensorflow.sif")
 
-# Name -> the job, and the container runtime that the site declares.
+# Name -> the job, and the container runtime, or the form of GPU requests, of the site.
 VARIANTS: dict[str, tuple[JobSpec, str]] = {
     "launcher-horovod-mpirun": (replace(_BASE, launcher="horovod-mpirun"), "apptainer"),
     "launcher-multiworker": (replace(_BASE, launcher="multiworker"), "apptainer"),
@@ -36,11 +36,23 @@ VARIANTS: dict[str, tuple[JobSpec, str]] = {
     "array": (_BASE, "apptainer"),
     "no-preflight": (replace(_BASE, preflight=False), "apptainer"),
 }
+# Of a site whose partitions have several GPU models: how Slurm is told which one is meant.
+_MIXED = JobSpec("typed", gpus=8, gpu_model="L40S", program=("python", "train.py"))
+VARIANTS |= {
+    "gpu-model-gpus-per-node": (_MIXED, ""),
+    "gpu-model-gres": (_MIXED, "gres"),
+    "gpu-model-constraint": (replace(_MIXED, partition="untyped", gpu_model="t4"), ""),
+}
 
 
 def script(name: str) -> str:
     """A variant's script, without what differs by release of hpcdl."""
     spec, runtime = VARIANTS[name]
+    if spec.gpu_model:
+        mixed = load_site(HERE.parent / "mixed.yaml")
+        slurm = replace(mixed.slurm, gpu_request=runtime or mixed.slurm.gpu_request)
+        text = render_script(replace(mixed, slurm=slurm), spec, _MODULE).text
+        return re.sub(r"(?m)^(# Written by hpcdl) \S+;", r"\1;", text)
     site = load_site(folder("templates") / "sites" / "a100-h100.yaml")
     paths = replace(site.paths, work=Path("/work/me"), datasets=Path("/data"))
     site = with_version(replace(site, paths=paths, container=runtime), RELEASE)

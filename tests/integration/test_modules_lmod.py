@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.site import Site
+from hpcdl.site import Site, load_site
 from hpcdl.stack.publish import publish
 from hpcdl.stack.records import accept
 from hpcdl.stack.release import Release
@@ -269,6 +269,51 @@ def test_without_a_job_the_gpu_that_is_found_decides(two_stacks: Site, tmp_path:
     on_machine(modules / "tensorflow" / ".modulerc.lua", proc)
     assert loaded_in(modules) == "2.14.1-cpu"
     assert loaded_in(modules, SLURM_JOB_PARTITION="p100") == "2.21.0-cpu"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "version"),
+    [
+        ("NVIDIA L40S", "ada"), ("NVIDIA A100-PCIE-40GB", "ampere"), ("NVIDIA L4", "ada"),
+        ("NVIDIA L40", "ada"), ("", "ada"),
+    ],
+)  # fmt: skip
+def test_in_a_partition_of_several_models_the_gpu_that_is_found_decides(
+    tmp_path: Path, gpu: str, version: str
+) -> None:
+    site = load_site(Path(__file__).parents[1] / "golden" / "mixed.yaml")
+    own = dataclasses.replace(site.paths, prefix=tmp_path / "prefix")
+    site = dataclasses.replace(site, paths=own)
+    for name, models in (("ampere", ["A100"]), ("ada", ["L40S", "L4"])):
+        make_release(site, name, stack="tf", partitions=("typed",), needs={"gpus": models},
+                     module=f"tensorflow/{name}")  # fmt: skip
+        publish(site, name, passing, say=silent)
+    modules = own.prefix / "current" / "modules"
+    driver = "570.1.2" if gpu else ""
+    proc = machine(tmp_path / "proc", driver=driver, gpu=gpu)
+    on_machine(modules / "tensorflow" / ".modulerc.lua", proc)
+    done = lmod(modules, "module load tensorflow; echo $HPCDL_RELEASE",
+                SLURM_JOB_PARTITION="typed")  # fmt: skip
+    assert done.stdout.strip() == version
+
+
+@pytest.mark.parametrize(
+    ("gpu", "fits"),
+    [
+        ("NVIDIA L4", True), ("NVIDIA L40S", False), ("Tesla P4", False), ("Tesla P40", True),
+        ("NVIDIA GB200", False), ("NVIDIA B200", True), ("NVIDIA RTX 5000 Ada Generation", True),
+    ],
+)  # fmt: skip
+def test_the_guard_takes_a_model_for_no_other(
+    site: Site, tmp_path: Path, gpu: str, fits: bool
+) -> None:
+    needs = {"gpus": ["L4", "P40", "B200", "RTX 5000 Ada"]}
+    release = make_release(site, "guarded", needs=needs)
+    publish(site, release.id, passing, say=silent)
+    proc = machine(tmp_path / "proc", driver="570.1.2", gpu=gpu)
+    on_machine(release.modules / f"{release.module}.lua", proc)
+    done = lmod(release.modules, "module load tensorflow && echo loaded", SLURMD_NODENAME="n1")
+    assert (done.stdout == "loaded\n") is fits
 
 
 NEEDS = {"cpu_flags": ["avx"], "driver": {"from": "450.80.02", "branch": 470}, "gpus": ["K80"]}

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.site import Site, StackRequest
+from hpcdl.site import Site, StackRequest, load_site
 from hpcdl.stack.dispatch import Event, choose, publish_history
 from hpcdl.stack.publish import plan_publish, plan_rollback, publish, rollback
-from hpcdl.stack.release import release_for
+from hpcdl.stack.release import DISPATCH_FILE, release_for
+from hpcdl.system.errors import BadInput
+from hpcdl.workflows.modules import module_for
 from tests.small_release import make_release, passing, silent, small_site
 
 
@@ -133,3 +135,40 @@ def test_a_publish_says_which_partitions_get_it(site: Site) -> None:
 def test_a_rollback_takes_off_what_lies_above() -> None:
     moves = [("publish", "a"), ("publish", "b"), ("publish", "c"), ("rollback", "a")]
     assert publish_history([Event(action, name, "") for action, name in moves]) == ["a"]
+
+
+def test_in_a_partition_of_several_models_each_gets_the_newest_with_code_for_it(
+    tmp_path: Path,
+) -> None:
+    site = load_site(Path(__file__).parents[1] / "golden" / "mixed.yaml")
+    site = dataclasses.replace(site, paths=dataclasses.replace(site.paths, prefix=tmp_path))
+    for name, gpus in (("ampere", ["A100", "A40"]), ("ada", ["L40S", "L4"])):
+        make_release(site, name, stack="tf", partitions=("typed",), needs={"gpus": gpus},
+                     module=f"tensorflow/{name}")  # fmt: skip
+        publish(site, name, passing, say=silent)
+    found = {model: release_for(site, "typed", model) for model in ("A100-PCIe-40GB", "L40S")}
+    assert {model: one and one.id for model, one in found.items()} == {
+        "A100-PCIe-40GB": "ampere", "L40S": "ada",
+    }  # fmt: skip
+    assert module_for(site, partition="typed", gpu_model="a100").release == "ampere"
+    assert module_for(site, partition="typed", gpu_model="l40s").release == "ada"
+    with pytest.raises(BadInput, match="no one release serves all GPU models of 'typed'") as told:
+        module_for(site, partition="typed")
+    assert "--gpu-model L40S" in told.value.hint
+    make_release(site, "both", stack="tf", partitions=("typed",), needs={"gpus": ["A100", "L40S"]})
+    publish(site, "both", passing, say=silent)
+    assert module_for(site, partition="typed").release == "both"
+
+
+def test_an_older_dispatch_file_still_serves_a_mixed_partition(tmp_path: Path) -> None:
+    site = load_site(Path(__file__).parents[1] / "golden" / "mixed.yaml")
+    site = dataclasses.replace(site, paths=dataclasses.replace(site.paths, prefix=tmp_path))
+    make_release(site, "one")
+    publish(site, "one", passing, say=silent)
+    file = tmp_path / "current" / "modules" / DISPATCH_FILE
+    for models in ("[]", "{}", '{"typed": 3}', '{"typed": {"L40S": "gone"}}'):
+        text = '{"default": "one", "partitions": {"typed": "one"}, "models": ' + models + "}"
+        file.write_text(text)
+        release = release_for(site, "typed", "L40S")
+        assert release is not None
+        assert release.id == "one"

@@ -1,0 +1,85 @@
+#!/bin/bash
+# train: 1 node x 8 GPUs on typed of mixed, Slurm 24.05.4.
+# Written by hpcdl; `hpcdl job explain` gives the reason of every line.
+#SBATCH --job-name=train
+#SBATCH --partition=typed
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=8
+#SBATCH --cpus-per-task=4
+#SBATCH --gres=gpu:l40s:8
+#SBATCH --exclusive
+#SBATCH --mem=0
+#SBATCH --time=01:00:00
+#SBATCH --output=%x-%j.log
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=B:USR2@120
+
+# shellcheck disable=SC2016 # what stands in single quotes is meant as it is
+set -o pipefail
+# What a shell inside another job left behind would change the step below.
+unset "${!SBATCH_@}" "${!SRUN_@}"
+unset SLURM_CPU_BIND SLURM_CPUS_PER_GPU SLURM_EXACT SLURM_HINT
+unset SLURM_OVERCOMMIT SLURM_OVERLAP SLURM_THREADS_PER_CORE SLURM_WHOLE
+unset SLURM_GPU_BIND SLURM_GPUS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_SOCKET
+unset SLURM_GPUS_PER_TASK SLURM_GRES SLURM_NTASKS_PER_GPU SLURM_STEP_GRES
+unset SLURM_TRES_BIND
+unset SLURM_MEM_BIND SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_MEM_PER_NODE
+unset SLURM_CORE_SPEC SLURM_DISTRIBUTION SLURM_EXCLUSIVE SLURM_HOSTFILE
+unset SLURM_NTASKS_PER_CORE SLURM_NTASKS_PER_SOCKET
+export SLURM_EXPORT_ENV=ALL
+
+# 75 means: checkpoint written, run me again.
+stopped=
+leave() {
+  trap - USR2 TERM
+  if [[ ! $stopped ]] && (( $1 == 75 && ${SLURM_RESTART_COUNT:-0} < 5 )); then
+    echo "hpcdl: requeue $(( ${SLURM_RESTART_COUNT:-0} + 1 )) of at most 5"
+    scontrol requeue "$SLURM_JOB_ID" && sleep 60
+  fi
+  [[ -d ${HPCDL_JOB_DIR-} ]] && echo "$1" >"$HPCDL_JOB_DIR/exit_code"
+  exit "$1"
+}
+trap 'leave 75' USR2
+trap 'leave 5' TERM
+
+# The job works in a folder of its own: log, progress, result and checkpoints.
+export HPCDL_JOB_DIR=/work/me/jobs/train-$SLURM_JOB_ID
+mkdir -p "$HPCDL_JOB_DIR" && cd "$HPCDL_JOB_DIR" || exit 3
+
+# Modules are loaded here, not inherited: the login node may have another release or partition.
+# shellcheck source=/dev/null
+source /usr/share/lmod/lmod/init/bash || exit 20
+module --force purge
+module use /apps/hpcdl/releases/tensorflow-1/modules
+module load tensorflow/2.20.0 || exit 20
+
+# GPU numbers mean the same to Slurm and to CUDA.
+export CUDA_DEVICE_ORDER=PCI_BUS_ID
+
+# First of all: is this the allocation that was asked for? A row per rank goes into the log.
+if command -v hpcdl >/dev/null; then
+  look() {
+    srun --mpi=none --cpus-per-task=4 --distribution=block:block --kill-on-bad-exit=1 \
+      hpcdl preflight probe --transport=. >preflight.jsonl &
+    wait "$!"
+  }
+  look || { sleep 5 & wait "$!"; look; }
+  hpcdl preflight judge --world=8 --tasks-per-node=8 --cpus-per-task=4 --gpus-per-node=8 --release=tensorflow-1 --fabric=unknown preflight.jsonl || exit
+fi
+
+# The CPUs of a rank are said again, so that no inherited variable decides them.
+srun --mpi=pmix --cpus-per-task=4 --distribution=block:block --kill-on-bad-exit=1 \
+  python train.py &
+
+# srun runs in the background, because a shell acts on no signal while a foreground child runs.
+# It hands the signals on to the ranks; then waiting goes on.
+launcher=$!
+trap 'again=1; kill -USR2 "$launcher" 2>/dev/null' USR2
+trap 'again=1 stopped=1; kill -TERM "$launcher" 2>/dev/null' TERM
+while
+  again=
+  wait "$launcher"; code=$?
+  [[ $again ]]
+do :; done
+leave "$code"

@@ -1,0 +1,317 @@
+"""GPU models that a site describes, and partitions of several: read, asked for, refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hpcdl import facts
+from hpcdl.cli import main
+from hpcdl.jobs import JobSpec, Module, render_script
+from hpcdl.jobs.layout import plan_on
+from hpcdl.predict.hardware import of_partition
+from hpcdl.predict.request import Request, answer
+from hpcdl.regress.scaling import YARDSTICKS, expected_efficiency, widened
+from hpcdl.site import Site, load_site
+from hpcdl.site.gpu_models import find_row, gpu_named, matches, model_of_type, out_of_scope
+from hpcdl.site.show import as_data, as_text
+from hpcdl.stack.resolve import resolve
+from hpcdl.stack.resolve_facts import serves
+from hpcdl.stack.spack_backend.needs import models
+from hpcdl.system.errors import BadInput, ExitCode
+from hpcdl.workflows.expectation import expect, why_none
+
+MIXED = Path(__file__).parents[1] / "golden" / "mixed.yaml"
+OWN = "gpus:\n  X1: {compute: 8.9, memory_gb: 16}\n"
+GROUPS = MIXED.read_text()
+
+
+@pytest.fixture(scope="module")
+def mixed() -> Site:
+    return load_site(MIXED)
+
+
+def refused(tmp_path: Path, old: str, new: str) -> str:
+    """What a person reads about the mixed site with one thing changed."""
+    assert old in GROUPS
+    file = tmp_path / "site.yaml"
+    file.write_text(GROUPS.replace(old, new, 1))
+    with pytest.raises(BadInput) as caught:
+        load_site(file)
+    assert caught.value.exit_code == ExitCode.USAGE
+    return caught.value.render()
+
+
+# ---- models ----
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ("gpus:\n  X1: {compute: 8.4, memory_gb: 16}\n", "there is no compute capability 8.4"),
+        ("gpus:\n  X1: {compute: 8.9}\n", "'X1' lacks 'memory_gb'"),
+        ("gpus:\n  X1: {memory_gb: 16}\n", "'X1' lacks 'compute'"),
+        ("gpus:\n  X1:\n", "'X1' has no value"),
+        ("gpus:\n  X1: {compute: 8.9, memory_gb: 0}\n", "below its minimum"),
+        ("gpus:\n  X1: {compute: eight, memory_gb: 16}\n", "'compute' is 'eight'"),
+        ("gpus:\n  X1: {compute: 8.9, memory_gb: 16, driver_name: 'a\"b'}\n", "driver_name"),
+        ("gpus:\n  X1: {compute: 8.9, memory_gb: 16, nvlink: 3}\n", "unknown key 'nvlink'"),
+        ("gpus:\n  X1: {compute: 9.0, memory_gb: 64, vendor: amd}\n", "is a GPU of AMD"),
+        ("gpus:\n  MI250X: {compute: 9.0, memory_gb: 64}\n", "is a GPU of AMD"),
+        ("gpus: []\n", "'gpus' must be a mapping"),
+    ],
+)
+def test_a_model_of_the_site_that_nothing_can_be_done_with_is_shown_with_a_caret(
+    tmp_path: Path, own: str, said: str
+) -> None:
+    shown = refused(tmp_path, OWN, own)
+    assert said in shown
+    assert "^" in shown
+
+
+@pytest.mark.parametrize("model", ["MI250", "mi300x", "AMD-Instinct-MI100", "gfx90a", "PVC"])
+def test_other_vendors_are_out_of_scope_and_cpu_partitions_still_work(
+    tmp_path: Path, model: str
+) -> None:
+    shown = refused(tmp_path, "model: A40", f"model: {model}")
+    assert "does not serve" in shown
+    assert "leave out `gpu`" in shown
+
+
+@pytest.mark.parametrize("model", ["MIG-1g.5gb", "M60", "A30", "max-model", "Maxwell"])
+def test_nvidias_models_are_not_taken_for_others(model: str) -> None:
+    assert out_of_scope(model) == ""
+
+
+def test_what_the_site_says_goes_before_the_facts_key_by_key() -> None:
+    row = find_row("a100", {"A100-SXM4-40GB": {"memory_gb": 96, "tdp_w": 300}})
+    assert row is not None
+    assert (row["model"], row["memory_gb"], row["tdp_w"]) == ("A100-SXM4-40GB", 96, 300)
+    assert row["memory_gbs"] == 1555
+
+
+@pytest.mark.parametrize(
+    ("gres_type", "model"),
+    [
+        ("nvidia_l40s", "L40S"), ("l4", "L4"), ("nvidia_h100_80gb_hbm3", "H100-SXM5"),
+        ("nvidia_a100_80gb_pcie", "A100-PCIe-80GB"), ("nvidia_geforce_rtx_4090", "RTX-4090"),
+        ("nvidia_rtx_6000_ada_generation", "RTX-6000-Ada"), ("nvidia_gh200_480gb", "GH200"),
+        ("a16", "A16"), ("mi250", None), ("l400", None),
+    ],
+)  # fmt: skip
+def test_types_of_slurm_name_the_newer_models(gres_type: str, model: str | None) -> None:
+    assert model_of_type(gres_type) == model
+
+
+def test_every_row_of_the_facts_can_be_used() -> None:
+    known = set(facts.load("gpus")["capabilities"]["known"])
+    for name, row in facts.load("gpus")["gpus"].items():
+        gpu = gpu_named(name)
+        assert gpu.compute in known
+        assert row["sm"] == f"sm_{gpu.compute.replace('.', '')}"
+        assert row["proof"] in facts.PROOFS
+        assert gpu.figures.memory_gbs
+        assert gpu.figures.fp32_tflops
+
+
+def test_the_guard_knows_the_models_of_the_site_and_tells_like_names_apart() -> None:
+    own = gpu_named("T4")._replace(model="X9", compute="8.9")
+    named = models(("80", "89"), [own])
+    assert "X9" in named
+    assert {"L4", "L40S", "RTX 6000 Ada", "A100"} <= set(named)
+    assert not {"B200", "P100", "RTX"} & set(named)
+
+
+# ---- an unknown model and an unknown network, end to end ----
+
+
+def test_a_model_that_hpcdl_never_saw_is_resolved_rendered_and_predicted(mixed: Site) -> None:
+    (_, x1) = mixed.partition("named").groups
+    assert x1.gpu is not None
+    assert (x1.gpu.model, x1.gpu.compute, x1.gpu.gres_type) == ("X1", "8.9", None)
+    (found,) = [one for one in resolve(mixed, "named", "venv") if one.gpu == "X1"]
+    assert found.fits
+    assert serves(["sm_80"], found.compute or "")
+    with pytest.raises(BadInput, match="tf32_tflops and memory_gbs of the X1 are not known"):
+        answer(Request(x1, "resnet50", gpus="1"))
+    forecast = answer(Request(x1, "resnet50", gpus="2", images_per_second=100.0))
+    assert "of the X1 are not known" in "; ".join(forecast.notes)
+    assert 100 < forecast.points[0].images_per_second <= 200
+
+
+def test_a_measured_half_of_a_gpu_without_that_figure_is_not_guessed(mixed: Site) -> None:
+    p4, _ = mixed.partition("named").groups
+    ada = replace(p4, gpu=gpu_named("RTX-6000-Ada")._replace(per_node=2))
+    assert of_partition(ada).lacks("fp32") == ()
+    assert of_partition(ada).lacks("amp") == ("half_tflops",)
+    with pytest.raises(BadInput, match="half_tflops of the RTX-6000-Ada"):
+        answer(Request(ada, "resnet50", gpus="1", precision="amp"))
+    assert answer(Request(ada, "resnet50", gpus="1", precision="fp32")).points
+
+
+def test_an_unknown_network_is_needed_beyond_a_node_only(mixed: Site) -> None:
+    a100, _ = mixed.partition("typed").groups
+    assert (a100.interconnect.fabric, a100.interconnect.bandwidth_gbps) == ("unknown", None)
+    inside = answer(Request(a100, "resnet50", gpus="4"))
+    assert [point.gpus for point in inside.points] == [4]
+    everything = answer(Request(a100, "resnet50"))
+    assert everything.points[-1].gpus == 4
+    assert "interconnect: {fabric" in everything.notes[-1]
+    for gpus in ("8", "4,8"):
+        with pytest.raises(BadInput, match="network between the nodes of 'typed' is not known"):
+            answer(Request(a100, "resnet50", gpus=gpus))
+    measured = answer(Request(a100, "resnet50", gpus="8", network_gbs=5.0))
+    assert measured.points[0].step.nodes == 2
+
+
+def test_whoever_expects_something_of_an_unknown_network_says_so(mixed: Site) -> None:
+    program = ("hpcdl", "train", "--model", "resnet50", "--data", "synthetic", "--steps", "50")
+    spec = JobSpec("typed", gpus=8, gpu_model="a100", program=program)
+    assert expect(mixed, spec) is None
+    assert "the network of 'typed' is not known; say it in the site file" in why_none(mixed, spec)
+    assert why_none(mixed, replace(spec, gpus=4)) == ""
+    assert why_none(mixed, replace(spec, program=("python", "x.py"))) == ""
+    a100, _ = mixed.partition("typed").groups
+    case = widened(YARDSTICKS["fp32"], 2, 4)
+    assert expected_efficiency(case, a100, 300.0, "scaling") is None
+
+
+# ---- partitions of several models ----
+
+
+def selected(site: Site, partition: str, model: str | None, **asked: object) -> list[str]:
+    """The directives that choose GPUs."""
+    spec = JobSpec(partition, gpu_model=model, **asked)  # type: ignore[arg-type]
+    words = ("--gpus", "--gres", "--constraint", "--exclude", "--nodes")
+    script = render_script(site, spec, Module(()))
+    return [one for one in script.directives if one.startswith(words)]
+
+
+@pytest.mark.parametrize(
+    ("partition", "model", "gpus", "expected"),
+    [
+        ("typed", "l40s", 8, ["--nodes=1", "--gpus-per-node=l40s:8"]),
+        ("typed", "A100", 8, ["--nodes=2", "--gpus-per-node=a100:4"]),
+        ("typed", "a100-pcie", 1, ["--nodes=1", "--gpus-per-node=a100:1"]),
+        ("typed", None, 4, ["--nodes=1", "--gpus-per-node=4"]),
+        ("untyped", "T4", 4, ["--nodes=1", "--gpus-per-node=4", "--constraint=t4"]),
+        ("untyped", None, 8, ["--nodes=2", "--gpus-per-node=4", '--constraint="[a40|t4]"']),
+        ("named", "P4", 2, ["--nodes=1", "--gpus-per-node=2", "--exclude=n3"]),
+        ("named", "x1", 2, ["--nodes=1", "--gpus-per-node=2", '--exclude="n[1-2]"']),
+        ("sizes", "v100", 4, ["--nodes=2", "--gpus-per-node=v100:2", "--exclude=s3"]),
+        ("sizes", None, 8, ["--nodes=1", "--gpus-per-node=v100:8", '--exclude="s[1-2]"']),
+    ],
+)
+def test_slurm_is_told_by_type_by_feature_or_by_name(
+    mixed: Site, partition: str, model: str | None, gpus: int, expected: list[str]
+) -> None:
+    assert selected(mixed, partition, model, gpus=gpus) == expected
+
+
+@pytest.mark.parametrize(
+    ("partition", "asked", "said"),
+    [
+        ("typed", {"gpus": 8}, "would train together"),
+        ("typed", {"gpus": 999}, "no GPU model of 'typed' can hold this job"),
+        ("typed", {"gpus": 5}, "not every GPU model of 'typed' can hold this job"),
+        ("typed", {"gpus": 9, "gpu_model": "l40s"}, "do not fill whole nodes"),
+        ("typed", {"gpus": 24, "gpu_model": "l40s"}, "has 2 nodes with 16 GPUs in all"),
+        ("typed", {"gpus": 8, "gpu_model": "h100"}, "no node of 'typed' has the GPU model 'h100'"),
+        ("typed", {"gpus": 8, "gpu_model": ""}, "no node of 'typed' has the GPU model ''"),
+        ("typed", {"gpus": 8, "gpu_model": "l40"}, "no node of 'typed' has the GPU model 'l40'"),
+        ("named", {"gpus": 4, "nodes": 2}, "not every GPU model"),
+    ],
+)
+def test_what_no_node_can_hold_is_refused_with_what_would(
+    mixed: Site, partition: str, asked: dict[str, object], said: str
+) -> None:
+    with pytest.raises(BadInput) as caught:
+        plan_on(mixed, JobSpec(partition, **asked))  # type: ignore[arg-type]
+    assert said in caught.value.message
+    assert "ask for" in caught.value.hint
+
+
+def test_a_job_that_any_model_may_run_takes_what_the_smallest_node_has(mixed: Site) -> None:
+    nodes, layout = plan_on(mixed, JobSpec("typed", gpus=4))
+    assert nodes is mixed.partition("typed")
+    assert (layout.cpus_per_task, layout.memory_mb, layout.exclusive) == (8, 250000, False)
+
+
+def test_a_users_constraint_does_not_undo_the_choice(mixed: Site) -> None:
+    spec = JobSpec("untyped", gpus=1, gpu_model="t4", sbatch=("constraint=ib",))
+    with pytest.raises(BadInput, match="which GPU model the job is for"):
+        render_script(mixed, spec, Module(()))
+    typed = replace(spec, partition="typed", gpu_model="l40s")
+    assert "--constraint=ib" in render_script(mixed, typed, Module(())).directives
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("nodes: 6\n", "nodes: 7\n", "the groups have 6 nodes, but 'nodes' of 'typed' is 7"),
+        ('hostlist: "g[05-06]"', 'hostlist: "h[05-06]"', "does not name h05, h06"),
+        ('hostlist: "g[05-06]"', 'hostlist: "g[05-07]"', "names 3 nodes, but 'nodes' is 2"),
+        ('hostlist: "g[05-06]"', 'hostlist: "g[06-05]"', "runs backwards"),
+        ("    groups:\n", "    gpu: {model: T4, per_node: 1}\n    groups:\n", "each group says"),
+        ("model: L40S", "model: L40X", "unknown GPU model 'L40X'"),
+        ("per_node: 8}", "per_node: 0}", "below its minimum"),
+        ("nodes: 2, hostlist: \"g[05-06]\", ", "", "lacks the key 'nodes'"),
+        ("gpu: {model: L40S, gres_type: l40s, per_node: 8}, memory_gb: 500", "max_time: '1'",
+         "unknown key 'max_time'"),
+        ('hostlist: "n[1-2]", ', "", "Slurm cannot tell these nodes from the partition's others"),
+    ],
+)  # fmt: skip
+def test_groups_that_do_not_make_up_their_partition_are_shown_with_a_caret(
+    tmp_path: Path, old: str, new: str, said: str
+) -> None:
+    shown = refused(tmp_path, old, new)
+    assert said in shown
+    assert "^" in shown
+
+
+def test_the_site_is_shown_group_by_group(mixed: Site) -> None:
+    assert "8 x L40S" in as_text(mixed)
+    assert "GPU X1: sm_89, 16 GB" in as_text(mixed)
+    data = json.loads(json.dumps(as_data(mixed)))
+    assert [one["gpu"]["model"] for one in data["partitions"]["typed"]["groups"]] == [
+        "A100-PCIe-40GB", "L40S",
+    ]  # fmt: skip
+
+
+def test_the_resolution_of_a_mixed_partition_has_each_model_the_oldest_first(mixed: Site) -> None:
+    found = resolve(mixed, "untyped", "venv")
+    assert [one.gpu for one in found] == ["T4", "A40"]
+
+
+def test_wheels_beside_other_cpus_are_refused_with_their_source(mixed: Site) -> None:
+    part = mixed.partition("sizes").groups[0]
+    grace = replace(part, name="gh", gpu=gpu_named("GH200"), fellows=())
+    site = replace(mixed, partitions={"gh": grace}, default_partition="gh")
+    wheels, spack = resolve(site, "gh", "venv")[0], resolve(site, "gh", "spack")[0]
+    assert not wheels.fits
+    assert "121157" in wheels.problems[0][0].source
+    assert spack.fits
+    assert "aarch64" in spack.notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [("L4", False), ("l40s", True), ("L40S", True), ("a100", False), ("L", False), ("", False)],
+)
+def test_a_name_means_a_model_and_no_part_of_it(mixed: Site, asked: str, meant: bool) -> None:
+    (_, l40s) = mixed.partition("typed").groups
+    assert l40s.gpu is not None
+    assert matches(l40s.gpu, asked) is meant
+
+
+def test_the_command_line_predicts_one_model_of_several(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["predict", "--site", str(MIXED), "--partition", "typed", "--model", "resnet50"]
+    assert main([*words, "--gpus", "1"]) == ExitCode.USAGE
+    assert "--gpu-model L40S (2 nodes x 8)" in capsys.readouterr().err
+    assert main([*words, "--gpus", "1", "--gpu-model", "l40s"]) == ExitCode.OK
+    assert "L40S, 8 per node, network unknown" in capsys.readouterr().out
