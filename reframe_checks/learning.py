@@ -49,7 +49,7 @@ class convergence(HpcdlCheck):
         return [Metric("accuracy", "", accuracy)]
 
     def expected(self, metric, site, partition):
-        return rule(self.check_name, self.case_name, partition.name, metric.name, DIGITS.accuracy)
+        return rule(self.check_name, self.case_name, partition.label, metric.name, DIGITS.accuracy)
 
     def faults(self, measured):
         release = self.evidence["release"]

@@ -235,9 +235,9 @@ def _show_references(args: argparse.Namespace) -> ExitCode:
     from hpcdl.regress.show import references_text
 
     site = the_site(args)
-    chosen = [site.partition(name) for name in args.partition] or [*site.partitions.values()]
+    chosen = site.by_groups(args.partition)
     sets = sorted({partition.reference_set for partition in chosen})
-    partitions = {partition.name for partition in chosen}
+    partitions = {partition.label for partition in chosen}
     rows = [
         row
         for name in sets
@@ -330,7 +330,8 @@ def _gate(args: argparse.Namespace) -> ExitCode:
     from hpcdl.slurm.execution import current_or_cluster
 
     site = the_site(args)
-    partitions = tuple(site.partition(name).name for name in args.partition)
+    named = site.by_groups(args.partition) if args.partition else ()
+    partitions = tuple(partition.label for partition in named)
     with open_history(history_path(site, args.history)) as history:
         answer = ask(history, partitions=partitions, names=tuple(args.name),
                      now=datetime.now(timezone.utc), execution=current_or_cluster())  # fmt: skip

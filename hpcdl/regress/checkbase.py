@@ -182,7 +182,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         return {
             "check": self.check_name,
             "case": self.case_name,
-            "partition": partition.name,
+            "partition": partition.label,
             "layout": layout,
             "release": module_of(self.current_partition).release,
             "driver": partition.driver,
@@ -235,7 +235,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         for metric in filter(lambda metric: metric.judged, self.metrics()):
             found = self.evidence["metrics"][metric.name]
             self.perf_variables[metric.name] = _performance(found["value"], metric.unit)
-            key = (self.check_name, self.case_name, partition.name, metric.name)
+            key = (self.check_name, self.case_name, partition.label, metric.name)
             row = self._reference(metric, rows.get(key))
             if row is not None:
                 bounds[metric.name] = (row.value, row.lower, row.upper, row.unit)

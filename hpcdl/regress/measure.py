@@ -84,12 +84,12 @@ def covered(site: Site, modules: Modules, request: CheckRequest) -> bool:
             hint="name the checks: --name throughput --name storage",
         )
     machine = fingerprint()
-    for name in request.partitions or tuple(site.partitions):
+    for part in site.by_groups(request.partitions):
         there = {
             known
-            for row in load_references(site, site.partition(name).reference_set).values()
-            if row.partition == name
-            and row.release == module_on(modules, name).release
+            for row in load_references(site, part.reference_set).values()
+            if row.partition == part.label
+            and row.release == module_on(modules, part.label).release
             and row.machine in {None, machine}
             and row.proof == "run"
             for known in row.names

@@ -106,7 +106,7 @@ def propose(
     Raises:
         BadInput: an unknown partition, or a reference file with faults.
     """
-    chosen = [site.partition(name).name for name in partitions or site.partitions]
+    chosen = [part.label for part in site.by_groups(partitions)]
     values = [
         value
         for value in read_values(runs_folder(site))

@@ -138,9 +138,7 @@ def load_references(site: Site, reference_set: str) -> dict[Key, Reference]:
     Raises:
         BadInput: the site's file has faults; all of them, with their places.
     """
-    members = [
-        part.name for part in site.partitions.values() if part.reference_set == reference_set
-    ]
+    members = [part.label for part in site.by_groups() if part.reference_set == reference_set]
     rows = [replace(row, partition=name) for row in published(reference_set) for name in members]
     found: dict[Key, Reference] = {row.key: row for row in rows}
     path = site_file(site, reference_set)

@@ -13,5 +13,9 @@ def promised_versions(site: Site, partition: Partition, release: str | None) -> 
 
     Nothing where no release is published, or where the jobs load another one.
     """
-    found = release_for(site, partition.name) if release else None
+    found = (
+        release_for(site, partition.name, partition.gpu and partition.gpu.model)
+        if release
+        else None
+    )
     return found.versions if found is not None and found.id == release else {}

@@ -110,8 +110,7 @@ def _values(outcome: CheckOutcome) -> dict[str, Any]:
 
 def _check_request(site: Site, request: CheckRequest) -> bool:
     """Refuse what cannot be run; give whether there are references that a rate may fall below."""
-    chosen = [site.partition(name) for name in request.partitions or site.partitions]
-    sets = {partition.reference_set for partition in chosen}
+    sets = {partition.reference_set for partition in site.by_groups(request.partitions)}
     known = [load_references(site, reference_set) for reference_set in sets]
     for setting in request.settings:
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*(=[^,\x00-\x1f]*)?", setting):
@@ -181,9 +180,10 @@ def _means(name: str, verdict: Verdict) -> bool:
 
 def _counted(site: Site, verdict: Verdict) -> Verdict:
     """A case that takes all GPUs of a node, with their number; one that never started lacks it."""
-    if "xall" not in verdict.case or verdict.partition not in site.partitions:
+    known = {part.label: part for part in site.by_groups()}
+    if "xall" not in verdict.case or verdict.partition not in known:
         return verdict
-    count = ranks_on(site.partition(verdict.partition), ALL)
+    count = ranks_on(known[verdict.partition], ALL)
     return replace(verdict, case=verdict.case.replace("xall", f"x{count}"))
 
 

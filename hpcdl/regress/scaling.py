@@ -62,7 +62,7 @@ def expected_efficiency(
     return Reference(
         check=check,
         case=str(case),
-        partition=partition.name,
+        partition=partition.label,
         metric="efficiency",
         value=round(point.efficiency, 4),
         unit="of ideal",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -112,6 +112,14 @@ class Partition:
     def node_groups(self) -> tuple[Partition, ...]:
         """The groups of equal nodes that it has: itself where all its nodes are alike."""
         return self.groups or (self,)
+
+    @property
+    def label(self) -> str:
+        """Its name; of a group, with the GPU model, and the count where that does not tell."""
+        if not self.fellows or self.gpu is None:
+            return self.name
+        like = any(one.gpu and one.gpu.model == self.gpu.model for one in self.fellows)
+        return f"{self.name}:{self.gpu.model}" + (f"x{self.gpu.per_node}" if like else "")
 
     @property
     def gpu_groups(self) -> tuple[Partition, ...]:
@@ -231,13 +239,28 @@ class Site:
     spack: SpackSettings = field(default_factory=SpackSettings)
     gpus: Mapping[str, Gpu] = field(default_factory=dict)
 
+    def by_groups(self, names: Sequence[str] = ()) -> tuple[Partition, ...]:
+        """Partitions, and in place of those whose nodes differ their groups with GPUs.
+
+        What is measured, and compared with what was measured before, is of equal nodes.
+
+        Raises:
+            BadInput: an unknown name.
+        """
+        chosen = [self.partition(name) for name in names or self.partitions]
+        return tuple(group for partition in chosen for group in partition.gpu_groups)
+
     def partition(self, name: str) -> Partition:
-        """The partition `name`.
+        """The partition `name`, or the group of nodes that has this label (`gpu:L40S`).
 
         Raises:
             BadInput: unknown; the hint names the nearest one.
         """
         if name not in self.partitions:
+            whole = self.partitions.get(name.partition(":")[0])
+            for group in whole.groups if whole else ():
+                if group.label == name:
+                    return group
             from hpcdl.system.errors import BadInput
             from hpcdl.system.text import did_you_mean
 

@@ -52,7 +52,7 @@ def _exchanges(site: Site, partition: Partition, strategy: str) -> Iterator[Exch
     rows = [
         row
         for row in read_references(path)
-        if (row.check, row.partition) == (CHECK, partition.name) and row.machine in here
+        if (row.check, row.partition) == (CHECK, partition.label) and row.machine in here
     ]
     for case, group in groupby(sorted(rows, key=lambda row: row.case), lambda row: row.case):
         found = _CASE.fullmatch(case)

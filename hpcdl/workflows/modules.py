@@ -92,14 +92,20 @@ def modules_by_partition(
 ) -> dict[str, Module]:
     """The module of every partition, as its jobs load it; all partitions by default.
 
+    A partition of several GPU models has one for each group of nodes, by its label, too.
     `named` are modules that the user asks for instead of the release's.
 
     Raises:
         MissingPrerequisite: no release is published and `published` is asked for.
         BadInput: an unknown partition.
     """
-    names = [site.partition(name).name for name in partitions or site.partitions]
-    return {name: module_for(site, named, partition=name, published=published) for name in names}
+    found: dict[str, Module] = {}
+    for group in site.by_groups(partitions):
+        model = group.gpu.model if group.gpu and group.fellows else None
+        module = module_for(site, named, partition=group.name, gpu_model=model, published=published)
+        found[group.label] = module
+        found.setdefault(group.name, module)
+    return found
 
 
 def check_available(site: Site, module: Module) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,10 @@ from hpcdl.jobs import JobSpec, Module, render_script
 from hpcdl.jobs.layout import plan_on
 from hpcdl.predict.hardware import of_partition
 from hpcdl.predict.request import Request, answer
+from hpcdl.regress.references import load_references
 from hpcdl.regress.scaling import YARDSTICKS, expected_efficiency, widened
+from hpcdl.regress.settings import render_settings
+from hpcdl.regress.training import job_on
 from hpcdl.site import Site, load_site
 from hpcdl.site.gpu_models import find_row, gpu_named, matches, model_of_type, out_of_scope
 from hpcdl.site.show import as_data, as_text
@@ -315,3 +319,40 @@ def test_the_command_line_predicts_one_model_of_several(
     assert "--gpu-model L40S (2 nodes x 8)" in capsys.readouterr().err
     assert main([*words, "--gpus", "1", "--gpu-model", "l40s"]) == ExitCode.OK
     assert "L40S, 8 per node, network unknown" in capsys.readouterr().out
+
+
+# ---- checks ----
+
+
+def test_checks_are_of_one_model_each(mixed: Site) -> None:
+    labels = [part.label for part in mixed.by_groups()]
+    assert labels == [
+        "typed:A100-PCIe-40GB", "typed:L40S", "untyped:A40", "untyped:T4", "named:P4", "named:X1",
+        "sizes:V100-PCIex2", "sizes:V100-PCIex8",
+    ]  # fmt: skip
+    assert [mixed.partition(label).label for label in labels] == labels
+    for wrong in ("typed:", "typed:H100", "other:L40S", ":", "typed:l40s:"):
+        with pytest.raises(BadInput, match="has no partition"):
+            mixed.partition(wrong)
+
+
+def test_a_check_asks_for_the_nodes_of_its_model(mixed: Site) -> None:
+    t4 = mixed.partition("untyped:T4")
+    spec = job_on(t4, "throughput", ("true",), nodes=2, ranks=4)
+    assert selected(mixed, spec.partition, spec.gpu_model, nodes=2, gpus_per_node=4) == [
+        "--nodes=2", "--gpus-per-node=4", "--constraint=t4",
+    ]  # fmt: skip
+    text = render_settings(mixed, Module(()), partitions=["untyped", "typed:L40S"])
+    values: dict[str, Any] = {}
+    body = text.replace("import hpcdl.regress.backend", "")
+    exec(compile(body, "settings", "exec"), values)
+    parts = values["site_configuration"]["systems"][0]["partitions"]
+    assert [part["name"] for part in parts] == ["untyped_A40", "untyped_T4", "typed_L40S"]
+    assert parts[1]["access"] == ["--partition=untyped", "--constraint=t4"]
+    assert parts[1]["extras"]["reference_set"] == "t4"
+    assert parts[2]["resources"][0]["options"] == ["--gpus-per-node=l40s:{num_gpus_per_node}"]
+
+
+def test_references_are_of_one_model_each(mixed: Site) -> None:
+    keys = load_references(mixed, "v100-pcie")
+    assert {key[2] for key in keys} <= {"sizes:V100-PCIex2", "sizes:V100-PCIex8"}

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcdl import __version__
 from hpcdl.jobs import quote
+from hpcdl.jobs.node_groups import selection
 from hpcdl.jobs.script import gpu_request
 from hpcdl.jobs.spec import Module
 from hpcdl.site import Partition, Site
@@ -73,7 +74,7 @@ def render_settings(
     Raises:
         BadInput: an unknown partition.
     """
-    chosen = [site.partition(name) for name in partitions or site.partitions]
+    chosen = site.by_groups(partitions)
     place = prefix or site.paths.work / "checks" / "reframe"
     return _template().render(
         site=site,
@@ -84,10 +85,10 @@ def render_settings(
         database=str(place / "results.db"),
         max_jobs=execution.max_jobs,
         partitions=[
-            partition_settings(site, part, module_on(modules, part.name), execution)
+            partition_settings(site, part, module_on(modules, part.label), execution)
             for part in chosen
         ],
-        environments=environments(site, modules, [part.name for part in chosen]),
+        environments=environments(site, modules, [part.label for part in chosen]),
     )
 
 
@@ -134,7 +135,7 @@ def partition_settings(
               "num_devices": gpu.per_node} if gpu else None  # fmt: skip
     features = (*partition.features, "gpu" if gpu else "cpu", site.container)
     return {
-        "name": reframe_name(partition.name),
+        "name": reframe_name(partition.label),
         "descr": _description(partition),
         "access": _access(site, partition),
         "resources": _resources(site, partition),
@@ -151,7 +152,7 @@ def partition_settings(
         "containers": [{"type": "Apptainer"}] if site.container == "apptainer" else [],
         "extras": {
             "hpcdl_site": str(site.source),
-            "hpcdl_partition": partition.name,
+            "hpcdl_partition": partition.label,
             "hpcdl_modules": list(module.names),
             "hpcdl_module_folder": str(module.folder) if module.folder else "",
             "hpcdl_release": module.release or "",
@@ -174,6 +175,7 @@ def _description(partition: Partition) -> str:
 def _access(site: Site, partition: Partition) -> list[str]:
     account, qos = partition.account or site.slurm.account, partition.qos or site.slurm.qos
     options = [f"--partition={partition.name}"]
+    options += [one.replace('"', "") for one in selection(partition, 1)]
     options += [f"--account={account}"] if account else []
     return options + ([f"--qos={qos}"] if qos else [])
 
