@@ -24,6 +24,7 @@ from hpcdl.site.gpu_models import find_row, gpu_named, matches, model_of_type, o
 from hpcdl.site.show import as_data, as_text
 from hpcdl.stack.resolve import resolve
 from hpcdl.stack.resolve_facts import serves
+from hpcdl.stack.spack_backend.environment import environment_for
 from hpcdl.stack.spack_backend.needs import models
 from hpcdl.system.errors import BadInput, ExitCode
 from hpcdl.workflows.expectation import expect, why_none
@@ -356,3 +357,14 @@ def test_a_check_asks_for_the_nodes_of_its_model(mixed: Site) -> None:
 def test_references_are_of_one_model_each(mixed: Site) -> None:
     keys = load_references(mixed, "v100-pcie")
     assert {key[2] for key in keys} <= {"sizes:V100-PCIex2", "sizes:V100-PCIex8"}
+
+
+def test_one_build_by_spack_has_code_for_every_model_of_its_partition(mixed: Site) -> None:
+    assert environment_for(mixed, "typed").archs == ("80", "89")
+    assert environment_for(mixed, "typed:L40S").archs == ("89",)
+    kepler = replace(mixed.partition("sizes").groups[0], gpu=gpu_named("K80"))
+    newer = replace(kepler, gpu=gpu_named("B200"))
+    groups = (replace(kepler, fellows=(newer,)), replace(newer, fellows=(kepler,)))
+    site = replace(mixed, partitions={"x": replace(kepler, name="x", groups=groups)})
+    with pytest.raises(BadInput, match="with all its GPU models"):
+        environment_for(site, "x")

@@ -15,7 +15,7 @@ from typing import Any
 from hpcdl import facts
 from hpcdl.site import External, Partition, Site, StackRequest
 from hpcdl.stack.recipe import MODULE, gpu_variant
-from hpcdl.stack.resolve import allowed, newest, resolve_one
+from hpcdl.stack.resolve import allowed, newest, resolve
 from hpcdl.stack.resolve_facts import known
 from hpcdl.stack.resolve_versions import Range, sort_key
 from hpcdl.system.errors import BadInput
@@ -105,19 +105,21 @@ def environment_for(site: Site, partition: str) -> Environment:
             f"partition '{partition}' has no GPUs",
             hint="its stack comes from wheels: set `backend: venv`",
         )
-    resolution = resolve_one(site, partition, "spack")
-    if not resolution.fits:
+    resolution, *others = resolve(site, partition, "spack")
+    if not all(one.fits and one.versions == resolution.versions for one in (resolution, *others)):
+        several = " with all its GPU models" if others else ""
         raise BadInput(
-            f"no set of versions fits partition '{partition}'",
+            f"no set of versions fits partition '{partition}'{several}",
             hint=f"`hpcdl stack resolve --partition {partition} --backend spack` says why",
         )
+    gpus = [group.gpu for group in part.gpu_groups if group.gpu]
     _check_pmix(site)
     one_gcc = site.spack.compilers or "gcc" in resolution.pins
     return Environment(
         name=partition,
         title=f"{site.name}, partition {partition}",
-        serves=(part.gpu.model,),
-        archs=(part.gpu.compute.replace(".", ""),),
+        serves=part.gpu_models,
+        archs=tuple(sorted({gpu.compute.replace(".", "") for gpu in gpus})),
         versions=resolution.versions,
         gcc=resolution.versions["gcc"] if one_gcc else _majors(part.gpu.compute),
         pinned=tuple(resolution.pins),
@@ -163,7 +165,8 @@ def _require_one_target(site: Site, request: StackRequest, names: Sequence[str])
     Raises:
         BadInput: the partitions' targets differ.
     """
-    targets = {name: site.partition(name).target for name in names}
+    groups = [group for name in names for group in site.partition(name).gpu_groups]
+    targets = {group.label: group.target for group in groups}
     if len(set(targets.values())) > 1:
         raise BadInput(
             f"the stack '{request.name}' cannot be one build: its partitions have different "
