@@ -44,13 +44,14 @@ def module_for(
             raise BadInput(f"--module {name!r} is not a module name", hint="write NAME/VERSION")
     from hpcdl.stack.release import current_release, planned_module, release_for
 
-    if partition is None:
+    nodes = site.partition(partition) if partition else None
+    if nodes is None:
         release = current_release(site)
-    elif gpu_model is None:
-        release = _release_for_any(site, site.partition(partition), named=bool(names))
+    elif gpu_model is None and not nodes.fellows:
+        release = _release_for_any(site, nodes, named=bool(names))
     else:
-        group = groups_for(site.partition(partition), gpu_model)[0]
-        release = release_for(site, partition, group.gpu.model if group.gpu else None)
+        group = groups_for(nodes, gpu_model)[0]
+        release = release_for(site, nodes.name, group.gpu.model if group.gpu else None)
     if release is not None:
         return Module(tuple(names) or (release.module,), release.modules, release.id)
     if published:

@@ -310,6 +310,6 @@ def _site_changes(site: Site) -> Iterator[str]:
             before, after = getattr(was, what), getattr(now, what)
             if before != after:
                 yield f"{name}: {what} {before or 'not given'} -> {after or 'not given'}"
-        if (was.gpu and was.gpu.model) != (now.gpu and now.gpu.model):
-            models = [one.gpu.model if one.gpu else "none" for one in (was, now)]
+        if was.gpu_models != now.gpu_models:
+            models = [" and ".join(one.gpu_models) or "none" for one in (was, now)]
             yield f"{name}: GPU {models[0]} -> {models[1]}"

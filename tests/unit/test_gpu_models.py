@@ -13,6 +13,10 @@ from hpcdl import facts
 from hpcdl.cli import main
 from hpcdl.jobs import JobSpec, Module, render_script
 from hpcdl.jobs.layout import plan_on
+from hpcdl.jobs.lint import lint
+from hpcdl.jobs.preflight import Expectation, Probe, notes
+from hpcdl.jobs.sweep import plan
+from hpcdl.jobs.transport import Link, judge_links
 from hpcdl.predict.hardware import of_partition
 from hpcdl.predict.request import Request, answer
 from hpcdl.regress.references import load_references
@@ -368,3 +372,39 @@ def test_one_build_by_spack_has_code_for_every_model_of_its_partition(mixed: Sit
     site = replace(mixed, partitions={"x": replace(kepler, name="x", groups=groups)})
     with pytest.raises(BadInput, match="with all its GPU models"):
         environment_for(site, "x")
+
+
+# ---- what else reads a partition ----
+
+
+def test_a_sweep_goes_over_models(mixed: Site) -> None:
+    base = JobSpec("typed", gpus=8, program=("python", "x.py"))
+    found = plan(mixed, base, {"gpu-model": ("a100", "l40s", "h100")})
+    assert [(one.spec.gpu_model, bool(one.problem)) for one in found] == [
+        ("a100", False), ("l40s", False), ("h100", True),
+    ]  # fmt: skip
+
+
+def test_the_linter_takes_the_largest_node_of_a_type(mixed: Site) -> None:
+    def found(request: str) -> list[str]:
+        text = f"#!/bin/bash\n#SBATCH --partition=typed\n#SBATCH {request}\nsrun true\n"
+        rows = lint(text, name="x", version="24.05", partition=mixed.partition("typed"))
+        return [row.rule.id for row in rows if row.rule.id == "partition-limit"]
+
+    assert found("--gpus-per-node=l40s:8") == []
+    assert found("--gpus-per-node=8") == []
+    assert found("--gpus-per-node=a100:8") == ["partition-limit"]
+    assert found("--gres=gpu:9") == ["partition-limit"]
+
+
+def test_a_network_that_nobody_described_is_not_judged_and_that_is_said() -> None:
+    links = [Link(0, 1, "NET/Socket")]
+    assert judge_links(links, {0: "a", 1: "b"}, nvlink=False, fabric="unknown") == ()
+    probes = [
+        Probe(rank, 0, host, 2, 1, 1, ("0",), 1000, "", None, None)
+        for rank, host in enumerate("ab")
+    ]
+    said = notes(probes, Expectation(world=2, tasks_per_node=1, cpus_per_task=1, fabric="unknown"))
+    assert any("what network joins its nodes" in line for line in said)
+    here = notes(probes[:1], Expectation(world=1, tasks_per_node=1, cpus_per_task=1, fabric=""))
+    assert not any("network" in line for line in here)

@@ -153,3 +153,73 @@ def test_hostlists_that_name_the_same_nodes_are_the_same(drafted: Site) -> None:
     p100, cpu = live.partitions
     same = replace(p100, hostlist="p100-02,p100-01")
     assert drift_keys(drafted, replace(live, partitions=(same, cpu))) == []
+
+
+def mixed(*gres: str) -> LiveCluster:
+    """A cluster whose partition p100 has nodes with these Gres, one after the other."""
+    live = cluster("22.05")
+    records = [parse.node(line) for line in said.nodes("22.05").splitlines()]
+    nodes = [
+        records[0]._replace(name=f"p100-{number:02d}", gres=one)
+        for number, one in enumerate(gres, 1)
+    ]
+    partition = parse.partition(said.partitions("22.05").splitlines()[0])
+    p100 = partition._replace(nodes=f"p100-[01-{len(gres):02d}]", node_count=len(gres))
+    return replace(live, partitions=(describe(p100, nodes),))
+
+
+def loaded(live: LiveCluster, tmp_path: Path, fill: str = "T4") -> tuple[Site, tuple[str, ...]]:
+    found = draft(live)
+    (tmp_path / "site.yaml").write_text(found.text.replace("FILL-IN", fill))
+    return load_site(tmp_path / "site.yaml"), found.questions
+
+
+def test_nodes_of_different_gpus_are_drafted_as_groups_that_agree(tmp_path: Path) -> None:
+    live = mixed("gpu:a100:4", "gpu:l40s:8", "gpu:a100:4(S:0-1)", "(null)")
+    site, questions = loaded(live, tmp_path)
+    assert questions == ()
+    part = site.partition("p100")
+    assert [(g.nodes, g.gpus_per_node, g.hostlist) for g in part.groups] == [
+        (2, 4, "p100-01,p100-03"), (1, 8, "p100-02"), (1, 0, "p100-04"),
+    ]  # fmt: skip
+    assert part.gpu_models == ("A100-SXM4-40GB", "L40S")
+    assert (part.nodes, part.gpus_per_node) == (4, 4)
+    assert compare(site, live) == ()
+
+
+def test_typed_and_untyped_gpus_are_each_asked_for_in_their_own_form(tmp_path: Path) -> None:
+    live = mixed("gpu:a100:4", "gpu:4")
+    site, questions = loaded(live, tmp_path)
+    assert questions == ("partitions.p100.groups.2.gpu.model: Slurm says no type",)
+    typed, untyped = site.partition("p100").groups
+    assert typed.gpu is not None
+    assert untyped.gpu is not None
+    assert (typed.gpu.gres_type, untyped.gpu.gres_type) == ("a100", None)
+    assert compare(site, live) == ()
+
+
+def test_two_models_in_one_node_are_two_groups_of_it(tmp_path: Path) -> None:
+    live = mixed("gpu:a100:2,gpu:l40s:2", "gpu:a100:2,gpu:l40s:2")
+    site, questions = loaded(live, tmp_path)
+    assert questions == ()
+    assert [group.nodes for group in site.partition("p100").groups] == [2, 2]
+    assert site.partition("p100").nodes == 2
+    assert compare(site, live) == ()
+
+
+def test_gpus_of_other_vendors_leave_a_cpu_partition_and_a_line(tmp_path: Path) -> None:
+    live = mixed("gpu:mi250:8", "gpu:mi250:8")
+    site, (question,) = loaded(live, tmp_path)
+    assert question.startswith("partitions.p100: 'mi250' is a GPU of AMD, which hpcdl does not")
+    assert site.partition("p100").gpu is None
+    assert compare(site, live) == ()
+
+
+def test_a_file_without_groups_is_told_of_the_nodes_it_leaves_out(tmp_path: Path) -> None:
+    site, _ = loaded(mixed("gpu:a100:4", "gpu:a100:4"), tmp_path)
+    found = compare(site, mixed("gpu:a100:4", "gpu:l40s:8"))
+    assert [(one.key, one.file, one.cluster) for one in found] == [
+        ("partitions.p100.nodes", "2", "1"),
+        ("partitions.p100.hostlist", "p100-[01-02]", "p100-01"),
+        ("partitions.p100.groups", "not described", "1 node x 8 l40s: p100-02"),
+    ]
