@@ -408,3 +408,36 @@ def test_a_network_that_nobody_described_is_not_judged_and_that_is_said() -> Non
     assert any("what network joins its nodes" in line for line in said)
     here = notes(probes[:1], Expectation(world=1, tasks_per_node=1, cpus_per_task=1, fabric=""))
     assert not any("network" in line for line in here)
+
+
+# ---- what fits the newer models ----
+
+
+@pytest.mark.parametrize(
+    ("model", "tensorflow", "cuda"),
+    [
+        ("M60", "2.16.2", "12."), ("P4", "2.21.0", "12."), ("T4", "2.21.0", "12."),
+        ("A10", "2.21.0", "12."), ("L4", "2.21.0", "12."), ("L40S", "2.21.0", "12."),
+        ("RTX-4090", "2.21.0", "12."), ("B200", "2.21.0", "12.9"),
+    ],
+)  # fmt: skip
+def test_each_newer_model_has_a_set_from_wheels(
+    mixed: Site, model: str, tensorflow: str, cuda: str
+) -> None:
+    one = replace(mixed.partition("sizes").groups[0], name="x", gpu=gpu_named(model), fellows=())
+    site = replace(mixed, partitions={"x": one}, default_partition="x")
+    (found,) = resolve(site, "x", "venv")
+    assert found.fits
+    assert found.versions["tensorflow"] == tensorflow
+    assert found.versions["cuda"].startswith(cuda)
+
+
+def test_a_driver_older_than_blackwell_is_in_the_way(mixed: Site) -> None:
+    one = replace(mixed.partition("sizes").groups[0], name="x", gpu=gpu_named("B200"), fellows=())
+    one = replace(one, driver="550.54.14")
+    site = replace(mixed, partitions={"x": one}, default_partition="x")
+    (found,) = resolve(site, "x", "venv")
+    assert not found.fits
+    assert "Blackwell came with CUDA 12.8 and its driver" in {
+        rule.why for chain in found.problems for rule in chain
+    }
