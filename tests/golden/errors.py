@@ -60,6 +60,8 @@ FILES: dict[str, str] = {
     "site-default.yaml": _SITE.replace("default_partition: p100", "default_partition: gpu"),
     "site-stack.yaml": _SITE.replace("stack: tensorflow", "stack: pytorch", 1),
     "site-gpu.yaml": _SITE.replace("model: K80", "model: K8O"),
+    "site-amd.yaml": _SITE.replace("model: K80", "model: MI250"),
+    "site-new-gpu.yaml": _SITE + "gpus: {X1: {compute: 8.4}}\n",
     "site-time.yaml": _SITE.replace('max_time: "24:00:00"', "max_time: a day", 1),
     "site-type.yaml": _SITE.replace("memory_gb: 120", "memory_gb: 120 GB", 1),
     "site-anchor.yaml": _SITE.replace("name: embedded", "name: &n embedded"),
