@@ -166,11 +166,17 @@ def _mixed(whole: Partition, groups: list[Partition]) -> Partition:
         key: min(getattr(group, key) for group, _ in with_gpus)
         for key in ("sockets", "cores_per_socket", "threads_per_core", "memory_gb")
     }
-    per_node = min(gpu.per_node for _, gpu in with_gpus)
+    gpus = [gpu for _, gpu in with_gpus]
+    common = weakest._replace(
+        gres_type=None,
+        per_node=min(gpu.per_node for gpu in gpus),
+        memory_gb=min(gpu.memory_gb for gpu in gpus),
+        nvlink=all(gpu.nvlink for gpu in gpus),
+    )
     return replace(
         whole,
         **least,
-        gpu=weakest._replace(per_node=per_node, gres_type=None),
+        gpu=common,
         reference_set=min(with_gpus, key=lambda pair: _rank(pair[1]))[0].reference_set,
         groups=tuple(
             replace(group, fellows=tuple(other for other in groups if other is not group))

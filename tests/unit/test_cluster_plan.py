@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hpcdl.cluster import cluster_plan, network, render
 from hpcdl.cluster.model import LOOPBACK, NAMESPACES, Plan, Ports, bridge_name, link_name
-from hpcdl.site import Site
+from hpcdl.site import Site, load_site
 from hpcdl.slurm.hostlist import expand_hostlist, fold_hostlist
 from hpcdl.system.errors import BadInput
 from tests.unit.conftest import shipped
@@ -201,3 +201,16 @@ def test_options_follow_the_release_that_runs() -> None:
     for version in ("20.11.4", "21.08.5", "22.05.8", "24.11.5", "26.05.1"):
         for row in render.release_options(version):
             assert row["since"] <= version
+
+
+def test_groups_of_a_partition_are_nodes_of_their_own_in_one_queue(tmp_path: Path) -> None:
+    said = (Path(__file__).parents[1] / "golden" / "mixed.yaml").read_text()
+    (tmp_path / "site.yaml").write_text(said.replace('hostlist: "g[05-06]", ', ""))
+    asked = cluster_plan.wish(load_site(tmp_path / "site.yaml"), LOOPBACK, accounting=False)
+    shapes = {group.names: (group.gpu_type, group.gpus) for group in asked.groups}
+    assert shapes["g01", "g02", "g03", "g04"] == ("a100", 4)
+    assert shapes["g05", "g06"] == ("l40s", 8)
+    assert shapes["u3", "u4"] == (None, 4)
+    assert [queue.nodes for queue in asked.queues if queue.name == "typed"] == [
+        ("g01", "g02", "g03", "g04", "g05", "g06")
+    ]

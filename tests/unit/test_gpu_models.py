@@ -249,6 +249,19 @@ def test_a_job_that_any_model_may_run_takes_what_the_smallest_node_has(mixed: Si
     assert (layout.cpus_per_task, layout.memory_mb, layout.exclusive) == (8, 250000, False)
 
 
+def test_a_job_that_any_model_may_run_expects_nvlink_of_none(tmp_path: Path) -> None:
+    (tmp_path / "site.yaml").write_text(GROUPS.replace("A100-PCIe-40GB", "A100-SXM4-80GB"))
+    site = load_site(tmp_path / "site.yaml")
+    common = site.partition("typed").gpu
+    assert common is not None
+    assert (common.model, common.memory_gb, common.nvlink) == ("A100-SXM4-80GB", 48, False)
+    scripts = [
+        render_script(site, JobSpec("typed", gpus=4, gpu_model=model), Module(())).text
+        for model in (None, "a100")
+    ]
+    assert ["--nvlink" in text for text in scripts] == [False, True]
+
+
 def test_a_users_constraint_does_not_undo_the_choice(mixed: Site) -> None:
     spec = JobSpec("untyped", gpus=1, gpu_model="t4", sbatch=("constraint=ib",))
     with pytest.raises(BadInput, match="which GPU model the job is for"):
