@@ -15,9 +15,9 @@
 #SBATCH --requeue
 #SBATCH --signal=B:USR2@120
 
-# shellcheck disable=SC2016 # what stands in single quotes is meant as it is
+# shellcheck disable=SC2016 # single quotes are intended: nothing is expanded here
 set -o pipefail
-# What a shell inside another job left behind would change the step below.
+# Variables of another job, inherited at submission, would change the step below.
 unset "${!SBATCH_@}" "${!SRUN_@}"
 unset SLURM_CPU_BIND SLURM_CPUS_PER_GPU SLURM_EXACT SLURM_HINT
 unset SLURM_OVERCOMMIT SLURM_OVERLAP SLURM_THREADS_PER_CORE SLURM_WHOLE
@@ -42,7 +42,7 @@ leave() {
 trap 'leave 75' USR2
 trap 'leave 5' TERM
 
-# The job works in a folder of its own: log, progress, result and checkpoints.
+# The job runs in its own directory: log, progress, result and checkpoints.
 export HPCDL_JOB_DIR=/work/me/jobs/train-$SLURM_JOB_ID
 mkdir -p "$HPCDL_JOB_DIR" && cd "$HPCDL_JOB_DIR" || exit 3
 
@@ -56,7 +56,7 @@ module load tensorflow/2.20.0 || exit 20
 # GPU numbers mean the same to Slurm and to CUDA.
 export CUDA_DEVICE_ORDER=PCI_BUS_ID
 
-# First of all: is this the allocation that was asked for? A row per rank goes into the log.
+# Preflight: is this the allocation that was requested? The log gets a row per rank.
 if command -v hpcdl >/dev/null; then
   look() {
     srun --mpi=none --cpus-per-task=4 --distribution=block:block --kill-on-bad-exit=1 \
@@ -71,8 +71,8 @@ fi
 srun --mpi=pmix --cpus-per-task=4 --distribution=block:block --kill-on-bad-exit=1 \
   python train.py &
 
-# srun runs in the background, because a shell acts on no signal while a foreground child runs.
-# It hands the signals on to the ranks; then waiting goes on.
+# srun runs in the background, because a shell handles no signal while a foreground child runs.
+# It forwards signals to the ranks; then this script waits again.
 launcher=$!
 trap 'again=1; kill -USR2 "$launcher" 2>/dev/null' USR2
 trap 'again=1 stopped=1; kill -TERM "$launcher" 2>/dev/null' TERM
