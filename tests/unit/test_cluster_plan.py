@@ -206,7 +206,7 @@ def test_options_follow_the_release_that_runs() -> None:
 def test_groups_of_a_partition_are_nodes_of_their_own_in_one_queue(tmp_path: Path) -> None:
     said = (Path(__file__).parents[1] / "golden" / "mixed.yaml").read_text()
     (tmp_path / "site.yaml").write_text(said.replace('hostlist: "g[05-06]", ', ""))
-    asked = cluster_plan.wish(load_site(tmp_path / "site.yaml"), LOOPBACK, accounting=False)
+    asked = cluster_plan.request(load_site(tmp_path / "site.yaml"), LOOPBACK, accounting=False)
     shapes = {group.names: (group.gpu_type, group.gpus) for group in asked.groups}
     assert shapes["g01", "g02", "g03", "g04"] == ("a100", 4)
     assert shapes["g05", "g06"] == ("l40s", 8)
