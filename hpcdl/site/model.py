@@ -62,7 +62,7 @@ class Interconnect(NamedTuple):
     interface: str | None
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """For a table: `infiniband 56 Gb/s`, `infiniband, rate unknown`, `unknown`."""
         if self.bandwidth_gbps is not None:
             return f"{self.fabric} {self.bandwidth_gbps:g} Gb/s"

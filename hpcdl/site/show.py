@@ -54,7 +54,7 @@ def _rows(partition: Partition, is_default: bool) -> list[list[str]]:
             f"{group.gpu.per_node} x {group.gpu.model}" if group.gpu else "-",
             str(group.cpus),
             f"{group.memory_gb:g} GB",
-            group.interconnect.words,
+            group.interconnect.description,
             group.max_time,
             group.stack or "-",
         ]
