@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hpcdl.regress.settings import render_settings
 
 from hpcdl import facts
 from hpcdl.cli import main
@@ -21,7 +22,6 @@ from hpcdl.predict.hardware import of_partition
 from hpcdl.predict.request import Request, answer
 from hpcdl.regress.references import load_references
 from hpcdl.regress.scaling import YARDSTICKS, expected_efficiency, widened
-from hpcdl.regress.settings import render_settings
 from hpcdl.regress.training import job_on
 from hpcdl.site import Site, load_site
 from hpcdl.site.gpu_models import find_row, gpu_named, matches, model_of_type, out_of_scope
