@@ -215,7 +215,7 @@ _NODES: dict[str, Schema] = {
         examples=["535.104.05"],
     ),
     "reference_set": _text(
-        "The set of throughput references it is judged by. The GPU's name by default.",
+        "The set of references for its checks. The GPU's name by default.",
         pattern=NAME,
     ),
 }

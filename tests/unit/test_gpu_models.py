@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hpcdl.regress.settings import render_settings
 
 from hpcdl import facts
 from hpcdl.cli import main
@@ -21,6 +20,7 @@ from hpcdl.jobs.transport import Link, judge_links
 from hpcdl.predict.hardware import of_partition
 from hpcdl.predict.request import Request, answer
 from hpcdl.regress.references import load_references
+from hpcdl.regress.reframe_adapter.settings import render_settings
 from hpcdl.regress.scaling import YARDSTICKS, expected_efficiency, widened
 from hpcdl.regress.training import job_on
 from hpcdl.site import Site, load_site
@@ -362,7 +362,7 @@ def test_a_check_asks_for_the_nodes_of_its_model(mixed: Site) -> None:
     ]  # fmt: skip
     text = render_settings(mixed, Module(()), partitions=["untyped", "typed:L40S"])
     values: dict[str, Any] = {}
-    body = text.replace("import hpcdl.regress.backend", "")
+    body = "\n".join(line for line in text.splitlines() if "reframe_adapter" not in line)
     exec(compile(body, "settings", "exec"), values)
     parts = values["site_configuration"]["systems"][0]["partitions"]
     assert [part["name"] for part in parts] == ["untyped_A40", "untyped_T4", "typed_L40S"]
