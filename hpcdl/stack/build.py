@@ -22,6 +22,7 @@ from hpcdl import __version__
 from hpcdl.site import Site, StackRequest
 from hpcdl.stack.horovod import build_horovod, find_horovod, horovod_folder, mpi_version
 from hpcdl.stack.install import (
+    add_startup,
     compile_bytecode,
     install,
     open_to_readers,
@@ -37,13 +38,14 @@ from hpcdl.stack.recipe import (
     find_request,
     running_interpreter,
 )
-from hpcdl.stack.release import SCHEMA, Release, as_record, read_release, releases_folder
+from hpcdl.stack.release import SCHEMA, Release, read_release, releases_folder
 from hpcdl.stack.resolve import check_pins
+from hpcdl.stack.seal import record_release
 from hpcdl.stack.sources import SourcesChanged, own_digest, own_wheel
 from hpcdl.stack.wheelhouse import Say, Wheelhouse, fetch, find_wheelhouse, new_log, sha256
 from hpcdl.system.errors import MissingPrerequisite
-from hpcdl.system.files import explain_os_errors, shared_lock, write_json
-from hpcdl.system.resources import cache, folder
+from hpcdl.system.files import LockBusy, explain_os_errors, shared_lock
+from hpcdl.system.resources import cache
 from hpcdl.system.run import run
 
 _BUILD_SECONDS = 7200
@@ -199,7 +201,7 @@ def _build(plan: BuildPlan, say: Say) -> Release:
         if not plan.exists:
             with new_tree(releases_folder(plan.site) / release_id) as root:
                 _fill(plan, root, say)
-                _record(plan, root)
+                _record(plan)
     return read_release(plan.site, release_id)
 
 
@@ -213,7 +215,7 @@ def build_slot(site: Site, say: Say) -> Iterator[None]:
     with ExitStack() as held:
         try:
             held.enter_context(shared_lock(build_lock(site), wait_seconds=0))
-        except MissingPrerequisite as busy:
+        except LockBusy as busy:
             say(f"waiting: {busy.message}")
             held.enter_context(shared_lock(build_lock(site), wait_seconds=_BUILD_SECONDS))
         yield
@@ -256,9 +258,7 @@ def _fill(plan: BuildPlan, root: Path, say: Say) -> None:
     (packages / "hpcdl" / SITE_FILE).symlink_to(plan.site.paths.prefix / "etc" / SITE_FILE)
     for name in recipe.horovod.leave_out:
         (stack / name).unlink()
-    # A small folder for PYTHONPATH: lets users' virtual environments see the stack.
-    shutil.copytree(folder("modulefiles") / "python", stack / "share" / "hpcdl" / "python",
-                    ignore=shutil.ignore_patterns("__pycache__"))  # fmt: skip
+    add_startup(stack)
     say("compiling bytecode, setting permissions")
     store = cache() / "bytecode" / f"{house.folder.name}-{horovod.parent.name}-{_lock_key(house)}"
     compile_bytecode(python, packages, store, log)
@@ -269,8 +269,8 @@ def _lock_key(house: Wheelhouse) -> str:
     return digest([wheel.as_lock() for wheel in house.wheels])
 
 
-def _record(plan: BuildPlan, root: Path) -> None:
-    """Write release.json, which makes the tree a release."""
+def _record(plan: BuildPlan) -> None:
+    """Seal the tree and write release.json, which makes it a release."""
     horovod = find_horovod(plan.recipe, plan.python, plan.mpi)
     assert horovod is not None
     own = {
@@ -282,8 +282,7 @@ def _record(plan: BuildPlan, root: Path) -> None:
     }
     expected = plan.expected()
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    release = replace(expected, created=created, lock=(*expected.lock, own))
-    write_json(root / "release.json", as_record(release))
+    record_release(replace(expected, created=created, lock=(*expected.lock, own)))
 
 
 def build_lock(site: Site) -> Path:

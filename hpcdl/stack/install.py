@@ -1,7 +1,9 @@
 """Puts wheels into a virtual environment, offline, and makes the tree fit for everybody.
 
-uv links files from its cache where pip copies them; without uv, pip runs out of its own wheel.
-Bytecode is compiled once per set of wheels and linked into later trees: readers of an
+uv copies files from its cache (which shares their blocks where the file system can: XFS, Btrfs);
+without uv, pip runs out of its own wheel. Nothing is hard-linked: a `chown` or `chmod` of one tree
+would reach every other tree, and the cache.
+Bytecode is compiled once per set of wheels and copied into later trees: readers of an
 immutable release cannot write it themselves, and TensorFlow without it takes twice as long
 to import. It is marked as never to be checked against the sources, for these never change.
 """
@@ -18,7 +20,7 @@ from pathlib import Path
 
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import explain_os_errors
-from hpcdl.system.resources import cache
+from hpcdl.system.resources import cache, folder
 from hpcdl.system.run import run
 
 _READ = stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH
@@ -46,7 +48,7 @@ def install(python: Path, wheels: Sequence[Path], pip_wheel: Path, log: Path) ->
     if uv is not None:
         run(
             [uv, "pip", "install", "--offline", "--no-index", "--no-deps", "--no-progress",
-             "--link-mode", "hardlink", "--python", python, *wheels],
+             "--link-mode", "copy", "--python", python, *wheels],
             env={"UV_CACHE_DIR": str(cache() / "uv"), "UV_NO_CONFIG": "1",
                  "UV_PYTHON_DOWNLOADS": "never", "NO_COLOR": "1"},
             log=log,
@@ -71,12 +73,12 @@ def compile_bytecode(python: Path, site_packages: Path, store: Path, log: Path) 
         log: what the compiler says; a file of tests that is no valid Python is no failure.
     """
     if store.is_dir():
-        _link_bytecode(store, site_packages)
+        _copy_bytecode(store, site_packages)
     else:
         _compile(python, [site_packages], log)
         aside = store.with_name(f"{store.name}.{os.getpid()}")
         with explain_os_errors(aside):
-            _link_bytecode(site_packages, aside)
+            _copy_bytecode(site_packages, aside)
         with suppress(OSError):
             aside.rename(store)
         shutil.rmtree(aside, ignore_errors=True)
@@ -93,34 +95,49 @@ def _compile(python: Path, folders: Sequence[Path], log: Path) -> None:
     )  # fmt: skip
 
 
-def _link_bytecode(source: Path, target: Path) -> None:
-    """Link every __pycache__ of one tree into another, hpcdl's own left out."""
-    for folder, folders, files in os.walk(source):
-        relative = Path(folder).relative_to(source)
+def _copy_bytecode(source: Path, target: Path) -> None:
+    """Copy every __pycache__ of one tree into another, hpcdl's own left out."""
+    for where, directories, files in os.walk(source):
+        relative = Path(where).relative_to(source)
         if relative.parts[:1] == ("hpcdl",):
-            folders.clear()
-        if Path(folder).name == "__pycache__":
+            directories.clear()
+        if Path(where).name == "__pycache__":
             (target / relative).mkdir(parents=True, exist_ok=True)
             for name in files:
-                _link(Path(folder, name), target / relative / name)
+                _copy(Path(where, name), target / relative / name)
 
 
-def _link(source: Path, target: Path) -> None:
-    """A hard link, or a copy where the file system wants one."""
-    try:
-        os.link(source, target)
-    except FileExistsError:
-        return
-    except OSError:
-        shutil.copy2(source, target)
+def _copy(source: Path, target: Path) -> None:
+    """A file of its own; the kernel shares the blocks where the file system can."""
+    with source.open("rb", buffering=0) as have, target.open("wb", buffering=0) as made:
+        left = os.fstat(have.fileno()).st_size
+        try:
+            while left > 0 and (copied := os.copy_file_range(have.fileno(), made.fileno(), left)):
+                left -= copied
+        except OSError:  # EXDEV, or a file system that cannot
+            have.seek(0)
+            made.seek(0)
+            shutil.copyfileobj(have, made, 1 << 20)
+
+
+def add_startup(stack: Path) -> None:
+    """The directory for PYTHONPATH that lets users' virtual environments see the stack.
+
+    Every Python that starts reads it, also other versions run by root, which would write bytecode
+    there: a file in the place of `__pycache__` keeps all of them from it.
+    """
+    target = stack / "share" / "hpcdl" / "python"
+    shutil.copytree(folder("modulefiles") / "python", target, dirs_exist_ok=True,
+                    ignore=shutil.ignore_patterns("__pycache__"))  # fmt: skip
+    (target / "__pycache__").touch()
 
 
 def open_to_readers(root: Path) -> None:
     """Everybody may read the tree and enter its folders, nobody but the owner may write."""
-    for folder, _, files in os.walk(root):
-        _allow(folder, _READ | _ENTER)
+    for where, _, files in os.walk(root):
+        _allow(where, _READ | _ENTER)
         for name in files:
-            _allow(os.path.join(folder, name), _READ)  # noqa: PTH118 - thirty thousand of them
+            _allow(os.path.join(where, name), _READ)  # noqa: PTH118 - thirty thousand of them
 
 
 def _allow(path: str, bits: int) -> None:
@@ -134,28 +151,22 @@ def _allow(path: str, bits: int) -> None:
         os.chmod(path, wanted)  # noqa: PTH101 - see above
 
 
-def require_space(folder: Path, wheels: Sequence[Path]) -> None:
+def require_space(where: Path, wheels: Sequence[Path]) -> None:
     """Refuse before anything is written where the tree will not fit.
 
     Raises:
         MissingPrerequisite: says how much is needed and how much is there, in GB.
     """
-    with explain_os_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(folder).free
-    needed = _SPARE_BYTES + (0 if _linked(folder) else sum(map(_unpacked, wheels)))
+    with explain_os_errors(where):
+        where.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(where).free
+    needed = _SPARE_BYTES + sum(map(_unpacked, wheels))
     if free < needed:
         raise MissingPrerequisite(
-            f"no space left for the stack in {folder}: it needs {needed / 1e9:.1f} GB, "
+            f"no space left for the stack in {where}: it needs {needed / 1e9:.1f} GB, "
             f"{free / 1e9:.1f} GB are free",
             hint="`hpcdl stack gc` removes releases that nothing uses",
         )
-
-
-def _linked(folder: Path) -> bool:
-    """Whether installed files will be links into uv's cache, already filled, not copies."""
-    uv = cache() / "uv"
-    return find_uv() is not None and uv.is_dir() and uv.stat().st_dev == folder.stat().st_dev
 
 
 def _unpacked(wheel: Path) -> int:

@@ -31,6 +31,7 @@ from hpcdl.stack.release import (
     release_ids,
 )
 from hpcdl.stack.sbom import CYCLONEDX_FILE, SPDX_FILE, write_sboms
+from hpcdl.stack.seal import require_integrity
 from hpcdl.stack.verify import PROOF_FILE, Gate, Proof, read_proof, store_proof, verify_here
 from hpcdl.system.errors import BadInput, CheckFailed, MissingPrerequisite
 from hpcdl.system.files import clear_leftovers, shared_lock, switch_link, write_json
@@ -108,6 +109,7 @@ def publish(
             clear_leftovers(release.root / name)
         _show_modules(site, release, event)
         require_safe_modes(release)
+        require_integrity(release)
         for closed in {*closed_above(release.root), *closed_above(release.python.resolve())}:
             say(f"note: users cannot enter {closed}, so they cannot use this release")
         write_site_files(site)

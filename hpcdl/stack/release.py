@@ -36,7 +36,7 @@ _RECIPES = (_LAYER / "recipe.py", _LAYER / "spack_backend" / "environment.py")
 _DECIDING = ("wheels", "spack", "gpus", "tensorflow", "cuda", "cudnn", "nccl", "horovod",
              "toolchain")  # fmt: skip
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
-_TEXTS = ("id", "stack", "backend", "module", "hpcdl", "created", "proof")
+_TEXTS = ("id", "stack", "backend", "module", "hpcdl", "created", "proof", "content")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Release:
     with `from` (a version) and `branch` (the last one that drives the GPU), `gpus` (models); and
     `modules` that it loads itself, each with `name` and the `folder` it is found in.
     `environment` is what the module sets beyond PATH: folders to put in front of a variable, or
-    a text.
+    a text. `content` is the sha256 of the seal of its files (hpcdl.stack.seal).
     """
 
     id: str
@@ -66,6 +66,7 @@ class Release:
     lock: tuple[Mapping[str, str], ...]
     needs: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
+    content: str = ""
 
     @property
     def prefix(self) -> Path:
@@ -212,6 +213,7 @@ def as_record(release: Release) -> dict[str, Any]:
         "lock": [dict(entry) for entry in release.lock],
         "needs": dict(release.needs),
         **({"environment": dict(release.environment)} if release.environment else {}),
+        "content": release.content,
     }
     return {**record, "seal": seal(record)}
 

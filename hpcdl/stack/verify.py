@@ -22,12 +22,15 @@ from typing import Any
 from hpcdl.site import Partition, Site
 from hpcdl.stack.fatbin import runs_on, survey
 from hpcdl.stack.release import Release
-from hpcdl.system.errors import MissingPrerequisite, Stopped
+from hpcdl.stack.seal import check_integrity
+from hpcdl.system.errors import CheckFailed, MissingPrerequisite, Stopped
 from hpcdl.system.files import write_json
 from hpcdl.system.run import CommandResult, run
 
 PROOF_FILE = "proof.json"
 PROBE = Path(__file__).with_name("probe.py")
+PYTHON = ("python", "-B")
+"""The interpreter as the gate starts it: it writes no bytecode, also where root runs it."""
 RANKS = 2
 _SECONDS = 600
 _PRECISION = 1e-3
@@ -152,13 +155,14 @@ def verify_here(site: Site, release: Release) -> Proof:
         out, program = Path(folder) / "gate.json", Path(folder) / PROBE.name
         # Alone in a folder: Python looks for modules beside the program first.
         shutil.copyfile(PROBE, program)
-        result, fault = _try(site, release, [*_launcher(), "python", str(program), str(out)])
+        result, fault = _try(site, release, [*_launcher(), *PYTHON, str(program), str(out)])
         seen = read_seen(out)
     if seen is None:
-        checks = [_failed("import", result, fault)]
+        checks = [_failed("import", result, fault), check_content(release)]
         return new_proof(release, "login", platform.node(), checks)
     started = RANKS if _launcher() else 1
-    checks = [*judge(release, seen, None, started), check_device_code(site, release)]
+    checks = [*judge(release, seen, None, started), check_device_code(site, release),
+              check_content(release)]  # fmt: skip
     one = GateRun("", None, platform.node(), now(), "", samples_of(seen))
     return new_proof(release, "login", platform.node(), checks, [one])
 
@@ -330,6 +334,17 @@ def check_device_code(site: Site, release: Release, names: Collection[str] = ())
         notes.append(f"{where}: {note} of {len(objects)} files")
     detail = "; ".join(faults[:10] or notes) or "no partition that it serves has GPUs"
     return Check(name, not faults, detail, round(time.monotonic() - start, 2))
+
+
+def check_content(release: Release) -> Check:
+    """Whether every file is as it was built; asked last, so that it sees what the gate wrote."""
+    name, start = "content", time.monotonic()
+    try:
+        found = check_integrity(release)
+    except CheckFailed as fault:
+        return Check(name, False, fault.message, round(time.monotonic() - start, 2))
+    detail = "; ".join([found.describe(), *found.faults()])
+    return Check(name, found.ok, detail, round(found.seconds, 2))
 
 
 def _try(site: Site, release: Release, argv: Sequence[str]) -> tuple[CommandResult | None, str]:

@@ -119,6 +119,10 @@ def size_of(directory: Path) -> int:
     return total
 
 
+class LockBusy(MissingPrerequisite):
+    """Somebody else holds the lock (exit code 3)."""
+
+
 @contextmanager
 def locked(path: Path, *, wait_seconds: float = 60.0) -> Iterator[None]:
     """Hold an exclusive lock on `path`; it frees itself when the process dies.
@@ -127,8 +131,8 @@ def locked(path: Path, *, wait_seconds: float = 60.0) -> Iterator[None]:
     a file can lock it, so it is for its owner only.
 
     Raises:
-        MissingPrerequisite: the lock was not free within `wait_seconds`, and who holds it; or it is
-            a link, or somebody else's.
+        LockBusy: it was not free within `wait_seconds`; says who holds it.
+        MissingPrerequisite: it cannot be written there, is a link, or is somebody else's.
     """
     with explain_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -138,7 +142,7 @@ def locked(path: Path, *, wait_seconds: float = 60.0) -> Iterator[None]:
         while not _try_lock(descriptor):
             if time.monotonic() > deadline:
                 holder = os.pread(descriptor, 1000, 0).decode(errors="replace").strip()
-                raise MissingPrerequisite(
+                raise LockBusy(
                     f"another hpcdl is at work here: {holder or 'unknown holder'}",
                     hint=f"wait for it to end; its lock is {path}",
                 )

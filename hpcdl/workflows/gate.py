@@ -27,11 +27,13 @@ from hpcdl.stack.publish import serves
 from hpcdl.stack.release import Release
 from hpcdl.stack.verify import (
     PROBE,
+    PYTHON,
     RANKS,
     Check,
     Gate,
     GateRun,
     Proof,
+    check_content,
     check_device_code,
     judge,
     new_proof,
@@ -116,6 +118,7 @@ class JobGate:
             found, one = _outcome(release, nodes[name], job, ended[job.job_id])
             checks += found
             runs.append(one)
+        checks.append(check_content(release))
         return new_proof(release, "job", ", ".join(names), checks, runs)
 
     def enough(self, site: Site, release: Release) -> Callable[[Proof], bool]:
@@ -203,7 +206,7 @@ def _spec(partition: Partition, folder: Path) -> JobSpec:
         cpus_per_task=None if gpus else max(1, min(_CPUS_PER_RANK, partition.cpus // RANKS)),
         minutes=min(_RUN_MINUTES, partition.max_minutes),
         name=f"gate-{partition.name}",
-        program=("python", PROBE.name, _OUT),
+        program=(*PYTHON, PROBE.name, _OUT),
         job_dir=folder,
         requeues=0,
         preflight=False,

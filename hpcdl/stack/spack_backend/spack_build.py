@@ -22,8 +22,9 @@ from hpcdl.site import Site, StackRequest
 from hpcdl.stack.build import build_slot, new_tree
 from hpcdl.stack.lmod import SITE_FILE
 from hpcdl.stack.recipe import digest, find_request, running_interpreter
-from hpcdl.stack.release import SCHEMA, Release, as_record, read_release, releases_folder
+from hpcdl.stack.release import SCHEMA, Release, read_release, releases_folder
 from hpcdl.stack.resolve_versions import Range
+from hpcdl.stack.seal import record_release
 from hpcdl.stack.sources import SourcesChanged, own_digest, own_wheel
 from hpcdl.stack.spack_backend.cache import BuildCache, build_cache, close_keyring, fill, ready_key
 from hpcdl.stack.spack_backend.concretize import (
@@ -39,7 +40,6 @@ from hpcdl.stack.spack_backend.make import Folders, PackageFailed, Show, install
 from hpcdl.stack.spack_backend.needs import needs_of
 from hpcdl.stack.spack_backend.tool import Spack, open_spack, require_unlocked
 from hpcdl.stack.spack_backend.view import (
-    Built,
     add_hpcdl,
     environment_text,
     inventory,
@@ -50,7 +50,7 @@ from hpcdl.stack.spack_backend.view import (
 )
 from hpcdl.stack.wheelhouse import Say, new_log, tools
 from hpcdl.system.errors import CheckFailed, HpcdlError, MissingPrerequisite
-from hpcdl.system.files import shared_lock, write_atomic, write_json
+from hpcdl.system.files import shared_lock, write_atomic
 from hpcdl.system.run import run
 
 _WAIT_SECONDS = 10
@@ -333,10 +333,7 @@ def make_release(plan: SpackPlan, spack: Spack, wheel: Path, tools_in: Path, say
         link.symlink_to(plan.site.paths.prefix / "etc" / SITE_FILE)
         made = replace(expected, environment=module_environment(spack, root))
         # Until now the set was solved; the gate will show whether it runs.
-        _record(made if plan.environment.wheels else replace(made, proof="compiled"), packages)
-
-
-def _record(expected: Release, packages: tuple[Built, ...]) -> None:
-    created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    release = replace(expected, created=created, lock=lock_entries(packages))
-    write_json(release.root / "release.json", as_record(release))
+        proof = made.proof if plan.environment.wheels else "compiled"
+        created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        done = replace(made, proof=proof, created=created, lock=lock_entries(packages))
+        record_release(done, [store(plan.site)])

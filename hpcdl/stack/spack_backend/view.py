@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcdl.stack.install import install, open_to_readers
+from hpcdl.stack.install import add_startup, install, open_to_readers
 from hpcdl.stack.modes import mode_faults
 from hpcdl.stack.spack_backend.environment import Environment, wheel_sets
 from hpcdl.stack.spack_backend.tool import Spack
@@ -114,9 +114,8 @@ def add_hpcdl(root: Path, wheel: Path, pip: Path, log: Path) -> Path:
     install(python, [wheel], pip, log)
     run([python, "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash",
          packages / "hpcdl"], log=log, check=False)  # fmt: skip
-    share = own_folder(stack, Path("share") / "hpcdl")
-    shutil.copytree(folder("modulefiles") / "python", share / "python",
-                    ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)  # fmt: skip
+    own_folder(stack, Path("share") / "hpcdl")
+    add_startup(stack)
     open_to_readers(root)
     return packages
 

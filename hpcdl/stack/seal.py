@@ -1,0 +1,286 @@
+"""The content seal of a release: every file, link and directory with its mode, by sha256.
+
+The seal is made when the build ends, as `content.json` beside release.json, which holds its digest:
+so neither can be exchanged alone. It says whether a release still is what was built and tested; it
+does not say who built it. What publishes write (modules, evidence, bills of materials) is outside.
+
+A full check reads every byte, in threads, for hashing and reading release Python's lock. A publish
+asks more cheaply: nothing has changed where no file's size, inode and times (ctime, which a program
+cannot set) differ from those at the last full check, whose digest is kept in `.content-checked`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hpcdl.stack.release import Release, as_record
+from hpcdl.system.errors import CheckFailed
+from hpcdl.system.files import explain_os_errors, write_atomic, write_json
+
+CONTENT_FILE = "content.json"
+CHECKED_FILE = ".content-checked"
+_TREES = ("stack", "spack")
+"""What a build makes in a release's root."""
+_NOT_SEALED = frozenset({".spack-env"})
+"""Spack's own notes in an environment, which its commands write anew."""
+_BLOCK = 1 << 20
+_BATCH = 256
+_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class Integrity:
+    """What a check found: paths that changed, are missing or were added, relative to the root.
+
+    `files` and `size` (bytes) are what was looked at; without `full` only the file system's
+    records were compared. `seconds` is how long it took.
+    """
+
+    release: str
+    files: int
+    size: int
+    seconds: float
+    full: bool
+    changed: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything is as it was built."""
+        return not (self.changed or self.missing or self.added)
+
+    def faults(self) -> list[str]:
+        """One line per path, the first ones and how many more."""
+        kinds = {"changed": self.changed, "missing": self.missing, "added": self.added}
+        lines = [f"{kind}: {path}" for kind, paths in kinds.items() for path in paths]
+        more = [f"... and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+        return [*lines[:_SHOWN], *more]
+
+    def describe(self) -> str:
+        """One line for people."""
+        if not self.ok:
+            count = len(self.changed) + len(self.missing) + len(self.added)
+            return f"{count} of {self.files:,} files differ from what was built"
+        how = f"{self.size / 1e9:.1f} GB hashed" if self.full else "unchanged since the last check"
+        return f"{self.files:,} files are as they were built ({how})"
+
+    def as_data(self) -> dict[str, Any]:
+        """For machines."""
+        return {"schema": 1, "release": self.release, "ok": self.ok, "files": self.files,
+                "bytes": self.size, "seconds": round(self.seconds, 2), "full": self.full,
+                "changed": list(self.changed), "missing": list(self.missing),
+                "added": list(self.added)}  # fmt: skip
+
+
+class _Entry(NamedTuple):
+    """What lies at a path: its `lstat`, or of a link into a store that of its target.
+
+    Paths are texts here: there are tens of thousands, and a publish waits for them.
+    """
+
+    path: str
+    status: os.stat_result
+    link: str | None = None
+
+    def fingerprint(self) -> tuple[object, ...]:
+        one = self.status
+        return (self.link, one.st_mode, one.st_size, one.st_ino, one.st_mtime_ns, one.st_ctime_ns)
+
+    def about(self) -> list[object]:
+        """Kind and mode; of a link its target."""
+        head: list[object] = [] if self.link is None else ["link", self.link]
+        if stat.S_ISLNK(self.status.st_mode):
+            return head
+        kind = "directory" if stat.S_ISDIR(self.status.st_mode) else "file"
+        return [*head, kind, f"{stat.S_IMODE(self.status.st_mode):04o}"]
+
+
+def record_release(release: Release, stores: Sequence[Path] = ()) -> None:
+    """Seal a finished tree and write release.json, which makes it a release.
+
+    Args:
+        release: its `root` holds everything; nothing may be written to it afterwards.
+        stores: directories outside of it, never changed either, whose files its links lead to.
+    """
+    entries = dict(_entries(release.root, stores))
+    rows = _rows(entries)
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
+    where = json.dumps([str(store) for store in stores])
+    text = f'{{"schema": 1, "stores": {where}, "entries": {{\n{lines}\n}}}}\n'
+    write_atomic(release.root / CONTENT_FILE, text)
+    sealed = replace(release, content=hashlib.sha256(text.encode()).hexdigest())
+    write_json(release.root / "release.json", as_record(sealed))
+    _note_checked(sealed, entries)
+
+
+def check_integrity(release: Release, *, full: bool = True) -> Integrity:
+    """Compare a release with its seal.
+
+    Args:
+        release: which one.
+        full: read every byte; else only where the file system says that something changed.
+
+    Raises:
+        CheckFailed: it has no seal, or the seal is not the one that release.json names.
+    """
+    start = time.monotonic()
+    sealed = _read_content(release)
+    with explain_os_errors(release.root):
+        entries = dict(_entries(release.root, [Path(name) for name in sealed["stores"]]))
+        size = sum(entry.status.st_size for entry in entries.values() if _is_file(entry))
+        if not full and _unchanged(release, entries):
+            took = time.monotonic() - start
+            return Integrity(release.id, len(entries), size, took, full=False)
+        found = _rows(entries)
+    known: Mapping[str, object] = sealed["entries"]
+    result = Integrity(
+        release.id, len(entries), size, time.monotonic() - start, True,
+        changed=tuple(name for name, row in known.items() if found.get(name, row) != row),
+        missing=tuple(name for name in known if name not in found),
+        added=tuple(name for name in found if name not in known),
+    )  # fmt: skip
+    if result.ok:
+        _note_checked(release, entries)
+    return result
+
+
+def require_integrity(release: Release, *, full: bool = False) -> None:
+    """Refuse a release that is not what was built.
+
+    Raises:
+        CheckFailed: names the first paths that differ, and how many there are.
+    """
+    found = check_integrity(release, full=full)
+    if not found.ok:
+        raise CheckFailed(
+            f"{release.id} is not what was built and is not published",
+            details=found.faults(),
+            hint=_rebuild(release),
+        )
+
+
+def _rebuild(release: Release) -> str:
+    aside = release.root.parents[1] / f"{release.id}.broken"
+    return (
+        f"releases are never changed: mv {release.root} {aside}, then `hpcdl stack build` makes "
+        "the same one again; `packages:` of a stack in site.yaml adds packages"
+    )
+
+
+def _read_content(release: Release) -> dict[str, Any]:
+    path = release.root / CONTENT_FILE
+    try:
+        data = path.read_bytes()
+    except OSError as fault:
+        raise CheckFailed(
+            f"{release.id} has no seal of its content: {path} cannot be read: {fault.strerror}",
+            hint=_rebuild(release),
+        ) from fault
+    if hashlib.sha256(data).hexdigest() != release.content:
+        raise CheckFailed(
+            f"{path} was changed after the build: release.json names another seal",
+            hint=_rebuild(release),
+        )
+    sealed: dict[str, Any] = json.loads(data)
+    return sealed
+
+
+def _entries(root: Path, stores: Sequence[Path]) -> Iterator[tuple[str, _Entry]]:
+    """Everything below a release's trees, in a fixed order, by path relative to its root."""
+    inside = tuple(f"{store.resolve()}/" for store in stores)
+    waiting = [(name, str(root / name)) for name in _TREES if (root / name).is_dir()]
+    for name, path in waiting:
+        yield name, _Entry(path, os.lstat(path))
+    while waiting:
+        name, path = waiting.pop()
+        with os.scandir(path) as found:
+            rows = sorted((one for one in found if one.name not in _NOT_SEALED),
+                          key=lambda one: one.name)  # fmt: skip
+        for row in rows:
+            entry = _entry(row, inside)
+            yield f"{name}/{row.name}", entry
+            if stat.S_ISDIR(entry.status.st_mode):
+                waiting.append((f"{name}/{row.name}", entry.path))
+
+
+def _entry(row: os.DirEntry[str], stores: tuple[str, ...]) -> _Entry:
+    """What a row of a directory is; a link into a store stands for what it leads to."""
+    status = row.stat(follow_symlinks=False)
+    if not stat.S_ISLNK(status.st_mode):
+        return _Entry(row.path, status)
+    path = Path(row.path)
+    target = str(path.readlink())
+    with suppress(OSError):  # one that leads nowhere is a link as any other
+        real = path.resolve(strict=True) if stores else path
+        if str(real).startswith(stores or ("//",)):
+            return _Entry(str(real), real.stat(), target)
+    return _Entry(row.path, status, target)
+
+
+def _rows(entries: Mapping[str, _Entry]) -> dict[str, list[object]]:
+    """The seal's row of each path, files with their digests."""
+    rows = {name: entry.about() for name, entry in entries.items()}
+    files = [(name, entry.path) for name, entry in entries.items() if _is_file(entry)]
+    # The large ones first, each alone: a batch of them at the end would keep one thread busy.
+    files.sort(key=lambda one: -entries[one[0]].status.st_size)
+    large = sum(1 for name, _ in files if entries[name].status.st_size > _BLOCK)
+    batches = [files[place : place + 1] for place in range(large)]
+    batches += [files[place : place + _BATCH] for place in range(large, len(files), _BATCH)]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for batch, digests in zip(batches, pool.map(_digests, batches), strict=True):
+            for (name, _), digest in zip(batch, digests, strict=True):
+                rows[name].append(digest)
+    return rows
+
+
+def _is_file(entry: _Entry) -> bool:
+    return stat.S_ISREG(entry.status.st_mode)
+
+
+def _digests(batch: Sequence[tuple[str, str]]) -> list[str]:
+    return [_digest(path) for _, path in batch]
+
+
+def _digest(path: str) -> str:
+    state = hashlib.sha256()
+    # Not `open`: it costs as much as reading a small file.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        while block := os.read(descriptor, _BLOCK):
+            state.update(block)
+    finally:
+        os.close(descriptor)
+    return state.hexdigest()
+
+
+def _fingerprint(release: Release, entries: Mapping[str, _Entry]) -> str:
+    """A digest of what the file system records of every entry, and of the seal."""
+    state = hashlib.sha256(release.content.encode())
+    for name, entry in entries.items():
+        state.update(repr((name, entry.fingerprint())).encode("utf-8", "surrogateescape"))
+    return state.hexdigest()
+
+
+def _unchanged(release: Release, entries: Mapping[str, _Entry]) -> bool:
+    try:
+        noted = (release.root / CHECKED_FILE).read_text(encoding="ascii")
+    except (OSError, ValueError):
+        return False
+    return noted.strip() == _fingerprint(release, entries)
+
+
+def _note_checked(release: Release, entries: Mapping[str, _Entry]) -> None:
+    """Note what a full check saw; who may only read the release leaves it out."""
+    if os.access(release.root, os.W_OK):
+        write_atomic(release.root / CHECKED_FILE, _fingerprint(release, entries) + "\n")
