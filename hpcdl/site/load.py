@@ -125,6 +125,7 @@ def _site(values: dict[str, Any], source: Path) -> Site:
         container=values.get("container"),
         spack=_spack(values.get("spack") or {}),
         gpus=MappingProxyType({name: of_row(row) for name, row in values["gpus"].items()}),
+        private=values["private"],
     )
 
 
@@ -145,6 +146,7 @@ def _stack(name: str, values: dict[str, Any]) -> StackRequest:
         backend=values["backend"],
         partitions=tuple(values["partitions"]),
         pins=MappingProxyType(dict(values["pins"])),
+        packages=tuple(values["packages"]),
     )
 
 

@@ -184,12 +184,16 @@ class Paths:
 
 @dataclass(frozen=True)
 class StackRequest:
-    """A stack the site wants: its backend, pins, and the partitions it serves."""
+    """A stack the site wants: its backend, pins, and the partitions it serves.
+
+    `packages` are requirements beside TensorFlow's, such as `pandas` or `jupyterlab>=4`.
+    """
 
     name: str
     backend: str
     partitions: tuple[str, ...]
     pins: Mapping[str, str]
+    packages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -226,6 +230,7 @@ class Site:
 
     `source` is the file it was read from. `default_partition` is the one a job gets that
     names none. `gpus` are the models that the site describes itself, one device of each.
+    `private` is whether the prefix is for its owner alone.
     """
 
     name: str
@@ -238,6 +243,7 @@ class Site:
     container: str | None
     spack: SpackSettings = field(default_factory=SpackSettings)
     gpus: Mapping[str, Gpu] = field(default_factory=dict)
+    private: bool = False
 
     def by_groups(self, names: Sequence[str] = ()) -> tuple[Partition, ...]:
         """Partitions, and in place of those whose nodes differ their groups with GPUs.

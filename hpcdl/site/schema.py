@@ -276,6 +276,19 @@ STACK = _map(
             "additionalProperties": {"type": "string", "pattern": r"^[0-9][0-9A-Za-z.+_-]{0,40}$"},
             "default": {},
         },
+        "packages": {
+            "type": "array",
+            "description": "Packages from PyPI on top, locked with the rest (wheels only): names, "
+            "with extras and versions as pip takes them. TensorFlow, Keras and Horovod: see pins.",
+            "items": {
+                "type": "string",
+                "pattern": r"^(?!(tensorflow(-cpu|-gpu)?|keras|horovod)(?![A-Za-z0-9._-]))"
+                r"[A-Za-z0-9][A-Za-z0-9._-]{0,80}(\[[A-Za-z0-9,._-]{1,80}\])?"
+                r"( ?(==|>=|<=|~=|!=|<|>) ?[0-9][0-9A-Za-z.*+!_-]{0,40},?){0,4}$",
+            },
+            "examples": [["pandas", "jupyterlab>=4,<5"]],
+            "default": [],
+        },
     },
 )  # fmt: skip
 
@@ -356,6 +369,12 @@ SITE: Schema = {
                 "default": {},
             },
             "spack": SPACK,
+            "private": {
+                "type": "boolean",
+                "description": "Whether the prefix is for its owner alone, such as one below a "
+                "home directory that others cannot enter. Otherwise such a release is refused.",
+                "default": False,
+            },
         },
     ),
 }

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from hpcdl.site import Site
 from hpcdl.stack.release import Release
 from hpcdl.system.errors import CheckFailed
 
@@ -35,6 +36,45 @@ def require_safe_modes(release: Release) -> None:
             details=[*faults[:_SHOWN], *more],
             hint=" && ".join(_cures(release.root, faults)),
         )
+
+
+def require_readers(site: Site, release: Release, say: Callable[[str], None]) -> None:
+    """Hold what lies around a release against the rule: directories above it, and its Python.
+
+    Args:
+        site: of a private one it is only said.
+        release: whose root and interpreter.
+        say: told of each fault there.
+
+    Raises:
+        CheckFailed: users cannot reach the release, or cannot run the Python it is built on.
+    """
+    faults = list(dict.fromkeys(_reach_faults(release)))
+    if faults and not site.private:
+        raise CheckFailed(
+            f"users could not use {release.id}, and it is not published",
+            details=faults,
+            hint="chmod o+x these directories, or choose another prefix or Python; where only its "
+            "owner uses the prefix, `private: true` in the site file says so",
+        )
+    for fault in faults:
+        say(f"note: {fault}")
+
+
+def _reach_faults(release: Release) -> Iterator[str]:
+    """What keeps others than the owner from a release."""
+    for directory in closed_above(release.root):
+        yield f"users cannot enter {directory}, which the release lies in"
+    real = release.python.resolve()
+    if not real.is_file():
+        yield f"its Python {real} is not there"
+        return
+    version = ".".join(release.versions.get("python", "").split(".")[:2])
+    library = real.parents[1] / "lib" / f"python{version}"
+    for directory in [*closed_above(real), *closed_above(library / "os.py")]:
+        yield f"users cannot enter {directory}, which its Python lies in"
+    if not real.stat().st_mode & stat.S_IXOTH:
+        yield f"users cannot execute its Python {real}"
 
 
 def _cures(root: Path, faults: list[str]) -> Iterator[str]:
@@ -75,6 +115,6 @@ def _fault(path: str, status: os.stat_result, owner: int) -> Iterator[str]:
 
 
 def closed_above(path: Path) -> list[Path]:
-    """The folders above `path` that users cannot enter, outermost first."""
-    parents = reversed(path.absolute().parents)
+    """The directories above `path` that users cannot enter, outermost first."""
+    parents = [parent for parent in reversed(path.absolute().parents) if parent.is_dir()]
     return [parent for parent in parents if not parent.stat().st_mode & stat.S_IXOTH]

@@ -19,7 +19,7 @@ from typing import Any
 from hpcdl.site import Site
 from hpcdl.stack.dispatch import Dispatch, Event, choose, previous, publish_history, taken_off
 from hpcdl.stack.lmod import write_cache, write_site_files
-from hpcdl.stack.modes import closed_above, require_safe_modes
+from hpcdl.stack.modes import require_readers, require_safe_modes
 from hpcdl.stack.modules import render_modules, write_modules
 from hpcdl.stack.records import read_records, require_answers, waivers_of
 from hpcdl.stack.release import (
@@ -92,11 +92,12 @@ def publish(
 
     Raises:
         BadInput: there is no such release.
-        CheckFailed: the gate did not pass, others may write the tree, or an agreement or waiver
-            is missing; `current` stays.
+        CheckFailed: the gate did not pass, the tree is not what was built, others may write it or
+            cannot use it, or an agreement or waiver is missing; `current` stays.
     """
     release, event = read_release(site, release_id), Event("publish", release_id, "")
     require_answers(site, release)
+    require_readers(site, release, say)
     proof = read_proof(release)
     if verify_again or proof is None or not proof.passed or not enough(proof):
         say(f"verifying {release_id} through its module")
@@ -110,8 +111,6 @@ def publish(
         _show_modules(site, release, event)
         require_safe_modes(release)
         require_integrity(release)
-        for closed in {*closed_above(release.root), *closed_above(release.python.resolve())}:
-            say(f"note: users cannot enter {closed}, so they cannot use this release")
         write_site_files(site)
         _write_sboms(site, release, say)
         moves = _moves(site, event)

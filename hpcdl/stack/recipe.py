@@ -11,7 +11,7 @@ import json
 import platform
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +127,8 @@ def choose(request: StackRequest, python: Interpreter) -> Recipe:
     for row in table["tensorflow"]:
         against = list(_against(row, table["horovod"], request.pins, python))
         if not against:
-            return _recipe(row, table, request.pins)
+            found = _recipe(row, table, request.pins)
+            return replace(found, requirements=(*found.requirements, *request.packages))
         reasons.append(f"TensorFlow {row['version']}: {'; '.join(against)}")
     pythons = sorted({minor for row in table["tensorflow"] for minor in row["python"]},
                      key=lambda minor: int(minor.split(".")[1]))  # fmt: skip

@@ -120,7 +120,8 @@ def fetch(recipe: Recipe, python: Interpreter, say: Say) -> Wheelhouse:
             [*pip, "download", "--only-binary", ":all:", "--dest", partial, *recipe.requirements],
             log=new_log("fetch"),
             timeout=_FETCH_SECONDS,
-            hint="pip needs PyPI or a mirror of it: set it in pip.conf, or PIP_INDEX_URL",
+            hint="pip needs PyPI or a mirror of it: set it in pip.conf, or PIP_INDEX_URL; what "
+            "`packages:` in site.yaml asks for must have wheels and agree with TensorFlow",
         )
         wheels = [_locked_wheel(path) for path in sorted(partial.glob("*.whl"))]
         write_json(
