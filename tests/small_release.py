@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from hpcdl.site import Site, find_site_file, load_site
-from hpcdl.stack.release import Release, read_release
+from hpcdl.stack.release import Release
 from hpcdl.stack.seal import record_release
 from hpcdl.stack.verify import Check, Proof, new_proof
 
@@ -54,8 +54,7 @@ def make_release(
     for made in (root, *root.rglob("*")):
         if made.is_dir():
             made.chmod(0o755)
-    record_release(release)
-    return read_release(site, name)
+    return record_release(release)
 
 
 def passing(site: Site, release: Release) -> Proof:

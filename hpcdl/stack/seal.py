@@ -106,12 +106,15 @@ class _Entry(NamedTuple):
         return [*head, kind, f"{stat.S_IMODE(self.status.st_mode):04o}"]
 
 
-def record_release(release: Release, stores: Sequence[Path] = ()) -> None:
+def record_release(release: Release, stores: Sequence[Path] = ()) -> Release:
     """Seal a finished tree and write release.json, which makes it a release.
 
     Args:
         release: its `root` holds everything; nothing may be written to it afterwards.
         stores: directories outside of it, never changed either, whose files its links lead to.
+
+    Returns:
+        the release with the digest of its seal.
     """
     entries = dict(_entries(release.root, stores))
     rows = _rows(entries)
@@ -122,6 +125,7 @@ def record_release(release: Release, stores: Sequence[Path] = ()) -> None:
     sealed = replace(release, content=hashlib.sha256(text.encode()).hexdigest())
     write_json(release.root / "release.json", as_record(sealed))
     _note_checked(sealed, entries)
+    return sealed
 
 
 def check_integrity(release: Release, *, full: bool = True) -> Integrity:

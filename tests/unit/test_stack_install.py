@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.stack.install import compile_bytecode, open_to_readers, require_space
+from hpcdl.stack.install import add_startup, compile_bytecode, open_to_readers, require_space
 from hpcdl.stack.sources import SourcesChanged, own_digest, own_files, own_wheel, pack
 from hpcdl.system.errors import MissingPrerequisite
 
@@ -31,7 +31,7 @@ def test_everybody_reads_and_nobody_else_writes(tmp_path: Path) -> None:
     assert mode(tree / "data") == 0o644
 
 
-def test_bytecode_is_kept_and_linked_into_the_next_tree(tmp_path: Path) -> None:
+def test_bytecode_is_kept_and_copied_into_the_next_tree(tmp_path: Path) -> None:
     import sys
 
     trees = [tmp_path / "first", tmp_path / "second"]
@@ -41,11 +41,30 @@ def test_bytecode_is_kept_and_linked_into_the_next_tree(tmp_path: Path) -> None:
         (tree / "package" / "code.py").write_text("value = 1\n")
         (tree / "hpcdl" / "own.py").write_text(f"value = {tree.name!r}\n")
         compile_bytecode(Path(sys.executable), tree, tmp_path / "store", tmp_path / "log")
-    inodes = {next(tree.glob("package/__pycache__/*.pyc")).stat().st_ino for tree in trees}
-    own = {next(tree.glob("hpcdl/__pycache__/*.pyc")).stat().st_ino for tree in trees}
-    assert len(inodes) == 1
-    assert len(own) == 2
+    made = [next(tree.glob("package/__pycache__/*.pyc")) for tree in trees]
+    # Compiled once: its source's path, which compiling writes into it, is that of the first tree.
+    assert made[0].read_bytes() == made[1].read_bytes()
+    assert str(trees[0]).encode() in made[1].read_bytes()
+    assert [path.stat().st_nlink for path in made] == [1, 1], "a chown would reach the other tree"
+    own = [next(tree.glob("hpcdl/__pycache__/*.pyc")).read_bytes() for tree in trees]
+    assert own[0] != own[1]
     assert not (tmp_path / "store" / "hpcdl").exists()
+
+
+def test_no_python_writes_bytecode_beside_the_start_file(tmp_path: Path) -> None:
+    """Root's Pythons of other versions read it too, while the module is loaded."""
+    import subprocess
+    import sys
+
+    add_startup(tmp_path)
+    where = tmp_path / "share" / "hpcdl" / "python"
+    before = sorted(tmp_path.rglob("*"))
+    done = subprocess.run([sys.executable, "-c", "import sitecustomize as s; print(s.__file__)"],
+                          env={"PYTHONPATH": str(where)}, capture_output=True, text=True,
+                          check=True)  # fmt: skip
+    assert done.stdout.strip() == str(where / "sitecustomize.py")
+    assert done.stderr == ""
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_too_little_room_is_told_before_anything_is_written(
