@@ -89,7 +89,34 @@ def _publish(args: argparse.Namespace) -> ExitCode:
     return _show(site, switch, args)
 
 
+def _verify_arguments(parser: argparse.ArgumentParser) -> None:
+    _gate_arguments(parser)
+    parser.add_argument(
+        "--integrity", action="store_true",
+        help="only compare every file with the seal of the build; no job, no gate",
+    )  # fmt: skip
+
+
+def _verify_integrity(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.stack.publish import newest
+    from hpcdl.stack.release import read_release
+    from hpcdl.stack.seal import check_integrity
+
+    if args.local or args.partition:
+        raise BadInput("--integrity reads files only: it takes neither --local nor --partition")
+    site = the_site(args)
+    found = check_integrity(read_release(site, args.release or newest(site)))
+    if args.json:
+        print_json(found.as_data())
+    else:
+        print("\n".join([f"{found.release}: {found.describe()} ({duration(found.seconds)})",
+                         *(f"  {line}" for line in found.faults())]))  # fmt: skip
+    return ExitCode.OK if found.ok else ExitCode.NO
+
+
 def _verify(args: argparse.Namespace) -> ExitCode:
+    if args.integrity:
+        return _verify_integrity(args)
     from hpcdl.stack.publish import newest, verify
     from hpcdl.stack.release import read_release
     from hpcdl.workflows.gate import choose_gate
@@ -164,7 +191,7 @@ def _list(args: argparse.Namespace) -> ExitCode:
             for row in rows
         ]  # fmt: skip
         print(table(cells, ["", "release", "module", "created", "state", "evidence"]))
-    return ExitCode.OK
+    return ExitCode.OK if all(row["created"] for row in rows) else ExitCode.NO
 
 
 def _gc_arguments(parser: argparse.ArgumentParser) -> None:
@@ -314,7 +341,7 @@ GROUP = Group(
             "Run the gate: test a release in jobs through its module, and store the evidence.",
             "hpcdl stack verify tensorflow-2.21.0-cpu-1f0c9a3e --partition p100",
             _verify,
-            _gate_arguments,
+            _verify_arguments,
         ),
         Command(
             "publish",

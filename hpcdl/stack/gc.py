@@ -17,7 +17,8 @@ from pathlib import Path
 
 from hpcdl.site import Site
 from hpcdl.stack.build import TRASH, build_lock, unfinished
-from hpcdl.stack.publish import publish_lock, read_history, refresh_modules
+from hpcdl.stack.publish import publish_lock, refresh_modules
+from hpcdl.stack.publish_history import read_history
 from hpcdl.stack.release import (
     BrokenRelease,
     current_id,

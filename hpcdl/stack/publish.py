@@ -8,11 +8,9 @@ is written before its switch and left out again where the switch did not come to
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from hpcdl.stack.dispatch import Dispatch, Event, choose, previous, publish_hist
 from hpcdl.stack.lmod import write_cache, write_site_files
 from hpcdl.stack.modes import require_readers, require_safe_modes
 from hpcdl.stack.modules import render_modules, write_modules
+from hpcdl.stack.publish_history import add_event, read_history
 from hpcdl.stack.records import read_records, require_answers, waivers_of
 from hpcdl.stack.release import (
     BrokenRelease,
@@ -34,7 +33,7 @@ from hpcdl.stack.sbom import CYCLONEDX_FILE, SPDX_FILE, write_sboms
 from hpcdl.stack.seal import require_integrity
 from hpcdl.stack.verify import PROOF_FILE, Gate, Proof, read_proof, store_proof, verify_here
 from hpcdl.system.errors import BadInput, CheckFailed, MissingPrerequisite
-from hpcdl.system.files import clear_leftovers, shared_lock, switch_link, write_json
+from hpcdl.system.files import clear_leftovers, shared_lock, switch_link
 
 Say = Callable[[str], None]
 _WAIT_SECONDS = 3600
@@ -256,8 +255,17 @@ def newest(site: Site) -> str:
 
     Raises:
         BadInput: nothing was built yet.
+        CheckFailed: the record of every release is damaged.
     """
-    rows = [row for row in overview(site) if row["created"]]
+    known = overview(site)
+    rows = [row for row in known if row["created"]]
+    broken = [str(row["state"]) for row in known if not row["created"]]
+    if broken and not rows:
+        raise CheckFailed(
+            f"no release in {site.paths.prefix} can be read",
+            details=broken,
+            hint="`hpcdl stack build` makes a release again, once the broken one is moved away",
+        )
     if not rows:
         raise BadInput(
             f"there is no release in {site.paths.prefix}", hint="`hpcdl stack build` makes one"
@@ -356,34 +364,12 @@ def rollback_target(site: Site) -> str:
     return target
 
 
-def read_history(site: Site) -> list[Event]:
-    """What was current, oldest first; of a damaged file only what is current now is known.
-
-    An event is written before its switch, so the last one of a killed command may not have
-    come to pass: where `current` is not what it says, it is left out.
-    """
-    try:
-        data = json.loads(_history(site).read_text(encoding="utf-8"))
-        events = [Event.of(event) for event in data["events"]]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        current = current_id(site)
-        return [Event("publish", current, "")] if current else []
-    happened = not events or events[-1].release == current_id(site)
-    return events if happened else events[:-1]
-
-
 def _switch(site: Site, event: Event, before: str | None) -> None:
     """Note what is going to happen, then move `current`."""
     if before == event.release:
         return
-    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    events = [*read_history(site), replace(event, at=at)][-1000:]
-    write_json(_history(site), {"schema": 1, "events": [one.as_data() for one in events]})
+    add_event(site, event)
     switch_link(site.paths.prefix / "current", f"releases/{event.release}")
-
-
-def _history(site: Site) -> Path:
-    return site.paths.prefix / "history.json"
 
 
 def publish_lock(site: Site) -> Path:

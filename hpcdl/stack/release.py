@@ -222,14 +222,22 @@ def _parse(root: Path) -> Release:
     path = root / "release.json"
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as fault:
-        raise _broken(path, f"cannot be read: {str(fault)[:200]}") from fault
+        matches = isinstance(record, dict) and record.get("seal") == seal(record)
+    except (OSError, ValueError, RecursionError) as fault:
+        raise _broken(path, f"is damaged: {str(fault)[:200]}") from fault
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
         raise _broken(path, f"is not a release record of schema {SCHEMA}")
-    if record.get("seal") != seal(record):
+    if not matches:
         raise _broken(path, "was changed after the build: its seal does not match")
     if record.get("id") != root.name or not all(isinstance(record.get(k), str) for k in _TEXTS):
-        raise _broken(path, "does not describe the folder it lies in")
+        raise _broken(path, "does not describe the directory it lies in")
+    try:
+        return _release(root, record)
+    except (KeyError, TypeError, ValueError) as fault:
+        raise _broken(path, f"does not match the format: {str(fault)[:200]}") from fault
+
+
+def _release(root: Path, record: Mapping[str, Any]) -> Release:
     return Release(
         root=root,
         versions=MappingProxyType(dict(record["versions"])),

@@ -14,7 +14,8 @@ from hpcdl.regress.references import load_references
 from hpcdl.site import Site, load_site
 from hpcdl.stack.dispatch import Event
 from hpcdl.stack.lmod import SITE_FILE
-from hpcdl.stack.publish import Published, read_history, shown_after
+from hpcdl.stack.publish import Published, shown_after
+from hpcdl.stack.publish_history import read_history
 from hpcdl.stack.release import BrokenRelease, Release, current_id, release_for
 from hpcdl.stack.resolve import why_not
 from hpcdl.stack.resolve_answer import Resolution

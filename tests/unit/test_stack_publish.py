@@ -14,10 +14,10 @@ from hpcdl.stack.publish import (
     overview,
     plan_publish,
     publish,
-    read_history,
     rollback,
     verify,
 )
+from hpcdl.stack.publish_history import read_history
 from hpcdl.stack.release import current_id, current_release
 from hpcdl.system.errors import BadInput, CheckFailed
 from tests.small_release import failing, make_release, passing, silent, small_site
@@ -130,11 +130,41 @@ def test_a_current_moved_by_hand_does_not_lose_the_way_back(site: Site) -> None:
     assert rollback(site).after == "a"
 
 
-def test_a_damaged_history_does_not_stop_a_publish(site: Site) -> None:
-    go(site, "a")
-    (site.paths.prefix / "history.json").write_text("{")
-    go(site, "b")
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"events": [{}]}', "[" * 100_000, '{"events": 1}']
+)
+def test_a_damaged_history_is_refused_with_the_way_out(site: Site, text: str) -> None:
+    go(site, "a", "b")
+    path = site.paths.prefix / "history.json"
+    path.write_text(text)
+    for act in (lambda: go(site, "c"), lambda: rollback(site), lambda: plan_publish(site, "c")):
+        with pytest.raises(CheckFailed, match="damaged") as caught:
+            act()
+        assert f"mv {path} {path}.broken" in caught.value.hint
+    assert path.read_text() == text
     assert current_id(site) == "b"
+    path.rename(f"{path}.broken")
+    go(site, "c")
+    assert [event.release for event in read_history(site)] == ["b", "c"]
+    assert rollback(site).after == "b"
+    assert rollback(site, "a").after == "a", "it passed the gate"
+
+
+def test_what_a_killed_publish_left_of_the_history_is_cleared(site: Site) -> None:
+    left = site.paths.prefix / ".history.json.abcd1234"
+    left.write_text("{")
+    go(site, "a")
+    assert not left.exists()
+
+
+def test_damaged_records_alone_are_said_to_be_damaged(site: Site) -> None:
+    """Not that there is no release."""
+    for name in "abc":
+        (site.paths.prefix / "releases" / name / "release.json").write_text("[" * 100_000)
+    with pytest.raises(CheckFailed, match="can be read") as caught:
+        newest(site)
+    assert len(caught.value.details) == 3
+    assert all("release.json is damaged" in line for line in caught.value.details)
 
 
 def test_the_list_shows_states_and_the_broken_ones_too(site: Site) -> None:
