@@ -21,6 +21,7 @@ help([[
   python train.py                      runs with TensorFlow and Horovod
   python -m venv --system-site-packages ~/my-env
                                        your own packages; they take precedence over the stack's
+                                       (`pip install --user` is refused: use such an environment)
   hpcdl job submit --help              batch jobs
 
 Release ]] .. release.id .. [[
@@ -53,13 +54,23 @@ for name, value in pairs(release.environment) do
       prepend_path(name, directory_of(value[place]))
     end
   else
-    setenv(name, value)
+    -- What the user had before comes back when the module is unloaded.
+    pushenv(name, value)
   end
 end
 setenv("HPCDL_RELEASE", release.id)
 setenv("HPCDL_STACK", stack)
 
 -- The guard: one line with the reason if this release does not fit this machine.
+
+-- Set by modules of other Pythons: this release's Python would look for its own modules there.
+local function python_fault()
+  local home = os.getenv("PYTHONHOME") or ""
+  if home ~= "" then
+    return "PYTHONHOME is " .. home .. ", and Python will not start; "
+      .. "`unset PYTHONHOME`, or unload the Python module that sets it"
+  end
+end
 
 local function driver_fault(needs, inside_job)
   local have = driver_version(release.proc)
@@ -105,7 +116,8 @@ if mode() == "load" then
   -- slurmd sets this in batch scripts and steps. A shell of `salloc` has the job's number, and
   -- may well be on a login node.
   local inside_job = os.getenv("SLURMD_NODENAME") ~= nil
-  local fault = host_fault(release.needs.cpu_flags)
+  local fault = python_fault()
+    or host_fault(release.needs.cpu_flags)
     or driver_fault(release.needs.driver, inside_job)
     or gpu_fault(release.needs.gpus)
   if fault then

@@ -2,7 +2,7 @@
 
 Each set of modulefiles carries the list that Lmod's own `spider` makes of it, written for the
 path that users have (PREFIX/current/modules), so one rename switches both. PREFIX/etc holds
-the file that tells Lmod of the list, a profile for /etc/profile.d, and the site file that the
+the file that tells Lmod of the list, profiles for /etc/profile.d, and the site file that the
 module's own hpcdl finds. Without Lmod's spider
 there is no list, and Lmod reads the modulefiles themselves.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from hpcdl.site import Site
@@ -53,19 +54,41 @@ def write_site_files(site: Site) -> None:
     folder = site.paths.prefix / "etc"
     cache = users_path(site) / CACHE
     described = {"dir": str(cache), "timestamp": str(cache / "timestamp")}
-    modulepath, rc = shlex.quote(str(users_path(site))), shlex.quote(str(folder / "lmodrc.lua"))
+    shown = {"MODULEPATH": str(users_path(site)), "LMOD_RC": str(folder / "lmodrc.lua")}
     files = {
         "lmodrc.lua": f"scDescriptT = {lua([described])}\n",
-        "profile.sh": (
-            "# For /etc/profile.d: shows everybody the published modules.\n"
-            f"case :$MODULEPATH: in *:{modulepath}:*) ;;\n"
-            f'*) export MODULEPATH="${{MODULEPATH:+$MODULEPATH:}}"{modulepath} ;; esac\n'
-            f"case :$LMOD_RC: in *:{rc}:*) ;;\n"
-            f'*) export LMOD_RC="${{LMOD_RC:+$LMOD_RC:}}"{rc} ;; esac\n'
-        ),
+        "profile.sh": profile_sh(shown),
+        "profile.csh": profile_csh(shown),
         SITE_FILE: site.source.read_text(encoding="utf-8"),
     }
     for name, text in files.items():
         path = folder / name
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             write_atomic(path, text)
+
+
+_PROFILE = "# For /etc/profile.d: shows everybody the published modules.\n"
+
+
+def profile_sh(shown: Mapping[str, str]) -> str:
+    """For bash, zsh and other sh: puts each path behind its variable, once; safe with `set -u`."""
+    lines = [
+        f'case ":${{{name}:-}}:" in *:{quoted}:*) ;;\n'
+        f'*) export {name}="${{{name}:+${name}:}}"{quoted} ;; esac\n'
+        for name, path in shown.items()
+        for quoted in (shlex.quote(path),)
+    ]
+    return "".join([_PROFILE, *lines])
+
+
+def profile_csh(shown: Mapping[str, str]) -> str:
+    """The same for csh and tcsh, where an unset variable is an error by itself."""
+    lines = [
+        f"if (! $?{name}) setenv {name} ''\n"
+        f'if (":${{{name}}}:" !~ *:{quoted}:*) then\n'
+        f'  if ("${name}" == "") then\n    setenv {name} {quoted}\n'
+        f'  else\n    setenv {name} "${{{name}}}:"{quoted}\n  endif\nendif\n'
+        for name, path in shown.items()
+        for quoted in (shlex.quote(path),)
+    ]
+    return "".join([_PROFILE, *lines])

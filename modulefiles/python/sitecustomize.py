@@ -40,6 +40,18 @@ def _join():
         sys.path.insert(_place(), packages)
 
 
+def _advise():
+    """Say what works before pip refuses: the stack takes no packages, also no `--user` ones."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    argv = getattr(sys, "orig_argv", [])[1:]
+    is_pip = argv[:2] == ["-m", "pip"] or os.path.basename(argv[0] if argv else "")[:3] == "pip"
+    if is_pip and "install" in argv and here.startswith(sys.prefix + os.sep):
+        sys.stderr.write(
+            "hpcdl: nothing is installed into a release, nor with --user; your packages go into\n"
+            "an environment on top of it: python -m venv ~/my-env && ~/my-env/bin/pip install ...\n"
+        )
+
+
 def _run_the_next():
     """Run the sitecustomize that this one hides, such as the system's."""
     here = os.path.dirname(os.path.abspath(__file__))
@@ -53,4 +65,5 @@ def _run_the_next():
 
 
 _join()
+_advise()
 _run_the_next()

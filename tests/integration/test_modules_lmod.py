@@ -63,6 +63,28 @@ def test_unloading_restores_every_variable(modules: Path) -> None:
     assert "PYTHONPATH=/mine" in before
 
 
+def test_a_user_s_value_comes_back_at_unload(site: Site) -> None:
+    release = make_release(site, "flags", environment={"XLA_FLAGS": "--of-the-release"})
+    publish(site, release.id, passing, say=silent)
+    script = "module load tensorflow; echo $XLA_FLAGS; module unload tensorflow; echo [$XLA_FLAGS]"
+    seen = [lmod(release.modules, script, **env).stdout.split("\n")[:2]
+            for env in ({"XLA_FLAGS": "--mine"}, {})]  # fmt: skip
+    assert seen == [["--of-the-release", "[--mine]"], ["--of-the-release", "[]"]]
+
+
+def test_pythonhome_of_another_python_meets_a_clear_word(modules: Path) -> None:
+    done = lmod(modules, "module load tensorflow && echo loaded", PYTHONHOME="/opt/python/3.9")
+    assert done.stdout == "loaded\n"
+    said = " ".join(done.stderr.split())  # Lmod breaks lines
+    assert "warning: tensorflow/2.21.0-cpu" in said
+    assert "PYTHONHOME is /opt/python/3.9" in said
+    assert "`unset PYTHONHOME`" in said
+    inside = lmod(modules, "module load tensorflow && echo loaded", PYTHONHOME="/opt/python/3.9",
+                  SLURMD_NODENAME="node1")  # fmt: skip
+    assert inside.stdout == ""
+    assert "PYTHONHOME" in inside.stderr
+
+
 def test_a_version_can_be_named(modules: Path) -> None:
     assert lmod(modules, "module load tensorflow/2.21.0-cpu && echo loaded").stdout == "loaded\n"
     assert lmod(modules, "module load tensorflow/9.9 && echo loaded").returncode != 0

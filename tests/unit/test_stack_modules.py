@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcdl.stack.dispatch import choose
+from hpcdl.stack.lmod import profile_csh, profile_sh
 from hpcdl.stack.modules import lua, render_modules, write_modules
 from hpcdl.stack.release import DISPATCH_FILE
 from tests.small_release import make_release, small_site
 
+Profile = Callable[[Mapping[str, str]], str]
 needs_lua = pytest.mark.skipif(shutil.which("lua") is None, reason="there is no lua")
 
 
@@ -64,3 +67,28 @@ def test_the_set_before_stays_for_a_load_under_way(tmp_path: Path) -> None:
     left = {(folder / "tensorflow/1.lua").read_text() for folder in tmp_path.glob(".modules*")}
     assert left == {"b", "c"}
     assert (tmp_path / "modules/tensorflow/1.lua").read_text() == "c"
+
+
+@pytest.mark.parametrize(
+    ("shell", "profile", "start"),
+    [("sh", profile_sh, "set -u; . "), ("bash", profile_sh, "set -u; . "),
+     ("zsh", profile_sh, "set -u; . "), ("tcsh", profile_csh, "source "),
+     ("csh", profile_csh, "source ")],
+)  # fmt: skip
+@pytest.mark.parametrize("before", ["", "/site/modules", "/site/modules:/more"])
+def test_a_profile_shows_the_modules_once_in_every_shell(
+    tmp_path: Path, shell: str, profile: Profile, start: str, before: str
+) -> None:
+    """Twice read, with and without a path before, and where unset variables are errors."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"there is no {shell}")
+    ours = str(tmp_path / "it's a prefix" / "modules")
+    file = tmp_path / "profile"
+    file.write_text(profile({"MODULEPATH": ours}))
+    script = f'{start}{file}; {start}{file}; echo "$MODULEPATH"'
+    env = {"PATH": "/usr/bin:/bin", **({"MODULEPATH": before} if before else {})}
+    done = subprocess.run([shell, "-f", "-c", script] if shell in {"tcsh", "csh", "zsh"}
+                          else [shell, "-c", script], env=env, capture_output=True, text=True,
+                          check=True)  # fmt: skip
+    assert done.stdout.strip() == (f"{before}:{ours}" if before else ours)
+    assert done.stderr == ""
