@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from hpcdl.cli import building
+from hpcdl.cli import bills, building
 from hpcdl.cli.framework import Command, Group, print_json, the_site
 from hpcdl.system.errors import BadInput, ExitCode
 from hpcdl.system.text import duration, table
@@ -225,75 +225,6 @@ def _gc(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def _release_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("release", nargs="?", help="release id (default: the current one)")
-
-
-def _sbom(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.stack.components import components
-    from hpcdl.stack.records import read_records, waivers_of
-    from hpcdl.stack.release import current_id, read_release
-    from hpcdl.stack.sbom import write_sboms
-
-    site = the_site(args)
-    named = args.release or current_id(site)
-    if named is None:
-        raise BadInput("nothing is published", hint="name a release; `hpcdl stack list` shows them")
-    release = read_release(site, named)
-    inside = components(release)
-    waivers = waivers_of(release, read_records(site))
-    files = [] if args.dry_run else list(write_sboms(release, waivers))
-    if args.json:
-        rows = [vars(component) for component in inside]
-        print_json({"schema": 1, "release": release.id, "files": files, "components": rows})
-        return ExitCode.OK
-    cells = [[one.name, one.version, one.licence or f"unknown ({one.words})"] for one in inside]
-    print(table(cells, ["package", "version", "licence"]))
-    for waiver in waivers:
-        print(f"\n{waiver.weakness} is waived until {waiver.until} by {waiver.owner}:")
-        print(f"  {waiver.because}")
-    for path in files:
-        print(f"wrote {path}")
-    return ExitCode.OK
-
-
-def _accept_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("agreement", help="licence agreement, such as cuda or cudnn")
-    parser.add_argument("--by", required=True, metavar="NAME", help="who accepts it")
-
-
-def _accept(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.stack.records import accept
-
-    accepted = accept(the_site(args), args.agreement, args.by, dry_run=args.dry_run)
-    if args.json:
-        print_json({"schema": 1, "dry_run": args.dry_run, **vars(accepted)})
-    else:
-        would = "would be recorded" if args.dry_run else "recorded"
-        print(f"{would}: {accepted.by} accepted '{accepted.agreement}' at {accepted.at}")
-    return ExitCode.OK
-
-
-def _waive_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("vulnerability", metavar="CVE", help="such as CVE-2024-10190")
-    parser.add_argument("--because", required=True, metavar="TEXT", help="why not exploitable")
-    parser.add_argument("--owner", required=True, metavar="NAME", help="who is responsible")
-    parser.add_argument("--until", required=True, metavar="YEAR-MONTH-DAY", help="last valid day")
-
-
-def _waive(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.stack.records import Waiver, waive
-
-    waiver = Waiver(args.vulnerability, args.because, args.owner, args.until)
-    waive(the_site(args), waiver, dry_run=args.dry_run)
-    if args.json:
-        print_json({"schema": 1, "dry_run": args.dry_run, **vars(waiver)})
-    else:
-        would = "would be recorded" if args.dry_run else "recorded"
-        print(f"{would}: {waiver.weakness} is waived until {waiver.until} by {waiver.owner}")
-    return ExitCode.OK
-
-
 GROUP = Group(
     "stack",
     "the software stack: build, verify, publish and roll back releases",
@@ -372,16 +303,16 @@ GROUP = Group(
             "sbom",
             "List a release's packages and licences; write SPDX and CycloneDX files.",
             "hpcdl stack sbom",
-            _sbom,
-            _release_argument,
+            bills.run_sbom,
+            bills.release_argument,
             changes=True,
         ),
         Command(
             "accept-eula",
             "Record that a licence agreement, which publishing needs, was accepted.",
             "hpcdl stack accept-eula cuda --by 'Ada Lovelace'",
-            _accept,
-            _accept_arguments,
+            bills.run_accept,
+            bills.accept_arguments,
             changes=True,
         ),
         Command(
@@ -389,8 +320,16 @@ GROUP = Group(
             "Record why a known vulnerability cannot be exploited here, with owner and last day.",
             "hpcdl stack waive CVE-2024-10190 --because 'no elastic jobs are run here' "
             "--owner 'Ada Lovelace' --until 2027-06-30",
-            _waive,
-            _waive_arguments,
+            bills.run_waive,
+            bills.waive_arguments,
+            changes=True,
+        ),
+        Command(
+            "kernel",
+            "Install a Jupyter kernel that works without a loaded module.",
+            "hpcdl stack kernel --prefix /opt/jupyter",
+            bills.run_kernel,
+            bills.kernel_arguments,
             changes=True,
         ),
     ),

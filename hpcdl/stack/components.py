@@ -40,6 +40,8 @@ class Component:
 def components(release: Release) -> tuple[Component, ...]:
     """Every package of a release's lock, by name; one that is there twice is named once.
 
+    hpcdl, Python and the MPI are among them, also where the lock has only wheels.
+
     Raises:
         MissingPrerequisite: the libraries of the extra 'records' are not installed.
     """
@@ -48,9 +50,26 @@ def components(release: Release) -> tuple[Component, ...]:
     installed = {_normal(found.name): found for found in distributions(path=folders)}
     found = (
         _component(entry, installed.get(_normal(entry["name"])))
-        for entry in sorted(release.lock, key=lambda entry: (entry["name"], entry["version"]))
-    )
+        for entry in sorted([*release.lock, *_beneath(release)],
+                            key=lambda entry: (entry["name"], entry["version"]))
+    )  # fmt: skip
     return tuple({one.purl: one for one in found}.values())
+
+
+def _beneath(release: Release) -> list[Mapping[str, str]]:
+    """What a release holds or stands on beside its lock: hpcdl itself, Python and the MPI."""
+    locked = {_normal(entry["name"]) for entry in release.lock}
+    told = dict(release.versions)
+    # "Open MPI 4.1.4": the program's name and its version.
+    mpi, _, version = told.get("mpi", "").rpartition(" ")
+    versions = {"hpcdl": release.hpcdl, "python": told.get("python", ""),
+                mpi.lower().replace(" ", ""): version}  # fmt: skip
+    rows = facts.load("records")["beneath"]
+    return [
+        {"name": name, "version": version, "hash": "", **rows.get(name, {})}
+        for name, version in versions.items()
+        if name and version and not {name, f"py-{name}"} & locked
+    ]
 
 
 def _normal(name: str) -> str:
@@ -111,6 +130,8 @@ def spdx_of(words: str) -> str | None:
     from license_expression import ExpressionError
 
     known = facts.load("records")["licences"].get(words.casefold())
+    if known and known.startswith("LicenseRef-"):
+        return str(known)  # no identifier of SPDX's list: the document has its text
     try:
         # Strict: an exception stands behind WITH only.
         return str(licensing.parse(known or words, validate=True, strict=True))

@@ -20,7 +20,7 @@ from hpcdl.stack.lmod import write_cache, write_site_files
 from hpcdl.stack.modes import require_readers, require_safe_modes
 from hpcdl.stack.modules import render_modules, write_modules
 from hpcdl.stack.publish_history import add_event, read_history
-from hpcdl.stack.records import read_records, require_answers, waivers_of
+from hpcdl.stack.records import require_answers
 from hpcdl.stack.release import (
     BrokenRelease,
     Release,
@@ -29,10 +29,10 @@ from hpcdl.stack.release import (
     read_release,
     release_ids,
 )
-from hpcdl.stack.sbom import CYCLONEDX_FILE, SPDX_FILE, write_sboms
+from hpcdl.stack.sbom import CYCLONEDX_FILE, SPDX_FILE, refresh_sboms
 from hpcdl.stack.seal import require_integrity
 from hpcdl.stack.verify import PROOF_FILE, Gate, Proof, read_proof, store_proof, verify_here
-from hpcdl.system.errors import BadInput, CheckFailed, MissingPrerequisite
+from hpcdl.system.errors import BadInput, CheckFailed
 from hpcdl.system.files import clear_leftovers, shared_lock, switch_link
 
 Say = Callable[[str], None]
@@ -111,7 +111,7 @@ def publish(
         require_safe_modes(release)
         require_integrity(release)
         write_site_files(site)
-        _write_sboms(site, release, say)
+        refresh_sboms(site, release, say)
         moves = _moves(site, event)
         _switch(site, event, before)
     return PublishResult(before, release.id, proof, moves)
@@ -142,22 +142,6 @@ def serves(site: Site, release: Release) -> tuple[str, ...]:
     shown = shown_after(site, [*read_history(site), Event("publish", release.id, "")])
     given = shown.chosen.partitions.items() if shown else ()
     return tuple(name for name, chosen in given if chosen.id == release.id)
-
-
-def _write_sboms(site: Site, release: Release, say: Say) -> None:
-    """Bills of materials, where they are missing or older than the site's waivers."""
-    files = [release.root / name for name in (SPDX_FILE, CYCLONEDX_FILE)]
-    answers = site.paths.prefix / "records.json"
-    newest = answers.stat().st_mtime if answers.exists() else 0.0
-    if all(path.is_file() and path.stat().st_mtime >= newest for path in files):
-        return
-    try:
-        write_sboms(release, waivers_of(release, read_records(site)))
-    except MissingPrerequisite as lack:
-        say(f"note: {lack.message}: {lack.hint}")
-    except ValueError as fault:
-        # The libraries refuse what some package says of itself: no reason to stop a publish.
-        say(f"note: no bill of materials: {str(fault)[:300]}")
 
 
 @dataclass(frozen=True)

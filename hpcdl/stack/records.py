@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -119,11 +119,9 @@ def open_questions(release: Release, records: Records, today: datetime.date) -> 
                 )
 
 
-def waivers_of(release: Release, records: Records) -> list[Waiver]:
-    """The waivers under which a release stands, expired ones among them."""
-    rows = facts.load("records")["weaknesses"]
-    names = [n for n, row in rows.items() if _holds(release, row["packages"], row["versions"])]
-    return [waiver for name in names if (waiver := waiver_of(name, records)) is not None]
+def concerns(release: Release, row: Mapping[str, Any]) -> bool:
+    """Whether a release has the packages of a row of known weaknesses."""
+    return _holds(release, row["packages"], row["versions"])
 
 
 def waiver_of(weakness: str, records: Records) -> Waiver | None:
@@ -131,7 +129,7 @@ def waiver_of(weakness: str, records: Records) -> Waiver | None:
     own = [waiver for waiver in records.waivers if waiver.weakness == weakness]
     if own:
         return own[-1]
-    row = facts.load("records")["weaknesses"][weakness].get("waiver")
+    row = facts.load("records")["weaknesses"].get(weakness, {}).get("waiver")
     if row is None:
         return None
     return Waiver(weakness, " ".join(row["because"].split()), row["owner"], row["until"])
@@ -165,18 +163,30 @@ def accept(site: Site, agreement: str, by: str, *, dry_run: bool = False) -> Acc
 
 
 def waive(
-    site: Site, waiver: Waiver, today: datetime.date | None = None, *, dry_run: bool = False
+    site: Site,
+    waiver: Waiver,
+    today: datetime.date | None = None,
+    *,
+    known_here: Collection[str] = (),
+    dry_run: bool = False,
 ) -> None:
-    """Note why a weakness cannot be reached at this site.
+    """Note why a vulnerability cannot be reached at this site.
+
+    Args:
+        site: whose records.
+        waiver: what is noted.
+        today: the day from which its last day is counted.
+        known_here: names of vulnerabilities beside those of the facts.
+        dry_run: only check it.
 
     Raises:
-        BadInput: no such weakness, no reason, nobody who answers, or no day within two years.
+        BadInput: no such vulnerability, no reason, nobody who answers, or no day within two years.
     """
-    known = facts.load("records")["weaknesses"]
+    known = {*facts.load("records")["weaknesses"], *known_here}
     if waiver.weakness not in known:
         raise BadInput(
-            f"no weakness '{waiver.weakness}' is known",
-            hint=did_you_mean(waiver.weakness, known),
+            f"no vulnerability '{waiver.weakness}' is known here",
+            hint=did_you_mean(waiver.weakness, known) or "`hpcdl stack sbom` lists them",
         )
     _require_text("--because", waiver.because, _SHORTEST_REASON)
     _require_text("--owner", waiver.owner, 1)

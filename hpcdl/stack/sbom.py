@@ -1,8 +1,8 @@
 """Bills of materials of a release: SPDX 2.3 and CycloneDX 1.6, written by their libraries.
 
-Both hold the same components. CycloneDX also holds the waivers, as its analysis of known
-vulnerabilities. Times and serial numbers come from the release, so that writing it again gives
-the same file.
+Both hold the same components. CycloneDX also holds the known vulnerabilities, each with the state
+of its waiver as its analysis; in SPDX a package refers to them. Times and serial numbers come from
+the release, so that writing it again gives the same file.
 """
 
 from __future__ import annotations
@@ -10,31 +10,34 @@ from __future__ import annotations
 import datetime
 import json
 import uuid
-from collections.abc import Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from hpcdl import facts
+from hpcdl.site import Site
 from hpcdl.stack.components import RECORDS_HINT, Component, components, spdx_licensing
-from hpcdl.stack.records import Waiver
+from hpcdl.stack.findings import Finding, findings
+from hpcdl.stack.osv import osv_file
 from hpcdl.stack.release import Release
-from hpcdl.system.errors import MissingPrerequisite
+from hpcdl.system.errors import CheckFailed, MissingPrerequisite
 from hpcdl.system.files import write_atomic
 
 if TYPE_CHECKING:
     from cyclonedx.model.component import Component as CycloneComponent
     from cyclonedx.model.vulnerability import Vulnerability
-    from spdx_tools.spdx.model import Package
+    from spdx_tools.spdx.model import ExtractedLicensingInfo, Package
 
 SPDX_FILE = "sbom.spdx.json"
 CYCLONEDX_FILE = "sbom.cdx.json"
 # The form that the SPDX specification (6.5) gives for documents without a site of their own.
 _NAMESPACE = "https://spdx.org/spdxdocs/"
+_ADVISORIES = "https://osv.dev/vulnerability/"
 
 
-def write_sboms(release: Release, waivers: Sequence[Waiver]) -> tuple[Path, Path]:
-    """Write both bills of materials into the release.
+def write_sboms(release: Release, found: Sequence[Finding]) -> tuple[Path, Path]:
+    """Write both bills of materials into the release, with what is known of its vulnerabilities.
 
     Raises:
         MissingPrerequisite: the libraries are not installed.
@@ -42,8 +45,8 @@ def write_sboms(release: Release, waivers: Sequence[Waiver]) -> tuple[Path, Path
     inside = components(release)
     try:
         files = {
-            SPDX_FILE: spdx(release, inside),
-            CYCLONEDX_FILE: cyclonedx(release, inside, waivers),
+            SPDX_FILE: spdx(release, inside, found),
+            CYCLONEDX_FILE: cyclonedx(release, inside, found),
         }
     except ImportError as fault:
         raise MissingPrerequisite(
@@ -52,6 +55,30 @@ def write_sboms(release: Release, waivers: Sequence[Waiver]) -> tuple[Path, Path
     for name, text in files.items():
         write_atomic(release.root / name, text)
     return release.root / SPDX_FILE, release.root / CYCLONEDX_FILE
+
+
+def refresh_sboms(site: Site, release: Release, say: Callable[[str], None]) -> None:
+    """Write both where they are missing or older than the site's waivers or OSV's file.
+
+    A publish does not fail for them: what keeps it from writing them is said.
+    """
+    files = [release.root / name for name in (SPDX_FILE, CYCLONEDX_FILE)]
+    sources = [site.paths.prefix / "records.json", osv_file(site)]
+    newest = max((path.stat().st_mtime for path in sources if path and path.exists()), default=0.0)
+    if all(path.is_file() and path.stat().st_mtime >= newest for path in files):
+        return
+    try:
+        found = findings(site, release, components(release))
+        write_sboms(release, found)
+    except (MissingPrerequisite, CheckFailed) as lack:
+        say(f"note: no bill of materials: {lack.message}: {lack.hint}")
+    except ValueError as fault:
+        # The libraries refuse what some package says of itself: no reason to stop a publish.
+        say(f"note: no bill of materials: {str(fault)[:300]}")
+    else:
+        unanswered = sum(one.state != "waived" for one in found)
+        if unanswered:
+            say(f"note: {unanswered} known vulnerabilities have no waiver: `hpcdl stack sbom`")
 
 
 def _serial(release: Release) -> uuid.UUID:
@@ -64,7 +91,7 @@ def _created(release: Release) -> datetime.datetime:
     )
 
 
-def cyclonedx(release: Release, inside: Sequence[Component], waivers: Sequence[Waiver]) -> str:
+def cyclonedx(release: Release, inside: Sequence[Component], found: Sequence[Finding]) -> str:
     """The CycloneDX document."""
     from cyclonedx.model.bom import Bom, BomMetaData
     from cyclonedx.model.component import Component as CycloneComponent
@@ -79,7 +106,7 @@ def cyclonedx(release: Release, inside: Sequence[Component], waivers: Sequence[W
     bom = Bom(
         serial_number=_serial(release),
         components=parts,
-        vulnerabilities=[_cyclone_waiver(waiver, inside) for waiver in waivers],
+        vulnerabilities=[_cyclone_finding(finding) for finding in found],
         metadata=BomMetaData(component=whole, timestamp=_created(release)),
     )
     bom.register_dependency(whole, parts)
@@ -109,32 +136,29 @@ def _cyclone_component(component: Component) -> CycloneComponent:
     )
 
 
-def _cyclone_waiver(waiver: Waiver, inside: Sequence[Component]) -> Vulnerability:
+def _cyclone_finding(finding: Finding) -> Vulnerability:
+    """A vulnerability: not reachable under a valid waiver, else still to be looked at."""
     from cyclonedx.model.impact_analysis import (
         ImpactAnalysisJustification,
         ImpactAnalysisState,
     )
     from cyclonedx.model.vulnerability import BomTarget, Vulnerability, VulnerabilityAnalysis
 
-    from hpcdl import facts
-
-    row = facts.load("records")["weaknesses"][waiver.weakness]
-    patterns = row["packages"]
-    touched = [one.purl for one in inside if any(fnmatchcase(one.name, p) for p in patterns)]
+    waived = finding.state == "waived"
     return Vulnerability(
-        id=waiver.weakness,
-        bom_ref=waiver.weakness,
-        description=row["what"],
-        affects=[BomTarget(ref=purl) for purl in touched],
+        id=finding.id,
+        bom_ref=finding.id,
+        description=finding.what,
+        affects=[BomTarget(ref=purl) for purl in finding.purls],
         analysis=VulnerabilityAnalysis(
-            state=ImpactAnalysisState.NOT_AFFECTED,
-            justification=ImpactAnalysisJustification.CODE_NOT_REACHABLE,
-            detail=f"{waiver.because} (owner: {waiver.owner}, until {waiver.until})",
+            state=ImpactAnalysisState.NOT_AFFECTED if waived else ImpactAnalysisState.IN_TRIAGE,
+            justification=ImpactAnalysisJustification.CODE_NOT_REACHABLE if waived else None,
+            detail=finding.describe(),
         ),
     )
 
 
-def spdx(release: Release, inside: Sequence[Component]) -> str:
+def spdx(release: Release, inside: Sequence[Component], found: Sequence[Finding]) -> str:
     """The SPDX document."""
     from spdx_tools.spdx.model import (
         Actor,
@@ -158,19 +182,29 @@ def spdx(release: Release, inside: Sequence[Component]) -> str:
     )
     whole = Package("SPDXRef-Release", release.id, SpdxNoAssertion(), files_analyzed=False,
                     version=release.module.partition("/")[2])  # fmt: skip
-    packages = [_spdx_package(component) for component in inside]
+    packages = [_spdx_package(component, found) for component in inside]
     relations = [
         Relationship("SPDXRef-DOCUMENT", RelationshipType.DESCRIBES, whole.spdx_id),
         *(Relationship(whole.spdx_id, RelationshipType.CONTAINS, p.spdx_id) for p in packages),
     ]
-    document = Document(info, packages=[whole, *packages], relationships=relations)
+    document = Document(info, packages=[whole, *packages], relationships=relations,
+                        extracted_licensing_info=_own_licences(inside))  # fmt: skip
     with TemporaryDirectory() as scratch:
         path = Path(scratch) / SPDX_FILE
         write_document_to_file(document, str(path), validate=True)
         return json.dumps(json.loads(path.read_text("utf-8")), indent=2) + "\n"
 
 
-def _spdx_package(component: Component) -> Package:
+def _own_licences(inside: Sequence[Component]) -> list[ExtractedLicensingInfo]:
+    """The licences that are not on SPDX's list, which a document must describe itself."""
+    from spdx_tools.spdx.model import ExtractedLicensingInfo
+
+    used = {one.licence for one in inside}
+    rows = facts.load("records")["own_licences"].items()
+    return [ExtractedLicensingInfo(name, **row) for name, row in rows if name in used]
+
+
+def _spdx_package(component: Component, found: Sequence[Finding]) -> Package:
     from spdx_tools.spdx.model import (
         Checksum,
         ChecksumAlgorithm,
@@ -197,6 +231,16 @@ def _spdx_package(component: Component) -> Package:
         license_declared=declared,
         license_comment=None if component.licence else component.words or None,
         external_references=[
-            ExternalPackageRef(ExternalPackageRefCategory.PACKAGE_MANAGER, "purl", component.purl)
+            ExternalPackageRef(ExternalPackageRefCategory.PACKAGE_MANAGER, "purl", component.purl),
+            *(
+                ExternalPackageRef(
+                    ExternalPackageRefCategory.SECURITY,
+                    "advisory",
+                    f"{_ADVISORIES}{one.id}",
+                    one.describe(),
+                )
+                for one in found
+                if component.purl in one.purls
+            ),
         ],
     )

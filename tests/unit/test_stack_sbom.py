@@ -1,6 +1,8 @@
 """Bills of materials that other tools accept, and that say so where nobody knows a licence."""
 
+import datetime
 import json
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -8,18 +10,27 @@ import pytest
 pytest.importorskip("cyclonedx", reason="the extra 'records' is not installed")
 pytest.importorskip("spdx_tools", reason="the extra 'records' is not installed")
 
+from hpcdl.site import Site
 from hpcdl.stack.components import components, spdx_of
+from hpcdl.stack.findings import findings, known_names
+from hpcdl.stack.osv import vulnerabilities
 from hpcdl.stack.purl import purl_of
-from hpcdl.stack.records import Records, waivers_of
+from hpcdl.stack.records import Waiver, waive
 from hpcdl.stack.release import Release
-from hpcdl.stack.sbom import CYCLONEDX_FILE, SPDX_FILE, write_sboms
+from hpcdl.stack.sbom import CYCLONEDX_FILE, SPDX_FILE, refresh_sboms, write_sboms
+from hpcdl.system.errors import BadInput, CheckFailed
 from tests.small_release import make_release, small_site
 
+BENEATH = {"hpcdl": "Apache-2.0", "openmpi": "BSD-3-Clause-Open-MPI", "python": "Python-2.0.1"}
 LOCK = (
     {"name": "horovod", "version": "0.28.1", "file": "h.whl", "sha256": "ab" * 32},
     {"name": "numpy", "version": "2.4.6", "licence": "BSD-3-Clause AND Zlib"},
     {"name": "odd", "version": "1", "licence": "do what you like (c) 2001"},
 )
+
+
+def write(site: Site, release: Release) -> None:
+    write_sboms(release, findings(site, release, components(release)))
 
 
 @pytest.fixture
@@ -29,7 +40,7 @@ def release(tmp_path: Path) -> Release:
     info = release.prefix / "lib/python3.11/site-packages/horovod-0.28.1.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Name: horovod\nVersion: 0.28.1\nLicense: Apache 2.0\n")
-    write_sboms(release, waivers_of(release, Records()))
+    write(small_site(tmp_path), release)
     return release
 
 
@@ -46,7 +57,8 @@ def test_words_become_spdx_only_where_that_is_certain(words: str, spdx: str | No
 
 def test_licences_come_from_the_lock_or_the_installed_metadata(release: Release) -> None:
     found = {component.name: component.licence for component in components(release)}
-    assert found == {"horovod": "Apache-2.0", "numpy": "BSD-3-Clause AND Zlib", "odd": None}
+    assert found == {"horovod": "Apache-2.0", "numpy": "BSD-3-Clause AND Zlib", "odd": None,
+                     **BENEATH}  # fmt: skip
 
 
 def test_the_spdx_file_is_valid_and_whole(release: Release) -> None:
@@ -56,7 +68,9 @@ def test_the_spdx_file_is_valid_and_whole(release: Release) -> None:
     document = parse_file(str(release.root / SPDX_FILE))
     assert validate_full_spdx_document(document) == []
     names = {package.name: package for package in document.packages}
-    assert set(names) == {release.id, "horovod", "numpy", "odd"}
+    assert set(names) == {release.id, "horovod", "numpy", "odd", *BENEATH}
+    assert names["openmpi"].version == "4.1.4"
+    assert names["python"].version == "3.11.7"
     assert names["horovod"].checksums[0].value == "ab" * 32
     assert names["odd"].license_comment == "do what you like (c) 2001"
 
@@ -73,14 +87,14 @@ def test_a_waiver_is_the_analysis_of_a_vulnerability(release: Release) -> None:
 def test_a_waiver_names_the_package_however_it_was_built(tmp_path: Path, name: str) -> None:
     lock = ({"name": name, "version": "0.28.1", "hash": "abc"},)
     release = make_release(small_site(tmp_path), "spack", backend="spack", lock=lock)
-    write_sboms(release, waivers_of(release, Records()))
+    write(small_site(tmp_path), release)
     (weakness,) = json.loads((release.root / CYCLONEDX_FILE).read_text())["vulnerabilities"]
     assert weakness["affects"] == [{"ref": f"pkg:generic/{name}@0.28.1"}]
 
 
-def test_writing_them_again_gives_the_same_bytes(release: Release) -> None:
+def test_writing_them_again_gives_the_same_bytes(tmp_path: Path, release: Release) -> None:
     before = [(release.root / name).read_bytes() for name in (SPDX_FILE, CYCLONEDX_FILE)]
-    write_sboms(release, waivers_of(release, Records()))
+    write(small_site(tmp_path), release)
     assert [(release.root / n).read_bytes() for n in (SPDX_FILE, CYCLONEDX_FILE)] == before
 
 
@@ -106,10 +120,10 @@ def test_what_spack_built_is_valid_too(tmp_path: Path) -> None:
         {"name": "tensorflow-cpu", "version": "2.15.1", "file": "t.whl", "sha256": "ab" * 32},
     )  # fmt: skip
     release = make_release(small_site(tmp_path), "spack", backend="spack", lock=lock)
-    write_sboms(release, waivers_of(release, Records()))
+    write(small_site(tmp_path), release)
     text = (release.root / CYCLONEDX_FILE).read_text()
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
-    assert len(json.loads(text)["components"]) == 7
+    assert len(json.loads(text)["components"]) == 7 + len(BENEATH)
     assert json.loads(text)["vulnerabilities"][0]["affects"] == [
         {"ref": "pkg:github/horovod/horovod@1d217b5"}
     ]
@@ -160,3 +174,120 @@ def test_a_package_url_says_where_a_package_comes_from(
     found = purl_of({"name": name, "version": version, "hash": "abc", **more})
     assert found == purl
     assert PackageURL.from_string(found).to_string() == found
+
+
+OSV = {
+    "id": "GHSA-aaaa-bbbb-cccc",
+    "aliases": ["CVE-2099-0001"],
+    "summary": "an \x1b[31marray\x07 too far",
+    "affected": [
+        {"package": {"ecosystem": "PyPI", "name": "NumPy"},
+         "ranges": [{"type": "ECOSYSTEM",
+                     "events": [{"introduced": "2.0"}, {"fixed": "2.10.1"}]}]},
+        {"package": {"ecosystem": "npm", "name": "odd"}, "versions": ["1"]},
+    ],
+}  # fmt: skip
+
+
+def test_nvidia_s_licence_is_named_and_its_text_is_in_the_document(tmp_path: Path) -> None:
+    from spdx_tools.spdx.parser.parse_anything import parse_file
+    from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
+
+    lock = (
+        {"name": "nvidia-nccl-cu12", "version": "2.28", "licence": "LicenseRef-NVIDIA-Proprietary"},
+        {"name": "nvidia-cublas-cu11", "version": "11", "licence": "NVIDIA Proprietary Software"},
+    )
+    release = make_release(small_site(tmp_path), "gpu", lock=lock)
+    write(small_site(tmp_path), release)
+    licences = {one.name: one.licence for one in components(release)}
+    assert licences["nvidia-nccl-cu12"] == "LicenseRef-NVIDIA-Proprietary"
+    assert licences["nvidia-cublas-cu11"] == "LicenseRef-NVIDIA-Proprietary"
+    document = parse_file(str(release.root / SPDX_FILE))
+    assert validate_full_spdx_document(document) == []
+    (text,) = document.extracted_licensing_info
+    assert text.license_id == "LicenseRef-NVIDIA-Proprietary"
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_what_osv_knows_stands_there_with_the_state_of_its_waiver(
+    tmp_path: Path, packed: bool
+) -> None:
+    site = small_site(tmp_path)
+    release = make_release(site, "tensorflow-2.21.0-cpu-00000001", lock=LOCK)
+    if packed:
+        with zipfile.ZipFile(tmp_path / "osv.zip", "w") as archive:
+            archive.writestr("GHSA-aaaa-bbbb-cccc.json", json.dumps(OSV))
+            archive.writestr("GHSA-none.json", json.dumps({**OSV, "withdrawn": "2026-01-01"}))
+    else:
+        (tmp_path / "osv.json").write_text(json.dumps([OSV]))
+    write(site, release)
+    rows = json.loads((release.root / CYCLONEDX_FILE).read_text())["vulnerabilities"]
+    found = {row["id"]: row for row in rows}
+    assert set(found) == {"CVE-2024-10190", "GHSA-aaaa-bbbb-cccc"}
+    row = found["GHSA-aaaa-bbbb-cccc"]
+    assert row["analysis"] == {"state": "in_triage", "detail": "no waiver; fixed in 2.10.1"}
+    assert row["description"] == "an [31marray too far (CVE-2099-0001)"
+    assert row["affects"] == [{"ref": "pkg:pypi/numpy@2.4.6"}]
+    assert "advisory" in (release.root / SPDX_FILE).read_text()
+
+    because = "nobody indexes arrays by what others send"
+    answer = Waiver("CVE-2099-0001", because, "Ada", str(datetime.date.today()))
+    waive(site, answer, known_here=known_names(site))
+    (_, one) = findings(site, release, components(release))
+    assert one.state == "waived"
+    assert because in one.describe()
+    with pytest.raises(BadInput, match="CVE-2099-0002"):
+        waive(site, Waiver("CVE-2099-0002", because, "Ada", answer.until),
+              known_here=known_names(site))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("events", "versions", "inside"),
+    [
+        ([{"introduced": "0"}, {"fixed": "2.4.6"}], [], False),
+        ([{"introduced": "0"}, {"fixed": "2.4.7"}], [], True),
+        ([{"introduced": "0"}, {"last_affected": "2.4.6"}], [], True),
+        ([{"introduced": "0"}, {"last_affected": "2.4.5"}], [], False),
+        ([{"introduced": "0"}, {"fixed": "1.0"}, {"introduced": "2.4"}], [], True),
+        ([{"introduced": "3"}], [], False),
+        ([], ["2.4.6"], True),
+        ([], ["2.4.60"], False),
+    ],
+)
+def test_a_version_lies_in_a_range_as_osv_says(
+    tmp_path: Path, events: list[dict[str, str]], versions: list[str], inside: bool
+) -> None:
+    ranges = [{"type": "ECOSYSTEM", "events": events}] if events else []
+    entry = {**OSV, "affected": [{"package": {"ecosystem": "PyPI", "name": "numpy"},
+                                  "ranges": ranges, "versions": versions}]}  # fmt: skip
+    (tmp_path / "osv.json").write_text(json.dumps(entry))
+    release = make_release(small_site(tmp_path), "r", lock=LOCK)
+    assert bool(vulnerabilities(tmp_path / "osv.json", components(release))) is inside
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"[" * 100_000, b'{"affected": 1}', b"\xff"])
+@pytest.mark.parametrize("name", ["osv.json", "osv.zip"])
+def test_a_damaged_file_of_osv_is_refused_and_does_not_stop_a_publish(
+    tmp_path: Path, name: str, text: bytes
+) -> None:
+    site = small_site(tmp_path)
+    release = make_release(site, "r", lock=LOCK)
+    (tmp_path / name).write_bytes(text)
+    with pytest.raises(CheckFailed, match="not a file of OSV") as caught:
+        findings(site, release, components(release))
+    assert "osv-vulnerabilities" in caught.value.hint
+    said: list[str] = []
+    refresh_sboms(site, release, said.append)
+    assert len(said) == 1
+    assert name in said[0]
+
+
+def test_an_expired_waiver_is_no_answer(tmp_path: Path) -> None:
+    site = small_site(tmp_path)
+    release = make_release(site, "r", lock=LOCK)
+    day = datetime.date(2026, 1, 1)
+    waive(site, Waiver("CVE-2024-10190", "nobody starts elastic jobs", "Ada", "2026-01-02"), day)
+    write(site, release)
+    (row,) = json.loads((release.root / CYCLONEDX_FILE).read_text())["vulnerabilities"]
+    assert row["analysis"]["state"] == "in_triage"
+    assert "expired" in row["analysis"]["detail"]

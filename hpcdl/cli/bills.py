@@ -1,0 +1,137 @@
+"""`hpcdl stack sbom`, `accept-eula`, `waive` and `kernel`: what goes with a release."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcdl.cli.framework import print_json, the_site
+from hpcdl.system.errors import BadInput, ExitCode
+from hpcdl.system.text import table
+
+if TYPE_CHECKING:
+    from hpcdl.site import Site
+    from hpcdl.stack.findings import Finding
+    from hpcdl.stack.release import Release
+
+
+def release_argument(parser: argparse.ArgumentParser) -> None:
+    """The argument of `sbom`."""
+    parser.add_argument("release", nargs="?", help="release id (default: the current one)")
+
+
+def _named(site: Site, release_id: str | None) -> Release:
+    """The named release, or the current one."""
+    from hpcdl.stack.release import current_id, read_release
+
+    named = release_id or current_id(site)
+    if named is None:
+        raise BadInput("nothing is published", hint="name a release; `hpcdl stack list` shows them")
+    return read_release(site, named)
+
+
+def run_sbom(args: argparse.Namespace) -> ExitCode:
+    """Show what is inside a release, and write its bills of materials."""
+    from hpcdl.stack.components import components
+    from hpcdl.stack.findings import findings
+    from hpcdl.stack.osv import ARCHIVE, dated, osv_file
+    from hpcdl.stack.sbom import write_sboms
+
+    site = the_site(args)
+    release = _named(site, args.release)
+    inside = components(release)
+    found = findings(site, release, inside)
+    source = osv_file(site)
+    files = [] if args.dry_run else list(write_sboms(release, found))
+    if args.json:
+        rows = [vars(component) for component in inside]
+        print_json({"schema": 1, "release": release.id, "files": files, "components": rows,
+                    "vulnerabilities": [one.as_data() for one in found],
+                    "osv": dated(source) if source else None})  # fmt: skip
+        return ExitCode.OK
+    cells = [[one.name, one.version, one.licence or f"unknown ({one.words})"] for one in inside]
+    print(table(cells, ["package", "version", "licence"]))
+    _print_findings(found)
+    told = f"{source} of {dated(source)}" if source else (
+        f"no file of OSV: fetch {ARCHIVE} to {site.paths.prefix / 'osv.zip'}")  # fmt: skip
+    print(f"\nknown vulnerabilities: hpcdl's own list, and {told}")
+    for path in files:
+        print(f"wrote {path}")
+    return ExitCode.OK
+
+
+def _print_findings(found: list[Finding]) -> None:
+    for one in found:
+        print(f"\n{one.id} {', '.join(one.packages)}, {one.state}: {one.what}")
+        print(f"  {one.describe()}")
+
+
+def accept_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `accept-eula`."""
+    parser.add_argument("agreement", help="licence agreement, such as cuda or cudnn")
+    parser.add_argument("--by", required=True, metavar="NAME", help="who accepts it")
+
+
+def run_accept(args: argparse.Namespace) -> ExitCode:
+    """Record that somebody accepted an agreement."""
+    from hpcdl.stack.records import accept
+
+    accepted = accept(the_site(args), args.agreement, args.by, dry_run=args.dry_run)
+    if args.json:
+        print_json({"schema": 1, "dry_run": args.dry_run, **vars(accepted)})
+    else:
+        would = "would be recorded" if args.dry_run else "recorded"
+        print(f"{would}: {accepted.by} accepted '{accepted.agreement}' at {accepted.at}")
+    return ExitCode.OK
+
+
+def waive_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `waive`."""
+    parser.add_argument("vulnerability", metavar="CVE", help="such as CVE-2024-10190")
+    parser.add_argument("--because", required=True, metavar="TEXT", help="why not exploitable")
+    parser.add_argument("--owner", required=True, metavar="NAME", help="who is responsible")
+    parser.add_argument("--until", required=True, metavar="YEAR-MONTH-DAY", help="last valid day")
+
+
+def run_waive(args: argparse.Namespace) -> ExitCode:
+    """Record why a vulnerability cannot be exploited."""
+    from hpcdl.stack.findings import known_names
+    from hpcdl.stack.records import Waiver, waive
+
+    waiver = Waiver(args.vulnerability, args.because, args.owner, args.until)
+    site = the_site(args)
+    waive(site, waiver, known_here=known_names(site), dry_run=args.dry_run)
+    if args.json:
+        print_json({"schema": 1, "dry_run": args.dry_run, **vars(waiver)})
+    else:
+        would = "would be recorded" if args.dry_run else "recorded"
+        print(f"{would}: {waiver.weakness} is waived until {waiver.until} by {waiver.owner}")
+    return ExitCode.OK
+
+
+def kernel_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `kernel`."""
+    parser.add_argument("release", nargs="?", help="release id (default: whatever is published)")
+    parser.add_argument("--prefix", metavar="DIR",
+                        help="for all users of the Jupyter installed there, such as /opt/jupyter; "
+                        "else only for you")  # fmt: skip
+
+
+def run_kernel(args: argparse.Namespace) -> ExitCode:
+    """Install a Jupyter kernel of a release."""
+    from hpcdl.stack.kernel import install_kernel, plan_kernel
+
+    site = the_site(args)
+    prefix = Path(args.prefix).absolute() if args.prefix else None
+    release = _named(site, args.release)
+    kernel = plan_kernel(site, release, follow=args.release is None, prefix=prefix)
+    if not args.dry_run:
+        install_kernel(kernel)
+    if args.json:
+        print_json({**kernel.as_data(), "dry_run": args.dry_run})
+    else:
+        would = "would write" if args.dry_run else "wrote"
+        print(f"{would} {kernel.file}")
+        print(f"Jupyter shows it as '{kernel.content['display_name']}'")
+    return ExitCode.OK

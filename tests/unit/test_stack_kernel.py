@@ -1,0 +1,85 @@
+"""A Jupyter kernel starts through the module, whatever the notebook server has loaded."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hpcdl.site import Site
+from hpcdl.stack.kernel import install_kernel, plan_kernel
+from hpcdl.stack.publish import publish
+from hpcdl.system.errors import BadInput, MissingPrerequisite
+from tests.small_release import make_release, passing, silent, small_site
+
+LMOD = Path("/usr/share/lmod/lmod/init/bash")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    """A published release whose Python says what it is called with."""
+    site = small_site(tmp_path / "a prefix", lmod=LMOD.is_file())
+    release = make_release(site, "tensorflow-2.21.0-cpu-00000001")
+    (release.prefix / "lib/python3.11/site-packages/ipykernel").mkdir(parents=True)
+    publish_it(site, release.id)
+    return site
+
+
+def publish_it(site: Site, name: str) -> None:
+    from hpcdl.stack.release import read_release
+    from hpcdl.stack.seal import record_release
+
+    release = read_release(site, name)
+    python = release.python
+    python.unlink()
+    python.write_text('#!/bin/sh\necho "$HPCDL_RELEASE [$PYTHONHOME] $@"\n')
+    for path in release.prefix.rglob("*"):
+        path.chmod(0o755)
+    record_release(release)
+    publish(site, name, passing, say=silent)
+
+
+def test_a_release_without_ipykernel_is_refused_with_the_way(site: Site, tmp_path: Path) -> None:
+    bare = make_release(site, "bare")
+    with pytest.raises(BadInput, match="ipykernel") as caught:
+        plan_kernel(site, bare, follow=False, prefix=tmp_path)
+    assert "packages: [ipykernel]" in caught.value.hint
+
+
+@pytest.mark.skipif(not LMOD.is_file(), reason="Lmod is not installed")
+@pytest.mark.parametrize("follow", [True, False])
+def test_it_starts_without_a_loaded_module(site: Site, tmp_path: Path, follow: bool) -> None:
+    from hpcdl.stack.release import read_release
+
+    release = read_release(site, "tensorflow-2.21.0-cpu-00000001")
+    kernel = plan_kernel(site, release, follow=follow, prefix=tmp_path / "jupyter")
+    install_kernel(kernel)
+    assert kernel.file.is_relative_to(tmp_path / "jupyter/share/jupyter/kernels")
+    spec = json.loads(kernel.file.read_text())
+    argv = [text.format(connection_file="/run/a file.json") for text in spec["argv"]]
+    env = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "PYTHONHOME": "/opt/other"}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
+    words = "-m ipykernel_launcher -f /run/a file.json"
+    assert done.stdout.strip() == f"{release.id} [] {words}"
+
+
+def test_without_a_prefix_it_is_the_user_s_own(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hpcdl.stack.release import read_release
+
+    release = read_release(site, "tensorflow-2.21.0-cpu-00000001")
+    monkeypatch.delenv("JUPYTER_DATA_DIR", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    kernel = plan_kernel(site, release, follow=True, prefix=None)
+    assert kernel.file == tmp_path / "data/jupyter/kernels/hpcdl-tensorflow/kernel.json"
+
+
+def test_a_place_that_cannot_be_written_is_one_clear_error(site: Site, tmp_path: Path) -> None:
+    from hpcdl.stack.release import read_release
+
+    (tmp_path / "file").touch()
+    release = read_release(site, "tensorflow-2.21.0-cpu-00000001")
+    kernel = plan_kernel(site, release, follow=True, prefix=tmp_path / "file")
+    with pytest.raises(MissingPrerequisite, match="cannot write"):
+        install_kernel(kernel)
