@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from hpcdl.site import Site
@@ -22,13 +22,13 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _SPECIAL = stat.S_ISUID | stat.S_ISGID
 
 
-def require_safe_modes(release: Release) -> None:
-    """Hold every file of a release against the rule.
+def require_safe_modes(release: Release, seen: Mapping[str, os.stat_result]) -> None:
+    """Hold every file of a release against the rule; `seen` as for `mode_faults`.
 
     Raises:
         CheckFailed: names the first files that break it, and how many there are.
     """
-    faults = list(mode_faults(release.root))
+    faults = list(mode_faults(release.root, seen))
     if faults:
         more = [f"... and {len(faults) - _SHOWN} more"] if len(faults) > _SHOWN else []
         raise CheckFailed(
@@ -85,18 +85,29 @@ def _cures(root: Path, faults: list[str]) -> Iterator[str]:
         yield f"chmod -R u=rwX,go=rX {root}"
 
 
-def mode_faults(root: Path) -> Iterator[str]:
-    """What is wrong with the tree's owners and permissions, in words."""
-    owner = os.lstat(root).st_uid
-    folders = [str(root)]
-    while folders:
-        folder = folders.pop()
-        yield from _fault(folder, os.lstat(folder), owner)
-        with os.scandir(folder) as entries:
+def mode_faults(root: Path, seen: Mapping[str, os.stat_result] | None = None) -> Iterator[str]:
+    """What is wrong with the tree's owners and permissions, one line each.
+
+    Args:
+        root: the release's directory.
+        seen: `lstat` of everything below some of its directories, by path relative to it, where
+            that is known: those are not read again.
+    """
+    owner, seen = os.lstat(root).st_uid, seen or {}
+    for name, status in seen.items():
+        if not stat.S_ISLNK(status.st_mode):
+            yield from _fault(f"{root}/{name}", status, owner)
+    directories = [str(root)]
+    while directories:
+        directory = directories.pop()
+        yield from _fault(directory, os.lstat(directory), owner)
+        with os.scandir(directory) as entries:
             for entry in entries:
                 status = entry.stat(follow_symlinks=False)
+                if entry.name in seen and directory == str(root):
+                    continue
                 if stat.S_ISDIR(status.st_mode):
-                    folders.append(entry.path)
+                    directories.append(entry.path)
                 elif not stat.S_ISLNK(status.st_mode):
                     yield from _fault(entry.path, status, owner)
 

@@ -30,7 +30,7 @@ from hpcdl.stack.release import (
     release_ids,
 )
 from hpcdl.stack.sbom import CYCLONEDX_FILE, SPDX_FILE, refresh_sboms
-from hpcdl.stack.seal import require_integrity
+from hpcdl.stack.seal import look, require_integrity
 from hpcdl.stack.verify import PROOF_FILE, Gate, Proof, read_proof, store_proof, verify_here
 from hpcdl.system.errors import BadInput, CheckFailed
 from hpcdl.system.files import clear_leftovers, shared_lock, switch_link
@@ -108,8 +108,9 @@ def publish(
         for name in _WRITTEN:
             clear_leftovers(release.root / name)
         _show_modules(site, release, event)
-        require_safe_modes(release)
-        require_integrity(release)
+        entries = look(release)
+        require_safe_modes(release, {name: entry.status for name, entry in entries.items()})
+        require_integrity(release, entries)
         write_site_files(site)
         refresh_sboms(site, release, say)
         moves = _moves(site, event)

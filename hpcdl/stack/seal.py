@@ -83,7 +83,7 @@ class Integrity:
                 "added": list(self.added)}  # fmt: skip
 
 
-class _Entry(NamedTuple):
+class Entry(NamedTuple):
     """What lies at a path: its `lstat`, or of a link into a store that of its target.
 
     Paths are texts here: there are tens of thousands, and a publish waits for them.
@@ -93,9 +93,11 @@ class _Entry(NamedTuple):
     status: os.stat_result
     link: str | None = None
 
-    def fingerprint(self) -> tuple[object, ...]:
+    def fingerprint(self) -> str:
+        """What the file system records of it: who changes a file changes its ctime."""
         one = self.status
-        return (self.link, one.st_mode, one.st_size, one.st_ino, one.st_mtime_ns, one.st_ctime_ns)
+        return (f"{one.st_mode:o} {one.st_size} {one.st_ino} {one.st_mtime_ns} {one.st_ctime_ns} "
+                f"{self.link}")  # fmt: skip
 
     def about(self) -> list[object]:
         """Kind and mode; of a link its target."""
@@ -120,6 +122,7 @@ def record_release(release: Release, stores: Sequence[Path] = ()) -> Release:
     rows = _rows(entries)
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
     where = json.dumps([str(store) for store in stores])
+    # The first line is a document of its own once it is closed: `look` needs no more.
     text = f'{{"schema": 1, "stores": {where}, "entries": {{\n{lines}\n}}}}\n'
     write_atomic(release.root / CONTENT_FILE, text)
     sealed = replace(release, content=hashlib.sha256(text.encode()).hexdigest())
@@ -128,26 +131,39 @@ def record_release(release: Release, stores: Sequence[Path] = ()) -> Release:
     return sealed
 
 
-def check_integrity(release: Release, *, full: bool = True) -> Integrity:
+def look(release: Release) -> dict[str, Entry]:
+    """What lies in a release's trees now, by path relative to its root; nothing is read.
+
+    Raises:
+        CheckFailed: it has no seal, or the seal is not the one that release.json names.
+    """
+    with explain_os_errors(release.root):
+        head = _read_content(release).partition(b"\n")[0]
+        stores = json.loads(head + b"}}")["stores"]
+        return dict(_entries(release.root, [Path(name) for name in stores]))
+
+
+def check_integrity(
+    release: Release, *, full: bool = True, entries: Mapping[str, Entry] | None = None
+) -> Integrity:
     """Compare a release with its seal.
 
     Args:
         release: which one.
         full: read every byte; else only where the file system says that something changed.
+        entries: what `look` has seen just now.
 
     Raises:
         CheckFailed: it has no seal, or the seal is not the one that release.json names.
     """
     start = time.monotonic()
-    sealed = _read_content(release)
+    entries = look(release) if entries is None else entries
+    size = sum(entry.status.st_size for entry in entries.values() if _is_file(entry))
+    if not full and _unchanged(release, entries):
+        return Integrity(release.id, len(entries), size, time.monotonic() - start, full=False)
+    known: Mapping[str, object] = json.loads(_read_content(release))["entries"]
     with explain_os_errors(release.root):
-        entries = dict(_entries(release.root, [Path(name) for name in sealed["stores"]]))
-        size = sum(entry.status.st_size for entry in entries.values() if _is_file(entry))
-        if not full and _unchanged(release, entries):
-            took = time.monotonic() - start
-            return Integrity(release.id, len(entries), size, took, full=False)
         found = _rows(entries)
-    known: Mapping[str, object] = sealed["entries"]
     result = Integrity(
         release.id, len(entries), size, time.monotonic() - start, True,
         changed=tuple(name for name, row in known.items() if found.get(name, row) != row),
@@ -159,13 +175,13 @@ def check_integrity(release: Release, *, full: bool = True) -> Integrity:
     return result
 
 
-def require_integrity(release: Release, *, full: bool = False) -> None:
-    """Refuse a release that is not what was built.
+def require_integrity(release: Release, entries: Mapping[str, Entry]) -> None:
+    """Refuse a release that is not what was built, given what `look` has seen just now.
 
     Raises:
         CheckFailed: names the first paths that differ, and how many there are.
     """
-    found = check_integrity(release, full=full)
+    found = check_integrity(release, full=False, entries=entries)
     if not found.ok:
         raise CheckFailed(
             f"{release.id} is not what was built and is not published",
@@ -182,7 +198,7 @@ def _rebuild(release: Release) -> str:
     )
 
 
-def _read_content(release: Release) -> dict[str, Any]:
+def _read_content(release: Release) -> bytes:
     path = release.root / CONTENT_FILE
     try:
         data = path.read_bytes()
@@ -196,16 +212,15 @@ def _read_content(release: Release) -> dict[str, Any]:
             f"{path} was changed after the build: release.json names another seal",
             hint=_rebuild(release),
         )
-    sealed: dict[str, Any] = json.loads(data)
-    return sealed
+    return data
 
 
-def _entries(root: Path, stores: Sequence[Path]) -> Iterator[tuple[str, _Entry]]:
+def _entries(root: Path, stores: Sequence[Path]) -> Iterator[tuple[str, Entry]]:
     """Everything below a release's trees, in a fixed order, by path relative to its root."""
     inside = tuple(f"{store.resolve()}/" for store in stores)
     waiting = [(name, str(root / name)) for name in _TREES if (root / name).is_dir()]
     for name, path in waiting:
-        yield name, _Entry(path, os.lstat(path))
+        yield name, Entry(path, os.lstat(path))
     while waiting:
         name, path = waiting.pop()
         with os.scandir(path) as found:
@@ -218,21 +233,21 @@ def _entries(root: Path, stores: Sequence[Path]) -> Iterator[tuple[str, _Entry]]
                 waiting.append((f"{name}/{row.name}", entry.path))
 
 
-def _entry(row: os.DirEntry[str], stores: tuple[str, ...]) -> _Entry:
+def _entry(row: os.DirEntry[str], stores: tuple[str, ...]) -> Entry:
     """What a row of a directory is; a link into a store stands for what it leads to."""
     status = row.stat(follow_symlinks=False)
     if not stat.S_ISLNK(status.st_mode):
-        return _Entry(row.path, status)
+        return Entry(row.path, status)
     path = Path(row.path)
     target = str(path.readlink())
     with suppress(OSError):  # one that leads nowhere is a link as any other
         real = path.resolve(strict=True) if stores else path
         if str(real).startswith(stores or ("//",)):
-            return _Entry(str(real), real.stat(), target)
-    return _Entry(row.path, status, target)
+            return Entry(str(real), real.stat(), target)
+    return Entry(row.path, status, target)
 
 
-def _rows(entries: Mapping[str, _Entry]) -> dict[str, list[object]]:
+def _rows(entries: Mapping[str, Entry]) -> dict[str, list[object]]:
     """The seal's row of each path, files with their digests."""
     rows = {name: entry.about() for name, entry in entries.items()}
     files = [(name, entry.path) for name, entry in entries.items() if _is_file(entry)]
@@ -248,7 +263,7 @@ def _rows(entries: Mapping[str, _Entry]) -> dict[str, list[object]]:
     return rows
 
 
-def _is_file(entry: _Entry) -> bool:
+def _is_file(entry: Entry) -> bool:
     return stat.S_ISREG(entry.status.st_mode)
 
 
@@ -268,15 +283,14 @@ def _digest(path: str) -> str:
     return state.hexdigest()
 
 
-def _fingerprint(release: Release, entries: Mapping[str, _Entry]) -> str:
+def _fingerprint(release: Release, entries: Mapping[str, Entry]) -> str:
     """A digest of what the file system records of every entry, and of the seal."""
-    state = hashlib.sha256(release.content.encode())
-    for name, entry in entries.items():
-        state.update(repr((name, entry.fingerprint())).encode("utf-8", "surrogateescape"))
-    return state.hexdigest()
+    lines = [f"{name!r} {entry.fingerprint()}" for name, entry in entries.items()]
+    text = "\n".join([release.content, *lines])
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _unchanged(release: Release, entries: Mapping[str, _Entry]) -> bool:
+def _unchanged(release: Release, entries: Mapping[str, Entry]) -> bool:
     try:
         noted = (release.root / CHECKED_FILE).read_text(encoding="ascii")
     except (OSError, ValueError):
@@ -284,7 +298,7 @@ def _unchanged(release: Release, entries: Mapping[str, _Entry]) -> bool:
     return noted.strip() == _fingerprint(release, entries)
 
 
-def _note_checked(release: Release, entries: Mapping[str, _Entry]) -> None:
+def _note_checked(release: Release, entries: Mapping[str, Entry]) -> None:
     """Note what a full check saw; who may only read the release leaves it out."""
     if os.access(release.root, os.W_OK):
         write_atomic(release.root / CHECKED_FILE, _fingerprint(release, entries) + "\n")

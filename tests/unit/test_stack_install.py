@@ -67,6 +67,31 @@ def test_no_python_writes_bytecode_beside_the_start_file(tmp_path: Path) -> None
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [(["-m", "pip", "install", "--user", "tabulate"], True), (["-m", "pip", "list"], False),
+     (["-c", "'pip'", "install"], False)],
+)  # fmt: skip
+def test_pip_in_a_release_meets_a_clear_word_first(
+    tmp_path: Path, argv: list[str], told: bool
+) -> None:
+    import subprocess
+    import sys
+
+    stack, mine = tmp_path / "stack", tmp_path / "mine"
+    for where in (stack, mine):
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", where], check=True)
+        (packages,) = where.glob("lib/python3*/site-packages")
+        (packages / "pip").mkdir()
+        (packages / "pip" / "__main__.py").write_text("")
+    add_startup(stack)
+    env = {"PYTHONPATH": str(stack / "share" / "hpcdl" / "python")}
+    said = [subprocess.run([where / "bin" / "python", *argv], env=env, capture_output=True,
+                           text=True, check=True).stderr for where in (stack, mine)]  # fmt: skip
+    assert ("python -m venv ~/my-env" in said[0]) is told
+    assert said[1] == "", "an environment of the user's own takes packages"
+
+
 def test_too_little_room_is_told_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

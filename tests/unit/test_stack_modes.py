@@ -1,14 +1,18 @@
 """Everybody reads a release, nobody else writes it; otherwise it is not published."""
 
+import dataclasses
 import os
 from pathlib import Path
 
 import pytest
 
 from hpcdl.site import Site
+from hpcdl.stack.build import build_slot
+from hpcdl.stack.install import open_to_readers
 from hpcdl.stack.modes import closed_above, mode_faults
 from hpcdl.stack.publish import publish
 from hpcdl.stack.release import current_id
+from hpcdl.stack.seal import record_release
 from hpcdl.system.errors import CheckFailed
 from tests.small_release import make_release, passing, silent, small_site
 
@@ -99,3 +103,80 @@ def test_a_strict_umask_closes_nothing_that_users_need(site: Site) -> None:
     assert closed_above(site.paths.prefix / "etc/site.yaml") == closed_above(
         site.paths.prefix / "x"
     )
+
+
+@pytest.fixture
+def public(site: Site) -> Site:
+    """A site for everybody, all of whose directories can be entered but one."""
+    return dataclasses.replace(site, private=False)
+
+
+@pytest.fixture
+def reachable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let only what lies below the test's own directory count as closed."""
+    import hpcdl.stack.modes as modes
+
+    real = modes.closed_above
+    monkeypatch.setattr(modes, "closed_above", lambda path: [
+        one for one in real(path) if one.is_relative_to(tmp_path) and one != tmp_path])  # fmt: skip
+
+
+@pytest.mark.usefixtures("reachable")
+def test_a_release_that_users_cannot_reach_is_refused(public: Site) -> None:
+    releases = public.paths.prefix / "releases"
+    publish(public, "a", passing, say=silent)
+    make_release(public, "b")
+    releases.chmod(0o750)
+    with pytest.raises(CheckFailed, match="users could not use b") as caught:
+        publish(public, "b", passing, say=silent)
+    assert f"users cannot enter {releases}" in caught.value.details[0]
+    assert "private: true" in caught.value.hint
+    assert current_id(public) == "a"
+
+
+@pytest.mark.usefixtures("reachable")
+@pytest.mark.parametrize("closed", ["home", "home/python/bin/python3.11", "home/python/lib"])
+def test_a_release_whose_python_users_cannot_run_is_refused(
+    public: Site, tmp_path: Path, closed: str
+) -> None:
+    python = tmp_path / "home/python/bin/python3.11"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\n")
+    (tmp_path / "home/python/lib/python3.11").mkdir(parents=True)
+    for path in (tmp_path / "home").rglob("*"):
+        path.chmod(0o755)
+    made = make_release(public, "b")
+    made.python.unlink()
+    made.python.symlink_to(python)
+    record_release(made)
+    (tmp_path / closed).chmod(0o700)
+    with pytest.raises(CheckFailed, match="users could not use b") as caught:
+        publish(public, "b", passing, say=silent)
+    assert "its Python" in caught.value.details[0]
+    said: list[str] = []
+    publish(dataclasses.replace(public, private=True), "b", passing, say=said.append)
+    assert any("its Python" in line for line in said)
+    (tmp_path / closed).chmod(0o755)
+    publish(public, "b", passing, say=silent)
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o022, 0o027, 0o077])
+def test_the_mask_of_whoever_publishes_plays_no_part(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        site = small_site(tmp_path / "prefix")
+        with build_slot(site, silent):
+            made = make_release(site, "m")
+        (made.prefix / "lib").mkdir()
+        (made.prefix / "lib" / "code.py").touch()
+        open_to_readers(made.root)
+        record_release(made)
+        publish(site, "m", passing, say=silent)
+    finally:
+        os.umask(before)
+    assert list(mode_faults(made.root)) == []
+    for path in site.paths.prefix.rglob("*"):
+        locks = path.name.endswith(".lock")
+        if not path.is_symlink() and not locks:
+            assert path.stat().st_mode & 0o022 == 0, path
+            assert path.stat().st_mode & 0o044 == 0o044, path

@@ -1,13 +1,15 @@
 """What goes into a stack is decided by the facts, the site's pins and the Python."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from hpcdl import facts
-from hpcdl.site import StackRequest
+from hpcdl.site import StackRequest, find_site_file, load_site
 from hpcdl.stack.horovod import apply_edit
 from hpcdl.stack.recipe import Edit, Interpreter, choose, digest, find_request
+from hpcdl.stack.wheelhouse import wheelhouse_folder
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from tests.small_release import small_site
 
@@ -46,6 +48,33 @@ def test_pins_of_packages_reach_pip_and_other_components_do_not() -> None:
     found = choose(request(keras="3.15", openmpi="5.0"), PYTHON).requirements
     assert "keras==3.15.*" in found
     assert not any("openmpi" in requirement for requirement in found)
+
+
+def test_packages_of_the_site_are_locked_with_the_rest() -> None:
+    plain = choose(request(), PYTHON)
+    more = choose(dataclasses.replace(request(), packages=("pandas", "jupyterlab>=4")), PYTHON)
+    assert more.requirements == (*plain.requirements, "pandas", "jupyterlab>=4")
+    assert wheelhouse_folder(more, PYTHON) != wheelhouse_folder(plain, PYTHON)
+    assert "tensorboard" in plain.requirements
+
+
+@pytest.mark.parametrize(
+    ("package", "fine"),
+    [("pandas", True), ("jupyterlab>=4,<5", True), ("dask[array]==2026.1", True),
+     ("tensorflow-datasets", True), ("tensorflow", False), ("tensorflow-cpu==2.1", False),
+     ("horovod", False), ("keras", False), ("--index-url=http://x", False),
+     ("x @ http://evil/x.whl", False), ("a; import os", False), ("-r file", False)],
+)  # fmt: skip
+def test_only_names_and_versions_are_packages(tmp_path: Path, package: str, fine: bool) -> None:
+    text = find_site_file("embedded").read_text()
+    file = tmp_path / "site.yaml"
+    file.write_text(text.replace("backend: venv", f"backend: venv\n    packages: ['{package}']"))
+    if fine:
+        assert load_site(file).stacks["tensorflow"].packages == (package,)
+    else:
+        with pytest.raises(BadInput) as caught:
+            load_site(file)
+        assert package in "\n".join(caught.value.details)
 
 
 def test_a_python_without_wheels_is_told_why_for_each_row() -> None:
