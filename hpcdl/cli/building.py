@@ -62,7 +62,7 @@ def concretize_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--directory", metavar="DIR",
                         help="where environments/ is (default: the checkout's)")  # fmt: skip
     parser.add_argument("--time-limit", type=positive, metavar="SECONDS",
-                        help="time limit of each environment (400, more on a busy machine)")  # fmt: skip
+                        help="time limit of each environment (400, more under load)")  # fmt: skip
 
 
 @in_order
@@ -96,7 +96,7 @@ def build_arguments(parser: argparse.ArgumentParser) -> None:
     spack.add_argument("--jobs", type=int, metavar="COUNT", help="parallel processes (all CPUs)")
     spack.add_argument("--unsigned", action="store_true", help="do not sign the build cache")
     spack.add_argument("--time-limit", type=positive, metavar="SECONDS",
-                       help="time limit of the solver (400, more on a busy machine)")  # fmt: skip
+                       help="time limit of the solver (400, more under load)")  # fmt: skip
 
 
 @in_order
