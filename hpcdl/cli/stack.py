@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hpcdl.cli import bills, building
 from hpcdl.cli.framework import Command, Group, print_json, the_site
-from hpcdl.system.errors import BadInput, ExitCode
+from hpcdl.system.errors import BadInput, CheckFailed, ExitCode
 from hpcdl.system.text import duration, table
 
 if TYPE_CHECKING:
@@ -191,7 +191,15 @@ def _list(args: argparse.Namespace) -> ExitCode:
             for row in rows
         ]  # fmt: skip
         print(table(cells, ["", "release", "module", "created", "state", "evidence"]))
-    return ExitCode.OK if all(row["created"] for row in rows) else ExitCode.NO
+    broken = [str(row["state"]) for row in rows if not row["created"]]
+    if broken:
+        raise CheckFailed(
+            f"{len(broken)} of {len(rows)} releases cannot be read",
+            details=broken,
+            hint="releases are never edited: move the directory of a broken one away, then "
+            "`hpcdl stack build` makes the same one again",
+        )
+    return ExitCode.OK
 
 
 def _gc_arguments(parser: argparse.ArgumentParser) -> None:

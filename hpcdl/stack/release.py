@@ -223,7 +223,9 @@ def _parse(root: Path) -> Release:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         matches = isinstance(record, dict) and record.get("seal") == seal(record)
-    except (OSError, ValueError, RecursionError) as fault:
+    except RecursionError as fault:
+        raise _broken(path, "is damaged: nested too deep") from fault
+    except (OSError, ValueError) as fault:
         raise _broken(path, f"is damaged: {str(fault)[:200]}") from fault
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
         raise _broken(path, f"is not a release record of schema {SCHEMA}")

@@ -124,6 +124,11 @@ FILES: dict[str, str] = {
     "embedded/work/jobs/by-id/4712/job.json": json.dumps({"job_id": 4712}),
     "preflight.jsonl": "hello\n",
     "broken/prefix/records.json": "{",
+    "torn/prefix/history.json": '{"schema": 1, "events": [{"act',
+    "site-torn.yaml": _SITE.replace("/embedded/", "/torn/"),
+    "site-package.yaml": _SITE.replace(
+        "backend: venv", "backend: venv\n    packages: [tensorflow]"
+    ),
     "deep/prefix/releases/tensorflow-1/release.json": _DEEP,
     "site-deep.yaml": _SITE.replace("/embedded/", "/deep/"),
     "home-deep/cluster/embedded/cluster.json": _DEEP,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from hpcdl.site import Site
 from hpcdl.stack.build import build, plan_build
 from hpcdl.stack.publish import verify
 from hpcdl.stack.release import Release, current_release, read_release
+from hpcdl.stack.seal import check_integrity
 from hpcdl.stack.verify import in_module, read_proof
 from hpcdl.workflows.site_plan import plan
 from tests.small_release import silent, small_site
@@ -83,6 +85,21 @@ def test_every_file_is_readable_by_all_and_writable_by_none_else(release: Releas
             if mode & 0o170000 != 0o120000 and (mode & 0o022 or not mode & 0o004):
                 wrong.append(f"{oct(mode)} {folder}/{name}")
     assert wrong == []
+
+
+def test_no_file_is_shared_with_another_release_or_the_cache(release: Release) -> None:
+    """A chown of one of them would reach the others."""
+    files = (path.lstat() for path in release.prefix.rglob("*"))
+    assert [one.st_ino for one in files if stat.S_ISREG(one.st_mode) and one.st_nlink > 1] == []
+
+
+def test_every_module_has_its_bytecode_and_the_gate_wrote_none(release: Release) -> None:
+    tag = sys.implementation.cache_tag
+    packages = next(release.prefix.glob("lib/python3*/site-packages"))
+    lacking = [path for path in packages.rglob("*.py")
+               if not (path.parent / "__pycache__" / f"{path.stem}.{tag}.pyc").exists()]  # fmt: skip
+    assert lacking == []
+    assert check_integrity(release).ok
 
 
 def test_the_launcher_with_the_rendezvous_server_is_not_there(release: Release) -> None:

@@ -9,6 +9,7 @@ from hpcdl import facts
 from hpcdl.site import StackRequest, find_site_file, load_site
 from hpcdl.stack.horovod import apply_edit
 from hpcdl.stack.recipe import Edit, Interpreter, choose, digest, find_request
+from hpcdl.stack.spack_backend.spack_build import plan_spack
 from hpcdl.stack.wheelhouse import wheelhouse_folder
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from tests.small_release import small_site
@@ -56,6 +57,14 @@ def test_packages_of_the_site_are_locked_with_the_rest() -> None:
     assert more.requirements == (*plain.requirements, "pandas", "jupyterlab>=4")
     assert wheelhouse_folder(more, PYTHON) != wheelhouse_folder(plain, PYTHON)
     assert "tensorboard" in plain.requirements
+
+
+def test_packages_of_a_stack_that_spack_builds_are_refused(tmp_path: Path) -> None:
+    site = small_site(tmp_path)
+    stack = dataclasses.replace(site.stacks["tensorflow"], packages=("pandas",))
+    with pytest.raises(BadInput, match="packages") as caught:
+        plan_spack(dataclasses.replace(site, stacks={"tensorflow": stack}))
+    assert "backend: venv" in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 
 from hpcdl.site import Site
 from hpcdl.stack.build import build_lock, build_slot
-from hpcdl.stack.release import BrokenRelease, current_release, planned_module, read_release
-from hpcdl.system.errors import BadInput
+from hpcdl.stack.release import BrokenRelease, current_release, planned_module, read_release, seal
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import locked
 from tests.small_release import make_release, small_site
 
@@ -37,14 +37,21 @@ def test_a_hostile_id_is_only_unknown(tmp_path: Path, name: str) -> None:
         read_release(small_site(tmp_path), name)
 
 
+def sealed(record: dict[str, object]) -> str:
+    return json.dumps({**record, "seal": seal(record)})
+
+
 @pytest.mark.parametrize(
     ("damage", "complaint"),
     [
         (lambda text: text.replace("2.21.0", "2.99.0"), "seal"),
-        (lambda text: text[:100], "cannot be read"),
+        (lambda text: text[:100], "is damaged"),
         (lambda text: "[]", "not a release record"),
         (lambda text: text.replace('"schema": 1', '"schema": 2'), "not a release record"),
-        (lambda text: "\udcff", "cannot be read"),
+        (lambda text: "\udcff", "is damaged"),
+        (lambda text: "[" * 100_000, "nested too deep"),
+        (lambda text: sealed({"schema": 1, "id": "tensorflow-2.21.0-cpu-00000001"}), "describe"),
+        (lambda text: sealed({**json.loads(text), "versions": 1}), "does not match the format"),
     ],
 )
 def test_a_hand_edited_record_is_refused(tmp_path: Path, damage, complaint: str) -> None:
@@ -115,6 +122,19 @@ def test_a_build_waits_for_another_one_s_and_says_so(tmp_path: Path) -> None:
     with locked(build_lock(site)):
         builder.start()
         assert waiting.wait(20)
-        assert told[0].startswith("waiting: another hpcdl is at work here: process")
+        assert told[0].startswith("waiting: another hpcdl is at work here: held by ")
     builder.join(20)
     assert told[1:] == ["built"]
+
+
+def test_a_prefix_that_cannot_be_written_is_an_error_and_nothing_to_wait_for(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").touch()
+    told: list[str] = []
+    with (
+        pytest.raises(MissingPrerequisite, match="cannot write"),
+        build_slot(small_site(tmp_path / "file"), told.append),
+    ):
+        pass
+    assert told == []

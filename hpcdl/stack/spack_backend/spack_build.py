@@ -49,7 +49,7 @@ from hpcdl.stack.spack_backend.view import (
     require_readable,
 )
 from hpcdl.stack.wheelhouse import Say, new_log, tools
-from hpcdl.system.errors import CheckFailed, HpcdlError, MissingPrerequisite
+from hpcdl.system.errors import BadInput, CheckFailed, HpcdlError, MissingPrerequisite
 from hpcdl.system.files import shared_lock, write_atomic
 from hpcdl.system.run import run
 
@@ -174,9 +174,14 @@ def plan_spack(site: Site, name: str | None = None) -> SpackPlan:
     """What a build of that stack with Spack would do.
 
     Raises:
-        BadInput: there is no such stack, or its partitions cannot share one build.
+        BadInput: there is no such stack, its partitions cannot share one build, or it has packages.
     """
     request = replace(find_request(site, name), backend="spack")
+    if request.packages:
+        raise BadInput(
+            f"`packages:` of stack '{request.name}' are wheels, and Spack builds it",
+            hint="`backend: venv` takes them; with Spack, add specs to an environment of your own",
+        )
     wanted = environment_for_stack(site, request)
     return SpackPlan(site, request, wanted, stack_work(site, request, wanted), own_digest())
 
