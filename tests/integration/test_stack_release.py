@@ -96,9 +96,9 @@ def test_no_file_is_shared_with_another_release_or_the_cache(release: Release) -
 def test_every_module_has_its_bytecode_and_the_gate_wrote_none(release: Release) -> None:
     tag = sys.implementation.cache_tag
     packages = next(release.prefix.glob("lib/python3*/site-packages"))
-    lacking = [path for path in packages.rglob("*.py")
-               if not (path.parent / "__pycache__" / f"{path.stem}.{tag}.pyc").exists()]  # fmt: skip
-    assert lacking == []
+    made = {path: path.parent / "__pycache__" / f"{path.stem}.{tag}.pyc"
+            for path in packages.rglob("*.py")}  # fmt: skip
+    assert [path for path, bytecode in made.items() if not bytecode.exists()] == []
     assert check_integrity(release).ok
 
 
