@@ -141,7 +141,8 @@ def test_in_a_partition_of_several_models_each_gets_the_newest_with_code_for_it(
     tmp_path: Path,
 ) -> None:
     site = load_site(Path(__file__).parents[1] / "golden" / "mixed.yaml")
-    site = dataclasses.replace(site, paths=dataclasses.replace(site.paths, prefix=tmp_path))
+    paths = dataclasses.replace(site.paths, prefix=tmp_path)
+    site = dataclasses.replace(site, paths=paths, private=True)
     for name, gpus in (("ampere", ["A100", "A40"]), ("ada", ["L40S", "L4"])):
         make_release(site, name, stack="tf", partitions=("typed",), needs={"gpus": gpus},
                      module=f"tensorflow/{name}")  # fmt: skip
@@ -162,7 +163,8 @@ def test_in_a_partition_of_several_models_each_gets_the_newest_with_code_for_it(
 
 def test_an_older_dispatch_file_still_serves_a_mixed_partition(tmp_path: Path) -> None:
     site = load_site(Path(__file__).parents[1] / "golden" / "mixed.yaml")
-    site = dataclasses.replace(site, paths=dataclasses.replace(site.paths, prefix=tmp_path))
+    paths = dataclasses.replace(site.paths, prefix=tmp_path)
+    site = dataclasses.replace(site, paths=paths, private=True)
     make_release(site, "one")
     publish(site, "one", passing, say=silent)
     file = tmp_path / "current" / "modules" / DISPATCH_FILE
