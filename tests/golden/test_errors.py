@@ -12,7 +12,6 @@ from hpcdl.system.errors import ExitCode
 from tests.golden.errors import cases, make, said
 
 CASES = cases()
-# Defects that are known: `make golden` cannot add to them.
 
 
 @pytest.fixture(scope="module")
