@@ -305,7 +305,7 @@ def test_in_a_partition_of_several_models_the_gpu_that_is_found_decides(
 ) -> None:
     site = load_site(Path(__file__).parents[1] / "golden" / "mixed.yaml")
     own = dataclasses.replace(site.paths, prefix=tmp_path / "prefix")
-    site = dataclasses.replace(site, paths=own)
+    site = dataclasses.replace(site, paths=own, private=True)
     for name, models in (("ampere", ["A100"]), ("ada", ["L40S", "L4"])):
         make_release(site, name, stack="tf", partitions=("typed",), needs={"gpus": models},
                      module=f"tensorflow/{name}")  # fmt: skip

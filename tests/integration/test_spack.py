@@ -159,7 +159,7 @@ def test_the_whole_gpu_stack_is_one_view_and_one_module(
     site = load_site(folder("templates") / "sites" / "p100-v100-k80.yaml")
     paths = dataclasses.replace(site.paths, prefix=tmp_path / "prefix", lmod_init=LMOD)
     request = StackRequest("gpu", "spack", ("p100",), {})
-    site = dataclasses.replace(site, paths=paths, stacks={"gpu": request})
+    site = dataclasses.replace(site, paths=paths, stacks={"gpu": request}, private=True)
     plan = plan_spack(site, "gpu")
     render_work(plan.work)
     where = plan.folders.environment
