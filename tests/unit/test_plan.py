@@ -11,7 +11,7 @@ from hpcdl.slurm import parse
 from hpcdl.stack.publish import publish, rollback
 from hpcdl.stack.release import Release
 from hpcdl.stack.resolve import resolve_one
-from hpcdl.system.errors import MissingPrerequisite
+from hpcdl.system.errors import CheckFailed, MissingPrerequisite
 from hpcdl.system.run import run
 from hpcdl.workflows import site_plan as room
 from hpcdl.workflows.releases import Use
@@ -153,7 +153,7 @@ def test_a_new_partition_writes_the_modulefiles_anew(
     assert plan.modules.rewritten
 
 
-@pytest.mark.parametrize("file", ["releases/old/release.json", "history.json", "etc/site.yaml"])
+@pytest.mark.parametrize("file", ["releases/old/release.json", "etc/site.yaml"])
 def test_what_is_damaged_is_no_reason_to_break(
     site: Site, monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:
@@ -162,6 +162,15 @@ def test_what_is_damaged_is_no_reason_to_break(
     plan = planned(site, monkeypatch, new)
     assert plan.changes
     assert "tensorflow/2.21.0-cpu" in as_text(plan)
+
+
+def test_a_damaged_history_is_refused_as_a_publish_would_be(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = of(site, "new")
+    (site.paths.prefix / "history.json").write_text("{")
+    with pytest.raises(CheckFailed, match="history.json is damaged"):
+        planned(site, monkeypatch, new)
 
 
 def test_a_current_that_leads_nowhere_is_no_reason_to_break(
