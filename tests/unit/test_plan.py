@@ -169,7 +169,7 @@ def test_a_damaged_history_is_refused_as_a_publish_would_be(
 ) -> None:
     new = of(site, "new")
     (site.paths.prefix / "history.json").write_text("{")
-    with pytest.raises(CheckFailed, match="history.json is damaged"):
+    with pytest.raises(CheckFailed, match=r"history\.json is damaged"):
         planned(site, monkeypatch, new)
 
 
