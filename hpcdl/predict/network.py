@@ -1,6 +1,6 @@
 """Networks as the model sees them: layers with gradients, work and memory traffic.
 
-Read from facts/layers.yaml, which `hpcdl.predict.extract` writes from real Keras models. The
+Read from facts/layers.yaml, which `tools.layers` writes from real Keras models. The
 time of a layer is its roofline: the larger of arithmetic at the GPU's peak and traffic at the
 memory's bandwidth (Williams, Waterman, Patterson 2009). Only the shares matter: a measured
 step time of one GPU scales them all (`scaled`), so no efficiency is assumed.

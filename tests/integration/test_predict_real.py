@@ -24,7 +24,7 @@ def sizes(layers: tuple[Layer, ...]) -> list[tuple[float, ...]]:
 
 def test_the_layers_of_the_facts_are_those_of_the_real_keras_models(train_python: Path) -> None:
     done = subprocess.run(
-        [train_python, "-m", "hpcdl.predict.extract", *NETWORKS],
+        [train_python, "-m", "tools.layers", *NETWORKS],
         env=environment() | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from hpcdl import facts
-from hpcdl.predict.anchor import solve
 from hpcdl.predict.hardware import of_host
 from hpcdl.predict.records import Bases, Record, read_records
 from hpcdl.predict.step import constants
@@ -24,6 +23,7 @@ from hpcdl.predict.validate import (
     validate,
 )
 from hpcdl.system.errors import BadInput
+from tools.anchor import solve
 
 ROW = """records:
 - id: one

@@ -1,6 +1,6 @@
 """Networks of the published benchmarks that Keras does not ship, as Keras models.
 
-Only `hpcdl.predict.extract` runs this, and only under TensorFlow: the layer facts come from
+Only `tools.layers` runs this, and only under TensorFlow: the layer facts come from
 real models. Those that `hpcdl train` knows are the same here (a test holds the sizes together); the
 rest are as the benchmarks build them: tf_cnn_benchmarks (Inception-v4) and NVIDIA
 DeepLearningExamples (ResNeXt-101 32x4d, with and without squeeze-and-excitation; ResNet-50
