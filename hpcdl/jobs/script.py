@@ -8,6 +8,7 @@ values. Reasons ride behind their lines on a separator that no value can contain
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -326,8 +327,17 @@ def _compiled_templates() -> jinja2.BytecodeCache | None:
         status = place.stat()
     except OSError:
         return None
-    ours = status.st_uid == os.geteuid() and not status.st_mode & 0o022
-    return jinja2.FileSystemBytecodeCache(str(place)) if ours else None
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        return None
+
+    class Kept(jinja2.FileSystemBytecodeCache):
+        """Writes what it can: a script is rendered on a full disk, too."""
+
+        def dump_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
+            with suppress(OSError):
+                super().dump_bytecode(bucket)
+
+    return Kept(str(place))
 
 
 def explain(script: Script) -> str:

@@ -1,8 +1,10 @@
 """The batch script: right directives, right rules, readable, and clean for every layout."""
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -333,3 +335,20 @@ def test_a_directory_with_signs_is_named_as_sbatch_reads_it(
     three_generations: Site, path: str, directive: str
 ) -> None:
     assert directive in render(three_generations, job_dir=Path(path)).directives
+
+
+def test_a_full_disk_of_the_cache_does_not_keep_a_script_from_being_rendered(
+    tmp_path: Path,
+) -> None:
+    """Compiled templates cannot be kept: no file may grow in this process."""
+    program = (
+        "import resource, sys\nfrom hpcdl.cli import main\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\nsys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "job", "render", "--site", "embedded", "--gpus", "1"],
+        env={**os.environ, "HPCDL_CACHE": str(tmp_path)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "#SBATCH" in done.stdout
