@@ -6,7 +6,7 @@ PYTEST := $(BIN)/python -m pytest
 # `make down` finds the cluster of `make demo` by this.
 demo down clean: export HPCDL_SITE ?= embedded
 
-.PHONY: help demo down test test-fast test-matrix test-reframe test-long bench lint docs golden wheel venv system clean
+.PHONY: help demo down test test-fast test-matrix test-gpu-build test-reframe test-long bench lint docs golden wheel venv system clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -20,14 +20,18 @@ down: venv  ## stop the embedded cluster; no process or mount is left
 	@$(BIN)/hpcdl cluster down
 
 test: system lint  ## everything: lint, types, unit, golden, and integration tests
-	$(PYTEST) -m "not long and not matrix"
+	$(PYTEST) -m "not long and not matrix and not gpu_build"
 
 test-fast: lint  ## lint, types, unit and golden tests: no cluster, no TensorFlow
-	$(PYTEST) -q -m "not long and not matrix" tests/unit tests/golden
+	$(PYTEST) -q -m "not long and not matrix and not gpu_build" tests/unit tests/golden
 
 test-matrix: venv  ## Slurm 20.11, 22.05, 24.11 and 26.05, each from a Debian that has it (root; 10 minutes)
 	@bash tools/system.sh matrix mpi
 	$(PYTEST) -m "matrix and not long" tests/matrix
+
+test-gpu-build: venv  ## GPU stacks with real nvcc 12.4 and 11.8 in Debian rootfs, loaded without a GPU (root; 40 minutes)
+	@bash tools/system.sh matrix
+	$(PYTEST) -m gpu_build tests/integration/test_gpu_build.py
 
 test-reframe: venv  ## every supported release of ReFrame, each in an environment of its own
 	$(BIN)/python -m tests.reframe_venvs

@@ -54,7 +54,11 @@ for name, value in pairs(release.environment) do
       prepend_path(name, directory_of(value[place]))
     end
   else
-    -- What the user had before comes back when the module is unloaded.
+    -- What the user had comes back with `module unload`. Flags are added to the user's own.
+    local before = os.getenv(name)
+    if before and before ~= "" and name:match("_FLAGS$") and mode() == "load" then
+      value = before:find(value, 1, true) and before or before .. " " .. value
+    end
     pushenv(name, value)
   end
 end

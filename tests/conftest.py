@@ -14,7 +14,8 @@ pytest_plugins = [
 ]
 
 _left_out: Counter[str] = Counter()
-_TIERS = {"long": "make test-long", "matrix": "make test-matrix"}
+_TIERS = {"long": "make test-long", "matrix": "make test-matrix",
+          "gpu_build": "make test-gpu-build"}  # fmt: skip
 
 
 def pytest_configure() -> None:

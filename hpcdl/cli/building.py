@@ -6,7 +6,7 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
@@ -92,6 +92,11 @@ def build_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend", choices=["venv", "spack"], help="build method (default: the site file's)"
     )
+    wheels = parser.add_argument_group("from wheels")
+    wheels.add_argument("--partition", metavar="NAME",
+                        help="the build for this partition's GPUs only; all it needs")  # fmt: skip
+    wheels.add_argument("--without-horovod", action="store_true",
+                        help="for tf.distribute: no compiler is needed")  # fmt: skip
     spack = parser.add_argument_group("with Spack")
     spack.add_argument("--jobs", type=int, metavar="COUNT", help="parallel processes (all CPUs)")
     spack.add_argument("--unsigned", action="store_true", help="do not sign the build cache")
@@ -110,15 +115,15 @@ def run_build(args: argparse.Namespace) -> ExitCode:
 
 
 def _build_venv(site: Site, args: argparse.Namespace) -> ExitCode:
-    from hpcdl.stack.build import build, plan_build
+    from hpcdl.stack.build import build, plan_builds
 
     if args.jobs or args.unsigned or args.time_limit:
         raise BadInput("--jobs, --unsigned and --time-limit are for stacks that Spack builds")
-    plan = plan_build(site, args.name)
+    plans = plan_builds(site, args.name, partition=args.partition, horovod=not args.without_horovod)
     if args.dry_run:
-        return _would_build(plan, args)
-    existed = plan.exists
-    return _built(build(plan, progress_teller()), existed, args)
+        return _would_build(plans, args)
+    say, existed = progress_teller(), [plan.exists for plan in plans]
+    return _built([build(plan, say) for plan in plans], existed, args)
 
 
 def _build_spack(site: Site, args: argparse.Namespace) -> ExitCode:
@@ -128,32 +133,47 @@ def _build_spack(site: Site, args: argparse.Namespace) -> ExitCode:
 
     if args.jobs is not None and args.jobs < 1:
         raise BadInput("--jobs must be at least 1")
+    if args.partition or args.without_horovod:
+        raise BadInput("--partition and --without-horovod are for stacks from wheels")
     plan = plan_spack(site, args.name)
     if args.dry_run:
-        return _would_build(plan, args)
+        return _would_build([plan], args)
     existed, options = plan.exists, Options(args.jobs, args.unsigned, args.time_limit)
     with StatusLine(sys.stderr) as line:
         release = build_spack(plan, progress_teller(), progress(line), options)
-    return _built(release, existed, args)
+    return _built([release], [existed], args)
 
 
-def _would_build(plan: BuildPlan | SpackPlan, args: argparse.Namespace) -> ExitCode:
+def _would_build(plans: Sequence[BuildPlan | SpackPlan], args: argparse.Namespace) -> ExitCode:
     if args.json:
-        print_json(plan.as_data())
-    else:
+        data = [plan.as_data() for plan in plans]
+        print_json(data[0] if len(data) == 1 else {"schema": 1, "builds": data})
+        return ExitCode.OK
+    for plan in plans:
+        where = f" for {', '.join(_partitions(plan))}" if len(plans) > 1 else ""
         steps = plan.steps() or [f"nothing: {plan.release_id} is already built"]
-        print("\n".join(["would do:", *(f"  {step}" for step in steps)]))
+        print("\n".join([f"would do{where}:", *(f"  {step}" for step in steps)]))
     return ExitCode.OK
 
 
-def _built(release: Release, existed: bool, args: argparse.Namespace) -> ExitCode:
+def _partitions(plan: BuildPlan | SpackPlan) -> Sequence[str]:
+    return plan.expected().partitions
+
+
+def _built(
+    releases: Sequence[Release], existed: Sequence[bool], args: argparse.Namespace
+) -> ExitCode:
     from hpcdl.stack.release import as_record
 
     if args.json:
-        print_json({**as_record(release), "built": not existed})
-    else:
-        print(f"{release.id} {'was already built' if existed else 'is built'} in {release.root}")
-        print(f"next: hpcdl stack publish {release.id}")
+        data = [{**as_record(one), "built": not was}
+                for one, was in zip(releases, existed, strict=True)]  # fmt: skip
+        print_json(data[0] if len(data) == 1 else {"schema": 1, "releases": data})
+        return ExitCode.OK
+    for one, was in zip(releases, existed, strict=True):
+        print(f"{one.id} {'was already built' if was else 'is built'} in {one.root}")
+    for one in releases:
+        print(f"next: hpcdl stack publish {one.id}")
     return ExitCode.OK
 
 

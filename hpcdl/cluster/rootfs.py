@@ -198,7 +198,7 @@ def build(suite: Suite, say: Say, *, into: Path | None = None) -> Root:
         if there is not None:
             return there
         aside = target.with_name(f".{suite.name}.partial")
-        mirror = suite.mirror or _own_mirror()
+        mirror = suite.mirror or own_mirror()
         say(f"building a rootfs of {suite.name} from {mirror}, once: a minute or two, 300 MB")
         try:
             root = _bootstrap(suite, mirror, aside, say)
@@ -215,7 +215,7 @@ def _bootstrap(suite: Suite, mirror: str, aside: Path, say: Say) -> Root:
     shutil.rmtree(aside, ignore_errors=True)
     run(
         [*_BUILDING, _tool("debootstrap"), "--variant=minbase", "--merged-usr",
-         f"--include={','.join(facts.load('slurm_suites')['packages'])}", *_trust(say),
+         f"--include={','.join(facts.load('slurm_suites')['packages'])}", *trust(say),
          suite.name, aside, mirror, *_script(suite.name)],
         env=_proxy(),
         timeout=_BUILD_SECONDS,
@@ -334,7 +334,7 @@ def _tool(name: str) -> str:
     return str(find_program(name) or name)
 
 
-def _trust(say: Say) -> tuple[str, ...]:
+def trust(say: Say) -> tuple[str, ...]:
     """How debootstrap checks signatures."""
     if _KEYRING.exists():
         return (f"--keyring={_KEYRING}",)
@@ -347,7 +347,7 @@ def _script(suite: str) -> Iterable[Path]:
     return () if (_SCRIPTS / suite).exists() else (_SCRIPTS / "sid",)
 
 
-def _own_mirror() -> str:
+def own_mirror() -> str:
     """The mirror of Debian that the machine's apt uses, else the facts' one."""
     default = str(facts.load("slurm_suites")["mirror"])
     if find_program("apt-get") is None:

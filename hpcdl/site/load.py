@@ -147,6 +147,9 @@ def _stack(name: str, values: dict[str, Any]) -> StackRequest:
         partitions=tuple(values["partitions"]),
         pins=MappingProxyType(dict(values["pins"])),
         packages=tuple(values["packages"]),
+        variant=values.get("variant"),
+        horovod=values.get("horovod") != "none",
+        cuda_home=Path(values["cuda_home"]) if "cuda_home" in values else None,
     )
 
 

@@ -187,6 +187,8 @@ class StackRequest:
     """A stack the site wants: its backend, pins, and the partitions it serves.
 
     `packages` are requirements beside TensorFlow's, such as `pandas` or `jupyterlab>=4`.
+    `variant` is `cpu` where a build for CPUs is meant although partitions have GPUs; without
+    `horovod` it is for tf.distribute; `cuda_home` has the nvcc that compiles Horovod.
     """
 
     name: str
@@ -194,6 +196,9 @@ class StackRequest:
     partitions: tuple[str, ...]
     pins: Mapping[str, str]
     packages: tuple[str, ...] = ()
+    variant: str | None = None
+    horovod: bool = True
+    cuda_home: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -289,6 +289,15 @@ STACK = _map(
             "examples": [["pandas", "jupyterlab>=4,<5"]],
             "default": [],
         },
+        "variant": _text("`cpu`: a build for CPUs, although its partitions have GPUs, which then "
+                         "stay idle. Without it the partitions decide.", enum=["cpu"]),
+        "horovod": _text("`none`: without Horovod, for tf.distribute; no compiler is needed then.",
+                         enum=["none"]),
+        "cuda_home": _text(
+            "The CUDA toolkit whose nvcc compiles Horovod; needed while building only. By default "
+            "the first that fits of $CUDA_HOME, PATH and /usr/local/cuda*.",
+            pattern="^/", examples=["/usr/local/cuda-12.4"],
+        ),
     },
 )  # fmt: skip
 

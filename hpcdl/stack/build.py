@@ -20,12 +20,19 @@ from typing import Any
 
 from hpcdl import __version__
 from hpcdl.site import Site, StackRequest
-from hpcdl.stack.horovod import build_horovod, find_horovod, horovod_folder, mpi_version
+from hpcdl.stack.horovod import (
+    build_horovod,
+    built_with,
+    find_horovod,
+    horovod_folder,
+    mpi_version,
+)
 from hpcdl.stack.install import (
     add_startup,
     compile_bytecode,
     install,
     open_to_readers,
+    require_free,
     require_space,
 )
 from hpcdl.stack.lmod import SITE_FILE
@@ -33,17 +40,18 @@ from hpcdl.stack.loaded import modules_behind
 from hpcdl.stack.recipe import (
     Interpreter,
     Recipe,
-    choose,
     digest,
     find_request,
-    running_interpreter,
+    interpreter,
+    recipe_of,
 )
 from hpcdl.stack.release import SCHEMA, Release, read_release, releases_folder
-from hpcdl.stack.resolve import check_pins
+from hpcdl.stack.resolve_groups import groups
 from hpcdl.stack.seal import record_release
 from hpcdl.stack.sources import SourcesChanged, own_digest, own_wheel
+from hpcdl.stack.toolchain import Toolchain, find_toolchain
 from hpcdl.stack.wheelhouse import Say, Wheelhouse, fetch, find_wheelhouse, new_log, sha256
-from hpcdl.system.errors import MissingPrerequisite
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import LockBusy, explain_os_errors, shared_lock
 from hpcdl.system.resources import cache
 from hpcdl.system.run import run
@@ -57,10 +65,14 @@ _RELEASE_ID = re.compile(r".+-\d+(\.\d+)+-(cpu|cuda\d[a-z0-9.-]*)-[0-9a-f]{8}")
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """What a build will do. `release_id` is None until the wheels are locked."""
+    """What a build will do. `release_id` is None until the wheels are locked.
+
+    `partitions` are those that it serves, none meaning all; `mpi` is empty without Horovod.
+    """
 
     site: Site
     request: StackRequest
+    partitions: tuple[str, ...]
     recipe: Recipe
     python: Interpreter
     mpi: str
@@ -74,11 +86,26 @@ class BuildPlan:
         """Readable and content-addressed, such as `tensorflow-2.21.0-cpu-1f0c9a3e`."""
         if self.wheelhouse is None:
             return None
-        horovod = horovod_folder(self.recipe, self.python, self.mpi).name
         lock = [wheel.as_lock() for wheel in self.wheelhouse.wheels]
-        key = digest(SCHEMA, lock, horovod, self.python.version, self.own, self.request.partitions,
-                     self.modules)  # fmt: skip
+        key = digest(SCHEMA, lock, self.horovod_key, self.python.version, self.own,
+                     self.partitions, self.modules)  # fmt: skip
         return f"{self.request.name}-{self.recipe.tensorflow}-{self.recipe.variant}-{key}"
+
+    @property
+    def horovod_key(self) -> str:
+        """What names the build of Horovod in the cache; empty without Horovod."""
+        with_it = self.recipe.horovod is not None
+        return horovod_folder(self.recipe, self.python, self.mpi).name if with_it else ""
+
+    @property
+    def needs_compilers(self) -> bool:
+        """Whether Horovod has to be compiled."""
+        with_it = self.recipe.horovod is not None
+        return with_it and find_horovod(self.recipe, self.python, self.mpi) is None
+
+    def toolchain(self) -> Toolchain:
+        """The compilers of this machine for it; see `find_toolchain`."""
+        return find_toolchain(self.site, self.request, self.recipe)
 
     @property
     def exists(self) -> bool:
@@ -90,15 +117,28 @@ class BuildPlan:
         """What is left to do, in words; empty where the release exists."""
         if self.exists:
             return []
-        fetched = self.wheelhouse is not None
-        built = find_horovod(self.recipe, self.python, self.mpi) is not None
-        recipe = self.recipe
+        recipe, fetched = self.recipe, self.wheelhouse is not None
         place = releases_folder(self.site) / (self.release_id or "ID")
+        what = "them, Horovod" if recipe.horovod else "them"
         return [
-            *([] if fetched else [f"fetch {recipe.package} {recipe.tensorflow} and what it needs"]),
-            *([] if built else [f"build Horovod {recipe.horovod.version} with {self.mpi}"]),
-            f"install them and hpcdl {__version__} in {place}/stack (Python {self.python.version})",
-        ]
+            *([] if fetched else [f"fetch {recipe.package} {recipe.tensorflow} and what it needs "
+                                  f"(about {recipe.fetch_gb:.1f} GB)"]),
+            *([self._compile_step()] if self.needs_compilers else []),
+            *([] if recipe.horovod else ["leave Horovod out: the stack is for tf.distribute"]),
+            f"install {what} and hpcdl {__version__} in {place}/stack "
+            f"(Python {self.python.version})",
+        ]  # fmt: skip
+
+    def _compile_step(self) -> str:
+        """How Horovod will be compiled, or what is missing for that."""
+        assert self.recipe.horovod is not None
+        gpus = ", ".join(f"sm_{one.replace('.', '')}" for one in self.recipe.horovod.computes)
+        what = f"build Horovod {self.recipe.horovod.version} with {self.mpi}"
+        what += f", NCCL {self.recipe.versions['nccl']}, for {gpus}" if gpus else ""
+        try:
+            return f"{what}, by {self.toolchain()}"
+        except MissingPrerequisite as lack:
+            return f"{what}: not on this machine, {lack.message}; {lack.hint}"
 
     def as_data(self) -> dict[str, Any]:
         """The plan for machines."""
@@ -113,7 +153,8 @@ class BuildPlan:
             "proof": self.recipe.proof,
             "source": self.recipe.source,
             "requirements": list(self.recipe.requirements),
-            "edits": {edit.name: edit.why for edit in self.recipe.horovod.edits},
+            "partitions": list(self.partitions),
+            "edits": {edit.name: edit.why for edit in self.recipe.edits},
             "modules": [dict(module) for module in self.modules],
             "steps": self.steps(),
         }
@@ -129,7 +170,7 @@ class BuildPlan:
             root=releases_folder(self.site) / name,
             module=self.recipe.module,
             versions=self.versions(),
-            partitions=self.request.partitions,
+            partitions=self.partitions,
             proof=self.recipe.proof,
             created="",
             hpcdl=f"{__version__}+{self.own}",
@@ -138,15 +179,22 @@ class BuildPlan:
                 **({"modules": list(self.modules)} if self.modules else {}),
             },
             lock=tuple(wheel.as_lock() for wheel in wheels),
+            environment=self._environment(releases_folder(self.site) / name / "stack"),
         )
+
+    def _environment(self, stack: Path) -> dict[str, str]:
+        """What the module sets beyond PATH."""
+        packages = stack / "lib" / f"python{self.python.minor}" / "site-packages"
+        return {name: text.format(packages=packages)
+                for name, text in self.recipe.environment.items()}  # fmt: skip
 
     def versions(self) -> Mapping[str, str]:
         """The components a person asks for, by name."""
         known = {
             "python": self.python.version,
             "tensorflow": self.recipe.tensorflow,
-            "horovod": self.recipe.horovod.version,
-            "mpi": self.mpi,
+            **self.recipe.versions,
+            **({"mpi": self.mpi} if self.mpi else {}),
             "hpcdl": __version__,
         }
         if self.wheelhouse is not None:
@@ -155,20 +203,56 @@ class BuildPlan:
         return MappingProxyType(known)
 
 
-def plan_build(site: Site, name: str | None = None) -> BuildPlan:
-    """What a build of that stack would do on this machine.
+def plan_builds(
+    site: Site, name: str | None = None, *, partition: str | None = None, horovod: bool = True
+) -> tuple[BuildPlan, ...]:
+    """What builds of a stack would do on this machine: one per TensorFlow that its GPUs need.
+
+    Args:
+        site: whose prefix.
+        name: which stack; the first one by default.
+        partition: the build for this partition only.
+        horovod: False leaves it out, whatever the site says.
 
     Raises:
-        BadInput: there is no such stack, or its pins cannot be kept.
-        MissingPrerequisite: no row of the wheels' table fits, or there is no MPI.
+        BadInput: there is no such stack or partition, or its pins cannot be kept.
+        MissingPrerequisite: no set of versions fits a partition, or there is no MPI.
     """
     request = find_request(site, name)
-    check_pins(request)
-    python = running_interpreter()
-    recipe = choose(request, python)
-    found = find_wheelhouse(recipe, python)
-    behind = tuple(modules_behind("mpirun"))
-    return BuildPlan(site, request, recipe, python, mpi_version(), own_digest(), found, behind)
+    if not horovod:
+        request = replace(request, horovod=False)
+    site = replace(site, stacks={**site.stacks, request.name: request})
+    found = groups(site, request)
+    wanted = [one for one in found if partition is None or site.partition(partition).name in one]
+    if not wanted:
+        raise BadInput(f"stack '{request.name}' does not serve partition '{partition}'")
+    mpi = mpi_version() if request.horovod else ""
+    behind = tuple(modules_behind("mpirun")) if request.horovod else ()
+    plans = []
+    for names in wanted:
+        recipe = recipe_of(site, request, names)
+        python = interpreter(recipe.python)
+        house = find_wheelhouse(recipe, python)
+        served = names if len(found) > 1 else request.partitions
+        plans.append(BuildPlan(site, request, served, recipe, python, mpi, own_digest(), house,
+                               behind))  # fmt: skip
+    return tuple(plans)
+
+
+def plan_build(site: Site, name: str | None = None, partition: str | None = None) -> BuildPlan:
+    """The one build of a stack, or of one of its partitions; see `plan_builds`.
+
+    Raises:
+        BadInput: as there, or its partitions need several.
+    """
+    found = plan_builds(site, name, partition=partition)
+    if len(found) > 1:
+        raise BadInput(
+            f"stack '{found[0].request.name}' is {len(found)} builds: "
+            + "; ".join(", ".join(one.partitions) for one in found),
+            hint="name a partition",
+        )
+    return found[0]
 
 
 def build(plan: BuildPlan, say: Say) -> Release:
@@ -178,7 +262,10 @@ def build(plan: BuildPlan, say: Say) -> Release:
         CommandFailed: a step failed; its log is named and nothing is left of the tree.
         MissingPrerequisite: no room, no permission, a compiler missing, another build at work.
     """
+    if not plan.exists and plan.needs_compilers:
+        plan.toolchain()  # before gigabytes are fetched for nothing
     if plan.wheelhouse is None:
+        require_free(releases_folder(plan.site), plan.recipe.tree_gb)
         plan = replace(plan, wheelhouse=fetch(plan.recipe, plan.python, say))
     for _ in range(_ATTEMPTS):
         try:
@@ -250,17 +337,19 @@ def _fill(plan: BuildPlan, root: Path, say: Say) -> None:
     pip = next(path for path in wheels if path.name.startswith("pip-"))
     install(python, wheels, pip, log)
     own = own_wheel(python, plan.own)
-    horovod = build_horovod(recipe, plan.python, plan.mpi, stack / "bin", say)
-    say("installing Horovod and hpcdl")
-    install(python, [horovod, own], pip, log)
+    added = [own]
+    if recipe.horovod is not None:
+        added = [build_horovod(recipe, plan.python, plan.mpi, stack, plan.toolchain, say), own]
+    say("installing Horovod and hpcdl" if recipe.horovod else "installing hpcdl, without Horovod")
+    install(python, added, pip, log)
+    for name in recipe.horovod.leave_out if recipe.horovod else ():
+        (stack / name).unlink()
     packages = stack / "lib" / f"python{plan.python.minor}" / "site-packages"
     # The module's hpcdl knows its site without being told: a publish writes the file.
     (packages / "hpcdl" / SITE_FILE).symlink_to(plan.site.paths.prefix / "etc" / SITE_FILE)
-    for name in recipe.horovod.leave_out:
-        (stack / name).unlink()
     add_startup(stack)
     say("compiling bytecode, setting permissions")
-    store = cache() / "bytecode" / f"{house.folder.name}-{horovod.parent.name}-{_lock_key(house)}"
+    store = cache() / "bytecode" / f"{house.folder.name}-{plan.horovod_key}-{_lock_key(house)}"
     compile_bytecode(python, packages, store, log)
     open_to_readers(root)
 
@@ -271,18 +360,23 @@ def _lock_key(house: Wheelhouse) -> str:
 
 def _record(plan: BuildPlan) -> None:
     """Seal the tree and write release.json, which makes it a release."""
-    horovod = find_horovod(plan.recipe, plan.python, plan.mpi)
-    assert horovod is not None
-    own = {
-        "name": "horovod",
-        "version": plan.recipe.horovod.version,
-        "file": horovod.name,
-        "sha256": sha256(horovod),
-        "built": horovod.parent.name,
-    }
+    own = [_lock_of_horovod(plan)] if plan.recipe.horovod else []
     expected = plan.expected()
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    record_release(replace(expected, created=created, lock=(*expected.lock, own)))
+    record_release(replace(expected, created=created, lock=(*expected.lock, *own)))
+
+
+def _lock_of_horovod(plan: BuildPlan) -> dict[str, str]:
+    wheel = find_horovod(plan.recipe, plan.python, plan.mpi)
+    assert wheel is not None
+    return {
+        "name": "horovod",
+        "version": plan.recipe.versions["horovod"],
+        "file": wheel.name,
+        "sha256": sha256(wheel),
+        "built": wheel.parent.name,
+        "compilers": built_with(wheel),
+    }
 
 
 def build_lock(site: Site) -> Path:

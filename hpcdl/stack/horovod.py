@@ -1,26 +1,35 @@
 """Horovod's wheel: built once from its sdist by the recipe, then kept in the cache.
 
-The sdist is checked against the recipe's digest, the recipe's edits are made (an edit whose
-line is not found is an error, never skipped), and the build runs in the environment of the
-stack itself, so that it compiles against exactly the TensorFlow it will run with. Its key
-holds everything that shapes the result: Python, TensorFlow, Horovod, MPI, recipe.
+The sdist is checked against the recipe's digest, the recipe's edits are made (one whose text is
+not found is an error, never skipped), and the build runs in the environment of the stack itself:
+it compiles against exactly the TensorFlow it will run with, and for GPUs it is linked with the
+NCCL of the stack's own wheels. Its key holds everything that shapes the result: Python,
+TensorFlow, CUDA, NCCL, Horovod, MPI, the recipe with its GPUs; the compilers are noted beside it.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 from hpcdl.stack.recipe import Edit, HorovodRecipe, Interpreter, Recipe, digest
+from hpcdl.stack.toolchain import PACKAGES, Toolchain
 from hpcdl.stack.wheelhouse import Say, new_log, sha256, wheels_cache
 from hpcdl.system.errors import MissingPrerequisite
-from hpcdl.system.files import explain_os_errors, locked
-from hpcdl.system.run import run
+from hpcdl.system.files import explain_os_errors, locked, write_atomic
+from hpcdl.system.run import CommandFailed, run
 
 _BUILD_SECONDS = 3600
-_PACKAGES = "apt install libopenmpi-dev openmpi-bin g++ cmake make"
+_COMPILERS = "compilers.txt"
+_COMPLAINT = re.compile(
+    r"^\S+?[:(]\d+.*?\b(?:fatal )?error\s*:.*|^nvcc fatal.*|^CMake Error.*|^\S*ld: .*undefined.*",
+    re.MULTILINE,
+)
+"""What gcc, nvcc (`file(12): error: ...`), CMake and the linker say first when they give up."""
 
 
 def mpi_version() -> str:
@@ -29,7 +38,7 @@ def mpi_version() -> str:
     Raises:
         MissingPrerequisite: there is no mpirun.
     """
-    first = run(["mpirun", "--version"], hint=f"Debian and Ubuntu: {_PACKAGES}").stdout
+    first = run(["mpirun", "--version"], hint=f"Debian and Ubuntu: {PACKAGES}").stdout
     words = first.splitlines()[0] if first else "unknown MPI"
     return words.removeprefix("mpirun ").replace("(", "").replace(")", "").strip()
 
@@ -37,7 +46,8 @@ def mpi_version() -> str:
 def horovod_folder(recipe: Recipe, python: Interpreter, mpi: str) -> Path:
     """Where the wheel of a recipe lies, whether or not it is there yet."""
     built = recipe.horovod
-    key = digest(built, recipe.package, recipe.tensorflow, python.minor, mpi)
+    assert built is not None
+    key = digest(built, recipe.package, recipe.tensorflow, recipe.versions, python.minor, mpi)
     return wheels_cache() / f"horovod-{built.version}-tf{recipe.tensorflow}-{python.tag}-{key}"
 
 
@@ -47,8 +57,19 @@ def find_horovod(recipe: Recipe, python: Interpreter, mpi: str) -> Path | None:
     return next(iter(sorted(folder.glob("horovod-*.whl"))), None)
 
 
+def built_with(wheel: Path) -> str:
+    """The compilers that a wheel was built with, in words."""
+    noted = wheel.parent / _COMPILERS
+    return noted.read_text(encoding="utf-8").strip() if noted.is_file() else ""
+
+
 def build_horovod(
-    recipe: Recipe, python: Interpreter, mpi: str, environment: Path, say: Say
+    recipe: Recipe,
+    python: Interpreter,
+    mpi: str,
+    environment: Path,
+    toolchain: Callable[[], Toolchain],
+    say: Say,
 ) -> Path:
     """The wheel, built now where it is not there.
 
@@ -56,21 +77,24 @@ def build_horovod(
         recipe: what to build.
         python: the Python it is for.
         mpi: the MPI it is for, as `mpi_version` tells.
-        environment: the bin folder of a Python that has TensorFlow and setuptools.
+        environment: a virtual environment that has TensorFlow, NCCL and setuptools.
+        toolchain: finds the compilers; asked only where there is something to build.
         say: told what happens.
 
     Raises:
-        MissingPrerequisite: a compiler or MPI is missing, or the sources differ from the recipe.
-        CommandFailed: the build failed; its log is named.
+        MissingPrerequisite: a compiler or MPI is missing, or the sources are not those of the
+            recipe.
+        CommandFailed: the build failed; the compiler's first complaint and the log are named.
     """
     found = find_horovod(recipe, python, mpi)
     if found is not None:
         return found
+    assert recipe.horovod is not None
     with locked(wheels_cache() / ".horovod.lock", wait_seconds=_BUILD_SECONDS):
         found = find_horovod(recipe, python, mpi)
         if found is not None:
             return found
-        require_commands(recipe.horovod)
+        compilers = toolchain()
         folder = horovod_folder(recipe, python, mpi)
         # A name of its own: compilers that a killed build left may still write to theirs.
         for left in folder.parent.glob(f"{folder.name}.partial-*"):
@@ -79,8 +103,10 @@ def build_horovod(
         with explain_os_errors(partial):
             partial.mkdir(parents=True)
         try:
-            _build(recipe.horovod, environment, partial, say)
+            packages = environment / "lib" / f"python{python.minor}" / "site-packages"
+            _build(recipe.horovod, environment / "bin", packages, partial, compilers, say)
             with explain_os_errors(folder):
+                write_atomic(partial / _COMPILERS, f"{compilers}\n")
                 shutil.rmtree(partial / "sources")
                 shutil.rmtree(folder, ignore_errors=True)
                 partial.rename(folder)
@@ -91,50 +117,66 @@ def build_horovod(
     return wheel
 
 
-def require_commands(recipe: HorovodRecipe) -> None:
-    """Hold the machine against what the build needs, all of it at once.
-
-    Raises:
-        MissingPrerequisite: names every missing command.
-    """
-    missing = [command for command in recipe.commands if shutil.which(command) is None]
-    if missing:
-        raise MissingPrerequisite(
-            f"Horovod cannot be built: there is no {', '.join(missing)} on PATH",
-            hint=f"Debian and Ubuntu: {_PACKAGES}",
-        )
-
-
-def _build(recipe: HorovodRecipe, environment: Path, folder: Path, say: Say) -> None:
+def _build(
+    recipe: HorovodRecipe,
+    programs: Path,
+    packages: Path,
+    folder: Path,
+    compilers: Toolchain,
+    say: Say,
+) -> None:
     """From the sdist to a wheel in `folder`."""
     log = new_log("horovod")
-    pip: list[str | Path] = [
-        environment / "python",
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "--no-input",
-    ]
+    pip: list[str | Path] = [programs / "python", "-m", "pip", "--disable-pip-version-check",
+                             "--no-input"]  # fmt: skip
     sdist = _sdist(recipe, pip, folder, log, say)
-    say(f"building Horovod {recipe.version} (minutes, once; log: {log})")
+    say(f"building Horovod {recipe.version} with {compilers} (minutes, once; log: {log})")
     with tarfile.open(sdist) as archive:
         _extract(archive, folder / "sources")
     sources = folder / "sources" / sdist.name.removesuffix(".tar.gz")
     for edit in recipe.edits:
         apply_edit(sources, edit)
-    run(
-        [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, sources],
-        env={
-            **recipe.environment,
-            "PATH": f"{environment}:{os.environ['PATH']}",
-            "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}",
-        },
-        log=log,
-        timeout=_BUILD_SECONDS,
-        tied=True,
-        hint="the log shows the compiler's first complaint; search it for 'error:'",
-    )
+    nccl = {"HOROVOD_NCCL_HOME": str(_nccl(packages, sources))} if recipe.computes else {}
+    try:
+        run(
+            [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, sources],
+            env={
+                **recipe.environment,
+                **compilers.environment(),
+                **nccl,
+                "PATH": f"{programs}:{os.environ['PATH']}",
+                "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}",
+            },
+            log=log,
+            timeout=_BUILD_SECONDS,
+            tied=True,
+        )
+    except CommandFailed as fault:
+        said = first_complaint(log)
+        raise CommandFailed(fault.result, hint=f"first error: {said}" if said else "") from fault
     sdist.unlink(missing_ok=True)
+
+
+def _nccl(packages: Path, sources: Path) -> Path:
+    """NCCL of the wheel, with the link that a linker looks for.
+
+    It lies inside the sources, so that CMake does not write its place into the library.
+    """
+    home, wheel = sources / "nccl", packages / "nvidia" / "nccl"
+    (home / "lib").mkdir(parents=True)
+    (home / "include").symlink_to(wheel / "include")
+    (home / "lib" / "libnccl.so").symlink_to(wheel / "lib" / "libnccl.so.2")
+    return home
+
+
+def first_complaint(log: Path) -> str:
+    """The first error in a compiler's log, with its file; empty where there is none."""
+    try:
+        text = log.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    match = _COMPLAINT.search(re.sub(r"(?m)^\s+", "", text))
+    return match.group(0)[:400] if match else ""
 
 
 def _sdist(recipe: HorovodRecipe, pip: list[str | Path], folder: Path, log: Path, say: Say) -> Path:
@@ -164,18 +206,17 @@ def _extract(archive: tarfile.TarFile, folder: Path) -> None:
 
 
 def apply_edit(sources: Path, edit: Edit) -> None:
-    """Take one line out of a source file.
+    """Put a text in the place of another in a source file.
 
     Raises:
-        MissingPrerequisite: the line is not there exactly once: other sources.
+        MissingPrerequisite: it is not there exactly once, so the edit is not for these sources.
     """
     path = sources / edit.file
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
-    kept = [line for line in lines if line.strip() != edit.remove]
-    if len(lines) - len(kept) != 1:
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    if text.count(edit.find) != 1:
         raise MissingPrerequisite(
-            f"the edit '{edit.name}' does not fit {edit.file}: its line is there "
-            f"{len(lines) - len(kept)} times, not once",
+            f"the edit '{edit.name}' does not fit {edit.file}: its text is there "
+            f"{text.count(edit.find)} times, not once",
             hint="the recipe in hpcdl/facts/wheels.yaml is for other sources",
         )
-    path.write_text("".join(kept), encoding="utf-8")
+    path.write_text(text.replace(edit.find, edit.replace), encoding="utf-8")

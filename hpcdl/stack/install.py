@@ -162,11 +162,28 @@ def require_space(where: Path, wheels: Sequence[Path]) -> None:
         free = shutil.disk_usage(where).free
     needed = _SPARE_BYTES + sum(map(_unpacked, wheels))
     if free < needed:
-        raise MissingPrerequisite(
-            f"no space left for the stack in {where}: it needs {needed / 1e9:.1f} GB, "
-            f"{free / 1e9:.1f} GB are free",
-            hint="`hpcdl stack gc` removes releases that nothing uses",
-        )
+        raise _no_space(where, needed / 1e9, free / 1e9)
+
+
+def require_free(folder: Path, needed_gb: float) -> None:
+    """Refuse before anything is fetched where a tree of that size will not fit.
+
+    Raises:
+        MissingPrerequisite: says how much is needed and how much is there, in GB.
+    """
+    with explain_os_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free / 1e9
+    if free < needed_gb:
+        raise _no_space(folder, needed_gb, free)
+
+
+def _no_space(folder: Path, needed_gb: float, free_gb: float) -> MissingPrerequisite:
+    return MissingPrerequisite(
+        f"no space left for the stack in {folder}: it needs {needed_gb:.1f} GB, "
+        f"{free_gb:.1f} GB are free",
+        hint="`hpcdl stack gc` removes releases that nothing uses",
+    )
 
 
 def _unpacked(wheel: Path) -> int:

@@ -101,9 +101,11 @@ def _version(release: Release) -> str:
 def summary(release: Release) -> str:
     """One line for `module whatis` and `module spider`."""
     versions = release.versions
-    parts = {"Horovod": "horovod", "CUDA": "cuda", "cuDNN": "cudnn", "Python": "python"}
+    parts = {"Horovod": "horovod", "CUDA": "cuda", "cuDNN": "cudnn", "NCCL": "nccl",
+             "Python": "python"}  # fmt: skip
     rest = [f"{title} {versions[name]}" for title, name in parts.items() if name in versions]
-    return ", ".join([f"TensorFlow {versions['tensorflow']}", *rest, versions["mpi"]])
+    mpi = [versions["mpi"]] if "mpi" in versions else []
+    return ", ".join([f"TensorFlow {versions['tensorflow']}", *rest, *mpi])
 
 
 def render_modules(site: Site, shown: Sequence[Release], chosen: Dispatch) -> dict[str, str]:

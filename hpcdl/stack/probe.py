@@ -48,7 +48,8 @@ def _horovod() -> dict[str, Any]:
         return {"horovod": None}
     import horovod
 
-    return {"horovod": horovod.__version__, "mpi": hvd.mpi_built(), "nccl": bool(hvd.nccl_built())}
+    return {"horovod": horovod.__version__, "mpi": hvd.mpi_built(), "nccl": int(hvd.nccl_built()),
+            "horovod_cuda": bool(hvd.cuda_built())}  # fmt: skip
 
 
 def kernel() -> dict[str, Any]:

@@ -97,6 +97,7 @@ def publish(
     release, event = read_release(site, release_id), Event("publish", release_id, "")
     require_answers(site, release)
     require_readers(site, release, say)
+    _require_gpus_served(site, release)
     proof = read_proof(release)
     if verify_again or proof is None or not proof.passed or not enough(proof):
         say(f"verifying {release_id} through its module")
@@ -116,6 +117,27 @@ def publish(
         moves = _moves(site, event)
         _switch(site, event, before)
     return PublishResult(before, release.id, proof, moves)
+
+
+def _require_gpus_served(site: Site, release: Release) -> None:
+    """A build for CPUs serves GPUs only where the site asks for that.
+
+    Raises:
+        CheckFailed: it is for CPUs, and partitions that it serves have GPUs.
+    """
+    stack = site.stacks.get(release.stack)
+    meant = stack is None or stack.backend != "venv" or stack.variant == "cpu"
+    if meant or "cuda" in release.versions:
+        return
+    served = [site.partitions[name] for name in release.partitions or site.partitions
+              if name in site.partitions]  # fmt: skip
+    idle = [part.name for part in served if part.gpu is not None]
+    if idle:
+        raise CheckFailed(
+            f"{release.id} is for CPUs, and would leave the GPUs of {', '.join(idle)} idle",
+            hint="`hpcdl stack build` makes one for GPUs; `variant: cpu` in the stack of the site "
+            "file says that this is meant",
+        )
 
 
 def verify(site: Site, release_id: str, gate: Gate = verify_here) -> Proof:

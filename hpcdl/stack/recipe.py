@@ -1,7 +1,8 @@
-"""Which wheels make a stack: chosen from hpcdl/facts/wheels.yaml, never from code.
+"""Which wheels make a stack, and how Horovod is built against them: facts, never code.
 
-Pure: from a stack's pins and a Python version to a `Recipe`, with the reason where none fits.
-Digests of a recipe name what is cached, so a changed fact never meets a stale file.
+From a resolution (`hpcdl stack resolve`) to a `Recipe` by hpcdl/facts/wheels.yaml and
+nvidia_wheels.yaml, with the reason where none fits. Digests of a recipe name what is cached, so a
+changed fact never meets a stale file.
 """
 
 from __future__ import annotations
@@ -10,28 +11,33 @@ import hashlib
 import json
 import platform
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpcdl import facts
 from hpcdl.site import Site, StackRequest
+from hpcdl.stack.gpu_needs import driver_needs, models
+from hpcdl.stack.resolve import resolve_build
+from hpcdl.stack.resolve_answer import Resolution
+from hpcdl.stack.resolve_facts import conditions
+from hpcdl.stack.resolve_groups import computes_of
 from hpcdl.system.errors import BadInput, MissingPrerequisite
+from hpcdl.system.run import run
 from hpcdl.system.text import did_you_mean, one_of
 
 MODULE = "tensorflow"
-_PACKAGES = frozenset({"keras"})
-"""Components that are wheels of their own beside TensorFlow and Horovod."""
 
 
 @dataclass(frozen=True)
 class Edit:
-    """One line taken out of a source file, and why."""
+    """A text that stands once in a source file, what takes its place, and why."""
 
     name: str
     file: str
-    remove: str
+    find: str
+    replace: str
     why: str
 
 
@@ -40,7 +46,8 @@ class HorovodRecipe:
     """How Horovod is built from its sdist.
 
     `environment` is set while it builds, `commands` must be on PATH, `leave_out` are files of
-    the installation that are removed again.
+    the installation that are removed again. `computes` are the GPUs that it is compiled for,
+    such as `6.0`; none for CPUs.
     """
 
     version: str
@@ -50,25 +57,43 @@ class HorovodRecipe:
     commands: tuple[str, ...]
     leave_out: tuple[str, ...]
     edits: tuple[Edit, ...]
+    computes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A set of wheels that belongs together, with the proof level of the row it comes from."""
+    """A set of wheels that belongs together, and how sure it is that it works.
+
+    `variant` is `cpu` or such as `cuda12.9-sm60-sm70`; `python` such as `3.11`; `versions` are
+    those of Horovod, CUDA, cuDNN and NCCL, as far as they are in it; `horovod` is None in a stack
+    for tf.distribute. `environment` is what the module sets;
+    `{packages}` stands for the folder of Python's packages. `fetch_gb` and `tree_gb` say how much
+    is fetched and how large the tree gets.
+    """
 
     tensorflow: str
     package: str
     variant: str
+    python: str
     requirements: tuple[str, ...]
-    horovod: HorovodRecipe
+    horovod: HorovodRecipe | None
     proof: str
     source: str
     needs: Mapping[str, Any]
+    fetch_gb: float
+    tree_gb: float
+    versions: Mapping[str, str]
+    environment: Mapping[str, str]
 
     @property
     def module(self) -> str:
         """Name and version of the modulefile, such as `tensorflow/2.21.0-cpu`."""
         return f"{MODULE}/{self.tensorflow}-{self.variant}"
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """The changes to Horovod's sources."""
+        return self.horovod.edits if self.horovod else ()
 
 
 @dataclass(frozen=True)
@@ -116,67 +141,131 @@ def find_request(site: Site, name: str | None = None) -> StackRequest:
     return stacks[name]
 
 
-def choose(request: StackRequest, python: Interpreter) -> Recipe:
-    """The newest row that fits the Python and the site's pins.
+def interpreter(minor: str) -> Interpreter:
+    """The Python of a release such as `3.11`: the running one's base, else one of PATH.
 
     Raises:
-        MissingPrerequisite: no row fits; the details say for each why not.
+        MissingPrerequisite: there is none, or it does not run.
     """
-    table = facts.load("wheels")
-    reasons: list[str] = []
-    for row in table["tensorflow"]:
-        against = list(_against(row, table["horovod"], request.pins, python))
-        if not against:
-            found = _recipe(row, table, request.pins)
-            return replace(found, requirements=(*found.requirements, *request.packages))
-        reasons.append(f"TensorFlow {row['version']}: {'; '.join(against)}")
-    pythons = sorted({minor for row in table["tensorflow"] for minor in row["python"]},
-                     key=lambda minor: int(minor.split(".")[1]))  # fmt: skip
-    raise MissingPrerequisite(
-        f"no TensorFlow wheel of the table fits stack '{request.name}'",
-        details=reasons,
-        hint=f"run hpcdl with Python {one_of(pythons)}, or change the stack's pins in site.yaml",
+    own = running_interpreter()
+    if own.minor == minor:
+        return own
+    ask = "import platform, sys; print(sys._base_executable, platform.python_version())"
+    said = run([f"python{minor}", "-c", ask], timeout=60, hint=f"is Python {minor} whole?").stdout
+    path, version = said.split()
+    return Interpreter(Path(path).resolve(), version)
+
+
+def recipe_of(site: Site, request: StackRequest, names: tuple[str, ...]) -> Recipe:
+    """The recipe of a stack for partitions that share one build.
+
+    Raises:
+        BadInput: pins that contradict each other or the facts.
+        MissingPrerequisite: nothing fits, or nobody knows the wheels of that CUDA.
+    """
+    found = resolve_build(site, request, names)
+    if not found.fits:
+        raise _nothing_fits(found)
+    computes = computes_of(site, request, names)
+    versions, table = found.versions, facts.load("wheels")
+    kind = "cuda" if computes else "cpu"
+    archs = "-sm".join(one.replace(".", "") for one in computes)
+    proof, source = _evidence(found, kind, table)
+    package, needs = table["packages"][kind], table["needs"][kind]
+    parts = ("horovod", *(("cuda", "cudnn", "nccl") if computes else ()))
+    return Recipe(
+        tensorflow=versions["tensorflow"],
+        package=package,
+        variant=gpu_variant(versions["cuda"], archs) if computes else "cpu",
+        python=versions["python"],
+        requirements=(f"{package}=={versions['tensorflow']}",
+                      *(_nvidia(versions) if computes else ()), *table["requirements"],
+                      f"keras=={versions['keras']}", *request.packages),
+        horovod=_horovod(table["horovod"], versions, computes) if "horovod" in versions else None,
+        proof=proof,
+        source=source,
+        needs={"cpu_flags": list(needs["cpu_flags"]), **_needs_of_gpus(versions, computes)},
+        fetch_gb=needs["fetch_gb"],
+        tree_gb=needs["tree_gb"],
+        versions={name: versions[name] for name in parts if name in versions},
+        environment=facts.load("nvidia_wheels")["environment"] if computes else {},
+    )  # fmt: skip
+
+
+def _needs_of_gpus(versions: Mapping[str, str], computes: Sequence[str]) -> dict[str, Any]:
+    """What a build for GPUs asks of the machine, and the capabilities that it has code for."""
+    if not computes:
+        return {}
+    archs = tuple(one.replace(".", "") for one in computes)
+    driver = driver_needs(versions["cuda"], list(computes))
+    return {"driver": driver, "gpus": models(archs), "compute": list(computes)}
+
+
+def _nothing_fits(found: Resolution) -> MissingPrerequisite:
+    from hpcdl.stack.resolve_show import chain_lines
+
+    named = f"stack '{found.stack}'" if found.stack else "the stack"
+    return MissingPrerequisite(
+        f"no wheels fit {named} on partition '{found.partition}'",
+        details=[line for chain in found.problems for line in chain_lines(chain, found.gpu)],
+        hint="change the stack's pins or the partition's driver in site.yaml, or put another "
+        "Python on PATH",
     )
 
 
-def _against(
-    row: Mapping[str, Any], horovod: Mapping[str, Any], pins: Mapping[str, str], python: Interpreter
-) -> Iterator[str]:
-    """What speaks against a row."""
-    if python.minor not in row["python"]:
-        yield f"has no wheel for Python {python.minor} ({one_of(row['python'])})"
-    wanted = {"tensorflow": row["version"], "horovod": horovod["version"], "python": python.version}
-    for name, have in wanted.items():
-        pin = pins.get(name)
-        if pin is not None and not (have == pin or have.startswith(f"{pin}.")):
-            yield f"the site pins {name} to {pin}, this is {have}"
+def _evidence(found: Resolution, kind: str, table: Mapping[str, Any]) -> tuple[str, str]:
+    """What was tried of the set as a whole; else what is known of each version alone."""
+    for row in table["tried"]:
+        if row["variant"] == kind and _holds(row["when"], found.versions):
+            return row["proof"], row["source"]
+    return found.proof, "each version by itself: `hpcdl stack resolve`"
 
 
-def _recipe(row: Mapping[str, Any], table: Mapping[str, Any], pins: Mapping[str, str]) -> Recipe:
-    built = table["horovod"]
-    others = [f"{name}=={pin}.*" for name, pin in sorted(pins.items()) if name in _PACKAGES]
-    return Recipe(
-        tensorflow=row["version"],
-        package=row["package"],
-        variant=row["variant"],
-        requirements=(f"{row['package']}=={row['version']}", *table["requirements"], *others),
-        horovod=HorovodRecipe(
-            version=built["version"],
-            sdist=built["sdist"],
-            sha256=built["sha256"],
-            environment=built["environment"],
-            commands=tuple(built["commands"]),
-            leave_out=tuple(built["leave_out"]),
-            edits=tuple(_edit(name, built["edits"][name]) for name in row["edits"]),
-        ),
-        proof=row["proof"],
-        source=row["source"],
-        needs={"cpu_flags": list(table["needs"][row["variant"]]["cpu_flags"])},
+def _holds(when: Mapping[str, str], versions: Mapping[str, str]) -> bool:
+    return all(condition.holds(versions) for condition in conditions(when))
+
+
+def _nvidia(versions: Mapping[str, str]) -> tuple[str, ...]:
+    """NVIDIA's wheels of a CUDA release, cuDNN and NCCL, each at one version."""
+    cuda = versions["cuda"]
+    toolkits = facts.load("nvidia_wheels")["toolkits"]
+    if cuda not in toolkits:
+        raise MissingPrerequisite(
+            f"nobody here knows NVIDIA's wheels of CUDA {cuda}",
+            hint=f"pin cuda to {one_of(list(toolkits))}",
+        )
+    own = {"cudnn": versions["cudnn"], "nccl": versions["nccl"]}
+    major = cuda.split(".")[0]
+    return tuple(f"nvidia-{name}-cu{major}=={version}"
+                 for name, version in {**toolkits[cuda], **own}.items())  # fmt: skip
+
+
+def _horovod(
+    built: Mapping[str, Any], versions: Mapping[str, str], computes: Sequence[str]
+) -> HorovodRecipe:
+    kind = "cuda" if computes else "cpu"
+    codes = ",".join(one.replace(".", "") for one in computes)
+    gpus = {**built["gpu_environment"], "HOROVOD_BUILD_CUDA_CC_LIST": codes} if computes else {}
+    wanted = [
+        _edit(name, row)
+        for name, row in built["edits"].items()
+        if row.get("variant", kind) == kind and _holds(row.get("when", {}), versions)
+    ]
+    return HorovodRecipe(
+        version=versions["horovod"],
+        sdist=built["sdist"],
+        sha256=built["sha256"],
+        environment={**built["environment"], **gpus},
+        commands=tuple(built["commands"]),
+        leave_out=tuple(built["leave_out"]),
+        edits=tuple(wanted),
+        computes=tuple(computes),
     )
 
 
 def _edit(name: str, row: Mapping[str, str]) -> Edit:
-    return Edit(name, row["file"], row["remove"], " ".join(row["why"].split()))
+    why = " ".join(row["why"].split())
+    return Edit(name, row["file"], row["find"], row["replace"], why)
 
 
 def digest(*parts: object) -> str:

@@ -34,7 +34,7 @@ DISPATCH_FILE = ".dispatch.json"
 _LAYER = Path(__file__).parent
 _RECIPES = (_LAYER / "recipe.py", _LAYER / "spack_backend" / "environment.py")
 _DECIDING = ("wheels", "spack", "gpus", "tensorflow", "cuda", "cudnn", "nccl", "horovod",
-             "toolchain")  # fmt: skip
+             "toolchain", "nvidia_wheels")  # fmt: skip
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 _TEXTS = ("id", "stack", "backend", "module", "hpcdl", "created", "proof", "content")
 
@@ -180,11 +180,13 @@ def planned_module(site: Site, partition: str | None = None) -> str:
 
 
 def _plan(site: Site, partition: str) -> str:
-    from hpcdl.stack.recipe import choose, find_request, running_interpreter
+    from hpcdl.stack.recipe import find_request, recipe_of
+    from hpcdl.stack.resolve_groups import groups
 
     request = site.stack_for(partition) or find_request(site)
     if request.backend == "venv":
-        return choose(request, running_interpreter()).module
+        names = next((one for one in groups(site, request) if partition in one), (partition,))
+        return recipe_of(site, request, names).module
     from hpcdl.stack.spack_backend.environment import environment_for_stack
 
     return environment_for_stack(site, request).module

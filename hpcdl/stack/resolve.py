@@ -8,11 +8,13 @@ each version. Everything is pure: from a `Site` to the frozen values of resolve_
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from hpcdl.site import Partition, Site, StackRequest
 from hpcdl.stack.resolve_answer import Answer, Resolution
 from hpcdl.stack.resolve_facts import BACKENDS, COMPONENTS, known
 from hpcdl.stack.resolve_gpus import by_model, no_wheels, notes
+from hpcdl.stack.resolve_groups import setting
 from hpcdl.stack.resolve_problem import Setting, fix, make_problem
 from hpcdl.stack.resolve_show import chain_lines
 from hpcdl.stack.resolve_solution import Solution, solve
@@ -73,16 +75,14 @@ def allowed(compute: str | None, backend: str, component: str) -> tuple[str, ...
     )
 
 
-def check_pins(stack: StackRequest) -> None:
-    """Refuse pins that no build from wheels for CPUs can keep, whatever the partitions have.
+def resolve_build(site: Site, stack: StackRequest, partitions: tuple[str, ...]) -> Resolution:
+    """The versions of one build from wheels: for partitions that `resolve_groups.groups` gave.
 
     Raises:
-        BadInput: an unknown component or version, or pins that contradict each other.
+        BadInput: an unknown component or version in a pin, or pins that contradict each other
+            or the facts.
     """
-    _check_pins_known(stack)
-    pins = tuple(sorted(stack.pins.items()))
-    solution = solve(Setting("venv", None, None, (), None, pins, stack.name))
-    _refuse_pins("wheels for CPUs", None, stack, solution)
+    return _resolve(site, site.partition(partitions[0]), stack, "venv", wanted=True)
 
 
 def _plain(compute: str | None, backend: str) -> Setting:
@@ -129,7 +129,8 @@ def _resolve(
 ) -> Resolution:
     if stack is not None:
         _check_pins_known(stack)
-    solution = solve(_setting(site, part, stack, backend))
+    decided = setting(site, part, stack, backend)
+    solution = solve(decided)
     if stack is not None:
         model = part.gpu.model if part.gpu else None
         _refuse_pins(f"partition '{part.name}'", model, stack, solution)
@@ -142,25 +143,21 @@ def _resolve(
         backend=backend,
         wanted=wanted,
         gpu=part.gpu.model if part.gpu else None,
-        compute=part.gpu.compute if part.gpu else None,
-        driver=part.driver if part.gpu else None,
+        compute=decided.compute,
+        driver=part.driver if decided.compute else None,
         pins=dict(stack.pins) if stack else {},
         choices=solution.choices,
         problems=(*solution.problems, *wheels),
-        notes=(*solution.notes, *more),
+        notes=(*solution.notes, *more, *_own_notes(part, stack)),
     )
 
 
-def _setting(site: Site, part: Partition, stack: StackRequest | None, backend: str) -> Setting:
-    return Setting(
-        backend=backend,
-        compute=part.gpu.compute if part.gpu else None,
-        driver=part.driver if part.gpu else None,
-        compilers=site.spack.compilers if backend == "spack" else (),
-        pmix=site.slurm.pmix if backend == "spack" else None,
-        pins=tuple(sorted(stack.pins.items())) if stack else (),
-        stack=stack.name if stack else None,
-    )
+def _own_notes(part: Partition, stack: StackRequest | None) -> Iterator[str]:
+    """What the site asked for that limits a stack."""
+    if stack is not None and stack.variant == "cpu" and part.gpu is not None:
+        yield f"a build for CPUs, as stack '{stack.name}' asks: the {part.gpu.model} stays idle"
+    if stack is not None and not stack.horovod:
+        yield f"without Horovod, as stack '{stack.name}' asks: for tf.distribute"
 
 
 def _check_pins_known(stack: StackRequest) -> None:
@@ -189,8 +186,7 @@ def _answer(site: Site, resolution: Resolution, name: str, version: str) -> Answ
     nodes = by_model(site.partition(resolution.partition))
     part = next(one for one in nodes if (one.gpu and one.gpu.model) == resolution.gpu)
     stack = site.stacks.get(resolution.stack or "")
-    setting = _setting(site, part, stack, resolution.backend)
-    problem = make_problem(setting)
+    problem = make_problem(setting(site, part, stack, resolution.backend))
     if name not in problem.domains:
         raise BadInput(
             f"{known().components[name].title} is no part of a stack for partition "

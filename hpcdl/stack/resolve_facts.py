@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from hpcdl import facts
@@ -70,6 +70,15 @@ class Facts:
     proofs: tuple[ProofRow, ...]
     notes: tuple[Note, ...]
     own_driver: Mapping[str, str]
+
+    @cached_property
+    def of_gpus(self) -> tuple[Rule, ...]:
+        """The rules that speak of the GPU."""
+        return tuple(
+            rule
+            for rule in self.rules
+            if any(condition.variable == "gpu" for condition in (*rule.when, rule.need))
+        )
 
 
 @cache

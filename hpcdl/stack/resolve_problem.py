@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpcdl.stack.resolve_facts import COMPONENTS, OF_GPUS, known
 from hpcdl.stack.resolve_solver import Condition, Problem, Rule
 from hpcdl.stack.resolve_versions import Range, newest_first
 
-_SITE_WEIGHT = {"driver": 15, "gcc": 4, "pmix": 4}
+_SITE_WEIGHT = {"driver": 15, "gcc": 4, "pmix": 4, "python": 4}
+OTHER_GPU = "gpu@"
+"""What the variables begin with that stand for further GPUs of a build; `gpu@7.0`."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What decides a resolution: equal settings have equal answers."""
+    """What decides a resolution: equal settings have equal answers.
+
+    `also` are compute capabilities beside `compute` that the same build serves; `pythons` the
+    Pythons that the machine has, none meaning any; without `horovod` it plays no part.
+    """
 
     backend: str
     compute: str | None
@@ -23,6 +29,9 @@ class Setting:
     pmix: str | None
     pins: tuple[tuple[str, str], ...]
     stack: str | None
+    also: tuple[str, ...] = ()
+    pythons: tuple[str, ...] = ()
+    horovod: bool = True
 
 
 def make_problem(setting: Setting, dropped: set[str] | None = None) -> Problem:
@@ -41,11 +50,26 @@ def make_problem(setting: Setting, dropped: set[str] | None = None) -> Problem:
         domains = {name: values for name, values in domains.items() if name not in OF_GPUS}
     else:
         domains["gpu"] = (setting.compute,)
+    if not setting.horovod:
+        del domains["horovod"]
     domains["backend"] = (setting.backend,)
     for name, versions in _site_versions(setting, domains).items():
         if name in domains:
             domains[name] = newest_first({*domains[name], *versions})
-    return Problem(domains, (*book.rules, *site_rules, *_pin_rules(setting)))
+    others = []
+    for compute in setting.also:
+        domains[f"{OTHER_GPU}{compute}"] = (compute,)
+        others += [_of_other(rule, f"{OTHER_GPU}{compute}") for rule in book.of_gpus]
+    return Problem(domains, (*book.rules, *others, *site_rules, *_pin_rules(setting)))
+
+
+def _of_other(rule: Rule, name: str) -> Rule:
+    """A rule about GPUs, said of another one of the build."""
+
+    def renamed(condition: Condition) -> Condition:
+        return Condition(name, condition.range) if condition.variable == "gpu" else condition
+
+    return replace(rule, when=tuple(map(renamed, rule.when)), need=renamed(rule.need))
 
 
 def _site_versions(
@@ -70,6 +94,8 @@ def _site_rules(setting: Setting) -> list[Rule]:
         found.append(("gcc", ",".join(setting.compilers), "the compilers the site offers"))
     if setting.pmix:
         found.append(("pmix", setting.pmix, "the PMIx that Slurm was built with"))
+    if setting.pythons:
+        found.append(("python", ",".join(setting.pythons), "the Pythons of this machine"))
     return [
         Rule((), Condition(name, Range(text)), why, "site.yaml", "published", "site",
              _SITE_WEIGHT[name])

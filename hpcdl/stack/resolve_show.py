@@ -11,6 +11,7 @@ from typing import Any
 
 from hpcdl.stack.resolve_answer import Answer, Resolution
 from hpcdl.stack.resolve_facts import known
+from hpcdl.stack.resolve_problem import OTHER_GPU
 from hpcdl.stack.resolve_solution import Choice
 from hpcdl.stack.resolve_solver import Condition, Rule
 from hpcdl.system.text import paint
@@ -235,17 +236,21 @@ def _rule_data(rule: Rule, gpu: str | None) -> dict[str, Any]:
 def _subject(condition: Condition, gpu: str | None) -> str:
     if condition.variable == "gpu":
         return gpu or f"sm_{condition.range.text.replace('.', '').replace(':', ' to sm_')}"
+    if condition.variable.startswith(OTHER_GPU):
+        return f"{_title(condition.variable)}, which the same build serves,"
     if condition.variable == "backend":
         return {"venv": "wheels", "spack": "Spack"}[condition.range.text]
     return f"{_title(condition.variable)} {_range(condition)}"
 
 
 def _range(condition: Condition) -> str:
-    if condition.variable == "gpu":
+    if condition.variable.partition("@")[0] == "gpu":
         return " or ".join(f"sm_{c.replace('.', '')}" for c in condition.range.text.split(","))
     return condition.range.describe()
 
 
 def _title(name: str) -> str:
+    if name.startswith(OTHER_GPU):
+        return f"sm_{name.removeprefix(OTHER_GPU).replace('.', '')}"
     component = known().components.get(name)
-    return component.title if component else {"gpu": "GPU", "backend": "backend"}[name]
+    return component.title if component else {"gpu": "GPU", "backend": "backend"}.get(name, name)

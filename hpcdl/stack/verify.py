@@ -21,6 +21,7 @@ from typing import Any
 
 from hpcdl.site import Partition, Site
 from hpcdl.stack.fatbin import runs_on, survey
+from hpcdl.stack.linked import claims_not_held, code_faults, library_faults
 from hpcdl.stack.release import Release
 from hpcdl.stack.seal import check_integrity
 from hpcdl.system.errors import CheckFailed, MissingPrerequisite, Stopped
@@ -157,12 +158,12 @@ def verify_here(site: Site, release: Release) -> Proof:
         shutil.copyfile(PROBE, program)
         result, fault = _try(site, release, [*_launcher(), *PYTHON, str(program), str(out)])
         seen = read_seen(out)
+    files = [*check_files(site, release), check_content(release)]
     if seen is None:
-        checks = [_failed("import", result, fault), check_content(release)]
+        checks = [_failed("import", result, fault), *files]
         return new_proof(release, "login", platform.node(), checks)
     started = RANKS if _launcher() else 1
-    checks = [*judge(release, seen, None, started), check_device_code(site, release),
-              check_content(release)]  # fmt: skip
+    checks = [*judge(release, seen, None, started), *files]
     one = GateRun("", None, platform.node(), now(), "", samples_of(seen))
     return new_proof(release, "login", platform.node(), checks, [one])
 
@@ -219,6 +220,7 @@ def _judge_import(release: Release, seen: Mapping[str, Any]) -> Check:
         wrong.append(f"the module loaded is of release {seen['release']}")
     if seen["horovod"] and not seen["mpi"]:
         wrong.append("Horovod is built without MPI")
+    wrong += claims_not_held(release, seen)
     detail = "; ".join(wrong) or f"TensorFlow {seen['tensorflow']}, Horovod {seen['horovod']}"
     return Check("import", not wrong, detail, seen["took"])
 
@@ -303,6 +305,33 @@ def in_module(
         check=False,
         timeout=timeout,
     )
+
+
+def check_files(site: Site, release: Release, names: Collection[str] = ()) -> list[Check]:
+    """What a release's files tell, with no GPU and no job: what they load, their device code.
+
+    Args:
+        site: its partitions.
+        release: whose files are read.
+        names: these partitions only.
+    """
+    checks = [check_device_code(site, release, names)]
+    if release.backend == "venv":
+        checks.insert(0, check_libraries(site, release))
+    if "compute" in release.needs and "horovod" in release.versions:
+        start = time.monotonic()
+        faults, detail = code_faults(release)
+        detail, took = "; ".join(faults) or detail, round(time.monotonic() - start, 2)
+        checks.append(Check("device code of Horovod", not faults, detail, took))
+    return checks
+
+
+def check_libraries(site: Site, release: Release) -> Check:
+    """Whether every library comes from the release, and one process has one NCCL."""
+    start = time.monotonic()
+    faults, count = library_faults(release, lambda argv: in_module(site, release, argv))
+    detail = "; ".join(faults[:10]) or f"{count} shared objects find what they need in the release"
+    return Check("libraries", not faults, detail, round(time.monotonic() - start, 2))
 
 
 def check_device_code(site: Site, release: Release, names: Collection[str] = ()) -> Check:

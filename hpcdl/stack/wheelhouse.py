@@ -108,7 +108,8 @@ def fetch(recipe: Recipe, python: Interpreter, say: Say) -> Wheelhouse:
         if found is not None:
             return found
         pip = _pip(python, say)
-        say(f"fetching {recipe.package} {recipe.tensorflow} and what it needs (about 600 MB, once)")
+        say(f"fetching {recipe.package} {recipe.tensorflow} and what it needs "
+            f"(about {recipe.fetch_gb:.1f} GB, once)")  # fmt: skip
         folder = wheelhouse_folder(recipe, python)
         partial = folder.with_name(f"{folder.name}.partial")
         # Begun anew each time (pip caches what it fetched): two versions of one package, fetched

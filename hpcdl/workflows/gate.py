@@ -34,7 +34,7 @@ from hpcdl.stack.verify import (
     GateRun,
     Proof,
     check_content,
-    check_device_code,
+    check_files,
     judge,
     new_proof,
     now,
@@ -111,7 +111,7 @@ class JobGate:
                 self.say(f"job {job.job_id} tries it on {name}")
             else:
                 checks.append(job)
-        checks.append(check_device_code(site, release, names))
+        checks += check_files(site, release, names)
         ended = _wait(list(queued.values()), self.wait_seconds, self.say)
         runs = []
         for name, job in queued.items():

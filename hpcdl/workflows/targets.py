@@ -50,15 +50,18 @@ def targets(site: Site, partition: str | None = None) -> tuple[Target, ...]:
         BadInput: an unknown partition, or pins that contradict each other or the facts.
     """
     names = [partition] if partition else list(site.partitions)
-    groups: dict[tuple[str, str], list[Resolution]] = {}
+    groups: dict[tuple[str, str, str, bool], list[Resolution]] = {}
     unserved: list[Resolution] = []
     for name in names:
         one = resolve(site, name)[0]
         if one.stack is None and site.stacks:
             unserved.append(one)
         else:
-            groups.setdefault((one.stack or MODULE, one.backend), []).append(one)
-    found = tuple(_target(site, *key, group) for key, group in groups.items())
+            # From wheels, each TensorFlow is a build of its own, with GPUs or without.
+            own = (one.versions.get("tensorflow", ""), one.compute is not None)
+            key = own if one.backend == "venv" else ("", False)
+            groups.setdefault((one.stack or MODULE, one.backend, *key), []).append(one)
+    found = tuple(_target(site, *key[:2], group) for key, group in groups.items())
     return (*found, _unserved(unserved)) if unserved else found
 
 
@@ -72,7 +75,8 @@ def _target(site: Site, stack: str, backend: str, group: Sequence[Resolution]) -
     names, one = tuple(one.partition for one in group), group[0]
     name = one.stack  # None where the site file names no stacks
     try:
-        plan = plan_build(site, name) if backend == "venv" else plan_spack(site, name)
+        venv = backend == "venv"
+        plan = plan_build(site, name, names[0]) if venv else plan_spack(site, name)
         release = plan.expected()
         if plan.exists:
             release = read_release(site, release.id)
@@ -88,6 +92,6 @@ def _notes(site: Site, names: Sequence[str], release: Release) -> Iterator[str]:
     idle = [name for name in names if site.partition(name).gpu is not None]
     if idle and "cuda" not in release.versions:
         yield (
-            f"a build for CPUs: it leaves the GPUs of {', '.join(idle)} idle; a stack of its own "
-            "with `backend: spack` is compiled for them"
+            f"a build for CPUs, as `variant: cpu` says: it leaves the GPUs of {', '.join(idle)} "
+            "idle"
         )

@@ -196,6 +196,20 @@ def test_unloading_takes_the_loaded_release_s_folders_away_after_a_rebuild(
     assert done.stdout.splitlines() == [f"{prefix}/releases/one/stack/lib:/shared/lib", "[] []"]
 
 
+def test_flags_are_added_to_the_user_s_own_which_come_back(tmp_path: Path) -> None:
+    site = small_site(tmp_path / "flags", lmod=True)
+    release = make_release(site, "flags", environment={"XLA_FLAGS": "--ours=1", "MARK": "x"})
+    publish(site, "flags", passing, say=silent)
+    script = (
+        'module load tensorflow; echo "$XLA_FLAGS:$MARK"; module load tensorflow; '
+        'echo "$XLA_FLAGS"; module unload tensorflow; echo "${XLA_FLAGS-none}:${MARK-none}"'
+    )
+    told = lmod(release.modules, script, XLA_FLAGS="--mine=2", MARK="y").stdout.split()
+    assert told == ["--mine=2", "--ours=1:x", "--mine=2", "--ours=1", "--mine=2:y"]
+    told = lmod(release.modules, script).stdout.split()
+    assert told == ["--ours=1:x", "--ours=1", "none:none"]
+
+
 def test_one_tensorflow_at_a_time(site: Site, modules: Path, tmp_path: Path) -> None:
     """Another module of the family is swapped, as users expect of versions."""
     other = tmp_path / "others" / "tensorflow" / "1.0.lua"

@@ -14,8 +14,8 @@ from typing import NoReturn
 import pytest
 
 from hpcdl.site import Site
+from hpcdl.stack.build import plan_build
 from hpcdl.stack.publish import publish
-from hpcdl.stack.recipe import choose, find_request, running_interpreter
 from hpcdl.stack.release import current_id
 from hpcdl.stack.verify import store_proof
 from hpcdl.stack.wheelhouse import wheelhouse_folder
@@ -78,8 +78,8 @@ def test_a_full_disk_while_building(home: Path) -> None:
     prefix = home / "embedded" / "prefix"
     small = f"mount -t tmpfs -o size=5m none {prefix}"
     site = small_site(prefix)
-    python = running_interpreter()
-    house = wheelhouse_folder(choose(find_request(site), python), python)
+    plan = plan_build(site)
+    house = wheelhouse_folder(plan.recipe, plan.python)
     if not (house / "lock.json").is_file():
         pytest.skip("the wheels have not been fetched")
     (home / "cache" / "wheels").mkdir(parents=True)

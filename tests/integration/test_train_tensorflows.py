@@ -16,7 +16,7 @@ import pytest
 
 from hpcdl.site import Site
 from hpcdl.stack.build import build, plan_build
-from hpcdl.system.errors import MissingPrerequisite
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.resources import cache
 from tests.integration.train_runs import ROOT, Runs
 from tests.small_release import silent
@@ -62,7 +62,7 @@ def with_horovod(site: Site, version: str) -> Path:
     pinned = dataclasses.replace(site, stacks={request.name: request})
     try:
         return Path(build(plan_build(pinned), silent).python)
-    except MissingPrerequisite as lack:
+    except (BadInput, MissingPrerequisite) as lack:
         pytest.skip(f"no release with TensorFlow {version} can be built here: {lack.message}")
 
 

@@ -13,7 +13,7 @@ from hpcdl.stack.release import Release
 from hpcdl.stack.resolve import resolve_one
 from hpcdl.system.errors import CheckFailed, MissingPrerequisite
 from hpcdl.system.run import run
-from hpcdl.workflows import site_plan as room
+from hpcdl.workflows import site_plan
 from hpcdl.workflows.releases import Use
 from hpcdl.workflows.site_plan import Plan
 from hpcdl.workflows.site_plan_show import as_data, as_text
@@ -43,9 +43,9 @@ def planned(
     names = tuple(site.partitions)
     target = Target("tensorflow", "venv", names, resolve_one(site, names[0], "venv"), release,
                     built=True, **more)  # type: ignore[arg-type]  # fmt: skip
-    monkeypatch.setattr(room, "targets", lambda *_: (target,))
-    monkeypatch.setattr(room, "uses", lambda _: found)
-    return room.plan(site)
+    monkeypatch.setattr(site_plan, "targets", lambda *_: (target,))
+    monkeypatch.setattr(site_plan, "uses", lambda _: found)
+    return site_plan.plan(site)
 
 
 def of(site: Site, name: str) -> Release:
@@ -88,7 +88,9 @@ def test_a_step_back_says_what_rules_the_old_version_out(
     kepler = dataclasses.replace(
         site.partitions["p100"], gpu=gpu._replace(model="K80", compute="3.7")
     )
-    site = dataclasses.replace(site, partitions={"p100": kepler}, default_partition="p100")
+    meant = {"tensorflow": dataclasses.replace(site.stacks["tensorflow"], variant=None)}
+    site = dataclasses.replace(site, partitions={"p100": kepler}, default_partition="p100",
+                               stacks=meant)  # fmt: skip
     plan = planned(site, monkeypatch, of(site, "old"))
     assert "needs GPU sm_60" in plan.stacks[0].versions[0].reason
 
@@ -187,7 +189,9 @@ def test_a_partition_that_another_release_serves_changes_too(
     """Only k80, not the first partition of the stack, has something else now."""
     make_release(site, "kepler", version="2.14.1", stack="kepler", partitions=("k80",))
     kepler = dataclasses.replace(site.partitions["k80"], stack="kepler")
-    mixed = dataclasses.replace(site, partitions={**site.partitions, "k80": kepler})
+    meant = dataclasses.replace(site.stacks["tensorflow"], name="kepler", partitions=("k80",))
+    mixed = dataclasses.replace(site, partitions={**site.partitions, "k80": kepler},
+                                stacks={**site.stacks, "kepler": meant})  # fmt: skip
     publish(mixed, "kepler", passing, say=silent)
     plan = planned(site, monkeypatch, of(site, "old"))
     assert plan.stacks[0].publishes
@@ -215,8 +219,8 @@ def test_without_slurm_jobs_are_unknown(site: Site, monkeypatch: pytest.MonkeyPa
         raise MissingPrerequisite("Slurm does not answer")
 
     planned(site, monkeypatch, None)
-    monkeypatch.setattr(room, "uses", away)
-    assert "jobs are unknown: Slurm does not answer" in as_text(room.plan(site))
+    monkeypatch.setattr(site_plan, "uses", away)
+    assert "jobs are unknown: Slurm does not answer" in as_text(site_plan.plan(site))
 
 
 def test_a_stack_that_spack_compiles_is_planned_for_its_partitions() -> None:
@@ -253,10 +257,10 @@ def test_a_partition_that_no_stack_serves_is_a_note_and_no_change(
         site, partitions={"cpu": login}, stacks=stacks, default_partition="cpu"
     )
     publish(site, "new", passing, say=silent)
-    monkeypatch.setattr(room, "uses", lambda _: ())
+    monkeypatch.setattr(site_plan, "uses", lambda _: ())
     (one,) = targets(site)
     assert (one.stack, one.release, one.partitions) == ("", None, ("cpu",))
-    plan = room.plan(site)
+    plan = site_plan.plan(site)
     assert (plan.changes, plan.blocked) == (False, False)
     assert "no stack for cpu" in as_text(plan)
     assert as_data(plan)["stacks"][0]["stack"] is None
@@ -272,13 +276,22 @@ def test_an_mpi_that_fails_blocks_its_stack_only(
     assert "false failed with exit code 1" in targets(site)[0].blocked
 
 
-def test_the_first_plan_shows_the_versions_and_idle_gpus() -> None:
-    """Nothing is there to compare with, and wheels have no code for GPUs."""
+def test_the_first_plan_shows_the_versions_for_gpus_and_for_cpus() -> None:
+    """Nothing is there to compare with; the wheels' stack is two builds."""
     site = load_site(find_site_file("pi"))
-    stacks = {one.target.stack: one for one in room.plan(site).stacks}
-    kepler, wheels = stacks["tensorflow-kepler"], stacks["tensorflow"]
+    plans = site_plan.plan(site).stacks
+    found = {(one.target.stack, one.target.partitions): one for one in plans}
+    kepler = found["tensorflow-kepler", ("k20", "k80")]
+    gpus, cpus = found["tensorflow", ("p100",)], found["tensorflow", ("cpu", "fat")]
     assert {one.component: one.after for one in kepler.versions}["cuda"] == "11.8.0"
-    assert kepler.target.notes == ()
-    if wheels.target.release is not None:
-        (note,) = wheels.target.notes
-        assert "leaves the GPUs of p100 idle" in note
+    if gpus.target.release is not None and cpus.target.release is not None:
+        assert "cuda12.9-sm60" in gpus.target.release.module
+        assert gpus.target.release.partitions == ("p100",)
+        assert cpus.target.release.module.endswith("-cpu")
+        assert (gpus.target.notes, cpus.target.notes) == ((), ())
+
+
+def test_a_build_for_cpus_that_is_meant_says_which_gpus_stay_idle() -> None:
+    (one,) = targets(load_site(find_site_file("embedded")))
+    if one.release is not None:
+        assert "it leaves the GPUs of p100, v100, k80 idle" in one.notes[0]

@@ -21,7 +21,9 @@ def site(tmp_path: Path) -> Site:
     partitions = dict(site.partitions)
     partitions["k80"] = dataclasses.replace(partitions["k80"], stack="kepler")
     partitions["cpu"] = dataclasses.replace(partitions["cpu"], stack=None)
-    stacks = dict(site.stacks) | {"kepler": StackRequest("kepler", "venv", ("k80",), {})}
+    stacks = dict(site.stacks) | {
+        "kepler": StackRequest("kepler", "venv", ("k80",), {}, variant="cpu")
+    }
     return dataclasses.replace(site, partitions=partitions, stacks=stacks)
 
 
@@ -142,7 +144,8 @@ def test_in_a_partition_of_several_models_each_gets_the_newest_with_code_for_it(
 ) -> None:
     site = load_site(Path(__file__).parents[1] / "golden" / "mixed.yaml")
     paths = dataclasses.replace(site.paths, prefix=tmp_path)
-    site = dataclasses.replace(site, paths=paths, private=True)
+    cpu = {name: dataclasses.replace(one, variant="cpu") for name, one in site.stacks.items()}
+    site = dataclasses.replace(site, paths=paths, private=True, stacks=cpu)
     for name, gpus in (("ampere", ["A100", "A40"]), ("ada", ["L40S", "L4"])):
         make_release(site, name, stack="tf", partitions=("typed",), needs={"gpus": gpus},
                      module=f"tensorflow/{name}")  # fmt: skip

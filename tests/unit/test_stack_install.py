@@ -1,13 +1,20 @@
 """A tree for everybody: readable by all, writable by none but its owner."""
 
 import os
+import shutil
 import stat
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from hpcdl.stack.install import add_startup, compile_bytecode, open_to_readers, require_space
+from hpcdl.stack.install import (
+    add_startup,
+    compile_bytecode,
+    open_to_readers,
+    require_free,
+    require_space,
+)
 from hpcdl.stack.sources import SourcesChanged, own_digest, own_files, own_wheel, pack
 from hpcdl.system.errors import MissingPrerequisite
 
@@ -102,6 +109,16 @@ def test_too_little_room_is_told_before_anything_is_written(
     monkeypatch.setattr(os, "statvfs", lambda path: free)
     with pytest.raises(MissingPrerequisite, match=r"it needs 0\.4 GB, 0\.0 GB are free"):
         require_space(tmp_path, [wheel])
+
+
+def test_a_prefix_without_space_for_the_tree_is_refused_before_anything_is_fetched(
+    tmp_path: Path,
+) -> None:
+    free = shutil.disk_usage(tmp_path).free / 1e9
+    require_free(tmp_path, free / 2)
+    with pytest.raises(MissingPrerequisite, match="no space left for the stack") as caught:
+        require_free(tmp_path, free * 2)
+    assert "hpcdl stack gc" in caught.value.hint
 
 
 def test_a_packed_wheel_has_a_record_of_every_member(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Publishing moves one link, after the gate; rolling back walks the way back."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from hpcdl.stack.publish import (
     verify,
 )
 from hpcdl.stack.publish_history import read_history
+from hpcdl.stack.records import accept
 from hpcdl.stack.release import current_id, current_release
 from hpcdl.system.errors import BadInput, CheckFailed
 from tests.small_release import failing, make_release, passing, silent, small_site
@@ -52,6 +54,22 @@ def test_a_failed_gate_leaves_the_old_one(site: Site) -> None:
         publish(site, "b", failing, say=silent)
     assert "the ops differ" in caught.value.details[0]
     assert current_id(site) == "a"
+
+
+def test_a_build_for_cpus_serves_gpus_only_where_the_site_asks(site: Site) -> None:
+    wanted = dataclasses.replace(site.stacks["tensorflow"], variant=None)
+    strict = dataclasses.replace(site, stacks={"tensorflow": wanted})
+    with pytest.raises(CheckFailed, match="leave the GPUs of p100, v100, k80 idle") as caught:
+        publish(strict, "a", passing, say=silent)
+    assert "`variant: cpu`" in caught.value.hint
+    assert current_id(site) is None
+    make_release(strict, "for-cpus", partitions=("cpu",))
+    publish(strict, "for-cpus", passing, say=silent)
+    accept(strict, "cuda", "the tests")
+    gpus = {"tensorflow": "2.21.0", "cuda": "12.9.1", "mpi": "Open MPI 4.1.4"}
+    make_release(strict, "for-gpus", versions=gpus, partitions=("p100", "v100"))
+    publish(strict, "for-gpus", passing, say=silent)
+    assert current_id(site) == "for-gpus"
 
 
 def test_a_gate_that_breaks_leaves_the_old_one(site: Site) -> None:

@@ -6,57 +6,74 @@ from pathlib import Path
 import pytest
 
 from hpcdl import facts
-from hpcdl.site import StackRequest, find_site_file, load_site
-from hpcdl.stack.horovod import apply_edit
-from hpcdl.stack.recipe import Edit, Interpreter, choose, digest, find_request
+from hpcdl.site import Site, StackRequest, find_site_file, load_site
+from hpcdl.stack.horovod import apply_edit, first_complaint
+from hpcdl.stack.recipe import Edit, Interpreter, Recipe, digest, find_request, recipe_of
+from hpcdl.stack.resolve_facts import conditions, known
 from hpcdl.stack.spack_backend.spack_build import plan_spack
 from hpcdl.stack.wheelhouse import wheelhouse_folder
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from tests.small_release import small_site
 
-PYTHON = Interpreter(Path("/usr/bin/python3.11"), "3.11.7")
-LINE = 'list(APPEND TF_SOURCES "xla_mpi_ops.cc")'
+LINE = 'list(APPEND TF_SOURCES "xla_mpi_ops.cc")\n'
 
 
-def request(**pins: str) -> StackRequest:
-    return StackRequest("tensorflow", "venv", (), pins)
+@pytest.fixture(autouse=True)
+def python_3_11(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever Python runs the tests."""
+    monkeypatch.setattr("hpcdl.stack.resolve_groups.pythons", lambda: ("3.11",))
 
 
-def test_the_newest_row_is_taken() -> None:
-    assert choose(request(), PYTHON).tensorflow == facts.load("wheels")["tensorflow"][0]["version"]
+def cpu(**pins: str) -> Recipe:
+    """The recipe of the embedded site, whose stack is for CPUs."""
+    site = small_site(Path("/nowhere"))
+    wanted = dataclasses.replace(site.stacks["tensorflow"], pins=pins)
+    return recipe_of(with_stack(site, wanted), wanted, ("p100", "v100", "k80", "cpu"))
 
 
-def test_rows_are_newest_first_and_carry_source_and_proof() -> None:
-    rows = facts.load("wheels")["tensorflow"]
-    versions = [tuple(map(int, row["version"].split("."))) for row in rows]
-    assert versions == sorted(versions, reverse=True)
-    assert all(row["source"] and row["proof"] in facts.PROOFS for row in rows)
+def gpu(*names: str, **pins: str) -> Recipe:
+    """The recipe for GPUs of the embedded site's partitions."""
+    wanted = StackRequest("tensorflow", "venv", names, pins)
+    return recipe_of(with_stack(small_site(Path("/nowhere")), wanted), wanted, names)
+
+
+def with_stack(site: Site, wanted: StackRequest) -> Site:
+    return dataclasses.replace(site, stacks={"tensorflow": wanted})
+
+
+def test_rows_of_what_was_tried_carry_source_and_proof() -> None:
+    for row in facts.load("wheels")["tried"]:
+        assert row["source"]
+        assert row["proof"] in facts.PROOFS
+        assert row["variant"] in facts.load("wheels")["packages"]
 
 
 @pytest.mark.parametrize("pin", ["2.18", "2.18.1"])
 def test_a_pin_chooses_an_older_one(pin: str) -> None:
-    recipe = choose(request(tensorflow=pin), PYTHON)
+    recipe = cpu(tensorflow=pin)
     assert recipe.module == "tensorflow/2.18.1-cpu"
-    assert recipe.horovod.edits == ()
+    assert "no-xla-ops" not in [edit.name for edit in recipe.edits]
 
 
 def test_a_pin_is_no_prefix_of_digits() -> None:
-    with pytest.raises(MissingPrerequisite, match="no TensorFlow wheel"):
-        choose(request(tensorflow="2.1"), PYTHON)
+    with pytest.raises(BadInput, match=r"TensorFlow 2\.1, which nobody here knows"):
+        cpu(tensorflow="2.1")
 
 
 def test_pins_of_packages_reach_pip_and_other_components_do_not() -> None:
-    found = choose(request(keras="3.15", openmpi="5.0"), PYTHON).requirements
-    assert "keras==3.15.*" in found
+    found = cpu(keras="3.15", openmpi="5.0").requirements
+    assert "keras==3.15.1" in found
     assert not any("openmpi" in requirement for requirement in found)
 
 
 def test_packages_of_the_site_are_locked_with_the_rest() -> None:
-    plain = choose(request(), PYTHON)
-    more = choose(dataclasses.replace(request(), packages=("pandas", "jupyterlab>=4")), PYTHON)
-    assert more.requirements == (*plain.requirements, "pandas", "jupyterlab>=4")
-    assert wheelhouse_folder(more, PYTHON) != wheelhouse_folder(plain, PYTHON)
-    assert "tensorboard" in plain.requirements
+    site = small_site(Path("/nowhere"))
+    wanted = dataclasses.replace(site.stacks["tensorflow"], packages=("pandas", "jupyterlab>=4"))
+    more = recipe_of(with_stack(site, wanted), wanted, ("cpu",))
+    assert more.requirements == (*cpu().requirements, "pandas", "jupyterlab>=4")
+    python = Interpreter(Path("/usr/bin/python3.11"), "3.11.7")
+    assert wheelhouse_folder(more, python) != wheelhouse_folder(cpu(), python)
+    assert "tensorboard" in cpu().requirements
 
 
 def test_packages_of_a_stack_that_spack_builds_are_refused(tmp_path: Path) -> None:
@@ -86,11 +103,11 @@ def test_only_names_and_versions_are_packages(tmp_path: Path, package: str, fine
         assert package in "\n".join(caught.value.details)
 
 
-def test_a_python_without_wheels_is_told_why_for_each_row() -> None:
+def test_a_python_without_wheels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcdl.stack.resolve_groups.pythons", lambda: ("3.14",))
     with pytest.raises(MissingPrerequisite) as caught:
-        choose(request(), Interpreter(Path("/usr/bin/python3.14"), "3.14.1"))
-    assert len(caught.value.details) == len(facts.load("wheels")["tensorflow"])
-    assert "Python 3.10, 3.11, 3.12 or 3.13" in caught.value.hint
+        cpu()
+    assert "Python 3.14 (the Pythons of this machine)" in "\n".join(caught.value.details)
 
 
 def test_an_unknown_stack_gets_the_nearest_name(tmp_path: Path) -> None:
@@ -100,21 +117,99 @@ def test_an_unknown_stack_gets_the_nearest_name(tmp_path: Path) -> None:
 
 
 def test_a_digest_sees_every_part_of_a_recipe() -> None:
-    recipe = choose(request(), PYTHON)
-    assert digest(recipe) == digest(choose(request(), PYTHON))
-    assert digest(recipe) != digest(choose(request(tensorflow="2.18"), PYTHON))
-    assert len(digest(recipe)) == 8
+    assert digest(cpu()) == digest(cpu())
+    assert digest(cpu()) != digest(cpu(tensorflow="2.18"))
+    assert digest(gpu("p100")) != digest(gpu("v100"))
+    assert len(digest(cpu())) == 8
 
 
-@pytest.mark.parametrize("content", ["", "nothing here\n", f"{LINE}\n{LINE}\n", f"# {LINE}\n"])
+def test_p100_and_v100_get_nvidia_s_wheels_as_resolved_and_code_for_both() -> None:
+    recipe = gpu("p100", "v100")
+    assert recipe.module == "tensorflow/2.21.0-cuda12.9-sm60-sm70"
+    assert {"tensorflow==2.21.0", "nvidia-cudnn-cu12==9.10.2.21", "nvidia-nccl-cu12==2.32.3",
+            "nvidia-cuda-runtime-cu12==12.9.79"} <= set(recipe.requirements)  # fmt: skip
+    assert recipe.horovod is not None
+    environment = recipe.horovod.environment
+    assert environment["HOROVOD_BUILD_CUDA_CC_LIST"] == "60,70"
+    assert environment["HOROVOD_GPU_OPERATIONS"] == "NCCL"
+    assert environment["HOROVOD_NCCL_LINK"] == "SHARED"
+    assert {"no-xla-ops", "own-stream-value"} < {edit.name for edit in recipe.edits}
+    assert recipe.needs["driver"] == {"from": "525.60.13", "branch": 580}
+    assert recipe.needs["gpus"] == ["P40", "P100", "V100", "T4", "P4"]
+    assert "cuda_nvcc" in recipe.environment["XLA_FLAGS"]
+
+
+def test_a_k80_gets_cuda_11_8_without_tensorrt_and_without_the_edits_of_newer_ones() -> None:
+    recipe = gpu("k80")
+    assert recipe.module == "tensorflow/2.14.1-cuda11.8-sm37"
+    assert {"tensorflow==2.14.1", "nvidia-cudnn-cu11==8.7.0.84", "nvidia-nccl-cu11==2.16.5",
+            "keras==2.14.0"} <= set(recipe.requirements)  # fmt: skip
+    assert not any("tensorrt" in one for one in recipe.requirements)
+    assert not {"no-xla-ops", "own-stream-value"} & {edit.name for edit in recipe.edits}
+    assert recipe.needs["driver"]["branch"] == 470
+
+
+def test_an_a100_is_not_held_to_the_cudnn_of_older_gpus() -> None:
+    site = small_site(Path("/nowhere"))
+    a100 = site.partitions["p100"].gpu._replace(model="A100-SXM4-40GB", compute="8.0")  # type: ignore[union-attr]
+    parts = {"a100": dataclasses.replace(site.partitions["p100"], name="a100", gpu=a100)}
+    wanted = StackRequest("tensorflow", "venv", (), {})
+    site = dataclasses.replace(with_stack(site, wanted), partitions=parts)
+    recipe = recipe_of(site, wanted, ("a100",))
+    assert recipe.versions["cudnn"] > "9.2"
+    assert recipe.module == "tensorflow/2.21.0-cuda12.9-sm80"
+
+
+def test_the_edits_for_a_cpu_need_no_cuda() -> None:
+    recipe = cpu()
+    assert "own-stream-value" not in [edit.name for edit in recipe.edits]
+    assert recipe.horovod is not None
+    assert not any("NCCL" in name for name in recipe.horovod.environment)
+    assert recipe.environment == {}
+
+
+def test_every_cuda_of_wheels_that_a_tensorflow_can_have_has_its_list() -> None:
+    """Each toolkit that the rules of the wheels name has a row; every row has a source."""
+    table = facts.load("nvidia_wheels")
+    assert set(table["toolkits"]) == set(table["source"]) == set(table["proof"])
+    offered = known().components["cuda"].versions["venv"]
+    for row in facts.load("tensorflow")["rules"]:
+        if row["when"].get("backend") == "venv" and "cuda" in row["needs"]:
+            (need,) = conditions({"cuda": row["needs"]["cuda"]})
+            newest = next(version for version in offered if need.range.allows(version))
+            assert newest in table["toolkits"], row
+
+
+@pytest.mark.parametrize("content", ["", "nothing here\n", LINE * 2, LINE[1:]])
 def test_an_edit_that_does_not_fit_exactly_once_is_an_error(tmp_path: Path, content: str) -> None:
     (tmp_path / "CMakeLists.txt").write_text(content)
     with pytest.raises(MissingPrerequisite, match="no-xla-ops"):
-        apply_edit(tmp_path, Edit("no-xla-ops", "CMakeLists.txt", LINE, "why"))
+        apply_edit(tmp_path, Edit("no-xla-ops", "CMakeLists.txt", LINE, "", "why"))
     assert (tmp_path / "CMakeLists.txt").read_text() == content
 
 
-def test_an_edit_takes_out_its_line_and_nothing_else(tmp_path: Path) -> None:
-    (tmp_path / "CMakeLists.txt").write_text(f"before\n  {LINE}\nafter\n")
-    apply_edit(tmp_path, Edit("no-xla-ops", "CMakeLists.txt", LINE, "why"))
-    assert (tmp_path / "CMakeLists.txt").read_text() == "before\nafter\n"
+def test_an_edit_changes_its_text_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "CMakeLists.txt").write_text(f"before\n{LINE}after\n")
+    apply_edit(tmp_path, Edit("x", "CMakeLists.txt", LINE, "other\n", "why"))
+    assert (tmp_path / "CMakeLists.txt").read_text() == "before\nother\nafter\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "first"),
+    [
+        ("  [ 3%] Building\n    /s/a.h:343:18: error: 'logic_error' is not a member of 'std'\n"
+         "  error: subprocess-exited-with-error\n",
+         "/s/a.h:343:18: error: 'logic_error' is not a member of 'std'"),
+        ("k.cu(12): error: `x` is undefined\n", "k.cu(12): error: `x` is undefined"),
+        ("x.cc:1:10: fatal error: mpi.h: No such\n", "x.cc:1:10: fatal error: mpi.h: No such"),
+        ("-- ok\nCMake Error at CMakeLists.txt:3:\n", "CMake Error at CMakeLists.txt:3:"),
+        ("nvcc fatal   : Unsupported gpu architecture 'compute_37'\n",
+         "nvcc fatal   : Unsupported gpu architecture 'compute_37'"),
+        ("warning: -Werror=x is odd\nall well\n", ""),
+    ],
+)  # fmt: skip
+def test_a_compiler_s_first_complaint_is_found_in_its_log(
+    tmp_path: Path, said: str, first: str
+) -> None:
+    (tmp_path / "log").write_text(said)
+    assert first_complaint(tmp_path / "log") == first

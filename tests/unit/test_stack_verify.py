@@ -58,7 +58,8 @@ def seen(release: Release, **changes: Any) -> dict[str, Any]:
 
 def elf_with_code(path: Path, sm: int) -> Path:
     """The least shared object with machine code for one SM, as nvcc lays it out."""
-    entry = struct.pack("<HHIQIIHHI", 2, 0, 64, 0, 0, 0, 0, 0, sm).ljust(64, b"\0")
+    size = 2048  # less is a placeholder without any kernel
+    entry = struct.pack("<HHIQIIHHI", 2, 0, 64, size, 0, 0, 0, 0, sm).ljust(64 + size, b"\0")
     code = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entry)) + entry
     names = b"\0.nv_fatbin\0"
     sections = [

@@ -1,0 +1,40 @@
+"""What a build for GPUs asks of a machine's driver, and which GPUs run its code. Pure facts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from hpcdl import facts
+from hpcdl.site import Gpu
+from hpcdl.site.gpu_models import gpu_named
+from hpcdl.stack.resolve_facts import serves
+from hpcdl.stack.resolve_versions import Range, sort_key
+
+
+def driver_needs(cuda: str, computes: list[str]) -> dict[str, Any]:
+    """The oldest driver for this CUDA, and the last branch that drives these GPUs."""
+    oldest, branches = [], []
+    for row in facts.load("cuda")["rules"]:
+        limit = str(row["needs"].get("driver", ""))
+        when = row["when"]
+        low, _, high = limit.partition(":")
+        if low and "cuda" in when and Range(str(when["cuda"])).allows(cuda):
+            oldest.append(low)
+        if high and "gpu" in when and any(Range(str(when["gpu"])).allows(one) for one in computes):
+            branches.append(int(high))
+    needs: dict[str, Any] = {"from": max(oldest, key=sort_key)} if oldest else {}
+    return {**needs, **({"branch": min(branches)} if branches else {})}
+
+
+def models(archs: tuple[str, ...], own: Iterable[Gpu] = ()) -> list[str]:
+    """The GPUs, as the driver calls them, that machine code for these runs on.
+
+    Args:
+        archs: what was compiled for, such as `60`.
+        own: GPUs of the site, which may be none of the facts'.
+    """
+    code = [f"sm_{arch}" for arch in archs]
+    known = (gpu_named(name) for name in facts.load("gpus")["gpus"])
+    named = [gpu.driver_name for gpu in (*known, *own) if serves(code, gpu.compute)]
+    return list(dict.fromkeys(named))

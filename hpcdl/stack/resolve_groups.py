@@ -1,0 +1,125 @@
+"""Which partitions of a stack share one build, and the setting that decides its versions.
+
+A build from wheels serves every GPU generation that one TensorFlow can serve; partitions whose
+newest TensorFlow differs get builds of their own, and so do those without GPUs. Pure, but for the
+Pythons on PATH.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hpcdl.site import Partition, Site, StackRequest
+from hpcdl.stack.resolve_problem import Setting
+from hpcdl.stack.resolve_solution import solve
+from hpcdl.stack.resolve_versions import sort_key
+
+_PROGRAM = re.compile(r"python(3\.\d+)")
+
+
+def pythons() -> tuple[str, ...]:
+    """The Pythons of this machine, such as `3.11`: the running one, then the others on PATH."""
+    found = set()
+    for place in os.environ.get("PATH", "").split(os.pathsep):
+        names = (path.name for path in Path(place).glob("python3.*")) if place else ()
+        found |= {match.group(1) for name in names if (match := _PROGRAM.fullmatch(name))}
+    own = ".".join(platform.python_version_tuple()[:2])
+    return (own, *sorted(found - {own}, key=sort_key, reverse=True))
+
+
+def members(site: Site, stack: StackRequest) -> tuple[str, ...]:
+    """The partitions that get a stack; where none does, those that it names."""
+    named = stack.partitions or tuple(site.partitions)
+    served = tuple(name for name in named if site.stack_for(name) in (None, stack))
+    return served or named
+
+
+def groups(site: Site, stack: StackRequest) -> tuple[tuple[str, ...], ...]:
+    """The partitions of a stack from wheels, those of one build together."""
+    names = members(site, stack)
+    with_gpus = [name for name in names if _wants_gpus(site.partition(name), stack)]
+    rest = tuple(name for name in names if name not in with_gpus)
+    found: list[list[str]] = []
+    for name in with_gpus:
+        home = next((one for one in found if _share(site, stack, [*one, name])), None)
+        if home is None:
+            found.append([name])
+        else:
+            home.append(name)
+    return (*((rest,) if rest else ()), *map(tuple, found))
+
+
+def computes_of(site: Site, stack: StackRequest, names: Sequence[str]) -> tuple[str, ...]:
+    """The compute capabilities that a build for these partitions serves; none for CPUs."""
+    parts = [site.partition(name) for name in names]
+    return tuple(sorted(_computes(parts, stack), key=sort_key))
+
+
+def setting(site: Site, part: Partition, stack: StackRequest | None, backend: str) -> Setting:
+    """What decides the versions that a partition gets."""
+    if backend != "venv":
+        return _setting(site, [part], stack, backend)
+    together: tuple[str, ...] = (part.name,)
+    if stack is not None and stack.backend == "venv":
+        together = next((one for one in groups(site, stack) if part.name in one), together)
+    others = [site.partition(name) for name in together]
+    # The nodes that are spoken of come first: they may be one group of a mixed partition.
+    return _with_python(_setting(site, [part, *others], stack, backend))
+
+
+def _computes(parts: Sequence[Partition], stack: StackRequest | None) -> list[str]:
+    """The compute capabilities of partitions, each once, those of mixed ones too."""
+    nodes = [one for part in parts if _wants_gpus(part, stack) for one in part.gpu_groups]
+    return list(dict.fromkeys(one.gpu.compute for one in nodes if one.gpu is not None))
+
+
+def _wants_gpus(part: Partition, stack: StackRequest | None) -> bool:
+    return part.gpu is not None and (stack is None or stack.variant != "cpu")
+
+
+def _share(site: Site, stack: StackRequest, names: Sequence[str]) -> bool:
+    """Whether one TensorFlow, the newest of each, serves all these partitions."""
+    parts = [site.partition(name) for name in names]
+    apart = [_with_python(_setting(site, [part], stack, "venv")) for part in parts]
+    all_of_them = _with_python(_setting(site, parts, stack, "venv"))
+    newest = {_tensorflow(one) for one in (*apart, all_of_them)}
+    return len(newest) == 1 and "" not in newest
+
+
+def _tensorflow(one: Setting) -> str:
+    """The newest TensorFlow that fits; empty where none does."""
+    found = solve(one)
+    named = (choice.version for choice in found.choices if choice.component == "tensorflow")
+    return "" if found.problems else next(named, "")
+
+
+def _with_python(found: Setting) -> Setting:
+    """The running Python, where no other one of the machine brings a newer TensorFlow."""
+    here = pythons()
+    own, every = replace(found, pythons=here[:1]), replace(found, pythons=here)
+    return own if _tensorflow(own) == _tensorflow(every) != "" else every
+
+
+def _setting(
+    site: Site, parts: Sequence[Partition], stack: StackRequest | None, backend: str
+) -> Setting:
+    """The setting of partitions that share a build; the first one's GPU is spoken of."""
+    computes = _computes(parts, stack)
+    drivers = sorted((part.driver for part in parts if part.driver), key=sort_key)
+    spack = backend == "spack"
+    return Setting(
+        backend=backend,
+        compute=computes[0] if computes else None,
+        driver=drivers[0] if computes and drivers else None,
+        compilers=site.spack.compilers if spack else (),
+        pmix=site.slurm.pmix if spack else None,
+        pins=tuple(sorted(stack.pins.items())) if stack else (),
+        stack=stack.name if stack else None,
+        also=tuple(sorted(computes[1:], key=sort_key)),
+        horovod=stack is None or stack.horovod,
+    )

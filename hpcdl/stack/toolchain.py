@@ -1,0 +1,203 @@
+"""The compilers that build Horovod: a gcc that takes its sources, for GPUs also an nvcc.
+
+All of them that the machine has are compared with the rules of hpcdl/facts: which GPUs an nvcc
+compiles for, which gcc it takes. The first pair that fits is used; where none does, the error
+names the rule that each one breaks. They are needed while building only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcdl.site import Site, StackRequest
+from hpcdl.stack.recipe import HorovodRecipe, Recipe
+from hpcdl.stack.resolve_facts import known
+from hpcdl.stack.resolve_solver import Rule
+from hpcdl.system.errors import BadInput, MissingPrerequisite
+from hpcdl.system.run import run
+
+SYSTEM_CUDAS = Path("/usr/local")
+"""Where NVIDIA's installer puts toolkits, each in a folder `cuda-12.4`."""
+_RELEASE = re.compile(r"release \S+, V([\d.]+)")
+_GCCS = ("g++", *(f"g++-{major}" for major in range(15, 8, -1)))
+PACKAGES = "apt install libopenmpi-dev openmpi-bin g++ cmake make"
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A compiler and the version that it says it is."""
+
+    path: Path
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.path} {self.version}"
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """Compilers that fit each other; `nvcc` is None where nothing is compiled for GPUs."""
+
+    cxx: Tool
+    nvcc: Tool | None = None
+
+    def environment(self) -> dict[str, str]:
+        """What tells CMake and nvcc of them."""
+        cxx = str(self.cxx.path)
+        cc = re.sub(r"g\+\+(?=[^/]*$)", "gcc", cxx)
+        found = {"CXX": cxx, "CC": cc if Path(cc).exists() else cxx}
+        if self.nvcc is not None:
+            found |= {"CUDACXX": str(self.nvcc.path), "CUDAHOSTCXX": cxx}
+        return found
+
+    def __str__(self) -> str:
+        return " and ".join(map(str, filter(None, (self.nvcc, self.cxx))))
+
+
+def find_toolchain(site: Site, stack: StackRequest, recipe: Recipe) -> Toolchain:
+    """The compilers for a stack's Horovod.
+
+    Raises:
+        MissingPrerequisite: a program is missing, or none that is here fits; says which rule
+            each one breaks, and how to get one that does.
+        BadInput: the site names an nvcc that is not there.
+    """
+    horovod = recipe.horovod
+    assert horovod is not None
+    require_commands(horovod)
+    base = {"horovod": horovod.version, "tensorflow": recipe.tensorflow, "backend": "venv"}
+    nvccs = list(_fitting_nvccs(stack, recipe)) if horovod.computes else [None]
+    gccs = [tool for path in _gccs(site) if (tool := _asked(path, "-dumpfullversion", r"(\S+)"))]
+    refused: list[str] = []
+    for nvcc in nvccs:
+        for gcc in gccs:
+            cuda = {"cuda": nvcc.version} if nvcc else {}
+            broken = broken_rules({**base, **cuda, "gcc": gcc.version}, "gcc")
+            if not broken:
+                return Toolchain(gcc, nvcc)
+            refused += [f"{gcc}: {_said(rule)}" for rule in broken]
+    raise MissingPrerequisite(
+        f"no gcc here fits {nvccs[0] or 'Horovod'}" if gccs else "there is no g++ on PATH",
+        details=list(dict.fromkeys(refused)),
+        hint=f"Debian and Ubuntu: {PACKAGES}, or an older one beside it, such as g++-13"
+        + ("; without Horovod no compiler is needed: --without-horovod" if nvccs[0] else ""),
+    )
+
+
+def require_commands(recipe: HorovodRecipe) -> None:
+    """Compare the machine with what the build needs, all of it at once.
+
+    Raises:
+        MissingPrerequisite: names every missing command.
+    """
+    missing = [command for command in recipe.commands if shutil.which(command) is None]
+    if missing:
+        raise MissingPrerequisite(
+            f"Horovod cannot be built: there is no {', '.join(missing)} on PATH",
+            hint=f"Debian and Ubuntu: {PACKAGES}",
+        )
+
+
+def broken_rules(values: Mapping[str, str], need: str) -> list[Rule]:
+    """The facts' rules about one component that these versions break.
+
+    Args:
+        values: versions by component; `gpu` is a compute capability.
+        need: the component whose version may be refused.
+    """
+    return [
+        rule
+        for rule in known().rules
+        if rule.origin == "fact"
+        and rule.need.variable == need
+        and all(condition.holds(values) for condition in rule.when)
+        and not rule.need.holds(values)
+    ]
+
+
+def _said(rule: Rule) -> str:
+    from hpcdl.stack.resolve_show import sentence
+
+    return sentence(rule)
+
+
+def _fitting_nvccs(stack: StackRequest, recipe: Recipe) -> Iterator[Tool]:
+    """Every nvcc that compiles for the stack's GPUs, of the CUDA of its wheels.
+
+    Raises:
+        MissingPrerequisite: there is none.
+    """
+    assert recipe.horovod is not None
+    computes, cuda = recipe.horovod.computes, recipe.versions["cuda"]
+    refused, fits = [], False
+    for path in _nvccs(stack):
+        tool = _asked(path, "--version", _RELEASE.pattern)
+        if tool is None:
+            continue
+        broken = broken_rules({"cuda": cuda, "nvcc": tool.version}, "nvcc")
+        for compute in computes:
+            broken += broken_rules({"gpu": compute, "cuda": tool.version}, "cuda")
+        refused += [f"{tool}: {_said(rule)}" for rule in broken]
+        if not broken:
+            fits = True
+            yield tool
+    if not fits:
+        raise _no_nvcc(computes, cuda, list(dict.fromkeys(refused)))
+
+
+def _no_nvcc(computes: Sequence[str], cuda: str, refused: list[str]) -> MissingPrerequisite:
+    gpus = ", ".join(f"sm_{one.replace('.', '')}" for one in computes)
+    major = cuda.split(".")[0]
+    release = ".".join(cuda.split(".")[:2]) if major == "11" else f"{major}.x"
+    return MissingPrerequisite(
+        f"Horovod for {gpus} is compiled by nvcc of CUDA {release}, and "
+        + ("none that is here fits" if refused else "there is none here"),
+        details=refused,
+        hint=f"load a CUDA {release} module, set CUDA_HOME or the stack's `cuda_home` (Debian and "
+        "Ubuntu: apt install nvidia-cuda-toolkit; else developer.nvidia.com/cuda-toolkit-archive); "
+        "or build without Horovod, for tf.distribute: --without-horovod",
+    )
+
+
+def _nvccs(stack: StackRequest) -> Iterator[Path]:
+    """Where an nvcc may be, the likeliest first."""
+    if stack.cuda_home is not None:
+        named = stack.cuda_home / "bin" / "nvcc"
+        if not os.access(named, os.X_OK):
+            raise BadInput(
+                f"stack '{stack.name}' has the cuda_home {stack.cuda_home}, and there is no "
+                f"{named}",
+                hint="name the folder of a CUDA toolkit: its bin/nvcc is used",
+            )
+        yield named
+        return
+    homes = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    others = sorted(SYSTEM_CUDAS.glob("cuda*"), reverse=True)
+    found = shutil.which("nvcc")
+    here = [*(home / "bin" / "nvcc" for home in homes), *([Path(found)] if found else []),
+            *(home / "bin" / "nvcc" for home in others)]  # fmt: skip
+    yield from dict.fromkeys(path for path in here if os.access(path, os.X_OK))
+
+
+def _gccs(site: Site) -> Iterator[Path]:
+    """Where a g++ may be: what the environment says, else PATH's own, the site's, newer ones."""
+    named = os.environ.get("CUDAHOSTCXX") or os.environ.get("CXX")
+    if named:
+        names = [named]
+    else:
+        prefixes = [one.prefix for one in site.spack.externals if one.name == "gcc"]
+        names = ["g++", *(str(one / "bin" / "g++") for one in prefixes), *_GCCS]
+    found = (shutil.which(name) for name in names)
+    yield from dict.fromkeys(Path(path) for path in found if path)
+
+
+def _asked(path: Path, option: str, pattern: str) -> Tool | None:
+    """A compiler with its version; None where it does not say one."""
+    said = run([path, option], check=False, timeout=60)
+    match = re.search(pattern, said.stdout)
+    return Tool(path, match.group(1)) if said.ok and match else None

@@ -1,0 +1,138 @@
+"""Minimal Debians with NVIDIA's compiler: where stacks for GPUs are built and loaded without one.
+
+Debian's non-free part has nvcc 12.4 in 13 (trixie) and 11.8 in 12 (bookworm), the last one for a
+K80. debootstrap makes a root below the cache once; commands run in it with namespaces of their
+own, and see the cache at its own path. Needs root, debootstrap, 10 GB and a mirror of Debian.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hpcdl.cluster.rootfs import own_mirror, trust
+from hpcdl.system.resources import cache
+
+PACKAGES = ("ca-certificates", "cmake", "libopenmpi-dev", "lmod", "make", "nvidia-cuda-toolkit",
+            "openmpi-bin", "python3-dev", "python3-venv")  # fmt: skip
+COMPILERS = {"trixie": ("g++", "g++-13"), "bookworm": ("g++", "g++-11")}
+PYTHON = "/opt/hpcdl/bin/python"
+_CHECKOUT = Path(__file__).resolve().parents[1]
+_DONE = "nvcc-root.json"
+_ROOT_GB, _STACK_GB = 12.0, 13.0
+_ENTER = """
+root=$1 cache=$2; shift 2
+mount -t proc proc "$root/proc"
+mount --rbind /dev "$root/dev"
+mkdir -p "$root$cache"
+mount --bind "$cache" "$root$cache"
+exec chroot "$root" /usr/bin/env -i "$@"
+"""
+
+
+@dataclass(frozen=True)
+class Root:
+    """A root, and the environment that commands in it get."""
+
+    directory: Path
+    suite: str
+
+    def run(
+        self, *argv: str, check: bool = True, seconds: float = 3600, **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command in it; its output, both parts apart.
+
+        Raises:
+            AssertionError: it failed and `check`.
+        """
+        kept = {
+            "HOME": "/root",
+            "LANG": "C.UTF-8",
+            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+            "HPCDL_HOME": "/var/hpcdl",
+            "HPCDL_CACHE": str(cache()),
+            "PIP_CACHE_DIR": str(cache() / "pip"),
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        }
+        pairs = [f"{name}={value}" for name, value in {**kept, **env}.items()]
+        alone = [
+            "unshare",
+            "--mount",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--propagation",
+            "private",
+        ]
+        enter = ["bash", "-ec", _ENTER, "enter", str(self.directory), str(cache())]
+        done = subprocess.run([*alone, *enter, *pairs, *argv], capture_output=True, text=True,
+                              check=False, timeout=seconds)  # fmt: skip
+        assert not check or done.returncode == 0, f"{argv}\n{done.stdout[-3000:]}\n{done.stderr}"
+        return done
+
+    def shell(self, script: str, *, check: bool = True, **env: str) -> str:
+        """What a script prints, with bash and Lmod's `module`."""
+        init = f". /usr/share/lmod/lmod/init/bash; {script}"
+        return self.run("bash", "-c", init, check=check, **env).stdout
+
+    def hpcdl(self, *argv: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run hpcdl in it, installed there as a site would."""
+        return self.run(PYTHON, "-m", "hpcdl", *argv, check=check, HPCDL_SITE="/etc/site.yaml")
+
+
+def root_of(suite: str) -> Root:
+    """The root of a suite, made now where it is not there; the test is skipped where it cannot."""
+    if os.geteuid() != 0 or shutil.which("debootstrap") is None:
+        pytest.skip("a root with nvcc needs root and debootstrap")
+    place = cache() / "tests" / "nvcc" / suite
+    place.mkdir(parents=True, exist_ok=True)
+    made = (place / _DONE).is_file()
+    needed = _STACK_GB if made else _STACK_GB + _ROOT_GB
+    if shutil.disk_usage(place).free < needed * 1e9:
+        pytest.skip(f"a GPU stack in a root with nvcc needs {needed:.0f} GB below {place}")
+    root = Root(place, suite)
+    if not made:
+        _make(root)
+    return root
+
+
+def install_hpcdl(root: Root) -> None:
+    """The checkout as it is now, into a virtual environment of the root."""
+    copy = root.directory / "tmp" / "checkout"
+    shutil.rmtree(copy, ignore_errors=True)
+    others = (".git", ".venv", "build", "dist", "__pycache__", "*.egg-info")
+    shutil.copytree(_CHECKOUT, copy, symlinks=True, ignore=shutil.ignore_patterns(*others))
+    root.run("python3", "-m", "venv", "--clear", "/opt/hpcdl")
+    root.run(PYTHON, "-m", "pip", "install", "--quiet", "/tmp/checkout[records]", "uv")
+
+
+def _make(root: Root) -> None:
+    """Let debootstrap and apt fill it; what the mirror lacks skips the test."""
+    shutil.rmtree(root.directory)
+    done = subprocess.run(
+        ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc",
+         "debootstrap", "--variant=minbase", "--components=main,contrib,non-free", *trust(print),
+         root.suite, root.directory, own_mirror()],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode != 0:
+        pytest.skip(f"debootstrap cannot make {root.suite}: {done.stdout[-200:]}")
+    for name in ("etc/resolv.conf", "etc/pip.conf"):
+        if Path("/", name).is_file():
+            shutil.copy(Path("/", name), root.directory / name)
+    names = " ".join((*PACKAGES, *COMPILERS[root.suite]))
+    script = f"apt-get update -q && apt-get install -qy --no-install-recommends {names}"
+    installed = root.run("bash", "-c", script, check=False, DEBIAN_FRONTEND="noninteractive")
+    if installed.returncode != 0:
+        pytest.skip(f"apt cannot install nvcc in {root.suite}: {installed.stderr[-200:]}")
+    # The machine's own certificates: a site's proxy may have one of its own.
+    bundle = "etc/ssl/certs/ca-certificates.crt"
+    if Path("/", bundle).is_file():
+        shutil.copy(Path("/", bundle), root.directory / bundle)
+    (root.directory / _DONE).write_text(json.dumps({"suite": root.suite}))

@@ -1,0 +1,119 @@
+"""One build from wheels serves the GPUs that one TensorFlow can; Pythons are the machine's."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import MappingProxyType
+
+import pytest
+
+from hpcdl import facts
+from hpcdl.site import Gpu, Site, StackRequest, load_site
+from hpcdl.stack.resolve import resolve_build, resolve_one
+from hpcdl.stack.resolve_groups import computes_of, groups, members, pythons
+from hpcdl.stack.resolve_show import as_text
+from hpcdl.system.resources import folder
+
+GPUS = facts.load("gpus")["gpus"]
+HERE = ("3.11", "3.13")
+
+
+@pytest.fixture(autouse=True)
+def two_pythons(monkeypatch: pytest.MonkeyPatch) -> None:
+    """hpcdl runs with 3.11; 3.13 is on PATH."""
+    monkeypatch.setattr("hpcdl.stack.resolve_groups.pythons", lambda: HERE)
+
+
+def site_of(stack: StackRequest, **models: str | None) -> Site:
+    """A site whose partitions have these GPUs, None meaning none, and one stack."""
+    plain = load_site(folder("templates") / "sites" / "p100-v100-k80.yaml")
+    parts = {
+        name: dataclasses.replace(
+            plain.partitions["p100"], name=name, stack=stack.name, driver=None,
+            gpu=Gpu(model, name, 4, GPUS[model]["compute"], 16.0) if model else None,
+        )
+        for name, model in models.items()
+    }  # fmt: skip
+    return dataclasses.replace(
+        plain,
+        partitions=MappingProxyType(parts),
+        stacks=MappingProxyType({stack.name: stack}),
+        default_partition=next(iter(parts)),
+    )
+
+
+def wheels(**more: object) -> StackRequest:
+    return dataclasses.replace(StackRequest("tensorflow", "venv", (), {}), **more)  # type: ignore[arg-type]
+
+
+def test_generations_share_a_build_where_one_tensorflow_serves_them() -> None:
+    site = site_of(wheels(), k80="K80", p100="P100-PCIe", cpu=None, v100="V100-SXM2", k20="K20")
+    found = groups(site, site.stacks["tensorflow"])
+    assert found == (("cpu",), ("k80", "k20"), ("p100", "v100"))
+    computes = [computes_of(site, site.stacks["tensorflow"], one) for one in found]
+    assert computes == [(), ("3.5", "3.7"), ("6.0", "7.0")]
+
+
+def test_a_newer_gpu_beside_an_old_one_gets_what_both_can_use_and_is_told_why() -> None:
+    alone = site_of(wheels(), a100="A100-SXM4-40GB")
+    shared = site_of(wheels(), p100="P100-PCIe", a100="A100-SXM4-40GB")
+    assert resolve_one(alone, "a100").versions["cudnn"] == "9.28.0.42"
+    assert resolve_one(shared, "a100").versions["cudnn"] == "9.10.2.21"
+    assert resolve_one(shared, "a100").versions == resolve_one(shared, "p100").versions
+    said = " ".join(as_text([resolve_one(shared, "a100")]).split())
+    assert "sm_60, which the same build serves, needs cuDNN <= 9.10" in said
+
+
+def test_variant_cpu_is_one_build_without_cuda_and_says_that_gpus_stay_idle() -> None:
+    site = site_of(wheels(variant="cpu"), p100="P100-PCIe", k80="K80", cpu=None)
+    assert groups(site, site.stacks["tensorflow"]) == (("p100", "k80", "cpu"),)
+    found = resolve_one(site, "k80")
+    assert "cuda" not in found.versions
+    assert found.versions["tensorflow"] == "2.21.0"
+    assert any("the K80 stays idle" in note for note in found.notes)
+
+
+def test_the_running_python_is_kept_unless_another_brings_a_newer_tensorflow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    site = site_of(wheels(), p100="P100-PCIe", k80="K80")
+    assert resolve_one(site, "p100").versions["python"] == "3.11"
+    monkeypatch.setattr("hpcdl.stack.resolve_groups.pythons", lambda: ("3.13", "3.11"))
+    assert resolve_one(site, "p100").versions["python"] == "3.13"
+    assert resolve_one(site, "k80").versions["python"] == "3.11"
+
+
+def test_a_gpu_whose_tensorflow_has_no_wheel_for_any_python_here_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hpcdl.stack.resolve_groups.pythons", lambda: ("3.13",))
+    found = resolve_one(site_of(wheels(), k80="K80"), "k80")
+    assert not found.fits
+    assert "the Pythons of this machine" in as_text([found])
+
+
+def test_the_pythons_of_a_machine_begin_with_the_running_one(
+    tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.undo()
+    monkeypatch.setenv("PATH", "")
+    assert pythons() == (f"{sys.version_info[0]}.{sys.version_info[1]}",)
+
+
+def test_a_stack_without_horovod_has_none_and_is_not_held_back_by_it() -> None:
+    site = site_of(wheels(horovod=False), p100="P100-PCIe")
+    found = resolve_build(site, site.stacks["tensorflow"], ("p100",))
+    assert found.fits
+    assert "horovod" not in found.versions
+    assert any("tf.distribute" in note for note in found.notes)
+
+
+def test_a_partition_of_another_stack_is_not_served() -> None:
+    site = site_of(wheels(), p100="P100-PCIe", v100="V100-SXM2")
+    other = StackRequest("old", "venv", ("v100",), {"tensorflow": "2.18"})
+    parts = {**site.partitions, "v100": dataclasses.replace(site.partitions["v100"], stack="old")}
+    site = dataclasses.replace(site, stacks={**site.stacks, "old": other}, partitions=parts)
+    assert members(site, site.stacks["tensorflow"]) == ("p100",)
+    assert members(site, other) == ("v100",)

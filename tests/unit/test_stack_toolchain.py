@@ -1,0 +1,177 @@
+"""Compilers that do not fit the GPUs, or each other, are refused by the rules of the facts."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from hpcdl.site import Site, StackRequest
+from hpcdl.stack.recipe import Recipe, recipe_of
+from hpcdl.stack.toolchain import find_toolchain
+from hpcdl.system.errors import BadInput, ExitCode, MissingPrerequisite
+from tests.small_release import small_site
+
+NVCC = "Cuda compilation tools, release {short}, V{version}"
+
+
+@pytest.fixture(autouse=True)
+def empty_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A PATH with cmake, make and mpicxx, and no compiler of its own."""
+    monkeypatch.setattr("hpcdl.stack.resolve_groups.pythons", lambda: ("3.11",))
+    for name in ("CUDA_HOME", "CUDA_PATH", "CXX", "CUDAHOSTCXX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("hpcdl.stack.toolchain.SYSTEM_CUDAS", tmp_path / "local")
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    monkeypatch.setattr("shutil.which", lambda name, **_: found(programs, name))
+    for name in ("mpicxx", "cmake", "make"):
+        program(programs / name, "")
+    return programs
+
+
+def found(programs: Path, name: str) -> str | None:
+    path = programs / name
+    return str(path) if path.exists() else None
+
+
+def program(path: Path, said: str) -> None:
+    """A program that says something."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\necho '{said}'\n")
+    path.chmod(0o755)
+
+
+def gcc(folder: Path, name: str, version: str) -> None:
+    program(folder / name, version)
+
+
+def nvcc(folder: Path, version: str) -> None:
+    program(folder / "nvcc", NVCC.format(short=version[:4], version=version))
+
+
+def wanted(*names: str, **more: object) -> tuple[Site, StackRequest, Recipe]:
+    """A stack for GPUs of the embedded site; for CPUs without names."""
+    stack = StackRequest("tensorflow", "venv", names, {}, variant=None if names else "cpu")
+    stack = dataclasses.replace(stack, **more)  # type: ignore[arg-type]
+    site = dataclasses.replace(small_site(Path("/nowhere")), stacks={"tensorflow": stack})
+    return site, stack, recipe_of(site, stack, names or ("cpu",))
+
+
+def test_the_first_gcc_that_nvcc_takes_is_used(empty_machine: Path) -> None:
+    nvcc(empty_machine, "12.4.131")
+    for name, version in (("g++", "14.2.0"), ("g++-13", "13.3.0"), ("g++-11", "11.4.0")):
+        gcc(empty_machine, name, version)
+    tools = find_toolchain(*wanted("p100", "v100"))
+    assert tools.cxx.path.name == "g++-13"
+    assert tools.environment()["CUDAHOSTCXX"] == str(tools.cxx.path)
+    assert tools.environment()["CUDACXX"] == str(empty_machine / "nvcc")
+
+
+def test_a_build_for_cpus_takes_the_default_gcc_up_to_14(empty_machine: Path) -> None:
+    gcc(empty_machine, "g++", "14.2.0")
+    tools = find_toolchain(*wanted())
+    assert (tools.cxx.version, tools.nvcc) == ("14.2.0", None)
+
+
+@pytest.mark.parametrize(
+    ("version", "partition", "words"),
+    [
+        ("12.4.131", "k80", "sm_35 and sm_37 were removed in CUDA 12.0"),
+        ("13.0.88", "p100", "CUDA 13.0 removed Maxwell, Pascal and Volta"),
+        ("11.8.89", "v100", "NCCL and the libraries of the wheels are of CUDA 12"),
+    ],
+)
+def test_an_nvcc_that_does_not_fit_is_refused_with_the_rule_and_the_way_out(
+    empty_machine: Path, version: str, partition: str, words: str
+) -> None:
+    nvcc(empty_machine, version)
+    gcc(empty_machine, "g++", "11.4.0")
+    with pytest.raises(MissingPrerequisite) as caught:
+        find_toolchain(*wanted(partition))
+    assert words in "\n".join(caught.value.details)
+    assert version in "\n".join(caught.value.details)
+    assert "--without-horovod" in caught.value.hint
+    assert caught.value.exit_code == ExitCode.MISSING_PREREQUISITE
+
+
+@pytest.mark.parametrize(("version", "refused"), [("11.8.89", "12.2.0"), ("12.4.131", "14.2.0")])
+def test_a_gcc_that_is_too_new_for_nvcc_is_refused(
+    empty_machine: Path, version: str, refused: str
+) -> None:
+    nvcc(empty_machine, version)
+    gcc(empty_machine, "g++", refused)
+    with pytest.raises(MissingPrerequisite, match="no gcc here fits") as caught:
+        find_toolchain(*wanted("k80" if version.startswith("11") else "p100"))
+    assert f"its nvcc refuses gcc {refused[:2]}" in "\n".join(caught.value.details)
+
+
+def test_a_gcc_that_nobody_tried_is_refused(empty_machine: Path) -> None:
+    gcc(empty_machine, "g++", "15.1.0")
+    with pytest.raises(MissingPrerequisite) as caught:
+        find_toolchain(*wanted())
+    assert "gcc <= 14" in "\n".join(caught.value.details)
+
+
+def test_without_nvcc_one_line_says_how_to_get_it(empty_machine: Path) -> None:
+    gcc(empty_machine, "g++", "11.4.0")
+    with pytest.raises(MissingPrerequisite) as caught:
+        find_toolchain(*wanted("k80"))
+    assert caught.value.message == (
+        "Horovod for sm_37 is compiled by nvcc of CUDA 11.8, and there is none here"
+    )
+    assert "apt install nvidia-cuda-toolkit" in caught.value.hint
+
+
+def test_cuda_home_wins_over_path_and_the_next_that_fits_is_found(
+    empty_machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvcc(empty_machine, "13.0.88")
+    gcc(empty_machine, "g++", "12.2.0")
+    nvcc(tmp_path / "local" / "cuda-12.8" / "bin", "12.8.93")
+    assert find_toolchain(*wanted("p100")).nvcc.version == "12.8.93"  # type: ignore[union-attr]
+    nvcc(tmp_path / "module" / "bin", "12.6.85")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "module"))
+    assert find_toolchain(*wanted("p100")).nvcc.version == "12.6.85"  # type: ignore[union-attr]
+
+
+def test_a_site_s_cuda_home_is_the_only_one_asked(empty_machine: Path, tmp_path: Path) -> None:
+    nvcc(empty_machine, "12.4.131")
+    gcc(empty_machine, "g++", "12.2.0")
+    with pytest.raises(BadInput, match="there is no"):
+        find_toolchain(*wanted("p100", cuda_home=tmp_path / "nowhere"))
+    nvcc(tmp_path / "cuda" / "bin", "12.9.86")
+    assert find_toolchain(*wanted("p100", cuda_home=tmp_path / "cuda")).nvcc.version == "12.9.86"  # type: ignore[union-attr]
+
+
+def test_every_missing_command_is_named(empty_machine: Path) -> None:
+    (empty_machine / "cmake").unlink()
+    (empty_machine / "mpicxx").unlink()
+    with pytest.raises(MissingPrerequisite, match="no mpicxx, cmake on PATH"):
+        find_toolchain(*wanted())
+
+
+@pytest.mark.parametrize(
+    ("distribution", "gccs", "cuda", "chosen"),
+    [
+        # packages.ubuntu.com: g++ and, in multiverse, nvidia-cuda-toolkit.
+        ("Ubuntu 22.04", ["11.4.0"], "11.5.119", None),
+        ("Ubuntu 24.04", ["13.2.0"], "12.0.140", "12.3.0"),
+        ("Debian 13", ["14.2.0", "13.3.0"], "12.4.131", "13.3.0"),
+    ],
+)
+def test_what_distributions_offer_for_a_p100(
+    empty_machine: Path, distribution: str, gccs: list[str], cuda: str, chosen: str | None
+) -> None:
+    """Ubuntu 24.04's nvcc takes gcc 12, which it has beside 13; 22.04's CUDA is too old."""
+    nvcc(empty_machine, cuda)
+    for version in [*gccs, *([chosen] if chosen else [])]:
+        gcc(empty_machine, f"g++-{version[:2]}", version)
+    gcc(empty_machine, "g++", gccs[0])
+    if chosen is None:
+        with pytest.raises(MissingPrerequisite):
+            find_toolchain(*wanted("p100"))
+    else:
+        assert find_toolchain(*wanted("p100")).cxx.version == chosen
