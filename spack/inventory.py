@@ -1,17 +1,26 @@
 """Prints what the active environment holds, as JSON: `spack -e DIR python inventory.py`.
 
-One object per package: name, version, hash, prefix, whether it is the machine's own, its licence,
-and the files that its build fetches. Run by Spack's Python; hpcdl reads the output.
+`packages` has one object per package: name, version, hash, prefix, whether it is the machine's
+own, whether it is installed, its licence, and the files that its build fetches. `store` is the
+install tree, `padded` the length its paths are padded to, `repos` the directories of the package
+repositories by namespace. Run by Spack's Python; hpcdl reads the output.
 """
 
 import json
 
+import spack.config
 import spack.environment as ev
+import spack.repo
+import spack.store
 
 
 def licence_of(spec):
-    """The licence that the recipe declares for this version."""
-    for when, identifier in getattr(spec.package, "licenses", {}).items():
+    """The licence that the recipe declares for this version; None where the recipe is gone."""
+    try:
+        licences = getattr(spec.package, "licenses", {})
+    except spack.repo.RepoError:
+        return None
+    for when, identifier in licences.items():
         if spec.satisfies(when):
             return str(identifier)
     return None
@@ -29,7 +38,10 @@ def source_of(fetcher):
 
 def sources_of(spec):
     """All that is fetched to build one package: its archive, resources and patches."""
-    package = spec.package
+    try:
+        package = spec.package
+    except spack.repo.RepoError:
+        return []
     if spec.external or not package.has_code:
         return []
     found = [source_of(package.fetcher)]
@@ -51,10 +63,20 @@ def row_of(spec):
         "hash": spec.dag_hash(),
         "prefix": str(spec.prefix),
         "external": bool(spec.external),
+        "installed": bool(spec.installed),
         "licence": licence_of(spec),
         "files": sources_of(spec),
     }
 
 
 environment = ev.active_environment()
-print(json.dumps([row_of(spec) for spec in environment.all_specs() if spec.concrete]))
+print(
+    json.dumps(
+        {
+            "packages": [row_of(spec) for spec in environment.all_specs() if spec.concrete],
+            "store": str(spack.store.STORE.unpadded_root),
+            "padded": spack.config.get("config:install_tree:padded_length", 0) or 0,
+            "repos": {repo.namespace: str(repo.root) for repo in spack.repo.PATH.repos},
+        }
+    )
+)

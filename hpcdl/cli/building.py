@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hpcdl.site import Site
     from hpcdl.stack.build import BuildPlan
     from hpcdl.stack.release import Release
+    from hpcdl.stack.spack_backend.adopt import Adoption
     from hpcdl.stack.spack_backend.spack_build import SpackPlan
 
 
@@ -144,7 +145,9 @@ def _build_spack(site: Site, args: argparse.Namespace) -> ExitCode:
     return _built([release], [existed], args)
 
 
-def _would_build(plans: Sequence[BuildPlan | SpackPlan], args: argparse.Namespace) -> ExitCode:
+def _would_build(
+    plans: Sequence[BuildPlan | SpackPlan | Adoption], args: argparse.Namespace
+) -> ExitCode:
     if args.json:
         data = [plan.as_data() for plan in plans]
         print_json(data[0] if len(data) == 1 else {"schema": 1, "builds": data})
@@ -156,7 +159,7 @@ def _would_build(plans: Sequence[BuildPlan | SpackPlan], args: argparse.Namespac
     return ExitCode.OK
 
 
-def _partitions(plan: BuildPlan | SpackPlan) -> Sequence[str]:
+def _partitions(plan: BuildPlan | SpackPlan | Adoption) -> Sequence[str]:
     return plan.expected().partitions
 
 
@@ -175,6 +178,25 @@ def _built(
     for one in releases:
         print(f"next: hpcdl stack publish {one.id}")
     return ExitCode.OK
+
+
+def adopt_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `adopt`."""
+    parser.add_argument("environment", metavar="ENV",
+                        help="its directory, or the name of one that Spack manages")  # fmt: skip
+    parser.add_argument("--name", metavar="STACK", help="for which of the site's stacks; the first")
+
+
+@in_order
+def run_adopt(args: argparse.Namespace) -> ExitCode:
+    """Make a release of an installed Spack environment."""
+    from hpcdl.stack.spack_backend.adopt import adopt_installed, plan_adoption
+
+    plan = plan_adoption(the_site(args), args.environment, args.name)
+    if args.dry_run:
+        return _would_build([plan], args)
+    existed = plan.exists
+    return _built([adopt_installed(plan, progress_teller())], [existed], args)
 
 
 def mirror_arguments(parser: argparse.ArgumentParser) -> None:

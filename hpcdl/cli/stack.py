@@ -268,6 +268,14 @@ GROUP = Group(
             changes=True,
         ),
         Command(
+            "adopt",
+            "Make a release of an environment that Spack has installed.",
+            "hpcdl stack adopt spack/environments/p100 --name pascal",
+            building.run_adopt,
+            building.adopt_arguments,
+            changes=True,
+        ),
+        Command(
             "mirror",
             "Download every source that Spack builds need, for sites without internet.",
             "hpcdl stack mirror p100 --directory /data/spack-mirror",

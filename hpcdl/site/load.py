@@ -135,8 +135,10 @@ def _spack(values: dict[str, Any]) -> SpackSettings:
         externals=tuple(External(name, version, Path(prefix)) for name, version, prefix in found),
         mirrors=MappingProxyType(dict(values.get("mirrors", {}))),
         build_jobs=values.get("build_jobs"),
-        padded_length=values.get("padded_length", 128),
+        # The padding of a tree that is there already is what it was made with.
+        padded_length=values.get("padded_length", 0 if "store" in values else 128),
         signing_key=values.get("signing_key"),
+        store=Path(values["store"]) if "store" in values else None,
     )
 
 

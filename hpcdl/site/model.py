@@ -215,6 +215,7 @@ class SpackSettings:
     """How Spack builds here: what the machine has, mirrors by name, the padded path's length.
 
     `signing_key` is a key of Spack's own keyring that signs the build cache; None: one of ours.
+    `store` is the site's own install tree; None: PREFIX/spack/store.
     """
 
     externals: tuple[External, ...] = ()
@@ -222,6 +223,7 @@ class SpackSettings:
     build_jobs: int | None = None
     padded_length: int = 128
     signing_key: str | None = None
+    store: Path | None = None
 
     @property
     def compilers(self) -> tuple[str, ...]:

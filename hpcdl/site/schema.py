@@ -336,6 +336,11 @@ SPACK = _map(
             "signs the build cache; by default a key that the build makes.",
             pattern=r"^[^\s-][^\n]{2,199}$", examples=["hpc-admins@example.org"],
         ),
+        "store": _text(
+            "The site's own install tree, so that nothing is built twice; by default "
+            "PREFIX/spack/store. `padded_length` is then that tree's own, 0 by default.",
+            pattern="^/", examples=["/apps/spack/opt/spack"],
+        ),
     },
 )  # fmt: skip
 

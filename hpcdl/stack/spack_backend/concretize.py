@@ -30,6 +30,7 @@ from hpcdl.stack.spack_backend.environment import (
     render,
     render_site,
 )
+from hpcdl.stack.spack_backend.locked import component_versions
 from hpcdl.stack.spack_backend.tool import open_spack, require_unlocked
 from hpcdl.system.errors import CheckFailed, Stopped
 from hpcdl.system.files import explain_os_errors, write_atomic
@@ -194,10 +195,7 @@ def default_limit() -> float:
 
 def lock_versions(lock: Path) -> dict[str, str]:
     """The versions of the stack's components in a lock file."""
-    book = facts.load("spack")
-    names = {package: name for key in ("packages", "wheels") for name, package in book[key].items()}
-    specs = json.loads(lock.read_text())["concrete_specs"].values()
-    return {names[spec["name"]]: spec["version"] for spec in specs if spec["name"] in names}
+    return component_versions(json.loads(lock.read_text())["concrete_specs"])
 
 
 def differences(wanted: Environment, lock: Path) -> tuple[str, ...]:

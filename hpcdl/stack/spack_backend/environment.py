@@ -224,10 +224,11 @@ def _pinned(version: str, pin: str | None) -> bool:
     return pin is None or version == pin or version.startswith(f"{pin}.")
 
 
-def wheel_sets(package: str) -> dict[str, Any]:
-    """The lists of wheels of a recipe, by version."""
+def wheel_sets(package: str, *, cuda: bool = False) -> dict[str, Any]:
+    """The lists of wheels of a recipe, by version: for CPUs or for GPUs."""
     path = folder("spack") / "spack_repo" / "hpcdl" / "packages" / package.replace("-", "_")
-    sets: dict[str, Any] = json.loads((path / "wheels.json").read_text(encoding="utf-8"))
+    name = "wheels-cuda.json" if cuda else "wheels.json"
+    sets: dict[str, Any] = json.loads((path / name).read_text(encoding="utf-8"))
     return sets
 
 
@@ -269,7 +270,7 @@ def render_site(site: Site, partition: Partition) -> str:
         site=site.name,
         target=partition.target,
         packages=_packages(settings.externals, site.slurm.pmix),
-        prefix=site.paths.prefix,
+        store=settings.store or site.paths.prefix / "spack" / "store",
         padded_length=settings.padded_length,
         build_jobs=settings.build_jobs,
         mirrors=sorted(settings.mirrors.items()),

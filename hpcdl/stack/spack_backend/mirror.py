@@ -114,7 +114,7 @@ def plan_mirror(where: Path, root: Path, environments: Sequence[str], bazel: str
             )
     with TemporaryDirectory(prefix="hpcdl-spack-") as scope:
         spack = open_spack(root, Path(scope))
-        built = [one for path in paths for one in inventory(spack, path)]
+        built = [one for path in paths for one in inventory(spack, path).packages]
     sources = {source: None for one in built for source in _sources(one)}
     compiles = any(one.name == _BAZEL_BUILDS for one in built)
     return Mirror(where, paths, tuple(sources), Path(named) if named else None, compiles)

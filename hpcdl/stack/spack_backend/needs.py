@@ -6,26 +6,36 @@ flags from the target it was compiled for.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from hpcdl import facts
-from hpcdl.site import Site, StackRequest
+from hpcdl.site import Gpu
 from hpcdl.stack.gpu_needs import driver_needs, models
-from hpcdl.stack.spack_backend.environment import Environment
 
 
-def needs_of(site: Site, request: StackRequest, wanted: Environment) -> dict[str, Any]:
-    """The guard's table: `cpu_flags`, and for GPUs `driver` and `gpus`."""
-    names = request.partitions or tuple(site.partitions)
-    flags = cpu_flags(site.partition(names[0]).target, wheels=wanted.wheels)
-    if wanted.wheels:
+def needs_of(
+    archs: tuple[str, ...], cuda: str, target: str, gpus: Iterable[Gpu] = (), *, wheels: bool
+) -> dict[str, Any]:
+    """The guard's table: `cpu_flags`, and for GPUs `driver`, `gpus` and `compute`.
+
+    Args:
+        archs: Spack's cuda_arch values, such as `60`; none for CPUs.
+        cuda: the release of CUDA.
+        target: the microarchitecture that it is compiled for.
+        gpus: of the partitions that it serves; a site may have models of its own.
+        wheels: whether TensorFlow comes from wheels.
+    """
+    flags = cpu_flags(target, wheels=wheels)
+    if not archs:
         return {"cpu_flags": flags}
-    gpus = [group.gpu for name in names for group in site.partition(name).node_groups if group.gpu]
-    computes = sorted({gpu.compute for gpu in gpus})
+    digits = [arch.rstrip("af") for arch in archs]  # 90a is code for 9.0 alone
+    computes = [f"{one[:-1]}.{one[-1]}" for one in digits]
     return {
         "cpu_flags": flags,
-        "driver": driver_needs(wanted.versions["cuda"], computes),
-        "gpus": models(wanted.archs, gpus),
+        "driver": driver_needs(cuda, computes),
+        "gpus": models(tuple(digits), gpus),
+        "compute": computes,
     }
 
 

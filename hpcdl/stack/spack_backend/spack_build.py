@@ -10,22 +10,17 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hpcdl import __version__, facts
 from hpcdl.site import Site, StackRequest
-from hpcdl.stack.build import build_slot, new_tree
-from hpcdl.stack.lmod import SITE_FILE
-from hpcdl.stack.recipe import digest, find_request, running_interpreter
-from hpcdl.stack.release import SCHEMA, Release, read_release, releases_folder
-from hpcdl.stack.resolve_versions import Range
-from hpcdl.stack.seal import record_release
-from hpcdl.stack.sources import SourcesChanged, own_digest, own_wheel
+from hpcdl.stack.recipe import digest, find_request
+from hpcdl.stack.release import Release, read_release, releases_folder
+from hpcdl.stack.sources import own_digest
+from hpcdl.stack.spack_backend.adopt import Adoption, adopt, helpers, own_hpcdl
 from hpcdl.stack.spack_backend.cache import BuildCache, build_cache, close_keyring, fill, ready_key
 from hpcdl.stack.spack_backend.concretize import (
     Work,
@@ -36,22 +31,16 @@ from hpcdl.stack.spack_backend.concretize import (
     stack_work,
 )
 from hpcdl.stack.spack_backend.environment import Environment, environment_for_stack
-from hpcdl.stack.spack_backend.make import Folders, PackageFailed, Show, installed, make_all
+from hpcdl.stack.spack_backend.locked import read_lock
+from hpcdl.stack.spack_backend.make import Folders, PackageFailed, Show, make_all
 from hpcdl.stack.spack_backend.needs import needs_of
 from hpcdl.stack.spack_backend.tool import Spack, open_spack, require_unlocked
 from hpcdl.stack.spack_backend.view import (
-    add_hpcdl,
-    environment_text,
     inventory,
-    lock_entries,
-    make_view,
-    module_environment,
-    require_readable,
 )
-from hpcdl.stack.wheelhouse import Say, new_log, tools
-from hpcdl.system.errors import BadInput, CheckFailed, HpcdlError, MissingPrerequisite
+from hpcdl.stack.wheelhouse import Say
+from hpcdl.system.errors import CheckFailed, HpcdlError
 from hpcdl.system.files import shared_lock, write_atomic
-from hpcdl.system.run import run
 
 _WAIT_SECONDS = 10
 _ATTEMPTS = 5
@@ -91,8 +80,7 @@ class SpackPlan:
         """Readable and content-addressed, such as `tensorflow-2.20.0-cuda12.9-sm60-1f0c9a3e`."""
         if self.lock is None:
             return None
-        roots = sorted(root["hash"] for root in json.loads(self.lock.read_text())["roots"])
-        key = digest(SCHEMA, roots, self.own, self.request.partitions)
+        key = self.adoption().lock.key(self.request, self.own)
         wanted = self.environment
         return f"{self.request.name}-{wanted.versions['tensorflow']}-{wanted.variant}-{key}"
 
@@ -113,7 +101,7 @@ class SpackPlan:
             *(f"write {path}" for path in self.work.changed),
             *([] if lock else [f"solve {self.environment.name} with Spack"]),
             f"install what is missing of its {count}packages in {store(self.site)}",
-            f"put them into the build cache {store(self.site).parent / 'buildcache'}",
+            f"put them into the build cache {shared(self.site) / 'buildcache'}",
             f"link them and hpcdl {__version__} together in {place}/stack",
         ]
 
@@ -146,6 +134,10 @@ class SpackPlan:
         compiled = str(facts.load("spack")["locked_with"]["proof"])
         return "run" if self.environment.wheels else compiled
 
+    def adoption(self) -> Adoption:
+        """The end of it: the release of the environment, once that is installed."""
+        return Adoption(self.site, self.request, read_lock(self.folders.environment), self.own)
+
     def expected(self) -> Release:
         """The release as it will be recorded, without its lock; its id may be unknown."""
         name = self.release_id or f"{self.request.name}-{self.environment.versions['tensorflow']}"
@@ -160,14 +152,26 @@ class SpackPlan:
             proof=self.proof,
             created="",
             hpcdl=f"{__version__}+{self.own}",
-            needs=needs_of(self.site, self.request, self.environment),
+            needs=self.needs(),
             lock=(),
         )
 
+    def needs(self) -> dict[str, Any]:
+        """What the module's guard will ask of a machine."""
+        names = self.request.partitions or tuple(self.site.partitions)
+        wanted, target = self.environment, self.site.partition(names[0]).target
+        cuda = wanted.versions.get("cuda", "")
+        return needs_of(wanted.archs, cuda, target, wheels=wanted.wheels)
+
+
+def shared(site: Site) -> Path:
+    """What all stacks of a prefix share."""
+    return site.paths.prefix / "spack"
+
 
 def store(site: Site) -> Path:
-    """The install tree that all stacks of a prefix share."""
-    return site.paths.prefix / "spack" / "store"
+    """The install tree that all stacks of a prefix share: the site's, where it has one."""
+    return site.spack.store or shared(site) / "store"
 
 
 def plan_spack(site: Site, name: str | None = None) -> SpackPlan:
@@ -230,9 +234,10 @@ def _build(plan: SpackPlan, cache: BuildCache, say: Say, show: Show, options: Op
     assert release_id is not None
     if plan.exists:
         return read_release(plan.site, release_id)
-    tools_in = helpers(say)
-    # hpcdl is a package of the compiled stacks only.
-    env = {} if plan.environment.wheels else {"HPCDL_WHEEL": str(own_hpcdl(plan, tools_in)[1])}
+    adoption = plan.adoption()
+    env = {}
+    if not plan.environment.wheels:  # hpcdl is a package of the compiled stacks only
+        env["HPCDL_WHEEL"] = str(own_hpcdl(adoption, helpers(say))[1])
     say(f"installing with Spack; log: {where.log}")
     try:
         make_all(spack, where, options.jobs or len(os.sched_getaffinity(0)), show, env)
@@ -244,25 +249,7 @@ def _build(plan: SpackPlan, cache: BuildCache, say: Say, show: Show, options: Op
             say(f"note: the build cache was not filled: {fault.message}")
         raise
     _fill_cache(spack, plan, cache, key, say)
-    plan, wheel = own_hpcdl(plan, tools_in)
-    with build_slot(plan.site, say):
-        make_release(plan, spack, wheel, tools_in, say)
-    return read_release(plan.site, plan.expected().id)
-
-
-def own_hpcdl(plan: SpackPlan, tools_in: Path) -> tuple[SpackPlan, Path]:
-    """The wheel of hpcdl itself, and the plan with the digest of what is in it.
-
-    Raises:
-        MissingPrerequisite: somebody keeps editing hpcdl.
-    """
-    for _ in range(_ATTEMPTS):
-        with suppress(SourcesChanged):
-            return plan, own_wheel(tools_in / "bin" / "python", plan.own)
-        plan = replace(plan, own=own_digest())
-    raise MissingPrerequisite(
-        "hpcdl's own files keep changing", hint="build when nobody edits them"
-    )
+    return adopt(adoption, spack, say)
 
 
 def open_build(plan: SpackPlan, cache: BuildCache) -> Spack:
@@ -270,7 +257,7 @@ def open_build(plan: SpackPlan, cache: BuildCache) -> Spack:
     where = plan.folders
     config = (
         f"config:\n  build_stage: ['{where.stage}']\n"
-        f"  source_cache: '{store(plan.site).parent / 'downloads'}'\n"
+        f"  source_cache: '{shared(plan.site) / 'downloads'}'\n"
     )
     settings = {"config.yaml": config, **cache.settings()}
     spack = open_spack(plan.work.root, where.build / "scope", settings)
@@ -299,46 +286,8 @@ def _fill_cache(
     spack: Spack, plan: SpackPlan, cache: BuildCache, key: str | None, say: Say
 ) -> None:
     """Keep what is built, also of a build that failed."""
-    packages = inventory(spack, plan.folders.environment)
-    built = {one.hash for one in packages if not one.external} & installed(
-        spack, plan.folders.environment
-    )
+    packages = inventory(spack, plan.folders.environment).packages
+    built = {one.hash for one in packages if one.installed and not one.external}
     if built:
         say(f"filling the build cache {cache.folder} ({'signed' if key else 'unsigned'})")
         fill(spack, cache, plan.folders.environment, built, key)
-
-
-def helpers(say: Say) -> Path:
-    """An environment with pip and setuptools, to pack hpcdl and to put it into the view."""
-    where = tools(running_interpreter(), say)
-    have = [
-        path.name.split("-")[1] for path in where.glob("lib/python3*/**/setuptools-*.dist-info")
-    ]
-    if not any(Range("68:").allows(version) for version in have):
-        run([where / "bin" / "python", "-m", "pip", "install", "--quiet", "setuptools>=68"],
-            log=new_log("tools"))  # fmt: skip
-    return where
-
-
-def make_release(plan: SpackPlan, spack: Spack, wheel: Path, tools_in: Path, say: Say) -> None:
-    """Make the release's tree; its record makes it a release."""
-    expected = plan.expected()
-    if plan.exists:
-        return
-    packages = inventory(spack, plan.folders.environment)
-    require_readable(packages)
-    with new_tree(expected.root) as root:
-        say(f"linking {len(packages)} packages into {expected.prefix}")
-        text = environment_text(plan.environment, store(plan.site), plan.site.spack.padded_length)
-        make_view(spack, root, plan.folders.environment, text)
-        (pip,) = tools_in.glob("lib/python3*/site-packages")
-        packages_folder = add_hpcdl(root, wheel, pip, new_log(root.name))
-        # The module's hpcdl knows its site without being told: a publish writes the file.
-        link = packages_folder / "hpcdl" / SITE_FILE
-        link.symlink_to(plan.site.paths.prefix / "etc" / SITE_FILE)
-        made = replace(expected, environment=module_environment(spack, root))
-        # Until now the set was solved; the gate will show whether it runs.
-        proof = made.proof if plan.environment.wheels else "compiled"
-        created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        done = replace(made, proof=proof, created=created, lock=lock_entries(packages))
-        record_release(done, [store(plan.site)])

@@ -9,7 +9,7 @@ in no lock file yet.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,14 +18,14 @@ from typing import Any
 
 from hpcdl.site import Site
 from hpcdl.stack.release import releases_folder
+from hpcdl.stack.spack_backend.locked import needed
 from hpcdl.stack.spack_backend.mirror import shipped_copy
-from hpcdl.stack.spack_backend.spack_build import store
+from hpcdl.stack.spack_backend.spack_build import shared, store
 from hpcdl.stack.spack_backend.tool import Spack, open_spack
 from hpcdl.stack.wheelhouse import new_log
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import locked, size_of
 
-_TO_RUN = frozenset({"link", "run"})
 _FORMAT = "{hash} {name}@{version} {prefix}"
 
 
@@ -40,8 +40,8 @@ class Installed:
 
 
 def is_there(site: Site) -> bool:
-    """Whether Spack has ever installed something for this site."""
-    return store(site).is_dir()
+    """Whether there is an install tree of ours; from the site's own nothing is ever removed."""
+    return site.spack.store is None and store(site).is_dir()
 
 
 def remove_unneeded(
@@ -57,7 +57,7 @@ def remove_unneeded(
     Raises:
         MissingPrerequisite: a build is at work, there is no Spack, or a lock file cannot be read.
     """
-    root = store(site).parent
+    root = shared(site)
     with _no_build_at_work(root), TemporaryDirectory(prefix="hpcdl-spack-") as scope:
         kept = _kept(site, releases)
         spack = _open(site, Path(scope))
@@ -70,28 +70,9 @@ def remove_unneeded(
     return found
 
 
-def needed(lock: Mapping[str, Any], *, to_build: bool) -> set[str]:
-    """The hashes in a lock file: all of them, or those that its roots run with."""
-    specs = lock["concrete_specs"]
-    if to_build:
-        return set(specs)
-    found: set[str] = set()
-    todo = [root["hash"] for root in lock["roots"]]
-    while todo:
-        one = todo.pop()
-        if one not in found:
-            found.add(one)
-            todo += [
-                other["hash"]
-                for other in specs[one].get("dependencies", ())
-                if _TO_RUN & set(other["parameters"]["deptypes"])
-            ]
-    return found
-
-
 def _kept(site: Site, releases: Collection[str]) -> set[str]:
     own = [releases_folder(site) / name / "spack" / "spack.lock" for name in releases]
-    stacks = store(site).parent.glob("*/environments/*/spack.lock")
+    stacks = shared(site).glob("*/environments/*/spack.lock")
     kept: set[str] = set()
     for path in own:
         kept |= needed(_read(path), to_build=False) if path.parent.is_dir() else set()
@@ -130,7 +111,7 @@ def _open(site: Site, scope: Path) -> Spack:
     padding = site.spack.padded_length
     tree = {"root": str(store(site)), **({"padded_length": padding} if padding else {})}
     settings = {"config.yaml": json.dumps({"config": {"install_tree": tree}})}
-    roots = sorted(path.parent for path in store(site).parent.glob("*/spack_repo"))
+    roots = sorted(path.parent for path in shared(site).glob("*/spack_repo"))
     return open_spack(roots[0] if roots else shipped_copy(), scope, settings)
 
 

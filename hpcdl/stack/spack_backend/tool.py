@@ -121,7 +121,8 @@ def _repositories(root: Path) -> dict[str, str]:
             hint="name a checkout of github.com/spack/spack-packages",
         )
     overlay = (root / "spack_repo" / "hpcdl").absolute()
-    return {"repos.yaml": f"repos:\n  hpcdl: {overlay}\n  builtin: {builtin}\n"}
+    own = f"  hpcdl: {overlay}\n" if overlay.is_dir() else ""
+    return {"repos.yaml": f"repos:\n{own}  builtin: {builtin}\n"}
 
 
 def require_unlocked(environment: Path) -> None:

@@ -13,16 +13,17 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpcdl.stack.install import add_startup, install, open_to_readers
 from hpcdl.stack.modes import mode_faults
-from hpcdl.stack.spack_backend.environment import Environment, wheel_sets
+from hpcdl.stack.spack_backend.environment import wheel_sets
+from hpcdl.stack.spack_backend.locked import Lock
 from hpcdl.stack.spack_backend.tool import Spack
-from hpcdl.system.errors import CheckFailed
+from hpcdl.system.errors import CheckFailed, MissingPrerequisite
 from hpcdl.system.files import write_atomic
 from hpcdl.system.resources import folder
 from hpcdl.system.run import run
@@ -32,6 +33,7 @@ _EXPORT = re.compile(r"^export (\w+)=(.*?);?$", re.MULTILINE)
 # The module says these itself, or they are for building and not for running.
 _NOT_OURS = {"PATH", "PYTHONPATH", "MANPATH", "CMAKE_PREFIX_PATH", "PKG_CONFIG_PATH",
              "ACLOCAL_PATH", "XDG_DATA_DIRS", "PROMPT", "PS1", "HOME", "INFOPATH"}  # fmt: skip
+_IMPORTS = {"jinja2": "py-jinja2", "yaml": "py-pyyaml", "shtab": "py-shtab", "numpy": "py-numpy"}
 
 
 @dataclass(frozen=True)
@@ -43,53 +45,81 @@ class Built:
     hash: str
     prefix: Path
     external: bool
+    installed: bool
     licence: str | None
     files: tuple[Mapping[str, Any], ...]
 
 
-def inventory(spack: Spack, environment: Path) -> tuple[Built, ...]:
-    """Every package of a solved environment."""
+@dataclass(frozen=True)
+class Inventory:
+    """A solved environment: its packages, and where Spack keeps them.
+
+    `store` is the install tree, `padded` the length that its paths are padded to, `repos` the
+    directories of the package repositories by namespace.
+    """
+
+    packages: tuple[Built, ...]
+    store: Path
+    padded: int
+    repos: Mapping[str, Path]
+
+
+def inventory(spack: Spack, environment: Path) -> Inventory:
+    """What Spack knows of a solved environment.
+
+    Raises:
+        CommandFailed: Spack cannot read it.
+    """
     told = spack.run("-e", environment, "python", folder("spack") / "inventory.py").stdout
-    rows = json.loads(told.strip().splitlines()[-1])
-    return tuple(
+    data = json.loads(told.strip().splitlines()[-1])
+    rows = sorted(data["packages"], key=lambda row: (row["name"], row["hash"]))
+    packages = tuple(
         Built(**{**row, "prefix": Path(row["prefix"]), "files": tuple(row["files"])})
-        for row in sorted(rows, key=lambda row: (row["name"], row["hash"]))
+        for row in rows
     )
+    repos = {name: Path(path) for name, path in data["repos"].items()}
+    return Inventory(packages, Path(data["store"]), data["padded"], repos)
 
 
-def environment_text(wanted: Environment, store: Path, padded_length: int) -> str:
+def environment_text(lock: Lock, found: Inventory) -> str:
     """The release's own spack.yaml: the same roots, its view, and where everything lies."""
-    specs = "\n".join(f"  - {spec}" for spec in wanted.specs)
-    padding = f", padded_length: {padded_length}" if padded_length else ""
+    specs = "\n".join(f"  - {json.dumps(root['spec'])}" for root in lock.roots)
+    repos = "\n".join(f"    {name}: $env/{_place(name)}" for name in _copied(lock, found))
+    padding = f", padded_length: {found.padded}" if found.padded else ""
     return (
         "# The environment of this release, as it was built; do not edit it.\n"
-        "spack:\n"
-        "  repos:\n"
-        "    hpcdl: $env/spack_repo/hpcdl\n"
-        f"  specs:\n{specs}\n"
+        "spack:\n" + (f"  repos:\n{repos}\n" if repos else "") + f"  specs:\n{specs}\n"
         "  concretizer: {unify: true}\n"
-        f"  config: {{install_tree: {{root: {store}{padding}}}}}\n"
+        f"  config: {{install_tree: {{root: {found.store}{padding}}}}}\n"
         "  view: {default: {root: ../stack, link: run}}\n"
     )
 
 
-def make_view(spack: Spack, root: Path, source: Path, text: str) -> None:
+def make_view(spack: Spack, root: Path, lock: Lock, found: Inventory) -> None:
     """The release's environment in ROOT/spack and its view in ROOT/stack.
 
     Args:
         spack: with a scope of its own.
-        root: the release's folder.
-        source: the environment that was built; its lock is taken.
-        text: spack.yaml of the release.
+        root: the release's directory.
+        lock: of the environment that was installed.
+        found: the same environment's packages.
     """
     own = root / "spack"
-    write_atomic(own / "spack.yaml", text)
-    shutil.copyfile(source / "spack.lock", own / "spack.lock")
-    shutil.copytree(
-        source.parents[1] / "spack_repo", own / "spack_repo",
-        ignore=shutil.ignore_patterns("__pycache__"),
-    )  # fmt: skip
+    write_atomic(own / "spack.yaml", environment_text(lock, found))
+    shutil.copyfile(lock.environment / "spack.lock", own / "spack.lock")
+    for name in _copied(lock, found):
+        ignored = shutil.ignore_patterns("__pycache__", ".git")
+        shutil.copytree(found.repos[name], own / _place(name), ignore=ignored)
     spack.run("-e", own, "env", "view", "regenerate")
+
+
+def _copied(lock: Lock, found: Inventory) -> list[str]:
+    """Package repositories that go into the release: all but Spack's own."""
+    return sorted(name for name in lock.namespaces & set(found.repos) if name != "builtin")
+
+
+def _place(namespace: str) -> Path:
+    return Path("spack_repo", *namespace.split("."))
 
 
 def add_hpcdl(root: Path, wheel: Path, pip: Path, log: Path) -> Path:
@@ -118,6 +148,23 @@ def add_hpcdl(root: Path, wheel: Path, pip: Path, log: Path) -> Path:
     add_startup(stack)
     open_to_readers(root)
     return packages
+
+
+def require_imports(root: Path, environment: Path) -> None:
+    """Try that hpcdl finds in the view what it imports.
+
+    Raises:
+        MissingPrerequisite: names the packages that the environment lacks.
+    """
+    program = "import importlib.util as u; print(*(n for n in {!r} if u.find_spec(n) is None))"
+    python = root / "stack" / "bin" / "python"
+    missing = run([python, "-c", program.format(tuple(_IMPORTS))]).stdout.split()
+    if missing:
+        lacks = ", ".join(_IMPORTS[name] for name in missing)
+        raise MissingPrerequisite(
+            f"the environment {environment} lacks what hpcdl needs: {lacks}",
+            hint=f"spack -e {environment} add {lacks.replace(',', '')}, then `spack install`",
+        )
 
 
 def own_folder(stack: Path, inside: Path) -> Path:
@@ -163,13 +210,13 @@ def _settings(told: str) -> Iterator[tuple[str, Any]]:
         yield name, parts if folders and name.endswith(("PATH", "DIRS")) else value
 
 
-def require_readable(packages: tuple[Built, ...]) -> None:
+def require_readable(packages: Iterable[Built]) -> None:
     """Hold what the view links to against the rule for releases: readable, written by nobody.
 
     Raises:
         CheckFailed: names the first files that break it.
     """
-    prefixes = [one.prefix for one in packages if not one.external and one.prefix.is_dir()]
+    prefixes = [one.prefix for one in packages if not one.external and one.installed]
     faults = [fault for prefix in prefixes for fault in mode_faults(prefix)]
     if faults:
         raise CheckFailed(

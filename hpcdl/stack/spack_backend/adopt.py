@@ -1,0 +1,281 @@
+"""Makes a release of an environment that Spack has installed, whoever installed it and where.
+
+`plan_adoption` reads the lock file; `adopt` asks Spack what is installed, links it all into one
+view, and adds hpcdl and the records. `stack build --backend spack` ends here as well. Nothing is
+compiled, and the environment and its install tree stay as they are: the release's own lock file
+names what it needs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hpcdl import __version__
+from hpcdl.site import Site, StackRequest
+from hpcdl.stack.build import build_slot, new_tree
+from hpcdl.stack.lmod import SITE_FILE
+from hpcdl.stack.recipe import find_request, running_interpreter
+from hpcdl.stack.release import Release, as_record, read_release, releases_folder
+from hpcdl.stack.resolve_versions import Range
+from hpcdl.stack.sources import SourcesChanged, own_digest, own_wheel
+from hpcdl.stack.spack_backend.locked import Lock, read_lock
+from hpcdl.stack.spack_backend.tool import Spack, open_spack, require_unlocked
+from hpcdl.stack.spack_backend.view import (
+    Built,
+    Inventory,
+    add_hpcdl,
+    inventory,
+    lock_entries,
+    make_view,
+    module_environment,
+    require_imports,
+    require_readable,
+)
+from hpcdl.stack.wheelhouse import Say, new_log, tools
+from hpcdl.system.errors import BadInput, MissingPrerequisite
+from hpcdl.system.files import write_json
+from hpcdl.system.run import CommandFailed, run
+
+_ATTEMPTS = 5
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Adoption:
+    """What adopting an environment will do; `own` is the digest of hpcdl's files."""
+
+    site: Site
+    request: StackRequest
+    lock: Lock
+    own: str
+
+    @property
+    def release_id(self) -> str:
+        """Readable and content-addressed, as that of any other release."""
+        return self.lock.release_id(self.request, self.own)
+
+    @property
+    def root(self) -> Path:
+        """The release's directory."""
+        return releases_folder(self.site) / self.release_id
+
+    @property
+    def exists(self) -> bool:
+        """Whether that release is there already."""
+        return (self.root / "release.json").is_file()
+
+    def steps(self) -> list[str]:
+        """What is left to do, in words; empty where the release exists."""
+        if self.exists:
+            return []
+        return [
+            f"look whether all of {self.lock.environment} is installed",
+            f"link its {len(self.lock.to_run)} packages and hpcdl {__version__} together in "
+            f"{self.root}/stack",
+        ]
+
+    def as_data(self) -> dict[str, Any]:
+        """The plan for machines."""
+        return {
+            "schema": 1,
+            "stack": self.request.name,
+            "backend": "spack",
+            "environment": str(self.lock.environment),
+            "release": self.release_id,
+            "exists": self.exists,
+            "module": self.lock.module,
+            "versions": self.lock.versions(),
+            "steps": self.steps(),
+        }
+
+    def release(self, found: Inventory) -> Release:
+        """The release as it is recorded."""
+        cpu_wheels = self.lock.wheels and not self.lock.archs
+        return Release(
+            id=self.release_id,
+            stack=self.request.name,
+            backend="spack",
+            root=self.root,
+            module=self.lock.module,
+            versions=self.lock.versions(),
+            partitions=self.request.partitions,
+            # The gate will show whether it runs; these very wheels have run elsewhere.
+            proof="run" if cpu_wheels else "compiled",
+            created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            hpcdl=f"{__version__}+{self.own}",
+            needs=self.lock.needs(),
+            lock=lock_entries(found.packages),
+        )
+
+
+def plan_adoption(site: Site, environment: str, name: str | None = None) -> Adoption:
+    """What adopting an environment would do.
+
+    Args:
+        site: whose prefix.
+        environment: its directory, its spack.yaml, or the name of one that Spack manages.
+        name: the stack of the site that the release is for; the first.
+
+    Raises:
+        BadInput: it is no environment, has no TensorFlow, or there is no such stack.
+        MissingPrerequisite: it has no lock file, or there is no Spack.
+    """
+    request = replace(find_request(site, name), backend="spack")
+    adoption = Adoption(site, request, read_lock(_directory(environment)), own_digest())
+    adoption.lock.tensorflow  # noqa: B018 - refused here where there is none
+    return adoption
+
+
+def _directory(named: str) -> Path:
+    path = Path(named).absolute()
+    place = path.parent if path.name in {"spack.yaml", "spack.lock"} else path
+    if (place / "spack.yaml").is_file():
+        return place
+    if not place.exists() and "/" not in named:
+        with TemporaryDirectory(prefix="hpcdl-spack-") as scope:
+            spack = open_spack(Path(scope), Path(scope))
+            told = spack.run("location", "--env", named, check=False).stdout.strip()
+        if told and (Path(told) / "spack.yaml").is_file():
+            return Path(told)
+    raise BadInput(
+        f"{named} is no Spack environment: there is no spack.yaml in it",
+        hint="name its directory; `spack env list` shows those that Spack manages by name",
+    )
+
+
+def adopt_installed(plan: Adoption, say: Say) -> Release:
+    """Make the release of an environment, with the Spack that is found (see `find_spack`).
+
+    Raises:
+        MissingPrerequisite: no Spack, or the environment is not installed, or not wholly, or
+            by another Spack.
+        CheckFailed: installed files have wrong permissions.
+    """
+    if plan.exists:
+        return read_release(plan.site, plan.release_id)
+    where = plan.lock.environment
+    root = where.parents[1] if (where.parents[1] / "spack_repo").is_dir() else where
+    with TemporaryDirectory(prefix="hpcdl-spack-") as scope:
+        spack = open_spack(root, Path(scope))
+        require_unlocked(where)
+        return adopt(plan, spack, say)
+
+
+def adopt(plan: Adoption, spack: Spack, say: Say) -> Release:
+    """The same with a Spack that is open for the environment."""
+    found = _inventory(spack, plan.lock.environment)
+    to_run = [one for one in found.packages if one.hash in plan.lock.to_run]
+    _require_installed(plan.lock, spack, found, to_run)
+    require_readable(to_run)
+    tools_in = helpers(say)
+    plan, wheel = own_hpcdl(plan, tools_in)
+    with build_slot(plan.site, say):
+        if not plan.exists:
+            with new_tree(plan.root) as root:
+                say(f"linking {len(to_run)} packages into {root}/stack")
+                make_view(spack, root, plan.lock, found)
+                _add_hpcdl(plan, root, wheel, tools_in)
+                made = replace(plan.release(found), environment=module_environment(spack, root))
+                write_json(made.root / "release.json", as_record(made))
+    return read_release(plan.site, plan.release_id)
+
+
+def _add_hpcdl(plan: Adoption, root: Path, wheel: Path, tools_in: Path) -> None:
+    (pip,) = tools_in.glob("lib/python3*/site-packages")
+    packages = add_hpcdl(root, wheel, pip, new_log(root.name))
+    # The module's hpcdl knows its site without being told: a publish writes the file.
+    link = packages / "hpcdl" / SITE_FILE
+    link.symlink_to(plan.site.paths.prefix / "etc" / SITE_FILE)
+    require_imports(root, plan.lock.environment)
+
+
+def _inventory(spack: Spack, environment: Path) -> Inventory:
+    try:
+        return inventory(spack, environment)
+    except CommandFailed as fault:
+        raise MissingPrerequisite(
+            f"Spack {spack.version} cannot read the environment {environment}",
+            details=fault.result.last_lines(3),
+            hint="name the Spack that installed it in HPCDL_SPACK_ROOT",
+        ) from fault
+
+
+def _require_installed(lock: Lock, spack: Spack, found: Inventory, to_run: Sequence[Built]) -> None:
+    """Refuse what is not there, or not all of it.
+
+    Raises:
+        MissingPrerequisite: says what is missing, and whether another Spack has it.
+    """
+    where = lock.environment
+    if {one.hash for one in to_run} != lock.to_run:
+        raise MissingPrerequisite(
+            f"spack.yaml and spack.lock of {where} are of different specs",
+            hint=f"spack -e {where} install",
+        )
+    missing = [one for one in to_run if not one.installed or not one.prefix.is_dir()]
+    own = [one for one in to_run if not one.external]
+    if not missing:
+        return
+    if len(missing) < len(own):
+        titles = [f"{one.name}@{one.version}" for one in missing]
+        more = [f"and {len(titles) - _SHOWN} more"] if len(titles) > _SHOWN else []
+        raise MissingPrerequisite(
+            f"the environment {where} is not wholly installed: {len(missing)} of {len(to_run)} "
+            "packages are missing",
+            details=[*titles[:_SHOWN], *more],
+            hint=f"spack -e {where} install",
+        )
+    other = next(_elsewhere(where, found.store), None)
+    if other is not None:
+        raise MissingPrerequisite(
+            f"the environment {where} was installed by another Spack: its view leads to {other}, "
+            f"and {spack.program} has {found.store}",
+            hint="name that Spack in HPCDL_SPACK_ROOT, with its configuration",
+        )
+    raise MissingPrerequisite(
+        f"the environment {where} is not installed in {found.store}",
+        hint=f"spack -e {where} install; where another Spack did, name it in HPCDL_SPACK_ROOT",
+    )
+
+
+def _elsewhere(environment: Path, store: Path) -> Iterator[Path]:
+    """Packages outside the install tree that the environment's view leads to."""
+    for view in (environment / ".spack-env" / "view", environment / "view"):
+        for link in view.glob("bin/*"):
+            real = link.resolve()
+            package = any((top / ".spack").is_dir() for top in real.parents)
+            if package and not real.is_relative_to(store):
+                yield real
+
+
+def own_hpcdl(plan: Adoption, tools_in: Path) -> tuple[Adoption, Path]:
+    """The wheel of hpcdl itself, and the plan with the digest of what is in it.
+
+    Raises:
+        MissingPrerequisite: somebody keeps editing hpcdl.
+    """
+    for _ in range(_ATTEMPTS):
+        with suppress(SourcesChanged):
+            return plan, own_wheel(tools_in / "bin" / "python", plan.own)
+        plan = replace(plan, own=own_digest())
+    raise MissingPrerequisite(
+        "hpcdl's own files keep changing", hint="build when nobody edits them"
+    )
+
+
+def helpers(say: Say) -> Path:
+    """An environment with pip and setuptools, to pack hpcdl and to put it into the view."""
+    where = tools(running_interpreter(), say)
+    have = [
+        path.name.split("-")[1] for path in where.glob("lib/python3*/**/setuptools-*.dist-info")
+    ]
+    if not any(Range("68:").allows(version) for version in have):
+        run([where / "bin" / "python", "-m", "pip", "install", "--quiet", "setuptools>=68"],
+            log=new_log("tools"))  # fmt: skip
+    return where

@@ -1,0 +1,175 @@
+"""What the lock file of a Spack environment says of a stack: versions, GPUs, CPU, identity.
+
+Pure. A lock file is JSON: `roots` (hash and spec) and `concrete_specs` by hash. A release is named
+by its content: the hashes of the roots, which cover all that is below them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcdl import __version__, facts
+from hpcdl.site import StackRequest
+from hpcdl.stack.recipe import MODULE, digest, gpu_variant
+from hpcdl.stack.release import SCHEMA
+from hpcdl.stack.spack_backend.environment import wheel_sets
+from hpcdl.stack.spack_backend.needs import needs_of
+from hpcdl.system.errors import BadInput, MissingPrerequisite
+
+_TO_RUN = frozenset({"link", "run"})
+
+
+@dataclass(frozen=True)
+class Lock:
+    """A lock file: `environment` is the directory it lies in, `specs` are by hash."""
+
+    environment: Path
+    roots: tuple[Mapping[str, str], ...]
+    specs: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def to_run(self) -> set[str]:
+        """Hashes of what its roots need to run."""
+        return needed({"roots": self.roots, "concrete_specs": self.specs}, to_build=False)
+
+    @property
+    def tensorflow(self) -> Mapping[str, Any]:
+        """The spec of TensorFlow.
+
+        Raises:
+            BadInput: there is none.
+        """
+        names = {facts.load("spack")[key]["tensorflow"] for key in ("packages", "wheels")}
+        found = [self.specs[one] for one in self.to_run if self.specs[one]["name"] in names]
+        if not found:
+            raise BadInput(
+                f"the environment {self.environment} has no TensorFlow",
+                hint=f"add one of {', '.join(sorted(names))} to its specs",
+            )
+        return found[0]
+
+    @property
+    def wheels(self) -> bool:
+        """Whether TensorFlow comes from wheels."""
+        return bool(self.tensorflow["name"] == facts.load("spack")["wheels"]["tensorflow"])
+
+    @property
+    def archs(self) -> tuple[str, ...]:
+        """Spack's cuda_arch values of TensorFlow, such as `60`; none for CPUs."""
+        found = self.tensorflow["parameters"].get("cuda_arch", ())
+        values = [found] if isinstance(found, str) else found
+        return tuple(sorted(one for one in values if one != "none"))
+
+    @property
+    def target(self) -> str:
+        """The microarchitecture it is compiled for."""
+        target = self.tensorflow["arch"]["target"]
+        return str(target if isinstance(target, str) else target["name"])
+
+    @property
+    def namespaces(self) -> set[str]:
+        """The package repositories that its recipes come from."""
+        return {str(spec["namespace"]) for spec in self.specs.values()}
+
+    def versions(self) -> dict[str, str]:
+        """The components that a person asks for, by name."""
+        found = {**self._components(), "hpcdl": __version__}
+        found["mpi"] = f"Open MPI {found['openmpi']}" if "openmpi" in found else "MPI"
+        return found
+
+    def _components(self) -> dict[str, str]:
+        found = component_versions(self.specs)
+        if not self.archs:
+            found.pop("cuda", None)  # nvcc may be there for something else
+        elif self.wheels:
+            # CUDA's libraries are in the wheels, of another release than the nvcc.
+            rows = wheel_sets(self.tensorflow["name"], cuda=True)
+            found |= rows.get(self.tensorflow["version"], {}).get("versions", {})
+        return found
+
+    @property
+    def variant(self) -> str:
+        """`cpu`, or CUDA's release and the GPUs: `cuda12.9-sm60`."""
+        if not self.archs:
+            return "cpu"
+        return gpu_variant(self._components()["cuda"], "-sm".join(self.archs))
+
+    @property
+    def module(self) -> str:
+        """The full name of the release's module."""
+        return f"{MODULE}/{self.tensorflow['version']}-{self.variant}"
+
+    def needs(self) -> dict[str, Any]:
+        """What the module's guard asks of a machine."""
+        cuda = self._components().get("cuda", "")
+        return needs_of(self.archs, cuda, self.target, wheels=self.wheels)
+
+    def release_id(self, request: StackRequest, own: str) -> str:
+        """Readable and content-addressed, such as `tensorflow-2.20.0-cuda12.9-sm60-1f0c9a3e`."""
+        named = f"{request.name}-{self.tensorflow['version']}-{self.variant}"
+        return f"{named}-{self.key(request, own)}"
+
+    def key(self, request: StackRequest, own: str) -> str:
+        """The digest of its roots, of hpcdl and of the partitions served."""
+        hashes = sorted(root["hash"] for root in self.roots)
+        return digest(SCHEMA, hashes, own, request.partitions)
+
+
+def read_lock(environment: Path) -> Lock:
+    """The lock file of an environment.
+
+    Raises:
+        MissingPrerequisite: there is none, or it cannot be read.
+    """
+    path = environment / "spack.lock"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        needed(data, to_build=False)
+        return Lock(environment, tuple(data["roots"]), data["concrete_specs"])
+    except FileNotFoundError as fault:
+        raise MissingPrerequisite(
+            f"the environment {environment} is not installed: it has no spack.lock",
+            hint=f"spack -e {environment} install",
+        ) from fault
+    except (OSError, ValueError, KeyError, TypeError) as fault:
+        raise MissingPrerequisite(
+            f"the lock file {path} cannot be read",
+            details=[f"{type(fault).__name__}: {str(fault)[:200]}"],
+            hint=f"spack -e {environment} concretize --force",
+        ) from fault
+
+
+def needed(lock: Mapping[str, Any], *, to_build: bool) -> set[str]:
+    """The hashes in a lock file: all of them, or those that its roots run with."""
+    specs = lock["concrete_specs"]
+    if to_build:
+        return set(specs)
+    found: set[str] = set()
+    todo = [root["hash"] for root in lock["roots"]]
+    while todo:
+        one = todo.pop()
+        if one not in found:
+            found.add(one)
+            todo += [
+                other["hash"]
+                for other in specs[one].get("dependencies", ())
+                if _TO_RUN & set(other["parameters"]["deptypes"])
+            ]
+    return found
+
+
+def component_versions(specs: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """The versions of the stack's components among concrete specs."""
+    return dict(_components(specs))
+
+
+def _components(specs: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    book = facts.load("spack")
+    names = {package: name for key in ("packages", "wheels") for name, package in book[key].items()}
+    for spec in specs.values():
+        if spec["name"] in names:
+            yield names[spec["name"]], spec["version"]
