@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from hpcdl import facts
@@ -30,8 +31,8 @@ _COMPILED = ("c", "cxx", "fortran")
 class Environment:
     """One GPU generation's environment: its versions, and the compilers that fit them all.
 
-    `archs` are Spack's cuda_arch values, `gcc` a range such as `9:11`; both are empty where
-    TensorFlow comes from wheels, for CPUs. `pinned` are the components that a site fixes.
+    `archs` are Spack's cuda_arch values, none for CPUs; `gcc` a range such as `9:11`, empty where
+    TensorFlow comes from `wheels`. `pinned` are the components that a site fixes.
     """
 
     name: str
@@ -41,16 +42,12 @@ class Environment:
     versions: Mapping[str, str]
     gcc: str
     pinned: tuple[str, ...] = ()
-
-    @property
-    def wheels(self) -> bool:
-        """Whether TensorFlow comes from wheels."""
-        return not self.archs
+    wheels: bool = False
 
     @property
     def variant(self) -> str:
         """`cpu`, or CUDA's release and the GPUs: `cuda12.9-sm60`."""
-        if self.wheels:
+        if not self.archs:
             return "cpu"
         return gpu_variant(self.versions["cuda"], "-sm".join(self.archs))
 
@@ -62,9 +59,11 @@ class Environment:
     @property
     def specs(self) -> tuple[str, ...]:
         """What Spack is asked for."""
+        archs = ",".join(self.archs)
         if self.wheels:
-            return (facts.load("spack")["wheels"]["horovod"],)
-        return (f"hpcdl-tensorflow cuda_arch={','.join(self.archs)}",)
+            horovod = facts.load("spack")["wheels"]["horovod"]
+            return (f"{horovod} +cuda cuda_arch={archs}" if archs else horovod,)
+        return (f"hpcdl-tensorflow cuda_arch={archs}",)
 
 
 def environments() -> tuple[Environment, ...]:
@@ -82,6 +81,8 @@ def environment(name: str) -> Environment:
     if name not in rows:
         raise BadInput(f"there is no Spack environment '{name}'", hint=did_you_mean(name, rows))
     row = rows[name]
+    if "wheels" in row:
+        return _from_cuda_wheels(name, row)
     compute = facts.load("gpus")["gpus"][row["gpu"]]["compute"]
     return Environment(
         name=name,
@@ -90,6 +91,23 @@ def environment(name: str) -> Environment:
         archs=tuple(row["archs"]),
         versions=newest(compute, "spack"),
         gcc=_majors(compute),
+    )
+
+
+def _from_cuda_wheels(name: str, row: Mapping[str, Any]) -> Environment:
+    """TensorFlow for GPUs from the overlay's list of wheels."""
+    wheels = facts.load("spack")["cuda_wheels"]
+    (tensorflow, found), *_ = wheel_sets(wheels["tensorflow"]).items()
+    horovod, *_ = wheel_sets(wheels["horovod"], cuda=True)
+    versions = {"tensorflow": tensorflow, "horovod": horovod, "python": found["python"]}
+    return Environment(
+        name=name,
+        title=row["title"],
+        serves=tuple(row["serves"]),
+        archs=tuple(row["archs"]),
+        versions={**versions, **found["versions"]},
+        gcc="",
+        wheels=True,
     )
 
 
@@ -217,6 +235,7 @@ def _from_wheels(site: Site, request: StackRequest) -> Environment:
         archs=(),
         versions=newest_of,
         gcc="",
+        wheels=True,
     )
 
 
@@ -227,7 +246,7 @@ def _pinned(version: str, pin: str | None) -> bool:
 def wheel_sets(package: str, *, cuda: bool = False) -> dict[str, Any]:
     """The lists of wheels of a recipe, by version: for CPUs or for GPUs."""
     path = folder("spack") / "spack_repo" / "hpcdl" / "packages" / package.replace("-", "_")
-    name = "wheels-cuda.json" if cuda else "wheels.json"
+    name = "wheels-cuda.json" if cuda else "wheels.json"  # beside each other for one recipe
     sets: dict[str, Any] = json.loads((path / name).read_text(encoding="utf-8"))
     return sets
 
@@ -269,7 +288,7 @@ def render_site(site: Site, partition: Partition) -> str:
         "site.yaml.j2",
         site=site.name,
         target=partition.target,
-        packages=_packages(settings.externals, site.slurm.pmix),
+        packages=_packages(settings.externals, site.slurm.version, site.slurm.pmix),
         store=settings.store or site.paths.prefix / "spack" / "store",
         padded_length=settings.padded_length,
         build_jobs=settings.build_jobs,
@@ -286,7 +305,7 @@ def _majors(compute: str) -> str:
 def _requirements(wanted: Environment) -> Iterator[tuple[str, str, str]]:
     book = facts.load("spack")
     if wanted.wheels:
-        for component, package in book["wheels"].items():
+        for component, package in book["cuda_wheels" if wanted.archs else "wheels"].items():
             yield package, f"@{wanted.versions[component]}", ""
         yield "python", f"@{wanted.versions['python']}", ""
         return
@@ -297,12 +316,19 @@ def _requirements(wanted: Environment) -> Iterator[tuple[str, str, str]]:
         yield book["packages"][component], f"@{wanted.versions[component]}", ""
 
 
-def _packages(externals: tuple[External, ...], pmix: str | None) -> list[dict[str, Any]]:
-    """What the scope says of packages: externals by name, and Slurm's PMIx as a requirement."""
+def _packages(
+    externals: tuple[External, ...], slurm: str, pmix: str | None
+) -> list[dict[str, Any]]:
+    """What the scope says of packages: externals by name, and Slurm's PMIx as a requirement.
+
+    Slurm is the machine's, in /usr where the site names no other prefix.
+    """
+    why = "Open MPI speaks to Slurm through PMIx: it has to be the one Slurm was built with."
+    require = f"@{pmix}" if pmix else ""
     found: dict[str, dict[str, Any]] = {}
-    if pmix:
-        why = "Open MPI speaks to Slurm through PMIx: it has to be the one Slurm was built with."
-        found["pmix"] = {"name": "pmix", "why": why, "require": f"@{pmix}", "externals": []}
+    found["pmix"] = {"name": "pmix", "why": why, "require": require, "externals": []}
+    if not any(one.name == "slurm" for one in externals):
+        externals = (*externals, External("slurm", slurm, Path("/usr")))
     for one in externals:
         plain = {"name": one.name, "why": "", "require": "", "externals": []}
         found.setdefault(one.name, plain)["externals"].append(_external(one))

@@ -20,6 +20,7 @@ from hpcdl.stack.spack_backend.environment import wheel_sets
 from hpcdl.stack.spack_backend.needs import needs_of
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 
+_RECIPES = ("packages", "wheels", "cuda_wheels")
 _TO_RUN = frozenset({"link", "run"})
 
 
@@ -43,7 +44,7 @@ class Lock:
         Raises:
             BadInput: there is none.
         """
-        names = {facts.load("spack")[key]["tensorflow"] for key in ("packages", "wheels")}
+        names = {facts.load("spack")[key]["tensorflow"] for key in _RECIPES}
         found = [self.specs[one] for one in self.to_run if self.specs[one]["name"] in names]
         if not found:
             raise BadInput(
@@ -55,7 +56,7 @@ class Lock:
     @property
     def wheels(self) -> bool:
         """Whether TensorFlow comes from wheels."""
-        return bool(self.tensorflow["name"] == facts.load("spack")["wheels"]["tensorflow"])
+        return bool(self.tensorflow["name"] != facts.load("spack")["packages"]["tensorflow"])
 
     @property
     def archs(self) -> tuple[str, ...]:
@@ -87,7 +88,7 @@ class Lock:
             found.pop("cuda", None)  # nvcc may be there for something else
         elif self.wheels:
             # CUDA's libraries are in the wheels, of another release than the nvcc.
-            rows = wheel_sets(self.tensorflow["name"], cuda=True)
+            rows = wheel_sets(self.tensorflow["name"])
             found |= rows.get(self.tensorflow["version"], {}).get("versions", {})
         return found
 
@@ -169,7 +170,7 @@ def component_versions(specs: Mapping[str, Mapping[str, Any]]) -> dict[str, str]
 
 def _components(specs: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     book = facts.load("spack")
-    names = {package: name for key in ("packages", "wheels") for name, package in book[key].items()}
+    names = {package: name for key in _RECIPES for name, package in book[key].items()}
     for spec in specs.values():
         if spec["name"] in names:
             yield names[spec["name"]], spec["version"]

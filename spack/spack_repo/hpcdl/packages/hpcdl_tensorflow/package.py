@@ -11,6 +11,8 @@ class HpcdlTensorflow(BundlePackage, CudaPackage):
 
     homepage = "https://www.tensorflow.org"
 
+    maintainers("hpcdl")
+
     version("1.0")
 
     variant("cuda", default=True, description="For GPUs; without it, for CPUs")

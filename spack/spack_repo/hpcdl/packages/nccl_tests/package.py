@@ -9,5 +9,7 @@ from spack.package import *
 class NcclTests(BuiltinNcclTests):
     __doc__ = BuiltinNcclTests.__doc__
 
+    maintainers("hpcdl")
+
     for arch in CudaPackage.cuda_arch_values:
         depends_on(f"nccl cuda_arch={arch}", when=f"cuda_arch={arch}")

@@ -18,6 +18,8 @@ from spack.package import *
 class PyHorovod(BuiltinPyHorovod):
     __doc__ = BuiltinPyHorovod.__doc__
 
+    maintainers("hpcdl")
+
     version("0.28.1", tag="v0.28.1", commit="1d217b59949986d025f6db93c49943fb6b6cc78f")
 
     # horovod/runner/js_run.py imports distutils, gone in Python 3.12.
@@ -42,18 +44,24 @@ class PyHorovod(BuiltinPyHorovod):
         for arch in CudaPackage.cuda_arch_values:
             depends_on(f"nccl cuda_arch={arch}", when=f"cuda_arch={arch}")
 
-    def patch(self):
-        """TensorFlow 2.19 and later ship no llvm and highwayhash headers, which this file needs.
+    # TensorFlow 2.19 and later ship no llvm and highwayhash headers, which Horovod's XLA
+    # operations need; they are off unless HOROVOD_ENABLE_XLA_OPS is set.
+    patch("no-xla-ops.patch", when="^py-tensorflow@2.19:")
+    # gcc 14 refuses an assignment to a const member that older compilers never looked at.
+    patch("span-that-assigns.patch")
+    # TensorFlow's libraries export AsGpuStreamValue up to 2.20.
+    patch("own-stream-value.patch", when="+cuda ^py-tensorflow@2.21:")
 
-        It holds Horovod's XLA operations, which are off unless HOROVOD_ENABLE_XLA_OPS is set.
-        """
-        if self.spec.satisfies("^py-tensorflow@2.19:"):
-            filter_file(
-                'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")',
-                "",
-                "horovod/tensorflow/CMakeLists.txt",
-                string=True,
-            )
+    def flag_handler(self, name, flags):
+        """Headers that its sources forget: gcc 13 and later do not bring them along."""
+        if name == "cxxflags":
+            flags += ["-include", "stdexcept", "-include", "cstdint"]
+        return (flags, None, None)
+
+    def setup_build_environment(self, env: EnvironmentModifications) -> None:
+        super().setup_build_environment(env)
+        # CMake 4 refuses projects that ask for a CMake before 3.5.
+        env.set("CMAKE_POLICY_VERSION_MINIMUM", "3.5")
 
     @run_after("install")
     def remove_elastic_launcher(self):

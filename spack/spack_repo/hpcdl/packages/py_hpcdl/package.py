@@ -5,6 +5,8 @@ always fit. `hpcdl stack build` names its own wheel in HPCDL_WHEEL, which then t
 of the checkout.
 """
 
+import base64
+import hashlib
 import os
 
 from spack_repo.builtin.build_systems.python import PythonPackage, PythonPipBuilder
@@ -12,10 +14,16 @@ from spack_repo.builtin.build_systems.python import PythonPackage, PythonPipBuil
 from spack.package import *
 
 
+_DIRECTORIES = ("hpcdl", "templates", "modulefiles", "spack", "reframe_checks")
+
+
 class PyHpcdl(PythonPackage):
     """From bare Slurm to verified TensorFlow training, from one site file."""
 
     homepage = "https://www.tensorflow.org"
+
+    maintainers("hpcdl")
+
     has_code = False
 
     license("Apache-2.0")
@@ -34,6 +42,20 @@ class PyHpcdl(PythonPackage):
         """The directory with setup.cfg, four directories above the repository's packages."""
         return os.path.abspath(os.path.join(self.package_dir, *[os.pardir] * 5))
 
+    def content_hash(self, content=None):
+        """The files of hpcdl count, too: solved again after a change, it is another package."""
+        state = hashlib.sha256(super().content_hash(content).encode())
+        for name in _DIRECTORIES:
+            for where, _, files in sorted(os.walk(os.path.join(self.checkout, name))):
+                for file in sorted(files) if "__pycache__" not in where else ():
+                    path = os.path.join(where, file)
+                    # Environments, their views and lock files are no part of the program.
+                    if not os.path.islink(path) and "environments" not in where:
+                        state.update(os.path.relpath(path, self.checkout).encode())
+                        with open(path, "rb") as opened:
+                            state.update(hashlib.sha256(opened.read()).digest())
+        return base64.b32encode(state.digest()).decode().lower()
+
     @property
     def sources(self):
         """What pip installs: a wheel, or a copy of the checkout, for pip writes beside it."""
@@ -47,7 +69,7 @@ class PyHpcdl(PythonPackage):
             )
         copy = os.path.join(self.stage.path, "hpcdl")
         if not os.path.isdir(copy):
-            for name in ("hpcdl", "templates", "modulefiles", "spack", "reframe_checks"):
+            for name in _DIRECTORIES:
                 install_tree(os.path.join(self.checkout, name), os.path.join(copy, name))
             for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
                 install(os.path.join(self.checkout, name), copy)

@@ -16,6 +16,8 @@ class PyKeras(PythonPackage):
 
     homepage = "https://keras.io"
 
+    maintainers("hpcdl")
+
     license("Apache-2.0")
 
     version(

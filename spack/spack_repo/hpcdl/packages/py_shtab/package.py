@@ -10,6 +10,8 @@ class PyShtab(PythonPackage):
 
     homepage = "https://github.com/iterative/shtab"
 
+    maintainers("hpcdl")
+
     license("Apache-2.0")
 
     version(

@@ -13,6 +13,8 @@ class PyTensorboardDataServer(PythonPackage):
 
     homepage = "https://github.com/tensorflow/tensorboard"
 
+    maintainers("hpcdl")
+
     license("Apache-2.0")
 
     version(

@@ -17,6 +17,8 @@ from spack.package import *
 class PyTensorflow(BuiltinPyTensorflow):
     __doc__ = BuiltinPyTensorflow.__doc__
 
+    maintainers("hpcdl")
+
     with when("+cuda"):
         # The newest CUDA each release can be built with.
         depends_on("cuda@:11", when="@:2.14")
@@ -86,22 +88,39 @@ class PyTensorflow(BuiltinPyTensorflow):
             ("bin", (cuda.bin, cuda.nvvm.bin)),
         ):
             self._link_all(sources, join_path(self.local_cuda, folder))
-        symlink(cuda.nvvm, join_path(self.local_cuda, "nvvm"))
+        self._link_all((cuda.nvvm,), join_path(self.local_cuda, "nvvm"))
         # Some headers are still looked for at their places in TensorFlow's own tree.
         third_party = join_path(self.local_cuda, "include", "third_party")
-        self._link_all((cuda.include,), join_path(third_party, "gpus", "cuda", "include"))
+        gpus = join_path(third_party, "gpus", "cuda")
+        self._link_all((cuda.include,), join_path(gpus, "include"))
+        # Included by this path, as conda-forge's build has it.
+        cupti = join_path(gpus, "extras", "CUPTI", "include")
+        self._link_all((cuda.extras.CUPTI.include, cuda.include), cupti)
         self._link_all((cudnn.include,), join_path(third_party, "gpus", "cudnn"))
         if self.spec.satisfies("+nccl"):
             nccl = self.spec["nccl"].prefix
             self._link_all((nccl.include,), join_path(third_party, "nccl"))
 
     def _link_all(self, sources, folder):
+        """Link all that lies in `sources`; what is there already, in a reused stage, stays."""
         mkdirp(folder)
         for source in sources:
             for name in os.listdir(source) if os.path.isdir(source) else ():
                 target = join_path(folder, name)
                 if not os.path.lexists(target):
                     symlink(join_path(source, name), target)
+
+    @run_after("configure")
+    def one_cuda(self):
+        """Take out the path of a whole toolkit, which would win over the tree made above.
+
+        TensorFlow's configure writes it; conda-forge's build takes it out, too.
+        """
+        if self.spec.satisfies("@2.18: +cuda"):
+            with open(".tf_configure.bazelrc") as file:
+                lines = file.readlines()
+            with open(".tf_configure.bazelrc", mode="w") as file:
+                file.writelines(line for line in lines if "CUDA_TOOLKIT_PATH" not in line)
 
     @run_after("configure")
     def use_bazel_cache(self):

@@ -15,6 +15,8 @@ class PyTensorflowEstimator(PythonPackage):
 
     homepage = "https://github.com/tensorflow/estimator"
 
+    maintainers("hpcdl")
+
     license("Apache-2.0")
 
     version(

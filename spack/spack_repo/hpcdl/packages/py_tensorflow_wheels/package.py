@@ -22,6 +22,8 @@ class PyTensorflowWheels(Package, PythonExtension):
 
     homepage = "https://www.tensorflow.org"
 
+    maintainers("hpcdl")
+
     license("Apache-2.0")
 
     for _version, _wheels in _SETS.items():

@@ -15,6 +15,8 @@ class PyTfKeras(PythonPackage):
 
     homepage = "https://github.com/keras-team/tf-keras"
 
+    maintainers("hpcdl")
+
     license("Apache-2.0")
 
     version(
