@@ -56,7 +56,10 @@ def spack_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spack_cache: Pat
     settings = tmp_path / "settings"
     settings.mkdir()
     compilers = [gcc("12.2.0", "/usr"), gcc("11.3.0", "/opt/gcc-11")]
-    packages = {"packages": {"gcc": {"buildable": False, "externals": compilers}}}
+    slurm = {"externals": [{"spec": "slurm@24.11.5", "prefix": "/usr"}]}
+    pmix = {"externals": [{"spec": "pmix@5.0.7", "prefix": "/usr"}]}
+    gccs = {"buildable": False, "externals": compilers}
+    packages = {"packages": {"gcc": gccs, "slurm": slurm, "pmix": pmix}}
     (settings / "packages.yaml").write_text(yaml.safe_dump(packages))
     (settings / "repos.yaml").write_text(f"repos::\n  builtin: {PACKAGES}\n")
     (settings / "bootstrap.yaml").write_text(
@@ -72,7 +75,7 @@ def spack_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spack_cache: Pat
     return tmp_path / "spack"
 
 
-_RECIPE = '''
+RECIPE = '''
 import os
 from spack_repo.builtin.build_systems.generic import Package
 from spack.package import *
@@ -108,7 +111,7 @@ def small(spack_home: Path) -> Path:
     for name, (more, command) in recipes.items():
         where = spack_home / "spack_repo" / "hpcdl" / "packages" / name
         where.mkdir()
-        text = _RECIPE.format(name=name.capitalize(), more=more, command=command)
+        text = RECIPE.format(name=name.capitalize(), more=more, command=command)
         (where / "package.py").write_text(text)
     want(spack_home, "above", "waits")
     return spack_home

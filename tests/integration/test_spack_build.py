@@ -23,6 +23,7 @@ from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import publish
 from hpcdl.stack.spack_backend import cache as spack_cache
 from hpcdl.stack.spack_backend import mirror as spack_mirror
+from hpcdl.stack.spack_backend.adopt import adopt_installed, plan_adoption
 from hpcdl.stack.spack_backend.cache import BuildCache, close_keyring, fill, ready_key
 from hpcdl.stack.spack_backend.concretize import concretize
 from hpcdl.stack.spack_backend.make import Folders, PackageFailed, Tally, installed, make_all
@@ -30,7 +31,7 @@ from hpcdl.stack.spack_backend.tool import Spack, lock_holder, open_spack, requi
 from hpcdl.stack.spack_backend.view import inventory
 from hpcdl.system.errors import BadInput, CheckFailed, MissingPrerequisite
 from hpcdl.system.files import locked
-from tests.integration.spack_fixture import SMALL, want, why_not
+from tests.integration.spack_fixture import RECIPE, SMALL, want, why_not
 from tests.small_release import make_release, passing, silent, small_site
 
 pytestmark = [
@@ -65,7 +66,8 @@ def build(where: Folders, spack: Spack, **env: str) -> list[Tally]:
 
 def names(spack: Spack, where: Folders) -> set[str]:
     hashes = installed(spack, where.environment)
-    return {one.name for one in inventory(spack, where.environment) if one.hash in hashes}
+    packages = inventory(spack, where.environment).packages
+    return {one.name for one in packages if one.hash in hashes}
 
 
 def test_a_failure_names_the_package_its_last_lines_and_reopens_and_then_goes_on(
@@ -155,7 +157,7 @@ def test_the_build_cache_is_signed_and_taken_from(small: Path, keyring: BuildCac
     key = ready_key(spack, keyring, small_site(small))
     assert ready_key(spack, keyring, small_site(small)) == key, "one key for ever"
     build(where, spack)
-    hashes = {one.hash for one in inventory(spack, where.environment)}
+    hashes = {one.hash for one in inventory(spack, where.environment).packages}
     fill(spack, keyring, where.environment, hashes, key)
     fill(spack, keyring, where.environment, hashes, key)
 
@@ -164,6 +166,42 @@ def test_the_build_cache_is_signed_and_taken_from(small: Path, keyring: BuildCac
     build(where, spack)
     assert "build cache" in where.log.read_text()
     assert "install (" not in where.log.read_text(), "nothing was built"
+
+
+def test_what_cannot_be_adopted_is_refused(small: Path, tmp_path: Path) -> None:
+    """Not an environment, not installed, half installed, of another Spack: a line each."""
+    site = small_site(tmp_path / "prefix")
+    for path, what in ((tmp_path, "no spack.yaml"), (tmp_path / "none", "no spack.yaml")):
+        with pytest.raises(BadInput, match=what):
+            plan_adoption(site, str(path))
+    where = want(small, "py-tensorflow-wheels", "above")
+    with pytest.raises(MissingPrerequisite, match=r"is not installed: it has no spack\.lock"):
+        plan_adoption(site, str(where))
+    folders = solve(small, "above")
+    with pytest.raises(BadInput, match="has no TensorFlow"):
+        plan_adoption(site, str(where))
+
+    recipe = small / "spack_repo" / "hpcdl" / "packages" / "py_tensorflow_wheels" / "package.py"
+    recipe.write_text(RECIPE.format(name="PyTensorflowWheels", more="", command="true"))
+    folders = solve(small, "py-tensorflow-wheels", "above")
+    plan = plan_adoption(site, str(where))
+    assert plan.release_id.startswith("tensorflow-1.0-cpu-")
+    with pytest.raises(MissingPrerequisite, match="is not installed in"):
+        adopt_installed(plan, silent)
+    spack = opened(folders)
+    spack.run("-e", where, "install", "--only-concrete", "works")
+    with pytest.raises(MissingPrerequisite, match="not wholly installed: 2 of 3") as caught:
+        adopt_installed(plan, silent)
+    assert caught.value.details == ("above@1.0", "py-tensorflow-wheels@1.0")
+    assert caught.value.hint == f"spack -e {where} install"
+    build(folders, spack)
+    (where / "spack.yaml").write_text(
+        (where / "spack.yaml").read_text().replace(str(small.parent / "tree"), str(tmp_path / "t"))
+    )
+    with pytest.raises(MissingPrerequisite, match="is not installed in") as caught:
+        adopt_installed(plan, silent)
+    assert "HPCDL_SPACK_ROOT" in caught.value.hint
+    assert not (site.paths.prefix / "releases").exists()
 
 
 def test_without_gpg_nothing_is_begun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

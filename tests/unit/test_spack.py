@@ -46,7 +46,7 @@ def site(name: str = "p100-v100-k80", **changes: object) -> Site:
 
 
 def test_there_is_one_environment_per_gpu_generation() -> None:
-    assert NAMES == ["k80", "p100", "v100", "a100", "h100"]
+    assert NAMES == ["k80", "p100", "v100", "a100", "h100", "p100-wheels"]
     found = {path.parent.name for path in (SPACK / "environments").glob("*/spack.yaml")}
     assert found == set(NAMES)
 
@@ -67,7 +67,10 @@ def test_an_environment_holds_no_settings_of_a_site(one: Environment) -> None:
     )
 
 
-@pytest.mark.parametrize("one", ENVIRONMENTS, ids=NAMES)
+COMPILED = [one for one in ENVIRONMENTS if not one.wheels]
+
+
+@pytest.mark.parametrize("one", COMPILED, ids=lambda one: one.name)
 def test_an_environment_fixes_the_versions_of_the_resolution(one: Environment) -> None:
     packages = yaml.safe_load(render(one))["spack"]["packages"]
     assert packages["py-tensorflow"]["require"] == [f"@{one.versions['tensorflow']}"]
@@ -103,7 +106,7 @@ def test_a_sites_scope_has_its_target_pmix_compilers_mirrors_and_padding() -> No
     tree = yaml.safe_load(render_site(one, one.partitions["p100"]))
     packages = tree["packages"]
     assert packages["all"] == {"require:": ["target=x86_64_v3"]}
-    assert packages["pmix"] == {"require": ["@4.2"]}
+    assert packages["pmix"] == {"require": ["@4.2"], "buildable": True}
     assert packages["slurm"]["externals"] == [{"spec": "slurm@22.05.8", "prefix": "/opt/slurm"}]
     gcc = packages["gcc"]["externals"][0]
     assert gcc["extra_attributes"]["compilers"]["cxx"] == "/usr/bin/g++"
@@ -247,4 +250,38 @@ def test_the_facts_name_what_the_locks_were_made_with() -> None:
     book = facts.load("spack")
     assert book["locked_with"]["packages"].startswith("v2026.06.0")
     assert set(book["fixed"]) <= set(book["packages"])
-    assert all(Range(one.gcc).allows(one.versions["gcc"]) for one in ENVIRONMENTS)
+    assert all(Range(one.gcc).allows(one.versions["gcc"]) for one in COMPILED)
+
+
+def test_the_environment_from_wheels_is_the_list_of_wheels() -> None:
+    one = environment("p100-wheels")
+    packages = yaml.safe_load(render(one))["spack"]["packages"]
+    assert packages["py-tensorflow-cuda-wheels"] == {"require": [f"@{one.versions['tensorflow']}"]}
+    assert packages["python"] == {"require": [f"@{one.versions['python']}"]}
+    assert one.specs == ("py-horovod-wheels +cuda cuda_arch=60,70",)
+    assert one.module == "tensorflow/2.21.0-cuda12.9-sm60-sm70"
+
+
+def test_slurm_is_the_machines_and_pmix_is_built_only_for_a_site_that_names_no_other() -> None:
+    one = site()
+    packages = yaml.safe_load(render_site(one, one.partitions["p100"]))["packages"]
+    slurm = {"spec": f"slurm@{one.slurm.version}", "prefix": "/usr"}
+    assert packages["slurm"] == {"buildable": False, "externals": [slurm]}
+    assert packages["pmix"]["buildable"] is True
+    own = SpackSettings(externals=(External("pmix", "4.2.9", Path("/opt/pmix")),))
+    packages = yaml.safe_load(render_site(site(spack=own), one.partitions["p100"]))["packages"]
+    assert packages["pmix"]["buildable"] is False
+    defaults = yaml.safe_load((SPACK / "defaults" / "packages.yaml").read_text())["packages"]
+    assert defaults["slurm"] == defaults["pmix"] == {"buildable": False}
+
+
+def test_a_site_may_have_an_install_tree_of_its_own(tmp_path: Path) -> None:
+    own = SpackSettings(store=Path("/apps/spack/opt"), padded_length=0)
+    one = site(spack=own)
+    tree = yaml.safe_load(render_site(one, one.partitions["p100"]))
+    assert tree["config"]["install_tree"] == {"root": "/apps/spack/opt"}
+    text = (folder("templates") / "sites" / "pi.yaml").read_text()
+    file = tmp_path / "site.yaml"
+    file.write_text(text + "\nspack: {store: /apps/spack/opt}\n" if "\nspack:" not in text else
+                    text.replace("\nspack:", "\nspack:\n  store: /apps/spack/opt", 1))  # fmt: skip
+    assert load_site(file).spack.store == Path("/apps/spack/opt")

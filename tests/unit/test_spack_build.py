@@ -16,6 +16,7 @@ from hpcdl.site import Site, StackRequest, load_site
 from hpcdl.stack.spack_backend import concretize, spack_build
 from hpcdl.stack.spack_backend.cache import BuildCache
 from hpcdl.stack.spack_backend.environment import environment_for_stack, render, wheel_sets
+from hpcdl.stack.spack_backend.locked import Lock
 from hpcdl.stack.spack_backend.make import PackageFailed, Tally, Watch
 from hpcdl.stack.spack_backend.mirror import Source, licence_of
 from hpcdl.stack.spack_backend.needs import driver_needs, models, needs_of
@@ -23,6 +24,7 @@ from hpcdl.stack.spack_backend.spack_build import plan_spack
 from hpcdl.stack.spack_backend.tool import Spack, lock_holder, open_spack
 from hpcdl.stack.spack_backend.view import (
     Built,
+    Inventory,
     _settings,
     environment_text,
     lock_entries,
@@ -105,8 +107,8 @@ def test_a_stack_from_wheels_is_guarded_for_its_target_too(tmp_path: Path) -> No
     site = pi(tmp_path)
     cpu = dataclasses.replace(site.partitions["cpu"], target="x86_64_v4")
     site = dataclasses.replace(site, partitions={**site.partitions, "cpu": cpu})
-    needs = needs_of(site, wheels_stack(), environment_for_stack(site, wheels_stack()))
-    assert {"avx", "avx512f"} <= set(needs["cpu_flags"])
+    site = dataclasses.replace(site, stacks={"wheels": wheels_stack()})
+    assert {"avx", "avx512f"} <= set(plan_spack(site, "wheels").needs()["cpu_flags"])
 
 
 def test_a_plan_names_its_module_before_anything_is_solved(tmp_path: Path) -> None:
@@ -119,19 +121,26 @@ def test_a_plan_names_its_module_before_anything_is_solved(tmp_path: Path) -> No
     assert not list(tmp_path.iterdir()), "a plan writes nothing"
 
 
+def stub(letter: str) -> str:
+    """A lock file with one package."""
+    spec = {"name": "x", "version": "1"}
+    roots = [{"hash": letter * 32, "spec": "x"}]
+    return json.dumps({"roots": roots, "concrete_specs": {letter * 32: spec}})
+
+
 def test_a_lock_counts_only_for_the_files_it_was_solved_from(tmp_path: Path) -> None:
     plan = plan_spack(pi(tmp_path), KEPLER)
     where = plan.folders.environment
     where.mkdir(parents=True)
     lock = where / "spack.lock"
-    lock.write_text(json.dumps({"roots": [{"hash": "a" * 32}], "concrete_specs": {}}))
+    lock.write_text(stub("a"))
     assert plan.lock is None
     (where / ".solved").write_text(plan.stamp(lock))
     assert plan.lock == lock
     release_id = plan.release_id
     assert release_id is not None
     assert release_id.startswith(f"{KEPLER}-2.14.1-cuda11.8-sm35-sm37-")
-    lock.write_text(json.dumps({"roots": [{"hash": "b" * 32}], "concrete_specs": {}}))
+    lock.write_text(stub("b"))
     assert plan.lock is None, "a lock that somebody changed is solved again"
 
 
@@ -141,7 +150,7 @@ def test_a_lock_counts_only_for_the_recipes_it_was_solved_with(
     plan = plan_spack(pi(tmp_path / "prefix"), KEPLER)
     plan.folders.environment.mkdir(parents=True)
     lock = plan.folders.environment / "spack.lock"
-    lock.write_text(json.dumps({"roots": [{"hash": "a" * 32}], "concrete_specs": {}}))
+    lock.write_text(stub("a"))
     (plan.folders.environment / ".solved").write_text(plan.stamp(lock))
     newer = tmp_path / "newer"
     shutil.copytree(folder("spack"), newer, ignore=shutil.ignore_patterns("spack.lock"))
@@ -156,7 +165,8 @@ def test_a_cache_that_cannot_be_filled_does_not_hide_the_package_that_failed(
 ) -> None:
     where = SimpleNamespace(environment=tmp_path, log=tmp_path / "make.log")
     plan = SimpleNamespace(folders=where, lock=tmp_path, release_id="x", exists=False, site=None,
-                           environment=SimpleNamespace(wheels=True))  # fmt: skip
+                           environment=SimpleNamespace(wheels=True),
+                           adoption=lambda: None)  # fmt: skip
 
     def fails(*_: object) -> None:
         raise PackageFailed("bazel did not build")
@@ -185,12 +195,13 @@ def test_the_guard_knows_which_cards_run_the_machine_code() -> None:
     assert "V100" not in models(("60",))
 
 
-def test_wheels_need_what_wheels_need_and_compiled_code_its_target(tmp_path: Path) -> None:
-    site = pi(tmp_path)
-    wheels = wheels_stack()
-    assert needs_of(site, wheels, environment_for_stack(site, wheels)) == {"cpu_flags": ["avx"]}
-    kepler = site.stacks[KEPLER]
-    assert "avx" in needs_of(site, kepler, environment_for_stack(site, kepler))["cpu_flags"]
+def test_wheels_need_what_wheels_need_and_compiled_code_its_target() -> None:
+    assert needs_of((), "", "x86_64", wheels=True) == {"cpu_flags": ["avx"]}
+    assert "avx" in needs_of(("37",), "11.8.0", "sandybridge", wheels=False)["cpu_flags"]
+    both = needs_of(("60", "70"), "12.9.1", "x86_64_v3", wheels=True)
+    assert both["compute"] == ["6.0", "7.0"]
+    assert {"P100", "V100"} <= set(both["gpus"])
+    assert needs_of(("90a",), "12.9.1", "x86_64_v3", wheels=False)["compute"] == ["9.0"]
 
 
 def test_progress_tells_what_is_done_and_what_is_at_work(tmp_path: Path) -> None:
@@ -231,7 +242,7 @@ def test_the_module_sets_what_spack_sets_but_paths_for_building() -> None:
 
 def test_a_releases_lock_names_the_wheels_inside_a_package(tmp_path: Path) -> None:
     version = next(iter(wheel_sets("py-tensorflow-wheels")))
-    built = Built("py-tensorflow-wheels", version, "a" * 32, tmp_path, False, "Apache-2.0",
+    built = Built("py-tensorflow-wheels", version, "a" * 32, tmp_path, False, True, "Apache-2.0",
                   ({"url": "u", "sha256": "b" * 64, "commit": None},))  # fmt: skip
     entries = lock_entries((built,))
     assert entries[0] == {"name": "py-tensorflow-wheels", "version": version, "hash": "a" * 32,
@@ -256,8 +267,12 @@ def test_what_goes_into_a_view_never_reaches_the_install_tree(tmp_path: Path) ->
 
 
 def test_a_releases_environment_stands_alone(tmp_path: Path) -> None:
-    text = environment_text(environment_for_stack(pi(tmp_path), wheels_stack()), Path("/s"), 128)
+    specs = {"a": {"name": "x", "namespace": "hpcdl"}, "b": {"name": "y", "namespace": "builtin"}}
+    lock = Lock(tmp_path, ({"hash": "a", "spec": "x@1:"},), specs)
+    repos = dict.fromkeys(("hpcdl", "builtin", "unused"), tmp_path)
+    text = environment_text(lock, Inventory((), Path("/s"), 128, repos))
     tree = yaml.safe_load(text)["spack"]
+    assert tree["specs"] == ["x@1:"]
     assert tree["repos"] == {"hpcdl": "$env/spack_repo/hpcdl"}
     assert tree["config"]["install_tree"] == {"root": "/s", "padded_length": 128}
     assert tree["view"]["default"]["root"] == "../stack"

@@ -71,7 +71,8 @@ def test_every_recipe_of_the_overlay_is_here() -> None:
     assert {recipe.parent.name for recipe in RECIPES} == {
         "hpcdl_tensorflow", "nccl_tests", "py_horovod", "py_horovod_wheels", "py_hpcdl", "py_keras",
         "py_libclang", "py_shtab", "py_tensorboard_data_server", "py_tensorflow",
-        "py_tensorflow_estimator", "py_tensorflow_wheels", "py_tf_keras",
+        "py_tensorflow_cuda_wheels", "py_tensorflow_estimator",
+        "py_tensorflow_wheels", "py_tf_keras",
     }  # fmt: skip
 
 
@@ -103,12 +104,15 @@ def test_everything_that_is_downloaded_has_a_checksum(recipe: Path) -> None:
             continue
         if "_wheel" in words.get("sha256", ""):
             assert (recipe.parent / "wheels.json").is_file()
+        elif words.get("sha256") == "_digest":
+            assert len(re.findall(r'"[0-9a-f]{64}"', recipe.read_text())) == 2, "per machine"
         else:
             assert COMMIT.match(words.get("commit", "")) or not has_code or bundle, words
 
 
-def test_the_wheels_are_named_with_address_and_checksum() -> None:
-    sets = json.loads((named("py-tensorflow-wheels").parent / "wheels.json").read_text())
+@pytest.mark.parametrize("package", ["py-tensorflow-wheels", "py-tensorflow-cuda-wheels"])
+def test_the_wheels_are_named_with_address_and_checksum(package: str) -> None:
+    sets = json.loads((named(package).parent / "wheels.json").read_text())
     for version, wheels in sets.items():
         for wheel in (wheels["tensorflow"], *wheels["others"].values()):
             assert wheel["url"].startswith("https://files.pythonhosted.org/packages/")
@@ -156,15 +160,29 @@ def test_nccl_is_built_for_the_same_gpu(package: str) -> None:
 
 def test_keras_comes_with_tensorflow_in_the_releases_of_the_facts() -> None:
     declared = {first(call) for call in directives(named("py-keras"), "version")}
-    chosen = {one.versions["keras"] for one in environments()}
+    chosen = {one.versions["keras"] for one in environments() if not one.wheels}
     assert chosen <= declared
 
 
-def test_horovods_xla_file_is_left_out_exactly_as_the_wheels_backend_leaves_it_out() -> None:
-    edit = facts.load("wheels")["horovod"]["edits"]["no-xla-ops"]
-    text = named("py-horovod").read_text()
-    assert edit["find"].strip() in text
-    assert edit["file"] in text
+@pytest.mark.parametrize("package", ["py-horovod", "py-horovod-wheels"])
+def test_horovod_is_patched_exactly_as_the_wheels_backend_edits_it(package: str) -> None:
+    """Every edit of the facts but the RPATH: Spack's packages lie in prefixes of their own."""
+    edits = facts.load("wheels")["horovod"]["edits"]
+    patches = {path.stem: path.read_text() for path in named(package).parent.glob("*.patch")}
+    assert set(edits) - {"libraries-of-the-release"} <= set(patches)
+    for name in set(edits) & set(patches):
+        lines = patches[name].partition("--- a/")[2].splitlines()
+        assert lines[0] == edits[name]["file"]
+        assert f'patch("{name}.patch"' in named(package).read_text()
+        before = edits[name].get("find", edits[name].get("remove", "")).split("\n")
+        after = edits[name].get("replace", "").split("\n")
+        assert set(changed(lines, "-")) >= set(before) - set(after)
+        assert set(changed(lines, "+")) >= set(after) - set(before)
+
+
+def changed(lines: list[str], sign: str) -> list[str]:
+    """The lines of a patch that go or come."""
+    return [*(line[1:] for line in lines[3:] if line.startswith(sign)), ""]
 
 
 def test_hpcdl_is_packaged_at_its_own_version_with_its_requirements() -> None:

@@ -110,7 +110,7 @@ class Adoption:
             created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             hpcdl=f"{__version__}+{self.own}",
             needs=self.lock.needs(),
-            lock=lock_entries(found.packages),
+            lock=lock_entries(found.packages, cuda=bool(self.lock.archs)),
         )
 
 

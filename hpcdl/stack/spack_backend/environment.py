@@ -246,7 +246,8 @@ def _pinned(version: str, pin: str | None) -> bool:
 def wheel_sets(package: str, *, cuda: bool = False) -> dict[str, Any]:
     """The lists of wheels of a recipe, by version: for CPUs or for GPUs."""
     path = folder("spack") / "spack_repo" / "hpcdl" / "packages" / package.replace("-", "_")
-    name = "wheels-cuda.json" if cuda else "wheels.json"  # beside each other for one recipe
+    # A recipe with both has them beside each other.
+    name = "wheels-cuda.json" if cuda and (path / "wheels-cuda.json").is_file() else "wheels.json"
     sets: dict[str, Any] = json.loads((path / name).read_text(encoding="utf-8"))
     return sets
 

@@ -226,12 +226,14 @@ def require_readable(packages: Iterable[Built]) -> None:
         )
 
 
-def lock_entries(packages: tuple[Built, ...]) -> tuple[Mapping[str, str], ...]:
+def lock_entries(
+    packages: tuple[Built, ...], *, cuda: bool = False
+) -> tuple[Mapping[str, str], ...]:
     """The lock of a release: every package, and the wheels that some recipes install."""
-    return tuple(entry for one in packages for entry in _entries(one))
+    return tuple(entry for one in packages for entry in _entries(one, cuda))
 
 
-def _entries(one: Built) -> Iterator[Mapping[str, str]]:
+def _entries(one: Built, cuda: bool) -> Iterator[Mapping[str, str]]:
     entry = {"name": one.name, "version": one.version, "hash": one.hash}
     # The first file is the package's own archive, the others are patches and resources.
     own = one.files[0] if one.files else {}
@@ -242,7 +244,7 @@ def _entries(one: Built) -> Iterator[Mapping[str, str]]:
         entry["external"] = str(one.prefix)
     yield entry
     try:
-        wheels = wheel_sets(one.name)[one.version]
+        wheels = wheel_sets(one.name, cuda=cuda)[one.version]
     except (OSError, KeyError):
         return
     for kind, named in wheels.items():
