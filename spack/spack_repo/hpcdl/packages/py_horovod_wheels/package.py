@@ -124,7 +124,7 @@ class PyHorovodWheels(Package, PythonExtension):
     def wheels(self):
         """site-packages of TensorFlow."""
         tensorflow = self.spec["py-tensorflow-cuda-wheels"].prefix
-        return join_path(tensorflow, self.spec["python"].package.platlib)
+        return join_path(tensorflow, self.spec["python-venv"].package.platlib)
 
     @property
     def nccl(self):
