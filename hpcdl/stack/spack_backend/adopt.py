@@ -94,8 +94,8 @@ class Adoption:
             "steps": self.steps(),
         }
 
-    def release(self, found: Inventory) -> Release:
-        """The release as it is recorded."""
+    def expected(self, packages: tuple[Built, ...] = ()) -> Release:
+        """The release as it is recorded, once its packages are known."""
         cpu_wheels = self.lock.wheels and not self.lock.archs
         return Release(
             id=self.release_id,
@@ -110,7 +110,7 @@ class Adoption:
             created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             hpcdl=f"{__version__}+{self.own}",
             needs=self.lock.needs(),
-            lock=lock_entries(found.packages, cuda=bool(self.lock.archs)),
+            lock=lock_entries(packages, cuda=bool(self.lock.archs)),
         )
 
 
@@ -181,7 +181,9 @@ def adopt(plan: Adoption, spack: Spack, say: Say) -> Release:
                 say(f"linking {len(to_run)} packages into {root}/stack")
                 make_view(spack, root, plan.lock, found)
                 _add_hpcdl(plan, root, wheel, tools_in)
-                made = replace(plan.release(found), environment=module_environment(spack, root))
+                made = replace(
+                    plan.expected(found.packages), environment=module_environment(spack, root)
+                )
                 write_json(made.root / "release.json", as_record(made))
     return read_release(plan.site, plan.release_id)
 
