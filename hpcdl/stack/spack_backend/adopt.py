@@ -21,10 +21,12 @@ from hpcdl.site import Site, StackRequest
 from hpcdl.stack.build import build_slot, new_tree
 from hpcdl.stack.lmod import SITE_FILE
 from hpcdl.stack.recipe import find_request, running_interpreter
-from hpcdl.stack.release import Release, as_record, read_release, releases_folder
+from hpcdl.stack.release import Release, read_release, releases_folder
 from hpcdl.stack.resolve_versions import Range
+from hpcdl.stack.seal import record_release
 from hpcdl.stack.sources import SourcesChanged, own_digest, own_wheel
 from hpcdl.stack.spack_backend.locked import Lock, read_lock
+from hpcdl.stack.spack_backend.needs import gpus_of
 from hpcdl.stack.spack_backend.tool import Spack, open_spack, require_unlocked
 from hpcdl.stack.spack_backend.view import (
     Built,
@@ -39,7 +41,6 @@ from hpcdl.stack.spack_backend.view import (
 )
 from hpcdl.stack.wheelhouse import Say, new_log, tools
 from hpcdl.system.errors import BadInput, MissingPrerequisite
-from hpcdl.system.files import write_json
 from hpcdl.system.run import CommandFailed, run
 
 _ATTEMPTS = 5
@@ -109,7 +110,7 @@ class Adoption:
             proof="run" if cpu_wheels else "compiled",
             created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             hpcdl=f"{__version__}+{self.own}",
-            needs=self.lock.needs(),
+            needs=self.lock.needs(gpus_of(self.site, self.request)),
             lock=lock_entries(packages, cuda=bool(self.lock.archs)),
         )
 
@@ -184,7 +185,7 @@ def adopt(plan: Adoption, spack: Spack, say: Say) -> Release:
                 made = replace(
                     plan.expected(found.packages), environment=module_environment(spack, root)
                 )
-                write_json(made.root / "release.json", as_record(made))
+                record_release(made, [found.store])
     return read_release(plan.site, plan.release_id)
 
 

@@ -7,13 +7,13 @@ by its content: the hashes of the roots, which cover all that is below them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpcdl import __version__, facts
-from hpcdl.site import StackRequest
+from hpcdl.site import Gpu, StackRequest
 from hpcdl.stack.recipe import MODULE, digest, gpu_variant
 from hpcdl.stack.release import SCHEMA
 from hpcdl.stack.spack_backend.environment import wheel_sets
@@ -104,10 +104,10 @@ class Lock:
         """The full name of the release's module."""
         return f"{MODULE}/{self.tensorflow['version']}-{self.variant}"
 
-    def needs(self) -> dict[str, Any]:
-        """What the module's guard asks of a machine."""
+    def needs(self, gpus: Iterable[Gpu] = ()) -> dict[str, Any]:
+        """What the module's guard asks of a machine; `gpus` are those of the site's partitions."""
         cuda = self._components().get("cuda", "")
-        return needs_of(self.archs, cuda, self.target, wheels=self.wheels)
+        return needs_of(self.archs, cuda, self.target, gpus, wheels=self.wheels)
 
     def release_id(self, request: StackRequest, own: str) -> str:
         """Readable and content-addressed, such as `tensorflow-2.20.0-cuda12.9-sm60-1f0c9a3e`."""

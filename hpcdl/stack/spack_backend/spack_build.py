@@ -33,13 +33,13 @@ from hpcdl.stack.spack_backend.concretize import (
 from hpcdl.stack.spack_backend.environment import Environment, environment_for_stack
 from hpcdl.stack.spack_backend.locked import read_lock
 from hpcdl.stack.spack_backend.make import Folders, PackageFailed, Show, make_all
-from hpcdl.stack.spack_backend.needs import needs_of
+from hpcdl.stack.spack_backend.needs import gpus_of, needs_of
 from hpcdl.stack.spack_backend.tool import Spack, open_spack, require_unlocked
 from hpcdl.stack.spack_backend.view import (
     inventory,
 )
 from hpcdl.stack.wheelhouse import Say
-from hpcdl.system.errors import CheckFailed, HpcdlError
+from hpcdl.system.errors import BadInput, CheckFailed, HpcdlError
 from hpcdl.system.files import shared_lock, write_atomic
 
 _WAIT_SECONDS = 10
@@ -161,7 +161,8 @@ class SpackPlan:
         names = self.request.partitions or tuple(self.site.partitions)
         wanted, target = self.environment, self.site.partition(names[0]).target
         cuda = wanted.versions.get("cuda", "")
-        return needs_of(wanted.archs, cuda, target, wheels=wanted.wheels)
+        gpus = gpus_of(self.site, self.request)
+        return needs_of(wanted.archs, cuda, target, gpus, wheels=wanted.wheels)
 
 
 def shared(site: Site) -> Path:
