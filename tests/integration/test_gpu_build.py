@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,6 +97,8 @@ def built(request: pytest.FixtureRequest) -> Built:
     case: Case = request.param
     root = root_of(case.suite)
     install_hpcdl(root)
+    # A prefix of an earlier run may hold releases of other formats.
+    shutil.rmtree(_prefix(root), ignore_errors=True)
     rows = (f"  {name}: " + PARTITION.format(model=model, driver=driver)
             for name, model, driver in case.gpus)  # fmt: skip
     text = SITE.format(name=case.suite, slurm=case.slurm, prefix=_prefix(root),
