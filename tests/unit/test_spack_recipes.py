@@ -174,15 +174,16 @@ def test_horovod_is_patched_exactly_as_the_wheels_backend_edits_it(package: str)
         lines = patches[name].partition("--- a/")[2].splitlines()
         assert lines[0] == edits[name]["file"]
         assert f'patch("{name}.patch"' in named(package).read_text()
-        before = edits[name].get("find", edits[name].get("remove", "")).split("\n")
-        after = edits[name].get("replace", "").split("\n")
+        before, after = (
+            [line.strip() for line in edits[name][key].split("\n")] for key in ("find", "replace")
+        )
         assert set(changed(lines, "-")) >= set(before) - set(after)
         assert set(changed(lines, "+")) >= set(after) - set(before)
 
 
 def changed(lines: list[str], sign: str) -> list[str]:
     """The lines of a patch that go or come."""
-    return [*(line[1:] for line in lines[3:] if line.startswith(sign)), ""]
+    return [*(line[1:].strip() for line in lines[3:] if line.startswith(sign)), ""]
 
 
 def test_hpcdl_is_packaged_at_its_own_version_with_its_requirements() -> None:
