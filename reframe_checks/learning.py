@@ -86,7 +86,7 @@ class Interrupted(HpcdlCheck):
     """A training that does not get through at once."""
 
     def case_of(self, site):
-        """The folder of its data."""
+        """The directory of its data."""
         return site.paths.datasets / "digits"
 
 
@@ -126,7 +126,7 @@ class Resumed(Interrupted):
 
 @rfm.simple_test
 class resume_after_kill(Resumed):
-    """Started again after a crash, a training goes on from the checkpoint of before."""
+    """Started again after a crash, a training resumes from the checkpoint of before."""
 
     before = fixture(killed, scope="environment")
 
@@ -145,7 +145,7 @@ class resume_after_kill(Resumed):
 
 @rfm.simple_test
 class resume_after_requeue(Resumed):
-    """Warned before its time is up, a training is requeued and goes on by itself."""
+    """Warned before its time is up, a training is requeued and resumes by itself."""
 
     restarts = 1
 

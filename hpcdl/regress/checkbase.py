@@ -95,7 +95,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         return ()
 
     def faults(self, measured: Measured) -> Sequence[Fault | str]:
-        """What is wrong with a result, nothing when all is well; words are a failure, always.
+        """What is wrong with a result, nothing when all is well; text is a failure, always.
 
         By default what must hold of any job: world size, nodes, release, device, its own end.
         """

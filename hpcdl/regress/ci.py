@@ -2,7 +2,7 @@
 
 All four do the same, as far as each can: refresh the build cache, check a merge request, check
 every night and every week, keep the report, and give the gate's answer as their status. What is
-run is worked out here as words of a shell; the templates (templates/ci) only lay it out. Every
+run is worked out here as a shell's arguments; the templates (templates/ci) only lay it out. Every
 name of the site passes through the quoting of the place where it stands.
 """
 
@@ -110,7 +110,7 @@ def render(kind: str, site: Site, request: Request) -> dict[str, str]:
 
 
 def write(files: Mapping[str, str], output: Path) -> list[Path]:
-    """Write a pipeline: one file to `output`, several into it as a folder; their paths."""
+    """Write a pipeline: one file to `output`, several into it as a directory; their paths."""
     single = len(files) == 1 and not output.is_dir()
     places = {output if single else output / name: text for name, text in files.items()}
     for path, text in places.items():
@@ -207,8 +207,8 @@ def _values(site: Site, request: Request, clock: Clock) -> dict[str, object]:
 
 def _run(command: list[str], where: list[str], name: str, file: str = "verdicts.json") -> str:
     """Run checks and keep their verdicts."""
-    words = [*command, "check", "run", *RUNS[name], "--json", *where]
-    return f"{shlex.join(words)} > {shlex.quote(file)}"
+    argv = [*command, "check", "run", *RUNS[name], "--json", *where]
+    return f"{shlex.join(argv)} > {shlex.quote(file)}"
 
 
 def _night(command: list[str], where: list[str], names: Sequence[str], reports: Path) -> str:
@@ -280,7 +280,7 @@ def _fill(template: str, **values: object) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    filters = {"yaml": yaml_text, "github": github_text, "words": systemd_argv, "line": one_line,
+    filters = {"yaml": yaml_text, "github": github_text, "argv": systemd_argv, "line": one_line,
                "unit": unit_text}  # fmt: skip
     environment.filters.update(filters)
     return environment.get_template(template).render(**values)

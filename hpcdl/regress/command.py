@@ -18,8 +18,8 @@ def rendered(site: Site, spec: JobSpec, module: Module) -> str:
     Raises:
         CommandFailed: it refuses.
     """
-    words = [sys.executable, "-m", "hpcdl", "job", "render", *to_argv(site, spec, module)]
-    return run(words, timeout=_SECONDS).stdout
+    argv = [sys.executable, "-m", "hpcdl", "job", "render", *to_argv(site, spec, module)]
+    return run(argv, timeout=_SECONDS).stdout
 
 
 def to_argv(site: Site, spec: JobSpec, module: Module) -> list[str]:

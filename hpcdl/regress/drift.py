@@ -28,7 +28,7 @@ WINDOW_NIGHTS = 8
 BREAKAGE = 0.15
 """A night this fraction below its level is a breakage the same night."""
 _BREAKAGE_SPREADS = 5.0
-_ASTRAY, _LONE, _LONE_SIZE = 3.0, 4.6, 0.09
+_OUTLIER, _LONE, _LONE_SIZE = 3.0, 4.6, 0.09
 """Spreads that one night lies off the other way, or alone the same way (and a fraction)."""
 _GAP, _ABOVE = 0.01, 2.0
 """How far beyond the second the extreme night of a window counts (a fraction of the level), and
@@ -161,10 +161,10 @@ class _State:
         return max(self.now.start + self.need, night - WINDOW_NIGHTS + 1)
 
     def calm(self, known: Estimate, first: int, end: int) -> list[float]:
-        """Values without their weekly rhythm."""
-        if not known.rhythm:
+        """Values without their weekly seasonality."""
+        if not (shift := known.seasonality):
             return list(self.values[first:end])
-        return [self.values[i] - known.rhythm * (self.weekdays[i] >= 5) for i in range(first, end)]
+        return [self.values[i] - shift * (self.weekdays[i] >= 5) for i in range(first, end)]
 
     def estimate(self, night: int) -> Estimate | None:
         """What the nights before the window of this one tell."""
@@ -235,7 +235,7 @@ def is_alarming(runs: Iterable[tuple[str, float]]) -> bool:
 def nightly(runs: Sequence[Sequence[float]]) -> list[float]:
     """The value of each night: the mean of its runs, each as near to their median as runs lie.
 
-    Means of a few runs scatter less than their medians; a run gone astray must not move them.
+    Means of a few runs scatter less than their medians; an outlier must not move them.
     """
     middles = [median(night) for night in runs]
     inside = [
@@ -413,7 +413,7 @@ def _split(z: Sequence[float]) -> int:
 
 def _is_outlier(value: float, window: Sequence[float]) -> bool:
     """Whether this is the one night of a window that lies far on the other side."""
-    return value < -_ASTRAY and sum(other < -_ASTRAY for other in window) == 1
+    return value < -_OUTLIER and sum(other < -_OUTLIER for other in window) == 1
 
 
 def _is_over(found: Found, values: Sequence[float]) -> bool:

@@ -1,8 +1,8 @@
-"""What the nights before tell of a series: level, spread, dependence, tails, weekly rhythm. Pure.
+"""What earlier nights tell of a series: level, spread, dependence, tails, seasonality. Pure.
 
 Robust throughout: a bad night in the past shall neither raise what is allowed tonight nor hide in
 the level. The spread is Huber's "proposal 2" (values are clipped at 2.5 of the very spread that
-comes out), which for normal noise doubts far less than the median absolute deviation does; all
+comes out), which for normal noise is far less uncertain than the median absolute deviation; all
 else that makes evidence weaker than it looks is told beside it.
 """
 
@@ -31,14 +31,14 @@ _DOUBT_OF_FEW, _DOUBT_OF_DEPENDENCE, _DOUBT_OF_TAILS = 4.0, 1.1, 0.11
 class Estimate:
     """Of the nights before one.
 
-    `level` and `spread` are in the series' unit, as is `rhythm`, by which weekends differ; `nights`
+    `level`, `spread` and `seasonality` (by which weekends differ) are in the series' unit; `nights`
     made the level; `z` are standardised deviations of these and earlier nights from their levels.
     """
 
     level: float
     spread: float
     nights: int
-    rhythm: float
+    seasonality: float
     z: Sequence[float]
 
     @cached_property
@@ -95,15 +95,15 @@ def estimate(
         weekdays: of these values, 0 for Monday; none where they are not known.
         deviations: of earlier nights, from the levels that held then; those of `past` are added.
     """
-    rhythm = weekend_effect(past, weekdays)
-    calm = without_seasonality(past, weekdays, rhythm)
+    seasonality = weekend_effect(past, weekdays)
+    calm = without_seasonality(past, weekdays, seasonality)
     middle = median(calm)
     if not middle > 0:
         return None
     all_of_them = [*deviations, *(value - middle for value in calm)]
     spread = max(spread_of(all_of_them), NARROWEST * middle)
     z = [deviation / spread for deviation in all_of_them]
-    return Estimate(_mean(calm, middle, spread), spread, len(calm), rhythm, z)
+    return Estimate(_mean(calm, middle, spread), spread, len(calm), seasonality, z)
 
 
 def spread_of(deviations: Sequence[float]) -> float:
@@ -144,12 +144,12 @@ def weekend_effect(values: Sequence[float], weekdays: Sequence[int]) -> float:
 
 
 def without_seasonality(
-    values: Sequence[float], weekdays: Sequence[int], rhythm: float
+    values: Sequence[float], weekdays: Sequence[int], seasonality: float
 ) -> Sequence[float]:
     """The values as they would be on working days."""
-    if not rhythm:
+    if not seasonality:
         return values
-    return [v - rhythm if day >= 5 else v for v, day in zip(values, weekdays, strict=True)]
+    return [v - seasonality if day >= 5 else v for v, day in zip(values, weekdays, strict=True)]
 
 
 def _mean(values: Sequence[float], middle: float, spread: float) -> float:

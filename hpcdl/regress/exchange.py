@@ -108,7 +108,7 @@ class _Whole:
 
 
 def incoming(paths: Sequence[Path]) -> list[Incoming]:
-    """The files to import; a run's folder without verdicts was stopped, and holds no results.
+    """The files to import; a run's directory without verdicts was stopped, and holds no results.
 
     Raises:
         BadInput: nothing is named, or nothing of it holds results.
@@ -119,8 +119,8 @@ def incoming(paths: Sequence[Path]) -> list[Incoming]:
     if files:
         return files
     raise BadInput(
-        "there is nothing to import" + (": no folder holds verdicts" if paths else ""),
-        hint="name files of results (JSON lines, CSV) or folders of runs",
+        "there is nothing to import" + (": no directory holds verdicts" if paths else ""),
+        hint="name files of results (JSON lines, CSV) or directories of runs",
     )
 
 
@@ -215,7 +215,7 @@ def _entries(verdict: Mapping[str, Any], run: str, time: str) -> list[dict[str, 
 
 
 def _time(path: Path) -> str:
-    """When a run was, in UTC: its folder's name tells the local time, else its file's age."""
+    """When a run was, in UTC: its directory's name tells the local time, else its file's age."""
     found = _STAMP.match(path.resolve().parent.name)
     local = datetime.fromtimestamp(path.stat().st_mtime).astimezone()
     if found:
@@ -238,7 +238,7 @@ def _checked(entry: Mapping[str, Any]) -> Result:
     """A result that the history can hold and the gate can count with.
 
     Raises:
-        TypeError, ValueError, OverflowError: it is none; the words say why.
+        TypeError, ValueError, OverflowError: it is none; the message says why.
     """
     values = {name: _typed(name, entry.get(name)) for name in COLUMNS}
     values["time"] = _utc(values["time"])

@@ -27,11 +27,11 @@ _CADENCE_NIGHTS = 10
 
 @dataclass(frozen=True)
 class Finding:
-    """A reason to stop: the series, what kind it is, and the reason in words."""
+    """A reason to stop: the series, what kind it is, and the reason."""
 
     series: Series
     kind: str
-    words: str
+    description: str
 
     @property
     def name(self) -> str:

@@ -210,7 +210,7 @@ def open_history(path: Path) -> Iterator[History]:
     """The history in a file, made where there is none.
 
     Raises:
-        MissingPrerequisite: a file system without dependable locks, no room, or busy for too long.
+        MissingPrerequisite: no dependable locks, no space left, or busy for too long.
         BadInput: the file is damaged or no history.
     """
     refuse_without_locks(path)

@@ -9,7 +9,7 @@ from hpcdl.system.errors import BadInput
 
 
 def place_to_read(site: Site, partition: Partition, where: str) -> str:
-    """The folder that is read from; may name variables of the job.
+    """The directory that is read from; may name variables of the job.
 
     Raises:
         BadInput: the partition has no scratch.

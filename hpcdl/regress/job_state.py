@@ -30,7 +30,7 @@ _WORDS = {
 
 
 def fault_of(record: JobRecord | None, allowed_restarts: int = 0) -> Fault | None:
-    """Why nothing of this job counts, or None: it still goes on, or ended by itself.
+    """Why nothing of this job counts, or None: it is still running, or ended by itself.
 
     Args:
         record: what Slurm says of the job; None when Slurm does not know it.

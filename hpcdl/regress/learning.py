@@ -1,7 +1,7 @@
 """Checks of learning and survival without ReFrame: jobs, loss bands, what must hold. Pure.
 
 The band of a healthy loss curve is a fact (facts/loss_curves.yaml), measured over seeds. A run
-that is interrupted goes on for so many steps after its newest checkpoint, however far it came:
+that is interrupted continues for so many steps after its newest checkpoint, however far it came:
 nothing depends on how fast a machine is.
 """
 
@@ -21,7 +21,7 @@ from hpcdl.regress.training import losses
 from hpcdl.results.faults import Fault, FaultKind
 
 WINDOWS = ((0, 10), (10, 30), (30, 60), (60, 120), (120, 240), (240, 660))
-"""Steps over which losses are averaged before they are held against the band."""
+"""Steps over which losses are averaged before they are compared with the band."""
 STEPS_AFTER = 300
 CHECKPOINT_EVERY = 100
 _NO_IDEA = math.log(10)
@@ -41,10 +41,10 @@ class Convergence:
     def __str__(self) -> str:
         return f"{self.model}-{self.data}-{self.accuracy:.0%}".removesuffix("%")
 
-    def describe(self, folder: Path) -> tuple[str, ...]:
+    def describe(self, directory: Path) -> tuple[str, ...]:
         """Options of the training."""
         return (
-            f"--model={self.model}", f"--data={folder}", f"--epochs={self.epochs}",
+            f"--model={self.model}", f"--data={directory}", f"--epochs={self.epochs}",
             f"--global-batch={self.global_batch}", "--checkpoint-every=0",
         )  # fmt: skip
 
@@ -103,7 +103,7 @@ def killed_program(data: Path) -> tuple[str, ...]:
 
 
 def warned_program(data: Path) -> tuple[str, ...]:
-    """A training that is warned as before its walltime ends, and goes on when it is requeued."""
+    """A training that is warned as before its walltime ends, and resumes when it is requeued."""
     return ("bash", "-c", _WARNED, "warned", *_training(data))
 
 
@@ -112,9 +112,9 @@ def resumed_program(data: Path, step: int) -> tuple[str, ...]:
     return (*_training(data), f"--steps={step + STEPS_AFTER}")
 
 
-def newest_step(folder: Path) -> int:
-    """The step of the newest checkpoint of a job's folder, 0 where there is none."""
-    found = sorted((folder / "checkpoints").glob("step-*.ckpt"))
+def newest_step(directory: Path) -> int:
+    """The step of the newest checkpoint of a job's directory, 0 where there is none."""
+    found = sorted((directory / "checkpoints").glob("step-*.ckpt"))
     return int(found[-1].stem.removeprefix("step-")) if found else 0
 
 

@@ -117,8 +117,8 @@ def _trails(night: Mapping[str, float], slow: Sequence[str], node: str) -> bool:
 
 def _margin(rest: Sequence[float], nodes: int) -> float:
     """How far below the median of these values, of so many nodes, is no chance: a fraction."""
-    doubt = 1 + _FEW / max(1, len(rest) - 1)
-    return min(WIDEST, max(_least(nodes), _SPREADS * doubt * spread_of(rest)))
+    uncertainty = 1 + _FEW / max(1, len(rest) - 1)
+    return min(WIDEST, max(_least(nodes), _SPREADS * uncertainty * spread_of(rest)))
 
 
 def _least(nodes: int) -> float:

@@ -39,7 +39,7 @@ def go_first(job: int, cluster: str, proc: Path = Path("/proc")) -> int:
 
 
 def processes_of(job: int, cluster: str, proc: Path = Path("/proc")) -> Iterator[Path]:
-    """The folders below /proc of a job's processes."""
+    """The directories below /proc of a job's processes."""
     marks = {f"SLURM_JOB_ID={job}".encode(), f"SLURM_CONF={cluster}".encode()}
     for process in proc.glob("[0-9]*"):
         with suppress(OSError):

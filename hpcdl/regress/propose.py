@@ -1,6 +1,6 @@
 """Drafts changes of the site's references, as a diff that a team reviews like code.
 
-The values come from the runs that lie in the site's work folder: those of the release that is
+The values come from the runs that lie in the site's work directory: those of the release that is
 published now, not slowed on purpose, not failed. A reference is drafted where there is none, or
 where the one there is was measured with another release, driver or machine, or on too few runs.
 """
@@ -81,7 +81,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Drafts:
-    """Proposals, and what is still measured too seldom, in words."""
+    """Proposals, and what is still measured too seldom, as text."""
 
     proposals: tuple[Proposal, ...]
     waiting: tuple[str, ...]
@@ -133,8 +133,8 @@ def draft(site: Site, values: Sequence[Value]) -> tuple[list[Reference], tuple[s
         if known is not None and not _outdated(known, group[0]):
             continue
         if len(same) < MIN_RUNS:
-            words = f"{key[0]}/{key[1]} on {key[2]}, {key[3]}"
-            waiting.append(f"{words}: {len(same)} of {MIN_RUNS} runs")
+            name = f"{key[0]}/{key[1]} on {key[2]}, {key[3]}"
+            waiting.append(f"{name}: {len(same)} of {MIN_RUNS} runs")
             continue
         rows.append(_row(site, same[:MOST_RUNS]))
     return rows, tuple(waiting)

@@ -17,7 +17,7 @@ IMAGES = "images_per_second"
 
 @dataclass(frozen=True)
 class Measured:
-    """A run as its result.json tells it; `faults` says why there is none, words are a check's."""
+    """A run as its result.json tells it; `faults` says why there is none, text is a check's."""
 
     values: Mapping[str, Any]
     faults: tuple[Fault | str, ...] = ()

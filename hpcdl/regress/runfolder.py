@@ -1,4 +1,4 @@
-"""A run's folder: settings, what ReFrame said, events of its jobs, report, verdicts.
+"""A run's directory: settings, what ReFrame said, events of its jobs, report, verdicts.
 
 WORK/checks/runs/STAMP holds settings.py, reframe.log, events.jsonl, record.jsonl, report.json,
 stage/ and verdicts.json. The run holds a lock on it while it lives. A directory whose lock is free
@@ -66,7 +66,7 @@ class RunFolder:
 
 @dataclass(frozen=True)
 class JobEvent:
-    """How one of the run's jobs stands."""
+    """The state of one of the run's jobs."""
 
     job: int
     name: str
@@ -89,7 +89,7 @@ def runs_folder(site: Site) -> Path:
 
 @contextmanager
 def new_run(site: Site) -> Iterator[RunFolder]:
-    """A new run's folder, locked while the run lives; `latest` leads to it."""
+    """A new run's directory, locked while the run lives; `latest` leads to it."""
     parent = runs_folder(site)
     path = parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
     with explain_os_errors(path):
@@ -109,7 +109,7 @@ def read_events(path: Path) -> dict[int, JobEvent]:
             event = JobEvent(
                 job=int(entry["job"]),
                 name=str(entry["name"]),
-                folder=Path(entry["folder"]),
+                folder=Path(entry["directory"] if "directory" in entry else entry["folder"]),
                 state=str(entry["state"]),
                 why=str(entry.get("why", "")),
                 nodes=str(entry.get("nodes", "")),
@@ -122,11 +122,11 @@ def read_events(path: Path) -> dict[int, JobEvent]:
 def cancel_left_jobs(folder: RunFolder) -> list[int]:
     """Cancel the jobs of a run that still wait or run, and give their ids.
 
-    A job is the run's own only if its script lies in the run's folder: ids come back after a
+    A job is the run's own only if its script lies in the run's directory: ids come back after a
     cluster is set up anew.
 
     Raises:
-        HpcdlError: Slurm does not answer, so that nobody knows.
+        HpcdlError: Slurm does not answer, so that their states are unknown.
     """
     left = [event.job for event in read_events(folder.events).values() if _still_ours(event)]
     client.cancel(left)
@@ -163,7 +163,7 @@ def _free(lock: Path) -> bool:
 
 
 def json_lines(path: Path) -> Sequence[dict[str, Any]]:
-    """The mappings of a file of JSON lines; what is cut or missing is left out."""
+    """The mappings of a file of JSON lines; what is truncated or missing is left out."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:

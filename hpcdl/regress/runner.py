@@ -120,7 +120,7 @@ def _check_request(site: Site, request: CheckRequest) -> bool:
             )
     for path in request.paths:
         if not path.exists():
-            raise BadInput(f"there are no checks at {path}", hint="name a file or a folder")
+            raise BadInput(f"there are no checks at {path}", hint="name a file or a directory")
     return any(known)
 
 

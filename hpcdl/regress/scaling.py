@@ -2,7 +2,7 @@
 
 The single-GPU rate of the same night calibrates hpcdl.predict, which then tells the efficiency
 of more GPUs of this partition. Its band holds eight times in ten; a bound twice as far away is
-beyond what the model's own doubt explains (2.6 standard deviations of a normal one).
+beyond what the model's own uncertainty explains (2.6 standard deviations of a normal one).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def expected_efficiency(
         (point,) = answer(request).points
     except HpcdlError:
         return None
-    doubt = 1 - point.low / point.images_per_second
+    uncertainty = 1 - point.low / point.images_per_second
     return Reference(
         check=check,
         case=str(case),
@@ -66,7 +66,7 @@ def expected_efficiency(
         metric="efficiency",
         value=round(point.efficiency, 4),
         unit="of ideal",
-        lower=-min(_WIDEST, round(_BANDS * doubt, 3)),
+        lower=-min(_WIDEST, round(_BANDS * uncertainty, 3)),
         upper=None,
         runs=0,
         spread=0.0,

@@ -124,7 +124,7 @@ def references_text(rows: Sequence[Reference]) -> str:
 def proposals_text(drafts: Drafts) -> str:
     """The drafted changes as one diff; what waits for more runs stands behind, as comments."""
     diffs = "".join(proposal.diff for proposal in drafts.proposals)
-    waiting = "".join(f"# not yet: {words}\n" for words in drafts.waiting)
+    waiting = "".join(f"# not yet: {text}\n" for text in drafts.waiting)
     nothing = "# nothing to propose: what was measured has its reference\n"
     return diffs + waiting or nothing
 
@@ -165,7 +165,7 @@ def gate_text(answer: GateAnswer) -> str:
     if not answer.series and not answer.ended:
         return f"closed: none of the {answer.known} series in the history fits what was asked for"
     head = "open" if answer.open else "closed"
-    rows = [[finding.kind, finding.name, finding.words] for finding in answer.findings]
+    rows = [[finding.kind, finding.name, finding.description] for finding in answer.findings]
     lines = [f"{head}: {answer.series} series", *([table(rows)] if rows else [])]
     lines += [f"ended, nothing for {ENDED_DAYS} days: {name_of(one)}" for one in answer.ended]
     return "\n".join(lines)

@@ -56,7 +56,7 @@ class TrainingCase:
     """One training: a model, its data, and how it lies on nodes.
 
     `steps` of the whole run, `batch` images per rank and step, `ranks` per node (or ALL).
-    `data` is a folder below the site's data sets, or `synthetic`. `real` ones need real GPUs.
+    `data` is a directory below the site's data sets, or `synthetic`. `real` ones need real GPUs.
     """
 
     model: str

@@ -88,7 +88,7 @@ def test_a_slow_node_is_named_in_the_verdict_and_by_the_gate(
         history.add(of_outcome(outcome))
         answer = ask(history)
     assert not answer.open
-    assert any("slow node: p100-02" in finding.words for finding in answer.findings)
+    assert any("slow node: p100-02" in finding.description for finding in answer.findings)
 
 
 @pytest.mark.long
@@ -131,7 +131,7 @@ def test_a_release_that_halves_throughput_fails_and_is_named(
     assert [verdict.status for verdict in bad.verdicts] == [Status.FAIL], told(bad)
     assert f"release {release.id} -> slower" in bad.verdicts[0].reason
     assert not answer.open
-    assert any("-> slower" in finding.words for finding in answer.findings), answer
+    assert any("-> slower" in finding.description for finding in answer.findings), answer
 
 
 def slower(release: Release, folder: Path) -> Module:

@@ -389,7 +389,7 @@ def gate(file: Path, results: list[Result]) -> tuple[bool, list[str]]:
     with open_history(file) as history:
         history.add(results)
         answer = ask(history, now=NOW)
-    return answer.open, [f"{finding.kind}: {finding.words}" for finding in answer.findings]
+    return answer.open, [f"{finding.kind}: {finding.description}" for finding in answer.findings]
 
 
 def test_the_gate_is_open_after_healthy_nights_and_closed_without_any(file: Path) -> None:
@@ -466,7 +466,7 @@ def test_a_name_that_the_history_does_not_have_is_not_hidden_by_others(file: Pat
         history.add(nights())
         known = history.series()[0][0]
         answer = ask(history, names=(known, "througput"), partitions=("p100", "cpu"), now=NOW)
-    assert [one.words for one in answer.findings] == [
+    assert [one.description for one in answer.findings] == [
         "the history has no partition cpu", "the history has no check througput",
     ]  # fmt: skip
 

@@ -94,7 +94,7 @@ def test_the_gate_sees_the_slow_node_whichever_result_is_last(tmp_path: Path) ->
         with open_history(tmp_path / f"{number}.sqlite") as history:
             history.add(order)
             answer = ask(history)
-        assert "slow node: n2" in [finding.words for finding in answer.findings]
+        assert "slow node: n2" in [finding.description for finding in answer.findings]
 
 
 def test_a_job_for_a_node_that_takes_none_is_known_by_slurms_reason() -> None:

@@ -1,9 +1,9 @@
 """What ReFrame loads beside its settings: our scheduler `hpcdl-slurm` and launcher `hpcdl-srun`.
 
 ReFrame's own back ends either need accounting or never learn how a job ended: a job killed by
-its time limit or by a lost node after printing the right words would pass. This one asks
+its time limit or by a lost node after printing the right output would pass. This one asks
 slurmctld (and accounting, for jobs that slurmctld forgot), turns every other ending than the
-program's own into a failure, notices jobs that hang, and tells the run folder how jobs stand.
+program's own into a failure, notices jobs that hang, and records the jobs' states for the run.
 """
 
 # mypy: disable-error-code="misc,untyped-decorator"
@@ -248,11 +248,11 @@ def _hang(job: HpcdlJob, record: JobRecord) -> Fault | None:
     return job.watchdog.fault(silence, node_restarted=_node_restarted(record))
 
 
-def _signs(folder: Path) -> object:
+def _signs(directory: Path) -> object:
     """What changes while a job is alive: sizes and times of its files."""
     found = []
     with suppress(OSError):
-        for entry in os.scandir(folder):
+        for entry in os.scandir(directory):
             with suppress(OSError):
                 status = entry.stat()
                 found.append((entry.name, status.st_size, status.st_mtime_ns))
@@ -279,7 +279,7 @@ def _tell(job: HpcdlJob, state: str, why: str = "") -> None:
         "time": time.time(),
         "job": job.id,
         "name": job.plan.name if job.plan else job.name,
-        "folder": str(job.workdir),
+        "directory": str(job.workdir),
         "state": state,
         "why": why or (record.reason if record else ""),
         "nodes": record.nodes if record else "",

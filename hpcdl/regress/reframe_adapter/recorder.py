@@ -132,7 +132,7 @@ _WATCHED: Sequence[tuple[Any, str, Callable[..., Any]]] = (
     (Runner, "runall", _run_all),
     (RegressionTest, "check_performance", _check_performance),
 )
-"""Where ReFrame leaves something out and goes on: the function, and what is called around it."""
+"""Where ReFrame leaves something out and continues: the function, and what is called around it."""
 
 
 def watch() -> None:

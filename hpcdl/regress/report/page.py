@@ -66,7 +66,7 @@ class Attention:
     tone: str
     kind: str
     name: str
-    words: str
+    description: str
     link: str
 
 

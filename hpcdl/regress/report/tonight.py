@@ -46,7 +46,7 @@ class MetricRow:
 
 @dataclass(frozen=True)
 class Row:
-    """A verdict as the table shows it. `tone` is good, doubt or bad."""
+    """A verdict as the table shows it. `tone` is good, uncertain or bad."""
 
     name: str
     check: str
@@ -73,7 +73,7 @@ def rows(verdicts: Sequence[Mapping[str, Any]]) -> list[tuple[int, Row]]:
 
 
 def when(run: str) -> str:
-    """A run's local time from its folder's name, '' where it has another name."""
+    """A run's local time from its directory's name, '' where it has another name."""
     found = _STAMP.search(run.rpartition("/")[2])
     return "{}-{}-{} {}:{}".format(*found.groups()[:5]) if found else ""
 
@@ -100,7 +100,7 @@ def _row(verdict: Mapping[str, Any]) -> Row:
     status = str(verdict["status"])
     check, case = str(verdict["check"]), str(verdict.get("case") or "")
     judged = sorted(verdict.get("metrics") or (), key=lambda metric: not metric["wanted"])
-    tone = {"PASS": "good", "FAIL": "bad", "ERROR": "bad"}.get(status, "doubt")
+    tone = {"PASS": "good", "FAIL": "bad", "ERROR": "bad"}.get(status, "uncertain")
     return Row(
         name=f"{check}/{case}" if case else check,
         check=check,
@@ -136,7 +136,7 @@ def _metric(metric: Mapping[str, Any]) -> MetricRow:
 def bar(
     value: float | None, reference: float | None, low: float | None, high: float | None
 ) -> Bar | None:
-    """Where a value lies, None where there is nothing to hold it against.
+    """Where a value lies, None where there is nothing to compare it with.
 
     The drawing is centred on the reference and reaches as far to both sides as the farther of
     bounds and value; a side without bound is open to the edge.
