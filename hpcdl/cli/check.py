@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hpcdl.jobs import Module
     from hpcdl.regress.check_request import CheckRequest
     from hpcdl.regress.reframe_adapter.process import Progress
-    from hpcdl.regress.runfolder import RunFolder
+    from hpcdl.regress.run_directory import RunDirectory
     from hpcdl.regress.runner import CheckOutcome
     from hpcdl.site import Site
     from hpcdl.system.progress import StatusLine
@@ -127,7 +127,7 @@ def _remember(site: Site, outcome: CheckOutcome, args: argparse.Namespace) -> bo
         with open_history(history_path(site, args.history)) as history:
             history.add(of_outcome(outcome))
     except HpcdlError as error:
-        again = f"`hpcdl check history import {outcome.folder.path}` adds it later"
+        again = f"`hpcdl check history import {outcome.directory.path}` adds it later"
         print(f"not in the history: {error.render()}\n{again}", file=sys.stderr)
         return False
     return True
@@ -142,8 +142,8 @@ def _shown(status: StatusLine) -> Progress:
     """What renews a status line while checks run."""
     from hpcdl.regress.show import progress_line
 
-    def progress(folder: RunFolder) -> None:
-        text, key = progress_line(folder)
+    def progress(directory: RunDirectory) -> None:
+        text, key = progress_line(directory)
         status.show(text, key=key)
 
     return progress

@@ -178,7 +178,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         self.job.faults = self.evidence["faults"]
 
     def _plan(self, partition: Partition, layout: dict[str, Any]) -> dict[str, Any]:
-        folder = Path(self.stagedir).absolute()
+        directory = Path(self.stagedir).absolute()
         return {
             "check": self.check_name,
             "case": self.case_name,
@@ -186,9 +186,9 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
             "layout": layout,
             "release": module_of(self.current_partition).release,
             "driver": partition.driver,
-            "script": str(folder / "rfm_job.sh"),
-            "log": str(folder / LOG),
-            "result": str(folder / RESULT),
+            "script": str(directory / "rfm_job.sh"),
+            "log": str(directory / LOG),
+            "result": str(directory / RESULT),
             "faults": [],
             "metrics": {},
         }
@@ -274,7 +274,7 @@ def site_and_partition(part: Any) -> tuple[Site, Partition]:
 def module_of(part: Any) -> Module:
     """The module that jobs of one of ReFrame's partitions load."""
     extras = part.extras
-    where = extras.get("hpcdl_module_folder")
+    where = extras.get("hpcdl_module_directory")
     return Module(
         tuple(extras.get("hpcdl_modules", ())),
         Path(where) if where else None,

@@ -60,7 +60,7 @@ def measure(
         raise CheckFailed(
             "no reference was written, because not every run went well",
             details=[f"{v.name} on {v.partition or '-'}: {v.reason}" for v in faulty],
-            hint=f"see {outcome.folder.path}",
+            hint=f"see {outcome.directory.path}",
         )
     rows = derive(site, modules, outcome)
     if not rows:

@@ -27,7 +27,7 @@ from hpcdl.regress.references import (
     update_references,
 )
 from hpcdl.regress.reframe_adapter.settings import Modules, module_on
-from hpcdl.regress.runfolder import runs_folder
+from hpcdl.regress.run_directory import runs_directory
 from hpcdl.results.faults import FaultKind, Status
 from hpcdl.results.records import VERDICTS
 from hpcdl.site import Site
@@ -109,7 +109,7 @@ def propose(
     chosen = [part.label for part in site.by_groups(partitions)]
     values = [
         value
-        for value in read_values(runs_folder(site))
+        for value in read_values(runs_directory(site))
         if value.key[2] in chosen
         and value.release == module_on(modules, value.key[2]).release
         and (not names or {value.key[0], "/".join(value.key[:2])} & set(names))
@@ -140,9 +140,9 @@ def draft(site: Site, values: Sequence[Value]) -> tuple[list[Reference], tuple[s
     return rows, tuple(waiting)
 
 
-def read_values(folder: Path) -> Iterator[Value]:
+def read_values(directory: Path) -> Iterator[Value]:
     """What can be used of all runs, the newest run first; damaged ones are left out."""
-    for path in sorted(folder.glob("*/verdicts.json"), reverse=True):
+    for path in sorted(directory.glob("*/verdicts.json"), reverse=True):
         try:
             run = VERDICTS.read(path).values
             found = [] if run["settings"] else [*_values(run, path.parent.name)]

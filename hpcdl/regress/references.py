@@ -1,4 +1,4 @@
-"""Reference values: what a check is measured against, and where each number comes from.
+"""Reference values: what a value is compared with, and where each number comes from.
 
 A site's own references lie in PREFIX/references/SET.yaml, a file that a team reviews; published
 ones are records of hpcdl/facts, chosen in references.yaml. The site's own win. Bounds follow

@@ -14,7 +14,7 @@ from hpcdl.regress.references import fingerprint, load_references
 from hpcdl.regress.reframe_adapter.process import Progress, Session, execute, to_argv
 from hpcdl.regress.reframe_adapter.releases import require_reframe
 from hpcdl.regress.reframe_adapter.settings import Modules, render_settings
-from hpcdl.regress.runfolder import RunFolder, new_run, sweep
+from hpcdl.regress.run_directory import RunDirectory, new_run, sweep
 from hpcdl.regress.training import ALL, ranks_on
 from hpcdl.regress.verdict import WHOLE_RUN, Verdict, judge_tries, waive
 from hpcdl.results.faults import Fault, FaultKind, Status
@@ -33,7 +33,7 @@ class CheckOutcome:
     `machine` is the fingerprint of the machine of a single-node emulation, None on a real cluster.
     """
 
-    folder: RunFolder
+    directory: RunDirectory
     verdicts: tuple[Verdict, ...]
     seconds: float
     machine: str | None = None
@@ -67,25 +67,25 @@ def run_checks(
     client.version()
     sweep(site)
     start = time.monotonic()
-    with new_run(site) as folder:
+    with new_run(site) as run:
         execution = current()
         machine = fingerprint() if execution.machine_references else None
         text = render_settings(
             site,
             modules,
             partitions=request.partitions,
-            prefix=folder.path,
+            prefix=run.path,
             execution=execution,
         )
-        write_atomic(folder.settings, text)
+        write_atomic(run.settings, text)
         retries = _retries(request, execution.retries if referenced else 0)
-        argv = to_argv(folder, request, retries, serial=execution.serial)
-        session = execute(folder, argv, progress)
-        found = name_slow_nodes(_verdicts(site, folder, request, session, machine), execution)
+        argv = to_argv(run, request, retries, serial=execution.serial)
+        session = execute(run, argv, progress)
+        found = name_slow_nodes(_verdicts(site, run, request, session, machine), execution)
         verdicts = tuple(waive(found, request.waived))
         seconds = time.monotonic() - start
-        outcome = CheckOutcome(folder, verdicts, seconds, machine, request.settings)
-        VERDICTS.write(folder.verdicts, _values(outcome))
+        outcome = CheckOutcome(run, verdicts, seconds, machine, request.settings)
+        VERDICTS.write(run.verdicts, _values(outcome))
     return outcome
 
 
@@ -96,7 +96,7 @@ def as_data(outcome: CheckOutcome) -> dict[str, Any]:
 
 def _values(outcome: CheckOutcome) -> dict[str, Any]:
     return {
-        "run": str(outcome.folder.path),
+        "run": str(outcome.directory.path),
         "ok": outcome.ok,
         "machine": outcome.machine,
         "settings": list(outcome.settings),
@@ -133,7 +133,7 @@ def _retries(request: CheckRequest, usual: int) -> int:
 
 
 def _verdicts(
-    site: Site, folder: RunFolder, request: CheckRequest, session: Session, machine: str | None
+    site: Site, run: RunDirectory, request: CheckRequest, session: Session, machine: str | None
 ) -> list[Verdict]:
     """Verdicts on every case, on what was left out, and on what did not run."""
     asked = request.retries is not None
@@ -142,11 +142,11 @@ def _verdicts(
     ]
     broken = [_problem(reason) for reason in session.left_out]
     if found and session.exit_code != 0 and all(verdict.ok for verdict in found):
-        broken.append(_problem(f"ReFrame exited with status {session.exit_code}; see {folder.log}"))
+        broken.append(_problem(f"ReFrame exited with status {session.exit_code}; see {run.log}"))
     if broken or found:
         missing = [*_partitions_without(request, found), *_names_without(request, found)]
         return [*found, *broken, *missing]
-    return [_problem(_why_nothing(folder, request, session))]
+    return [_problem(_why_nothing(run, request, session))]
 
 
 def _problem(reason: str, partition: str = "") -> Verdict:
@@ -187,9 +187,9 @@ def _counted(site: Site, verdict: Verdict) -> Verdict:
     return replace(verdict, case=verdict.case.replace("xall", f"x{count}"))
 
 
-def _why_nothing(folder: RunFolder, request: CheckRequest, session: Session) -> str:
+def _why_nothing(run: RunDirectory, request: CheckRequest, session: Session) -> str:
     if session.exit_code != 0 or session.selected != 0:
-        text = folder.log.read_text(errors="replace")
+        text = run.log.read_text(errors="replace")
         last = [line for line in text.splitlines() if line.strip()][-3:]
         return f"ReFrame exited with status {session.exit_code}: {' / '.join(last)[-400:]}"
     wanted = [*(f"tag {tag}" for tag in request.tags), *(f"name {n}" for n in request.names)]

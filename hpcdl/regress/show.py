@@ -10,7 +10,7 @@ from hpcdl.regress.gate import ENDED_DAYS, GateAnswer, name_of
 from hpcdl.regress.history import History
 from hpcdl.regress.propose import Drafts
 from hpcdl.regress.references import Reference
-from hpcdl.regress.runfolder import JobEvent, RunFolder, read_events
+from hpcdl.regress.run_directory import JobEvent, RunDirectory, read_events
 from hpcdl.regress.runner import CheckOutcome
 from hpcdl.regress.verdict import MetricVerdict, Verdict, number
 from hpcdl.results.faults import Status
@@ -40,15 +40,15 @@ def outcome_text(outcome: CheckOutcome) -> str:
             lines += [f"{verdict.name} on {verdict.partition}:", *_files(verdict)]
     passed = sum(verdict.ok for verdict in outcome.verdicts)
     lines += [
-        f"run    {outcome.folder.path}",
+        f"run    {outcome.directory.path}",
         f"{passed} of {len(outcome.verdicts)} pass, {duration(outcome.seconds)}",
     ]
     return "\n".join(lines)
 
 
-def progress_line(folder: RunFolder) -> tuple[str, object]:
+def progress_line(directory: RunDirectory) -> tuple[str, object]:
     """How a run stands, and a key that changes with the state of its jobs."""
-    events = list(read_events(folder.events).values())
+    events = list(read_events(directory.events).values())
     if not events:
         return "ReFrame prepares the checks", "start"
     done = sum(event.ended for event in events)
@@ -72,7 +72,7 @@ def _snapshot(event: JobEvent) -> Snapshot:
         exit_code=0,
         nodes=event.nodes,
         restarts=event.restarts,
-        progress=found_in(event.folder, PROGRESS),
+        progress=found_in(event.directory, PROGRESS),
     )
 
 

@@ -20,7 +20,7 @@ from hpcdl.regress.check_request import CheckRequest
 from hpcdl.regress.measure import measure
 from hpcdl.regress.references import Reference, site_file, update_references
 from hpcdl.regress.reframe_adapter.settings import render_settings
-from hpcdl.regress.runfolder import read_events, runs_folder, sweep
+from hpcdl.regress.run_directory import read_events, runs_directory, sweep
 from hpcdl.regress.runner import CheckOutcome, run_checks
 from hpcdl.results.faults import FaultKind, Status
 from hpcdl.site import Site, find_site_file, load_site
@@ -273,7 +273,7 @@ def test_a_job_that_gets_no_nodes_is_given_up(site: Site, slurm: Shell) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_jobs_do_not_outlive_a_stopped_run(site: Site, number: int) -> None:
     process = start(site, "until_cancelled")
-    wait_for(lambda: bool(list(runs_folder(site).glob("*/stage/**/started"))))
+    wait_for(lambda: bool(list(runs_directory(site).glob("*/stage/**/started"))))
     process.send_signal(number)
     process.wait(30)
     wait_for(lambda: not active_jobs(site))
@@ -281,7 +281,7 @@ def test_jobs_do_not_outlive_a_stopped_run(site: Site, number: int) -> None:
 
 def test_a_lost_node_is_an_error_that_names_it(site: Site, slurm: Callable[..., object]) -> None:
     process = start(site, "until_cancelled")
-    wait_for(lambda: bool(list(runs_folder(site).glob("*/stage/**/started"))))
+    wait_for(lambda: bool(list(runs_directory(site).glob("*/stage/**/started"))))
     (job,) = active_jobs(site)
     record = client.job(job)
     assert record is not None
@@ -289,7 +289,7 @@ def test_a_lost_node_is_an_error_that_names_it(site: Site, slurm: Callable[..., 
     slurm(hpcdl, "cluster", "node", "kill", record.nodes)
     try:
         assert process.wait(120) == 0
-        text = next(runs_folder(site).glob("*/verdicts.json")).read_text()
+        text = next(runs_directory(site).glob("*/verdicts.json")).read_text()
         assert "node lost" in text
         assert '"ERROR"' in text
     finally:
@@ -308,13 +308,13 @@ def test_a_time_out_after_the_result_was_written_is_an_error(site: Site) -> None
 @pytest.mark.long
 def test_a_slurm_that_goes_away_half_way_is_an_error(site: Site, cluster: ClusterState) -> None:
     process = start(site, "until_cancelled")
-    wait_for(lambda: bool(list(runs_folder(site).glob("*/stage/**/started"))))
+    wait_for(lambda: bool(list(runs_directory(site).glob("*/stage/**/started"))))
     state = read_state(cluster.directory)
     assert state is not None
     processes.end([state.processes["slurmctld"]])
     try:
         assert process.wait(300) == 0
-        text = next(runs_folder(site).glob("*/verdicts.json")).read_text()
+        text = next(runs_directory(site).glob("*/verdicts.json")).read_text()
         assert "Slurm away" in text
         assert '"ERROR"' in text
     finally:
@@ -333,7 +333,7 @@ def test_two_runs_at_once_do_not_disturb_each_other(site: Site) -> None:
     ]
     both = [subprocess.Popen([*words, "honest"]) for _ in range(2)]
     assert [process.wait(60) for process in both] == [0, 0]
-    verdicts = [path.read_text() for path in runs_folder(site).glob("*/verdicts.json")]
+    verdicts = [path.read_text() for path in runs_directory(site).glob("*/verdicts.json")]
     assert len(verdicts) == 2
     for text in verdicts:
         assert '"PASS"' in text, text
@@ -379,7 +379,7 @@ def wait_for(what: Callable[[], bool], seconds: float = 40) -> None:
 
 
 def active_jobs(site: Site) -> list[int]:
-    ids = [job for path in runs_folder(site).glob("*/events.jsonl") for job in read_events(path)]
+    ids = [job for path in runs_directory(site).glob("*/events.jsonl") for job in read_events(path)]
     records = [client.job(job) for job in ids]
     return [record.id for record in records if record is not None and record.active]
 

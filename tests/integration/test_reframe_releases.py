@@ -18,7 +18,7 @@ from hpcdl.jobs.spec import Module
 from hpcdl.regress.reframe_adapter.process import RECORD_VARIABLE, Session, read_session
 from hpcdl.regress.reframe_adapter.releases import supported
 from hpcdl.regress.reframe_adapter.settings import render_settings
-from hpcdl.regress.runfolder import RunFolder
+from hpcdl.regress.run_directory import RunDirectory
 from hpcdl.site import find_site_file, load_site
 from hpcdl.system.resources import folder
 
@@ -91,7 +91,7 @@ class without_value(Plain):
 
 def reframe(python: str, directory: Path, *argv: object) -> tuple[Session, str]:
     """Run ReFrame as hpcdl does, and give what it told and printed."""
-    run = RunFolder(directory)
+    run = RunDirectory(directory)
     env = {key: value for key, value in os.environ.items() if not key.startswith("RFM_")}
     env |= {"PYTHONPATH": str(ROOT), RECORD_VARIABLE: str(run.record)}
     done = subprocess.run(
@@ -158,5 +158,5 @@ def test_a_run_that_selects_nothing_says_so(python: str, tmp_path: Path) -> None
 
 
 def test_what_nobody_recorded_is_told(tmp_path: Path) -> None:
-    (told,) = read_session(RunFolder(tmp_path), 0).left_out
+    (told,) = read_session(RunDirectory(tmp_path), 0).left_out
     assert "nothing recorded" in told

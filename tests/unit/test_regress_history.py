@@ -24,7 +24,7 @@ from hpcdl.cli import main
 from hpcdl.regress.exchange import FORMATS, Incoming, of_outcome, refuse_cut
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Result, open_history, refuse_without_locks
-from hpcdl.regress.runfolder import RunFolder
+from hpcdl.regress.run_directory import RunDirectory
 from hpcdl.regress.runner import CheckOutcome
 from hpcdl.regress.show import gate_text
 from hpcdl.regress.verdict import WHOLE_RUN, Verdict
@@ -247,7 +247,7 @@ def test_half_a_character_in_a_reason_keeps_no_run_out_of_the_history(
     tmp_path: Path, file: Path
 ) -> None:
     odd = Verdict("c", "", "p100", Status.ERROR, "half \udc80 of it", job={"id": "7"})
-    outcome = CheckOutcome(RunFolder(tmp_path), (odd,), 1.0)
+    outcome = CheckOutcome(RunDirectory(tmp_path), (odd,), 1.0)
     with open_history(file) as history:
         assert history.add(of_outcome(outcome, NOW)) == 1
         (one,) = history.results()

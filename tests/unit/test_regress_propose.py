@@ -23,7 +23,7 @@ from hpcdl.regress.references import (
     site_file,
     update_references,
 )
-from hpcdl.regress.runfolder import runs_folder
+from hpcdl.regress.run_directory import runs_directory
 from hpcdl.site import Site, find_site_file, load_site
 
 KEY = ("throughput", "mlp", "p100", "images_per_second")
@@ -44,7 +44,7 @@ def night(site: Site, day: int, value: float | None, **changes: Any) -> None:
                "reason": "", "metrics": [metric], "release": "r1", "driver": None,
                "job": {"nodes": "p100-01"}, **changes}  # fmt: skip
     run["verdicts"] = [verdict]
-    folder = runs_folder(site) / f"202601{day:02d}-020000-abcd"
+    folder = runs_directory(site) / f"202601{day:02d}-020000-abcd"
     folder.mkdir(parents=True)
     (folder / "verdicts.json").write_text(json.dumps(run))
 
@@ -92,8 +92,8 @@ def test_other_nights_do_not_count(site: Site, change: dict[str, Any]) -> None:
 
 def test_a_damaged_night_is_left_out(site: Site) -> None:
     night(site, 1, None)
-    (runs_folder(site) / "20260102-020000-abcd").mkdir()
-    (runs_folder(site) / "20260102-020000-abcd" / "verdicts.json").write_text('{"verdicts": [{')
+    (runs_directory(site) / "20260102-020000-abcd").mkdir()
+    (runs_directory(site) / "20260102-020000-abcd" / "verdicts.json").write_text('{"verdicts": [{')
     assert drafts(site) == Drafts((), ())
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcdl.regress.check_request import CheckRequest
-from hpcdl.regress.runfolder import RunFolder, cancel_left_jobs, json_lines, read_events
+from hpcdl.regress.run_directory import RunDirectory, cancel_left_jobs, json_lines, read_events
 from hpcdl.system.errors import HpcdlError, Stopped
 from hpcdl.system.resources import folder as resource
 from hpcdl.system.signals import terminable
@@ -31,7 +31,7 @@ RECORD_VARIABLE = "HPCDL_CHECK_RECORD"
 _RECORDER = "hpcdl.regress.reframe_adapter.recorder"
 _FOLLOW_SECONDS = 0.1
 _STOP_SECONDS = 20.0
-Progress = Callable[[RunFolder], None]
+Progress = Callable[[RunDirectory], None]
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ class Session:
     selected: int | None
 
 
-def to_argv(folder: RunFolder, request: CheckRequest, retries: int, *, serial: bool) -> list[str]:
+def to_argv(run: RunDirectory, request: CheckRequest, retries: int, *, serial: bool) -> list[str]:
     """ReFrame's command line."""
     paths = request.paths or (resource("reframe_checks"),)
-    argv = [sys.executable, "-m", _RECORDER, "-C", str(folder.settings)]
+    argv = [sys.executable, "-m", _RECORDER, "-C", str(run.settings)]
     argv += [part for path in paths for part in ("-c", str(path.absolute()))]
-    argv += ["-r", "--nocolor", "--report-file", str(folder.report)]
-    argv += ["--perflogdir", str(folder.path / "perflogs")]
+    argv += ["-r", "--nocolor", "--report-file", str(run.report)]
+    argv += ["--perflogdir", str(run.path / "perflogs")]
     argv += ["--exec-policy", "serial"] if serial else []
     argv += [part for tag in request.tags for part in ("-t", f"^{re.escape(tag)}$")]
     argv += [part for name in request.names for part in ("-n", _name_pattern(name))]
@@ -75,7 +75,7 @@ def _name_pattern(name: str) -> str:
     return rf"^{re.escape(check)}\b" + (f".*={shaped}( |%|$)" if named else "")
 
 
-def execute(folder: RunFolder, argv: Sequence[str], progress: Progress | None) -> Session:
+def execute(run: RunDirectory, argv: Sequence[str], progress: Progress | None) -> Session:
     """Run ReFrame to its end.
 
     Raises:
@@ -84,62 +84,62 @@ def execute(folder: RunFolder, argv: Sequence[str], progress: Progress | None) -
     env = {
         **os.environ,
         "NO_COLOR": "1",
-        EVENTS_VARIABLE: str(folder.events),
+        EVENTS_VARIABLE: str(run.events),
         PARENT_VARIABLE: str(os.getpid()),
-        RECORD_VARIABLE: str(folder.record),
+        RECORD_VARIABLE: str(run.record),
         "RFM_SAVE_LOG_FILES": "0",
     }
-    with terminable(), folder.log.open("w") as log:
+    with terminable(), run.log.open("w") as log:
         process = subprocess.Popen(
-            argv, cwd=folder.path, env=env, stdin=subprocess.DEVNULL, stdout=log,
+            argv, cwd=run.path, env=env, stdin=subprocess.DEVNULL, stdout=log,
             stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         try:
             while process.poll() is None:
                 if progress:
-                    progress(folder)
+                    progress(run)
                 time.sleep(_FOLLOW_SECONDS)
         except (KeyboardInterrupt, Stopped):
-            raise _stopped(folder, process) from None
+            raise _stopped(run, process) from None
         finally:
             if process.poll() is None:
                 process.kill()
-    folder.log.write_text(plain(folder.log.read_text(errors="replace")))
+    run.log.write_text(plain(run.log.read_text(errors="replace")))
     with suppress(HpcdlError):  # the next run tries again
-        cancel_left_jobs(folder)
-    return read_session(folder, process.returncode)
+        cancel_left_jobs(run)
+    return read_session(run, process.returncode)
 
 
-def _stopped(folder: RunFolder, process: subprocess.Popen[bytes]) -> Stopped:
+def _stopped(run: RunDirectory, process: subprocess.Popen[bytes]) -> Stopped:
     """End ReFrame and its jobs after a signal."""
     process.terminate()
     try:
         process.wait(_STOP_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
-    jobs = sorted(read_events(folder.events))
+    jobs = sorted(read_events(run.events))
     said = f"jobs {', '.join(map(str, jobs))} are cancelled" if jobs else "no job ran"
     try:
-        cancel_left_jobs(folder)
+        cancel_left_jobs(run)
     except HpcdlError:
         said = "Slurm does not answer; the next run cancels what is left"
-    return Stopped(f"stopped; {said}", details=[f"run: {folder.path}"])
+    return Stopped(f"stopped; {said}", details=[f"run: {run.path}"])
 
 
-def read_session(folder: RunFolder, exit_code: int) -> Session:
+def read_session(run: RunDirectory, exit_code: int) -> Session:
     """What ReFrame and the recorder left in a run's directory."""
-    events = json_lines(folder.record)
+    events = json_lines(run.record)
     found = [
         f"ReFrame left out {event['kind']} {event['name']}: {event['why']}"
         for event in events
         if event["event"] == "left out"
     ]
     if exit_code == 0 and not events:
-        found.append(f"nothing recorded what ReFrame left out; see {folder.log}")
+        found.append(f"nothing recorded what ReFrame left out; see {run.log}")
     selected = [int(event["cases"]) for event in events if event["event"] == "selected"]
     return Session(
         exit_code=exit_code,
-        cases=tuple(_tries(_report(folder))),
+        cases=tuple(_tries(_report(run))),
         left_out=tuple(dict.fromkeys(found)),
         selected=selected[-1] if selected else None,
     )
@@ -155,9 +155,9 @@ def _tries(report: Mapping[str, Any]) -> list[list[Mapping[str, Any]]]:
     return [*cases.values()]
 
 
-def _report(folder: RunFolder) -> dict[str, Any]:
+def _report(run: RunDirectory) -> dict[str, Any]:
     try:
-        value = json.loads(folder.report.read_text(encoding="utf-8"))
+        value = json.loads(run.report.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}

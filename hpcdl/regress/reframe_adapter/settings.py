@@ -154,7 +154,7 @@ def partition_settings(
             "hpcdl_site": str(site.source),
             "hpcdl_partition": partition.label,
             "hpcdl_modules": list(module.names),
-            "hpcdl_module_folder": str(module.folder) if module.folder else "",
+            "hpcdl_module_directory": str(module.folder) if module.folder else "",
             "hpcdl_release": module.release or "",
             "reference_set": partition.reference_set,
             "hpcdl_execution": execution.name,

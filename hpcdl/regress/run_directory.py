@@ -28,7 +28,7 @@ _GIVEN_UP = "GIVEN_UP"
 
 
 @dataclass(frozen=True)
-class RunFolder:
+class RunDirectory:
     """Where one run keeps its files."""
 
     path: Path
@@ -70,7 +70,7 @@ class JobEvent:
 
     job: int
     name: str
-    folder: Path
+    directory: Path
     state: str
     why: str
     nodes: str
@@ -82,15 +82,15 @@ class JobEvent:
         return self.state not in ACTIVE and self.state != "SUBMITTED"
 
 
-def runs_folder(site: Site) -> Path:
+def runs_directory(site: Site) -> Path:
     """Where the site's runs lie."""
     return site.paths.work / "checks" / "runs"
 
 
 @contextmanager
-def new_run(site: Site) -> Iterator[RunFolder]:
+def new_run(site: Site) -> Iterator[RunDirectory]:
     """A new run's directory, locked while the run lives; `latest` leads to it."""
-    parent = runs_folder(site)
+    parent = runs_directory(site)
     path = parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
     with explain_os_errors(path):
         path.mkdir(parents=True)
@@ -98,7 +98,7 @@ def new_run(site: Site) -> Iterator[RunFolder]:
     with handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         switch_link(parent.parent / "latest", f"{parent.name}/{path.name}")
-        yield RunFolder(path)
+        yield RunDirectory(path)
 
 
 def read_events(path: Path) -> dict[int, JobEvent]:
@@ -109,7 +109,7 @@ def read_events(path: Path) -> dict[int, JobEvent]:
             event = JobEvent(
                 job=int(entry["job"]),
                 name=str(entry["name"]),
-                folder=Path(entry["directory"] if "directory" in entry else entry["folder"]),
+                directory=Path(entry["directory"] if "directory" in entry else entry["folder"]),
                 state=str(entry["state"]),
                 why=str(entry.get("why", "")),
                 nodes=str(entry.get("nodes", "")),
@@ -119,7 +119,7 @@ def read_events(path: Path) -> dict[int, JobEvent]:
     return found
 
 
-def cancel_left_jobs(folder: RunFolder) -> list[int]:
+def cancel_left_jobs(directory: RunDirectory) -> list[int]:
     """Cancel the jobs of a run that still wait or run, and give their ids.
 
     A job is the run's own only if its script lies in the run's directory: ids come back after a
@@ -128,7 +128,7 @@ def cancel_left_jobs(folder: RunFolder) -> list[int]:
     Raises:
         HpcdlError: Slurm does not answer, so that their states are unknown.
     """
-    left = [event.job for event in read_events(folder.events).values() if _still_ours(event)]
+    left = [event.job for event in read_events(directory.events).values() if _still_ours(event)]
     client.cancel(left)
     return left
 
@@ -139,10 +139,10 @@ def sweep(site: Site) -> list[int]:
     Where Slurm does not answer, the lock stays for the next time.
     """
     cancelled: list[int] = []
-    for lock in sorted(runs_folder(site).glob("*/lock")):
+    for lock in sorted(runs_directory(site).glob("*/lock")):
         with suppress(HpcdlError):
             if _free(lock):
-                cancelled += cancel_left_jobs(RunFolder(lock.parent))
+                cancelled += cancel_left_jobs(RunDirectory(lock.parent))
                 lock.unlink(missing_ok=True)
     return cancelled
 
@@ -152,7 +152,7 @@ def _still_ours(event: JobEvent) -> bool:
     if event.ended and event.state != _GIVEN_UP:
         return False
     record = client.job(event.job)
-    return record is not None and record.active and record.script.startswith(str(event.folder))
+    return record is not None and record.active and record.script.startswith(str(event.directory))
 
 
 def _free(lock: Path) -> bool:
