@@ -265,7 +265,6 @@ KINDS: dict[str, Callable[[Site, Request, Clock], dict[str, str]]] = {
     "systemd": _systemd,
 }
 
-
 IN_REPOSITORY = ("gitlab", "github")
 """Kinds whose file lies in a repository, beside the site file."""
 
@@ -280,7 +279,6 @@ def _fill(template: str, **values: object) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    filters = {"yaml": yaml_text, "github": github_text, "argv": systemd_argv, "line": one_line,
-               "unit": unit_text}  # fmt: skip
-    environment.filters.update(filters)
+    environment.filters.update(yaml=yaml_text, github=github_text, argv=systemd_argv,
+                               line=one_line, unit=unit_text)  # fmt: skip
     return environment.get_template(template).render(**values)

@@ -1,4 +1,4 @@
-"""The gate: may this cluster, or this release, go on? Pure, over the history.
+"""The gate: may this cluster, or this release, be used? Pure, over the history.
 
 Three questions per series: did the last night fail, does the history of the last months show a
 lasting change for the worse that still holds, and is one node slower than the others? A series
@@ -40,7 +40,7 @@ class Finding:
 
 
 def name_of(series: Series) -> str:
-    """A series as one word for people."""
+    """The name of a series, for people."""
     check, case, partition, metric = series
     where = f" on {partition}" if partition else ""
     named = "/".join(part for part in (check, case) if part) or "all checks"

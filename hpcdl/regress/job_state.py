@@ -17,7 +17,7 @@ SILENCE_SECONDS = 600.0
 PATIENCE_SECONDS = 4 * 3600.0
 """How long a check waits for its nodes: half of what a night may take."""
 SILENCE_AFTER_RESTART_SECONDS = 30.0
-_WORDS = {
+_REASONS = {
     "TIMEOUT": "its walltime of {limit} was over",
     "NODE_FAIL": "a node was lost ({nodes})",
     "BOOT_FAIL": "a node did not boot ({nodes})",
@@ -53,10 +53,10 @@ def fault_of(record: JobRecord | None, allowed_restarts: int = 0) -> Fault | Non
         "NODE_FAIL": (FaultKind.NODE_LOST, "node lost"),
         "TIMEOUT": (FaultKind.TIMEOUT, "time-out"),
     }.get(record.state, (FaultKind.ENDED_EARLY, "ended early"))
-    words = _WORDS.get(record.state, "Slurm gives no other reason").format(
+    reason = _REASONS.get(record.state, "Slurm gives no other reason").format(
         limit=record.time_limit, nodes=record.nodes or "unknown"
     )
-    text = f"{said}: the job ended as {record.state}, {words}; restarts {record.restarts}"
+    text = f"{said}: the job ended as {record.state}, {reason}; restarts {record.restarts}"
     return Fault(kind, text, wanted="COMPLETED", got=record.state)
 
 

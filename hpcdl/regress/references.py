@@ -303,7 +303,7 @@ def rule(check: str, case: str, partition: str, metric: str, least: float) -> Re
 
 
 def fingerprint() -> str:
-    """This machine in a few words: processor, its CPUs, memory. For the embedded cluster."""
+    """This machine, in short: processor, its CPUs, memory. For the embedded cluster."""
     model, memory = "unknown processor", 0
     for line in _lines("/proc/cpuinfo"):
         if line.startswith("model name"):

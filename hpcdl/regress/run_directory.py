@@ -109,7 +109,7 @@ def read_events(path: Path) -> dict[int, JobEvent]:
             event = JobEvent(
                 job=int(entry["job"]),
                 name=str(entry["name"]),
-                directory=Path(entry["directory"] if "directory" in entry else entry["folder"]),
+                directory=Path(entry.get("directory") or entry["folder"]),
                 state=str(entry["state"]),
                 why=str(entry.get("why", "")),
                 nodes=str(entry.get("nodes", "")),

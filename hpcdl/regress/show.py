@@ -1,4 +1,4 @@
-"""Verdicts and progress in words."""
+"""Verdicts and progress as text."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def references_text(rows: Sequence[Reference]) -> str:
     """References as a table."""
     if not rows:
         return "no references; `hpcdl check references measure` makes them"
-    header = ("check", "partition", "metric", "reference", "bounds", "runs", "spread", "proof",
+    header = ("check", "partition", "metric", "reference", "bounds", "runs", "spread", "evidence",
               "source")  # fmt: skip
     return table([_reference_row(row) for row in rows], header)
 

@@ -1,7 +1,7 @@
-"""From what ReFrame reports to one word per check. Pure.
+"""From what ReFrame reports to one status per check. Pure.
 
 Nothing passes by being silent: a case passes only when ReFrame says success, every metric has
-a finite value and a reference with bounds, and every bound holds. All else has its own word
+a finite value and a reference with bounds, and every bound holds. All else has its own status
 and a reason.
 """
 
@@ -99,7 +99,7 @@ class Verdict:
 
     @property
     def name(self) -> str:
-        """Check and case as one word."""
+        """Check and case as one name."""
         return f"{self.check}/{self.case}" if self.case else self.check
 
     @property
@@ -306,7 +306,7 @@ def _suspects(
 
 
 def _reason(case: Mapping[str, Any]) -> str:
-    """Why a case did not succeed, in ReFrame's words without its ornaments."""
+    """Why a case did not succeed, as ReFrame says it, without its ornaments."""
     result, phase = case.get("result"), case.get("fail_phase")
     said = str(case.get("fail_reason") or "").strip()
     text = _JOB_PREFIX.sub("", " ".join(said.split()))

@@ -2,7 +2,7 @@
 
 A night is one date with the value that drift sees; `low` and `high` are its runs' extremes where
 there are several. Levels are the stretches between change points, each with its robust spread,
-so that the figure shows how sure a level is. Everything a reader is told in words is made here.
+so that the figure shows how sure a level is. Every text that a reader sees is made here.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ class SeriesView:
 
     @property
     def name(self) -> str:
-        """Check and case as one word."""
+        """Check and case as one name."""
         return f"{self.check}/{self.case}" if self.case else self.check
 
     @property
     def metric(self) -> str:
-        """What was measured, in words."""
+        """What was measured, as text."""
         return describe_metric(self.series[3])
 
     @property

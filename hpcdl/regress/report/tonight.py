@@ -1,4 +1,4 @@
-"""Tonight's verdicts as rows of a table: words, numbers, and places within bounds. Pure."""
+"""Tonight's verdicts as rows of a table: text, numbers, and places within bounds. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class MetricRow:
-    """A metric in words."""
+    """A metric as text."""
 
     name: str
     value: str
