@@ -171,7 +171,6 @@ def json_lines(path: Path) -> Sequence[dict[str, Any]]:
     found = []
     for line in text.splitlines():
         with suppress(ValueError):
-            value = json.loads(line)
-            if isinstance(value, dict):
+            if isinstance(value := json.loads(line), dict):
                 found.append(value)
     return found

@@ -355,6 +355,5 @@ def test_only_a_night_on_one_machine_tries_again_by_itself(
 
 @pytest.mark.parametrize("key", ["directory", "folder"])
 def test_events_of_an_earlier_release_are_read(tmp_path: Path, key: str) -> None:
-    path = tmp_path / "events.jsonl"
-    path.write_text(f'{{"job": 7, "name": "a", "{key}": "/work/a", "state": "RUNNING"}}\n')
-    assert read_events(path)[7].directory == Path("/work/a")
+    (tmp_path / "e").write_text(f'{{"job": 7, "name": "a", "{key}": "/a", "state": "RUNNING"}}')
+    assert read_events(tmp_path / "e")[7].directory == Path("/a")
