@@ -260,7 +260,7 @@ def build(plan: BuildPlan, say: Say) -> Release:
 
     Raises:
         CommandFailed: a step failed; its log is named and nothing is left of the tree.
-        MissingPrerequisite: no room, no permission, a compiler missing, another build at work.
+        MissingPrerequisite: no space left, no permission, no compiler, another build at work.
     """
     if not plan.exists and plan.needs_compilers:
         plan.toolchain()  # before gigabytes are fetched for nothing
@@ -310,7 +310,7 @@ def build_slot(site: Site, say: Say) -> Iterator[None]:
 
 @contextmanager
 def new_tree(root: Path) -> Iterator[Path]:
-    """A fresh folder for a release that is removed again where the work on it fails."""
+    """A fresh directory for a release that is removed again where the work on it fails."""
     with explain_os_errors(root):
         if root.exists():
             shutil.rmtree(root)

@@ -1,7 +1,7 @@
 """Which release serves which partition: pure rules over what was published.
 
-The pile is what was published and not rolled back, newest last. A partition gets the newest of
-the pile that serves it and is of its stack, else the newest that serves it, else the newest of
+The publish history is what was published and not rolled back, newest last. A partition gets the
+newest of it that serves it and is of its stack, else the newest that serves it, else the newest of
 all. Versions of older releases stay visible: a shell that loaded one can still unload it, and a
 script that names one still runs.
 """
@@ -20,7 +20,7 @@ from hpcdl.stack.release import Release
 class Event:
     """One switch of `current`: what was done, to which release, when (UTC).
 
-    `off` are the releases that a rollback took off the pile; None, as in old files, means all
+    `off` are the releases that a rollback took off the history; None, as in old files, means all
     that lay above.
     """
 
@@ -64,37 +64,37 @@ class Dispatch:
 
 def publish_history(events: Iterable[Event]) -> list[str]:
     """What was published and not rolled back, the current one last."""
-    pile: list[str] = []
+    published: list[str] = []
     for event in events:
-        if event.action == "rollback" and event.release in pile:
-            above = _last(pile, event.release) + 1
-            kept = pile[above:] if event.off is not None else []
-            pile[above:] = [name for name in kept if name not in (event.off or ())]
-        elif not pile or pile[-1] != event.release:
-            pile.append(event.release)
-    return pile
+        if event.action == "rollback" and event.release in published:
+            above = _last(published, event.release) + 1
+            kept = published[above:] if event.off is not None else []
+            published[above:] = [name for name in kept if name not in (event.off or ())]
+        elif not published or published[-1] != event.release:
+            published.append(event.release)
+    return published
 
 
 def taken_off(
     site: Site,
-    pile: Sequence[str],
+    published: Sequence[str],
     known: Mapping[str, Release],
     target: str,
     undone: str | None = None,
 ) -> tuple[str, ...]:
-    """What a rollback to `target` takes off the pile: later ones for the same partitions.
+    """What a rollback to `target` takes off: later releases for the same partitions.
 
     Args:
         site: its partitions and the stacks they want.
-        pile: what counts, newest last.
+        published: what counts, newest last.
         known: the releases that are there, by id.
         target: the release to go back to.
         undone: one that goes in any case: the current one, where nobody named a target.
     """
-    if target not in pile:
+    if target not in published:
         return ()
     mine = _home(site, known[target])
-    above = [name for name in pile[_last(list(pile), target) + 1 :] if name in known]
+    above = [name for name in published[_last(list(published), target) + 1 :] if name in known]
     off = (name for name in above if name == undone or mine & _home(site, known[name]))
     return tuple(dict.fromkeys(off))
 
@@ -110,12 +110,12 @@ def previous(events: Sequence[Event], current: str | None, existing: set[str]) -
     """What was published before `current`, among those that still exist.
 
     Rolling back twice goes back twice. Where somebody moved `current` by hand to what was never
-    published, the pile's top is what was current before.
+    published, the publish history's top is what was current before.
     """
-    pile = publish_history(events)
-    if current in pile:
-        del pile[_last(pile, str(current)) :]
-    candidates = [name for name in pile if name in existing and name != current]
+    published = publish_history(events)
+    if current in published:
+        del published[_last(published, str(current)) :]
+    candidates = [name for name in published if name in existing and name != current]
     return candidates[-1] if candidates else None
 
 
@@ -133,28 +133,28 @@ def given_since(
     """
     given = set()
     for end in range(first, len(events) + 1):
-        pile = [known[name] for name in publish_history(events[:end]) if name in known]
-        if pile:
-            chosen = choose(site, pile)
+        published = [known[name] for name in publish_history(events[:end]) if name in known]
+        if published:
+            chosen = choose(site, published)
             given.add(chosen.partitions.get(partition, chosen.default).id)
     return given
 
 
-def _last(pile: list[str], name: str) -> int:
-    return len(pile) - 1 - pile[::-1].index(name)
+def _last(published: list[str], name: str) -> int:
+    return len(published) - 1 - published[::-1].index(name)
 
 
-def choose(site: Site, pile: Sequence[Release]) -> Dispatch:
+def choose(site: Site, published: Sequence[Release]) -> Dispatch:
     """The release of every partition of the site.
 
     Args:
         site: its partitions and the stacks they want.
-        pile: what counts, at least one release, newest last.
+        published: what counts, at least one release, newest last.
     """
-    chosen = {name: _for_partition(name, site, pile) for name in site.partitions}
+    chosen = {name: _for_partition(name, site, published) for name in site.partitions}
     models = {
         name: {
-            group.gpu.model: _for_partition(name, site, pile, group.gpu)
+            group.gpu.model: _for_partition(name, site, published, group.gpu)
             for group in part.node_groups
             if group.gpu
         }
@@ -165,10 +165,10 @@ def choose(site: Site, pile: Sequence[Release]) -> Dispatch:
 
 
 def _for_partition(
-    partition: str, site: Site, pile: Sequence[Release], gpu: Gpu | None = None
+    partition: str, site: Site, published: Sequence[Release], gpu: Gpu | None = None
 ) -> Release:
     """The newest that serves it, of its stack if there is one; with device code for `gpu`."""
-    newest_first = list(reversed(pile))
+    newest_first = list(reversed(published))
     serving = [release for release in newest_first if _serves(release, partition)]
     coded = [release for release in serving if gpu is None or has_code_for(release, gpu)]
     of_stack = [release for release in coded if release.stack == _wanted(site, partition)]

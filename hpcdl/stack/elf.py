@@ -19,7 +19,7 @@ _NEEDED, _STRINGS, _SONAME, _RPATH, _RUNPATH = 1, 5, 14, 15, 29
 
 @dataclass(frozen=True)
 class Dynamic:
-    """Names of needed libraries, the object's own name, and the folders where it looks."""
+    """Names of needed libraries, the object's own name, and the directories where it looks."""
 
     needed: tuple[str, ...] = ()
     soname: str = ""

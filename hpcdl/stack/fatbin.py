@@ -4,7 +4,7 @@ nvcc puts device code into the ELF section `.nv_fatbin`: containers, each a head
 machine code (a cubin for one SM) or PTX (text that the driver compiles for its SM or newer
 ones). Only the headers are read, so a library of gigabytes takes milliseconds. The format is
 not documented by NVIDIA; it is as the Cricket project describes it
-(github.com/RWTH-ACS/cricket); the tests hold it against cuobjdump, on what nvcc writes and on a
+(github.com/RWTH-ACS/cricket); the tests compare it with cuobjdump, on what nvcc writes and on a
 library of NVIDIA's.
 """
 
@@ -73,7 +73,7 @@ def runs_on(codes: Sequence[DeviceCode], compute: str) -> str:
 def survey(*roots: Path) -> list[SharedObject]:
     """Every shared object below the roots that has device code, each file once.
 
-    Links are followed, to folders too: Spack's view of a release has nothing else.
+    Links are followed, to directories too: Spack's view of a release has nothing else.
     """
     seen: set[Path] = set()
     found = []
@@ -85,7 +85,7 @@ def survey(*roots: Path) -> list[SharedObject]:
 
 
 def _shared_objects(root: Path, seen: set[Path]) -> Iterator[Path]:
-    """Files called *.so* below a folder, in order; `seen` are files and folders looked at."""
+    """Files called *.so* below a directory, in order; `seen` has what was looked at."""
     for name, folders, files in os.walk(root, followlinks=True):
         here = Path(name)
         folders[:] = [one for one in sorted(folders) if _is_new(here / one, seen)]

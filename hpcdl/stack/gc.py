@@ -1,7 +1,7 @@
 """Removes releases that nothing needs any more.
 
 Kept are: what is current or serves a partition, what a rollback may still want, what queued or
-running jobs have pinned (asked of the caller, for this room knows no queue), and releases
+running jobs have pinned (asked of the caller, for this package knows no queue), and releases
 whose record is broken, for a person must look at these. A tree leaves by one rename into the
 trash, so that a killed gc leaves whole releases only; the next one empties the trash. Then go
 the packages in Spack's install tree that no release is left for.
@@ -80,7 +80,7 @@ def collect(
         kept = reasons(site, pinned(), keep=keep, unpublished=unpublished)
         doomed = [name for name in release_ids(site) if name not in kept]
         sizes = {name: size_of(releases_folder(site) / name) for name in doomed}
-        # Unfinished trees first: on a full disk their room is wanted for new modulefiles.
+        # Unfinished trees first: on a full disk their space is wanted for new modulefiles.
         leftovers = _leftovers(site, dry_run)
         if not dry_run and doomed:
             # First nobody is led there any more, then it goes.

@@ -180,7 +180,7 @@ def first_complaint(log: Path) -> str:
 
 
 def _sdist(recipe: HorovodRecipe, pip: list[str | Path], folder: Path, log: Path, say: Say) -> Path:
-    """The sdist, fetched by pip and held against the recipe's digest."""
+    """The sdist, fetched by pip and compared with the recipe's digest."""
     say(f"fetching Horovod {recipe.version}'s sources")
     run(
         [*pip, "download", "--no-deps", "--no-build-isolation", "--no-binary", ":all:",

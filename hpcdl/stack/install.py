@@ -69,7 +69,7 @@ def compile_bytecode(python: Path, site_packages: Path, store: Path, log: Path) 
     Args:
         python: the environment's interpreter.
         site_packages: where its modules lie.
-        store: a folder named for the set of wheels; filled where it is absent.
+        store: a directory named for the set of wheels; filled where it is absent.
         log: what the compiler says; a file of tests that is no valid Python is no failure.
     """
     if store.is_dir():
@@ -133,7 +133,7 @@ def add_startup(stack: Path) -> None:
 
 
 def open_to_readers(root: Path) -> None:
-    """Everybody may read the tree and enter its folders, nobody but the owner may write."""
+    """Everybody may read the tree and enter its directories, nobody but the owner may write."""
     for where, _, files in os.walk(root):
         _allow(where, _READ | _ENTER)
         for name in files:

@@ -120,7 +120,7 @@ def _may_be_outside(name: str) -> bool:
 
 
 def _not_opened(packages: Path) -> Iterator[str]:
-    """Folders of CUDA's libraries that TensorFlow's RUNPATH does not lead to, or that are empty."""
+    """CUDA's library directories that are empty or not on TensorFlow's RUNPATH."""
     libraries = (path for pattern in _TENSORFLOW for path in packages.glob(pattern))
     known = {folder for path in libraries for folder in read_dynamic(path).folders}
     for name in facts.load("nvidia_wheels")["opened"]:

@@ -109,7 +109,7 @@ def summary(release: Release) -> str:
 
 
 def render_modules(site: Site, shown: Sequence[Release], chosen: Dispatch) -> dict[str, str]:
-    """Every file of a `modules` folder, by its path there.
+    """Every file of a `modules` directory, by its path there.
 
     Args:
         site: whose partitions are told apart.
@@ -137,13 +137,13 @@ def write_modules(
 ) -> None:
     """Put modulefiles in place as `root`/modules.
 
-    `modules` is a link to a folder named by its content, so that new modulefiles replace
+    `modules` is a link to a directory named by its content, so that new modulefiles replace
     others by one rename and a job that loads them meets the old set or the new one.
 
     Args:
-        root: the release's folder.
+        root: the release's directory.
         files: their text by path.
-        complete: adds to a new set, given its folder, before it is in place.
+        complete: adds to a new set, given its directory, before it is in place.
     """
     target = root / f".modules-{digest(files)}"
     if not target.is_dir():

@@ -1,4 +1,4 @@
-"""Publishes a release at one stroke, and goes back in one command.
+"""Publishes a release atomically, and goes back in one command.
 
 PREFIX/current is the whole truth: one rename moves it, so a killed publish leaves the old
 state or the new one. Before it moves, the release's modulefiles are in place and the gate has
@@ -78,7 +78,7 @@ def publish(
 ) -> PublishResult:
     """Prove a release and make it current.
 
-    A stored proof that passed is taken, for releases do not change. While the gate is at work,
+    Stored evidence that passed is taken, for releases do not change. While the gate is at work,
     which may wait for nodes, nothing is locked: a rollback is always possible.
 
     Args:
@@ -86,8 +86,8 @@ def publish(
         release_id: which release.
         gate: what proves it.
         say: is told what happens.
-        verify_again: ask the gate even if a proof is stored.
-        enough: whether a stored proof that passed will do.
+        verify_again: ask the gate even if evidence is stored.
+        enough: whether stored evidence that passed will do.
 
     Raises:
         BadInput: there is no such release.
@@ -141,9 +141,9 @@ def _require_gpus_served(site: Site, release: Release) -> None:
 
 
 def verify(site: Site, release_id: str, gate: Gate = verify_here) -> Proof:
-    """Run the gate on a release, through the module that a publish would show; keep the proof.
+    """Run the gate on a release, through the module that a publish would show; keep the evidence.
 
-    A stored proof by jobs on more partitions is worth more than another that passed on fewer,
+    Stored evidence by jobs on more partitions is worth more than another that passed on fewer,
     and stays.
 
     Raises:
@@ -178,7 +178,7 @@ class Published:
     chosen: Dispatch
 
     def files(self, site: Site) -> dict[str, str]:
-        """The modulefiles, by their path in a `modules` folder."""
+        """The modulefiles, by their path in a `modules` directory."""
         return render_modules(site, self.releases, self.chosen)
 
 
@@ -202,11 +202,11 @@ def shown_after(
     """
     known = sound_releases(site, without)
     known |= {release.id: release for release in expected}
-    pile = [known[name] for name in publish_history(events) if name in known]
+    published = [known[name] for name in publish_history(events) if name in known]
     # What was rolled back stays visible too, but gives way where it has the same version.
     once = dict.fromkeys(event.release for event in events)
-    others = [known[name] for name in once if name in known and known[name] not in pile]
-    return Published((*others, *pile), choose(site, pile)) if pile else None
+    others = [known[name] for name in once if name in known and known[name] not in published]
+    return Published((*others, *published), choose(site, published)) if published else None
 
 
 def _show_modules(
@@ -242,12 +242,12 @@ def _require_passed(release: Release, proof: Proof) -> None:
         raise CheckFailed(
             f"{release.id} did not pass the gate and is not published",
             details=[check.describe() for check in failed],
-            hint=f"the whole proof is in {release.root / PROOF_FILE}",
+            hint=f"all evidence is in {release.root / PROOF_FILE}",
         )
 
 
 def plan_publish(site: Site, release_id: str) -> PublishResult:
-    """What `publish` would switch; its proof is the stored one.
+    """What `publish` would switch; its evidence is the stored one.
 
     Raises:
         BadInput: there is no such release.
@@ -281,7 +281,7 @@ def newest(site: Site) -> str:
 
 
 def overview(site: Site) -> list[dict[str, Any]]:
-    """One row per release, oldest first: id, module, created, state, proof, current."""
+    """One row per release, oldest first: id, module, created, state, evidence, current."""
     current = current_id(site)
     rows = [_row(site, release_id, current) for release_id in release_ids(site)]
     return sorted(rows, key=lambda row: (row["created"], row["id"]))
@@ -322,9 +322,9 @@ def _plan_rollback(site: Site, release_id: str | None) -> tuple[PublishResult, E
             f"{release.id} was never published",
             hint=f"`hpcdl stack publish {release.id}` proves it first",
         )
-    pile, current = publish_history(read_history(site)), current_id(site)
+    history, current = publish_history(read_history(site)), current_id(site)
     undone = current if release_id is None else None
-    off = taken_off(site, pile, sound_releases(site), release.id, undone)
+    off = taken_off(site, history, sound_releases(site), release.id, undone)
     event = Event("rollback", release.id, "", off)
     return PublishResult(current, release.id, proof, _moves(site, event)), event
 

@@ -28,7 +28,7 @@ def read_history(site: Site) -> list[Event]:
     says, it is left out.
 
     Raises:
-        CheckFailed: the file is damaged; says how to go on.
+        CheckFailed: the file is damaged; says how to continue.
     """
     path = _path(site)
     current = current_id(site)

@@ -67,7 +67,7 @@ class Recipe:
     `variant` is `cpu` or such as `cuda12.9-sm60-sm70`; `python` such as `3.11`; `versions` are
     those of Horovod, CUDA, cuDNN and NCCL, as far as they are in it; `horovod` is None in a stack
     for tf.distribute. `environment` is what the module sets;
-    `{packages}` stands for the folder of Python's packages. `fetch_gb` and `tree_gb` say how much
+    `{packages}` stands for Python's site-packages. `fetch_gb` and `tree_gb` say how much
     is fetched and how large the tree gets.
     """
 
@@ -161,7 +161,7 @@ def recipe_of(site: Site, request: StackRequest, names: tuple[str, ...]) -> Reci
 
     Raises:
         BadInput: pins that contradict each other or the facts.
-        MissingPrerequisite: nothing fits, or nobody knows the wheels of that CUDA.
+        MissingPrerequisite: nothing fits, or the wheels of that CUDA are unknown.
     """
     found = resolve_build(site, request, names)
     if not found.fits:

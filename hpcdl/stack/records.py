@@ -1,7 +1,7 @@
 """Agreements and waivers: what a person must have said before a release is published.
 
-The facts say which packages need which agreement and which have a known weakness. A site's own
-answers lie in PREFIX/records.json: who accepted what and when, why a weakness cannot be
+The facts say which packages need which agreement and which have a known vulnerability. A site's own
+answers lie in PREFIX/records.json: who accepted what and when, why a vulnerability cannot be
 reached here, who answers for that and until when. A missing or expired answer stops a publish.
 """
 
@@ -38,7 +38,7 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class Waiver:
-    """Why a weakness cannot be reached here, who answers for that, and until which day."""
+    """Why a vulnerability cannot be reached here, who answers for that, and until which day."""
 
     weakness: str
     because: str
@@ -84,10 +84,10 @@ def read_records(site: Site) -> Records:
 
 
 def require_answers(site: Site, release: Release, today: datetime.date | None = None) -> None:
-    """Hold a release against the agreements and the weaknesses.
+    """Compare a release with the agreements and the vulnerabilities.
 
     Raises:
-        CheckFailed: an agreement is not accepted, a weakness has no waiver or an expired one.
+        CheckFailed: an agreement is not accepted, a vulnerability has no waiver or an expired one.
     """
     missing = list(open_questions(release, read_records(site), today or _today()))
     if missing:
@@ -120,7 +120,7 @@ def open_questions(release: Release, records: Records, today: datetime.date) -> 
 
 
 def concerns(release: Release, row: Mapping[str, Any]) -> bool:
-    """Whether a release has the packages of a row of known weaknesses."""
+    """Whether a release has the packages of a row of known vulnerabilities."""
     return _holds(release, row["packages"], row["versions"])
 
 

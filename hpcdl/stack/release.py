@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 DISPATCH_FILE = ".dispatch.json"
-"""In a modules folder: which release serves which partition."""
+"""In a modules directory: which release serves which partition."""
 _LAYER = Path(__file__).parent
 _RECIPES = (_LAYER / "recipe.py", _LAYER / "spack_backend" / "environment.py")
 _DECIDING = ("wheels", "spack", "gpus", "tensorflow", "cuda", "cudnn", "nccl", "horovod",
@@ -48,8 +48,8 @@ class Release:
     serves, none meaning all; `proof` a level of `hpcdl.facts.PROOFS`; `created` in UTC. `needs` is
     what its module's guard asks of a machine: `cpu_flags` as /proc/cpuinfo names them, `driver`
     with `from` (a version) and `branch` (the last one that drives the GPU), `gpus` (models); and
-    `modules` that it loads itself, each with `name` and the `folder` it is found in.
-    `environment` is what the module sets beyond PATH: folders to put in front of a variable, or
+    `modules` that it loads itself, each with `name` and `directory` (`folder` before).
+    `environment` is what the module sets beyond PATH: directories to put in front of a variable, or
     a text. `content` is the sha256 of the seal of its files (hpcdl.stack.seal).
     """
 
@@ -70,7 +70,7 @@ class Release:
 
     @property
     def prefix(self) -> Path:
-        """The folder of the software itself."""
+        """The directory of the software itself."""
         return self.root / "stack"
 
     @property

@@ -43,7 +43,7 @@ class Resolution:
 
     @property
     def proof(self) -> str:
-        """The weakest proof level of the set."""
+        """The weakest evidence level of the set."""
         levels = [choice.proof for choice in self.choices] or ["doubtful"]
         return max(levels, key=facts.PROOFS.index)
 

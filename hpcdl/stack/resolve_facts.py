@@ -42,7 +42,7 @@ class Component:
 
 @dataclass(frozen=True)
 class ProofRow:
-    """A proof level for some versions; the first row that fits counts."""
+    """A evidence level for some versions; the first row that fits counts."""
 
     component: str
     when: tuple[Condition, ...]

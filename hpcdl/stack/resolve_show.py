@@ -1,4 +1,4 @@
-"""Resolutions in words and as data: versions, proof levels, and the chain behind each limit.
+"""Resolutions in words and as data: versions, evidence levels, and the chain behind each limit.
 
 Rules become sentences (`K80 (sm_37) needs CUDA <= 11.8: ...`); their sources are numbered and
 listed once at the end.
@@ -177,7 +177,7 @@ def _head(names: str, resolution: Resolution) -> str:
         gpu = f"{resolution.gpu} (sm_{resolution.compute.replace('.', '')})"
         gpu += f", driver {resolution.driver}" if resolution.driver else ", driver not given"
     stack = f"stack {resolution.stack}, " if resolution.stack else ""
-    return f"{names}: {gpu}; {stack}{resolution.backend}; proof: {resolution.proof}"
+    return f"{names}: {gpu}; {stack}{resolution.backend}; evidence: {resolution.proof}"
 
 
 def _data(resolution: Resolution) -> dict[str, Any]:

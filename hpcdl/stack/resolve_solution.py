@@ -47,7 +47,7 @@ class Solution:
 
 @lru_cache(maxsize=256)
 def solve(setting: Setting) -> Solution:
-    """Solve; where the site's driver, compilers or PMIx contradict everything, say so and go on."""
+    """Solve; say so and continue where the site's driver, compilers or PMIx contradict all."""
     problems: list[tuple[Rule, ...]] = []
     dropped: set[str] = set()
     while True:

@@ -22,7 +22,7 @@ from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.run import run
 
 SYSTEM_CUDAS = Path("/usr/local")
-"""Where NVIDIA's installer puts toolkits, each in a folder `cuda-12.4`."""
+"""Where NVIDIA's installer puts toolkits, each in a directory `cuda-12.4`."""
 _RELEASE = re.compile(r"release \S+, V([\d.]+)")
 _GCCS = ("g++", *(f"g++-{major}" for major in range(15, 8, -1)))
 PACKAGES = "apt install libopenmpi-dev openmpi-bin g++ cmake make"
@@ -172,7 +172,7 @@ def _nvccs(stack: StackRequest) -> Iterator[Path]:
             raise BadInput(
                 f"stack '{stack.name}' has the cuda_home {stack.cuda_home}, and there is no "
                 f"{named}",
-                hint="name the folder of a CUDA toolkit: its bin/nvcc is used",
+                hint="name the directory of a CUDA toolkit: its bin/nvcc is used",
             )
         yield named
         return

@@ -3,7 +3,7 @@
 A gate is any function from a site and a release to a `Proof`. `verify_here` is the one for a
 machine without Slurm; the gate through jobs on the partitions comes from above
 (hpcdl.workflows.gate). Both run the same program (probe) in two ranks and judge what it saw with
-`judge`; both read the device code of every shared object. The proof is kept in the release.
+`judge`; both read the device code of every shared object. The evidence is kept in the release.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RANKS = 2
 _SECONDS = 600
 _PRECISION = 1e-3
 _LOADED = ("lib", "lib64", "targets")
-"""Folders of a release whose libraries programs load; those of profilers have their own rules."""
+"""Where a release has the libraries that programs load; profilers have their own rules."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ Gate = Callable[[Site, Release], Proof]
 
 
 def read_proof(release: Release) -> Proof | None:
-    """The stored proof, or None where there is no readable one of this release."""
+    """The stored evidence, or None where there is no readable one of this release."""
     try:
         data = json.loads((release.root / PROOF_FILE).read_text(encoding="utf-8"))
         checks = tuple(Check(**check) for check in data["checks"])
@@ -129,14 +129,14 @@ def read_proof(release: Release) -> Proof | None:
 
 
 def store_proof(release: Release, proof: Proof) -> None:
-    """Keep the proof in the release."""
+    """Keep the evidence in the release."""
     write_json(release.root / PROOF_FILE, proof.as_data())
 
 
 def new_proof(
     release: Release, gate: str, where: str, checks: Sequence[Check], runs: Sequence[GateRun] = ()
 ) -> Proof:
-    """A proof of now."""
+    """A evidence of now."""
     level = "compiled" if gate == "login" and "cuda" in release.versions else "run"
     return Proof(release.id, gate, where, now(), tuple(checks), level, tuple(runs))
 
@@ -154,7 +154,7 @@ def verify_here(site: Site, release: Release) -> Proof:
     """
     with tempfile.TemporaryDirectory(prefix="hpcdl-gate-") as folder:
         out, program = Path(folder) / "gate.json", Path(folder) / PROBE.name
-        # Alone in a folder: Python looks for modules beside the program first.
+        # Alone in a directory: Python looks for modules beside the program first.
         shutil.copyfile(PROBE, program)
         result, fault = _try(site, release, [*_launcher(), *PYTHON, str(program), str(out)])
         seen = read_seen(out)
@@ -187,7 +187,7 @@ def read_seen(path: Path) -> dict[str, Any] | None:
 
 
 def samples_of(seen: Mapping[str, Any]) -> dict[str, list[float]]:
-    """What was measured, for the proof."""
+    """What was measured, for the evidence."""
     ranks = seen.get("ranks") or {}
     return {key: list(ranks[key]) for key in ("losses", "seconds") if key in ranks}
 
@@ -195,7 +195,7 @@ def samples_of(seen: Mapping[str, Any]) -> dict[str, list[float]]:
 def judge(
     release: Release, seen: Mapping[str, Any], partition: Partition | None, ranks: int = RANKS
 ) -> list[Check]:
-    """What the gate's program saw, held against the release.
+    """What the gate's program saw, compared with the release.
 
     Args:
         release: what was loaded.
@@ -256,7 +256,7 @@ def _judge_ranks(release: Release, seen: Mapping[str, Any] | None, started: int)
         ok, lack = "horovod" not in release.versions, "the release has no Horovod"
         return [Check(name, ok, lack, 0.0, skipped=ok) for name in names]
     if started == 1:
-        lack = "one rank was started: there is no mpirun here, or no room for a second one"
+        lack = "one rank was started: there is no mpirun here, or no space left for a second one"
         return [Check(name, True, lack, 0.0, skipped=True) for name in names]
     if seen["size"] != started:
         lack = (f"{started} ranks were started, and Horovod sees {seen['size']}: its MPI does not "
@@ -300,7 +300,7 @@ def in_module(
     pairs = [f"{key}={value}" for key, value in env.items()]
     return run(
         ["env", "-i", *pairs, "bash", "--noprofile", "--norc", "-c", script, "bash", *argv],
-        # No folder of the caller's may shadow what is tested.
+        # No directory of the caller's may shadow what is tested.
         directory=Path("/"),
         check=False,
         timeout=timeout,

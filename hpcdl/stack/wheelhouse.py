@@ -1,8 +1,8 @@
 """The wheels of a stack: fetched once by pip, locked by their digests, kept in the cache.
 
-A wheelhouse is a folder that appears by one rename when it is complete. pip fetches, so a
+A wheelhouse is a directory that appears by one rename when it is complete. pip fetches, so a
 site's pip.conf (mirrors, proxies, certificates) counts; afterwards nothing needs the network.
-Before every use each file is held against the lock.
+Before every use each file is compared with the lock.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Wheelhouse:
         return next(wheel.version for wheel in self.wheels if wheel.name == name)
 
     def paths(self) -> list[Path]:
-        """The files, after each has been held against its digest.
+        """The files, after each has been compared with its digest.
 
         Raises:
             MissingPrerequisite: a file is missing or is not what was locked.
@@ -101,7 +101,7 @@ def fetch(recipe: Recipe, python: Interpreter, say: Say) -> Wheelhouse:
 
     Raises:
         CommandFailed: pip failed; its log is named.
-        MissingPrerequisite: no pip, no room.
+        MissingPrerequisite: no pip, no space left.
     """
     with locked(wheels_cache() / ".lock", wait_seconds=_FETCH_SECONDS):
         found = find_wheelhouse(recipe, python)
@@ -135,7 +135,7 @@ def fetch(recipe: Recipe, python: Interpreter, say: Say) -> Wheelhouse:
 
 
 def tools(python: Interpreter, say: Say) -> Path:
-    """A small environment of that Python with pip in it; its folder."""
+    """A small environment of that Python with pip in it; its directory."""
     where = cache() / "tools" / python.tag
     if not (where / "bin" / "pip").is_file():
         say(f"making pip ready for Python {python.minor}")

@@ -121,7 +121,7 @@ def hidden(site: Site, tmp_path: Path) -> tuple[Release, Path]:
         file = folder / "openmpi" / f"{version}.lua"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f'setenv("MPI_HOME", "/apps/openmpi/{version}")\n')
-    needs = {"modules": [{"name": "openmpi/.4.1.5", "folder": str(folder)}]}
+    needs = {"modules": [{"name": "openmpi/.4.1.5", "directory": str(folder)}]}
     release = make_release(site, "upon-mpi", needs=needs)
     publish(site, release.id, passing, say=silent)
     return release, folder
@@ -174,7 +174,7 @@ def test_the_loaded_module_that_brings_the_mpi_is_found(tmp_path: Path) -> None:
     ask = "from hpcdl.stack.loaded import modules_behind; print(modules_behind('mpirun'))"
     script = f'module load git openmpi; {sys.executable} -c "{ask}"'
     done = lmod(folder, script, PYTHONPATH=str(Path(__file__).resolve().parents[2]))
-    assert done.stdout == f"[{{'name': 'openmpi/4.1.5', 'folder': '{folder}'}}]\n"
+    assert done.stdout == f"[{{'name': 'openmpi/4.1.5', 'directory': '{folder}'}}]\n"
 
 
 def test_unloading_takes_the_loaded_release_s_folders_away_after_a_rebuild(

@@ -27,7 +27,7 @@ _MAIL = "hpcdl@localhost"
 class BuildCache:
     """Where binaries are kept, and by which key they are signed (None: not signed at all).
 
-    `keys` is the keyring's folder where it is the site's own.
+    `keys` is the keyring's directory where it is the site's own.
     """
 
     folder: Path

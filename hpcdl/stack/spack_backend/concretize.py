@@ -1,4 +1,4 @@
-"""Renders Spack environments into a folder and lets Spack solve them, with a time limit.
+"""Renders Spack environments into a directory and lets Spack solve them, with a time limit.
 
 A lock file counts only when the versions in it are those of the resolution: `differences` says
 where they are not. A solver that finds nothing often prints nothing, so the end of the time
@@ -96,7 +96,7 @@ def plan(
     Args:
         names: environments; all where none is named.
         partition: a site's partition instead, with its pins, compilers and PMIx.
-        root: the folder that holds environments/; by default the checkout's spack/, for a
+        root: the directory that holds environments/; by default the checkout's spack/, for a
             partition PREFIX/spack/PARTITION.
         the_site: gives the site, called only for a partition.
 
@@ -130,7 +130,7 @@ def _plan_site(site: Site, partition: str, root: str | None) -> Work:
 
 
 def render_work(work: Work) -> None:
-    """Write what changed; a site's folder also gets the recipes, so that it stands alone."""
+    """Write what changed; a site's directory also gets the recipes, so that it stands alone."""
     if work.site is not None:
         with explain_os_errors(work.root):
             for part in _PARTS:

@@ -1,7 +1,7 @@
 """Lets Spack build an environment in parallel: a Makefile of Spack's own, and make.
 
 Make knows the order and shares its jobs with every build below it. What counts as done is what
-Spack has installed, asked anew each time, so that an interrupted build goes on where it was and
+Spack has installed, asked anew each time, so that an interrupted build continues where it was and
 a package that was removed is built again. A failure names the package, its log, and the command
 that reopens the environment it was built in.
 """
@@ -91,14 +91,14 @@ def make_all(spack: Spack, where: Folders, jobs: int, show: Show, env: Mapping[s
 
     Args:
         spack: with the build's own scope.
-        where: the stack's folders.
+        where: the stack's directories.
         jobs: processes at a time, all packages together.
         show: told how far it is.
         env: variables for the recipes.
 
     Raises:
         PackageFailed: names the package, its log and how to reopen its environment.
-        MissingPrerequisite: there is no make, or no room.
+        MissingPrerequisite: there is no make, or no space left.
     """
     if shutil.which("make") is None:
         raise MissingPrerequisite("there is no make", hint="Debian and Ubuntu: apt install make")
@@ -227,9 +227,9 @@ def _failure(spack: Spack, where: Folders) -> HpcdlError:
     last = [line for line in text.splitlines() if line.strip()][-_SHOWN_LINES:]
     if _NO_ROOM.search("\n".join(last)) or _NO_ROOM.search(said):
         return MissingPrerequisite(
-            f"no room left while Spack built {_title(package)}",
+            f"no space left while Spack built {_title(package)}",
             details=[f"log: {own if own.exists() else where.log}"],
-            hint="free some room, then run the same command: what is built stays built",
+            hint="free some space, then run the same command: what is built stays built",
         )
     return PackageFailed(
         f"{_title(package)} did not build",

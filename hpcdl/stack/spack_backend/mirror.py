@@ -1,8 +1,8 @@
 """Makes a source mirror for machines without internet: all that an environment's build fetches.
 
 Spack fetches and checks; `plan_mirror` knows beforehand which files those are, from the lock,
-and `make_mirror` holds what came against them and writes manifest.json (file, digest, size,
-licence). What is there already is not fetched again, so an interrupted run goes on. What bazel
+and `make_mirror` compares what came with them and writes manifest.json (file, digest, size,
+licence). What is there already is not fetched again, so an interrupted run continues. What bazel
 downloads while it builds TensorFlow is no file of Spack's: its cache is taken in if there is one.
 """
 
@@ -81,8 +81,8 @@ class Mirror:
     def as_data(self) -> dict[str, Any]:
         """For machines."""
         return {
-            "schema": 1,
-            "folder": str(self.folder),
+            "schema": 2,
+            "directory": str(self.folder),
             "environments": [one.name for one in self.environments],
             "files": len(self.sources),
             "missing": [asdict(one) for one in self.missing],
@@ -94,8 +94,8 @@ def plan_mirror(where: Path, root: Path, environments: Sequence[str], bazel: str
     """What a mirror of these environments must hold.
 
     Args:
-        where: the mirror's folder.
-        root: the folder with spack_repo/ and environments/.
+        where: the mirror's directory.
+        root: the directory with spack_repo/ and environments/.
         environments: names of solved ones.
         bazel: a bazel repository cache; by default the one of HPCDL_BAZEL_CACHE.
 
@@ -104,7 +104,7 @@ def plan_mirror(where: Path, root: Path, environments: Sequence[str], bazel: str
     """
     named = bazel or os.environ.get("HPCDL_BAZEL_CACHE") or None
     if named and not Path(named).is_dir():
-        raise BadInput(f"there is no bazel cache {named}", hint="name an existing folder")
+        raise BadInput(f"there is no bazel cache {named}", hint="name an existing directory")
     paths = tuple(root / "environments" / name for name in environments)
     for path in paths:
         if not (path / "spack.lock").is_file():
@@ -130,7 +130,7 @@ def _sources(one: Built) -> Iterator[Source]:
 def choose_environments(
     names: Sequence[str], stack: str | None, the_site: Callable[[], Site]
 ) -> tuple[Path, tuple[str, ...]]:
-    """The folder with the environments, and which of them.
+    """The directory with the environments, and which of them.
 
     Args:
         names: shipped environments; all where none is named.
@@ -170,8 +170,8 @@ def make_mirror(mirror: Mirror, root: Path, say: Say) -> Path:
     """Fetch what is missing and write the manifest; returns its path.
 
     Raises:
-        PartlyDone: some files did not come; the rest is there, and running again goes on.
-        MissingPrerequisite: no room, no permission, another one at work in that folder.
+        PartlyDone: some files did not come; the rest is there, and running again continues.
+        MissingPrerequisite: no space left, no permission, another one at work in that directory.
     """
     with locked(mirror.folder / ".lock", wait_seconds=10):
         log = new_log("mirror")
@@ -206,13 +206,13 @@ def _fetch(spack: Spack, mirror: Mirror, environment: Path, log: Path, say: Say)
     )  # fmt: skip
     if not result.ok and "No space left on device" in log.read_text(errors="replace"):
         raise MissingPrerequisite(
-            f"no room for the mirror in {mirror.folder}",
-            hint="free some room, then run the same command: what is there stays",
+            f"no space left for the mirror in {mirror.folder}",
+            hint="free some space, then run the same command: what is there stays",
         )
 
 
 def _link_all(source: Path, target: Path) -> None:
-    """Link a tree's files into another folder, or copy them where they cannot be linked."""
+    """Link a tree's files into another directory, or copy them where they cannot be linked."""
     with explain_os_errors(target):
         for base, _, names in os.walk(source):
             there = target / Path(base).relative_to(source)

@@ -2,7 +2,7 @@
 
 `plan_spack` thinks: environment, files, identity, steps. `build_spack` acts. Everything is made
 below PREFIX/spack, which all stacks share: `store` is the install tree, `buildcache` the signed
-binaries, STACK/ one stack's environment and build. An interrupted build goes on where it was.
+binaries, STACK/ one stack's environment and build. An interrupted build continues where it was.
 The release is a view and its records, and no release until release.json is renamed into it.
 """
 
@@ -117,7 +117,7 @@ class SpackPlan:
             "versions": dict(self.versions()),
             "proof": self.proof,
             "specs": list(self.environment.specs),
-            "folder": str(self.work.root),
+            "directory": str(self.work.root),
             "steps": self.steps(),
         }
 
@@ -210,9 +210,9 @@ def build_spack(plan: SpackPlan, say: Say, show: Show, options: Options) -> Rele
         options: see there.
 
     Raises:
-        PackageFailed: a package did not build; says which, its log, and how to go on.
+        PackageFailed: a package did not build; says which, its log, and how to continue.
         CheckFailed: Spack found no solution, or not the resolution's.
-        MissingPrerequisite: no Spack, no gpg, no room, another build at work.
+        MissingPrerequisite: no Spack, no gpg, no space left, another build at work.
     """
     if plan.exists:
         return read_release(plan.site, plan.expected().id)
@@ -254,7 +254,7 @@ def _build(plan: SpackPlan, cache: BuildCache, say: Say, show: Show, options: Op
 
 
 def open_build(plan: SpackPlan, cache: BuildCache) -> Spack:
-    """Spack with the settings of this build, in a folder that a person can use too."""
+    """Spack with the settings of this build, in a directory that a person can use too."""
     where = plan.folders
     config = (
         f"config:\n  build_stage: ['{where.stage}']\n"

@@ -1,7 +1,7 @@
 """What nobody needs any more in the install tree that all releases built by Spack share.
 
 Lock files say what is needed: of a release what it runs with, of a stack's environment all of
-it, for that is what the next build goes on from. Everything else that Spack has installed goes,
+it, for that is what the next build continues from. Everything else that Spack has installed goes,
 by Spack itself. While a build is at work nothing is looked at: what it has just installed may be
 in no lock file yet.
 """
@@ -88,7 +88,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as fault:
         raise MissingPrerequisite(
             f"the lock file {path} cannot be read, so nobody knows which packages it needs",
-            hint="look at it; a broken release's folder is removed by hand",
+            hint="look at it; a broken release's directory is removed by hand",
         ) from fault
     return lock
 

@@ -1,6 +1,6 @@
 """Spack itself: where it is, whether it is one that fits, and how it is called.
 
-A `Spack` is a program with a scope of settings (of one run, or of a build's folder) and
+A `Spack` is a program with a scope of settings (of one run, or of a build's directory) and
 variables; `argv` gives the whole command line, so that a Makefile and a script for people call
 it in the same way. Nothing of a user's own Spack settings is changed.
 """
@@ -68,7 +68,7 @@ def find_spack() -> Path:
     found = shutil.which("spack")
     if found is None:
         raise MissingPrerequisite(
-            "Spack is not here", hint="set HPCDL_SPACK_ROOT to its folder, or put it on PATH"
+            "Spack is not here", hint="set HPCDL_SPACK_ROOT to its directory, or put it on PATH"
         )
     return Path(found)
 
@@ -77,8 +77,8 @@ def open_spack(root: Path, scope: Path, settings: Mapping[str, str] | None = Non
     """Spack for the environments below `root`, with settings written into `scope`.
 
     Args:
-        root: the folder with spack_repo/ and environments/, perhaps with a site.yaml.
-        scope: a folder for settings of this run.
+        root: the directory with spack_repo/ and environments/, perhaps with a site.yaml.
+        scope: a directory for settings of this run.
         settings: further files for it, such as config.yaml, by name.
 
     Raises:
@@ -101,7 +101,7 @@ def _version(program: Path) -> str:
     if found is None or sort_key(found.group()) < sort_key(least):
         raise MissingPrerequisite(
             f"{program} is Spack {told.strip()[:40] or 'of no version'}, too old for this overlay",
-            hint=f"use Spack {least} or newer; set HPCDL_SPACK_ROOT to its folder",
+            hint=f"use Spack {least} or newer; set HPCDL_SPACK_ROOT to its directory",
         )
     return told.strip()
 

@@ -126,9 +126,9 @@ def add_hpcdl(root: Path, wheel: Path, pip: Path, log: Path) -> Path:
     """Put hpcdl into the view as files of its own; returns its site-packages.
 
     Args:
-        root: the release's folder.
+        root: the release's directory.
         wheel: of this hpcdl.
-        pip: a folder or wheel with pip in it.
+        pip: a directory or wheel with pip in it.
         log: what pip says.
     """
     stack = root / "stack"
@@ -168,10 +168,10 @@ def require_imports(root: Path, environment: Path) -> None:
 
 
 def own_folder(stack: Path, inside: Path) -> Path:
-    """A folder of a view that may be written to, without writing into the install tree.
+    """A directory of a view that may be written to, without writing into the install tree.
 
-    Spack links whole folders where one package alone has something in them: those become
-    folders of links.
+    Spack links whole directories where one package alone has something in them: those become
+    directories of links.
     """
     path = stack
     for part in inside.parts:
@@ -188,7 +188,7 @@ def own_folder(stack: Path, inside: Path) -> Path:
 
 
 def module_environment(spack: Spack, root: Path) -> dict[str, Any]:
-    """What the module sets: lists of folders to go in front of a variable, or a text.
+    """What the module sets: lists of directories to go in front of a variable, or a text.
 
     It is what `spack env activate` sets on top of an empty environment.
     """
