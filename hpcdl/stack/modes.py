@@ -66,7 +66,12 @@ def _reach_faults(release: Release) -> Iterator[str]:
     for directory in closed_above(release.root):
         yield f"users cannot enter {directory}, which the release lies in"
     real = release.python.resolve()
-    if not real.is_file():
+    try:
+        there = real.is_file()
+    except PermissionError:  # this user is one of those who cannot
+        yield f"users cannot enter the directories of its Python {real}"
+        return
+    if not there:
         yield f"its Python {real} is not there"
         return
     version = ".".join(release.versions.get("python", "").split(".")[:2])

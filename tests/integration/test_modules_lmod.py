@@ -69,7 +69,7 @@ def test_a_user_s_value_comes_back_at_unload(site: Site) -> None:
     script = "module load tensorflow; echo $XLA_FLAGS; module unload tensorflow; echo [$XLA_FLAGS]"
     seen = [lmod(release.modules, script, **env).stdout.split("\n")[:2]
             for env in ({"XLA_FLAGS": "--mine"}, {})]  # fmt: skip
-    assert seen == [["--of-the-release", "[--mine]"], ["--of-the-release", "[]"]]
+    assert seen == [["--mine --of-the-release", "[--mine]"], ["--of-the-release", "[]"]]
 
 
 def test_pythonhome_of_another_python_meets_a_clear_word(modules: Path) -> None:
@@ -321,7 +321,7 @@ def test_in_a_partition_of_several_models_the_gpu_that_is_found_decides(
     own = dataclasses.replace(site.paths, prefix=tmp_path / "prefix")
     site = dataclasses.replace(site, paths=own, private=True)
     for name, models in (("ampere", ["A100"]), ("ada", ["L40S", "L4"])):
-        make_release(site, name, stack="tf", partitions=("typed",), needs={"gpus": models},
+        make_release(site, name, stack="mixed", partitions=("typed",), needs={"gpus": models},
                      module=f"tensorflow/{name}")  # fmt: skip
         publish(site, name, passing, say=silent)
     modules = own.prefix / "current" / "modules"

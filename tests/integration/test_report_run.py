@@ -35,7 +35,7 @@ def test_a_night_of_real_jobs_is_told_with_their_scripts_and_logs(
     assert main([*words, "--html", str(page), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["file"] == str(page)
     # The same run again, from its folder, is no other night.
-    imported = ["check", "history", "import", str(outcome.folder.path)]
+    imported = ["check", "history", "import", str(outcome.directory.path)]
     assert main([*imported, "--site", str(site.source), "--history", str(history)]) == 0
     assert capsys.readouterr().out.startswith("0 new results")
     with chromium() as browser:

@@ -79,8 +79,9 @@ def test_a_failing_job_leaves_the_old_release_and_says_why(site: Site) -> None:
     new = make_release(site, "new", version="2.21.0")
     with pytest.raises(CheckFailed, match="did not pass the gate") as caught:
         publish(site, "new", JobGate(silent, ("cpu",)), say=silent)
-    (said,) = caught.value.details
+    said, *more = caught.value.details
     assert said.startswith("cpu: job: job ")
+    assert all("has no Python packages" in one for one in more)
     assert "No module named 'tensorflow'" in said
     assert f"{site.paths.work}/jobs/gate-cpu" in said
     assert current_id(site) == "old"
@@ -110,7 +111,7 @@ def test_a_partition_that_slurm_does_not_know_fails_by_name(site: Site) -> None:
     new = dataclasses.replace(site.partitions["cpu"], name="newer")
     site = dataclasses.replace(site, partitions={**site.partitions, "newer": new})
     proof = verify(site, "new", JobGate(silent, ("newer",)))
-    failed = [check.describe() for check in proof.checks if not check.ok]
+    failed = [check.describe() for check in proof.checks if check.name == "job"]
     assert len(failed) == 1
     assert "newer: job: " in failed[0]
     assert "partition" in failed[0]

@@ -207,7 +207,8 @@ def test_a_lock_left_by_a_dead_process_holds_nobody_up(tmp_path: Path) -> None:
             time.sleep(60)
 
     killed_after(0.1, hold)
-    assert "process" in lock.read_text()
+    assert f"pid {os.getpid()}" not in lock.read_text()
+    assert "held by " in lock.read_text()
     start = time.monotonic()
     publish(site, "a", passing, say=silent)
     assert time.monotonic() - start < 5

@@ -118,7 +118,7 @@ def test_a_folder_that_is_no_data_set_is_refused(runs: Runs) -> None:
     done = runs.train("--data", "/nowhere")
     assert (done.code, "is not a data set" in done.err) == (2, True)
     assert done.result["outcome"] == {
-        "status": "failed", "reason": "/nowhere is no data set: it has no dataset.json",
+        "status": "failed", "reason": "/nowhere is not a data set: it has no dataset.json",
         "exit_code": 2,
     }  # fmt: skip
 

@@ -21,7 +21,7 @@ from hpcdl.train.communicate import Alone
 from hpcdl.train.data.source import Group
 from hpcdl.train.models import Network
 from hpcdl.train.optimizers import make_loss_scale, make_optimizer
-from hpcdl.train.step import StepParts, Word, make_step
+from hpcdl.train.step import RankSignal, StepParts, make_step
 from hpcdl.train.tasks import make_task
 found = {}
 random = np.random.RandomState(3)
@@ -53,7 +53,7 @@ for parts in (1, 4):
     made = network()
     step = step_of(made, accumulate=parts)
     for number in range(3):
-        loss = step(Group(images, labels, 1), [0.5], Word(), number)[0].loss
+        loss = step(Group(images, labels, 1), [0.5], RankSignal(), number)[0].loss
     found[f"accumulate-{parts}"] = [loss, [v.numpy().tolist() for v in made.trainable]]
 
 scale = make_loss_scale(tf)
@@ -61,11 +61,11 @@ made = network()
 step = step_of(made, scale=scale, precision="fp16")
 states, weights = [], []
 for number, factor in enumerate((1.0, 6e4, 1.0)):
-    step(Group(images * factor, labels, 1), [0.01], Word(), number)
+    step(Group(images * factor, labels, 1), [0.01], RankSignal(), number)
     states.append(scale.state.numpy().tolist())
     weights.append(made.trainable[0].numpy().tolist())
 scale.state.assign([1024.0, 1999.0])
-step(Group(images, labels, 1), [0.01], Word(), 3)
+step(Group(images, labels, 1), [0.01], RankSignal(), 3)
 found["scale"] = {"states": states, "weights": weights, "doubled": scale.state.numpy().tolist()}
 
 logits = random.randn(6, 4).astype("f4")
