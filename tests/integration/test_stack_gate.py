@@ -79,9 +79,7 @@ def test_a_failing_job_leaves_the_old_release_and_says_why(site: Site) -> None:
     new = make_release(site, "new", version="2.21.0")
     with pytest.raises(CheckFailed, match="did not pass the gate") as caught:
         publish(site, "new", JobGate(silent, ("cpu",)), say=silent)
-    said, *more = caught.value.details
-    assert said.startswith("cpu: job: job ")
-    assert all("has no Python packages" in one for one in more)
+    (said,) = [one for one in caught.value.details if one.startswith("cpu: job: job ")]
     assert "No module named 'tensorflow'" in said
     assert f"{site.paths.work}/jobs/gate-cpu" in said
     assert current_id(site) == "old"
