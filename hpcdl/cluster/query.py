@@ -11,7 +11,7 @@ from pathlib import Path
 from hpcdl.cluster import rootfs
 from hpcdl.cluster.model import ClusterState
 from hpcdl.cluster.needs import command, program
-from hpcdl.slurm.client import clean_environment
+from hpcdl.slurm.client import query_environment
 from hpcdl.slurm.parse import mpi_plugins
 from hpcdl.system.errors import Stopped
 from hpcdl.system.files import write_atomic
@@ -25,7 +25,7 @@ def ask(current: ClusterState, *argv: str, seconds: float = _SECONDS) -> Command
     try:
         return run(
             [*command(current, argv[0]), *argv[1:]],
-            base_env=clean_environment(),
+            base_env=query_environment(),
             env={"SLURM_CONF": str(current.configuration)},
             check=False,
             timeout=seconds,

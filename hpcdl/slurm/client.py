@@ -7,7 +7,6 @@ Slurm is missing, does not answer, or answers what no release does.
 from __future__ import annotations
 
 import os
-import pwd
 import re
 import secrets
 import shutil
@@ -18,6 +17,7 @@ from typing import TypeVar
 from hpcdl.slurm import parse
 from hpcdl.slurm.parse import JobRecord, NodeRecord, PartitionRecord
 from hpcdl.system.errors import BadInput, MissingPrerequisite, Stopped
+from hpcdl.system.files import user_name
 from hpcdl.system.run import CommandFailed, CommandResult, run
 
 _T = TypeVar("_T")
@@ -39,6 +39,7 @@ _NOT_NOW = (
     "Requested nodes are busy",
     "Required node not available",
 )
+_DEFAULTS = re.compile(r"(SQUEUE|SINFO|SCONTROL|SACCT|SACCTMGR|SCANCEL)_")
 _GONE = ("Invalid job id", "already completing or completed")
 _ANSWER_SECONDS = 30.0
 
@@ -59,18 +60,34 @@ def clean_environment(environ: Mapping[str, str] | None = None) -> dict[str, str
     return {key: value for key, value in source.items() if key in keep or not foreign.match(key)}
 
 
+def query_environment() -> dict[str, str]:
+    """The environment for questions: also without the user's defaults for squeue and its like.
+
+    SQUEUE_USERS, SQUEUE_STATES or SINFO_PARTITION in a shell's profile would hide jobs and nodes.
+    """
+    known = clean_environment()
+    return {key: value for key, value in known.items() if not _DEFAULTS.match(key)}
+
+
 def version() -> str:
     """Slurm's release, `22.05.8`."""
     return parse.version(_ask(["sinfo", "--version"]).stdout)
 
 
 def job(job_id: int) -> JobRecord | None:
-    """What is known of a job: slurmctld first, then accounting; None when both forgot it."""
-    found = _jobs(f"--jobs={job_id}")
+    """What is known of a job: slurmctld first, then accounting; None when both forgot it.
+
+    Raises:
+        SlurmAway: it does not answer, or nobody told how the job ended: ask again.
+    """
+    found, unclear = _jobs(f"--jobs={job_id}")
     # Of an array, all tasks are told; the last one that waits has the array's own id.
-    if found:
-        return next((record for record in found if record.id == job_id), found[0])
+    record = next((one for one in found if one.id == job_id), found[0] if found else None)
+    if record and record.id not in unclear:
+        return record
     lines = _accounted(job_id, parse.ACCOUNTING_FIELDS, "--allocations", "--duplicates")
+    if record and not lines:
+        raise _away([f"squeue did not tell how job {job_id} ended"])
     return _parsed(parse.accounted_job, lines, "sacct") if lines else None
 
 
@@ -91,30 +108,39 @@ def _accounted(job_id: int, fields: str, *options: str) -> list[str]:
 
 def queue() -> tuple[JobRecord, ...]:
     """Every job slurmctld holds, ended ones of the last minutes included."""
-    return tuple(_jobs())
+    found, unclear = _jobs()
+    return tuple(record for record in found if record.id not in unclear)
 
 
-def _jobs(*options: str) -> list[JobRecord]:
-    """What squeue tells of jobs, in a form that nobody's job can forge; none where it has none."""
+def _jobs(*options: str) -> tuple[list[JobRecord], set[int]]:
+    """What squeue tells of jobs, in a form that nobody's job can forge; none where it has none.
+
+    The second value has the ids of those that ended in a way that squeue did not tell.
+    """
     mark = secrets.token_hex(8)
     asked = ["squeue", "--all", "--states=all", *options]
     form = parse.marked_format(parse.JOB_FORMAT, mark)
     answer = _ask([*asked, f"--format={form}"], check=False)
     if "Invalid job id" in answer.stderr:
-        return []
+        return [], set()
     if not answer.ok:
         _refuse(answer)
     rows = _parsed(lambda text: parse.marked(text, mark), answer.stdout, "squeue")
     if not rows:
-        return []
+        return [], set()
     # Asked later: of a job that ended meanwhile only its end is told by the next look.
     more = _ask([*asked, f"--Format={parse.EXIT_FORMAT}"], check=False)
-    ended = _parsed(parse.exits, more.stdout, "squeue") if more.ok else {}
+    if "Invalid job id" in more.stderr:
+        return [], set()  # forgotten in between
+    if not more.ok:
+        _refuse(more)
+    ended = _parsed(parse.exits, more.stdout, "squeue")
 
     def read(fields: str | Sequence[str]) -> JobRecord:
         return parse.job(fields, ended.get(int(fields[0]), (0, 0, 0)))
 
-    return [_parsed(read, row, "squeue") for row in rows]
+    found = [_parsed(read, row, "squeue") for row in rows]
+    return found, {one.id for one in found if not one.active and one.id not in ended}
 
 
 def batch_script(job_id: int) -> str | None:
@@ -138,7 +164,7 @@ def own_jobs() -> frozenset[int]:
 
 def _numbers_below_heading(text: str) -> frozenset[int]:
     """Job ids; a heading stands above them, so that no answer is not an empty one."""
-    heading, *numbers = text.split()
+    heading, *numbers = parse.without_cluster(text).split()
     if heading != "JOBID":
         raise ValueError(heading)
     return frozenset(map(int, numbers))
@@ -148,7 +174,7 @@ def sees_all_jobs() -> bool:
     """Whether this user is shown everybody's jobs (slurm.conf(5), PrivateData)."""
     known = config()
     private = set(known.get("PrivateData", "none").split(","))
-    user = pwd.getpwuid(os.getuid()).pw_name
+    user = user_name()
     owner = known.get("SlurmUser", "root").partition("(")[0]
     if not private & {"jobs", "all"} or user in {"root", owner}:
         return True
@@ -237,7 +263,9 @@ def _ask(argv: Sequence[str], *, check: bool = True) -> CommandResult:
         )
     try:
         # Times are compared and shown: in one form, whatever the caller likes.
-        environment = {**clean_environment(), "SLURM_TIME_FORMAT": "standard"}
+        # What sbatch has, the job has: there the user's own defaults stay.
+        given = clean_environment() if argv[0] == "sbatch" else query_environment()
+        environment = {**given, "SLURM_TIME_FORMAT": "standard"}
         answer = run(argv, base_env=environment, check=False, timeout=_ANSWER_SECONDS)
     except Stopped as late:  # a controller that is gone may just be silent
         raise _away([late.message]) from late

@@ -142,6 +142,11 @@ def marked_format(fields: Sequence[str], mark: str) -> str:
     return f"<{mark}>" + f"|{mark}|".join(fields)
 
 
+def without_cluster(text: str) -> str:
+    """An answer of squeue without the line above its heading that SLURM_CLUSTERS brings."""
+    return re.sub(r"\ACLUSTER: \S+\n", "", text)
+
+
 def marked(text: str, mark: str) -> list[list[str]]:
     """The records of an answer to `marked_format`.
 
@@ -150,12 +155,15 @@ def marked(text: str, mark: str) -> list[list[str]]:
     is left out.
 
     Raises:
-        ValueError: there is no heading: this is no answer.
+        ValueError: there is no heading, so this is no answer, or several: of several clusters.
     """
-    head, *records = text.split(f"<{mark}>")
+    head, *records = without_cluster(text).split(f"<{mark}>")
     if head.strip() or not records:
         raise ValueError("an answer without its heading")
-    return [[field.strip() for field in record.split(f"|{mark}|")] for record in records[1:]]
+    heading, *rows = [[field.strip() for field in one.split(f"|{mark}|")] for one in records]
+    if any(row[0] == heading[0] for row in rows):
+        raise ValueError("answers of several clusters")
+    return rows
 
 
 JOB_FORMAT = ("%A", "%T", "%F", "%K", "%P", "%N", "%V", "%S", "%e", "%l", "%r", "%o", "%j")
@@ -200,7 +208,7 @@ def exits(text: str) -> dict[int, tuple[int, int, int]]:
     Slurm 24.11 writes `3:0`, 22.05 the wait status 768 (wait(2)).
     """
     found = {}
-    for line in text.splitlines()[1:]:
+    for line in without_cluster(text).splitlines()[1:]:
         number, ended, restarts = line.split()
         status, colon, signal = ended.partition(":")
         code = int(status) if colon else int(status) >> 8

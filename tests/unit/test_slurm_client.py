@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.slurm import client
+from hpcdl.slurm import client, parse
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.run import CommandFailed
 
@@ -31,6 +31,97 @@ def test_times_have_one_form_whatever_the_caller_likes(
     monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
     command("scontrol", 'echo "format = $SLURM_TIME_FORMAT"')
     assert client.config() == {"format": "standard"}
+
+
+@pytest.mark.parametrize(
+    "name", ["SQUEUE_USERS", "SQUEUE_STATES", "SINFO_PARTITION", "SLURM_JOB_ID"]
+)
+def test_no_default_of_the_user_hides_a_job(
+    command: Command, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "7")
+    command("squeue", f'echo JOBID; echo "${{{name}:-64}}"')
+    assert client.own_jobs() == {64}
+    command("sbatch", f'echo "${{{name}:-64}}"')
+    kept = 64 if name.startswith("SLURM_") else 7
+    assert client.submit(Path("job.sh")) == kept, "a job has what its user set"
+
+
+def test_the_line_of_a_cluster_s_name_is_no_job(command: Command) -> None:
+    command("squeue", "printf 'CLUSTER: one\\nJOBID\\n7\\n'")
+    assert client.own_jobs() == {7}
+    command("squeue", "printf 'CLUSTER: one\\nJOBID\\n7\\n\\nCLUSTER: two\\nJOBID\\n8\\n'")
+    with pytest.raises(MissingPrerequisite, match="no Slurm release"):
+        client.own_jobs()
+
+
+_SQUEUE = """\
+case "$*" in
+*--Format=*) {ends};;
+*) for option; do form=${{option#--format=}}; done
+   mark=${{form%%>*}}
+   printf '%s>' "$mark"; echo JOBID
+   for id in 7 8; do
+     state=COMPLETED; [ $id = 8 ] && state=RUNNING
+     line=$(echo "$form" | sed "s/%A/$id/; s/%T/$state/; s/%F/$id/; s/%[A-Za-z]/N\\/A/g")
+     printf '%s\\n' "$line"
+   done;;
+esac
+"""
+_ENDS = "echo JOBID EXIT_CODE RESTARTS; echo 7 3:0 2; echo 8 0 1"
+
+
+def squeue(command: Command, ends: str) -> None:
+    """Of two jobs, one that has ended and one that runs; their ends are told by `ends`."""
+    command("squeue", _SQUEUE.format(ends=ends))
+    command("sacct", "exit 1")
+
+
+def test_how_a_job_ended_is_told_by_the_second_look(command: Command) -> None:
+    squeue(command, _ENDS)
+    assert [(one.id, one.exit_code, one.restarts) for one in client.queue()] == [
+        (7, 3, 2),
+        (8, 0, 1),
+    ]
+    found = client.job(7)
+    assert found is not None
+    assert (found.state, found.exit_code) == ("COMPLETED", 3)
+
+
+def test_a_job_whose_end_nobody_told_did_not_end_well(command: Command) -> None:
+    squeue(command, "echo JOBID EXIT_CODE RESTARTS; echo 8 0 1")
+    assert [one.id for one in client.queue()] == [8]
+    with pytest.raises(client.SlurmAway):
+        client.job(7)
+    lines = dict.fromkeys(parse.ACCOUNTING_FIELDS.split(","), "x")
+    lines |= {"JobIDRaw": "7", "State": "FAILED", "ExitCode": "3:0"}
+    command("sacct", f"echo '{'|'.join(lines.values())}'")
+    found = client.job(7)
+    assert found is not None
+    assert (found.state, found.exit_code) == ("FAILED", 3)
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [("Socket timed out on send/recv operation", client.SlurmAway), ("what", CommandFailed)],
+)
+def test_a_second_look_that_fails_is_no_exit_code_0(
+    command: Command, said: str, error: type[Exception]
+) -> None:
+    squeue(command, f"echo 'squeue: error: {said}' >&2; exit 1")
+    with pytest.raises(error):
+        client.queue()
+    squeue(command, "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    assert client.job(7) is None
+
+
+def test_a_user_without_a_name_is_asked_about_by_number(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client.os, "getuid", lambda: 4_123_456)
+    command("scontrol", "echo 'PrivateData = jobs'")
+    command("sacctmgr", 'case "$*" in *" 4123456 "*) echo Operator;; esac')
+    assert client.sees_all_jobs()
 
 
 _GONE = "scancel: error: Kill job error on job id 7: Invalid job id specified"

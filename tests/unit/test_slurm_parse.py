@@ -143,6 +143,18 @@ def test_an_answer_without_its_heading_is_not_an_empty_queue(text: str) -> None:
     assert parse.marked(answer(), MARK) == []
 
 
+def test_the_name_of_one_cluster_may_stand_above_the_heading() -> None:
+    one = f"CLUSTER: one\n{answer(JOB)}"
+    assert parse.marked(one, MARK) == parse.marked(answer(JOB), MARK)
+    ends = "CLUSTER: one\nJOBID EXIT_CODE RESTARTS\n7 0 2\n"
+    assert parse.exits(ends) == {7: (0, 0, 2)}
+    for jobs in ((), (JOB,)):
+        with pytest.raises(ValueError, match="several"):
+            parse.marked(f"CLUSTER: one\n{answer(*jobs)}\nCLUSTER: two\n{answer()}", MARK)
+    with pytest.raises(ValueError):
+        parse.exits(f"{ends}\n{ends}")
+
+
 def test_ends_of_jobs_are_numbers_only() -> None:
     said = "JOBID       EXIT_CODE   RESTART_COUN\n7           768         2\n"
     assert parse.exits(said) == {7: (3, 0, 2)}
