@@ -2,18 +2,21 @@
 
 `require_private` is the one door: what only this user and root can change. A directory that others
 may write to is passed through only where it is sticky, as /tmp is: there nobody can rename what is
-not his own. So after the walk nobody else can put anything in the way of a later open.
+not his own; or below one that is this user's and closed to others, where nobody else gets in. So
+after the walk nobody else can put anything in the way of a later open.
 """
 
 from __future__ import annotations
 
 import os
 import pwd
+import shlex
 import stat
 from pathlib import Path
 
 from hpcdl.system.errors import MissingPrerequisite
 
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _MAX_LINKS = 40
 """As many links the kernel follows on the way to one file (path_resolution(7))."""
@@ -28,7 +31,7 @@ def require_private(path: Path) -> None:
         MissingPrerequisite: what is wrong with which part of the path.
     """
     absolute = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow the links
-    _walk(absolute.parent, _MAX_LINKS)
+    closed = _walk(absolute.parent, _MAX_LINKS)
     try:
         handle = os.open(absolute, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as fault:
@@ -40,13 +43,18 @@ def require_private(path: Path) -> None:
     if stat.S_ISLNK(status.st_mode):
         raise _untrusted(path, "it is a link")
     _require_owner(path, status)
-    if status.st_mode & _OTHERS_WRITE:
-        raise _untrusted(path, f"others may write to it (mode {stat.S_IMODE(status.st_mode):04o})")
+    if status.st_mode & _OTHERS_WRITE and not closed:
+        mode = f"mode {stat.S_IMODE(status.st_mode):04o}"
+        raise _untrusted(path, f"others may write to it ({mode})", cure=True)
 
 
-def _walk(path: Path, links: int) -> None:
-    """Check every directory from the root down to `path`, through links."""
-    here = Path("/")
+def _walk(path: Path, links: int) -> bool:
+    """Check every directory from the root down to `path`, through links.
+
+    Returns:
+        Whether one on the way is this user's and closed to others.
+    """
+    here, closed = Path("/"), False
     for name in path.parts[1:]:
         here = here / name
         try:
@@ -58,9 +66,13 @@ def _walk(path: Path, links: int) -> None:
             if not links:
                 raise _untrusted(here, "too many links lead from one to the next")
             target = here.parent / here.readlink()
-            _walk(Path(os.path.normpath(target)), links - 1)
-        elif status.st_mode & _OTHERS_WRITE and not status.st_mode & stat.S_ISVTX:
-            raise _untrusted(here, "others may rename what lies in it, as it is not sticky")
+            closed = _walk(Path(os.path.normpath(target)), links - 1)
+        elif status.st_uid == os.getuid() and not status.st_mode & _OTHERS:
+            closed = True
+        elif status.st_mode & _OTHERS_WRITE and not status.st_mode & stat.S_ISVTX and not closed:
+            said = "others may rename what lies in it, as it is not sticky"
+            raise _untrusted(here, said, cure=True)
+    return closed
 
 
 def _require_owner(path: Path, status: os.stat_result) -> None:
@@ -75,8 +87,10 @@ def _user(number: int) -> str:
         return f"user {number}"
 
 
-def _untrusted(path: Path, reason: str) -> MissingPrerequisite:
+def _untrusted(path: Path, reason: str, *, cure: bool = False) -> MissingPrerequisite:
+    """The error; `cure` where the path's mode alone is wrong."""
+    choose = "choose a path that only you (or root) can change"
+    mend = f"if it is yours, `chmod g-w,o-w {shlex.quote(str(path))}`; else "
     return MissingPrerequisite(
-        f"{path} cannot be trusted: {reason}",
-        hint="choose a path that only you (or root) can change",
+        f"{path} cannot be trusted: {reason}", hint=(mend if cure else "") + choose
     )

@@ -19,15 +19,34 @@ def test_what_only_its_user_can_change_is_trusted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
-def test_what_others_may_write_to_is_not(tmp_path: Path, mode: int) -> None:
-    place = tmp_path / "open"
+def test_what_others_may_write_to_is_not(shared: Path, mode: int) -> None:
+    place = shared / "open"
     place.mkdir()
     place.chmod(mode)
-    with pytest.raises(MissingPrerequisite, match="others may write"):
+    with pytest.raises(MissingPrerequisite, match="others may write") as caught:
         require_private(place)
+    assert f"chmod g-w,o-w {place}" in str(caught.value.hint)
     (place / "below").mkdir()
     with pytest.raises(MissingPrerequisite, match="not sticky"):
         require_private(place / "below")
+
+
+def test_below_what_is_closed_to_others_their_permissions_mean_nothing(shared: Path) -> None:
+    (shared / "home").mkdir(mode=0o700)
+    for name in ("home/work", "home/work/cluster", "open"):
+        (shared / name).mkdir()
+        (shared / name).chmod(0o775)
+    require_private(shared / "home/work/cluster")
+    (shared / "open/cluster").mkdir()
+    (shared / "home/out").symlink_to(shared / "open")
+    with pytest.raises(MissingPrerequisite, match="not sticky"):
+        require_private(shared / "home/out/cluster")
+    (shared / "open/in").symlink_to(shared / "home/work")
+    with pytest.raises(MissingPrerequisite, match="not sticky"):
+        require_private(shared / "open/in/cluster")
+    (shared / "home").chmod(0o710)
+    with pytest.raises(MissingPrerequisite, match="not sticky"):
+        require_private(shared / "home/work/cluster")
 
 
 def test_a_link_at_the_end_or_to_nowhere_is_not_trusted(tmp_path: Path) -> None:
