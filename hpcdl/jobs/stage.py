@@ -85,7 +85,10 @@ def _make_private(target: Path) -> None:
         MissingPrerequisite: it cannot be made, or it is another user's, a link, or open to others.
     """
     with explain_os_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
+        for place in reversed(target.parents):
+            if not place.is_dir():  # whatever the umask, no group may write to it
+                with suppress(FileExistsError):
+                    place.mkdir(mode=0o755)
         with suppress(FileExistsError):
             target.mkdir(mode=0o700)
     require_private(target)

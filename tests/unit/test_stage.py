@@ -1,5 +1,6 @@
 """Staging: data on the node's own disk, whole or linked, never half a file."""
 
+import os
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,6 +48,16 @@ def test_a_program_sees_the_whole_data_set_either_way(
     assert len(done.copy) == 2
     for number in range(5):
         assert (target / "train" / f"shard-{number}").read_bytes() == bytes([number]) * 1000
+
+
+def test_what_staging_makes_on_the_way_is_not_open_to_the_group(data: Path, shared: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        stage(data, shared / "user" / "deep" / "node", reserve=0)
+    finally:
+        os.umask(before)
+    modes = [(shared / name).stat().st_mode & 0o777 for name in ("user", "user/deep")]
+    assert modes == [0o755, 0o755]
 
 
 def test_staging_again_copies_nothing_and_mends_a_torn_file(data: Path, tmp_path: Path) -> None:
