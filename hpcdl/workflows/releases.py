@@ -50,7 +50,7 @@ class Use:
 
 
 def uses(site: Site) -> tuple[Use, ...]:
-    """What every queued or running job uses; an array counts once.
+    """What every queued or running job uses; the script of an array is read once.
 
     Raises:
         MissingPrerequisite: Slurm is away, or shows this user only some of the jobs.
@@ -61,9 +61,13 @@ def uses(site: Site) -> tuple[Use, ...]:
             hint="run this as root or SlurmUser, or become an operator: "
             "sacctmgr modify user NAME set AdminLevel=Operator",
         )
-    jobs = {job.array_job or job.id: job for job in client.queue() if job.active}
+    tasks: dict[int, list[JobRecord]] = {}
+    for job in client.queue():
+        if job.active:
+            tasks.setdefault(job.array_job or job.id, []).append(job)
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
-        return tuple(pool.map(lambda number: _use(site, number, jobs[number]), sorted(jobs)))
+        found = pool.map(lambda number: _uses(site, number, tasks[number]), sorted(tasks))
+        return tuple(use for of_one in found for use in of_one)
 
 
 def pinned_by_jobs(site: Site) -> dict[str, str]:
@@ -141,12 +145,15 @@ def _in_utc(local: str) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
-def _use(site: Site, number: int, job: JobRecord) -> Use:
+def _uses(site: Site, number: int, jobs: Sequence[JobRecord]) -> list[Use]:
+    """What a job, or each task of an array, uses: they have one script, but not one start."""
     script = client.batch_script(number)
     if script is not None:
-        return Use(job, *read_script(site, script))
+        needs = read_script(site, script)
+        return [Use(job, *needs) for job in jobs]
     release = release_of(site, number)
-    return Use(job, (release,) if release else (), known=release is not None)
+    named = (release,) if release else ()
+    return [Use(job, named, known=release is not None) for job in jobs]
 
 
 def _jobs(numbers: Iterable[int]) -> str:

@@ -117,6 +117,30 @@ def test_what_was_current_since_a_job_started_stays_after_a_rollback(
     assert set(pinned_by_jobs(site)) == {"a", "b", "c"}
 
 
+def test_every_running_task_of_an_array_keeps_what_it_loaded(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_history(
+        site,
+        ("publish", "a", "2026-02-01T00:00:00Z"),
+        ("publish", "b", "2026-03-01T00:00:00Z"),
+        ("rollback", "a", "2026-04-01T00:00:00Z"),
+    )
+    starts = {8: "2026-03-15T00:00:00", 7: "2026-05-01T00:00:00"}
+    tasks = [running(number, start)._replace(array_job=7) for number, start in starts.items()]
+    asked = []
+
+    def script(number: int) -> str:
+        asked.append(number)
+        return "module load tensorflow"
+
+    monkeypatch.setattr(releases.client, "sees_all_jobs", lambda: True)
+    monkeypatch.setattr(releases.client, "queue", lambda: tuple(tasks))
+    monkeypatch.setattr(releases.client, "batch_script", script)
+    assert pinned_by_jobs(site) == {"a": "jobs 7, 8 will load it", "b": "job 8 will load it"}
+    assert asked == [7]
+
+
 def test_nobody_s_need_is_known_where_slurm_shows_own_jobs_only(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
