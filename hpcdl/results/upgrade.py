@@ -48,7 +48,9 @@ def verdicts(values: Values) -> Values:
 
 def _verdict(values: Values) -> Values:
     status, reason = values.get("status"), values.get("reason")
-    if "faults" in values or not isinstance(reason, str) or status not in _KINDS:
+    if "faults" in values or not isinstance(reason, str) or not isinstance(status, str):
+        return values
+    if status not in _KINDS:
         return values
     kind = _KINDS[Status(status)]
     if kind is FaultKind.FEW_RUNS and reason.startswith("insufficient data"):

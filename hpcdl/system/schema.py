@@ -92,6 +92,10 @@ def _fault(
         source.fault(f"{what} {said}", node, hint)
     elif len(source.faults) < _MOST_FAULTS:
         source.faults.setdefault(place or what, f"{what} {said}")
+    else:  # one more at the top: nothing below it counts as sound
+        above = re.split(r"[.\[]", place or what)[0]
+        more = f"{above} has more faults than are told"
+        source.faults.setdefault(above, f"{what} {said}" if above == (place or what) else more)
 
 
 def _below(source: _Source, what: str, key: str) -> str:

@@ -112,6 +112,18 @@ def test_a_column_is_looked_at_as_a_whole_and_its_faults_are_found(
     assert found == [f"samples.loss{place}" for place in faulty]
 
 
+def test_after_many_faults_nothing_counts_as_sound_that_is_not() -> None:
+    samples = {"seconds": ["x"] * 1000, "loss": [1.0, "x"]}
+    record = RESULT.of({"schema": 2, "samples": samples, "model": 7})
+    assert len(record.faults) < 100 + len(RESULT.schema["properties"])
+    for place in ("samples", "samples.seconds", "samples.loss", "model"):
+        with pytest.raises(BadInput):
+            record.need(place)
+    with pytest.raises(BadInput, match="the file lacks the key 'summary'"):
+        record.need("summary")
+    record.need("schema")
+
+
 KEYS = ("layout", "samples", "summary", "phases", "seconds", "ranks", "images_per_second",
         "images_per_second_p05", "images_per_second_p95", "input", "outcome")  # fmt: skip
 RESULTS = st.dictionaries(
@@ -239,6 +251,13 @@ def test_verdicts_of_version_1_get_faults(status: str, reason: str, kind: str | 
         {"schema": 1, "verdicts": [{"status": status, "reason": reason}]}
     ).values["verdicts"]
     assert [fault["kind"] for fault in verdict["faults"]] == ([kind] if kind else [])
+
+
+@pytest.mark.parametrize("status", [[], {}, 7, None, "GONE"])
+def test_a_verdict_of_version_1_with_no_status_is_a_fault(status: object) -> None:
+    record = VERDICTS.of({"schema": 1, "verdicts": [{"status": status, "reason": "x"}]})
+    with pytest.raises(BadInput, match=r"verdicts\[0\]"):
+        record.need("verdicts")
 
 
 def test_a_file_says_its_version_and_the_units_of_its_numbers(tmp_path: Path) -> None:
