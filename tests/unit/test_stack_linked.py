@@ -137,4 +137,9 @@ def test_claims_that_horovod_does_not_hold(release: Release) -> None:
     assert list(claims_not_held(release, {**right, "nccl": 22203})) == [
         "Horovod is built with NCCL 2.22.3, not 2.32.3"
     ]
+    of_spack = dataclasses.replace(release, versions={**release.versions, "nccl": "2.32.3-1"})
+    assert list(claims_not_held(of_spack, right)) == []
+    assert list(claims_not_held(of_spack, {**right, "nccl": 22203})) == [
+        "Horovod is built with NCCL 2.22.3, not 2.32.3-1"
+    ]
     assert len(list(claims_not_held(release, {**right, "nccl": 0, "horovod_cuda": False}))) == 2
