@@ -35,7 +35,8 @@ def library_faults(release: Release, run: Run) -> tuple[list[str], int]:
         return [f"{release.prefix} has no Python packages"], 0
     objects = sorted(_objects(packages))
     found = _by_loader(objects, run)
-    faults = [line for path in objects for line in _of_object(release, path, found.get(path, {}))]
+    faults = [f"the loader said nothing of {path.name}" for path in objects if path not in found]
+    faults += [line for path in objects for line in _of_object(release, path, found.get(path, {}))]
     if "cuda" in release.versions:
         faults += _not_opened(packages)
     if "nccl" in release.versions and "horovod" in release.versions:
@@ -86,11 +87,15 @@ def _objects(packages: Path) -> Iterator[Path]:
 
 
 def _by_loader(objects: Sequence[Path], run: Run) -> dict[Path, dict[str, str]]:
-    """Where the loader finds what each object needs, by name; what it does not find is empty."""
+    """Where the loader finds what each object needs, by name; what it does not find is empty.
+
+    An object that it said nothing of is not there.
+    """
     found: dict[Path, dict[str, str]] = {}
+    lines = run(["ldd", *objects]).stdout.splitlines()
     # A single object is told without its name.
-    here = found.setdefault(objects[0], {}) if len(objects) == 1 else {}
-    for line in run(["ldd", *objects]).stdout.splitlines():
+    here = found.setdefault(objects[0], {}) if len(objects) == 1 and lines else {}
+    for line in lines:
         match = _LINE.match(line)
         if match:
             here[match.group(1)] = "" if match.group(2) == "not found" else match.group(2)

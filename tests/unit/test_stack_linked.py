@@ -91,6 +91,16 @@ def test_a_library_that_is_not_found_is_named(packages: Path, release: Release) 
     assert "mpi_lib.so does not find libnccl.so.2" in faults
 
 
+def test_an_object_of_which_the_loader_says_nothing_is_named(
+    packages: Path, release: Release
+) -> None:
+    left_out = horovod(packages, packages / "nvidia" / "nccl" / "lib" / "libnccl.so.2")
+    faults, _ = library_faults(
+        release, lambda argv: loader([one for one in argv if one != left_out])
+    )
+    assert "the loader said nothing of mpi_lib.so" in faults
+
+
 def test_horovod_without_nccl_is_named(packages: Path, release: Release) -> None:
     library(packages / "horovod" / "tensorflow" / "mpi_lib.so")
     assert library_faults(release, loader)[0] == ["Horovod does not ask for libnccl.so.2"]
