@@ -13,18 +13,24 @@ from hpcdl.stack.resolve_versions import Range, sort_key
 
 
 def driver_needs(cuda: str, computes: list[str]) -> dict[str, Any]:
-    """The oldest driver for this CUDA, and the last branch that drives these GPUs."""
-    oldest, branches = [], []
+    """The oldest driver for this CUDA, and the last branch that drives any of these GPUs.
+
+    There is no last branch where current drivers still drive one of them.
+    """
+    oldest: list[str] = []
+    last: dict[str, int] = {}
     for row in facts.load("cuda")["rules"]:
         limit = str(row["needs"].get("driver", ""))
         when = row["when"]
         low, _, high = limit.partition(":")
         if low and "cuda" in when and Range(str(when["cuda"])).allows(cuda):
             oldest.append(low)
-        if high and "gpu" in when and any(Range(str(when["gpu"])).allows(one) for one in computes):
-            branches.append(int(high))
+        if high and "gpu" in when:
+            own = [one for one in computes if Range(str(when["gpu"])).allows(one)]
+            last |= {one: int(high) for one in own}
     needs: dict[str, Any] = {"from": max(oldest, key=sort_key)} if oldest else {}
-    return {**needs, **({"branch": min(branches)} if branches else {})}
+    limited = last and all(one in last for one in computes)
+    return {**needs, **({"branch": max(last.values())} if limited else {})}
 
 
 def models(archs: tuple[str, ...], own: Iterable[Gpu] = ()) -> list[str]:

@@ -188,6 +188,9 @@ def test_the_guard_knows_both_ends_of_the_driver() -> None:
     assert driver_needs("11.8.0", ["3.7"]) == {"from": "450.80.02", "branch": 470}
     assert driver_needs("12.9.1", ["6.0", "7.0"]) == {"from": "525.60.13", "branch": 580}
     assert driver_needs("12.9.1", ["9.0"]) == {"from": "525.60.13"}
+    # What the newest of several GPUs still has no end for, the oldest does not end.
+    assert driver_needs("12.9.1", ["6.0", "8.0"]) == {"from": "525.60.13"}
+    assert driver_needs("11.8.0", ["3.7", "6.0"]) == {"from": "450.80.02", "branch": 580}
 
 
 def test_the_guard_knows_which_cards_run_the_machine_code() -> None:
