@@ -233,7 +233,8 @@ def plan_builds(
         recipe = recipe_of(site, request, names)
         python = interpreter(recipe.python)
         house = find_wheelhouse(recipe, python)
-        served = names if len(found) > 1 else request.partitions
+        every = len(found) == 1 and set(names) == set(site.partitions)
+        served = request.partitions if every else names
         plans.append(BuildPlan(site, request, served, recipe, python, mpi, own_digest(), house,
                                behind))  # fmt: skip
     return tuple(plans)
