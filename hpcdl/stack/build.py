@@ -218,9 +218,8 @@ def plan_builds(
         BadInput: there is no such stack or partition, or its pins cannot be kept.
         MissingPrerequisite: no set of versions fits a partition, or there is no MPI.
     """
-    request = find_request(site, name)
-    if not horovod:
-        request = replace(request, horovod=False)
+    request = replace(find_request(site, name), backend="venv")
+    request = replace(request, horovod=request.horovod and horovod)
     site = replace(site, stacks={**site.stacks, request.name: request})
     found = groups(site, request)
     wanted = [one for one in found if partition is None or site.partition(partition).name in one]
