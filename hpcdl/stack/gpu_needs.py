@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hpcdl import facts
-from hpcdl.site import Gpu
+from hpcdl.site import Gpu, Site
 from hpcdl.site.gpu_models import gpu_named
 from hpcdl.stack.resolve_facts import serves
 from hpcdl.stack.resolve_versions import Range, sort_key
@@ -31,6 +31,12 @@ def driver_needs(cuda: str, computes: list[str]) -> dict[str, Any]:
     needs: dict[str, Any] = {"from": max(oldest, key=sort_key)} if oldest else {}
     limited = last and all(one in last for one in computes)
     return {**needs, **({"branch": max(last.values())} if limited else {})}
+
+
+def gpus_of(site: Site, names: Sequence[str]) -> list[Gpu]:
+    """The GPUs of these partitions, of all where none is named."""
+    groups = (one for name in names or site.partitions for one in site.partition(name).node_groups)
+    return [group.gpu for group in groups if group.gpu]
 
 
 def models(archs: tuple[str, ...], own: Iterable[Gpu] = ()) -> list[str]:

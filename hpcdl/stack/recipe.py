@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl import facts
-from hpcdl.site import Site, StackRequest
-from hpcdl.stack.gpu_needs import driver_needs, models
+from hpcdl.site import Gpu, Site, StackRequest
+from hpcdl.stack.gpu_needs import driver_needs, gpus_of, models
 from hpcdl.stack.resolve import resolve_build
 from hpcdl.stack.resolve_answer import Resolution
 from hpcdl.stack.resolve_facts import conditions
@@ -166,7 +166,7 @@ def recipe_of(site: Site, request: StackRequest, names: tuple[str, ...]) -> Reci
     found = resolve_build(site, request, names)
     if not found.fits:
         raise _nothing_fits(found)
-    computes = computes_of(site, request, names)
+    computes, own = computes_of(site, request, names), gpus_of(site, names)
     versions, table = found.versions, facts.load("wheels")
     kind = "cuda" if computes else "cpu"
     archs = "-sm".join(one.replace(".", "") for one in computes)
@@ -184,7 +184,7 @@ def recipe_of(site: Site, request: StackRequest, names: tuple[str, ...]) -> Reci
         horovod=_horovod(table["horovod"], versions, computes) if "horovod" in versions else None,
         proof=proof,
         source=source,
-        needs={"cpu_flags": list(needs["cpu_flags"]), **_needs_of_gpus(versions, computes)},
+        needs={"cpu_flags": list(needs["cpu_flags"]), **_needs_of_gpus(versions, computes, own)},
         fetch_gb=needs["fetch_gb"],
         tree_gb=needs["tree_gb"],
         versions={name: versions[name] for name in parts if name in versions},
@@ -192,13 +192,15 @@ def recipe_of(site: Site, request: StackRequest, names: tuple[str, ...]) -> Reci
     )  # fmt: skip
 
 
-def _needs_of_gpus(versions: Mapping[str, str], computes: Sequence[str]) -> dict[str, Any]:
+def _needs_of_gpus(
+    versions: Mapping[str, str], computes: Sequence[str], own: Sequence[Gpu]
+) -> dict[str, Any]:
     """What a build for GPUs asks of the machine, and the capabilities that it has code for."""
     if not computes:
         return {}
     archs = tuple(one.replace(".", "") for one in computes)
     driver = driver_needs(versions["cuda"], list(computes))
-    return {"driver": driver, "gpus": models(archs), "compute": list(computes)}
+    return {"driver": driver, "gpus": models(archs, own), "compute": list(computes)}
 
 
 def _nothing_fits(found: Resolution) -> MissingPrerequisite:

@@ -7,6 +7,7 @@ import pytest
 
 from hpcdl import facts
 from hpcdl.site import Site, StackRequest, find_site_file, load_site
+from hpcdl.site.model import GpuFigures
 from hpcdl.stack.horovod import apply_edit, first_complaint
 from hpcdl.stack.recipe import Edit, Interpreter, Recipe, digest, find_request, recipe_of
 from hpcdl.stack.resolve_facts import conditions, known
@@ -158,6 +159,15 @@ def test_an_a100_is_not_held_to_the_cudnn_of_older_gpus() -> None:
     recipe = recipe_of(site, wanted, ("a100",))
     assert recipe.versions["cudnn"] > "9.2"
     assert recipe.module == "tensorflow/2.21.0-cuda12.9-sm80"
+
+
+def test_a_gpu_model_of_the_site_s_own_is_among_those_that_a_build_is_for() -> None:
+    site = small_site(Path("/nowhere"))
+    own = site.partitions["p100"].gpu._replace(model="X1", figures=GpuFigures(driver_name="X1"))  # type: ignore[union-attr]
+    parts = {"x": dataclasses.replace(site.partitions["p100"], name="x", gpu=own)}
+    wanted = StackRequest("tensorflow", "venv", (), {})
+    site = dataclasses.replace(with_stack(site, wanted), partitions=parts)
+    assert "X1" in recipe_of(site, wanted, ("x",)).needs["gpus"]
 
 
 def test_the_edits_for_a_cpu_need_no_cuda() -> None:

@@ -19,6 +19,7 @@ from typing import Any
 from hpcdl import __version__
 from hpcdl.site import Site, StackRequest
 from hpcdl.stack.build import build_slot, new_tree
+from hpcdl.stack.gpu_needs import gpus_of
 from hpcdl.stack.lmod import SITE_FILE
 from hpcdl.stack.recipe import find_request, running_interpreter
 from hpcdl.stack.release import Release, read_release, releases_folder
@@ -26,7 +27,6 @@ from hpcdl.stack.resolve_versions import Range
 from hpcdl.stack.seal import record_release
 from hpcdl.stack.sources import SourcesChanged, own_digest, own_wheel
 from hpcdl.stack.spack_backend.locked import Lock, read_lock
-from hpcdl.stack.spack_backend.needs import gpus_of
 from hpcdl.stack.spack_backend.tool import Spack, open_spack, require_unlocked
 from hpcdl.stack.spack_backend.view import (
     Built,
@@ -110,7 +110,7 @@ class Adoption:
             proof="run" if cpu_wheels else "compiled",
             created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             hpcdl=f"{__version__}+{self.own}",
-            needs=self.lock.needs(gpus_of(self.site, self.request)),
+            needs=self.lock.needs(gpus_of(self.site, self.request.partitions)),
             lock=lock_entries(packages, cuda=bool(self.lock.archs)),
         )
 

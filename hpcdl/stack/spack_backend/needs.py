@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from hpcdl import facts
-from hpcdl.site import Gpu, Site, StackRequest
+from hpcdl.site import Gpu
 from hpcdl.stack.gpu_needs import driver_needs, models
 
 
@@ -37,13 +37,6 @@ def needs_of(
         "gpus": models(tuple(digits), gpus),
         "compute": computes,
     }
-
-
-def gpus_of(site: Site, request: StackRequest) -> list[Gpu]:
-    """The GPUs of the partitions that a stack serves."""
-    names = request.partitions or tuple(site.partitions)
-    groups = (group for name in names for group in site.partition(name).node_groups)
-    return [group.gpu for group in groups if group.gpu]
 
 
 def cpu_flags(target: str, *, wheels: bool) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from hpcdl import __version__, facts
 from hpcdl.site import Site, StackRequest
+from hpcdl.stack.gpu_needs import gpus_of
 from hpcdl.stack.recipe import digest, find_request
 from hpcdl.stack.release import Release, read_release, releases_folder
 from hpcdl.stack.sources import own_digest
@@ -33,7 +34,7 @@ from hpcdl.stack.spack_backend.concretize import (
 from hpcdl.stack.spack_backend.environment import Environment, environment_for_stack
 from hpcdl.stack.spack_backend.locked import read_lock
 from hpcdl.stack.spack_backend.make import Folders, PackageFailed, Show, make_all
-from hpcdl.stack.spack_backend.needs import gpus_of, needs_of
+from hpcdl.stack.spack_backend.needs import needs_of
 from hpcdl.stack.spack_backend.tool import Spack, open_spack, require_unlocked
 from hpcdl.stack.spack_backend.view import (
     inventory,
@@ -161,7 +162,7 @@ class SpackPlan:
         names = self.request.partitions or tuple(self.site.partitions)
         wanted, target = self.environment, self.site.partition(names[0]).target
         cuda = wanted.versions.get("cuda", "")
-        gpus = gpus_of(self.site, self.request)
+        gpus = gpus_of(self.site, self.request.partitions)
         return needs_of(wanted.archs, cuda, target, gpus, wheels=wanted.wheels)
 
 
