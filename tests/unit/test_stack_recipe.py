@@ -8,6 +8,7 @@ import pytest
 from hpcdl import facts
 from hpcdl.site import Site, StackRequest, find_site_file, load_site
 from hpcdl.site.model import GpuFigures
+from hpcdl.stack.build import plan_builds
 from hpcdl.stack.horovod import apply_edit, first_complaint
 from hpcdl.stack.recipe import Edit, Interpreter, Recipe, digest, find_request, recipe_of
 from hpcdl.stack.resolve_facts import conditions, known
@@ -168,6 +169,35 @@ def test_a_gpu_model_of_the_site_s_own_is_among_those_that_a_build_is_for() -> N
     wanted = StackRequest("tensorflow", "venv", (), {})
     site = dataclasses.replace(with_stack(site, wanted), partitions=parts)
     assert "X1" in recipe_of(site, wanted, ("x",)).needs["gpus"]
+
+
+def test_a_stack_without_partitions_serves_none_that_another_stack_claims(tmp_path: Path) -> None:
+    site = small_site(tmp_path)
+    (alone,) = plan_builds(site, horovod=False)
+    assert alone.partitions == ()
+    legacy = dataclasses.replace(site.stacks["tensorflow"], name="legacy")
+    k80 = dataclasses.replace(site.partitions["k80"], stack="legacy")
+    both = dataclasses.replace(
+        site,
+        stacks={**site.stacks, "legacy": legacy},
+        partitions={**site.partitions, "k80": k80},
+    )
+    (beside,) = plan_builds(both, "tensorflow", horovod=False)
+    assert set(beside.partitions) == set(site.partitions) - {"k80"}
+
+
+def test_wheels_for_a_stack_that_names_spack_are_resolved_for_all_its_partitions(
+    tmp_path: Path,
+) -> None:
+    site = small_site(tmp_path)
+    stack = dataclasses.replace(site.stacks["tensorflow"], variant=None)
+    of_spack = with_stack(site, dataclasses.replace(stack, backend="spack"))
+    found, wanted = (
+        [(one.partitions, one.release_id) for one in plan_builds(each, horovod=False)]
+        for each in (of_spack, with_stack(site, stack))
+    )
+    assert found == wanted
+    assert {name for names, _ in found for name in names} == set(site.partitions)
 
 
 def test_the_edits_for_a_cpu_need_no_cuda() -> None:
