@@ -19,7 +19,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcdl.site import Partition, Site
+from hpcdl.site import Gpu, Partition, Site
+from hpcdl.stack.dispatch import has_code_for
 from hpcdl.stack.fatbin import runs_on, survey
 from hpcdl.stack.linked import claims_not_held, code_faults, library_faults
 from hpcdl.stack.release import Release
@@ -346,23 +347,31 @@ def check_device_code(site: Site, release: Release, names: Collection[str] = ())
     objects = survey(*(release.prefix / folder for folder in _LOADED))
     if not objects:
         meant = "cuda" in release.versions
-        detail = "no shared object has any"
-        detail += f", but it is for CUDA {release.versions['cuda']}" if meant else ""
-        return Check(name, not meant, detail, 0.0, skipped=not meant)
+        but = f", but it is for CUDA {release.versions['cuda']}" if meant else ""
+        return Check(name, not meant, f"no shared object has any{but}", 0.0, skipped=not meant)
     faults, notes = [], []
-    for partition in site.partitions.values():
-        served = names or release.partitions or site.partitions
-        if partition.gpu is None or partition.name not in served:
-            continue
-        where = f"{partition.name} ({partition.gpu.compute})"
-        verdicts = [(runs_on(found.codes, partition.gpu.compute), found) for found in objects]
-        faults += [f"{where}: {found.path.name} has {', '.join(map(str, found.codes))}"
-                   for verdict, found in verdicts if verdict == "no"]  # fmt: skip
-        by_driver = [found.path.name for verdict, found in verdicts if verdict == "ptx"]
-        note = f"only PTX in {', '.join(by_driver[:3])}" if by_driver else "machine code in all"
-        notes.append(f"{where}: {note} of {len(objects)} files")
+    served = names or release.partitions or site.partitions
+    with_gpus = [one for one in site.partitions.values() if one.gpu and one.name in served]
+    for partition in with_gpus:
+        gpus = _gpus_served(release, partition)
+        faults += [] if gpus else [f"{partition.name}: the release is for none of its GPUs"]
+        for label, gpu in gpus:
+            where = f"{label} ({gpu.compute})"
+            verdicts = [(runs_on(found.codes, gpu.compute), found) for found in objects]
+            faults += [f"{where}: {found.path.name} has {', '.join(map(str, found.codes))}"
+                       for verdict, found in verdicts if verdict == "no"]  # fmt: skip
+            by_driver = [found.path.name for verdict, found in verdicts if verdict == "ptx"]
+            note = f"only PTX in {', '.join(by_driver[:3])}" if by_driver else "machine code in all"
+            notes.append(f"{where}: {note} of {len(objects)} files")
     detail = "; ".join(faults[:10] or notes) or "no partition that it serves has GPUs"
     return Check(name, not faults, detail, round(time.monotonic() - start, 2))
+
+
+def _gpus_served(release: Release, partition: Partition) -> list[tuple[str, Gpu]]:
+    """The GPUs of a partition that a release is for; all, if it is for none and names it not."""
+    gpus = [(group.label, group.gpu) for group in partition.gpu_groups if group.gpu]
+    coded = [one for one in gpus if has_code_for(release, one[1])]
+    return coded if coded or partition.name in release.partitions else gpus
 
 
 def check_content(release: Release) -> Check:

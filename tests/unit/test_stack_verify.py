@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hpcdl.cli import main
-from hpcdl.site import Site
+from hpcdl.site import Site, load_site
 from hpcdl.stack.fatbin import survey
 from hpcdl.stack.publish import overview, publish, serves, verify
 from hpcdl.stack.release import Release, current_id
@@ -26,6 +26,8 @@ from hpcdl.stack.verify import (
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.workflows.gate import JobGate, choose_gate
 from tests.small_release import failing, make_release, passing, silent, small_site
+
+MIXED = Path(__file__).parents[1] / "golden" / "mixed.yaml"
 
 
 @pytest.fixture
@@ -169,6 +171,27 @@ def test_spack_s_view_is_looked_through_by_its_links(site: Site, release: Releas
     refused = check_device_code(site, gpu)
     assert not refused.ok
     assert "p100 (6.0): libnccl.so has sm_80" in refused.detail
+
+
+def test_the_models_of_a_mixed_partition_that_a_release_is_for_are_looked_at(
+    tmp_path: Path,
+) -> None:
+    """Of T4 and A40, the lowest is not the only one, nor one that another release serves."""
+    paths = dataclasses.replace(small_site(tmp_path).paths, prefix=tmp_path)
+    mixed = dataclasses.replace(load_site(MIXED), paths=paths)
+    made = make_release(mixed, "gpu", partitions=("untyped",))
+    library = elf_with_code(made.prefix / "lib" / "libk.so", sm=75)
+
+    def check(*models: str) -> Check:
+        return check_device_code(mixed, dataclasses.replace(made, needs={"gpus": list(models)}))
+
+    assert check("T4").detail == "untyped:T4 (7.5): machine code in all of 1 files"
+    both = check("T4", "A40")
+    assert (both.ok, both.detail) == (False, "untyped:A40 (8.6): libk.so has sm_75")
+    elf_with_code(library, sm=86)
+    assert check("A40").ok
+    none = check("P100")
+    assert (none.ok, none.detail) == (False, "untyped: the release is for none of its GPUs")
 
 
 def test_a_release_for_cuda_without_any_device_code_is_refused(
