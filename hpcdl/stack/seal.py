@@ -36,6 +36,7 @@ _NOT_SEALED = frozenset({".spack-env"})
 _BLOCK = 1 << 20
 _BATCH = 256
 _SHOWN = 10
+_NONE_ABOVE: frozenset[tuple[int, int]] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -218,19 +219,21 @@ def _read_content(release: Release) -> bytes:
 def _entries(root: Path, stores: Sequence[Path]) -> Iterator[tuple[str, Entry]]:
     """Everything below a release's trees, in a fixed order, by path relative to its root."""
     inside = tuple(f"{store.resolve()}/" for store in stores)
-    waiting = [(name, str(root / name)) for name in _TREES if (root / name).is_dir()]
-    for name, path in waiting:
+    waiting = [(name, str(root / name), _NONE_ABOVE) for name in _TREES if (root / name).is_dir()]
+    for name, path, _ in waiting:
         yield name, Entry(path, os.lstat(path))
     while waiting:
-        name, path = waiting.pop()
+        name, path, above = waiting.pop()
         with os.scandir(path) as found:
             rows = sorted((one for one in found if one.name not in _NOT_SEALED),
                           key=lambda one: one.name)  # fmt: skip
         for row in rows:
             entry = _entry(row, inside)
             yield f"{name}/{row.name}", entry
-            if stat.S_ISDIR(entry.status.st_mode):
-                waiting.append((f"{name}/{row.name}", entry.path))
+            this = (entry.status.st_dev, entry.status.st_ino)
+            # A link in a store may lead back to where it lies.
+            if stat.S_ISDIR(entry.status.st_mode) and this not in above:
+                waiting.append((f"{name}/{row.name}", entry.path, above | {this}))
 
 
 def _entry(row: os.DirEntry[str], stores: tuple[str, ...]) -> Entry:

@@ -9,7 +9,7 @@ import pytest
 from hpcdl.site import Site
 from hpcdl.stack.publish import publish
 from hpcdl.stack.release import Release, current_id, read_release
-from hpcdl.stack.seal import CHECKED_FILE, CONTENT_FILE, check_integrity, record_release
+from hpcdl.stack.seal import CHECKED_FILE, CONTENT_FILE, check_integrity, look, record_release
 from hpcdl.stack.verify import check_content
 from hpcdl.system.errors import CheckFailed
 from tests.small_release import make_release, passing, silent, small_site
@@ -180,6 +180,23 @@ def test_links_into_a_store_stand_for_what_they_lead_to(site: Site, tmp_path: Pa
     assert check_integrity(sealed, full=False).faults() == ["changed: stack/lib/core.so"]
     (store / "readme").unlink()
     assert "changed: stack/readme" in check_integrity(sealed).faults()
+
+
+def test_a_link_in_a_store_to_a_directory_above_it_is_followed_once(
+    site: Site, tmp_path: Path
+) -> None:
+    include = tmp_path / "store" / "openmpi-abc" / "include"
+    include.mkdir(parents=True)
+    (include / "mpi.h").write_text("one")
+    (include / "me").symlink_to(".")
+    made = make_release(site, "spack")
+    (made.prefix / "include").symlink_to(include)
+    sealed = record_release(made, [tmp_path / "store"])
+    assert sorted(name for name in look(sealed) if "include" in name) == [
+        "stack/include", "stack/include/me", "stack/include/mpi.h",
+    ]  # fmt: skip
+    (include / "mpi.h").write_text("two")
+    assert check_integrity(sealed).faults() == ["changed: stack/include/mpi.h"]
 
 
 def test_the_gate_says_what_changed(release: Release) -> None:
