@@ -126,7 +126,7 @@ def _require_gpus_served(site: Site, release: Release) -> None:
         CheckFailed: it is for CPUs, and partitions that it serves have GPUs.
     """
     stack = site.stacks.get(release.stack)
-    meant = stack is None or stack.backend != "venv" or stack.variant == "cpu"
+    meant = stack is None or stack.variant == "cpu"
     if meant or "cuda" in release.versions:
         return
     served = [site.partitions[name] for name in release.partitions or site.partitions

@@ -56,8 +56,9 @@ def test_a_failed_gate_leaves_the_old_one(site: Site) -> None:
     assert current_id(site) == "a"
 
 
-def test_a_build_for_cpus_serves_gpus_only_where_the_site_asks(site: Site) -> None:
-    wanted = dataclasses.replace(site.stacks["tensorflow"], variant=None)
+@pytest.mark.parametrize("backend", ["venv", "spack"])
+def test_a_build_for_cpus_serves_gpus_only_where_the_site_asks(site: Site, backend: str) -> None:
+    wanted = dataclasses.replace(site.stacks["tensorflow"], variant=None, backend=backend)
     strict = dataclasses.replace(site, stacks={"tensorflow": wanted})
     with pytest.raises(CheckFailed, match="leave the GPUs of p100, v100, k80 idle") as caught:
         publish(strict, "a", passing, say=silent)
