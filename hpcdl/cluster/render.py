@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,7 @@ def files(plan: Plan, slurmd: str) -> tuple[File, ...]:
         "cluster_name": cluster_name(plan.request.site),
         "node_timeout": NODE_TIMEOUT,
         "message_timeout": MESSAGE_TIMEOUT,
+        "listening": listening(plan),
         "node_lines": node_lines(plan),
         "has_gpus": any(group.gpus for group in plan.request.groups),
         "gpu_types": sorted({group.gpu_type for group in plan.request.groups if group.gpu_type}),
@@ -58,6 +60,22 @@ def files(plan: Plan, slurmd: str) -> tuple[File, ...]:
     if plan.request.accounting:
         found.append(File("etc/slurmdbd.conf", _render("slurmdbd.conf.j2", values), 0o600))
     return tuple(found)
+
+
+def listening(plan: Plan) -> str:
+    """CommunicationParameters that keep the daemons off the machine's other addresses.
+
+    A daemon then binds to what its machine's name resolves to: in namespaces and in the rootfs of
+    another release by the cluster's own hosts file, elsewhere by the machine's, where the name may
+    be unknown or mean another address (slurm.conf(5)). There they listen as Slurm does by default.
+    """
+    if plan.request.mode == NAMESPACES:
+        return "NoCtldInAddrAny"  # slurmd has a network of its own
+    try:
+        own = plan.root is not None or socket.gethostbyname(plan.host) == plan.controller_address
+    except OSError:
+        own = False
+    return "NoCtldInAddrAny,NoInAddrAny" if own else ""
 
 
 def node_lines(plan: Plan) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -214,3 +215,28 @@ def test_groups_of_a_partition_are_nodes_of_their_own_in_one_queue(tmp_path: Pat
     assert [queue.nodes for queue in asked.queues if queue.name == "typed"] == [
         ("g01", "g02", "g03", "g04", "g05", "g06")
     ]
+
+
+@pytest.mark.parametrize(
+    ("mode", "address", "parameters"),
+    [
+        ("namespaces", "", "NoCtldInAddrAny"),
+        ("loopback", "127.0.0.1", "NoCtldInAddrAny,NoInAddrAny"),
+        ("loopback", "127.0.1.1", ""),
+        ("loopback", "", ""),
+    ],
+)
+def test_daemons_bind_to_one_address_only_where_their_machine_s_name_means_it(
+    embedded: Site, mode: str, address: str, parameters: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Debian's /etc/hosts has 127.0.1.1 for the machine's name, a container may have nothing."""
+
+    def resolve(_: str) -> str:
+        if not address:
+            raise OSError("Name or service not known")
+        return address
+
+    monkeypatch.setattr(socket, "gethostbyname", resolve)
+    laid = laid_out(embedded, mode)
+    assert render.listening(laid) == parameters
+    assert settings(laid).get("CommunicationParameters", "") == parameters
