@@ -32,7 +32,8 @@ SCHEMA = 1
 DISPATCH_FILE = ".dispatch.json"
 """In a modules directory: which release serves which partition."""
 _LAYER = Path(__file__).parent
-_RECIPES = (_LAYER / "recipe.py", _LAYER / "spack_backend" / "environment.py")
+_RECIPES = (_LAYER / "recipe.py", _LAYER / "spack_backend" / "environment.py",
+            _LAYER / "spack_backend" / "from_wheels.py")  # fmt: skip
 _DECIDING = ("wheels", "spack", "gpus", "tensorflow", "cuda", "cudnn", "nccl", "horovod",
              "toolchain", "nvidia_wheels")  # fmt: skip
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
@@ -181,7 +182,7 @@ def planned_module(site: Site, partition: str | None = None) -> str:
 
 def _plan(site: Site, partition: str) -> str:
     from hpcdl.stack.recipe import find_request, recipe_of
-    from hpcdl.stack.resolve_groups import groups
+    from hpcdl.stack.resolve_groups import groups, serving
 
     request = site.stack_for(partition) or find_request(site)
     if request.backend == "venv":
@@ -189,7 +190,7 @@ def _plan(site: Site, partition: str) -> str:
         return recipe_of(site, request, names).module
     from hpcdl.stack.spack_backend.environment import environment_for_stack
 
-    return environment_for_stack(site, request).module
+    return environment_for_stack(site, serving(site, request)).module
 
 
 def seal(record: Mapping[str, Any]) -> str:

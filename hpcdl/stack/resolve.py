@@ -20,6 +20,7 @@ from hpcdl.stack.resolve_show import chain_lines
 from hpcdl.stack.resolve_solution import Solution, solve
 from hpcdl.stack.resolve_solver import Solver
 from hpcdl.stack.resolve_versions import Range
+from hpcdl.stack.spack_backend.from_wheels import choose
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean
 
@@ -148,12 +149,18 @@ def _resolve(
         pins=dict(stack.pins) if stack else {},
         choices=solution.choices,
         problems=(*solution.problems, *wheels),
-        notes=(*solution.notes, *more, *_own_notes(part, stack)),
+        notes=(*solution.notes, *more, *_own_notes(site, part, stack, backend)),
     )
 
 
-def _own_notes(part: Partition, stack: StackRequest | None) -> Iterator[str]:
-    """What the site asked for that limits a stack."""
+def _own_notes(
+    site: Site, part: Partition, stack: StackRequest | None, backend: str
+) -> Iterator[str]:
+    """What the site asked for that limits a stack, and what Spack builds in its place."""
+    if stack is not None and backend == "spack" and part.gpu is not None:
+        choice = choose(site, stack, [part.name])
+        if choice.archs:
+            yield f"`hpcdl stack build` with Spack takes {choice.why}; a pin asks for these"
     if stack is not None and stack.variant == "cpu" and part.gpu is not None:
         yield f"a build for CPUs, as stack '{stack.name}' asks: the {part.gpu.model} stays idle"
     if stack is not None and not stack.horovod:

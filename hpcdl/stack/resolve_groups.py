@@ -39,6 +39,13 @@ def members(site: Site, stack: StackRequest) -> tuple[str, ...]:
     return served or named
 
 
+def serving(site: Site, stack: StackRequest) -> StackRequest:
+    """A stack with the partitions that get it: none named where all do, also beside another one."""
+    served = members(site, stack)
+    every = set(served) == set(site.partitions)
+    return replace(stack, partitions=stack.partitions if every else served)
+
+
 def groups(site: Site, stack: StackRequest) -> tuple[tuple[str, ...], ...]:
     """The partitions of a stack from wheels, those of one build together."""
     names = members(site, stack)

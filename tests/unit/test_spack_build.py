@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 import zipfile
 from pathlib import Path
@@ -14,8 +15,10 @@ import yaml
 
 from hpcdl.site import Site, StackRequest, load_site
 from hpcdl.stack.spack_backend import concretize, spack_build
+from hpcdl.stack.spack_backend.adopt import plan_adoption
 from hpcdl.stack.spack_backend.cache import BuildCache
-from hpcdl.stack.spack_backend.environment import environment_for_stack, render, wheel_sets
+from hpcdl.stack.spack_backend.environment import environment_for_stack, render
+from hpcdl.stack.spack_backend.from_wheels import choose, wheel_sets
 from hpcdl.stack.spack_backend.locked import Lock
 from hpcdl.stack.spack_backend.make import PackageFailed, Tally, Watch
 from hpcdl.stack.spack_backend.mirror import Source, licence_of
@@ -89,6 +92,62 @@ def test_every_pin_is_required_of_spack_or_refused(tmp_path: Path) -> None:
     assert "tensorflow, horovod, python" in caught.value.hint
     with pytest.raises(BadInput, match=r"pins python to 3\.12"):
         environment_for_stack(pi(tmp_path), wheels_stack(python="3.12"))
+
+
+GPUS = load_site(folder("templates") / "sites" / "p100-v100-k80.yaml")
+
+
+@pytest.mark.parametrize(
+    ("partitions", "pins", "archs", "why"),
+    [
+        (("p100",), {}, ("60",), "they load and have code"),
+        (("p100", "v100"), {"tensorflow": "2.21", "cuda": "12"}, ("60", "70"), "they load"),
+        (("k80",), {}, (), r"has code for 6\.0, 7\.0, and none for 3\.7"),
+        (("p100",), {"tensorflow": "2.20"}, (), r"not what stack 'own' pins: tensorflow 2\.20"),
+        (("p100",), {"openmpi": "5.0"}, (), r"not what stack 'own' pins: openmpi 5\.0"),
+    ],
+)
+def test_gpus_get_the_wheels_that_load_where_they_fit_and_else_a_compiled_tensorflow(
+    partitions: tuple[str, ...], pins: dict[str, str], archs: tuple[str, ...], why: str
+) -> None:
+    wanted = environment_for_stack(GPUS, StackRequest("own", "spack", partitions, pins))
+    assert wanted.wheels == bool(archs)
+    assert re.search(why, wanted.why)
+    if archs:
+        assert wanted.specs == (f"py-horovod-wheels +cuda cuda_arch={','.join(archs)}",)
+        assert wanted.versions["tensorflow"] == "2.21.0"
+    else:
+        assert wanted.why.startswith("Spack compiles TensorFlow 2.")
+
+
+def test_wheels_are_not_taken_where_the_driver_is_too_old_for_their_cuda() -> None:
+    old = dataclasses.replace(GPUS.partitions["p100"], driver="470.256.02")
+    site = dataclasses.replace(GPUS, partitions={"p100": old})
+    found = choose(site, StackRequest("own", "spack", ("p100",), {}), ["p100"])
+    assert found.archs == ()
+    assert "needs driver 525.60.13, and the site has 470.256.02" in found.why
+
+
+def test_a_stack_beside_another_one_serves_its_own_partitions(tmp_path: Path) -> None:
+    wheels, spack = StackRequest("tensorflow", "venv", (), {}), StackRequest("own", "spack", (), {})
+    parts = {name: dataclasses.replace(part, stack="own" if name == "p100" else "tensorflow")
+             for name, part in GPUS.partitions.items()}  # fmt: skip
+    paths = dataclasses.replace(GPUS.paths, prefix=tmp_path)
+    site = dataclasses.replace(
+        GPUS, paths=paths, partitions=parts, stacks={"tensorflow": wheels, "own": spack}
+    )
+    plan = plan_spack(site, "own")
+    assert plan.expected().partitions == ("p100",)
+    assert plan.expected().needs["compute"] == ["6.0"]
+    assert plan.proof == "compiled"
+    assert plan.steps()[0] == f"take {plan.environment.why}"
+    lock = folder("spack") / "environments" / "p100"
+    assert plan_adoption(site, str(lock), "own").expected().partitions == ("p100",)
+
+
+def test_a_stack_for_cpus_gets_no_gpu_wheels_though_its_nodes_have_gpus() -> None:
+    stack = StackRequest("own", "spack", ("p100",), {}, variant="cpu")
+    assert environment_for_stack(GPUS, stack).archs == ()
 
 
 def test_partitions_with_different_targets_are_not_one_build(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from hpcdl.stack.gpu_needs import gpus_of
 from hpcdl.stack.lmod import SITE_FILE
 from hpcdl.stack.recipe import find_request, running_interpreter
 from hpcdl.stack.release import Release, read_release, releases_folder
+from hpcdl.stack.resolve_groups import serving
 from hpcdl.stack.resolve_versions import Range
 from hpcdl.stack.seal import record_release
 from hpcdl.stack.sources import SourcesChanged, own_digest, own_wheel
@@ -127,7 +128,7 @@ def plan_adoption(site: Site, environment: str, name: str | None = None) -> Adop
         BadInput: it is no environment, has no TensorFlow, or there is no such stack.
         MissingPrerequisite: it has no lock file, or there is no Spack.
     """
-    request = replace(find_request(site, name), backend="spack")
+    request = replace(serving(site, find_request(site, name)), backend="spack")
     adoption = Adoption(site, request, read_lock(_directory(environment)), own_digest())
     adoption.lock.tensorflow  # noqa: B018 - refused here where there is none
     return adoption

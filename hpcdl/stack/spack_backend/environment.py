@@ -7,7 +7,6 @@ which the environments include where HPCDL_SPACK_SITE names it. Pure; `concretiz
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from hpcdl.stack.recipe import MODULE, gpu_variant
 from hpcdl.stack.resolve import allowed, newest, resolve
 from hpcdl.stack.resolve_facts import known
 from hpcdl.stack.resolve_versions import Range, sort_key
+from hpcdl.stack.spack_backend.from_wheels import Choice, choose, cpu_versions, gpu_wheels
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
 from hpcdl.system.text import did_you_mean
@@ -32,7 +32,8 @@ class Environment:
     """One GPU generation's environment: its versions, and the compilers that fit them all.
 
     `archs` are Spack's cuda_arch values, none for CPUs; `gcc` a range such as `9:11`, empty where
-    TensorFlow comes from `wheels`. `pinned` are the components that a site fixes.
+    TensorFlow comes from `wheels`. `pinned` are the components that a site fixes, `why` says why
+    it is wheels or not.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Environment:
     gcc: str
     pinned: tuple[str, ...] = ()
     wheels: bool = False
+    why: str = ""
 
     @property
     def variant(self) -> str:
@@ -82,7 +84,10 @@ def environment(name: str) -> Environment:
         raise BadInput(f"there is no Spack environment '{name}'", hint=did_you_mean(name, rows))
     row = rows[name]
     if "wheels" in row:
-        return _from_cuda_wheels(name, row)
+        versions = gpu_wheels().versions
+        return Environment(
+            name, row["title"], tuple(row["serves"]), tuple(row["archs"]), versions, "", wheels=True
+        )
     compute = facts.load("gpus")["gpus"][row["gpu"]]["compute"]
     return Environment(
         name=name,
@@ -91,23 +96,6 @@ def environment(name: str) -> Environment:
         archs=tuple(row["archs"]),
         versions=newest(compute, "spack"),
         gcc=_majors(compute),
-    )
-
-
-def _from_cuda_wheels(name: str, row: Mapping[str, Any]) -> Environment:
-    """TensorFlow for GPUs from the overlay's list of wheels."""
-    wheels = facts.load("spack")["cuda_wheels"]
-    (tensorflow, found), *_ = wheel_sets(wheels["tensorflow"]).items()
-    horovod, *_ = wheel_sets(wheels["horovod"], cuda=True)
-    versions = {"tensorflow": tensorflow, "horovod": horovod, "python": found["python"]}
-    return Environment(
-        name=name,
-        title=row["title"],
-        serves=tuple(row["serves"]),
-        archs=tuple(row["archs"]),
-        versions={**versions, **found["versions"]},
-        gcc="",
-        wheels=True,
     )
 
 
@@ -151,10 +139,15 @@ def environment_for_stack(site: Site, request: StackRequest) -> Environment:
         BadInput: its partitions cannot share one build, or no set of versions fits.
     """
     names = request.partitions or tuple(site.partitions)
-    with_gpus = [name for name in names if site.partition(name).gpu is not None]
+    idle = request.variant == "cpu"
+    with_gpus = [name for name in names if site.partition(name).gpu is not None and not idle]
     if not with_gpus:
         _require_one_target(site, request, names)
         return _from_wheels(site, request)
+    choice = choose(site, request, with_gpus)
+    if choice.archs and with_gpus == list(names):
+        _require_one_target(site, request, names)
+        return _from_gpu_wheels(site, request, names, choice)
     only = _only(site, request)
     found = {name: environment_for(only, name) for name in with_gpus}
     first = found[with_gpus[0]]
@@ -174,6 +167,23 @@ def environment_for_stack(site: Site, request: StackRequest) -> Environment:
         title=f"{site.name}, stack {request.name}",
         serves=tuple(dict.fromkeys(model for one in found.values() for model in one.serves)),
         archs=tuple(sorted({arch for one in found.values() for arch in one.archs})),
+        why=f"Spack compiles TensorFlow {first.versions['tensorflow']}: {choice.why}",
+    )
+
+
+def _from_gpu_wheels(
+    site: Site, request: StackRequest, names: Sequence[str], choice: Choice
+) -> Environment:
+    models = (model for name in names for model in site.partition(name).gpu_models)
+    return Environment(
+        name=request.name,
+        title=f"{site.name}, stack {request.name}",
+        serves=tuple(dict.fromkeys(models)),
+        archs=choice.archs,
+        versions=gpu_wheels().versions,
+        gcc="",
+        wheels=True,
+        why=choice.why,
     )
 
 
@@ -202,54 +212,22 @@ def _only(site: Site, request: StackRequest) -> Site:
 
 
 def _from_wheels(site: Site, request: StackRequest) -> Environment:
-    """TensorFlow from the overlay's lists of wheels, the newest that fits the pins.
+    """TensorFlow for CPUs from the overlay's lists of wheels.
 
     Raises:
         BadInput: no list has what is pinned, or something else is pinned.
     """
-    sets = {name: wheel_sets(package)
-            for name, package in facts.load("spack")["wheels"].items()}  # fmt: skip
-    sets["python"] = {facts.load("spack")["wheels_python"]: None}
-    foreign = [name for name in request.pins if name not in sets]
-    if foreign:
-        raise BadInput(
-            f"stack '{request.name}' pins {', '.join(foreign)}, but its partitions have no GPUs: "
-            "TensorFlow and Horovod come from wheels then",
-            hint=f"pins that can be kept here: {', '.join(sets)}; what the machine has is named "
-            "among spack.externals",
-        )
-    offered = {name: [v for v in versions if _pinned(v, request.pins.get(name))]
-               for name, versions in sets.items()}  # fmt: skip
-    for name, versions in offered.items():
-        if not versions:
-            raise BadInput(
-                f"stack '{request.name}' pins {name} to {request.pins[name]}, which the overlay "
-                f"has no wheels for (it has {', '.join(sets[name])})",
-                hint="change the pin, or set `backend: venv`",
-            )
-    newest_of = {name: max(versions, key=sort_key) for name, versions in offered.items()}
+    versions = cpu_versions(request)
     return Environment(
         name=request.name,
         title=f"{site.name}, stack {request.name}",
         serves=("CPUs, from wheels",),
         archs=(),
-        versions=newest_of,
+        versions=versions,
         gcc="",
         wheels=True,
+        why=f"TensorFlow {versions['tensorflow']} for CPUs, from wheels",
     )
-
-
-def _pinned(version: str, pin: str | None) -> bool:
-    return pin is None or version == pin or version.startswith(f"{pin}.")
-
-
-def wheel_sets(package: str, *, cuda: bool = False) -> dict[str, Any]:
-    """The lists of wheels of a recipe, by version: for CPUs or for GPUs."""
-    path = folder("spack") / "spack_repo" / "hpcdl" / "packages" / package.replace("-", "_")
-    # A recipe with both has them beside each other.
-    name = "wheels-cuda.json" if cuda and (path / "wheels-cuda.json").is_file() else "wheels.json"
-    sets: dict[str, Any] = json.loads((path / name).read_text(encoding="utf-8"))
-    return sets
 
 
 def _check_pmix(site: Site) -> None:

@@ -16,7 +16,7 @@ from hpcdl import __version__, facts
 from hpcdl.site import Gpu, StackRequest
 from hpcdl.stack.recipe import MODULE, digest, gpu_variant
 from hpcdl.stack.release import SCHEMA
-from hpcdl.stack.spack_backend.environment import wheel_sets
+from hpcdl.stack.spack_backend.from_wheels import wheel_sets
 from hpcdl.stack.spack_backend.needs import needs_of
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 

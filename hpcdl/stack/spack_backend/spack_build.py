@@ -20,6 +20,7 @@ from hpcdl.site import Site, StackRequest
 from hpcdl.stack.gpu_needs import gpus_of
 from hpcdl.stack.recipe import digest, find_request
 from hpcdl.stack.release import Release, read_release, releases_folder
+from hpcdl.stack.resolve_groups import serving
 from hpcdl.stack.sources import own_digest
 from hpcdl.stack.spack_backend.adopt import Adoption, adopt, helpers, own_hpcdl
 from hpcdl.stack.spack_backend.cache import BuildCache, build_cache, close_keyring, fill, ready_key
@@ -99,6 +100,7 @@ class SpackPlan:
         lock = self.lock
         count = f"{len(json.loads(lock.read_text())['concrete_specs'])} " if lock else ""
         return [
+            f"take {self.environment.why}" if self.environment.wheels else self.environment.why,
             *(f"write {path}" for path in self.work.changed),
             *([] if lock else [f"solve {self.environment.name} with Spack"]),
             f"install what is missing of its {count}packages in {store(self.site)}",
@@ -117,6 +119,7 @@ class SpackPlan:
             "module": self.environment.module,
             "versions": dict(self.versions()),
             "proof": self.proof,
+            "why": self.environment.why,
             "specs": list(self.environment.specs),
             "directory": str(self.work.root),
             "steps": self.steps(),
@@ -132,8 +135,9 @@ class SpackPlan:
     @property
     def proof(self) -> str:
         """How sure the set is before anything is built."""
-        compiled = str(facts.load("spack")["locked_with"]["proof"])
-        return "run" if self.environment.wheels else compiled
+        if self.environment.wheels:
+            return "compiled" if self.environment.archs else "run"
+        return str(facts.load("spack")["locked_with"]["proof"])
 
     def adoption(self) -> Adoption:
         """The end of it: the release of the environment, once that is installed."""
@@ -182,7 +186,7 @@ def plan_spack(site: Site, name: str | None = None) -> SpackPlan:
     Raises:
         BadInput: there is no such stack, its partitions cannot share one build, or it has packages.
     """
-    request = replace(find_request(site, name), backend="spack")
+    request = replace(serving(site, find_request(site, name)), backend="spack")
     if request.packages:
         raise BadInput(
             f"`packages:` of stack '{request.name}' are wheels, and Spack builds it",
@@ -217,6 +221,7 @@ def build_spack(plan: SpackPlan, say: Say, show: Show, options: Options) -> Rele
     """
     if plan.exists:
         return read_release(plan.site, plan.expected().id)
+    say(plan.environment.why)
     with shared_lock(plan.work.root / ".lock", wait_seconds=_WAIT_SECONDS):
         cache = build_cache(plan.site, unsigned=options.unsigned)
         try:

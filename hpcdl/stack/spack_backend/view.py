@@ -20,7 +20,7 @@ from typing import Any
 
 from hpcdl.stack.install import add_startup, install, open_to_readers
 from hpcdl.stack.modes import mode_faults
-from hpcdl.stack.spack_backend.environment import wheel_sets
+from hpcdl.stack.spack_backend.from_wheels import wheel_sets
 from hpcdl.stack.spack_backend.locked import Lock
 from hpcdl.stack.spack_backend.tool import Spack
 from hpcdl.system.errors import CheckFailed, MissingPrerequisite
