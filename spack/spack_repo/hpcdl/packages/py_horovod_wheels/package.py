@@ -87,6 +87,13 @@ class PyHorovodWheels(Package, PythonExtension):
     patch("span-that-assigns.patch")
     patch("own-stream-value.patch", when="+cuda")
 
+    def patch(self):
+        """Look for libraries where they stay: no path inside the sources is in the RUNPATH."""
+        line = "set(CMAKE_CXX_EXTENSIONS OFF)"
+        kept = ("BUILD_WITH_INSTALL_RPATH", "INSTALL_RPATH_USE_LINK_PATH")
+        text = "\n".join([line, *(f"set(CMAKE_{name} ON)" for name in kept)])
+        filter_file(line, text, "CMakeLists.txt", string=True)
+
     def setup_build_environment(self, env: EnvironmentModifications) -> None:
         env.set("HOROVOD_WITH_TENSORFLOW", "1")
         env.set("HOROVOD_WITHOUT_PYTORCH", "1")
@@ -133,8 +140,8 @@ class PyHorovodWheels(Package, PythonExtension):
 
     @property
     def local_nccl(self):
-        """The same with the link that a linker looks for."""
-        return join_path(self.stage.path, "local-nccl")
+        """The same with the link that a linker looks for; see `patch` for its place."""
+        return join_path(self.stage.source_path, "local-nccl")
 
     @run_before("install", when="+cuda")
     def make_local_nccl(self):
