@@ -15,6 +15,7 @@ from spack.package import *
 
 
 _DIRECTORIES = ("hpcdl", "templates", "modulefiles", "spack", "reframe_checks")
+_FILES = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 
 
 class PyHpcdl(PythonPackage):
@@ -45,16 +46,23 @@ class PyHpcdl(PythonPackage):
     def content_hash(self, content=None):
         """The files of hpcdl count, too: solved again after a change, it is another package."""
         state = hashlib.sha256(super().content_hash(content).encode())
+        for path in self._files():
+            state.update(os.path.relpath(path, self.checkout).encode())
+            with open(path, "rb") as opened:
+                state.update(hashlib.sha256(opened.read()).digest())
+        return base64.b32encode(state.digest()).decode().lower()
+
+    def _files(self):
+        """The program's files; environments, their views and lock files are no part of it."""
+        for name in _FILES:
+            path = os.path.join(self.checkout, name)
+            if os.path.isfile(path):
+                yield path
         for name in _DIRECTORIES:
             for where, _, files in sorted(os.walk(os.path.join(self.checkout, name))):
-                for file in sorted(files) if "__pycache__" not in where else ():
-                    path = os.path.join(where, file)
-                    # Environments, their views and lock files are no part of the program.
-                    if not os.path.islink(path) and "environments" not in where:
-                        state.update(os.path.relpath(path, self.checkout).encode())
-                        with open(path, "rb") as opened:
-                            state.update(hashlib.sha256(opened.read()).digest())
-        return base64.b32encode(state.digest()).decode().lower()
+                if "__pycache__" not in where and "environments" not in where:
+                    paths = (os.path.join(where, file) for file in sorted(files))
+                    yield from (path for path in paths if not os.path.islink(path))
 
     @property
     def sources(self):
@@ -71,7 +79,7 @@ class PyHpcdl(PythonPackage):
         if not os.path.isdir(copy):
             for name in _DIRECTORIES:
                 install_tree(os.path.join(self.checkout, name), os.path.join(copy, name))
-            for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+            for name in _FILES:
                 install(os.path.join(self.checkout, name), copy)
         return copy
 
