@@ -23,7 +23,7 @@ from hpcdl.system.resources import folder
 
 @dataclass(frozen=True)
 class Choice:
-    """Whether Spack takes wheels for a stack's GPUs: `archs` are Spack's, none where it compiles."""
+    """Whether Spack takes wheels for a stack: `archs` are its cuda_arch, none where it compiles."""
 
     archs: tuple[str, ...]
     why: str
@@ -69,10 +69,11 @@ def choose(site: Site, request: StackRequest, partitions: Sequence[str]) -> Choi
     found = {one.gpu.compute: _arch(one.gpu.compute, wheels) for one in groups if one.gpu}
     lacking = sorted(compute for compute, arch in found.items() if not arch)
     if lacking:
-        has = ", ".join(_computes(wheels))
-        return Choice((), f"{what} has code for {has}, and none for {', '.join(lacking)}")
+        known = ", ".join(_computes(wheels))
+        return Choice((), f"{what} has code for {known}, and none for {', '.join(lacking)}")
+    has = wheels.versions
     foreign = [name for name, pin in request.pins.items()
-               if name not in wheels.versions or not _pinned(wheels.versions[name], pin)]  # fmt: skip
+               if name not in has or not _pinned(has[name], pin)]  # fmt: skip
     if foreign:
         pins = ", ".join(f"{name} {request.pins[name]}" for name in foreign)
         return Choice((), f"{what} is not what stack '{request.name}' pins: {pins}")
