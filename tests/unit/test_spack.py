@@ -185,7 +185,7 @@ def test_rendering_twice_changes_nothing(tmp_path: Path) -> None:
 
 def test_a_lock_whose_versions_are_not_the_resolutions_says_where(tmp_path: Path) -> None:
     wanted = environment("p100")
-    rows = {"cuda": "12.9.1", "nccl": "2.29.3-1", "cudnn": "9.10.2.21-12", "gcc": "12.2.0"}
+    rows = {"cuda": "12.6.3", "nccl": "2.29.3-1", "cudnn": "9.10.2.21-12", "gcc": "12.2.0"}
     lock = tmp_path / "spack.lock"
     specs = {name: {"name": name, "version": version} for name, version in rows.items()}
     lock.write_text(json.dumps({"concrete_specs": specs}))

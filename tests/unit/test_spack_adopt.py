@@ -32,7 +32,7 @@ def test_a_lock_file_tells_what_the_release_is() -> None:
     lock = read_lock(ENVIRONMENTS / "p100")
     assert lock.archs == ("60",)
     assert lock.target == "x86_64_v3"
-    assert lock.module == "tensorflow/2.20.0-cuda12.9-sm60"
+    assert lock.module == "tensorflow/2.20.0-cuda12.6-sm60"
     assert lock.versions()["mpi"].startswith("Open MPI 5.0")
     needs = lock.needs()
     assert needs["compute"] == ["6.0"]
@@ -51,7 +51,7 @@ def test_the_name_changes_with_what_the_roots_are_and_whom_it_serves() -> None:
     requests = [StackRequest("gpu", "spack", names, {}) for names in ((), ("p100",))]
     ids = {lock.release_id(request, own) for request in requests for own in ("a", "b")}
     assert len(ids) == 4
-    assert all(one.startswith("gpu-2.20.0-cuda12.9-sm60-") for one in ids)
+    assert all(one.startswith("gpu-2.20.0-cuda12.6-sm60-") for one in ids)
 
 
 def test_with_wheels_for_gpus_cuda_is_the_wheels_not_nvccs(tmp_path: Path) -> None:
@@ -113,6 +113,6 @@ def test_a_plan_is_told_and_writes_nothing(
     file.write_text(text)
     assert main(["stack", "adopt", str(where), "--dry-run", "--json", "--site", str(file)]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["module"] == "tensorflow/2.20.0-cuda12.9-sm60"
+    assert told["module"] == "tensorflow/2.20.0-cuda12.6-sm60"
     assert not told["exists"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["p100", "site.yaml"]

@@ -134,7 +134,8 @@ def test_cuda_has_the_upper_bounds_of_the_facts() -> None:
         for call in directives(named("py-tensorflow"), "depends_on")
     }
     assert ("cuda@:11", "@:2.14") in wanted
-    assert ("cuda@:12", "@2.15:2.20") in wanted
+    assert ("cuda@:12", "@2.15:2.17") in wanted
+    assert ("cuda@:12.6", "@2.18:2.20") in wanted
     newest = known().components["tensorflow"].versions["spack"][0]
     assert newest.startswith("2.20"), "the recipe's ranges end at 2.20"
 

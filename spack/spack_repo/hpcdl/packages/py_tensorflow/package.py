@@ -22,7 +22,9 @@ class PyTensorflow(BuiltinPyTensorflow):
     with when("+cuda"):
         # The newest CUDA each release can be built with.
         depends_on("cuda@:11", when="@:2.14")
-        depends_on("cuda@:12", when="@2.15:2.20")
+        depends_on("cuda@:12", when="@2.15:2.17")
+        # gpu_prim.h and others: tensorflow pull requests 90563 and 99364.
+        depends_on("cuda@:12.6", when="@2.18:2.20")
 
         # cuDNN 8.8 and later carry no machine code for Kepler, 9.11 and later none for Maxwell,
         # Pascal and Volta (read from NVIDIA's wheels).
