@@ -1,8 +1,9 @@
 """Minimal Debians with NVIDIA's compiler: where stacks for GPUs are built and loaded without one.
 
 Debian's non-free part has nvcc 12.4 in 13 (trixie) and 11.8 in 12 (bookworm), the last one for a
-K80. debootstrap makes a root below the cache once; commands run in it with namespaces of their
-own, and see the cache at its own path. Needs root, debootstrap, 10 GB and a mirror of Debian.
+K80; unstable (sid) has bazel 7.7 beside nvcc 12.4. debootstrap makes a root below the cache once;
+commands run in it with namespaces of their own, and see the cache at its own path, and what else
+is shared. Needs root, debootstrap, 10 GB and a mirror of Debian.
 """
 
 from __future__ import annotations
@@ -21,27 +22,31 @@ from hpcdl.system.resources import cache
 
 PACKAGES = ("ca-certificates", "cmake", "libopenmpi-dev", "lmod", "make", "nvidia-cuda-toolkit",
             "openmpi-bin", "python3-dev", "python3-venv")  # fmt: skip
-COMPILERS = {"trixie": ("g++", "g++-13"), "bookworm": ("g++", "g++-11")}
+COMPILERS = {"trixie": ("g++", "g++-13"), "bookworm": ("g++", "g++-11"),
+             "sid": ("bazel-bootstrap", "g++-13", "libcupti-dev", "libnccl-dev")}  # fmt: skip
 PYTHON = "/opt/hpcdl/bin/python"
 _CHECKOUT = Path(__file__).resolve().parents[1]
 _DONE = "nvcc-root.json"
 _ROOT_GB, _STACK_GB = 12.0, 13.0
 _ENTER = """
-root=$1 cache=$2; shift 2
+root=$1 shared=$2; shift 2
 mount -t proc proc "$root/proc"
 mount --rbind /dev "$root/dev"
-mkdir -p "$root$cache"
-mount --bind "$cache" "$root$cache"
+for path in $shared; do
+  mkdir -p "$root$path"
+  mount --bind "$path" "$root$path"
+done
 exec chroot "$root" /usr/bin/env -i "$@"
 """
 
 
 @dataclass(frozen=True)
 class Root:
-    """A root, and the environment that commands in it get."""
+    """A root, and the environment that commands in it get; `shared` have the same path inside."""
 
     directory: Path
     suite: str
+    shared: tuple[Path, ...] = ()
 
     def run(
         self, *argv: str, check: bool = True, seconds: float = 3600, **env: str
@@ -70,7 +75,8 @@ class Root:
             "--propagation",
             "private",
         ]
-        enter = ["bash", "-ec", _ENTER, "enter", str(self.directory), str(cache())]
+        shared = " ".join(map(str, (cache(), *self.shared)))
+        enter = ["bash", "-ec", _ENTER, "enter", str(self.directory), shared]
         done = subprocess.run([*alone, *enter, *pairs, *argv], capture_output=True, text=True,
                               check=False, timeout=seconds)  # fmt: skip
         assert not check or done.returncode == 0, f"{argv}\n{done.stdout[-3000:]}\n{done.stderr}"
@@ -86,16 +92,19 @@ class Root:
         return self.run(PYTHON, "-m", "hpcdl", *argv, check=check, HPCDL_SITE="/etc/site.yaml")
 
 
-def root_of(suite: str) -> Root:
-    """The root of a suite, made now where it is not there; the test is skipped where it cannot."""
+def root_of(suite: str, stack_gb: float = _STACK_GB) -> Root:
+    """The root of a suite, made now where it is not there; the test is skipped where it cannot.
+
+    `stack_gb` is the room that the test itself needs, in gigabytes.
+    """
     if os.geteuid() != 0 or shutil.which("debootstrap") is None:
         pytest.skip("a root with nvcc needs root and debootstrap")
     place = cache() / "tests" / "nvcc" / suite
     place.mkdir(parents=True, exist_ok=True)
     made = (place / _DONE).is_file()
-    needed = _STACK_GB if made else _STACK_GB + _ROOT_GB
+    needed = stack_gb if made else stack_gb + _ROOT_GB
     if shutil.disk_usage(place).free < needed * 1e9:
-        pytest.skip(f"a GPU stack in a root with nvcc needs {needed:.0f} GB below {place}")
+        pytest.skip(f"a build in a root with nvcc needs {needed:.0f} GB below {place}")
     root = Root(place, suite)
     if not made:
         _make(root)
