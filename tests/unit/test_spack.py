@@ -30,6 +30,7 @@ from hpcdl.stack.spack_backend.environment import (
     render,
     render_site,
 )
+from hpcdl.stack.spack_backend.locked import read_lock
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.resources import folder
 
@@ -192,9 +193,7 @@ def test_a_lock_whose_versions_are_not_the_resolutions_says_where(tmp_path: Path
     assert differences(wanted, lock) == ("nccl: 2.29.3-1, not 2.29.7",)
 
 
-LOCKED = [
-    one for one in ENVIRONMENTS if (SPACK / "environments" / one.name / "spack.lock").exists()
-]
+LOCKED = [one for one in COMPILED if (SPACK / "environments" / one.name / "spack.lock").exists()]
 
 
 @pytest.mark.parametrize("one", LOCKED, ids=[one.name for one in LOCKED])
@@ -210,6 +209,15 @@ def test_a_committed_lock_has_the_versions_of_the_resolution(one: Environment) -
         (spec,) = [spec for spec in specs if spec["name"] == name]
         arch = spec["parameters"]["cuda_arch"]
         assert set(arch if isinstance(arch, list) else [arch]) == set(one.archs), name
+
+
+def test_the_lock_of_wheels_has_their_versions_and_the_machines_compiler_and_mpi() -> None:
+    one, where = environment("p100-wheels"), SPACK / "environments" / "p100-wheels"
+    assert differences(one, where / "spack.lock") == ()
+    lock = read_lock(where)
+    assert (lock.archs, lock.module) == (one.archs, one.module)
+    outside = {spec["name"] for spec in lock.specs.values() if "external" in spec}
+    assert {"cuda", "gcc", "openmpi", "python", "cmake"} <= outside
 
 
 @pytest.mark.parametrize("one", LOCKED, ids=[one.name for one in LOCKED])
