@@ -14,6 +14,7 @@ from pathlib import Path
 from hpcdl import __version__
 from hpcdl.cli.framework import Command, Group, build_parser
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError, MissingPrerequisite
+from hpcdl.system.inert import inert_output
 from hpcdl.system.text import did_you_mean
 
 # Name of a module of this package -> what the overview says of it. The module holds a GROUP or
@@ -41,6 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "--no-color" in argv[: argv.index("--")] if "--" in argv else "--no-color" in argv:
         os.environ["NO_COLOR"] = "1"
     _prepare_streams()
+    with inert_output():
+        return _answer(argv)
+
+
+def _answer(argv: list[str]) -> int:
     try:
         code = int(_dispatch(argv))
         sys.stdout.flush()  # here, where a full disk or a closed pipe can still be reported

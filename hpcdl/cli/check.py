@@ -379,12 +379,14 @@ def _report(args: argparse.Namespace) -> ExitCode:
 def _page(args: argparse.Namespace) -> ExitCode:
     from hpcdl.regress.formats import read_run
     from hpcdl.regress.history import history_path, open_history
-    from hpcdl.regress.report import night_page, read_files
+    from hpcdl.regress.report import directory_of, night_page, read_files
+    from hpcdl.regress.run_directory import runs_directory
     from hpcdl.system.files import write_atomic
 
     site = the_site(args)
-    run = read_run(args.folder or site.paths.work / "checks" / "latest")
-    files = read_files(run["verdicts"])
+    named = args.folder or site.paths.work / "checks" / "latest"
+    run = read_run(named)
+    files = read_files(run, directory_of(run, named, runs_directory(site)))
     with open_history(history_path(site, args.history)) as history:
         page = night_page(run, history, files, site=site.name, nights=args.nights)
     write_atomic(args.html, page)

@@ -40,7 +40,10 @@ def _render(args: argparse.Namespace) -> ExitCode:
 
 
 def _print_script(script: Script) -> None:
-    """The script byte for byte, even where arguments are not valid UTF-8."""
+    """The script byte for byte, even where arguments are not valid UTF-8; a terminal's is inert."""
+    if sys.stdout.isatty():
+        print(script.text, end="")
+        return
     sys.stdout.flush()
     sys.stdout.buffer.write(script.text.encode(errors="surrogateescape"))
     sys.stdout.buffer.flush()

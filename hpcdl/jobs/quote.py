@@ -1,7 +1,7 @@
 """Words for bash, byte for byte.
 
 Every value of a user's goes through `word` on its way into a script. Plain words stay
-readable; control characters become `$'...'`, so that a value never spans lines.
+readable; what nobody would see becomes `$'...'`, so that a value neither spans lines nor hides.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 import shlex
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+from hpcdl.system.inert import UNSEEN
+
+_UNSEEN = re.compile(rf"[\t\n]|{UNSEEN.pattern}")
 _PLAIN_DIRECTIVE = re.compile(r"[A-Za-z0-9_./%:=,@+-]+\Z")
 _SHORT = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\\": "\\\\", "'": "\\'"}
 
@@ -24,10 +26,17 @@ def word(text: str) -> str:
     """`text` as one word of bash that expands to exactly itself, unless it is to be expanded."""
     if isinstance(text, Expandable):
         return expandable(text)
-    if not _CONTROL.search(text):
+    if not _UNSEEN.search(text):
         return shlex.quote(text)
-    body = "".join(_SHORT.get(c) or (f"\\x{ord(c):02x}" if _CONTROL.match(c) else c) for c in text)
-    return f"$'{body}'"
+    return f"$'{''.join(_SHORT.get(one) or _escaped(one) for one in text)}'"
+
+
+def _escaped(character: str) -> str:
+    """A character in `$'...'`: its bytes where it cannot be seen."""
+    if not _UNSEEN.match(character):
+        return character
+    half = "surrogateescape" if "\udc80" <= character <= "\udcff" else "surrogatepass"
+    return "".join(f"\\x{byte:02x}" for byte in character.encode(errors=half))
 
 
 def quote_argv(items: tuple[str, ...] | list[str]) -> str:

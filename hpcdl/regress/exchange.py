@@ -24,6 +24,7 @@ from hpcdl.regress.history import COLUMNS, Result
 from hpcdl.regress.runner import CheckOutcome, as_data
 from hpcdl.results.faults import Status
 from hpcdl.system.errors import BadInput, PartlyDone
+from hpcdl.system.inert import csv_cell, of_csv_cell
 
 SCHEMA = 1
 _TEXTS = frozenset({"run", "time", "check_name", "case_name", "partition", "metric", "unit",
@@ -85,7 +86,8 @@ class Incoming(Iterable[Result]):
                     break
                 if None in row or None in row.values():
                     raise csv.Error("it has not as many columns as the first line")
-                yield _result(row, self.path, rows.line_num)
+                given = {name: of_csv_cell(cell) for name, cell in row.items()}
+                yield _result(given, self.path, rows.line_num)
         except csv.Error as fault:
             if lines.whole and "end of data" not in str(fault):
                 raise BadInput(f"{self.path}, line {rows.reader.line_num}: {fault}") from fault
@@ -148,7 +150,7 @@ def as_csv(results: Iterable[Result]) -> Iterator[str]:
         writer.writeheader()
         for result in results:
             yield _taken(buffer)
-            writer.writerow(asdict(result))
+            writer.writerow({name: csv_cell(value) for name, value in asdict(result).items()})
         yield _taken(buffer)
 
 

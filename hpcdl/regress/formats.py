@@ -6,18 +6,16 @@ They start from the values of verdicts.json, so that a run of last night can be 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import quoteattr
 
 from hpcdl.regress.verdict import number
 from hpcdl.results.records import VERDICTS
 from hpcdl.system.errors import BadInput
+from hpcdl.system.inert import markdown_cell, prometheus_label, xml_attribute
 
 Run = Mapping[str, Any]
-_CONTROL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _STATUS_CODES = {"PASS": 0, "FAIL": 1, "ERROR": 2, "NO-REFERENCE": 3, "STALE": 4,
                  "INSUFFICIENT-DATA": 5}  # fmt: skip
 
@@ -56,7 +54,7 @@ def as_markdown(run: Run) -> str:
         word = verdict["status"] + (" (waived)" if verdict["waived"] else "")
         cells = [_name(verdict), verdict["partition"] or "-", word, measured, reference,
                  verdict["reason"]]  # fmt: skip
-        lines.append("| " + " | ".join(map(_cell, cells)) + " |")
+        lines.append("| " + " | ".join(map(markdown_cell, cells)) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -114,24 +112,16 @@ def _name(verdict: Mapping[str, Any]) -> str:
     return f"{verdict['check']}/{verdict['case']}" if verdict["case"] else str(verdict["check"])
 
 
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
-
-
 def _junit_case(verdict: Mapping[str, Any]) -> str:
     head = (
-        f"  <testcase classname={_attribute(verdict['partition'] or 'run')} "
-        f'name={_attribute(_name(verdict))} time="{verdict["seconds"]:.2f}"'
+        f"  <testcase classname={xml_attribute(verdict['partition'] or 'run')} "
+        f'name={xml_attribute(_name(verdict))} time="{verdict["seconds"]:.2f}"'
     )
     if verdict["ok"]:
         return head + "/>"
     kind = "error" if verdict["status"] == "ERROR" else "failure"
-    message = _attribute(verdict["reason"])
-    return f"{head}>\n    <{kind} type={_attribute(verdict['status'])} message={message}/>\n  </testcase>"  # noqa: E501
-
-
-def _attribute(text: str) -> str:
-    return quoteattr(_CONTROL.sub("?", text))
+    message = xml_attribute(verdict["reason"])
+    return f"{head}>\n    <{kind} type={xml_attribute(verdict['status'])} message={message}/>\n  </testcase>"  # noqa: E501
 
 
 def _labels(verdict: Mapping[str, Any], metric: Mapping[str, Any] | None = None) -> str:
@@ -139,8 +129,4 @@ def _labels(verdict: Mapping[str, Any], metric: Mapping[str, Any] | None = None)
     labels["node"] = (verdict.get("job") or {}).get("nodes") or ""
     if metric is not None:
         labels |= {"metric": metric["name"], "unit": metric["unit"]}
-    return ",".join(f'{name}="{_escaped(str(value))}"' for name, value in labels.items())
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return ",".join(f'{name}="{prometheus_label(str(value))}"' for name, value in labels.items())

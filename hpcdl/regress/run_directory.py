@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,6 +26,7 @@ from hpcdl.system.errors import HpcdlError
 from hpcdl.system.files import explain_os_errors, switch_link
 
 _GIVEN_UP = "GIVEN_UP"
+_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,11 @@ def new_run(site: Site) -> Iterator[RunDirectory]:
         fcntl.flock(handle, fcntl.LOCK_EX)
         switch_link(parent.parent / "latest", f"{parent.name}/{path.name}")
         yield RunDirectory(path)
+
+
+def is_named_as_run(path: Path) -> bool:
+    """Whether a directory has the name of a run's."""
+    return _NAME.fullmatch(path.name) is not None
 
 
 def read_events(path: Path) -> dict[int, JobEvent]:

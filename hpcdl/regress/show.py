@@ -15,6 +15,7 @@ from hpcdl.regress.runner import CheckOutcome
 from hpcdl.regress.verdict import MetricVerdict, Verdict, number
 from hpcdl.results.faults import Status
 from hpcdl.results.records import PROGRESS
+from hpcdl.system.inert import in_a_line
 from hpcdl.system.text import duration, paint, table
 
 _STYLES = {Status.PASS: "green", Status.FAIL: "red", Status.ERROR: "red"}
@@ -25,7 +26,8 @@ def verdict_table(verdicts: Sequence[Verdict]) -> str:
     """The table of a run's verdicts, one line per metric, with the reasons below it."""
     rows = [row for verdict in verdicts for row in _rows(verdict)]
     reasons = [
-        f"{_word(verdict)} {verdict.name} on {verdict.partition or '-'}: {verdict.reason}"
+        f"{_word(verdict)} {verdict.name} on {verdict.partition or '-'}: "
+        + in_a_line(verdict.reason)
         for verdict in verdicts
         if verdict.reason
     ]
@@ -167,5 +169,7 @@ def gate_text(answer: GateAnswer) -> str:
     head = "open" if answer.open else "closed"
     rows = [[finding.kind, finding.name, finding.description] for finding in answer.findings]
     lines = [f"{head}: {answer.series} series", *([table(rows)] if rows else [])]
-    lines += [f"ended, nothing for {ENDED_DAYS} days: {name_of(one)}" for one in answer.ended]
+    lines += [
+        f"ended, nothing for {ENDED_DAYS} days: {in_a_line(name_of(one))}" for one in answer.ended
+    ]
     return "\n".join(lines)

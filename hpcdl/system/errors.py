@@ -7,13 +7,10 @@ and exits with its status; anything else that escapes is a defect of ours.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from enum import IntEnum
 
-# What a terminal would obey, or what makes text read otherwise than it is written: control
-# characters, line and paragraph separators, and the marks that turn the direction of writing.
-_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+from hpcdl.system.inert import inert
 
 
 class ExitCode(IntEnum):
@@ -45,11 +42,6 @@ MEANINGS: dict[ExitCode, str] = {
 }
 
 
-def visible(text: str) -> str:
-    """`text` with every character escaped that could command a terminal or mislead a reader."""
-    return _UNSEEN.sub(lambda found: ascii(found.group())[1:-1], text)
-
-
 class HpcdlError(Exception):
     """A failure with a message for a person.
 
@@ -73,7 +65,7 @@ class HpcdlError(Exception):
         lines += [f"  {line}" if line else "" for line in self.details]
         if self.hint:
             lines.append(f"help: {self.hint}")
-        return visible("\n".join(lines))
+        return inert("\n".join(lines))
 
 
 class CheckFailed(HpcdlError):

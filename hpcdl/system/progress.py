@@ -7,6 +7,8 @@ import sys
 import time
 from typing import TextIO
 
+from hpcdl.system.inert import command, in_a_line
+
 _PLAIN_SECONDS = 10.0
 
 
@@ -37,13 +39,13 @@ class StatusLine:
         """Show `text`; a new `key` starts a new line that stays."""
         if self._quiet or (text == self._shown and key == self._key):
             return
-        new = key != self._key
+        new, shown = key != self._key, in_a_line(text)
         if self._terminal:
             width = shutil.get_terminal_size().columns - 1
-            start = "\n" if new and self._shown else "\r\x1b[K"
-            self._stream.write(start + text[:width])
+            start = "\n" if new and self._shown else command("\r\x1b[K", self._stream)
+            self._stream.write(start + shown[:width])
         elif new or time.monotonic() - self._when >= _PLAIN_SECONDS:
             self._when = time.monotonic()
-            self._stream.write(text + "\n")
+            self._stream.write(shown + "\n")
         self._stream.flush()
         self._shown, self._key = text, key

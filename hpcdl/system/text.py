@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
-from hpcdl.system.errors import visible
+from hpcdl.system.inert import command, in_a_cell, inert, without_commands
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
@@ -40,12 +40,12 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
 
 def one_line(text: str) -> str:
     """A text of anybody's as a line may show it: short, and no command to a terminal."""
-    return visible(text[:200]).replace("\n", " ")
+    return inert(text[:200]).replace("\n", " ")
 
 
 def plain(text: str) -> str:
     """`text` without ANSI escape sequences."""
-    return _ANSI.sub("", text)
+    return _ANSI.sub("", without_commands(text))
 
 
 def use_color(stream: TextIO) -> bool:
@@ -58,12 +58,16 @@ def use_color(stream: TextIO) -> bool:
 def paint(text: str, style: str, stream: TextIO | None = None) -> str:
     """`text` in a style of `_STYLES` where the stream shows colours, else as it is."""
     stream = stream or sys.stdout
-    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if use_color(stream) else text
+    if not use_color(stream):
+        return text
+    begin, end = (command(f"\x1b[{code}m", stream) for code in (_STYLES[style], 0))
+    return f"{begin}{text}{end}"
 
 
 def table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
     """Columns padded to their widest cell; numbers are not special, order is the caller's."""
-    lines = [list(header), *map(list, rows)] if header else [list(row) for row in rows]
+    given = [header, *rows] if header else rows
+    lines = [[in_a_cell(cell) for cell in row] for row in given]
     if not lines:
         return ""
     widths = [max(len(plain(cell)) for cell in column) for column in zip(*lines, strict=True)]

@@ -12,7 +12,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from hpcdl.system.inert import InertStream, command, inert
 from hpcdl.system.text import duration
+
+_CLEAR = "\r\x1b[K"
 
 
 @dataclass(frozen=True)
@@ -81,11 +84,11 @@ class Line:
     def show(self, progress: Progress) -> None:
         """Renew the line."""
         self._open = True
-        print(f"\r\x1b[K{progress}", end="", flush=True)
+        print(f"{command(_CLEAR, sys.stdout)}{progress}", end="", flush=True)
 
     def say(self, text: str) -> None:
         """Above the line."""
-        print(f"\r\x1b[K{text}", flush=True)
+        print(f"{command(_CLEAR, sys.stdout)}{text}", flush=True)
 
     def close(self) -> None:
         """End the line."""
@@ -113,7 +116,9 @@ class Bar:
             TextColumn("loss [bold]{task.fields[loss]:.4f}[/]"), TextColumn("{task.fields[pace]}"),
             TextColumn("{task.fields[left]}"),
         )  # fmt: skip
-        self._bar = RichProgress(*columns, console=Console(), auto_refresh=False)
+        # Rich's own commands pass; it is told numbers, and text of ours in `say`.
+        raw = sys.stdout.raw if isinstance(sys.stdout, InertStream) else None
+        self._bar = RichProgress(*columns, console=Console(file=raw), auto_refresh=False)
         self._task: Any = None
 
     def show(self, progress: Progress) -> None:
@@ -133,7 +138,7 @@ class Bar:
 
     def say(self, text: str) -> None:
         """Above the bar, as it is."""
-        self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._bar.console.print(inert(text), markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """Keep the bar as it is."""

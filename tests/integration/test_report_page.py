@@ -50,7 +50,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = nights.verdicts(folder)
     with open_history(folder / "history.sqlite") as history:
         history.add(nights.simulated(80))
-        page = night_page(run, history, read_files(run["verdicts"]), site="x", now=nights.END)
+        page = night_page(run, history, read_files(run, folder), site="x", now=nights.END)
     (folder / "night.html").write_text(page)
     return folder / "night.html"
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,15 @@ import pytest
 
 from hpcdl.cli import main
 from hpcdl.regress.history import Point, Result, history_path, open_history
-from hpcdl.regress.report import Figure, Section, figure_page, night_page, read_files, series_view
+from hpcdl.regress.report import (
+    Figure,
+    Section,
+    directory_of,
+    figure_page,
+    night_page,
+    read_files,
+    series_view,
+)
 from hpcdl.regress.report.files import HEAD, TAIL, attach
 from hpcdl.regress.report.nodes_view import nodes_of
 from hpcdl.regress.report.page import embedded_json
@@ -21,6 +31,7 @@ from hpcdl.regress.report.series_view import view, views
 from hpcdl.regress.report.tonight import bar, headline, rows, when
 from hpcdl.site import find_site_file, load_site
 from tests import nights
+from tests.strangers import STRANGER, as_root
 
 SERIES = ("throughput", "mlp-2x2-digits-fp32", "p100", "images_per_second")
 HOSTILE = "</script><script>alert(1)</script>\"'<img src=x onerror=alert(2)>&{{7*7}}\u2028"
@@ -162,9 +173,9 @@ def test_the_time_of_a_run_is_in_its_name() -> None:
 
 
 def test_a_long_log_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
-    log = tmp_path / "job.log"
+    log = run_directory(tmp_path) / "job.log"
     log.write_text("first\n" + "x" * 100 + "\n" * HEAD + "y\n" * TAIL + "last\n")
-    kept = attach(log)
+    kept = attach(log.parent, [log.parent], str(log))
     assert kept.text.startswith("first\n")
     assert kept.text.endswith("last\n")
     assert "bytes are left out" in kept.text
@@ -173,13 +184,73 @@ def test_a_long_log_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_gone_or_no_text_is_said_so(tmp_path: Path) -> None:
-    assert attach(tmp_path / "none").note == "the file is no longer there"
-    (tmp_path / "odd").write_bytes(b"\x1b[31mred\x1b[0m\x00\xff\r\nend")
-    assert attach(tmp_path / "odd").text == "red\N{REPLACEMENT CHARACTER}\nend"
+    none = embedded(tmp_path, run_directory(tmp_path) / "none")
+    assert none == ("", "the file is no longer there")
+    (tmp_path / RUN / "odd").write_bytes(b"\x1b[31mred\x1b[0m\x00\xff\r\n\x1b]0;end")
+    odd = embedded(tmp_path, tmp_path / RUN / "odd")
+    assert odd == ("red\N{REPLACEMENT CHARACTER}\n\\u001b]0;end", "")
+
+
+@pytest.mark.parametrize("path", ["/etc/shadow", "../secret", "a/../../secret", "", "link",
+                                  "linked/secret", "hard", "pipe", "a"])  # fmt: skip
+def test_a_report_embeds_files_of_its_run_only(tmp_path: Path, path: str) -> None:
+    run = run_directory(tmp_path)
+    secret = tmp_path / "secret"
+    secret.write_text("root:$y$secret")
+    (run / "a").mkdir()
+    (run / "link").symlink_to(secret)
+    (run / "linked").symlink_to(tmp_path)
+    (run / "hard").hardlink_to(secret)
+    os.mkfifo(run / "pipe")
+    text, note = embedded(tmp_path, Path(f"{run}/{path}") if path[:1] != "/" else Path(path))
+    assert text == ""
+    assert note
+
+
+@as_root
+def test_what_another_user_planted_in_a_run_is_not_embedded(tmp_path: Path) -> None:
+    run = run_directory(tmp_path)
+    for name in ("file", "directory/file"):
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).write_text("x")
+    shutil.chown(run / "file", STRANGER)
+    shutil.chown(run / "directory", STRANGER)
+    for name in ("file", "directory/file"):
+        assert embedded(tmp_path, run / name) == ("", "it belongs to another user")
+    # A stranger's run shows what is his, never what is root's.
+    shutil.chown(run, STRANGER)
+    assert embedded(tmp_path, run / "file") == ("x", "")
+    (run / "mine").write_text("root's")
+    assert embedded(tmp_path, run / "mine") == ("", "it belongs to another user")
+
+
+def test_verdicts_that_were_sent_choose_no_directory(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    own = run_directory(tmp_path / "runs")
+    sent = tmp_path / "verdicts.json"
+    sent.write_text("{}")
+    for said, place in ((str(own), own), ("/etc", None), (f"{own}/..", None), ("", None)):
+        assert directory_of({"run": said}, sent, runs) == place
+    assert directory_of({"run": "/etc"}, own, runs) == own
+
+
+RUN = "20261121-031000-ab12"
+
+
+def run_directory(folder: Path) -> Path:
+    (folder / RUN).mkdir(parents=True, exist_ok=True)
+    return folder / RUN
+
+
+def embedded(folder: Path, log: Path) -> tuple[str, str]:
+    """Text and note of a log, as a report of the run carries it."""
+    run = {"run": str(folder / RUN), "verdicts": [{"log": str(log)}]}
+    ((one,),) = (found.values() for found in read_files(run, folder / RUN))
+    return one.text, one.note
 
 
 def hostile_page(tmp_path: Path) -> str:
-    log = tmp_path / "log"
+    log = run_directory(tmp_path) / "log"
     log.write_text(HOSTILE)
     verdict = {"check": HOSTILE, "case": HOSTILE, "partition": HOSTILE, "status": "FAIL",
                "reason": HOSTILE + "\ud800", "waived": False, "ok": False, "release": HOSTILE,
@@ -194,7 +265,7 @@ def hostile_page(tmp_path: Path) -> str:
             for n in range(1, 4)
         )  # fmt: skip
         run = {"run": HOSTILE, "seconds": 1.0, "verdicts": [verdict]}
-        return night_page(run, history, read_files([verdict]), site=HOSTILE, now=nights.END)
+        return night_page(run, history, read_files(run, log.parent), site=HOSTILE, now=nights.END)
 
 
 def test_hostile_names_and_logs_make_no_element_of_the_page(tmp_path: Path) -> None:

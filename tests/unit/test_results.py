@@ -96,7 +96,7 @@ def test_only_what_is_right_is_taken() -> None:
         1.0, 0.5, None, None, None, None, None,
     ]  # fmt: skip
     assert [ranks(one) for one in (3, 3.0, 0, -1, 2.5, "3", 1e308)] == [3, 3] + [None] * 5
-    assert JOB.of({"name": "\x1b[31mred\n"}).values["name"] == "\\x1b[31mred "
+    assert JOB.of({"name": "\x1b[31mred\n"}).values["name"] == "\\u001b[31mred "
 
 
 @pytest.mark.parametrize(

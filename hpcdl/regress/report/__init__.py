@@ -6,7 +6,7 @@ view from those values. `files` alone reads: the scripts and logs that a reader 
 pages use the same figures: `Figure` and `figure_page`.
 """
 
-from hpcdl.regress.report.files import read_files
+from hpcdl.regress.report.files import directory_of, read_files
 from hpcdl.regress.report.page import Figure, Section, figure_page, night_page
 
-__all__ = ["Figure", "Section", "figure_page", "night_page", "read_files"]
+__all__ = ["Figure", "Section", "directory_of", "figure_page", "night_page", "read_files"]

@@ -22,6 +22,7 @@ from hpcdl.regress.report.files import Attached
 from hpcdl.regress.report.series_view import SeriesView, Work, describe, percent, views
 from hpcdl.results.faults import Status
 from hpcdl.slurm.execution import recorded
+from hpcdl.system.inert import inert, inert_values
 from hpcdl.system.resources import folder
 
 NIGHTS = 365
@@ -149,8 +150,8 @@ def figure_page(title: str, sections: Iterable[Section], *, lead: str = "") -> s
 
 
 def embedded_json(value: object) -> str:
-    """JSON that may stand inside a script element: it holds no '<', '>' or '&'."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    """JSON that may stand inside a script element: inert, without '<', '>' and '&'."""
+    text = json.dumps(inert_values(value), separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
@@ -278,13 +279,14 @@ def _render(
         loader=jinja2.FileSystemLoader(place),
         undefined=jinja2.StrictUndefined,
         autoescape=True,
+        finalize=_inert,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     style = (place / "style.css").read_text(encoding="utf-8")
     script = "".join((place / name).read_text(encoding="utf-8") for name in _SCRIPTS)
     data = {figure.name: figure.values for section in sections for figure in section.figures}
-    text = environment.get_template(template).render(
+    return environment.get_template(template).render(
         title=title,
         sections=sections,
         blocks={name: embedded_json(value) for name, value in {**data, **blocks}.items()},
@@ -294,7 +296,10 @@ def _render(
         script_hash=_hash(script),
         **values,
     )
-    return text.encode("utf-8", "replace").decode()
+
+
+def _inert(value: object) -> object:
+    return inert(value) if type(value) is str else value
 
 
 def _hash(text: str) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, write_json
+from hpcdl.system.inert import command
 from hpcdl.system.text import duration
 from hpcdl.train.data.dataset import FILE, Shard, describe_shard
 
@@ -195,7 +196,7 @@ class _Bar:
     def end(self) -> None:
         """The line of a terminal is cleared."""
         if self._terminal:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            print(command("\r\x1b[K", sys.stderr), end="", file=sys.stderr, flush=True)
 
     def _show(self, now: float) -> None:
         pace = self._examples / (now - self._begun)
@@ -204,5 +205,5 @@ class _Bar:
             f"{self._examples:,} of {self._all:,} records, {self._bytes / 1e6:,.0f} MB, "
             f"{pace:,.0f} per second, {duration(left)} left"
         )
-        start, end = ("\r\x1b[K", "") if self._terminal else ("", "\n")
+        start, end = (command("\r\x1b[K", sys.stderr), "") if self._terminal else ("", "\n")
         print(start + text, end=end, file=sys.stderr, flush=True)

@@ -1,0 +1,146 @@
+r"""Text of strangers, made harmless: the one function that all output passes.
+
+Names, reasons and logs come from other users, from Slurm and from files that anybody wrote. What a
+terminal would obey, or what makes text read otherwise than it is written, becomes an escape such as
+`\u202e`; it is valid in JSON too, where it stands for the same character. `inert_output` puts the
+function between `print` and the terminal, so that no caller can forget it; commands of our own
+(colours, a line that is renewed) pass it between marks that nobody outside this process knows.
+Each format adds its own escapes: a cell of CSV or Markdown, a label of Prometheus, XML.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO, cast
+from xml.sax.saxutils import quoteattr
+
+# Control characters but tab and newline, separators of lines and paragraphs, marks that turn the
+# direction of writing, characters without width or ink, and halves of characters.
+_UNSEEN = (
+    "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f"
+    "\u2028-\u202e\u2060-\u206f\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+)
+UNSEEN = re.compile(f"[{_UNSEEN}]")
+_MARK = f"\x1b{os.urandom(8).hex()}\x1b"
+_FORMULA = re.compile(r"[=+\-@\t|%]")
+_ESCAPE = re.compile(r"\\(?:u([0-9a-f]{4})|\\)")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\Z", re.ASCII)
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]()#!|~<>&$])")
+
+
+def inert(text: str) -> str:
+    """`text` with every character escaped that could command a terminal or mislead a reader."""
+    return UNSEEN.sub(lambda found: _escape(found.group()), text)
+
+
+def _escape(character: str) -> str:
+    number = ord(character)
+    if number < 0x10000:
+        return f"\\u{number:04x}"
+    number -= 0x10000
+    return f"\\u{0xD800 + (number >> 10):04x}\\u{0xDC00 + (number & 0x3FF):04x}"
+
+
+def inert_values(value: Any) -> Any:
+    """A value of JSON, every text of which is inert: for a page that shows them."""
+    if isinstance(value, str):
+        return inert(value)
+    if isinstance(value, dict):
+        return {inert(str(key)): inert_values(one) for key, one in value.items()}
+    return [inert_values(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def in_a_line(text: str) -> str:
+    """An inert text on one line, of whatever length: no name begins a line of its own."""
+    return inert(text).replace("\n", "\\n").replace("\t", " ")
+
+
+def csv_cell(value: Any) -> Any:
+    """A cell that no spreadsheet takes for a formula; numbers stay numbers.
+
+    A text that has to be changed begins with an apostrophe; `of_csv_cell` gives it back.
+    """
+    if not isinstance(value, str) or _NUMBER.match(value):
+        return value
+    if value[:1] != "'" and not _FORMULA.match(value.lstrip(" \n")) and not UNSEEN.search(value):
+        return value
+    return "'" + inert(value.replace("\\", "\\\\"))
+
+
+def of_csv_cell(text: str) -> str:
+    """What `csv_cell` was given; a text that it would not have written stays as it is."""
+    if text[:1] != "'":
+        return text
+    plain = _ESCAPE.sub(lambda one: chr(int(one[1], 16)) if one[1] else "\\", text[1:])
+    whole = plain.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+    return whole if csv_cell(whole) == text else text
+
+
+def markdown_cell(text: str) -> str:
+    """A cell of a table in Markdown: one line, plain text, no link, image, code or element."""
+    return _MARKDOWN.sub(r"\\\1", in_a_line(" ".join(text.split()))).replace("\\<", "&lt;")
+
+
+def prometheus_label(text: str) -> str:
+    """The value of a label in Prometheus' text format, without its quotes."""
+    return inert(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def xml_attribute(text: str) -> str:
+    """A quoted attribute of XML."""
+    return quoteattr(inert(text))
+
+
+class InertStream:
+    """A text stream that prints inert text and, between marks, commands of our own."""
+
+    def __init__(self, raw: TextIO) -> None:
+        self.raw = raw
+
+    def write(self, text: str) -> int:
+        """Write inert text; the number of characters that were given."""
+        self.raw.write(as_printed(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.raw, name)
+
+
+def command(code: str, stream: object) -> str:
+    """A command to the terminal, written so that `stream` lets it pass."""
+    return f"{_MARK}{code}{_MARK}" if isinstance(stream, InertStream) else code
+
+
+def as_printed(text: str) -> str:
+    """Inert text with the commands of our own that stand in it."""
+    parts = text.split(_MARK)
+    return "".join(part if odd % 2 else inert(part) for odd, part in enumerate(parts))
+
+
+def in_a_cell(text: str) -> str:
+    """As `in_a_line`; commands of our own stay what they are."""
+    parts = text.split(_MARK)
+    return _MARK.join(part if odd % 2 else in_a_line(part) for odd, part in enumerate(parts))
+
+
+def without_commands(text: str) -> str:
+    """`text` without commands of our own."""
+    return "".join(text.split(_MARK)[::2])
+
+
+@contextmanager
+def inert_output() -> Iterator[None]:
+    """Everything that is printed meanwhile is inert, on both streams."""
+    before = sys.stdout, sys.stderr
+    for name, stream in zip(("stdout", "stderr"), before, strict=True):
+        if not isinstance(stream, InertStream):
+            setattr(sys, name, cast("TextIO", InertStream(stream)))
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
