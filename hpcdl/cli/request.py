@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcdl.cli.framework import the_site
+from hpcdl.jobs.environment import looks_secret
 from hpcdl.system.errors import BadInput
 
 if TYPE_CHECKING:
@@ -34,7 +37,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     add("--module", action="append", default=[], metavar="NAME[/VERSION]",
         help="module to load instead of the published release's; may be repeated")  # fmt: skip
     add("--no-module", action="store_true", help="load no module")
-    add("--env", action="append", default=[], metavar="K=V", help="variable of the job; repeatable")
+    add("--env", action="append", default=[], metavar="NAME[=VALUE]",
+        help="variable of the job; without a value: yours, or asked for; repeatable")  # fmt: skip
     add("--account", metavar="NAME", help="account to charge")
     add("--qos", metavar="NAME", help="quality of service")
     add("--sbatch", action="append", default=[], metavar="OPTION",
@@ -103,7 +107,7 @@ def spec_of(args: argparse.Namespace, site: Site) -> JobSpec:
         name="train" if args.name is None else args.name,
         launcher="horovod" if args.launcher is None else args.launcher,
         program=seen_from(Path.cwd(), command_of(args.rest)),
-        environment=dict(pair("--env", text, "NAME=VALUE") for text in args.env),
+        environment=dict(map(_variable, args.env)),
         account=args.account,
         qos=args.qos,
         job_dir=_path(args.job_dir) if args.job_dir else None,
@@ -114,6 +118,24 @@ def spec_of(args: argparse.Namespace, site: Site) -> JobSpec:
         sbatch=tuple(args.sbatch),
         gpu_model=args.gpu_model,
     )
+
+
+def _variable(text: str) -> tuple[str, str]:
+    """A variable of the job; a name alone is taken from our environment, or asked for."""
+    name, sign, value = text.partition("=")
+    if sign:
+        if looks_secret(name):
+            said = f"note: others of this machine may have seen {name} on the command line"
+            print(f"{said}; `--env {name}` takes it from your environment, or asks",
+                  file=sys.stderr)  # fmt: skip
+        return name, value
+    if name in os.environ:
+        return name, os.environ[name]
+    if sys.stdin is not None and sys.stdin.isatty():
+        from getpass import getpass
+
+        return name, getpass(f"{name}: ")
+    raise BadInput(f"--env {name!r} has no value here", hint=f"write {name}=VALUE, or export it")
 
 
 def _path(given: str | Path) -> Path:

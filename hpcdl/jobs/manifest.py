@@ -41,7 +41,7 @@ def request_of(base: JobSpec, modules: Sequence[str] = ()) -> Request:
     reason to run everything again.
     """
     said = {one.name: getattr(base, one.name) for one in fields(base) if one.name not in _FREE}
-    said |= {"program": list(base.program), "environment": dict(base.environment)}
+    said |= {"program": list(base.program), "environment": sorted(base.environment)}
     said["modules"] = list(modules)
     return {key: value for key, value in said.items() if value}
 
@@ -91,7 +91,14 @@ def read_manifest(folder: Path) -> Manifest:
     rows, request = said.get("points"), said.get("request")
     if not isinstance(rows, list) or not all(map(_is_row, rows)):
         raise BadInput(f"{path} does not say which point is whose", hint=hint)
-    return Manifest(tuple(map(_row, rows)), request if isinstance(request, dict) else None)
+    return Manifest(tuple(map(_row, rows)), _without_values(request))
+
+
+def _without_values(request: object) -> Request | None:
+    """What the points share; the variables' values, which were once kept here, are dropped."""
+    if not isinstance(request, dict) or not isinstance(request.get("environment"), dict):
+        return request if isinstance(request, dict) else None
+    return {**request, "environment": sorted(request["environment"])}
 
 
 def _row(row: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpcdl import __version__
-from hpcdl.jobs import quote, slurm_compat
+from hpcdl.jobs import environment, quote, slurm_compat
 from hpcdl.jobs.launch import (
     check_container,
     launch_argv,
@@ -177,7 +177,9 @@ def _values(
         "step": launch_options(site, replace(spec, launcher="single"), layout),
         "lmod_init": str(site.paths.lmod_init),
         "network": network_variables(partition, layout),
-        "environment": [*{**partition.environment, **spec.environment}.items()],
+        "environment": [*partition.environment.items()],
+        "given": tuple(spec.environment),
+        "values": str(job_dir / environment.NAME) if job_dir else "",
     }
 
 
@@ -226,6 +228,7 @@ def _array_values(site: Site, spec: JobSpec, array: ArrayOf | None) -> dict[str,
         "arguments": array.arguments,
         "log": _file(str(array.logs), "/%A_%a.log"),
         "job_dir": '"${point[0]}"',
+        "values": str(array.arguments.with_suffix(f".{environment.NAME}")),
         "program": f'{quote.quote_argv(wrapper)} "${{point[@]:1}}"'.lstrip() + _data_option(spec),
     }
 
@@ -300,18 +303,18 @@ def _why(reason: str, rules: str = "") -> str:
 def _template(name: str) -> jinja2.Template:
     import jinja2
 
-    environment = jinja2.Environment(
+    jinja = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder("templates") / "sbatch"),
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
         bytecode_cache=_compiled_templates(),
         autoescape=False,  # noqa: S701 - the output is bash, quoted by `word`
     )
-    environment.filters["word"] = quote.word
-    environment.filters["words"] = quote.quote_argv
-    environment.filters["expandable"] = quote.expandable
-    environment.globals["why"] = _why
-    return environment.get_template(name)
+    jinja.filters["word"] = quote.word
+    jinja.filters["words"] = quote.quote_argv
+    jinja.filters["expandable"] = quote.expandable
+    jinja.globals["why"] = _why
+    return jinja.get_template(name)
 
 
 def _compiled_templates() -> jinja2.BytecodeCache | None:

@@ -31,7 +31,7 @@ _RESERVED = frozenset(
     "BASH_SOURCE BASH_SUBSHELL BASH_VERSINFO DIRSTACK EPOCHREALTIME EPOCHSECONDS EUID FUNCNAME "
     "GROUPS HISTCMD LINENO OPTIND PIPESTATUS PPID RANDOM SECONDS SHELLOPTS SHLVL SRANDOM UID _ "
     "HPCDL_JOB_DIR HPCDL_WORKERS SLURM_JOB_ID SLURM_RESTART_COUNT SLURM_EXPORT_ENV again code "
-    "launcher point stopped worker_port".split()
+    "launcher name point stopped worker_port".split()
 )
 
 
@@ -145,7 +145,10 @@ def check_environment(environment: Mapping[str, str]) -> None:
     """
     for key, text in environment.items():
         if not _VARIABLE.match(key):
-            raise BadInput(f"--env {_shown(key)} is no name of a variable", hint="write NAME=VALUE")
+            raise BadInput(
+                f"--env {_shown(key)} is no name of a variable",
+                hint="write NAME=VALUE, or NAME to take it from here",
+            )
         if key in _RESERVED:
             raise BadInput(
                 f"the variable {key} cannot be set: bash or the job's script uses it itself",

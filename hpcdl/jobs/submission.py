@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hpcdl.jobs import environment
 from hpcdl.jobs.program import check_script
 from hpcdl.jobs.script import Script, default_job_dir, render_script
 from hpcdl.jobs.spec import JobSpec, Module
@@ -80,6 +81,7 @@ def submit(site: Site, spec: JobSpec, module: Module) -> Submission:
     queued: list[int] = []
     with terminable():
         try:
+            environment.keep(folder / environment.NAME, spec.environment)
             write_atomic(folder / "job.sh", script.text, mode=0o755)
             for options in _links(spec.chain, queued):
                 with undivided():
@@ -100,11 +102,12 @@ def _check_free(folder: Path) -> None:
     """Refuse a directory whose job.sh is another job's, or a user's own: it would be lost."""
     if (folder / "job.json").exists():
         raise BadInput(f"{folder} holds a submitted job", hint="choose another --job-dir")
-    if (folder / "job.sh").exists() or (folder / "job.sh").is_symlink():
-        raise BadInput(
-            f"{folder} holds a job.sh already, which would be written over",
-            hint="choose another --job-dir, or move it away",
-        )
+    for name in ("job.sh", environment.NAME):
+        if (folder / name).exists() or (folder / name).is_symlink():
+            raise BadInput(
+                f"{folder} holds a {name} already, which would be written over",
+                hint="choose another --job-dir, or move it away",
+            )
 
 
 def check_data(spec: JobSpec) -> None:
@@ -173,6 +176,7 @@ def _withdraw(folder: Path) -> None:
     with suppress(OSError):
         (folder / "job.json").unlink(missing_ok=True)
         (folder / "job.sh").unlink(missing_ok=True)
+        (folder / environment.NAME).unlink(missing_ok=True)
         folder.rmdir()  # refused where other files are left
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hpcdl.jobs import environment
 from hpcdl.jobs.manifest import (
     Manifest,
     Request,
@@ -99,6 +100,8 @@ def submit(
     with locked(folder / ".lock"):
         manifest = read_manifest(folder)
         check_request(folder, manifest, request)
+        if request and points:
+            environment.check_same(folder, points[0].spec.environment)
         active = _active_arrays() if manifest.rows else {}
         status = {one.point.id: one for one in _run_statuses(folder, points, manifest, active)}
         prepared = _prepare(site, folder, tuple(status.values()), modules, running)
@@ -188,6 +191,7 @@ def _prepare(
     ):
         path = folder / f"array-{number:03d}.sh"
         write_atomic(path.with_suffix(".args"), arguments)
+        environment.keep(path.with_suffix(f".{environment.NAME}"), group.spec.environment)
         write_atomic(path, script.text, mode=0o755)
         prepared.append((group, path))
     return prepared
@@ -202,6 +206,7 @@ def _ask_first(prepared: Sequence[tuple[Group, Path]]) -> None:
         for _, script in prepared:
             script.unlink(missing_ok=True)
             script.with_suffix(".args").unlink(missing_ok=True)
+            script.with_suffix(f".{environment.NAME}").unlink(missing_ok=True)
         raise
 
 

@@ -146,7 +146,7 @@ RENDER = ("job", "render", "--site", "embedded", "--no-module")
             2,
             "'../x' is not possible",
         ),
-        ((*RENDER, "--env", "A"), 2, "has no '='"),
+        ((*RENDER, "--env", "A"), 2, "'A' has no value here"),
         ((*RENDER, "--env", "=x"), 2, "is no name of a variable"),
         ((*RENDER, "--name", "$(id)"), 2, "the job name '$(id)' is not possible"),
         ((*RENDER, "--job-dir", "a\nb"), 2, "Slurm cannot write a log below"),

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcdl.jobs import JobSpec, Module, quote, render_script
+from hpcdl.jobs import JobSpec, Module, environment, quote, render_script
 from hpcdl.jobs.script import ArrayOf
 from hpcdl.jobs.spec import check_spec
 from hpcdl.site import Site
@@ -45,6 +45,7 @@ class Job:
         spec = JobSpec("p100", program=program, job_dir=folder / "job", preflight=False, **asked)  # type: ignore[arg-type]
         script = render_script(site, spec, module, array)  # type: ignore[arg-type]
         (folder / "job.sh").write_bytes(script.text.encode(errors="surrogateescape"))
+        environment.keep(folder / "job" / environment.NAME, spec.environment)
 
     def start(self, **env: str) -> "subprocess.Popen[bytes]":
         own = {

@@ -1,0 +1,68 @@
+"""Variables that a user gives a job: their values lie in a file for the user's eyes only.
+
+A script is read by others: it lies in a shared directory, Slurm keeps a copy, people mail it. So it
+holds the names, and reads the values from `environment` in the job's directory (of an array:
+`array-NNN.environment` of its sweep): mode 0600, lines `export NAME=VALUE` of bash. The file stays
+as long as the directory, as a requeued job, the next of a chain and every task of an array read it
+again. A script that was only rendered has no such file: it takes the values from where `sbatch` is
+run, or from the file where somebody writes it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpcdl.jobs import quote
+from hpcdl.system.errors import BadInput
+from hpcdl.system.files import write_atomic
+from hpcdl.system.safe_read import read_regular
+
+NAME = "environment"
+_SECRET = re.compile(
+    r"(\A|_)(API|ACCESS|AUTH|PRIVATE|SECRET|SIGNING|ENCRYPTION)?_?(KEY|KEYS|TOKEN|TOKENS|SECRET|"
+    r"SECRETS|PASSWORD|PASSWD|PASSPHRASE|PASSCODE|PWD|PASS|CREDENTIAL|CREDENTIALS|AUTH|COOKIE)\Z"
+    r"|SECRET|PASSW|APIKEY|TOKEN|CREDENTIAL|PRIVATE_?KEY",
+    re.IGNORECASE,
+)
+
+
+def looks_secret(name: str) -> bool:
+    """Whether a variable's name says that its value is nobody else's business."""
+    return _SECRET.search(name) is not None
+
+
+def as_shell(values: Mapping[str, str]) -> str:
+    """The file's text."""
+    return "".join(f"export {name}={quote.word(value)}\n" for name, value in values.items())
+
+
+def keep(path: Path, values: Mapping[str, str]) -> None:
+    """Write the values to a job's or an array's file; nothing where there are none.
+
+    Raises:
+        MissingPrerequisite: the file system refuses it.
+    """
+    if values:
+        write_atomic(path, as_shell(values).encode(errors="surrogateescape"), mode=0o600)
+
+
+def check_same(folder: Path, values: Mapping[str, str]) -> None:
+    """Refuse other values than those of a sweep's earlier arrays; a secret may be renewed.
+
+    Raises:
+        BadInput: names the variables.
+    """
+    file = next(iter(sorted(folder.glob(f"*.{NAME}"))), None)
+    if file is None:
+        return
+    before = set(read_regular(file, kind="file of a job's variables").splitlines())
+    now = {name: as_shell({name: value}).encode(errors="surrogateescape").strip()
+           for name, value in values.items() if not looks_secret(name)}  # fmt: skip
+    other = sorted(name for name, line in now.items() if line not in before)
+    if other:
+        raise BadInput(
+            f"'{folder.name}' was begun with other values of {', '.join(other)}",
+            hint=f"give this one another --name, or take {folder} away to start over",
+        )
