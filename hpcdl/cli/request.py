@@ -34,6 +34,8 @@ def options(parser: argparse.ArgumentParser) -> None:
         "--launcher",
         help="horovod (default), horovod-mpirun, multiworker or single",
     )
+    add("--trusted-network", action="store_true",
+        help="for multiworker: all who reach the nodes' ports may run code as you")  # fmt: skip
     add("--module", action="append", default=[], metavar="NAME[/VERSION]",
         help="module to load instead of the published release's; may be repeated")  # fmt: skip
     add("--no-module", action="store_true", help="load no module")
@@ -87,6 +89,7 @@ def _fill(args: argparse.Namespace) -> None:
     args.module = args.module or said.get("modules", [])
     args.sbatch = args.sbatch or said.get("sbatch", [])
     args.stage_data = args.stage_data or said["stage_data"]
+    args.trusted_network = args.trusted_network or said["trusted_network"]
     args.no_preflight = args.no_preflight or not said["preflight"]
     args.rest = args.rest or said.get("program", [])
 
@@ -117,6 +120,7 @@ def spec_of(args: argparse.Namespace, site: Site) -> JobSpec:
         container=_image(args.container),
         sbatch=tuple(args.sbatch),
         gpu_model=args.gpu_model,
+        trusted_network=args.trusted_network,
     )
 
 

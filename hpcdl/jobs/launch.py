@@ -15,8 +15,8 @@ from hpcdl.jobs.spec import JobSpec
 from hpcdl.site import Partition, Site
 from hpcdl.system.errors import BadInput
 
-_FIRST_PORT, _PAST_PORTS, _PORTS = 12000, 32768, 16
-"""Ports of tf.distribute's workers, below the ephemeral range: first, past the last, of a job."""
+PORTS = "12000-32767"
+"""Where tf.distribute's workers listen: below the ephemeral range."""
 
 # NCCL's own variable, then Open MPI's for data and for its daemons (mpirun).
 _INTERFACE_OF = (
@@ -70,14 +70,28 @@ def network_variables(partition: Partition, layout: Layout) -> tuple[tuple[str, 
     return tuple((name, interface) for name in _INTERFACE_OF)
 
 
-def worker_port(tasks_per_node: int) -> str:
-    """The first port of a job's workers on each node, in bash's arithmetic.
+def check_trust(site: Site, spec: JobSpec) -> None:
+    """Refuse TensorFlow's server where nobody said that the network may be trusted with it.
 
-    Jobs on parts of one node run together: each has ports of its own, by its id.
+    Raises:
+        BadInput: see above.
     """
-    stride = -(-tasks_per_node // _PORTS) * _PORTS
-    slots = (_PAST_PORTS - _FIRST_PORT) // stride
-    return f"{_FIRST_PORT} + SLURM_JOB_ID % {slots} * {stride}"
+    if spec.launcher != "multiworker":
+        return
+    if not (spec.trusted_network or site.trusted_network):
+        raise BadInput(
+            "the launcher 'multiworker' opens TensorFlow's server, which asks nobody for a "
+            "password: whoever reaches its port runs code as you",
+            hint="use --launcher horovod; or --trusted-network, where all who reach the nodes' "
+            "ports are trusted",
+        )
+    shared = next((one for one in spec.sbatch if one.lstrip("-").partition("=")[0]
+                   in {"oversubscribe", "share", "s"}), None)  # fmt: skip
+    if shared:
+        raise BadInput(
+            f"--sbatch {shared} would share nodes on which TensorFlow's server listens",
+            hint="leave it out, or use --launcher horovod",
+        )
 
 
 def check_container(site: Site, spec: JobSpec) -> None:

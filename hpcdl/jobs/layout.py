@@ -120,7 +120,7 @@ def _lay_out(site: Site, partition: Partition, spec: JobSpec) -> Layout:
         cpus_per_task=cpus,
         gpus_per_node=gpus,
         memory_mb=0 if whole else max(1, int(partition.memory_gb * 1000 * taken / there)),
-        exclusive=whole,
+        exclusive=whole or spec.launcher == "multiworker",
         minutes=_minutes(partition, spec),
         by_socket=whole and _fills_sockets(partition, tasks, cpus),
     )

@@ -21,7 +21,17 @@ SCHEMA = 2
 """2: a point has its `directory`; version 1, which called it `folder`, is read as well."""
 Request = Mapping[str, Any]
 _FREE = frozenset(
-    {"name", "minutes", "account", "qos", "job_dir", "requeues", "preflight", "chain"}
+    {
+        "name",
+        "minutes",
+        "account",
+        "qos",
+        "job_dir",
+        "requeues",
+        "preflight",
+        "chain",
+        "trusted_network",
+    }
 )
 """What may differ when a sweep is run again: no result follows from it."""
 

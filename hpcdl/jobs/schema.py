@@ -49,6 +49,12 @@ JOB: Schema = {
         "time": _text("Walltime, as for sbatch; an hour by default.", examples=["2:00:00"]),
         "name": _text("The job's name.", pattern=NAME),
         "launcher": _text("How ranks start and find each other.", enum=list(LAUNCHERS)),
+        "trusted_network": {
+            "type": "boolean",
+            "description": "Whether all who reach the nodes' ports may run code as you; "
+            "`multiworker` needs it.",
+            "default": False,
+        },
         "modules": {
             "type": "array",
             "description": "Modules to load instead of the release's; an empty list loads none.",

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from hpcdl import __version__
 from hpcdl.jobs import environment, quote, slurm_compat
 from hpcdl.jobs.launch import (
+    PORTS,
     check_container,
+    check_trust,
     launch_argv,
     launch_options,
     network_variables,
     program_argv,
-    worker_port,
 )
 from hpcdl.jobs.layout import Layout, plan_on
 from hpcdl.jobs.node_groups import selection
@@ -107,6 +108,7 @@ def render_script(
     nodes, layout = plan_on(site, spec)
     slurm_compat.check_mpi(site)
     check_container(site, spec)
+    check_trust(site, spec)
     check_environment(site.partition(spec.partition).environment)
     values = {**_values(site, spec, nodes, layout, module), **_array_values(site, spec, array)}
     text = _template("job.sh.j2").render(values)
@@ -170,7 +172,8 @@ def _values(
         "cpus_note": slurm_compat.cpus_note(site.slurm),
         "launch": launch_argv(site, spec, layout),
         "launch_reason": _launch_reason(site, spec, layout),
-        "worker_port": worker_port(layout.tasks_per_node),
+        "ports": PORTS,
+        "once_per_node": _once_per_node(layout),
         "writes_result": _is_train(spec.program) and not _has_option(spec.program, "--job-dir"),
         "stage": _stage(partition, spec, layout),
         "preflight": _preflight(partition, spec, layout, module),
@@ -206,7 +209,16 @@ def _stage(partition: Partition, spec: JobSpec, layout: Layout) -> dict[str, obj
             hint="leave --stage-data out, or describe `scratch` in the site file",
         )
     target = f"{partition.scratch.path.rstrip('/')}/hpcdl-$SLURM_CLUSTER_NAME-$SLURM_JOB_ID"
-    step = (
+    return {
+        "target": target,
+        "step": _once_per_node(layout),
+        "workers": min(16, max(2, layout.cpus_per_task)),
+    }
+
+
+def _once_per_node(layout: Layout) -> tuple[str, ...]:
+    """Options of srun for a step that runs once on every node of the job."""
+    return (
         f"--nodes={layout.nodes}",
         f"--ntasks={layout.nodes}",
         "--ntasks-per-node=1",
@@ -214,7 +226,6 @@ def _stage(partition: Partition, spec: JobSpec, layout: Layout) -> dict[str, obj
         f"--cpus-per-task={layout.cpus_per_task}",
         "--kill-on-bad-exit=1",
     )
-    return {"target": target, "step": step, "workers": min(16, max(2, layout.cpus_per_task))}
 
 
 def _array_values(site: Site, spec: JobSpec, array: ArrayOf | None) -> dict[str, object]:

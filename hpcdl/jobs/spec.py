@@ -30,8 +30,9 @@ _RESERVED = frozenset(
     "BASH_LINENO "
     "BASH_SOURCE BASH_SUBSHELL BASH_VERSINFO DIRSTACK EPOCHREALTIME EPOCHSECONDS EUID FUNCNAME "
     "GROUPS HISTCMD LINENO OPTIND PIPESTATUS PPID RANDOM SECONDS SHELLOPTS SHLVL SRANDOM UID _ "
-    "HPCDL_JOB_DIR HPCDL_WORKERS SLURM_JOB_ID SLURM_RESTART_COUNT SLURM_EXPORT_ENV again code "
-    "launcher name point stopped worker_port".split()
+    "HPCDL_JOB_DIR HPCDL_PORTS HPCDL_TRUSTED_NETWORK HPCDL_WORKERS "
+    "SLURM_JOB_ID SLURM_RESTART_COUNT SLURM_EXPORT_ENV again "
+    "attempt code launcher name point stopped".split()
 )
 
 
@@ -55,7 +56,8 @@ class JobSpec:
     the nodes before the ranks start; with `stage` it is copied to their own disks first. A
     `chain` of jobs resumes where the one before ran out of time. `container` is an image, run
     by the site's container runtime. `sbatch` are further options of it, such as `mail-type=END`.
-    `gpu_model` chooses among the models of a partition.
+    `gpu_model` chooses among the models of a partition. With a `trusted_network` the job may run
+    servers that ask nobody for a password.
     """
 
     partition: str
@@ -80,6 +82,7 @@ class JobSpec:
     container: str | None = None
     sbatch: tuple[str, ...] = ()
     gpu_model: str | None = None
+    trusted_network: bool = False
 
 
 def command_of(rest: Sequence[str]) -> tuple[str, ...]:

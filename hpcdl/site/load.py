@@ -126,6 +126,7 @@ def _site(values: dict[str, Any], source: Path) -> Site:
         spack=_spack(values.get("spack") or {}),
         gpus=MappingProxyType({name: of_row(row) for name, row in values["gpus"].items()}),
         private=values["private"],
+        trusted_network=values["trusted_network"],
     )
 
 

@@ -237,7 +237,8 @@ class Site:
 
     `source` is the file it was read from. `default_partition` is the one a job gets that
     names none. `gpus` are the models that the site describes itself, one device of each.
-    `private` is whether the prefix is for its owner alone.
+    `private` is whether the prefix is for its owner alone; `trusted_network`, whether servers that
+    ask nobody for a password may run on the nodes.
     """
 
     name: str
@@ -251,6 +252,7 @@ class Site:
     spack: SpackSettings = field(default_factory=SpackSettings)
     gpus: Mapping[str, Gpu] = field(default_factory=dict)
     private: bool = False
+    trusted_network: bool = False
 
     def by_groups(self, names: Sequence[str] = ()) -> tuple[Partition, ...]:
         """Partitions, and in place of those whose nodes differ their groups with GPUs.

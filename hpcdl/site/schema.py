@@ -383,6 +383,12 @@ SITE: Schema = {
                 "default": {},
             },
             "spack": SPACK,
+            "trusted_network": {
+                "type": "boolean",
+                "description": "Whether everybody who can reach the nodes' ports may run code as "
+                "any user: `multiworker` jobs then need no --trusted-network.",
+                "default": False,
+            },
             "private": {
                 "type": "boolean",
                 "description": "Whether the prefix is for its owner alone, such as one below a "

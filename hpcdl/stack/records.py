@@ -139,7 +139,8 @@ def _holds(release: Release, patterns: list[str], versions: list[str] | None = N
     """Whether a release has a package of these names (and versions)."""
     inside = {entry["name"]: entry["version"] for entry in release.lock} | dict(release.versions)
     return any(
-        fnmatchcase(name, pattern) and (versions is None or version in versions)
+        fnmatchcase(name, pattern)
+        and (versions is None or any(fnmatchcase(version, one) for one in versions))
         for name, version in inside.items()
         for pattern in patterns
     )

@@ -20,6 +20,7 @@ from hpcdl.system.run import run
 from hpcdl.train.communicate import Floats, Tensor, by_type, compiled, gather_text
 from hpcdl.train.ranks import RankPlace, slurm_tasks_on_node
 
+TRUSTED = "HPCDL_TRUSTED_NETWORK"
 _FIRST_PORT = 20000
 _PORTS = 12000
 
@@ -122,9 +123,17 @@ def join(tf: Any, place: RankPlace) -> MultiWorker:
     """Set up the cluster of this job.
 
     Raises:
-        MissingPrerequisite: the ranks' nodes are unknown.
+        MissingPrerequisite: the ranks' nodes are unknown, or nobody said that whoever reaches
+            their ports may run code as this user: TensorFlow's server asks for no password.
     """
     if "TF_CONFIG" not in os.environ:
+        if os.environ.get(TRUSTED) != "1" and place.size > 1:
+            raise MissingPrerequisite(
+                "the strategy 'multiworker' opens TensorFlow's server, which asks nobody for a "
+                "password",
+                hint="use --strategy horovod; `hpcdl job submit --launcher multiworker` fences it "
+                f"as far as it goes; {TRUSTED}=1 says that this network is trusted",
+            )
         os.environ["TF_CONFIG"] = json.dumps(cluster_config(os.environ, place, node_names))
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=tf.distribute.experimental.CommunicationImplementation.AUTO

@@ -24,11 +24,17 @@ _IN_IMAGE = replace(_BASE, container="/images/tensorflow.sif")
 # Name -> the job, and the container runtime, or the form of GPU requests, of the site.
 VARIANTS: dict[str, tuple[JobSpec, str]] = {
     "launcher-horovod-mpirun": (replace(_BASE, launcher="horovod-mpirun"), "apptainer"),
-    "launcher-multiworker": (replace(_BASE, launcher="multiworker"), "apptainer"),
+    "launcher-multiworker": (
+        replace(_BASE, launcher="multiworker", trusted_network=True),
+        "apptainer",
+    ),
     "launcher-single": (replace(_BASE, nodes=1, launcher="single"), "apptainer"),
     "container-apptainer": (_IN_IMAGE, "apptainer"),
     "container-apptainer-mpirun": (replace(_IN_IMAGE, launcher="horovod-mpirun"), "apptainer"),
-    "container-apptainer-multiworker": (replace(_IN_IMAGE, launcher="multiworker"), "apptainer"),
+    "container-apptainer-multiworker": (
+        replace(_IN_IMAGE, launcher="multiworker", trusted_network=True),
+        "apptainer",
+    ),
     "container-pyxis": (replace(_IN_IMAGE, container="nvcr.io#nvidia/tensorflow:24.03"), "pyxis"),
     "container-pyxis-staged": (replace(_STAGED, container="/images/tf.sqsh"), "pyxis"),
     "container-apptainer-staged": (replace(_STAGED, container="/images/tf.sif"), "apptainer"),

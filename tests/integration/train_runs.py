@@ -100,6 +100,7 @@ class Runs:
 def environment() -> dict[str, str]:
     """This process's environment, without a job's, with mpirun allowed for root."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "HPCDL_JOB"))}
+    kept["HPCDL_TRUSTED_NETWORK"] = "1"  # --strategy multiworker opens TensorFlow's server here
     allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                "OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_btl_vader_single_copy_mechanism":
                "none"}  # fmt: skip

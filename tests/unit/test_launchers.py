@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from hpcdl.jobs import JobSpec, Module, render_script
-from hpcdl.jobs.launch import worker_port
 from hpcdl.site import Site, load_site
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.resources import folder
+from hpcdl.train.multiworker import join
+from hpcdl.train.ranks import RankPlace
 
 
 @pytest.fixture(scope="module")
@@ -35,34 +38,80 @@ def test_mpirun_takes_the_form_that_was_fastest(site: Site) -> None:
     assert line in script(site, "horovod-mpirun").splitlines()
 
 
-def test_every_worker_of_tf_distribute_gets_its_own_address(site: Site, tmp_path: Path) -> None:
+SHOW = 'import os; print(os.environ["TF_CONFIG"])'
+
+
+def run_workers(site: Site, folder: Path, sharing: str = "NO") -> tuple[str, int]:
     """The script's own lines run in a real bash, with Slurm's commands standing in."""
-    show = 'import os; print(os.environ["TF_CONFIG"])'
-    text = script(site, "multiworker", "python3", "-c", show)
-    start, end = (
-        text.index("worker_port=$(("),
-        text.index("srun --mpi=none --cpus-per-task=4 --kill-on-bad-exit=1 \\\n  bash"),
-    )
-    launch = text[end : text.index(" &\n", end)]
+    text = script(site, "multiworker", "python3", "-c", SHOW)
+    start = text.index("[[ $(scontrol show job")
+    launch = text.index("srun --mpi=none --cpus-per-task=4 --kill-on-bad-exit=1 \\\n  bash")
+    program = text[launch : text.index(" &\n", launch)]
     stand_in = '#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\nexec "$@"\n'
-    (tmp_path / "srun").write_text(stand_in)
-    (tmp_path / "scontrol").write_text("#!/bin/bash\nprintf 'p100-01\\np100-02\\n'\n")
-    for name in ("srun", "scontrol"):
-        (tmp_path / name).chmod(0o755)
-    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_PROCID": "3",
-           "SLURM_JOB_ID": "1369", "SLURM_JOB_NODELIST": "p100-[01-02]"}  # fmt: skip
-    done = subprocess.run(
-        ["bash", "-c", text[start:end] + launch],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=True,
+    (folder / "srun").write_text(stand_in)
+    (folder / "scontrol").write_text(
+        f"#!/bin/bash\n[[ $2 == job ]] && echo 'JobId=1369 OverSubscribe={sharing} Comment=x' || "
+        "printf 'p100-01\\np100-02\\n'\n"
     )
-    config = json.loads(done.stdout)
-    assert config["task"] == {"type": "worker", "index": 3}
-    assert config["cluster"]["worker"] == [
-        "p100-01:13136", "p100-01:13137", "p100-02:13136", "p100-02:13137",
-    ]  # fmt: skip
+    for name in ("srun", "scontrol"):
+        (folder / name).chmod(0o755)
+    env = {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_PROCID": "3",
+           "SLURM_JOB_ID": "1369", "SLURM_JOB_NODELIST": "p100-[01-02]"}  # fmt: skip
+    lines = 'leave() { exit "$1"; }\n' + text[start:launch] + program
+    done = subprocess.run(["bash", "-c", lines], env=env, capture_output=True, text=True)
+    return done.stdout, done.returncode
+
+
+def test_every_worker_of_tf_distribute_gets_its_own_address(site: Site, tmp_path: Path) -> None:
+    found = [json.loads(run_workers(site, tmp_path)[0]) for _ in range(2)]
+    first, second = (one["cluster"]["worker"] for one in found)
+    assert found[0]["task"] == {"type": "worker", "index": 3}
+    assert [one.partition(":")[0] for one in first] == ["p100-01", "p100-01", "p100-02", "p100-02"]
+    ports = [int(one.partition(":")[2]) for one in first]
+    assert ports[:2] == ports[2:]
+    assert len(set(ports)) == 2
+    assert all(12000 <= port < 32768 for port in ports)
+    assert first != second, "the same job again has other ports: nobody can guess them"
+
+
+def test_ports_that_somebody_has_are_drawn_anew(site: Site, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        (tmp_path / "shuf").write_text(
+            f"#!/bin/bash\necho x >>{tmp_path}/drawn\n"
+            f"(( $(wc -l <{tmp_path}/drawn) == 1 )) && echo {port} || echo 12003\n"
+        )
+        (tmp_path / "shuf").chmod(0o755)
+        out, _ = run_workers(site, tmp_path)
+    assert "ports of attempt 1 are taken" in out
+    config = json.loads(out.splitlines()[-1])
+    assert config["cluster"]["worker"] == ["p100-01:12003", "p100-02:12003"]
+
+
+@pytest.mark.parametrize("sharing", ["OK", "YES", "USER"])
+def test_tensorflow_s_server_does_not_start_where_others_may_run(
+    site: Site, tmp_path: Path, sharing: str
+) -> None:
+    assert run_workers(site, tmp_path, sharing) == ("", 3)
+
+
+def test_tensorflow_s_server_is_refused_where_nobody_trusts_the_network(site: Site) -> None:
+    wary = replace(site, trusted_network=False)
+    job = JobSpec("p100", nodes=2, gpus_per_node=2, launcher="multiworker")
+    with pytest.raises(BadInput, match="asks nobody for a password") as caught:
+        render_script(wary, job, Module(()))
+    assert "--trusted-network" in caught.value.hint
+    text = render_script(wary, replace(job, trusted_network=True), Module(())).text
+    assert "\n#SBATCH --exclusive\n" in text
+    with pytest.raises(BadInput, match="would share nodes"):
+        render_script(site, replace(job, sbatch=("oversubscribe",)), Module(()))
+
+
+def test_a_rank_refuses_too_where_no_launcher_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TF_CONFIG", "HPCDL_TRUSTED_NETWORK"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(MissingPrerequisite, match="asks nobody for a password"):
+        join(None, RankPlace(0, 2, 0, 2, 1, "here"))
 
 
 def test_the_preflight_comes_before_the_program_and_can_be_left_out(site: Site) -> None:
@@ -116,14 +165,3 @@ def test_a_container_sees_the_data_and_works_in_the_job_s_directory(
         (mounts,) = (word.partition("=")[2] for word in words if "-mounts=" in word)
         assert {f"{path}:{path}" for path in seen} <= set(mounts.split(","))
         assert f"--container-workdir={tmp_path}/my job" in words
-
-
-@pytest.mark.parametrize("tasks", [1, 4, 16, 24, 128])
-def test_jobs_on_one_node_listen_on_ports_of_their_own(tasks: int) -> None:
-    first, _, rest = worker_port(tasks).partition(" + SLURM_JOB_ID % ")
-    turns, _, stride = rest.partition(" * ")
-    starts = [int(first) + job % int(turns) * int(stride) for job in range(4711, 4811)]
-    ports = [port for start in starts for port in range(start, start + tasks)]
-    assert len(set(ports)) == len(ports)
-    assert min(ports) >= 12000
-    assert max(ports) < 32768

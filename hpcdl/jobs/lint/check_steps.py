@@ -10,6 +10,10 @@ from hpcdl.jobs.lint.job import Hit, Job, at, at_step, gpu_requests
 from hpcdl.jobs.lint.parse import Assignment, Step
 
 _INTERPRETER = re.compile(r"(?:python[\d.]*|(?:ba|da|k|z)?sh)\Z", re.A)
+_TF_SERVER = re.compile(
+    r"\bTF_CONFIG=|\b(MultiWorkerMirrored|ParameterServer)Strategy\b|--launcher[= ]multiworker\b",
+    re.A,
+)
 _NOT_BOUND = ("none", "no")
 _MPI_BINDING = ("OMPI_MCA_hwloc_base_binding_policy", "OMPI_MCA_rmaps_base_mapping_policy",
                 "PRTE_MCA_hwloc_default_binding_policy", "I_MPI_PIN")  # fmt: skip
@@ -198,6 +202,18 @@ def horovod_launcher(job: Job) -> Iterator[Hit]:
             yield Hit("horovod-elastic", words[0].start, len(words[0].raw))
         else:
             yield at_step("horovodrun", step)
+
+
+@checks("tf-server-shared")
+def servers_for_everybody(job: Job) -> Iterator[Hit]:
+    """TensorFlow's server, which asks for no password, on nodes that others use, too."""
+    if not job.script.is_batch or job.options.has("exclusive"):
+        return
+    for line in job.script.lines:
+        found = _TF_SERVER.search(line.text)
+        if found and not line.text.lstrip().startswith("#"):
+            yield Hit("tf-server-shared", line.start + found.start(), len(found.group()))
+            return
 
 
 @checks("mpirun-bind")

@@ -67,10 +67,23 @@ if command -v hpcdl >/dev/null; then
   hpcdl preflight judge --world=16 --tasks-per-node=8 --cpus-per-task=16 --gpus-per-node=8 --fabric=infiniband --nvlink '--scratch=/local/$SLURM_JOB_ID' preflight.jsonl || exit
 fi
 
+# TensorFlow's server asks nobody for a password: it runs on nodes that this job has alone.
+[[ $(scontrol show job "$SLURM_JOB_ID" --oneliner) == *" OverSubscribe=NO "* ]] || {
+  echo "hpcdl: others may run on these nodes and reach TensorFlow's server: use --launcher horovod" >&2
+  leave 3
+}
+export HPCDL_TRUSTED_NETWORK=1
 # tf.distribute finds its peers by TF_CONFIG: every rank is a worker, in the order of ranks.
-worker_port=$(( 12000 + SLURM_JOB_ID % 1298 * 16 ))
+for attempt in 1 2 3 4 5; do
+  HPCDL_PORTS=$(shuf --random-source=/dev/urandom -n 8 -i 12000-32767 | paste -s -d ' ' -)
+  export HPCDL_PORTS
+  srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --mpi=none --cpus-per-task=16 --kill-on-bad-exit=1 \
+    bash -c 'for port in $HPCDL_PORTS; do (: <"/dev/tcp/127.0.0.1/$port") 2>/dev/null && exit 1; done; exit 0' &
+  wait "$!" && break
+  echo "hpcdl: ports of attempt $attempt are taken"
+done
 HPCDL_WORKERS=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | while read -r host; do
-  for (( port = worker_port; port < worker_port + 8; port++ )); do printf '"%s:%d"\n' "$host" "$port"; done
+  for port in $HPCDL_PORTS; do printf '"%s:%d"\n' "$host" "$port"; done
 done | paste -s -d , -)
 export HPCDL_WORKERS
 
