@@ -182,8 +182,9 @@ def _line(snapshot: Snapshot) -> str:
 
 
 def _show_end_of_log(submission: Submission) -> None:
-    lines = submission.log.read_text(errors="replace") if submission.log.exists() else ""
-    for line in lines.splitlines()[-12:]:
+    from hpcdl.system.safe_read import last_text
+
+    for line in last_text(submission.log).splitlines()[-12:]:
         print(f"| {line}", file=sys.stderr)
     print(f"log: {submission.log}", file=sys.stderr)
 

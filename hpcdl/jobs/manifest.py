@@ -16,7 +16,9 @@ from hpcdl.jobs.spec import JobSpec
 from hpcdl.results.records import at
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import write_json
+from hpcdl.system.safe_read import read_regular
 
+_MOST_BYTES = 200_000_000
 SCHEMA = 2
 """2: a point has its `directory`; version 1, which called it `folder`, is read as well."""
 Request = Mapping[str, Any]
@@ -91,10 +93,10 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / "sweep.json"
     hint = f"take {folder} away to start over"
     try:
-        said = json.loads(path.read_text())
-    except FileNotFoundError:
-        return Manifest()
-    except (OSError, ValueError, RecursionError) as fault:
+        if not path.exists():
+            return Manifest()
+        said = json.loads(read_regular(path, _MOST_BYTES, "sweep.json"))
+    except (BadInput, OSError, ValueError, RecursionError) as fault:
         raise BadInput(f"{path} cannot be read", hint=hint) from fault
     if at(said, "schema") not in (1, SCHEMA):
         raise BadInput(f"{path} is not of version 1 or {SCHEMA}", hint=hint)

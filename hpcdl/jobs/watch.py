@@ -18,6 +18,8 @@ from hpcdl.jobs.submission import Submission
 from hpcdl.results.records import PROGRESS, RESULT, Format, at
 from hpcdl.slurm import client
 from hpcdl.slurm.parse import ACTIVE, JobRecord, Usage
+from hpcdl.system.errors import BadInput
+from hpcdl.system.safe_read import read_regular
 from hpcdl.system.text import duration
 
 POLL_SECONDS = 1.0
@@ -190,8 +192,8 @@ def _left_behind(submission: Submission) -> tuple[str, str, int]:
 def _exit_code(path: Path) -> int | None:
     """The number that a job's script wrote, None where it wrote none."""
     try:
-        text = path.read_text().strip()
-    except (OSError, ValueError):
+        text = read_regular(path, 100).decode().strip()
+    except (BadInput, ValueError):
         return None
     return int(text) if re.fullmatch("[0-9]{1,3}", text) else None
 

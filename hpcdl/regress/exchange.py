@@ -25,8 +25,12 @@ from hpcdl.regress.runner import CheckOutcome, as_data
 from hpcdl.results.faults import Status
 from hpcdl.system.errors import BadInput, PartlyDone
 from hpcdl.system.inert import csv_cell, of_csv_cell
+from hpcdl.system.safe_read import open_regular
 
 SCHEMA = 1
+MAX_LINE = 1_000_000
+"""Characters of a result; a longer line is no file of ours, and is not read to its end."""
+_TOO_LONG = f"it is longer than {MAX_LINE:,} characters: no result"
 _TEXTS = frozenset({"run", "time", "check_name", "case_name", "partition", "metric", "unit",
                     "status", "reason", "release", "driver", "nodes", "log"})  # fmt: skip
 _WHOLE = frozenset({"job", "restarts"})
@@ -50,8 +54,9 @@ class Incoming(Iterable[Result]):
             BadInput: a line that is none, with its number; the file cannot be read.
         """
         try:
-            with self.path.open(encoding="utf-8", newline="\n") as file:
-                first = file.readline()
+            binary = open_regular(self.path, "file of results")
+            with io.TextIOWrapper(binary, encoding="utf-8", newline="\n") as file:
+                first = file.readline(MAX_LINE)
                 file.seek(0)
                 if first.strip() == "{":
                     yield from of_run(read_run(self.path), _time(self.path))
@@ -63,7 +68,9 @@ class Incoming(Iterable[Result]):
             raise BadInput(f"{self.path} cannot be read: {fault.strerror}") from fault
 
     def _json(self, file: IO[str]) -> Iterator[Result]:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE), ""), 1):
+            if len(line) == MAX_LINE:
+                raise BadInput(f"{self.path}, line {number}: {_TOO_LONG}")
             if not line.strip():
                 continue
             try:
@@ -82,6 +89,7 @@ class Incoming(Iterable[Result]):
         rows = csv.DictReader(lines, strict=True)
         try:
             for row in rows:
+                lines.taken = 0
                 if not lines.whole:
                     break
                 if None in row or None in row.values():
@@ -102,9 +110,14 @@ class _Whole:
     def __init__(self, file: IO[str]) -> None:
         self._file = file
         self.whole = True
+        self.taken = 0
+        """Characters of the present row, which may have many lines."""
 
     def __iter__(self) -> Iterator[str]:
-        for line in self._file:
+        while line := self._file.readline(MAX_LINE):
+            self.taken += len(line)
+            if self.taken >= MAX_LINE:
+                raise csv.Error(_TOO_LONG)
             self.whole = line.endswith("\n")
             yield line
 

@@ -29,10 +29,15 @@ def read_run(path: Path) -> Run:
     Raises:
         BadInput: there are none, or one of them is not as this version writes them.
     """
-    found = VERDICTS.find(path / VERDICTS.name if path.is_dir() else path)
+    found, why = None, []
+    try:
+        found = VERDICTS.read(path / VERDICTS.name if path.is_dir() else path)
+    except BadInput as fault:
+        why = [fault.message]
     if found is None or found.values.get("verdicts") is None:
         raise BadInput(
             f"there are no verdicts in {path}",
+            details=why,
             hint="name a run's directory below WORK/checks/runs; one that was stopped has none",
         )
     for fault in found.faults.values():

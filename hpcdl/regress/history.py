@@ -117,7 +117,7 @@ class History:
         """Add results that are not there yet, all or none; their number."""
         marks = ", ".join("?" for _ in COLUMNS)
         statement = f"INSERT OR IGNORE INTO results ({', '.join(COLUMNS)}) VALUES ({marks})"  # noqa: S608
-        rows = [tuple(getattr(result, name) for name in COLUMNS) for result in results]
+        rows = (tuple(getattr(result, name) for name in COLUMNS) for result in results)
         with self._connection:
             before = self._connection.total_changes
             self._connection.executemany(statement, rows)

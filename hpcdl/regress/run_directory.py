@@ -22,10 +22,12 @@ from typing import Any
 from hpcdl.site import Site
 from hpcdl.slurm import client
 from hpcdl.slurm.parse import ACTIVE
-from hpcdl.system.errors import HpcdlError
+from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.files import explain_os_errors, switch_link
+from hpcdl.system.safe_read import read_regular
 
 _GIVEN_UP = "GIVEN_UP"
+_MOST_BYTES = 50_000_000
 _NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
 
 
@@ -172,8 +174,8 @@ def _free(lock: Path) -> bool:
 def json_lines(path: Path) -> Sequence[dict[str, Any]]:
     """The mappings of a file of JSON lines; what is truncated or missing is left out."""
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        text = read_regular(path, _MOST_BYTES, "file of JSON lines").decode(errors="replace")
+    except BadInput:
         return []
     found = []
     for line in text.splitlines():

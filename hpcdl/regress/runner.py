@@ -24,6 +24,7 @@ from hpcdl.slurm import client
 from hpcdl.slurm.execution import current
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import write_atomic
+from hpcdl.system.safe_read import last_text
 
 
 @dataclass(frozen=True)
@@ -189,8 +190,7 @@ def _counted(site: Site, verdict: Verdict) -> Verdict:
 
 def _why_nothing(run: RunDirectory, request: CheckRequest, session: Session) -> str:
     if session.exit_code != 0 or session.selected != 0:
-        text = run.log.read_text(errors="replace")
-        last = [line for line in text.splitlines() if line.strip()][-3:]
+        last = [line for line in last_text(run.log).splitlines() if line.strip()][-3:]
         return f"ReFrame exited with status {session.exit_code}: {' / '.join(last)[-400:]}"
     wanted = [*(f"tag {tag}" for tag in request.tags), *(f"name {n}" for n in request.names)]
     return "no check was selected" + (f" by {', '.join(wanted)}" if wanted else "")

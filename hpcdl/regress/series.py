@@ -14,10 +14,12 @@ from typing import Any
 from hpcdl.regress.drift import Analysis, Change, Night
 from hpcdl.regress.verdict import number
 from hpcdl.system.errors import BadInput, MissingPrerequisite
+from hpcdl.system.safe_read import read_regular
 from hpcdl.system.text import table
 
 COLUMNS = ("date", "value", "release", "driver", "node")
 _SHOWN_FAULTS = 10
+_MOST_BYTES = 20_000_000
 _LARGEST = 1e100
 
 
@@ -29,7 +31,8 @@ def read_series(path: Path) -> list[Night]:
         MissingPrerequisite: it cannot be read.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        path.stat()
+        text = read_regular(path, _MOST_BYTES, "CSV file").decode("utf-8-sig")
     except UnicodeDecodeError as fault:
         raise BadInput(f"{path} is not UTF-8 text") from fault
     except OSError as fault:

@@ -62,7 +62,7 @@ class Format:
     name: str
     version: int
     upgrade: Callable[[Values], Values] = dict
-    most_bytes: int = 200_000_000
+    most_bytes: int = 50_000_000
 
     @cached_property
     def schema(self) -> Values:

@@ -14,6 +14,7 @@ from hpcdl.site.gpu_models import out_of_scope
 from hpcdl.slurm import client
 from hpcdl.slurm.hostlist import expand_hostlist, fold_hostlist
 from hpcdl.slurm.parse import NodeRecord, PartitionRecord
+from hpcdl.system.errors import MissingPrerequisite
 
 
 @dataclass(frozen=True)
@@ -62,18 +63,25 @@ def look() -> LiveCluster:
     """Ask the Slurm on PATH.
 
     Raises:
-        MissingPrerequisite: no Slurm, or it does not answer.
+        MissingPrerequisite: no Slurm, it does not answer, or shows no partition.
     """
     config = client.config()
     nodes = client.nodes()
     plugins = client.mpi_plugins()
+    partitions = client.partitions()
+    if not partitions:
+        raise MissingPrerequisite(
+            "Slurm shows no partition here",
+            hint="some are hidden from those who may not use them (slurm.conf(5), Hidden, "
+            "AllowGroups): ask as another user, or as root",
+        )
     return LiveCluster(
         name=(config.get("ClusterName", "").split() or ["cluster"])[0],
         version=client.version(),
         mpi_plugins=plugins,
         mpi_default=_mpi(config.get("MpiDefault", "none"), plugins),
         accounting="slurmdbd" in config.get("AccountingStorageType", ""),
-        partitions=tuple(describe(part, nodes) for part in client.partitions()),
+        partitions=tuple(describe(part, nodes) for part in partitions),
     )
 
 

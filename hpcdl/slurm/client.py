@@ -71,7 +71,11 @@ def query_environment() -> dict[str, str]:
 
 def version() -> str:
     """Slurm's release, `22.05.8`."""
-    return parse.version(_ask(["sinfo", "--version"]).stdout)
+    said = _ask(["sinfo", "--version"]).stdout
+    found = parse.version(said)
+    if not re.match(r"\d{2}\.\d", found):
+        raise _unreadable(said, "sinfo")
+    return found
 
 
 def job(job_id: int) -> JobRecord | None:
@@ -188,7 +192,7 @@ def sees_all_jobs() -> bool:
 def nodes() -> tuple[NodeRecord, ...]:
     """All nodes."""
     text = _ask(["scontrol", "show", "node", "-o"]).stdout
-    return tuple(_parsed(parse.node, line, "scontrol") for line in _records(text, "NodeName="))
+    return tuple(_parsed(parse.node, line, "scontrol") for line in _all_records(text, "Node"))
 
 
 def daemon_starts(hostlist: str) -> dict[str, str]:
@@ -201,19 +205,26 @@ def daemon_starts(hostlist: str) -> dict[str, str]:
 def partitions() -> tuple[PartitionRecord, ...]:
     """All partitions."""
     text = _ask(["scontrol", "show", "partition", "-o"]).stdout
-    found = _records(text, "PartitionName=")
+    found = _all_records(text, "Partition")
     return tuple(_parsed(parse.partition, line, "scontrol") for line in found)
 
 
 def config() -> dict[str, str]:
     """Slurmctld's configuration, by key."""
-    return parse.config(_ask(["scontrol", "show", "config"]).stdout)
+    text = _ask(["scontrol", "show", "config"]).stdout
+    found = parse.config(text)
+    if "ClusterName" not in found:
+        raise _unreadable(text, "scontrol")
+    return found
 
 
 def mpi_plugins() -> tuple[str, ...]:
     """The plug-ins that `srun --mpi=` takes here."""
     answer = _ask(["srun", "--mpi=list"])
-    return parse.mpi_plugins(answer.stdout + answer.stderr)
+    found = parse.mpi_plugins(answer.stdout + answer.stderr)
+    if "none" not in found:  # every release has it
+        raise _unreadable(answer.stdout, "srun")
+    return found
 
 
 def would_run(script: Path, options: Sequence[str] = ()) -> None:
@@ -296,6 +307,18 @@ def _refuse(answer: CommandResult, what: str = "") -> None:
 
 def _records(text: str, start: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith(start)]
+
+
+def _all_records(text: str, kind: str) -> list[str]:
+    """Every node or partition; an answer that is no answer is not "there are none".
+
+    Raises:
+        MissingPrerequisite: there is no record, and Slurm did not say that there is none.
+    """
+    found = _records(text, f"{kind}Name=")
+    if not found and f"No {kind.lower()}s in the system" not in text:
+        raise _unreadable(text, "scontrol")
+    return found
 
 
 def _parsed(parser: Callable[[_Text], _T], text: _Text, command: str) -> _T:

@@ -21,6 +21,7 @@ from typing import IO
 from hpcdl.system.errors import ExitCode, HpcdlError, MissingPrerequisite, Stopped
 from hpcdl.system.files import explain_os_errors, write_atomic
 from hpcdl.system.resources import home
+from hpcdl.system.safe_read import last_text
 from hpcdl.system.text import duration
 
 _SHOWN_LINES = 12
@@ -53,8 +54,8 @@ class CommandResult:
     def last_lines(self, count: int = _SHOWN_LINES) -> list[str]:
         """The end of what the command printed: its errors, else its output, else its log."""
         text = self.stderr.strip() or self.stdout.strip()
-        if not text and self.log is not None and self.log.exists():
-            text = self.log.read_text(errors="replace")[-20000:].strip()
+        if not text and self.log is not None:
+            text = last_text(self.log, 20_000).strip()
         return text.splitlines()[-count:]
 
 

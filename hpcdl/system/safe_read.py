@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from hpcdl.system.errors import BadInput
 
@@ -20,16 +22,44 @@ def read_regular(path: Path, limit: int = MAX_BYTES, kind: str = "YAML file") ->
         BadInput: it is no regular file, cannot be read, or is larger than `limit` bytes.
     """
     try:
-        # Not blocking: to open a pipe that nobody writes to would wait for ever.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise BadInput(f"{path} is no regular file", hint=f"name a {kind}")
-            data = file.read(limit + 1)
-    except IsADirectoryError as fault:
-        raise BadInput(f"{path} is a directory", hint=f"name a {kind}") from fault
+        with open_regular(path, kind) as file:
+            # Asked before anything is read: memory is not for what is refused.
+            large = os.fstat(file.fileno()).st_size > limit
+            data = b"" if large else file.read(limit + 1)
     except (OSError, ValueError) as fault:
-        reason = getattr(fault, "strerror", None) or "its name is impossible"
-        raise BadInput(f"cannot read {path}: {reason}") from fault
-    if len(data) > limit:
+        raise _unreadable(path, fault) from fault
+    if large or len(data) > limit:
         raise BadInput(f"{path} is larger than {limit // 1_000_000} MB: not a file of ours")
     return data
+
+
+def open_regular(path: Path, kind: str) -> BinaryIO:
+    """A regular file, opened to read.
+
+    Raises:
+        BadInput: it is none, or cannot be read.
+    """
+    try:
+        # Not blocking: to open a pipe that nobody writes to would wait for ever.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as fault:
+        raise _unreadable(path, fault) from fault
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    found = "a directory" if stat.S_ISDIR(mode) else "no regular file"
+    raise BadInput(f"{path} is {found}", hint=f"name a {kind}")
+
+
+def last_text(path: Path, limit: int = 100_000) -> str:
+    """The end of a log that anybody may have filled; '' where it cannot be read."""
+    with suppress(BadInput, OSError), open_regular(path, "log") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - limit))
+        return file.read(limit).decode(errors="replace")
+    return ""
+
+
+def _unreadable(path: Path, fault: Exception) -> BadInput:
+    reason = getattr(fault, "strerror", None) or "its name is impossible"
+    return BadInput(f"cannot read {path}: {reason}")

@@ -45,6 +45,7 @@ from hpcdl.stack.verify import (
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite, Stopped
 from hpcdl.system.files import write_atomic
 from hpcdl.system.run import CommandFailed
+from hpcdl.system.safe_read import last_text
 from hpcdl.system.signals import terminable, undivided
 
 Say = Callable[[str], None]
@@ -303,8 +304,5 @@ def _why(job: Submission, last: Snapshot) -> str:
 
 
 def _log_end(log: Path) -> Iterator[str]:
-    try:
-        text = log.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return
+    text = last_text(log)
     yield from (line.strip() for line in text.strip().splitlines()[-_LOG_LINES:] if line.strip())

@@ -164,7 +164,7 @@ def walk(tmp_path: Path) -> dict[str, list[str]]:
     return {
         "history show": ["check", "history", "show", *known],
         "history export": ["check", "history", "export", *known],
-        "history csv": ["check", "history", "export", "--format", "csv", *known],
+        "history csv": ["check", "history", "export", "--csv", *known],
         "gate": ["check", "gate", *known],
         "drift": ["check", "drift", str(csv_file)],
         **{f"report {name}": ["check", "report", str(run), "--format", name] for name in FORMATS},

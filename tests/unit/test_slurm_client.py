@@ -29,8 +29,8 @@ def test_times_have_one_form_whatever_the_caller_likes(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
-    command("scontrol", 'echo "format = $SLURM_TIME_FORMAT"')
-    assert client.config() == {"format": "standard"}
+    command("scontrol", 'echo "ClusterName = $SLURM_TIME_FORMAT"')
+    assert client.config() == {"ClusterName": "standard"}
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_user_without_a_name_is_asked_about_by_number(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client.os, "getuid", lambda: 4_123_456)
-    command("scontrol", "echo 'PrivateData = jobs'")
+    command("scontrol", "printf 'ClusterName = x\\nPrivateData = jobs\\n'")
     command("sacctmgr", 'case "$*" in *" 4123456 "*) echo Operator;; esac')
     assert client.sees_all_jobs()
 

@@ -21,6 +21,7 @@ from hpcdl.jobs.sweep_run import DONE, IMPOSSIBLE, QUEUED, RunStatus
 from hpcdl.results.records import RESULT, at
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import write_json
+from hpcdl.system.safe_read import last_text
 from hpcdl.workflows.study.model import PARTS, SYNTHETIC, Values
 from hpcdl.workflows.study.study_plan import Cell, Plan, data_folder
 
@@ -206,10 +207,9 @@ def _why(folder: Path, log: Path) -> str:
     reason = at(record.values, "outcome", "reason") if record else ""
     if reason:
         return str(reason)
-    try:
-        lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-    except OSError:
+    if not log.exists():
         return "it left no log"
+    lines = [line.strip() for line in last_text(log, 1_000_000).splitlines()]
     # Slurm's own last words only repeat that a rank has failed.
     own = [line for line in lines if line and not line.startswith(("srun:", "slurmstepd:"))]
     said = [line for line in own if "error" in line.lower()] or own or lines

@@ -22,6 +22,7 @@ from hpcdl.jobs.watch import follow
 from hpcdl.system.errors import BadInput, MissingPrerequisite, PartlyDone
 from hpcdl.system.files import locked, write_atomic
 from hpcdl.system.run import CommandFailed, run
+from hpcdl.system.safe_read import last_text
 from hpcdl.workflows.study.collect import note_machine
 from hpcdl.workflows.study.model import SYNTHETIC, DataSet, Run
 from hpcdl.workflows.study.study_plan import Plan, Round, data_folder, library
@@ -137,10 +138,9 @@ def make_data(plan: Plan, data: DataSet, modules: Modules, say: Say) -> None:
     submission = submit(plan.site, spec, modules[partition])
     ended = list(follow(submission))[-1]
     if not ended.ok:
-        log = submission.log.read_text(errors="replace") if submission.log.exists() else ""
         raise PartlyDone(
             f"the data set '{data.name}' could not be made: {ended.description}",
-            details=log.splitlines()[-8:],
+            details=last_text(submission.log).splitlines()[-8:],
             hint=f"its log is {submission.log}; run the study again to resume",
         )
 

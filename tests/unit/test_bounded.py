@@ -1,0 +1,85 @@
+"""Files that anybody wrote are read in bounded memory, and refused at once where they are none."""
+
+from __future__ import annotations
+
+import csv
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcdl.regress.exchange import MAX_LINE, Incoming
+from hpcdl.regress.run_directory import json_lines
+from hpcdl.regress.series import read_series
+from hpcdl.results.records import RESULT, VERDICTS
+from hpcdl.system.errors import BadInput
+from hpcdl.system.safe_read import last_text
+
+HUGE = 2_000_000_000
+MEMORY = 100_000_000
+
+
+def huge(path: Path, begin: bytes = b"", fill: bytes = b"") -> Path:
+    """A file of 2 GB, nearly all of it a hole, which reads as zeros on one line."""
+    with path.open("wb") as file:
+        file.write(begin + fill)
+        file.truncate(HUGE)
+    return path
+
+
+@pytest.mark.parametrize("begin", [b"", b"{\n", b'{"run": "', b"run,time\n", b'run,time\n"'])
+def test_an_import_of_one_line_of_2_gb_is_refused_in_a_moment(tmp_path: Path, begin: bytes) -> None:
+    """A process of its own, whose memory is measured; Python itself takes some of it."""
+    file = huge(tmp_path / "results", begin, b"x" * 5_000_000)
+    program = (
+        "import resource, sys, time; from pathlib import Path\n"
+        "from hpcdl.regress.exchange import Incoming\n"
+        "from hpcdl.system.errors import BadInput\n"
+        "begin = time.process_time()\n"
+        "try: list(Incoming(Path(sys.argv[1])))\n"
+        "except BadInput as fault: print(fault.message, *fault.details)\n"
+        "print(time.process_time() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, file], capture_output=True, text=True)
+    said, figures = done.stdout.strip().splitlines()
+    seconds, kilobytes = figures.split()
+    assert "longer than" in said or "larger than" in said
+    assert float(seconds) < 1
+    assert int(kilobytes) * 1024 < MEMORY
+
+
+def test_a_row_of_many_short_lines_is_bounded_too(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    with file.open("w") as out:
+        out.write("run,time\n")
+        out.writelines('"a\n",' for _ in range(MAX_LINE // 3))
+    with pytest.raises(BadInput, match="longer than"):
+        list(Incoming(file))
+    assert csv.field_size_limit() < MAX_LINE
+
+
+def test_files_of_others_are_asked_for_their_size_first(tmp_path: Path) -> None:
+    resource_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    file = huge(tmp_path / "verdicts.json", b'{"schema": 1, "run": "')
+    begin = time.monotonic()
+    for kind in (RESULT, VERDICTS):
+        assert kind.find(file) is None
+    assert json_lines(file) == []
+    with pytest.raises(BadInput, match="larger than"):
+        read_series(file)
+    assert len(last_text(file, 1000)) == 1000
+    assert time.monotonic() - begin < 5
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - resource_before
+    assert grown * 1024 < MEMORY
+
+
+def test_what_would_block_or_never_end_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
+        assert last_text(path) == ""
+    with pytest.raises(BadInput, match="no regular file"):
+        list(Incoming(tmp_path / "pipe"))

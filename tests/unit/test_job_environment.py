@@ -1,0 +1,132 @@
+"""Values of --env: never in a script or a record, in a file for its owner alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hpcdl.cli import main
+from hpcdl.jobs import JobSpec, Module, environment, submission, sweep_run
+from hpcdl.jobs.manifest import Manifest, read_manifest, request_of, write_manifest
+from hpcdl.jobs.sweep import plan
+from hpcdl.site import Site, find_site_file, load_site
+from hpcdl.slurm import client
+from hpcdl.system.errors import BadInput
+from tests.strangers import STRANGER, as_root
+
+SECRET = "hunter2 $HOME `id` 'quoted'"
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """A site whose Slurm takes every job and never says how it ended."""
+    numbers = iter(range(7, 99))
+    monkeypatch.setattr(client, "submit", lambda *_: next(numbers))
+    monkeypatch.setattr(client, "would_run", lambda _: None)
+    monkeypatch.setattr(client, "queue", lambda: ())
+    shipped = load_site(find_site_file("embedded"))
+    return replace(shipped, paths=replace(shipped.paths, work=tmp_path / "work"))
+
+
+def everything_else(folder: Path) -> str:
+    """The text of all files of a directory but those of values."""
+    return "".join(
+        path.read_text() for path in folder.rglob("*")
+        if path.is_file() and not path.name.endswith(environment.NAME)
+    )  # fmt: skip
+
+
+def test_a_value_is_in_one_file_for_its_owner_alone(site: Site) -> None:
+    spec = JobSpec("p100", environment={"API_KEY": SECRET}, chain=2)
+    job = submission.submit(site, spec, Module(()))
+    kept = job.folder / environment.NAME
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert "hunter2" in kept.read_text()
+    assert "hunter2" not in everything_else(site.paths.work)
+    shown = subprocess.run(["bash", "-c", f"source {kept}; printf %s \"$API_KEY\""],
+                           capture_output=True, text=True, check=True)  # fmt: skip
+    assert shown.stdout == SECRET
+
+
+def test_arrays_of_a_sweep_keep_theirs(site: Site) -> None:
+    base = JobSpec("p100", environment={"API_KEY": SECRET, "LR": "0.5"})
+    points = plan(site, base, {"gpus": ["1", "2"]})
+    folder = sweep_run.sweep_directory(site, "s")
+    modules = {"p100": Module(())}
+
+    def submit(base: JobSpec) -> None:
+        again = plan(site, base, {"gpus": ["1", "2", "4"]})
+        sweep_run.submit(site, folder, again, modules, None, request=request_of(base))
+
+    sweep_run.submit(site, folder, points, modules, None, request=request_of(base))
+    assert sorted(p.name for p in folder.glob("*.environment")) == [
+        "array-000.environment", "array-001.environment"]  # fmt: skip
+    assert all(p.stat().st_mode & 0o777 == 0o600 for p in folder.glob("*.environment"))
+    assert "hunter2" not in everything_else(site.paths.work)
+    submit(replace(base, environment={"API_KEY": "renewed", "LR": "0.5"}))
+    with pytest.raises(BadInput, match="other values of LR"):
+        submit(replace(base, environment={"API_KEY": "renewed", "LR": "0.7"}))
+
+
+def test_values_that_an_earlier_manifest_held_are_dropped(tmp_path: Path) -> None:
+    write_manifest(tmp_path, Manifest((), {"environment": {"B": SECRET, "A": "1"}}))
+    manifest = read_manifest(tmp_path)
+    assert manifest.request == {"environment": ["A", "B"]}
+
+
+@as_root
+def test_another_user_reads_no_value_and_plants_none(site: Site) -> None:
+    job = submission.submit(site, JobSpec("p100", environment={"API_KEY": SECRET}), Module(()))
+    kept = job.folder / environment.NAME
+    read = subprocess.run(["cat", kept], user=STRANGER, group="nogroup", capture_output=True)
+    assert read.returncode != 0
+    planted = kept.read_text().replace("hunter2", "planted")
+    kept.unlink()
+    kept.write_text(planted)
+    os.chown(kept, 65534, 65534)
+    text = job.script.read_text()
+    lines = text[text.index("if [[ -O") : text.index("\ndone\n")] + "\ndone"
+    done = subprocess.run(["bash", "-c", "leave() { exit $1; }; " + lines], env={"PATH": "/bin"},
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 3, "a file of another user is not run: the value is missing"
+    assert "API_KEY has no value" in done.stderr
+
+
+def render(*words: str) -> int:
+    return main(["job", "render", "--site", "embedded", "--no-module", *words])
+
+
+def test_a_rendered_script_has_names_only(capsys: pytest.CaptureFixture[str]) -> None:
+    assert render("--env", "LR=hunter2") == 0
+    out, err = capsys.readouterr()
+    assert "hunter2" not in out
+    assert "for name in LR; do" in out
+    assert err == ""
+
+
+def test_a_secret_on_the_command_line_is_told_how_to_stay_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "hunter2")
+    assert render("--env", "WANDB_API_KEY") == 0
+    assert capsys.readouterr().err == ""
+    assert render("--env", "WANDB_API_KEY=hunter2") == 0
+    out, err = capsys.readouterr()
+    assert "hunter2" not in out + err
+    assert "--env WANDB_API_KEY` takes it from your environment" in err
+    assert render("--env", "NOT_SET_ANYWHERE") == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "secret"),
+    [("API_KEY", True), ("X_API_KEY", True), ("HF_TOKEN", True), ("AWS_SECRET_ACCESS_KEY", True),
+     ("DB_PASSWORD", True), ("PGPASSWORD", True), ("GITHUB_PAT_TOKEN", True), ("api_key", True),
+     ("LR", False), ("OMP_NUM_THREADS", False), ("KEYBOARD", False), ("MONKEY", False),
+     ("PATH", False), ("BYPASS", False)],
+)  # fmt: skip
+def test_names_tell_secrets(name: str, secret: bool) -> None:
+    assert environment.looks_secret(name) == secret
