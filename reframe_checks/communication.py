@@ -62,7 +62,7 @@ class allreduce(HpcdlCheck):
         if strategy == "multiworker":
             program = ("env", "HPCDL_TRUSTED_NETWORK=1", *program)
         asked = job_on(partition, name, program, nodes=nodes, ranks=ranks)
-        return replace(asked, sbatch=("exclusive",)) if strategy == "multiworker" else asked
+        return replace(asked, trusted_network=True) if strategy == "multiworker" else asked
 
     def metrics(self):
         """All sizes are judged; by the best iteration, only the largest."""

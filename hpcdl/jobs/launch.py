@@ -76,21 +76,12 @@ def check_trust(site: Site, spec: JobSpec) -> None:
     Raises:
         BadInput: see above.
     """
-    if spec.launcher != "multiworker":
-        return
-    if not (spec.trusted_network or site.trusted_network):
+    if spec.launcher == "multiworker" and not (spec.trusted_network or site.trusted_network):
         raise BadInput(
             "the launcher 'multiworker' opens TensorFlow's server, which asks nobody for a "
             "password: whoever reaches its port runs code as you",
             hint="use --launcher horovod; or --trusted-network, where all who reach the nodes' "
             "ports are trusted",
-        )
-    shared = next((one for one in spec.sbatch if one.lstrip("-").partition("=")[0]
-                   in {"oversubscribe", "share", "s"}), None)  # fmt: skip
-    if shared:
-        raise BadInput(
-            f"--sbatch {shared} would share nodes on which TensorFlow's server listens",
-            hint="leave it out, or use --launcher horovod",
         )
 
 

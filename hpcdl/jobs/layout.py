@@ -120,10 +120,15 @@ def _lay_out(site: Site, partition: Partition, spec: JobSpec) -> Layout:
         cpus_per_task=cpus,
         gpus_per_node=gpus,
         memory_mb=0 if whole else max(1, int(partition.memory_gb * 1000 * taken / there)),
-        exclusive=whole or spec.launcher == "multiworker",
+        exclusive=whole or _needs_nodes_alone(spec),
         minutes=_minutes(partition, spec),
         by_socket=whole and _fills_sockets(partition, tasks, cpus),
     )
+
+
+def _needs_nodes_alone(spec: JobSpec) -> bool:
+    """Whether its servers would serve everybody who runs on its nodes."""
+    return spec.trusted_network or spec.launcher == "multiworker"
 
 
 def _fills_sockets(partition: Partition, tasks: int, cpus: int) -> bool:

@@ -87,6 +87,44 @@ def test_any_text_arrives_byte_for_byte_and_nothing_else_is_run(
     line = next(line for line in log_of(answer).splitlines() if line.startswith("[["))
     assert json.loads(line) == [NASTY, secret]
     assert not list(tmp_path.rglob("evil"))
+    folder = Path(str(answer["directory"]))
+    assert (folder / "environment").stat().st_mode & 0o777 == 0o600
+    assert all("`id`" not in (folder / name).read_text() for name in ("job.sh", "job.json"))
+
+
+def test_workers_of_tf_distribute_have_nodes_of_their_own_and_ports_nobody_guesses(
+    hpcdl: Callable[..., dict[str, object]],
+) -> None:
+    words = ("--nodes", "2", "--gpus-per-node", "2", "--launcher", "multiworker")
+    answers = [hpcdl(*words, "--", "sh", "-c", 'echo "task $TF_CONFIG"') for _ in range(2)]
+    ports = []
+    for answer in answers:
+        found = [json.loads(one) for one in re.findall(r"task (\{.*\})", log_of(answer))]
+        workers = found[0]["cluster"]["worker"]
+        assert all(one["cluster"] == {"worker": workers} for one in found)
+        assert [one.partition(":")[0] for one in workers] == [
+            "p100-01", "p100-01", "p100-02", "p100-02"]  # fmt: skip
+        assert sorted(one["task"]["index"] for one in found) == [0, 1, 2, 3]
+        ports.append([one.partition(":")[2] for one in workers])
+    assert ports[0] != ports[1]
+
+
+def test_tensorflow_s_server_does_not_start_on_nodes_that_others_may_use(
+    hpcdl: Callable[..., dict[str, object]],
+    slurm: Callable[..., subprocess.CompletedProcess[str]],
+    tmp_path: Path,
+) -> None:
+    """Slurm says so; a script from which somebody took the option does not go on."""
+    words = ("--gpus", "2", "--launcher", "multiworker")
+    answer = hpcdl(*words, "--", "true")
+    script = Path(str(answer["directory"])) / "job.sh"
+    text = script.read_text().replace("#SBATCH --exclusive\n", "").replace(
+        str(script.parent), str(tmp_path / "shared"))  # fmt: skip
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared.sh").write_text(text)
+    done = slurm("sbatch", "--wait", tmp_path / "shared.sh", check=False)
+    assert done.returncode == 3, done.stderr
+    assert "others may run on these nodes" in (tmp_path / "shared/job.log").read_text()
 
 
 @pytest.mark.parametrize("code", [0, 3, 127])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 import sys
 import unicodedata
@@ -27,7 +28,7 @@ from hpcdl.regress.exchange import as_csv, as_json_lines
 from hpcdl.regress.formats import FORMATS, as_junit
 from hpcdl.regress.history import Result, open_history
 from hpcdl.regress.report.page import Section, figure_page
-from hpcdl.site import find_site_file, load_site
+from hpcdl.site import find_site_file
 from hpcdl.system import inert
 from hpcdl.system.errors import BadInput
 from hpcdl.system.inert import UNSEEN, csv_cell, inert_output, of_csv_cell
@@ -142,9 +143,7 @@ def test_colours_of_our_own_pass_and_those_of_a_name_do_not(
 
 def walk(tmp_path: Path) -> dict[str, list[str]]:
     """Commands that show what strangers wrote, each with the names in it planted."""
-    site = tmp_path / "site.yaml"
-    site.write_text(find_site_file("embedded").read_text())
-    paths = load_site(site).paths
+    site = find_site_file("embedded")
     history = tmp_path / "history.sqlite"
     with open_history(history) as opened:
         opened.add([result(HOSTILE, job=1), result("x", status=HOSTILE)])
@@ -159,7 +158,6 @@ def walk(tmp_path: Path) -> dict[str, list[str]]:
     script.write_bytes(f"#!/bin/bash\n#SBATCH --nope={HOSTILE}\n".encode())
     csv_file = tmp_path / "nights.csv"
     csv_file.write_text(f'time,value,"{HOSTILE}"\n2026-06-01,1,2\n', newline="")
-    assert paths
     known = ["--site", str(site), "--history", str(history)]
     return {
         "history show": ["check", "history", "show", *known],
@@ -175,19 +173,43 @@ def walk(tmp_path: Path) -> dict[str, list[str]]:
         "typed": ["job", "watch", HOSTILE, "--site", str(site)],
         "option": ["job", "watch", f"--{HOSTILE}", "--site", str(site)],
         "unknown": [HOSTILE],
-    }
+        **{f"{name} of a job": ["job", name, str(job_of_a_stranger(tmp_path)), *more]
+           for name, more in (("watch", ["--once"]), ("report", []), ("cancel", []))},
+    }  # fmt: skip
+
+
+def job_of_a_stranger(folder: Path) -> Path:
+    """A job's directory, and a Slurm that says what its user chose."""
+    job = folder / "job"
+    job.mkdir(exist_ok=True)
+    said = {"schema": 1, "job_id": 7, "chain": [7], "name": HOSTILE, "partition": HOSTILE}
+    (job / "job.json").write_text(json.dumps(said))
+    ended = {"status": HOSTILE, "reason": HOSTILE, "exit_code": 1}
+    (job / "result.json").write_text(json.dumps({"schema": 2, "outcome": ended}))
+    (job / "job.log").write_text(HOSTILE)
+    for name in ("squeue", "sacct", "scontrol", "scancel"):
+        (folder / name).write_text(f"#!/bin/sh\ncat {folder}/said >&2\nexit 1\n")
+        (folder / name).chmod(0o755)
+    (folder / "said").write_text(HOSTILE)
+    return job
 
 
 COMMANDS = ("history show", "history export", "history csv", "gate", "drift", "page",
             "site of strangers", "lint", "import", "typed", "option", "unknown",
+            "watch of a job", "report of a job", "cancel of a job",
             *(f"report {name}" for name in FORMATS))  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("more", [[], ["--json"]], ids=["text", "json"])
 def test_no_command_passes_on_what_a_stranger_wrote(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, more: list[str]
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    more: list[str],
 ) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with suppress(SystemExit):  # argparse
         main([*walk(tmp_path)[command], *more])
     out, err = capsys.readouterr()

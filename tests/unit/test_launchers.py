@@ -103,8 +103,6 @@ def test_tensorflow_s_server_is_refused_where_nobody_trusts_the_network(site: Si
     assert "--trusted-network" in caught.value.hint
     text = render_script(wary, replace(job, trusted_network=True), Module(())).text
     assert "\n#SBATCH --exclusive\n" in text
-    with pytest.raises(BadInput, match="would share nodes"):
-        render_script(site, replace(job, sbatch=("oversubscribe",)), Module(()))
 
 
 def test_a_rank_refuses_too_where_no_launcher_asked(monkeypatch: pytest.MonkeyPatch) -> None:

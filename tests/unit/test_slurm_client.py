@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcdl.cli import main
 from hpcdl.slurm import client, parse
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.run import CommandFailed
@@ -185,3 +186,42 @@ def test_any_other_refusal_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(BadInput) as caught:
         client.would_run(tmp_path / "job.sh")
     assert "Invalid account" in "".join(caught.value.details)
+
+
+GARBAGE = ["", "hello", "Name=x", "\x1b[31mred", "<html>503</html>"]
+
+
+@pytest.mark.parametrize("said", GARBAGE)
+def test_an_answer_that_is_none_is_no_empty_cluster(
+    command: Command, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for name in ("scontrol", "sinfo", "srun", "squeue"):
+        command(name, f"printf '%s\\n' '{said}'")
+    for ask in (client.version, client.config, client.nodes, client.partitions, client.queue,
+                client.mpi_plugins):  # fmt: skip
+        with pytest.raises(MissingPrerequisite, match="answered what no Slurm release answers"):
+            ask()
+    file = tmp_path / "site.yaml"
+    for words in (["init", "--output", str(file)], ["check", "--site", "embedded"]):
+        assert main(["site", *words]) == 3
+        err = capsys.readouterr().err
+        assert "answered what no Slurm release answers" in err
+        assert "\x1b" not in err
+    assert not file.exists()
+
+
+def test_a_cluster_without_a_partition_is_no_site(
+    command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command(
+        "scontrol",
+        """case $2 in
+      config) echo "ClusterName = x";;
+      node) echo "No nodes in the system";;
+      partition) echo "No partitions in the system";;
+    esac""",
+    )
+    command("sinfo", "echo slurm 22.05.8")
+    command("srun", "echo none")
+    assert main(["site", "init"]) == 3
+    assert "Slurm shows no partition here" in capsys.readouterr().err

@@ -74,12 +74,13 @@ if command -v hpcdl >/dev/null; then
   hpcdl preflight judge --world=16 --tasks-per-node=8 --cpus-per-task=16 --gpus-per-node=8 --release=tensorflow-1 --fabric=infiniband --nvlink '--scratch=/local/$SLURM_JOB_ID' preflight.jsonl || exit
 fi
 
+export HPCDL_TRUSTED_NETWORK=1
+
 # TensorFlow's server asks nobody for a password: it runs on nodes that this job has alone.
 [[ $(scontrol show job "$SLURM_JOB_ID" --oneliner) == *" OverSubscribe=NO "* ]] || {
   echo "hpcdl: others may run on these nodes and reach TensorFlow's server: use --launcher horovod" >&2
   leave 3
 }
-export HPCDL_TRUSTED_NETWORK=1
 # tf.distribute finds its peers by TF_CONFIG: every rank is a worker, in the order of ranks.
 for attempt in 1 2 3 4 5; do
   HPCDL_PORTS=$(shuf --random-source=/dev/urandom -n 8 -i 12000-32767 | paste -s -d ' ' -)
