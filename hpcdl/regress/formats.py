@@ -32,8 +32,8 @@ def read_run(path: Path) -> Run:
     found, why = None, []
     try:
         found = VERDICTS.read(path / VERDICTS.name if path.is_dir() else path)
-    except BadInput as fault:
-        why = [fault.message]
+    except BadInput as refused:
+        why = [refused.message]
     if found is None or found.values.get("verdicts") is None:
         raise BadInput(
             f"there are no verdicts in {path}",
