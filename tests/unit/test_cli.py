@@ -305,7 +305,7 @@ def test_files_may_stand_before_and_behind_options(
 ) -> None:
     code, _, said = call("check", "history", "import", "--dry-run", *words.split(), capsys=capsys)
     assert code == ExitCode.USAGE
-    assert "no.jsonl cannot be read" in said
+    assert "cannot read no.jsonl" in said
 
 
 def test_every_exit_code_has_a_meaning() -> None:

@@ -23,7 +23,7 @@ def test_a_slurm_says_itself_which_profile_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scontrol = tmp_path / "scontrol"
-    scontrol.write_text('#!/bin/sh\necho "SlurmdParameters = $SAID"\n')
+    scontrol.write_text('#!/bin/sh\necho "ClusterName = x"; echo "SlurmdParameters = $SAID"\n')
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     for said, profile in (("config_overrides", SINGLE_NODE), ("(null)", CLUSTER)):
