@@ -42,6 +42,7 @@ from hpcdl.system.errors import BadInput, CheckFailed, HpcdlError
 from hpcdl.system.files import explain_os_errors, locked, user_name, write_atomic
 from hpcdl.system.trust import require_private
 
+_LOCK = "lock"
 _STARTING_SECONDS = 20.0
 _READY_SECONDS = 60.0
 _CLOSING_SECONDS = 10.0
@@ -130,7 +131,7 @@ def up(
     with explain_os_errors(where):
         where.mkdir(parents=True, exist_ok=True)
     require_private(where)
-    with locked(where / "lock", wait_seconds=150):
+    with locked(where / _LOCK, wait_seconds=150):
         state.claim(where)
         current = _current(where)
         if current is not None and _usable(current):
@@ -159,11 +160,23 @@ def down(directory: Path, *, purge: bool = False, say: Say = _silent) -> bool:
         network.remove_bridge(directory)
         return _stop_processes(directory) > 0
     require_private(directory)
-    with locked(directory / "lock", wait_seconds=150):
+    with locked(directory / _LOCK, wait_seconds=150):
         found = _clear(directory, say)
-    if purge:
-        shutil.rmtree(directory, ignore_errors=True)
+        if purge:
+            _purge(directory)
     return found
+
+
+def _purge(directory: Path) -> None:
+    """Remove a cluster's directory; its lock goes last, so that nobody starts one in between."""
+    for entry in directory.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry, ignore_errors=True)
+        elif entry.name != _LOCK:
+            entry.unlink(missing_ok=True)
+    (directory / _LOCK).unlink(missing_ok=True)
+    with suppress(OSError):  # somebody waited, and begins
+        directory.rmdir()
 
 
 def _current(directory: Path) -> ClusterState | None:

@@ -26,6 +26,7 @@ from hpcdl.system.files import explain_os_errors, locked, switch_link, write_ato
 from hpcdl.system.packages import apt_line, find_program, look, missing_names
 from hpcdl.system.resources import cache
 from hpcdl.system.run import run
+from hpcdl.system.trust import require_private
 
 _RECORD = "hpcdl-root.json"
 _MADE_FROM = re.compile(r"# (/.*) as of Slurm \S+\. Written by `hpcdl cluster up`\.")
@@ -73,7 +74,7 @@ class Root:
 
 def folder() -> Path:
     """Where the root file systems lie."""
-    return cache() / "rootfs"
+    return cache("rootfs")
 
 
 def releases() -> tuple[str, ...]:
@@ -88,7 +89,13 @@ def built() -> tuple[Root, ...]:
 
 
 def read(directory: Path) -> Root | None:
-    """The rootfs in a directory; None where there is none, or an incomplete one."""
+    """The rootfs in a directory; None where there is none, or an incomplete one.
+
+    Raises:
+        MissingPrerequisite: somebody else can change it.
+    """
+    if directory.is_dir():
+        require_private(directory)
     try:
         record = json.loads((directory / _RECORD).read_text())
         return Root(directory, str(record["suite"]), str(record["version"]))

@@ -23,7 +23,7 @@ _PATHS = ("directory", "site_file", "prefix", "lmod_init")
 
 def state_directory(site: Site) -> Path:
     """Where the cluster of a site lies: HPCDL_CLUSTER_DIR, else home()/cluster/NAME."""
-    return chosen_directory() or home() / "cluster" / site.name
+    return chosen_directory() or home("cluster") / site.name
 
 
 def chosen_directory() -> Path | None:

@@ -7,7 +7,6 @@ values. Reasons ride behind their lines on a separator that no value can contain
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -30,9 +29,10 @@ from hpcdl.jobs.node_groups import selection
 from hpcdl.jobs.sbatch_options import directives
 from hpcdl.jobs.spec import SIGNAL_SECONDS, JobSpec, Module, check_environment, check_spec
 from hpcdl.site import Partition, Site
-from hpcdl.system.errors import BadInput
+from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.resources import cache as cache_folder
 from hpcdl.system.resources import folder
+from hpcdl.system.trust import make_private
 
 if TYPE_CHECKING:
     import jinja2
@@ -335,13 +335,9 @@ def _compiled_templates() -> jinja2.BytecodeCache | None:
     """
     import jinja2
 
-    place = cache_folder() / "templates"
     try:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = place.stat()
-    except OSError:
-        return None
-    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        place = make_private(cache_folder("templates"))
+    except HpcdlError:
         return None
 
     class Kept(jinja2.FileSystemBytecodeCache):

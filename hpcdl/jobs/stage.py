@@ -15,13 +15,11 @@ import stat
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdl.system.errors import BadInput, CheckFailed, MissingPrerequisite
-from hpcdl.system.files import explain_os_errors
-from hpcdl.system.trust import require_private
+from hpcdl.system.trust import make_private
 
 RESERVE_BYTES = 256_000_000
 """Space left on the disk for everybody else's small files."""
@@ -64,7 +62,7 @@ def stage(source: Path, target: Path, *, workers: int = 8, reserve: int = RESERV
     """
     if not source.is_dir():
         raise BadInput(f"the data set {source} is not a directory", hint="name that of its shards")
-    _make_private(target)
+    make_private(target)
     files = sorted(_files(source))
     present = sum(size for name, size in files if _size(target / name) == size)
     chosen = plan(files, max(0, shutil.disk_usage(target).free + present - reserve))
@@ -76,24 +74,6 @@ def stage(source: Path, target: Path, *, workers: int = 8, reserve: int = RESERV
     with ThreadPoolExecutor(max(1, workers)) as pool:
         list(pool.map(lambda file: _copy(source / file[0], target / file[0]), chosen.copy))
     return chosen
-
-
-def _make_private(target: Path) -> None:
-    """Make `target` for this user alone; one that is there must be.
-
-    Raises:
-        MissingPrerequisite: it cannot be made, or it is another user's, a link, or open to others.
-    """
-    with explain_os_errors(target):
-        for place in reversed(target.parents):
-            if not place.is_dir():  # whatever the umask, no group may write to it
-                with suppress(FileExistsError):
-                    place.mkdir(mode=0o755)
-        with suppress(FileExistsError):
-            target.mkdir(mode=0o700)
-    require_private(target)
-    if not target.is_dir():
-        raise MissingPrerequisite(f"{target} is no directory", hint="choose another place")
 
 
 def _make_inside(target: Path, name: Path) -> None:

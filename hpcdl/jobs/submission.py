@@ -24,6 +24,7 @@ from hpcdl.slurm import client
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import switch_link, write_atomic
 from hpcdl.system.signals import terminable, undivided
+from hpcdl.system.text import utc_stamp
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def place(site: Site, spec: JobSpec, module: Module) -> tuple[Script, JobSpec]:
 
     Nothing is written yet.
     """
-    stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
+    stamp = f"{utc_stamp()}-{os.urandom(2).hex()}"
     folder = (spec.job_dir or default_job_dir(site, spec.name, stamp)).absolute()
     placed = replace(spec, job_dir=folder)
     return render_script(site, placed, module), placed

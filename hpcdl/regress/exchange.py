@@ -35,7 +35,7 @@ _TEXTS = frozenset({"run", "time", "check_name", "case_name", "partition", "metr
                     "status", "reason", "release", "driver", "nodes", "log"})  # fmt: skip
 _WHOLE = frozenset({"job", "restarts"})
 _OPEN = {"low": -math.inf, "high": math.inf}
-_STAMP = re.compile(r"\d{8}-\d{6}")
+_STAMP = re.compile(r"\d{8}-\d{6}Z?")
 _YEARS = range(1970, 3000)
 """Others are no nights, and months before or after them there is no date."""
 
@@ -230,12 +230,17 @@ def _entries(verdict: Mapping[str, Any], run: str, time: str) -> list[dict[str, 
 
 
 def _time(path: Path) -> str:
-    """When a run was, in UTC: its directory's name tells the local time, else its file's age."""
+    """When a run was, in UTC: its directory's name tells it, else its file's age.
+
+    Names of older runs are in local time.
+    """
     found = _STAMP.match(path.resolve().parent.name)
     local = datetime.fromtimestamp(path.stat().st_mtime).astimezone()
     if found:
         with suppress(ValueError, OverflowError):  # digits that are no date
-            local = datetime.strptime(found[0], "%Y%m%d-%H%M%S").astimezone()
+            stamp, utc = found[0].rstrip("Z"), found[0].endswith("Z")
+            named = datetime.strptime(stamp, "%Y%m%d-%H%M%S")
+            local = named.replace(tzinfo=timezone.utc) if utc else named.astimezone()
     return local.astimezone(timezone.utc).isoformat(timespec="seconds")
 
 

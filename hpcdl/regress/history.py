@@ -3,6 +3,7 @@
 A run is added in one transaction, so that a crash leaves all of it or nothing, and two nights
 at once wait for each other. A file system without dependable locks is refused. What is lost is
 never lost for good: every run's verdicts.json can be imported again, and again changes nothing.
+It is for its owner alone: whoever may read an SQLite file can lock it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, fields
 from datetime import date
 from functools import cache
@@ -20,13 +21,14 @@ from typing import Any, NamedTuple
 from hpcdl.regress.drift import Night
 from hpcdl.site import Site
 from hpcdl.system.errors import BadInput, MissingPrerequisite
-from hpcdl.system.files import explain_os_errors
-from hpcdl.system.locking import SHARED, file_system, locks_hold
+from hpcdl.system.files import LockBusy, explain_os_errors, make_directory
+from hpcdl.system.locking import SHARED, file_system, lock_holder, locks_hold
 from hpcdl.system.resources import home
+from hpcdl.system.trust import require_no_stranger, user_of
 
 SCHEMA = 2
 VARIABLE = "HPCDL_HISTORY"
-_WAIT_SECONDS = 60.0
+_WAIT_SECONDS = 10.0
 _TABLE = """
 CREATE TABLE IF NOT EXISTS results (
   run TEXT NOT NULL, time TEXT NOT NULL, check_name TEXT NOT NULL, case_name TEXT NOT NULL,
@@ -104,7 +106,7 @@ def history_path(site: Site, given: Path | None = None) -> Path:
     chosen = os.environ.get(VARIABLE)
     if given is not None:
         return given.absolute()
-    return Path(chosen).absolute() if chosen else home() / "history" / f"{site.name}.sqlite"
+    return Path(chosen).absolute() if chosen else home("history") / f"{site.name}.sqlite"
 
 
 class History:
@@ -210,10 +212,12 @@ def open_history(path: Path) -> Iterator[History]:
     """The history in a file, made where there is none.
 
     Raises:
-        MissingPrerequisite: no dependable locks, no space left, or busy for too long.
+        MissingPrerequisite: no dependable locks, no space left, others can change it, or busy for
+            too long.
         BadInput: the file is damaged or no history.
     """
     refuse_without_locks(path)
+    _make_private(path)
     try:
         with closing(sqlite3.connect(path, timeout=_WAIT_SECONDS)) as connection:
             _prepare(connection, path)
@@ -231,12 +235,23 @@ def refuse_without_locks(path: Path, mounts: str = "/proc/self/mounts") -> None:
             f"{path} lies on {kind}, whose locks SQLite cannot rely on", hint=hint
         )
     with explain_os_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent)
         if not locks_hold(path.parent):
             where = f" ({kind})" if kind else ""
             raise MissingPrerequisite(
                 f"locks do not hold on the file system of {path}{where}", hint=hint
             )
+
+
+def _make_private(path: Path) -> None:
+    """Make the file where there is none; nobody else may read it or plant a journal beside it."""
+    require_no_stranger(path.parent)
+    require_no_stranger(path)
+    with explain_os_errors(path):
+        with suppress(FileExistsError):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        if path.stat().st_uid == os.getuid():
+            path.chmod(0o600)
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
@@ -252,11 +267,26 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
 
 def _explained(path: Path, fault: sqlite3.DatabaseError) -> BadInput | MissingPrerequisite:
     text = str(fault)
+    if "locked" in text:
+        return _busy(path)
     if isinstance(fault, sqlite3.OperationalError) and "malformed" not in text:
         return MissingPrerequisite(f"the history {path} cannot be used: {text}")
     return BadInput(
         f"the history {path} is damaged: {text}",
         hint="move it away; `hpcdl check history import` takes the runs' verdicts.json again",
+    )
+
+
+def _busy(path: Path) -> LockBusy:
+    """Somebody reads or writes for too long: who it is, as far as it can be known."""
+    holder = lock_holder(path) or 0
+    who = "another process"
+    with suppress(OSError):
+        user = user_of(Path(f"/proc/{holder}").stat().st_uid)
+        who = f"pid {holder} of {user} ({Path(f'/proc/{holder}/comm').read_text().strip()})"
+    return LockBusy(
+        f"the history {path} was in use for {_WAIT_SECONDS:.0f} s, by {who}",
+        hint="nothing was added; wait until it ends, or end it, then run the same command again",
     )
 
 

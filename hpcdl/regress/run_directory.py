@@ -12,7 +12,6 @@ import fcntl
 import json
 import os
 import re
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from hpcdl.slurm.parse import ACTIVE
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.files import explain_os_errors, switch_link
 from hpcdl.system.safe_read import read_regular
+from hpcdl.system.text import utc_stamp
 
 _GIVEN_UP = "GIVEN_UP"
 _MOST_BYTES = 50_000_000
@@ -95,7 +95,7 @@ def runs_directory(site: Site) -> Path:
 def new_run(site: Site) -> Iterator[RunDirectory]:
     """A new run's directory, locked while the run lives; `latest` leads to it."""
     parent = runs_directory(site)
-    path = parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
+    path = parent / f"{utc_stamp()}-{os.urandom(2).hex()}"
     with explain_os_errors(path):
         path.mkdir(parents=True)
         handle = (path / "lock").open("w")
@@ -161,7 +161,10 @@ def _still_ours(event: JobEvent) -> bool:
     if event.ended and event.state != _GIVEN_UP:
         return False
     record = client.job(event.job)
-    return record is not None and record.active and record.script.startswith(str(event.directory))
+    if record is None or not record.active:
+        return False
+    # Resolved, both: one may name the home directory by a link to it.
+    return Path(record.script).resolve().is_relative_to(event.directory.resolve())
 
 
 def _free(lock: Path) -> bool:

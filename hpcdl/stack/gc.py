@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hpcdl.site import Site
 from hpcdl.stack.build import TRASH, build_lock, unfinished
-from hpcdl.stack.publish import publish_lock, refresh_modules
+from hpcdl.stack.publish import publish_lock, refresh_modules, switch_lock
 from hpcdl.stack.publish_history import read_history
 from hpcdl.stack.release import (
     BrokenRelease,
@@ -32,6 +32,7 @@ from hpcdl.system.files import explain_os_errors, shared_lock, size_of, umask
 
 Pinned = Callable[[], Mapping[str, str]]
 KEEP = 3
+_WAIT_SECONDS = 900
 
 
 @dataclass(frozen=True)
@@ -76,17 +77,21 @@ def collect(
     Raises:
         MissingPrerequisite: no permission, or a publish is at work for too long.
     """
-    with shared_lock(publish_lock(site), wait_seconds=900):
-        kept = reasons(site, pinned(), keep=keep, unpublished=unpublished)
-        doomed = [name for name in release_ids(site) if name not in kept]
-        sizes = {name: size_of(releases_folder(site) / name) for name in doomed}
+    with shared_lock(publish_lock(site), wait_seconds=_WAIT_SECONDS):
+        needed = pinned()
         # Unfinished trees first: on a full disk their space is wanted for new modulefiles.
         leftovers = _leftovers(site, dry_run)
-        if not dry_run and doomed:
-            # First nobody is led there any more, then it goes.
-            refresh_modules(site, without=set(doomed))
-        for name in doomed if not dry_run else ():
-            _remove(releases_folder(site) / name)
+        with switch_lock(site, _WAIT_SECONDS):  # a rollback may have come in between
+            kept = reasons(site, needed, keep=keep, unpublished=unpublished)
+            doomed = [releases_folder(site) / name for name in release_ids(site)
+                      if name not in kept]  # fmt: skip
+            if not dry_run and doomed:
+                # First nobody is led there any more, then it goes.
+                refresh_modules(site, without={tree.name for tree in doomed})
+                doomed = [_to_trash(tree) for tree in doomed]
+        sizes = {tree.name.removeprefix(TRASH): size_of(tree) for tree in doomed}
+        for tree in doomed if not dry_run else ():
+            shutil.rmtree(tree, ignore_errors=True)
     packages, note = _packages(site, kept, dry_run)
     return Garbage(sizes, leftovers, kept, packages, note)
 
@@ -135,12 +140,12 @@ def _broken(site: Site, name: str) -> str:
     return ""
 
 
-def _remove(tree: Path) -> None:
+def _to_trash(tree: Path) -> Path:
     trash = tree.with_name(f"{TRASH}{tree.name}")
     with explain_os_errors(tree):
         shutil.rmtree(trash, ignore_errors=True)
         tree.rename(trash)
-    shutil.rmtree(trash, ignore_errors=True)
+    return trash
 
 
 def _packages(site: Site, kept: Collection[str], dry_run: bool) -> tuple[dict[str, int], str]:

@@ -20,7 +20,7 @@ from hpcdl.stack.recipe import Edit, HorovodRecipe, Interpreter, Recipe, digest
 from hpcdl.stack.toolchain import PACKAGES, Toolchain
 from hpcdl.stack.wheelhouse import Say, new_log, sha256, wheels_cache
 from hpcdl.system.errors import MissingPrerequisite
-from hpcdl.system.files import explain_os_errors, locked, write_atomic
+from hpcdl.system.files import explain_os_errors, shared_lock, write_atomic
 from hpcdl.system.run import CommandFailed, run
 
 _BUILD_SECONDS = 3600
@@ -90,7 +90,7 @@ def build_horovod(
     if found is not None:
         return found
     assert recipe.horovod is not None
-    with locked(wheels_cache() / ".horovod.lock", wait_seconds=_BUILD_SECONDS):
+    with shared_lock(wheels_cache() / ".horovod.lock", wait_seconds=_BUILD_SECONDS):
         found = find_horovod(recipe, python, mpi)
         if found is not None:
             return found

@@ -49,7 +49,7 @@ def install(python: Path, wheels: Sequence[Path], pip_wheel: Path, log: Path) ->
         run(
             [uv, "pip", "install", "--offline", "--no-index", "--no-deps", "--no-progress",
              "--link-mode", "copy", "--python", python, *wheels],
-            env={"UV_CACHE_DIR": str(cache() / "uv"), "UV_NO_CONFIG": "1",
+            env={"UV_CACHE_DIR": str(cache("uv")), "UV_NO_CONFIG": "1",
                  "UV_PYTHON_DOWNLOADS": "never", "NO_COLOR": "1"},
             log=log,
             tied=True,

@@ -9,7 +9,7 @@ is written before its switch and left out again where the switch did not come to
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,8 @@ def publish(
     """Prove a release and make it current.
 
     Stored evidence that passed is taken, for releases do not change. While the gate is at work,
-    which may wait for nodes, nothing is locked: a rollback is always possible.
+    which may wait for nodes, nothing is locked; while the files are compared with the seal, no
+    rollback waits for that: it takes another lock, which is held for seconds only.
 
     Args:
         site: whose prefix.
@@ -105,17 +106,21 @@ def publish(
         _require_passed(release, proof)
     with shared_lock(publish_lock(site), wait_seconds=_WAIT_SECONDS):
         release = read_release(site, release_id)  # the gate took its time
-        before = current_id(site)
         for name in _WRITTEN:
             clear_leftovers(release.root / name)
-        _show_modules(site, release, event)
+        with switch_lock(site, _WAIT_SECONDS):
+            seen = read_history(site)
+            _show_modules(site, release, event)
         entries = look(release)
         require_safe_modes(release, {name: entry.status for name, entry in entries.items()})
         require_integrity(release, entries)
         write_site_files(site)
         refresh_sboms(site, release, say)
-        moves = _moves(site, event)
-        _switch(site, event, before)
+        with switch_lock(site, _WAIT_SECONDS):
+            if read_history(site) != seen:  # somebody went back meanwhile
+                _show_modules(site, release, event)
+            before, moves = current_id(site), _moves(site, event)
+            _switch(site, event, before)
     return PublishResult(before, release.id, proof, moves)
 
 
@@ -150,7 +155,7 @@ def verify(site: Site, release_id: str, gate: Gate = verify_here) -> Proof:
         BadInput: there is no such release.
     """
     release = read_release(site, release_id)
-    with shared_lock(publish_lock(site), wait_seconds=_WAIT_SECONDS):
+    with switch_lock(site, _WAIT_SECONDS):
         _show_modules(site, release, Event("publish", release.id, ""))
     proof = gate(site, release)
     with shared_lock(publish_lock(site), wait_seconds=_WAIT_SECONDS):
@@ -347,8 +352,9 @@ def rollback(site: Site, release_id: str | None = None) -> PublishResult:
     Raises:
         BadInput: there is none to go back to, or no such release.
         CheckFailed: the named one was never proven.
+        LockBusy: another process switches for too long; says which one.
     """
-    with shared_lock(publish_lock(site), wait_seconds=_WAIT_SECONDS):
+    with switch_lock(site):
         planned, event = _plan_rollback(site, release_id)
         _show_modules(site, read_release(site, planned.after), event)
         _switch(site, event, planned.before)
@@ -376,9 +382,19 @@ def _switch(site: Site, event: Event, before: str | None) -> None:
     if before == event.release:
         return
     add_event(site, event)
+    for left in site.paths.prefix.glob(".current.*"):  # of a killed one
+        left.unlink(missing_ok=True)
     switch_link(site.paths.prefix / "current", f"releases/{event.release}")
 
 
 def publish_lock(site: Site) -> Path:
-    """The lock of everything that changes what is published."""
+    """The lock of whoever prepares a publish or removes releases: for minutes."""
     return site.paths.prefix / ".publish.lock"
+
+
+def switch_lock(site: Site, wait_seconds: float = 10.0) -> AbstractContextManager[None]:
+    """Hold the lock of what users see: modulefiles, `history.json`, `current`. For seconds only.
+
+    Who needs both locks takes that of publishes first.
+    """
+    return shared_lock(site.paths.prefix / ".switch.lock", wait_seconds=wait_seconds)

@@ -16,9 +16,11 @@ from pathlib import Path
 
 from hpcdl.stack.recipe import Interpreter, Recipe, digest
 from hpcdl.system.errors import MissingPrerequisite
-from hpcdl.system.files import explain_os_errors, locked, write_json
+from hpcdl.system.files import explain_os_errors, shared_lock, write_json
 from hpcdl.system.resources import cache, home
 from hpcdl.system.run import run
+from hpcdl.system.text import utc_stamp
+from hpcdl.system.trust import require_private
 
 Say = Callable[[str], None]
 _FETCH_SECONDS = 3600
@@ -68,15 +70,14 @@ class Wheelhouse:
 
 def wheels_cache() -> Path:
     """Where wheels are kept, fetched or built."""
-    return cache() / "wheels"
+    return cache("wheels")
 
 
 def new_log(what: str) -> Path:
     """A fresh log file's path."""
     import os
-    import time
 
-    return home() / "logs" / "stack" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{what}.log"
+    return home("logs", "stack") / f"{utc_stamp()}-{os.getpid()}-{what}.log"
 
 
 def wheelhouse_folder(recipe: Recipe, python: Interpreter) -> Path:
@@ -89,6 +90,8 @@ def find_wheelhouse(recipe: Recipe, python: Interpreter) -> Wheelhouse | None:
     """The wheelhouse of a recipe, where it is complete."""
     folder = wheelhouse_folder(recipe, python)
     try:
+        if folder.is_dir():
+            require_private(folder)  # made under a careless umask, or by an older hpcdl
         entries = json.loads((folder / "lock.json").read_text(encoding="utf-8"))["wheels"]
         wheels = tuple(Wheel(**entry) for entry in entries)
     except (OSError, ValueError, KeyError, TypeError):
@@ -103,7 +106,7 @@ def fetch(recipe: Recipe, python: Interpreter, say: Say) -> Wheelhouse:
         CommandFailed: pip failed; its log is named.
         MissingPrerequisite: no pip, no space left.
     """
-    with locked(wheels_cache() / ".lock", wait_seconds=_FETCH_SECONDS):
+    with shared_lock(wheels_cache() / ".lock", wait_seconds=_FETCH_SECONDS):
         found = find_wheelhouse(recipe, python)
         if found is not None:
             return found
@@ -136,11 +139,13 @@ def fetch(recipe: Recipe, python: Interpreter, say: Say) -> Wheelhouse:
 
 def tools(python: Interpreter, say: Say) -> Path:
     """A small environment of that Python with pip in it; its directory."""
-    where = cache() / "tools" / python.tag
+    where = cache("tools", python.tag)
     if not (where / "bin" / "pip").is_file():
         say(f"making pip ready for Python {python.minor}")
         run([python.path, "-m", "venv", "--clear", where], log=new_log("tools"),
             hint="Debian and Ubuntu: apt install python3-venv")  # fmt: skip
+    for part in (where, where / "bin"):  # what is in it is executed
+        require_private(part)
     return where
 
 

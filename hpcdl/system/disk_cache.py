@@ -43,7 +43,7 @@ def _place(kind: str, sources: Sequence[bytes | Path]) -> Path | None:
             data = source if isinstance(source, bytes) else source.read_bytes()
             digest.update(b"%d:" % len(data))
             digest.update(data)
-        return cache() / kind / f"{digest.hexdigest()}.json"
+        return cache(kind) / f"{digest.hexdigest()}.json"
     except (HpcdlError, OSError):
         return None
 

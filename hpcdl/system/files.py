@@ -38,6 +38,14 @@ _NAMED = 100
 """So many characters of a file's name are in that of its temporary one."""
 
 
+def make_directory(path: Path, mode: int = 0o755) -> None:
+    """Make a directory, with those above it; whatever the umask, they get no more than `mode`."""
+    if not path.is_dir():
+        make_directory(path.parent, mode)
+        with suppress(FileExistsError):
+            path.mkdir(mode)
+
+
 @contextmanager
 def explain_os_errors(path: Path) -> Iterator[None]:
     """Turn the file system's refusals into `MissingPrerequisite` that names the path."""
@@ -61,7 +69,7 @@ def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o644, sync: b
     """
     data = content if isinstance(content, bytes) else content.encode(errors="surrogateescape")
     with explain_os_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent, 0o775)
         handle, name = tempfile.mkstemp(prefix=f".{path.name[:_NAMED]}.", dir=path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
@@ -134,25 +142,49 @@ def locked(path: Path, *, wait_seconds: float = 60.0) -> Iterator[None]:
         LockBusy: it was not free within `wait_seconds`; says who holds it.
         MissingPrerequisite: it cannot be written there, is a link, or is somebody else's.
     """
-    with explain_os_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = _open_lock(path)
+    descriptor = _hold(path, time.monotonic() + wait_seconds)
     try:
-        deadline = time.monotonic() + wait_seconds
-        while not _try_lock(descriptor):
-            if time.monotonic() > deadline:
-                holder = os.pread(descriptor, 1000, 0).decode(errors="replace").strip()
-                raise LockBusy(
-                    f"another hpcdl is at work here: {holder or 'unknown holder'}",
-                    hint=f"wait for it to end; its lock is {path}",
-                )
-            time.sleep(0.05)
         with suppress(OSError):  # for people only: a full disk must not keep `gc` from its work
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, _holder().encode(), 0)
         yield
     finally:
         os.close(descriptor)
+
+
+def _hold(path: Path, deadline: float) -> int:
+    """A descriptor that has the lock; anew where the file was removed by who had it before."""
+    while True:
+        with explain_os_errors(path):
+            make_directory(path.parent)
+        descriptor = _open_lock(path)
+        try:
+            while not _try_lock(descriptor):
+                if time.monotonic() > deadline:
+                    raise _lock_busy(path, descriptor)
+                time.sleep(0.05)
+            if _is_still(path, descriptor):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _is_still(path: Path, descriptor: int) -> bool:
+    """Whether that is the file that the path leads to."""
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _lock_busy(path: Path, descriptor: int) -> LockBusy:
+    holder = os.pread(descriptor, 1000, 0).decode(errors="replace").strip()
+    return LockBusy(
+        f"another hpcdl is at work here: {holder or 'unknown holder'}",
+        hint=f"wait for it to end; its lock is {path}",
+    )
 
 
 def _open_lock(path: Path) -> int:

@@ -1,4 +1,4 @@
-"""Whether a directory's file system keeps locks: by its type, and by trying.
+"""Whether a directory's file system keeps locks, by its type and by trying; who holds one.
 
 A database file needs locks that hold. Network file systems answer them in their own ways, some
 only on one node, some not at all and without an error; so those are known by name, and
@@ -12,11 +12,13 @@ import fcntl
 import os
 import struct
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 SHARED = frozenset({"nfs", "nfs4", "lustre", "gpfs", "beegfs", "cifs", "smb3", "smbfs", "afs",
                     "9p", "fuse.sshfs", "orangefs", "panfs", "pvfs2", "ceph"})  # fmt: skip
 """File systems of several machines, whose locks a database cannot rely on."""
+_FLOCK = "hhqqi4x"  # struct flock on 64-bit Linux: type, whence, start, length, process
 _NOT_THERE = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
 
@@ -58,3 +60,15 @@ def locks_hold(directory: Path) -> bool:
             except OSError as fault:
                 return fault.errno in {errno.EAGAIN, errno.EACCES}
     return False
+
+
+def lock_holder(path: Path) -> int | None:
+    """The process that holds a lock on `path` (fcntl(2)); None if it is free.
+
+    It lets go of this process's own locks on it, as every close does.
+    """
+    with suppress(FileNotFoundError), path.open("r+b") as file:
+        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, process = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
+        return None if kind == fcntl.F_UNLCK else int(process)
+    return None

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from hpcdl.system.errors import MissingPrerequisite
+from hpcdl.system.trust import require_no_stranger
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -27,16 +28,29 @@ def folder(name: str) -> Path:
     )
 
 
-def home() -> Path:
-    """Where hpcdl keeps what it makes on this machine: HPCDL_HOME, else ~/.local/share/hpcdl."""
-    chosen = os.environ.get("HPCDL_HOME")
-    return Path(chosen).absolute() if chosen else _user_home() / ".local/share/hpcdl"
+def home(*parts: str) -> Path:
+    """Where hpcdl keeps what it makes on this machine: HPCDL_HOME, else ~/.local/share/hpcdl.
+
+    `parts` name what is meant in it.
+
+    Raises:
+        MissingPrerequisite: there is no home, or somebody else can change that path.
+    """
+    return _ours("HPCDL_HOME", ".local/share/hpcdl", parts)
 
 
-def cache() -> Path:
-    """What can be made again (wheels, root file systems): HPCDL_CACHE, else ~/.cache/hpcdl."""
-    chosen = os.environ.get("HPCDL_CACHE")
-    return Path(chosen).absolute() if chosen else _user_home() / ".cache/hpcdl"
+def cache(*parts: str) -> Path:
+    """What can be made again (wheels, root file systems): HPCDL_CACHE, else ~/.cache/hpcdl.
+
+    As `home`: much of it is executed, by root as well.
+    """
+    return _ours("HPCDL_CACHE", ".cache/hpcdl", parts)
+
+
+def _ours(variable: str, below_home: str, parts: tuple[str, ...]) -> Path:
+    chosen = os.environ.get(variable)
+    place = Path(chosen).absolute() if chosen else _user_home() / below_home
+    return require_no_stranger(place.joinpath(*parts))
 
 
 def _user_home() -> Path:

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import IO
 
 from hpcdl.system.errors import ExitCode, HpcdlError, MissingPrerequisite, Stopped
-from hpcdl.system.files import explain_os_errors, write_atomic
+from hpcdl.system.files import explain_os_errors, make_directory, write_atomic
 from hpcdl.system.resources import home
 from hpcdl.system.safe_read import last_text
-from hpcdl.system.text import duration
+from hpcdl.system.text import duration, utc_stamp
 
 _SHOWN_LINES = 12
 _WATCH_SECONDS = 1.0
@@ -176,7 +176,7 @@ def _execute(
         out: int | IO[bytes] = subprocess.PIPE
         if log is not None:
             with explain_os_errors(log):
-                log.parent.mkdir(parents=True, exist_ok=True)
+                make_directory(log.parent)
                 out = stack.enter_context(log.open("ab"))
                 out.write(f"$ {shlex.join(argv)}\n".encode(errors="surrogateescape"))
                 out.flush()
@@ -250,8 +250,6 @@ def _children(pid: int) -> list[int]:
 
 def _reopen_script(result: CommandResult, env: Mapping[str, str] | None) -> Path | None:
     """A script that opens a shell where the command failed; None where it cannot be written."""
-    stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    path = home() / "failures" / f"{stamp}-{Path(result.argv[0]).name}.sh"
     exports = [
         f"export {key}={shlex.quote(value)}"
         for key, value in sorted((env or {}).items())
@@ -265,7 +263,10 @@ def _reopen_script(result: CommandResult, env: Mapping[str, str] | None) -> Path
         *exports,
         'exec "${SHELL:-/bin/bash}" -i',
     ]
+    name = f"{utc_stamp()}-{os.getpid()}-{Path(result.argv[0]).name}.sh"
     try:
+        path = home("failures") / name
+        make_directory(path.parent)
         write_atomic(path, "\n".join(lines) + "\n", mode=0o700)
     except (HpcdlError, OSError):
         return None

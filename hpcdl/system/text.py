@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
@@ -12,6 +13,11 @@ from hpcdl.system.inert import command, in_a_cell, inert, without_commands
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+
+
+def utc_stamp() -> str:
+    """Now as a part of a file's name, such as `20260601-031000Z`; in UTC no hour is twice."""
+    return time.strftime("%Y%m%d-%H%M%SZ", time.gmtime())
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:

@@ -4,20 +4,26 @@
 may write to is passed through only where it is sticky, as /tmp is: there nobody can rename what is
 not his own; or below one that is this user's and closed to others, where nobody else gets in. So
 after the walk nobody else can put anything in the way of a later open.
+
+hpcdl's home and cache come through here whenever a path in them is named (`system.resources`).
+Prefix and work directory do not: they may be a group's or a software account's, and nothing in
+them is executed but what their users load.
 """
 
 from __future__ import annotations
 
+import grp
 import os
 import pwd
 import shlex
 import stat
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from hpcdl.system.errors import MissingPrerequisite
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _MAX_LINKS = 40
 """As many links the kernel follows on the way to one file (path_resolution(7))."""
 
@@ -30,8 +36,8 @@ def require_private(path: Path) -> None:
     Raises:
         MissingPrerequisite: what is wrong with which part of the path.
     """
-    absolute = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow the links
-    closed = _walk(absolute.parent, _MAX_LINKS)
+    absolute = path.absolute()
+    closed = _walk(absolute.parent)
     try:
         handle = os.open(absolute, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as fault:
@@ -42,45 +48,126 @@ def require_private(path: Path) -> None:
         os.close(handle)
     if stat.S_ISLNK(status.st_mode):
         raise _untrusted(path, "it is a link")
-    _require_owner(path, status)
-    if status.st_mode & _OTHERS_WRITE and not closed:
+    _require_end(path, status, closed)
+
+
+def require_no_stranger(path: Path) -> Path:
+    """`path`, unless somebody else can change it, or the part of it that exists.
+
+    Links are followed, its own as well: to keep a cache on another disk by one is common.
+
+    Raises:
+        MissingPrerequisite: what is wrong with which part of the path.
+    """
+    there = path.absolute()
+    while not os.path.lexists(there):
+        there = there.parent
+    closed = _walk(there)
+    if there == path.absolute():
+        _require_end(path, path.stat(), closed)
+    return path
+
+
+def make_private(path: Path, mode: int = 0o700) -> Path:
+    """Make a directory, with those above it, that nobody else can write to, whatever the umask.
+
+    Raises:
+        MissingPrerequisite: it cannot be made, or what is there is another user's, a link, no
+            directory, or open to others.
+    """
+    from hpcdl.system.files import explain_os_errors, make_directory
+
+    with explain_os_errors(path):
+        make_directory(path.parent)
+        with suppress(FileExistsError):
+            path.mkdir(mode=mode)
+    require_private(path)
+    if not path.is_dir():
+        raise MissingPrerequisite(f"{path} is no directory", hint="choose another place")
+    return path
+
+
+def _require_end(path: Path, status: os.stat_result, closed: bool) -> None:
+    if status.st_uid not in {0, os.getuid()}:
+        raise _untrusted(path, f"it belongs to {user_of(status.st_uid)}")
+    if _others_write(status) and not closed:
         mode = f"mode {stat.S_IMODE(status.st_mode):04o}"
         raise _untrusted(path, f"others may write to it ({mode})", cure=True)
 
 
-def _walk(path: Path, links: int) -> bool:
-    """Check every directory from the root down to `path`, through links.
+def _walk(path: Path) -> bool:
+    """Check every directory from the root down to `path`, as the kernel goes: through links.
 
     Returns:
-        Whether one on the way is this user's and closed to others.
+        Whether one that it lies below is this user's and closed to others.
     """
-    here, closed = Path("/"), False
-    for name in path.parts[1:]:
-        here = here / name
-        try:
-            status = here.lstat()
-        except OSError as fault:
-            raise _untrusted(here, (fault.strerror or str(fault)).lower()) from fault
-        _require_owner(here, status)
+    left, links = list(reversed(path.parts[1:])), _MAX_LINKS
+    real = [(Path("/"), False)]  # from the root down, each with whether it is closed
+    while left:
+        name = left.pop()
+        if name == "..":
+            real = real[:-1] or real
+            continue
+        above, closed = real[-1]
+        here = above / name
+        status = _status(here)
+        if status.st_uid not in _owners():
+            raise _untrusted(here, f"it belongs to {user_of(status.st_uid)}")
         if stat.S_ISLNK(status.st_mode):
             if not links:
                 raise _untrusted(here, "too many links lead from one to the next")
-            target = here.parent / here.readlink()
-            closed = _walk(Path(os.path.normpath(target)), links - 1)
-        elif status.st_uid == os.getuid() and not status.st_mode & _OTHERS:
-            closed = True
-        elif status.st_mode & _OTHERS_WRITE and not status.st_mode & stat.S_ISVTX and not closed:
+            links -= 1
+            target = here.readlink()
+            real = real[:1] if target.is_absolute() else real
+            left += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+            continue
+        if _others_write(status) and not status.st_mode & stat.S_ISVTX and not closed:
             said = "others may rename what lies in it, as it is not sticky"
             raise _untrusted(here, said, cure=True)
-    return closed
+        own = status.st_uid == os.getuid() and not status.st_mode & _OTHERS
+        real.append((here, closed or own))
+    return real[-1][1]
 
 
-def _require_owner(path: Path, status: os.stat_result) -> None:
-    if status.st_uid not in {0, os.getuid()}:
-        raise _untrusted(path, f"it belongs to {_user(status.st_uid)}")
+def _status(path: Path) -> os.stat_result:
+    try:
+        return path.lstat()
+    except OSError as fault:
+        raise _untrusted(path, (fault.strerror or str(fault)).lower()) from fault
 
 
-def _user(number: int) -> str:
+def _others_write(status: os.stat_result) -> bool:
+    """Whether somebody else may write there; a group that is this user's own is nobody else."""
+    if status.st_mode & stat.S_IWOTH:
+        return True
+    return bool(status.st_mode & stat.S_IWGRP) and not _own_group(status.st_gid)
+
+
+def _own_group(number: int) -> bool:
+    """Whether it is the group that was made for this user alone, as many Linux systems do."""
+    try:
+        user, group = pwd.getpwuid(os.getuid()), grp.getgrgid(number)
+    except KeyError:
+        return False
+    named = user.pw_gid == number and user.pw_name == group.gr_name
+    return named and set(group.gr_mem) <= {user.pw_name}
+
+
+@cache
+def _owners() -> frozenset[int]:
+    """Whose directories are passed through: this user's and root's.
+
+    In a container of a user the machine's root has no number of its own (user_namespaces(7)).
+    """
+    unmapped: set[int] = set()
+    with suppress(OSError, ValueError, IndexError):
+        if int(Path("/proc/self/uid_map").read_text().split()[2]) < 2**32 - 1:
+            unmapped = {int(Path("/proc/sys/kernel/overflowuid").read_text())}
+    return frozenset({0, os.getuid()} | unmapped)
+
+
+def user_of(number: int) -> str:
+    """The name of a user, or its number where it has none."""
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:

@@ -47,6 +47,7 @@ from hpcdl.system.files import write_atomic
 from hpcdl.system.run import CommandFailed
 from hpcdl.system.safe_read import last_text
 from hpcdl.system.signals import terminable, undivided
+from hpcdl.system.text import utc_stamp
 
 Say = Callable[[str], None]
 WAIT_MINUTES = 30
@@ -178,7 +179,7 @@ def _require_slurm() -> None:
 
 def _submit(site: Site, release: Release, partition: Partition) -> Submission | Check:
     """Queue the job of a partition; Slurm's refusal is a check that failed."""
-    stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{release.id[-8:]}-{os.urandom(2).hex()}"
+    stamp = f"{utc_stamp()}-{release.id[-8:]}-{os.urandom(2).hex()}"
     folder = default_job_dir(site, f"gate-{partition.name}", stamp)
     module = Module((release.module,), release.modules, release.id)
     try:

@@ -200,7 +200,7 @@ def test_publishes_at_once_queue_and_all_succeed(tmp_path: Path) -> None:
 
 def test_a_lock_left_by_a_dead_process_holds_nobody_up(tmp_path: Path) -> None:
     site = published_site(tmp_path / "prefix", lmod=False)
-    lock = site.paths.prefix / ".publish.lock"
+    lock = site.paths.prefix / ".switch.lock"
 
     def hold() -> None:
         with locked(lock):

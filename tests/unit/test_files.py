@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import (
+    LockBusy,
     clear_leftovers,
     locked,
     shared_lock,
@@ -210,6 +212,28 @@ def test_what_was_put_in_a_lock_s_place_is_not_written_to(tmp_path: Path, kind: 
     with pytest.raises(MissingPrerequisite), locked(lock):
         pass
     assert thesis.read_text() == "work of years"
+
+
+def test_a_lock_that_was_removed_with_its_directory_holds_nobody(tmp_path: Path) -> None:
+    """Who waited for it must not hold a file that nobody else will ever find."""
+    lock, waiting = tmp_path / "cluster/lock", threading.Event()
+
+    def hold_next() -> None:
+        waiting.set()
+        with locked(lock), pytest.raises(LockBusy), locked(lock, wait_seconds=0.1):
+            pass
+        done.append(True)
+
+    done: list[bool] = []
+    with locked(lock):
+        other = threading.Thread(target=hold_next)
+        other.start()
+        waiting.wait()
+        time.sleep(0.2)
+        lock.unlink()
+        lock.parent.rmdir()
+    other.join(10)
+    assert done == [True]
 
 
 @as_root

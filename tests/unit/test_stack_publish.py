@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -15,13 +17,16 @@ from hpcdl.stack.publish import (
     overview,
     plan_publish,
     publish,
+    publish_lock,
     rollback,
+    switch_lock,
     verify,
 )
 from hpcdl.stack.publish_history import read_history
 from hpcdl.stack.records import accept
 from hpcdl.stack.release import current_id, current_release
 from hpcdl.system.errors import BadInput, CheckFailed
+from hpcdl.system.files import LockBusy, locked
 from tests.small_release import failing, make_release, passing, silent, small_site
 
 
@@ -46,6 +51,37 @@ def test_a_published_release_is_current_with_proof_and_modules(site: Site) -> No
     assert (release.modules / f"{release.module}.lua").is_file()
     assert json.loads((release.root / "proof.json").read_text())["passed"] is True
     assert (site.paths.prefix / "current").readlink() == Path("releases/a")
+
+
+def test_a_rollback_waits_for_no_publish(site: Site) -> None:
+    """A publish compares every file with the seal: minutes, in which a rollback is possible."""
+    go(site, "a", "b")
+    with locked(publish_lock(site)):
+        assert rollback(site).after == "a"
+    assert current_id(site) == "a"
+
+
+def test_a_rollback_says_soon_who_switches(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    go(site, "a", "b")
+    begin = time.monotonic()
+    with switch_lock(site), pytest.raises(LockBusy, match=f"held by .* pid {os.getpid()} on"):
+        rollback(site)
+    assert time.monotonic() - begin < 15
+
+
+def test_a_publish_sees_a_rollback_that_came_in_between(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go(site, "a", "b")
+
+    def roll_back_meanwhile(*_: object) -> None:
+        rollback(site)
+
+    monkeypatch.setattr("hpcdl.stack.publish.require_safe_modes", roll_back_meanwhile)
+    done = publish(site, "c", passing, say=silent)
+    assert (done.before, done.after) == ("a", "c")
+    assert [event.release for event in read_history(site)] == ["a", "b", "a", "c"]
+    assert rollback(site).after == "a"
 
 
 def test_a_failed_gate_leaves_the_old_one(site: Site) -> None:

@@ -1,5 +1,6 @@
 """Paths on a shared machine: what another user can prepare is never used."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ def test_what_only_its_user_can_change_is_trusted(tmp_path: Path) -> None:
     require_private(tmp_path / "mine/file")
 
 
-@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
+@pytest.mark.parametrize("mode", [0o777, 0o702])
 def test_what_others_may_write_to_is_not(shared: Path, mode: int) -> None:
     place = shared / "open"
     place.mkdir()
@@ -35,7 +36,7 @@ def test_below_what_is_closed_to_others_their_permissions_mean_nothing(shared: P
     (shared / "home").mkdir(mode=0o700)
     for name in ("home/work", "home/work/cluster", "open"):
         (shared / name).mkdir()
-        (shared / name).chmod(0o775)
+        (shared / name).chmod(0o777)
     require_private(shared / "home/work/cluster")
     (shared / "open/cluster").mkdir()
     (shared / "home/out").symlink_to(shared / "open")
@@ -61,6 +62,33 @@ def test_a_link_at_the_end_or_to_nowhere_is_not_trusted(tmp_path: Path) -> None:
         require_private(tmp_path / "loop/x")
     with pytest.raises(MissingPrerequisite, match="no such file"):
         require_private(tmp_path / "none")
+
+
+@as_root
+def test_a_group_is_trusted_where_it_is_this_user_s_own(shared: Path) -> None:
+    (shared / "mine").mkdir()
+    (shared / "mine").chmod(0o770)
+    require_private(shared / "mine")
+    shutil.chown(shared / "mine", group="nogroup")
+    with pytest.raises(MissingPrerequisite, match="others may write"):
+        require_private(shared / "mine")
+
+
+def test_links_on_the_way_lead_where_the_kernel_goes(shared: Path) -> None:
+    """`..` behind a link leads above its target: the text of the path alone says otherwise."""
+    for name in ("a/deep", "b/cluster", "open/cluster"):
+        (shared / name).mkdir(parents=True)
+    (shared / "open").chmod(0o777)
+    (shared / "b/in").symlink_to("../a/deep")
+    (shared / "a/cluster").mkdir()
+    (shared / "b/out").symlink_to("in/../../open")
+    with pytest.raises(MissingPrerequisite, match="not sticky"):
+        require_private(shared / "b/out/cluster")
+    (shared / "b/fine").symlink_to("in/..")
+    require_private(shared / "b/fine/cluster")
+    (shared / "a/cluster").rmdir()
+    with pytest.raises(MissingPrerequisite, match="no such file"):
+        require_private(shared / "b/fine/cluster")
 
 
 @as_root

@@ -156,7 +156,7 @@ def choose_environments(
 
 def shipped_copy() -> Path:
     """A copy of the shipped recipes and environments, for Spack writes beside what it reads."""
-    copy = home() / "spack" / "shipped"
+    copy = home("spack", "shipped")
     with locked(copy.with_name(".shipped.lock")), explain_os_errors(copy):
         for part in ("spack_repo", "defaults", "environments"):
             shutil.copytree(

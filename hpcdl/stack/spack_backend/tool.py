@@ -7,14 +7,11 @@ it in the same way. Nothing of a user's own Spack settings is changed.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shlex
 import shutil
-import struct
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,10 +20,10 @@ from hpcdl import facts
 from hpcdl.stack.resolve_versions import sort_key
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import write_atomic
+from hpcdl.system.locking import lock_holder
 from hpcdl.system.run import CommandResult, run
 
 _TRANSACTION_LOCK = Path(".spack-env") / "transaction_lock"
-_FLOCK = "hhqqi4x"  # struct flock on 64-bit Linux: type, whence, start, length, process
 # A shell with an active environment: `spack find` would list that one's packages alone.
 _ACTIVE = frozenset({"SPACK_ENV", "SPACK_ENV_VIEW"})
 
@@ -137,12 +134,3 @@ def require_unlocked(environment: Path) -> None:
             f"another Spack is at work on {environment}: process {holder}",
             hint="wait until it ends, then run the same command again",
         )
-
-
-def lock_holder(path: Path) -> int | None:
-    """The process that holds a lock on `path` (fcntl(2), as Spack takes it); None if it is free."""
-    with suppress(FileNotFoundError), path.open("r+b") as file:
-        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        kind, _, _, _, process = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
-        return None if kind == fcntl.F_UNLCK else int(process)
-    return None

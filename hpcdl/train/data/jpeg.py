@@ -22,6 +22,7 @@ from hpcdl.system.errors import HpcdlError, MissingPrerequisite
 from hpcdl.system.files import explain_os_errors
 from hpcdl.system.resources import cache
 from hpcdl.system.run import run
+from hpcdl.system.trust import make_private, require_private
 
 SWITCH = "HPCDL_JPEG"
 """Set to `tensorflow`, this library is not used."""
@@ -78,6 +79,7 @@ def load() -> Cropper | None:
     try:
         if not library.exists():
             _compile(library)
+        require_private(library)
         return Cropper(library)
     except (HpcdlError, OSError):
         return None
@@ -87,7 +89,7 @@ def _target() -> Path:
     """Where the library of this source, machine type and C library lies."""
     kind = " ".join((platform.machine(), *platform.libc_ver()))
     digest = hashlib.sha256(_SOURCE.read_bytes() + kind.encode()).hexdigest()[:12]
-    return cache() / "jpeg" / f"crop-{digest}.so"
+    return cache("jpeg") / f"crop-{digest}.so"
 
 
 def _compile(library: Path) -> None:
@@ -98,7 +100,7 @@ def _compile(library: Path) -> None:
     """
     aside = library.with_suffix(f".{platform.node()}.{os.getpid()}")
     with explain_os_errors(library):
-        library.parent.mkdir(parents=True, exist_ok=True)
+        make_private(library.parent)
         try:
             done = run([*_compiler(), "-o", aside, _SOURCE, "-ljpeg"], timeout=60, check=False)
             if not done.ok:

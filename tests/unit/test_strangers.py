@@ -1,0 +1,147 @@
+"""Attacks by a second real user on what hpcdl keeps: cache, home, history."""
+
+import os
+import sqlite3
+import subprocess
+import sys
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from hpcdl.cli import main
+from hpcdl.jobs.script import _compiled_templates
+from hpcdl.regress import history as history_module
+from hpcdl.regress.history import Result, open_history
+from hpcdl.stack.recipe import running_interpreter
+from hpcdl.stack.wheelhouse import tools
+from hpcdl.system.disk_cache import cached
+from hpcdl.system.errors import MissingPrerequisite
+from hpcdl.system.files import locked, write_atomic
+from hpcdl.system.resources import cache, home
+from tests.strangers import as_root, stranger
+
+
+def result(number: int) -> Result:
+    return Result(run=f"r{number}", time="2026-06-01T00:00:00+00:00", check_name="c", unit="s",
+                  case_name="", partition="p", metric="m", value=1.0, status="PASS")  # fmt: skip
+
+
+@pytest.fixture
+def open_cache(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HPCDL_CACHE", str(shared / "cache"))
+    return shared / "cache"
+
+
+@as_root
+def test_no_program_of_a_cache_that_a_stranger_made_is_run(open_cache: Path) -> None:
+    where = f"cache/tools/{running_interpreter().tag}/bin"
+    stranger(f"mkdir -p {where}; touch {where}/pip; ln -s /bin/true {where}/python",
+             open_cache.parent)  # fmt: skip
+    with pytest.raises(MissingPrerequisite, match="belongs to nobody"):
+        tools(running_interpreter(), print)
+
+
+@pytest.mark.parametrize("opened", ["cache", "cache/tools", "cache/tools/{tag}", "{bin}"])
+def test_no_program_of_a_cache_that_others_may_write_to_is_run(
+    open_cache: Path, opened: str
+) -> None:
+    tag = running_interpreter().tag
+    programs = open_cache / "tools" / tag / "bin"
+    programs.mkdir(parents=True)
+    (programs / "pip").touch()
+    place = opened.format(tag=tag, bin=f"cache/tools/{tag}/bin")
+    (open_cache.parent / place).chmod(0o777)
+    with pytest.raises(MissingPrerequisite, match=r"others may write|not sticky"):
+        tools(running_interpreter(), print)
+
+
+@as_root
+def test_without_a_cache_of_ones_own_all_is_made_anew(open_cache: Path) -> None:
+    stranger("mkdir -m 777 cache cache/templates cache/numbers", open_cache.parent)
+    assert _compiled_templates() is None
+    assert cached("numbers", [b"1"], lambda: 1) == cached("numbers", [b"1"], lambda: 2) - 1
+    assert list((open_cache / "numbers").iterdir()) == []
+
+
+@as_root
+def test_a_planted_home_names_no_site(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stranger("mkdir home; touch home/site.yaml", shared)
+    monkeypatch.setenv("HPCDL_HOME", str(shared / "home"))
+    assert main(["site", "show"]) == 3
+    assert "belongs to nobody" in capsys.readouterr().err
+
+
+def test_whatever_the_umask_others_cannot_write_to_what_is_made(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCDL_HOME", str(shared / "home"))
+    before = os.umask(0)
+    try:
+        with locked(shared / "prefix/deep/.lock"):
+            write_atomic(home("logs") / "deep/file", "")
+        with open_history(home("history") / "site.sqlite"):
+            pass
+    finally:
+        os.umask(before)
+    made = list(shared.rglob("*"))
+    assert len(made) > 8
+    assert [path for path in made if path.stat().st_mode & 0o002] == []
+    assert (shared / "home/history/site.sqlite").stat().st_mode & 0o777 == 0o600
+
+
+@as_root
+def test_a_reader_cannot_lock_a_history(shared: Path) -> None:
+    (shared / "history").mkdir(mode=0o755)
+    path = shared / "history/site.sqlite"
+    path.touch(mode=0o644)  # of an earlier hpcdl
+    with open_history(path) as history:
+        assert history.add([result(0)]) == 1
+    stranger("test -x history; ! test -r history/site.sqlite", shared)
+
+
+_READER = """
+import sqlite3, sys
+connection = sqlite3.connect(f"file:{sys.argv[1]}?mode=ro", uri=True)
+connection.execute("BEGIN")
+connection.execute("SELECT count(*) FROM results").fetchone()
+print("reading", flush=True)
+sys.stdin.read()
+"""
+
+
+@as_root
+def test_no_journal_can_be_planted_beside_a_history(shared: Path) -> None:
+    with pytest.raises(MissingPrerequisite, match="others may write"), open_history(shared / "h"):
+        pass
+
+
+def test_an_import_says_soon_who_reads_the_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_module, "_WAIT_SECONDS", 0.3)
+    path = tmp_path / "site.sqlite"
+    with open_history(path) as history:
+        history.add([result(0)])
+    with subprocess.Popen(
+        [sys.executable, "-c", _READER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == b"reading\n"
+        started = datetime.now(timezone.utc)
+        with pytest.raises(MissingPrerequisite, match=f"by pid {reader.pid} of"), open_history(
+            path
+        ) as history:  # fmt: skip
+            history.add([result(1)])
+        assert datetime.now(timezone.utc) - started < timedelta(seconds=5)
+        reader.communicate()
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("SELECT count(*) FROM results").fetchone() == (1,)
+
+
+def test_a_cache_may_be_kept_elsewhere_by_a_link(tmp_path: Path, open_cache: Path) -> None:
+    (tmp_path / "big").mkdir()
+    open_cache.symlink_to(tmp_path / "big")
+    assert cache("wheels") == open_cache / "wheels"
