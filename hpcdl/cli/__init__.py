@@ -31,6 +31,7 @@ GROUPS: dict[str, str] = {
     "predict": "how training will scale: time, cost and bottleneck, before you submit",
     "study": "reproduce published scaling studies, small or at full size",
     "check": "nightly regression checks: runs, references, verdicts, history, gate",
+    "clean": "remove old runs, logs and cached files that nothing needs",
     "doctor": "check this machine's prerequisites",
     "completion": "shell completions for bash and zsh",
 }

@@ -86,7 +86,15 @@ def register(state: ClusterState) -> None:
     Raises:
         HpcdlError: slurmdbd refused.
     """
-    answer = ask(state, "sacctmgr", "-i", "add", "cluster", cluster_name(state.site), seconds=30)
+    answer = ask(
+        state,
+        "sacctmgr",
+        "-i",
+        "add",
+        "cluster",
+        cluster_name(state.site, state.directory),
+        seconds=30,
+    )
     said = (answer.stdout + answer.stderr) if answer else "no answer within 30 s"
     if (answer is None or not answer.ok) and "already exists" not in said:
         raise HpcdlError("slurmdbd did not take the cluster", details=said.splitlines()[-5:])

@@ -69,9 +69,13 @@ def request(
     return ClusterRequest(site.name, mode, accounting, tuple(groups), tuple(queues), slurm)
 
 
-def cluster_name(site: str) -> str:
-    """What Slurm calls the cluster: it takes lower-case letters and digits only."""
-    return re.sub(r"[^a-z0-9]", "", site.lower())[:30] or "embedded"
+def cluster_name(site: str, directory: Path) -> str:
+    """What Slurm calls the cluster: it takes lower-case letters and digits only.
+
+    No two clusters of a machine have one name: it is a part of what jobs' directories are called.
+    """
+    own = hashlib.sha256(bytes(directory)).hexdigest()[:6]
+    return (re.sub(r"[^a-z0-9]", "", site.lower())[:30] or "embedded") + own
 
 
 def fingerprint(asked: ClusterRequest) -> dict[str, str]:

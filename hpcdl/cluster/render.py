@@ -33,7 +33,7 @@ def files(plan: Plan, slurmd: str) -> tuple[File, ...]:
     values: dict[str, Any] = {
         "plan": plan,
         "slurmd": slurmd,
-        "cluster_name": cluster_name(plan.request.site),
+        "cluster_name": cluster_name(plan.request.site, plan.directory),
         "node_timeout": NODE_TIMEOUT,
         "message_timeout": MESSAGE_TIMEOUT,
         "listening": listening(plan),

@@ -1,11 +1,13 @@
 """Puts a job's files in place and queues it; finds submitted jobs again.
 
 A job's directory is WORK/jobs/NAME-STAMP: job.sh, job.json (what was asked and decided), job.log,
-progress.json, result.json. WORK/jobs/by-id/ID links to it.
+progress.json, result.json. WORK/jobs/by-id/ID links to it; an embedded cluster, which counts its
+jobs from 1 as every other does, has an index of its own beside that one.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -25,6 +27,7 @@ from hpcdl.system.errors import BadInput
 from hpcdl.system.files import switch_link, write_atomic
 from hpcdl.system.signals import terminable, undivided
 from hpcdl.system.text import utc_stamp
+from hpcdl.system.trust import user_of
 
 
 @dataclass(frozen=True)
@@ -146,13 +149,20 @@ def find(site: Site, which: str) -> Submission:
     try:
         record = JOB.read(folder / JOB.name)
         record.need("job_id", "chain")
-        return Submission(record.values["job_id"], folder.resolve(), tuple(record.values["chain"]))
+        found = Submission(record.values["job_id"], folder.resolve(), tuple(record.values["chain"]))
+        owner = found.folder.stat().st_uid
     except (BadInput, OSError) as fault:
         kind = f"job {which}" if which.isdigit() else f"job in {which}"
         raise BadInput(
             f"there is no {kind} submitted by hpcdl",
             hint=f"`squeue --me` lists your jobs; hpcdl keeps its own under {site.paths.work}/jobs",
         ) from fault
+    if which.isdigit() and owner not in {0, os.getuid()}:
+        raise BadInput(  # an index that a group writes to: what it says of others' jobs is theirs
+            f"job {which} was submitted by {user_of(owner)}",
+            hint=f"to look at it, name its directory: {found.folder}",
+        )
+    return found
 
 
 def asked(submission: Submission) -> dict[str, Any]:
@@ -161,15 +171,22 @@ def asked(submission: Submission) -> dict[str, Any]:
     return record.values if record else {}
 
 
-def release_of(site: Site, job_id: int) -> str | None:
-    """The release that a job submitted by hpcdl loads; None where there is no record of one."""
-    record = JOB.find(index(site) / str(job_id) / JOB.name)
+def release_of(script: str) -> str | None:
+    """The release that the job of a script, as Slurm has it, loads; None without a record of it.
+
+    The record lies beside the script; others may write to the index.
+    """
+    record = JOB.find(Path(script).parent / JOB.name) if script else None
     return (record.values.get("release") or None) if record else None
 
 
 def index(site: Site) -> Path:
     """Where links by job id to the directories of submitted jobs lie."""
-    return site.paths.work / "jobs" / "by-id"
+    place = site.paths.work / "jobs" / "by-id"
+    cluster = Path(os.environ.get("SLURM_CONF") or "/").parent.parent
+    if not (cluster / ".hpcdl-cluster").is_file():
+        return place
+    return place.with_name(f"by-id-{hashlib.sha256(bytes(cluster)).hexdigest()[:8]}")
 
 
 def _withdraw(folder: Path) -> None:

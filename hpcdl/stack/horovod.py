@@ -18,7 +18,15 @@ from pathlib import Path
 
 from hpcdl.stack.recipe import Edit, HorovodRecipe, Interpreter, Recipe, digest
 from hpcdl.stack.toolchain import PACKAGES, Toolchain
-from hpcdl.stack.wheelhouse import Say, new_log, sha256, wheels_cache
+from hpcdl.stack.wheelhouse import (
+    Say,
+    is_recorded,
+    new_log,
+    record_digest,
+    require_as_built,
+    sha256,
+    wheels_cache,
+)
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, shared_lock, write_atomic
 from hpcdl.system.run import CommandFailed, run
@@ -52,9 +60,13 @@ def horovod_folder(recipe: Recipe, python: Interpreter, mpi: str) -> Path:
 
 
 def find_horovod(recipe: Recipe, python: Interpreter, mpi: str) -> Path | None:
-    """The wheel, where it has been built."""
-    folder = horovod_folder(recipe, python, mpi)
-    return next(iter(sorted(folder.glob("horovod-*.whl"))), None)
+    """The wheel, where it has been built and is what the record of that says.
+
+    Raises:
+        MissingPrerequisite: it is another one, or somebody else can change it.
+    """
+    built = horovod_folder(recipe, python, mpi).glob("horovod-*.whl")
+    return next((require_as_built(wheel) for wheel in sorted(built) if is_recorded(wheel)), None)
 
 
 def built_with(wheel: Path) -> str:
@@ -107,6 +119,7 @@ def build_horovod(
             _build(recipe.horovod, environment / "bin", packages, partial, compilers, say)
             with explain_os_errors(folder):
                 write_atomic(partial / _COMPILERS, f"{compilers}\n")
+                record_digest(next(partial.glob("horovod-*.whl")))
                 shutil.rmtree(partial / "sources")
                 shutil.rmtree(folder, ignore_errors=True)
                 partial.rename(folder)
@@ -187,6 +200,7 @@ def _sdist(recipe: HorovodRecipe, pip: list[str | Path], folder: Path, log: Path
          "--dest", folder, f"horovod=={recipe.version}"],
         log=log,
         hint="pip needs PyPI or a mirror of it: set it in pip.conf, or PIP_INDEX_URL",
+        tied=True,
     )  # fmt: skip
     path = folder / recipe.sdist
     if not path.is_file() or sha256(path) != recipe.sha256:

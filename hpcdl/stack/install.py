@@ -22,6 +22,7 @@ from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import explain_os_errors
 from hpcdl.system.resources import cache, folder
 from hpcdl.system.run import run
+from hpcdl.system.trust import require_private
 
 _READ = stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH
 _ENTER = stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH
@@ -73,6 +74,8 @@ def compile_bytecode(python: Path, site_packages: Path, store: Path, log: Path) 
         log: what the compiler says; a file of tests that is no valid Python is no failure.
     """
     if store.is_dir():
+        require_private(store)  # it is run instead of the sources
+        os.utime(store)
         _copy_bytecode(store, site_packages)
     else:
         _compile(python, [site_packages], log)

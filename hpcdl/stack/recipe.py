@@ -67,7 +67,8 @@ class Recipe:
     `variant` is `cpu` or such as `cuda12.9-sm60-sm70`; `python` such as `3.11`; `versions` are
     those of Horovod, CUDA, cuDNN and NCCL, as far as they are in it; `horovod` is None in a stack
     for tf.distribute. `environment` is what the module sets;
-    `{packages}` stands for Python's site-packages. `fetch_gb` and `tree_gb` say how much
+    `{packages}` stands for Python's site-packages. `packages` are those of the requirements that
+    the site adds. `fetch_gb` and `tree_gb` say how much
     is fetched and how large the tree gets.
     """
 
@@ -84,6 +85,7 @@ class Recipe:
     tree_gb: float
     versions: Mapping[str, str]
     environment: Mapping[str, str]
+    packages: tuple[str, ...] = ()
 
     @property
     def module(self) -> str:
@@ -189,6 +191,7 @@ def recipe_of(site: Site, request: StackRequest, names: tuple[str, ...]) -> Reci
         tree_gb=needs["tree_gb"],
         versions={name: versions[name] for name in parts if name in versions},
         environment=facts.load("nvidia_wheels")["environment"] if computes else {},
+        packages=request.packages,
     )  # fmt: skip
 
 

@@ -17,13 +17,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcdl import __version__
-from hpcdl.stack.wheelhouse import new_log, wheels_cache
-from hpcdl.system.files import explain_os_errors, write_atomic
+from hpcdl.stack.wheelhouse import (
+    is_recorded,
+    new_log,
+    record_digest,
+    require_as_built,
+    wheels_cache,
+)
+from hpcdl.system.files import explain_os_errors, shared_lock, write_atomic
 from hpcdl.system.run import run
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _FOLDERS = ("modulefiles", "reframe_checks", "spack", "templates")
 _JUNK = {"__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
+_SCRATCH, _BUILD_SECONDS = ".hpcdl-", 600
 _TOP = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 
 
@@ -71,21 +78,30 @@ def own_wheel(python: Path, expected: str) -> Path:
 
     Raises:
         SourcesChanged: the files are no longer those.
+        MissingPrerequisite: the one in the cache is not the one that was made.
     """
     name = f"hpcdl-{__version__}-py3-none-any.whl"
     target = wheels_cache() / f"hpcdl-{__version__}-{expected}" / name
-    if not target.is_file():
-        packed = _built(python, name) if is_checkout() else _packed(name)
-        if own_digest() != expected:
-            raise SourcesChanged
-        write_atomic(target, packed)
-    return target
+    with shared_lock(wheels_cache() / ".hpcdl.lock", wait_seconds=_BUILD_SECONDS):
+        if not is_recorded(target):
+            packed = _built(python, name) if is_checkout() else _packed(name)
+            if own_digest() != expected:
+                raise SourcesChanged
+            write_atomic(target, packed)
+            record_digest(target)
+        return require_as_built(target)
 
 
 def _built(python: Path, name: str) -> bytes:
     """The wheel that setup.cfg describes, built from a copy so that the checkout stays clean."""
     checkout = _PACKAGE.parent
-    with explain_os_errors(wheels_cache()), tempfile.TemporaryDirectory() as scratch:
+    place = wheels_cache()
+    for left in place.glob(f"{_SCRATCH}*"):  # of builds that were killed
+        shutil.rmtree(left, ignore_errors=True)
+    with (
+        explain_os_errors(place),
+        tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=place) as scratch,
+    ):
         copy = Path(scratch) / "hpcdl"
         copy.mkdir()
         for top in _TOP:
@@ -96,6 +112,7 @@ def _built(python: Path, name: str) -> bytes:
             [python, "-m", "pip", "--disable-pip-version-check", "wheel", "--no-deps",
              "--no-build-isolation", "--wheel-dir", scratch, copy],
             log=new_log("hpcdl"),
+            tied=True,
         )  # fmt: skip
         return (Path(scratch) / name).read_bytes()
 

@@ -2,21 +2,24 @@
 
 A wheelhouse is a directory that appears by one rename when it is complete. pip fetches, so a
 site's pip.conf (mirrors, proxies, certificates) counts; afterwards nothing needs the network.
-Before every use each file is compared with the lock.
+Before every use each file is compared with the lock, and the lock with the facts.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import platform
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdl.stack.recipe import Interpreter, Recipe, digest
+from hpcdl.stack.wheel_lock import pins, require_known
 from hpcdl.system.errors import MissingPrerequisite
-from hpcdl.system.files import explain_os_errors, shared_lock, write_json
+from hpcdl.system.files import explain_os_errors, shared_lock, write_atomic, write_json
 from hpcdl.system.resources import cache, home
 from hpcdl.system.run import run
 from hpcdl.system.text import utc_stamp
@@ -24,6 +27,7 @@ from hpcdl.system.trust import require_private
 
 Say = Callable[[str], None]
 _FETCH_SECONDS = 3600
+_RECORD = "sha256.txt"
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ class Wheelhouse:
                     f"the wheel {path} is not the one that was locked",
                     hint=f"remove {self.folder}; the next build fetches it again",
                 )
+        os.utime(self.folder)  # `hpcdl clean` goes by the last use
         return [self.folder / wheel.file for wheel in self.wheels]
 
 
@@ -75,19 +80,21 @@ def wheels_cache() -> Path:
 
 def new_log(what: str) -> Path:
     """A fresh log file's path."""
-    import os
-
     return home("logs", "stack") / f"{utc_stamp()}-{os.getpid()}-{what}.log"
 
 
 def wheelhouse_folder(recipe: Recipe, python: Interpreter) -> Path:
     """Where the wheelhouse of a recipe lies, whether or not it is there yet."""
-    key = digest(recipe.requirements, python.minor)
+    key = digest(recipe.requirements, python.minor, pins(recipe.tensorflow, python.minor))
     return wheels_cache() / f"{recipe.package}-{recipe.tensorflow}-{python.tag}-{key}"
 
 
 def find_wheelhouse(recipe: Recipe, python: Interpreter) -> Wheelhouse | None:
-    """The wheelhouse of a recipe, where it is complete."""
+    """The wheelhouse of a recipe, where it is complete.
+
+    Raises:
+        MissingPrerequisite: somebody else can change it, or its wheels are not those of the facts.
+    """
     folder = wheelhouse_folder(recipe, python)
     try:
         if folder.is_dir():
@@ -96,7 +103,18 @@ def find_wheelhouse(recipe: Recipe, python: Interpreter) -> Wheelhouse | None:
         wheels = tuple(Wheel(**entry) for entry in entries)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return Wheelhouse(folder, wheels) if all((folder / w.file).is_file() for w in wheels) else None
+    if not all((folder / wheel.file).is_file() for wheel in wheels):
+        return None
+    _require_known(recipe, python, wheels, folder)
+    return Wheelhouse(folder, wheels)
+
+
+def _require_known(
+    recipe: Recipe, python: Interpreter, wheels: Sequence[Wheel], folder: Path
+) -> None:
+    """Compare with the facts; what a site adds, and other machines' wheels, are not in them."""
+    every = bool(pins(recipe.tensorflow, python.minor)) and not recipe.packages
+    require_known(((one.file, one.sha256) for one in wheels), folder, all_of_them=every)
 
 
 def fetch(recipe: Recipe, python: Interpreter, say: Say) -> Wheelhouse:
@@ -104,7 +122,7 @@ def fetch(recipe: Recipe, python: Interpreter, say: Say) -> Wheelhouse:
 
     Raises:
         CommandFailed: pip failed; its log is named.
-        MissingPrerequisite: no pip, no space left.
+        MissingPrerequisite: no pip, no space left, or a wheel is not that of the facts.
     """
     with shared_lock(wheels_cache() / ".lock", wait_seconds=_FETCH_SECONDS):
         found = find_wheelhouse(recipe, python)
@@ -120,14 +138,13 @@ def fetch(recipe: Recipe, python: Interpreter, say: Say) -> Wheelhouse:
         with explain_os_errors(partial):
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
-        run(
-            [*pip, "download", "--only-binary", ":all:", "--dest", partial, *recipe.requirements],
-            log=new_log("fetch"),
-            timeout=_FETCH_SECONDS,
-            hint="pip needs PyPI or a mirror of it: set it in pip.conf, or PIP_INDEX_URL; what "
-            "`packages:` in site.yaml asks for must have wheels and agree with TensorFlow",
-        )
+        _download(recipe, python, pip, partial, say)
         wheels = [_locked_wheel(path) for path in sorted(partial.glob("*.whl"))]
+        try:
+            _require_known(recipe, python, wheels, partial)
+        except MissingPrerequisite:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
         write_json(
             partial / "lock.json", {"schema": 1, "wheels": [dict(w.as_lock()) for w in wheels]}
         )
@@ -137,12 +154,35 @@ def fetch(recipe: Recipe, python: Interpreter, say: Say) -> Wheelhouse:
     return Wheelhouse(folder, tuple(wheels))
 
 
+def _download(
+    recipe: Recipe, python: Interpreter, pip: Sequence[str | Path], target: Path, say: Say
+) -> None:
+    """Let pip fetch wheels; it installs nothing, and of wheels it runs nothing."""
+    beside = pins(recipe.tensorflow, python.minor)
+    if not beside:
+        say(f"no digests are known for Python {python.minor} on {platform.machine()}: "
+            "what the index serves now counts")  # fmt: skip
+    constraints = target / "constraints.txt"
+    with explain_os_errors(target):
+        constraints.write_text("".join(f"{one}\n" for one in beside))
+    run(
+        [*pip, "download", "--only-binary", ":all:", "--dest", target,
+         "--constraint", constraints, *recipe.requirements],
+        log=new_log("fetch"),
+        timeout=_FETCH_SECONDS,
+        hint="pip needs PyPI or a mirror of it: set it in pip.conf, or PIP_INDEX_URL; what "
+        f"`packages:` in site.yaml asks for must have wheels and agree with {target.name}'s "
+        "TensorFlow and what goes with it",
+        tied=True,
+    )  # fmt: skip
+
+
 def tools(python: Interpreter, say: Say) -> Path:
     """A small environment of that Python with pip in it; its directory."""
     where = cache("tools", python.tag)
     if not (where / "bin" / "pip").is_file():
         say(f"making pip ready for Python {python.minor}")
-        run([python.path, "-m", "venv", "--clear", where], log=new_log("tools"),
+        run([python.path, "-m", "venv", "--clear", where], log=new_log("tools"), tied=True,
             hint="Debian and Ubuntu: apt install python3-venv")  # fmt: skip
     for part in (where, where / "bin"):  # what is in it is executed
         require_private(part)
@@ -159,6 +199,32 @@ def _locked_wheel(path: Path) -> Wheel:
     """A wheel's lock entry; name and version are in the file's name (PEP 427)."""
     name, version = path.name.split("-")[:2]
     return Wheel(name.lower().replace("_", "-"), version, path.name, sha256(path))
+
+
+def record_digest(wheel: Path) -> None:
+    """Note the digest of a wheel that was built here, beside it, in a directory of ours alone."""
+    write_atomic(wheel.with_name(_RECORD), f"{sha256(wheel)}\n")
+
+
+def require_as_built(wheel: Path) -> Path:
+    """A wheel that was built here, compared with the record of its build.
+
+    Raises:
+        MissingPrerequisite: somebody else can change it, or it is not the one that was built.
+    """
+    require_private(wheel)
+    if (wheel.with_name(_RECORD)).read_text().strip() != sha256(wheel):
+        raise MissingPrerequisite(
+            f"the wheel {wheel} is not the one that was built",
+            hint=f"remove {wheel.parent}; the next build makes it again",
+        )
+    os.utime(wheel.parent)  # `hpcdl clean` goes by the last use
+    return wheel
+
+
+def is_recorded(wheel: Path) -> bool:
+    """Whether its digest was noted when it was built; an older hpcdl did not."""
+    return wheel.is_file() and wheel.with_name(_RECORD).is_file()
 
 
 def sha256(path: Path) -> str:

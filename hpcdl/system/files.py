@@ -105,7 +105,7 @@ def switch_link(link: Path, target: str) -> None:
     """Make `link` a symbolic link to `target` by one rename: readers see old or new."""
     aside = link.with_name(f".{link.name}.{os.getpid()}")
     with explain_os_errors(link):
-        link.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(link.parent, 0o775)
         with suppress(FileNotFoundError):
             aside.unlink()
         aside.symlink_to(target)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcdl.jobs.layout import Layout, plan_on
 from hpcdl.jobs.spec import JobSpec
+from hpcdl.jobs.submission import index
 from hpcdl.jobs.watch import found_in
 from hpcdl.results.records import EXPECTATION, JOB, RESULT, at
 from hpcdl.site import Partition, Site
@@ -186,9 +187,8 @@ def _own_result(site: Site, spec: JobSpec, layout: Layout, training: Training) -
 
 def _recent_jobs(site: Site) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     """The directories and records of the newest jobs, newest first, without unreadable ones."""
-    index = site.paths.work / "jobs" / "by-id"
     with suppress(OSError):
-        links = sorted((link for link in index.iterdir() if link.name.isdigit()), key=_job_id)
+        links = sorted((link for link in index(site).iterdir() if link.name.isdigit()), key=_job_id)
         for link in reversed(links[-_RECENT_JOBS:]):
             record = found_in(link, JOB)
             if record is not None:

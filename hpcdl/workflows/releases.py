@@ -151,7 +151,7 @@ def _uses(site: Site, number: int, jobs: Sequence[JobRecord]) -> list[Use]:
     if script is not None:
         needs = read_script(site, script)
         return [Use(job, *needs) for job in jobs]
-    release = release_of(site, number)
+    release = release_of(jobs[0].script)
     named = (release,) if release else ()
     return [Use(job, named, known=release is not None) for job in jobs]
 

@@ -40,8 +40,10 @@ from hpcdl.stack.spack_backend.view import (
     require_imports,
     require_readable,
 )
+from hpcdl.stack.wheel_lock import requirement
 from hpcdl.stack.wheelhouse import Say, new_log, tools
 from hpcdl.system.errors import BadInput, MissingPrerequisite
+from hpcdl.system.files import write_atomic
 from hpcdl.system.run import CommandFailed, run
 
 _ATTEMPTS = 5
@@ -280,6 +282,8 @@ def helpers(say: Say) -> Path:
         path.name.split("-")[1] for path in where.glob("lib/python3*/**/setuptools-*.dist-info")
     ]
     if not any(Range("68:").allows(version) for version in have):
-        run([where / "bin" / "python", "-m", "pip", "install", "--quiet", "setuptools>=68"],
-            log=new_log("tools"))  # fmt: skip
+        wanted = where / "requirements.txt"
+        write_atomic(wanted, requirement("setuptools", running_interpreter().minor) + "\n")
+        run([where / "bin" / "python", "-m", "pip", "install", "--quiet", "--requirement", wanted],
+            log=new_log("tools"), tied=True)  # fmt: skip
     return where

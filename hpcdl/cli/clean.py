@@ -1,0 +1,63 @@
+"""`hpcdl clean`: prunes what hpcdl piles up."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from hpcdl.cli.building import in_order
+from hpcdl.cli.framework import Command, at_least, print_json, the_site
+from hpcdl.system.errors import ExitCode
+from hpcdl.system.text import table
+
+if TYPE_CHECKING:
+    from hpcdl.workflows.clean import Item
+
+
+def _configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "kinds", nargs="*", metavar="KIND",
+        help="check-runs, job-index, logs, failures, job-records, leftovers or cache (all)",
+    )  # fmt: skip
+    parser.add_argument("--days", type=at_least(0), metavar="COUNT",
+                        help="what is older goes (default: each kind's own)")  # fmt: skip
+    parser.add_argument("--gb", type=at_least(0), metavar="COUNT",
+                        help="of each kind so much stays (default: each kind's own)")  # fmt: skip
+
+
+@in_order
+def _clean(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.workflows.clean import clean
+
+    found = clean(the_site(args), args.kinds, days=args.days, gb=args.gb, dry_run=args.dry_run)
+    if args.json:
+        print_json({"schema": 1, "items": [asdict(item) for item in found]})
+    else:
+        print(_as_text(found, args.dry_run, args.verbose))
+    return ExitCode.OK
+
+
+def _as_text(found: list[Item], dry_run: bool, verbose: bool) -> str:
+    gone = [item for item in found if not item.kept]
+    rows = [
+        [item.kind, f"{item.size / 1e6:.1f} MB", f"{item.age:.0f} days", str(item.path), item.kept]
+        for item in found
+        if not item.kept or verbose
+    ]
+    total = f"{sum(item.size for item in gone) / 1e6:.1f} MB"
+    kept = len(found) - len(gone)
+    stays = f"; {kept} more stay, for they are needed (-v names them)" if kept else ""
+    said = f"{len(gone)} {'would go' if dry_run else 'went'}, {total}{stays}"
+    header = ("kind", "size", "age", "path", "stays because" if verbose else "")
+    return f"{table(rows, header)}\n{said}" if rows else said
+
+
+COMMAND = Command(
+    "clean",
+    "Remove old runs, logs, records and what can be made again: nothing that is in use.",
+    "hpcdl clean --dry-run",
+    _clean,
+    _configure,
+    changes=True,
+)

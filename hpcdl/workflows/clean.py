@@ -1,0 +1,244 @@
+"""Prunes what hpcdl piles up, by age and size: one row of `KINDS` for each sort of thing.
+
+Only what this user owns and what has a name of ours goes; never what is in use, what a queued or
+running job needs, or what was touched within the last hour. Releases are `hpcdl stack gc`'s, and
+jobs' own directories their users'.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import stat
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcdl.cluster.processes import alive
+from hpcdl.cluster.rootfs import folder as rootfs_folder
+from hpcdl.cluster.state import all_states
+from hpcdl.jobs.submission import index
+from hpcdl.regress.run_directory import read_events, runs_directory
+from hpcdl.site import Site
+from hpcdl.slurm import client
+from hpcdl.stack.build import build_lock
+from hpcdl.stack.publish import switch_lock
+from hpcdl.stack.wheelhouse import wheels_cache
+from hpcdl.system.errors import BadInput, HpcdlError
+from hpcdl.system.files import LockBusy, locked, size_of
+from hpcdl.system.resources import cache, home
+from hpcdl.system.text import did_you_mean
+
+_DAY, _RECENT = 86400.0, 3600.0
+_RUN = re.compile(r"\d{8}-\d{6}Z?-[0-9a-f]{4}")
+_LEFTOVER = re.compile(r"\.(history|records)\.json\.[A-Za-z0-9_]{8}|\.(current|latest)\.\d+")
+
+Found = Iterator[tuple[Path, str]]
+"""Paths, each with the reason why it stays; "" for what may go."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is pruned: where it lies, and how much of it stays.
+
+    Of what `find` gives, the oldest go until none is older than `days` and all have `gb`.
+    """
+
+    name: str
+    summary: str
+    days: float
+    gb: float
+    find: Callable[[Site], Found]
+
+
+@dataclass(frozen=True)
+class Item:
+    """One file, directory or link; `age` in days, `size` in bytes, `kept` why it stays."""
+
+    kind: str
+    path: Path
+    age: float
+    size: int
+    kept: str = ""
+
+
+def clean(
+    site: Site,
+    names: Sequence[str] = (),
+    *,
+    days: float | None = None,
+    gb: float | None = None,
+    dry_run: bool = False,
+) -> list[Item]:
+    """Remove what is too old or too much, or only tell.
+
+    Args:
+        site: whose work directory and prefix.
+        names: kinds; all of them by default.
+        days: instead of each kind's own.
+        gb: instead of each kind's own.
+        dry_run: only tell.
+
+    Returns:
+        What goes, and with a reason in `kept` what would go, but is needed.
+
+    Raises:
+        BadInput: there is no such kind.
+    """
+    known = {kind.name: kind for kind in KINDS}
+    for name in names:
+        if name not in known:
+            raise BadInput(f"nothing called '{name}' is cleaned", hint=did_you_mean(name, known))
+    told = []
+    for kind in (known[name] for name in names or known):
+        with ExitStack() as held:
+            busy = _hold_locks(site, kind.name, held)
+            for item in _doomed(site, kind, kind.days if days is None else days,
+                                kind.gb if gb is None else gb, busy):  # fmt: skip
+                if not item.kept and not dry_run:
+                    _remove(item.path)
+                told.append(item)
+    return told
+
+
+def _hold_locks(site: Site, kind: str, held: ExitStack) -> str:
+    """Keep builds and publishes out of what is theirs; who is at work, where somebody is."""
+    places = {"cache": (build_lock(site), wheels_cache() / ".lock",
+                        wheels_cache() / ".horovod.lock")}  # fmt: skip
+    try:
+        for lock in places.get(kind, ()):
+            if lock.parent.is_dir():
+                held.enter_context(locked(lock, wait_seconds=0))
+        if kind == "leftovers" and site.paths.prefix.is_dir():
+            held.enter_context(switch_lock(site, 0))
+    except LockBusy as busy:
+        return busy.message
+    except HpcdlError as fault:  # somebody else's prefix
+        return fault.message
+    return ""
+
+
+def _doomed(site: Site, kind: Kind, days: float, gb: float, busy: str) -> Iterator[Item]:
+    items = sorted(_items(site, kind, busy), key=lambda item: item.age)
+    left = gb * 1e9
+    for item in items:
+        left -= item.size
+        if item.age > days or left < 0:
+            left += item.size if not item.kept else 0
+            yield item
+
+
+def _items(site: Site, kind: Kind, busy: str) -> Iterator[Item]:
+    with suppress(FileNotFoundError):
+        for path, kept in kind.find(site):
+            status = path.lstat()
+            if status.st_uid != os.getuid():
+                continue
+            age = time.time() - status.st_mtime
+            size = size_of(path) if stat.S_ISDIR(status.st_mode) else status.st_size
+            recent = "it was in use within the last hour" if age < _RECENT else ""
+            yield Item(kind.name, path, max(0.0, age / _DAY), size, kept or busy or recent)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _check_runs(site: Site) -> Found:
+    """A run's directory, once all its jobs have ended."""
+    runs = runs_directory(site)
+    latest = (runs.parent / "latest").resolve()
+    for path in runs.iterdir():
+        if not _RUN.fullmatch(path.name) or path.is_symlink():
+            continue
+        open_jobs = [event.job for event in read_events(path / "events.jsonl").values()
+                     if not event.ended]  # fmt: skip
+        yield (
+            path,
+            (
+                ("it is the latest run" if path.resolve() == latest else "")
+                or ("it runs" if _is_held(path / "lock") else "")
+                or (f"job {open_jobs[0]} may still run" if open_jobs else "")
+            ),
+        )
+
+
+def _is_held(lock: Path) -> bool:
+    with suppress(OSError):
+        descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+    return False
+
+
+def _job_index(site: Site) -> Found:
+    """Links by job id; the jobs' directories are their users'."""
+    links = [path for path in index(site).iterdir() if path.is_symlink() and path.name.isdigit()]
+    try:
+        active: Collection[int] = {job.id for job in client.queue() if job.active} if links else ()
+        unknown = ""
+    except HpcdlError as fault:
+        active, unknown = (), f"Slurm does not say whether the job has ended: {fault.message}"
+    for path in links:
+        yield path, unknown or ("the job has not ended" if int(path.name) in active else "")
+
+
+def _files(*parts: str) -> Callable[[Site], Found]:
+    """Every file below a directory of hpcdl's home."""
+
+    def find(_: Site) -> Found:
+        yield from ((path, "") for path in home(*parts).rglob("*") if not path.is_dir())
+
+    return find
+
+
+def _job_records(_: Site) -> Found:
+    """What embedded clusters note of ended jobs; they append to it while they run."""
+    running = {
+        state.directory for state in all_states() if any(map(alive, state.processes.values()))
+    }
+    for path in home("cluster").glob("*/log/jobcomp.txt"):
+        yield path, "its cluster is up" if path.parent.parent in running else ""
+
+
+def _leftovers(site: Site) -> Found:
+    """What killed commands left beside the files that they wrote."""
+    for place in (site.paths.prefix, site.paths.work / "checks"):
+        if place.is_dir():
+            yield from ((path, "") for path in place.iterdir() if _LEFTOVER.fullmatch(path.name))
+
+
+def _cache(_: Site) -> Found:
+    """What can be made again; releases hold copies of their own."""
+    used = {state.root.parent for state in all_states() if state.root is not None}
+    for kind in cache().iterdir():
+        if not kind.is_dir() or kind.is_symlink():
+            continue
+        for path in kind.iterdir():
+            lock = path.name.startswith(".") and path.name.endswith("lock")
+            if not lock and path.parent != rootfs_folder():
+                yield path, ""
+            elif not lock:
+                yield path, "a cluster that is up runs in it" if path in used else ""
+
+
+KINDS = (
+    Kind("check-runs", "directories of check runs", 90, 20, _check_runs),
+    Kind("job-index", "links to jobs by their id", 365, 1, _job_index),
+    Kind("logs", "logs of builds and installations", 30, 1, _files("logs")),
+    Kind("failures", "scripts that reopen a failed command", 30, 1, _files("failures")),
+    Kind("job-records", "embedded clusters' records of ended jobs", 365, 0.1, _job_records),
+    Kind("leftovers", "temporary files of commands that were killed", 1, 1, _leftovers),
+    Kind("cache", "wheels, bytecode, root file systems: what can be made again", 90, 50, _cache),
+)

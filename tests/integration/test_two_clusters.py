@@ -1,0 +1,112 @@
+"""Two embedded clusters on one machine, of two homes: neither knows of the other."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from hpcdl.cluster import ClusterState, down, environment, up
+from hpcdl.cluster.model import LOOPBACK, NAMESPACES, bridge_name
+from hpcdl.cluster.needs import check_packages, choose_mode
+from hpcdl.site import load_site
+from hpcdl.system.errors import MissingPrerequisite
+from tests.homes import short_home
+from tests.integration.conftest import Shell, clean_environment
+
+pytestmark = pytest.mark.cluster
+
+SITE = """
+schema: 1
+name: small
+slurm: {{version: "22.05.8"}}
+paths: {{prefix: {work}/prefix, work: {work}, datasets: {work}}}
+partitions:
+  cpu: {{nodes: 2, sockets: 1, cores_per_socket: 4, memory_gb: 16}}
+"""
+RANK = 'echo "rank $SLURM_PROCID of $SLURM_NTASKS on $SLURM_CLUSTER_NAME"'
+
+
+@pytest.fixture(params=[NAMESPACES, LOOPBACK])
+def mode(request: pytest.FixtureRequest) -> str:
+    if request.param == NAMESPACES and choose_mode("auto") != NAMESPACES:
+        pytest.skip("mode namespaces needs root and unshare")
+    return str(request.param)
+
+
+@pytest.fixture
+def two(tmp_path: Path, mode: str) -> Iterator[list[ClusterState]]:
+    """Two clusters of one site, and so of one work directory, started at once."""
+    try:
+        check_packages(accounting=False)
+    except MissingPrerequisite as lack:
+        pytest.skip(lack.message)
+    file = tmp_path / "small.yaml"
+    file.write_text(SITE.format(work=tmp_path / "work"))
+    with short_home() as first, short_home() as second, ThreadPoolExecutor() as pool:
+        places = [home / "cluster/small" for home in (first, second)]
+        yield list(pool.map(lambda place: up(load_site(file), mode=mode, directory=place), places))
+
+
+def shell(state: ClusterState, place: Path) -> Shell:
+    home = {"HPCDL_HOME": str(state.directory.parent.parent)}
+    return Shell({**environment(state, clean_environment()), **home}, place)
+
+
+def submitted(state: ClusterState, place: Path) -> dict[str, object]:
+    """A job on both nodes, watched to its end."""
+    done = shell(state, place)(
+        sys.executable, "-m", "hpcdl", "job", "submit", "--no-module", "--watch", "--json",
+        "--partition", "cpu", "--nodes", "2", "--", "bash", "-c", RANK,
+        timeout=120,
+    )  # fmt: skip
+    answer: dict[str, object] = json.loads(done.stdout)
+    return answer
+
+
+def on_two_nodes(state: ClusterState, place: Path) -> set[str]:
+    return set(shell(state, place)("srun", "-N2", "bash", "-c", RANK).stdout.splitlines())
+
+
+def test_one_goes_down_and_the_other_runs_its_jobs(
+    two: list[ClusterState], tmp_path: Path, mode: str
+) -> None:
+    first, second = two
+    assert first.port_base != second.port_base
+    if mode == NAMESPACES:
+        assert first.network != second.network
+    begun = submit_all(lambda state: submitted(state, tmp_path), two)
+    assert begun[0]["job_id"] == begun[1]["job_id"] == 1, "each counts from 1"
+    assert begun[0]["directory"] != begun[1]["directory"]
+    for state, job in zip(two, begun, strict=True):
+        told = shell(state, tmp_path)(sys.executable, "-m", "hpcdl", "job", "list", "--json").stdout
+        assert [one["folder"] for one in json.loads(told)] == [job["directory"]]
+    said = [on_two_nodes(state, tmp_path) for state in two]
+    assert [len(lines) for lines in said] == [2, 2]
+    assert said[0].isdisjoint(said[1]), "the clusters' names differ"
+
+    assert down(first.directory, purge=True)
+    assert not first.directory.exists()
+    assert bridges(first) == []
+    if mode == NAMESPACES:
+        assert bridges(second)
+    assert on_two_nodes(second, tmp_path) == said[1]
+    assert not down(first.directory)
+    assert on_two_nodes(second, tmp_path) == said[1]
+
+
+def submit_all(
+    act: Callable[[ClusterState], dict[str, object]], two: list[ClusterState]
+) -> list[dict[str, object]]:
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(act, two))
+
+
+def bridges(state: ClusterState) -> list[str]:
+    shown = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout
+    return [line for line in shown.splitlines() if bridge_name(state.directory) in line]

@@ -1,0 +1,167 @@
+"""`hpcdl clean`: what is old or too much goes, what is needed stays."""
+
+import dataclasses
+import fcntl
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcdl.cli import main
+from hpcdl.site import Site
+from hpcdl.slurm import client
+from hpcdl.stack.wheelhouse import wheels_cache
+from hpcdl.system.errors import BadInput, MissingPrerequisite
+from hpcdl.system.files import locked
+from hpcdl.system.resources import cache, home
+from hpcdl.workflows.clean import KINDS, Item, clean
+from tests.small_release import small_site
+from tests.strangers import as_root
+
+DAY = 86400
+
+
+def made(path: Path, days: float, size: int = 10) -> Path:
+    """A file, or a directory with one in it, that was changed so many days ago."""
+    file = path / "file" if not path.suffix else path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(b"x" * size)
+    for one in {file, path}:
+        os.utime(one, (time.time() - days * DAY,) * 2)
+    return path
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setattr(client, "queue", lambda: ())
+    site = small_site(tmp_path / "prefix")
+    paths = dataclasses.replace(site.paths, work=tmp_path / "work")
+    (tmp_path / "prefix").mkdir()
+    return dataclasses.replace(site, paths=paths)
+
+
+def gone(items: list[Item]) -> set[Path]:
+    return {item.path for item in items if not item.kept}
+
+
+def kept(items: list[Item]) -> dict[str, str]:
+    return {item.path.name: item.kept for item in items if item.kept}
+
+
+def run(site: Site, number: int, days: float) -> Path:
+    return made(site.paths.work / f"checks/runs/2026010{number}-000000Z-ab1{number}", days)
+
+
+def test_the_old_goes_and_the_young_stays(site: Site) -> None:
+    old = [run(site, 1, 91), made(home("logs") / "stack/old.log", 31),
+           made(home("failures") / "old.sh", 31), made(cache("wheels") / "old", 91),
+           made(home("cluster") / "a/log/jobcomp.txt", 366),
+           made(site.paths.prefix / ".history.json.abcd_123", 2)]  # fmt: skip
+    young = [run(site, 2, 89), made(home("logs") / "stack/young.log", 29),
+             made(cache("wheels") / "young", 89), made(site.paths.prefix / "history.json", 900),
+             made(site.paths.work / "checks/runs/my-own", 900)]  # fmt: skip
+    told = clean(site, dry_run=True)
+    assert gone(told) == set(old)
+    assert all(path.exists() for path in [*old, *young])
+    assert gone(clean(site)) == set(old)
+    assert clean(site) == []
+    assert [path.exists() for path in [*old, *young]] == [False] * len(old) + [True] * len(young)
+
+
+def test_of_too_much_the_oldest_goes(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = dataclasses.replace(next(kind for kind in KINDS if kind.name == "logs"), gb=25e-9)
+    monkeypatch.setattr("hpcdl.workflows.clean.KINDS", (small,))
+    logs = [made(home("logs") / f"{days}.log", days) for days in (3, 2, 1)]
+    assert gone(clean(site)) == {logs[0]}
+    assert gone(clean(site, gb=0)) == {*logs[1:]}
+
+
+def test_a_run_that_is_going_on_the_latest_and_one_with_jobs_left_stay(site: Site) -> None:
+    running, left, latest, over = (run(site, number, 200) for number in (1, 2, 3, 4))
+    (latest.parent.parent / "latest").symlink_to(f"runs/{latest.name}")
+    event = {"job": 7, "name": "c", "directory": str(left), "state": "RUNNING"}
+    (left / "events.jsonl").write_text(json.dumps(event) + "\n")
+    (over / "events.jsonl").write_text(json.dumps({**event, "state": "COMPLETED"}) + "\n")
+    for path in (left, over):
+        made(path, 200)
+    with (running / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        made(running, 200)
+        told = clean(site, ["check-runs"])
+    assert gone(told) == {over}
+    assert kept(told) == {running.name: "it runs", latest.name: "it is the latest run",
+                          left.name: "job 7 may still run"}  # fmt: skip
+    assert not over.exists()
+    assert running.exists()
+
+
+def test_links_to_queued_jobs_stay_and_all_of_them_where_slurm_is_away(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = site.paths.work / "jobs/by-id"
+    index.mkdir(parents=True)
+    for number in ("1", "2"):
+        (index / number).symlink_to("../gone")
+        os.utime(index / number, (0, 0), follow_symlinks=False)
+
+    def away() -> tuple[()]:
+        raise MissingPrerequisite("Slurm does not answer")
+
+    monkeypatch.setattr(client, "queue", away)
+    assert gone(clean(site, ["job-index"])) == set()
+
+    class Job:
+        id, active = 2, True
+
+    monkeypatch.setattr(client, "queue", lambda: (Job(),))
+    told = clean(site, ["job-index"])
+    assert (gone(told), kept(told)) == ({index / "1"}, {"2": "the job has not ended"})
+
+
+def test_nothing_is_taken_from_a_build(site: Site) -> None:
+    old = made(wheels_cache() / "old", 400)
+    (site.paths.prefix / "releases").mkdir()
+    for lock in (wheels_cache() / ".lock", site.paths.prefix / "releases/.build.lock"):
+        with locked(lock):
+            (item,) = clean(site, ["cache"])
+            assert f"pid {os.getpid()}" in item.kept
+    assert gone(clean(site, ["cache"])) == {old}
+
+
+def test_what_was_used_within_the_hour_stays_whatever_is_asked(site: Site) -> None:
+    fresh = made(wheels_cache() / "fresh", 0)
+    assert gone(clean(site, ["cache"], days=0, gb=0)) == set()
+    assert fresh.exists()
+
+
+@as_root
+def test_a_link_in_a_shared_work_directory_leads_to_no_files_of_root(
+    site: Site, tmp_path: Path
+) -> None:
+    thesis = made(tmp_path / "root/thesis", 900)
+    (site.paths.work / "checks").mkdir(parents=True)
+    (site.paths.work / "checks/runs").symlink_to(tmp_path / "root")
+    assert clean(site, ["check-runs"]) == []
+    (tmp_path / "root/20260101-000000Z-ab12").symlink_to(thesis)
+    assert clean(site, ["check-runs"], days=0) == []
+    assert thesis.exists()
+    os.chown(thesis, 65534, -1)
+    thesis.rename(tmp_path / "root/20260102-000000Z-ab12")
+    assert clean(site, ["check-runs"], days=0) == []
+
+
+def test_the_command_names_what_would_go(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    made(home("logs") / "old.log", 31, 2_000_000)
+    assert main(["clean", "--dry-run", "--site", "embedded", "logs"]) == 0
+    said = capsys.readouterr().out
+    assert "old.log" in said
+    assert "1 would go, 2.0 MB" in said
+
+
+def test_an_unknown_kind_names_the_nearest(site: Site) -> None:
+    with pytest.raises(BadInput, match="nothing called 'chache'") as caught:
+        clean(site, ["chache"])
+    assert "cache" in str(caught.value.hint)
+    assert len({kind.name for kind in KINDS}) == len(KINDS)
