@@ -220,7 +220,8 @@ def _start(
             say(f"starting {len(begun.nodes)} nodes in mode {asked.mode} below {directory}")
             begun = _start_controller(begun, fresh=True)
             begun = _start_nodes(begun, [node.name for node in begun.nodes])
-        wait_idle(begun, [node.name for node in begun.nodes])
+            # Until they listen, their ports would look free to another cluster.
+            wait_idle(begun, [node.name for node in begun.nodes])
         return begun
     except BaseException:
         _clear(directory, _silent)

@@ -23,7 +23,7 @@ from hpcdl.system.files import explain_os_errors, shared_lock, write_atomic, wri
 from hpcdl.system.resources import cache, home
 from hpcdl.system.run import run
 from hpcdl.system.text import utc_stamp
-from hpcdl.system.trust import require_private
+from hpcdl.system.trust import require_no_stranger, require_private
 
 Say = Callable[[str], None]
 _FETCH_SECONDS = 3600
@@ -97,8 +97,7 @@ def find_wheelhouse(recipe: Recipe, python: Interpreter) -> Wheelhouse | None:
     """
     folder = wheelhouse_folder(recipe, python)
     try:
-        if folder.is_dir():
-            require_private(folder)  # made under a careless umask, or by an older hpcdl
+        require_no_stranger(folder)  # made under a careless umask, or by an older hpcdl
         entries = json.loads((folder / "lock.json").read_text(encoding="utf-8"))["wheels"]
         wheels = tuple(Wheel(**entry) for entry in entries)
     except (OSError, ValueError, KeyError, TypeError):

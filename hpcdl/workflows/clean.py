@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import stat
+import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -35,6 +36,7 @@ from hpcdl.system.text import did_you_mean
 
 _DAY, _RECENT = 86400.0, 3600.0
 _RUN = re.compile(r"\d{8}-\d{6}Z?-[0-9a-f]{4}")
+_SCRATCH = re.compile(r"hpcdl-(gate|spack)-[a-z0-9_]{8}")
 _LEFTOVER = re.compile(r"\.(history|records)\.json\.[A-Za-z0-9_]{8}|\.(current|latest)\.\d+")
 
 Found = Iterator[tuple[Path, str]]
@@ -213,10 +215,13 @@ def _job_records(_: Site) -> Found:
 
 
 def _leftovers(site: Site) -> Found:
-    """What killed commands left beside the files that they wrote."""
+    """What killed commands left beside the files that they wrote, and in /tmp."""
     for place in (site.paths.prefix, site.paths.work / "checks"):
         if place.is_dir():
             yield from ((path, "") for path in place.iterdir() if _LEFTOVER.fullmatch(path.name))
+    for path in Path(tempfile.gettempdir()).iterdir():
+        if _SCRATCH.fullmatch(path.name) and not path.is_symlink():
+            yield path, ""
 
 
 def _cache(_: Site) -> Found:

@@ -3,6 +3,9 @@
 import os
 import shutil
 import stat
+import subprocess
+import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -16,7 +19,9 @@ from hpcdl.stack.install import (
     require_space,
 )
 from hpcdl.stack.sources import SourcesChanged, own_digest, own_files, own_wheel, pack
+from hpcdl.stack.wheelhouse import wheels_cache
 from hpcdl.system.errors import MissingPrerequisite
+from hpcdl.system.run import CommandFailed
 
 
 def mode(path: Path) -> int:
@@ -139,6 +144,33 @@ def test_hpcdl_finds_all_of_itself() -> None:
         assert needed in names
     assert not any("__pycache__" in name for name in names)
     assert own_digest() == own_digest()
+
+
+def test_a_killed_build_leaves_no_program_and_its_directory_goes_with_the_next(
+    tmp_path: Path,
+) -> None:
+    """`pip wheel` dies with its parent; what that could not remove is swept."""
+    slow = tmp_path / "python"
+    slow.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid.new\n"
+                    f"mv {tmp_path}/pid.new {tmp_path}/pid\nexec sleep 60\n")  # fmt: skip
+    slow.chmod(0o755)
+    program = "import sys; from pathlib import Path; from hpcdl.stack.sources import *\n"
+    program += "own_wheel(Path(sys.argv[1]), own_digest())"
+    with subprocess.Popen([sys.executable, "-c", program, slow]) as build:
+        while not (tmp_path / "pid").exists():
+            time.sleep(0.02)
+        build.kill()
+    pip = Path("/proc") / (tmp_path / "pid").read_text().strip()
+    for _ in range(100):
+        if not pip.exists():
+            break
+        time.sleep(0.05)
+    assert not pip.exists()
+    assert len(list(wheels_cache().glob(".hpcdl-*"))) == 1
+    slow.write_text("#!/bin/sh\nexit 1\n")
+    with pytest.raises(CommandFailed):
+        own_wheel(slow, own_digest())
+    assert list(wheels_cache().glob(".hpcdl-*")) == []
 
 
 def test_a_wheel_of_hpcdl_is_never_named_for_other_sources(

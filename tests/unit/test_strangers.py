@@ -1,5 +1,7 @@
 """Attacks by a second real user on what hpcdl keeps: cache, home, history."""
 
+import dataclasses
+import json
 import os
 import sqlite3
 import subprocess
@@ -11,14 +13,19 @@ import pytest
 
 from hpcdl.cli import main
 from hpcdl.jobs.script import _compiled_templates
+from hpcdl.jobs.submission import find, release_of
 from hpcdl.regress import history as history_module
 from hpcdl.regress.history import Result, open_history
+from hpcdl.regress.run_directory import RunDirectory, cancel_left_jobs
+from hpcdl.slurm import client
+from hpcdl.slurm.parse import JobRecord
 from hpcdl.stack.recipe import running_interpreter
 from hpcdl.stack.wheelhouse import tools
 from hpcdl.system.disk_cache import cached
-from hpcdl.system.errors import MissingPrerequisite
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import locked, write_atomic
 from hpcdl.system.resources import cache, home
+from tests.small_release import small_site
 from tests.strangers import as_root, stranger
 
 
@@ -145,3 +152,38 @@ def test_a_cache_may_be_kept_elsewhere_by_a_link(tmp_path: Path, open_cache: Pat
     (tmp_path / "big").mkdir()
     open_cache.symlink_to(tmp_path / "big")
     assert cache("wheels") == open_cache / "wheels"
+
+
+@as_root
+def test_an_index_of_jobs_that_others_write_to_names_no_job_of_theirs(shared: Path) -> None:
+    """A group's work directory: whoever plants the next number would have what it does with it."""
+    stranger("mkdir -p work/jobs/by-id x; ln -s ../../../x work/jobs/by-id/7; "
+             """echo '{"schema": 1, "job_id": 99, "chain": [99], "release": "x"}' > x/job.json""",
+             shared)  # fmt: skip
+    site = small_site(shared / "prefix")
+    site = dataclasses.replace(site, paths=dataclasses.replace(site.paths, work=shared / "work"))
+    with pytest.raises(BadInput, match="job 7 was submitted by nobody"):
+        find(site, "7")
+    assert find(site, str(shared / "x")).job_id == 99, "who names it means it"
+    assert release_of(str(shared / "mine/job.sh")) is None
+    assert release_of(str(shared / "x/job.sh")) == "x"
+
+
+def test_a_run_knows_its_jobs_where_a_home_is_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "disk/runs/a").mkdir(parents=True)
+    (tmp_path / "disk/runs/ab").mkdir()
+    (tmp_path / "home").symlink_to("disk")
+    directory = RunDirectory(tmp_path / "home/runs/a")
+    event = {"job": 7, "name": "c", "directory": str(directory.path), "state": "RUNNING"}
+    directory.events.write_text(json.dumps(event) + "\n")
+    cancelled: list[int] = []
+    monkeypatch.setattr(client, "cancel", cancelled.extend)
+    for script, ours in (("disk/runs/a/job.sh", True), ("home/runs/a/x/job.sh", True),
+                         ("disk/runs/ab/job.sh", False)):  # fmt: skip
+        record = JobRecord(7, "c", "RUNNING", "", 0, 0, "p", "", 0, "", "", "", "",
+                           str(tmp_path / script))  # fmt: skip
+        monkeypatch.setattr(client, "job", lambda _, record=record: record)
+        assert cancel_left_jobs(directory) == ([7] if ours else [])
+    assert cancelled == [7, 7]

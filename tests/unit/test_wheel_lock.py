@@ -1,0 +1,149 @@
+"""What is installed is what PyPI served when the facts were written, or it is not installed."""
+
+import dataclasses
+import json
+import re
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from hpcdl import facts
+from hpcdl.stack.horovod import find_horovod, horovod_folder
+from hpcdl.stack.recipe import Interpreter, Recipe, find_request, recipe_of, running_interpreter
+from hpcdl.stack.resolve_facts import known
+from hpcdl.stack.wheel_lock import digest_of, pins, requirement
+from hpcdl.stack.wheelhouse import fetch, find_wheelhouse, record_digest, sha256, wheelhouse_folder
+from hpcdl.system.errors import MissingPrerequisite
+from tests.small_release import silent, small_site
+
+LOCK = facts.load("wheel_lock")
+MPI = "Open MPI 4.1.4"
+
+
+def recipe(*requirements: str) -> Recipe:
+    """The embedded site's recipe, with these requirements only where there are any."""
+    site = small_site(Path("/nowhere"))
+    found = recipe_of(site, find_request(site), ("cpu",))
+    return dataclasses.replace(found, requirements=requirements or found.requirements)
+
+
+def pinned(name: str) -> str:
+    """The version of a package that goes with the recipe under the running Python."""
+    found = dict(one.split("==") for one in pins(recipe().tensorflow, running_interpreter().minor))
+    return found[name]
+
+
+def wheel(folder: Path, name: str, version: str) -> Path:
+    """A wheel of that name whose content is an attacker's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path, info = folder / f"{name}-{version}-py3-none-any.whl", f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{name}.py", "import os; os.system('touch /tmp/owned')\n")
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\n"
+                         f"Version: {version}\n")  # fmt: skip
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n"
+                         "Tag: py3-none-any\n")  # fmt: skip
+        archive.writestr(f"{info}/RECORD", "")
+    return path
+
+
+def test_an_index_that_serves_another_wheel_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip itself takes it: its name and its version are those that are asked for."""
+    wheel(tmp_path / "index", "shtab", pinned("shtab"))
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    wanted, python = recipe("shtab"), running_interpreter()
+    with pytest.raises(MissingPrerequisite, match=r"1 of the wheels .* not those of PyPI") as caught:
+        fetch(wanted, python, silent)
+    assert caught.value.details == [
+        next(line for line in caught.value.details if line.startswith("shtab-"))
+    ]
+    assert find_wheelhouse(wanted, python) is None
+    assert list(wheelhouse_folder(wanted, python).parent.glob("*.partial")) == []
+
+
+def test_a_wheel_that_the_facts_do_not_know_is_refused_unless_the_site_asks_for_packages() -> None:
+    python = running_interpreter()
+    for packages, refused in (((), True), (("strange",), False)):
+        asked = dataclasses.replace(recipe(), packages=packages)
+        folder = wheelhouse_folder(asked, python)
+        _lock(folder, wheel(folder, "strange", "1.0"))
+        if refused:
+            with pytest.raises(MissingPrerequisite, match="strange-1"):
+                find_wheelhouse(asked, python)
+        else:
+            assert find_wheelhouse(asked, python) is not None
+
+
+def test_a_cached_wheel_and_its_lock_that_were_changed_together_are_refused() -> None:
+    python = running_interpreter()
+    folder = wheelhouse_folder(recipe(), python)
+    _lock(folder, wheel(folder, "shtab", pinned("shtab")))
+    with pytest.raises(MissingPrerequisite, match=f"remove {folder}|not those of PyPI"):
+        find_wheelhouse(recipe(), python)
+
+
+def _lock(folder: Path, *wheels: Path) -> None:
+    entries = [{"name": one.name.split("-")[0], "version": one.name.split("-")[1],
+                "file": one.name, "sha256": sha256(one)} for one in wheels]  # fmt: skip
+    (folder / "lock.json").write_text(json.dumps({"wheels": entries}))
+
+
+def test_a_built_wheel_is_taken_only_as_it_was_built() -> None:
+    python = Interpreter(Path("/usr/bin/python3"), "3.11.7")
+    made = wheel(horovod_folder(recipe(), python, MPI), "horovod", "0.28.1")
+    assert find_horovod(recipe(), python, MPI) is None, "of an hpcdl that kept no record: made anew"
+    record_digest(made)
+    assert find_horovod(recipe(), python, MPI) == made
+    made.write_bytes(made.read_bytes() + b"x")
+    with pytest.raises(MissingPrerequisite, match="not the one that was built"):
+        find_horovod(recipe(), python, MPI)
+
+
+def test_every_tensorflow_of_the_facts_has_its_set_for_every_python_it_takes() -> None:
+    table = facts.load("tensorflow")["components"]
+    for python in ("3.10", "3.11", "3.12", "3.13"):
+        for tensorflow in table["tensorflow"]["venv"]:
+            if not _wheels_exist(tensorflow, python):
+                assert pins(tensorflow, python) == ()
+                continue
+            for pin in pins(tensorflow, python):
+                assert LOCK["wheels"][pin.replace("==", " ")], pin
+            for package in ("tensorflow", "tensorflow-cpu"):
+                tags = LOCK["wheels"][f"{package} {tensorflow}"]
+                assert any(tag.startswith(f"cp{python.replace('.', '')}-") for tag in tags)
+
+
+def _wheels_exist(tensorflow: str, python: str) -> bool:
+    values = {"tensorflow": tensorflow, "python": python}
+    return all(
+        rule.need.holds(values)
+        for rule in known().rules
+        if rule.need.variable == "python" and len(rule.when) == 1
+        if all(one.variable == "tensorflow" and one.holds(values) for one in rule.when)
+    )
+
+
+def test_the_wheels_that_recipes_pin_have_digests() -> None:
+    for version in facts.load("tensorflow")["components"]["keras"]["venv"]:
+        assert f"keras {version}" in LOCK["wheels"]
+    for cuda, parts in facts.load("nvidia_wheels")["toolkits"].items():
+        for name, version in parts.items():
+            assert f"nvidia-{name}-cu{cuda.split('.')[0]} {version}" in LOCK["wheels"]
+    digests = [one for tags in LOCK["wheels"].values() for one in tags.values()]
+    assert all(re.fullmatch("[0-9a-f]{64}", one) for one in digests)
+
+
+def test_the_build_s_own_tool_is_asked_for_with_its_digests() -> None:
+    name, *digests = requirement("setuptools", "3.11").split()
+    assert name == f"setuptools=={dict(_common('3.11'))['setuptools']}"
+    assert digests
+    file = f"{name.replace('==', '-')}-py3-none-any.whl"
+    assert f"--hash=sha256:{digest_of(file)}" in digests
+
+
+def _common(python: str) -> list[tuple[str, ...]]:
+    return [tuple(one.split("==")) for one in LOCK["pins"][python]["all"].split()]
