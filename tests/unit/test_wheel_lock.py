@@ -56,7 +56,7 @@ def test_an_index_that_serves_another_wheel_is_refused(
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     wanted, python = recipe("shtab"), running_interpreter()
-    with pytest.raises(MissingPrerequisite, match=r"1 of the wheels .* not those of PyPI") as caught:
+    with pytest.raises(MissingPrerequisite, match="are not those of PyPI") as caught:
         fetch(wanted, python, silent)
     assert caught.value.details == [
         next(line for line in caught.value.details if line.startswith("shtab-"))
