@@ -1,4 +1,4 @@
-"""`hpcdl clean`: prunes what hpcdl piles up."""
+"""`hpcdl clean`: removes what has accumulated."""
 
 from __future__ import annotations
 

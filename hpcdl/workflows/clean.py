@@ -1,4 +1,4 @@
-"""Prunes what hpcdl piles up, by age and size: one row of `KINDS` for each sort of thing.
+"""Removes what hpcdl has accumulated, by age and size: one row of `KINDS` for each kind.
 
 Only what this user owns and what has a name of ours goes; never what is in use, what a queued or
 running job needs, or what was touched within the last hour. Releases are `hpcdl stack gc`'s, and
