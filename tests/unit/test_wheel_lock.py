@@ -58,9 +58,8 @@ def test_an_index_that_serves_another_wheel_is_refused(
     wanted, python = recipe("shtab"), running_interpreter()
     with pytest.raises(MissingPrerequisite, match="are not those of PyPI") as caught:
         fetch(wanted, python, silent)
-    assert caught.value.details == [
-        next(line for line in caught.value.details if line.startswith("shtab-"))
-    ]
+    (said,) = caught.value.details
+    assert said.startswith("shtab-")
     assert find_wheelhouse(wanted, python) is None
     assert list(wheelhouse_folder(wanted, python).parent.glob("*.partial")) == []
 
@@ -72,7 +71,7 @@ def test_a_wheel_that_the_facts_do_not_know_is_refused_unless_the_site_asks_for_
         folder = wheelhouse_folder(asked, python)
         _lock(folder, wheel(folder, "strange", "1.0"))
         if refused:
-            with pytest.raises(MissingPrerequisite, match="strange-1"):
+            with pytest.raises(MissingPrerequisite, match="not those of PyPI"):
                 find_wheelhouse(asked, python)
         else:
             assert find_wheelhouse(asked, python) is not None
