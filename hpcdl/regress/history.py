@@ -214,7 +214,7 @@ def open_history(path: Path) -> Iterator[History]:
     Raises:
         MissingPrerequisite: no dependable locks, no space left, others can change it, or busy for
             too long.
-        BadInput: the file is damaged or no history.
+        BadInput: the file is damaged, a directory or no history.
     """
     refuse_without_locks(path)
     _make_private(path)
@@ -245,6 +245,8 @@ def refuse_without_locks(path: Path, mounts: str = "/proc/self/mounts") -> None:
 
 def _make_private(path: Path) -> None:
     """Make the file where there is none; nobody else may read it or plant a journal beside it."""
+    if path.is_dir():
+        raise BadInput(f"the history {path} is a directory", hint="name a file")
     require_no_stranger(path.parent)
     require_no_stranger(path)
     with explain_os_errors(path):
