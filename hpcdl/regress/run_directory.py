@@ -22,13 +22,13 @@ from hpcdl.site import Site
 from hpcdl.slurm import client
 from hpcdl.slurm.parse import ACTIVE
 from hpcdl.system.errors import BadInput, HpcdlError
-from hpcdl.system.files import explain_os_errors, switch_link
+from hpcdl.system.files import explain_os_errors, make_directory, switch_link
 from hpcdl.system.safe_read import read_regular
 from hpcdl.system.text import utc_stamp
 
 _GIVEN_UP = "GIVEN_UP"
 _MOST_BYTES = 50_000_000
-_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
+_NAME = re.compile(r"\d{8}-\d{6}Z?-[0-9a-f]{4}")
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,8 @@ def new_run(site: Site) -> Iterator[RunDirectory]:
     parent = runs_directory(site)
     path = parent / f"{utc_stamp()}-{os.urandom(2).hex()}"
     with explain_os_errors(path):
-        path.mkdir(parents=True)
+        make_directory(parent, 0o775)
+        path.mkdir(0o755)
         handle = (path / "lock").open("w")
     with handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -137,40 +138,53 @@ def cancel_left_jobs(directory: RunDirectory) -> list[int]:
     Raises:
         HpcdlError: Slurm does not answer, so that their states are unknown.
     """
-    left = [event.job for event in read_events(directory.events).values() if _still_ours(event)]
+    events = read_events(directory.events).values()
+    left = [event.job for event in events if _still_ours(event, directory.path.resolve())]
     client.cancel(left)
     return left
 
 
 def sweep(site: Site) -> list[int]:
-    """Cancel what earlier runs left behind; ids of the jobs that were cancelled.
+    """Cancel what earlier runs of this user left behind; ids of the jobs that were cancelled.
 
     Where Slurm does not answer, the lock stays for the next time.
     """
     cancelled: list[int] = []
     for lock in sorted(runs_directory(site).glob("*/lock")):
-        with suppress(HpcdlError):
-            if _free(lock):
+        with suppress(HpcdlError, FileNotFoundError):
+            if lock.parent.lstat().st_uid == os.getuid() and not is_held(lock):
                 cancelled += cancel_left_jobs(RunDirectory(lock.parent))
                 lock.unlink(missing_ok=True)
     return cancelled
 
 
-def _still_ours(event: JobEvent) -> bool:
+def _still_ours(event: JobEvent, run: Path) -> bool:
     # One that was given up was cancelled, if Slurm heard it.
     if event.ended and event.state != _GIVEN_UP:
         return False
     record = client.job(event.job)
     if record is None or not record.active:
         return False
-    # Resolved, both: one may name the home directory by a link to it.
-    return Path(record.script).resolve().is_relative_to(event.directory.resolve())
+    # Resolved, all: one may name the home directory by a link to it. What the event says is not
+    # enough: a directory that it names could hold all jobs.
+    ours = event.directory.resolve()
+    return ours.is_relative_to(run) and Path(record.script).resolve().is_relative_to(ours)
 
 
-def _free(lock: Path) -> bool:
-    with suppress(OSError), lock.open("a") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+def is_held(lock: Path) -> bool:
+    """Whether a run lives: it holds its lock, or nobody can tell."""
+    try:
+        descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError:
         return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
     return False
 
 

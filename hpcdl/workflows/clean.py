@@ -7,7 +7,6 @@ jobs' own directories their users'.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
@@ -23,7 +22,7 @@ from hpcdl.cluster.processes import alive
 from hpcdl.cluster.rootfs import folder as rootfs_folder
 from hpcdl.cluster.state import all_states
 from hpcdl.jobs.submission import index
-from hpcdl.regress.run_directory import read_events, runs_directory
+from hpcdl.regress.run_directory import is_held, read_events, runs_directory
 from hpcdl.site import Site
 from hpcdl.slurm import client
 from hpcdl.stack.build import build_lock
@@ -166,22 +165,10 @@ def _check_runs(site: Site) -> Found:
             path,
             (
                 ("it is the latest run" if path.resolve() == latest else "")
-                or ("it runs" if _is_held(path / "lock") else "")
+                or ("it runs" if is_held(path / "lock") else "")
                 or (f"job {open_jobs[0]} may still run" if open_jobs else "")
             ),
         )
-
-
-def _is_held(lock: Path) -> bool:
-    with suppress(OSError):
-        descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(descriptor)
-    return False
 
 
 def _job_index(site: Site) -> Found:

@@ -16,7 +16,7 @@ from hpcdl.jobs.script import _compiled_templates
 from hpcdl.jobs.submission import find, release_of
 from hpcdl.regress import history as history_module
 from hpcdl.regress.history import Result, open_history
-from hpcdl.regress.run_directory import RunDirectory, cancel_left_jobs
+from hpcdl.regress.run_directory import RunDirectory, cancel_left_jobs, sweep
 from hpcdl.slurm import client
 from hpcdl.slurm.parse import JobRecord
 from hpcdl.stack.recipe import running_interpreter
@@ -187,3 +187,20 @@ def test_a_run_knows_its_jobs_where_a_home_is_a_link(
         monkeypatch.setattr(client, "job", lambda _, record=record: record)
         assert cancel_left_jobs(directory) == ([7] if ours else [])
     assert cancelled == [7, 7]
+
+
+@as_root
+def test_a_planted_run_cancels_no_jobs(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a group's work directory anybody of it makes runs, whose events say what they like."""
+    stranger("mkdir -p work/checks/runs/a; touch work/checks/runs/a/lock; "
+             """echo '{"job": 7, "name": "c", "directory": "/", "state": "RUNNING"}' """
+             "> work/checks/runs/a/events.jsonl", shared)  # fmt: skip
+    site = small_site(shared / "prefix")
+    site = dataclasses.replace(site, paths=dataclasses.replace(site.paths, work=shared / "work"))
+    record = JobRecord(7, "c", "RUNNING", "", 0, 0, "p", "", 0, "", "", "", "", "/root/job.sh")
+    cancelled: list[int] = []
+    monkeypatch.setattr(client, "cancel", cancelled.extend)
+    monkeypatch.setattr(client, "job", lambda _: record)
+    assert sweep(site) == []
+    assert cancel_left_jobs(RunDirectory(shared / "work/checks/runs/a")) == []
+    assert cancelled == []
