@@ -6,14 +6,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import cpu_throttle, processes, status
+from hpcdl.cluster import cpu_throttle, lifecycle, processes, state, status
 from hpcdl.cluster.model import Node, ProcessId
+from hpcdl.system.files import locked
 from tests.unit.test_cluster_environment import STATE
 
 
@@ -133,3 +136,33 @@ def test_a_throttle_is_shown_by_its_node(
     assert status.as_data(current)["nodes"][0]["slow"] is True
     assert "killed, slow" in status.as_text(current)
     processes.end(processes.of_cluster(tmp_path))
+
+
+def test_a_purge_takes_nothing_from_who_waited_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`up` waits for the lock while `down --purge` works: what it then makes stays."""
+    cluster = tmp_path / "cluster"
+    (cluster / "log").mkdir(parents=True)
+    state.claim(cluster)
+    waiting = threading.Event()
+
+    def begin() -> None:
+        waiting.set()
+        with locked(cluster / "lock"):
+            (cluster / "log").mkdir()
+            time.sleep(0.5)
+
+    other = threading.Thread(target=begin)
+
+    def clear(directory: Path, say: object) -> bool:
+        other.start()
+        waiting.wait()
+        time.sleep(0.3)
+        return True
+
+    monkeypatch.setattr(lifecycle, "_clear", clear)
+    assert lifecycle.down(cluster, purge=True)
+    other.join()
+    assert sorted(path.name for path in cluster.iterdir()) == ["lock", "log"]
+    assert not state.is_ours(cluster)
