@@ -91,6 +91,9 @@ def _submit(args: argparse.Namespace) -> ExitCode:
     if args.dry_run:
         return _would_submit(*place(site, spec, module), site, args)
     submission = submit(site, spec, module)
+    if submission.resumed:
+        print(f"job {submission.job_id} is that of the same command before, which was stopped",
+              file=sys.stderr)  # fmt: skip
     if not args.json:
         print(f"job {submission.job_id} submitted\n  script {submission.script}\n"
               f"  log    {submission.log}\n  result {submission.result}", flush=True)  # fmt: skip

@@ -12,19 +12,24 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from hpcdl.jobs.submission import Submission, asked, find, index
+from hpcdl.jobs.submission import Submission, Unsettled, asked, find, index, settle
 from hpcdl.jobs.watch import look
 from hpcdl.site import Site
 from hpcdl.slurm import client
+from hpcdl.slurm.once import SETTLED_SECONDS
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import duration, table
 
 
 @dataclass(frozen=True)
 class Listed:
-    """A run: the job that has its status, what was asked, and its age in seconds."""
+    """A run: the job that has its status, what was asked, and its age in seconds.
 
-    job_id: int
+    `job_id` is None where nobody knows whether Slurm took the job (UNCONFIRMED), or where it surely
+    did not (NOT QUEUED); such a run is listed once.
+    """
+
+    job_id: int | None
     name: str
     partition: str
     state: str
@@ -35,9 +40,10 @@ class Listed:
 
 def own_jobs(site: Site, most: int) -> tuple[Listed, ...]:
     """The newest `most` runs of this user; a chain of jobs is one run."""
+    unsettled = settle(site)
     found = tuple(islice(_submissions(site), most))
     records = {record.id: record for record in client.queue()} if found else {}
-    rows = []
+    rows = [_unsettled(one) for one in unsettled]
     for one, submitted in found:
         snapshot, said = look(one, records), asked(one)
         rows.append(
@@ -54,14 +60,34 @@ def own_jobs(site: Site, most: int) -> tuple[Listed, ...]:
     return tuple(rows)
 
 
+def _unsettled(one: Unsettled) -> Listed:
+    """A submission that has no job."""
+    left = max(0.0, one.since + SETTLED_SECONDS - time.time())
+    return Listed(
+        job_id=None,
+        name=one.asked.get("name") or "",
+        partition=one.asked.get("partition") or "",
+        state="NOT QUEUED" if one.dead else "UNCONFIRMED",
+        description="Slurm never took it: submit it again"
+        if one.dead
+        else "Slurm did not tell "
+        f"whether it took it: look again within {duration(left)}, or submit it again, which looks",
+        age_seconds=max(0.0, time.time() - one.since),
+        folder=one.folder,
+    )
+
+
 def as_text(rows: Sequence[Listed]) -> str:
     """The runs as a table."""
     lines = [
-        [str(row.job_id), row.name, row.partition, row.state, duration(row.age_seconds),
+        [str(row.job_id or "-"), row.name, row.partition, row.state, duration(row.age_seconds),
          str(row.folder)]
         for row in rows
     ]  # fmt: skip
-    return table(lines, ("job", "name", "partition", "state", "age", "directory"))
+    unclear = [f"{row.folder}: {row.description}" for row in rows if row.job_id is None]
+    return "\n".join(
+        [table(lines, ("job", "name", "partition", "state", "age", "directory")), *unclear]
+    )
 
 
 def _submissions(site: Site) -> Iterator[tuple[Submission, float]]:

@@ -119,10 +119,9 @@ def _row(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _is_row(row: object) -> bool:
-    numbers = (at(row, "job_id"), at(row, "task"))
-    return isinstance(at(row, "id"), str) and all(
-        one is None or isinstance(one, int) for one in numbers
-    )
+    kinds = {"id": str, "job_id": int | None, "task": int | None, "token": str | None}
+    known = all(isinstance(at(row, name), kind) for name, kind in kinds.items())
+    return known and (at(row, "token") is None or isinstance(at(row, "directory"), str))
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -2,41 +2,52 @@
 
 A job's directory is WORK/jobs/NAME-STAMP: job.sh, job.json (what was asked and decided), job.log,
 progress.json, result.json. WORK/jobs/by-id/ID links to it; an embedded cluster, which counts its
-jobs from 1 as every other does, has an index of its own beside that one.
+jobs from 1 as every other does, has an index of its own beside that one. Before `sbatch` is called
+job.json has the tokens of its jobs, and WORK/jobs/unconfirmed/TOKEN links to the directory until
+job.json has their ids: killed in between, the same command goes on from there, and any that looks
+(`settle`).
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from hpcdl.jobs import environment
+from hpcdl.jobs.intent import links, locate, revoke
 from hpcdl.jobs.program import check_script
 from hpcdl.jobs.script import Script, default_job_dir, render_script
 from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.results.records import JOB
 from hpcdl.site import Site
-from hpcdl.slurm import client
+from hpcdl.slurm import client, once
+from hpcdl.slurm.once import SETTLED_SECONDS, Unconfirmed, unconfirmed
 from hpcdl.system.errors import BadInput
-from hpcdl.system.files import switch_link, write_atomic
+from hpcdl.system.files import LockBusy, clear_leftovers, locked, switch_link, write_atomic
 from hpcdl.system.signals import terminable, undivided
 from hpcdl.system.text import utc_stamp
 from hpcdl.system.trust import user_of
 
+_LOCK = ".submit.lock"
+
 
 @dataclass(frozen=True)
 class Submission:
-    """A queued job and where its files lie; `chain` are the ids of all jobs of its run."""
+    """A queued job and where its files lie; `chain` are the ids of all jobs of its run.
+
+    `resumed`: a command that was stopped had begun to submit it.
+    """
 
     job_id: int
     folder: Path
     chain: tuple[int, ...] = ()
+    resumed: bool = False
 
     def __post_init__(self) -> None:
         if not self.chain:
@@ -70,10 +81,14 @@ def place(site: Site, spec: JobSpec, module: Module) -> tuple[Script, JobSpec]:
 
 
 def submit(site: Site, spec: JobSpec, module: Module) -> Submission:
-    """Write a job's directory and queue it. `sbatch` refuses what can never run.
+    """Write a job's directory and queue it, once. `sbatch` refuses what can never run.
+
+    A submission of the same job by a command that was stopped, of which nobody knew whether Slurm
+    took it, is completed instead.
 
     Raises:
         BadInput: impossible request, or Slurm refuses it; the directory is then removed again.
+        Unconfirmed: nobody tells whether Slurm took it; `settle` will.
         MissingPrerequisite: Slurm does not answer, or the directory cannot be written.
     """
     check_data(spec)
@@ -81,33 +96,168 @@ def submit(site: Site, spec: JobSpec, module: Module) -> Submission:
     script, placed = place(site, spec, module)
     folder = placed.job_dir
     assert folder is not None
-    _check_free(folder)
-    queued: list[int] = []
-    with terminable():
+    record = _record(site, placed, module, script)
+    files = {"job.sh": script.text.encode(errors="surrogateescape")}
+    if placed.environment:
+        values = environment.as_shell(placed.environment)
+        files[environment.NAME] = values.encode(errors="surrogateescape")
+    with terminable(), ExitStack() as stack:
+        begun = _begun(site, folder, record, stack)
+        folder = begun or folder
+        if begun is None:
+            _check_free(folder, files)
+            stack.enter_context(locked(folder / _LOCK))
+            _check_free(folder, files)
+        known: dict[str, int] = {}
         try:
-            environment.keep(folder / environment.NAME, spec.environment)
-            write_atomic(folder / "job.sh", script.text, mode=0o755)
-            for options in _links(spec.chain, queued):
-                with undivided():
-                    queued.append(client.submit(folder / "job.sh", options))
-            JOB.write(folder / JOB.name, _record(site, placed, module, script, queued))
-            for job_id in queued:
-                switch_link(index(site) / str(job_id), os.path.relpath(folder, index(site)))
+            queued = _complete(site, folder, files, record, known)
+        except Unconfirmed:
+            raise
         except BaseException:
             # A job without its record could not be followed: it is removed again as a whole.
             with undivided():
-                client.cancel(queued)
-                _withdraw(folder)
+                client.cancel([*known.values()])
+                _withdraw(site, folder)
             raise
-    return Submission(queued[0], folder, tuple(queued))
+    return Submission(queued[0], folder, tuple(queued), resumed=begun is not None)
 
 
-def _check_free(folder: Path) -> None:
-    """Refuse a directory whose job.sh is another job's, or a user's own: it would be lost."""
+def _begun(site: Site, folder: Path, record: Mapping[str, Any], stack: ExitStack) -> Path | None:
+    """Where a stopped command left this request, so that nobody knows whether Slurm took it.
+
+    Its lock is entered into `stack`; one that is held is of a command that still runs.
+    """
+    for place in (folder, *(place for _, place in links(_unconfirmed(site)))):
+        if _intent(place) is None:
+            continue
+        with ExitStack() as held, suppress(LockBusy):
+            held.enter_context(locked(place / _LOCK, wait_seconds=0))
+            said = _intent(place)
+            if said and said["request"] == record["request"] and said["site"] == site.name:
+                stack.push(held.pop_all())
+                return place
+    return None
+
+
+def _intent(folder: Path) -> dict[str, Any] | None:
+    """What was asked of a submission that has tokens and no job; None where there is none."""
+    record = JOB.find(folder / JOB.name)
+    said = record.values if record else {}
+    return said if said.get("tokens") and said.get("job_id") is None else None
+
+
+def _complete(
+    site: Site,
+    folder: Path,
+    files: Mapping[str, bytes],
+    record: dict[str, Any],
+    known: dict[str, int],
+) -> list[int]:
+    """Queue the jobs of a directory that are not yet; `known` gets each job's id by its token."""
+    said = _intent(folder)
+    if said is None:
+        said = record
+        switch_link(_unconfirmed(site) / record["tokens"][0], str(folder))
+        for name, content in files.items():
+            write_atomic(folder / name, content, mode=0o755 if name == "job.sh" else 0o600)
+    else:
+        known |= _known(folder, (folder / JOB.name).stat().st_mtime)
+    JOB.write(folder / JOB.name, said)
+    queued: list[int] = []
+    for token in said["tokens"]:
+        with undivided():
+            if token not in known:
+                known[token] = once.submit(folder / "job.sh", _after(queued), token=token)
+            queued.append(known[token])
+    _confirm(site, folder, said, queued)
+    return queued
+
+
+def _known(folder: Path, since: float | None = None) -> dict[str, int]:
+    """The jobs of a directory's tokens, as `locate` finds them."""
+    said = _intent(folder)
+    return locate({token: [folder] for token in said["tokens"]} if said else {}, since)
+
+
+def _confirm(site: Site, folder: Path, said: dict[str, Any], queued: Sequence[int]) -> None:
+    """Write down which jobs they are; then the tokens have done their work."""
+    JOB.write(folder / JOB.name, {**said, "job_id": queued[0], "chain": list(queued)})
+    for job_id in queued:
+        switch_link(index(site) / str(job_id), os.path.relpath(folder, index(site)))
+    _forget(site, folder, said)
+
+
+def _forget(site: Site, folder: Path, said: Mapping[str, Any]) -> None:
+    """Remove what a submission needs on its way only, and what killed ones left."""
+    for token in said["tokens"]:
+        (_unconfirmed(site) / token).unlink(missing_ok=True)
+    for name in ("job.sh", environment.NAME, JOB.name):
+        clear_leftovers(folder / name)
+    (folder / _LOCK).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Unsettled:
+    """A submission without a job: Slurm may still take it, or, with `dead`, it never will."""
+
+    folder: Path
+    asked: Mapping[str, Any]
+    since: float
+    dead: bool
+
+
+def settle(site: Site) -> tuple[Unsettled, ...]:
+    """Look for the jobs of submissions that nobody knows of; give those without any.
+
+    One that Slurm does not know after SETTLED_SECONDS is withdrawn, and its tokens are revoked.
+
+    Raises:
+        SlurmAway: it does not answer.
+    """
+    left = []
+    for link, folder in links(_unconfirmed(site)):
+        with suppress(LockBusy):  # it is being submitted
+            if not folder.is_dir():
+                link.unlink(missing_ok=True)
+                continue
+            with locked(folder / _LOCK, wait_seconds=0):
+                left += _settled(site, link, folder)
+    return tuple(left)
+
+
+def _settled(site: Site, link: Path, folder: Path) -> list[Unsettled]:
+    said = _intent(folder)
+    if said is None:
+        record = JOB.find(folder / JOB.name)
+        if record and record.values.get("job_id"):  # stopped at its last step
+            queued = record.values["chain"] or [record.values["job_id"]]
+            _confirm(site, folder, record.values, queued)
+        elif not (folder / JOB.name).exists():  # stopped at its first
+            _withdraw(site, folder)
+        link.unlink(missing_ok=True)
+        return []
+    known, since = _known(folder), (folder / JOB.name).stat().st_mtime
+    dead = time.time() - since > SETTLED_SECONDS
+    if known or dead:
+        for token in set(said["tokens"]) - set(known):
+            known |= {token: job} if (job := revoke(folder, token)) else {}
+    if known:
+        queued = [known[token] for token in said["tokens"] if token in known]
+        _confirm(site, folder, said, queued)
+        return []
+    if dead:
+        _withdraw(site, folder)
+    return [Unsettled(folder, said, since, dead)]
+
+
+def _check_free(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Refuse a directory that holds another job's files, or a user's own: they would be lost."""
     if (folder / "job.json").exists():
         raise BadInput(f"{folder} holds a submitted job", hint="choose another --job-dir")
-    for name in ("job.sh", environment.NAME):
-        if (folder / name).exists() or (folder / name).is_symlink():
+    for name, content in files.items():
+        path = folder / name
+        same = not path.is_symlink() and path.is_file() and path.read_bytes() == content
+        if path.is_symlink() or (path.exists() and not same):
             raise BadInput(
                 f"{folder} holds a {name} already, which would be written over",
                 hint="choose another --job-dir, or move it away",
@@ -127,16 +277,14 @@ def check_data(spec: JobSpec) -> None:
         )
 
 
-def _links(chain: int, queued: Sequence[int]) -> Iterator[tuple[str, ...]]:
-    """Options of each job of a chain: one starts only where none before it finished.
+def _after(queued: Sequence[int]) -> tuple[str, ...]:
+    """Options of a chain's next job: it starts only where none before it finished.
 
     Every job before it is named: one that is dropped, because the run has finished, counts as
     not ok for the next.
     """
-    yield ()
-    for _ in range(chain - 1):
-        before = ",".join(f"afternotok:{job_id}" for job_id in queued)
-        yield (f"--dependency={before}", "--kill-on-invalid-dep=yes")
+    before = ",".join(f"afternotok:{job_id}" for job_id in queued)
+    return (f"--dependency={before}", "--kill-on-invalid-dep=yes") if queued else ()
 
 
 def find(site: Site, which: str) -> Submission:
@@ -145,6 +293,17 @@ def find(site: Site, which: str) -> Submission:
     Raises:
         BadInput: neither is known here.
     """
+    try:
+        return _read(site, which)
+    except BadInput:
+        left = settle(site)
+        folder = Path(which).resolve()
+        if any(one.folder.resolve() == folder and not one.dead for one in left):
+            raise unconfirmed() from None
+        return _read(site, which)
+
+
+def _read(site: Site, which: str) -> Submission:
     folder = index(site) / which if which.isdigit() else Path(which)
     try:
         record = JOB.read(folder / JOB.name)
@@ -186,24 +345,30 @@ def index(site: Site) -> Path:
     cluster = Path(os.environ.get("SLURM_CONF") or "/").parent.parent
     if not (cluster / ".hpcdl-cluster").is_file():
         return place
-    return place.with_name(f"by-id-{hashlib.sha256(bytes(cluster)).hexdigest()[:8]}")
+    return place.with_name(f"by-id-{sha256(bytes(cluster)).hexdigest()[:8]}")
 
 
-def _withdraw(folder: Path) -> None:
+def _unconfirmed(site: Site) -> Path:
+    """Where links by token to the directories of unconfirmed submissions lie."""
+    return site.paths.work / "jobs" / "unconfirmed"
+
+
+def _withdraw(site: Site, folder: Path) -> None:
     """Remove a job's directory that Slurm did not accept; other files in it stay."""
+    said = _intent(folder) or {"tokens": []}
     with suppress(OSError):
+        _forget(site, folder, said)
         (folder / "job.json").unlink(missing_ok=True)
         (folder / "job.sh").unlink(missing_ok=True)
         (folder / environment.NAME).unlink(missing_ok=True)
         folder.rmdir()  # refused where other files are left
 
 
-def _record(
-    site: Site, spec: JobSpec, module: Module, script: Script, queued: Sequence[int]
-) -> dict[str, Any]:
+def _record(site: Site, spec: JobSpec, module: Module, script: Script) -> dict[str, Any]:
+    said = f"{spec.chain}\n{script.text.replace(str(spec.job_dir), '')}"
     return {
-        "job_id": queued[0],
-        "chain": list(queued),
+        "tokens": [once.new_token() for _ in range(spec.chain)],
+        "request": sha256(said.encode(errors="surrogateescape")).hexdigest(),
         "name": spec.name,
         "site": site.name,
         "site_file": str(site.source),

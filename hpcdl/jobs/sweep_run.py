@@ -2,7 +2,8 @@
 
 A sweep's directory is WORK/sweeps/NAME: sweep.json (the manifest), a script and a file of
 arguments per array, logs/, and points/ID with each point's result. Submitting is resumable:
-the manifest is written after every array, so that a killed sweep resumes where it stopped.
+the manifest is written before every array, with its token, and after it, with its id, so that a
+killed sweep resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.jobs import environment
+from hpcdl.jobs.intent import locate, revoke
 from hpcdl.jobs.manifest import (
     Manifest,
     Request,
@@ -27,7 +29,8 @@ from hpcdl.jobs.spec import Module, check_name
 from hpcdl.jobs.submission import check_data
 from hpcdl.jobs.sweep import Group, Point, groups, point_folder, render, shares
 from hpcdl.site import Site
-from hpcdl.slurm import client
+from hpcdl.slurm import client, once
+from hpcdl.slurm.once import Unconfirmed
 from hpcdl.slurm.parse import JobRecord
 from hpcdl.system.files import locked, write_atomic
 from hpcdl.system.signals import undivided
@@ -45,6 +48,7 @@ class RunStatus:
     state: str
     job_id: int | None = None
     task: int | None = None
+    token: str | None = None
 
 
 def sweep_directory(site: Site, name: str) -> Path:
@@ -69,6 +73,7 @@ def run_statuses(
     """
     manifest = read_manifest(folder)
     check_request(folder, manifest, request)
+    manifest = _located(manifest) if ask else manifest
     active = _active_arrays() if manifest.rows and ask else {}
     return _run_statuses(folder, points, manifest, active)
 
@@ -102,6 +107,7 @@ def submit(
         check_request(folder, manifest, request)
         if request and points:
             environment.check_same(folder, points[0].spec.environment)
+        manifest = _settled(folder, manifest)
         active = _active_arrays() if manifest.rows else {}
         status = {one.point.id: one for one in _run_statuses(folder, points, manifest, active)}
         prepared = _prepare(site, folder, tuple(status.values()), modules, running)
@@ -111,13 +117,65 @@ def submit(
         manifest = replace(manifest, request=request or manifest.request)
         for number, (group, script) in enumerate(prepared):
             waits = _wait_for({*before, *_slot(queued, number, running)})
-            with undivided():  # a job that no manifest names would be queued once more
-                queued.append(client.submit(script, waits))
-                for task, point in enumerate(group.points):
-                    status[point.id] = RunStatus(status[point.id].point, QUEUED, queued[-1], task)
+            token = once.new_token()
+            earlier = dict(status)
+            _note(status, group, None, token)
+            _write_manifest(folder, manifest, status)  # what is queued now is found by its token
+            with undivided():
+                try:
+                    queued.append(once.submit(script, waits, token=token))
+                except Unconfirmed:
+                    raise
+                except BaseException:
+                    _write_manifest(folder, manifest, earlier)
+                    raise
+                _note(status, group, queued[-1], token)
                 _write_manifest(folder, manifest, status)
         _write_manifest(folder, manifest, status)
     return tuple(status.values())
+
+
+def _note(status: dict[str, RunStatus], group: Group, job: int | None, token: str) -> None:
+    """The points of a group as those of one array."""
+    for task, point in enumerate(group.points):
+        status[point.id] = RunStatus(status[point.id].point, QUEUED, job, task, token)
+
+
+def _located(manifest: Manifest, since: float | None = None) -> Manifest:
+    """The manifest with the jobs that nothing but their tokens tells; `since` as `locate` has it.
+
+    Raises:
+        SlurmAway: it does not answer.
+    """
+    folders: dict[str, list[Path]] = {}
+    for row in filter(_unconfirmed, manifest.rows):
+        folders.setdefault(row["token"], []).append(Path(row["directory"]))
+    known = locate(folders, since)
+    rows = ({**row, "job_id": known.get(row["token"])} if _unconfirmed(row) else row
+            for row in manifest.rows)  # fmt: skip
+    return replace(manifest, rows=tuple(rows))
+
+
+def _unconfirmed(row: Mapping[str, Any]) -> bool:
+    """Whether a command was stopped between writing down the token of a point and its job."""
+    return bool(row.get("token")) and row.get("job_id") is None
+
+
+def _settled(folder: Path, manifest: Manifest) -> Manifest:
+    """The manifest with the jobs of a stopped command; points that it queued no job for are free.
+
+    Their token is revoked, so that no job of it runs beside the next one, however late it comes.
+    """
+    if not any(map(_unconfirmed, manifest.rows)):
+        return manifest
+    since = (folder / "sweep.json").stat().st_mtime
+    rows = [dict(row) for row in _located(manifest, since).rows]
+    for row in filter(_unconfirmed, rows):
+        row["job_id"] = revoke(Path(row["directory"]), row["token"])
+        row["token"] = row["token"] if row["job_id"] else None
+    settled = replace(manifest, rows=tuple(rows))
+    write_manifest(folder, settled)
+    return settled
 
 
 def preview(
@@ -148,10 +206,10 @@ def _run_statuses(
     manifest: Manifest,
     active: Mapping[int, Sequence[JobRecord]],
 ) -> tuple[RunStatus, ...]:
-    jobs = {row["id"]: (row.get("job_id"), row.get("task")) for row in manifest.rows}
+    rows = {row["id"]: row for row in manifest.rows}
     found = []
     for point in points:
-        job_id, task = jobs.get(point.id, (None, None))
+        job_id, task, token = map(rows.get(point.id, {}).get, ("job_id", "task", "token"))
         if point.problem:
             state = IMPOSSIBLE
         elif _completed(point_folder(folder, point)):
@@ -160,7 +218,7 @@ def _run_statuses(
             records = active.get(job_id, ()) if job_id is not None else ()
             queued = any(record.has_task(task or 0) for record in records)
             state = QUEUED if queued else MISSING
-        found.append(RunStatus(point, state, job_id, task))
+        found.append(RunStatus(point, state, job_id, task, token))
     return tuple(found)
 
 
@@ -237,6 +295,7 @@ def _write_manifest(folder: Path, manifest: Manifest, status: Mapping[str, RunSt
             "problem": one.point.problem,
             "job_id": one.job_id,
             "task": one.task,
+            "token": one.token,
             "directory": str(point_folder(folder, one.point)),
         }
         for one in status.values()

@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import re
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,13 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.site import Site
-from hpcdl.slurm import client
+from hpcdl.slurm import client, once
 from hpcdl.slurm.parse import ACTIVE
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.files import explain_os_errors, make_directory, switch_link
 from hpcdl.system.safe_read import read_regular
 from hpcdl.system.text import utc_stamp
 
+SUBMITTING = "SUBMITTING"
+"""The state of a job whose token is known and whose id is not."""
 _GIVEN_UP = "GIVEN_UP"
 _MOST_BYTES = 50_000_000
 _NAME = re.compile(r"\d{8}-\d{6}Z?-[0-9a-f]{4}")
@@ -138,23 +141,41 @@ def cancel_left_jobs(directory: RunDirectory) -> list[int]:
     Raises:
         HpcdlError: Slurm does not answer, so that their states are unknown.
     """
-    events = read_events(directory.events).values()
-    left = [event.job for event in events if _still_ours(event, directory.path.resolve())]
+    left = [
+        event.job
+        for event in read_events(directory.events).values()
+        if _still_ours(event, directory.path.resolve())
+    ]
+    left += [job for ids in once.by_token(_tokens(directory.events)).values() for job in ids]
     client.cancel(left)
     return left
+
+
+def _tokens(events: Path) -> dict[str, float]:
+    """The tokens of jobs whose ids nobody wrote down, and when they were submitted (epoch)."""
+    found: dict[str, float] = {}
+    for entry in json_lines(events):
+        token, at = entry.get("token"), entry.get("time")
+        if isinstance(token, str) and entry.get("job") is None and isinstance(at, float):
+            found[token] = at
+        elif isinstance(token, str):
+            found.pop(token, None)
+    return found
 
 
 def sweep(site: Site) -> list[int]:
     """Cancel what earlier runs of this user left behind; ids of the jobs that were cancelled.
 
-    Where Slurm does not answer, the lock stays for the next time.
+    Where Slurm does not answer, or may still take a job, the lock stays for the next time.
     """
     cancelled: list[int] = []
     for lock in sorted(runs_directory(site).glob("*/lock")):
         with suppress(HpcdlError, FileNotFoundError):
             if lock.parent.lstat().st_uid == os.getuid() and not is_held(lock):
                 cancelled += cancel_left_jobs(RunDirectory(lock.parent))
-                lock.unlink(missing_ok=True)
+                late = max(_tokens(lock.with_name("events.jsonl")).values(), default=0.0)
+                if time.time() - late > once.SETTLED_SECONDS:
+                    lock.unlink(missing_ok=True)
     return cancelled
 
 

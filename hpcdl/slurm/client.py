@@ -1,6 +1,6 @@
 """Asks and commands the Slurm on PATH (SLURM_CONF decides which cluster that is).
 
-Every call goes through `_ask`: a time limit, a clean environment, and one clear error where
+Every call goes through `ask`: a time limit, a clean environment, and one clear error where
 Slurm is missing, does not answer, or answers what no release does.
 """
 
@@ -71,7 +71,7 @@ def query_environment() -> dict[str, str]:
 
 def version() -> str:
     """Slurm's release, `22.05.8`."""
-    said = _ask(["sinfo", "--version"]).stdout
+    said = ask(["sinfo", "--version"]).stdout
     found = parse.version(said)
     if not re.match(r"\d{2}\.\d", found):
         raise _unreadable(said, "sinfo")
@@ -92,13 +92,13 @@ def job(job_id: int) -> JobRecord | None:
     lines = _accounted(job_id, parse.ACCOUNTING_FIELDS, "--allocations", "--duplicates")
     if record and not lines:
         raise _away([f"squeue did not tell how job {job_id} ended"])
-    return _parsed(parse.accounted_job, lines, "sacct") if lines else None
+    return parsed(parse.accounted_job, lines, "sacct") if lines else None
 
 
 def usage(job_id: int) -> parse.Usage | None:
     """What a job had and used; None without accounting, or where that does not know it."""
     lines = _accounted(job_id, parse.USAGE_FIELDS)
-    return _parsed(parse.usage, lines, "sacct") if lines else None
+    return parsed(parse.usage, lines, "sacct") if lines else None
 
 
 def _accounted(job_id: int, fields: str, *options: str) -> list[str]:
@@ -106,7 +106,7 @@ def _accounted(job_id: int, fields: str, *options: str) -> list[str]:
     if shutil.which("sacct") is None:
         return []
     asked = ["sacct", "--noheader", "--parsable2", f"--format={fields}", *options]
-    answer = _ask([*asked, "--jobs", str(job_id)], check=False)
+    answer = ask([*asked, "--jobs", str(job_id)], check=False)
     return [line for line in answer.stdout.splitlines() if line.strip()] if answer.ok else []
 
 
@@ -124,26 +124,26 @@ def _jobs(*options: str) -> tuple[list[JobRecord], set[int]]:
     mark = secrets.token_hex(8)
     asked = ["squeue", "--all", "--states=all", *options]
     form = parse.marked_format(parse.JOB_FORMAT, mark)
-    answer = _ask([*asked, f"--format={form}"], check=False)
+    answer = ask([*asked, f"--format={form}"], check=False)
     if "Invalid job id" in answer.stderr:
         return [], set()
     if not answer.ok:
-        _refuse(answer)
-    rows = _parsed(lambda text: parse.marked(text, mark), answer.stdout, "squeue")
+        refuse(answer)
+    rows = parsed(lambda text: parse.marked(text, mark), answer.stdout, "squeue")
     if not rows:
         return [], set()
     # Asked later: of a job that ended meanwhile only its end is told by the next look.
-    more = _ask([*asked, f"--Format={parse.EXIT_FORMAT}"], check=False)
+    more = ask([*asked, f"--Format={parse.EXIT_FORMAT}"], check=False)
     if "Invalid job id" in more.stderr:
         return [], set()  # forgotten in between
     if not more.ok:
-        _refuse(more)
-    ended = _parsed(parse.exits, more.stdout, "squeue")
+        refuse(more)
+    ended = parsed(parse.exits, more.stdout, "squeue")
 
     def read(fields: str | Sequence[str]) -> JobRecord:
         return parse.job(fields, ended.get(int(fields[0]), (0, 0, 0)))
 
-    found = [_parsed(read, row, "squeue") for row in rows]
+    found = [parsed(read, row, "squeue") for row in rows]
     return found, {one.id for one in found if not one.active and one.id not in ended}
 
 
@@ -152,18 +152,18 @@ def batch_script(job_id: int) -> str | None:
 
     Others' scripts are shown to root and to Slurm's operators only.
     """
-    answer = _ask(["scontrol", "write", "batch_script", str(job_id), "-"], check=False)
+    answer = ask(["scontrol", "write", "batch_script", str(job_id), "-"], check=False)
     if "Invalid job id" in answer.stderr or "not specified" in answer.stderr:
         return ""  # it has ended meanwhile, or is interactive
     if any(sign in answer.stderr for sign in _AWAY):
-        _refuse(answer)
+        refuse(answer)
     return None if "retrieval failed" in answer.stderr or not answer.ok else answer.stdout
 
 
 def own_jobs() -> frozenset[int]:
     """The ids of this user's jobs that have not ended; a task that runs has its own."""
-    text = _ask(["squeue", "--me", "--format=%A"]).stdout
-    return _parsed(_numbers_below_heading, text, "squeue")
+    text = ask(["squeue", "--me", "--all", "--format=%A"]).stdout
+    return parsed(_numbers_below_heading, text, "squeue")
 
 
 def _numbers_below_heading(text: str) -> frozenset[int]:
@@ -185,33 +185,33 @@ def sees_all_jobs() -> bool:
     if shutil.which("sacctmgr") is None:
         return False
     asked = ["sacctmgr", "--noheader", "--parsable2", "show", "user", user, "format=AdminLevel"]
-    level = _ask(asked, check=False)
+    level = ask(asked, check=False)
     return level.ok and level.stdout.strip() in {"Operator", "Administrator"}
 
 
 def nodes() -> tuple[NodeRecord, ...]:
     """All nodes."""
-    text = _ask(["scontrol", "show", "node", "-o"]).stdout
-    return tuple(_parsed(parse.node, line, "scontrol") for line in _all_records(text, "Node"))
+    text = ask(["scontrol", "show", "node", "-o"]).stdout
+    return tuple(parsed(parse.node, line, "scontrol") for line in _all_records(text, "Node"))
 
 
 def daemon_starts(hostlist: str) -> dict[str, str]:
     """When slurmd of each of these nodes last started, as Slurm's text; by node."""
-    text = _ask(["scontrol", "show", "node", "-o", hostlist]).stdout if hostlist else ""
+    text = ask(["scontrol", "show", "node", "-o", hostlist]).stdout if hostlist else ""
     fields = map(parse.pairs, _records(text, "NodeName="))
     return {node["NodeName"]: node.get("SlurmdStartTime", "") for node in fields}
 
 
 def partitions() -> tuple[PartitionRecord, ...]:
     """All partitions."""
-    text = _ask(["scontrol", "show", "partition", "-o"]).stdout
+    text = ask(["scontrol", "show", "partition", "-o"]).stdout
     found = _all_records(text, "Partition")
-    return tuple(_parsed(parse.partition, line, "scontrol") for line in found)
+    return tuple(parsed(parse.partition, line, "scontrol") for line in found)
 
 
 def config() -> dict[str, str]:
     """Slurmctld's configuration, by key."""
-    text = _ask(["scontrol", "show", "config"]).stdout
+    text = ask(["scontrol", "show", "config"]).stdout
     found = parse.config(text)
     if "ClusterName" not in found:
         raise _unreadable(text, "scontrol")
@@ -220,7 +220,7 @@ def config() -> dict[str, str]:
 
 def mpi_plugins() -> tuple[str, ...]:
     """The plug-ins that `srun --mpi=` takes here."""
-    answer = _ask(["srun", "--mpi=list"])
+    answer = ask(["srun", "--mpi=list"])
     found = parse.mpi_plugins(answer.stdout + answer.stderr)
     if "none" not in found:  # every release has it
         raise _unreadable(answer.stdout, "srun")
@@ -235,36 +235,24 @@ def would_run(script: Path, options: Sequence[str] = ()) -> None:
     Raises:
         BadInput: it refuses; its message is shown.
     """
-    answer = _ask(["sbatch", "--test-only", *options, str(script)], check=False)
+    answer = ask(["sbatch", "--test-only", *options, str(script)], check=False)
     if not answer.ok and not any(sign in answer.stderr for sign in _NOT_NOW):
-        _refuse(answer, "Slurm would not take this job")
-
-
-def submit(script: Path, options: Sequence[str] = ()) -> int:
-    """Queue a script and give its job id.
-
-    Raises:
-        BadInput: Slurm refuses it; its message is shown.
-    """
-    answer = _ask(["sbatch", "--parsable", *options, str(script)], check=False)
-    if not answer.ok:
-        _refuse(answer, "Slurm did not take this job")
-    return _parsed(parse.job_id, answer.stdout, "sbatch")
+        refuse(answer, "Slurm would not take this job")
 
 
 def cancel(job_ids: Sequence[int]) -> None:
     """Cancel jobs; those that have ended already are no error."""
     if not job_ids:
         return
-    answer = _ask(["scancel", *map(str, job_ids)], check=False)
+    answer = ask(["scancel", *map(str, job_ids)], check=False)
     said = [line for line in answer.stderr.splitlines() if line.strip()]
     # It names each job that is gone, cancels the others, and exits with 1.
     gone = [line for line in said if any(sign in line for sign in _GONE)]
     if not answer.ok and (not said or len(gone) < len(said)):
-        _refuse(answer)
+        refuse(answer)
 
 
-def _ask(argv: Sequence[str], *, check: bool = True) -> CommandResult:
+def ask(argv: Sequence[str], *, check: bool = True, tied: bool = False) -> CommandResult:
     """Run one of Slurm's commands with a clean environment and a time limit."""
     if shutil.which(argv[0]) is None:
         raise MissingPrerequisite(
@@ -277,11 +265,11 @@ def _ask(argv: Sequence[str], *, check: bool = True) -> CommandResult:
         # What sbatch has, the job has: there the user's own defaults stay.
         given = clean_environment() if argv[0] == "sbatch" else query_environment()
         environment = {**given, "SLURM_TIME_FORMAT": "standard"}
-        answer = run(argv, base_env=environment, check=False, timeout=_ANSWER_SECONDS)
+        answer = run(argv, base_env=environment, check=False, timeout=_ANSWER_SECONDS, tied=tied)
     except Stopped as late:  # a controller that is gone may just be silent
         raise _away([late.message]) from late
     if check and not answer.ok:
-        _refuse(answer)
+        refuse(answer)
     return answer
 
 
@@ -294,7 +282,7 @@ def _away(said: Sequence[str]) -> SlurmAway:
     )
 
 
-def _refuse(answer: CommandResult, what: str = "") -> None:
+def refuse(answer: CommandResult, what: str = "") -> None:
     """Raise the right error for a command of Slurm's that failed."""
     said = (answer.stderr.strip() or answer.stdout.strip()).splitlines()
     if any(sign in line for line in said for sign in _AWAY):
@@ -321,7 +309,12 @@ def _all_records(text: str, kind: str) -> list[str]:
     return found
 
 
-def _parsed(parser: Callable[[_Text], _T], text: _Text, command: str) -> _T:
+def parsed(parser: Callable[[_Text], _T], text: _Text, command: str) -> _T:
+    """What a parser reads in an answer.
+
+    Raises:
+        MissingPrerequisite: it is no answer of this command's.
+    """
     try:
         return parser(text)
     except (KeyError, ValueError, IndexError) as fault:

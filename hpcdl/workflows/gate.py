@@ -184,7 +184,10 @@ def _submit(site: Site, release: Release, partition: Partition) -> Submission | 
     module = Module((release.module,), release.modules, release.id)
     try:
         write_atomic(folder / PROBE.name, PROBE.read_text(encoding="utf-8"))
-        return submission.submit(site, _spec(partition, folder), module)
+        job = submission.submit(site, _spec(partition, folder), module)
+        if job.resumed:  # it has a directory of its own
+            shutil.rmtree(folder, ignore_errors=True)
+        return job
     except BadInput as refusal:
         shutil.rmtree(folder, ignore_errors=True)
         said = "; ".join([refusal.message, *refusal.details])

@@ -147,7 +147,8 @@ def _in_utc(local: str) -> str:
 
 def _uses(site: Site, number: int, jobs: Sequence[JobRecord]) -> list[Use]:
     """What a job, or each task of an array, uses: they have one script, but not one start."""
-    script = client.batch_script(number)
+    # By the tasks' own ids: that of an array goes with the task that has it (MinJobAge).
+    script = next((text for job in jobs if (text := client.batch_script(job.id)) != ""), "")
     if script is not None:
         needs = read_script(site, script)
         return [Use(job, *needs) for job in jobs]

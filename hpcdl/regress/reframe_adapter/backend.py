@@ -37,8 +37,9 @@ from hpcdl.regress.job_state import (
 from hpcdl.regress.priority import go_first
 from hpcdl.regress.reframe_adapter.process import EVENTS_VARIABLE, PARENT_VARIABLE
 from hpcdl.regress.reframe_adapter.releases import require_reframe
+from hpcdl.regress.run_directory import SUBMITTING
 from hpcdl.results.faults import Fault, FaultKind
-from hpcdl.slurm import client
+from hpcdl.slurm import client, once
 from hpcdl.slurm.hostlist import expand_hostlist
 from hpcdl.slurm.parse import JobRecord
 from hpcdl.system.errors import HpcdlError
@@ -82,6 +83,7 @@ class HpcdlJob(_SlurmJob):
         super().__init__(*args, **kwargs)
         self.plan: JobPlan | None = None
         self.id: int | None = None
+        self.token = ""
         self.record: JobRecord | None = None
         self.fault: Fault | None = None
         self.told = False
@@ -126,8 +128,10 @@ class HpcdlSlurm(SlurmJobScheduler):
 
     def submit(self, job: HpcdlJob) -> None:
         """Queue the job, with an environment that cannot leak into it."""
+        job.token = once.new_token()
+        _tell(job, SUBMITTING)  # whoever clears up after us finds the job by its token
         try:
-            job.id = client.submit(Path(job.script_filename))
+            job.id = once.submit(Path(job.script_filename), token=job.token)
         except HpcdlError as fault:
             raise JobSchedulerError(" ".join((fault.message, *fault.details))) from fault
         job.submitted = time.time()
@@ -278,6 +282,7 @@ def _tell(job: HpcdlJob, state: str, why: str = "") -> None:
     event = {
         "time": time.time(),
         "job": job.id,
+        "token": job.token,
         "name": job.plan.name if job.plan else job.name,
         "directory": str(job.workdir),
         "state": state,
@@ -287,6 +292,8 @@ def _tell(job: HpcdlJob, state: str, why: str = "") -> None:
     }
     with Path(path).open("a", encoding="utf-8") as file:
         file.write(json.dumps(event) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _leave_with_parent() -> None:

@@ -1,0 +1,79 @@
+"""Submissions whose job's id is not on disk: they are found by their tokens, or revoked.
+
+When a job starts it makes the link DIRECTORY/.job-TOKEN to its own id. A link is made once, whole,
+by whoever comes first: a second job of the same token ends there, and so does each job of a token
+that was revoked, whose link leads to 0. So a submission runs once or never, however late it is.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from hpcdl.slurm import client, once
+from hpcdl.system.files import explain_os_errors
+
+_REVOKED = "0"
+_MOMENT_SECONDS = 5.0
+
+
+def mark(folder: Path, token: str) -> Path:
+    """The link by which a job takes its token when it starts."""
+    return folder / f".job-{token}"
+
+
+def started(folder: Path, token: str) -> int | None:
+    """The job that took a token; None where none did."""
+    with suppress(OSError, ValueError):
+        return int(os.readlink(mark(folder, token))) or None  # noqa: PTH115 - no path
+    return None
+
+
+def revoke(folder: Path, token: str) -> int | None:
+    """Let no job of this token run; the id of one that has begun already."""
+    with explain_os_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            mark(folder, token).symlink_to(_REVOKED)
+    return started(folder, token)
+
+
+def locate(submissions: Mapping[str, Sequence[Path]], since: float | None = None) -> dict[str, int]:
+    """The jobs of tokens, each with the directories that its job or its tasks would run in.
+
+    Of several jobs of one token, all but the one that counts are cancelled. With `since` (epoch),
+    when sbatch was called last, what a killed one sent is given a moment to arrive.
+
+    Raises:
+        SlurmAway: it does not answer, so nobody knows.
+    """
+    found = _located(submissions)
+    if since is not None and len(found) < len(submissions):
+        time.sleep(min(_MOMENT_SECONDS, max(0.0, since + _MOMENT_SECONDS - time.time())))
+        found = _located(submissions)
+    return found
+
+
+def _located(submissions: Mapping[str, Sequence[Path]]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    queued = once.by_token(submissions)
+    queued |= once.accounted(submissions.keys() - queued)
+    for token, folders in submissions.items():
+        ids = queued.get(token, ())
+        began = next((job for folder in folders if (job := started(folder, token))), None)
+        if began or ids:
+            found[token] = began or ids[0]
+            client.cancel([job for job in ids if job != found[token]])
+    return found
+
+
+def links(folder: Path) -> Iterator[tuple[Path, Path]]:
+    """This user's links of a directory, and where they lead."""
+    with suppress(OSError):
+        for entry in sorted(folder.iterdir()):
+            with suppress(OSError):
+                if entry.is_symlink() and entry.lstat().st_uid == os.geteuid():
+                    yield entry, folder / os.readlink(entry)  # noqa: PTH115 - no path

@@ -1,0 +1,147 @@
+"""Queues a script exactly once, whatever becomes of the answer.
+
+Who submits makes a token and writes it to disk, then calls `submit`, then writes down the job's id.
+Killed in between, or without a readable answer, the token on disk finds the job: in Slurm's queue,
+in accounting, or by the link that the job leaves in its directory when it starts
+(jobs/intent.py). sbatch dies with the process that called it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from hpcdl.slurm import parse
+from hpcdl.slurm.client import SlurmAway, ask, parsed, refuse
+from hpcdl.system.errors import BadInput, HpcdlError
+
+# What sbatch says where it reached nobody, so that nothing can have been queued.
+_NOT_SENT = ("connect failure", "Connection refused", "Could not establish a configuration source")
+_LATE_SECONDS = 10.0
+_LOOK_AGAIN_SECONDS = 0.5
+_KILLED = 128
+SETTLED_SECONDS = 600.0
+"""After so long a submission that Slurm does not know was never queued, nor will it be.
+
+sbatch tries for 120 s in all (MAX_RETRIES, sbatch.c), and its parent's death ends it. What it sent
+may wait in slurmctld's queue, or for a backup controller (SlurmctldTimeout, 120 s), but is refused
+once its munge credential is 300 s old (munged(8), --ttl): 540 s, and a minute for clocks. Who
+decides so also revokes the token (jobs/intent.py), so that nothing depends on the figure.
+"""
+
+
+class Unconfirmed(SlurmAway):
+    """Nobody told whether Slurm took a job; the job's token will tell."""
+
+
+def new_token() -> str:
+    """What a submission is known by from before it is made; nobody can guess it."""
+    return f"hpcdl-{secrets.token_hex(16)}"
+
+
+def submit(script: Path, options: Sequence[str] = (), *, token: str) -> int:
+    """Queue a script and give its job id.
+
+    The token is the script's argument, the last word of the job's Command: users' comments and
+    names stay theirs, and no site's plug-in sets it. The caller has written it to disk before; so
+    a job whose number does not arrive here is found by it, now or later.
+
+    Raises:
+        BadInput: Slurm refuses it; its message is shown.
+        Unconfirmed: it may be queued, or be so in a moment: `by_token` will tell.
+        MissingPrerequisite: there is no sbatch, or it reached nobody; nothing is queued.
+    """
+    fault: HpcdlError
+    try:
+        return _sbatch(script, options, token)
+    except BadInput as refusal:
+        fault, patience = refusal, 0.0
+    except SlurmAway as away:
+        if any(sign in line for line in away.details for sign in _NOT_SENT):
+            raise
+        fault, patience = unconfirmed(away.details), _LATE_SECONDS
+    late = _look_for(token, patience)
+    if late is None:
+        raise fault
+    return late
+
+
+def _sbatch(script: Path, options: Sequence[str], token: str) -> int:
+    """Call sbatch, which ends with this process; the id that it told."""
+    argv = ["sbatch", "--parsable", *options, str(script), token]
+    answer = ask(argv, check=False, tied=True)
+    if answer.ok:
+        with suppress(ValueError):  # somebody's line stands in the answer
+            return parse.job_id(answer.stdout)
+    elif 0 < answer.exit_code < _KILLED:
+        refuse(answer, "Slurm did not take this job")
+    raise unconfirmed((answer.stderr or answer.stdout).splitlines()[-3:])
+
+
+def unconfirmed(said: Sequence[str] = ()) -> Unconfirmed:
+    """The error where it is unknown whether a job is queued."""
+    return Unconfirmed(
+        "Slurm did not tell whether it took the job",
+        details=said,
+        hint="run the same command again: it looks for the job first, so that nothing is queued "
+        "twice; `hpcdl job list` looks, too",
+    )
+
+
+def _look_for(token: str, seconds: float) -> int | None:
+    """The job of a token, asked about for so long; None where there is none.
+
+    Raises:
+        Unconfirmed: Slurm does not answer.
+    """
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            found = by_token({token}).get(token)
+        except HpcdlError as fault:
+            raise unconfirmed([fault.message, *fault.details]) from fault
+        if found or time.monotonic() > end:
+            return found[0] if found else None
+        time.sleep(_LOOK_AGAIN_SECONDS)
+
+
+def by_token(tokens: Collection[str]) -> dict[str, tuple[int, ...]]:
+    """The jobs of this user that were submitted with these tokens, the oldest first.
+
+    Only this user's: others may have read a token, and put it into a job of theirs. An array has
+    one id.
+    """
+    if not tokens:
+        return {}
+    mark = secrets.token_hex(8)
+    form = parse.marked_format(("%F", "%o"), mark)
+    text = ask(["squeue", "--me", "--all", "--states=all", f"--format={form}"]).stdout
+    rows = parsed(lambda said: parse.marked(said, mark), text, "squeue")
+    return _told(rows, tokens)
+
+
+def accounted(tokens: Collection[str]) -> dict[str, tuple[int, ...]]:
+    """`by_token` of jobs that slurmctld forgot: from accounting, which tells since Slurm 21.08."""
+    if not tokens or shutil.which("sacct") is None:
+        return {}
+    answer = ask(
+        ["sacct", "--noheader", "--parsable2", "--allocations", f"--uid={os.getuid()}",
+         "--starttime=now-7days", "--format=JobID,SubmitLine"], check=False,
+    )  # fmt: skip
+    lines = (re.match(r"(\d+)[^|]*\|(.*)", line) for line in answer.stdout.splitlines())
+    return _told([line.groups() for line in lines if line], tokens) if answer.ok else {}
+
+
+def _told(rows: Iterable[Sequence[str]], tokens: Collection[str]) -> dict[str, tuple[int, ...]]:
+    """The ids of rows of an id and a command, by the token at the command's end."""
+    found: dict[str, set[int]] = {}
+    for number, command in rows:
+        if (token := command.rpartition(" ")[2]) in tokens:
+            found.setdefault(token, set()).add(int(number))
+    return {token: tuple(sorted(ids)) for token, ids in found.items()}
