@@ -32,7 +32,7 @@ _RESERVED = frozenset(
     "GROUPS HISTCMD LINENO OPTIND PIPESTATUS PPID RANDOM SECONDS SHELLOPTS SHLVL SRANDOM UID _ "
     "HPCDL_JOB_DIR HPCDL_PORTS HPCDL_TRUSTED_NETWORK HPCDL_WORKERS "
     "SLURM_JOB_ID SLURM_RESTART_COUNT SLURM_EXPORT_ENV again "
-    "attempt code launcher name point stopped".split()
+    "attempt code launcher name point stopped taken".split()
 )
 
 

@@ -29,7 +29,14 @@ from hpcdl.site import Site
 from hpcdl.slurm import client, once
 from hpcdl.slurm.once import SETTLED_SECONDS, Unconfirmed, unconfirmed
 from hpcdl.system.errors import BadInput
-from hpcdl.system.files import LockBusy, clear_leftovers, locked, switch_link, write_atomic
+from hpcdl.system.files import (
+    LockBusy,
+    clear_leftovers,
+    locked,
+    switch_link,
+    sync_directory,
+    write_atomic,
+)
 from hpcdl.system.signals import terminable, undivided
 from hpcdl.system.text import utc_stamp
 from hpcdl.system.trust import user_of
@@ -108,15 +115,20 @@ def submit(site: Site, spec: JobSpec, module: Module) -> Submission:
             _check_free(folder, files)
             stack.enter_context(locked(folder / _LOCK))
             _check_free(folder, files)
-        known: dict[str, int] = {}
+        said = _intent(folder) if begun else None
+        known = _known(folder, (folder / JOB.name).stat().st_mtime) if said else {}
         try:
-            queued = _complete(site, folder, files, record, known)
+            if said is None:
+                _write(site, folder, files, record)
+            queued = _queue(site, folder, said or record, known)
         except Unconfirmed:
             raise
         except BaseException:
             # A job without its record could not be followed: it is removed again as a whole.
             with undivided():
                 client.cancel([*known.values()])
+                for token in said["tokens"] if said else ():
+                    revoke(folder, token)  # what a stopped command sent may be on its way
                 _withdraw(site, folder)
             raise
     return Submission(queued[0], folder, tuple(queued), resumed=begun is not None)
@@ -146,23 +158,19 @@ def _intent(folder: Path) -> dict[str, Any] | None:
     return said if said.get("tokens") and said.get("job_id") is None else None
 
 
-def _complete(
-    site: Site,
-    folder: Path,
-    files: Mapping[str, bytes],
-    record: dict[str, Any],
-    known: dict[str, int],
-) -> list[int]:
+def _write(site: Site, folder: Path, files: Mapping[str, bytes], record: Mapping[str, Any]) -> None:
+    """The files of a job that is not queued yet; from here on its tokens find it."""
+    switch_link(_unconfirmed(site) / record["tokens"][0], str(folder))
+    for name, content in files.items():
+        write_atomic(folder / name, content, mode=0o755 if name == "job.sh" else 0o600)
+    JOB.write(folder / JOB.name, record)
+    for place in (folder, folder.parent, _unconfirmed(site)):
+        sync_directory(place)
+
+
+def _queue(site: Site, folder: Path, said: Mapping[str, Any], known: dict[str, int]) -> list[int]:
     """Queue the jobs of a directory that are not yet; `known` gets each job's id by its token."""
-    said = _intent(folder)
-    if said is None:
-        said = record
-        switch_link(_unconfirmed(site) / record["tokens"][0], str(folder))
-        for name, content in files.items():
-            write_atomic(folder / name, content, mode=0o755 if name == "job.sh" else 0o600)
-    else:
-        known |= _known(folder, (folder / JOB.name).stat().st_mtime)
-    JOB.write(folder / JOB.name, said)
+    os.utime(folder / JOB.name)  # when sbatch was called last
     queued: list[int] = []
     for token in said["tokens"]:
         with undivided():
@@ -179,7 +187,7 @@ def _known(folder: Path, since: float | None = None) -> dict[str, int]:
     return locate({token: [folder] for token in said["tokens"]} if said else {}, since)
 
 
-def _confirm(site: Site, folder: Path, said: dict[str, Any], queued: Sequence[int]) -> None:
+def _confirm(site: Site, folder: Path, said: Mapping[str, Any], queued: Sequence[int]) -> None:
     """Write down which jobs they are; then the tokens have done their work."""
     JOB.write(folder / JOB.name, {**said, "job_id": queued[0], "chain": list(queued)})
     for job_id in queued:

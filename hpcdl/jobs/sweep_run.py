@@ -32,7 +32,7 @@ from hpcdl.site import Site
 from hpcdl.slurm import client, once
 from hpcdl.slurm.once import Unconfirmed
 from hpcdl.slurm.parse import JobRecord
-from hpcdl.system.files import locked, write_atomic
+from hpcdl.system.files import clear_leftovers, locked, sync_directory, write_atomic
 from hpcdl.system.signals import undivided
 
 DONE, QUEUED, MISSING, IMPOSSIBLE = "done", "queued", "missing", "impossible"
@@ -108,6 +108,7 @@ def submit(
         if request and points:
             environment.check_same(folder, points[0].spec.environment)
         manifest = _settled(folder, manifest)
+        clear_leftovers(folder / "sweep.json")
         active = _active_arrays() if manifest.rows else {}
         status = {one.point.id: one for one in _run_statuses(folder, points, manifest, active)}
         prepared = _prepare(site, folder, tuple(status.values()), modules, running)
@@ -121,6 +122,7 @@ def submit(
             earlier = dict(status)
             _note(status, group, None, token)
             _write_manifest(folder, manifest, status)  # what is queued now is found by its token
+            sync_directory(folder)
             with undivided():
                 try:
                     queued.append(once.submit(script, waits, token=token))
@@ -248,6 +250,8 @@ def _prepare(
         preview(site, folder, found, modules, running), start=first
     ):
         path = folder / f"array-{number:03d}.sh"
+        for one in (path, path.with_suffix(".args")):
+            clear_leftovers(one)
         write_atomic(path.with_suffix(".args"), arguments)
         environment.keep(path.with_suffix(f".{environment.NAME}"), group.spec.environment)
         write_atomic(path, script.text, mode=0o755)

@@ -85,6 +85,16 @@ def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o644, sync: b
             raise
 
 
+def sync_directory(path: Path) -> None:
+    """Let the names of a directory outlive a crash of the machine, as `write_atomic`'s content."""
+    with explain_os_errors(path):
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 def clear_leftovers(path: Path) -> None:
     """Remove what killed `write_atomic`s of `path` left beside it.
 

@@ -11,7 +11,7 @@ from hpcdl.jobs import JobSpec, Module
 from hpcdl.jobs.listing import as_text, own_jobs
 from hpcdl.jobs.submission import index, submit
 from hpcdl.site import Site
-from hpcdl.slurm import client
+from hpcdl.slurm import client, once
 from tests.unit import slurm_output as said
 
 
@@ -19,7 +19,7 @@ from tests.unit import slurm_output as said
 def site(three_generations: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     numbers = iter(range(7, 99))
     monkeypatch.setattr(client, "would_run", lambda _: None)
-    monkeypatch.setattr(client, "submit", lambda *_: next(numbers))
+    monkeypatch.setattr(once, "submit", lambda *_, token: next(numbers))
     known = said.job(id=9, state="RUNNING", nodes="n1")
     monkeypatch.setattr(client, "queue", lambda: (known,))
     return replace(three_generations, paths=replace(three_generations.paths, work=tmp_path))

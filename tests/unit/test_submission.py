@@ -10,7 +10,7 @@ import pytest
 
 from hpcdl.jobs import JobSpec, Module, submission
 from hpcdl.site import Site
-from hpcdl.slurm import client
+from hpcdl.slurm import client, once
 from hpcdl.system.errors import BadInput
 
 
@@ -27,7 +27,8 @@ def cancelled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     gone: list[int] = []
     numbers = iter(range(7, 99))
     monkeypatch.setattr(client, "would_run", lambda _: None)
-    monkeypatch.setattr(client, "submit", lambda *_: next(numbers))
+    monkeypatch.setattr(once, "submit", lambda *_, token: next(numbers))
+    monkeypatch.setattr(once, "by_token", lambda _: {})
     monkeypatch.setattr(client, "cancel", gone.extend)
     return gone
 
@@ -48,12 +49,12 @@ def test_a_signal_between_slurm_s_answer_and_the_record_takes_the_job_back(
 ) -> None:
     queued: list[int] = []
 
-    def submit(_: Path, options: Sequence[str] = ()) -> int:
+    def submit(_: Path, options: Sequence[str], *, token: str) -> int:
         queued.append(7 + len(queued))
         os.kill(os.getpid(), number)
         return queued[-1]
 
-    monkeypatch.setattr(client, "submit", submit)
+    monkeypatch.setattr(once, "submit", submit)
     with pytest.raises(KeyboardInterrupt):
         submission.submit(own, JobSpec("p100", job_dir=tmp_path / "j", chain=3), Module(()))
     assert queued == cancelled == [7]

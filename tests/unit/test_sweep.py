@@ -16,7 +16,7 @@ from hpcdl.jobs.manifest import read_manifest, request_of, write_manifest
 from hpcdl.jobs.sweep import Point, groups, matrix_of, plan, point_id, render, shares
 from hpcdl.jobs.sweep_run import RunStatus, run_statuses, submit, sweep_directory
 from hpcdl.site import Site, load_site
-from hpcdl.slurm import client, parse
+from hpcdl.slurm import client, once, parse
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
 from tests.unit import slurm_output as said
@@ -172,10 +172,10 @@ class Queue:
         self.scripts: list[str] = []
         self.options: list[tuple[str, ...]] = []
         monkeypatch.setattr(client, "would_run", lambda _: None)
-        monkeypatch.setattr(client, "submit", self.submit)
+        monkeypatch.setattr(once, "submit", self.submit)
         monkeypatch.setattr(client, "queue", self.records)
 
-    def submit(self, script: Path, options: Sequence[str] = ()) -> int:
+    def submit(self, script: Path, options: Sequence[str], *, token: str) -> int:
         self.scripts.append(script.read_text())
         self.options.append(tuple(options))
         return 100 + len(self.scripts)

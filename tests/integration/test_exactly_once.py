@@ -1,0 +1,278 @@
+"""Submissions on the real Slurm: killed before any system call, late, garbled, unanswered: once.
+
+strace kills a command where it is about to make its n-th call of a kind that changes something, or
+that starts, awaits or reads sbatch. Each such call between the first and the last file of the
+submission is a point, none is left to chance; what the command does between two of them changes
+nothing. After each kill the same command runs again, and there must be one job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcdl.site import Site
+from tests.integration.conftest import Shell
+
+pytestmark = pytest.mark.cluster
+HPCDL = str(Path(sys.executable).with_name("hpcdl"))
+KINDS = (
+    "rename,unlink,symlink,mkdir,write,pwrite64,ftruncate,fchmod,fsync,flock,"
+    "clone,vfork,clone3,execve,poll,wait4"
+)
+_CALL = re.compile(r"([a-z0-9_]+)\((.*)")
+
+
+class Once:
+    """Runs hpcdl in a site of the test's own, whole or killed at a point."""
+
+    def __init__(self, slurm: Shell, site: Site, folder: Path) -> None:
+        self.slurm, self.folder, self.work = slurm, folder, folder / "work"
+        text = site.source.read_text().replace("$HPCDL_HOME/embedded/work", str(self.work))
+        (folder / "site.yaml").write_text(text)
+
+    def argv(self, *words: str) -> list[str]:
+        group, command, *rest = words
+        return [HPCDL, group, command, "--site", str(self.folder / "site.yaml"), *rest]
+
+    def __call__(self, *words: str, path: Path | None = None, code: int = 0) -> str:
+        """What a command prints; `path` comes first on PATH."""
+        first = ["env", f"PATH={path}:{self.slurm.env['PATH']}"] if path else []
+        done = self.slurm(*first, *self.argv(*words), check=False, timeout=120)
+        assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
+        return done.stdout + done.stderr
+
+    def trace(self, *words: str, inject: str = "") -> list[tuple[str, str]]:
+        """The calls of the command, as kind and arguments, until it ended or was killed."""
+        log = self.folder / "strace"
+        rest = ["-e", f"inject={inject}"] if inject else []
+        argv = ["strace", "-o", str(log), "-s", "200", "-e", f"trace={KINDS}", *rest]
+        done = self.slurm(*argv, *self.argv(*words), check=False, timeout=120)
+        assert done.returncode == (-9 if inject else 0), done.stdout + done.stderr
+        return [found.groups() for found in map(_CALL.match, log.read_text().splitlines()) if found]
+
+    def points(self, *words: str) -> list[tuple[str, int]]:
+        """Kind and number of each call from the first file of a submission to the last one."""
+        counts: Counter[str] = Counter()
+        found, ours = [], []
+        for kind, arguments in self.trace(*words):
+            counts[kind] += 1
+            found.append((kind, counts[kind]))
+            ours.append(str(self.work) in arguments)
+        last = len(ours) - ours[::-1].index(True)
+        return found[ours.index(True) : last]
+
+    def jobs(self, name: str) -> list[int]:
+        """What Slurm holds by this name, ended or not."""
+        asked = ["squeue", "--all", "--states=all", "--noheader", "--format=%F", "--name", name]
+        return sorted({int(one) for one in self.slurm(*asked).stdout.split()})
+
+    def listed(self) -> list[int]:
+        """What `job list` knows; it must know of nothing unconfirmed."""
+        return [one["job_id"] for one in json.loads(self("job", "list", "--json", "--last", "999"))]
+
+    def left(self) -> list[Path]:
+        """What submissions need on their way only."""
+        return [one for one in self.work.rglob("*") if "unconfirmed" in one.parts[:-1]
+                or one.name.startswith((".job.", ".sweep", ".array", ".submit"))]  # fmt: skip
+
+
+@pytest.fixture
+def once(slurm: Shell, embedded_site: Site, tmp_path: Path) -> Once:
+    return Once(slurm, embedded_site, tmp_path)
+
+
+def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.1)
+
+
+def job(name: str, *options: str) -> list[str]:
+    """A job that says in its directory that it ran."""
+    asked = ["--no-module", "--no-preflight", "--partition", "cpu", "--cpus-per-task", "1"]
+    return ["job", "submit", *asked, "--name", name, *options, "--", "sh", "-c", "echo x >>runs"]
+
+
+def sweep(name: str) -> list[str]:
+    asked = ["--no-module", "--no-preflight", "--partition", "cpu", "--name", name]
+    return [
+        "job",
+        "sweep",
+        *asked,
+        "--over",
+        "cpus-per-task=1,2",
+        "--",
+        "sh",
+        "-c",
+        "echo x >>runs",
+    ]
+
+
+def runs(folder: Path) -> list[str]:
+    """What the programs of all jobs below a directory wrote."""
+    return [one.read_text() for one in folder.rglob("runs")]
+
+
+needs_strace = pytest.mark.skipif(not shutil.which("strace"), reason="strace is not installed")
+
+
+@needs_strace
+@pytest.mark.parametrize("chain", [1, 2])
+def test_a_submission_killed_at_any_call_is_one_job(once: Once, chain: int) -> None:
+    """Killed, the command is run again: `chain` jobs in all, and `job list` knows the run."""
+    options = ["--chain", str(chain)]
+    once(*job("first", *options))
+    points = once.points(*job("traced", *options))
+    assert {"rename", "fsync", "poll", "wait4", "symlink", "unlink"} <= {kind for kind, _ in points}
+    for number, (kind, count) in enumerate(points):
+        name = f"c{chain}-{number}"
+        once.trace(*job(name, *options), inject=f"{kind}:signal=KILL:when={count}")
+        killed = once.jobs(name)
+        listed_first = number % 2 and killed  # `job list` settles it, or the command itself
+        if not listed_first:
+            once(*job(name, *options))
+        found = once.jobs(name)
+        assert len(found) == (len(killed) if listed_first else chain), (kind, count, killed, found)
+        assert found[0] in once.listed(), (kind, count)
+    assert once.left() == []
+    wait_for(lambda: not once.slurm("squeue", "--me", "--noheader").stdout)
+    assert set(runs(once.work)) == {"x\n"}, "nothing ran twice in one directory"
+
+
+@needs_strace
+def test_a_sweep_killed_at_any_call_queues_each_point_once(once: Once) -> None:
+    """Two arrays; killed anywhere between the first file and the last, and run again."""
+    once(*sweep("first"))
+    for number, (kind, count) in enumerate(once.points(*sweep("traced"))):
+        name = f"s{number}"
+        once.trace(*sweep(name), inject=f"{kind}:signal=KILL:when={count}")
+        once(*sweep(name))
+        found = once.jobs(name)
+        assert len(found) == 2, (kind, count, found)
+        manifest = json.loads((once.work / "sweeps" / name / "sweep.json").read_text())
+        assert sorted(row["job_id"] for row in manifest["points"]) == found, (kind, count)
+    wait_for(lambda: not once.slurm("squeue", "--me", "--noheader").stdout)
+    assert set(runs(once.work)) == {"x\n"}, "no point ran twice"
+    assert once.left() == []
+
+
+# What stands first on PATH in place of sbatch, or of squeue.
+
+REAL = {name: shutil.which(name) for name in ("sbatch", "squeue")}
+AFTER = {
+    "a warning stands in the answer": 'echo "sbatch: your quota is nearly used up"; {real} "$@"',
+    "it says nothing": '{real} "$@" >/dev/null',
+    "it is killed when it has sent the job": '{real} "$@"; kill -9 $$',
+    "it fails when it has sent the job": '{real} "$@"; echo "error: Invalid argument" >&2; exit 1',
+    "it never answers when it has sent the job": '{real} "$@"; exec sleep 99',
+}
+
+
+def command(folder: Path, name: str, body: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    asks = 'case "$*" in *--test-only*) exec {real} "$@";; esac'
+    (folder / name).write_text(f"#!/bin/sh\n{asks}\n{body}\n".replace("{real}", str(REAL[name])))
+    (folder / name).chmod(0o755)
+    return folder
+
+
+@pytest.mark.parametrize("how", AFTER)
+@pytest.mark.parametrize("what", [job, sweep])
+def test_a_job_whose_number_does_not_arrive_is_found_at_once(
+    once: Once, tmp_path: Path, how: str, what: Callable[[str], list[str]]
+) -> None:
+    name = f"a{time.time_ns()}"
+    once(*what(name), path=command(tmp_path / "bin", "sbatch", AFTER[how]))
+    found = once.jobs(name)
+    assert len(found) == (1 if what is job else 2)
+    if what is job:
+        assert once.listed() == found
+    assert once.left() == []
+
+
+MUTE = 'echo "{real}: error: Socket timed out on send/recv operation" >&2; exit 1'
+
+
+def test_while_nobody_answers_a_job_is_unconfirmed_and_then_found(
+    once: Once, tmp_path: Path
+) -> None:
+    """sbatch sent the job, and neither it nor squeue answers: the record stays, and says so."""
+    command(tmp_path / "bin", "sbatch", '{real} "$@" >/dev/null; ' + MUTE)
+    path = command(tmp_path / "bin", "squeue", MUTE)
+    said = once(*job("mute"), path=path, code=3)
+    assert "did not tell whether it took the job" in said
+    assert "the same command again" in said
+    assert once(*job("mute"), path=path, code=3).count("does not answer") == 1
+    (found,) = once.jobs("mute")
+    assert once.listed() == [found]
+    wait_for(lambda: runs(once.work) == ["x\n"])
+
+
+def test_what_was_never_sent_is_listed_as_such_and_submitted_by_the_next_try(
+    once: Once, tmp_path: Path
+) -> None:
+    path = command(tmp_path / "bin", "sbatch", MUTE)
+    once(*job("never"), path=path, code=3)
+    assert "UNCONFIRMED" in once("job", "list")
+    (folder,) = (one for one in (once.work / "jobs").glob("never-*"))
+    once("job", "watch", "--once", str(folder), code=3)
+    assert "of the same command before" in once(*job("never"))
+    assert once.listed() == once.jobs("never")
+    assert len(once.jobs("never")) == 1
+
+
+def test_after_ten_minutes_without_a_trace_it_is_withdrawn_and_a_late_job_ends_itself(
+    once: Once, tmp_path: Path
+) -> None:
+    """The queue takes the job after all, much later: it finds that nobody waits for it."""
+    late = command(tmp_path / "bin", "sbatch", f'echo "$@" >{tmp_path}/sent; {MUTE}')
+    once(*job("late"), path=late, code=3)
+    (folder,) = (one for one in (once.work / "jobs").glob("late-*"))
+    script = (folder / "job.sh").read_text()
+    token = (tmp_path / "sent").read_text().split()[-1]
+    old = time.time() - 601
+    os.utime(folder / "job.json", (old, old))
+    said = once("job", "list")
+    assert "NOT QUEUED" in said
+    assert "submit it again" in said
+    assert "NOT QUEUED" not in once("job", "list")
+    (tmp_path / "job.sh").write_text(script)
+    done = once.slurm("sbatch", "--parsable", "--wait", tmp_path / "job.sh", token, check=False)
+    assert done.returncode == 5
+    assert runs(once.work) == []
+    assert "0: withdrawn" in (folder / "job.log").read_text()
+
+
+def test_two_jobs_of_one_token_run_once(once: Once, tmp_path: Path) -> None:
+    """A submission that arrived twice: the second one ends where it would run."""
+    twice = '{real} "$@" >/dev/null; {real} "$@"'
+    once(*job("twice"), path=command(tmp_path / "bin", "sbatch", twice))
+    wait_for(lambda: not once.slurm("squeue", "--me", "--noheader").stdout)
+    assert len(once.jobs("twice")) == 2
+    assert runs(once.work) == ["x\n"]
+
+
+def test_a_refused_job_leaves_nothing(once: Once, tmp_path: Path) -> None:
+    refused = 'echo "sbatch: error: Invalid qos specification" >&2; exit 1'
+    once(*job("no"), path=command(tmp_path / "bin", "sbatch", refused), code=2)
+    assert not [one for one in once.work.rglob("*") if not one.is_dir()]
+    assert not list((once.work / "jobs").glob("no-*"))
+    assert once.listed() == []
+
+
+@pytest.fixture(autouse=True)
+def _free(slurm: Shell) -> Iterator[None]:
+    yield
+    subprocess.run(["scancel", "--me"], env=dict(slurm.env), check=False)
