@@ -366,6 +366,8 @@ def _withdraw(site: Site, folder: Path) -> None:
     said = _intent(folder) or {"tokens": []}
     with suppress(OSError):
         _forget(site, folder, said)
+        for token in said["tokens"]:
+            (folder / f"{token}.sh").unlink(missing_ok=True)
         (folder / "job.json").unlink(missing_ok=True)
         (folder / "job.sh").unlink(missing_ok=True)
         (folder / environment.NAME).unlink(missing_ok=True)

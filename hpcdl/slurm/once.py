@@ -20,9 +20,11 @@ from pathlib import Path
 from hpcdl.slurm import parse
 from hpcdl.slurm.client import SlurmAway, ask, parsed, refuse
 from hpcdl.system.errors import BadInput, HpcdlError
+from hpcdl.system.files import explain_os_errors
 
 # What sbatch says where it reached nobody, so that nothing can have been queued.
 _NOT_SENT = ("connect failure", "Connection refused", "Could not establish a configuration source")
+_TOKEN = re.compile(r"(hpcdl-[0-9a-f]{32})(?:\.sh)?\s*\Z")
 _LATE_SECONDS = 10.0
 _LOOK_AGAIN_SECONDS = 0.5
 _KILLED = 128
@@ -48,9 +50,10 @@ def new_token() -> str:
 def submit(script: Path, options: Sequence[str] = (), *, token: str) -> int:
     """Queue a script and give its job id.
 
-    The token is the script's argument, the last word of the job's Command: users' comments and
-    names stay theirs, and no site's plug-in sets it. The caller has written it to disk before; so
-    a job whose number does not arrive here is found by it, now or later.
+    The token is in the path of the script, a link that stays beside it, and its argument: users'
+    comments and names stay theirs, no site's plug-in sets a job's Command, and squeue shows its
+    path in every release (arguments until 23.02). The caller has written the token to disk before;
+    so a job whose number does not arrive here is found by it, now or later.
 
     Raises:
         BadInput: Slurm refuses it; its message is shown.
@@ -58,8 +61,11 @@ def submit(script: Path, options: Sequence[str] = (), *, token: str) -> int:
         MissingPrerequisite: there is no sbatch, or it reached nobody; nothing is queued.
     """
     fault: HpcdlError
+    link = script.with_name(f"{token}.sh")
+    with explain_os_errors(link), suppress(FileExistsError):
+        link.symlink_to(script.name)
     try:
-        return _sbatch(script, options, token)
+        return _sbatch(link, options, token)
     except BadInput as refusal:
         fault, patience = refusal, 0.0
     except SlurmAway as away:
@@ -68,6 +74,8 @@ def submit(script: Path, options: Sequence[str] = (), *, token: str) -> int:
         fault, patience = unconfirmed(away.details), _LATE_SECONDS
     late = _look_for(token, patience)
     if late is None:
+        if isinstance(fault, BadInput):
+            link.unlink(missing_ok=True)
         raise fault
     return late
 
@@ -139,9 +147,10 @@ def accounted(tokens: Collection[str]) -> dict[str, tuple[int, ...]]:
 
 
 def _told(rows: Iterable[Sequence[str]], tokens: Collection[str]) -> dict[str, tuple[int, ...]]:
-    """The ids of rows of an id and a command, by the token at the command's end."""
+    """The ids of rows of an id and a command, by the token that the command ends with."""
     found: dict[str, set[int]] = {}
     for number, command in rows:
-        if (token := command.rpartition(" ")[2]) in tokens:
-            found.setdefault(token, set()).add(int(number))
+        named = _TOKEN.search(command)
+        if named and named.group(1) in tokens:
+            found.setdefault(named.group(1), set()).add(int(number))
     return {token: tuple(sorted(ids)) for token, ids in found.items()}

@@ -45,6 +45,11 @@ trap 'leave 5' TERM
 # The job runs in its own directory: log, progress, result and checkpoints.
 export HPCDL_JOB_DIR=/work/me/jobs/train-$SLURM_JOB_ID
 mkdir -p "$HPCDL_JOB_DIR" && cd "$HPCDL_JOB_DIR" || exit 3
+if [[ ${1-} ]]; then
+  ln -sT "$SLURM_JOB_ID" ".job-$1" 2>/dev/null
+  taken=$(readlink ".job-$1") || taken=$SLURM_JOB_ID
+  [[ $taken == "$SLURM_JOB_ID" ]] || { echo "hpcdl: job $taken is this submission's (0: withdrawn)" >&2; exit 5; }
+fi
 
 # Modules are loaded here, not inherited: the login node may have another release or partition.
 # shellcheck source=/dev/null

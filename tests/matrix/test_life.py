@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from hpcdl.slurm import client
+from hpcdl.slurm import client, once
 from tests.matrix.machines import HPCDL, script, wait_for
 
 UNTIL_TERM = """\
@@ -113,3 +113,25 @@ def test_our_records_of_jobs_are_slurm_s_and_no_name_forges_one(machine, monkeyp
     assert (record.state, record.exit_code, record.restarts) == ("FAILED", 3, 0)
     assert client.job(99999) is None
     machine("scancel", str(held.number))
+
+
+@pytest.mark.parametrize("options", [(), ("--array=0-2%1",)])
+def test_a_job_is_found_by_its_token_alone(machine, monkeypatch, options):
+    for name, value in machine.env.items():
+        monkeypatch.setenv(name, value)
+    script = machine.folder / "token.sh"
+    script.write_text("#!/bin/sh\ntest $# = 1 && sleep 60\n")
+    tokens = [once.new_token() for _ in range(3)]
+    asked = ("--comment=mine", "--job-name=mine", f"--output={machine.folder}/token.log", *options)
+    jobs = [once.submit(script, asked, token=token) for token in tokens[:2]]
+    forged = machine.submit("#!/bin/sh\nexit 0\n", "--hold", f"--comment={tokens[2]}",
+                            f"--job-name=x\n9|{tokens[2]}.sh")  # fmt: skip
+    assert once.by_token(tokens) == {
+        token: (job,) for token, job in zip(tokens, jobs, strict=False)
+    }
+    wait_for(lambda: {one.array_job or one.id for one in client.queue() if one.state == "RUNNING"} & {*jobs}, 30)
+    machine("scancel", *map(str, [*jobs, forged.number]))
+    wait_for(
+        lambda: not {one.array_job or one.id for one in client.queue() if one.active} & {*jobs}
+    )
+    assert once.by_token(tokens).keys() == {*tokens[:2]}, "ended ones, too"

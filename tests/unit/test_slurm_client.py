@@ -38,7 +38,7 @@ def test_times_have_one_form_whatever_the_caller_likes(
     "name", ["SQUEUE_USERS", "SQUEUE_STATES", "SINFO_PARTITION", "SLURM_JOB_ID"]
 )
 def test_no_default_of_the_user_hides_a_job(
-    command: Command, monkeypatch: pytest.MonkeyPatch, name: str
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
     monkeypatch.setenv(name, "7")
     hidden = 'case "$*" in *--all*) ;; *) exit 1;; esac'  # a partition may be (Hidden=YES)
@@ -46,7 +46,7 @@ def test_no_default_of_the_user_hides_a_job(
     assert client.own_jobs() == {64}
     command("sbatch", f'echo "${{{name}:-64}}"')
     kept = 64 if name.startswith("SLURM_") else 7
-    assert once.submit(Path("job.sh"), token="t") == kept, "a job has what its user set"
+    assert once.submit(tmp_path / "job.sh", token="t") == kept, "a job has what its user set"
 
 
 def test_the_line_of_a_cluster_s_name_is_no_job(command: Command) -> None:

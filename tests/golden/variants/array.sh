@@ -52,6 +52,11 @@ eval "point=( $point )"
 # The job runs in its own directory: log, progress, result and checkpoints.
 export HPCDL_JOB_DIR="${point[0]}"
 mkdir -p "$HPCDL_JOB_DIR" && cd "$HPCDL_JOB_DIR" || exit 3
+if [[ ${1-} ]]; then
+  ln -sT "$SLURM_ARRAY_JOB_ID" ".job-$1" 2>/dev/null
+  taken=$(readlink ".job-$1") || taken=$SLURM_ARRAY_JOB_ID
+  [[ $taken == "$SLURM_ARRAY_JOB_ID" ]] || { echo "hpcdl: job $taken is this submission's (0: withdrawn)" >&2; exit 5; }
+fi
 
 # Modules are loaded here, not inherited: the login node may have another release or partition.
 # shellcheck source=/dev/null
