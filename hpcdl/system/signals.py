@@ -43,10 +43,22 @@ def terminable() -> Iterator[None]:
 def undivided() -> Iterator[None]:
     """Hold signals that would end us back until the end of the block; for short steps.
 
-    Programs that are started meanwhile hold them back too.
+    Programs that are started meanwhile hold them back too. The kernel gives a signal that this
+    thread holds back to any other one; its handler would run here all the same, so it is noted.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *_ENDING})
+    held = {signal.SIGINT, *_ENDING}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
+    came: list[int] = []
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in held:
+            if signal.getsignal(number) not in {signal.SIG_IGN, None}:
+                handlers[number] = signal.signal(number, lambda number, _: came.append(number))
     try:
         yield
     finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number in came[:1]:
+            signal.raise_signal(number)

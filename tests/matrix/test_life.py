@@ -129,7 +129,12 @@ def test_a_job_is_found_by_its_token_alone(machine, monkeypatch, options):
     assert once.by_token(tokens) == {
         token: (job,) for token, job in zip(tokens, jobs, strict=False)
     }
-    wait_for(lambda: {one.array_job or one.id for one in client.queue() if one.state == "RUNNING"} & {*jobs}, 30)
+    wait_for(
+        lambda: (
+            {one.array_job or one.id for one in client.queue() if one.state == "RUNNING"} & {*jobs}
+        ),
+        30,
+    )
     machine("scancel", *map(str, [*jobs, forged.number]))
     wait_for(
         lambda: not {one.array_job or one.id for one in client.queue() if one.active} & {*jobs}

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -30,17 +31,29 @@ def test_what_is_ignored_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_step_that_must_be_known_ends_before_they_count() -> None:
-    done = []
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_step_that_must_be_known_ends_before_they_count(others: int) -> None:
+    """Also where another thread takes the signal: its handler runs in this one at once."""
+    done, end = [], threading.Event()
+    threads = [threading.Thread(target=end.wait) for _ in range(others)]
 
     def work() -> None:
         with terminable(), undivided():
             os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.05)
             done.append("noted")
 
-    with pytest.raises(KeyboardInterrupt):
-        work()
+    for thread in threads:
+        thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            work()
+    finally:
+        end.set()
+        for thread in threads:
+            thread.join()
     assert done == ["noted"]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 PROGRAM = """
