@@ -4,7 +4,7 @@ A job's directory is WORK/jobs/NAME-STAMP: job.sh, job.json (what was asked and 
 progress.json, result.json. WORK/jobs/by-id/ID links to it; an embedded cluster, which counts its
 jobs from 1 as every other does, has an index of its own beside that one. Before `sbatch` is called
 job.json has the tokens of its jobs, and WORK/jobs/unconfirmed/TOKEN links to the directory until
-job.json has their ids: killed in between, the same command goes on from there, and any that looks
+job.json has their ids: killed in between, the same command resumes there, and so does any look
 (`settle`).
 """
 
@@ -109,13 +109,13 @@ def submit(site: Site, spec: JobSpec, module: Module) -> Submission:
         values = environment.as_shell(placed.environment)
         files[environment.NAME] = values.encode(errors="surrogateescape")
     with terminable(), ExitStack() as stack:
-        begun = _begun(site, folder, record, stack)
+        begun = _begun(site, record, stack)
         folder = begun or folder
         if begun is None:
             _check_free(folder, files)
             stack.enter_context(locked(folder / _LOCK))
             _check_free(folder, files)
-        said = _intent(folder) if begun else None
+        said = _told(folder) if begun else None
         known = _known(folder, (folder / JOB.name).stat().st_mtime) if said else {}
         try:
             if said is None:
@@ -129,33 +129,38 @@ def submit(site: Site, spec: JobSpec, module: Module) -> Submission:
                 client.cancel([*known.values()])
                 for token in said["tokens"] if said else ():
                     revoke(folder, token)  # what a stopped command sent may be on its way
-                _withdraw(site, folder)
+                _withdraw(site, folder, (said or record)["tokens"])
             raise
     return Submission(queued[0], folder, tuple(queued), resumed=begun is not None)
 
 
-def _begun(site: Site, folder: Path, record: Mapping[str, Any], stack: ExitStack) -> Path | None:
-    """Where a stopped command left this request, so that nobody knows whether Slurm took it.
+def _begun(site: Site, record: Mapping[str, Any], stack: ExitStack) -> Path | None:
+    """Where a stopped command left this request, so that nobody was told of a job.
 
     Its lock is entered into `stack`; one that is held is of a command that still runs.
     """
-    for place in (folder, *(place for _, place in links(_unconfirmed(site)))):
-        if _intent(place) is None:
-            continue
+    for link, place in links(_unconfirmed(site)):
         with ExitStack() as held, suppress(LockBusy):
-            held.enter_context(locked(place / _LOCK, wait_seconds=0))
-            said = _intent(place)
-            if said and said["request"] == record["request"] and said["site"] == site.name:
-                stack.push(held.pop_all())
-                return place
+            if (place / JOB.name).exists():
+                held.enter_context(locked(place / _LOCK, wait_seconds=0))
+                said = _told(place) if link.is_symlink() else {}
+                if said.get("request") == record["request"] and said["site"] == site.name:
+                    stack.push(held.pop_all())
+                    return place
     return None
+
+
+def _told(folder: Path) -> dict[str, Any]:
+    """What was asked of a submission that has tokens; an empty one where there is none."""
+    record = JOB.find(folder / JOB.name)
+    said = record.values if record else {}
+    return said if said.get("tokens") else {"tokens": [], "request": None, "site": None}
 
 
 def _intent(folder: Path) -> dict[str, Any] | None:
     """What was asked of a submission that has tokens and no job; None where there is none."""
-    record = JOB.find(folder / JOB.name)
-    said = record.values if record else {}
-    return said if said.get("tokens") and said.get("job_id") is None else None
+    said = _told(folder)
+    return said if said["tokens"] and said.get("job_id") is None else None
 
 
 def _write(site: Site, folder: Path, files: Mapping[str, bytes], record: Mapping[str, Any]) -> None:
@@ -171,8 +176,8 @@ def _write(site: Site, folder: Path, files: Mapping[str, bytes], record: Mapping
 def _queue(site: Site, folder: Path, said: Mapping[str, Any], known: dict[str, int]) -> list[int]:
     """Queue the jobs of a directory that are not yet; `known` gets each job's id by its token."""
     os.utime(folder / JOB.name)  # when sbatch was called last
-    queued: list[int] = []
-    for token in said["tokens"]:
+    queued: list[int] = list(said.get("chain") or ()) if said.get("job_id") else []
+    for token in () if queued else said["tokens"]:
         with undivided():
             if token not in known:
                 known[token] = once.submit(folder / "job.sh", _after(queued), token=token)
@@ -192,16 +197,15 @@ def _confirm(site: Site, folder: Path, said: Mapping[str, Any], queued: Sequence
     JOB.write(folder / JOB.name, {**said, "job_id": queued[0], "chain": list(queued)})
     for job_id in queued:
         switch_link(index(site) / str(job_id), os.path.relpath(folder, index(site)))
-    _forget(site, folder, said)
+    _forget(site, folder, said["tokens"])
 
 
-def _forget(site: Site, folder: Path, said: Mapping[str, Any]) -> None:
+def _forget(site: Site, folder: Path, tokens: Sequence[str]) -> None:
     """Remove what a submission needs on its way only, and what killed ones left."""
-    for token in said["tokens"]:
-        (_unconfirmed(site) / token).unlink(missing_ok=True)
     for name in ("job.sh", environment.NAME, JOB.name):
         clear_leftovers(folder / name)
-    (folder / _LOCK).unlink(missing_ok=True)
+    for token in tokens[:1]:  # the last step: until then the same command is this one
+        (_unconfirmed(site) / token).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -241,7 +245,7 @@ def _settled(site: Site, link: Path, folder: Path) -> list[Unsettled]:
             queued = record.values["chain"] or [record.values["job_id"]]
             _confirm(site, folder, record.values, queued)
         elif not (folder / JOB.name).exists():  # stopped at its first
-            _withdraw(site, folder)
+            _withdraw(site, folder, [link.name])
         link.unlink(missing_ok=True)
         return []
     known, since = _known(folder), (folder / JOB.name).stat().st_mtime
@@ -254,7 +258,7 @@ def _settled(site: Site, link: Path, folder: Path) -> list[Unsettled]:
         _confirm(site, folder, said, queued)
         return []
     if dead:
-        _withdraw(site, folder)
+        _withdraw(site, folder, said["tokens"])
     return [Unsettled(folder, said, since, dead)]
 
 
@@ -361,16 +365,13 @@ def _unconfirmed(site: Site) -> Path:
     return site.paths.work / "jobs" / "unconfirmed"
 
 
-def _withdraw(site: Site, folder: Path) -> None:
+def _withdraw(site: Site, folder: Path, tokens: Sequence[str]) -> None:
     """Remove a job's directory that Slurm did not accept; other files in it stay."""
-    said = _intent(folder) or {"tokens": []}
     with suppress(OSError):
-        _forget(site, folder, said)
-        for token in said["tokens"]:
-            (folder / f"{token}.sh").unlink(missing_ok=True)
-        (folder / "job.json").unlink(missing_ok=True)
-        (folder / "job.sh").unlink(missing_ok=True)
-        (folder / environment.NAME).unlink(missing_ok=True)
+        for name in (JOB.name, "job.sh", environment.NAME, *(f"{token}.sh" for token in tokens)):
+            (folder / name).unlink(missing_ok=True)
+        _forget(site, folder, tokens)
+        (folder / _LOCK).unlink(missing_ok=True)
         folder.rmdir()  # refused where other files are left
 
 

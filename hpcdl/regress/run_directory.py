@@ -17,11 +17,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from hpcdl.site import Site
 from hpcdl.slurm import client, once
-from hpcdl.slurm.parse import ACTIVE
+from hpcdl.slurm.parse import ACTIVE, JobRecord
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.files import explain_os_errors, make_directory, switch_link
 from hpcdl.system.safe_read import read_regular
@@ -146,7 +146,8 @@ def cancel_left_jobs(directory: RunDirectory) -> list[int]:
         for event in read_events(directory.events).values()
         if _still_ours(event, directory.path.resolve())
     ]
-    left += [job for ids in once.by_token(_tokens(directory.events)).values() for job in ids]
+    found = once.by_token(_tokens(directory.events))
+    left += [job for ids in found.values() for job in ids if _active(client.job(job))]
     client.cancel(left)
     return left
 
@@ -184,12 +185,16 @@ def _still_ours(event: JobEvent, run: Path) -> bool:
     if event.ended and event.state != _GIVEN_UP:
         return False
     record = client.job(event.job)
-    if record is None or not record.active:
+    if not _active(record):
         return False
     # Resolved, all: one may name the home directory by a link to it. What the event says is not
     # enough: a directory that it names could hold all jobs.
     ours = event.directory.resolve()
     return ours.is_relative_to(run) and Path(record.script).resolve().is_relative_to(ours)
+
+
+def _active(record: JobRecord | None) -> TypeGuard[JobRecord]:
+    return record is not None and record.active
 
 
 def is_held(lock: Path) -> bool:

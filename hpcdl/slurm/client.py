@@ -129,7 +129,7 @@ def _jobs(*options: str) -> tuple[list[JobRecord], set[int]]:
         return [], set()
     if not answer.ok:
         refuse(answer)
-    rows = parsed(lambda text: parse.marked(text, mark), answer.stdout, "squeue")
+    rows = parsed(lambda text: parse.current(parse.marked(text, mark)), answer.stdout, "squeue")
     if not rows:
         return [], set()
     # Asked later: of a job that ended meanwhile only its end is told by the next look.

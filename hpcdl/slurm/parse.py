@@ -166,6 +166,16 @@ def marked(text: str, mark: str) -> list[list[str]]:
     return rows
 
 
+def current(rows: Sequence[list[str]]) -> list[list[str]]:
+    """Rows of JOB_FORMAT without those of clusters that gave the job to another of the federation.
+
+    Where squeue shows a whole federation (FederationParameters=fed_display), the job has a row of
+    the same id for each; REVOKED alone means that the other cluster runs it.
+    """
+    had = {row[0] for row in rows if row[1] != "REVOKED"}
+    return [row for row in rows if row[1] != "REVOKED" or row[0] not in had]
+
+
 JOB_FORMAT = ("%A", "%T", "%F", "%K", "%P", "%N", "%V", "%S", "%e", "%l", "%r", "%o", "%j")
 """What squeue is asked of a job (squeue(1), --format), in this order."""
 EXIT_FORMAT = "JobID:12,exit_code:12,RestartCnt:12"

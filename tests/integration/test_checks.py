@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -277,6 +279,29 @@ def test_jobs_do_not_outlive_a_stopped_run(site: Site, number: int) -> None:
     process.send_signal(number)
     process.wait(30)
     wait_for(lambda: not active_jobs(site))
+
+
+# ReFrame alone dies, or hpcdl as well, when sbatch has sent the job and nobody has noted its id.
+KILLED = {"ReFrame": "kill -9 $PPID", "both": "kill -9 $HPCDL_CHECK_PARENT $PPID"}
+
+
+@pytest.mark.parametrize("who", KILLED)
+def test_a_job_whose_id_nobody_noted_is_cancelled_by_its_token(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    real, commands = shutil.which("sbatch"), tmp_path / "bin"
+    commands.mkdir()
+    body = f'#!/bin/sh\n{real} "$@" >{tmp_path}/queued\n{KILLED[who]}\n'
+    (commands / "sbatch").write_text(body)
+    (commands / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
+    start(site, "until_cancelled").wait(60)
+    assert active_jobs(site) == [], "no id is known"
+    record = client.job(int((tmp_path / "queued").read_text()))
+    assert record is not None
+    assert record.active == (who == "both"), "hpcdl clears up after ReFrame"
+    assert sweep(site) == ([record.id] if who == "both" else [])
+    wait_for(lambda: not (last := client.job(record.id)) or not last.active)
 
 
 def test_a_lost_node_is_an_error_that_names_it(site: Site, slurm: Callable[..., object]) -> None:

@@ -111,14 +111,16 @@ def test_a_run_sets_what_the_next_one_like_it_is_expected_to_reach(
     first = jobs.submit("--gpus", "1", train=options(digits, 20))
     assert first["expectation"] is None, "nobody has run this network here yet"
     jobs.watch(first)
-    measured = jobs.result(first)["summary"]["images_per_second"]
+    measured = jobs.result(first)["summary"]
 
     second = jobs.submit("--gpus", "1", train=options(digits, 20))
     expected = second["expectation"]
     assert expected["proof"] == "run"
     assert f"job {first['job_id']}" in expected["source"]
-    # One rank's own work, its waiting for input left out.
-    assert measured * 0.999 <= expected["images_per_second"] <= measured * 2
+    # One rank's own work: waiting for input is left out, which a busy machine makes long.
+    own = sum(measured["phases"][name] for name in ("compute", "update", "other"))
+    assert 0 < own <= 1.001
+    assert expected["images_per_second"] == pytest.approx(measured["images_per_second"] / own)
     jobs.watch(second)
     report = json.loads(
         jobs.shell(HPCDL, "job", "report", "--site", jobs.site_file, "--json",

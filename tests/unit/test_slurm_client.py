@@ -103,6 +103,28 @@ def test_a_job_whose_end_nobody_told_did_not_end_well(command: Command) -> None:
     assert (found.state, found.exit_code) == ("FAILED", 3)
 
 
+def test_a_job_that_another_cluster_of_the_federation_runs_is_that_cluster_s(
+    command: Command,
+) -> None:
+    both = _SQUEUE.replace("for id in 7 8; do", "for id in 8 7 8; do").replace(
+        "state=COMPLETED;", "state=REVOKED;"
+    )
+    body = both.replace("[ $id = 8 ] && state=RUNNING", "[ $((n += 1)) = 3 ] && state=RUNNING")
+    command("squeue", body.format(ends=_ENDS))
+    assert [(one.id, one.state) for one in client.queue()] == [(7, "REVOKED"), (8, "RUNNING")]
+
+
+def test_accounting_tells_tokens_of_jobs_that_slurmctld_forgot(command: Command) -> None:
+    tokens = [once.new_token() for _ in range(3)]
+    lines = [f"7|sbatch --parsable /w/{tokens[0]}.sh {tokens[0]}", "8|sbatch a|b.sh",
+             f"9_[0-3]|sbatch --comment={tokens[2]} /w/{tokens[1]}.sh {tokens[1]}",
+             f"10|sbatch {tokens[2]}.sh x"]  # fmt: skip
+    command("sacct", "\n".join(f"echo '{line}'" for line in lines))
+    assert once.accounted(tokens) == {tokens[0]: (7,), tokens[1]: (9,)}
+    command("sacct", "echo 'Invalid field requested: SubmitLine' >&2; exit 1")  # 20.11
+    assert once.accounted(tokens) == {}
+
+
 @pytest.mark.parametrize(
     ("said", "error"),
     [("Socket timed out on send/recv operation", client.SlurmAway), ("what", CommandFailed)],
