@@ -90,13 +90,7 @@ def _submit(args: argparse.Namespace) -> ExitCode:
     module = request.module_of(args, site, published=True)
     if args.dry_run:
         return _would_submit(*place(site, spec, module), site, args)
-    submission = submit(site, spec, module)
-    if submission.resumed:
-        print(f"job {submission.job_id} is that of the same command before, which was stopped",
-              file=sys.stderr)  # fmt: skip
-    if not args.json:
-        print(f"job {submission.job_id} submitted\n  script {submission.script}\n"
-              f"  log    {submission.log}\n  result {submission.result}", flush=True)  # fmt: skip
+    submission = submit(site, spec, module, None if args.json else _tell_submitted)
     expected = _expected(site, spec, submission.folder)
     said = {**_submission_data(submission), "expectation": expected and asdict(expected)}
     if not args.json:
@@ -106,6 +100,14 @@ def _submit(args: argparse.Namespace) -> ExitCode:
     if args.json:
         print_json(said)
     return ExitCode.OK
+
+
+def _tell_submitted(submission: Submission) -> None:
+    if submission.resumed:
+        print(f"job {submission.job_id} is that of the same command before, which was stopped",
+              file=sys.stderr)  # fmt: skip
+    print(f"job {submission.job_id} submitted\n  script {submission.script}\n"
+          f"  log    {submission.log}\n  result {submission.result}", flush=True)  # fmt: skip
 
 
 def _would_submit(script: Script, spec: JobSpec, site: Site, args: argparse.Namespace) -> ExitCode:

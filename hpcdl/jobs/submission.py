@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
@@ -87,11 +87,14 @@ def place(site: Site, spec: JobSpec, module: Module) -> tuple[Script, JobSpec]:
     return render_script(site, placed, module), placed
 
 
-def submit(site: Site, spec: JobSpec, module: Module) -> Submission:
+def submit(
+    site: Site, spec: JobSpec, module: Module, tell: Callable[[Submission], None] | None = None
+) -> Submission:
     """Write a job's directory and queue it, once. `sbatch` refuses what can never run.
 
     A submission of the same job by a command that was stopped, of which nobody knew whether Slurm
-    took it, is completed instead.
+    took it, is completed instead. `tell` lets the user know; stopped before its end, the command
+    counts as one that told nothing.
 
     Raises:
         BadInput: impossible request, or Slurm refuses it; the directory is then removed again.
@@ -131,7 +134,11 @@ def submit(site: Site, spec: JobSpec, module: Module) -> Submission:
                     revoke(folder, token)  # what a stopped command sent may be on its way
                 _withdraw(site, folder, (said or record)["tokens"])
             raise
-    return Submission(queued[0], folder, tuple(queued), resumed=begun is not None)
+        done = Submission(queued[0], folder, tuple(queued), resumed=begun is not None)
+        if tell:
+            tell(done)
+        _forget(site, folder, (said or record)["tokens"])
+    return done
 
 
 def _begun(site: Site, record: Mapping[str, Any], stack: ExitStack) -> Path | None:
@@ -193,11 +200,10 @@ def _known(folder: Path, since: float | None = None) -> dict[str, int]:
 
 
 def _confirm(site: Site, folder: Path, said: Mapping[str, Any], queued: Sequence[int]) -> None:
-    """Write down which jobs they are; then the tokens have done their work."""
+    """Write down which jobs they are."""
     JOB.write(folder / JOB.name, {**said, "job_id": queued[0], "chain": list(queued)})
     for job_id in queued:
         switch_link(index(site) / str(job_id), os.path.relpath(folder, index(site)))
-    _forget(site, folder, said["tokens"])
 
 
 def _forget(site: Site, folder: Path, tokens: Sequence[str]) -> None:
@@ -244,6 +250,7 @@ def _settled(site: Site, link: Path, folder: Path) -> list[Unsettled]:
         if record and record.values.get("job_id"):  # stopped at its last step
             queued = record.values["chain"] or [record.values["job_id"]]
             _confirm(site, folder, record.values, queued)
+            _forget(site, folder, record.values["tokens"])
         elif not (folder / JOB.name).exists():  # stopped at its first
             _withdraw(site, folder, [link.name])
         link.unlink(missing_ok=True)
@@ -256,6 +263,7 @@ def _settled(site: Site, link: Path, folder: Path) -> list[Unsettled]:
     if known:
         queued = [known[token] for token in said["tokens"] if token in known]
         _confirm(site, folder, said, queued)
+        _forget(site, folder, said["tokens"])
         return []
     if dead:
         _withdraw(site, folder, said["tokens"])
