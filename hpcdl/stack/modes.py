@@ -99,9 +99,15 @@ def mode_faults(root: Path, seen: Mapping[str, os.stat_result] | None = None) ->
             that is known: those are not read again.
     """
     owner, seen = os.lstat(root).st_uid, seen or {}
+    sound = set()  # tens of thousands of files have a handful of modes
     for name, status in seen.items():
-        if not stat.S_ISLNK(status.st_mode):
-            yield from _fault(f"{root}/{name}", status, owner)
+        kind = (status.st_mode, status.st_uid)
+        if kind in sound or stat.S_ISLNK(status.st_mode):
+            continue
+        found = list(_fault(f"{root}/{name}", status, owner))
+        yield from found
+        if not found:
+            sound.add(kind)
     directories = [str(root)]
     while directories:
         directory = directories.pop()

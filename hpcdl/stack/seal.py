@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +38,7 @@ _BLOCK = 1 << 20
 _BATCH = 256
 _SHOWN = 10
 _NONE_ABOVE: frozenset[tuple[int, int]] = frozenset()
+_by_name = attrgetter("name")
 
 
 @dataclass(frozen=True)
@@ -225,22 +227,27 @@ def _entries(root: Path, stores: Sequence[Path]) -> Iterator[tuple[str, Entry]]:
     while waiting:
         name, path, above = waiting.pop()
         with os.scandir(path) as found:
-            rows = sorted((one for one in found if one.name not in _NOT_SEALED),
-                          key=lambda one: one.name)  # fmt: skip
+            rows = sorted(found, key=_by_name)
         for row in rows:
-            entry = _entry(row, inside)
-            yield f"{name}/{row.name}", entry
-            this = (entry.status.st_dev, entry.status.st_ino)
+            if row.name in _NOT_SEALED:
+                continue
+            below, status = f"{name}/{row.name}", row.stat(follow_symlinks=False)
+            mode = status.st_mode
+            if stat.S_ISLNK(mode):
+                entry = _linked(row, status, inside)
+                status = entry.status
+            else:
+                entry = Entry(row.path, status)
+            yield below, entry
             # A link in a store may lead back to where it lies.
-            if stat.S_ISDIR(entry.status.st_mode) and this not in above:
-                waiting.append((f"{name}/{row.name}", entry.path, above | {this}))
+            if stat.S_ISDIR(status.st_mode):
+                this = (status.st_dev, status.st_ino)
+                if this not in above:
+                    waiting.append((below, entry.path, above | {this}))
 
 
-def _entry(row: os.DirEntry[str], stores: tuple[str, ...]) -> Entry:
-    """What a row of a directory is; a link into a store stands for what it leads to."""
-    status = row.stat(follow_symlinks=False)
-    if not stat.S_ISLNK(status.st_mode):
-        return Entry(row.path, status)
+def _linked(row: os.DirEntry[str], status: os.stat_result, stores: tuple[str, ...]) -> Entry:
+    """What a link is; one into a store stands for what it leads to."""
     path = Path(row.path)
     target = str(path.readlink())
     with suppress(OSError):  # one that leads nowhere is a link as any other
