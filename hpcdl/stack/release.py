@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hpcdl import facts
+from hpcdl.stack.pythons import pythons
 from hpcdl.system.disk_cache import cached
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.text import did_you_mean
@@ -175,7 +175,7 @@ def planned_module(site: Site, partition: str | None = None) -> str:
         BadInput: the partition's stack cannot be built as the site has it.
     """
     where = partition or site.default_partition
-    asked = repr((where, site, sys.version, os.uname().machine)).encode()
+    asked = repr((where, site, pythons(), os.uname().machine)).encode()
     files = [*map(facts.path, _DECIDING), *_RECIPES]
     return str(cached("planned", [*files, asked], lambda: _plan(site, where)))
 

@@ -7,29 +7,14 @@ Pythons on PATH.
 
 from __future__ import annotations
 
-import os
-import platform
-import re
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from hpcdl.site import Partition, Site, StackRequest
+from hpcdl.stack.pythons import pythons
 from hpcdl.stack.resolve_problem import Setting
 from hpcdl.stack.resolve_solution import solve
 from hpcdl.stack.resolve_versions import sort_key
-
-_PROGRAM = re.compile(r"python(3\.\d+)")
-
-
-def pythons() -> tuple[str, ...]:
-    """The Pythons of this machine, such as `3.11`: the running one, then the others on PATH."""
-    found = set()
-    for place in os.environ.get("PATH", "").split(os.pathsep):
-        names = (path.name for path in Path(place).glob("python3.*")) if place else ()
-        found |= {match.group(1) for name in names if (match := _PROGRAM.fullmatch(name))}
-    own = ".".join(platform.python_version_tuple()[:2])
-    return (own, *sorted(found - {own}, key=sort_key, reverse=True))
 
 
 def members(site: Site, stack: StackRequest) -> tuple[str, ...]:

@@ -106,6 +106,18 @@ def test_the_module_before_any_release_is_that_of_the_partition_s_stack(pi: Site
     assert planned_module(pi) == planned_module(pi, pi.default_partition)
 
 
+def test_other_pythons_on_path_are_asked_anew_for_the_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, here = small_site(tmp_path), ["3.11"]
+    for module in ("release", "resolve_groups"):
+        monkeypatch.setattr(f"hpcdl.stack.{module}.pythons", lambda: tuple(here))
+    assert planned_module(site).endswith("-cpu")
+    here[:] = ["3.14"]
+    with pytest.raises(MissingPrerequisite, match="no wheels fit"):
+        planned_module(site)
+
+
 def test_a_build_waits_for_another_one_s_and_says_so(tmp_path: Path) -> None:
     """A build from wheels holds the folder for minutes; one of Spack's comes after hours."""
     site, told, waiting = small_site(tmp_path), [], threading.Event()
