@@ -8,11 +8,8 @@ built wheels in the cache. The same inputs give the same id, and then there is n
 
 from __future__ import annotations
 
-import re
-import shutil
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -30,10 +27,11 @@ from hpcdl.stack.horovod import (
 from hpcdl.stack.install import (
     add_startup,
     compile_bytecode,
+    find_uv,
     install,
     open_to_readers,
-    require_free,
     require_space,
+    unpacked_gb,
 )
 from hpcdl.stack.lmod import SITE_FILE
 from hpcdl.stack.loaded import modules_behind
@@ -50,17 +48,21 @@ from hpcdl.stack.resolve_groups import groups
 from hpcdl.stack.seal import record_release
 from hpcdl.stack.sources import SourcesChanged, own_digest, own_wheel
 from hpcdl.stack.toolchain import Toolchain, find_toolchain
-from hpcdl.stack.wheelhouse import Say, Wheelhouse, fetch, find_wheelhouse, new_log, sha256
+from hpcdl.stack.trees import build_slot, new_tree
+from hpcdl.stack.wheelhouse import (
+    Say,
+    Wheelhouse,
+    fetch,
+    find_wheelhouse,
+    new_log,
+    sha256,
+    wheels_cache,
+)
 from hpcdl.system.errors import BadInput, MissingPrerequisite
-from hpcdl.system.files import LockBusy, explain_os_errors, shared_lock
 from hpcdl.system.resources import cache
 from hpcdl.system.run import run
 
-_BUILD_SECONDS = 7200
 _ATTEMPTS = 5
-TRASH = ".trash-"
-"""What the name of a tree begins with that is being removed."""
-_RELEASE_ID = re.compile(r".+-\d+(\.\d+)+-(cpu|cuda\d[a-z0-9.-]*)-[0-9a-f]{8}")
 
 
 @dataclass(frozen=True)
@@ -265,7 +267,7 @@ def build(plan: BuildPlan, say: Say) -> Release:
     if not plan.exists and plan.needs_compilers:
         plan.toolchain()  # before gigabytes are fetched for nothing
     if plan.wheelhouse is None:
-        require_free(releases_folder(plan.site), plan.recipe.tree_gb)
+        require_space(_space_of(plan))
         plan = replace(plan, wheelhouse=fetch(plan.recipe, plan.python, say))
     for _ in range(_ATTEMPTS):
         try:
@@ -276,6 +278,13 @@ def build(plan: BuildPlan, say: Say) -> Release:
     raise MissingPrerequisite(
         "hpcdl's own files keep changing", hint="build when nobody edits them"
     )
+
+
+def _space_of(plan: BuildPlan) -> dict[Path, float]:
+    """GB by directory: the tree, the wheels, and those that uv unpacks to copy them."""
+    recipe = plan.recipe
+    unpacked = recipe.tree_gb if find_uv() else 0.0
+    return {wheels_cache(): recipe.fetch_gb + unpacked, releases_folder(plan.site): recipe.tree_gb}
 
 
 def _build(plan: BuildPlan, say: Say) -> Release:
@@ -292,37 +301,6 @@ def _build(plan: BuildPlan, say: Say) -> Release:
     return read_release(plan.site, release_id)
 
 
-@contextmanager
-def build_slot(site: Site, say: Say) -> Iterator[None]:
-    """Be the only one who makes trees below this prefix; says so where another one is at it.
-
-    Raises:
-        MissingPrerequisite: no permission, or the other one takes hours.
-    """
-    with ExitStack() as held:
-        try:
-            held.enter_context(shared_lock(build_lock(site), wait_seconds=0))
-        except LockBusy as busy:
-            say(f"waiting: {busy.message}")
-            held.enter_context(shared_lock(build_lock(site), wait_seconds=_BUILD_SECONDS))
-        yield
-
-
-@contextmanager
-def new_tree(root: Path) -> Iterator[Path]:
-    """A fresh directory for a release that is removed again where the work on it fails."""
-    with explain_os_errors(root):
-        if root.exists():
-            shutil.rmtree(root)
-        root.mkdir(parents=True)
-    try:
-        with explain_os_errors(root):
-            yield root
-    except BaseException:
-        shutil.rmtree(root, ignore_errors=True)
-        raise
-
-
 def _fill(plan: BuildPlan, root: Path, say: Say) -> None:
     """Make the virtual environment of a release."""
     house, recipe = plan.wheelhouse, plan.recipe
@@ -330,7 +308,7 @@ def _fill(plan: BuildPlan, root: Path, say: Say) -> None:
     stack, log = root / "stack", new_log(root.name)
     say("checking the wheels against their lock")
     wheels = house.paths()
-    require_space(root, wheels)
+    require_space({root: unpacked_gb(wheels)})
     say(f"installing {len(wheels)} wheels in {stack}")
     run([plan.python.path, "-m", "venv", "--without-pip", stack], log=log, tied=True)
     python = stack / "bin" / "python"
@@ -377,24 +355,3 @@ def _lock_of_horovod(plan: BuildPlan) -> dict[str, str]:
         "built": wheel.parent.name,
         "compilers": built_with(wheel),
     }
-
-
-def build_lock(site: Site) -> Path:
-    """The lock of whoever makes trees below this prefix."""
-    return releases_folder(site) / ".build.lock"
-
-
-def unfinished(site: Site) -> list[Path]:
-    """Trees that were killed while they were made or removed; ask while no build is at work.
-
-    What has no name of ours, such as `lost+found` or somebody's copy, is left alone.
-    """
-    with suppress(FileNotFoundError):
-        trees = sorted(path for path in releases_folder(site).iterdir() if path.is_dir())
-        return [
-            tree
-            for tree in trees
-            if tree.name.startswith(TRASH)
-            or (_RELEASE_ID.fullmatch(tree.name) and not (tree / "release.json").is_file())
-        ]
-    return []

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdl.site import Site
-from hpcdl.stack.build import TRASH, build_lock, unfinished
 from hpcdl.stack.publish import publish_lock, refresh_modules, switch_lock
 from hpcdl.stack.publish_history import read_history
 from hpcdl.stack.release import (
@@ -27,6 +26,7 @@ from hpcdl.stack.release import (
     release_ids,
     releases_folder,
 )
+from hpcdl.stack.trees import TRASH, build_lock, unfinished
 from hpcdl.system.errors import HpcdlError, MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, shared_lock, size_of, umask
 

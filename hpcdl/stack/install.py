@@ -14,7 +14,7 @@ import os
 import shutil
 import stat
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -154,39 +154,33 @@ def _allow(path: str, bits: int) -> None:
         os.chmod(path, wanted)  # noqa: PTH101 - see above
 
 
-def require_space(where: Path, wheels: Sequence[Path]) -> None:
-    """Refuse before anything is written where the tree will not fit.
+def require_space(needs: Mapping[Path, float]) -> None:
+    """Refuse before anything is fetched or written where it will not fit.
+
+    Args:
+        needs: GB by directory; what lies in one file system is added up.
 
     Raises:
-        MissingPrerequisite: says how much is needed and how much is there, in GB.
+        MissingPrerequisite: says where, how much is needed and how much is there, in GB.
     """
-    with explain_os_errors(where):
-        where.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(where).free
-    needed = _SPARE_BYTES + sum(map(_unpacked, wheels))
-    if free < needed:
-        raise _no_space(where, needed / 1e9, free / 1e9)
+    wanted: dict[int, float] = {}
+    for place, gigabytes in needs.items():
+        with explain_os_errors(place):
+            place.mkdir(parents=True, exist_ok=True)
+            free, device = shutil.disk_usage(place).free / 1e9, place.stat().st_dev
+        wanted[device] = wanted.get(device, 0.0) + gigabytes
+        if free < wanted[device]:
+            raise MissingPrerequisite(
+                f"no space left for the stack in {place}: it needs {wanted[device]:.1f} GB, "
+                f"{free:.1f} GB are free",
+                hint="`hpcdl stack gc` removes releases that nothing uses; HPCDL_CACHE says where "
+                "wheels are kept",
+            )
 
 
-def require_free(folder: Path, needed_gb: float) -> None:
-    """Refuse before anything is fetched where a tree of that size will not fit.
-
-    Raises:
-        MissingPrerequisite: says how much is needed and how much is there, in GB.
-    """
-    with explain_os_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(folder).free / 1e9
-    if free < needed_gb:
-        raise _no_space(folder, needed_gb, free)
-
-
-def _no_space(folder: Path, needed_gb: float, free_gb: float) -> MissingPrerequisite:
-    return MissingPrerequisite(
-        f"no space left for the stack in {folder}: it needs {needed_gb:.1f} GB, "
-        f"{free_gb:.1f} GB are free",
-        hint="`hpcdl stack gc` removes releases that nothing uses",
-    )
+def unpacked_gb(wheels: Sequence[Path]) -> float:
+    """How large a tree of these wheels gets, in GB."""
+    return (_SPARE_BYTES + sum(map(_unpacked, wheels))) / 1e9
 
 
 def _unpacked(wheel: Path) -> int:

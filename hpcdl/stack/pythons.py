@@ -15,7 +15,7 @@ def pythons() -> tuple[str, ...]:
     found = set()
     for place in filter(None, os.environ.get("PATH", "").split(os.pathsep)):
         with suppress(OSError):
-            matches = map(_PROGRAM.fullmatch, os.listdir(place))
+            matches = map(_PROGRAM.fullmatch, os.listdir(place))  # noqa: PTH208 - names are all
             found |= {int(match.group(1)) for match in matches if match}
     own = sys.version_info.minor
     return tuple(f"3.{minor}" for minor in (own, *sorted(found - {own}, reverse=True)))

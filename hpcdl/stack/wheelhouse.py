@@ -28,6 +28,8 @@ from hpcdl.system.trust import require_no_stranger, require_private
 Say = Callable[[str], None]
 _FETCH_SECONDS = 3600
 _RECORD = "sha256.txt"
+_PARTIAL = ".partial"
+"""Ends the name of a wheelhouse that is being fetched; what a killed fetch left is removed."""
 
 
 @dataclass(frozen=True)
@@ -131,26 +133,25 @@ def fetch(recipe: Recipe, python: Interpreter, say: Say) -> Wheelhouse:
         say(f"fetching {recipe.package} {recipe.tensorflow} and what it needs "
             f"(about {recipe.fetch_gb:.1f} GB, once)")  # fmt: skip
         folder = wheelhouse_folder(recipe, python)
-        partial = folder.with_name(f"{folder.name}.partial")
+        partial = folder.with_name(f"{folder.name}{_PARTIAL}")
         # Begun anew each time (pip caches what it fetched): two versions of one package, fetched
         # on different days, must not meet in one lock.
+        for left in wheels_cache().glob(f"*{_PARTIAL}"):
+            shutil.rmtree(left, ignore_errors=True)
         with explain_os_errors(partial):
-            shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
-        _download(recipe, python, pip, partial, say)
-        wheels = [_locked_wheel(path) for path in sorted(partial.glob("*.whl"))]
         try:
+            _download(recipe, python, pip, partial, say)
+            wheels = tuple(_locked_wheel(path) for path in sorted(partial.glob("*.whl")))
             _require_known(recipe, python, wheels, partial)
-        except MissingPrerequisite:
+            lock = [dict(one.as_lock()) for one in wheels]
+            write_json(partial / "lock.json", {"schema": 1, "wheels": lock})
+            with explain_os_errors(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+                partial.rename(folder)
+        finally:
             shutil.rmtree(partial, ignore_errors=True)
-            raise
-        write_json(
-            partial / "lock.json", {"schema": 1, "wheels": [dict(w.as_lock()) for w in wheels]}
-        )
-        with explain_os_errors(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-            partial.rename(folder)
-    return Wheelhouse(folder, tuple(wheels))
+    return Wheelhouse(folder, wheels)
 
 
 def _download(

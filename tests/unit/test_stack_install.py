@@ -11,17 +11,20 @@ from pathlib import Path
 
 import pytest
 
+from hpcdl.stack.build import plan_build
 from hpcdl.stack.install import (
     add_startup,
     compile_bytecode,
     open_to_readers,
-    require_free,
     require_space,
+    unpacked_gb,
 )
+from hpcdl.stack.recipe import running_interpreter
 from hpcdl.stack.sources import SourcesChanged, own_digest, own_files, own_wheel, pack
-from hpcdl.stack.wheelhouse import wheels_cache
+from hpcdl.stack.wheelhouse import fetch, wheels_cache
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.run import CommandFailed
+from tests.small_release import silent, small_site
 
 
 def mode(path: Path) -> int:
@@ -113,17 +116,31 @@ def test_too_little_room_is_told_before_anything_is_written(
     free = os.statvfs_result((4096, 4096, 10, 10, 10, 10, 10, 10, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda path: free)
     with pytest.raises(MissingPrerequisite, match=r"it needs 0\.4 GB, 0\.0 GB are free"):
-        require_space(tmp_path, [wheel])
+        require_space({tmp_path: unpacked_gb([wheel])})
 
 
-def test_a_prefix_without_space_for_the_tree_is_refused_before_anything_is_fetched(
-    tmp_path: Path,
-) -> None:
+def test_what_will_not_fit_is_refused_before_it_is_fetched(tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free / 1e9
-    require_free(tmp_path, free / 2)
-    with pytest.raises(MissingPrerequisite, match="no space left for the stack") as caught:
-        require_free(tmp_path, free * 2)
+    prefix, wheels = tmp_path / "prefix", tmp_path / "wheels"
+    require_space({prefix: free / 4, wheels: free / 4})
+    with pytest.raises(MissingPrerequisite, match=f"no space left for the stack in {prefix}"):
+        require_space({prefix: free * 2})
+    with pytest.raises(MissingPrerequisite, match=f"in {wheels}") as caught:
+        require_space({prefix: free / 1.5, wheels: free / 1.5})
     assert "hpcdl stack gc" in caught.value.hint
+
+
+def test_a_failed_fetch_leaves_nothing_and_removes_what_killed_ones_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCDL_CACHE", str(tmp_path))
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    (tmp_path / "wheels" / "tensorflow-2.14.1-py39-x86_64-01234567.partial").mkdir(parents=True)
+    recipe = plan_build(small_site(tmp_path)).recipe
+    with pytest.raises(CommandFailed):
+        fetch(recipe, running_interpreter(), silent)
+    assert [path.name for path in (tmp_path / "wheels").iterdir()] == [".lock"]
 
 
 def test_a_packed_wheel_has_a_record_of_every_member(tmp_path: Path) -> None:

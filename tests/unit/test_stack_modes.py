@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from hpcdl.site import Site
-from hpcdl.stack.build import build_slot
 from hpcdl.stack.install import open_to_readers
 from hpcdl.stack.modes import closed_above, mode_faults
 from hpcdl.stack.publish import publish
 from hpcdl.stack.release import current_id
 from hpcdl.stack.seal import record_release
+from hpcdl.stack.trees import build_slot
 from hpcdl.system.errors import CheckFailed
 from tests.small_release import make_release, passing, silent, small_site
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from hpcdl.site import Site
-from hpcdl.stack.build import build_lock, build_slot
 from hpcdl.stack.release import BrokenRelease, current_release, planned_module, read_release, seal
+from hpcdl.stack.trees import build_lock, build_slot
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import locked
 from tests.small_release import make_release, small_site

@@ -18,7 +18,6 @@ from typing import Any
 
 from hpcdl import __version__
 from hpcdl.site import Site, StackRequest
-from hpcdl.stack.build import build_slot, new_tree
 from hpcdl.stack.gpu_needs import gpus_of
 from hpcdl.stack.lmod import SITE_FILE
 from hpcdl.stack.recipe import find_request, running_interpreter
@@ -40,6 +39,7 @@ from hpcdl.stack.spack_backend.view import (
     require_imports,
     require_readable,
 )
+from hpcdl.stack.trees import build_slot, new_tree
 from hpcdl.stack.wheel_lock import requirement
 from hpcdl.stack.wheelhouse import Say, new_log, tools
 from hpcdl.system.errors import BadInput, MissingPrerequisite
