@@ -102,8 +102,9 @@ class JobGate:
         self, site: Site, release: Release, names: Sequence[str], queued: dict[str, Submission]
     ) -> Proof:
         """Submit a job per partition, noted in `queued` at once, and check their results."""
-        checks: list[Check] = []
-        nodes = {label: group for name in names for label, group in _groups(site, release, name)}
+        tried = {name: dict(_groups(site, release, name)) for name in names}
+        checks = [_no_job(site.partition(name)) for name, found in tried.items() if not found]
+        nodes = {label: group for found in tried.values() for label, group in found.items()}
         for name, group in nodes.items():
             with undivided():  # a signal must not come between Slurm's answer and our note of it
                 job = _submit(site, release, group)
@@ -164,6 +165,13 @@ def _groups(site: Site, release: Release, name: str) -> Iterator[tuple[str, Part
     for group in partition.gpu_groups:
         if group.gpu and has_code_for(release, group.gpu):
             yield f"{name}, {group.gpu.model}", group
+
+
+def _no_job(partition: Partition) -> Check:
+    """What the gate says of a mixed partition that a release has no device code for."""
+    models = ", ".join(partition.gpu_models)
+    lack = f"no job was started: the release has device code for none of its GPUs, {models}"
+    return Check("job", False, lack, 0.0, partition=partition.name)
 
 
 def _require_slurm() -> None:

@@ -1,5 +1,6 @@
-"""The gate's waiting: an outage of Slurm's is survived, and what is left behind is named."""
+"""The gate's jobs: an outage of Slurm's is survived, what is left behind or not tried is named."""
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,8 +8,10 @@ import pytest
 
 from hpcdl.jobs.submission import Submission
 from hpcdl.jobs.watch import Snapshot
+from hpcdl.site import load_site
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.workflows import gate
+from tests.small_release import make_release, small_site
 
 JOB = Submission(7, Path("/nonexistent"))
 AWAY = MissingPrerequisite("Slurm does not answer")
@@ -58,3 +61,19 @@ def test_jobs_that_cannot_be_cancelled_are_named(
     answers(monkeypatch, AWAY)
     gate._cancel([JOB], told.append)
     assert told == ["note: the gate's jobs may still be queued (Slurm does not answer): scancel 7"]
+
+
+def test_a_mixed_partition_that_no_job_can_try_is_said_in_the_result(
+    told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mixed = load_site(Path(__file__).parents[1] / "golden" / "mixed.yaml")
+    site = dataclasses.replace(mixed, paths=small_site(tmp_path).paths)
+    made = make_release(site, "r", needs={"gpus": ["P100"]}, partitions=("untyped",))
+    monkeypatch.setattr(gate, "_require_slurm", lambda: None)
+    monkeypatch.setattr(gate, "check_files", lambda *_: [])
+    proof = gate.JobGate(told.append, ("untyped",))(site, made)
+    assert not proof.passed
+    (said,) = (one.describe() for one in proof.checks if not one.ok)
+    assert said == (
+        "untyped: job: no job was started: the release has device code for none of its GPUs, A40, T4"
+    )
