@@ -28,6 +28,7 @@ from hpcdl.system.run import run
 from hpcdl.system.text import did_you_mean, one_of
 
 MODULE = "tensorflow"
+_EACH = "resolved only, each version by itself: `hpcdl stack resolve`"
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,6 @@ def recipe_of(site: Site, request: StackRequest, names: tuple[str, ...]) -> Reci
     versions, table = found.versions, facts.load("wheels")
     kind = "cuda" if computes else "cpu"
     archs = "-sm".join(one.replace(".", "") for one in computes)
-    proof, source = _evidence(found, kind, table)
     package, needs = table["packages"][kind], table["needs"][kind]
     parts = ("horovod", *(("cuda", "cudnn", "nccl") if computes else ()))
     return Recipe(
@@ -184,8 +184,8 @@ def recipe_of(site: Site, request: StackRequest, names: tuple[str, ...]) -> Reci
                       *(_nvidia(versions) if computes else ()), *table["requirements"],
                       f"keras=={versions['keras']}", *request.packages),
         horovod=_horovod(table["horovod"], versions, computes) if "horovod" in versions else None,
-        proof=proof,
-        source=source,
+        proof=found.proof,
+        source=found.tried.source if found.tried else _EACH,
         needs={"cpu_flags": list(needs["cpu_flags"]), **_needs_of_gpus(versions, computes, own)},
         fetch_gb=needs["fetch_gb"],
         tree_gb=needs["tree_gb"],
@@ -216,14 +216,6 @@ def _nothing_fits(found: Resolution) -> MissingPrerequisite:
         hint="change the stack's pins or the partition's driver in site.yaml, or put another "
         "Python on PATH",
     )
-
-
-def _evidence(found: Resolution, kind: str, table: Mapping[str, Any]) -> tuple[str, str]:
-    """What was tried of the set as a whole; else what is known of each version alone."""
-    for row in table["tried"]:
-        if row["variant"] == kind and _holds(row["when"], found.versions):
-            return row["proof"], row["source"]
-    return found.proof, "each version by itself: `hpcdl stack resolve`"
 
 
 def _holds(when: Mapping[str, str], versions: Mapping[str, str]) -> bool:

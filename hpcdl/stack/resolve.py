@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from hpcdl.site import Partition, Site, StackRequest
 from hpcdl.stack.resolve_answer import Answer, Resolution
-from hpcdl.stack.resolve_facts import BACKENDS, COMPONENTS, known
+from hpcdl.stack.resolve_facts import BACKENDS, COMPONENTS, Tried, known
 from hpcdl.stack.resolve_gpus import by_model, no_wheels, notes
 from hpcdl.stack.resolve_groups import setting
 from hpcdl.stack.resolve_problem import Setting, fix, make_problem
@@ -150,7 +150,16 @@ def _resolve(
         choices=solution.choices,
         problems=(*solution.problems, *wheels),
         notes=(*solution.notes, *more, *_own_notes(site, part, stack, backend)),
+        tried=None if wheels else _tried(decided, solution),
     )
+
+
+def _tried(decided: Setting, solution: Solution) -> Tried | None:
+    """The row of facts on this build from wheels as a whole, with every GPU that it serves."""
+    versions = {choice.component: choice.version for choice in solution.choices}
+    computes = [one for one in (decided.compute, *decided.also) if one is not None]
+    rows = known().tried if decided.backend == "venv" else ()
+    return next((row for row in rows if row.holds(versions, computes)), None)
 
 
 def _own_notes(

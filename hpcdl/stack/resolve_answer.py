@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpcdl import facts
+from hpcdl.stack.resolve_facts import Tried
 from hpcdl.stack.resolve_solution import Choice
 from hpcdl.stack.resolve_solver import Rule
 
@@ -17,6 +18,7 @@ class Resolution:
     `choices` is empty where nothing fits. `problems` are contradictions with what the site has
     (a driver that is too old or too new): each a chain of rules; `choices` then holds what
     would fit without that. `wanted` says whether the site's stacks ask for this backend here.
+    `tried` is the build of these versions for these GPUs that was made and loaded, if one was.
     """
 
     partition: str
@@ -30,6 +32,7 @@ class Resolution:
     choices: tuple[Choice, ...]
     problems: tuple[tuple[Rule, ...], ...]
     notes: tuple[str, ...]
+    tried: Tried | None = None
 
     @property
     def versions(self) -> dict[str, str]:
@@ -43,7 +46,9 @@ class Resolution:
 
     @property
     def proof(self) -> str:
-        """The weakest evidence level of the set."""
+        """How sure the set is: as it was tried as a whole, else its weakest version."""
+        if self.tried is not None:
+            return self.tried.proof
         levels = [choice.proof for choice in self.choices] or ["doubtful"]
         return max(levels, key=facts.PROOFS.index)
 

@@ -7,7 +7,7 @@ derived here: which GPUs the machine code of a wheel serves, and what a backend 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -52,6 +52,25 @@ class ProofRow:
 
 
 @dataclass(frozen=True)
+class Tried:
+    """A whole stack from wheels that was built: `computes` are its GPUs, none for CPUs."""
+
+    when: tuple[Condition, ...]
+    computes: frozenset[str]
+    proof: str
+    source: str
+
+    def holds(self, versions: Mapping[str, str], computes: Collection[str]) -> bool:
+        """Whether a stack of these versions, for these GPUs, is this one or a part of it."""
+        same_kind = bool(computes) == bool(self.computes)
+        return (
+            same_kind
+            and self.computes.issuperset(computes)
+            and all(condition.holds(versions) for condition in self.when)
+        )
+
+
+@dataclass(frozen=True)
 class Note:
     """Something to know about a set that fits."""
 
@@ -70,6 +89,7 @@ class Facts:
     proofs: tuple[ProofRow, ...]
     notes: tuple[Note, ...]
     own_driver: Mapping[str, str]
+    tried: tuple[Tried, ...]
 
     @cached_property
     def of_gpus(self) -> tuple[Rule, ...]:
@@ -100,6 +120,15 @@ def known() -> Facts:
         proofs=(*(row for file in files for row in _proof_rows(file)), *_solved_rows()),
         notes=tuple(_note(row, file) for file in files for row in file.get("notes", ())),
         own_driver={name: text for name, text in own.items() if name[0].isdigit()},
+        tried=tuple(
+            Tried(
+                conditions(row["when"]),
+                frozenset(row.get("compute", ())),
+                row["proof"],
+                row["source"],
+            )
+            for row in facts.load("wheels")["tried"]
+        ),
     )
 
 

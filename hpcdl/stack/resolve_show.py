@@ -116,13 +116,17 @@ def _grouped(resolutions: Sequence[Resolution]) -> list[tuple[str, Resolution]]:
     """Partitions with one and the same answer share a block; their names are joined."""
     groups: dict[tuple[object, ...], list[Resolution]] = {}
     for one in resolutions:
-        same = (one.stack, one.backend, one.gpu, one.driver, one.choices, one.problems)
+        same = (one.stack, one.backend, one.gpu, one.driver, one.choices, one.problems, one.tried)
         groups.setdefault(same, []).append(one)
     return [(", ".join(one.partition for one in group), group[0]) for group in groups.values()]
 
 
 def _full(names: str, resolution: Resolution, sources: Sources) -> list[str]:
     lines = [paint(_head(names, resolution), "bold")]
+    if resolution.tried is not None:
+        lines += _wrapped("  tried as a whole: ", [resolution.tried.source])
+    elif resolution.backend == "venv" and resolution.choices:
+        lines.append("  resolved only: no build of these versions for these GPUs was tried")
     for chain in resolution.problems:
         lines += [f"  does not fit: {line}" for line in chain_lines(chain, resolution.gpu, sources)]
     if resolution.problems and resolution.choices:
@@ -190,6 +194,7 @@ def _data(resolution: Resolution) -> dict[str, Any]:
         "compute": resolution.compute,
         "driver": resolution.driver,
         "proof": resolution.proof,
+        "tried": resolution.tried.source if resolution.tried else None,
         "pins": dict(resolution.pins),
         "versions": resolution.versions,
         "components": [

@@ -9,6 +9,7 @@ import pytest
 
 from hpcdl import facts
 from hpcdl.site import Gpu, Site, StackRequest, load_site
+from hpcdl.stack.recipe import recipe_of
 from hpcdl.stack.resolve import resolve_build, resolve_one
 from hpcdl.stack.resolve_groups import computes_of, groups, members, pythons
 from hpcdl.stack.resolve_show import as_text
@@ -62,6 +63,30 @@ def test_a_newer_gpu_beside_an_old_one_gets_what_both_can_use_and_is_told_why() 
     assert resolve_one(shared, "a100").versions == resolve_one(shared, "p100").versions
     said = " ".join(as_text([resolve_one(shared, "a100")]).split())
     assert "sm_60, which the same build serves, needs cuDNN <= 9.10" in said
+
+
+TRIED, ONLY = "tried as a whole: Compiled with NCCL, loaded", "resolved only: no build of these"
+
+
+@pytest.mark.parametrize(
+    ("models", "proof", "said"),
+    [({"p100": "P100-PCIe", "v100": "V100-SXM2"}, "compiled", TRIED),
+     ({"v100": "V100-SXM2"}, "compiled", TRIED), ({"k80": "K80"}, "compiled", TRIED),
+     ({"k80": "K80", "k20": "K20"}, "published", ONLY), ({"cpu": None}, "run", "tried as a whole"),
+     ({"p100": "P100-PCIe", "a100": "A100-SXM4-40GB"}, "published", ONLY),
+     ({"a100": "A100-SXM4-40GB"}, "published", ONLY), ({"h100": "H100-SXM5"}, "published", ONLY)],
+)  # fmt: skip
+def test_what_was_built_as_a_whole_is_told_from_what_is_resolved_only(
+    models: dict[str, str | None], proof: str, said: str
+) -> None:
+    """A build for fewer GPUs is a part of what was tried, one for more is not."""
+    site = site_of(wheels(), **models)
+    for name in models:
+        found = resolve_one(site, name)
+        assert found.proof == proof
+        assert said in as_text([found])
+        recipe = recipe_of(site, site.stacks["tensorflow"], tuple(models))
+        assert (recipe.proof, "resolved only" in recipe.source) == (proof, said == ONLY)
 
 
 def test_variant_cpu_is_one_build_without_cuda_and_says_that_gpus_stay_idle() -> None:

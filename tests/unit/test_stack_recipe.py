@@ -48,6 +48,7 @@ def test_rows_of_what_was_tried_carry_source_and_proof() -> None:
         assert row["source"]
         assert row["proof"] in facts.PROOFS
         assert row["variant"] in facts.load("wheels")["packages"]
+        assert ("compute" in row) == (row["variant"] == "cuda")
 
 
 @pytest.mark.parametrize("pin", ["2.18", "2.18.1"])
