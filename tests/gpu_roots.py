@@ -27,7 +27,7 @@ COMPILERS = {"trixie": ("g++", "g++-13"), "bookworm": ("g++", "g++-11"),
 PYTHON = "/opt/hpcdl/bin/python"
 _CHECKOUT = Path(__file__).resolve().parents[1]
 _DONE = "nvcc-root.json"
-_ROOT_GB, _STACK_GB = 12.0, 13.0
+_ROOT_GB, _STACK_GB = 10.0, 13.0
 _ENTER = """
 root=$1 shared=$2; shift 2
 mount -t proc proc "$root/proc"
@@ -40,6 +40,41 @@ exec chroot "$root" /usr/bin/env -i "$@"
 """
 
 
+PARTITION = ("{{nodes: 2, gpu: {{model: {model}, per_node: 4}}, sockets: 2, cores_per_socket: 8, "
+             "memory_gb: 120, driver: '{driver}', stack: tensorflow}}")  # fmt: skip
+SITE = """
+schema: 1
+name: {name}
+slurm: {{version: "{slurm}"}}
+paths: {{prefix: {prefix}, work: /work, datasets: /data}}
+partitions:
+{partitions}
+stacks:
+  tensorflow: {{backend: venv}}
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A root, the GPUs of its site with their drivers, and what the stack must be."""
+
+    suite: str
+    slurm: str
+    gpus: tuple[tuple[str, str, str], ...]
+    module: str
+    codes: frozenset[int]
+    nccl: int
+
+
+CASES = (
+    Case("trixie", "24.11.5",
+         (("p100", "P100-PCIe", "535.183.06"), ("v100", "V100-SXM2", "550.54.14")),
+         "tensorflow/2.21.0-cuda12.9-sm60-sm70", frozenset({60, 70}), 23203),
+    Case("bookworm", "22.05.8", (("k80", "K80", "470.256.02"),),
+         "tensorflow/2.14.1-cuda11.8-sm37", frozenset({37}), 21605),
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Root:
     """A root, and the environment that commands in it get; `shared` have the same path inside."""
@@ -47,6 +82,11 @@ class Root:
     directory: Path
     suite: str
     shared: tuple[Path, ...] = ()
+
+    @property
+    def prefix(self) -> str:
+        """Of its site; below the cache, so that the tree can share files with uv's."""
+        return f"{cache()}/tests/nvcc/prefix-{self.suite}"
 
     def run(
         self, *argv: str, check: bool = True, seconds: float = 3600, **env: str
@@ -87,9 +127,10 @@ class Root:
         init = f". /usr/share/lmod/lmod/init/bash; {script}"
         return self.run("bash", "-c", init, check=check, **env).stdout
 
-    def hpcdl(self, *argv: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    def hpcdl(self, *argv: str, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
         """Run hpcdl in it, installed there as a site would."""
-        return self.run(PYTHON, "-m", "hpcdl", *argv, check=check, HPCDL_SITE="/etc/site.yaml")
+        named = {"HPCDL_SITE": "/etc/site.yaml", **env}
+        return self.run(PYTHON, "-m", "hpcdl", *argv, check=check, **named)
 
 
 def root_of(suite: str, stack_gb: float = _STACK_GB) -> Root:
@@ -121,6 +162,17 @@ def install_hpcdl(root: Root) -> None:
     root.run(PYTHON, "-m", "pip", "install", "--quiet", "/tmp/checkout[records]", "uv")
 
 
+def write_site(root: Root, case: Case) -> None:
+    """Its site file, with the GPUs of a case; NVIDIA's agreements are accepted."""
+    rows = (f"  {name}: " + PARTITION.format(model=model, driver=driver)
+            for name, model, driver in case.gpus)  # fmt: skip
+    text = SITE.format(name=case.suite, slurm=case.slurm, prefix=root.prefix,
+                       partitions="\n".join(rows))  # fmt: skip
+    (root.directory / "etc" / "site.yaml").write_text(text)
+    for agreement in ("cuda", "cudnn"):
+        root.hpcdl("stack", "accept-eula", agreement, "--by", "the tests")
+
+
 def _make(root: Root) -> None:
     """Let debootstrap and apt fill it; what the mirror lacks skips the test."""
     shutil.rmtree(root.directory)
@@ -136,7 +188,9 @@ def _make(root: Root) -> None:
         if Path("/", name).is_file():
             shutil.copy(Path("/", name), root.directory / name)
     names = " ".join((*PACKAGES, *COMPILERS[root.suite]))
-    script = f"apt-get update -q && apt-get install -qy --no-install-recommends {names}"
+    script = (
+        f"apt-get update -q && apt-get install -qy --no-install-recommends {names} && apt-get clean"
+    )
     installed = root.run("bash", "-c", script, check=False, DEBIAN_FRONTEND="noninteractive")
     if installed.returncode != 0:
         pytest.skip(f"apt cannot install nvcc in {root.suite}: {installed.stderr[-200:]}")

@@ -9,29 +9,17 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from hpcdl.stack.fatbin import read_device_code
-from hpcdl.system.resources import cache
-from tests.gpu_roots import Root, install_hpcdl, root_of
+from tests.gpu_roots import CASES, Case, Root, install_hpcdl, root_of, write_site
 
 pytestmark = [pytest.mark.gpu_build, pytest.mark.timeout(5400)]
 
-PARTITION = ("{{nodes: 2, gpu: {{model: {model}, per_node: 4}}, sockets: 2, cores_per_socket: 8, "
-             "memory_gb: 120, driver: '{driver}', stack: tensorflow}}")  # fmt: skip
-SITE = """
-schema: 1
-name: {name}
-slurm: {{version: "{slurm}"}}
-paths: {{prefix: {prefix}, work: /work, datasets: /data}}
-partitions:
-{partitions}
-stacks:
-  tensorflow: {{backend: venv}}
-"""
 SUM = """
 import horovod.tensorflow as hvd, tensorflow as tf
 hvd.init()
@@ -41,25 +29,20 @@ print("SEEN", hvd.size(), float(total[0]), hvd.nccl_built(), hvd.cuda_built(), *
 """
 
 
-@dataclass(frozen=True)
-class Case:
-    """A root, the GPUs of its site with their drivers, and what the stack must be."""
-
-    suite: str
-    slurm: str
-    gpus: tuple[tuple[str, str, str], ...]
-    module: str
-    codes: frozenset[int]
-    nccl: int
-
-
-CASES = (
-    Case("trixie", "24.11.5",
-         (("p100", "P100-PCIe", "535.183.06"), ("v100", "V100-SXM2", "550.54.14")),
-         "tensorflow/2.21.0-cuda12.9-sm60-sm70", frozenset({60, 70}), 23203),
-    Case("bookworm", "22.05.8", (("k80", "K80", "470.256.02"),),
-         "tensorflow/2.14.1-cuda11.8-sm37", frozenset({37}), 21605),
-)  # fmt: skip
+NO_COMPILERS = """
+mkdir -p /tmp/plain
+for file in /usr/bin/*; do
+  case ${file##*/} in
+    *gcc* | *g++* | *c++* | cc | CC | nvcc* | mpic* | mpiCC | cmake | make) ;;
+    *) ln -sf "$file" /tmp/plain/ ;;
+  esac
+done
+"""
+DISTRIBUTED = """
+import importlib.util, tensorflow as tf
+ranks = tf.distribute.MirroredStrategy(["CPU:0"]).num_replicas_in_sync
+print("SEEN", tf.test.is_built_with_cuda(), ranks, importlib.util.find_spec("horovod"))
+"""
 
 
 @dataclass(frozen=True)
@@ -74,7 +57,7 @@ class Built:
     @property
     def stack(self) -> str:
         """The tree's path inside the root."""
-        return f"{_prefix(self.root)}/releases/{self.record['id']}/stack"
+        return f"{self.root.prefix}/releases/{self.record['id']}/stack"
 
     def packages(self) -> Path:
         """Its Python packages: the cache has the same path inside the root and outside."""
@@ -82,37 +65,28 @@ class Built:
 
     def loaded(self, script: str, *, check: bool = True, **env: str) -> str:
         """What a script prints after a plain `module load tensorflow`."""
-        use = f"module use {_prefix(self.root)}/current/modules && module load tensorflow"
+        use = f"module use {self.root.prefix}/current/modules && module load tensorflow"
         return self.root.shell(f"{use} && {script}", check=check, **env)
 
 
-def _prefix(root: Root) -> str:
-    """Below the cache, so that the tree can share files with uv's."""
-    return f"{cache()}/tests/nvcc/prefix-{root.suite}"
-
-
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: case.suite)
-def built(request: pytest.FixtureRequest) -> Built:
+def built(request: pytest.FixtureRequest) -> Iterator[Built]:
     """Built and published by hpcdl's own commands."""
     case: Case = request.param
     root = root_of(case.suite)
     install_hpcdl(root)
     # A prefix of an earlier run may hold releases of other formats.
-    shutil.rmtree(_prefix(root), ignore_errors=True)
-    rows = (f"  {name}: " + PARTITION.format(model=model, driver=driver)
-            for name, model, driver in case.gpus)  # fmt: skip
-    text = SITE.format(name=case.suite, slurm=case.slurm, prefix=_prefix(root),
-                       partitions="\n".join(rows))  # fmt: skip
-    (root.directory / "etc" / "site.yaml").write_text(text)
-    for agreement in ("cuda", "cudnn"):
-        root.hpcdl("stack", "accept-eula", agreement, "--by", "the tests")
+    shutil.rmtree(root.prefix, ignore_errors=True)
+    write_site(root, case)
     record = json.loads(root.hpcdl("stack", "build", "--json").stdout)
     published = root.hpcdl("stack", "publish", str(record["id"]), "--local", "--json").stdout
-    return Built(case, root, record, json.loads(published)["proof"])
+    yield Built(case, root, record, json.loads(published)["proof"])
+    shutil.rmtree(root.prefix)
 
 
 def test_it_is_what_resolve_plan_and_list_say(built: Built) -> None:
     assert built.record["module"] == built.case.module
+    assert built.record["proof"] == "compiled"
     versions = built.record["versions"]
     assert isinstance(versions, dict)
     resolved = json.loads(built.root.hpcdl("stack", "resolve", "--json").stdout)["resolutions"]
@@ -196,7 +170,7 @@ def test_ptxas_and_libdevice_come_from_the_wheels_and_flags_come_back(built: Bui
 
 
 def test_the_guard_names_the_missing_driver_in_a_job(built: Built) -> None:
-    use = f"module use {_prefix(built.root)}/current/modules"
+    use = f"module use {built.root.prefix}/current/modules"
     told = built.root.shell(f"{use}; module load tensorflow 2>&1; echo CODE $?", check=False,
                             SLURMD_NODENAME="p100-01")  # fmt: skip
     assert "does not fit this machine: this node has no NVIDIA driver" in " ".join(told.split())
@@ -216,3 +190,25 @@ def test_without_horovod_the_same_stack_needs_no_compiler_and_says_so(built: Bui
     assert "horovod" not in shown["versions"]
     assert "leave Horovod out: the stack is for tf.distribute" in shown["steps"]
     assert not any(step.startswith("build Horovod") for step in shown["steps"])
+
+
+@pytest.mark.parametrize("built", CASES[:1], indirect=True, ids=["trixie"])
+def test_without_horovod_it_is_built_without_any_compiler_and_loads(built: Built) -> None:
+    built.root.run("bash", "-c", NO_COMPILERS)
+    options = ("--without-horovod", "--json")
+    made = json.loads(built.root.hpcdl("stack", "build", *options, PATH="/tmp/plain").stdout)
+    root = Path(built.root.prefix, "releases", made["id"])
+    try:
+        assert made["built"]
+        assert "horovod" not in made["versions"]
+        said = built.root.hpcdl("stack", "verify", made["id"], "--local", "--json").stdout
+        proof = json.loads(said)
+        assert proof["passed"]
+        assert {one["name"]: one["detail"] for one in proof["checks"] if one["skipped"]} == {
+            f"{what} of 2 ranks": "the release has no Horovod"
+            for what in ("all-reduce", "training")
+        }
+        load = f"module use {root}/modules && module load tensorflow && python -c '{DISTRIBUTED}'"
+        assert "SEEN True 1 None" in built.root.shell(load)
+    finally:
+        shutil.rmtree(root)

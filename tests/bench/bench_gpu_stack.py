@@ -1,0 +1,111 @@
+"""A stack for P100 and V100 in a Debian 13 with nvcc: built, built again, published, loaded, read.
+
+The wheels are in the cache before anything is measured; the root is that of `make test-gpu-build`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from statistics import median
+
+import pytest
+
+from hpcdl.system.resources import cache
+from tests.bench import report
+from tests.gpu_roots import CASES, PYTHON, Root, install_hpcdl, root_of, write_site
+
+RUNS = 5
+FETCH = """
+from hpcdl.site import find_site_file, load_site
+from hpcdl.stack.build import plan_builds
+from hpcdl.stack.wheelhouse import fetch
+for plan in plan_builds(load_site(find_site_file())):
+    fetch(plan.recipe, plan.python, print)
+"""
+# Seconds of an empty module and of ours, in turn, in one shell.
+LOADS = """
+mkdir -p /tmp/empty/none && touch /tmp/empty/none/1.lua
+module use /tmp/empty {modules}
+module load tensorflow && module unload tensorflow
+for run in 1 2 3 4 5 6 7; do
+  for name in none tensorflow; do
+    start=$EPOCHREALTIME
+    module load $name && module unload $name
+    echo $name $start $EPOCHREALTIME
+  done
+done
+"""
+
+
+def main() -> None:
+    """Measure in a root; where none can be made, every figure is skipped."""
+    try:
+        root = root_of(CASES[0].suite)
+    except pytest.skip.Exception as lack:
+        report("GPU stacks", None, "s", note=str(lack))
+        return
+    install_hpcdl(root)
+    shutil.rmtree(root.prefix, ignore_errors=True)
+    write_site(root, CASES[0])
+    root.run(PYTHON, "-c", FETCH, HPCDL_SITE="/etc/site.yaml")
+    try:
+        figures(root)
+    finally:
+        shutil.rmtree(root.prefix)
+
+
+def figures(root: Root) -> None:
+    """Every figure of a root whose wheels are in the cache."""
+    for wheel in (cache() / "wheels").glob(f"horovod-*-tf{CASES[0].module.split('/')[1][:6]}-*"):
+        shutil.rmtree(wheel)
+    build = ("stack", "build", "--json")
+    compiled = timed(lambda: root.hpcdl(*build))
+    tell("GPU stack, wheels cached, Horovod compiled", compiled, 300)
+    release = json.loads(root.hpcdl(*build).stdout)["id"]
+    shutil.rmtree(f"{root.prefix}/releases/{release}")
+    tell("GPU stack, wheels and Horovod cached", timed(lambda: root.hpcdl(*build)), 60)
+    tell("GPU stack, built already", middle(lambda: root.hpcdl(*build)), 3)
+    root.hpcdl("stack", "publish", release, "--local")
+    again = middle(lambda: root.hpcdl("stack", "publish", release, "--local"))
+    found = json.loads(root.hpcdl("stack", "verify", "--integrity", "--json").stdout)
+    files = f"{found['files']:,} files, {found['bytes'] / 1e9:.1f} GB"
+    tell("publish of a GPU release again", again, 1, files)
+    tell("integrity of a GPU release, every byte", found["seconds"], 10, files)
+    loads(root)
+
+
+def loads(root: Root) -> None:
+    """Module loads beyond an empty one."""
+    said = root.shell(LOADS.format(modules=f"{root.prefix}/current/modules"))
+    rows = [line.split() for line in said.splitlines() if line.startswith(("none", "tensorflow"))]
+    empty, full = (
+        median(float(end) - float(start) for name, start, end in rows if name == wanted)
+        for wanted in ("none", "tensorflow")
+    )
+    beyond = (full - empty) * 1000
+    report("module load and unload of a GPU release", beyond, "ms", goal="<= 100",
+           met=beyond <= 100, yardstick=f"an empty module: {empty * 1000:.0f} ms")  # fmt: skip
+
+
+def tell(name: str, seconds: float, goal: float, note: str = "") -> None:
+    """Report a figure in seconds."""
+    report(name, seconds, "s", goal=f"<= {goal:g}", met=seconds <= goal, note=note)
+
+
+def middle(what: Callable[[], object]) -> float:
+    """The median of a few runs."""
+    return median(timed(what) for _ in range(RUNS))
+
+
+def timed(what: Callable[[], object]) -> float:
+    """Seconds by the clock."""
+    start = time.perf_counter()
+    what()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()
