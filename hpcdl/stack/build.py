@@ -327,7 +327,7 @@ def _fill(plan: BuildPlan, root: Path, say: Say) -> None:
     (packages / "hpcdl" / SITE_FILE).symlink_to(plan.site.paths.prefix / "etc" / SITE_FILE)
     add_startup(stack)
     say("compiling bytecode, setting permissions")
-    store = cache("bytecode") / f"{house.folder.name}-{plan.horovod_key}-{_lock_key(house)}"
+    store = cache("compiled") / f"{house.folder.name}-{plan.horovod_key}-{_lock_key(house)}"
     compile_bytecode(python, packages, store, log)
     open_to_readers(root)
 

@@ -89,9 +89,11 @@ def compile_bytecode(python: Path, site_packages: Path, store: Path, log: Path) 
 
 
 def _compile(python: Path, folders: Sequence[Path], log: Path) -> None:
+    # By force: what a build imported has bytecode already, marked with the times of its sources;
+    # beside later copies of these it is stale, and root's Python would write it anew.
     run(
-        [python, "-m", "compileall", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash",
-         *folders],
+        [python, "-m", "compileall", "-q", "-f", "-j", "0", "--invalidation-mode",
+         "unchecked-hash", *folders],
         log=log,
         check=False,
         tied=True,

@@ -1,6 +1,7 @@
 """A tree for everybody: readable by all, writable by none but its owner."""
 
 import os
+import py_compile
 import shutil
 import stat
 import subprocess
@@ -55,12 +56,15 @@ def test_bytecode_is_kept_and_copied_into_the_next_tree(tmp_path: Path) -> None:
         (tree / "hpcdl").mkdir()
         (tree / "package" / "code.py").write_text("value = 1\n")
         (tree / "hpcdl" / "own.py").write_text(f"value = {tree.name!r}\n")
+        # As a program that is run while the tree is made leaves it: checked against its source.
+        py_compile.compile(str(tree / "package" / "code.py"))
         compile_bytecode(Path(sys.executable), tree, tmp_path / "store", tmp_path / "log")
     made = [next(tree.glob("package/__pycache__/*.pyc")) for tree in trees]
     # Compiled once: its source's path, which compiling writes into it, is that of the first tree.
     assert made[0].read_bytes() == made[1].read_bytes()
     assert str(trees[0]).encode() in made[1].read_bytes()
     assert [path.stat().st_nlink for path in made] == [1, 1], "a chown would reach the other tree"
+    assert [path.read_bytes()[4:8] for path in made] == [b"\1\0\0\0"] * 2, "unchecked (PEP 552)"
     own = [next(tree.glob("hpcdl/__pycache__/*.pyc")).read_bytes() for tree in trees]
     assert own[0] != own[1]
     assert not (tmp_path / "store" / "hpcdl").exists()
