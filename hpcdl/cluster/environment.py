@@ -20,8 +20,11 @@ if ! command -v module > /dev/null 2>&1; then
   if [ -n "${{ZSH_VERSION:-}}" ]; then hpcdl_lmod={init}/zsh
   elif [ -n "${{BASH_VERSION:-}}" ]; then hpcdl_lmod={init}/bash
   else hpcdl_lmod={init}/sh; fi
+  # Lmod reads variables that are not set.
+  case $- in *u*) hpcdl_strict=-u; set +u ;; *) hpcdl_strict=+u ;; esac
   if [ -r "$hpcdl_lmod" ]; then . "$hpcdl_lmod"; fi
-  unset hpcdl_lmod
+  set "$hpcdl_strict"
+  unset hpcdl_lmod hpcdl_strict
 fi
 """
 

@@ -60,6 +60,17 @@ def test_lmod_is_started_only_where_module_is_unknown(tmp_path: Path) -> None:
     assert done.stdout == "started\n"
 
 
+def test_a_strict_shell_stays_strict_and_lmod_may_read_what_is_not_set(tmp_path: Path) -> None:
+    (tmp_path / "bash").write_text('echo "started $FPATH"\n')
+    lines = shell_exports(replace(STATE, lmod_init=tmp_path / "bash"))
+    for options, expected in (("-euc", "started \nuB"), ("-c", "started \nB")):
+        done = subprocess.run(
+            ["bash", options, f'{lines}\necho "${{-//[^uB]/}}"'],
+            capture_output=True, text=True, env={"PATH": "/bin"},
+        )  # fmt: skip
+        assert (done.stdout, done.stderr) == (f"{expected}\n", "")
+
+
 def test_programs_get_the_modules_in_front_once() -> None:
     one = environment(STATE, {"MODULEPATH": "/opt/a b:/opt/c", "KEEP": "me"})
     assert one["MODULEPATH"] == f"{MODULES}:/opt/a b:/opt/c"
