@@ -13,11 +13,11 @@ help:  ## list the targets
 
 demo:  ## the demo: cluster, stack, training on 2 nodes, checks with verdicts
 	@bash tools/system.sh cluster mpi modules build python
-	@$(MAKE) --no-print-directory venv
-	@PATH="$(CURDIR)/$(BIN):$$PATH" bash tools/demo.sh
+	@$(MAKE) --no-print-directory $(if $(wildcard $(VENV)/.done),venv,$(VENV)/.demo)
+	@PATH="$(abspath $(BIN)):$$PATH" bash tools/demo.sh $(STEPS)
 
-down: venv  ## stop the embedded cluster; no process or mount is left
-	@$(BIN)/hpcdl cluster down
+down:  ## stop the embedded cluster; no process or mount is left
+	@if [ -x $(BIN)/hpcdl ]; then $(BIN)/hpcdl cluster down; else $(PYTHON) -m tools.down; fi
 
 test: system lint  ## everything: lint, types, unit, golden, and integration tests
 	$(PYTEST) -m "not long and not matrix and not gpu_build"
@@ -58,12 +58,16 @@ wheel: venv  ## dist/hpcdl-*.whl
 	$(BIN)/python -m build --wheel --outdir dist .
 
 venv: $(VENV)/.done  ## the development environment in .venv
+	@:
 
-$(VENV)/.done: setup.cfg pyproject.toml
-	@echo "making $(VENV): hpcdl with its test and development tools, from PyPI"
+# The demo needs a third of it.
+$(VENV)/.demo: extras := checks,progress,stack
+$(VENV)/.done: extras := dev
+$(VENV)/.demo $(VENV)/.done: setup.cfg pyproject.toml
+	@echo "making $(VENV): hpcdl[$(extras)], from PyPI"
 	@$(PYTHON) tools/check_python.py
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --upgrade --editable '.[dev]'
+	@$(BIN)/python -m pip install --quiet --upgrade --editable '.[$(extras)]'
 	@touch $@
 
 system:  ## install system packages with apt; prints which first

@@ -1,18 +1,33 @@
 #!/bin/bash
 # The demo: from a bare Slurm to a verdict. Every step is a command that a person could type.
 # What exists already is used again.
+# usage: tools/demo.sh [STEPS]      (default: all)
 set -euo pipefail
 
 started=$SECONDS
 number=0
 steps=7
+bold='' plain=''
+[[ ! -t 1 ]] || bold=$'\033[1m' plain=$'\033[0m'
 
-say() { printf '\n\033[1m[%d/%d] %s\033[0m\n' "$((number += 1))" "$steps" "$1"; }
+say() {
+  (( number < last )) || end
+  printf '\n%s[%d/%d] %s%s\n' "$bold" "$((number += 1))" "$steps" "$1" "$plain"
+}
 show() { printf '$ %s\n' "$*"; "$@"; }
+end() {
+  echo
+  echo "Done in $((SECONDS - started)) s. To explore the cluster:"
+  echo "  export PATH=$(dirname "$(command -v hpcdl)"):\$PATH HPCDL_SITE=$HPCDL_SITE"
+  # shellcheck disable=SC2016 # a person is to type this
+  echo '  eval "$(hpcdl cluster env)"; squeue; sinfo; module avail'
+  echo "  make down    # stops the cluster"
+  exit 0
+}
+last=${1:-$steps}
 trap 'code=$?; (( code == 0 )) || echo "the demo stopped with exit code $code; run it again, it resumes" >&2' EXIT
 
 export NO_COLOR="${NO_COLOR-}"
-[[ -t 1 ]] || say() { printf '\n[%d/%d] %s\n' "$((number += 1))" "$steps" "$1"; }
 
 say "a real Slurm on this machine"
 show hpcdl cluster up
@@ -46,9 +61,4 @@ if (( code != 1 )); then
 fi
 echo "FAIL as expected: the check detected the slowdown."
 
-echo
-echo "Done in $((SECONDS - started)) s. To explore the cluster:"
-echo "  export PATH=$(dirname "$(command -v hpcdl)"):\$PATH HPCDL_SITE=$HPCDL_SITE"
-# shellcheck disable=SC2016 # a person is to type this
-echo '  eval "$(hpcdl cluster env)"; squeue; sinfo; module avail'
-echo "  make down    # stops the cluster"
+end

@@ -26,6 +26,7 @@ from hpcdl.system.errors import MissingPrerequisite
 from tests.integration.conftest import Shell, clean_environment
 
 pytestmark = pytest.mark.cluster
+ROOT = Path(__file__).resolve().parents[2]
 
 Action = Callable[[ClusterState, str], str]
 
@@ -105,6 +106,21 @@ def test_down_leaves_nothing_and_twice_is_fine(small_site: Site, place: Path, mo
     assert Path("/proc/self/mounts").read_text() == mounts
     assert {path.name for path in place.iterdir()} <= {".hpcdl-cluster", "lock", "log", "jobs"}
     assert not down(place)
+
+
+def test_make_down_needs_no_environment(small_site: Site, place: Path, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
+    env = clean_environment() | {
+        "HPCDL_HOME": str(place.parent.parent), "HPCDL_CACHE": str(tmp_path),
+        "HPCDL_SITE": str(small_site.source),
+    }  # fmt: skip
+    words = ["make", "down", f"VENV={tmp_path}/none", f"PYTHON={tmp_path}/bare/bin/python"]
+    up(small_site, directory=place)
+    for expected in ("stopped\n", "nothing was running\n"):
+        done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (0, expected), done.stderr
+    assert processes.of_cluster(place) == []
+    assert not (tmp_path / "none").exists()
 
 
 def test_job_numbers_never_come_twice(small_site: Site, place: Path) -> None:
