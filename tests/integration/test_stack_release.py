@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hpcdl.site import Site
 from hpcdl.stack.build import build, plan_build
+from hpcdl.stack.horovod import build_horovod
 from hpcdl.stack.publish import verify
+from hpcdl.stack.recipe import Edit
 from hpcdl.stack.release import Release, current_release, read_release
 from hpcdl.stack.seal import check_integrity
 from hpcdl.stack.verify import in_module, read_proof
+from hpcdl.system.errors import ExitCode
+from hpcdl.system.run import CommandFailed
 from hpcdl.workflows.site_plan import plan
 from tests.small_release import silent, small_site
 
@@ -75,6 +81,24 @@ def test_a_killed_build_is_no_release_and_the_next_one_completes(
     assert read_release(site, built.id).lock == release.lock
     assert built.python.exists()
     shutil.rmtree(site.paths.prefix)
+
+
+def test_a_failed_compile_shows_the_compiler_s_first_error_and_its_file(
+    stack_site: Site, release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCDL_CACHE", str(tmp_path))
+    planned = plan_build(stack_site)
+    guard = "#ifndef HOROVOD_COMMON_H\n"
+    fault = Edit("fault", "horovod/common/common.h", guard, f"{guard}int i = missing;\n", "a test")
+    assert planned.recipe.horovod is not None
+    broken = replace(planned.recipe.horovod, edits=(*planned.recipe.horovod.edits, fault))
+    with pytest.raises(CommandFailed) as caught:
+        build_horovod(replace(planned.recipe, horovod=broken), planned.python, planned.mpi,
+                      release.prefix, planned.toolchain, silent)  # fmt: skip
+    first = r"first error: /\S+/horovod/common/common\.h:\d+:9: error: .missing. was not declared"
+    assert re.match(first, caught.value.hint)
+    assert caught.value.exit_code == ExitCode.COMMAND_FAILED
+    assert list((tmp_path / "wheels").glob("horovod*")) == []
 
 
 def test_every_file_is_readable_by_all_and_writable_by_none_else(release: Release) -> None:
