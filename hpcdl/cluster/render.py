@@ -40,12 +40,13 @@ def files(plan: Plan, slurmd: str) -> tuple[File, ...]:
         "node_lines": node_lines(plan),
         "has_gpus": any(group.gpus for group in plan.request.groups),
         "gpu_types": sorted({group.gpu_type for group in plan.request.groups if group.gpu_type}),
-        "release_options": release_options(plan.slurm_version),
         "oversubscribed": _cpus(plan) > (os.cpu_count() or 1),
     }
+    own = [(row["name"], row["value"]) for row in release_options(plan.slurm_version)]
     found = [
         File("etc/slurm.conf", _render("slurm.conf.j2", values)),
         File("etc/gres.conf", _render("gres.conf.j2", values)),
+        File("etc/cgroup.conf", "".join(f"{name}={value}\n" for name, value in own)),
         File("etc/hosts", _render("hosts.j2", values)),
         File("etc/task-prolog.sh", _render("task-prolog.sh.j2", values), 0o755),
     ]
@@ -103,7 +104,7 @@ def node_lines(plan: Plan) -> list[str]:
 
 
 def release_options(version: str) -> list[Mapping[str, Any]]:
-    """Options that only some releases of Slurm know or need (facts/slurm_conf.yaml)."""
+    """Options of cgroup.conf for a release of Slurm (facts/slurm_conf.yaml)."""
     release = _release(version)
     rows: list[Mapping[str, Any]] = facts.load("slurm_conf")["options"]
     return [

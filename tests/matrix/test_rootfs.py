@@ -47,6 +47,17 @@ def test_up_starts_again_what_was_killed(machine):
     assert mounts() == before
 
 
+def test_a_cluster_needs_no_cgroup_file_system(machine):
+    command = f"{HPCDL} cluster up --slurm {machine.name} && {HPCDL} cluster down --purge"
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", f"mount -t tmpfs tmpfs /sys && {command}"],
+        env={**os.environ, "HPCDL_CLUSTER_DIR": f"/tmp/hpcdl-n{os.getpid()}",
+             "HPCDL_SITE": str(Path(__file__).with_name("site.yaml"))},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+
+
 def test_a_killed_build_leaves_no_root_no_mount_and_no_process(tmp_path):
     before = mounts()
     build = subprocess.Popen(

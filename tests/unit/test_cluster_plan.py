@@ -198,10 +198,13 @@ def test_networks_that_are_routed_are_not_taken() -> None:
     assert next(network._free_networks(vpn)) == "172.29.0"
 
 
-def test_options_follow_the_release_that_runs() -> None:
-    for version in ("20.11.4", "21.08.5", "22.05.8", "24.11.5", "26.05.1"):
-        for row in render.release_options(version):
-            assert row["since"] <= version
+@pytest.mark.parametrize(
+    ("version", "plugins"),
+    [("21.08.5", []), ("22.05.8", ["cgroup/v1"]), ("24.05.2", ["cgroup/v1"]),
+     ("24.11.5", ["disabled"]), ("26.05.5", ["disabled"])],
+)  # fmt: skip
+def test_options_follow_the_release_that_runs(version: str, plugins: list[str]) -> None:
+    assert [row["value"] for row in render.release_options(version)] == plugins
 
 
 def test_groups_of_a_partition_are_nodes_of_their_own_in_one_queue(tmp_path: Path) -> None:
