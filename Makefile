@@ -17,7 +17,9 @@ demo:  ## the demo: cluster, stack, training on 2 nodes, checks with verdicts
 	@PATH="$(abspath $(BIN)):$$PATH" bash tools/demo.sh $(STEPS)
 
 down:  ## stop the embedded cluster; no process or mount is left
-	@if [ -x $(BIN)/hpcdl ]; then $(BIN)/hpcdl cluster down; else $(PYTHON) -m tools.down; fi
+	@if [ -x $(BIN)/hpcdl ]; then $(BIN)/hpcdl cluster down; \
+	elif command -v $(PYTHON) >/dev/null; then $(PYTHON) -m tools.down; \
+	else echo "nothing was running: there is no $(PYTHON)"; fi
 
 test: system lint  ## everything: lint, types, unit, golden, and integration tests
 	$(PYTEST) -m "not long and not matrix and not gpu_build"

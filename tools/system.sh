@@ -30,6 +30,9 @@ sys.exit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())
 PYTHON
 }
 
+# Before minutes of apt. A machine without any Python gets the distribution's.
+! command -v "$python" >/dev/null || "$python" tools/check_python.py version
+
 missing=()
 for purpose in "${purposes[@]}"; do
   [[ $purpose != python ]] || ! python_is_complete || continue
@@ -48,12 +51,12 @@ command -v apt-get >/dev/null || {
 }
 sudo=()
 if (( EUID )); then
-  command -v sudo >/dev/null || {
-    echo "error: you are not root, and there is no sudo" >&2
-    echo "help: as root: apt-get install ${missing[*]}" >&2
+  sudo=(sudo)
+  { command -v sudo && sudo env true; } >/dev/null 2>&1 || {
+    echo "error: you are not root, and cannot become root by sudo" >&2
+    echo "help: as root: apt-get install ${missing[*]}; then run make again" >&2
     exit 3
   }
-  sudo=(sudo)
 fi
 log=$(mktemp /tmp/hpcdl-apt.XXXXXX)
 install() {
