@@ -13,7 +13,7 @@ help:  ## list the targets
 
 demo:  ## the demo: cluster, stack, training on 2 nodes, checks with verdicts
 	@bash tools/system.sh cluster mpi modules build python
-	@$(MAKE) --no-print-directory $(if $(wildcard $(VENV)/.done),venv,$(VENV)/.demo)
+	@$(MAKE) -s --no-print-directory $(if $(wildcard $(VENV)/.done),venv,$(VENV)/.demo)
 	@PATH="$(abspath $(BIN)):$$PATH" bash tools/demo.sh $(STEPS)
 
 down:  ## stop the embedded cluster; no process or mount is left
@@ -60,7 +60,6 @@ wheel: venv  ## dist/hpcdl-*.whl
 	$(BIN)/python -m build --wheel --outdir dist .
 
 venv: $(VENV)/.done  ## the development environment in .venv
-	@:
 
 # The demo needs a third of it.
 $(VENV)/.demo: extras := checks,progress,stack

@@ -13,13 +13,14 @@ python=${PYTHON:-python3}
 field() { sed -nE "s/.*[{ ]$1: \"?([^\",}]+)\"?[,}].*/\1/p" <<<"$2"; }
 
 present() {
-  local program file
+  local program file found=
   program=$(field program "$1") file=$(field file "$1")
   if [[ $program ]]; then
-    PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin" command -v "$program" >/dev/null
-  else
-    compgen -G "$file" >/dev/null
+    found=$(PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin" command -v "$program") || return
+    # Of a package beside this one?
+    [[ $file && $found == /usr/bin/* && -e /etc/debian_version ]] || return 0
   fi
+  compgen -G "$file" >/dev/null
 }
 
 # A Python that is not the distribution's brings its own venv and headers.

@@ -63,8 +63,14 @@ def version_in(text: str) -> str:
 
 
 def _look(row: Mapping[str, Any]) -> Package:
-    if "program" in row:
-        found = find_program(row["program"])
-    else:
-        found = next(iter(sorted(Path("/").glob(row["file"].lstrip("/")))), None)
+    pattern = row.get("file")
+    file = next(iter(sorted(Path("/").glob(pattern.lstrip("/")))), None) if pattern else None
+    found = find_program(row["program"]) if "program" in row else file
+    if pattern and file is None and found and _is_debian_s(found):
+        found = None
     return Package(row["package"], row["purpose"], found, row.get("version"))
+
+
+def _is_debian_s(program: Path) -> bool:
+    """Whether Debian or Ubuntu put it there: it may be of a package beside the one that counts."""
+    return program.parent == Path("/usr/bin") and Path("/etc/debian_version").exists()
