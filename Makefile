@@ -27,7 +27,7 @@ test: system lint  ## everything: lint, types, unit, golden, and integration tes
 test-fast: lint  ## lint, types, unit and golden tests: no cluster, no TensorFlow
 	$(PYTEST) -q -m "not long and not matrix and not gpu_build" tests/unit tests/golden
 
-test-matrix: venv  ## Slurm 20.11, 22.05, 24.11 and 26.05, each from a Debian that has it (root; 10 minutes)
+test-matrix: venv  ## Slurm 20.11, 22.05, 24.11 and 26.05, each from a Debian that has it; the demo on Debian 13 (root; 15 minutes)
 	@bash tools/system.sh matrix mpi
 	$(PYTEST) -m "matrix and not long" tests/matrix
 
