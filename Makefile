@@ -61,8 +61,8 @@ wheel: venv  ## dist/hpcdl-*.whl
 
 venv: $(VENV)/.done  ## the development environment in .venv
 
-# The demo needs a third of it.
-$(VENV)/.demo: extras := checks,progress,stack
+# The demo needs half of it.
+$(VENV)/.demo: extras := checks,progress,records,stack
 $(VENV)/.done: extras := dev
 $(VENV)/.demo $(VENV)/.done: setup.cfg pyproject.toml
 	@echo "making $(VENV): hpcdl[$(extras)], from PyPI"
