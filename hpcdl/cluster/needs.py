@@ -159,6 +159,8 @@ def _lack_of_namespaces() -> str:
     for name in ("ip", "unshare"):
         if find_program(name) is None:
             return f"'{name}' is not installed"
+    if not Path("/etc/hosts").exists():
+        return "there is no /etc/hosts, in whose place a node sees its own"
     kinds = ("--net", "--uts", "--mount", "--ipc", "--pid", "--fork", "--mount-proc")
     made = run(
         [program("unshare"), *kinds, "sh", "-c", "mount -t tmpfs tmpfs /dev/shm"],

@@ -125,6 +125,11 @@ def check(release: str) -> None:
         raise MissingPrerequisite(
             "this machine's /bin is no link into /usr: no other /usr can replace it"
         )
+    if not Path("/etc/hosts").exists():
+        raise MissingPrerequisite(
+            "another release of Slurm needs an /etc/hosts, to see its own in its place",
+            hint="an empty one is enough: touch /etc/hosts",
+        )
     if find(release) is None:
         if wanted.series not in releases():
             raise BadInput(

@@ -108,6 +108,30 @@ def test_down_leaves_nothing_and_twice_is_fine(small_site: Site, place: Path, mo
     assert not down(place)
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to take /etc/hosts away")
+def test_a_machine_without_hosts_file_has_loopback(small_site: Site, place: Path) -> None:
+    bare = (
+        "mount -t tmpfs tmpfs /mnt && cp -a /etc/. /mnt && rm /mnt/hosts && mount --bind /mnt /etc"
+    )
+    hpcdl = f"{sys.executable} -m hpcdl cluster"
+    env = {
+        **clean_environment(),
+        "HPCDL_CLUSTER_DIR": str(place),
+        "HPCDL_SITE": str(small_site.source),
+    }
+    said = {}
+    for words in ("up --slurm 24.11", "up --mode namespaces", "up"):
+        command = f"{bare} && {hpcdl} {words} && {hpcdl} down"
+        done = subprocess.run(["unshare", "--mount", "sh", "-c", command], env=env, cwd=ROOT,
+                              capture_output=True, text=True)  # fmt: skip
+        said[words] = (done.returncode, done.stdout + done.stderr)
+    assert said["up --slurm 24.11"][0] == said["up --mode namespaces"][0] == 3, said
+    assert "touch /etc/hosts" in said["up --slurm 24.11"][1]
+    assert "there is no /etc/hosts" in said["up --mode namespaces"][1]
+    assert said["up"][0] == 0, said
+    assert "4 nodes ready in mode loopback" in said["up"][1]
+
+
 def test_make_down_needs_no_environment(small_site: Site, place: Path, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
     env = clean_environment() | {
