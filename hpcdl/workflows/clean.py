@@ -25,8 +25,8 @@ from hpcdl.jobs.submission import index
 from hpcdl.regress.run_directory import is_held, read_events, runs_directory
 from hpcdl.site import Site
 from hpcdl.slurm import client
-from hpcdl.stack.build import build_lock
 from hpcdl.stack.publish import switch_lock
+from hpcdl.stack.trees import build_lock
 from hpcdl.stack.wheelhouse import wheels_cache
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.files import LockBusy, locked, size_of
