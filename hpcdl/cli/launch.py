@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from hpcdl.cli.framework import the_site
 from hpcdl.system.errors import ExitCode, HpcdlError, MissingPrerequisite
+from hpcdl.system.python import module_argv
 
 
 def launch(package: str, argv: list[str], args: argparse.Namespace) -> ExitCode:
@@ -36,7 +37,7 @@ def _in_release(package: str, argv: list[str], args: argparse.Namespace) -> NoRe
         raise _no_tensorflow("no release is published at this site")
     sys.stdout.flush()
     os.environ.setdefault("HPCDL_RELEASE", release.id)
-    os.execv(release.python, [str(release.python), "-m", package, *argv])  # noqa: S606
+    os.execv(release.python, [*map(str, module_argv(release.python, package)), *argv])  # noqa: S606
 
 
 def _no_tensorflow(why: str) -> MissingPrerequisite:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from hpcdl.cluster import processes
 from hpcdl.cluster.model import ClusterState, ProcessId
+from hpcdl.system.python import module_argv
 
 FACTOR = 4
 """A program runs one part of so many of the time; waking up again takes some of the effect."""
@@ -30,7 +31,7 @@ _MODULE = "hpcdl.cluster.cpu_throttle"
 def pull(current: ClusterState, node: str, factor: int = FACTOR) -> None:
     """Slow a node down; a throttle that runs already is replaced."""
     lift(current, node)
-    argv = [sys.executable, "-m", _MODULE, str(current.directory), node, str(factor)]
+    argv = [*module_argv(sys.executable, _MODULE), str(current.directory), node, str(factor)]
     with current.log(f"throttle-{node}").open("ab") as log:
         subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,

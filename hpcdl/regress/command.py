@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.site import Site
+from hpcdl.system.python import module_argv
 from hpcdl.system.run import run
 
 _SECONDS = 60
@@ -18,7 +19,7 @@ def rendered(site: Site, spec: JobSpec, module: Module) -> str:
     Raises:
         CommandFailed: it refuses.
     """
-    argv = [sys.executable, "-m", "hpcdl", "job", "render", *to_argv(site, spec, module)]
+    argv = [*module_argv(sys.executable, "hpcdl"), "job", "render", *to_argv(site, spec, module)]
     return run(argv, timeout=_SECONDS).stdout
 
 

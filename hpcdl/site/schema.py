@@ -187,7 +187,7 @@ _NODES: dict[str, Schema] = {
     "nodes": _count("How many nodes it has.", 1, 100_000),
     "hostlist": _text(
         "Their names, as Slurm writes them. `NAME-[01-NN]` by default.",
-        pattern=r"^[A-Za-z0-9_.,\[\]-]{1,4000}$",
+        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.,\[\]-]{0,3999}$",
         examples=["p100-[01-04]"],
     ),
     "gpu": GPU,

@@ -59,6 +59,7 @@ from hpcdl.stack.wheelhouse import (
     wheels_cache,
 )
 from hpcdl.system.errors import BadInput, MissingPrerequisite
+from hpcdl.system.python import module_argv
 from hpcdl.system.resources import cache
 from hpcdl.system.run import run
 
@@ -310,7 +311,7 @@ def _fill(plan: BuildPlan, root: Path, say: Say) -> None:
     wheels = house.paths()
     require_space({root: unpacked_gb(wheels)})
     say(f"installing {len(wheels)} wheels in {stack}")
-    run([plan.python.path, "-m", "venv", "--without-pip", stack], log=log, tied=True)
+    run([*module_argv(plan.python.path, "venv"), "--without-pip", stack], log=log, tied=True)
     python = stack / "bin" / "python"
     pip = next(path for path in wheels if path.name.startswith("pip-"))
     install(python, wheels, pip, log)

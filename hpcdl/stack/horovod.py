@@ -29,6 +29,7 @@ from hpcdl.stack.wheelhouse import (
 )
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, shared_lock, write_atomic
+from hpcdl.system.python import module_argv
 from hpcdl.system.run import CommandFailed, run
 
 _BUILD_SECONDS = 3600
@@ -140,8 +141,11 @@ def _build(
 ) -> None:
     """From the sdist to a wheel in `folder`."""
     log = new_log("horovod")
-    pip: list[str | Path] = [programs / "python", "-m", "pip", "--disable-pip-version-check",
-                             "--no-input"]  # fmt: skip
+    pip: list[str | Path] = [
+        *module_argv(programs / "python", "pip"),
+        "--disable-pip-version-check",
+        "--no-input",
+    ]
     sdist = _sdist(recipe, pip, folder, log, say)
     say(f"building Horovod {recipe.version} with {compilers} (minutes, once; log: {log})")
     with tarfile.open(sdist) as archive:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import explain_os_errors
+from hpcdl.system.python import module_argv
 from hpcdl.system.resources import cache, folder
 from hpcdl.system.run import run
 from hpcdl.system.trust import require_private
@@ -92,8 +93,8 @@ def _compile(python: Path, folders: Sequence[Path], log: Path) -> None:
     # By force: what a build imported has bytecode already, marked with the times of its sources;
     # beside later copies of these it is stale, and root's Python would write it anew.
     run(
-        [python, "-m", "compileall", "-q", "-f", "-j", "0", "--invalidation-mode",
-         "unchecked-hash", *folders],
+        [*module_argv(python, "compileall"), "-q", "-f", "-j", "0",
+         "--invalidation-mode", "unchecked-hash", *folders],
         log=log,
         check=False,
         tied=True,

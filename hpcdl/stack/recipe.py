@@ -154,7 +154,12 @@ def interpreter(minor: str) -> Interpreter:
     if own.minor == minor:
         return own
     ask = "import platform, sys; print(sys._base_executable, platform.python_version())"
-    said = run([f"python{minor}", "-c", ask], timeout=60, hint=f"is Python {minor} whole?").stdout
+    said = run(
+        [f"python{minor}", "-c", ask],
+        directory=Path("/"),
+        timeout=60,
+        hint=f"is Python {minor} whole?",
+    ).stdout
     path, version = said.split()
     return Interpreter(Path(path).resolve(), version)
 

@@ -12,7 +12,6 @@ import json
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from hpcdl import facts
@@ -23,6 +22,7 @@ from hpcdl.stack.osv import osv_file
 from hpcdl.stack.release import Release
 from hpcdl.system.errors import CheckFailed, MissingPrerequisite
 from hpcdl.system.files import write_atomic
+from hpcdl.system.scratch import scratch_directory
 
 if TYPE_CHECKING:
     from cyclonedx.model.component import Component as CycloneComponent
@@ -189,8 +189,8 @@ def spdx(release: Release, inside: Sequence[Component], found: Sequence[Finding]
     ]
     document = Document(info, packages=[whole, *packages], relationships=relations,
                         extracted_licensing_info=_own_licences(inside))  # fmt: skip
-    with TemporaryDirectory() as scratch:
-        path = Path(scratch) / SPDX_FILE
+    with scratch_directory() as scratch:
+        path = scratch / SPDX_FILE
         write_document_to_file(document, str(path), validate=True)
         return json.dumps(json.loads(path.read_text("utf-8")), indent=2) + "\n"
 

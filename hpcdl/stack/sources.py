@@ -11,7 +11,6 @@ import csv
 import hashlib
 import io
 import shutil
-import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,12 +24,14 @@ from hpcdl.stack.wheelhouse import (
     wheels_cache,
 )
 from hpcdl.system.files import explain_os_errors, shared_lock, write_atomic
+from hpcdl.system.python import module_argv
 from hpcdl.system.run import run
+from hpcdl.system.scratch import scratch_directory
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _FOLDERS = ("modulefiles", "reframe_checks", "spack", "templates")
 _JUNK = {"__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
-_SCRATCH, _BUILD_SECONDS = ".hpcdl-", 600
+_BUILD_SECONDS = 600
 _TOP = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 
 
@@ -95,26 +96,21 @@ def own_wheel(python: Path, expected: str) -> Path:
 def _built(python: Path, name: str) -> bytes:
     """The wheel that setup.cfg describes, built from a copy so that the checkout stays clean."""
     checkout = _PACKAGE.parent
-    place = wheels_cache()
-    for left in place.glob(f"{_SCRATCH}*"):  # of builds that were killed
-        shutil.rmtree(left, ignore_errors=True)
-    with (
-        explain_os_errors(place),
-        tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=place) as scratch,
-    ):
-        copy = Path(scratch) / "hpcdl"
+    with explain_os_errors(wheels_cache()), scratch_directory() as scratch:
+        copy = scratch / "hpcdl"
         copy.mkdir()
         for top in _TOP:
             shutil.copy2(checkout / top, copy)
         for folder in ("hpcdl", *_FOLDERS):
             shutil.copytree(checkout / folder, copy / folder, ignore=shutil.ignore_patterns(*_JUNK))
         run(
-            [python, "-m", "pip", "--disable-pip-version-check", "wheel", "--no-deps",
+            [*module_argv(python, "pip"), "--disable-pip-version-check", "wheel", "--no-deps",
              "--no-build-isolation", "--wheel-dir", scratch, copy],
+            env={"TMPDIR": str(scratch)},
             log=new_log("hpcdl"),
             tied=True,
         )  # fmt: skip
-        return (Path(scratch) / name).read_bytes()
+        return (scratch / name).read_bytes()
 
 
 def _packed(name: str) -> bytes:

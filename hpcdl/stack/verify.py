@@ -12,7 +12,6 @@ import json
 import os
 import platform
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -28,6 +27,7 @@ from hpcdl.stack.seal import check_integrity
 from hpcdl.system.errors import CheckFailed, MissingPrerequisite, Stopped
 from hpcdl.system.files import write_json
 from hpcdl.system.run import CommandResult, run
+from hpcdl.system.scratch import scratch_directory
 
 PROOF_FILE = "proof.json"
 PROBE = Path(__file__).with_name("probe.py")
@@ -153,8 +153,8 @@ def verify_here(site: Site, release: Release) -> Proof:
     Raises:
         MissingPrerequisite: Lmod is not where the site says.
     """
-    with tempfile.TemporaryDirectory(prefix="hpcdl-gate-") as folder:
-        out, program = Path(folder) / "gate.json", Path(folder) / PROBE.name
+    with scratch_directory() as folder:
+        out, program = folder / "gate.json", folder / PROBE.name
         # Alone in a directory: Python looks for modules beside the program first.
         shutil.copyfile(PROBE, program)
         result, fault = _try(site, release, [*_launcher(), *PYTHON, str(program), str(out)])

@@ -20,6 +20,7 @@ from hpcdl.stack.recipe import Interpreter, Recipe, digest
 from hpcdl.stack.wheel_lock import pins, require_known
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, shared_lock, write_atomic, write_json
+from hpcdl.system.python import module_argv
 from hpcdl.system.resources import cache, home
 from hpcdl.system.run import run
 from hpcdl.system.text import utc_stamp
@@ -182,7 +183,7 @@ def tools(python: Interpreter, say: Say) -> Path:
     where = cache("tools", python.tag)
     if not (where / "bin" / "pip").is_file():
         say(f"making pip ready for Python {python.minor}")
-        run([python.path, "-m", "venv", "--clear", where], log=new_log("tools"), tied=True,
+        run([*module_argv(python.path, "venv"), "--clear", where], log=new_log("tools"), tied=True,
             hint="Debian and Ubuntu: apt install python3-venv")  # fmt: skip
     for part in (where, where / "bin"):  # what is in it is executed
         require_private(part)
@@ -192,7 +193,7 @@ def tools(python: Interpreter, say: Say) -> Path:
 def _pip(python: Interpreter, say: Say) -> list[str | Path]:
     """The pip of that environment."""
     program = tools(python, say) / "bin" / "python"
-    return [program, "-m", "pip", "--disable-pip-version-check", "--no-input", "--no-color"]
+    return [*module_argv(program, "pip"), "--disable-pip-version-check", "--no-input", "--no-color"]
 
 
 def _locked_wheel(path: Path) -> Wheel:

@@ -20,6 +20,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpcdl.system.python import module_argv
+
 SECONDS = 90.0
 """No new trial begins after this time, in which the start of processes is not counted."""
 _MOST_SECONDS = 360.0
@@ -84,7 +86,8 @@ def search_in_children(bounds: Bounds, ranks: int, argv: Sequence[str]) -> None:
         numbers = [bounds.low, bounds.high, bounds.unit, bounds.left, ranks]
         begun = time.monotonic()
         child = subprocess.Popen(
-            [sys.executable, "-m", "hpcdl.train.batch_size_search", *map(str, numbers), *argv],
+            [*module_argv(sys.executable, "hpcdl.train.batch_size_search"),
+             *map(str, numbers), *argv],
             env=kept,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )  # fmt: skip

@@ -21,6 +21,7 @@ from typing import Any
 from hpcdl.regress.check_request import CheckRequest
 from hpcdl.regress.run_directory import RunDirectory, cancel_left_jobs, json_lines, read_events
 from hpcdl.system.errors import HpcdlError, Stopped
+from hpcdl.system.python import module_argv
 from hpcdl.system.resources import folder as resource
 from hpcdl.system.signals import terminable
 from hpcdl.system.text import plain
@@ -50,7 +51,7 @@ class Session:
 def to_argv(run: RunDirectory, request: CheckRequest, retries: int, *, serial: bool) -> list[str]:
     """ReFrame's command line."""
     paths = request.paths or (resource("reframe_checks"),)
-    argv = [sys.executable, "-m", _RECORDER, "-C", str(run.settings)]
+    argv = [*map(str, module_argv(sys.executable, _RECORDER)), "-C", str(run.settings)]
     argv += [part for path in paths for part in ("-c", str(path.absolute()))]
     argv += ["-r", "--nocolor", "--report-file", str(run.report)]
     argv += ["--perflogdir", str(run.path / "perflogs")]

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from hpcdl import __version__
@@ -44,7 +43,9 @@ from hpcdl.stack.wheel_lock import requirement
 from hpcdl.stack.wheelhouse import Say, new_log, tools
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import write_atomic
+from hpcdl.system.python import module_argv
 from hpcdl.system.run import CommandFailed, run
+from hpcdl.system.scratch import scratch_directory
 
 _ATTEMPTS = 5
 _SHOWN = 8
@@ -142,7 +143,7 @@ def _directory(named: str) -> Path:
     if (place / "spack.yaml").is_file():
         return place
     if not place.exists() and "/" not in named:
-        with TemporaryDirectory(prefix="hpcdl-spack-") as scope:
+        with scratch_directory() as scope:
             spack = open_spack(Path(scope), Path(scope))
             told = spack.run("location", "--env", named, check=False).stdout.strip()
         if told and (Path(told) / "spack.yaml").is_file():
@@ -165,7 +166,7 @@ def adopt_installed(plan: Adoption, say: Say) -> Release:
         return read_release(plan.site, plan.release_id)
     where = plan.lock.environment
     root = where.parents[1] if (where.parents[1] / "spack_repo").is_dir() else where
-    with TemporaryDirectory(prefix="hpcdl-spack-") as scope:
+    with scratch_directory() as scope:
         spack = open_spack(root, Path(scope))
         require_unlocked(where)
         return adopt(plan, spack, say)
@@ -284,6 +285,7 @@ def helpers(say: Say) -> Path:
     if not any(Range("68:").allows(version) for version in have):
         wanted = where / "requirements.txt"
         write_atomic(wanted, requirement("setuptools", running_interpreter().minor) + "\n")
-        run([where / "bin" / "python", "-m", "pip", "install", "--quiet", "--requirement", wanted],
+        run([*module_argv(where / "bin" / "python", "pip"), "install", "--quiet",
+             "--requirement", wanted],
             log=new_log("tools"), tied=True)  # fmt: skip
     return where

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from hpcdl import facts
@@ -35,6 +34,7 @@ from hpcdl.stack.spack_backend.tool import open_spack, require_unlocked
 from hpcdl.system.errors import CheckFailed, Stopped
 from hpcdl.system.files import explain_os_errors, write_atomic
 from hpcdl.system.resources import folder
+from hpcdl.system.scratch import scratch_directory
 from hpcdl.system.text import duration
 
 Say = Callable[[str], None]
@@ -167,7 +167,7 @@ def concretize(
     log = where / "concretize.log"
     log.unlink(missing_ok=True)
     limit = time_limit or default_limit()
-    with TemporaryDirectory(prefix="hpcdl-spack-") as scope:
+    with scratch_directory() as scope:
         spack = open_spack(root, Path(scope))
         require_unlocked(where)
         say(f"{wanted.name}: Spack solves it, at most {duration(limit)}")

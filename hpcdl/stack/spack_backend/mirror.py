@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from hpcdl.site import Site
@@ -25,6 +24,7 @@ from hpcdl.stack.wheelhouse import Say, new_log, sha256
 from hpcdl.system.errors import BadInput, MissingPrerequisite, PartlyDone
 from hpcdl.system.files import explain_os_errors, locked, write_json
 from hpcdl.system.resources import folder, home
+from hpcdl.system.scratch import scratch_directory
 
 MANIFEST = "manifest.json"
 BAZEL = "bazel"
@@ -112,7 +112,7 @@ def plan_mirror(where: Path, root: Path, environments: Sequence[str], bazel: str
                 f"environment '{path.name}' is not solved: it has no spack.lock",
                 hint="`hpcdl stack concretize` makes one",
             )
-    with TemporaryDirectory(prefix="hpcdl-spack-") as scope:
+    with scratch_directory() as scope:
         spack = open_spack(root, Path(scope))
         built = [one for path in paths for one in inventory(spack, path).packages]
     sources = {source: None for one in built for source in _sources(one)}
@@ -175,7 +175,7 @@ def make_mirror(mirror: Mirror, root: Path, say: Say) -> Path:
     """
     with locked(mirror.folder / ".lock", wait_seconds=10):
         log = new_log("mirror")
-        with TemporaryDirectory(prefix="hpcdl-spack-") as scope:
+        with scratch_directory() as scope:
             own = {"config.yaml": f"config:\n  build_stage: ['{mirror.folder / '.stage'}']\n"}
             spack = open_spack(root, Path(scope), own)
             for path in mirror.environments:

@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from hpcdl.site import Site
@@ -25,6 +24,7 @@ from hpcdl.stack.spack_backend.tool import Spack, open_spack
 from hpcdl.stack.wheelhouse import new_log
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import locked, size_of
+from hpcdl.system.scratch import scratch_directory
 
 _FORMAT = "{hash} {name}@{version} {prefix}"
 
@@ -58,7 +58,7 @@ def remove_unneeded(
         MissingPrerequisite: a build is at work, there is no Spack, or a lock file cannot be read.
     """
     root = shared(site)
-    with _no_build_at_work(root), TemporaryDirectory(prefix="hpcdl-spack-") as scope:
+    with _no_build_at_work(root), scratch_directory() as scope:
         kept = _kept(site, releases)
         spack = _open(site, Path(scope))
         unneeded = [one for one in _installed(spack, store(site)) if one.hash not in kept]

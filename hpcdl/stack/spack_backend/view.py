@@ -25,6 +25,7 @@ from hpcdl.stack.spack_backend.locked import Lock
 from hpcdl.stack.spack_backend.tool import Spack
 from hpcdl.system.errors import CheckFailed, MissingPrerequisite
 from hpcdl.system.files import write_atomic
+from hpcdl.system.python import module_argv
 from hpcdl.system.resources import folder
 from hpcdl.system.run import run
 
@@ -142,7 +143,7 @@ def add_hpcdl(root: Path, wheel: Path, pip: Path, log: Path) -> Path:
         elif left.is_dir():
             shutil.rmtree(left)
     install(python, [wheel], pip, log)
-    run([python, "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash",
+    run([*module_argv(python, "compileall"), "-q", "--invalidation-mode", "unchecked-hash",
          packages / "hpcdl"], log=log, check=False)  # fmt: skip
     own_folder(stack, Path("share") / "hpcdl")
     add_startup(stack)
@@ -158,7 +159,9 @@ def require_imports(root: Path, environment: Path) -> None:
     """
     program = "import importlib.util as u; print(*(n for n in {!r} if u.find_spec(n) is None))"
     python = root / "stack" / "bin" / "python"
-    missing = run([python, "-c", program.format(tuple(_IMPORTS))]).stdout.split()
+    missing = run(
+        [python, "-c", program.format(tuple(_IMPORTS))], directory=Path("/")
+    ).stdout.split()
     if missing:
         lacks = ", ".join(_IMPORTS[name] for name in missing)
         raise MissingPrerequisite(
