@@ -1,0 +1,78 @@
+"""Run the drills: `python -m tests.drill [NAME...]`, `DRILLS=0.1` for a tenth of each count.
+
+What ran is written to results.json, by name, and from it the table in docs/reliability.md: the
+counts are those that ran, and a drill that did not run is not in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from tests.drill.drills import DRILLS
+from tests.drill.harness import ROOT, Drill, Tally, carry_out
+from tests.homes import short_home
+
+RESULTS = Path(__file__).with_name("results.json")
+PAGE = ROOT / "docs" / "reliability.md"
+BEGIN, END = "<!-- drills: begin -->", "<!-- drills: end -->"
+_SHOWN = 5
+
+
+def main(names: list[str]) -> int:
+    """Run the drills of these names, or all; 1 where anything was lost, wrong or left."""
+    scale, seed = float(os.environ.get("DRILLS", "1")), int(os.environ.get("SEED", "1"))
+    unknown = set(names) - {drill.name for drill in DRILLS}
+    if unknown:
+        print(f"no such drill: {', '.join(sorted(unknown))}", file=sys.stderr)
+        return 2
+    sound = True
+    for drill in DRILLS:
+        if names and drill.name not in names:
+            continue
+        sound &= _one(drill, max(1, round(drill.goal * scale)), seed)
+    return 0 if sound else 1
+
+
+def _one(drill: Drill, goal: int, seed: int) -> bool:
+    start = time.monotonic()
+    with short_home() as home:
+        tally = carry_out(drill, goal, home / "d", seed)
+    found = [*(f"lost: {one}" for one in tally.lost), *(f"wrong: {one}" for one in tally.wrong),
+             *(f"left: {one}" for one in tally.left)]  # fmt: skip
+    print(f"{drill.name}: {tally.count} of {goal}, {len(tally.lost)} lost, {len(tally.wrong)} "
+          f"wrong, {len(tally.left)} left, {time.monotonic() - start:.0f} s {tally.note}",
+          flush=True)  # fmt: skip
+    for line in found[:_SHOWN]:
+        print(f"  {line}", flush=True)
+    _keep(drill, tally)
+    return not found
+
+
+def _keep(drill: Drill, tally: Tally) -> None:
+    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    kept[drill.name] = {
+        "count": tally.count, "lost": len(tally.lost), "wrong": len(tally.wrong),
+        "left": len(tally.left), "date": time.strftime("%Y-%m-%d", time.gmtime()),
+    }  # fmt: skip
+    RESULTS.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
+    if PAGE.exists():
+        head, _, rest = PAGE.read_text().partition(BEGIN)
+        PAGE.write_text(head + BEGIN + "\n" + table() + END + rest.partition(END)[2])
+
+
+def table() -> str:
+    """The table of what ran, as Markdown."""
+    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    head = ["drill", "command", "fault", "count", "lost", "wrong", "left behind", "date"]
+    rows = [[f"`{d.name}`", d.command, d.fault,
+             *(str(kept[d.name][key]) for key in ("count", "lost", "wrong", "left", "date"))]
+            for d in DRILLS if d.name in kept]  # fmt: skip
+    return "".join(f"| {' | '.join(row)} |\n" for row in (head, ["---"] * len(head), *rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

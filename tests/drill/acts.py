@@ -1,0 +1,95 @@
+"""Stack commands on small releases, each a process of its own: `python -m tests.drill.acts ...`.
+
+They are what `hpcdl stack` calls, with a gate that always opens, no queue to ask, and releases
+with one tiny wheel: the records, locks, seals, modulefiles and renames are the real ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+from hpcdl.site import Site, StackRequest
+from hpcdl.stack.build import BuildPlan, build
+from hpcdl.stack.gc import collect
+from hpcdl.stack.publish import publish, rollback
+from hpcdl.stack.recipe import find_request, recipe_of, running_interpreter
+from hpcdl.stack.sources import own_digest
+from hpcdl.stack.wheelhouse import Wheel, Wheelhouse, sha256
+from hpcdl.system.errors import HpcdlError
+from tests.small_release import passing, silent, small_site
+
+_WHEELS = (*(Path.home() / ".cache" / "hpcdl" / "wheels").glob("*"),
+           Path("/usr/share/python-wheels"),
+           Path(os.__file__).parent / "ensurepip" / "_bundled")  # fmt: skip
+
+
+def publish_anew(site: Site, name: str, added: str) -> None:
+    """All of a publish: the admin has added a partition, so there are modulefiles to write."""
+    partitions = {**site.partitions, added: site.partitions["cpu"]}
+    publish(dataclasses.replace(site, partitions=partitions), name, passing, say=silent,
+            verify_again=True)  # fmt: skip
+
+
+def build_tiny(site: Site, version: str) -> None:
+    """Build a release from two wheels, all steps of it."""
+    build(tiny_plan(site, version), silent)
+
+
+def tiny_plan(site: Site, version: str) -> BuildPlan:
+    """The plan of a stack whose TensorFlow is one empty module."""
+    request: StackRequest = dataclasses.replace(find_request(site), backend="venv", horovod=False)
+    site = dataclasses.replace(site, stacks={request.name: request})
+    recipe = recipe_of(site, request, tuple(site.partitions))
+    house = site.paths.prefix.parent / f"wheels-{version}"
+    house.mkdir(exist_ok=True)
+    files = [_empty_wheel(house, recipe.package.replace("-", "_"), version)]
+    for name in ("pip", "setuptools", "wheel"):
+        found = next(path for place in _WHEELS for path in sorted(place.glob(f"{name}-*.whl")))
+        files.append(house / found.name)
+        files[-1].write_bytes(found.read_bytes())
+    wheels = tuple(Wheel(one.name.split("-")[0].replace("_", "-"), one.name.split("-")[1],
+                         one.name, sha256(one)) for one in files)  # fmt: skip
+    return BuildPlan(site, request, (), recipe, running_interpreter(), "", own_digest(),
+                     Wheelhouse(house, wheels))  # fmt: skip
+
+
+def _empty_wheel(house: Path, name: str, version: str) -> Path:
+    path, info = house / f"{name}-{version}-py3-none-any.whl", f"{name}-{version}.dist-info"
+    texts = {
+        "tensorflow/__init__.py": f"__version__ = {version!r}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    texts[f"{info}/RECORD"] = "".join(f"{one},,\n" for one in (*texts, f"{info}/RECORD"))
+    if not path.exists():
+        with zipfile.ZipFile(path, "w") as file:
+            for one, text in texts.items():
+                file.writestr(zipfile.ZipInfo(one), text)
+    return path
+
+
+ACTS: dict[str, Callable[..., object]] = {
+    "publish": publish_anew,
+    "rollback": rollback,
+    "gc": lambda site: collect(site, dict, keep=1, unpublished=True),
+    "build": build_tiny,
+}
+
+
+def main(action: str, prefix: str, *rest: str) -> int:
+    """Do one of the acts, as the command line would."""
+    try:
+        ACTS[action](small_site(Path(prefix)), *rest)
+    except HpcdlError as error:
+        print(error.render(), file=sys.stderr)
+        return int(error.exit_code)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

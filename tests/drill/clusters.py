@@ -1,0 +1,139 @@
+"""Drills of the embedded cluster, and what others share: a small one with nodes to break."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpcdl.cluster import ClusterState, environment, processes, read_state
+from tests.drill.harness import HPCDL, Bench, Done, Drill
+from tests.drill.shim import Fault
+from tests.integration.conftest import clean_environment
+
+SITE = """
+schema: 1
+name: small
+slurm: {{version: "22.05.8"}}
+paths: {{prefix: {home}/prefix, work: {home}/work, datasets: {home}/data}}
+private: true
+partitions:
+  p100:
+    nodes: 2
+    gpu: {{model: P100-PCIe, gres_type: p100, per_node: 4}}
+    sockets: 2
+    cores_per_socket: 8
+    memory_gb: 60
+    reference_set: small
+  cpu: {{nodes: 1, sockets: 1, cores_per_socket: 4, memory_gb: 16}}
+"""
+
+
+def site_file(bench: Bench) -> Path:
+    """The site of this bench; its commands know it by HPCDL_SITE."""
+    path = bench.home / "small.yaml"
+    path.write_text(SITE.format(home=bench.home))
+    bench.extra["HPCDL_SITE"] = str(path)
+    return path
+
+
+def place(bench: Bench) -> Path:
+    """Where its cluster lies."""
+    return bench.home / "cluster" / "small"
+
+
+def running(bench: Bench) -> ClusterState:
+    """The bench's cluster, up; commands of the bench use it from now on."""
+    site_file(bench)
+    done = bench.hpcdl("cluster", "up")
+    assert done.ok, str(done)
+    state = read_state(place(bench))
+    assert state is not None
+    keys = ("SLURM_CONF", "PATH", "MODULEPATH")
+    bench.extra |= {key: environment(state, clean_environment())[key] for key in keys}
+    return state
+
+
+def works(bench: Bench, after: str) -> bool:
+    """Whether a job runs on the two nodes."""
+    conf = place(bench) / "etc" / "slurm.conf"
+    done = bench.run(["srun", "-p", "p100", "-N2", "true"], seconds=60,
+                     env={"SLURM_CONF": str(conf)})  # fmt: skip
+    return bench.must(done.ok, f"no job runs after {after}: {done}")
+
+
+def _stopped(bench: Bench, after: str) -> None:
+    """`down` leaves no process and no network link."""
+    done = bench.hpcdl("cluster", "down")
+    bench.must(done.ok, f"down after {after}: {done}")
+    found = [str(one.pid) for one in processes.of_cluster(place(bench))]
+    bench.tally.left += [f"process {one} after {after}" for one in found]
+
+
+def killed(bench: Bench) -> None:
+    """Kill up, down, node kill, node up, node cut and heal at any change; then up or down."""
+    site_file(bench)
+    moments: dict[tuple[str, ...], int] = {}
+    for number in bench.times():
+        words = _next(bench, number)
+        argv = [*HPCDL, *words]
+        if words not in moments:
+            counting = Fault(bench.home)
+            bench.must((done := bench.run(argv, fault=counting)).ok, f"it fails alone: {done}")
+            moments[words] = counting.count(bench.home)
+            _prepared(bench, words)
+        at = bench.chance.randint(1, max(1, moments[words]))
+        done = bench.run(argv, fault=Fault(bench.home, at))
+        what = f"{' '.join(words)} killed at {at}"
+        bench.must(done.died or done.ok, f"neither killed nor done: {done}")
+        if number % 3 == 2:
+            _stopped(bench, what)
+        again = bench.hpcdl("cluster", "up")
+        if bench.must(again.ok, f"up after {what}: {again}"):
+            for node in ("p100-01", "p100-02"):
+                for repair in ("heal", "up"):
+                    bench.hpcdl("cluster", "node", repair, node)
+            works(bench, what)
+    _stopped(bench, "all")
+
+
+def _next(bench: Bench, number: int) -> tuple[str, ...]:
+    node = f"p100-0{bench.chance.randint(1, 2)}"
+    words = (("cluster", "up"), ("cluster", "down"), ("cluster", "node", "kill", node),
+             ("cluster", "node", "up", node), ("cluster", "node", "cut", node),
+             ("cluster", "node", "heal", node))[number % 6]  # fmt: skip
+    _prepared(bench, words)
+    return words
+
+
+def _prepared(bench: Bench, words: tuple[str, ...]) -> None:
+    """A state in which the command has something to do."""
+    if words[1] == "up":
+        bench.hpcdl("cluster", "down")
+        return
+    done = bench.hpcdl("cluster", "up")
+    bench.must(done.ok, f"up: {done}")
+    before = {"up": "kill", "heal": "cut"}.get(words[2] if len(words) > 2 else "")
+    if before:
+        bench.hpcdl("cluster", "node", before, words[3])
+
+
+def twice(bench: Bench) -> None:
+    """Two ups, two downs, an up and a down at the same moment: then up works."""
+    site_file(bench)
+    for number in bench.times():
+        both = (("up", "up"), ("down", "down"), ("up", "down"))[number % 3]
+        started = [bench.start([*HPCDL, "cluster", one]) for one in both]
+        for one, word in zip(started, both, strict=True):
+            out, err = one.communicate(timeout=300)
+            done = Done((word,), one.returncode, out, err)
+            bench.clear(done)
+            bench.must(done.ok, f"{both}: {done}")
+        bench.must((done := bench.hpcdl("cluster", "up")).ok, f"up after {both}: {done}")
+        works(bench, f"two at once: {both}")
+    _stopped(bench, "two at once")
+
+
+DRILLS = (
+    Drill("cluster-kill", "cluster up, down, node kill, up, cut, heal", "SIGKILL", 200,
+          "down leaves nothing, up brings it back", 7200, killed),
+    Drill("cluster-twice", "cluster up, down", "two at once", 20, "up works", 1800, twice),
+)  # fmt: skip

@@ -1,0 +1,5 @@
+"""All drills, in the order of the table."""
+
+from tests.drill import clusters, disks, jobs, stacks
+
+DRILLS = (*clusters.DRILLS, *stacks.DRILLS, *jobs.DRILLS, *disks.DRILLS)

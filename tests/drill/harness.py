@@ -1,0 +1,238 @@
+"""What a drill is, and what it finds: lost, wrong, left behind.
+
+A drill gets a `Bench`: a home of its own, a seeded source of chance, a count and a deadline. It
+runs commands, with a fault in one of them, and notes each thing that must hold and does not. The
+bench itself looks for processes, mounts, bridges and temporary files that are left at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpcdl.cluster import down
+from hpcdl.cluster.model import bridge_name
+from hpcdl.system.errors import ExitCode
+from tests.drill.shim import Fault
+from tests.integration.conftest import clean_environment
+
+ROOT = Path(__file__).resolve().parents[2]
+HPCDL = (sys.executable, "-m", "hpcdl")
+_TEMPORARY = re.compile(r"\..+\.([A-Za-z0-9_]{8}|\d+)$|.*\.partial$")
+"""Names that `write_atomic`, `switch_link` and downloads use until they are done."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """How one command ended; `died` where the drill killed it."""
+
+    argv: tuple[str, ...]
+    code: int
+    out: str
+    err: str
+
+    @property
+    def died(self) -> bool:
+        """Whether SIGKILL ended it."""
+        return self.code == -signal.SIGKILL
+
+    @property
+    def ok(self) -> bool:
+        """Whether it did what it was asked to."""
+        return self.code == 0
+
+    def __str__(self) -> str:
+        said = (self.err.strip() or self.out.strip()).splitlines()[-4:]
+        return f"{' '.join(self.argv[-6:])} -> {self.code}: {' / '.join(said)}"[:500]
+
+
+@dataclass
+class Tally:
+    """What a drill found: texts, so that a fault can be looked for."""
+
+    count: int = 0
+    lost: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    note: str = ""
+
+
+@dataclass
+class Bench:
+    """Where a drill works."""
+
+    home: Path
+    goal: int
+    deadline: float
+    chance: random.Random
+    tally: Tally = field(default_factory=Tally)
+    extra: dict[str, str] = field(default_factory=dict)
+
+    def times(self) -> Iterator[int]:
+        """Count up to the goal, as long as there is time."""
+        for number in range(self.goal):
+            if time.monotonic() > self.deadline:
+                self.tally.note = "out of time"
+                return
+            yield number
+            self.tally.count += 1
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment of commands: this bench's, and nobody else's."""
+        return {
+            **clean_environment(), "HPCDL_HOME": str(self.home), "PYTHONPATH": str(ROOT),
+            "HPCDL_CACHE": str(self.home / "cache"), "TMPDIR": str(self.home / "tmp"),
+            "HPCDL_DRILL": str(self.home), **self.extra,
+        }  # fmt: skip
+
+    def run(
+        self, argv: Sequence[str | Path], *, fault: Fault | None = None, seconds: float = 120,
+        env: Mapping[str, str] | None = None,
+    ) -> Done:  # fmt: skip
+        """Run a command to its end, or to the fault's; one that hangs counts as wrong."""
+        words = tuple(map(str, argv))
+        started = self.start(words, fault=fault, env=env)
+        try:
+            out, err = started.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            started.kill()
+            out, err = started.communicate()
+            self.tally.wrong.append(f"hung for {seconds} s: {' '.join(words[-6:])}")
+        return Done(words, started.returncode, out, err)
+
+    def start(
+        self, argv: Sequence[str | Path], *, fault: Fault | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> subprocess.Popen[str]:  # fmt: skip
+        """Begin a command."""
+        merged = {**self.env, **(env or {}), **(fault.env(self.home) if fault else {})}
+        return subprocess.Popen(
+            [str(one) for one in argv], env=merged, cwd=self.home, text=True, errors="replace",
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def hpcdl(self, *words: str | Path, fault: Fault | None = None, seconds: float = 120) -> Done:
+        """Run an hpcdl command; what it says must be clear."""
+        done = self.run([*HPCDL, *map(str, words)], fault=fault, seconds=seconds)
+        self.clear(done)
+        return done
+
+    def clear(self, done: Done) -> None:
+        """A failure names its cause and the next step, and is no traceback."""
+        if "Traceback (most recent call last)" in done.err:
+            last = done.err.strip().splitlines()[-1]
+            self.tally.wrong.append(f"traceback: {' '.join(done.argv[-6:])}: {last}"[:400])
+        elif done.code > 0:
+            known = done.code in set(ExitCode) or 20 <= done.code <= 29
+            told = "error: " in done.err or done.code in {ExitCode.STOPPED, ExitCode.NO}
+            if not (known and told):
+                self.tally.wrong.append(f"unclear: {done}")
+            elif "error: " in done.err and "help: " not in done.err:
+                self.tally.wrong.append(f"no next step: {done}")
+
+    def must(self, holds: object, what: str) -> bool:
+        """Note as wrong what does not hold."""
+        if not holds:
+            self.tally.wrong.append(what[:400])
+        return bool(holds)
+
+    def kept(self, holds: object, what: str) -> bool:
+        """Note as lost what is not there any more."""
+        if not holds:
+            self.tally.lost.append(what[:400])
+        return bool(holds)
+
+    def moment(self, argv: Sequence[str | Path], below: Path | None = None) -> int:
+        """One of the changes that a command makes, chosen by chance; it is run once to count."""
+        counting = Fault(below or self.home)
+        done = self.run(argv, fault=counting)
+        self.must(done.ok, f"it fails by itself: {done}")
+        return self.chance.randint(1, max(1, counting.count(self.home)))
+
+
+@dataclass(frozen=True)
+class Drill:
+    """A row of the table: `goal` times, in at most `seconds`."""
+
+    name: str
+    command: str
+    fault: str
+    goal: int
+    holds: str
+    seconds: float
+    act: Callable[[Bench], None]
+
+
+def mounts() -> set[str]:
+    """Where file systems are mounted."""
+    return {line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()}
+
+
+def marked(home: Path, seconds: float = 5) -> list[str]:
+    """The processes that a bench's commands have left, which get some seconds to end."""
+    mark, end = f"HPCDL_DRILL={home}".encode(), time.monotonic() + seconds
+    while found := [pid for pid in Path("/proc").glob("[0-9]*") if mark in _environ(pid)]:
+        if time.monotonic() > end:
+            return [f"process {one.name}: {_words(one)}" for one in found]
+        time.sleep(0.2)
+    return []
+
+
+def _environ(process: Path) -> bytes:
+    try:
+        return (process / "environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def _words(process: Path) -> str:
+    try:
+        return (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:80]
+    except OSError:
+        return "gone"
+
+
+def temporary(home: Path) -> list[str]:
+    """Temporary files below a home."""
+    found = [f"tmp/{one.name}" for one in (home / "tmp").glob("*")]
+    for where, _, files in os.walk(home):
+        if "cache" not in Path(where).relative_to(home).parts[:1]:
+            found += [f"{where}/{name}" for name in files if _TEMPORARY.fullmatch(name)]
+    return [f"temporary file {one}" for one in found]
+
+
+def carry_out(drill: Drill, goal: int, home: Path, seed: int) -> Tally:
+    """Run one drill in its home; its clusters are stopped, then what is left is looked for."""
+    (home / "tmp").mkdir(parents=True, exist_ok=True)
+    before = mounts()
+    seconds = drill.seconds * max(0.05, min(1.0, goal / drill.goal)) + 60
+    bench = Bench(home, goal, time.monotonic() + seconds, random.Random(f"{drill.name}-{seed}"))
+    try:
+        drill.act(bench)
+    except Exception as fault:  # the other drills are to run, and this one is in the table
+        bench.tally.wrong.append(f"the drill ended: {type(fault).__name__}: {fault}"[:400])
+    for place in (home / "cluster", *(home / "cluster").glob("*")):
+        if place.is_dir():
+            down(place, purge=True)
+    bench.tally.left += marked(home) + temporary(home)
+    bench.tally.left += [f"mount {one}" for one in mounts() - before if str(home) in one]
+    bench.tally.left += [f"network link {link.name}" for link in _links(home)]
+    shutil.rmtree(home, ignore_errors=True)
+    return bench.tally
+
+
+def _links(home: Path) -> list[Path]:
+    """The bridge and cables of the clusters that a home can have."""
+    places = [home / "cluster" / name for name in ("small", "embedded")]
+    return [one for place in places
+            for one in Path("/sys/class/net").glob(f"{bridge_name(place)}*")]  # fmt: skip

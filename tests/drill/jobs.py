@@ -1,0 +1,187 @@
+"""Drills of jobs, checks and their history: nothing queued twice, nothing that nobody knows."""
+
+from __future__ import annotations
+
+import json
+import random
+import sqlite3
+import sys
+import time
+
+from tests.drill.clusters import running
+from tests.drill.harness import HPCDL, ROOT, Bench, Done, Drill
+from tests.drill.shim import Fault
+from tests.nights import simulated
+
+STANDINS = ROOT / "tests" / "standins" / "checks_that_look_well.py"
+CHECK = (
+    "import sys; from pathlib import Path; from hpcdl.site import load_site;"
+    "from hpcdl.jobs.spec import Module; from hpcdl.regress.runner import run_checks;"
+    "from hpcdl.regress.measure import measure;"
+    "from hpcdl.regress.check_request import CheckRequest;"
+    "request = CheckRequest(partitions=('p100',), names=('honest',), paths=(Path(sys.argv[2]),),"
+    " repeat=5 if sys.argv[3] == 'measure' else 1);"
+    "site = load_site(Path(sys.argv[1]));"
+    "(measure if sys.argv[3] == 'measure' else run_checks)(site, Module(()), request)"
+)
+
+
+def queue(bench: Bench) -> list[tuple[int, str, str]]:
+    """Every job that waits or runs: number, name, directory of its work."""
+    done = bench.run(["squeue", "-h", "-r", "-o", "%A|%j|%Z"])
+    rows = [line.split("|") for line in done.out.splitlines()]
+    return [(int(row[0]), row[1], row[2]) for row in rows if len(row) == 3]
+
+
+def cleared(bench: Bench) -> None:
+    """Cancel all jobs, and wait until they are gone."""
+    bench.run(["scancel", "--user", "root"])
+    end = time.monotonic() + 30
+    while queue(bench) and time.monotonic() < end:
+        time.sleep(0.2)
+
+
+def submit_words(bench: Bench, number: int) -> list[str]:
+    """A submit, a chain of three, or a sweep of four, that waits for a date far away."""
+    name = f"j{number}"
+    shared = ["--no-module", "--partition", "p100", "--name", name, "--sbatch", "begin=2040-01-01"]
+    if number % 3 == 2:
+        words = ["job", "sweep", *shared, "--gpus", "1", "--over", "lr=1,2,3,4"]
+    else:
+        words = ["job", "submit", *shared, "--gpus", "1", *(["--chain", "3"] * (number % 3))]
+        words += ["--job-dir", str(bench.home / "work" / name)]
+    return [*HPCDL, *words, "--", "python", "train.py"]
+
+
+def killed_submits(bench: Bench) -> None:
+    """Kill a submit, a chain or a sweep; the same again: each job once, and each is known."""
+    running(bench)
+    (bench.home / "train.py").write_text("")
+    for number in bench.times():
+        wanted = (1, 3, 4)[number % 3]
+        words = submit_words(bench, number)
+        counting = Fault(bench.home)
+        done = bench.run(submit_words(bench, number + 30_000), fault=counting)
+        if not bench.must(done.ok, f"it fails by itself: {done}"):
+            return
+        cleared(bench)
+        at = bench.chance.randint(1, counting.count(bench.home))
+        bench.run(words, fault=Fault(bench.home, at))
+        again = bench.run(words)
+        bench.clear(again)
+        jobs = [job for job in queue(bench) if job[1].startswith(f"j{number}")]
+        bench.must(len(jobs) <= wanted, f"{len(jobs)} jobs for {wanted}, killed at {at}")
+        bench.kept(len(jobs) >= wanted or not again.ok, f"{len(jobs)} of {wanted} at {at}: {again}")
+        _known(bench, [job[0] for job in jobs], at)
+        cleared(bench)
+
+
+def _known(bench: Bench, jobs: list[int], at: int) -> None:
+    """Every queued job is one that hpcdl tells of."""
+    listed = bench.hpcdl("job", "list", "--json").out
+    manifests = "".join(path.read_text() for path in bench.home.glob("work/sweeps/*/sweep.json"))
+    records = "".join(path.read_text() for path in bench.home.glob("work/**/job.json"))
+    for job in jobs:
+        known = str(job) in listed or str(job) in manifests or str(job) in records
+        bench.must(known, f"job {job} is queued and unknown, killed at {at}")
+
+
+def submits_twice(bench: Bench) -> None:
+    """The same sweep from two shells at once: each point has one job."""
+    running(bench)
+    (bench.home / "train.py").write_text("")
+    for number in bench.times():
+        words = submit_words(bench, 3 * number + 2)
+        both = [bench.start(words), bench.start(words)]
+        for one in both:
+            out, err = one.communicate(timeout=120)
+            bench.must(one.returncode == 0, f"two sweeps: {err[-300:]}{out[-100:]}")
+        jobs = queue(bench)
+        bench.must(len(jobs) == 4, f"{len(jobs)} jobs for 4 points of two sweeps at once")
+        cleared(bench)
+
+
+def killed_checks(bench: Bench) -> None:
+    """Kill a check run or a measurement: no job outlives the next one, references are whole."""
+    running(bench)
+    site = bench.extra["HPCDL_SITE"]
+    moments: dict[str, int] = {}
+    for number in bench.times():
+        action = ("run", "measure")[number % 2]
+        words = [sys.executable, "-c", CHECK, site, str(STANDINS), action]
+        if action not in moments:
+            counting = Fault(bench.home)
+            done = bench.run(words, fault=counting, seconds=300)
+            if not bench.must(done.ok, f"it fails by itself: {done}"):
+                return
+            moments[action] = counting.count(bench.home)
+        kept = _references(bench)
+        bench.run(words, fault=Fault(bench.home, bench.chance.randint(1, moments[action])))
+        bench.kept(_references(bench) >= kept, f"a reference, {action} killed")
+        done = bench.run(words, seconds=300)
+        bench.must(done.ok, f"{action} again: {done}")
+        bench.must(not queue(bench), f"jobs of a killed {action} are left: {queue(bench)}")
+
+
+def _references(bench: Bench) -> int:
+    """How many references the site has; they can be read at any moment."""
+    done = bench.hpcdl("check", "references", "show", "--json")
+    bench.must(done.ok, f"references cannot be read: {done}")
+    return done.out.count('"check"')
+
+
+def history(bench: Bench) -> None:
+    """20 readers and 4 writers; then every result is there once."""
+    lines = [json.dumps(row.__dict__) for row in simulated(max(8, bench.goal))]
+    files = [bench.home / f"part-{one}.jsonl" for one in range(4)]
+    for index, file in enumerate(files):  # a quarter of each is in the next one, too
+        own = lines[index::4] + lines[(index + 1) % 4 :: 16]
+        random.Random(index).shuffle(own)
+        file.write_text("\n".join(own) + "\n")
+    path = str(bench.home / "history.sqlite")
+    bench.hpcdl("check", "history", "show", "--history", path, "--site", "embedded")
+    show = [*HPCDL, "check", "history", "show", "--history", path, "--site", "embedded"]
+    take = [*HPCDL, "check", "history", "import", "--history", path, "--site", "embedded"]
+    started = [bench.start([*take, str(file)]) for file in files]
+    started += [bench.start(show) for _ in range(20)]
+    for one in started:
+        out, err = one.communicate(timeout=300)
+        done = Done(("history",), one.returncode, out, err)
+        bench.clear(done)
+        bench.must(done.ok, str(done))
+        bench.tally.count += 1
+    with sqlite3.connect(path) as connection:
+        (count,) = connection.execute("SELECT count(*) FROM results").fetchone()
+    bench.kept(count >= len(lines), f"{len(lines) - count} of {len(lines)} results")
+    bench.must(count <= len(lines), f"{count - len(lines)} results twice")
+
+
+def killed_imports(bench: Bench) -> None:
+    """Kill an import; the history is whole, and the same again adds what was missing."""
+    lines = [json.dumps(row.__dict__) for row in simulated(4)]
+    file = bench.home / "nights.jsonl"
+    file.write_text("\n".join(lines) + "\n")
+    for number in bench.times():
+        path = bench.home / f"history-{number}.sqlite"
+        words = [*HPCDL, "check", "history", "import", "--history", str(path), "--site",
+                 "embedded", str(file)]  # fmt: skip
+        at = bench.moment(words)
+        path.unlink()
+        bench.run(words, fault=Fault(bench.home, at))
+        bench.must((done := bench.run(words)).ok, f"killed at {at}, then {done}")
+        with sqlite3.connect(path) as connection:
+            (count,) = connection.execute("SELECT count(*) FROM results").fetchone()
+        bench.kept(count == len(lines), f"{count} of {len(lines)} results, killed at {at}")
+
+
+DRILLS = (
+    Drill("submit-kill", "job submit, submit --chain, sweep", "SIGKILL", 100,
+          "each job once, and each is known", 3600, killed_submits),
+    Drill("sweep-twice", "job sweep", "two at once", 20, "each point once", 900, submits_twice),
+    Drill("check-kill", "check run, check references measure", "SIGKILL", 50,
+          "no job is left, references are whole", 5400, killed_checks),
+    Drill("history-crowd", "check history import, show", "4 writers, 20 readers", 24,
+          "each result once", 900, history),
+    Drill("history-kill", "check history import", "SIGKILL", 50, "each result once", 900,
+          killed_imports),
+)  # fmt: skip

@@ -1,0 +1,55 @@
+"""A fault for one command: a preloaded library that fails, or kills, at a chosen change.
+
+The moment is the number of a change to files below a directory, or of a program that is started
+or waited for, so that a seed gives the same moment on a slow machine and on a fast one.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+KILL = 0
+
+
+@cache
+def library() -> Path:
+    """The library, compiled once per run."""
+    place = Path(tempfile.mkdtemp(prefix="hpcdl-shim-")) / "shim.so"
+    source = Path(__file__).with_name("shim.c")
+    subprocess.run(["gcc", "-O1", "-shared", "-fPIC", "-o", place, source, "-ldl"], check=True)
+    return place
+
+
+@dataclass(frozen=True)
+class Fault:
+    """From change `at` on (0: never), `error` below a directory: an errno, or KILL."""
+
+    below: Path
+    at: int = 0
+    error: int = KILL
+    once: bool = False
+    lock: int = 0
+    everybody: bool = False
+    """Also in the programs that the command starts."""
+
+    def env(self, home: Path) -> dict[str, str]:
+        """The variables that make it happen."""
+        counter = _counter(home)
+        counter.write_bytes(bytes(8))
+        found = {"LD_PRELOAD": str(library()), "DRILL_BELOW": str(self.below),
+                 "DRILL_FROM": str(self.at), "DRILL_FAULT": str(self.error),
+                 "DRILL_LOCK": str(self.lock), "DRILL_COUNTER": str(counter)}  # fmt: skip
+        found |= {"DRILL_ONCE": "1"} if self.once else {}
+        return found | ({"DRILL_ALL": "1"} if self.everybody else {})
+
+    def count(self, home: Path) -> int:
+        """How many changes there were."""
+        return int.from_bytes(_counter(home).read_bytes(), "little")
+
+
+def _counter(home: Path) -> Path:
+    return home / "counter"

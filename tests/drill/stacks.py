@@ -1,0 +1,174 @@
+"""Drills of releases: build, publish, rollback, gc, and loads of modules meanwhile."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from hpcdl.site import Site
+from hpcdl.stack.gc import collect
+from hpcdl.stack.publish import publish
+from hpcdl.stack.release import current_release, read_release, release_for, release_ids
+from hpcdl.stack.seal import check_integrity
+from tests.drill.harness import Bench, Drill
+from tests.drill.shim import Fault
+from tests.integration.test_stack_hammer import (
+    LMOD,
+    load_while,
+    publish_and_roll_back,
+    published_site,
+)
+from tests.small_release import make_release, passing, silent, small_site
+
+ACT = (sys.executable, "-m", "tests.drill.acts")
+
+
+def releases(bench: Bench) -> Site:
+    """Four small releases, all published."""
+    return published_site(bench.home / "prefix", lmod=False)
+
+
+def sound(bench: Bench, site: Site, after: str) -> None:
+    """What users and jobs read is whole."""
+    current = current_release(site)
+    if not bench.kept(current is not None, f"no release is current after {after}"):
+        return
+    shown = site.paths.prefix / "current/modules"
+    default = json.loads((shown / ".dispatch.json").read_text())["default"]
+    bench.must(default in release_ids(site), f"a module of a release that is gone, {after}")
+    bench.must(release_for(site, "p100"), f"a partition without a release after {after}")
+    for name in release_ids(site):
+        bench.must(check_integrity(read_release(site, name)).ok, f"{name} damaged by {after}")
+
+
+def killed_switches(bench: Bench) -> None:
+    """Kill publish, rollback and gc; then the same command again, to its end."""
+    site = releases(bench)
+    spare = bench.home / "spare"
+    shutil.copytree(site.paths.prefix, spare, symlinks=True)
+    for number in bench.times():
+        action = ("publish", "rollback", "gc")[number % 3]
+        _again(site.paths.prefix, spare)
+        last = _words(bench, site, action, number)
+        at = bench.moment(last, site.paths.prefix)
+        _again(site.paths.prefix, spare)
+        before = set(release_ids(site))
+        done = bench.run(last, fault=Fault(site.paths.prefix, at))
+        bench.must(done.died or done.ok, f"neither killed nor done: {done}")
+        sound(bench, site, f"{action} killed at change {at}")
+        if action != "gc":
+            bench.kept(set(release_ids(site)) == before, f"a release by {action} at {at}")
+        _to_its_end(bench, site, action, number, at)
+
+
+def _words(bench: Bench, site: Site, action: str, number: int) -> list[str]:
+    more = {"publish": [bench.chance.choice(release_ids(site)), f"new{number}"]}
+    return [*ACT, action, str(site.paths.prefix), *more.get(action, [])]
+
+
+def _again(prefix: Path, spare: Path) -> None:
+    """The releases as they were at first: a gc needs something to remove."""
+    shutil.rmtree(prefix)
+    shutil.copytree(spare, prefix, symlinks=True)
+
+
+def _to_its_end(bench: Bench, site: Site, action: str, number: int, at: int) -> None:
+    """After a publish and a gc nothing is left of what was killed."""
+    for one in (action, "publish"):
+        done = bench.run(_words(bench, site, one, number))
+        # After a rollback was taken there may be no earlier release to go back to.
+        bench.must(done.ok or action == "rollback", f"after a kill at {at}: {done}")
+    collect(site, dict)
+    sound(bench, site, f"{action} again after {at}")
+
+
+def killed_builds(bench: Bench) -> None:
+    """Kill a build at a change, or at a program's start or end; the next one completes."""
+    site = small_site(bench.home / "prefix")
+    moments = 0
+    for number in bench.times():
+        version = f"2.21.{number}"
+        words = [*ACT, "build", str(site.paths.prefix), version]
+        if number == 0:
+            counting = Fault(bench.home)
+            bench.must((done := bench.run(words, fault=counting)).ok, f"a build: {done}")
+            moments = counting.count(bench.home)
+            publish(site, release_ids(site)[0], passing, say=silent)
+            continue
+        before = set(release_ids(site))
+        at = bench.chance.randint(1, moments)
+        done = bench.run(words, fault=Fault(bench.home, at))
+        bench.must(done.died or done.ok, f"neither killed nor done: {done}")
+        bench.kept(before <= set(release_ids(site)), f"a release by a build killed at {at}")
+        for name in set(release_ids(site)) - before:
+            bench.must(check_integrity(read_release(site, name)).ok, f"half a release at {at}")
+        bench.must((done := bench.run(words)).ok, f"build again after {at}: {done}")
+        sound(bench, site, f"build killed at {at}")
+        collect(site, dict, keep=1, unpublished=True)
+
+
+def loads(bench: Bench) -> None:
+    """Four shells load and unload while releases are switched."""
+    if not LMOD.is_file():
+        bench.tally.note = "Lmod is not installed"
+        return
+    site = published_site(bench.home / "prefix", lmod=True)
+    switches = max(3, bench.goal // 100)
+    count, failed = load_while(
+        site, bench.home / "tmp", bench.goal, lambda: publish_and_roll_back(site, switches)
+    )
+    bench.tally.count = count
+    bench.must(not failed, failed)
+    for one in ("stop", "errors"):
+        (bench.home / "tmp" / one).unlink(missing_ok=True)
+
+
+def two_at_once(bench: Bench) -> None:
+    """Two of each at the same moment: both say how it went, and the tree is whole."""
+    site = releases(bench)
+    for number in bench.times():
+        action = ("publish", "rollback", "gc", "build")[number % 4]
+        more = {"publish": ["a", "x"], "build": [f"2.22.{number}"]}.get(action, [])
+        words = [*ACT, action, str(site.paths.prefix), *more]
+        both = [bench.start(words), bench.start(words)]
+        for one in both:
+            _, err = one.communicate(timeout=300)
+            bench.must(one.returncode in {0, 2} and "Traceback" not in err,
+                       f"two {action}: {one.returncode} {err[-300:]}")  # fmt: skip
+        if action == "gc":
+            for name in "abcd":
+                if name not in release_ids(site):
+                    make_release(site, name)
+                publish(site, name, passing, say=silent)
+        sound(bench, site, f"two {action}")
+
+
+def waits_for_nobody(bench: Bench) -> None:
+    """A lock's holder is killed: the next command goes on within seconds."""
+    site = releases(bench)
+    for _ in bench.times():
+        holder = bench.start(["flock", "-x", str(site.paths.prefix / ".publish.lock"),
+                              "sleep", "300"])  # fmt: skip
+        time.sleep(0.3)
+        waiting = bench.start([*ACT, "publish", str(site.paths.prefix), "b", "y"])
+        time.sleep(0.5)
+        bench.run(["sh", "-c", f"kill -9 $(cat /proc/{holder.pid}/task/*/children) {holder.pid}"])
+        holder.wait()
+        begin = time.monotonic()
+        waiting.communicate(timeout=60)
+        bench.must(waiting.returncode == 0 and time.monotonic() - begin < 10, "it waited on")
+
+
+WHOLE = "what is current is whole; the next one completes"
+DRILLS = (
+    Drill("switch-kill", "publish, rollback, gc", "SIGKILL", 150, WHOLE, 3600, killed_switches),
+    Drill("build-kill", "build", "SIGKILL", 50, WHOLE, 3600, killed_builds),
+    Drill("loads", "module load during publishes", "none", 10_000, "no load fails", 7200, loads),
+    Drill("stack-twice", "publish, rollback, gc, build", "two at once", 40,
+          "both end well", 1800, two_at_once),
+    Drill("lock-holder-killed", "publish", "SIGKILL of the lock's holder", 20,
+          "it goes on", 600, waits_for_nobody),
+)  # fmt: skip

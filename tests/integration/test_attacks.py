@@ -1,0 +1,254 @@
+"""What another user of the machine can plant, and why it does nothing.
+
+`nobody` is the attacker, a real user; root, or whoever runs the tests, is the victim. The victim
+works in a directory where everybody may write. Each planted file leaves a mark when it is used.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcdl.jobs.script import render_script
+from hpcdl.jobs.spec import JobSpec, Module
+from hpcdl.site import Site, load_site
+from hpcdl.stack.publish import publish
+from hpcdl.stack.release import current_release, release_for
+from hpcdl.stack.verify import in_module, verify_here
+from hpcdl.system.errors import BadInput
+from hpcdl.system.python import module_argv
+from hpcdl.system.scratch import scratch_directory
+from tests.integration.conftest import clean_environment
+from tests.small_release import make_release, passing, silent, small_site
+from tests.strangers import as_root, stranger
+
+HPCDL = Path(sys.executable).with_name("hpcdl")
+LMOD = Path("/usr/share/lmod/lmod/init/bash")
+MARK = "import pathlib; pathlib.Path({mark!r}).touch()\n"
+needs_lmod = pytest.mark.skipif(not LMOD.is_file(), reason="Lmod is not installed")
+
+
+@pytest.fixture
+def mark(shared: Path) -> Path:
+    """What every planted thing writes; there must be none at the end."""
+    return shared / "owned"
+
+
+def plant(shared: Path, name: str, text: str) -> None:
+    """The attacker leaves a file, readable by all and executable."""
+    (shared / ".text").write_text(text)
+    (shared / ".text").chmod(0o644)
+    stranger(f"mkdir -p $(dirname {name}) && cp .text {name} && chmod 755 {name}", shared)
+    (shared / ".text").unlink()
+
+
+def hpcdl(place: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """The victim runs hpcdl there."""
+    own = {"HPCDL_HOME": str(place / ".victim"), **env}
+    return subprocess.run(
+        [HPCDL, *words], cwd=place, env=clean_environment() | own, capture_output=True, text=True,
+        check=False, timeout=120,
+    )  # fmt: skip
+
+
+@as_root
+@pytest.mark.parametrize("name", ["hpcdl", "yaml", "json", "runpy", "pip", "platform"])
+def test_modules_in_the_current_directory_are_not_imported(
+    shared: Path, mark: Path, name: str
+) -> None:
+    """`python -m` would take them: what hpcdl starts so ran others' code in /tmp."""
+    plant(shared, f"{name}/__init__.py", MARK.format(mark=str(mark)))
+    plant(shared, f"{name}.py", MARK.format(mark=str(mark)))
+    hpcdl(shared, "doctor")
+    done = subprocess.run(
+        [*module_argv(sys.executable, "hpcdl"), "site", "show", "--site", "embedded"],
+        cwd=shared, env=clean_environment(), check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "embedded" in done.stdout
+    assert not mark.exists()
+
+
+@as_root
+def test_data_and_training_in_a_release_import_nothing_from_there(shared: Path, mark: Path) -> None:
+    """`hpcdl data make` in /tmp starts the release's Python in the same directory."""
+    site = published(shared)
+    file = site_file(shared, site)
+    for name in ("hpcdl", "hpcdl/train", "hpcdl/train/data"):
+        plant(shared, f"{name}/__init__.py", MARK.format(mark=str(mark)))
+        plant(shared, f"{name}/__main__.py", MARK.format(mark=str(mark)))
+    plant(shared, "runpy.py", MARK.format(mark=str(mark)))
+    hpcdl(shared, "data", "make", "digits", "digits", "--site", str(file))
+    hpcdl(shared, "train", "--site", str(file), "--", "--model", "mlp")
+    assert not mark.exists()
+
+
+def published(shared: Path, *, lmod: bool = False) -> Site:
+    """The victim's site with one small release, in a directory of the victim's."""
+    home = shared / ".victim"
+    home.mkdir(mode=0o755, exist_ok=True)
+    site = small_site(home / "prefix", lmod=lmod)
+    make_release(site, "a")
+    publish(site, "a", passing, say=silent)
+    return site
+
+
+def site_file(shared: Path, site: Site) -> Path:
+    """The site as a file of the victim's."""
+    text = site.source.read_text().replace("$HPCDL_HOME/embedded/prefix", str(site.paths.prefix))
+    path = shared / ".victim" / "small.yaml"
+    path.write_text(text)
+    return path
+
+
+@as_root
+@pytest.mark.parametrize("place", [".", ".."])
+def test_a_site_file_in_the_directory_or_above_is_not_read(shared: Path, place: str) -> None:
+    (shared / "below").mkdir()
+    for name in ("site.yaml", ".hpcdl/site.yaml", "hpcdl.yaml", "small.yaml"):
+        plant(shared, f"{place if place == '.' else ''}/{name}".strip("/"), "schema: 99\n")
+    done = hpcdl(shared if place == "." else shared / "below", "site", "show")
+    assert done.returncode == 2
+    assert "no site file is named" in done.stderr
+
+
+@as_root
+def test_programs_in_the_current_directory_are_not_run(shared: Path, mark: Path) -> None:
+    for name in ("sbatch", "squeue", "scontrol", "sinfo", "mpirun", "git", "ip", "uv", "python3"):
+        plant(shared, name, f"#!/bin/sh\ntouch {mark}\n")
+    for words in (("doctor",), ("site", "check", "--site", "embedded"), ("job", "list"),
+                  ("cluster", "status", "--site", "embedded")):  # fmt: skip
+        hpcdl(shared, *words)
+    assert not mark.exists()
+
+
+@as_root
+@needs_lmod
+def test_the_gate_heeds_no_variable_of_the_shell_that_starts_it(
+    shared: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PYTHONPATH, PATH, LD_PRELOAD, BASH_ENV and LMOD_* of an admin's shell would pass anything."""
+    plant(shared, "bad/tensorflow/__init__.py", MARK.format(mark=str(mark)))
+    plant(shared, "bad/sitecustomize.py", MARK.format(mark=str(mark)))
+    plant(shared, "bad/python", f"#!/bin/sh\ntouch {mark}\n")
+    plant(shared, "bad/env.sh", f"touch {mark}\n")
+    site = published(shared, lmod=True)
+    for name in ("PYTHONPATH", "PYTHONSTARTUP", "LMOD_SITE_PACKAGE_PATH"):
+        monkeypatch.setenv(name, str(shared / "bad"))
+    monkeypatch.setenv("PATH", f"{shared}/bad:{os.environ['PATH']}")
+    monkeypatch.setenv("BASH_ENV", str(shared / "bad/env.sh"))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(shared / "bad"))
+    monkeypatch.chdir(shared / "bad")
+    release = current_release(site)
+    assert release is not None
+    told = in_module(site, release, ["env"])
+    assert told.ok
+    assert str(shared / "bad") not in told.stdout
+    mark.unlink(missing_ok=True)  # BASH_ENV is bash's own, of the admin's shell, if at all
+    verify_here(site, release)
+    assert not mark.exists()
+
+
+@as_root
+@needs_lmod
+def test_modules_and_modulerc_of_others_do_not_reach_a_job(shared: Path, mark: Path) -> None:
+    """A job names its release by directory: others' modules of the same name come behind it."""
+    site = published(shared, lmod=True)
+    lua = f'os.execute("touch {mark}")\n'
+    for version in ("2.21.0-cpu", "99.0"):
+        plant(shared, f"modules/tensorflow/{version}.lua", lua)
+    plant(shared, "modules/tensorflow/.modulerc.lua", 'module_version("99.0", "default")\n')
+    release = release_for(site, "p100")
+    assert release is not None
+    module = Module((release.module,), release.modules, release.id)
+    spec = JobSpec(partition="p100", gpus=1, name="x", program=("true",),
+                   job_dir=shared / ".victim" / "job")  # fmt: skip
+    script = render_script(site, spec, module).text
+    lines = [line for line in script.splitlines() if line.startswith("module ")]
+    assert any("load" in line for line in lines)
+    env = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "MODULEPATH": f"{shared}/modules"}
+    done = subprocess.run(
+        ["bash", "--noprofile", "--norc", "-c", "\n".join([f". {LMOD}", *lines, "env"])],
+        env=env, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert f"HPCDL_RELEASE={release.id}" in done.stdout
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["$(touch owned)", "a;touch owned", "../../x", "a\nb", "-x", "`id`", "a b", "\x1b[2J"]
+)
+def test_a_job_name_is_a_name(name: str) -> None:
+    site = load_site_embedded()
+    with pytest.raises(BadInput, match="job name"):
+        render_script(
+            site, JobSpec(partition="p100", gpus=1, name=name, program=("x",)), Module(())
+        )
+
+
+def load_site_embedded() -> Site:
+    from hpcdl.site import find_site_file
+
+    return load_site(find_site_file("embedded"))
+
+
+@pytest.mark.parametrize("nodes", ["g[01-02];id", "$(id)", "../g1", "g1\\nNodeName=x", "-[1-2]"])
+def test_node_names_are_names(tmp_path: Path, nodes: str) -> None:
+    """They become lines of slurm.conf, options of sbatch, and file names."""
+    text = load_site_embedded().source.read_text()
+    file = tmp_path / "site.yaml"
+    file.write_text(text.replace("    nodes: 2\n", f'    nodes: 2\n    hostlist: "{nodes}"\n', 1))
+    with pytest.raises(BadInput) as caught:
+        load_site(file)
+    assert f'hostlist: "{nodes}"' in caught.value.render()
+
+
+@as_root
+def test_scratch_directories_of_others_are_left_alone_and_links_not_followed(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "precious").write_text("thesis")
+    monkeypatch.setattr("tempfile.tempdir", str(shared))
+    stranger(f"ln -s {tmp_path} hpcdl-scratch-aaaaaaaa; mkdir hpcdl-scratch-bbbbbbbb", shared)
+    with scratch_directory() as mine:
+        assert mine.parent == shared
+        assert mine.stat().st_mode & 0o077 == 0
+        with scratch_directory() as second:  # what is in use is not taken for left
+            assert mine.is_dir()
+            assert second != mine
+    assert (tmp_path / "precious").read_text() == "thesis"
+    assert (shared / "hpcdl-scratch-bbbbbbbb").is_dir()
+    assert not mine.exists()
+
+
+def test_what_a_killed_process_left_in_its_scratch_directory_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    child = os.fork()
+    if child == 0:
+        with scratch_directory() as mine:
+            (mine / "file").write_text("x")
+            os.kill(os.getpid(), 9)
+    os.waitpid(child, 0)
+    assert len(list(tmp_path.iterdir())) == 1
+    with scratch_directory() as mine:
+        assert list(tmp_path.iterdir()) == [mine]
+    assert list(tmp_path.iterdir()) == []
+
+
+@as_root
+def test_nobody_sees_the_variables_of_a_command(shared: Path) -> None:
+    """/proc shows a process's environment to its user only; arguments are for everybody."""
+    secret = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"],
+                              env={"HPCDL_API_KEY": "hush"})  # fmt: skip
+    try:
+        with pytest.raises(subprocess.CalledProcessError):
+            stranger(f"cat /proc/{secret.pid}/environ", shared)
+    finally:
+        secret.kill()
+        secret.wait()
