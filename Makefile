@@ -6,7 +6,7 @@ PYTEST := $(BIN)/python -m pytest
 # `make down` finds the cluster of `make demo` by this.
 demo down clean: export HPCDL_SITE ?= embedded
 
-.PHONY: help demo down test test-fast test-matrix test-gpu-build test-reframe test-long bench lint docs golden wheel venv system clean
+.PHONY: help demo down test test-fast test-matrix test-gpu-build test-reframe test-long drill bench lint docs golden wheel venv system clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -40,6 +40,9 @@ test-reframe: venv  ## every supported release of ReFrame, each in an environmen
 
 test-long: system venv  ## tests that take hours: stress, killed publishes, nights, studies
 	$(PYTEST) -m long
+
+drill: system venv  ## commands killed, disks full, Slurm away: hours; DRILLS=0.1 for a tenth, DRILL=NAME for one
+	$(BIN)/python -m tests.drill $(DRILL)
 
 bench: system venv  ## benchmarks, each with its baseline
 	$(BIN)/python -m tests.bench

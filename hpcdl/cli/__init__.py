@@ -67,7 +67,10 @@ def _answer(argv: list[str]) -> int:
     except OSError as fault:
         # What no package foresaw: the file system's own text, and no traceback.
         reason = fault.strerror or type(fault).__name__
-        missing = MissingPrerequisite(f"{fault.filename}: {reason}" if fault.filename else reason)
+        missing = MissingPrerequisite(
+            f"{fault.filename}: {reason}" if fault.filename else reason,
+            hint="mend that, then run the command again; `hpcdl doctor` looks at this machine",
+        )
         print(missing.render(), file=sys.stderr)
         _discard_output()
         return int(missing.exit_code)

@@ -272,7 +272,11 @@ def _explained(path: Path, fault: sqlite3.DatabaseError) -> BadInput | MissingPr
     if "locked" in text:
         return _busy(path)
     if isinstance(fault, sqlite3.OperationalError) and "malformed" not in text:
-        return MissingPrerequisite(f"the history {path} cannot be used: {text}")
+        return MissingPrerequisite(
+            f"the history {path} cannot be used: {text}",
+            hint="look at the free space and the permissions there, or name another file: "
+            f"--history FILE or {VARIABLE}; nothing was added",
+        )
     return BadInput(
         f"the history {path} is damaged: {text}",
         hint="move it away; `hpcdl check history import` takes the runs' verdicts.json again",

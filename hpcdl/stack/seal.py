@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcdl.stack.release import Release, as_record
-from hpcdl.system.errors import CheckFailed
+from hpcdl.system.errors import CheckFailed, MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, write_atomic, write_json
 
 CONTENT_FILE = "content.json"
@@ -309,6 +309,8 @@ def _unchanged(release: Release, entries: Mapping[str, Entry]) -> bool:
 
 
 def _note_checked(release: Release, entries: Mapping[str, Entry]) -> None:
-    """Note what a full check saw; who may only read the release leaves it out."""
-    if os.access(release.root, os.W_OK):
+    """Note what a full check saw, to spare the next one time; left out where it cannot be."""
+    if not os.access(release.root, os.W_OK):
+        return
+    with suppress(MissingPrerequisite):  # a full disk does not make the release unsound
         write_atomic(release.root / CHECKED_FILE, _fingerprint(release, entries) + "\n")

@@ -169,7 +169,7 @@ def _hold(path: Path, deadline: float) -> int:
             make_directory(path.parent)
         descriptor = _open_lock(path)
         try:
-            while not _try_lock(descriptor):
+            while not _try_lock(descriptor, path):
                 if time.monotonic() > deadline:
                     raise _lock_busy(path, descriptor)
                 time.sleep(0.05)
@@ -234,11 +234,22 @@ def user_name() -> str:
         return str(os.getuid())
 
 
-def _try_lock(descriptor: int) -> bool:
+def _try_lock(descriptor: int, path: Path) -> bool:
+    """Whether the lock is ours now.
+
+    Raises:
+        MissingPrerequisite: the file system has no locks, and without them two would work at once.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as fault:
+        raise MissingPrerequisite(
+            f"cannot lock {path}: {fault.strerror}",
+            hint="its file system must have locks: a local disk, or NFS with its lock service; "
+            "nothing was changed",
+        ) from fault
     return True
 
 

@@ -89,16 +89,6 @@ def test_loads_never_fail_while_releases_are_switched(tmp_path: Path) -> None:
     assert loads >= 40
 
 
-@needs_lmod
-@pytest.mark.long
-@pytest.mark.timeout(7200)
-def test_ten_thousand_loads_during_a_hundred_switches(tmp_path: Path) -> None:
-    site = published_site(tmp_path / "prefix", lmod=True)
-    loads, failed = load_while(site, tmp_path, 10_000, lambda: publish_and_roll_back(site, 100))
-    assert failed == ""
-    assert loads >= 10_000
-
-
 def killed_after(seconds: float, act: Callable[[], object]) -> bool:
     """Run `act` in a child and kill it after that time; whether it had ended before."""
     child = os.fork()
@@ -169,14 +159,6 @@ def test_what_a_killed_publish_left_half_written_stops_no_later_one(tmp_path: Pa
     left.touch(mode=0o600)
     publish(site, "a", passing, say=silent)
     assert not left.exists()
-
-
-@needs_lmod
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-def test_two_hundred_killed_publishes(tmp_path: Path) -> None:
-    site = published_site(tmp_path / "prefix", lmod=True)
-    assert kill_publishes(site, 200, seed=2) > 50
 
 
 def test_publishes_at_once_queue_and_all_succeed(tmp_path: Path) -> None:

@@ -1,0 +1,202 @@
+"""Drills with a Slurm that dies, hangs, lies or is absent; with training; with the whole demo."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from hpcdl.cluster import ClusterState, read_state
+from tests.drill.clusters import place, running
+from tests.drill.harness import HPCDL, ROOT, Bench, Done, Drill
+from tests.drill.jobs import CHECK, STANDINS, cleared, queue, submit_words
+from tests.drill.shim import Fault
+
+LIES = ("exit 0", "echo nonsense", "head -c 100000 /dev/urandom", "printf 'a|b\\n'; exit 0",
+        "echo 'JobId=zz JobState=RUNNING'", "echo 'Killed' >&2; exit 137")  # fmt: skip
+
+
+def slurm_words(bench: Bench, number: int) -> list[str]:
+    """A command that needs Slurm."""
+    choices: list[list[str]] = [
+        submit_words(bench, 3 * number), submit_words(bench, 3 * number + 2),
+        [*HPCDL, "job", "list"], [*HPCDL, "job", "cancel", "1"], [*HPCDL, "site", "check"],
+        [*HPCDL, "stack", "gc", "--dry-run"], [*HPCDL, "cluster", "status"],
+        [sys.executable, "-c", CHECK, bench.extra["HPCDL_SITE"], str(STANDINS), "run"],
+    ]  # fmt: skip
+    return choices[number % len(choices)]
+
+
+def _controller(bench: Bench) -> int:
+    state = read_state(place(bench))
+    assert isinstance(state, ClusterState)
+    return state.processes["slurmctld"].pid
+
+
+def _each(bench: Bench, breaks: Callable[[Bench, int], None], *, gone: bool) -> None:
+    """Break Slurm while, or before, a command runs; then mend it, and count its jobs."""
+    running(bench)
+    (bench.home / "train.py").write_text("")
+    for number in bench.times():
+        words = slurm_words(bench, number)
+        if gone:
+            breaks(bench, number)
+        started = bench.start(words)
+        if not gone:
+            time.sleep(bench.chance.uniform(0.1, 1.0))
+            breaks(bench, number)
+        try:
+            out, err = started.communicate(timeout=240)
+        except subprocess.TimeoutExpired:
+            started.kill()
+            out, err = started.communicate()
+            bench.tally.wrong.append(f"hung for 240 s: {' '.join(words[-4:])}")
+        done = Done(tuple(words), started.returncode, out, err)
+        bench.clear(done)
+        _mended(bench)
+        wanted = {0: 1, 1: 4}.get(number % 8, 0)
+        jobs = len(queue(bench))
+        bench.must(jobs <= wanted, f"{jobs} jobs for {wanted}: {done}")
+        bench.kept(jobs == wanted or not done.ok, f"{jobs} jobs of {wanted}: {done}")
+        cleared(bench)
+
+
+def _mended(bench: Bench) -> None:
+    """Slurm as it was."""
+    with suppress(ProcessLookupError):
+        os.kill(_controller(bench), signal.SIGCONT)
+    bench.must((done := bench.hpcdl("cluster", "up")).ok, f"the cluster is not mended: {done}")
+
+
+def controller_killed(bench: Bench) -> None:
+    """slurmctld dies while a command talks to it."""
+    _each(bench, lambda b, _: os.kill(_controller(b), signal.SIGKILL), gone=False)
+
+
+def controller_absent(bench: Bench) -> None:
+    """slurmctld is not there."""
+    _each(bench, lambda b, _: os.kill(_controller(b), signal.SIGKILL), gone=True)
+
+
+def controller_slow(bench: Bench) -> None:
+    """slurmctld answers after 60 s."""
+
+    def stop(b: Bench, _: int) -> None:
+        pid = _controller(b)
+        os.kill(pid, signal.SIGSTOP)
+        subprocess.Popen(["sh", "-c", f"sleep 60; kill -CONT {pid}"],
+                         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+
+    _each(bench, stop, gone=True)
+
+
+def lies(bench: Bench) -> None:
+    """squeue, sinfo, scontrol or sbatch answer what no release does."""
+    running(bench)
+    (bench.home / "train.py").write_text("")
+    folder = bench.home / "lies"
+    honest = bench.env["PATH"]
+    for number in bench.times():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        liar = ("squeue", "sinfo", "scontrol")[number % 3]
+        (folder / liar).write_text(f"#!/bin/sh\n{bench.chance.choice(LIES)}\n")
+        (folder / liar).chmod(0o755)
+        words = slurm_words(bench, number)
+        done = bench.run(words, env={"PATH": f"{folder}:{honest}"}, seconds=240)
+        bench.clear(done)
+        if "gc" in words and liar == "squeue":
+            bench.must(not done.ok, f"gc believes a lie: {done}")
+        wanted = {0: 1, 1: 4}.get(number % 8, 0)
+        jobs = len(queue(bench))
+        bench.must(jobs <= wanted, f"{jobs} jobs for {wanted}: {done}")
+        cleared(bench)
+
+
+def training_python() -> Path | None:
+    """A Python with TensorFlow: HPCDL_TEST_PYTHON, or the newest release of the tests."""
+    named = os.environ.get("HPCDL_TEST_PYTHON")
+    found = (Path.home() / ".cache" / "hpcdl" / "tests").glob("prefix/releases/*/stack/bin/python")
+    return Path(named) if named else max(found, key=lambda p: p.stat().st_ctime, default=None)
+
+
+def killed_training(bench: Bench) -> None:
+    """Kill `data make` or a training; what is there is whole, and again it completes."""
+    python = training_python()
+    if python is None:
+        bench.tally.note = "there is no Python with TensorFlow (HPCDL_TEST_PYTHON)"
+        return
+    data = bench.home / "digits"
+    make = [str(python), "-m", "hpcdl.train.data", "make", "digits", str(data)]
+    job = bench.home / "job"
+    train = [str(python), "-m", "hpcdl.train", "--job-dir", str(job), "--model", "mlp", "--data",
+             str(data), "--epochs", "4", "--checkpoint-every", "20"]  # fmt: skip
+    for number in bench.times():
+        words, made = (make, data) if number % 2 == 0 else (train, job)
+        shutil.rmtree(made, ignore_errors=True)
+        at = bench.moment(words, made)
+        whole = _inspected(bench, python, data)
+        shutil.rmtree(made, ignore_errors=True)
+        bench.run(words, fault=Fault(made, at), seconds=300)
+        again = bench.run(words, seconds=300)
+        bench.must(again.ok, f"again after {at}: {again}")
+        bench.must(_inspected(bench, python, data) == whole, f"other data, killed at {at}")
+        if made is job:
+            bench.kept((job / "result.json").is_file(), f"no result, killed at {at}")
+
+
+def _inspected(bench: Bench, python: Path, data: Path) -> str:
+    return bench.run([python, "-m", "hpcdl.train.data", "inspect", str(data), "--json"]).out
+
+
+def demo(bench: Bench) -> None:
+    """A whole demo is ended by a signal; then it runs to its end, and `down` leaves nothing."""
+    env = {"HPCDL_SITE": "embedded", "HPCDL_CACHE": str(Path.home() / ".cache" / "hpcdl"),
+           "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}  # fmt: skip
+    bench.extra.update(env)
+    words = ["bash", str(ROOT / "tools" / "demo.sh")]
+    seconds = 240.0
+    for number in bench.times():
+        sent = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)[number % 3]
+        running_demo = subprocess.Popen(
+            words, env=bench.env, cwd=bench.home, start_new_session=True, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            preexec_fn=lambda: [signal.signal(one, signal.SIG_DFL)
+                                for one in (signal.SIGINT, signal.SIGHUP)],
+        )  # fmt: skip
+        begun = time.monotonic()
+        try:
+            _, err = running_demo.communicate(timeout=bench.chance.uniform(1, seconds))
+            seconds = time.monotonic() - begun
+        except subprocess.TimeoutExpired:
+            os.killpg(running_demo.pid, sent)
+            _, err = running_demo.communicate(timeout=120)
+        bench.must("Traceback" not in err, f"{sent.name}: {err[-300:]}")
+        queued = bench.run(["squeue", "-h"], env={"SLURM_CONF": str(
+            bench.home / "cluster/embedded/etc/slurm.conf")}).out  # fmt: skip
+        bench.must(not queued.strip(), f"jobs are left by {sent.name}: {queued[:200]}")
+        if number == bench.goal - 1:
+            done = bench.run(words, seconds=900)
+            bench.must(done.ok, f"the demo after {sent.name}: {done}")
+        down = bench.hpcdl("cluster", "down")
+        bench.must(down.ok, f"down after {sent.name}: {down}")
+
+
+ONCE = "each job once; a clear message; it works afterwards"
+DRILLS = (
+    Drill("slurm-killed", "submit, sweep, list, cancel, site check, gc, status, check run",
+          "slurmctld killed meanwhile", 40, ONCE, 3600, controller_killed),
+    Drill("slurm-absent", "the same", "no slurmctld", 16, ONCE, 1800, controller_absent),
+    Drill("slurm-slow", "the same", "slurmctld hangs for 60 s", 16, ONCE, 3600, controller_slow),
+    Drill("slurm-lies", "the same", "squeue, sinfo or scontrol lie", 48, ONCE, 3600, lies),
+    Drill("training-kill", "data make, train", "SIGKILL", 50, "same data; a result", 5400,
+          killed_training),
+    Drill("demo-signals", "make demo", "SIGHUP, SIGTERM, Ctrl-C", 20, "down leaves nothing", 7200,
+          demo),
+)  # fmt: skip

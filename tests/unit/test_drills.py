@@ -1,0 +1,71 @@
+"""The table of the drills is what ran; what the drills rely on holds."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.drill.__main__ import BEGIN, END, PAGE, table
+from tests.drill.drills import DRILLS
+from tests.drill.shim import Fault
+
+WRITE = (
+    "import os, sys; from pathlib import Path; from hpcdl.system.files import write_atomic;"
+    "from hpcdl.system.errors import HpcdlError\n"
+    "try: write_atomic(Path(sys.argv[1]), 'new')\n"
+    "except HpcdlError as error: sys.exit(error.message)"
+)
+needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
+
+
+def test_the_table_in_the_page_is_the_one_of_the_results() -> None:
+    text = PAGE.read_text()
+    assert text.partition(BEGIN + "\n")[2].partition(END)[0] == table()
+
+
+def test_every_drill_has_a_name_of_its_own_and_an_end() -> None:
+    assert len({drill.name for drill in DRILLS}) == len(DRILLS)
+    assert all(drill.goal > 0 and 0 < drill.seconds <= 7200 for drill in DRILLS)
+
+
+@needs_gcc
+def test_a_file_is_old_or_new_at_every_moment_of_a_kill(tmp_path: Path) -> None:
+    """All moments, one after the other; and the last one kills nothing any more."""
+    place = tmp_path / "place"
+    place.mkdir()
+    file, codes = place / "file", []
+    for at in range(1, 12):
+        file.write_text("old")
+        done = _write(file, Fault(place, at), tmp_path)
+        codes.append(done.returncode)
+        assert file.read_text() in {"old", "new"}
+    assert codes[0] == -9
+    assert codes[-1] == 0
+
+
+@needs_gcc
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS])
+def test_a_write_that_fails_leaves_the_old_file_and_says_why(tmp_path: Path, error: int) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    file = place / "file"
+    for at in range(1, 4):
+        file.write_text("old")
+        done = _write(file, Fault(place, at, error), tmp_path)
+        assert done.returncode == 1
+        assert f"cannot write {file}" in done.stderr
+        assert file.read_text() == "old"
+
+
+def _write(file: Path, fault: Fault, home: Path) -> subprocess.CompletedProcess[str]:
+    import os
+
+    return subprocess.run(
+        [sys.executable, "-c", WRITE, str(file)], env={**os.environ, **fault.env(home)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
