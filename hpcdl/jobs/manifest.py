@@ -54,6 +54,7 @@ def request_of(base: JobSpec, modules: Sequence[str] = ()) -> Request:
     """
     said = {one.name: getattr(base, one.name) for one in fields(base) if one.name not in _FREE}
     said |= {"program": list(base.program), "environment": sorted(base.environment)}
+    said["sbatch"] = list(base.sbatch)
     said["modules"] = list(modules)
     return {key: value for key, value in said.items() if value}
 

@@ -231,6 +231,16 @@ def test_a_sweep_resumes_with_more_time(site: Site, tmp_path: Path, queue: Queue
     assert len(queue.scripts) == 2
 
 
+def test_the_same_sweep_again_is_the_same_with_every_option(
+    site: Site, tmp_path: Path, queue: Queue
+) -> None:
+    """What a JSON file makes of the request is compared: lists, where there were tuples."""
+    base = replace(BASE, sbatch=("mail-type=END",), program=("a",), environment={"A": "1"})
+    for _ in range(2):
+        run(site, tmp_path, {"lr": ["1"]}, base)
+    assert len(queue.scripts) == 1
+
+
 def test_points_of_an_earlier_matrix_keep_their_jobs(
     site: Site, tmp_path: Path, queue: Queue
 ) -> None:
