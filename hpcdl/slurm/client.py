@@ -290,7 +290,8 @@ def refuse(answer: CommandResult, what: str = "") -> None:
     if what:
         lines = [re.sub(r"^(sbatch|srun|allocation failure|error): ?", "", line) for line in said]
         raise BadInput(what, details=[re.sub(r"^error: ", "", line) for line in lines])
-    raise CommandFailed(answer)
+    hint = "run it by hand; `hpcdl doctor` shows which Slurm is on PATH"
+    raise CommandFailed(answer, hint=hint)
 
 
 def _records(text: str, start: str) -> list[str]:

@@ -16,18 +16,21 @@ from pathlib import Path
 
 from hpcdl.system.files import explain_os_errors
 
-_PREFIX = "hpcdl-scratch-"
+_PREFIX = ".hpcdl-scratch-"
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @contextmanager
-def scratch_directory() -> Iterator[Path]:
+def scratch_directory(below: Path | None = None) -> Iterator[Path]:
     """An empty directory of this user only, removed at the end; those left by others' deaths too.
 
+    Args:
+        below: where it is made; where TMPDIR says by default.
+
     Raises:
-        MissingPrerequisite: no space left, or no permission, where TMPDIR says.
+        MissingPrerequisite: no space left, or no permission, there.
     """
-    below = Path(tempfile.gettempdir())
+    below = below or Path(tempfile.gettempdir())
     _clear_left(below)
     with explain_os_errors(below):
         place, descriptor = _made(below)

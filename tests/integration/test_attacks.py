@@ -213,7 +213,7 @@ def test_scratch_directories_of_others_are_left_alone_and_links_not_followed(
 ) -> None:
     (tmp_path / "precious").write_text("thesis")
     monkeypatch.setattr("tempfile.tempdir", str(shared))
-    stranger(f"ln -s {tmp_path} hpcdl-scratch-aaaaaaaa; mkdir hpcdl-scratch-bbbbbbbb", shared)
+    stranger(f"ln -s {tmp_path} .hpcdl-scratch-aaaaaaaa; mkdir .hpcdl-scratch-bbbbbbbb", shared)
     with scratch_directory() as mine:
         assert mine.parent == shared
         assert mine.stat().st_mode & 0o077 == 0
@@ -221,7 +221,7 @@ def test_scratch_directories_of_others_are_left_alone_and_links_not_followed(
             assert mine.is_dir()
             assert second != mine
     assert (tmp_path / "precious").read_text() == "thesis"
-    assert (shared / "hpcdl-scratch-bbbbbbbb").is_dir()
+    assert (shared / ".hpcdl-scratch-bbbbbbbb").is_dir()
     assert not mine.exists()
 
 

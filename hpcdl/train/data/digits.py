@@ -6,8 +6,6 @@ download. The split and the order are drawn from the seed; the same seed gives t
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcdl.system.errors import MissingPrerequisite
-from hpcdl.system.files import explain_os_errors
-from hpcdl.train.data.dataset import Dataset, Shard, describe_shard, write_dataset
-from hpcdl.train.data.making import write_records
+from hpcdl.system.files import clear_leftovers, explain_os_errors, write_json
+from hpcdl.system.scratch import scratch_directory
+from hpcdl.train.data.dataset import FILE, Dataset, Shard, describe_shard, write_dataset
+from hpcdl.train.data.making import REQUEST, write_records
 
 TEST_EXAMPLES = 357
 SHARDS = {"train": 4, "test": 2}
@@ -36,18 +35,19 @@ def make_digits(tf: Any, folder: Path, seed: int) -> Dataset:
     parts = {"train": order[:-TEST_EXAMPLES], "test": order[-TEST_EXAMPLES:]}
     with explain_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=".digits.", dir=folder))
-        try:
+        clear_leftovers(folder / FILE)
+        with scratch_directory(folder) as aside:
             splits = {
                 split: _write_split(tf, aside, split, images[rows], labels[rows])
                 for split, rows in parts.items()
             }
+            # By this the next attempt knows whose shards it finds, should this one be killed.
+            write_json(folder / REQUEST, {"kind": "digits", "seed": seed})
             for path in sorted(aside.iterdir()):
                 path.replace(folder / path.name)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
     dataset = Dataset(folder, "digits", "raw", (8, 8, 1), 10, 16.0, seed, SOURCE, splits)
     write_dataset(dataset)
+    (folder / REQUEST).unlink()
     return dataset
 
 
