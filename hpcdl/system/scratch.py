@@ -1,4 +1,4 @@
-"""Temporary directories that do not pile up: what a killed process has left, the next removes.
+"""Temporary directories that do not accumulate: what a killed process has left, the next removes.
 
 Each is locked by its process as long as it is in use. The kernel frees the lock of one that was
 killed, by whatever signal, and a directory of ours that nobody locks is nobody's any more.
