@@ -88,16 +88,13 @@ def _to_its_end(bench: Bench, site: Site, action: str, number: int, at: int) -> 
 def killed_builds(bench: Bench) -> None:
     """Kill a build at a change, or at a program's start or end; the next one completes."""
     site = small_site(bench.home / "prefix")
-    moments = 0
+    act = [*ACT, "build", str(site.paths.prefix)]
+    counting = Fault(bench.home)
+    bench.must((done := bench.run([*act, "2.20.0"], fault=counting)).ok, f"a build: {done}")
+    moments = counting.count(bench.home)
+    publish(site, release_ids(site)[0], passing, say=silent)
     for number in bench.times():
-        version = f"2.21.{number}"
-        words = [*ACT, "build", str(site.paths.prefix), version]
-        if number == 0:
-            counting = Fault(bench.home)
-            bench.must((done := bench.run(words, fault=counting)).ok, f"a build: {done}")
-            moments = counting.count(bench.home)
-            publish(site, release_ids(site)[0], passing, say=silent)
-            continue
+        words = [*act, f"2.21.{number}"]
         before = set(release_ids(site))
         at = bench.chance.randint(1, moments)
         done = bench.run(words, fault=Fault(bench.home, at))
