@@ -1,7 +1,7 @@
 """`hpcdl job lint`: any batch script, by anyone, against Slurm's rules by release.
 
-`lint` is pure: text in, findings out. `parse` reads the script (with `tokens`, `reader`, `shell`
-and `options`), the `check_*` modules look at it, each function tied to the ids of rules in
+`lint` is pure: text in, findings out. `parse` reads the script (with `shell`, `tokens` and
+`options`), the `check_*` modules look at it, each function tied to the ids of rules in
 facts/slurm_rules.yaml, `waivers` takes out what the script allows itself, `lint_report` shows the
 rest. `run_lint` is the one place that reads files and prints.
 """
@@ -27,6 +27,8 @@ __all__ = ["Finding", "lint", "read_script", "run_lint"]
 
 MAX_BYTES = 16_000_000
 """Larger files are no batch scripts: Slurm's own limit is 4 MB (max_script_size)."""
+_NO_PARSER = """note: only directives are checked, not what the scripts run
+  hint: pip install 'hpcdl[lint]'"""
 
 
 def lint(
@@ -81,7 +83,10 @@ def run_lint(
         BadInput: `version` is not a release, or no script could be read.
     """
     from hpcdl.jobs.lint import lint_report
+    from hpcdl.jobs.lint.shell import parser
 
+    if parser() is None:
+        print(_NO_PARSER, file=sys.stderr)
     release = _known(as_release(version or known_releases()[-1]))
     results: list[tuple[str, tuple[Finding, ...]]] = []
     refused: list[BadInput] = []

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from hpcdl.jobs.lint.checks import checks
 from hpcdl.jobs.lint.job import Hit, Job, at
-from hpcdl.jobs.lint.reader import Command
+from hpcdl.jobs.lint.shell import Command
 
 EPHEMERAL = (32768, 60999)
 """Linux's ephemeral ports, ip(7)."""

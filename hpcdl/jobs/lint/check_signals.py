@@ -10,7 +10,7 @@ from hpcdl.jobs.lint.check_directives import time_minutes
 from hpcdl.jobs.lint.checks import checks
 from hpcdl.jobs.lint.job import Hit, Job, at
 from hpcdl.jobs.lint.options import Option
-from hpcdl.jobs.lint.reader import Command
+from hpcdl.jobs.lint.shell import Command
 
 _SIGNAL = re.compile(r"(?:([BR]{1,2}):)?([A-Za-z0-9]{1,12})(?:@(\d{1,9}))?\Z", re.A)
 _NUMBERS = {"1": "HUP", "2": "INT", "10": "USR1", "12": "USR2", "15": "TERM", "18": "CONT"}

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from hpcdl.jobs.lint.options import Option, Options, read_options
-from hpcdl.jobs.lint.reader import Command
-from hpcdl.jobs.lint.shell import commands, heredocs
-from hpcdl.jobs.lint.tokens import Word, unquote, word_end
+from hpcdl.jobs.lint.shell import Command, Reading, commands, read
+from hpcdl.jobs.lint.tokens import Word, unquote
 
 SHELLS = ("bash", "sh", "dash", "ksh", "zsh", "ash")
 LAUNCHERS = ("srun", "mpirun", "mpiexec", "horovodrun", "orterun", "prun")
@@ -151,19 +150,19 @@ class Script:
         return not self.shebang or (bool(words) and words[0] in SHELLS)
 
     @cached_property
+    def _reading(self) -> Reading:
+        return read(self.text) if self.is_shell else Reading()
+
+    @property
     def commands(self) -> tuple[Command, ...]:
         """Its commands; none where no shell runs it."""
-        return commands(self.text) if self.is_shell else ()
-
-    @cached_property
-    def bodies(self) -> tuple[tuple[int, int], ...]:
-        """The spans of here-documents."""
-        return heredocs(self.text) if self.is_shell else ()
+        return self._reading.commands
 
     def in_body(self, offset: int) -> bool:
         """Whether an offset lies in a here-document."""
-        index = bisect_right([start for start, _ in self.bodies], offset) - 1
-        return index >= 0 and offset < self.bodies[index][1]
+        bodies = self._reading.heredocs
+        index = bisect_right([start for start, _ in bodies], offset) - 1
+        return index >= 0 and offset < bodies[index][1]
 
     @cached_property
     def header_end(self) -> int:
@@ -307,20 +306,9 @@ def _literal_words(raw: str) -> tuple[str, ...]:
     """The words in an assigned value: of an array, or of a string split at blanks."""
     value = raw.partition("=")[2][:10_000]
     if value.startswith("("):
-        return tuple(_split(value[1:-1] if value.endswith(")") else value[1:]))
+        (command, *_) = (*commands(f"_ {value[1:].removesuffix(')')}"), None)
+        return tuple(word.raw for word in command.words[1:]) if command else ()
     return tuple(unquote(value).split())
-
-
-def _split(text: str) -> Iterator[str]:
-    """The words of an array's list."""
-    position = 0
-    while position < len(text):
-        if text[position].isspace():
-            position += 1
-            continue
-        stop = max(position + 1, word_end(text, position, len(text)))
-        yield text[position:stop]
-        position = stop
 
 
 def _assigned(command: Command) -> Iterator[Assignment]:

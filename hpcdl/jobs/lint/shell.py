@@ -1,75 +1,367 @@
-"""Just enough of a shell's grammar to know which commands a script runs, and where.
+"""The commands of a shell script, each with the constructs around it.
 
-`tokens` splits the text into words and operators; `reader` turns them into commands, each with the
-constructs around it; here the scripts within words (substitutions, `bash -c '...'`) are read as
-well. Nothing is executed or expanded.
+tree-sitter's grammar of bash parses, and recovers from what no shell would take; here its tree
+becomes the flat list that the checks look at. Nothing is executed or expanded. The scripts that
+`bash -c '...'` runs are parsed as well. Without the packages of the extra `lint` there are no
+commands, and `parser` is None.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar
 
-from hpcdl.jobs.lint.reader import Command, Reader, Scope
-from hpcdl.jobs.lint.tokens import Scanner, Word, word_end
+from hpcdl.jobs.lint.tokens import Word, unquote
 
-_MAX_INNER = 4
-"""Scripts within scripts (substitutions, `bash -c`) are read down to this depth."""
-_INNER = re.compile(r"\$\((?!\()|`")
+if TYPE_CHECKING:
+    from tree_sitter import Node, Parser
+
+MAX_DEPTH = 120
+"""What lies deeper than this in the tree is not looked at."""
+MAX_INNER = 4
+"""Scripts within scripts (`bash -c`) are read down to this depth."""
 _SHELLS = {"bash", "sh", "dash", "ksh", "zsh"}
+_NOT_ASCII = re.compile(r"[^\x01-\x7f]")
+_APOSTROPHE = re.compile(r"(\$\{\w+:?[-+=?][^{}\"'\n]*)'(?=[^{}\"'\n]*\})")
+"""In `"${x:-don't}"`, where the grammar takes it for the beginning of a string."""
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\[[^][]{0,200}\])?\+?=")
+_REDIRECTS = {"file_redirect", "herestring_redirect", "heredoc_redirect"}
+_COMMANDS = {"command", "declaration_command", "unset_command", "test_command"}
+_ASSIGNMENTS = {"variable_assignment", "variable_assignments"}
+_SUBSTITUTIONS = {"command_substitution", "process_substitution"}
+
+
+@dataclass(frozen=True)
+class Scope:
+    """A construct around commands.
+
+    `kind` is loop, condition, then, else, case, arm, group, subshell, function, substitution
+    or inner (the text after `bash -c`). `subject` is what a case or a condition looks at, or a
+    function's name; `patterns` are those of a case arm.
+    """
+
+    kind: str
+    subject: str = ""
+    patterns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Command:
+    """A simple command: assignments before it, its words, and how it runs.
+
+    `background`: it, or what it is part of, ends with `&`. `piped`: its output goes into another
+    command. `follow` is `&&` or `||` where one of them follows it.
+    """
+
+    assignments: tuple[Word, ...]
+    words: tuple[Word, ...]
+    scopes: tuple[Scope, ...]
+    background: bool = False
+    piped: bool = False
+    follow: str = ""
+
+    @property
+    def start(self) -> int:
+        """The offset of its first character."""
+        return (self.assignments or self.words)[0].start
+
+    @property
+    def end(self) -> int:
+        """The offset behind its last word."""
+        last = (self.words or self.assignments)[-1]
+        return last.start + len(last.raw)
+
+    @property
+    def name(self) -> str:
+        """The command's own word, unquoted; empty for bare assignments."""
+        return self.words[0].value if self.words else ""
+
+    def within(self, *kinds: str) -> bool:
+        """Whether one of the constructs around it is of these kinds."""
+        return any(scope.kind in kinds for scope in self.scopes)
+
+
+@cache
+def parser() -> Parser | None:
+    """The parser of bash; None where its packages are not installed."""
+    try:
+        import tree_sitter_bash
+        from tree_sitter import Language, Parser
+    except ImportError:
+        return None
+    return Parser(Language(tree_sitter_bash.language()))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The commands of a script in the order of the text, and the spans of its here-documents.
+
+    The commands of substitutions and of `bash -c '...'` follow the command that holds them.
+    """
+
+    commands: tuple[Command, ...] = ()
+    heredocs: tuple[tuple[int, int], ...] = ()
+
+
+def read(text: str) -> Reading:
+    """What a script runs; nothing where there is no parser."""
+    found = _Walk(text, 0, (), MAX_INNER)
+    return Reading(tuple(found.commands), tuple(found.heredocs))
 
 
 def commands(text: str) -> tuple[Command, ...]:
-    """The simple commands of a shell script, in the order of the text.
-
-    Those of substitutions and of `bash -c '...'` follow the command that holds them.
-    """
-    return tuple(_read(text, 0, len(text), (), _MAX_INNER))
+    """The simple commands of a shell script."""
+    return read(text).commands
 
 
-def heredocs(text: str) -> tuple[tuple[int, int], ...]:
-    """The spans of all here-documents' bodies: text that is no script of this shell."""
-    scanner = Scanner(text, 0, len(text))
-    for _ in scanner.tokens():
-        pass
-    return tuple(scanner.bodies)
+class _Walk:
+    """One way through the tree of a text that begins at `base`."""
+
+    def __init__(self, text: str, base: int, scopes: tuple[Scope, ...], inner: int) -> None:
+        self.text, self.base, self.inner = text, base, inner
+        self.commands: list[Command] = []
+        self.heredocs: list[tuple[int, int]] = []
+        if (bash := parser()) is not None:
+            # One byte for each character, so that offsets are those of the text.
+            plain = _APOSTROPHE.sub(r"\1_", _NOT_ASCII.sub("_", text))
+            root = bash.parse(plain.encode()).root_node
+            self._statements(root.children, scopes, 0)
+
+    def _statements(self, nodes: Sequence[Node], scopes: tuple[Scope, ...], depth: int) -> None:
+        """A list of statements and what stands between them."""
+        start = len(self.commands)
+        for node in nodes:
+            if node.type == "&":
+                self._mark(start, background=True)
+            elif node.is_named:
+                start = len(self.commands)
+                self._statement(node, scopes, depth + 1)
+
+    def _mark(self, start: int, *, background: bool = False, piped: bool = False) -> None:
+        """Say how all commands from `start` on run."""
+        self.commands[start:] = [
+            replace(one, background=one.background or background, piped=one.piped or piped)
+            for one in self.commands[start:]
+        ]
+
+    def _follow(self, start: int, operator: str) -> None:
+        if len(self.commands) > start:
+            self.commands[-1] = replace(self.commands[-1], follow=operator)
+
+    def _statement(self, node: Node, scopes: tuple[Scope, ...], depth: int) -> None:
+        if depth > MAX_DEPTH:
+            return
+        kind = node.type
+        if kind in _COMMANDS or kind in _ASSIGNMENTS:
+            self._command(node, (), scopes, depth)
+        elif kind in {"list", "pipeline"}:
+            self._joined(node.children, scopes, depth)
+        elif kind in self._CONSTRUCTS:
+            self._CONSTRUCTS[kind](self, node, scopes, depth)
+        elif kind != "comment":
+            self._statements(node.children, scopes, depth)
+
+    def _joined(self, nodes: Sequence[Node], scopes: tuple[Scope, ...], depth: int) -> None:
+        """Commands between `|`, `&&` and `||`."""
+        start = len(self.commands)
+        for node in nodes:
+            if node.type in {"|", "|&"}:
+                self._mark(start, piped=True)
+            elif node.type in {"&&", "||"}:
+                self._follow(start, node.type)
+            else:
+                self._statement(node, scopes, depth + 1)
+
+    def _redirected(self, node: Node, scopes: tuple[Scope, ...], depth: int) -> None:
+        """A statement and its redirections, behind which more words or commands may stand."""
+        body = node.child_by_field_name("body")
+        redirects = [child for child in node.children if child.type in _REDIRECTS]
+        start = len(self.commands)
+        if body is not None and body.type in _COMMANDS:
+            self._command(body, redirects, scopes, depth)
+        elif body is not None:
+            self._statement(body, scopes, depth + 1)
+        for redirect in redirects:
+            self._substitutions(redirect, scopes, depth)
+            if redirect.type == "heredoc_redirect":
+                self._heredoc(redirect, start, scopes, depth)
+
+    def _heredoc(self, node: Node, start: int, scopes: tuple[Scope, ...], depth: int) -> None:
+        """The text of a here-document, and the commands between its `<<E` and that text."""
+        for child in node.children:
+            if child.type == "heredoc_body":
+                self.heredocs.append((self.base + child.start_byte, self.base + child.end_byte))
+            elif child.type in {"&&", "||"}:
+                self._follow(start, child.type)
+            elif child.type == "pipeline":
+                self._mark(start, piped=True)
+                self._statement(child, scopes, depth + 1)
+            elif child.type in {"command", "list"}:
+                self._statement(child, scopes, depth + 1)
+
+    def _command(
+        self, node: Node, redirects: Sequence[Node], scopes: tuple[Scope, ...], depth: int
+    ) -> None:
+        """A simple command, what its words substitute, and what `bash -c` among them runs."""
+        parts = [node] if node.type == "variable_assignment" else list(_parts(node))
+        parts += [part for redirect in redirects for part in _behind(redirect)]
+        words = list(self._words(parts))
+        while words and words[0].raw == "time":
+            del words[0]
+        before = 0
+        if node.type in {"command", *_ASSIGNMENTS}:
+            while before < len(words) and _ASSIGNMENT.match(words[before].raw):
+                before += 1
+        if not words:
+            return
+        command = Command(tuple(words[:before]), tuple(words[before:]), scopes)
+        self.commands.append(command)
+        for part in parts:
+            self._substitutions(part, scopes, depth)
+        self._inner_scripts(command)
+
+    def _words(self, parts: Sequence[Node]) -> Iterator[Word]:
+        """Words as written: what touches is one."""
+        spans: list[list[int]] = []
+        for part in parts:
+            if spans and spans[-1][1] == part.start_byte:
+                spans[-1][1] = part.end_byte
+            elif part.end_byte > part.start_byte:
+                spans.append([part.start_byte, part.end_byte])
+        for start, end in spans:
+            yield Word(self.text[start:end], self.base + start)
+
+    def _substitutions(self, node: Node, scopes: tuple[Scope, ...], depth: int) -> None:
+        """The commands in `$(...)`, backticks and `<(...)` anywhere in a node."""
+        if depth > MAX_DEPTH:
+            return
+        for child in node.children:
+            if child.type in _SUBSTITUTIONS:
+                self._statements(child.children, (*scopes, Scope("substitution")), depth + 1)
+            elif child.child_count:
+                self._substitutions(child, scopes, depth + 1)
+
+    def _inner_scripts(self, command: Command) -> None:
+        """What `bash -c '...'` runs."""
+        words = command.words
+        for shell, option, script in zip(words, words[1:], words[2:], strict=False):
+            quoted = script.raw[:1] in {"'", '"'} and len(script.raw) >= 2
+            is_shell = shell.raw.rpartition("/")[2] in _SHELLS
+            if self.inner and quoted and is_shell and re.match(r"-[a-z]*c", option.raw):
+                scopes = (*command.scopes, Scope("inner"))
+                inner = _Walk(script.raw[1:-1], script.start + 1, scopes, self.inner - 1)
+                self.commands += inner.commands
+
+    def _head(self, nodes: Sequence[Node], scopes: tuple[Scope, ...], depth: int) -> None:
+        """`for x in a b` and `case x in`, which look like commands."""
+        words = tuple(self._words(nodes))
+        if words:
+            self.commands.append(Command((), words, scopes))
+        for node in nodes:
+            self._substitutions(node, scopes, depth)
+
+    def _for(self, node: Node, scopes: tuple[Scope, ...], depth: int) -> None:
+        body = node.child_by_field_name("body")
+        first = body.start_byte if body else node.end_byte
+        heads = [one for one in node.children if one.end_byte <= first and one.type != ";"]
+        self._head(heads, scopes, depth)
+        if body is not None:
+            self._statements(body.children, (*scopes, Scope("loop")), depth)
+
+    def _while(self, node: Node, scopes: tuple[Scope, ...], depth: int) -> None:
+        body = node.child_by_field_name("body")
+        self._statements(
+            [one for one in node.children if one != body], (*scopes, Scope("loop")), depth
+        )
+        if body is not None:
+            self._statements(body.children, (*scopes, Scope("loop")), depth)
+
+    def _if(self, node: Node, scopes: tuple[Scope, ...], depth: int) -> None:
+        """A condition, what follows it, and the other branches."""
+        start, inside = len(self.commands), (*scopes, Scope("condition"))
+        branch: list[Node] = []
+        for child in node.children:
+            if child.type in {"then", "elif_clause", "else_clause", "fi"}:
+                self._statements(branch, inside, depth)
+                branch = []
+            if child.type == "then":
+                tests = [one for one in self.commands[start:] if one.scopes == inside]
+                subject = " ".join(word.raw for test in tests[-1:] for word in test.words)
+                inside = (*scopes, Scope("then", subject))
+            elif child.type in {"elif_clause", "else_clause"}:
+                self._statement(child, scopes, depth + 1)
+            else:
+                branch.append(child)
+        self._statements(branch, inside, depth)
+
+    def _else(self, node: Node, scopes: tuple[Scope, ...], depth: int) -> None:
+        self._statements(node.children, (*scopes, Scope("else")), depth)
+
+    def _case(self, node: Node, scopes: tuple[Scope, ...], depth: int) -> None:
+        value = node.child_by_field_name("value")
+        subject = "" if value is None else self.text[value.start_byte : value.end_byte]
+        inside = (*scopes, Scope("case", subject))
+        items = [one for one in node.children if one.type in {"case_item", "ERROR"}]
+        first = items[0].start_byte if items else node.end_byte
+        self._head([one for one in node.children if one.end_byte <= first], inside, depth)
+        for item in items:
+            self._statement(item, inside, depth + 1)
+
+    def _case_item(self, node: Node, scopes: tuple[Scope, ...], depth: int) -> None:
+        values = node.children_by_field_name("value")
+        patterns = tuple(unquote(self.text[one.start_byte : one.end_byte]) for one in values)
+        subject = next((one.subject for one in reversed(scopes) if one.kind == "case"), "")
+        body = [one for one in node.children if one not in values]
+        self._statements(body, (*scopes, Scope("arm", subject, patterns)), depth)
+
+    def _function(self, node: Node, scopes: tuple[Scope, ...], depth: int) -> None:
+        name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
+        called = self.text[name.start_byte : name.end_byte] if name else ""
+        if body is not None:
+            self._statements(body.children, (*scopes, Scope("function", called)), depth)
+
+    def _subshell(self, node: Node, scopes: tuple[Scope, ...], depth: int) -> None:
+        self._statements(node.children, (*scopes, Scope("subshell")), depth)
+
+    def _group(self, node: Node, scopes: tuple[Scope, ...], depth: int) -> None:
+        if node.children[:1] and node.children[0].type == "((":
+            self._head([node], scopes, depth)
+        else:
+            self._statements(node.children, (*scopes, Scope("group")), depth)
+
+    _CONSTRUCTS: ClassVar[dict[str, Callable[..., None]]] = {
+        "redirected_statement": _redirected,
+        "for_statement": _for,
+        "c_style_for_statement": _for,
+        "while_statement": _while,
+        "if_statement": _if,
+        "elif_clause": _if,
+        "else_clause": _else,
+        "case_statement": _case,
+        "case_item": _case_item,
+        "function_definition": _function,
+        "subshell": _subshell,
+        "compound_statement": _group,
+    }
 
 
-def _read(
-    text: str, start: int, end: int, scopes: tuple[Scope, ...], depth: int
-) -> Iterator[Command]:
-    """The commands of a span, each followed by those of the scripts within it."""
-    for command in Reader(scopes).read(Scanner(text, start, end)):
-        yield command
-        if depth > 0:
-            for kind, first, last in _inner_scripts(text, command):
-                yield from _read(text, first, last, (*command.scopes, Scope(kind)), depth - 1)
+def _parts(node: Node) -> Iterator[Node]:
+    """The words of a simple command; a test's are those within its operators."""
+    for child in node.children:
+        if child.type in _REDIRECTS:
+            yield from _behind(child)
+        elif child.type in {"binary_expression", "unary_expression", "parenthesized_expression"}:
+            yield from _parts(child)
+        else:
+            yield child
 
 
-def _inner_scripts(text: str, command: Command) -> Iterator[tuple[str, int, int]]:
-    """Spans of substitutions in a command's words, and of what `bash -c` runs."""
-    for word in (*command.assignments, *command.words):
-        if "$(" in word.raw or "`" in word.raw:
-            yield from _substitutions(text, word)
-    for shell, option, script in zip(
-        command.words, command.words[1:], command.words[2:], strict=False
-    ):
-        quoted = script.raw[:1] in {"'", '"'} and len(script.raw) >= 2
-        if quoted and "c" in option.raw and option.raw[:1] == "-" and _is_shell(shell):
-            yield "inner", script.start + 1, script.start + len(script.raw) - 1
-
-
-def _is_shell(word: Word) -> bool:
-    return word.raw.rpartition("/")[2] in _SHELLS
-
-
-def _substitutions(text: str, word: Word) -> Iterator[tuple[str, int, int]]:
-    """The spans of `$(...)` and backticks in a word that no single quote hides."""
-    position, end = word.start, word.start + len(word.raw)
-    if word.raw.startswith("'"):
-        return
-    while match := _INNER.search(text, position, end):
-        closer = "`" if match.group() == "`" else ")"
-        stop = word_end(text, match.end(), end, closer)
-        yield "substitution", match.end(), max(match.end(), stop - 1)
-        position = max(stop, match.end())
+def _behind(redirect: Node) -> Iterator[Node]:
+    """Words of the command behind a redirection, which the grammar counts among its targets."""
+    if redirect.type == "file_redirect":
+        yield from redirect.children_by_field_name("destination")[1:]
+    elif redirect.type == "heredoc_redirect":
+        yield from redirect.children_by_field_name("argument")
