@@ -1,0 +1,76 @@
+"""Values of options are judged as sbatch of every release judges them.
+
+values.yaml holds what four real clients said of some 400 values; the installed one is asked again.
+"""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hpcdl.jobs.lint.check_values import expects
+from hpcdl.jobs.lint.options import Option, known_options
+from hpcdl.slurm.rules import Release, as_release
+
+RELEASES = ("20.11", "22.05", "24.11", "26.05")
+TRIED = yaml.safe_load((Path(__file__).parent / "values.yaml").read_text())
+CONFIG = """\
+ClusterName=none
+SlurmctldHost=localhost(127.0.0.1)
+SlurmctldPort=1
+SelectType=select/cons_tres
+GresTypes=gpu
+MessageTimeout=1
+NodeName=localhost NodeAddr=127.0.0.1 CPUs=16
+PartitionName=main Nodes=localhost
+"""
+ELSEWHERE = ("any GPU", "needs either", "not allowed by", "nodelist or hostfile", "unrecognized")
+"""What a value is refused for that is read rightly: something else is missing."""
+
+
+def verdicts():
+    """(option, value, the releases that take it)."""
+    for option, said in TRIED.items():
+        yield from ((option, value, RELEASES) for value in said.get("accepted", ()))
+        yield from ((option, value, ()) for value in said.get("refused", ()))
+        yield from ((option, *one) for one in said.get("accepted_by", {}).items())
+
+
+def takes(option, value, release):
+    known = known_options("sbatch").get(option) or known_options("srun")[option]
+    return expects(Option(option, value, 0, 1, known), release) is None
+
+
+def test_enough_values_were_tried():
+    assert len(list(verdicts())) >= 300
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_value_is_taken_where_the_real_sbatch_takes_it(release):
+    wrong = [
+        (option, value)
+        for option, value, by in verdicts()
+        if takes(option, value, as_release(release)) != (release in by)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.skipif(shutil.which("sbatch") is None, reason="no sbatch is installed")
+def test_the_installed_sbatch_says_what_was_written_down(tmp_path):
+    config = tmp_path / "slurm.conf"
+    config.write_text(CONFIG)
+    version = subprocess.run(["sbatch", "--version"], capture_output=True, text=True, check=True)
+    release = Release.parse(version.stdout.split()[-1])
+    wrong = []
+    for option, value, _ in verdicts():
+        asked = subprocess.run(
+            ["timeout", "20", "sbatch", f"--{option}={value}"], input="#!/bin/sh\ntrue\n",
+            env={"PATH": "/usr/bin:/bin", "SLURM_CONF": str(config), "HOME": "/"},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        read = "Unable to contact" in asked.stderr or any(one in asked.stderr for one in ELSEWHERE)
+        if read != takes(option, value, release):
+            wrong.append((option, value, asked.stderr.strip()))
+    assert wrong == []
