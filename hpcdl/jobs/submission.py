@@ -316,6 +316,8 @@ def find(site: Site, which: str) -> Submission:
     try:
         return _read(site, which)
     except BadInput:
+        if "\0" in which:
+            raise
         left = settle(site)
         folder = Path(which).resolve()
         if any(one.folder.resolve() == folder and not one.dead for one in left):

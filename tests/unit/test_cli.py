@@ -180,12 +180,9 @@ def test_without_slurm_the_answer_is_what_to_do(
     assert "hpcdl cluster up" in err
 
 
-@pytest.mark.parametrize(
-    ("answer", "code"),
-    [("echo nonsense", 3), ("exit 1", 4), ("printf '\\377\\000'", 3), ("true", 3)],
-)
+@pytest.mark.parametrize("answer", ["echo nonsense", "exit 1", "printf '\\377\\000'", "true"])
 def test_a_slurm_that_answers_nonsense_is_told_so(
-    answer: str, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    answer: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     for name in ("scontrol", "sinfo", "srun", "sbatch", "squeue", "sacct"):
@@ -202,9 +199,11 @@ def test_a_slurm_that_answers_nonsense_is_told_so(
         str(tmp_path / "j"),
     )
     found, _, err = call(*submit, capsys=capsys)
-    assert found in {code, ExitCode.USAGE}
-    assert err.startswith("error: ")
-    assert not (tmp_path / "j").exists(), "nothing is half written"
+    assert found == ExitCode.MISSING_PREREQUISITE
+    assert err.startswith("error: Slurm did not tell whether it took the job")
+    record = json.loads((tmp_path / "j" / "job.json").read_text())
+    assert record["tokens"], "it is found again if Slurm took it"
+    assert record.get("job_id") is None
 
 
 def hpcdl(*words: str, **options: object) -> "subprocess.CompletedProcess[bytes]":
@@ -237,7 +236,7 @@ def test_a_full_disk_is_told() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([*HPCDL, *RENDER], stdout=full, stderr=subprocess.PIPE, check=False)
     assert done.returncode == ExitCode.MISSING_PREREQUISITE
-    assert done.stderr == b"error: No space left on device\n"
+    assert done.stderr.startswith(b"error: No space left on device\n")
 
 
 def test_what_was_said_before_an_error_is_not_lost() -> None:

@@ -14,7 +14,7 @@ from hpcdl.jobs import JobSpec, Module, environment, submission, sweep_run
 from hpcdl.jobs.manifest import Manifest, read_manifest, request_of, write_manifest
 from hpcdl.jobs.sweep import plan
 from hpcdl.site import Site, find_site_file, load_site
-from hpcdl.slurm import client
+from hpcdl.slurm import client, once
 from hpcdl.system.errors import BadInput
 from tests.strangers import STRANGER, as_root
 
@@ -25,7 +25,7 @@ SECRET = "hunter2 $HOME `id` 'quoted'"
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     """A site whose Slurm takes every job and never says how it ended."""
     numbers = iter(range(7, 99))
-    monkeypatch.setattr(client, "submit", lambda *_: next(numbers))
+    monkeypatch.setattr(once, "submit", lambda *_, token: next(numbers))
     monkeypatch.setattr(client, "would_run", lambda _: None)
     monkeypatch.setattr(client, "queue", lambda: ())
     shipped = load_site(find_site_file("embedded"))

@@ -6,6 +6,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
 from pathlib import Path
@@ -22,7 +23,7 @@ from hpcdl.stack.install import (
 )
 from hpcdl.stack.recipe import running_interpreter
 from hpcdl.stack.sources import SourcesChanged, own_digest, own_files, own_wheel, pack
-from hpcdl.stack.wheelhouse import fetch, wheels_cache
+from hpcdl.stack.wheelhouse import fetch
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.run import CommandFailed
 from tests.small_release import silent, small_site
@@ -168,9 +169,13 @@ def test_hpcdl_finds_all_of_itself() -> None:
 
 
 def test_a_killed_build_leaves_no_program_and_its_directory_goes_with_the_next(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`pip wheel` dies with its parent; what that could not remove is swept."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     slow = tmp_path / "python"
     slow.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid.new\n"
                     f"mv {tmp_path}/pid.new {tmp_path}/pid\nexec sleep 60\n")  # fmt: skip
@@ -187,11 +192,11 @@ def test_a_killed_build_leaves_no_program_and_its_directory_goes_with_the_next(
             break
         time.sleep(0.05)
     assert not pip.exists()
-    assert len(list(wheels_cache().glob(".hpcdl-*"))) == 1
+    assert len(list(scratch.iterdir())) == 1
     slow.write_text("#!/bin/sh\nexit 1\n")
     with pytest.raises(CommandFailed):
         own_wheel(slow, own_digest())
-    assert list(wheels_cache().glob(".hpcdl-*")) == []
+    assert list(scratch.iterdir()) == []
 
 
 def test_a_wheel_of_hpcdl_is_never_named_for_other_sources(

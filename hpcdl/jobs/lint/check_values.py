@@ -16,8 +16,8 @@ from hpcdl.slurm.rules import Release, Span, span
 _PLACEHOLDER = re.compile(r"[${}<>`@]{2}|[$`{]|<\w")
 """A variable, or a gap that a template fills in."""
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})\Z", re.A)
-_HOURS = 72
-"""A longest time up to this, without a unit, may have been meant as hours."""
+_HOURS = {24, 48, 72, 96}
+"""Numbers of minutes that hours were meant by."""
 _SMALL_MB = 1000
 
 
@@ -32,7 +32,7 @@ def refused_values(job: Job) -> Iterator[Hit]:
 
 
 def expects(option: Option, release: Release) -> str | None:
-    """How an option's value is to be written, where it is written otherwise; None where it is right."""
+    """How a value is to be written, where it is written otherwise; None where it is right."""
     if option.value is None or option.fact is None or _PLACEHOLDER.search(option.value):
         return None
     for releases, pattern, row in _grammar().get(option.name, ()):
@@ -62,7 +62,7 @@ def _grammar() -> dict[str, list[tuple[Span, re.Pattern[str], dict[str, Any]]]]:
 def counts_without_unit(job: Job) -> Iterator[Hit]:
     """`--time=48` is 48 minutes, `--mem=16` is 16 MB."""
     time, memory = job.options.last("time"), job.options.last("mem", "mem-per-cpu", "mem-per-gpu")
-    if time is not None and time.number is not None and 0 < time.number <= _HOURS:
+    if time is not None and time.number in _HOURS:
         yield at("time-unit", time, f"{time.number} minutes")
     if memory is not None and memory.number is not None and 0 < memory.number < _SMALL_MB:
         yield at("memory-unit", memory, f"{memory.number} MB")

@@ -26,7 +26,8 @@ MessageTimeout=1
 NodeName=localhost NodeAddr=127.0.0.1 CPUs=16
 PartitionName=main Nodes=localhost
 """
-ELSEWHERE = ("any GPU", "needs either", "not allowed by", "nodelist or hostfile", "unrecognized")
+ELSEWHERE = ("any GPU", "needs either", "not allowed by", "nodelist or hostfile",
+             "unrecognized option")  # fmt: skip
 """What a value is refused for that is read rightly: something else is missing."""
 
 
@@ -61,14 +62,14 @@ def test_a_value_is_taken_where_the_real_sbatch_takes_it(release):
 def test_the_installed_sbatch_says_what_was_written_down(tmp_path):
     config = tmp_path / "slurm.conf"
     config.write_text(CONFIG)
-    version = subprocess.run(["sbatch", "--version"], capture_output=True, text=True, check=True)
-    release = Release.parse(version.stdout.split()[-1])
+    around = {"PATH": "/usr/bin:/bin", "SLURM_CONF": str(config), "HOME": "/"}
+    said = subprocess.run(["sbatch", "--version"], env=around, capture_output=True, check=True)
+    release = Release.parse(said.stdout.decode().split()[-1])
     wrong = []
     for option, value, _ in verdicts():
         asked = subprocess.run(
             ["timeout", "20", "sbatch", f"--{option}={value}"], input="#!/bin/sh\ntrue\n",
-            env={"PATH": "/usr/bin:/bin", "SLURM_CONF": str(config), "HOME": "/"},
-            capture_output=True, text=True, check=False,
+            env=around, capture_output=True, text=True, check=False,
         )  # fmt: skip
         read = "Unable to contact" in asked.stderr or any(one in asked.stderr for one in ELSEWHERE)
         if read != takes(option, value, release):
