@@ -337,7 +337,9 @@ def _gate(args: argparse.Namespace) -> ExitCode:
                      now=datetime.now(timezone.utc), execution=current_or_cluster())  # fmt: skip
     if args.json:
         findings = [asdict(finding) for finding in answer.findings]
+        warnings = [asdict(finding) for finding in answer.warnings]
         print_json({"open": answer.open, "series": answer.series, "findings": findings,
+                    "warnings": warnings,
                     "ended": [list(series) for series in answer.ended]})  # fmt: skip
     else:
         print(gate_text(answer))

@@ -1,109 +1,173 @@
-"""What earlier nights tell of a series: level, spread, dependence, tails, seasonality. Pure.
+"""What the nights before a night tell of a series: level, spread, tails, dependence. Pure.
 
-Robust throughout: a bad night in the past shall neither raise what is allowed tonight nor hide in
-the level. The spread is Huber's "proposal 2" (values are clipped at 2.5 of the very spread that
-comes out), which for normal noise is far less uncertain than the median absolute deviation; all
-else that makes evidence weaker than it looks is told beside it.
+The spread is Huber's "proposal 2" (1964, Ann. Math. Stat. 35:73). One night counts for no more than
+its rarity among the nights before allows: evidence z is cut where exp(-z^2/2) is the share of
+them that lay as far (a robust likelihood ratio is a cut one: Huber 1965, Ann. Math. Stat. 36:1753).
+Dependence is a state common to a night (AR 1) plus the scatter of runs, which is known where
+nights have several; innovations of this state (Kalman 1960) are what is summed.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise
+from functools import lru_cache
+from itertools import accumulate, pairwise
 from statistics import median
+from typing import NamedTuple
 
 NARROWEST = 0.003
 """Of a level: no series is taken to scatter less."""
 _MAD_TO_SIGMA = 1.4826
-_CLIP, _CONSISTENT = 2.5, 0.97757
-"""Where deviations are clipped, and the variance of normal ones that are clipped there."""
-_ROUNDS = 3
-_FEW_FOR_CORRELATION = 20
-_REACH_NIGHTS = 3
-_DOUBT_OF_FEW, _DOUBT_OF_DEPENDENCE, _DOUBT_OF_TAILS = 4.0, 1.1, 0.11
+_CLIP, _CONSISTENT, _ROUNDS = 2.5, 0.97757, 8
+"""Huber's proposal 2: where deviations are cut, the variance that normal ones keep, iterations."""
+_MOST_DEPENDENT = 0.9
+
+
+class Response(NamedTuple):
+    """How a step of 1 shows in the innovations: on its first night, its second, all later ones."""
+
+    memory: float = 0.0
+    gain: float = 0.0
+    second: float = 1.0
+    later: float = 1.0
+
+    def weight(self, nights: int) -> float:
+        """What so many nights since a step tell of its size, the first night being 1."""
+        return 1.0 if nights == 1 else 1 + self.second**2 + (nights - 2) * self.later**2
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Noise:
     """Of the nights before one.
 
-    `level`, `spread` and `seasonality` (by which weekends differ) are in the series' unit; `nights`
-    made the level; `z` are standardised deviations of these and earlier nights from their levels.
+    `level` and `spread` are in the series' unit; `ranks` are sorted deviations in spreads;
+    `variance` is that of one innovation, `response` how a step shows in them; `skew` is that of
+    the evidence, less what may be chance.
     """
 
     level: float
     spread: float
-    nights: int
-    seasonality: float
-    z: Sequence[float]
+    ranks: Sequence[float]
+    response: Response
+    variance: float
+    skew: float = 0.0
 
-    @cached_property
-    def correlation(self) -> float:
-        """Of neighbouring nights, 0 where it is negative or little is known."""
-        clipped = [max(-_CLIP, min(_CLIP, value)) for value in self.z]
-        power = sum(x * x for x in clipped)
-        if power <= 0 or len(clipped) < _FEW_FOR_CORRELATION:
-            return 0.0
-        return max(0.0, min(0.7, sum(a * b for a, b in pairwise(clipped)) / power))
+    def evidence(self, values: Sequence[float]) -> list[float]:
+        """Standardised values, each cut where its rarity ends."""
+        level, spread, ranks = self.level, self.spread, self.ranks
+        count, most, found = len(ranks), caps(len(ranks)), []
+        for value in values:
+            z = (value - level) / spread
+            if z < 0:
+                found.append(max(z, -most[bisect_right(ranks, z)]))
+            else:
+                found.append(min(z, most[count - bisect_left(ranks, z)]))
+        return found
 
-    @cached_property
-    def tails(self) -> float:
-        """Kurtosis of the deviations, clipped at 5; 3 for normal noise."""
-        squares = [min(25.0, value * value) for value in self.z]
-        power = sum(squares)
-        return len(squares) * sum(x * x for x in squares) / power**2 if power > 0 else 3.0
+    def innovations(self, values: Sequence[float], state: float = 0.0) -> tuple[list[float], float]:
+        """What each night brings that the nights before it, known by `state`, did not let expect.
 
-    @property
-    def noise(self) -> float:
-        """The spread as a fraction of the level."""
-        return self.spread / self.level
+        With the state after them.
+        """
+        evidence, (memory, gain, _, _) = self.evidence(values), self.response
+        if not memory:
+            return evidence, 0.0
+        found = []
+        for z in evidence:
+            new = z - state
+            found.append(new)
+            state = memory * (state + gain * new)
+        return found, state
 
-    def deviation(self, nights: int) -> float:
-        """Of the sum of `nights` standardised values in a row, the level being an estimate too."""
-        reach = range(1, min(nights, _REACH_NIGHTS + 1))
-        together = sum((1 - k / nights) * self.correlation**k for k in reach)
-        return math.sqrt(nights * (1 + 2 * together) * (1 + nights / self.nights))
+    def normal(self, t: float, nights: int) -> float:
+        """Student's t of a mean of `nights` as the normal deviate that is as rare: its size.
 
-    def reach(self, spreads: float) -> float:
-        """So many spreads in the series' unit, and more where few nights tell of them."""
-        return spreads * self.spread * self.few
+        By Wallace (1959), less what skewness explains (Cornish and Fisher 1938).
+        """
+        degrees = self.degrees(nights)
+        size = math.sqrt(degrees * math.log1p(t * t / degrees))
+        size *= (8 * degrees + 1) / (8 * degrees + 3)
+        skew = max(0.0, self.skew if t > 0 else -self.skew)
+        # The expansion holds for moderate deviations only.
+        return size - max(0.0, skew * (min(size, 2.3) ** 2 - 1) / (6 * math.sqrt(nights)))
 
-    @property
-    def few(self) -> float:
-        """How much more evidence is needed, as a factor, since the spread is an estimate."""
-        return 1 + _DOUBT_OF_FEW / len(self.z)
-
-    @cached_property
-    def uncertainty(self) -> float:
-        """How much more evidence is needed, as a factor, than where all of this is known."""
-        dependent = _DOUBT_OF_DEPENDENCE * min(0.3, max(0.0, self.correlation - 0.1))
-        heavy = _DOUBT_OF_TAILS * min(2.0, max(0.0, self.tails - 3))
-        return self.few * (1 + dependent + heavy)
+    def degrees(self, nights: int) -> float:
+        """Of freedom of a mean of `nights`: the spread is an estimate, and the dependence is."""
+        response = self.response
+        weight = response.weight(nights)
+        later = 1 - 1 / weight
+        unsure = 2 * later * later * (2 / response.later - 1)
+        return max(3.0, len(self.ranks) / (1 + unsure))
 
 
-def estimate(
-    past: Sequence[float], weekdays: Sequence[int], deviations: Sequence[float]
-) -> Estimate | None:
+@lru_cache(maxsize=512)
+def caps(count: int) -> tuple[float, ...]:
+    """How much a night counts by how many of `count` nights before lay as far."""
+    return tuple(math.sqrt(2 * math.log((count + 1) / (rank + 1))) for rank in range(count + 1))
+
+
+def noise_of(
+    past: Sequence[float], earlier: Sequence[float], within: float, step: float
+) -> Noise | None:
     """What the nights before tell, or None where they have no level.
 
     Args:
         past: the values that make the level.
-        weekdays: of these values, 0 for Monday; none where they are not known.
-        deviations: of earlier nights, from the levels that held then; those of `past` are added.
+        earlier: deviations of nights before those, from the levels that held then.
+        within: the variance of a night that is due to its runs, 0 where that is not known.
+        step: the resolution of the values, 0 where they are fine.
     """
-    seasonality = weekend_effect(past, weekdays)
-    calm = without_seasonality(past, weekdays, seasonality)
-    middle = median(calm)
+    middle = median(past)
     if not middle > 0:
         return None
-    all_of_them = [*deviations, *(value - middle for value in calm)]
-    spread = max(spread_of(all_of_them), NARROWEST * middle)
-    z = [deviation / spread for deviation in all_of_them]
-    return Estimate(_mean(calm, middle, spread), spread, len(calm), seasonality, z)
+    deviations = [*earlier, *[value - middle for value in past]]
+    spread = max(spread_of(deviations), NARROWEST * middle, step / 2)
+    level = middle + _mean(deviations[len(earlier) :], 1.5 * spread)
+    z = [deviation / spread for deviation in deviations]
+    plain = Noise(level, spread, sorted(z), Response(), 1.0)
+    evidence = plain.evidence([level + deviation for deviation in deviations])
+    response = _response(evidence, min(0.95, within / spread**2))
+    noise = Noise(level, spread, plain.ranks, response, 1.0)
+    new, _ = noise.innovations([level + deviation for deviation in deviations])
+    variance = sum(e * e for e in new) / max(1, len(new) - 2)
+    return Noise(level, spread, plain.ranks, response, max(variance, 0.3), _skew(evidence))
+
+
+def _skew(evidence: Sequence[float]) -> float:
+    """The third moment of standardised values, less what may be chance (James and Stein 1961)."""
+    count, power = len(evidence), sum(x * x for x in evidence)
+    if not power:
+        return 0.0
+    skew = sum(x**3 for x in evidence) / count / (power / count) ** 1.5
+    return skew * max(0.0, 1 - 6 / count / skew**2) if skew else 0.0
+
+
+def _response(evidence: Sequence[float], white: float) -> Response:
+    """From the correlation of neighbouring nights, less the part of them that runs explain."""
+    power = sum(x * x for x in evidence)
+    count = len(evidence)
+    if power <= 0 or count < 8:
+        return Response()
+    r = sum(map(float.__mul__, evidence[1:], evidence[:-1])) / power
+    r = r + (1 + 3 * max(0.0, r)) / count  # Kendall 1954: estimates are low by this
+    return respond(round(max(0.0, min(_MOST_DEPENDENT, r / (1 - white))), 2), round(white, 2))
+
+
+@lru_cache(maxsize=4096)
+def respond(memory: float, white: float) -> Response:
+    """The steady state of the filter for an AR(1) state seen through white noise."""
+    if memory <= 0:
+        return Response()
+    fresh = (1 - white) * (1 - memory * memory)
+    power = 1 - white
+    for _ in range(50):
+        power = memory * memory * power * white / (power + white) + fresh
+    gain = power / (power + white)
+    later = (1 - memory) / (1 - memory + memory * gain)
+    return Response(memory, gain, 1 - memory * gain, later)
 
 
 def spread_of(deviations: Sequence[float]) -> float:
@@ -114,10 +178,11 @@ def spread_of(deviations: Sequence[float]) -> float:
     squares = sorted([deviation * deviation for deviation in deviations])
     middle = (math.sqrt(squares[count // 2]) + math.sqrt(squares[(count - 1) // 2])) / 2
     spread = middle * _MAD_TO_SIGMA * count / (count - 0.8)
+    sums = [0.0, *accumulate(squares)]
     for _ in range(_ROUNDS):
         most = (_CLIP * spread) ** 2
         inside = bisect_left(squares, most)
-        clipped = sum(squares[:inside]) + (count - inside) * most
+        clipped = sums[inside] + (count - inside) * most
         spread = math.sqrt(clipped / (count - 1) / _CONSISTENT)
     return spread
 
@@ -129,30 +194,69 @@ def level_of(values: Sequence[float]) -> tuple[float, float]:
     return middle, max(spread, NARROWEST * abs(middle))
 
 
+def resolution_of(values: Sequence[float]) -> float:
+    """The step of values that only take a few, 0 for others."""
+    distinct = sorted(set(values))
+    if len(distinct) < 2 or 3 * len(distinct) > len(values):
+        return 0.0
+    return min(after - before for before, after in pairwise(distinct))
+
+
+@dataclass(frozen=True)
+class Nightly:
+    """The nights of a series: a value each, the variance of it that its runs explain (0 where
+    that is not known), and its resolution (0 where it is fine)."""
+
+    values: list[float]
+    within: float
+    step: float
+
+
+def nightly(runs: Sequence[Sequence[float]]) -> Nightly:
+    """Each night as the mean of its runs, each as near to their median as runs lie.
+
+    Means of a few runs scatter less than their medians; an outlier must not move them.
+    """
+    every = [run for night in runs for run in night]
+    step = resolution_of(every)
+    if len(every) == len(runs):
+        return Nightly(every, 0.0, step)
+    middles = [median(night) for night in runs]
+    inside = [
+        run - middle
+        for night, middle in zip(runs, middles, strict=True)
+        if len(night) > 2
+        for run in night
+    ]
+    spread = max(spread_of(inside), step)
+    values = [
+        sum(max(middle - 2 * spread, min(middle + 2 * spread, run)) for run in night) / len(night)
+        if len(night) > 2
+        else middle
+        for night, middle in zip(runs, middles, strict=True)
+    ]
+    size = len(every) / len(runs)
+    return Nightly(values, spread_of(inside) ** 2 / size, step / size)
+
+
 def weekend_effect(values: Sequence[float], weekdays: Sequence[int]) -> float:
     """How far weekends lie from working days, less what may be chance (James and Stein 1961)."""
     if not weekdays:
         return 0.0
     weekend = [v for v, day in zip(values, weekdays, strict=True) if day >= 5]
     week = [v for v, day in zip(values, weekdays, strict=True) if day < 5]
-    if len(weekend) < 4 or len(week) < 10:
-        return 0.0
-    effect = median(weekend) - median(week)
-    _, spread = level_of(week)
-    chance = 1.25 * spread * math.sqrt(1 / len(weekend) + 1 / len(week))
+    return shrunk(weekend, week) if len(weekend) >= 4 and len(week) >= 10 else 0.0
+
+
+def shrunk(some: Sequence[float], others: Sequence[float]) -> float:
+    """How far the medians of two groups differ, less what may be chance."""
+    middle = median(others)
+    effect = median(some) - middle
+    spread = spread_of([value - middle for value in others])
+    chance = 1.25 * spread * math.sqrt(1 / len(some) + 1 / len(others))
     return effect * max(0.0, 1 - (1.2 * chance / effect) ** 2) if effect else 0.0
 
 
-def without_seasonality(
-    values: Sequence[float], weekdays: Sequence[int], seasonality: float
-) -> Sequence[float]:
-    """The values as they would be on working days."""
-    if not seasonality:
-        return values
-    return [v - seasonality if day >= 5 else v for v, day in zip(values, weekdays, strict=True)]
-
-
-def _mean(values: Sequence[float], middle: float, spread: float) -> float:
-    """Mean of a level's nights, each at most 1.5 spreads from their median (Huber 1964)."""
-    reach = 1.5 * spread
-    return middle + sum(max(-reach, min(reach, v - middle)) for v in values) / len(values)
+def _mean(deviations: Sequence[float], reach: float) -> float:
+    """Mean of deviations, each at most `reach` (Huber 1964)."""
+    return sum(max(-reach, min(reach, one)) for one in deviations) / len(deviations)

@@ -12,7 +12,7 @@ from datetime import date, datetime, timedelta
 from itertools import pairwise
 from statistics import median
 
-from hpcdl.regress.drift import Change, analyse, is_alarming, slow_nodes
+from hpcdl.regress.drift import Change, analyse, may_be_worse, slow_nodes
 from hpcdl.regress.history import History, Result, Series, more_is_better, single_node
 from hpcdl.regress.verdict import WHOLE_RUN, number
 from hpcdl.results.faults import Status
@@ -23,6 +23,7 @@ STALE_DAYS, UNKNOWN_DAYS, ENDED_DAYS = 3, 8, 30
 LOOK_BACK_DAYS, NODES_DAYS = 120, 14
 """Before a series' newest result: what level and spread rest on; what nodes are compared over."""
 _CADENCE_NIGHTS = 10
+WARNING = "not sure yet"
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,14 @@ class GateAnswer:
     """Whether the gate opens, and what speaks against it.
 
     `series` were asked about, of so many that are `known`; `ended` gave nothing for a month and
-    are not among them.
+    are not among them. `warnings` are changes for the worse that are not sure yet.
     """
 
     series: int
     findings: tuple[Finding, ...]
     known: int
     ended: tuple[Series, ...] = ()
+    warnings: tuple[Finding, ...] = ()
 
     @property
     def open(self) -> bool:
@@ -70,7 +72,8 @@ class GateAnswer:
 class _Question:
     """What is asked about: the time of each series' newest result, and the time it is now.
 
-    `latest` is the newest time of each case, and of the runs on each partition.
+    `latest` is the newest time of each case, and of the runs on each partition; `watched` series
+    share the budget of nights that are closed by chance.
     """
 
     history: History
@@ -78,6 +81,7 @@ class _Question:
     latest: dict[tuple[str, str, str], str]
     now: datetime | None
     least: float
+    watched: int
 
     def silent_days(self, series: Series) -> float:
         """Days since a series' newest result, 0 where nobody asks."""
@@ -113,13 +117,16 @@ def ask(history: History, *, partitions: tuple[str, ...] = (), names: tuple[str,
         if (not partitions or series[2] in partitions) and (not names or series[0] in names)
     ]
     newest = {series: last.time for series in chosen if (last := history.last(series))}
-    question = _Question(history, newest, _latest(newest), now, execution.margin)
+    measured = sum(bool(series[3]) for series in known)
+    question = _Question(history, newest, _latest(newest), now, execution.margin, measured)
     alive = [series for series in chosen if question.silent_days(series) <= ENDED_DAYS]
     findings = [found for series in alive for found in _findings(question, series)]
     findings += _unknown(partitions, {series[2] for series in known}, "partition")
     findings += _unknown(names, {series[0] for series in known}, "check")
     ended = tuple(series for series in chosen if question.silent_days(series) > ENDED_DAYS)
-    return GateAnswer(len(alive), tuple(findings), len(known), ended)
+    closing = tuple(found for found in findings if found.kind != WARNING)
+    warnings = tuple(found for found in findings if found.kind == WARNING)
+    return GateAnswer(len(alive), closing, len(known), ended, warnings)
 
 
 def _latest(newest: dict[Series, str]) -> dict[tuple[str, str, str], str]:
@@ -180,9 +187,11 @@ def _of_history(question: _Question, series: Series, run: list[Result]) -> list[
         found = [Finding(series, "slow node", f"{node} is slower than the others")
                  for node in slow_nodes(nights, question.least)]  # fmt: skip
     since = _since(run[-1], LOOK_BACK_DAYS)
-    if is_alarming(history.values(series, since)):
-        alarm = analyse(history.nights(series, since)).alarm
-        found += [Finding(series, alarm.kind.value, _describe(alarm))] if alarm else []
+    if may_be_worse(history.values(series, since)):
+        analysis = analyse(history.nights(series, since), watched=question.watched)
+        if worse := analysis.worse:
+            kind = worse.kind.value if worse.sure else WARNING
+            found.append(Finding(series, kind, _describe(worse)))
     return found
 
 

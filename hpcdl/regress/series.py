@@ -85,10 +85,22 @@ def analysis_text(analysis: Analysis) -> str:
     if not analysis.enough:
         lines.append("INSUFFICIENT-DATA: too few nights to see a change")
     if analysis.changes:
-        header = ("what", "began", "seen", "ended", "before", "after", "change", "changed with it")
+        header = (
+            "what",
+            "began",
+            "between",
+            "seen",
+            "ended",
+            "before",
+            "after",
+            "change",
+            "changed with it",
+        )
         lines.append(table([_row(change) for change in analysis.changes], header))
     elif analysis.enough:
         lines.append("no change")
+    if analysis.warning:
+        lines.append("the last change is not sure yet: more nights must tell")
     lines += [f"slow node: {node}" for node in analysis.slow_nodes]
     return "\n".join(lines)
 
@@ -100,6 +112,8 @@ def analysis_data(analysis: Analysis) -> dict[str, Any]:
             **asdict(change),
             "kind": change.kind.value,
             "began": change.began.isoformat(),
+            "earliest": change.earliest.isoformat(),
+            "latest": change.latest.isoformat(),
             "seen": change.seen.isoformat(),
             "ended": change.ended.isoformat() if change.ended else None,
             "change": round(change.change, 5),
@@ -115,6 +129,7 @@ def analysis_data(analysis: Analysis) -> dict[str, Any]:
         "spread": analysis.spread,
         "changes": changes,
         "alarm": alarm.kind.value if alarm else None,
+        "warning": analysis.warning.kind.value if analysis.warning else None,
         "slow_nodes": list(analysis.slow_nodes),
     }
 
@@ -151,6 +166,7 @@ def _row(change: Change) -> list[str]:
     return [
         change.kind.value,
         change.began.isoformat(),
+        f"{change.earliest} .. {change.latest}",
         change.seen.isoformat(),
         change.ended.isoformat() if change.ended else "-",
         number(change.before),

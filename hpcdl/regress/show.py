@@ -168,6 +168,7 @@ def gate_text(answer: GateAnswer) -> str:
         return f"closed: none of the {answer.known} series in the history fits what was asked for"
     head = "open" if answer.open else "closed"
     rows = [[finding.kind, finding.name, finding.description] for finding in answer.findings]
+    rows += [[finding.kind, finding.name, finding.description] for finding in answer.warnings]
     lines = [f"{head}: {answer.series} series", *([table(rows)] if rows else [])]
     lines += [
         f"ended, nothing for {ENDED_DAYS} days: {in_a_line(name_of(one))}" for one in answer.ended

@@ -168,11 +168,12 @@ def _points(history: History, since: str) -> dict[Series, tuple[str, list[Point]
 def _views(found: Mapping[Series, tuple[str, list[Point]]], least: float) -> list[SeriesView]:
     """Every series that has values; runs without any number belong to all series of their case."""
     work: list[Work] = []
+    watched = sum(bool(series[3]) for series in found)
     for series, (unit, points) in found.items():
         if series[3]:
             _, without = found.get((*series[:3], ""), ("", []))
             lost = [p.time for p in without if p.status == Status.ERROR.value]
-            work.append((series, unit, points, lost, least))
+            work.append((series, unit, points, lost, least, watched))
     return [one for one in views(work) if one.values["value"]]
 
 

@@ -19,14 +19,16 @@ from multiprocessing import get_context
 from statistics import median
 from typing import Any
 
-from hpcdl.regress.drift import Analysis, Change, Kind, Night, analyse, nightly
+from hpcdl.regress.changes import Kind
+from hpcdl.regress.drift import Analysis, Change, Night, analyse
+from hpcdl.regress.estimate import nightly
 from hpcdl.regress.history import Point, Series, more_is_better, single_node
 from hpcdl.regress.verdict import number
 from hpcdl.results.faults import Status
 
-Work = tuple[Series, str, Sequence[Point], Sequence[str], float]
-"""A series, its unit, its results, the times of runs without a number, and how far below the
-others a node must lie to be slow: `view`'s arguments."""
+Work = tuple[Series, str, Sequence[Point], Sequence[str], float, int]
+"""A series, its unit, its results, the times of runs without a number, how far below the others a
+node must lie to be slow, and how many series there are: `view`'s arguments."""
 _MUCH, _MOST_WORKERS = 4000, 8
 _DIGITS = 6
 _MAD_TO_SIGMA = 1.4826
@@ -104,6 +106,7 @@ def view(
     points: Sequence[Point],
     lost: Iterable[str] = (),
     least: float = 0.0,
+    watched: int = 1,
 ) -> SeriesView:
     """A series of a history as the page shows it.
 
@@ -113,9 +116,10 @@ def view(
         points: its results, oldest first.
         lost: times of runs of the same case that gave no number at all.
         least: how far below the others a node must lie to be slow, as a fraction.
+        watched: how many series share the budget of nights that are closed by chance.
     """
     measured = [point for point in points if _finite(point.value)]
-    analysis = analyse([_night(point) for point in measured], least)
+    analysis = analyse([_night(point) for point in measured], least, watched)
     judged = bool(measured) and more_is_better(unit, measured[-1].low)
     nights = [(day, list(rows)) for day, rows in groupby(measured, lambda point: point.time[:10])]
     days = [day for day, _ in nights]
@@ -138,7 +142,7 @@ def view(
 def views(work: Sequence[Work]) -> list[SeriesView]:
     """Many series as the page shows them: on all CPUs where there is much to look through."""
     workers = min(_MOST_WORKERS, len(os.sched_getaffinity(0)), len(work))
-    if workers > 1 and sum(len(points) for _, _, points, _, _ in work) >= _MUCH:
+    if workers > 1 and sum(len(one[2]) for one in work) >= _MUCH:
         # A machine may grant no more processes, or no shared memory: then it takes longer.
         with (
             suppress(OSError, ImportError, BrokenExecutor),
@@ -196,7 +200,7 @@ def _columns(nights: Sequence[tuple[str, list[Point]]]) -> dict[str, Any]:
     return {
         "start": start,
         "day": _offsets([day for day, _ in nights], [start]),
-        "value": [rounded(value) for value in nightly(each)],
+        "value": [rounded(value) for value in nightly(each).values],
         "low": [rounded(values[0]) for values in each] if several else [],
         "high": [rounded(values[-1]) for values in each] if several else [],
         "runs": [len(values) for values in each] if several else [],
@@ -241,7 +245,7 @@ def _levels(
     nights: Sequence[tuple[str, list[Point]]], analysis: Analysis
 ) -> list[list[float | int | None]]:
     """Stretches between lasting changes: first and last night, level, robust deviation."""
-    values = nightly([[point.value or 0.0 for point in rows] for _, rows in nights])
+    values = nightly([[point.value or 0.0 for point in rows] for _, rows in nights]).values
     cuts = sorted({edge for change in analysis.changes for edge in change.edges})
     edges = [0, *(cut for cut in cuts if 0 < cut < len(values)), len(values)]
     found: list[list[float | int | None]] = []

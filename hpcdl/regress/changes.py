@@ -1,0 +1,344 @@
+"""Finds lasting changes in nightly values: a robust, window-limited likelihood ratio. Pure.
+
+Every night the mean since each of some nights is tested against the mean of all nights before
+(Lai 1995, J. R. Stat. Soc. B 57:613), on the innovations of `estimate`: the step's size against
+its standard error, as Student's t turned into a normal deviate (Wallace 1959), because spread and
+dependence are estimates. Nights are looked at as they come; nothing looks ahead. A change that is
+found begins a new level, which inherits the scatter of the one before.
+
+The constants:
+TELL: a change is told from so many standard errors on. 3.3 is what 1 false alarm in 1,000
+    series-nights allows where every kind of noise has to meet that.
+SURE: what a rise and the only night of a breakage need, and the most that a calm series asks for.
+WORTH: what shall be seen within three nights: series so calm that this is easy need up to SURE.
+BREAKAGE: a night so far below its level, beyond what noise explains, is told the same night.
+ODDS: (log) at which an onset is excluded, and a level counts as the old one again: 20 to 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import accumulate
+from statistics import NormalDist, median
+from typing import NamedTuple
+
+from hpcdl.regress.estimate import NARROWEST, Nightly, Noise, caps, noise_of
+
+TELL, SURE, WORTH, BREAKAGE, ODDS = 3.3, 4.4, 0.05, 0.15, 3.0
+MIN_NIGHTS, FEW_NIGHTS, LEVEL_NIGHTS = 20, 6, 90
+"""Nights of a first level and of later ones before changes can be seen; the most that make one."""
+WINDOWS = (2, 3, 4, 5, 6, 8, 10, 13, 17, 22, 28, 36, 46, 60, 80)
+_NORMAL = NormalDist()
+
+
+class Kind(str, Enum):
+    """What happened to a series."""
+
+    DROP = "drop"
+    RISE = "rise"
+    BREAKAGE = "breakage"
+
+
+class Found(NamedTuple):
+    """A change by index: its first night, the night it was seen, the level before, the first
+    night of the level that holds now, the noise before it, its end."""
+
+    kind: Kind
+    began: int
+    seen: int
+    before: float
+    level_start: int
+    noise: Noise
+    ended: int | None = None
+
+
+def closing_strength(budget: float, series: int) -> float:
+    """The evidence from which on one of so many series may close a gate.
+
+    All of them together do so wrongly on at most `budget` of the nights (Bonferroni 1936, over
+    series and windows).
+    """
+    return -_NORMAL.inv_cdf(budget / (max(1, series) * len(WINDOWS)))
+
+
+@dataclass
+class _Window:
+    """Innovations of a level's nights, to compare the last ones with those before."""
+
+    noise: Noise
+    new: list[float]
+    sums: list[float]
+    state: float
+
+    @classmethod
+    def of(cls, noise: Noise, values: Sequence[float]) -> _Window:
+        new, state = noise.innovations(values)
+        return cls(noise, new, [0.0, *accumulate(new)], state)
+
+    def add(self, value: float) -> None:
+        (new,), self.state = self.noise.innovations([value], self.state)
+        self.new.append(new)
+        self.sums.append(self.sums[-1] + new)
+
+    def t(self, first: int) -> float:
+        """Student's t of a step that began with night `first` of the level."""
+        new, sums, response = self.new, self.sums, self.noise.response
+        nights = len(new) - first
+        weight, total = response.weight(nights), new[first]
+        if nights > 1:
+            total += response.second * new[first + 1] + response.later * (
+                sums[-1] - sums[first + 2]
+            )
+        size = total / weight - sums[first] / first / response.later
+        return size / math.sqrt(
+            self.noise.variance * (1 / weight + 1 / (first * response.later**2))
+        )
+
+    def strength(self, first: int) -> float:
+        """The same as a normal deviate."""
+        return self.noise.normal(self.t(first), len(self.new) - first)
+
+
+@dataclass
+class _State:
+    """What is known so far: the level's first night, what was before it, what was found.
+
+    `earlier` are deviations of nights before the level from theirs; `search` is the first night
+    that a change may begin with, `back` the level to return to and its `earlier`.
+    """
+
+    nights: Nightly
+    start: int = 0
+    search: int = 0
+    earlier: list[float] = field(default_factory=list)
+    back: tuple[int, list[float]] = (0, [])
+    window: _Window | None = None
+    fresh_until: int = 0
+    found: list[Found] = field(default_factory=list)
+
+    @property
+    def need(self) -> int:
+        """Nights that the level must have before changes against it can be seen."""
+        return MIN_NIGHTS if len(self.earlier) < MIN_NIGHTS else FEW_NIGHTS
+
+    def learn(self, end: int) -> Noise | None:
+        """What the level's nights before `end` tell."""
+        past = self.nights.values[max(self.start, end - LEVEL_NIGHTS) : end]
+        missing = LEVEL_NIGHTS - len(past)
+        earlier = self.earlier[-missing:] if missing else []
+        return noise_of(past, earlier, self.nights.within, self.nights.step)
+
+    def known(self, night: int) -> _Window | None:
+        """The level's nights up to this one, by an estimate that may be a few nights old."""
+        if self.window and night < self.fresh_until:
+            self.window.add(self.nights.values[night])
+            return self.window
+        self.fresh_until = night + max(3, (night - self.start) // 8)
+        noise = self.learn(night)
+        values = self.nights.values[self.start : night + 1]
+        self.window = _Window.of(noise, values) if noise else None
+        return self.window
+
+    def restart(self, start: int, earlier: list[float]) -> None:
+        """Another level holds."""
+        self.start, self.earlier, self.window = start, earlier, None
+
+    @property
+    def active(self) -> Found | None:
+        """The last change, where it has not ended."""
+        last = self.found[-1] if self.found else None
+        return last if last and last.ended is None else None
+
+
+def detect(nights: Nightly) -> list[Found]:
+    """Changes of a series, by index, as they would have been told night by night."""
+    state = _State(nights)
+    for night in range(len(nights.values)):
+        _look_for_end(state, night)
+        if night - state.start > state.need:
+            _look_for_change(state, night)
+        _look_for_breakage(state, night)
+    return state.found
+
+
+def evidence_now(found: Found, nights: Nightly) -> float:
+    """How strongly all nights since its onset still speak for a change, as a normal deviate."""
+    if found.kind is Kind.BREAKAGE:
+        return math.inf
+    first = max(0, found.began - LEVEL_NIGHTS)
+    window = _Window.of(found.noise, nights.values[first:])
+    return window.strength(found.began - first) if found.began > first else 0.0
+
+
+def onset(found: Found, nights: Nightly) -> tuple[int, int, int]:
+    """The most likely first night of a change, and the first and last that it may have been.
+
+    By the likelihood of the nights around under the level before it and the level after it.
+    """
+    if found.kind is Kind.BREAKAGE:
+        return found.began, found.began, found.began
+    values, noise = nights.values, found.noise
+    since = values[found.began : min(found.ended or len(values), found.began + MIN_NIGHTS)]
+    spread = noise.spread * math.sqrt(noise.variance)
+    after = median(since) if len(since) > 2 else sum(since) / len(since)
+    first = max(1, found.began - MIN_NIGHTS // 2)
+    last = min(len(values), max(found.seen, found.began + 1))
+    costs = {first: 0.0}
+    for night in range(first, last - 1):
+        old, new = ((values[night] - level) / spread for level in (found.before, after))
+        most = caps(len(noise.ranks))[0]
+        costs[night + 1] = costs[night] + (min(most, abs(old)) ** 2 - min(most, abs(new)) ** 2) / 2
+    least = min(costs.values())
+    likely = [night for night, cost in costs.items() if cost - least <= ODDS]
+    return min(costs, key=lambda night: costs[night]), likely[0], likely[-1]
+
+
+def _look_for_change(state: _State, night: int) -> None:
+    """A window that ends tonight and differs from the nights before it begins a new level."""
+    window = state.known(night)
+    if window is None:
+        return
+    count, least = len(window.new), max(state.need, state.search - state.start)
+    told = [(abs(t), t, size) for size in WINDOWS if count - size >= least
+            for t in (window.t(count - size),)]  # fmt: skip
+    if not told:
+        return
+    most, t, size = max(told)
+    if most > 0.8 * TELL:
+        _confirm(state, night, size, least, -1 if t < 0 else 1)
+
+
+def _confirm(state: _State, night: int, size: int, least: int, sign: int) -> None:
+    """Look again, with an estimate that knows nothing of the window's nights."""
+    noise = state.learn(night - size + 1)
+    if noise is None:
+        return
+    window = _Window.of(noise, state.nights.values[state.start : night + 1])
+    count = len(window.new)
+    each = {
+        first: sign * window.t(first) for first in range(max(least, count - 2 * size), count - 1)
+    }
+    first = max(each, key=lambda one: each[one])
+    inflated = math.sqrt(_turbulence(state, window, first))
+    evidence = noise.normal(sign * each[first] / inflated, count - first)
+    if evidence < (_needed(noise) if sign < 0 else SURE):
+        return
+    began = state.start + first
+    kind = Kind.DROP if sign < 0 else Kind.RISE
+    found = Found(kind, began, night, noise.level, began, noise)
+    _tell(state, found)
+
+
+def _tell(state: _State, new: Found) -> None:
+    """A change is new, or goes on with the one before: then it is the same event."""
+    last, start = state.active, state.start
+    past = state.nights.values[max(start, new.began - LEVEL_NIGHTS) : new.began]
+    earlier = [*state.earlier, *(value - new.before for value in past)][-LEVEL_NIGHTS:]
+    if last and last.kind is Kind.BREAKAGE and last.began >= new.began - 1:
+        new = new._replace(began=last.began)
+        state.found[-1] = new._replace(seen=last.seen)
+        state.back = (start, state.earlier)
+    elif last and last.kind is new.kind and new.began - last.level_start <= MIN_NIGHTS:
+        state.found[-1] = last._replace(level_start=new.began)
+    else:
+        if last and last.kind is Kind.DROP and _has_returned(state, last, new):
+            state.found[-1] = last._replace(ended=new.began)
+        state.found.append(new)
+        state.back = (start, state.earlier)
+    state.restart(new.began, earlier)
+
+
+def _has_returned(state: _State, last: Found, rise: Found) -> bool:
+    """Whether a rise makes up for more than half of a drop."""
+    since = state.nights.values[rise.began : rise.seen + 1]
+    return sum(since) / len(since) > (last.before + rise.before) / 2
+
+
+def _needed(noise: Noise) -> float:
+    """TELL; up to SURE where a change of WORTH shows so much in 3 nights (99 in 100 times), and
+    twice of it in 2."""
+    size, most = WORTH * noise.level / noise.spread, caps(len(noise.ranks))
+    in_three = _expected(noise, min(size, most[0]), 3) - 2.33
+    in_two = _expected(noise, min(2 * size, most[min(2, len(most) - 1)]), 2)
+    return max(TELL, min(SURE, in_three, in_two))
+
+
+def _expected(noise: Noise, size: float, nights: int) -> float:
+    weight = noise.response.weight(nights)
+    error = math.sqrt(noise.variance * (1 / weight + 1 / LEVEL_NIGHTS))
+    return noise.normal(-size / error, nights)
+
+
+def _turbulence(state: _State, window: _Window, first: int) -> float:
+    """How much larger the variance is of late than it was: 1 unless by half of it or more."""
+    noise, recent = window.noise, 16
+    nights = state.nights.values[state.start + max(0, first - recent) : state.start + first]
+    before = [value - noise.level for value in nights]
+    if len(before) < recent:
+        before = [*state.earlier[len(before) - recent :], *before]
+    mean = sum(window.new[first:]) / (len(window.new) - first)
+    since = [(new - mean) ** 2 for new in window.new[first:]]
+    power = sum(min(12.0, (one / noise.spread) ** 2) for one in before) + sum(since)
+    ratio = (recent / 2 + power) / (recent / 2 + len(before) + len(since) - 1)
+    return ratio if ratio > 1.5 else 1.0
+
+
+def _look_for_breakage(state: _State, night: int) -> None:
+    """A night far below its level is told at once; the next ones are the same event."""
+    if night < FEW_NIGHTS - 1 or (state.active and state.active.kind is not Kind.RISE):
+        return
+    few = night - state.start <= state.need
+    value = state.nights.values[night]
+    noise = state.learn(night) if few or not state.window else state.window.noise
+    if noise is None or value > noise.level * (1 - BREAKAGE):
+        return
+    evidence = noise.normal((value - noise.level) / noise.spread, 1)
+    if evidence >= (TELL if few else SURE):
+        found = Found(Kind.BREAKAGE, night, night, noise.level, night, noise)
+        state.found.append(found)
+
+
+def _look_for_end(state: _State, night: int) -> None:
+    """Whether the last change is over: a broken night by one that is well, a level by a
+    sequential test of the old one against the new one (Wald 1945, Ann. Math. Stat. 16:117)."""
+    last, values = state.active, state.nights.values
+    if last is None:
+        return
+    if last.kind is Kind.BREAKAGE:
+        if values[night] > last.before * (1 - BREAKAGE / 2):
+            state.found[-1] = last._replace(ended=night)
+        return
+    if night <= last.seen or last.level_start != last.began or night - last.seen > LEVEL_NIGHTS:
+        return
+    noise = last.noise
+    changed = noise.evidence(values[last.began : last.seen + 1])
+    shift = sum(changed) / len(changed)
+    since = noise.evidence(values[last.seen + 1 : night + 1])
+    if shift * sum(shift / 2 - value for value in since) > ODDS * noise.variance:
+        state.found[-1] = last._replace(ended=last.seen + 1)
+        state.restart(*state.back)
+        state.search = night + 1
+
+
+def may_hold(values: Sequence[float]) -> bool:
+    """Whether the last nights lie lower than those before, by whatever split: a quick test.
+
+    It rests on the spread of differences between neighbours, which neither a change nor dependent
+    nights enlarge, so that it sees more than `detect` does.
+    """
+    count = len(values)
+    if count < FEW_NIGHTS:
+        return False
+    steps = sorted(map(abs, map(float.__sub__, values[1:], values[:-1])))
+    # 0.6745 and the root of 2: what the median of such differences is of a spread; half of it
+    # where nights depend on each other.
+    spread = max(steps[len(steps) // 2] / 0.6745 / math.sqrt(2), NARROWEST * values[-1])
+    sums, total = [*accumulate(values)], sum(values)
+    for first in range(1, count):
+        before, after = sums[first - 1] / first, (total - sums[first - 1]) / (count - first)
+        if before - after > 2.2 * spread * math.sqrt(1 / first + 1 / (count - first)):
+            return True
+    return False
