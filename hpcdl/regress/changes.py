@@ -43,8 +43,11 @@ class Kind(str, Enum):
 
 
 class Found(NamedTuple):
-    """A change by index: its first night, the night it was seen, the level before, the first
-    night of the level that holds now, the noise before it, its end."""
+    """A change by index.
+
+    Its first night, the night it was seen, the level before, the first night of the level that
+    holds now, the noise before it, the first night that was back at the level before.
+    """
 
     kind: Kind
     began: int
@@ -258,8 +261,11 @@ def _has_returned(state: _State, last: Found, rise: Found) -> bool:
 
 
 def _needed(noise: Noise) -> float:
-    """TELL; up to SURE where a change of WORTH shows so much in 3 nights (99 in 100 times), and
-    twice of it in 2."""
+    """The evidence that a drop needs.
+
+    TELL, and up to SURE where WORTH shows so much in 3 nights (99 in 100 times) and twice of it
+    in 2.
+    """
     size, most = WORTH * noise.level / noise.spread, caps(len(noise.ranks))
     in_three = _expected(noise, min(size, most[0]), 3) - 2.33
     in_two = _expected(noise, min(2 * size, most[min(2, len(most) - 1)]), 2)
@@ -290,8 +296,10 @@ def _look_for_breakage(state: _State, night: int) -> None:
     """A night far below its level is told at once; the next ones are the same event."""
     if night < FEW_NIGHTS - 1 or (state.active and state.active.kind is not Kind.RISE):
         return
-    few = night - state.start <= state.need
-    value = state.nights.values[night]
+    values, few = state.nights.values, night - state.start <= state.need
+    value = values[night]
+    if value > median(values[max(0, night - LEVEL_NIGHTS) : night]) * (1 - BREAKAGE):
+        return
     noise = state.learn(night) if few or not state.window else state.window.noise
     if noise is None or value > noise.level * (1 - BREAKAGE):
         return
@@ -302,8 +310,11 @@ def _look_for_breakage(state: _State, night: int) -> None:
 
 
 def _look_for_end(state: _State, night: int) -> None:
-    """Whether the last change is over: a broken night by one that is well, a level by a
-    sequential test of the old one against the new one (Wald 1945, Ann. Math. Stat. 16:117)."""
+    """Whether the last change is over.
+
+    A broken night is where the next is well; a level by a sequential test of the old one against
+    the new one (Wald 1945, Ann. Math. Stat. 16:117).
+    """
     last, values = state.active, state.nights.values
     if last is None:
         return
@@ -339,6 +350,6 @@ def may_hold(values: Sequence[float]) -> bool:
     sums, total = [*accumulate(values)], sum(values)
     for first in range(1, count):
         before, after = sums[first - 1] / first, (total - sums[first - 1]) / (count - first)
-        if before - after > 2.2 * spread * math.sqrt(1 / first + 1 / (count - first)):
+        if before - after > 2.6 * spread * math.sqrt(1 / first + 1 / (count - first)):
             return True
     return False

@@ -114,8 +114,10 @@ class Analysis:
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs of a series by date, and its nights: as measured, but for what differs between
-    nodes (`plain`), and less what weekends always differ by (`nights`)."""
+    """The runs of a series by date, and its nights.
+
+    `plain` are their values less what nodes always differ by, `nights` also less what weekends do.
+    """
 
     dates: Sequence[date]
     each: Sequence[Sequence[Night]]

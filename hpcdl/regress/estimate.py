@@ -204,8 +204,11 @@ def resolution_of(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Nightly:
-    """The nights of a series: a value each, the variance of it that its runs explain (0 where
-    that is not known), and its resolution (0 where it is fine)."""
+    """The nights of a series.
+
+    A value each, the variance of it that runs explain (0 where that is not known), and the
+    resolution (0 where it is fine).
+    """
 
     values: list[float]
     within: float
