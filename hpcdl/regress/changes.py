@@ -11,7 +11,7 @@ TELL: a change is told from so many standard errors on. 3.3 is what 1 false alar
     series-nights allows where every kind of noise has to meet that.
 SURE: what a rise and the only night of a breakage need, and the most that a calm series asks for.
 WORTH: what shall be seen within three nights: series so calm that this is easy need up to SURE.
-BREAKAGE: a night so far below its level, beyond what noise explains, is told the same night.
+BREAKAGE: a night so far below its level, and twice as far as any before, is told the same night.
 ODDS: (log) at which an onset is excluded, and a level counts as the old one again: 20 to 1.
 """
 
@@ -303,8 +303,9 @@ def _look_for_breakage(state: _State, night: int) -> None:
     noise = state.learn(night) if few or not state.window else state.window.noise
     if noise is None or value > noise.level * (1 - BREAKAGE):
         return
-    evidence = noise.normal((value - noise.level) / noise.spread, 1)
-    if evidence >= (TELL if few else SURE):
+    z = (value - noise.level) / noise.spread
+    unlike_any = z < 2 * noise.ranks[0]
+    if unlike_any and noise.normal(z, 1) >= (TELL if few else SURE):
         found = Found(Kind.BREAKAGE, night, night, noise.level, night, noise)
         state.found.append(found)
 
@@ -322,7 +323,7 @@ def _look_for_end(state: _State, night: int) -> None:
         if values[night] > last.before * (1 - BREAKAGE / 2):
             state.found[-1] = last._replace(ended=night)
         return
-    if night <= last.seen or last.level_start != last.began or night - last.seen > LEVEL_NIGHTS:
+    if night - last.seen < 2 or last.level_start != last.began or night - last.seen > LEVEL_NIGHTS:
         return
     noise = last.noise
     changed = noise.evidence(values[last.began : last.seen + 1])

@@ -23,7 +23,9 @@ NARROWEST = 0.003
 _MAD_TO_SIGMA = 1.4826
 _CLIP, _CONSISTENT, _ROUNDS = 2.5, 0.97757, 8
 """Huber's proposal 2: where deviations are cut, the variance that normal ones keep, iterations."""
-_MOST_DEPENDENT = 0.9
+_MOST_DEPENDENT, _MOST_WHITE = 0.9, 0.8
+"""Memory of a night, and the part of a night's variance that runs explain, are at most this:
+beyond it 90 nights tell neither."""
 
 
 class Response(NamedTuple):
@@ -129,7 +131,7 @@ def noise_of(
     z = [deviation / spread for deviation in deviations]
     plain = Noise(level, spread, sorted(z), Response(), 1.0)
     evidence = plain.evidence([level + deviation for deviation in deviations])
-    response = _response(evidence, min(0.95, within / spread**2))
+    response = _response(evidence, min(_MOST_WHITE, within / spread**2))
     noise = Noise(level, spread, plain.ranks, response, 1.0)
     new, _ = noise.innovations([level + deviation for deviation in deviations])
     variance = sum(e * e for e in new) / max(1, len(new) - 2)
