@@ -410,6 +410,22 @@ def test_a_slow_drift_within_the_bounds_closes_the_gate(file: Path) -> None:
     assert words[0].startswith("drop: -")
 
 
+def test_a_change_that_is_not_sure_yet_is_a_warning_and_the_gate_stays_open(file: Path) -> None:
+    """Of 1,000 series at once; alone, the same nights are an alarm."""
+    noise = random.Random(2)
+    each = [replace(one, value=(one.value or 0) * (1 + 0.01 * noise.gauss(0, 1)))
+            for one in nights(0.965, start=96)]  # fmt: skip
+    with open_history(file) as history:
+        history.add(each)
+        alone = ask(history, now=NOW)
+        history.add(replace(nights()[-1], check_name=f"other-{n}") for n in range(1000))
+        among = ask(history, now=NOW)
+    assert [one.kind for one in alone.findings] == ["drop"]
+    assert among.open
+    assert [one.kind for one in among.warnings] == ["not sure yet"]
+    assert "not sure yet" in gate_text(among)
+
+
 @pytest.mark.parametrize("status", ["FAIL", "ERROR", "NO-REFERENCE", "STALE"])
 def test_a_last_night_that_did_not_pass_closes_the_gate(file: Path, status: str) -> None:
     assert not gate(file, [*nights()[:-1], result(99, status=status, reason="why")])[0]

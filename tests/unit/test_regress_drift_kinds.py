@@ -1,0 +1,103 @@
+"""What drift detection promises on series of many kinds: a small share of its benchmark."""
+
+from __future__ import annotations
+
+import random
+from datetime import timedelta
+
+import pytest
+
+from hpcdl.regress.changes import Kind, closing_strength, detect, evidence_now
+from hpcdl.regress.drift import BUDGET, Night, analyse, runs_of
+from tests.bench.bench_drift import sure_nights, told
+from tests.bench.drift_series import CHANGE_AT, KINDS, START, drop, ramp, series
+
+SEED = "not the benchmark's"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_drop_is_seen_and_healthy_series_are_left_alone(kind: str) -> None:
+    """Of 1,800 healthy nights a detector of 1 in 1,000 may speak of two, not of seven."""
+    rng = random.Random(f"{SEED} {kind}")
+    false = sum(len(told(series(kind, rng, 3))) for _ in range(12))
+    assert false <= 6
+    seen = [told(series(kind, rng, 3, drop(0.05))) for _ in range(10)]
+    assert sum(any(night > CHANGE_AT // 2 for night in nights) for nights in seen) >= 9
+
+
+def test_calm_series_show_it_within_three_nights() -> None:
+    rng = random.Random(SEED)
+    seen = [told(series("normal", rng, 3, drop(0.05))) for _ in range(40)]
+    assert sum(any(CHANGE_AT <= night < CHANGE_AT + 3 for night in one) for one in seen) >= 38
+
+
+def test_a_site_of_100_healthy_series_is_hardly_ever_closed() -> None:
+    """One night in 100 is the budget: of 10 series as noisy as those of a site, 1.5 at most."""
+    rng, enough = random.Random(SEED), closing_strength(BUDGET, 100)
+    closed = [sure_nights(runs_of(series(kind, rng, 1)).nights, enough) for kind in KINDS]
+    assert sum(map(len, closed)) <= 3
+
+
+def test_a_larger_site_asks_for_more_evidence_and_gets_it_from_more_nights() -> None:
+    assert (
+        closing_strength(BUDGET, 1) < closing_strength(BUDGET, 100) < closing_strength(BUDGET, 5000)
+    )
+    nights = series("normal", random.Random(3), 1, drop(0.05), CHANGE_AT + 30)
+    sure = [analyse([n for n in nights if (n.date - START).days < CHANGE_AT + since], 0.0, 5000)
+            for since in (3, 30)]  # fmt: skip
+    assert sure[0].alarm is None
+    assert sure[1].alarm is not None
+    assert sure[1].warning is None
+
+
+@pytest.mark.parametrize("size", [0.06, 0.2])
+def test_one_event_is_one_change(size: float) -> None:
+    for seed in range(15):
+        nights = series("normal", random.Random(seed), 3, drop(size))
+        found = [one for one in detect(runs_of(nights).nights) if one.seen >= CHANGE_AT]
+        assert [one.kind for one in found if one.kind is not Kind.RISE][:1] == [Kind.DROP]
+        assert len([one for one in found if one.began <= CHANGE_AT + 2]) == 1
+
+
+def test_a_loss_that_goes_on_is_one_change_of_the_size_it_has_now() -> None:
+    right = 0
+    for seed in range(15):
+        nights = series("normal", random.Random(seed), 3, ramp(0.002), CHANGE_AT + 50)
+        worse = analyse(nights).worse
+        right += worse is not None and abs(worse.change + 0.1) <= 0.015
+    assert right >= 13
+
+
+@pytest.mark.parametrize("later", [1, 2])
+def test_a_release_that_came_after_a_drop_is_not_blamed(later: int) -> None:
+    dated = 0
+    for seed in range(20):
+        nights = with_release(series("normal", random.Random(seed), 3, drop(0.1)), later)
+        worse = analyse(nights).worse
+        assert worse is not None
+        assert worse.suspects == ()
+        dated += worse.earliest <= START + timedelta(days=CHANGE_AT) <= worse.latest
+    assert dated >= 18, "its interval is one of 95 %"
+
+
+def test_a_release_that_came_with_it_is_named() -> None:
+    named = 0
+    for seed in range(20):
+        worse = analyse(with_release(series("normal", random.Random(seed), 3, drop(0.1)), 0)).worse
+        named += worse is not None and worse.suspects == ("release r1 -> r2",)
+    assert named >= 18
+
+
+def test_the_evidence_grows_while_a_drop_lasts_and_fades_when_it_was_chance() -> None:
+    nights = runs_of(series("normal", random.Random(5), 1, drop(0.05))).nights
+    (found,) = [one for one in detect(nights) if one.seen >= CHANGE_AT]
+    early = type(nights)(nights.values[: found.seen + 1], 0.0, 0.0)
+    assert evidence_now(found, nights) > evidence_now(found, early) + 2
+    healed = [*early.values, *nights.values[:40]]
+    assert evidence_now(found, type(nights)(healed, 0.0, 0.0)) < evidence_now(found, early)
+
+
+def with_release(nights: list[Night], later: int) -> list[Night]:
+    """The same nights, with a release so many nights after their change."""
+    at = START + timedelta(days=CHANGE_AT + later)
+    return [night._replace(release="r2" if night.date >= at else "r1") for night in nights]
