@@ -186,9 +186,9 @@ def without_weekends(nights: Nightly, weekdays: Sequence[int]) -> Nightly:
 
 def _node_effects(each: Sequence[Sequence[Night]]) -> dict[str, float]:
     """How far each node lies from the others, beside the nights around (7 before, 7 after)."""
-    names = {run.node for night in each for run in night}
-    if len(names) < 2:
-        return {}
+    on = {frozenset([run.node for run in night]) for night in each}
+    if len(on) < 2:
+        return {}  # what all nights have in common is no difference between them
     middles = [median(run.value for run in night) for night in each]
     apart: dict[str, list[float]] = {}
     for index, night in enumerate(each):

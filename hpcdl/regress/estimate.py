@@ -235,13 +235,19 @@ def nightly(runs: Sequence[Sequence[float]]) -> Nightly:
     ]
     spread = max(spread_of(inside), step)
     values = [
-        sum(max(middle - 2 * spread, min(middle + 2 * spread, run)) for run in night) / len(night)
-        if len(night) > 2
-        else middle
+        _near(night, middle, 2 * spread) if len(night) > 2 else middle
         for night, middle in zip(runs, middles, strict=True)
     ]
     size = len(every) / len(runs)
     return Nightly(values, spread_of(inside) ** 2 / size, step / size)
+
+
+def _near(night: Sequence[float], middle: float, reach: float) -> float:
+    """The mean of runs, each at most so far from the middle."""
+    least, most = middle - reach, middle + reach
+    if min(night) < least or max(night) > most:
+        night = [max(least, min(most, run)) for run in night]
+    return sum(night) / len(night)
 
 
 def weekend_effect(values: Sequence[float], weekdays: Sequence[int]) -> float:

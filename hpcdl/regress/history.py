@@ -314,6 +314,7 @@ def more_is_better(unit: str, low: float | None) -> bool:
     return low is not None or unit.endswith("/s")
 
 
+@cache
 def single_node(nodes: str) -> str:
     """The node of a job on one node; '' for several, of which none can be blamed alone."""
     return "" if "[" in nodes or "," in nodes else nodes
