@@ -236,7 +236,7 @@ def _confirm(state: _State, night: int, size: int, least: int, sign: int) -> Non
 
 
 def _tell(state: _State, new: Found) -> None:
-    """A change is new, or goes on with the one before: then it is the same event."""
+    """A change is new, or continues the one before: then it is the same event."""
     last, start = state.active, state.start
     past = state.nights.values[max(start, new.began - LEVEL_NIGHTS) : new.began]
     earlier = [*state.earlier, *(value - new.before for value in past)][-LEVEL_NIGHTS:]

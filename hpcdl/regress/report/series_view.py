@@ -92,6 +92,9 @@ class SeriesView:
     def findings(self) -> tuple[str, ...]:
         """What a reader must know of it."""
         found = [f"node {node} is slower than the others" for node in self.slow_nodes]
+        unsure = self.analysis.warning if self.judged else None
+        if unsure:
+            found.append(f"not sure yet: {describe(unsure)}")
         return (*found, *([describe(self.change)] if self.change else []))
 
 
