@@ -127,6 +127,18 @@ def test_programs_in_the_current_directory_are_not_run(shared: Path, mark: Path)
 
 
 @as_root
+def test_a_spack_that_others_left_is_not_run(shared: Path, mark: Path) -> None:
+    """Spack comes by name or from PATH, never from around."""
+    for name in ("spack/bin/spack", "bin/spack", "share/spack/setup-env.sh"):
+        plant(shared, name, f"#!/bin/sh\ntouch {mark}\n")
+    plant(shared, "spack.yaml", "spack: {specs: [evil]}\n")
+    for words in (("adopt", "."), ("build", "--backend", "spack"), ("plan",)):
+        done = hpcdl(shared, "stack", *words, "--site", "embedded")
+        assert "Traceback" not in done.stderr
+    assert not mark.exists()
+
+
+@as_root
 @needs_lmod
 def test_the_gate_heeds_no_variable_of_the_shell_that_starts_it(
     shared: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
@@ -142,12 +154,18 @@ def test_the_gate_heeds_no_variable_of_the_shell_that_starts_it(
     monkeypatch.setenv("PATH", f"{shared}/bad:{os.environ['PATH']}")
     monkeypatch.setenv("BASH_ENV", str(shared / "bad/env.sh"))
     monkeypatch.setenv("LD_LIBRARY_PATH", str(shared / "bad"))
+    monkeypatch.setenv(
+        "LD_PRELOAD", str(shared / "bad/none.so")
+    )  # ld.so names it where it is heeded
     monkeypatch.chdir(shared / "bad")
     release = current_release(site)
     assert release is not None
     told = in_module(site, release, ["env"])
     assert told.ok
+    monkeypatch.delenv("LD_PRELOAD")
     assert str(shared / "bad") not in told.stdout
+    # `env`, which empties the environment, is the one program that ld.so could not spare.
+    assert told.stderr.count("none.so") == 1, told.stderr
     mark.unlink(missing_ok=True)  # BASH_ENV is bash's own, of the admin's shell, if at all
     verify_here(site, release)
     assert not mark.exists()
