@@ -14,16 +14,29 @@ from tests.drill.shim import Fault
 from tests.nights import simulated
 
 STANDINS = ROOT / "tests" / "standins" / "checks_that_look_well.py"
-CHECK = (
-    "import sys; from pathlib import Path; from hpcdl.site import load_site;"
-    "from hpcdl.jobs.spec import Module; from hpcdl.regress.runner import run_checks;"
-    "from hpcdl.regress.measure import measure;"
-    "from hpcdl.regress.check_request import CheckRequest;"
-    "request = CheckRequest(partitions=('p100',), names=('honest',), paths=(Path(sys.argv[2]),),"
-    " repeat=5 if sys.argv[3] == 'measure' else 1);"
-    "site = load_site(Path(sys.argv[1]));"
-    "(measure if sys.argv[3] == 'measure' else run_checks)(site, Module(()), request)"
-)
+CHECK = """
+import sys
+from pathlib import Path
+
+from hpcdl import __main__, cli
+from hpcdl.jobs.spec import Module
+from hpcdl.regress.check_request import CheckRequest
+from hpcdl.regress.measure import measure
+from hpcdl.regress.runner import run_checks
+from hpcdl.site import load_site
+
+
+def check(argv):
+    measures = sys.argv[3] == "measure"
+    request = CheckRequest(partitions=("p100",), names=("honest",), paths=(Path(sys.argv[2]),),
+                           repeat=5 if measures else 1)
+    (measure if measures else run_checks)(load_site(Path(sys.argv[1])), Module(()), request)
+    return 0
+
+
+cli._dispatch = check  # faults are told as the command tells them
+__main__.run()
+"""
 
 
 def queue(bench: Bench) -> list[tuple[int, str, str]]:

@@ -104,7 +104,7 @@ def _execs(job: Job) -> bool:
     )
 
 
-def _main_work(job: Job, *, sleeps: bool = False) -> Iterator[tuple[Command, int]]:
+def main_work(job: Job, *, sleeps: bool = False) -> Iterator[tuple[Command, int]]:
     """The commands that run long, with the offset of their launcher; steps that sleep if asked."""
     steps = {step.command.start: step for step in job.script.steps}
     for command in job.script.commands:
@@ -127,7 +127,7 @@ def foreground_under_trap(job: Job) -> Iterator[Hit]:
     if not caught or (asked and not asked.batch):
         return
     start = caught[0].command.start
-    work = _main_work(job, sleeps=True)
+    work = main_work(job, sleeps=True)
     first = next(((c, place) for c, place in work if c.start > start), None)
     if first is not None and not first[0].background:
         yield Hit("trap-deferred", first[1], len(first[0].name) or 1)
@@ -137,7 +137,7 @@ def foreground_under_trap(job: Job) -> Iterator[Hit]:
 def single_wait(job: Job) -> Iterator[Hit]:
     """One wait for a background step, which the first trapped signal ends."""
     catching = [trap for trap in traps(job) if trap.catches]
-    behind = [command for command, _ in _main_work(job) if command.background]
+    behind = [command for command, _ in main_work(job) if command.background]
     if not catching or not behind:
         return
     waits = [c for c in job.script.commands if c.name == "wait" and not c.within("inner")]
@@ -171,7 +171,7 @@ def _handler_settles(trap: Trap, functions: frozenset[str]) -> bool:
 def bare_waits(job: Job) -> Iterator[Hit]:
     """`wait` without a process: its status says nothing."""
     commands = [c for c in job.script.commands if not c.within("substitution", "inner")]
-    starts = [command.start for command, _ in _main_work(job) if command.background]
+    starts = [command.start for command, _ in main_work(job) if command.background]
     careful = any(c.name == "wait" and len(c.words) > 1 for c in commands)
     for place, command in enumerate(commands):
         bare = command.name == "wait" and len(command.words) == 1
@@ -192,7 +192,7 @@ def status_in_pipes(job: Job) -> Iterator[Hit]:
     """The work at the front of a pipe, without pipefail."""
     if _pipefail(job) or "PIPESTATUS" in job.script.text:
         return
-    starts = {command.start for command, _ in _main_work(job)}
+    starts = {command.start for command, _ in main_work(job)}
     for command in job.script.commands:
         if command.piped and command.start in starts:
             yield Hit("pipe-status", command.words[0].start, len(command.words[0].raw[:40]))

@@ -1,0 +1,160 @@
+"""Checks of what breaks most jobs: unawaited work, lost logs, idle nodes, empty variables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import PurePosixPath
+
+from hpcdl.jobs.lint.check_signals import main_work
+from hpcdl.jobs.lint.checks import checks
+from hpcdl.jobs.lint.job import Hit, Job, at, at_step
+from hpcdl.jobs.lint.parse import Step
+
+_INDENTED = re.compile(r"[ \t]+#SBATCH(?=[ \t]+-)", re.A)
+_TYPOGRAPHIC = re.compile("[\u201c\u201d\u2018\u2019\u00a0\u2013\u2014]")
+_LOOKS_ELSEWHERE = re.compile(
+    r"\b(?:srun|mpi\w*|prun|horovodrun|deepspeed|accelerate|ssh|pdsh|clush|parallel|ray|dask\w*|nextflow|snakemake|julia|"
+    r"SLURM_(?:JOB_)?NODELIST|hostfile|machinefile|nodefile)\b"
+)
+_AGENT = re.compile(r"torch\.distributed\.(?:run|launch)\Z")
+_RANKS_OF_AGENT = re.compile(r"--nproc[-_]per[-_]node(?:=(.*))?\Z")
+_COUNT_OPTIONS = ("-n", "-np", "--np", "-c", "--n")
+_SET_BY = {
+    "SLURM_NTASKS_PER_NODE": ("ntasks-per-node",),
+    "SLURM_CPUS_PER_TASK": ("cpus-per-task",),
+    "SLURM_CPUS_PER_GPU": ("cpus-per-gpu",),
+    "SLURM_GPUS_PER_TASK": ("gpus-per-task",),
+    "SLURM_GPUS_PER_NODE": ("gpus-per-node",),
+    "SLURM_MEM_PER_CPU": ("mem-per-cpu",),
+    "SLURM_ARRAY_TASK_ID": ("array",),
+}
+"""Variables of a job, and the options without which they are not set (sbatch(1))."""
+_USED = re.compile(rf"\$(?:({'|'.join(_SET_BY)})\b|\{{({'|'.join(_SET_BY)})\}})", re.A)
+_STAYS = {"wait", "sleep", "tail", "fg", "read"}
+
+
+@checks("background-unawaited")
+def work_that_nobody_waits_for(job: Job) -> Iterator[Hit]:
+    """The last work of a script, in the background, and no wait."""
+    if not job.script.is_batch:
+        return
+    work = list(main_work(job, sleeps=True))
+    if not work or not work[-1][0].background:
+        return
+    last, place = work[-1]
+    names = {one.name for one in job.script.commands if one.start > last.start}
+    waits = any(one.name == "wait" and one.within("function") for one in job.script.commands)
+    if not waits and not names & _STAYS and not last.within("subshell"):
+        yield Hit("background-unawaited", place, len("srun"))
+
+
+@checks("log-directory")
+def log_directory_made_too_late(job: Job) -> Iterator[Hit]:
+    """A log in a directory that only the script itself makes."""
+    made = {
+        str(PurePosixPath(word.value))
+        for command in job.script.commands
+        if command.name == "mkdir"
+        for word in command.words[1:]
+    }
+    for name in ("output", "error"):
+        option = job.options.last(name)
+        folder = str(PurePosixPath(option.text).parent) if option else "."
+        if option and folder in made - {".", "/"}:
+            yield at("log-directory", option, f"'{folder}' is made by the job")
+
+
+@checks("array-one-log")
+def one_log_for_all_tasks(job: Job) -> Iterator[Hit]:
+    """All tasks of an array write over the same log."""
+    option = job.options.last("output")
+    apart = option is None or re.search(r"%\d*[ajJ]|/dev/null", option.text)
+    if job.options.has("array") and option and not apart:
+        yield at("array-one-log", option)
+
+
+@checks("directive-indented")
+def indented_directives(job: Job) -> Iterator[Hit]:
+    """`  #SBATCH`: a comment."""
+    for line in job.script.lines[: job.script.header_end - 1]:
+        if _INDENTED.match(line.text):
+            yield Hit("directive-indented", line.start, len(line.text.rstrip()))
+
+
+@checks("typographic", "byte-order-mark")
+def word_processor(job: Job) -> Iterator[Hit]:
+    """What a word processor or a web page put in place of quotes, dashes and blanks."""
+    if job.script.text.startswith("\ufeff"):
+        yield Hit("byte-order-mark", 0, 1)
+    for line in job.script.lines[: job.script.header_end - 1]:
+        found = _TYPOGRAPHIC.search(line.text) if line.text.startswith("#SBATCH") else None
+        if found:
+            yield Hit("typographic", line.start + found.start(), 1, f"U+{ord(found.group()):04X}")
+
+
+@checks("idle-nodes")
+def nodes_without_work(job: Job) -> Iterator[Hit]:
+    """Several nodes, and nothing that starts a program on the others."""
+    option = job.options.last("nodes")
+    several = job.nodes is not None and job.nodes > 1
+    alone = job.script.is_shell and not _LOOKS_ELSEWHERE.search(_code(job))
+    if option and several and alone and any(True for _ in main_work(job)):
+        yield at("idle-nodes", option)
+
+
+def _code(job: Job) -> str:
+    """The script without comments."""
+    lines = job.script.lines
+    return "\n".join(line.text for line in lines if not line.text.lstrip().startswith("#"))
+
+
+@checks("torchrun-per-task")
+def agents_per_task(job: Job) -> Iterator[Hit]:
+    """torchrun, which starts the ranks of a node, once for each of several tasks of a node."""
+    for step in job.sruns:
+        per_node = job.step_tasks_per_node(step)
+        if per_node is not None and per_node > 1 and _starts_several(step):
+            yield at_step("torchrun-per-task", step, f"{per_node} tasks per node")
+
+
+def _starts_several(step: Step) -> bool:
+    words = [word.value for word in step.options.rest]
+    agent = step.program == "torchrun" or any(map(_AGENT.match, words[:4]))
+    counts = [
+        match.group(1) or after
+        for word, after in pairwise([*words, ""])
+        if (match := _RANKS_OF_AGENT.match(word))
+    ]
+    return agent and any(count != "1" for count in counts)
+
+
+@checks("mpirun-beyond")
+def more_ranks_than_tasks(job: Job) -> Iterator[Hit]:
+    """`mpirun -np 8` in an allocation of four tasks."""
+    for step in job.script.steps:
+        if step.launcher not in {"mpirun", "mpiexec", "orterun", "prun"} or job.tasks is None:
+            continue
+        words = [word.value for word in step.options.rest]
+        asked = [after for word, after in pairwise(words)
+                 if word in _COUNT_OPTIONS and after.isdigit()][:1]  # fmt: skip
+        spread = any("oversubscribe" in word for word in words)
+        if asked and int(asked[0]) > job.tasks and not spread and job.options.has("ntasks"):
+            detail = f"{asked[0]} ranks for {job.tasks} task{'s' * (job.tasks != 1)}"
+            yield at_step("mpirun-beyond", step, detail)
+
+
+@checks("variable-unset")
+def variables_that_slurm_does_not_set(job: Job) -> Iterator[Hit]:
+    """`$SLURM_CPUS_PER_TASK` where nobody asked for CPUs per task: an empty word."""
+    if not job.script.is_batch:
+        return
+    for command in job.script.commands:
+        for word in (*command.assignments, *command.words):
+            for match in _USED.finditer(word.raw) if "SLURM_" in word.raw else ():
+                name = match.group(1) or match.group(2)
+                if not job.options.has(*_SET_BY[name]) and not job.script.assigned(name):
+                    detail = f"without --{_SET_BY[name][0]} {name} is not set"
+                    yield Hit("variable-unset", word.start + match.start(),
+                              len(match.group()), detail)  # fmt: skip
