@@ -20,7 +20,7 @@ from hpcdl.site import Site, find_site_file, load_site
 from hpcdl.system.errors import MissingPrerequisite
 from tests.homes import short_home
 
-_FOREIGN = ("SLURM", "SBATCH", "HPCDL", "OMPI", "MODULEPATH")
+_FOREIGN = ("MAKE", "MFLAGS", "SLURM", "SBATCH", "HPCDL", "OMPI", "MODULEPATH")
 
 
 def clean_environment() -> dict[str, str]:
