@@ -14,6 +14,7 @@ from pathlib import Path
 from hpcdl import __version__
 from hpcdl.cli.framework import Command, Group, build_parser
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError, MissingPrerequisite
+from hpcdl.system.files import careful_umask
 from hpcdl.system.inert import inert_output
 from hpcdl.system.text import did_you_mean
 
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "--no-color" in argv[: argv.index("--")] if "--" in argv else "--no-color" in argv:
         os.environ["NO_COLOR"] = "1"
     _prepare_streams()
-    with inert_output():
+    with inert_output(), careful_umask():
         return _answer(argv)
 
 

@@ -21,6 +21,7 @@ from hpcdl.slurm import parse
 from hpcdl.slurm.client import SlurmAway, ask, parsed, refuse
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.files import explain_os_errors
+from hpcdl.system.trust import require_own
 
 # What sbatch says where it reached nobody, so that nothing can have been queued.
 _NOT_SENT = ("connect failure", "Connection refused", "Could not establish a configuration source")
@@ -58,8 +59,10 @@ def submit(script: Path, options: Sequence[str] = (), *, token: str) -> int:
     Raises:
         BadInput: Slurm refuses it; its message is shown.
         Unconfirmed: it may be queued, or be so in a moment: `by_token` will tell.
-        MissingPrerequisite: there is no sbatch, or it reached nobody; nothing is queued.
+        MissingPrerequisite: there is no sbatch, it reached nobody, or the script lies in another
+            user's directory, who could put another in its place; nothing is queued.
     """
+    require_own(script.parent)
     fault: HpcdlError
     link = script.with_name(f"{token}.sh")
     with explain_os_errors(link), suppress(FileExistsError):

@@ -272,3 +272,17 @@ def umask(mask: int) -> Iterator[None]:
         yield
     finally:
         os.umask(before)
+
+
+@contextmanager
+def careful_umask() -> Iterator[None]:
+    """Let others write nothing that is made meanwhile, where the caller's mask would let them.
+
+    Slurm hands the mask of sbatch on to the job: what a job makes is its user's alone as well.
+    """
+    before = os.umask(0o077)
+    os.umask(before if before & 0o002 else before | 0o022)
+    try:
+        yield
+    finally:
+        os.umask(before)

@@ -68,6 +68,17 @@ def require_no_stranger(path: Path) -> Path:
     return path
 
 
+def require_own(path: Path) -> None:
+    """Raise unless a directory is this user's or root's: what others put there would run as him.
+
+    Raises:
+        MissingPrerequisite: whose it is.
+    """
+    owner = path.stat().st_uid
+    if owner not in _owners():
+        raise _untrusted(path, f"it belongs to {user_of(owner)}")
+
+
 def make_private(path: Path, mode: int = 0o700) -> Path:
     """Make a directory, with those above it, that nobody else can write to, whatever the umask.
 

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from hpcdl import cli
 from hpcdl.cli import main
+from hpcdl.jobs import JobSpec, Module
 from hpcdl.jobs.script import _compiled_templates
-from hpcdl.jobs.submission import find, release_of
+from hpcdl.jobs.submission import find, release_of, submit
 from hpcdl.regress import history as history_module
 from hpcdl.regress.history import Result, open_history
 from hpcdl.regress.run_directory import RunDirectory, cancel_left_jobs, sweep
@@ -25,6 +27,7 @@ from hpcdl.system.disk_cache import cached
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import locked, write_atomic
 from hpcdl.system.resources import cache, home
+from hpcdl.workflows.study.run import compile_library
 from tests.small_release import small_site
 from tests.strangers import as_root, stranger
 
@@ -204,3 +207,39 @@ def test_a_planted_run_cancels_no_jobs(shared: Path, monkeypatch: pytest.MonkeyP
     assert sweep(site) == []
     assert cancel_left_jobs(RunDirectory(shared / "work/checks/runs/a")) == []
     assert cancelled == []
+
+
+@as_root
+def test_nothing_is_submitted_from_a_stranger_s_directory(shared: Path) -> None:
+    """Who owns the directory of a script puts another in its place before Slurm reads it."""
+    stranger("mkdir -m 0777 planted", shared)
+    site = small_site(shared / "prefix")
+    spec = JobSpec(next(iter(site.partitions)), job_dir=shared / "planted")
+    with pytest.raises(MissingPrerequisite, match="planted cannot be trusted: it belongs to nob"):
+        submit(site, spec, Module(()))
+    assert not (shared / "planted/job.sh").exists()
+
+
+@as_root
+def test_no_library_of_a_stranger_is_loaded_into_a_study_s_jobs(shared: Path) -> None:
+    """A group's work directory: its library is preloaded in every job of a study."""
+    stranger("mkdir -pm 0777 work/studies; touch work/studies/slow_reads.so", shared)
+    site = small_site(shared / "prefix")
+    site = dataclasses.replace(site, paths=dataclasses.replace(site.paths, work=shared / "work"))
+    compile_library(site)
+    made = (shared / "work/studies/slow_reads.so").lstat()
+    assert (made.st_uid, made.st_size > 0) == (os.getuid(), True)
+
+
+def test_whatever_the_umask_others_write_to_nothing_that_a_command_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep's directory of logs was everybody's: a link in it leads Slurm to any file."""
+    monkeypatch.setattr(cli, "_answer", lambda _: (tmp_path / "logs").mkdir() or 0)
+    before = os.umask(0)
+    try:
+        assert cli.main([]) == 0
+        assert os.umask(0) == 0, "given back"
+    finally:
+        os.umask(before)
+    assert not (tmp_path / "logs").stat().st_mode & 0o022

@@ -7,9 +7,12 @@ time, each array waits for the one before it.
 
 from __future__ import annotations
 
+import os
+import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,10 +22,12 @@ from hpcdl.jobs.spec import JobSpec
 from hpcdl.jobs.submission import submit
 from hpcdl.jobs.sweep_run import DONE, MISSING, QUEUED, Modules, RunStatus
 from hpcdl.jobs.watch import follow
+from hpcdl.site import Site
 from hpcdl.system.errors import BadInput, MissingPrerequisite, PartlyDone
 from hpcdl.system.files import locked, write_atomic
 from hpcdl.system.run import CommandFailed, run
 from hpcdl.system.safe_read import last_text
+from hpcdl.system.scratch import scratch_directory
 from hpcdl.workflows.study.collect import note_machine
 from hpcdl.workflows.study.model import SYNTHETIC, DataSet, Run
 from hpcdl.workflows.study.study_plan import Plan, Round, data_folder, library
@@ -61,7 +66,7 @@ def start(plan: Plan, modules: Modules, say: Say) -> None:
         for data in _needed(plan):
             make_data(plan, data, modules, say)
         if any(run.reads for run in plan.scale.runs):
-            compile_library(plan)
+            compile_library(plan.site)
         before: tuple[int, ...] = ()
         for part in plan.rounds:
             found = sweep_run.submit(
@@ -145,28 +150,32 @@ def make_data(plan: Plan, data: DataSet, modules: Modules, say: Say) -> None:
         )
 
 
-def compile_library(plan: Plan) -> None:
+def compile_library(site: Site) -> None:
     """Compile slow_reads.c, which jobs with `reads` preload; a file system all nodes share.
 
+    What another user put there is replaced: it would run in this user's jobs.
+
     Raises:
-        MissingPrerequisite: there is no C compiler here.
+        MissingPrerequisite: there is no C compiler here, or the other's file cannot be replaced.
     """
     source = Path(__file__).with_name("slow_reads.c")
-    target = library(plan.site)
-    if target.is_file() and target.stat().st_mtime >= source.stat().st_mtime:
-        return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_suffix(".part")
-    try:
-        run(["cc", "-O2", "-shared", "-fPIC", "-o", part, source, "-ldl"], timeout=60)
-    except CommandFailed as fault:
-        raise MissingPrerequisite(
-            "the library that slows reads down cannot be compiled",
-            details=fault.result.last_lines(),
-            hint="`hpcdl doctor` says how to get a C compiler",
-        ) from fault
-    write_atomic(target, part.read_bytes(), mode=0o755)
-    part.unlink()
+    target = library(site)
+    with suppress(FileNotFoundError):
+        there = target.lstat()
+        newer = there.st_mtime >= source.stat().st_mtime
+        if newer and stat.S_ISREG(there.st_mode) and there.st_uid in {0, os.getuid()}:
+            return
+    with scratch_directory() as scratch:
+        part = scratch / target.name
+        try:
+            run(["cc", "-O2", "-shared", "-fPIC", "-o", part, source, "-ldl"], timeout=60)
+        except CommandFailed as fault:
+            raise MissingPrerequisite(
+                "the library that slows reads down cannot be compiled",
+                details=fault.result.last_lines(),
+                hint="`hpcdl doctor` says how to get a C compiler",
+            ) from fault
+        write_atomic(target, part.read_bytes(), mode=0o755)
 
 
 @dataclass(frozen=True)
