@@ -309,9 +309,13 @@ def _cancel_options(parser: argparse.ArgumentParser) -> None:
 def _cancel(args: argparse.Namespace) -> ExitCode:
     from hpcdl.jobs.submission import find
     from hpcdl.slurm import client
+    from hpcdl.system.trust import require_own
 
     site = the_site(args)
-    ids = [job_id for job in args.jobs for job_id in find(site, job).chain]
+    found = [find(site, job) for job in args.jobs]
+    for one in found:
+        require_own(one.folder)  # a stranger's job.json could name any job of this user
+    ids = [job_id for one in found for job_id in one.chain]
     if args.dry_run:
         print(f"would cancel {', '.join(map(str, ids))}")
         return ExitCode.OK

@@ -34,6 +34,7 @@ from hpcdl.slurm.once import Unconfirmed
 from hpcdl.slurm.parse import JobRecord
 from hpcdl.system.files import clear_leftovers, locked, sync_directory, write_atomic
 from hpcdl.system.signals import undivided
+from hpcdl.system.trust import require_own
 
 DONE, QUEUED, MISSING, IMPOSSIBLE = "done", "queued", "missing", "impossible"
 Modules = Mapping[str, Module]
@@ -98,11 +99,13 @@ def submit(
     Raises:
         BadInput: Slurm refuses a shape, or the directory holds another sweep; nothing is queued,
             unless only nodes that are down kept Slurm from checking.
+        MissingPrerequisite: the directory is another user's.
     """
     for point in points[:1]:
         check_data(point.spec)
         check_script(point.spec)
     with locked(folder / ".lock"):
+        require_own(folder)
         manifest = read_manifest(folder)
         check_request(folder, manifest, request)
         if request and points:

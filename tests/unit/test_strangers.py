@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 
 from hpcdl import cli
 from hpcdl.cli import main
-from hpcdl.jobs import JobSpec, Module
+from hpcdl.jobs import JobSpec, Module, sweep_run
 from hpcdl.jobs.script import _compiled_templates
 from hpcdl.jobs.submission import find, release_of, submit
 from hpcdl.regress import history as history_module
@@ -243,3 +244,26 @@ def test_whatever_the_umask_others_write_to_nothing_that_a_command_makes(
     finally:
         os.umask(before)
     assert not (tmp_path / "logs").stat().st_mode & 0o022
+
+
+@as_root
+def test_a_planted_sweep_is_not_continued(shared: Path) -> None:
+    """Its manifest says where links are made, and by which jobs the others wait."""
+    row = {"id": "a", "token": "x", "directory": str(shared / "target")}
+    manifest = shlex.quote(json.dumps({"schema": 2, "points": [row]}))
+    stranger(f"mkdir -m 0777 planted; echo {manifest} > planted/sweep.json", shared)
+    with pytest.raises(MissingPrerequisite, match="planted cannot be trusted: it belongs to nob"):
+        sweep_run.submit(small_site(shared / "prefix"), shared / "planted", (), {}, None)
+    assert not (shared / "target").exists()
+
+
+@as_root
+def test_a_planted_job_directory_cancels_no_jobs(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stranger("""mkdir x; echo '{"schema": 1, "job_id": 7, "chain": [7, 8]}' > x/job.json""", shared)
+    cancelled: list[int] = []
+    monkeypatch.setattr(client, "cancel", cancelled.extend)
+    assert main(["job", "cancel", str(shared / "x"), "--site", "embedded"]) == 3
+    assert "x cannot be trusted: it belongs to nobody" in capsys.readouterr().err
+    assert cancelled == []
