@@ -74,9 +74,9 @@ def require_own(path: Path) -> None:
     Raises:
         MissingPrerequisite: whose it is.
     """
-    owner = path.stat().st_uid
-    if owner not in _owners():
-        raise _untrusted(path, f"it belongs to {user_of(owner)}")
+    for owner in (path.lstat().st_uid, path.stat().st_uid):  # who made a link can turn it
+        if owner not in _owners():
+            raise _untrusted(path, f"it belongs to {user_of(owner)}")
 
 
 def make_private(path: Path, mode: int = 0o700) -> Path:

@@ -211,9 +211,11 @@ def test_a_planted_run_cancels_no_jobs(shared: Path, monkeypatch: pytest.MonkeyP
 
 
 @as_root
-def test_nothing_is_submitted_from_a_stranger_s_directory(shared: Path) -> None:
+@pytest.mark.parametrize("command", ["mkdir -m 0777 planted", "ln -s mine planted"])
+def test_nothing_is_submitted_from_a_stranger_s_directory(shared: Path, command: str) -> None:
     """Who owns the directory of a script puts another in its place before Slurm reads it."""
-    stranger("mkdir -m 0777 planted", shared)
+    (shared / "mine").mkdir()
+    stranger(command, shared)
     site = small_site(shared / "prefix")
     spec = JobSpec(next(iter(site.partitions)), job_dir=shared / "planted")
     with pytest.raises(MissingPrerequisite, match="planted cannot be trusted: it belongs to nob"):
