@@ -218,8 +218,8 @@ def _nothing_fits(found: Resolution) -> MissingPrerequisite:
     return MissingPrerequisite(
         f"no wheels fit {named} on partition '{found.partition}'",
         details=[line for chain in found.problems for line in chain_lines(chain, found.gpu)],
-        hint="change the stack's pins or the partition's driver in site.yaml, or put another "
-        "Python on PATH",
+        hint="change the stack's pins or the partition's driver in site.yaml, put another Python "
+        "on PATH, or name the other partitions in the stack's `partitions`",
     )
 
 

@@ -17,7 +17,7 @@ from hpcdl.stack.resolve_gpus import by_model, no_wheels, notes
 from hpcdl.stack.resolve_groups import setting
 from hpcdl.stack.resolve_problem import Setting, fix, make_problem
 from hpcdl.stack.resolve_show import chain_lines
-from hpcdl.stack.resolve_solution import Solution, solve
+from hpcdl.stack.resolve_solution import Solution, driver_notes, solve
 from hpcdl.stack.resolve_solver import Solver
 from hpcdl.stack.resolve_versions import Range
 from hpcdl.stack.spack_backend.from_wheels import choose
@@ -138,6 +138,8 @@ def _resolve(
     wheels, more = (
         (no_wheels(part.gpu, backend), notes(part.gpu, backend)) if part.gpu else ((), ())
     )
+    cuda = next((one.version for one in solution.choices if one.component == "cuda"), "")
+    old = driver_notes(part.driver, cuda)
     return Resolution(
         partition=part.name,
         stack=stack.name if stack else None,
@@ -149,7 +151,7 @@ def _resolve(
         pins=dict(stack.pins) if stack else {},
         choices=solution.choices,
         problems=(*solution.problems, *wheels),
-        notes=(*solution.notes, *more, *_own_notes(site, part, stack, backend)),
+        notes=(*solution.notes, *old, *more, *_own_notes(site, part, stack, backend)),
         tried=None if wheels else _tried(decided, solution),
     )
 
@@ -210,8 +212,9 @@ def _answer(site: Site, resolution: Resolution, name: str, version: str) -> Answ
         )
     solver = Solver(problem)
     question = fix(name, version, "question", -10)
-    values = solver.solve([question])
-    chain = () if values else solver.explain([question]) or ()
+    never = no_wheels(part.gpu, resolution.backend) if part.gpu else ()
+    values = None if never else solver.solve([question])
+    chain = never[0] if never else () if values else solver.explain([question]) or ()
     newest = resolution.versions.get(name, "")
     return Answer(
         question=f"{known().components[name].title} {version}",

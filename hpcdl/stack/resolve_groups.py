@@ -1,8 +1,8 @@
 """Which partitions of a stack share one build, and the setting that decides its versions.
 
 A build from wheels serves every GPU generation that one TensorFlow can serve; partitions whose
-newest TensorFlow differs get builds of their own, and so do those without GPUs. Pure, but for the
-Pythons on PATH.
+newest TensorFlow differs, or whose CPUs do, get builds of their own, and so do those without GPUs.
+Pure, but for the Pythons on PATH.
 """
 
 from __future__ import annotations
@@ -75,8 +75,10 @@ def _wants_gpus(part: Partition, stack: StackRequest | None) -> bool:
 
 
 def _share(site: Site, stack: StackRequest, names: Sequence[str]) -> bool:
-    """Whether one TensorFlow, the newest of each, serves all these partitions."""
+    """Whether one TensorFlow, the newest of each, serves these partitions, of one kind of CPU."""
     parts = [site.partition(name) for name in names]
+    if len({part.gpu.figures.machine for part in parts if part.gpu}) > 1:
+        return False
     apart = [_with_python(_setting(site, [part], stack, "venv")) for part in parts]
     all_of_them = _with_python(_setting(site, parts, stack, "venv"))
     newest = {_tensorflow(one) for one in (*apart, all_of_them)}

@@ -168,7 +168,8 @@ def _brief(names: str, resolution: Resolution) -> list[str]:
     versions = resolution.versions
     shown = [name for name in ("tensorflow", "cuda", "cudnn", "nccl", "python") if name in versions]
     text = ", ".join(f"{_title(name)} {versions[name]}" for name in shown)
-    return [f"{names} by {resolution.backend} instead: {text or 'nothing fits'}"]
+    against = [chain[-1].why for chain in resolution.problems]
+    return [f"{names} by {resolution.backend} instead: {'; '.join(against) or text}"]
 
 
 def _foot(sources: Sources) -> list[str]:

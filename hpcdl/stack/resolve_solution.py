@@ -54,9 +54,7 @@ def solve(setting: Setting) -> Solution:
         solver = Solver(make_problem(setting, dropped))
         values = solver.solve()
         if values is not None:
-            return Solution(
-                _choices(setting, solver, values), tuple(problems), _notes(setting, values)
-            )
+            return Solution(_choices(setting, solver, values), tuple(problems), _notes(values))
         chain = solver.explain() or ()
         problems.append(chain)
         blamed = next((r.need.variable for r in chain if r.origin == "site"), None)
@@ -112,19 +110,23 @@ def _proof(name: str, setting: Setting, values: Mapping[str, str]) -> tuple[str,
     return next(component.proof[key] for key in keys if key in component.proof), component.source
 
 
-def _notes(setting: Setting, values: Mapping[str, str]) -> tuple[str, ...]:
-    texts = [
+def _notes(values: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(
         f"{note.text} [{note.proof}]"
         for note in known().notes
         if all(condition.holds(values) for condition in note.when)
-    ]
-    own = _own_driver(values.get("cuda", ""))
-    if setting.driver and own and not Range(f"{own}:").allows(setting.driver):
-        texts.append(
-            f"driver {setting.driver} is older than CUDA {values['cuda']}'s own ({own}): machine "
-            f"code for this GPU runs, PTX of CUDA {values['cuda']} is not translated"
-        )
-    return tuple(texts)
+    )
+
+
+def driver_notes(driver: str | None, cuda: str) -> tuple[str, ...]:
+    """What a partition's own driver does not do with a CUDA: a build may serve older ones, too."""
+    own = _own_driver(cuda)
+    if not driver or not own or Range(f"{own}:").allows(driver):
+        return ()
+    return (
+        f"driver {driver} is older than CUDA {cuda}'s own ({own}): machine code for this GPU runs, "
+        f"PTX of CUDA {cuda} is not translated",
+    )
 
 
 def _own_driver(cuda: str) -> str | None:

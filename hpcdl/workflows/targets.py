@@ -50,17 +50,18 @@ def targets(site: Site, partition: str | None = None) -> tuple[Target, ...]:
         BadInput: an unknown partition, or pins that contradict each other or the facts.
     """
     names = [partition] if partition else list(site.partitions)
-    groups: dict[tuple[str, str, str, bool], list[Resolution]] = {}
+    groups: dict[tuple[str, str, tuple[object, ...]], list[Resolution]] = {}
     unserved: list[Resolution] = []
     for name in names:
         one = resolve(site, name)[0]
         if one.stack is None and site.stacks:
             unserved.append(one)
         else:
-            # From wheels, each TensorFlow is a build of its own, with GPUs or without.
-            own = (one.versions.get("tensorflow", ""), one.compute is not None)
-            key = own if one.backend == "venv" else ("", False)
-            groups.setdefault((one.stack or MODULE, one.backend, *key), []).append(one)
+            # From wheels, each TensorFlow is a build of its own, with GPUs or without; what fits
+            # none is told for itself.
+            own = (one.versions.get("tensorflow", ""), one.compute is not None, one.problems)
+            key = own if one.backend == "venv" else ()
+            groups.setdefault((one.stack or MODULE, one.backend, key), []).append(one)
     found = tuple(_target(site, *key[:2], group) for key, group in groups.items())
     return (*found, _unserved(unserved)) if unserved else found
 
@@ -84,7 +85,7 @@ def _target(site: Site, stack: str, backend: str, group: Sequence[Resolution]) -
         notes = tuple(_notes(site, names, release))
         return Target(stack, backend, names, one, release, plan.exists, steps, notes=notes)
     except (MissingPrerequisite, BadInput, BrokenRelease, CommandFailed) as lack:
-        why = "; ".join(filter(None, [lack.message, *lack.details[:1], lack.hint]))
+        why = "; ".join(filter(None, [lack.message, *lack.details, lack.hint]))
         return Target(stack, backend, names, one, None, False, blocked=why)
 
 

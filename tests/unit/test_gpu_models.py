@@ -23,15 +23,18 @@ from hpcdl.regress.references import load_references
 from hpcdl.regress.reframe_adapter.settings import render_settings
 from hpcdl.regress.scaling import YARDSTICKS, expected_efficiency, widened
 from hpcdl.regress.training import job_on
-from hpcdl.site import Site, load_site
+from hpcdl.site import Site, StackRequest, load_site
 from hpcdl.site.gpu_models import find_row, gpu_named, matches, model_of_type, out_of_scope
 from hpcdl.site.show import as_data, as_text
-from hpcdl.stack.resolve import resolve
+from hpcdl.stack.resolve import resolve, why_not
 from hpcdl.stack.resolve_facts import serves
+from hpcdl.stack.resolve_groups import groups
+from hpcdl.stack.resolve_show import as_text as resolution_text
 from hpcdl.stack.spack_backend.environment import environment_for
 from hpcdl.stack.spack_backend.needs import models
 from hpcdl.system.errors import BadInput, ExitCode
 from hpcdl.workflows.expectation import expect, why_none
+from hpcdl.workflows.targets import targets
 
 MIXED = Path(__file__).parents[1] / "golden" / "mixed.yaml"
 OWN = "gpus:\n  X1: {compute: 8.9, memory_gb: 16}\n"
@@ -317,6 +320,24 @@ def test_wheels_beside_other_cpus_are_refused_with_their_source(mixed: Site) -> 
     assert "121157" in wheels.problems[0][0].source
     assert spack.fits
     assert "aarch64" in spack.notes[-1]
+    (answer,) = why_not(site, "tensorflow@2.21", "gh", "venv")
+    assert "aarch64" in answer.chain[0].why, "as the resolution says"
+    beside = resolution_text([spack, replace(wheels, wanted=False)])
+    assert "gh by venv instead: GH200 stands beside aarch64" in beside
+
+
+def test_a_gpu_beside_other_cpus_is_never_part_of_a_build_for_x86(mixed: Site) -> None:
+    part = replace(mixed.partition("sizes").groups[0], fellows=())
+    parts = {
+        name: replace(part, name=name, gpu=gpu_named(model))
+        for name, model in (("h100", "H100-SXM5"), ("gh", "GH200"))
+    }
+    stack = StackRequest("tensorflow", "venv", (), {})
+    site = replace(mixed, partitions=parts, stacks={stack.name: stack}, default_partition="h100")
+    assert groups(site, stack) == (("h100",), ("gh",))
+    found = {one.partitions: one.blocked for one in targets(site)}
+    assert "aarch64" in found["gh",]
+    assert "aarch64" not in found["h100",]
 
 
 @pytest.mark.parametrize(

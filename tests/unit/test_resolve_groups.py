@@ -142,3 +142,12 @@ def test_a_partition_of_another_stack_is_not_served() -> None:
     site = dataclasses.replace(site, stacks={**site.stacks, "old": other}, partitions=parts)
     assert members(site, site.stacks["tensorflow"]) == ("p100",)
     assert members(site, other) == ("v100",)
+
+
+def test_a_partition_is_told_of_its_own_driver_and_not_of_another_one_in_the_build() -> None:
+    site = site_of(wheels(), p100="P100-PCIe", h100="H100-SXM5")
+    old = dataclasses.replace(site.partitions["p100"], driver="535.104.05")
+    site = dataclasses.replace(site, partitions={**site.partitions, "p100": old})
+    assert groups(site, site.stacks["tensorflow"]) == (("p100", "h100"),)
+    assert "driver 535.104.05 is older" in resolve_one(site, "p100").notes[-1]
+    assert not any("535.104.05" in note for note in resolve_one(site, "h100").notes)
