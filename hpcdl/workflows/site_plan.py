@@ -172,7 +172,7 @@ def _version_changes(site: Site, target: Target, before: Release | None) -> Iter
         # Not locked yet: what no component names is not known, and so no change.
         old = {name: version for name, version in old.items() if name in new}
     for name in dict.fromkeys([*new, *old]):
-        if old.get(name) != new.get(name):
+        if name != "driver" and old.get(name) != new.get(name):
             reason = _reason(site, target, name, old.get(name), new.get(name))
             yield VersionChange(name, old.get(name), new.get(name), reason)
 

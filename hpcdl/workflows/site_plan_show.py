@@ -114,7 +114,13 @@ def _next(plan: Plan) -> str:
     if not plan.changes:
         return "something is in the way" if plan.blocked else "nothing would change"
     todo = [one.target for one in plan.stacks if one.publishes]
-    builds = [f"hpcdl stack build --name {target.stack}" for target in todo if not target.built]
+    stuck = {one.target.stack for one in plan.stacks if one.target.blocked}
+    builds = [
+        f"hpcdl stack build --name {target.stack}"
+        + (f" --partition {target.partitions[0]}" if target.stack in stuck else "")
+        for target in todo
+        if not target.built
+    ]
     lines = [*builds, *map(_publish, todo)] or ["hpcdl stack publish"]
     return "\n".join(["next:", *(f"  {line}" for line in dict.fromkeys(lines))])
 

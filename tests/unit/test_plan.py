@@ -266,6 +266,27 @@ def test_a_partition_that_no_stack_serves_is_a_note_and_no_change(
     assert as_data(plan)["stacks"][0]["stack"] is None
 
 
+def test_what_blocks_a_stack_is_told_to_the_end_the_driver_included() -> None:
+    site = load_site(find_site_file("p100-v100-k80"))
+    stack = StackRequest("tensorflow", "venv", (), {})
+    parts = {
+        name: dataclasses.replace(site.partitions[name], stack=stack.name, driver=driver)
+        for name, driver in (("p100", None), ("k80", "440.33"))
+    }
+    site = dataclasses.replace(
+        site, partitions=parts, stacks={stack.name: stack}, default_partition="p100"
+    )
+    found = site_plan.plan(site)
+    (why,) = [one.target.blocked for one in found.stacks if one.target.partitions == ("k80",)]
+    assert "CUDA 11 needs driver >= 450.80.02" in why
+    assert "hpcdl stack build --name tensorflow --partition p100" in as_text(found)
+
+
+def test_a_driver_is_no_version_that_a_stack_brings() -> None:
+    for stack in site_plan.plan(load_site(find_site_file("pi"))).stacks:
+        assert "driver" not in {one.component for one in stack.versions}
+
+
 def test_an_mpi_that_fails_blocks_its_stack_only(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
