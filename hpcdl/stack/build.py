@@ -141,7 +141,8 @@ class BuildPlan:
         try:
             return f"{what}, by {self.toolchain()}"
         except MissingPrerequisite as lack:
-            return f"{what}: not on this machine, {lack.message}; {lack.hint}"
+            why = "; ".join(filter(None, [lack.message, *lack.details, lack.hint]))
+            return f"{what}: not on this machine, {why}"
 
     def as_data(self) -> dict[str, Any]:
         """The plan for machines."""

@@ -178,10 +178,14 @@ def _nvccs(stack: StackRequest) -> Iterator[Path]:
         return
     homes = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
     others = sorted(SYSTEM_CUDAS.glob("cuda*"), reverse=True)
-    found = shutil.which("nvcc")
-    here = [*(home / "bin" / "nvcc" for home in homes), *([Path(found)] if found else []),
+    on_path = shutil.which("nvcc")
+    here = [*(home / "bin" / "nvcc" for home in homes), *([Path(on_path)] if on_path else []),
             *(home / "bin" / "nvcc" for home in others)]  # fmt: skip
-    yield from dict.fromkeys(path for path in here if os.access(path, os.X_OK))
+    found: dict[Path, Path] = {}
+    for path in here:
+        if os.access(path, os.X_OK):
+            found.setdefault(path.resolve(), path)  # `cuda` is a link to `cuda-12.4`
+    yield from found.values()
 
 
 def _gccs(site: Site) -> Iterator[Path]:

@@ -172,8 +172,8 @@ def _download(
         log=new_log("fetch"),
         timeout=_FETCH_SECONDS,
         hint="pip needs PyPI or a mirror of it: set it in pip.conf, or PIP_INDEX_URL; what "
-        f"`packages:` in site.yaml asks for must have wheels and agree with {target.name}'s "
-        "TensorFlow and what goes with it",
+        f"`packages:` in site.yaml asks for must have wheels and agree with {recipe.package} "
+        f"{recipe.tensorflow} and what goes with it",
         tied=True,
     )  # fmt: skip
 

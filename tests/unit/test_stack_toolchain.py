@@ -109,6 +109,15 @@ def test_a_gcc_that_is_too_new_for_nvcc_is_refused(
     assert f"its nvcc refuses gcc {refused[:2]}" in "\n".join(caught.value.details)
 
 
+def test_a_toolkit_by_its_other_name_is_refused_once(empty_machine: Path, tmp_path: Path) -> None:
+    nvcc(tmp_path / "local" / "cuda-13.0" / "bin", "13.0.88")
+    (tmp_path / "local" / "cuda").symlink_to("cuda-13.0")
+    gcc(empty_machine, "g++", "12.2.0")
+    with pytest.raises(MissingPrerequisite) as caught:
+        find_toolchain(*wanted("p100"))
+    assert len({line.split(":")[0] for line in caught.value.details}) == 1
+
+
 def test_a_gcc_that_nobody_tried_is_refused(empty_machine: Path) -> None:
     gcc(empty_machine, "g++", "15.1.0")
     with pytest.raises(MissingPrerequisite) as caught:
