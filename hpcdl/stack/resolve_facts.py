@@ -181,7 +181,7 @@ def _rules(row: Mapping[str, Any], file: Mapping[str, Any]) -> Iterator[Rule]:
 def _wheel_rule(row: Mapping[str, Any], file: Mapping[str, Any]) -> Rule:
     served = [compute for compute in computes() if serves(row["code"], compute)]
     return Rule(
-        conditions({"backend": "venv", "tensorflow": row["tensorflow"]}),
+        conditions({"tensorflow": row["tensorflow"], "backend": "venv"}),
         Condition("gpu", Range(",".join(served))),
         f"machine code in its wheels: {', '.join(row['code'])}",
         _source(row, file["sources"]),

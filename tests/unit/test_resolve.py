@@ -14,7 +14,7 @@ from hpcdl import facts
 from hpcdl.cli import main
 from hpcdl.site import Gpu, Site, SpackSettings, StackRequest, load_site
 from hpcdl.site.model import External
-from hpcdl.stack.resolve import resolve, resolve_build, resolve_one, why_not
+from hpcdl.stack.resolve import newest, resolve, resolve_build, resolve_one, why_not
 from hpcdl.stack.resolve_facts import known, serves
 from hpcdl.stack.resolve_show import answers_text, as_data, as_text
 from hpcdl.system.errors import BadInput
@@ -97,6 +97,14 @@ def test_what_spack_can_build_for_each_gpu(
 def test_what_wheels_give_each_gpu(model: str, tensorflow: str, cuda: str, cudnn: str) -> None:
     found = versions(model, "venv")
     assert [found[name] for name in ("tensorflow", "cuda", "cudnn")] == [tensorflow, cuda, cudnn]
+
+
+@pytest.mark.parametrize("compute", ["3.0", "3.2", "10.0", "10.3", "11.0", "12.1"])
+def test_a_gpu_that_no_toolkit_of_spack_s_tensorflow_compiles_for_gets_nothing(
+    compute: str,
+) -> None:
+    """Spack's TensorFlow takes CUDA up to 12.6: a site may describe a GPU beyond both ends."""
+    assert newest(compute, "spack") == {}
 
 
 def test_a_cpu_partition_has_no_cuda_and_the_newest_wheels_have_run_there() -> None:
