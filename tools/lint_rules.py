@@ -24,7 +24,9 @@ point release (22.05) means the newest of its series.
 | warning | it works, but not as intended |
 | note | good to know, often a matter of portability |
 
-Only errors change the exit code. `--json` prints the findings as JSON.
+Only errors change the exit code. What a script runs is read by tree-sitter's grammar of bash, which
+`pip install 'hpcdl[lint]'` brings; without it, and for scripts of other shells, only directives are
+checked. `--json` prints the findings as JSON.
 
 ## Waiving a rule
 

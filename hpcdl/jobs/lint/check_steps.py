@@ -19,7 +19,7 @@ _MPI_BINDING = ("OMPI_MCA_hwloc_base_binding_policy", "OMPI_MCA_rmaps_base_mappi
                 "PRTE_MCA_hwloc_default_binding_policy", "I_MPI_PIN")  # fmt: skip
 
 
-@checks("cpus-per-task-lost", "cpus-per-task-repeat")
+@checks("cpus-per-task-lost", "cpus-per-task-default", "cpus-per-task-repeat")
 def cpus_not_repeated(job: Job) -> Iterator[Hit]:
     """A step that leaves its CPUs per task to the job."""
     asked = job.options.last("cpus-per-task")
@@ -30,7 +30,7 @@ def cpus_not_repeated(job: Job) -> Iterator[Hit]:
         if _has_cpus(step) or _unbound(step) or step.options.has("cpus-per-gpu", "tres-per-task"):
             continue
         if not exported:
-            yield at_step("cpus-per-task-lost", step)
+            yield at_step(f"cpus-per-task-{'lost' if _counts_cpus(step) else 'default'}", step)
         yield at_step("cpus-per-task-repeat", step)
 
 
@@ -46,6 +46,13 @@ def _has_cpus(step: Step) -> bool:
     return step.options.has("cpus-per-task") or bool(
         prefix & {"SRUN_CPUS_PER_TASK", "SLURM_CPUS_PER_TASK"}
     )
+
+
+def _counts_cpus(step: Step) -> bool:
+    """Whether a step gets just the CPUs that it counts for its tasks."""
+    bind = step.options.last("cpu-bind")
+    bound = bind is not None and bind.text.split(",")[-1] in {"cores", "threads"}
+    return bound or step.options.has("exact")
 
 
 def _unbound(step: Step) -> bool:

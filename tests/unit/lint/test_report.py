@@ -14,7 +14,7 @@ from hpcdl.slurm.rules import rule
 from hpcdl.system.errors import BadInput, ExitCode
 from hpcdl.system.resources import folder
 
-WRONG = "#!/bin/bash\n#SBATCH --ntasks=4 --cpus-per-task=8\nsrun ./solver\n"
+WRONG = "#!/bin/bash\n#SBATCH --ntasks=4 --cpus-per-task=8\nsrun --exact ./solver\n"
 V100 = Partition(
     name="v100", nodes=4, hostlist=None, gpu=Gpu("V100-SXM2", "v100", 8, "7.0", 16), sockets=2,
     cores_per_socket=20, threads_per_core=1, memory_gb=380,
@@ -36,7 +36,7 @@ def test_a_finding_shows_place_line_caret_consequence_fix_and_source(script, cap
     lines = capsys.readouterr().out.splitlines()
     one = rule("cpus-per-task-lost")
     assert lines[0] == f"{script}:3:1: error: {one.title} [cpus-per-task-lost]"
-    assert lines[1:3] == [" 3 | srun ./solver", "   | ^^^^"]
+    assert lines[1:3] == [" 3 | srun --exact ./solver", "   | ^^^^"]
     text = "\n".join(lines)
     assert one.consequence in text
     assert one.fix in text
