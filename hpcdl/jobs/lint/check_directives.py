@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from difflib import SequenceMatcher
 
 from hpcdl.facts import load
 from hpcdl.jobs.lint.checks import checks
@@ -14,10 +15,13 @@ from hpcdl.site import Partition
 from hpcdl.slurm.rules import mpi_plugins, span
 from hpcdl.system.text import nearest
 
-_LOOKS_LIKE = re.compile(r"#[ \t]*(?:sbatch|slurm|sbtach|sbacth|sabtch)\b(?=[ \t]+-)", re.I | re.A)
+_LOOKS_LIKE = re.compile(r"#(?:sbatch|slurm|sbtach|sbacth|sabtch)\b(?=[ \t]+-)", re.I | re.A)
+"""`# SBATCH`, with a blank, is how people switch a directive off."""
 _NAME = re.compile(r"[A-Za-z_]\w*(?:=.*)?\Z", re.A | re.S)
 _SHELL_VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w*|\{|\()", re.A)
 _MAX_SUGGESTIONS = 20
+_ALIKE = 0.8
+"""So much of two names is the same where one is a slip of the pen: `--partiton`, not `--image`."""
 
 
 @checks("directive-after-command", "directive-misspelt")
@@ -26,7 +30,7 @@ def stray_directives(job: Job) -> Iterator[Hit]:
     script = job.script
     for line in script.lines:
         late = line.number > script.header_end
-        if not line.text.startswith("#") or (late and script.in_body(line.start)):
+        if not line.text.startswith("#") or (late and not script.is_comment(line.start)):
             continue
         if line.text.startswith("#SBATCH"):
             if late and script.shebang:
@@ -59,7 +63,7 @@ def variables_in_directives(job: Job) -> Iterator[Hit]:
             yield at("directive-variable", option, f"'{option.text[:60]}' is not expanded")
 
 
-@checks("option-unknown", "option-removed", "option-misspelt")
+@checks("option-unknown", "option-removed", "option-misspelt", "option-foreign")
 def unknown_options(job: Job) -> Iterator[Hit]:
     """Options and values that this release, or any release, does not know."""
     close: dict[tuple[str, str], str] = {}
@@ -72,9 +76,10 @@ def unknown_options(job: Job) -> Iterator[Hit]:
             key = command, option.name[:60]
             if key not in close:
                 close[key] = _nearest_option(*key) if len(close) < _MAX_SUGGESTIONS else ""
+            # Plug-ins add long options only.
+            rule = "option-misspelt" if close[key] or len(option.name) == 1 else "option-foreign"
             dashes = "-" if len(option.name) == 1 else "--"
-            detail = f"{command} has no {dashes}{option.name[:60]}{close[key]}"
-            yield at("option-misspelt", option, detail)
+            yield at(rule, option, f"{command} has no {dashes}{option.name[:60]}{close[key]}")
 
 
 def _outside_its_span(job: Job, option: Option) -> Iterator[Hit]:
@@ -102,7 +107,8 @@ def _value_outside_its_span(job: Job, command: str, option: Option) -> Iterator[
 
 def _nearest_option(command: str, name: str) -> str:
     close = nearest(name, known_options(command)) if len(name) > 1 else None
-    return f"; did you mean '--{close}'?" if close else ""
+    alike = close is not None and SequenceMatcher(a=close, b=name.lower()).ratio() >= _ALIKE
+    return f"; did you mean '--{close}'?" if alike else ""
 
 
 @checks("exclusive-oversubscribe", "memory-flags", "exact-whole", "exclusive-overlap",

@@ -66,7 +66,7 @@ def gpu_flags_on_steps(job: Job) -> Iterator[Hit]:
             yield at("gpu-flag-on-step", whole[-1])
 
 
-@checks("gpus-per-task-unbound", "gpus-per-task-isolates", "gpus-per-task", "linear-per-task-gres")
+@checks("gpus-per-task-unbound", "gpus-per-task-isolates", "gpus-per-task")
 def gpus_per_task(job: Job) -> Iterator[Hit]:
     """GPUs asked for per task: what that does to binding depends on the release."""
     batch = job.script.is_batch
@@ -76,7 +76,6 @@ def gpus_per_task(job: Job) -> Iterator[Hit]:
         option = asks_per_task(options)
         if option is None:
             continue
-        yield at("linear-per-task-gres", option)
         if per_node == 1:
             yield at("gpus-per-task", option)
         elif not _unbound(job, options):

@@ -15,6 +15,7 @@ _PORT = re.compile(r"(?:\A|_)PORT\Z|\A(?:MASTER|RDZV|RENDEZVOUS)_?PORT\Z", re.A)
 _JOB_ID = re.compile(r"\bSLURM_JOB_?ID\b", re.A)
 _MODULO = re.compile(r"%\s*(\d{1,9})", re.A)
 _TAIL = re.compile(r"tail\s+-c\s*(\d{1,2})", re.A)
+_LAST_DIGITS = re.compile(r"(\d{0,4})\$\{SLURM_JOB_?ID:\s*0?\s*-\s*([1-5])\}", re.A)
 _NUMBER = re.compile(r"(?<![\w%$])(\d{1,9})(?!\w)", re.A)
 _SELF = {"$0", "${0}", "$BASH_SOURCE", "${BASH_SOURCE}", "${BASH_SOURCE[0]}", "${0##*/}"}
 
@@ -90,6 +91,10 @@ def _port_arguments(command: Command) -> Iterator[Hit]:
 def _may_be_ephemeral(expression: str) -> bool:
     """Whether `base + id % count` reaches the ephemeral ports, as far as its numbers are known."""
     text = expression[:2000]
+    if digits := _LAST_DIGITS.search(text):  # `1${SLURM_JOB_ID:0-4}` is 10000 to 19999
+        count = 10 ** int(digits.group(2))
+        low = int(digits.group(1) or 0) * count
+        return low <= EPHEMERAL[1] and low + count - 1 >= EPHEMERAL[0]
     modulo, tail = _MODULO.search(text), _TAIL.search(text)
     if modulo is None and tail is None:
         return True

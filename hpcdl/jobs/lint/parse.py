@@ -164,6 +164,10 @@ class Script:
         index = bisect_right([start for start, _ in bodies], offset) - 1
         return index >= 0 and offset < bodies[index][1]
 
+    def is_comment(self, offset: int) -> bool:
+        """Whether a comment begins there, and no line of a string or a here-document."""
+        return offset in self._reading.comments
+
     @cached_property
     def header_end(self) -> int:
         """The number of the line where sbatch stops looking for directives."""

@@ -97,19 +97,22 @@ def parser() -> Parser | None:
 
 @dataclass(frozen=True)
 class Reading:
-    """The commands of a script in the order of the text, and the spans of its here-documents.
+    """The commands of a script in the order of the text, its here-documents and its comments.
+
+    These are spans of offsets, and where each begins.
 
     The commands of substitutions and of `bash -c '...'` follow the command that holds them.
     """
 
     commands: tuple[Command, ...] = ()
     heredocs: tuple[tuple[int, int], ...] = ()
+    comments: frozenset[int] = frozenset()
 
 
 def read(text: str) -> Reading:
     """What a script runs; nothing where there is no parser."""
     found = _Walk(text, 0, (), MAX_INNER)
-    return Reading(tuple(found.commands), tuple(found.heredocs))
+    return Reading(tuple(found.commands), tuple(found.heredocs), frozenset(found.comments))
 
 
 def commands(text: str) -> tuple[Command, ...]:
@@ -124,6 +127,7 @@ class _Walk:
         self.text, self.base, self.inner = text, base, inner
         self.commands: list[Command] = []
         self.heredocs: list[tuple[int, int]] = []
+        self.comments: set[int] = set()
         if (bash := parser()) is not None:
             # One byte for each character, so that offsets are those of the text.
             plain = _APOSTROPHE.sub(r"\1_", _NOT_ASCII.sub("_", text))
@@ -136,6 +140,8 @@ class _Walk:
         for node in nodes:
             if node.type == "&":
                 self._mark(start, background=True)
+            elif node.type == "comment":
+                self.comments.add(self.base + node.start_byte)
             elif node.is_named:
                 start = len(self.commands)
                 self._statement(node, scopes, depth + 1)
@@ -161,7 +167,7 @@ class _Walk:
             self._joined(node.children, scopes, depth)
         elif kind in self._CONSTRUCTS:
             self._CONSTRUCTS[kind](self, node, scopes, depth)
-        elif kind != "comment":
+        else:
             self._statements(node.children, scopes, depth)
 
     def _joined(self, nodes: Sequence[Node], scopes: tuple[Scope, ...], depth: int) -> None:
