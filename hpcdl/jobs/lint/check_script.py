@@ -92,9 +92,9 @@ def _may_be_ephemeral(expression: str) -> bool:
     """Whether `base + id % count` reaches the ephemeral ports, as far as its numbers are known."""
     text = expression[:2000]
     if digits := _LAST_DIGITS.search(text):  # `1${SLURM_JOB_ID:0-4}` is 10000 to 19999
-        count = 10 ** int(digits.group(2))
-        low = int(digits.group(1) or 0) * count
-        return low <= EPHEMERAL[1] and low + count - 1 >= EPHEMERAL[0]
+        first, width = digits.group(1) or "0", int(digits.group(2))
+        low, high = int(first + "0" * width), int(first + "9" * width)
+        return low <= EPHEMERAL[1] and high >= EPHEMERAL[0]
     modulo, tail = _MODULO.search(text), _TAIL.search(text)
     if modulo is None and tail is None:
         return True
