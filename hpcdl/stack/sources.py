@@ -10,6 +10,7 @@ import base64
 import csv
 import hashlib
 import io
+import os
 import shutil
 import zipfile
 from collections.abc import Iterator
@@ -30,7 +31,9 @@ from hpcdl.system.scratch import scratch_directory
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _FOLDERS = ("modulefiles", "reframe_checks", "spack", "templates")
-_JUNK = {"__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
+# The second line is what Spack makes in a directory of spack/environments: links to gigabytes.
+_JUNK = {"__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache",
+         ".spack-env", "view", "._view", "concretize.log"}  # fmt: skip
 _BUILD_SECONDS = 600
 _TOP = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 
@@ -51,11 +54,12 @@ def own_files() -> Iterator[tuple[str, Path]]:
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
-    for path in folder.rglob("*"):
-        name = path.relative_to(folder)
-        # A link is the site file of an installed prefix: no part of hpcdl.
-        if path.is_file() and not path.is_symlink() and not _JUNK & set(name.parts):
-            yield name.as_posix(), path
+    for where, folders, names in os.walk(folder):
+        folders[:] = set(folders) - _JUNK
+        for path in (Path(where, name) for name in set(names) - _JUNK):
+            # A link is the site file of an installed prefix: no part of hpcdl.
+            if path.is_file() and not path.is_symlink():
+                yield path.relative_to(folder).as_posix(), path
 
 
 def own_digest() -> str:

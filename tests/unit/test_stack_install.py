@@ -168,6 +168,23 @@ def test_hpcdl_finds_all_of_itself() -> None:
     assert own_digest() == own_digest()
 
 
+def test_an_environment_installed_in_a_checkout_is_no_part_of_hpcdl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its view leads to gigabytes, some by links and some, such as scripts, as files."""
+    environment = tmp_path / "spack" / "environments" / "own"
+    for folder in (tmp_path / "hpcdl", environment / "view" / "bin", environment / ".spack-env"):
+        folder.mkdir(parents=True)
+        (folder / "file").touch()
+    for top in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        (tmp_path / top).touch()
+    (environment / "spack.yaml").touch()
+    (environment / "view" / "lib").symlink_to("/usr/lib")
+    monkeypatch.setattr("hpcdl.stack.sources._PACKAGE", tmp_path / "hpcdl")
+    names = [name for name, _ in own_files()]
+    assert names == ["hpcdl/file", "hpcdl/spack/environments/own/spack.yaml"]
+
+
 def test_a_killed_build_leaves_no_program_and_its_directory_goes_with_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
