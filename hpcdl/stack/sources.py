@@ -32,7 +32,7 @@ from hpcdl.system.scratch import scratch_directory
 _PACKAGE = Path(__file__).resolve().parent.parent
 _FOLDERS = ("modulefiles", "reframe_checks", "spack", "templates")
 # The second line is what Spack makes in a directory of spack/environments: links to gigabytes.
-_JUNK = {"__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache",
+_JUNK = {"__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".gitignore",
          ".spack-env", "view", "._view", "concretize.log"}  # fmt: skip
 _BUILD_SECONDS = 600
 _TOP = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE")

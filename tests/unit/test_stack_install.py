@@ -179,6 +179,7 @@ def test_an_environment_installed_in_a_checkout_is_no_part_of_hpcdl(
     for top in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         (tmp_path / top).touch()
     (environment / "spack.yaml").touch()
+    (environment.parent / ".gitignore").touch()  # no wheel has it
     (environment / "view" / "lib").symlink_to("/usr/lib")
     monkeypatch.setattr("hpcdl.stack.sources._PACKAGE", tmp_path / "hpcdl")
     names = [name for name, _ in own_files()]
