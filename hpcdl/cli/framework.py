@@ -156,4 +156,4 @@ def a_day(text: str) -> str:
 
 def print_json(value: Any) -> None:
     """A value as JSON on standard output; paths and the like become text."""
-    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))  # escaped as JSON is
+    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))

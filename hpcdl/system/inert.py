@@ -16,7 +16,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
-from xml.sax.saxutils import quoteattr
 
 # Control characters but tab and newline, separators of lines and paragraphs, marks that turn the
 # direction of writing, characters without width or ink, and halves of characters.
@@ -93,6 +92,8 @@ def prometheus_label(text: str) -> str:
 
 def xml_attribute(text: str) -> str:
     """A quoted attribute of XML."""
+    from xml.sax.saxutils import quoteattr  # it imports an HTTP client: no command starts by that
+
     return quoteattr(inert(text))
 
 

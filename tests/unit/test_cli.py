@@ -325,3 +325,9 @@ def test_an_existing_site_file_is_replaced_only_when_forced(
     assert code == 2
     assert "--force" in err
     assert (tmp_path / "site.yaml").read_text() == "kept"
+
+
+def test_the_command_line_starts_without_an_http_client() -> None:
+    """Modules of Python's own library cost as much as ours: this one half of the start."""
+    program = "import sys, hpcdl.cli; sys.exit('urllib.request' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
