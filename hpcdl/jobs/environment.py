@@ -33,9 +33,10 @@ def looks_secret(name: str) -> bool:
     return _SECRET.search(name) is not None
 
 
-def as_shell(values: Mapping[str, str]) -> str:
-    """The file's text."""
-    return "".join(f"export {name}={quote.word(value)}\n" for name, value in values.items())
+def as_shell(values: Mapping[str, str]) -> bytes:
+    """What the file holds."""
+    lines = (f"export {name}={quote.word(value)}\n" for name, value in values.items())
+    return "".join(lines).encode(errors="surrogateescape")
 
 
 def keep(path: Path, values: Mapping[str, str]) -> None:
@@ -45,7 +46,7 @@ def keep(path: Path, values: Mapping[str, str]) -> None:
         MissingPrerequisite: the file system refuses it.
     """
     if values:
-        write_atomic(path, as_shell(values).encode(errors="surrogateescape"), mode=0o600)
+        write_atomic(path, as_shell(values), mode=0o600)
 
 
 def check_same(folder: Path, values: Mapping[str, str]) -> None:
@@ -58,7 +59,7 @@ def check_same(folder: Path, values: Mapping[str, str]) -> None:
     if file is None:
         return
     before = set(read_regular(file, kind="file of a job's variables").splitlines())
-    now = {name: as_shell({name: value}).encode(errors="surrogateescape").strip()
+    now = {name: as_shell({name: value}).strip()
            for name, value in values.items() if not looks_secret(name)}  # fmt: skip
     other = sorted(name for name, line in now.items() if line not in before)
     if other:

@@ -109,8 +109,7 @@ def submit(
     record = _record(site, placed, module, script)
     files = {"job.sh": script.text.encode(errors="surrogateescape")}
     if placed.environment:
-        values = environment.as_shell(placed.environment)
-        files[environment.NAME] = values.encode(errors="surrogateescape")
+        files[environment.NAME] = environment.as_shell(placed.environment)
     with terminable(), ExitStack() as stack:
         begun = _begun(site, record, stack)
         folder = begun or folder

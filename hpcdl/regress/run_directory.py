@@ -23,7 +23,7 @@ from hpcdl.site import Site
 from hpcdl.slurm import client, once
 from hpcdl.slurm.parse import ACTIVE, JobRecord
 from hpcdl.system.errors import BadInput, HpcdlError
-from hpcdl.system.files import explain_os_errors, make_directory, switch_link
+from hpcdl.system.files import explain_os_errors, make_directory, switch_link, take_lock
 from hpcdl.system.safe_read import read_regular
 from hpcdl.system.text import utc_stamp
 
@@ -206,12 +206,11 @@ def is_held(lock: Path) -> bool:
     except OSError:
         return True
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return not take_lock(descriptor)
     except OSError:
         return True
     finally:
         os.close(descriptor)
-    return False
 
 
 def json_lines(path: Path) -> Sequence[dict[str, Any]]:

@@ -79,17 +79,18 @@ def compile_bytecode(python: Path, site_packages: Path, store: Path, log: Path) 
         os.utime(store)
         _copy_bytecode(store, site_packages)
     else:
-        _compile(python, [site_packages], log)
+        compile_folders(python, [site_packages], log)
         aside = store.with_name(f"{store.name}.{os.getpid()}")
         with explain_os_errors(aside):
             _copy_bytecode(site_packages, aside)
         with suppress(OSError):
             aside.rename(store)
         shutil.rmtree(aside, ignore_errors=True)
-    _compile(python, [site_packages / "hpcdl"], log)
+    compile_folders(python, [site_packages / "hpcdl"], log)
 
 
-def _compile(python: Path, folders: Sequence[Path], log: Path) -> None:
+def compile_folders(python: Path, folders: Sequence[Path], log: Path) -> None:
+    """Compile all modules below some directories; what is no valid Python is left."""
     # By force: what a build imported has bytecode already, marked with the times of its sources;
     # beside later copies of these it is stale, and root's Python would write it anew.
     run(

@@ -234,6 +234,15 @@ def user_name() -> str:
         return str(os.getuid())
 
 
+def take_lock(descriptor: int) -> bool:
+    """Whether the lock of an open file or directory is ours now; OSError where there are none."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def _try_lock(descriptor: int, path: Path) -> bool:
     """Whether the lock is ours now.
 
@@ -241,16 +250,13 @@ def _try_lock(descriptor: int, path: Path) -> bool:
         MissingPrerequisite: the file system has no locks, and without them two would work at once.
     """
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return take_lock(descriptor)
     except OSError as fault:
         raise MissingPrerequisite(
             f"cannot lock {path}: {fault.strerror}",
             hint="its file system must have locks: a local disk, or NFS with its lock service; "
             "nothing was changed",
         ) from fault
-    return True
 
 
 @contextmanager

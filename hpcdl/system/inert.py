@@ -54,6 +54,11 @@ def inert_values(value: Any) -> Any:
     return [inert_values(one) for one in value] if isinstance(value, list | tuple) else value
 
 
+def inert_text(value: object) -> object:
+    """A value that a template shows: text is inert; marked-up text was made by a template."""
+    return inert(value) if type(value) is str else value
+
+
 def in_a_line(text: str) -> str:
     """An inert text on one line, of whatever length: no name begins a line of its own."""
     return inert(text).replace("\n", "\\n").replace("\t", " ")

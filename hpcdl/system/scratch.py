@@ -6,7 +6,6 @@ killed, by whatever signal, and a directory of ours that nobody locks is nobody'
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
@@ -14,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hpcdl.system.files import explain_os_errors
+from hpcdl.system.files import explain_os_errors, take_lock
 
 _PREFIX = ".hpcdl-scratch-"
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -48,7 +47,7 @@ def _made(below: Path) -> tuple[Path, int]:
         with suppress(FileNotFoundError):  # somebody may take it for left before it is locked
             descriptor = os.open(place, _FLAGS)
             with suppress(OSError):  # without locks it works, and is only never cleared
-                if not _lock(descriptor) or os.fstat(descriptor).st_nlink == 0:
+                if not take_lock(descriptor) or os.fstat(descriptor).st_nlink == 0:
                     os.close(descriptor)
                     continue
             return place, descriptor
@@ -60,16 +59,7 @@ def _clear_left(below: Path) -> None:
         with suppress(OSError):
             descriptor = os.open(left, _FLAGS)
             try:
-                if os.fstat(descriptor).st_uid == os.getuid() and _lock(descriptor):
+                if os.fstat(descriptor).st_uid == os.getuid() and take_lock(descriptor):
                     shutil.rmtree(left, ignore_errors=True)
             finally:
                 os.close(descriptor)
-
-
-def _lock(descriptor: int) -> bool:
-    """Whether nobody else holds the directory."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import stat
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -22,7 +21,7 @@ from hpcdl.cluster.processes import alive
 from hpcdl.cluster.rootfs import folder as rootfs_folder
 from hpcdl.cluster.state import all_states
 from hpcdl.jobs.submission import index
-from hpcdl.regress.run_directory import is_held, read_events, runs_directory
+from hpcdl.regress.run_directory import is_held, is_named_as_run, read_events, runs_directory
 from hpcdl.site import Site
 from hpcdl.slurm import client
 from hpcdl.stack.publish import switch_lock
@@ -34,8 +33,6 @@ from hpcdl.system.resources import cache, home
 from hpcdl.system.text import did_you_mean
 
 _DAY, _RECENT = 86400.0, 3600.0
-_RUN = re.compile(r"\d{8}-\d{6}Z?-[0-9a-f]{4}")
-_SCRATCH = re.compile(r"hpcdl-(gate|spack)-[a-z0-9_]{8}")
 _LEFTOVER = re.compile(r"\.(history|records)\.json\.[A-Za-z0-9_]{8}|\.(current|latest)\.\d+")
 
 Found = Iterator[tuple[Path, str]]
@@ -157,18 +154,16 @@ def _check_runs(site: Site) -> Found:
     runs = runs_directory(site)
     latest = (runs.parent / "latest").resolve()
     for path in runs.iterdir():
-        if not _RUN.fullmatch(path.name) or path.is_symlink():
+        if not is_named_as_run(path) or path.is_symlink():
             continue
         open_jobs = [event.job for event in read_events(path / "events.jsonl").values()
                      if not event.ended]  # fmt: skip
-        yield (
-            path,
-            (
-                ("it is the latest run" if path.resolve() == latest else "")
-                or ("it runs" if is_held(path / "lock") else "")
-                or (f"job {open_jobs[0]} may still run" if open_jobs else "")
-            ),
-        )
+        if path.resolve() == latest:
+            yield path, "it is the latest run"
+        elif is_held(path / "lock"):
+            yield path, "it runs"
+        else:
+            yield path, f"job {open_jobs[0]} may still run" if open_jobs else ""
 
 
 def _job_index(site: Site) -> Found:
@@ -202,13 +197,10 @@ def _job_records(_: Site) -> Found:
 
 
 def _leftovers(site: Site) -> Found:
-    """What killed commands left beside the files that they wrote, and in /tmp."""
+    """What killed commands left beside the files that they wrote."""
     for place in (site.paths.prefix, site.paths.work / "checks"):
         if place.is_dir():
             yield from ((path, "") for path in place.iterdir() if _LEFTOVER.fullmatch(path.name))
-    for path in Path(tempfile.gettempdir()).iterdir():
-        if _SCRATCH.fullmatch(path.name) and not path.is_symlink():
-            yield path, ""
 
 
 def _cache(_: Site) -> Found:

@@ -22,7 +22,7 @@ from hpcdl.regress.report.files import Attached
 from hpcdl.regress.report.series_view import SeriesView, Work, describe, percent, views
 from hpcdl.results.faults import Status
 from hpcdl.slurm.execution import recorded
-from hpcdl.system.inert import inert, inert_values
+from hpcdl.system.inert import inert_text, inert_values
 from hpcdl.system.resources import folder
 
 NIGHTS = 365
@@ -280,7 +280,7 @@ def _render(
         loader=jinja2.FileSystemLoader(place),
         undefined=jinja2.StrictUndefined,
         autoescape=True,
-        finalize=_inert,
+        finalize=inert_text,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -297,10 +297,6 @@ def _render(
         script_hash=_hash(script),
         **values,
     )
-
-
-def _inert(value: object) -> object:
-    return inert(value) if type(value) is str else value
 
 
 def _hash(text: str) -> str:

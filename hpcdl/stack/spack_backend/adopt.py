@@ -144,7 +144,7 @@ def _directory(named: str) -> Path:
         return place
     if not place.exists() and "/" not in named:
         with scratch_directory() as scope:
-            spack = open_spack(Path(scope), Path(scope))
+            spack = open_spack(scope, scope)
             told = spack.run("location", "--env", named, check=False).stdout.strip()
         if told and (Path(told) / "spack.yaml").is_file():
             return Path(told)
@@ -167,7 +167,7 @@ def adopt_installed(plan: Adoption, say: Say) -> Release:
     where = plan.lock.environment
     root = where.parents[1] if (where.parents[1] / "spack_repo").is_dir() else where
     with scratch_directory() as scope:
-        spack = open_spack(root, Path(scope))
+        spack = open_spack(root, scope)
         require_unlocked(where)
         return adopt(plan, spack, say)
 

@@ -168,7 +168,7 @@ def concretize(
     log.unlink(missing_ok=True)
     limit = time_limit or default_limit()
     with scratch_directory() as scope:
-        spack = open_spack(root, Path(scope))
+        spack = open_spack(root, scope)
         require_unlocked(where)
         say(f"{wanted.name}: Spack solves it, at most {duration(limit)}")
         try:

@@ -113,7 +113,7 @@ def plan_mirror(where: Path, root: Path, environments: Sequence[str], bazel: str
                 hint="`hpcdl stack concretize` makes one",
             )
     with scratch_directory() as scope:
-        spack = open_spack(root, Path(scope))
+        spack = open_spack(root, scope)
         built = [one for path in paths for one in inventory(spack, path).packages]
     sources = {source: None for one in built for source in _sources(one)}
     compiles = any(one.name == _BAZEL_BUILDS for one in built)
@@ -177,7 +177,7 @@ def make_mirror(mirror: Mirror, root: Path, say: Say) -> Path:
         log = new_log("mirror")
         with scratch_directory() as scope:
             own = {"config.yaml": f"config:\n  build_stage: ['{mirror.folder / '.stage'}']\n"}
-            spack = open_spack(root, Path(scope), own)
+            spack = open_spack(root, scope, own)
             for path in mirror.environments:
                 _fetch(spack, mirror, path, log, say)
         shutil.rmtree(mirror.folder / ".stage", ignore_errors=True)

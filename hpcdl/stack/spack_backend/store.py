@@ -60,7 +60,7 @@ def remove_unneeded(
     root = shared(site)
     with _no_build_at_work(root), scratch_directory() as scope:
         kept = _kept(site, releases)
-        spack = _open(site, Path(scope))
+        spack = _open(site, scope)
         unneeded = [one for one in _installed(spack, store(site)) if one.hash not in kept]
         found = tuple(replace(one, size=size_of(one.prefix)) for one in unneeded)
         if found and not dry_run:

@@ -18,14 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcdl.stack.install import add_startup, install, open_to_readers
+from hpcdl.stack.install import add_startup, compile_folders, install, open_to_readers
 from hpcdl.stack.modes import mode_faults
 from hpcdl.stack.spack_backend.from_wheels import wheel_sets
 from hpcdl.stack.spack_backend.locked import Lock
 from hpcdl.stack.spack_backend.tool import Spack
 from hpcdl.system.errors import CheckFailed, MissingPrerequisite
 from hpcdl.system.files import write_atomic
-from hpcdl.system.python import module_argv
 from hpcdl.system.resources import folder
 from hpcdl.system.run import run
 
@@ -143,8 +142,7 @@ def add_hpcdl(root: Path, wheel: Path, pip: Path, log: Path) -> Path:
         elif left.is_dir():
             shutil.rmtree(left)
     install(python, [wheel], pip, log)
-    run([*module_argv(python, "compileall"), "-q", "--invalidation-mode", "unchecked-hash",
-         packages / "hpcdl"], log=log, check=False)  # fmt: skip
+    compile_folders(python, [packages / "hpcdl"], log)
     own_folder(stack, Path("share") / "hpcdl")
     add_startup(stack)
     open_to_readers(root)

@@ -14,7 +14,7 @@ from typing import Any
 
 from hpcdl import __version__
 from hpcdl.system.files import write_atomic, write_json
-from hpcdl.system.inert import inert
+from hpcdl.system.inert import inert_text
 from hpcdl.system.resources import folder
 from hpcdl.workflows.study.collect import Findings, Measured
 from hpcdl.workflows.study.figure import caption, draw
@@ -268,7 +268,7 @@ def _rendered(template: str, values: dict[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        finalize=lambda value: inert(value) if type(value) is str else value,
+        finalize=inert_text,
     )
     environment.filters["cell"] = lambda text: " ".join(text.split()).replace("|", "\\|")
     return environment.get_template(template).render(values)
