@@ -121,23 +121,31 @@ def submit(
         manifest = replace(manifest, request=request or manifest.request)
         for number, (group, script) in enumerate(prepared):
             waits = _wait_for({*before, *_slot(queued, number, running)})
-            token = once.new_token()
-            earlier = dict(status)
-            _note(status, group, None, token)
-            _write_manifest(folder, manifest, status)  # what is queued now is found by its token
-            sync_directory(folder)
-            with undivided():
-                try:
-                    queued.append(once.submit(script, waits, token=token))
-                except Unconfirmed:
-                    raise
-                except BaseException:
-                    _write_manifest(folder, manifest, earlier)
-                    raise
-                _note(status, group, queued[-1], token)
-                _write_manifest(folder, manifest, status)
+            queued.append(_queue(folder, manifest, status, group, script, waits))
         _write_manifest(folder, manifest, status)
     return tuple(status.values())
+
+
+def _queue(
+    folder: Path, manifest: Manifest, status: dict[str, RunStatus], group: Group, script: Path,
+    waits: Sequence[str],
+) -> int:  # fmt: skip
+    """Queue the array of a group, in the manifest by its token before and by its id after."""
+    token, earlier = once.new_token(), dict(status)
+    _note(status, group, None, token)
+    _write_manifest(folder, manifest, status)  # what is queued now is found by its token
+    sync_directory(folder)
+    with undivided():
+        try:
+            job = once.submit(script, waits, token=token)
+        except Unconfirmed:
+            raise
+        except BaseException:
+            _write_manifest(folder, manifest, earlier)
+            raise
+        _note(status, group, job, token)
+        _write_manifest(folder, manifest, status)
+    return job
 
 
 def _note(status: dict[str, RunStatus], group: Group, job: int | None, token: str) -> None:
