@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcdl.cli import request, sweep
+from hpcdl.cli import lint, request, sweep
 from hpcdl.cli.framework import Command, Group, at_least, print_json, the_site
 from hpcdl.system.errors import ExitCode
 
@@ -263,45 +263,6 @@ def _report(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK if report.ok else ExitCode.NO
 
 
-def _lint_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "files", nargs="+", type=Path, metavar="FILE", help="sbatch scripts; - is stdin"
-    )
-    parser.add_argument(
-        "--slurm-version", metavar="X.Y", help="Slurm release to check for (default: the site's)"
-    )
-    parser.add_argument(
-        "--partition", metavar="NAME", help="partition that the scripts will run on"
-    )
-    parser.add_argument("--sarif", action="store_true", help="print SARIF, for code scanners")
-
-
-def _lint(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.jobs.lint import run_lint
-
-    site = _lint_site(args)
-    return run_lint(
-        args.files,
-        args.slurm_version or (site.slurm.version if site else None),
-        args.json,
-        partition=site.partition(args.partition) if site and args.partition else None,
-        as_sarif=args.sarif,
-    )
-
-
-def _lint_site(args: argparse.Namespace) -> Site | None:
-    """The site to check for; None where none is named or installed, or none is needed."""
-    import os
-
-    from hpcdl.site.load import installed_site_file
-
-    if args.site or args.partition or os.environ.get("HPCDL_SITE"):
-        return the_site(args)
-    if args.slurm_version or installed_site_file() is None:
-        return None
-    return the_site(args)
-
-
 def _cancel_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("jobs", nargs="+", metavar="JOB", help="job ids, or job directories")
 
@@ -390,8 +351,8 @@ GROUP = Group(
             "lint",
             "Check any sbatch script against the rules of a Slurm release; exit 1 on errors.",
             "hpcdl job lint --slurm-version 22.05 train.sh",
-            _lint,
-            _lint_options,
+            lint.run,
+            lint.options,
         ),
         Command(
             "cancel",

@@ -117,26 +117,26 @@ def submit(
             _check_free(folder, files)
             stack.enter_context(locked(folder / _LOCK))
             _check_free(folder, files)
-        said = _told(folder) if begun else None
-        known = _known(folder, (folder / JOB.name).stat().st_mtime) if said else {}
+        said = _told(folder) if begun else record
+        known = _known(folder, (folder / JOB.name).stat().st_mtime) if begun else {}
         try:
-            if said is None:
+            if begun is None:
                 _write(site, folder, files, record)
-            queued = _queue(site, folder, said or record, known)
+            queued = _queue(site, folder, said, known)
         except Unconfirmed:
             raise
         except BaseException:
             # A job without its record could not be followed: it is removed again as a whole.
             with undivided():
                 client.cancel([*known.values()])
-                for token in said["tokens"] if said else ():
+                for token in said["tokens"] if begun else ():
                     revoke(folder, token)  # what a stopped command sent may be on its way
-                _withdraw(site, folder, (said or record)["tokens"])
+                _withdraw(site, folder, said["tokens"])
             raise
         done = Submission(queued[0], folder, tuple(queued), resumed=begun is not None)
         if tell:
             tell(done)
-        _forget(site, folder, (said or record)["tokens"])
+        _forget(site, folder, said["tokens"])
     return done
 
 
@@ -276,7 +276,7 @@ def _check_free(folder: Path, files: Mapping[str, bytes]) -> None:
     for name, content in files.items():
         path = folder / name
         same = not path.is_symlink() and path.is_file() and path.read_bytes() == content
-        if path.is_symlink() or (path.exists() and not same):
+        if not same and os.path.lexists(path):
             raise BadInput(
                 f"{folder} holds a {name} already, which would be written over",
                 hint="choose another --job-dir, or move it away",
