@@ -14,9 +14,22 @@ from hpcdl.cluster.model import NAMESPACES, Group, Plan
 from hpcdl.slurm.hostlist import fold_hostlist
 from hpcdl.system.resources import folder
 
-NODE_TIMEOUT, MESSAGE_TIMEOUT = 10, 6
-"""SlurmdTimeout and MessageTimeout in seconds. Together they make a dead node be noticed after
-15 to 25 s (Slurm's defaults: minutes), and tolerate a machine whose cores are all busy."""
+
+@dataclass(frozen=True)
+class Timeouts:
+    """How long Slurm waits, in seconds.
+
+    `node` (SlurmdTimeout) and `message` (MessageTimeout) together make a dead node be noticed
+    after 15 to 30 s (Slurm's defaults: minutes), and tolerate a machine whose cores are all busy.
+    `credential` is munge's cred_expire: a requeued job starts again about a second after it.
+    """
+
+    node: int = 10
+    message: int = 10
+    credential: int = 5
+
+
+TIMEOUTS = Timeouts()
 
 
 @dataclass(frozen=True)
@@ -34,8 +47,7 @@ def files(plan: Plan, slurmd: str) -> tuple[File, ...]:
         "plan": plan,
         "slurmd": slurmd,
         "cluster_name": cluster_name(plan.request.site, plan.directory),
-        "node_timeout": NODE_TIMEOUT,
-        "message_timeout": MESSAGE_TIMEOUT,
+        "timeouts": TIMEOUTS,
         "listening": listening(plan),
         "node_lines": node_lines(plan),
         "has_gpus": any(group.gpus for group in plan.request.groups),

@@ -12,13 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import rootfs, up
+from hpcdl.cluster import render, rootfs, up
 from hpcdl.site import load_site
 from hpcdl.system.errors import HpcdlError
 from tests.homes import short_home
 from tests.matrix.machines import Job, Machine, script
 
 _HERE = Path(__file__).parent
+# No test here loses a node. A shared machine may stand still for longer than a message may take:
+# Slurm then holds a requeued job, or calls it timed out.
+PATIENT = render.Timeouts(node=300, message=60, credential=20)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -31,7 +34,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def machines() -> Iterator[dict[str, Machine | str]]:
     """A cluster per release; the reason in its place where there is none."""
     rootfs.get_all(rootfs.releases(), print)
-    with short_home() as home:
+    with short_home() as home, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(render, "TIMEOUTS", PATIENT)
         yield {release: _start(release, home / release) for release in rootfs.releases()}
 
 
@@ -59,7 +63,7 @@ UNTIL_THE_SIGNAL = """\
 echo "run ${SLURM_RESTART_COUNT:-0}"
 [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || exit 0
 trap 'echo "rank $SLURM_PROCID writes a checkpoint"; exit 75' USR2
-i=0; while [ $i -lt 2400 ]; do sleep 0.1; i=$((i + 1)); done
+i=0; while [ $i -lt 3000 ]; do sleep 0.1; i=$((i + 1)); done
 """
 
 
@@ -71,8 +75,8 @@ def slow_jobs(machines: dict[str, Machine | str]) -> dict[tuple[str, str], Job]:
         if isinstance(machine, str):
             continue
         words = ["sh", "-c", UNTIL_THE_SIGNAL]
-        text = script(machine, words, minutes=3, nodes=2, tasks_per_node=2, cpus_per_task=1)
-        assert "--signal=B:USR2@30" in text
+        text = script(machine, words, minutes=4, nodes=2, tasks_per_node=2, cpus_per_task=1)
+        assert "--signal=B:USR2@60" in text
         found[machine.name, "walltime"] = machine.submit(text)
         failing = script(machine, ["sh", "-c", "exit 75"], requeues=1, cpus_per_task=1)
         found[machine.name, "capped"] = machine.submit(failing)
