@@ -55,7 +55,7 @@ def _read(data: mmap.mmap, path: Path) -> Dynamic:
         return [data[start : data.find(b"\0", start)].decode() for start in starts]
 
     folders = (one for text in texts(_RPATH, _RUNPATH) for one in text.split(":") if one)
-    origin = str(path.resolve().parent)
+    origin = str(path.absolute().parent)  # of a link not what it leads to: so does the loader
     expanded = (one.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for one in folders)
     found = (Path(one).resolve() for one in expanded)
     soname = (*texts(_SONAME), "")[0]

@@ -77,14 +77,14 @@ def survey(*roots: Path) -> list[SharedObject]:
     """
     seen: set[Path] = set()
     found = []
-    for path in (path for root in roots for path in _shared_objects(root, seen)):
+    for path in (path for root in roots for path in shared_objects(root, seen)):
         codes = read_device_code(path)
         if codes:
             found.append(SharedObject(path, codes))
     return found
 
 
-def _shared_objects(root: Path, seen: set[Path]) -> Iterator[Path]:
+def shared_objects(root: Path, seen: set[Path]) -> Iterator[Path]:
     """Files called *.so* below a directory, in order; `seen` has what was looked at."""
     for name, folders, files in os.walk(root, followlinks=True):
         here = Path(name)

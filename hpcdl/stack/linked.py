@@ -1,31 +1,52 @@
-"""Whether a release from wheels loads what it should: every library from itself, and one NCCL.
+"""Whether a release loads what it should: every library from itself, and one NCCL.
 
 What a shared object needs is read from the file, where it is found is asked of the loader itself
 (`ldd`, in the environment of the release's module). From outside may come what every Linux has,
 NVIDIA's driver and the site's MPI (facts/wheels.yaml, `outside`). TensorFlow opens CUDA's
-libraries later, by its own RUNPATH: that must lead into the release, too. No GPU is needed.
+libraries later, by the module's LD_LIBRARY_PATH or its own RUNPATH: those must lead into the
+release, too. A release made by Spack is a view: the packages that its environment runs with count
+as inside, and so do the directories of what it declares as external. No GPU is needed.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from hpcdl import facts
 from hpcdl.stack.elf import read_dynamic
-from hpcdl.stack.fatbin import survey
+from hpcdl.stack.fatbin import shared_objects, survey
 from hpcdl.stack.release import Release
+from hpcdl.stack.spack_backend.locked import read_lock
 from hpcdl.system.run import CommandResult
 
 _LINE = re.compile(r"^\s+(\S+) => (not found|\S+)")
 _TENSORFLOW = ("tensorflow/lib*.so*", "tensorflow/python/_pywrap_tensorflow*.so")
 _NCCL = "libnccl.so.2"
+_SYSTEM = (Path("/"), Path("/usr"))
 
 Run = Callable[[Sequence[str | Path]], CommandResult]
 """Runs a command in the environment of the module."""
+
+
+@dataclass(frozen=True)
+class _Inside:
+    """What belongs to a release: its directories, and packages of Spack's by their hashes."""
+
+    folders: tuple[Path, ...]
+    hashes: frozenset[str] = frozenset()
+
+    def has(self, place: Path | str) -> bool:
+        """Whether a file, or what a link leads to, belongs to the release."""
+        real = Path(place).resolve()
+        own = any(real.is_relative_to(folder) for folder in self.folders)
+        return own or any(_package(parent) in self.hashes for parent in real.parents)
 
 
 def library_faults(release: Release, run: Run) -> tuple[list[str], int]:
@@ -33,14 +54,17 @@ def library_faults(release: Release, run: Run) -> tuple[list[str], int]:
     packages = next(iter(sorted(release.prefix.glob("lib/python3*/site-packages"))), None)
     if packages is None:
         return [f"{release.prefix} has no Python packages"], 0
-    objects = sorted(_objects(packages))
+    inside = _inside(release)
+    opened = dict(_opened(release, packages)) if "cuda" in release.versions else {}
+    objects = _objects(packages, filter(None, opened.values()))
     found = _by_loader(objects, run)
     faults = [f"the loader said nothing of {path.name}" for path in objects if path not in found]
-    faults += [line for path in objects for line in _of_object(release, path, found.get(path, {}))]
-    if "cuda" in release.versions:
-        faults += _not_opened(packages)
+    loaded = {read_dynamic(path).soname for path in _of_tensorflow(packages)}
+    faults += [line for path in objects
+               for line in _of_object(inside, path, found.get(path, {}), loaded)]  # fmt: skip
+    faults += _not_opened(inside, opened)
     if "nccl" in release.versions and "horovod" in release.versions:
-        faults += _other_nccl(packages, found)
+        faults += _other_nccl(packages, opened.get(_NCCL), found)
     return list(dict.fromkeys(faults)), len(objects)
 
 
@@ -76,14 +100,38 @@ def nccl_release(code: int) -> str:
     return f"{code // 10000}.{code // 100 % 100}.{code % 100}" if code > 1 else ""
 
 
-def _objects(packages: Path) -> Iterator[Path]:
-    """The shared objects of TensorFlow, Horovod and NVIDIA."""
-    for pattern in _TENSORFLOW:
-        yield from packages.glob(pattern)
-    for folder in ("horovod", "nvidia"):
-        for path in (packages / folder).rglob("*.so*"):
-            if path.is_file() and not path.is_symlink():
-                yield path
+def _inside(release: Release) -> _Inside:
+    tree = release.prefix.resolve()
+    if release.backend != "spack":
+        return _Inside((tree,))
+    hashes = frozenset(read_lock(release.root / "spack").to_run)
+    named = [Path(one["external"]) for one in release.lock
+             if "external" in one and one["hash"] in hashes]  # fmt: skip
+    # In /usr lies everything else, too: `outside` says what may come from there.
+    return _Inside((tree, *(one.resolve() for one in named if one not in _SYSTEM)), hashes)
+
+
+@cache
+def _package(folder: Path) -> str | None:
+    """The hash of the package that Spack has installed in a directory; None in any other."""
+    try:
+        nodes = json.loads((folder / ".spack" / "spec.json").read_bytes())["spec"]["nodes"]
+        return str(nodes[0]["hash"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def _objects(packages: Path, more: Iterable[Path]) -> list[Path]:
+    """The shared objects of TensorFlow, Horovod and NVIDIA, each file once; `more` are others."""
+    seen: set[Path] = set()
+    found = _of_tensorflow(packages)
+    found += [path for name in ("horovod", "nvidia")
+              for path in shared_objects(packages / name, seen)]  # fmt: skip
+    return sorted({path.resolve(): path for path in (*more, *found)}.values())
+
+
+def _of_tensorflow(packages: Path) -> list[Path]:
+    return [path for pattern in _TENSORFLOW for path in packages.glob(pattern)]
 
 
 def _by_loader(objects: Sequence[Path], run: Run) -> dict[Path, dict[str, str]]:
@@ -104,19 +152,20 @@ def _by_loader(objects: Sequence[Path], run: Run) -> dict[Path, dict[str, str]]:
     return found
 
 
-def _of_object(release: Release, path: Path, found: Mapping[str, str]) -> Iterator[str]:
-    """A line for each library that is missing, or comes from where it must not."""
+def _of_object(
+    inside: _Inside, path: Path, found: Mapping[str, str], loaded: Container[str]
+) -> Iterator[str]:
+    """A line for each library that is missing, or comes from where it must not.
+
+    `loaded` are TensorFlow's own: who needs them imports it first.
+    """
     needed = read_dynamic(path).needed
     for name, place in found.items():
-        if not place and not _may_be_outside(name):
+        if not place and name not in loaded and not _may_be_outside(name):
             yield f"{path.name} does not find {name}"
-        own = not place or name not in needed or _is_inside(release, place)
+        own = not place or name not in needed or inside.has(place)
         if not own and not _may_be_outside(name):
             yield f"{path.name} takes {name} from {place}, not from the release"
-
-
-def _is_inside(release: Release, place: str) -> bool:
-    return Path(place).resolve().is_relative_to(release.prefix.resolve())
 
 
 def _may_be_outside(name: str) -> bool:
@@ -124,25 +173,32 @@ def _may_be_outside(name: str) -> bool:
     return any(fnmatchcase(name, pattern) for row in rows for pattern in row["names"])
 
 
-def _not_opened(packages: Path) -> Iterator[str]:
-    """CUDA's library directories that are empty or not on TensorFlow's RUNPATH."""
-    libraries = (path for pattern in _TENSORFLOW for path in packages.glob(pattern))
-    known = {folder for path in libraries for folder in read_dynamic(path).folders}
+def _opened(release: Release, packages: Path) -> Iterator[tuple[str, Path | None]]:
+    """CUDA's libraries that TensorFlow opens at run time, by name; None where it finds none."""
+    module = [Path(one) for one in release.environment.get("LD_LIBRARY_PATH", ())]
+    own = [folder for path in _of_tensorflow(packages) for folder in read_dynamic(path).folders]
     for name in facts.load("nvidia_wheels")["opened"]:
-        folder = (packages / "nvidia" / name / "lib").resolve()
-        if not any(folder.glob("lib*.so*")):
-            yield f"there are no libraries in {folder}"
-        elif folder not in known:
-            yield f"TensorFlow does not look into {folder}"
+        places = (path for folder in dict.fromkeys([*module, *own])
+                  for path in sorted(folder.glob(f"{name}*")))  # fmt: skip
+        yield name, next(places, None)
 
 
-def _other_nccl(packages: Path, found: Mapping[Path, Mapping[str, str]]) -> Iterator[str]:
+def _not_opened(inside: _Inside, opened: Mapping[str, Path | None]) -> Iterator[str]:
+    for name, place in opened.items():
+        if place is None:
+            yield f"TensorFlow does not find {name}, neither by the module nor by its RUNPATH"
+        elif not inside.has(place):
+            yield f"TensorFlow takes {name} from {place}, not from the release"
+
+
+def _other_nccl(
+    packages: Path, own: Path | None, found: Mapping[Path, Mapping[str, str]]
+) -> Iterator[str]:
     """Horovod with another NCCL than TensorFlow opens: two in one process."""
-    own = (packages / "nvidia" / "nccl" / "lib" / _NCCL).resolve()
     places = {path: libraries[_NCCL] for path, libraries in found.items()
               if _NCCL in libraries and path.is_relative_to(packages / "horovod")}  # fmt: skip
     if not places:
         yield f"Horovod does not ask for {_NCCL}"
     for path, place in places.items():
-        if Path(place).resolve() != own:
+        if own is not None and Path(place).resolve() != own.resolve():
             yield f"{path.name} loads {place or 'no NCCL'}, TensorFlow {own}"

@@ -316,9 +316,7 @@ def check_files(site: Site, release: Release, names: Collection[str] = ()) -> li
         release: whose files are read.
         names: these partitions only.
     """
-    checks = [check_device_code(site, release, names)]
-    if release.backend == "venv":
-        checks.insert(0, check_libraries(site, release))
+    checks = [check_libraries(site, release), check_device_code(site, release, names)]
     if "compute" in release.needs and "horovod" in release.versions:
         start = time.monotonic()
         faults, detail = code_faults(release)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ from hpcdl.system.run import CommandResult, run
 from tests.small_release import make_release, small_site
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+PACKAGES = Path("lib", "python3.11", "site-packages")
 
 
 def library(path: Path, *options: str | Path, soname: str = "") -> Path:
@@ -41,9 +43,8 @@ def loader(argv: Sequence[str | Path]) -> CommandResult:
 @pytest.fixture
 def packages(tmp_path: Path) -> Path:
     """TensorFlow that looks into all of NVIDIA's folders, and those folders."""
-    place = tmp_path / "prefix" / "releases" / "gpu" / "stack" / "lib" / "python3.11"
-    place = place / "site-packages"
-    names = ("cuda_runtime", "cuda_cupti", "cublas", "cudnn", "cufft", "cusolver", "cusparse")
+    place = tmp_path / "prefix" / "releases" / "gpu" / "stack" / PACKAGES
+    names = ("cudart", "cupti", "cublas", "cudnn", "cufft", "cusolver", "cusparse")
     for name in names:
         library(place / "nvidia" / name / "lib" / f"lib{name}.so.1", soname=f"lib{name}.so.1")
     library(place / "nvidia" / "nccl" / "lib" / "libnccl.so.2", soname="libnccl.so.2")
@@ -85,6 +86,15 @@ def test_an_nccl_of_the_system_is_named(packages: Path, release: Release, tmp_pa
     assert any("mpi_lib.so loads" in line and "TensorFlow" in line for line in faults)
 
 
+def test_tensorflows_own_libraries_need_no_path_to_them(packages: Path, release: Release) -> None:
+    """Horovod imports TensorFlow first: the loader takes what is loaded under that name."""
+    own = packages / "tensorflow" / "libtensorflow_framework.so.2"
+    place = packages / "horovod" / "tensorflow" / "mpi_lib.so"
+    nccl = packages / "nvidia" / "nccl" / "lib"
+    library(place, own, nccl / "libnccl.so.2", f"-Wl,-rpath,{nccl}")
+    assert library_faults(release, loader)[0] == []
+
+
 def test_a_library_that_is_not_found_is_named(packages: Path, release: Release) -> None:
     horovod(packages, packages / "nvidia" / "nccl" / "lib" / "libnccl.so.2", "/nowhere")
     faults, _ = library_faults(release, loader)
@@ -106,15 +116,93 @@ def test_horovod_without_nccl_is_named(packages: Path, release: Release) -> None
     assert library_faults(release, loader)[0] == ["Horovod does not ask for libnccl.so.2"]
 
 
-def test_a_folder_that_tensorflow_does_not_look_into_is_named(
-    packages: Path, release: Release
+def test_cuda_that_tensorflow_does_not_find_or_finds_elsewhere_is_named(
+    packages: Path, release: Release, tmp_path: Path
 ) -> None:
     horovod(packages, packages / "nvidia" / "nccl" / "lib" / "libnccl.so.2")
-    library(packages / "tensorflow" / "libtensorflow_framework.so.2", "-Wl,-rpath,$ORIGIN")
-    shutil.rmtree(packages / "nvidia" / "cudnn")
+    other = library(tmp_path / "opt" / "libcublas.so.12")
+    library(packages / "tensorflow" / "libtensorflow_framework.so.2",
+            f"-Wl,-rpath,{other.parent}:$ORIGIN/../nvidia/nccl/lib")  # fmt: skip
     faults, _ = library_faults(release, loader)
-    assert f"TensorFlow does not look into {packages}/nvidia/cublas/lib" in faults
-    assert f"there are no libraries in {packages}/nvidia/cudnn/lib" in faults
+    assert f"TensorFlow takes libcublas.so from {other}, not from the release" in faults
+    lacks = "TensorFlow does not find libcudnn.so, neither by the module nor by its RUNPATH"
+    assert lacks in faults
+    folder = str(packages / "nvidia" / "cudnn" / "lib")
+    by_module = dataclasses.replace(release, environment={"LD_LIBRARY_PATH": [folder]})
+    assert lacks not in library_faults(by_module, loader)[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """A release made by Spack: links into a store, with a package each for what is compiled."""
+
+    release: Release
+    store: Path
+
+    def link(self) -> None:
+        """Link all that is in the store now, as Spack's views do: directories are merged."""
+        for path in self.store.glob("*/lib/**/*.so*"):
+            inside = path.relative_to(self.store)
+            link = self.release.prefix.joinpath(*inside.parts[1:])
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.unlink(missing_ok=True)
+            link.symlink_to(path)
+
+
+@pytest.fixture
+def view(tmp_path: Path) -> View:
+    """TensorFlow with CUDA, NCCL and Horovod, a package each; `build` is there to compile only."""
+    store, specs = tmp_path / "store", {}
+    for name in ("py-tensorflow", "cuda", "nccl", "py-horovod", "build"):
+        (store / name / ".spack").mkdir(parents=True)
+        spec = {"name": name, "hash": f"hash-{name}"}
+        (store / name / ".spack" / "spec.json").write_text(json.dumps({"spec": {"nodes": [spec]}}))
+        specs[spec["hash"]] = {"name": name}
+    roots = [{"hash": name, "spec": name} for name in specs if name != "hash-build"]
+    names = ("libcudart", "libcupti", "libcublas", "libcudnn", "libcufft", "libcusolver")
+    for name in (*names, "libcusparse"):
+        library(store / "cuda" / "lib" / f"{name}.so.1", soname=f"{name}.so.1")
+    nccl = library(store / "nccl" / "lib" / "libnccl.so.2", soname="libnccl.so.2")
+    library(store / "py-tensorflow" / PACKAGES / "tensorflow" / "libtensorflow_cc.so.2",
+            f"-Wl,-rpath,{nccl.parent}")  # fmt: skip
+    horovod(store / "py-horovod" / PACKAGES, nccl, str(nccl.parent))
+    release = make_release(
+        small_site(tmp_path / "prefix"), "adopted", backend="spack",
+        versions={"tensorflow": "2.20.0", "horovod": "0.28.1", "cuda": "12.6.3", "nccl": "2.29.7"},
+        environment={"LD_LIBRARY_PATH": [str(tmp_path / "prefix/releases/adopted/stack/lib")]},
+    )  # fmt: skip
+    (release.root / "spack").mkdir()
+    lock = {"roots": roots, "concrete_specs": specs}
+    (release.root / "spack" / "spack.lock").write_text(json.dumps(lock))
+    found = View(release, store)
+    found.link()
+    return found
+
+
+def test_packages_of_an_adopted_environment_are_inside(view: View) -> None:
+    assert library_faults(view.release, loader) == ([], 10)
+
+
+def test_a_package_that_the_environment_does_not_run_with_is_outside(view: View) -> None:
+    """What is there to build only may be removed at any time."""
+    other = library(view.store / "build" / "lib" / "libnccl.so.2", soname="libnccl.so.2")
+    horovod(view.store / "py-horovod" / PACKAGES, other, str(other.parent))
+    faults, _ = library_faults(view.release, loader)
+    own = view.release.prefix / "lib" / "libnccl.so.2"
+    assert faults == [
+        f"mpi_lib.so takes libnccl.so.2 from {other}, not from the release",
+        f"mpi_lib.so loads {other}, TensorFlow {own}",
+    ]
+
+
+def test_what_an_environment_declares_as_external_is_inside(view: View, tmp_path: Path) -> None:
+    """But not all of /usr."""
+    shutil.move(view.store / "cuda" / "lib", tmp_path / "opt")
+    folders = {"LD_LIBRARY_PATH": [str(tmp_path / "opt"), str(view.store / "nccl" / "lib")]}
+    release = dataclasses.replace(view.release, environment=folders)
+    assert any("takes libcudart.so from" in line for line in library_faults(release, loader)[0])
+    lock = ({"name": "cuda", "hash": "hash-cuda", "external": str(tmp_path / "opt")},)
+    assert library_faults(dataclasses.replace(release, lock=lock), loader)[0] == []
 
 
 @pytest.mark.skipif(shutil.which("readelf") is None, reason="no readelf")
