@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cli import main
-from hpcdl.site import StackRequest
+from hpcdl.site import Site, StackRequest, load_site
 from hpcdl.stack.spack_backend.adopt import plan_adoption
 from hpcdl.stack.spack_backend.locked import read_lock
 from hpcdl.system.errors import BadInput, MissingPrerequisite
@@ -102,6 +103,53 @@ def test_an_environment_without_tensorflow_is_bad_input(tmp_path: Path) -> None:
     (where / "spack.lock").write_text(json.dumps(lock))
     with pytest.raises(BadInput, match="has no TensorFlow"):
         plan_adoption(small_site(tmp_path / "prefix"), str(where))
+
+
+def three_generations(tmp_path: Path, **changes: object) -> Site:
+    """A site with K80, P100 and V100 and one stack for all of them."""
+    site = load_site(folder("templates") / "sites" / "p100-v100-k80.yaml")
+    paths = dataclasses.replace(site.paths, prefix=tmp_path / "prefix")
+    bare = {name: dataclasses.replace(one, stack=None) for name, one in site.partitions.items()}
+    stack = dataclasses.replace(StackRequest("gpu", "spack", (), {}), **changes)
+    return dataclasses.replace(site, paths=paths, partitions=bare, stacks={"gpu": stack})
+
+
+def test_a_release_serves_the_partitions_whose_gpus_it_has_code_for(tmp_path: Path) -> None:
+    plan = plan_adoption(three_generations(tmp_path), str(copied(tmp_path, "p100")))
+    assert plan.expected().partitions == ("p100",)
+    assert plan.left_out == ("k80", "v100")
+    said = "serve p100, not k80 (K80), v100 (V100-SXM2): its code is for sm_60"
+    assert plan.steps()[0] == said
+    assert plan.as_data()["left_out"] == ["k80", "v100"]
+
+
+def test_where_all_partitions_are_served_nothing_is_left_out(tmp_path: Path) -> None:
+    site = three_generations(tmp_path, partitions=("p100",))
+    plan = plan_adoption(site, str(copied(tmp_path, "p100")))
+    assert (plan.request.partitions, plan.left_out) == (("p100",), ())
+    assert plan.steps()[0].startswith("look whether all")
+
+
+def test_an_environment_for_no_gpu_of_the_stack_is_refused(tmp_path: Path) -> None:
+    site = three_generations(tmp_path, partitions=("k80", "v100"))
+    with pytest.raises(BadInput, match=r"has code for sm_60, and stack 'gpu' serves") as caught:
+        plan_adoption(site, str(copied(tmp_path, "p100")))
+    assert "k80 (K80), v100 (V100-SXM2)" in caught.value.message
+
+
+def test_code_for_cpus_is_for_partitions_without_gpus_unless_the_site_says_otherwise(
+    tmp_path: Path,
+) -> None:
+    where = copied(tmp_path, "p100")
+    lock = json.loads((where / "spack.lock").read_text())
+    for spec in lock["concrete_specs"].values():
+        if spec["name"] == "py-tensorflow":
+            spec["parameters"]["cuda_arch"] = ["none"]
+    (where / "spack.lock").write_text(json.dumps(lock))
+    with pytest.raises(BadInput, match="has code for CPUs"):
+        plan_adoption(three_generations(tmp_path), str(where))
+    site = three_generations(tmp_path, variant="cpu")
+    assert plan_adoption(site, str(where)).left_out == ()
 
 
 def test_a_plan_is_told_and_writes_nothing(

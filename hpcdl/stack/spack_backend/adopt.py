@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl import __version__
-from hpcdl.site import Site, StackRequest
+from hpcdl.site import Partition, Site, StackRequest
 from hpcdl.stack.gpu_needs import gpus_of
 from hpcdl.stack.lmod import SITE_FILE
 from hpcdl.stack.recipe import find_request, running_interpreter
 from hpcdl.stack.release import Release, read_release, releases_folder
+from hpcdl.stack.resolve_facts import serves
 from hpcdl.stack.resolve_groups import serving
 from hpcdl.stack.resolve_versions import Range
 from hpcdl.stack.seal import record_release
@@ -53,12 +54,16 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Adoption:
-    """What adopting an environment will do; `own` is the digest of hpcdl's files."""
+    """What adopting an environment will do; `own` is the digest of hpcdl's files.
+
+    `left_out` are partitions of the stack that it has no code for.
+    """
 
     site: Site
     request: StackRequest
     lock: Lock
     own: str
+    left_out: tuple[str, ...] = ()
 
     @property
     def release_id(self) -> str:
@@ -80,10 +85,17 @@ class Adoption:
         if self.exists:
             return []
         return [
+            *([self.narrowed()] if self.left_out else []),
             f"look whether all of {self.lock.environment} is installed",
             f"link its {len(self.lock.to_run)} packages and hpcdl {__version__} together in "
             f"{self.root}/stack",
         ]
+
+    def narrowed(self) -> str:
+        """Which partitions of the stack get it, which do not, and why."""
+        served = ", ".join(self.request.partitions)
+        left_out = ", ".join(_titled(self.site.partition(name)) for name in self.left_out)
+        return f"serve {served}, not {left_out}: its code is for {_code(self.lock)}"
 
     def as_data(self) -> dict[str, Any]:
         """The plan for machines."""
@@ -96,6 +108,8 @@ class Adoption:
             "exists": self.exists,
             "module": self.lock.module,
             "versions": self.lock.versions(),
+            "partitions": list(self.request.partitions),
+            "left_out": list(self.left_out),
             "steps": self.steps(),
         }
 
@@ -128,13 +142,41 @@ def plan_adoption(site: Site, environment: str, name: str | None = None) -> Adop
         name: the stack of the site that the release is for; the first.
 
     Raises:
-        BadInput: it is no environment, has no TensorFlow, or there is no such stack.
+        BadInput: it is no environment, has no TensorFlow, or there is no such stack, or none of
+            its partitions can run it.
         MissingPrerequisite: it has no lock file, or there is no Spack.
     """
     request = replace(serving(site, find_request(site, name)), backend="spack")
-    adoption = Adoption(site, request, read_lock(_directory(environment)), own_digest())
-    adoption.lock.tensorflow  # noqa: B018 - refused here where there is none
-    return adoption
+    lock = read_lock(_directory(environment))
+    lock.tensorflow  # noqa: B018 - refused here where there is none
+    names = request.partitions or tuple(site.partitions)
+    left_out = tuple(name for name in names if not _runs_on(site.partition(name), lock, request))
+    if len(left_out) == len(names):
+        raise BadInput(
+            f"{lock.environment} has code for {_code(lock)}, and stack '{request.name}' serves "
+            + ", ".join(_titled(site.partition(name)) for name in names),
+            hint="--name names another stack of the site file",
+        )
+    if left_out:
+        request = replace(request, partitions=tuple(one for one in names if one not in left_out))
+    return Adoption(site, request, lock, own_digest(), left_out)
+
+
+def _runs_on(partition: Partition, lock: Lock, request: StackRequest) -> bool:
+    """Whether an environment is for a partition: code for one of its GPUs, or none for none."""
+    if not lock.archs:
+        return partition.gpu is None or request.variant == "cpu"
+    code = [f"sm_{arch.rstrip('af')}" for arch in lock.archs]
+    gpus = (group.gpu for group in partition.gpu_groups)
+    return any(serves(code, gpu.compute) for gpu in gpus if gpu)
+
+
+def _code(lock: Lock) -> str:
+    return ", ".join(f"sm_{arch}" for arch in lock.archs) or "CPUs"
+
+
+def _titled(partition: Partition) -> str:
+    return f"{partition.name} ({', '.join(partition.gpu_models) or 'no GPUs'})"
 
 
 def _directory(named: str) -> Path:
@@ -164,6 +206,8 @@ def adopt_installed(plan: Adoption, say: Say) -> Release:
     """
     if plan.exists:
         return read_release(plan.site, plan.release_id)
+    if plan.left_out:
+        say(plan.narrowed())
     where = plan.lock.environment
     root = where.parents[1] if (where.parents[1] / "spack_repo").is_dir() else where
     with scratch_directory() as scope:
