@@ -1,7 +1,8 @@
 """Run the drills: `python -m tests.drill [NAME...]`, `DRILLS=0.1` for a tenth of each count.
 
 What ran is written to results.json, by name, and from it the table in docs/reliability.md: the
-counts are those that ran, and a drill that did not run is not in it.
+counts are those that ran, and a drill that did not run is not in it. `MINUTES=9` ends each drill
+after so long, and `MORE=1` takes it up at the count where it ended: a drill of hours in pieces.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tests.drill.drills import DRILLS
 from tests.drill.harness import ROOT, Drill, Tally, carry_out
@@ -38,9 +41,13 @@ def main(names: list[str]) -> int:
 
 
 def _one(drill: Drill, goal: int, seed: int) -> bool:
-    start = time.monotonic()
+    start, before = time.monotonic(), _kept().get(drill.name, {}) if os.environ.get("MORE") else {}
+    first = before.get("count", 0)
+    if first >= goal:
+        return True
+    minutes = float(os.environ.get("MINUTES", "inf"))
     with short_home() as home:
-        tally = carry_out(drill, goal, home / "d", seed)
+        tally = carry_out(drill, range(first, goal), home / "d", seed + first, 60 * minutes)
     found = [*(f"lost: {one}" for one in tally.lost), *(f"wrong: {one}" for one in tally.wrong),
              *(f"left: {one}" for one in tally.left)]  # fmt: skip
     print(f"{drill.name}: {tally.count} of {goal}, {len(tally.lost)} lost, {len(tally.wrong)} "
@@ -48,16 +55,21 @@ def _one(drill: Drill, goal: int, seed: int) -> bool:
           flush=True)  # fmt: skip
     for line in found[:_SHOWN]:
         print(f"  {line}", flush=True)
-    _keep(drill, tally)
+    _keep(drill, tally, before)
     return not found
 
 
-def _keep(drill: Drill, tally: Tally) -> None:
-    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    kept[drill.name] = {
-        "count": tally.count, "lost": len(tally.lost), "wrong": len(tally.wrong),
-        "left": len(tally.left), "date": time.strftime("%Y-%m-%d", time.gmtime()),
-    }  # fmt: skip
+def _kept() -> dict[str, dict[str, Any]]:
+    """What ran, by the drill's name."""
+    kept: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    return kept
+
+
+def _keep(drill: Drill, tally: Tally, before: Mapping[str, int]) -> None:
+    counts = {"count": tally.count, "lost": len(tally.lost), "wrong": len(tally.wrong),
+              "left": len(tally.left)}  # fmt: skip
+    counts = {key: count + before.get(key, 0) for key, count in counts.items()}
+    kept = {**_kept(), drill.name: {**counts, "date": time.strftime("%Y-%m-%d", time.gmtime())}}
     RESULTS.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
     if PAGE.exists():
         head, _, rest = PAGE.read_text().partition(BEGIN)
@@ -66,7 +78,7 @@ def _keep(drill: Drill, tally: Tally) -> None:
 
 def table() -> str:
     """The table of what ran, as Markdown."""
-    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    kept = _kept()
     head = ["drill", "command", "fault", "count", "lost", "wrong", "left behind", "date"]
     rows = [[f"`{d.name}`", d.command, d.fault,
              *(str(kept[d.name][key]) for key in ("count", "lost", "wrong", "left", "date"))]

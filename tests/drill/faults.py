@@ -182,7 +182,7 @@ def demo(bench: Bench) -> None:
         queued = bench.run(["squeue", "-h"], env={"SLURM_CONF": str(
             bench.home / "cluster/embedded/etc/slurm.conf")}).out  # fmt: skip
         bench.must(not queued.strip(), f"jobs are left by {sent.name}: {queued[:200]}")
-        if number == bench.goal - 1:
+        if number == bench.numbers[-1]:
             done = bench.run(words, seconds=900)
             bench.must(done.ok, f"the demo after {sent.name}: {done}")
         down = bench.hpcdl("cluster", "down")

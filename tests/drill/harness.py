@@ -71,7 +71,7 @@ class Bench:
     """Where a drill works."""
 
     home: Path
-    goal: int
+    numbers: range
     deadline: float
     chance: random.Random
     tally: Tally = field(default_factory=Tally)
@@ -79,12 +79,17 @@ class Bench:
 
     def times(self) -> Iterator[int]:
         """Count up to the goal, as long as there is time."""
-        for number in range(self.goal):
+        for number in self.numbers:
             if time.monotonic() > self.deadline:
                 self.tally.note = "out of time"
                 return
             yield number
             self.tally.count += 1
+
+    @property
+    def goal(self) -> int:
+        """How many are left to do."""
+        return len(self.numbers)
 
     @property
     def env(self) -> dict[str, str]:
@@ -211,12 +216,14 @@ def temporary(home: Path) -> list[str]:
     return [f"temporary file {one}" for one in found]
 
 
-def carry_out(drill: Drill, goal: int, home: Path, seed: int) -> Tally:
-    """Run one drill in its home; its clusters are stopped, then what is left is looked for."""
+def carry_out(drill: Drill, numbers: range, home: Path, seed: int, most: float) -> Tally:
+    """Run these of a drill, for `most` seconds; clusters are stopped, what is left is told."""
     (home / "tmp").mkdir(parents=True, exist_ok=True)
     before = mounts()
-    seconds = drill.seconds * max(0.05, min(1.0, goal / drill.goal)) + 60
-    bench = Bench(home, goal, time.monotonic() + seconds, random.Random(f"{drill.name}-{seed}"))
+    seconds = drill.seconds * max(0.05, min(1.0, len(numbers) / drill.goal)) + 60
+    bench = Bench(
+        home, numbers, time.monotonic() + min(seconds, most), random.Random(f"{drill.name}-{seed}")
+    )
     try:
         drill.act(bench)
     except Exception as fault:  # the other drills are to run, and this one is in the table
