@@ -21,9 +21,9 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         help="check-runs, job-index, logs, failures, job-records, leftovers or cache (all)",
     )  # fmt: skip
     parser.add_argument("--days", type=at_least(0), metavar="COUNT",
-                        help="what is older goes (default: each kind's own)")  # fmt: skip
+                        help="what is older goes (default: the site's or kind's)")  # fmt: skip
     parser.add_argument("--gb", type=at_least(0), metavar="COUNT",
-                        help="of each kind so much stays (default: each kind's own)")  # fmt: skip
+                        help="of each kind so much stays (default: likewise)")  # fmt: skip
 
 
 @in_order

@@ -12,7 +12,7 @@ from typing import Any
 from hpcdl.site.check_nodes import check_gpus, check_groups, check_models
 from hpcdl.site.gpu_models import find_row
 from hpcdl.site.paths import expand
-from hpcdl.site.schema import SITE
+from hpcdl.site.schema import CLEANED, SITE
 from hpcdl.slurm.time_limit import slurm_minutes
 from hpcdl.system.document import Document, Mapping, Node, parse_bytes
 from hpcdl.system.errors import BadInput
@@ -66,6 +66,8 @@ def _check_meaning(document: Document, values: dict[str, Any]) -> None:
             if partition and partition not in partitions:
                 where = ("stacks", name, "partitions", index)
                 _unknown(document, where, "partition", partition, partitions)
+    for kind in set(values.get("clean") or {}).difference(CLEANED):
+        _unknown(document, ("clean", kind), "kind", kind, CLEANED)
     _check_release(document, (values.get("slurm") or {}).get("version"))
     _check_paths(document, values.get("paths") or {})
 

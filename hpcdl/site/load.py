@@ -18,6 +18,7 @@ from hpcdl.site.model import (
     External,
     Gpu,
     Interconnect,
+    Limits,
     Partition,
     Paths,
     Scratch,
@@ -127,6 +128,7 @@ def _site(values: dict[str, Any], source: Path) -> Site:
         gpus=MappingProxyType({name: of_row(row) for name, row in values["gpus"].items()}),
         private=values["private"],
         trusted_network=values["trusted_network"],
+        clean=MappingProxyType({kind: Limits(**given) for kind, given in values["clean"].items()}),
     )
 
 

@@ -231,6 +231,13 @@ class SpackSettings:
         return tuple(external.version for external in self.externals if external.name == "gcc")
 
 
+class Limits(NamedTuple):
+    """What `hpcdl clean` keeps of a kind; None: the kind's own figure."""
+
+    days: float | None = None
+    gb: float | None = None
+
+
 @dataclass(frozen=True)
 class Site:
     """A cluster: its Slurm, its paths, its partitions and the stacks it wants.
@@ -238,7 +245,7 @@ class Site:
     `source` is the file it was read from. `default_partition` is the one a job gets that
     names none. `gpus` are the models that the site describes itself, one device of each.
     `private` is whether the prefix is for its owner alone; `trusted_network`, whether servers that
-    ask nobody for a password may run on the nodes.
+    ask nobody for a password may run on the nodes. `clean` is what `hpcdl clean` keeps, by kind.
     """
 
     name: str
@@ -253,6 +260,7 @@ class Site:
     gpus: Mapping[str, Gpu] = field(default_factory=dict)
     private: bool = False
     trusted_network: bool = False
+    clean: Mapping[str, Limits] = field(default_factory=dict)
 
     def by_groups(self, names: Sequence[str] = ()) -> tuple[Partition, ...]:
         """Partitions, and in place of those whose nodes differ their groups with GPUs.

@@ -46,6 +46,17 @@ def _map(description: str, required: list[str], properties: dict[str, Schema]) -
     }
 
 
+def _named(description: str, value: Schema, **more: object) -> Schema:
+    """A mapping of names to values of one kind."""
+    return {
+        "type": "object",
+        "description": description,
+        "propertyNames": {"pattern": NAME},
+        "additionalProperties": value,
+        **(more or {"default": {}}),
+    }
+
+
 SLURM = _map(
     "The site's Slurm, and how jobs request resources.",
     ["version"],
@@ -90,15 +101,13 @@ PATHS = _map(
     ["prefix", "work", "datasets"],
     {
         "prefix": _text("Where stacks and modules are published.", examples=["/apps/hpcdl"]),
-        "work": _text(
-            "Where jobs keep scripts, logs, results and checkpoints.", examples=["/work/$USER"]
-        ),
+        "work": _text("Where jobs keep scripts, logs, results and checkpoints.",
+                      examples=["/work/$USER"]),
         "datasets": _text("Where data sets are.", examples=["/data"]),
-        "lmod_init": _text(
-            "Lmod's start-up file for bash.", default="/usr/share/lmod/lmod/init/bash"
-        ),
+        "lmod_init": _text("Lmod's start-up file for bash.",
+                           default="/usr/share/lmod/lmod/init/bash"),
     },
-)
+)  # fmt: skip
 
 GPU = _map(
     "The GPUs of a node. Leave it out on a CPU partition.",
@@ -141,9 +150,8 @@ GPU_MODEL = _map(
             pattern=r"^[A-Za-z0-9][A-Za-z0-9 ./_+-]{0,60}$",
             examples=["RTX 5000 Ada"],
         ),
-        "fabric": _text(
-            "What joins the GPUs of a node.", enum=["pcie3", "pcie4", "pcie5", "nvlink"]
-        ),
+        "fabric": _text("What joins the GPUs of a node.",
+                        enum=["pcie3", "pcie4", "pcie5", "nvlink"]),
         "nvlink_gbs": _size("NVLink of one device in GB/s, both ways together.", 1, 100_000),
         "memory_gbs": _size("Bandwidth of its memory in GB/s.", 1, 100_000),
         "fp32_tflops": _size("Peak of float32 in TFLOPS.", 0.1, 100_000),
@@ -152,7 +160,7 @@ GPU_MODEL = _map(
         "tdp_w": _size("Its power in W.", 1, 10_000),
         "machine": _text("The CPUs beside it; x86_64 by default.", enum=["x86_64", "aarch64"]),
     },
-)
+)  # fmt: skip
 
 INTERCONNECT = _map(
     "The network between the nodes; unknown where it is left out.",
@@ -319,13 +327,10 @@ SPACK = _map(
             ),
             "default": [],
         },
-        "mirrors": {
-            "type": "object",
-            "description": "Mirrors of sources and binaries, by name.",
-            "propertyNames": {"pattern": NAME},
-            "additionalProperties": {"type": "string", "pattern": r"^(file|https?|oci|s3)://"},
-            "default": {},
-        },
+        "mirrors": _named(
+            "Mirrors of sources and binaries, by name.",
+            {"type": "string", "pattern": r"^(file|https?|oci|s3)://"},
+        ),
         "build_jobs": _count("Processes per build; Spack's own choice by default.", 1, 1024),
         "padded_length": _count(
             "Length the install path is padded to, so that binaries can move. 0: no padding.",
@@ -344,6 +349,16 @@ SPACK = _map(
     },
 )  # fmt: skip
 
+CLEANED = ("check-runs", "job-index", "logs", "failures", "job-records", "leftovers", "cache")
+KEPT = _map(
+    "How much of a kind `hpcdl clean` keeps; its own figures where nothing is said.",
+    [],
+    {
+        "days": _size("What is older goes.", 0, 36_500, examples=[30]),
+        "gb": _size("Of more than this many GB the oldest go.", 0, 1_000_000, examples=[5]),
+    },
+)
+
 SITE: Schema = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
     "title": "hpcdl site file, version 1",
@@ -361,28 +376,13 @@ SITE: Schema = {
             "container": _text(
                 "The container runtime that jobs may use.", enum=["apptainer", "pyxis"]
             ),
-            "gpus": {
-                "type": "object",
-                "description": "GPU models by name that hpcdl does not know, or knows otherwise.",
-                "propertyNames": {"pattern": NAME},
-                "additionalProperties": GPU_MODEL,
-                "default": {},
-            },
-            "partitions": {
-                "type": "object",
-                "description": "Slurm partitions by name.",
-                "propertyNames": {"pattern": NAME},
-                "additionalProperties": PARTITION,
-                "minProperties": 1,
-            },
-            "stacks": {
-                "type": "object",
-                "description": "Software stacks by name.",
-                "propertyNames": {"pattern": NAME},
-                "additionalProperties": STACK,
-                "default": {},
-            },
+            "gpus": _named(
+                "GPU models by name that hpcdl does not know, or knows otherwise.", GPU_MODEL
+            ),
+            "partitions": _named("Slurm partitions by name.", PARTITION, minProperties=1),
+            "stacks": _named("Software stacks by name.", STACK),
             "spack": SPACK,
+            "clean": _named(f"How much `hpcdl clean` keeps of {', '.join(CLEANED)}.", KEPT),
             "trusted_network": {
                 "type": "boolean",
                 "description": "Whether everybody who can reach the nodes' ports may run code as "

@@ -1,5 +1,6 @@
 """Removes what hpcdl has accumulated, by age and size: one row of `KINDS` for each kind.
 
+An option of the command comes before the site file's `clean`, and that before the row's figures.
 Only what this user owns and what has a name of ours goes; never what is in use, what a queued or
 running job needs, or what was touched within the last hour. Releases are `hpcdl stack gc`'s, and
 jobs' own directories their users'.
@@ -14,7 +15,7 @@ import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcdl.cluster.processes import alive
@@ -23,6 +24,7 @@ from hpcdl.cluster.state import all_states
 from hpcdl.jobs.submission import index
 from hpcdl.regress.run_directory import is_held, is_named_as_run, read_events, runs_directory
 from hpcdl.site import Site
+from hpcdl.site.model import Limits
 from hpcdl.slurm import client
 from hpcdl.stack.publish import switch_lock
 from hpcdl.stack.trees import build_lock
@@ -77,8 +79,8 @@ def clean(
     Args:
         site: whose work directory and prefix.
         names: kinds; all of them by default.
-        days: instead of each kind's own.
-        gb: instead of each kind's own.
+        days: instead of the site's and each kind's own.
+        gb: instead of the site's and each kind's own.
         dry_run: only tell.
 
     Returns:
@@ -87,7 +89,7 @@ def clean(
     Raises:
         BadInput: there is no such kind.
     """
-    known = {kind.name: kind for kind in KINDS}
+    known = {kind.name: _limited(site, kind, days, gb) for kind in KINDS}
     for name in names:
         if name not in known:
             raise BadInput(f"nothing called '{name}' is cleaned", hint=did_you_mean(name, known))
@@ -95,12 +97,18 @@ def clean(
     for kind in (known[name] for name in names or known):
         with ExitStack() as held:
             busy = _hold_locks(site, kind.name, held)
-            for item in _doomed(site, kind, kind.days if days is None else days,
-                                kind.gb if gb is None else gb, busy):  # fmt: skip
+            for item in _doomed(site, kind, busy):
                 if not item.kept and not dry_run:
                     _remove(item.path)
                 told.append(item)
     return told
+
+
+def _limited(site: Site, kind: Kind, days: float | None, gb: float | None) -> Kind:
+    """A kind with the figures that count here."""
+    own = site.clean.get(kind.name, Limits())
+    days, gb = (own.days if days is None else days), (own.gb if gb is None else gb)
+    return replace(kind, days=kind.days if days is None else days, gb=kind.gb if gb is None else gb)
 
 
 def _hold_locks(site: Site, kind: str, held: ExitStack) -> str:
@@ -120,12 +128,12 @@ def _hold_locks(site: Site, kind: str, held: ExitStack) -> str:
     return ""
 
 
-def _doomed(site: Site, kind: Kind, days: float, gb: float, busy: str) -> Iterator[Item]:
+def _doomed(site: Site, kind: Kind, busy: str) -> Iterator[Item]:
     items = sorted(_items(site, kind, busy), key=lambda item: item.age)
-    left = gb * 1e9
+    left = kind.gb * 1e9
     for item in items:
         left -= item.size
-        if item.age > days or left < 0:
+        if item.age > kind.days or left < 0:
             left += item.size if not item.kept else 0
             yield item
 

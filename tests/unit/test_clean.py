@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cli import main
-from hpcdl.site import Site
+from hpcdl.site import Site, load_site
+from hpcdl.site.schema import CLEANED
 from hpcdl.slurm import client
 from hpcdl.stack.wheelhouse import wheels_cache
 from hpcdl.system.errors import BadInput, MissingPrerequisite
@@ -68,6 +69,31 @@ def test_the_old_goes_and_the_young_stays(site: Site) -> None:
     assert gone(clean(site)) == set(old)
     assert clean(site) == []
     assert [path.exists() for path in [*old, *young]] == [False] * len(old) + [True] * len(young)
+
+
+def test_the_site_file_has_the_figures_and_an_option_comes_before_it(
+    site: Site, tmp_path: Path
+) -> None:
+    text = (
+        site.source.read_text() + "clean:\n  logs: {days: 5, gb: 0.00000002}\n  cache: {days: 7}\n"
+    )
+    (tmp_path / "site.yaml").write_text(text)
+    site = dataclasses.replace(site, clean=load_site(tmp_path / "site.yaml").clean)
+    logs = [made(home("logs") / f"{days}.log", days) for days in (6, 3, 2, 1)]
+    wheels = [made(cache("wheels") / name, days) for name, days in (("old", 8), ("young", 6))]
+    failed = made(home("failures") / "a.sh", 29)
+    assert gone(clean(site, dry_run=True)) == {logs[0], logs[1], wheels[0]}
+    assert gone(clean(site, ["logs"], days=2.5, gb=1, dry_run=True)) == {logs[0], logs[1]}
+    assert gone(clean(site, days=5.5, dry_run=True)) == {logs[0], logs[1], *wheels, failed}
+    assert tuple(kind.name for kind in KINDS) == CLEANED
+
+
+def test_a_wrong_figure_in_the_site_file_is_shown(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "site.yaml").write_text(site.source.read_text() + "clean: {lgos: {days: -1}}\n")
+    with pytest.raises(BadInput) as caught:
+        load_site(tmp_path / "site.yaml")
+    assert "lgos" in caught.value.render()
+    assert "logs" in caught.value.render()
 
 
 def test_of_too_much_the_oldest_goes(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
