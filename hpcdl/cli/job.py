@@ -267,16 +267,28 @@ def _cancel_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("jobs", nargs="+", metavar="JOB", help="job ids, or job directories")
 
 
-def _cancel(args: argparse.Namespace) -> ExitCode:
+def _to_cancel(site: Site, which: str) -> tuple[int, ...]:
+    """The jobs of a run, or the array of a sweep."""
+    from hpcdl.jobs.arrays import arrays
     from hpcdl.jobs.submission import find
-    from hpcdl.slurm import client
+    from hpcdl.system.errors import BadInput
     from hpcdl.system.trust import require_own
 
+    try:
+        one = find(site, which)
+    except BadInput:
+        if which not in {str(array.job_id) for array in arrays(site) if array.job_id}:
+            raise
+        return (int(which),)
+    require_own(one.folder)  # a stranger's job.json could name any job of this user
+    return one.chain
+
+
+def _cancel(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.slurm import client
+
     site = the_site(args)
-    found = [find(site, job) for job in args.jobs]
-    for one in found:
-        require_own(one.folder)  # a stranger's job.json could name any job of this user
-    ids = [job_id for one in found for job_id in one.chain]
+    ids = [job_id for job in args.jobs for job_id in _to_cancel(site, job)]
     if args.dry_run:
         print(f"would cancel {', '.join(map(str, ids))}")
         return ExitCode.OK

@@ -1,4 +1,4 @@
-"""The runs that a user has submitted at a site, the newest first.
+"""The runs that a user has submitted at a site, arrays of sweeps among them, the newest first.
 
 Slurm is asked once for all of them; for what it has forgotten, the jobs' files say how they ended.
 """
@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from hpcdl.jobs.arrays import Array, arrays, standing
 from hpcdl.jobs.submission import Submission, Unsettled, asked, find, index, settle
 from hpcdl.jobs.watch import look
 from hpcdl.site import Site
 from hpcdl.slurm import client
 from hpcdl.slurm.once import SETTLED_SECONDS
+from hpcdl.slurm.parse import JobRecord
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import duration, table
 
@@ -39,25 +41,42 @@ class Listed:
 
 
 def own_jobs(site: Site, most: int) -> tuple[Listed, ...]:
-    """The newest `most` runs of this user; a chain of jobs is one run."""
+    """The newest `most` runs of this user; a chain of jobs is one run, and so is an array."""
     unsettled = settle(site)
     found = tuple(islice(_submissions(site), most))
-    records = {record.id: record for record in client.queue()} if found else {}
-    rows = [_unsettled(one) for one in unsettled]
-    for one, submitted in found:
-        snapshot, said = look(one, records), asked(one)
-        rows.append(
-            Listed(
-                job_id=snapshot.job_id,
-                name=said.get("name") or "",
-                partition=said.get("partition") or "",
-                state=snapshot.state,
-                description=snapshot.description,
-                age_seconds=max(0.0, time.time() - submitted),
-                folder=one.folder,
-            )
-        )
-    return tuple(rows)
+    queued = tuple(arrays(site, most))
+    known = client.queue() if found or queued else ()
+    records = {record.id: record for record in known}
+    rows = [_run(one, submitted, records) for one, submitted in found]
+    tasks: dict[int | None, list[JobRecord]] = {}
+    for record in known:
+        tasks.setdefault(record.array_job, []).append(record)
+    rows += [_array(one, tasks.get(one.job_id, [])) for one in queued]
+    newest = sorted(rows, key=lambda row: row.age_seconds)[:most]
+    return (*(_unsettled(one) for one in unsettled), *newest)
+
+
+def _run(one: Submission, submitted: float, records: Mapping[int, JobRecord]) -> Listed:
+    """A job or a chain."""
+    snapshot, said = look(one, records), asked(one)
+    return Listed(
+        job_id=snapshot.job_id,
+        name=said.get("name") or "",
+        partition=said.get("partition") or "",
+        state=snapshot.state,
+        description=snapshot.description,
+        age_seconds=max(0.0, time.time() - submitted),
+        folder=one.folder,
+    )
+
+
+def _array(one: Array, records: Sequence[JobRecord]) -> Listed:
+    """An array of a sweep."""
+    state, description = standing(one, records)
+    if one.job_id is None:
+        state, description = "UNCONFIRMED", "the same sweep again looks for it"
+    age = max(0.0, time.time() - one.submitted)
+    return Listed(one.job_id, one.name, one.partition, state, description, age, one.folder)
 
 
 def _unsettled(one: Unsettled) -> Listed:

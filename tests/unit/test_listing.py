@@ -2,16 +2,20 @@
 
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from hpcdl.jobs import JobSpec, Module
+from hpcdl.cli import main
+from hpcdl.jobs import JobSpec, Module, sweep, sweep_run
 from hpcdl.jobs.listing import as_text, own_jobs
 from hpcdl.jobs.submission import index, submit
 from hpcdl.site import Site
 from hpcdl.slurm import client, once
+from hpcdl.slurm.parse import JobRecord
+from tests.strangers import as_root
 from tests.unit import slurm_output as said
 
 
@@ -43,3 +47,81 @@ def test_runs_are_listed_by_what_slurm_or_their_files_say(site: Site) -> None:
     assert [one.folder for one in found] == [chain.folder, ended.folder]
     assert len(own_jobs(site, 1)) == 1
     assert "second" in as_text(found)
+
+
+def swept(site: Site, name: str, count: int = 4) -> Path:
+    """A sweep of one array: jobs 7, 8... in the order of the calls."""
+    rates = {"lr": [str(one) for one in range(count)]}
+    points = sweep.plan(site, JobSpec("p100", name=name, program=("true",)), rates)
+    folder = sweep_run.sweep_directory(site, name)
+    sweep_run.submit(site, folder, points, {"p100": Module(())}, None)
+    return folder
+
+
+def ended(folder: Path, **codes: str) -> None:
+    """Tasks of a sweep have ended with these exit codes."""
+    for number, code in codes.items():
+        place = sweep.point_folder(folder, points_of(folder)[int(number[1:])])
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "exit_code").write_text(code)
+
+
+def points_of(folder: Path) -> Sequence[sweep.Point]:
+    rows = sweep_run.read_manifest(folder).rows
+    return [sweep.Point(row["id"], row["values"], JobSpec("p100")) for row in rows]
+
+
+def test_an_array_is_listed_by_its_tasks(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = swept(site, "first"), swept(site, "second")
+    ended(first, t0="0", t1="1", t2="0", t3="0")
+    ended(second, t0="0")
+    tasks: tuple[JobRecord, ...] = (
+        said.job(id=30, array_job=8, array_tasks="1", state="RUNNING"),
+        said.job(id=8, array_job=8, array_tasks="2-3%1", state="PENDING"),
+    )
+    monkeypatch.setattr(client, "queue", lambda: tasks)
+    found = {one.name: one for one in own_jobs(site, 5)}
+    assert (found["first"].job_id, found["first"].state) == (7, "FAILED")
+    assert found["first"].description == "4 tasks: 3 completed, 1 failed"
+    assert (found["second"].job_id, found["second"].state) == (8, "RUNNING")
+    assert found["second"].description == "4 tasks: 1 completed, 1 running, 2 pending"
+    assert found["second"].folder == second
+    assert len(own_jobs(site, 1)) == 1
+
+
+def test_an_array_that_nobody_knows_of_is_unconfirmed(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mute(*_: object, token: str) -> int:
+        raise once.unconfirmed()
+
+    monkeypatch.setattr(once, "submit", mute)
+    monkeypatch.setattr(once, "by_token", lambda tokens: {})
+    with pytest.raises(once.Unconfirmed):
+        swept(site, "mute")
+    assert [(one.job_id, one.state) for one in own_jobs(site, 5)] == [(None, "UNCONFIRMED")]
+    monkeypatch.setattr(once, "by_token", lambda tokens: dict.fromkeys(tokens, (12,)))
+    assert [one.job_id for one in own_jobs(site, 5)] == [12]
+
+
+@as_root
+def test_sweeps_of_others_and_broken_ones_are_left_out(site: Site) -> None:
+    """In a group's work directory each is told of his own."""
+    for name in ("stranger", "broken", "mine"):
+        swept(site, name)
+    os.chown(site.paths.work / "sweeps/stranger", 65534, 65534)
+    (site.paths.work / "sweeps/broken/sweep.json").write_text("{")
+    assert [one.name for one in own_jobs(site, 5)] == ["mine"]
+
+
+def test_an_array_is_cancelled_by_its_number(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    swept(site, "one")
+    cancelled: list[int] = []
+    monkeypatch.setattr(client, "cancel", cancelled.extend)
+    monkeypatch.setattr("hpcdl.cli.job.the_site", lambda _: site)
+    assert main(["job", "cancel", "7"]) == 0
+    assert cancelled == [7]
+    assert main(["job", "cancel", "8"]) == 2
+    assert "there is no job 8" in capsys.readouterr().err
