@@ -1,0 +1,195 @@
+"""`hpcdl check gate`, `history`, `report` and `drift`: what the nights so far say."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from hpcdl.cli.check_options import history_option
+from hpcdl.cli.framework import Command, a_day, at_least, print_json, the_site
+from hpcdl.system.errors import ExitCode
+
+
+def _drift_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", type=Path, metavar="FILE",
+                        help="CSV: date,value and optionally release,driver,node")  # fmt: skip
+
+
+def _drift(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.regress.drift import analyse
+    from hpcdl.regress.series import analysis_data, analysis_text, read_series
+
+    analysis = analyse(read_series(args.file))
+    print_json(analysis_data(analysis)) if args.json else print(analysis_text(analysis))
+    return ExitCode.NO if analysis.alarm or analysis.slow_nodes else ExitCode.OK
+
+
+def _history_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "action",
+        choices=("show", "export", "import"),
+        help="what to do",
+    )
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE",
+                        help="import: JSON lines, CSV, or run directories")  # fmt: skip
+    parser.add_argument("--csv", action="store_true", help="export: CSV instead of JSON lines")
+    parser.add_argument(
+        "--since", type=a_day, metavar="DATE", help="only results from this date on"
+    )
+    history_option(parser)
+
+
+def _history(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.regress.exchange import FORMATS
+    from hpcdl.regress.history import history_path, open_history
+    from hpcdl.regress.show import history_text
+
+    path = history_path(the_site(args), args.history)
+    if args.action == "import":
+        return _import(args, path)
+    with open_history(path) as history:
+        if args.action == "export":
+            for line in FORMATS["csv" if args.csv else "jsonl"](history.results(args.since or "")):
+                print(line)
+        elif args.json:
+            print_json([{"check": s[0], "case": s[1], "partition": s[2], "metric": s[3]}
+                        for s in history.series()])  # fmt: skip
+        else:
+            print(history_text(history, path))
+    return ExitCode.OK
+
+
+def _import(args: argparse.Namespace, path: Path) -> ExitCode:
+    from hpcdl.regress.exchange import incoming, refuse_cut
+    from hpcdl.regress.history import open_history
+
+    files = incoming(args.files)
+    if args.dry_run:
+        print(f"would add at most {sum(1 for file in files for _ in file)} results to {path}")
+    else:
+        with open_history(path) as history:
+            added = history.add(result for file in files for result in file)
+        print_json({"added": added}) if args.json else print(f"{added} new results in {path}")
+    refuse_cut(files)
+    return ExitCode.OK
+
+
+def _gate_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--partition", action="append", default=[], metavar="NAME",
+                        help="only this partition; may be repeated")  # fmt: skip
+    parser.add_argument("--name", action="append", default=[], metavar="NAME",
+                        help="only this check")  # fmt: skip
+    history_option(parser)
+
+
+def _gate(args: argparse.Namespace) -> ExitCode:
+    from dataclasses import asdict
+    from datetime import datetime, timezone
+
+    from hpcdl.regress.gate import ask
+    from hpcdl.regress.history import history_path, open_history
+    from hpcdl.regress.show import gate_text
+    from hpcdl.slurm.execution import current_or_cluster
+
+    site = the_site(args)
+    named = site.by_groups(args.partition) if args.partition else ()
+    partitions = tuple(partition.label for partition in named)
+    with open_history(history_path(site, args.history)) as history:
+        answer = ask(history, partitions=partitions, names=tuple(args.name),
+                     now=datetime.now(timezone.utc), execution=current_or_cluster())  # fmt: skip
+    if args.json:
+        findings = [asdict(finding) for finding in answer.findings]
+        warnings = [asdict(finding) for finding in answer.warnings]
+        print_json({"open": answer.open, "series": answer.series, "findings": findings,
+                    "warnings": warnings,
+                    "ended": [list(series) for series in answer.ended]})  # fmt: skip
+    else:
+        print(gate_text(answer))
+    return ExitCode.OK if answer.open else ExitCode.NO
+
+
+def _report_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", nargs="?", type=Path, metavar="RUN",
+                        help="run directory (default: the newest)")  # fmt: skip
+    parser.add_argument("--format", default="markdown", metavar="NAME",
+                        help="markdown (default), junit, prometheus or json")  # fmt: skip
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="write to FILE, not to the screen"
+    )
+    parser.add_argument("--html", type=Path, metavar="FILE",
+                        help="write a page of verdicts, history, nodes and logs")  # fmt: skip
+    parser.add_argument("--nights", type=at_least(1), default=365, metavar="N",
+                        help="days of history on the page (365)")  # fmt: skip
+    history_option(parser)
+
+
+def _report(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.regress.formats import FORMATS, read_run
+    from hpcdl.system.errors import BadInput
+    from hpcdl.system.files import write_atomic
+    from hpcdl.system.text import did_you_mean
+
+    if args.html is not None:
+        return _page(args)
+    name = "json" if args.json else args.format
+    if name not in FORMATS:
+        raise BadInput(f"unknown format '{name}'", hint=did_you_mean(name, FORMATS))
+    run = read_run(args.folder or the_site(args).paths.work / "checks" / "latest")
+    text = FORMATS[name](run)
+    print(text, end="") if args.output is None else write_atomic(args.output, text)
+    return ExitCode.OK
+
+
+def _page(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.regress.formats import read_run
+    from hpcdl.regress.history import history_path, open_history
+    from hpcdl.regress.report import directory_of, night_page, read_files
+    from hpcdl.regress.run_directory import runs_directory
+    from hpcdl.system.files import write_atomic
+
+    site = the_site(args)
+    named = args.folder or site.paths.work / "checks" / "latest"
+    run = read_run(named)
+    files = read_files(run, directory_of(run, named, runs_directory(site)))
+    with open_history(history_path(site, args.history)) as history:
+        page = night_page(run, history, files, site=site.name, nights=args.nights)
+    write_atomic(args.html, page)
+    if args.json:
+        print_json({"file": args.html, "bytes": args.html.stat().st_size})
+    else:
+        print(f"wrote {args.html}; open it in a browser, no network needed")
+    return ExitCode.OK
+
+
+COMMANDS = (
+    Command(
+        "gate",
+        "Decide from the history whether a pipeline may continue: exit code 0 or 1.",
+        "hpcdl check gate --partition p100",
+        _gate,
+        _gate_options,
+    ),
+    Command(
+        "history",
+        "Show, export or import the history of results.",
+        "hpcdl check history export > nights.jsonl",
+        _history,
+        _history_options,
+        changes=True,
+    ),
+    Command(
+        "report",
+        "Report a run's verdicts as a page, Markdown, JUnit, Prometheus or JSON.",
+        "hpcdl check report --html night.html",
+        _report,
+        _report_options,
+    ),
+    Command(
+        "drift",
+        "Detect lasting changes in a series of nightly values.",
+        "hpcdl check drift nights.csv --json",
+        _drift,
+        _drift_options,
+        site=False,
+    ),
+)
