@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import math
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from hpcdl.jobs.script import render_script
 from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.regress.batch import take_apart
 from hpcdl.regress.job_state import PATIENCE_SECONDS
+from hpcdl.regress.provenance import epoch, of_this_run, run_of
 from hpcdl.regress.references import Reference, load_references
 from hpcdl.regress.reframe_adapter.backend import JobPlan, declared_name
 from hpcdl.regress.result import Measured, read_result
@@ -46,13 +46,15 @@ LOG, RESULT = "job.log", "result.json"
 class Metric:
     """A number that a check measures: its unit, and how to read it from the result.
 
-    `judged` says whether it needs a reference; a number that is only shown needs none.
+    `judged` says whether it needs a reference; a number that is only shown needs none. `better`
+    says which values are (`higher` or `lower`), where neither its bounds nor its unit do.
     """
 
     name: str
     unit: str
     read: Callable[[Measured], float | None]
     judged: bool = True
+    better: str = ""
 
 
 class HpcdlCheck(rfm.RunOnlyRegressionTest):
@@ -102,8 +104,13 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         return faults_of(measured, self.layout, self.evidence["release"], real_gpus=self.real_gpus)
 
     def measured(self) -> Measured:
-        """What the job left: its result.json."""
-        return read_result(Path(self.stagedir) / RESULT)
+        """What the job left: its result.json, if it is of this job."""
+        found = read_result(Path(self.stagedir) / RESULT)
+        if self.job.record is None:
+            return found
+        _, partition = self.place()
+        gpu = partition.gpu.driver_name if partition.gpu and self.needs_gpus else ""
+        return of_this_run(found, run_of(self.job.record, self.job.token, gpu))
 
     def expected(self, metric: Metric, site: Site, partition: Partition) -> Reference | None:
         """A reference that follows from a model or a rule, where no file has one."""
@@ -212,6 +219,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
                     "value": found[metric.name],
                     "unit": metric.unit,
                     "judged": metric.judged,
+                    "better": metric.better,
                 }
                 for metric in self.metrics()
             },
@@ -322,8 +330,5 @@ def _job_record(job: Any) -> Mapping[str, Any]:
 
 def seconds_between(start: str, end: str) -> float | None:
     """Seconds between two of Slurm's times, None where one is unknown."""
-    try:
-        first, second = (time.mktime(time.strptime(t, "%Y-%m-%dT%H:%M:%S")) for t in (start, end))
-    except ValueError:
-        return None
-    return second - first
+    first, second = epoch(start), epoch(end)
+    return None if first is None or second is None else second - first

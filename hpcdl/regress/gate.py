@@ -110,6 +110,7 @@ def ask(history: History, *, partitions: tuple[str, ...] = (), names: tuple[str,
         now: the time, for results that are too old to count.
         execution: says by how much nodes differ by chance.
     """
+    history = history if now is None else history.as_of(now)
     known = history.series()
     chosen = [
         series
@@ -126,6 +127,9 @@ def ask(history: History, *, partitions: tuple[str, ...] = (), names: tuple[str,
     ended = tuple(series for series in chosen if question.silent_days(series) > ENDED_DAYS)
     closing = tuple(found for found in findings if found.kind != WARNING)
     warnings = tuple(found for found in findings if found.kind == WARNING)
+    if later := history.later():
+        text = f"{later} results are dated in the future and count nowhere: is a clock wrong?"
+        warnings = (Finding(("", "", "", ""), "future", text), *warnings)
     return GateAnswer(len(alive), closing, len(known), ended, warnings)
 
 

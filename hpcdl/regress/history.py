@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, fields
-from datetime import date
+from datetime import date, datetime, timedelta, timezone
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +29,8 @@ from hpcdl.system.trust import require_no_stranger, user_of
 SCHEMA = 2
 VARIABLE = "HPCDL_HISTORY"
 _WAIT_SECONDS = 10.0
+CLOCKS_SECONDS = 60.0
+"""How far a result may be dated in the future: clocks differ. Others are refused, or not seen."""
 _TABLE = """
 CREATE TABLE IF NOT EXISTS results (
   run TEXT NOT NULL, time TEXT NOT NULL, check_name TEXT NOT NULL, case_name TEXT NOT NULL,
@@ -112,24 +114,53 @@ def history_path(site: Site, given: Path | None = None) -> Path:
 class History:
     """An open history; use `open_history`."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, now: datetime | None = None) -> None:
         self._connection = connection
+        self._until = _latest(now)
+
+    def as_of(self, now: datetime) -> History:
+        """The same history, without what is dated later."""
+        return History(self._connection, now)
+
+    def later(self) -> int:
+        """How many results are dated in the future; nothing else of them is ever told."""
+        query = "SELECT count(*) FROM results WHERE time > ?"
+        return int(self._connection.execute(query, (self._until,)).fetchone()[0])
 
     def add(self, results: Iterable[Result]) -> int:
-        """Add results that are not there yet, all or none; their number."""
+        """Add results that are not there yet, all or none; their number.
+
+        Raises:
+            BadInput: one is dated more than a minute in the future.
+        """
         marks = ", ".join("?" for _ in COLUMNS)
         statement = f"INSERT OR IGNORE INTO results ({', '.join(COLUMNS)}) VALUES ({marks})"  # noqa: S608
-        rows = (tuple(getattr(result, name) for name in COLUMNS) for result in results)
+        rows = (
+            tuple(getattr(result, name) for name in COLUMNS)
+            for result in self._none_of_the_future(results)
+        )
         with self._connection:
             before = self._connection.total_changes
             self._connection.executemany(statement, rows)
             return self._connection.total_changes - before
 
+    def _none_of_the_future(self, results: Iterable[Result]) -> Iterator[Result]:
+        for result in results:
+            if result.time > self._until:
+                raise BadInput(
+                    f"a result is dated in the future: {result.check_name} of run {result.run}, "
+                    f"{result.time}",
+                    hint="set the clock of the machine that wrote it, or of this one; nothing was "
+                    "added",
+                )
+            yield result
+
     def results(self, since: str = "", limit: int | None = None) -> Iterator[Result]:
         """Results from a time on, oldest first."""
         cursor = self._connection.execute(
-            f"SELECT {', '.join(COLUMNS)} FROM results WHERE time >= ? ORDER BY time LIMIT ?",  # noqa: S608
-            (since, -1 if limit is None else limit),
+            f"SELECT {', '.join(COLUMNS)} FROM results WHERE time >= ? AND time <= ? "  # noqa: S608
+            "ORDER BY time LIMIT ?",
+            (since, self._until, -1 if limit is None else limit),
         )
         return (_result(row) for row in cursor)
 
@@ -143,8 +174,8 @@ class History:
             row = self._connection.execute(
                 "SELECT check_name, case_name, partition, metric FROM results WHERE "
                 "(check_name, case_name, partition, metric, time) > (?, ?, ?, ?, '~') "
-                "ORDER BY check_name, case_name, partition, metric LIMIT 1",
-                row,
+                "AND time <= ? ORDER BY check_name, case_name, partition, metric LIMIT 1",
+                (*row, self._until),
             ).fetchone()
             if row is not None:
                 found.append(row)
@@ -154,9 +185,9 @@ class History:
         """The values of a series, as drift detection takes them; runs without one are left out."""
         cursor = self._connection.execute(
             "SELECT time, value, release, driver, nodes FROM results WHERE check_name = ? AND "
-            "case_name = ? AND partition = ? AND metric = ? AND time >= ? AND value IS NOT NULL "
-            "ORDER BY time",
-            (*series, since),
+            "case_name = ? AND partition = ? AND metric = ? AND time >= ? AND time <= ? AND "
+            "value IS NOT NULL AND status != 'ERROR' ORDER BY time",
+            (*series, since, self._until),
         )
         return [
             Night(_day(time[:10]), value, release, driver, single_node(nodes))
@@ -167,18 +198,21 @@ class History:
         """Time and value of a series' results, oldest first; those without one are left out."""
         return self._connection.execute(
             "SELECT time, value FROM results WHERE check_name = ? AND case_name = ? AND "
-            "partition = ? AND metric = ? AND time >= ? AND value IS NOT NULL ORDER BY time",
-            (*series, since),
+            "partition = ? AND metric = ? AND time >= ? AND time <= ? AND value IS NOT NULL AND "
+            "status != 'ERROR' ORDER BY time",
+            (*series, since, self._until),
         ).fetchall()
 
     def points(self, series: Series, since: str = "") -> list[Point]:
         """A series as figures show it, oldest first, with the runs that gave no value."""
         cursor = self._connection.execute(
             f"SELECT {', '.join(Point._fields)} FROM results WHERE check_name = ? AND "  # noqa: S608
-            "case_name = ? AND partition = ? AND metric = ? AND time >= ? ORDER BY time",
-            (*series, since),
+            "case_name = ? AND partition = ? AND metric = ? AND time >= ? AND time <= ? "
+            "ORDER BY time",
+            (*series, since, self._until),
         )
-        return [Point(*row) for row in cursor]
+        points = (Point(*row) for row in cursor)
+        return [one._replace(value=None) if one.status == "ERROR" else one for one in points]
 
     def unit(self, series: Series) -> str:
         """The unit of a series' newest result."""
@@ -189,8 +223,8 @@ class History:
         """The newest result of a series."""
         row = self._connection.execute(
             f"SELECT {', '.join(COLUMNS)} FROM results WHERE check_name = ? AND case_name = ? AND "  # noqa: S608
-            "partition = ? AND metric = ? ORDER BY time DESC LIMIT 1",
-            series,
+            "partition = ? AND metric = ? AND time <= ? ORDER BY time DESC LIMIT 1",
+            (*series, self._until),
         ).fetchone()
         return _result(row) if row else None
 
@@ -205,6 +239,12 @@ class History:
             (*series, last.time, last.run),
         )
         return [_result(row) for row in cursor]
+
+
+def _latest(now: datetime | None) -> str:
+    """The latest time that is no future, as the history writes it: clocks differ by a minute."""
+    moment = (now or datetime.now(timezone.utc)) + timedelta(seconds=CLOCKS_SECONDS)
+    return moment.astimezone(timezone.utc).isoformat(timespec="seconds")
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,12 +43,23 @@ class Measured:
 def read_result(path: Path) -> Measured:
     """The result of a run; a missing or broken file is a fault, not an exception."""
     try:
-        return Measured(RESULT.read(path).values)
+        values = RESULT.read(path).values
+        wrong = tuple(_other_units(values))
+        return Measured({} if wrong else values, wrong)
     except BadInput as fault:
         why = f"result.json cannot be read ({fault.message})"
     if not path.exists():
         why = "the program wrote no result.json"
     return Measured({}, (Fault(FaultKind.NO_RESULT, f"missing result: {why}"),))
+
+
+def _other_units(values: Mapping[str, Any]) -> Iterator[Fault]:
+    """Numbers that the file gives in another unit than its format has."""
+    known = RESULT.data(values).get("units", {})
+    for place, said in (values.get("units") or {}).items():
+        if place in known and said != known[place]:
+            text = f"the result gives {place} in {said!r}, not in {known[place]}"
+            yield Fault(FaultKind.UNIT, text, place, wanted=known[place], got=str(said))
 
 
 def losses_fall(losses: Sequence[float]) -> Fault | None:

@@ -13,11 +13,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hpcdl.regress.identity import HIGHER, better_of
 from hpcdl.regress.references import MIN_RUNS, OWN_DEMAND
 from hpcdl.results.faults import Fault, FaultKind, Status, as_fault, describe, status_of
+from hpcdl.slurm.execution import recorded
 
 WHOLE_RUN = "(run)"
 """Instead of a check's name: what is wrong with a run as a whole."""
+TOO_FAST = 1.5
+"""Times a measured reference from which on a rate is taken for an error."""
+FAR_TOO_FAST = 10.0
+"""The same of a reference that nobody measured here."""
 _PARAMETER = re.compile(r" %\w+=([^\s~]+)")
 _JOB_PREFIX = re.compile(r"^(job error|[a-z ]*error): (\[jobid=\w*\] )?")
 
@@ -36,6 +42,8 @@ class MetricVerdict:
     proof: str = ""
     wanted: bool = True
     """Whether it is to be judged; others are shown only."""
+    better: str = ""
+    """Which values are better: `higher`, `lower`, or '' where neither is known."""
 
     @property
     def ruled(self) -> bool:
@@ -196,19 +204,21 @@ def _metrics(case: Mapping[str, Any], evidence: Mapping[str, Any]) -> tuple[Metr
 def _metric(name: str, entry: Mapping[str, Any]) -> MetricVerdict:
     row = entry.get("reference")
     wanted = bool(entry.get("judged", True))
+    unit, said = str(entry.get("unit", "")), str(entry.get("better") or "")
     if not row:
-        value, unit = entry.get("value"), str(entry.get("unit", ""))
-        return MetricVerdict(name, value, unit, wanted=wanted)
+        better = better_of(unit, None, None, said)
+        return MetricVerdict(name, entry.get("value"), unit, wanted=wanted, better=better)
     low, high = row.get("lower"), row.get("upper")
     return MetricVerdict(
         name=name,
         value=entry.get("value"),
-        unit=str(entry.get("unit", "")),
+        unit=unit,
         reference=row["value"],
         low=None if low is None else row["value"] * (1 + low),
         high=None if high is None else row["value"] * (1 + high),
         source=str(row.get("source", "")),
         proof=str(row.get("proof", "")),
+        better=better_of(unit, low, high, said),
     )
 
 
@@ -224,6 +234,7 @@ def _foreign_metric(key: str, entry: Sequence[Any]) -> MetricVerdict:
         low=None if lower is None else base + abs(base or 1) * lower,
         high=None if upper is None else base + abs(base or 1) * upper,
         source="the check itself",
+        better=better_of(str(unit or ""), lower, upper),
     )
 
 
@@ -241,7 +252,9 @@ def _faults(
     return (
         faults
         or tuple(_unmeasured(metrics))
+        or tuple(_of_other_units(evidence))
         or tuple(_unjudged(metrics))
+        or tuple(_too_fast(metrics, evidence, machine))
         or tuple(metric.fault for metric in metrics if not metric.holds)
         or ((Fault(FaultKind.BOUND, _reason(case)),) if phase == "performance" else ())
         or tuple(_of_references(evidence, machine))
@@ -258,6 +271,39 @@ def _unjudged(metrics: Iterable[MetricVerdict]) -> Iterator[Fault]:
     for metric in metrics:
         if not metric.judged:
             yield Fault(FaultKind.NO_REFERENCE, f"no reference for {metric.name}", metric.name)
+
+
+def _of_other_units(evidence: Mapping[str, Any]) -> Iterator[Fault]:
+    """References in another unit than the metric: no number of them can be compared."""
+    for name, entry in (evidence.get("metrics") or {}).items():
+        row = entry.get("reference") or {}
+        wanted, unit = str(row.get("unit") or ""), str(entry.get("unit") or "")
+        if wanted and wanted != unit:
+            text = f"the reference of {name} is in {wanted}, and it was measured in {unit or '1'}"
+            yield Fault(FaultKind.UNIT, text, name, wanted=wanted, got=unit)
+
+
+def _too_fast(
+    metrics: Iterable[MetricVerdict], evidence: Mapping[str, Any], machine: str | None
+) -> Iterator[Fault]:
+    """Numbers that nothing but an error explains, unless the reference is of another machine."""
+    rows = dict(_references(evidence))
+    for metric in metrics:
+        value, reference = metric.value, metric.reference
+        elsewhere = rows.get(metric.name, {}).get("machine") not in {None, machine}
+        if metric.ruled or elsewhere or not value or not reference or min(value, reference) < 0:
+            continue
+        times = value / reference if metric.better == HIGHER else reference / value
+        # Where one machine emulates all nodes, rates are less regular.
+        measured = metric.proof == "run"
+        limit = (TOO_FAST if measured else FAR_TOO_FAST) / (1 - recorded(machine).margin)
+        if metric.better and times > limit:
+            text = (
+                f"too fast to be true: {metric.name} {number(value)} {metric.unit} is {times:.1f} "
+                f"times as good as its reference {number(reference)}; if it is real, measure the "
+                "reference anew"
+            )
+            yield Fault(FaultKind.TOO_FAST, text, metric.name, wanted=limit * reference, got=value)
 
 
 def _of_references(evidence: Mapping[str, Any], machine: str | None) -> Iterator[Fault]:

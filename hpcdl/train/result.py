@@ -7,8 +7,10 @@ has the schemas.
 from __future__ import annotations
 
 import math
+import os
 import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,12 +86,23 @@ def job_of(environ: Mapping[str, str]) -> dict[str, Any]:
     waited = environ.get("HPCDL_QUEUE_WAIT", "")
     return {
         "id": environ.get("SLURM_JOB_ID"),
+        "token": _token(environ),
         "name": environ.get("SLURM_JOB_NAME"),
         "partition": environ.get("SLURM_JOB_PARTITION"),
         "nodes": environ.get("SLURM_JOB_NODELIST"),
         "restarts": int(restarts) if restarts.isdigit() else 0,
         "queue_wait_seconds": float(waited) if waited.replace(".", "", 1).isdigit() else None,
     }
+
+
+def _token(environ: Mapping[str, str]) -> str | None:
+    """The token of this job's submission: the job's script made a link of that name to its id."""
+    own = {environ.get("SLURM_JOB_ID"), environ.get("SLURM_ARRAY_JOB_ID")}
+    with suppress(OSError, KeyError):
+        for entry in os.scandir(environ["HPCDL_JOB_DIR"]):
+            if entry.name.startswith(".job-hpcdl-") and os.readlink(entry) in own:  # noqa: PTH115 - no path
+                return entry.name.removeprefix(".job-")
+    return None
 
 
 def summary_line(result: Mapping[str, Any], path: str) -> str:

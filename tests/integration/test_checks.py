@@ -66,7 +66,9 @@ def run(site: Site, file: str, **request: object) -> CheckOutcome:
 
 
 def test_nothing_passes_that_does_not_deserve_it(site: Site) -> None:
+    foreign = ["of_another_job", "of_another_node", "of_2020", "on_another_gpu"]
     names = ["honest", "slower", "cancelled_after_its_result", "exit_code", "no_metric",
+             "too_fast", *foreign,
              "infinite_metric", "nonsense", "no_result", "says_insufficient",
              "says_missing"]  # fmt: skip
     update_references(site, "embedded", [reference(name) for name in names])
@@ -84,6 +86,8 @@ def test_nothing_passes_that_does_not_deserve_it(site: Site) -> None:
         "infinite_metric": Status.ERROR,
         "nonsense": Status.ERROR,
         "no_result": Status.ERROR,
+        "too_fast": Status.ERROR,
+        **dict.fromkeys(foreign, Status.ERROR),
         "plain_honest": Status.PASS,
         "plain_without_reference": Status.NO_REFERENCE,
         "plain_metric_not_found": Status.PASS,  # ReFrame hides it; the run says it, below
@@ -94,6 +98,9 @@ def test_nothing_passes_that_does_not_deserve_it(site: Site) -> None:
     assert "exit code 3" in found["exit_code"].reason
     assert "missing metric: images_per_second" in found["no_metric"].reason
     assert "missing result" in found["no_result"].reason
+    assert "too fast to be true" in found["too_fast"].reason
+    for name in foreign:
+        assert found[name].reason.startswith("foreign result: it "), found[name].reason
     assert "50% below" in found["slower"].reason
     assert "ReFrame left out metric speed" in found["(run)"].reason
     assert not outcome.ok

@@ -21,7 +21,11 @@ RAN = {
     "release": {"id": "newer"},
 }
 GOOD = {**RAN, "summary": {"images_per_second": 1000.0}}
-WRITE = "import json, os, sys; open('result.json', 'w').write(sys.argv[1])"
+WRITE = """
+import json, os, sys, time
+own = {"job": {"id": os.environ["SLURM_JOB_ID"]}, "ended": time.time()}
+open("result.json", "w").write(json.dumps({**own, **json.loads(sys.argv[1])}))
+"""
 
 
 def writes(result):
@@ -103,6 +107,31 @@ class infinite_metric(Small):
 @rfm.simple_test
 class nonsense(Small):
     then = "head -c 2000 /dev/urandom > result.json"
+
+
+@rfm.simple_test
+class of_another_job(Small):
+    result = {**GOOD, "job": {"id": "1"}}
+
+
+@rfm.simple_test
+class of_another_node(Small):
+    result = {**GOOD, "layout": {"ranks": 1, "nodes": ["k80-09"]}}
+
+
+@rfm.simple_test
+class of_2020(Small):
+    result = {**GOOD, "ended": 1_580_000_000.0}
+
+
+@rfm.simple_test
+class on_another_gpu(Small):
+    result = {**GOOD, "layout": {"ranks": 1, "gpu": "Tesla K80"}}
+
+
+@rfm.simple_test
+class too_fast(Small):
+    result = {**RAN, "summary": {"images_per_second": 1e6}}
 
 
 @rfm.simple_test

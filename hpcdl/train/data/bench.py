@@ -23,6 +23,7 @@ from hpcdl.train.data.repair import Repairs
 from hpcdl.train.data.source import Share
 from hpcdl.train.data.tfrecord import walk
 from hpcdl.train.driver import nvidia_driver
+from hpcdl.train.result import job_of
 
 _WARMUP_BATCHES = 3
 _MOST_DAMAGED = 1000
@@ -111,6 +112,8 @@ def bench(
         "records": dataset.examples("train"),
         "damaged_records": repairs.skipped,
         "release": os.environ.get("HPCDL_RELEASE"),
+        "job": job_of(os.environ),
+        "ended": time.time(),
         "driver": nvidia_driver(),
         "samples": {"images_per_second": rates(marks, batch)},
     }

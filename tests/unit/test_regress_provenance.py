@@ -1,0 +1,180 @@
+"""A result counts only for the run that wrote it; nothing of the future counts at all."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdl.regress.gate import ask
+from hpcdl.regress.history import History, Result, open_history
+from hpcdl.regress.provenance import Run, of_this_run
+from hpcdl.regress.result import Measured, read_result
+from hpcdl.regress.verdict import judge
+from hpcdl.results.faults import FaultKind, Status
+from hpcdl.results.records import RESULT
+from hpcdl.system.errors import BadInput
+from hpcdl.train.result import job_of
+
+NOW = 1_750_000_000.0
+RUN = Run(job=17, token="hpcdl-" + "a" * 32, nodes=("p100-01", "p100-02"), started=NOW - 60,
+          ended=NOW, gpu="P100")  # fmt: skip
+GOOD: dict[str, Any] = {
+    "job": {"id": "17", "token": RUN.token},
+    "ended": NOW - 1,
+    "layout": {"nodes": ["p100-02"], "gpu": "Tesla P100-PCIE-16GB"},
+    "summary": {"images_per_second": 900.0},
+}
+
+
+def test_what_says_that_it_is_of_this_run_is_taken() -> None:
+    assert of_this_run(Measured(GOOD), RUN).values == GOOD
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"job": {}}, "does not say which job"),
+        ({"job": {"id": "16"}}, "job 16, not by 17"),
+        ({"job": {"id": "17", "token": "hpcdl-" + "b" * 32}}, "another submission"),
+        ({"layout": {"nodes": ["v100-01"]}}, "did not have: v100-01"),
+        ({"layout": {"gpu": "Tesla K80"}}, "a GPU 'Tesla K80', and the partition has P100"),
+        ({"ended": 1_580_000_000.0}, "1968 days before the job began"),
+        ({"ended": NOW + 3600}, "3600 s after the job ended"),
+        ({"ended": None}, "does not say when"),
+    ],
+)
+def test_a_result_of_another_run_is_no_result(change: dict[str, Any], word: str) -> None:
+    found = of_this_run(Measured({**GOOD, **change}), RUN)
+    assert found.values == {}
+    (fault,) = found.faults
+    assert fault.kind is FaultKind.FOREIGN
+    assert fault.kind.status is Status.ERROR
+    assert word in fault.text
+
+
+def test_a_job_finds_its_token_by_the_link_that_its_script_made(tmp_path: Path) -> None:
+    (tmp_path / ".job-hpcdl-old").symlink_to("16")
+    (tmp_path / f".job-{RUN.token}").symlink_to("17")
+    said = job_of({"SLURM_JOB_ID": "17", "HPCDL_JOB_DIR": str(tmp_path)})
+    assert (said["id"], said["token"]) == ("17", RUN.token)
+
+
+def test_a_result_in_other_units_is_none(tmp_path: Path) -> None:
+    data = RESULT.data(GOOD)
+    assert data["units"]["summary.images_per_second"] == "images/s"
+    data["units"]["summary.images_per_second"] = "images/min"
+    RESULT.write(tmp_path / "result.json", GOOD | {"units": data["units"]})
+    text = (tmp_path / "result.json").read_text().replace('"images/s"', '"images/min"')
+    (tmp_path / "result.json").write_text(text)
+    found = read_result(tmp_path / "result.json")
+    assert [fault.kind for fault in found.faults] == [FaultKind.UNIT]
+
+
+def case(value: float, unit: str = "images/s", **row: Any) -> dict[str, Any]:
+    reference = {"value": 1000.0, "unit": "images/s", "lower": -0.1, "upper": None, "runs": 5,
+                 "proof": "run", "source": "this test", **row}  # fmt: skip
+    metric = {"value": value, "unit": unit, "judged": True, "reference": reference}
+    return {"result": "success", "evidence": {"check": "c", "metrics": {"rate": metric}}}
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        (case(1_400.0), None),
+        (case(1_000_000.0), FaultKind.TOO_FAST),
+        (case(1_600.0), FaultKind.TOO_FAST),
+        (case(1_600.0, proof="published"), None),
+        (case(20_000.0, proof="published"), FaultKind.TOO_FAST),
+        (case(1_600.0, machine="another one"), None),
+        (case(500.0, lower=None, upper=0.2), FaultKind.TOO_FAST),
+        (case(900.0, lower=None, upper=0.2), None),
+        (case(1_000.0, unit="GB/s"), FaultKind.UNIT),
+    ],
+)
+def test_what_no_hardware_gives_and_what_cannot_be_compared_is_an_error(
+    given: dict[str, Any], kind: FaultKind | None
+) -> None:
+    verdict = judge(given)
+    assert [fault.kind for fault in verdict.faults] in ([], [kind])
+    assert (verdict.status is Status.ERROR) == (kind is not None)
+
+
+def nights(count: int, *, last: float = 1000.0) -> list[Result]:
+    now = datetime.now(timezone.utc)
+    row = Result("r", "", "throughput", "resnet50", "p100", "rate", 1000.0, "images/s", "PASS",
+                 low=500.0)  # fmt: skip
+    found = []
+    for night in range(count):
+        at = now - timedelta(days=count - 1 - night)
+        value = (last if count - night <= 5 else 1000.0) + night % 3
+        found.append(replace(row, run=f"r{night}", time=stamp(at), value=value))
+    return found
+
+
+def stamp(at: datetime) -> str:
+    return at.isoformat(timespec="seconds")
+
+
+def plant(history: History, row: Result) -> None:
+    """Put a row past the refusal, as an older hpcdl or a clock that was wrong has left it."""
+    history.as_of(datetime.now(timezone.utc) + timedelta(days=9000)).add([row])
+
+
+@pytest.mark.parametrize("days", [2, 400])
+def test_a_date_in_the_future_neither_moves_a_baseline_nor_opens_the_gate(
+    tmp_path: Path, days: int
+) -> None:
+    now = datetime.now(timezone.utc)
+    with open_history(tmp_path / "h") as history:
+        history.add(nights(60, last=800.0))
+        assert not ask(history, now=now).open
+        plant(history, replace(nights(1)[0], run="later", time=stamp(now + timedelta(days=days))))
+        answer = ask(history, now=now)
+    assert [finding.kind for finding in answer.findings] == ["drop"]
+    assert [finding.kind for finding in answer.warnings] == ["future"]
+
+
+def test_tonights_error_stands_though_a_later_row_passes(tmp_path: Path) -> None:
+    now = datetime.now(timezone.utc)
+    rows = nights(3)
+    with open_history(tmp_path / "h") as history:
+        history.add([*rows[:2], replace(rows[2], status="ERROR", reason="node lost")])
+        plant(history, replace(rows[2], run="later", time=stamp(now + timedelta(days=2))))
+        assert [one.kind for one in ask(history, now=now).findings] == ["ERROR"]
+
+
+def test_a_series_falls_silent_though_its_last_row_is_of_the_future(tmp_path: Path) -> None:
+    now = datetime.now(timezone.utc)
+    with open_history(tmp_path / "h") as history:
+        history.add(nights(20)[:10])
+        plant(history, replace(nights(1)[0], run="later", time=stamp(now + timedelta(days=3650))))
+        assert [one.kind for one in ask(history, now=now).findings] == ["old"]
+
+
+def test_what_is_dated_later_is_refused_and_nothing_of_it_is_added(tmp_path: Path) -> None:
+    late = stamp(datetime.now(timezone.utc) + timedelta(seconds=90))
+    soon = stamp(datetime.now(timezone.utc) + timedelta(seconds=30))
+    with open_history(tmp_path / "h") as history:
+        with pytest.raises(BadInput, match="dated in the future"):
+            history.add([*nights(2), replace(nights(1)[0], run="late", time=late)])
+        assert history.series() == []
+        assert history.add([replace(nights(1)[0], run="soon", time=soon)]) == 1
+
+
+def test_the_numbers_of_an_error_move_no_baseline(tmp_path: Path) -> None:
+    rows = nights(4)
+    with open_history(tmp_path / "h") as history:
+        history.add([*rows[:3], replace(rows[3], status="ERROR", value=1e9)])
+        (series,) = history.series()
+        assert max(night.value for night in history.nights(series)) < 1100
+        assert history.points(series)[-1].value is None
+
+
+def test_a_clock_at_the_limit_is_no_stranger() -> None:
+    late = {**GOOD, "ended": time.time() + 30}
+    assert not of_this_run(Measured(late), replace(RUN, ended=None)).faults
