@@ -35,10 +35,20 @@ class Draws:
 
     `seeds` is a variable of two integers that the step sets to (seed, step). `place` is the number
     of the part of a batch, over all ranks, that is being traced: each draws numbers of its own.
+    `states` are those of Keras 3's seed generators: set from both before every forward pass.
     """
 
     seeds: Any
     place: int = 0
+    states: tuple[Any, ...] = ()
+
+    def renew(self, tf: Any) -> None:
+        """Let Keras' seed generators draw what only seed, step, place and their number decide."""
+        seed = tf.cast(self.seeds, tf.int64) + tf.constant([104_729 * self.place, 0], tf.int64)
+        many = len(self.states)
+        drawn = tf.random.stateless_uniform((many, 1), seed, maxval=2**31 - 1, dtype=tf.int64)
+        for state, row in zip(self.states, tf.unstack(drawn, many), strict=True):
+            state.assign(tf.cast(tf.concat([row, [0]], 0), state.dtype))
 
 
 @dataclass(frozen=True)
@@ -47,7 +57,8 @@ class Network:
 
     `forward(images, training)` gives logits of shape (batch, classes). `trainable` and `state`
     (moving averages) are tf.Variables in a fixed order, the same on every rank. `random` is there
-    where the network may draw numbers.
+    where the network may draw numbers. `penalties()` are the scalars that the latest forward pass
+    adds to the loss: regularizers, and what layers gave to `add_loss`.
     """
 
     name: str
@@ -55,6 +66,11 @@ class Network:
     trainable: tuple[Any, ...]
     state: tuple[Any, ...]
     random: Draws | None = None
+    penalties: Callable[[], list[Any]] = list
+
+    def penalized(self, loss: Any) -> Any:
+        """The loss of the latest forward pass with the network's own part of it."""
+        return sum(self.penalties(), loss)
 
     @property
     def parameters(self) -> int:
@@ -140,16 +156,44 @@ def _keras(
     ordered = (channels, height, width) if channels_first else (height, width, channels)
     random = Draws(tf.Variable([seed, 0], dtype=tf.int32, trainable=False, name="random"))
     made = _make(tf, model, _builder(keras, model, random), ordered, classes)
+    logits = _logits(tf, made, ordered) if ":" in model else tf.identity
     fuse_normalization(tf, made)
+    random.states = tuple(
+        _variable(v) for v in made.non_trainable_variables if v.name == "seed_generator_state"
+    )
 
     def forward(images: Any, training: bool) -> Any:
         if channels_first:
             images = tf.transpose(images, (0, 3, 1, 2))
-        return made(images, training=training)
+        if training and random.states:
+            random.renew(tf)
+        return logits(made(images, training=training))
+
+    def penalties() -> list[Any]:
+        return [tf.cast(tf.reduce_sum(loss), tf.float32) for loss in made.losses]
 
     trainable = tuple(map(_variable, made.trainable_variables))
     state = tuple(map(_variable, made.non_trainable_variables))
-    return Network(model, forward, trainable, state, random)
+    return Network(model, forward, trainable, state, random, penalties)
+
+
+def _logits(tf: Any, made: Any, shape: tuple[int, ...]) -> Callable[[Any], Any]:
+    """What makes logits of a user's model's outputs: nothing, or the inverse of its activation.
+
+    Some outputs are looked at: only a softmax's are positive and add up to 1, and only a sigmoid's
+    lie between 0 and 1 for large inputs, too.
+    """
+    images = 10.0 * tf.random.stateless_normal((16, *shape), seed=(1, 2))
+    some = tf.cast(made(images, training=False), tf.float32)
+    if not bool(tf.reduce_all((some >= 0.0) & (some <= 1.0))) or not bool(tf.reduce_any(some > 0)):
+        return tf.identity  # type: ignore[no-any-return]
+
+    def log(values: Any) -> Any:
+        return tf.math.log(tf.maximum(tf.cast(values, tf.float32), 1e-7))
+
+    if bool(tf.reduce_all(tf.abs(tf.reduce_sum(some, axis=-1) - 1.0) < 0.01)):
+        return log
+    return lambda values: log(values) - log(1.0 - tf.cast(values, tf.float32))
 
 
 def _builder(keras: Any, model: str, random: Draws) -> Callable[..., Any]:

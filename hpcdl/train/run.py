@@ -72,6 +72,7 @@ class Run:
         self.hosts: list[str] = [place.host]
         self.tracer = Tracer(tf, self._trace_folder(ranks.rank))
         self.started = time.time()
+        self.damaged: set[str] = set()  # of all ranks, once they have told each other
         count = tf_counter(tf)
         self.repairs = Repairs(
             options.max_damaged, lambda path: count(path) is not None, self._complain,
@@ -254,7 +255,7 @@ class Run:
                     f"the data set's images are {dataset.shape[0]} x {dataset.shape[1]}, and raw",
                     hint="leave out --image-size: only JPEGs are cropped to a size",
                 )
-            return InMemory(tf, dataset, share)
+            return InMemory(tf, dataset, share, self.repairs)
         return Records(
             tf, dataset, share, shape[:2], self.place.cpus, self.repairs, options.pipeline
         )
@@ -284,6 +285,9 @@ class Run:
     def _end(self, training: Training, status: str, metrics: dict[str, float]) -> int:
         """Compare with the target, write the result, print the last line; returns the exit code."""
         epoch, _ = training.plan.position(max(0, training.step_number - 1))
+        # A set: all ranks read the same test records.
+        places = self.ranks.gather_text("\n".join(self.repairs.places))
+        self.damaged = {place for text in places for place in text.splitlines()}
         target, accuracy = self.options.target_accuracy, metrics.get("accuracy", 0.0)
         message = ""
         if status == "completed" and target is not None and accuracy < target:
@@ -359,7 +363,7 @@ class Run:
                 "parameters": training.parts.network.parameters,
                 "batch_per_rank": batch // self.ranks.size,
                 "global_batch": batch,
-                "damaged_records": self.repairs.skipped,
+                "damaged_records": len(self.damaged or self.repairs.places),
                 "steps": {"done": training.step_number, "planned": training.plan.steps},
             }
         summary.setdefault("metrics", {})

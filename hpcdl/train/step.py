@@ -223,7 +223,8 @@ def make_backward(tf: Any, parts: StepParts) -> Callable[[Any, Any], tuple[Any, 
             parts.network.random.place = parts.ranks.rank * parts.accumulate + part
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
-            loss = parts.task.loss(parts.network.forward(tf.cast(images, half), True), labels)
+            outputs = parts.network.forward(tf.cast(images, half), True)
+            loss = parts.network.penalized(parts.task.loss(outputs, labels))
             scaled = loss / parts.ranks.size if parts.ranks.size > 1 else loss
             scaled = scaled * parts.scale.state[0] if parts.scale else scaled
         none = tf.UnconnectedGradients.ZERO  # of what the loss does not depend on

@@ -107,7 +107,7 @@ def _predictor(
 ) -> Callable[[Any, Any], tuple[Floats, float]]:
     def body(images: Any, labels: Any) -> Any:
         logits = tf.cast(network.forward(source.prepare(images), False), tf.float32)
-        return logits, task.loss(logits, labels)
+        return logits, network.penalized(task.loss(logits, labels))
 
     function = compiled(tf, body)
 

@@ -110,7 +110,7 @@ def bench(
         "images_per_cpu_second": round(images / used, 2),
         "cores_used": round(used / elapsed, 3),
         "records": dataset.examples("train"),
-        "damaged_records": repairs.skipped,
+        "damaged_records": len(repairs.places),
         "release": os.environ.get("HPCDL_RELEASE"),
         "job": job_of(os.environ),
         "ended": time.time(),

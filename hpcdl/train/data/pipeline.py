@@ -158,7 +158,7 @@ class Records:
                                hint="the run resumes when it is back") from fault  # fmt: skip
             except errors.DataLossError as fault:
                 self._repairs.repair(self._dataset.files("train"), first_line(fault))
-            except errors.InvalidArgumentError as fault:
+            except (errors.InvalidArgumentError, UnicodeDecodeError) as fault:
                 records = self._serialized(epoch, batch).take(self._share.per_rank)
                 self._leave_out(records, "train", first_line(fault))
             else:
@@ -231,7 +231,7 @@ class Records:
             except self._tf.errors.DataLossError as fault:
                 # All ranks read all records, so they continue with the same numbering.
                 self._repairs.repair(self._dataset.files("test"), first_line(fault))
-            except self._tf.errors.InvalidArgumentError as fault:
+            except (self._tf.errors.InvalidArgumentError, UnicodeDecodeError) as fault:
                 self._leave_out(records.take(self._share.at_once), "test", first_line(fault))
 
     def _test_records(self) -> Any:
@@ -271,6 +271,8 @@ class Records:
     def _fault_of(self, record: bytes) -> str:
         try:
             encoded, label = self._parse(record)
+        except UnicodeDecodeError:  # TensorFlow's message quotes the record
+            return "it is no tf.Example"
         except self._tf.errors.InvalidArgumentError as fault:
             return first_line(fault)
         if not self._is_valid(label):
@@ -304,6 +306,9 @@ class Records:
             inner_shape=(2,),
         )
 
+        # Of seed, epoch and number of the stream over all ranks: an epoch is its own, whoever reads.
+        first_seed = (share.seed * 1_000_003 + epoch) * _MOST_STREAMS + share.rank * mine
+
         def read(path: Any, span: Any) -> Any:
             records = tf.data.TFRecordDataset(path, buffer_size=1 << 20)
             return self._readable(records.skip(span[0]).take(span[1]))
@@ -313,7 +318,7 @@ class Records:
             records = units.flat_map(read)
             mixed = records.shuffle(
                 max(block, _MIXED // streams),
-                seed=share.seed * 7919 + share.rank * mine + tf.cast(number, tf.int64),
+                seed=first_seed + tf.cast(number, tf.int64),
                 reshuffle_each_iteration=False,
             )
             # What damage takes from a stream it reads again, and no more: a buffer would be a pass.

@@ -18,7 +18,7 @@ from hpcdl.train.data.tfrecord import walk
 
 
 class Repairs:
-    """Damaged records of this rank's run; `skipped` counts them.
+    """Damaged records of this rank's run; `places` names them.
 
     Args:
         limit: how many may be skipped.
@@ -31,7 +31,7 @@ class Repairs:
         self, limit: int, sound: Callable[[Path], bool], say: Callable[[str], None],
         read: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        self.skipped = 0
+        self.places: set[str] = set()
         self._limit = limit
         self._sound = sound
         self._say = say
@@ -85,9 +85,9 @@ class Repairs:
         Raises:
             BadInput: it is one too many.
         """
-        self.skipped += 1
+        self.places.add(f"{shard} at byte {offset}")
         place = f"{shard} at byte {offset}: {fault}"
-        if self.skipped > self._limit:
+        if len(self.places) > self._limit:
             raise BadInput(
                 f"more than {self._limit} records are damaged; the last one is {place}",
                 hint="`hpcdl data inspect` names all; --max-damaged N allows more",

@@ -9,8 +9,10 @@ at a time, and the one who runs them says each time how many.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,6 +20,8 @@ from numpy.typing import NDArray
 
 from hpcdl.system.errors import BadInput
 from hpcdl.train.data.dataset import Dataset
+from hpcdl.train.data.repair import Repairs
+from hpcdl.train.data.tfrecord import find
 
 
 @dataclass(frozen=True)
@@ -135,12 +139,12 @@ class InMemory:
 
     streams = 0
 
-    def __init__(self, tf: Any, dataset: Dataset, share: Share) -> None:
+    def __init__(self, tf: Any, dataset: Dataset, share: Share, repairs: Repairs) -> None:
         self.shape: tuple[int, ...] = dataset.shape
         self.classes = dataset.classes
         self._share = share
-        self._train = _read_raw(tf, dataset, "train")
-        self._test = _read_raw(tf, dataset, "test")
+        self._train = _read_raw(tf, dataset, "train", repairs)
+        self._test = _read_raw(tf, dataset, "test", repairs)
         self.steps_per_epoch = len(self._train[1]) // share.global_batch
         if self.steps_per_epoch == 0:
             raise BadInput(
@@ -172,24 +176,48 @@ class InMemory:
         return images
 
 
-def _read_raw(tf: Any, dataset: Dataset, split: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    """All images (float32, 0 to 1) and labels of a split, in the order of the shards."""
-    files = [str(path) for path in dataset.files(split)]
-    records = tf.data.TFRecordDataset(files).batch(dataset.examples(split))
+def _read_raw(
+    tf: Any, dataset: Dataset, split: str, repairs: Repairs
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """All sound images (float32, 0 to 1) and labels of a split, in the order of the shards.
+
+    Raises:
+        BadInput: more records are damaged than may be skipped.
+    """
+    files = dataset.files(split)
+    records = _records(tf, files, repairs)
     try:
-        serialized = next(iter(records))
-    except (tf.errors.DataLossError, StopIteration) as fault:
-        raise BadInput(
-            f"a record of {dataset.folder} is damaged: {str(fault).splitlines()[0]}",
-            hint=f"`hpcdl data inspect {dataset.folder}` names the shard",
-        ) from fault
-    parsed = tf.io.parse_example(
-        serialized,
-        {
-            "image/raw": tf.io.FixedLenFeature((), tf.string),
-            "image/class/label": tf.io.FixedLenFeature((), tf.int64),
-        },
-    )
+        parsed = _parse_raw(tf, records)
+    except (tf.errors.InvalidArgumentError, UnicodeDecodeError):  # its message quotes the record
+        unreadable = {record for record in records if not _is_raw(tf, record)}
+        for record in unreadable:
+            repairs.skip(*find(files, record), "it is no tf.Example with an image and its class")
+        parsed = _parse_raw(tf, [record for record in records if record not in unreadable])
     pixels = np.asarray(tf.io.decode_raw(parsed["image/raw"], tf.uint8), np.float32)
     images = pixels.reshape(-1, *dataset.shape) / np.float32(dataset.scale)
     return images, np.asarray(parsed["image/class/label"])
+
+
+def _parse_raw(tf: Any, records: list[bytes]) -> dict[str, Any]:
+    wanted = {
+        "image/raw": tf.io.FixedLenFeature((), tf.string),
+        "image/class/label": tf.io.FixedLenFeature((), tf.int64),
+    }
+    parsed: dict[str, Any] = tf.io.parse_example(records, wanted)
+    return parsed
+
+
+def _is_raw(tf: Any, record: bytes) -> bool:
+    with suppress(tf.errors.InvalidArgumentError, UnicodeDecodeError):
+        return bool(_parse_raw(tf, [record]))
+    return False
+
+
+def _records(tf: Any, files: Sequence[Path], repairs: Repairs) -> list[bytes]:
+    """The records of all shards whose checksums are right."""
+    while True:
+        try:
+            paths = [str(repairs.path(path)) for path in files]
+            return list(tf.data.TFRecordDataset(paths).as_numpy_iterator())
+        except tf.errors.DataLossError as fault:
+            repairs.repair(files, str(fault).splitlines()[0])

@@ -1,0 +1,151 @@
+"""What is trained is what was asked for: every loss counts, every epoch and every rank differs."""
+
+import itertools
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.train_runs import Runs, environment
+
+pytest.importorskip("numpy", reason="numpy comes with the stack")
+pytest.importorskip("PIL", reason="pillow comes with the plots' matplotlib")
+from hpcdl.train.data.dataset import Dataset, describe_shard, write_dataset
+from hpcdl.train.data.tfrecord import read, walk
+from tests.records import example, picture, write
+
+pytestmark = pytest.mark.stack
+INSIDE = Path(__file__).with_name("train_exact.py")
+USERS = """
+import tensorflow as tf
+layers = tf.keras.layers
+
+class Busy(layers.Layer):
+    def call(self, x):
+        self.add_loss(0.01 * tf.reduce_mean(tf.square(x)))
+        return x
+
+def penalized(shape, classes):
+    return tf.keras.Sequential([tf.keras.Input(shape), layers.Flatten(),
+        layers.Dense(5, kernel_regularizer=tf.keras.regularizers.L2(0.5)), Busy(),
+        layers.Dense(classes)])
+
+def drops(shape, classes):
+    return tf.keras.Sequential([tf.keras.Input(shape), layers.Flatten(), layers.Dropout(0.5),
+        layers.Dense(classes)])
+
+def logits(shape, classes):
+    return tf.keras.Sequential([tf.keras.Input(shape), layers.Flatten(), layers.Dense(classes)])
+
+def softmax(shape, classes):
+    return tf.keras.Sequential([logits(shape, classes), layers.Softmax()])
+"""
+
+
+def inside(runs: Runs, *arguments: object) -> Any:
+    """What train_exact.py prints."""
+    (runs.folder / "users.py").write_text(USERS)
+    done = subprocess.run([str(runs.python), str(INSIDE), *map(str, arguments)], text=True,
+                          cwd=runs.folder, capture_output=True, timeout=300, check=False,
+                          env=environment())  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def records(folder: Path, shards: int, examples: int = 48) -> Path:
+    """A data set of small pictures, each of a class of its own."""
+    folder.mkdir()
+    images = [example(picture(8, 8), label) for label in range(examples)]
+    each = examples // shards
+    files = [folder / f"train-{shard}.tfrecord" for shard in range(shards)]
+    for shard, file in enumerate(files):
+        write(file, images[shard * each : (shard + 1) * each])
+    described = tuple(describe_shard(file, each) for file in files)
+    write_dataset(Dataset(folder, "folder", "jpeg", (8, 8, 3), examples, 1.0, 1, "test",
+                          {"train": described}))  # fmt: skip
+    return folder
+
+
+def test_regularizers_and_add_loss_count_as_in_keras_also_in_parts(runs: Runs) -> None:
+    for ours, theirs in inside(runs, "penalties", "-").values():
+        assert ours == pytest.approx(theirs, rel=2e-4, abs=1e-5)
+
+
+def test_regularizers_count_the_same_on_two_ranks(runs: Runs, digits: Path) -> None:
+    (runs.folder / "users.py").write_text(USERS)
+    words = ("--data", str(digits), "--model=users:penalized", "--steps=6", "--global-batch=32",
+             "--lr=0.05")  # fmt: skip
+    one, two = (runs.train(*words, ranks=ranks, job=f"of-{ranks}") for ranks in (1, 2))
+    assert one.result["samples"]["loss"] == pytest.approx(two.result["samples"]["loss"], rel=1e-3)
+
+
+def test_a_users_dropout_differs_by_rank_step_and_part_and_can_be_repeated(runs: Runs) -> None:
+    first, other_rank, other_step, again = inside(runs, "dropout", "-")
+    assert first == again
+    assert first != other_rank != other_step != first
+
+
+@pytest.mark.parametrize("shards", [1, 2, 4, 16])
+def test_every_epoch_is_shuffled_anew_on_any_ranks_and_where_it_resumes(
+    runs: Runs, shards: int
+) -> None:
+    found = inside(runs, "orders", records(runs.folder / "set", shards))
+    for ranks in (1, 2, 4):
+        whole, halves = found[f"{ranks}-False"], found[f"{ranks}-True"]
+        for one, other in itertools.combinations(whole, 2):
+            assert one != other
+        for epoch, half in zip(whole, halves, strict=True):
+            assert sorted(itertools.chain(*epoch)) == list(range(48)), "every record once"
+            assert epoch[3:] == half
+
+
+def test_a_softmax_trains_and_scores_as_its_logits_do(runs: Runs, digits: Path) -> None:
+    (runs.folder / "users.py").write_text(USERS)
+    words = ("--data", str(digits), "--epochs=3", "--lr=0.2")
+    done = [runs.train(*words, f"--model=users:{model}", job=model).result
+            for model in ("logits", "softmax")]  # fmt: skip
+    ours, theirs = (result["samples"]["loss"] for result in done)
+    assert ours == pytest.approx(theirs, rel=1e-3)
+    assert done[1]["summary"]["metrics"]["accuracy"] > 0.85
+
+
+def test_a_record_that_is_no_example_is_skipped_and_named_by_whatever_rank_reads_it(
+    runs: Runs,
+) -> None:
+    (runs.folder / "users.py").write_text(USERS)
+    folder = records(runs.folder / "set", 2)
+    shard = folder / "train-1.tfrecord"
+    pictures = [example(picture(8, 8), label) for label in range(24, 47)]
+    write(shard, [*pictures[:7], b"\xff\xfe no example \xc3", *pictures[7:]])
+    files = tuple(describe_shard(path, 24) for path in sorted(folder.glob("*.tfrecord")))
+    write_dataset(Dataset(folder, "folder", "jpeg", (8, 8, 3), 48, 1.0, 1, "", {"train": files}))
+    for ranks in (1, 2):
+        done = runs.train(
+            "--data",
+            str(folder),
+            "--model=users:logits",
+            "--global-batch=4",
+            "--image-size=8",
+            "--lr=0.001",
+            ranks=ranks,
+            job=f"of-{ranks}",
+        )
+        assert done.code == 0, done.err
+        assert f"skipped a damaged record: {shard} at byte" in done.err
+        assert "it is no tf.Example" in done.err
+        assert done.result["damaged_records"] == 1
+
+
+def test_a_raw_record_that_is_no_example_is_skipped_too(runs: Runs, digits: Path) -> None:
+    copy = Path(shutil.copytree(digits, runs.folder / "set"))
+    shard = min(copy.glob("train-*"))
+    kept = [read(shard, r.offset, r.length) for r in walk(shard, check_data=False)]
+    kept[3] = b"\xff" * len(kept[3])
+    write(shard, kept)
+    done = runs.train("--data", str(copy), "--steps=5", ranks=2)
+    assert done.code == 0, done.err
+    assert f"skipped a damaged record: {shard} at byte" in done.err
+    assert done.result["damaged_records"] == 1, "both ranks read it, and it is one"
