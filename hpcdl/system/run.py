@@ -22,6 +22,7 @@ from hpcdl.system.errors import ExitCode, HpcdlError, MissingPrerequisite, Stopp
 from hpcdl.system.files import explain_os_errors, make_directory, write_atomic
 from hpcdl.system.resources import home
 from hpcdl.system.safe_read import last_text
+from hpcdl.system.signals import noted
 from hpcdl.system.text import duration, utc_stamp
 
 _SHOWN_LINES = 12
@@ -180,22 +181,25 @@ def _execute(
                 out = stack.enter_context(log.open("ab"))
                 out.write(f"$ {shlex.join(argv)}\n".encode(errors="surrogateescape"))
                 out.flush()
-        process = stack.enter_context(
-            subprocess.Popen(
-                argv,
-                cwd=where,
-                env=env,
-                stdin=subprocess.PIPE,
-                stdout=out,
-                stderr=subprocess.PIPE if log is None else subprocess.STDOUT,
-                preexec_fn=prepare,  # one system call, and no threads here
-            )
-        )
+        process = None
         try:
+            with noted():  # a signal in the middle of it would leave a process that nobody knows
+                process = stack.enter_context(
+                    subprocess.Popen(
+                        argv,
+                        cwd=where,
+                        env=env,
+                        stdin=subprocess.PIPE,
+                        stdout=out,
+                        stderr=subprocess.PIPE if log is None else subprocess.STDOUT,
+                        preexec_fn=prepare,  # one system call, and no threads here
+                    )
+                )
             said = _wait(process, (stdin or "").encode(errors="surrogateescape"), timeout, watch)
         except BaseException:
             # Its children too: one that holds the output open would keep us waiting.
-            _kill(process.pid)
+            if process is not None:
+                _kill(process.pid)
             raise
         stdout, stderr = ((text or b"").decode(errors="replace") for text in said)
         return process.returncode, stdout, stderr

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
+_HELD = (signal.SIGINT, *_ENDING)
 
 
 @contextmanager
@@ -40,18 +41,15 @@ def terminable() -> Iterator[None]:
 
 
 @contextmanager
-def undivided() -> Iterator[None]:
-    """Hold signals that would end us back until the end of the block; for short steps.
+def noted() -> Iterator[None]:
+    """Let a signal that would end us take effect at the end of the block; for short steps.
 
-    Programs that are started meanwhile hold them back too. The kernel gives a signal that this
-    thread holds back to any other one; its handler would run here all the same, so it is noted.
+    Programs that are started meanwhile are not concerned.
     """
-    held = {signal.SIGINT, *_ENDING}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
     came: list[int] = []
     handlers = {}
     if threading.current_thread() is threading.main_thread():
-        for number in held:
+        for number in _HELD:
             if signal.getsignal(number) not in {signal.SIG_IGN, None}:
                 handlers[number] = signal.signal(number, lambda number, _: came.append(number))
     try:
@@ -59,6 +57,20 @@ def undivided() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if came:
             signal.raise_signal(came[0])
+
+
+@contextmanager
+def undivided() -> Iterator[None]:
+    """As `noted`, and programs that are started meanwhile hold such signals back, too.
+
+    The kernel gives a signal that this thread holds back to any other one; its handler would run
+    here all the same, so it is noted.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
+    try:
+        with noted():
+            yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

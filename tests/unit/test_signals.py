@@ -68,6 +68,27 @@ with terminable():
 """
 
 
+# The signal comes when the program runs already, and Popen has not returned yet.
+EARLY = PROGRAM.replace("with terminable", """
+import os, subprocess, signal, time
+class Early(subprocess.Popen):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        while not os.path.exists(sys.argv[1]):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.05)
+subprocess.Popen = Early
+with terminable""")
+
+
+def test_what_has_just_been_started_ends_with_its_command(tmp_path: Path) -> None:
+    started = tmp_path / "pid"
+    done = subprocess.run([sys.executable, "-c", EARLY, str(started)], check=False, timeout=60)
+    assert done.returncode == 5
+    wait_until_ended(int(started.read_text()))
+
+
 def test_what_a_stopped_command_runs_ends_with_it(tmp_path: Path) -> None:
     """All of it: a build must not go on compiling for hours."""
     started = tmp_path / "pid"
@@ -76,9 +97,12 @@ def test_what_a_stopped_command_runs_ends_with_it(tmp_path: Path) -> None:
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 5
-    child = int(started.read_text())
+    wait_until_ended(int(started.read_text()))
+
+
+def wait_until_ended(pid: int) -> None:
     deadline = time.monotonic() + 60
-    while runs(child):
+    while runs(pid):
         assert time.monotonic() < deadline, "it still runs"
         time.sleep(0.02)
 

@@ -23,7 +23,7 @@ from hpcdl.regress.run_directory import RunDirectory, cancel_left_jobs, json_lin
 from hpcdl.system.errors import HpcdlError, Stopped
 from hpcdl.system.python import module_argv
 from hpcdl.system.resources import folder as resource
-from hpcdl.system.signals import terminable
+from hpcdl.system.signals import noted, terminable
 from hpcdl.system.text import plain
 
 EVENTS_VARIABLE, PARENT_VARIABLE = "HPCDL_CHECK_EVENTS", "HPCDL_CHECK_PARENT"
@@ -91,11 +91,13 @@ def execute(run: RunDirectory, argv: Sequence[str], progress: Progress | None) -
         "RFM_SAVE_LOG_FILES": "0",
     }
     with terminable(), run.log.open("w") as log:
-        process = subprocess.Popen(
-            argv, cwd=run.path, env=env, stdin=subprocess.DEVNULL, stdout=log,
-            stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+        process = None
         try:
+            with noted():
+                process = subprocess.Popen(
+                    argv, cwd=run.path, env=env, stdin=subprocess.DEVNULL, stdout=log,
+                    stderr=subprocess.STDOUT, start_new_session=True,
+                )  # fmt: skip
             while process.poll() is None:
                 if progress:
                     progress(run)
@@ -103,7 +105,7 @@ def execute(run: RunDirectory, argv: Sequence[str], progress: Progress | None) -
         except (KeyboardInterrupt, Stopped):
             raise _stopped(run, process) from None
         finally:
-            if process.poll() is None:
+            if process is not None and process.poll() is None:
                 process.kill()
     run.log.write_text(plain(run.log.read_text(errors="replace")))
     with suppress(HpcdlError):  # the next run tries again
@@ -111,13 +113,14 @@ def execute(run: RunDirectory, argv: Sequence[str], progress: Progress | None) -
     return read_session(run, process.returncode)
 
 
-def _stopped(run: RunDirectory, process: subprocess.Popen[bytes]) -> Stopped:
+def _stopped(run: RunDirectory, process: subprocess.Popen[bytes] | None) -> Stopped:
     """End ReFrame and its jobs after a signal."""
-    process.terminate()
-    try:
-        process.wait(_STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
+    if process is not None:
+        process.terminate()
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
     jobs = sorted(read_events(run.events))
     said = f"jobs {', '.join(map(str, jobs))} are cancelled" if jobs else "no job ran"
     try:
