@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcdl.cli.framework import print_json, the_site
-from hpcdl.system.errors import BadInput, ExitCode
+from hpcdl.system.errors import BadInput, ExitCode, HpcdlError, MissingPrerequisite, PartlyDone
 from hpcdl.system.signals import terminable
 from hpcdl.system.text import duration, paint
 
 if TYPE_CHECKING:
     from hpcdl.site import Site
-    from hpcdl.stack.build import BuildPlan
+    from hpcdl.stack.build import Blocked, BuildPlan
     from hpcdl.stack.release import Release
     from hpcdl.stack.spack_backend.adopt import Adoption
     from hpcdl.stack.spack_backend.spack_build import SpackPlan
@@ -116,15 +116,49 @@ def run_build(args: argparse.Namespace) -> ExitCode:
 
 
 def _build_venv(site: Site, args: argparse.Namespace) -> ExitCode:
-    from hpcdl.stack.build import build, plan_builds
+    from hpcdl.stack.build import Blocked, build, plan_stack
 
     if args.jobs or args.unsigned or args.time_limit:
         raise BadInput("--jobs, --unsigned and --time-limit are for stacks that Spack builds")
-    plans = plan_builds(site, args.name, partition=args.partition, horovod=not args.without_horovod)
+    plans, none = plan_stack(
+        site, args.name, partition=args.partition, horovod=not args.without_horovod
+    )
     if args.dry_run:
-        return _would_build(plans, args)
-    say, existed = progress_teller(), [plan.exists for plan in plans]
-    return _built([build(plan, say) for plan in plans], existed, args)
+        return _would_build(plans, args, none)
+    ready, blocked = [], list(none)
+    for plan in plans:
+        lack = _lack(plan)
+        blocked += [Blocked(plan.partitions or tuple(site.partitions), lack)] if lack else []
+        ready += [] if lack else [plan]
+    if not ready:
+        raise _nothing(blocked)
+    say, existed = progress_teller(), [plan.exists for plan in ready]
+    _built([build(plan, say) for plan in ready], existed, args)
+    if blocked:
+        names = ", ".join(name for one in blocked for name in one.partitions)
+        raise PartlyDone(
+            f"partitions without a build: {names}",
+            details=[str(one) for one in blocked],
+            hint="what is built can be published; then mend this and run the same command again",
+        )
+    return ExitCode.OK
+
+
+def _lack(plan: BuildPlan | SpackPlan | Adoption, *, only_look: bool = False) -> HpcdlError | None:
+    """What this machine lacks for a build."""
+    try:
+        plan.require_ready(only_look=only_look)
+    except (MissingPrerequisite, BadInput) as fault:
+        return fault
+    return None
+
+
+def _nothing(blocked: Sequence[Blocked]) -> HpcdlError:
+    """The error where nothing can be built: the first, and whom else it is about."""
+    first, *others = blocked
+    fault = first.fault
+    more = [str(one) for one in others]
+    return type(fault)(fault.message, details=[*fault.details, *more], hint=fault.hint)
 
 
 def _build_spack(site: Site, args: argparse.Namespace) -> ExitCode:
@@ -146,17 +180,30 @@ def _build_spack(site: Site, args: argparse.Namespace) -> ExitCode:
 
 
 def _would_build(
-    plans: Sequence[BuildPlan | SpackPlan | Adoption], args: argparse.Namespace
+    plans: Sequence[BuildPlan | SpackPlan | Adoption],
+    args: argparse.Namespace,
+    blocked: Sequence[Blocked] = (),
 ) -> ExitCode:
+    """What would be built; exits as the build would, where this machine lacks something."""
+    lacks = [_lack(plan, only_look=True) for plan in plans]
     if args.json:
-        data = [plan.as_data() for plan in plans]
+        data = [{**plan.as_data(), "blocked": lack.in_one_line() if lack else None}
+                for plan, lack in zip(plans, lacks, strict=True)]  # fmt: skip
+        data += [{"partitions": list(one.partitions), "blocked": one.fault.in_one_line()}
+                 for one in blocked]  # fmt: skip
         print_json(data[0] if len(data) == 1 else {"schema": 1, "builds": data})
+    else:
+        for plan, lack in zip(plans, lacks, strict=True):
+            where = f" for {', '.join(_partitions(plan))}" if len(plans) + len(blocked) > 1 else ""
+            steps = plan.steps() or [f"nothing: {plan.release_id} is already built"]
+            stop = [f"not on this machine: {lack.in_one_line()}"] if lack else []
+            print("\n".join([f"would do{where}:", *(f"  {step}" for step in [*steps, *stop])]))
+        for one in blocked:
+            print(f"no build for {one}")
+    faults = [*filter(None, lacks), *(one.fault for one in blocked)]
+    if not faults:
         return ExitCode.OK
-    for plan in plans:
-        where = f" for {', '.join(_partitions(plan))}" if len(plans) > 1 else ""
-        steps = plan.steps() or [f"nothing: {plan.release_id} is already built"]
-        print("\n".join([f"would do{where}:", *(f"  {step}" for step in steps)]))
-    return ExitCode.OK
+    return ExitCode.PARTLY if None in lacks else faults[0].exit_code
 
 
 def _partitions(plan: BuildPlan | SpackPlan | Adoption) -> Sequence[str]:

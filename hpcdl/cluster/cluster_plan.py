@@ -13,6 +13,7 @@ from hpcdl.cluster.model import NAMESPACES, ClusterRequest, Group, Node, Ports, 
 from hpcdl.site import Partition, Site
 from hpcdl.slurm.hostlist import expand_hostlist
 from hpcdl.system.errors import BadInput
+from hpcdl.system.text import count_of
 
 MB_PER_GB = 1024
 _DEFAULT_TIME, _DEFAULT_MINUTES = "01:00:00", 60
@@ -162,8 +163,8 @@ def _names(partition: Partition) -> list[str]:
         names = list(expand_hostlist(partition.hostlist))
     if len(names) != partition.nodes:
         raise BadInput(
-            f"the partition '{partition.name}' has {partition.nodes} nodes, but its host list "
-            f"'{partition.hostlist}' names {len(names)}"
+            f"the partition '{partition.name}' has {count_of(partition.nodes, 'node')}, but its "
+            f"host list '{partition.hostlist}' names {len(names)}"
         )
     if len(max(names, key=len)) > _MAX_HOSTNAME:
         raise BadInput(f"the node name '{max(names, key=len)}' is too long for a host name")

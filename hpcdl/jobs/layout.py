@@ -13,7 +13,7 @@ from hpcdl.jobs.spec import DEFAULT_MINUTES, JobSpec
 from hpcdl.site import Partition, Site
 from hpcdl.site.gpu_models import ask_for, groups_for
 from hpcdl.system.errors import BadInput
-from hpcdl.system.text import one_of
+from hpcdl.system.text import count_of, one_of
 
 
 @dataclass(frozen=True)
@@ -261,14 +261,14 @@ def _check_nodes(site: Site, partition: Partition, nodes: int, gpus: int) -> Non
     if gpus:
         there = partition.nodes * partition.gpus_per_node
         raise BadInput(
-            f"'{partition.name}' has {partition.nodes} nodes with {there} GPUs in all, "
+            f"'{partition.name}' has {count_of(partition.nodes, 'node')} with {there} GPUs in all, "
             f"not {nodes} with {nodes * gpus}",
             hint=_what_fits(site, partition, nodes * gpus),
         )
     others = [p.name for p in site.partitions.values() if p.nodes >= nodes and not p.gpu]
     more = f"; with {nodes} nodes: {', '.join(others)}" if others else ""
     raise BadInput(
-        f"'{partition.name}' has {partition.nodes} nodes, not {nodes}",
+        f"'{partition.name}' has {count_of(partition.nodes, 'node')}, not {nodes}",
         hint=f"ask for at most --nodes {partition.nodes}{more}",
     )
 

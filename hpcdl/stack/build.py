@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -58,7 +59,7 @@ from hpcdl.stack.wheelhouse import (
     sha256,
     wheels_cache,
 )
-from hpcdl.system.errors import BadInput, MissingPrerequisite
+from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
 from hpcdl.system.python import module_argv
 from hpcdl.system.resources import cache
 from hpcdl.system.run import run
@@ -86,7 +87,7 @@ class BuildPlan:
 
     @property
     def release_id(self) -> str | None:
-        """Readable and content-addressed, such as `tensorflow-2.21.0-cpu-1f0c9a3e`."""
+        """Content-addressed, such as `tensorflow-2.21.0-cpu-1f0c9a3e`."""
         if self.wheelhouse is None:
             return None
         lock = [wheel.as_lock() for wheel in self.wheelhouse.wheels]
@@ -126,23 +127,35 @@ class BuildPlan:
         return [
             *([] if fetched else [f"fetch {recipe.package} {recipe.tensorflow} and what it needs "
                                   f"(about {recipe.fetch_gb:.1f} GB)"]),
-            *([self._compile_step()] if self.needs_compilers else []),
+            *self._compile_step(),
             *([] if recipe.horovod else ["leave Horovod out: the stack is for tf.distribute"]),
             f"install {what} and hpcdl {__version__} in {place}/stack "
             f"(Python {self.python.version})",
         ]  # fmt: skip
 
-    def _compile_step(self) -> str:
-        """How Horovod will be compiled, or what is missing for that."""
-        assert self.recipe.horovod is not None
+    def _compile_step(self) -> list[str]:
+        """How Horovod will be compiled, where it has to be."""
+        if not self.needs_compilers or self.recipe.horovod is None:
+            return []
         gpus = ", ".join(f"sm_{one.replace('.', '')}" for one in self.recipe.horovod.computes)
         what = f"build Horovod {self.recipe.horovod.version} with {self.mpi}"
         what += f", NCCL {self.recipe.versions['nccl']}, for {gpus}" if gpus else ""
-        try:
-            return f"{what}, by {self.toolchain()}"
-        except MissingPrerequisite as lack:
-            why = "; ".join(filter(None, [lack.message, *lack.details, lack.hint]))
-            return f"{what}: not on this machine, {why}"
+        with suppress(MissingPrerequisite, BadInput):  # `require_ready` says what is missing
+            what += f", by {self.toolchain()}"
+        return [what]
+
+    def require_ready(self, *, only_look: bool = False) -> None:
+        """Look for compilers and space, before gigabytes are fetched for nothing.
+
+        Raises:
+            MissingPrerequisite: what this machine lacks, and how to get it.
+            BadInput: the site names an nvcc that is not there.
+        """
+        if self.exists:
+            return
+        if self.needs_compilers:
+            self.toolchain()
+        require_space(_space_of(self), only_look=only_look)
 
     def as_data(self) -> dict[str, Any]:
         """The plan for machines."""
@@ -165,7 +178,9 @@ class BuildPlan:
 
     def expected(self) -> Release:
         """The release as it will be recorded; its lock lacks Horovod, its id may be unknown."""
-        name = self.release_id or f"{self.request.name}-{self.recipe.tensorflow}"
+        # Without a digest, it still differs from those of the stack's other builds.
+        recipe = self.recipe
+        name = self.release_id or f"{self.request.name}-{recipe.tensorflow}-{recipe.variant}"
         wheels = self.wheelhouse.wheels if self.wheelhouse else ()
         return Release(
             id=name,
@@ -207,10 +222,31 @@ class BuildPlan:
         return MappingProxyType(known)
 
 
+@dataclass(frozen=True)
+class Blocked:
+    """Partitions of a stack that get no build on this machine, and why."""
+
+    partitions: tuple[str, ...]
+    fault: HpcdlError
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.partitions)}: {self.fault.in_one_line()}"
+
+
 def plan_builds(
     site: Site, name: str | None = None, *, partition: str | None = None, horovod: bool = True
 ) -> tuple[BuildPlan, ...]:
-    """What builds of a stack would do on this machine: one per TensorFlow that its GPUs need.
+    """All builds of a stack; raises as `plan_stack`, and for a partition that gets none."""
+    plans, blocked = plan_stack(site, name, partition=partition, horovod=horovod)
+    for one in blocked:
+        raise one.fault
+    return plans
+
+
+def plan_stack(
+    site: Site, name: str | None = None, *, partition: str | None = None, horovod: bool = True
+) -> tuple[tuple[BuildPlan, ...], tuple[Blocked, ...]]:
+    """The builds of a stack, one per TensorFlow that its GPUs need, and what gets none.
 
     Args:
         site: whose prefix.
@@ -219,8 +255,8 @@ def plan_builds(
         horovod: False leaves it out, whatever the site says.
 
     Raises:
-        BadInput: there is no such stack or partition, or its pins cannot be kept.
-        MissingPrerequisite: no set of versions fits a partition, or there is no MPI.
+        BadInput: there is no such stack or partition.
+        MissingPrerequisite: there is no MPI.
     """
     request = replace(find_request(site, name), backend="venv")
     request = replace(request, horovod=request.horovod and horovod)
@@ -231,16 +267,20 @@ def plan_builds(
         raise BadInput(f"stack '{request.name}' does not serve partition '{partition}'")
     mpi = mpi_version() if request.horovod else ""
     behind = tuple(modules_behind("mpirun")) if request.horovod else ()
-    plans = []
+    plans, blocked = [], []
     for names in wanted:
-        recipe = recipe_of(site, request, names)
-        python = interpreter(recipe.python)
-        house = find_wheelhouse(recipe, python)
         every = len(found) == 1 and set(names) == set(site.partitions)
         served = request.partitions if every else names
+        try:
+            recipe = recipe_of(site, request, names)
+            python = interpreter(recipe.python)
+            house = find_wheelhouse(recipe, python)
+        except (MissingPrerequisite, BadInput) as fault:
+            blocked.append(Blocked(names, fault))
+            continue
         plans.append(BuildPlan(site, request, served, recipe, python, mpi, own_digest(), house,
                                behind))  # fmt: skip
-    return tuple(plans)
+    return tuple(plans), tuple(blocked)
 
 
 def plan_build(site: Site, name: str | None = None, partition: str | None = None) -> BuildPlan:
@@ -266,10 +306,8 @@ def build(plan: BuildPlan, say: Say) -> Release:
         CommandFailed: a step failed; its log is named and nothing is left of the tree.
         MissingPrerequisite: no space left, no permission, no compiler, another build at work.
     """
-    if not plan.exists and plan.needs_compilers:
-        plan.toolchain()  # before gigabytes are fetched for nothing
+    plan.require_ready()
     if plan.wheelhouse is None:
-        require_space(_space_of(plan))
         plan = replace(plan, wheelhouse=fetch(plan.recipe, plan.python, say))
     for _ in range(_ATTEMPTS):
         try:
@@ -284,7 +322,10 @@ def build(plan: BuildPlan, say: Say) -> Release:
 
 def _space_of(plan: BuildPlan) -> dict[Path, float]:
     """GB by directory: the tree, the wheels, and those that uv unpacks to copy them."""
-    recipe = plan.recipe
+    recipe, house = plan.recipe, plan.wheelhouse
+    if house is not None:
+        wheels = [house.folder / wheel.file for wheel in house.wheels]
+        return {releases_folder(plan.site): unpacked_gb(wheels)}
     unpacked = recipe.tree_gb if find_uv() else 0.0
     return {wheels_cache(): recipe.fetch_gb + unpacked, releases_folder(plan.site): recipe.tree_gb}
 

@@ -158,11 +158,12 @@ def _allow(path: str, bits: int) -> None:
         os.chmod(path, wanted)  # noqa: PTH101 - see above
 
 
-def require_space(needs: Mapping[Path, float]) -> None:
+def require_space(needs: Mapping[Path, float], *, only_look: bool = False) -> None:
     """Refuse before anything is fetched or written where it will not fit.
 
     Args:
         needs: GB by directory; what lies in one file system is added up.
+        only_look: make no directory, to see whether that can be done.
 
     Raises:
         MissingPrerequisite: says where, how much is needed and how much is there, in GB.
@@ -170,8 +171,10 @@ def require_space(needs: Mapping[Path, float]) -> None:
     wanted: dict[int, float] = {}
     for place, gigabytes in needs.items():
         with explain_os_errors(place):
-            place.mkdir(parents=True, exist_ok=True)
-            free, device = shutil.disk_usage(place).free / 1e9, place.stat().st_dev
+            if not only_look:
+                place.mkdir(parents=True, exist_ok=True)
+            here = next(one for one in (place, *place.parents) if one.exists())
+            free, device = shutil.disk_usage(here).free / 1e9, here.stat().st_dev
         wanted[device] = wanted.get(device, 0.0) + gigabytes
         if free < wanted[device]:
             raise MissingPrerequisite(

@@ -10,14 +10,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hpcdl.stack.resolve_answer import Answer, Resolution
-from hpcdl.stack.resolve_facts import known
+from hpcdl.stack.resolve_facts import computes, known
 from hpcdl.stack.resolve_problem import OTHER_GPU
 from hpcdl.stack.resolve_solution import Choice
 from hpcdl.stack.resolve_solver import Condition, Rule
+from hpcdl.stack.resolve_versions import sort_key
 from hpcdl.system.text import paint
 
 _SCHEMA = 1
 _WIDTH = 116
+_BACKENDS = {"venv": "wheels", "spack": "Spack"}
 
 
 class Sources:
@@ -38,9 +40,14 @@ class Sources:
 def as_text(resolutions: Sequence[Resolution]) -> str:
     """All resolutions as a page: the wanted ones in full, the other backend in one line."""
     sources = Sources()
-    blocks = []
+    blocks: list[str] = []
+    mixed = {one.partition for one in resolutions
+             if any(one.partition == other.partition and one.gpu != other.gpu
+                    for other in resolutions)}  # fmt: skip
     for names, resolution in _grouped(resolutions):
         full = resolution.wanted or len(resolutions) == 1
+        if not full and resolution.partition in mixed:
+            names = f"{names} ({resolution.gpu})"
         lines = _full(names, resolution, sources) if full else _brief(names, resolution)
         blocks.append("\n".join(lines))
     return "\n".join(["\n\n".join(blocks), *_foot(sources)])
@@ -169,7 +176,7 @@ def _brief(names: str, resolution: Resolution) -> list[str]:
     shown = [name for name in ("tensorflow", "cuda", "cudnn", "nccl", "python") if name in versions]
     text = ", ".join(f"{_title(name)} {versions[name]}" for name in shown)
     against = [chain[-1].why for chain in resolution.problems]
-    return [f"{names} by {resolution.backend} instead: {'; '.join(against) or text}"]
+    return [f"{names} by {_BACKENDS[resolution.backend]} instead: {'; '.join(against) or text}"]
 
 
 def _foot(sources: Sources) -> list[str]:
@@ -245,14 +252,27 @@ def _subject(condition: Condition, gpu: str | None) -> str:
     if condition.variable.startswith(OTHER_GPU):
         return f"{_title(condition.variable)}, which the same build serves,"
     if condition.variable == "backend":
-        return {"venv": "wheels", "spack": "Spack"}[condition.range.text]
+        return _BACKENDS[condition.range.text]
     return f"{_title(condition.variable)} {_range(condition)}"
 
 
 def _range(condition: Condition) -> str:
     if condition.variable.partition("@")[0] == "gpu":
-        return " or ".join(f"sm_{c.replace('.', '')}" for c in condition.range.text.split(","))
+        return _gpus(condition.range.text.split(","))
     return condition.range.describe()
+
+
+def _gpus(named: Sequence[str]) -> str:
+    """Compute capabilities, those beside each other as one: `sm_35 or sm_50 to sm_90`."""
+    runs: list[list[str]] = []
+    for one in sorted({*computes(), *named}, key=sort_key):
+        if one not in named:
+            runs.append([])
+        else:
+            runs = runs or [[]]
+            runs[-1].append(f"sm_{one.replace('.', '')}")
+    found = (run[:1] if len(run) == 1 else [f"{run[0]} to {run[-1]}"] for run in runs if run)
+    return " or ".join(part for parts in found for part in parts)
 
 
 def _title(name: str) -> str:

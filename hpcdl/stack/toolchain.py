@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcdl import facts
 from hpcdl.site import Site, StackRequest
 from hpcdl.stack.recipe import HorovodRecipe, Recipe
 from hpcdl.stack.resolve_facts import known
@@ -139,9 +140,7 @@ def _fitting_nvccs(stack: StackRequest, recipe: Recipe) -> Iterator[Tool]:
         tool = _asked(path, "--version", _RELEASE.pattern)
         if tool is None:
             continue
-        broken = broken_rules({"cuda": cuda, "nvcc": tool.version}, "nvcc")
-        for compute in computes:
-            broken += broken_rules({"gpu": compute, "cuda": tool.version}, "cuda")
+        broken = _broken_by(tool.version, computes, cuda)
         refused += [f"{tool}: {_said(rule)}" for rule in broken]
         if not broken:
             fits = True
@@ -158,10 +157,25 @@ def _no_nvcc(computes: Sequence[str], cuda: str, refused: list[str]) -> MissingP
         f"Horovod for {gpus} is compiled by nvcc of CUDA {release}, and "
         + ("none that is here fits" if refused else "there is none here"),
         details=refused,
-        hint=f"load a CUDA {release} module, set CUDA_HOME or the stack's `cuda_home` (Debian and "
-        "Ubuntu: apt install nvidia-cuda-toolkit; else developer.nvidia.com/cuda-toolkit-archive); "
-        "or build without Horovod, for tf.distribute: --without-horovod",
+        hint=f"load a CUDA {release} module, set CUDA_HOME or the stack's `cuda_home` "
+        f"({_packaged(computes, cuda)}developer.nvidia.com/cuda-toolkit-archive); or build without "
+        "Horovod, for tf.distribute: --without-horovod",
     )
+
+
+def _packaged(computes: Sequence[str], cuda: str) -> str:
+    """The distributions whose own nvcc would fit."""
+    rows = [row for row in facts.load("distributions")["distributions"]
+            if not _broken_by(str(row["cuda"]), computes, cuda)]  # fmt: skip
+    names = " and ".join(f"{row['name']} ({row['cuda']})" for row in rows)
+    return f"apt install nvidia-cuda-toolkit on {names}, non-free; elsewhere " if rows else ""
+
+
+def _broken_by(nvcc: str, computes: Sequence[str], cuda: str) -> list[Rule]:
+    """The rules that an nvcc breaks for these GPUs and the CUDA of the wheels."""
+    broken = broken_rules({"cuda": cuda, "nvcc": nvcc}, "nvcc")
+    return broken + [rule for one in computes
+                     for rule in broken_rules({"gpu": one, "cuda": nvcc}, "cuda")]  # fmt: skip
 
 
 def _nvccs(stack: StackRequest) -> Iterator[Path]:

@@ -59,6 +59,10 @@ class HpcdlError(Exception):
         self.hint = hint
         self.details = tuple(details)
 
+    def in_one_line(self) -> str:
+        """Message, details and hint, for a list of several."""
+        return "; ".join(filter(None, [self.message, *self.details, self.hint]))
+
     def render(self) -> str:
         """The error as printed on standard error: message, details, hint."""
         lines = [f"error: {self.message}"]

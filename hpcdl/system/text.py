@@ -86,6 +86,11 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
     )
 
 
+def count_of(number: int, what: str) -> str:
+    """`1 node`, `2 nodes`."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def duration(seconds: float) -> str:
     """Seconds as text short enough for a progress line: `0.4 s`, `12 s`, `3 min 05 s`."""
     if seconds < 10:

@@ -48,7 +48,7 @@ class StackPlan:
     @property
     def publishes(self) -> bool:
         """Whether another release than now would become the partitions' own."""
-        after = self.target.release
+        after = None if self.target.blocked else self.target.release
         return after is not None and (self.before is None or self.before.id != after.id)
 
 
@@ -64,6 +64,11 @@ class Default:
     def changes(self) -> bool:
         """Whether it is another release."""
         return self.before is None or self.before.id != self.after.id
+
+    @property
+    def serves(self) -> bool:
+        """Whether the release is for that partition."""
+        return not self.after.partitions or self.partition in self.after.partitions
 
 
 @dataclass(frozen=True)
@@ -226,12 +231,15 @@ def _modules_plan(site: Site, stacks: Sequence[StackPlan]) -> ModulesPlan:
     if after is None:
         return ModulesPlan((), (), (), rewritten=False)
     before, then = _names(shown_after(site, history)), _names(after)
+    own = {name for one in stacks if one.target.stack for name in one.target.partitions}
+    defaults = [Default(name, _serving(site, name), release)
+                for name, release in after.chosen.partitions.items()]  # fmt: skip
     return ModulesPlan(
         added=tuple(name for name in then if name not in before),
         moved=tuple(n for n, name in then.items() if before.get(n, name) != name),
+        # Where nothing can be built for a partition, what the others have is not for it.
         defaults=tuple(
-            Default(name, _serving(site, name), release)
-            for name, release in after.chosen.partitions.items()
+            one for one in defaults if one.before or one.serves or one.partition not in own
         ),
         rewritten=not new and _differ(site, after),
     )

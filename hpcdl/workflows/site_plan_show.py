@@ -41,10 +41,11 @@ def _stack(one: StackPlan) -> Iterator[str]:
         yield from (f"  note: {note}" for note in target.notes)
         return
     yield paint(f"stack {target.stack}, {target.backend}, for {names}", "bold")
-    if after is None:
+    if target.blocked:
         yield f"  cannot be built here: {target.blocked}"
+    if after is None:
         return
-    if not one.publishes:
+    if not one.publishes and not target.blocked:
         yield f"  nothing to do: {after.id} is published ({after.proof})"
         return
     was = one.before.id if one.before else "nothing"

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hpcdl.site import Site
-from hpcdl.stack.build import plan_build
+from hpcdl.stack.build import BuildPlan, plan_build
 from hpcdl.stack.recipe import MODULE
 from hpcdl.stack.release import BrokenRelease, Release, read_release
 from hpcdl.stack.resolve import resolve
 from hpcdl.stack.resolve_answer import Resolution
-from hpcdl.stack.spack_backend.spack_build import plan_spack
+from hpcdl.stack.spack_backend.spack_build import SpackPlan, plan_spack
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.run import CommandFailed
 
@@ -25,9 +25,9 @@ from hpcdl.system.run import CommandFailed
 class Target:
     """What the stack of some partitions is to be.
 
-    `release` is None where nothing can be built, and `blocked` says why; or where no stack serves
-    the partitions, and `stack` is empty. `steps` are what is left to do before it can be
-    published, `notes` what a user should know of it.
+    `blocked` says why it cannot be built here. `release` is None where nothing fits at all, or
+    where no stack serves the partitions, and `stack` is empty. `steps` are what is left to do
+    before it can be published, `notes` what a user should know of it.
     """
 
     stack: str
@@ -81,12 +81,20 @@ def _target(site: Site, stack: str, backend: str, group: Sequence[Resolution]) -
         release = plan.expected()
         if plan.exists:
             release = read_release(site, release.id)
-        steps = tuple(plan.steps())
+        steps, lack = tuple(plan.steps()), _lack(plan)
         notes = tuple(_notes(site, names, release))
-        return Target(stack, backend, names, one, release, plan.exists, steps, notes=notes)
-    except (MissingPrerequisite, BadInput, BrokenRelease, CommandFailed) as lack:
-        why = "; ".join(filter(None, [lack.message, *lack.details, lack.hint]))
-        return Target(stack, backend, names, one, None, False, blocked=why)
+        return Target(stack, backend, names, one, release, plan.exists, steps, lack, notes)
+    except (MissingPrerequisite, BadInput, BrokenRelease, CommandFailed) as fault:
+        return Target(stack, backend, names, one, None, False, blocked=fault.in_one_line())
+
+
+def _lack(plan: BuildPlan | SpackPlan) -> str:
+    """What this machine lacks to build it; empty where nothing."""
+    try:
+        plan.require_ready(only_look=True)
+    except (MissingPrerequisite, BadInput) as fault:
+        return fault.in_one_line()
+    return ""
 
 
 def _notes(site: Site, names: Sequence[str], release: Release) -> Iterator[str]:

@@ -130,7 +130,7 @@ def test_a_full_disk_is_named_and_nothing_is_lost(small: Path) -> None:
         where = solve(small, "works", "fills")
         spack = opened(where)
         with pytest.raises(
-            MissingPrerequisite, match="no room left while Spack built fills"
+            MissingPrerequisite, match="no space left while Spack built fills"
         ) as caught:
             build(where, spack, SMALL_TREE=str(tree))
         assert "what is built stays built" in caught.value.hint

@@ -85,6 +85,9 @@ def test_a_full_disk_while_building(home: Path) -> None:
         pytest.skip("the wheels have not been fetched")
     (home / "cache" / "wheels").mkdir(parents=True)
     (home / "cache" / "wheels" / house.name).symlink_to(house)
+    planned = hpcdl(home, "stack", "build", "--dry-run", before=small)
+    assert planned.returncode == 3
+    assert "not on this machine: no space left for the stack" in planned.stdout
     done = hpcdl(home, "stack", "build", before=small)
     assert_one_line(done, 3, "no space left for the stack")
     assert "hpcdl stack gc" in done.stderr

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcdl.cli import main
 from hpcdl.site import Site
 from hpcdl.stack.build import build, plan_build
 from hpcdl.stack.horovod import build_horovod
@@ -51,6 +52,27 @@ def test_building_it_again_takes_a_second(stack_site: Site, release: Release) ->
     start = time.monotonic()
     assert build(plan, silent) == first
     assert planned + time.monotonic() - start < 1.5
+
+
+def test_a_partition_that_gets_no_build_does_not_keep_the_others_from_theirs(
+    release: Release, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No wheels fit GPUs beside aarch64 CPUs; `release` has left what it needs in the cache."""
+    node = "nodes: 1, sockets: 1, cores_per_socket: 8, memory_gb: 64"
+    file = tmp_path / "site.yaml"
+    file.write_text(
+        f'schema: 1\nname: two\nslurm: {{version: "23.11.4"}}\ndefault_partition: cpu\n'
+        f"paths: {{prefix: {tmp_path}/prefix, work: /work, datasets: /data}}\npartitions:\n"
+        f"  cpu: {{{node}}}\n  gh: {{{node}, gpu: {{model: GH200, per_node: 1}}}}\n"
+        "stacks:\n  own: {backend: venv}\n"
+    )
+    assert main(["stack", "build", "--json", "--site", str(file)]) == ExitCode.PARTLY
+    told = capsys.readouterr()
+    made = json.loads(told.out)
+    assert (made["built"], made["partitions"]) == (True, ["cpu"])
+    assert (tmp_path / "prefix" / "releases" / made["id"] / "release.json").is_file()
+    assert "error: partitions without a build: gh\n  gh: no wheels fit" in told.err
+    shutil.rmtree(tmp_path / "prefix")
 
 
 def test_the_plan_after_a_publish_is_nothing_to_do(stack_site: Site, release: Release) -> None:

@@ -30,6 +30,7 @@ from hpcdl.stack.resolve import resolve, why_not
 from hpcdl.stack.resolve_facts import serves
 from hpcdl.stack.resolve_groups import groups
 from hpcdl.stack.resolve_show import as_text as resolution_text
+from hpcdl.stack.resolve_show import chain_lines
 from hpcdl.stack.spack_backend.environment import environment_for
 from hpcdl.stack.spack_backend.needs import models
 from hpcdl.system.errors import BadInput, ExitCode
@@ -311,6 +312,23 @@ def test_the_resolution_of_a_mixed_partition_has_each_model_the_oldest_first(mix
     assert [one.gpu for one in found] == ["T4", "A40"]
 
 
+def test_the_other_backend_is_told_once_for_each_model_of_a_partition(mixed: Site) -> None:
+    told = [line.partition(":")[0] for line in resolution_text(resolve(mixed, "typed")).split("\n")
+            if " instead:" in line]  # fmt: skip
+    assert told == ["typed (A100-PCIe-40GB) by Spack instead", "typed (L40S) by Spack instead"]
+
+
+def test_gpus_beside_each_other_are_named_by_the_first_and_the_last(mixed: Site) -> None:
+    (answer,) = why_not(replace_gpu(mixed, "K80"), "tensorflow@2.15.0", "one", "venv")
+    assert any("needs GPU sm_50 to sm_121 (" in line for line in chain_lines(answer.chain))
+
+
+def replace_gpu(site: Site, model: str) -> Site:
+    part = site.partition("sizes").groups[0]
+    one = replace(part, name="one", gpu=gpu_named(model), fellows=(), driver="470.256.02")
+    return replace(site, partitions={"one": one}, default_partition="one")
+
+
 def test_wheels_beside_other_cpus_are_refused_with_their_source(mixed: Site) -> None:
     part = mixed.partition("sizes").groups[0]
     grace = replace(part, name="gh", gpu=gpu_named("GH200"), fellows=())
@@ -323,7 +341,7 @@ def test_wheels_beside_other_cpus_are_refused_with_their_source(mixed: Site) -> 
     (answer,) = why_not(site, "tensorflow@2.21", "gh", "venv")
     assert "aarch64" in answer.chain[0].why, "as the resolution says"
     beside = resolution_text([spack, replace(wheels, wanted=False)])
-    assert "gh by venv instead: GH200 stands beside aarch64" in beside
+    assert "gh by wheels instead: GH200 stands beside aarch64" in beside
 
 
 def test_a_gpu_beside_other_cpus_is_never_part_of_a_build_for_x86(mixed: Site) -> None:

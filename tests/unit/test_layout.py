@@ -129,6 +129,12 @@ def test_a_cpu_partition_says_its_own_limits(pi: Site, asked: dict[str, object],
     assert said in refusal(pi, "cpu", **asked)
 
 
+def test_one_node_is_no_nodes(pi: Site) -> None:
+    alone = replace(pi.partition("cpu"), nodes=1)
+    site = replace(pi, partitions={"cpu": alone})
+    assert "'cpu' has 1 node, not 2" in refusal(site, "cpu", nodes=2)
+
+
 def test_the_default_time_is_an_hour_or_what_the_partition_allows(
     three_generations: Site,
 ) -> None:

@@ -1,10 +1,13 @@
 """`hpcdl stack plan`: what would change is told before anything does."""
 
 import dataclasses
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+from hpcdl.cli import main
 from hpcdl.regress.references import Reference, update_references
 from hpcdl.site import Site, StackRequest, find_site_file, load_site
 from hpcdl.slurm import parse
@@ -20,6 +23,12 @@ from hpcdl.workflows.site_plan_show import as_data, as_text
 from hpcdl.workflows.targets import Target, targets
 from tests.small_release import make_release, passing, silent, small_site
 from tests.unit import slurm_output as said
+
+
+@pytest.fixture(autouse=True)
+def _space(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is left on the disk of whoever runs the tests."""
+    monkeypatch.setattr("hpcdl.stack.build.require_space", lambda *_, **__: None)
 
 
 @pytest.fixture
@@ -268,7 +277,7 @@ def test_a_partition_that_no_stack_serves_is_a_note_and_no_change(
 
 def test_what_blocks_a_stack_is_told_to_the_end_the_driver_included() -> None:
     site = load_site(find_site_file("p100-v100-k80"))
-    stack = StackRequest("tensorflow", "venv", (), {})
+    stack = StackRequest("tensorflow", "venv", (), {}, horovod=False)  # no compiler is needed
     parts = {
         name: dataclasses.replace(site.partitions[name], stack=stack.name, driver=driver)
         for name, driver in (("p100", None), ("k80", "440.33"))
@@ -280,6 +289,53 @@ def test_what_blocks_a_stack_is_told_to_the_end_the_driver_included() -> None:
     (why,) = [one.target.blocked for one in found.stacks if one.target.partitions == ("k80",)]
     assert "CUDA 11 needs driver >= 450.80.02" in why
     assert "hpcdl stack build --name tensorflow --partition p100" in as_text(found)
+
+
+SEVERAL = """
+schema: 1
+name: several
+slurm: {{version: "23.11.4"}}
+paths: {{prefix: {prefix}, work: /work, datasets: /data}}
+default_partition: cpu
+partitions:
+  cpu: {{nodes: 2, sockets: 2, cores_per_socket: 8, memory_gb: 120}}
+  p100: {{nodes: 1, gpu: {{model: P100-PCIe, per_node: 4}}, sockets: 2, cores_per_socket: 8,
+         memory_gb: 120, driver: "535.183.06"}}
+  gh: {{nodes: 1, gpu: {{model: GH200, per_node: 1}}, sockets: 1, cores_per_socket: 72,
+       memory_gb: 120, driver: "580.95.05"}}
+stacks:
+  own: {{backend: venv, cuda_home: {prefix}/no-cuda{more}}}
+"""
+
+
+@pytest.mark.skipif(shutil.which("mpicxx") is None, reason="no MPI to build Horovod with")
+def test_what_this_machine_cannot_build_is_named_and_the_rest_is_planned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No nvcc for the P100, no wheels for aarch64: the CPUs get theirs."""
+    file = tmp_path / "site.yaml"
+    file.write_text(SEVERAL.format(prefix=tmp_path / "p", more=""))
+    assert main(["stack", "plan", "--site", str(file)]) == 10
+    text = capsys.readouterr().out
+    assert f"cannot be built here: stack 'own' has the cuda_home {tmp_path}/p/no-cuda" in text
+    assert "release nothing -> own-2.21.0-cuda12.9-sm60-..." in text, "as it would be with nvcc"
+    assert "a plain load on cpu: nothing -> tensorflow/2.21.0-cpu" in text
+    assert "new: tensorflow/2.21.0-cpu\n  a plain" in text, "of no other build"
+    assert text.endswith("stack build --name own --partition cpu\n  hpcdl stack publish ID\n")
+
+    assert main(["stack", "build", "--dry-run", "--json", "--site", str(file)]) == 6
+    cpu, p100, gh = json.loads(capsys.readouterr().out)["builds"]
+    assert (cpu["partitions"], cpu["blocked"]) == (["cpu"], None)
+    assert p100["partitions"] == ["p100"]
+    assert "no-cuda/bin/nvcc" in p100["blocked"]
+    assert gh["partitions"] == ["gh"]
+    assert "aarch64" in gh["blocked"]
+    assert not (tmp_path / "p").exists(), "looking makes nothing"
+
+    file.write_text(SEVERAL.format(prefix=tmp_path / "p", more=", partitions: [p100]"))
+    assert main(["stack", "plan", "--partition", "p100", "--site", str(file)]) == 1
+    assert "something is in the way" in capsys.readouterr().out
+    assert main(["stack", "build", "--dry-run", "--site", str(file)]) == 2, "as the build itself"
 
 
 def test_a_driver_is_no_version_that_a_stack_brings() -> None:

@@ -153,14 +153,25 @@ def test_code_for_cpus_is_for_partitions_without_gpus_unless_the_site_says_other
 
 
 def test_a_plan_is_told_and_writes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where = copied(tmp_path, "p100")
     text = (folder("templates") / "sites" / "p100-v100-k80.yaml").read_text()
     file = tmp_path / "site.yaml"
     file.write_text(text)
-    assert main(["stack", "adopt", str(where), "--dry-run", "--json", "--site", str(file)]) == 0
+    command = ["stack", "adopt", str(where), "--dry-run", "--json", "--site", str(file)]
+    for name in ("HPCDL_SPACK_ROOT", "SPACK_ROOT", "HPCDL_SPACK_PACKAGES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    assert main(command) == 3, "as the adoption itself would end"
     told = json.loads(capsys.readouterr().out)
     assert told["module"] == "tensorflow/2.20.0-cuda12.6-sm60"
+    assert told["blocked"].startswith("Spack is not here; set HPCDL_SPACK_ROOT")
     assert not told["exists"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["p100", "site.yaml"]
+    program = tmp_path / "spack" / "bin" / "spack"
+    program.parent.mkdir(parents=True)
+    program.touch()
+    monkeypatch.setenv("HPCDL_SPACK_ROOT", str(tmp_path / "spack"))
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out)["blocked"] is None

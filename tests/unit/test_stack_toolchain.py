@@ -132,7 +132,12 @@ def test_without_nvcc_one_line_says_how_to_get_it(empty_machine: Path) -> None:
     assert caught.value.message == (
         "Horovod for sm_37 is compiled by nvcc of CUDA 11.8, and there is none here"
     )
-    assert "apt install nvidia-cuda-toolkit" in caught.value.hint
+    assert "apt install nvidia-cuda-toolkit on Debian 12 (11.8.89)" in caught.value.hint
+    assert "Debian 13" not in caught.value.hint
+    with pytest.raises(MissingPrerequisite) as caught:
+        find_toolchain(*wanted("p100"))
+    assert "apt install nvidia-cuda-toolkit on Debian 13 (12.4.131)" in caught.value.hint
+    assert "Debian 12" not in caught.value.hint, "its nvcc is 11.8"
 
 
 def test_cuda_home_wins_over_path_and_the_next_that_fits_is_found(

@@ -13,7 +13,7 @@ from hpcdl.jobs.lint.options import Option, Options, known_options
 from hpcdl.jobs.lint.parse import CONTINUED
 from hpcdl.site import Partition
 from hpcdl.slurm.rules import mpi_plugins, span
-from hpcdl.system.text import nearest
+from hpcdl.system.text import count_of, nearest
 
 _LOOKS_LIKE = re.compile(r"#(?:sbatch|slurm|sbtach|sbacth|sabtch)\b(?=[ \t]+-)", re.I | re.A)
 """`# SBATCH`, with a blank, is how people switch a directive off."""
@@ -211,7 +211,9 @@ def beyond_the_partition(job: Job) -> Iterator[Hit]:
             yield at("partition-limit", request.option, detail)
     option = job.options.last("nodes")
     if option and job.nodes is not None and job.nodes > partition.nodes:
-        yield at("partition-limit", option, f"'{partition.name}' has {partition.nodes} nodes")
+        yield at(
+            "partition-limit", option, f"'{partition.name}' has {count_of(partition.nodes, 'node')}"
+        )
     yield from _too_many_cpus(job, job.options)
     limit, minutes = job.options.last("time"), time_minutes(job.options)
     if limit and minutes is not None and minutes > partition.max_minutes:

@@ -27,7 +27,13 @@ from hpcdl.stack.resolve_versions import Range
 from hpcdl.stack.seal import record_release
 from hpcdl.stack.sources import SourcesChanged, own_digest, own_wheel
 from hpcdl.stack.spack_backend.locked import Lock, read_lock
-from hpcdl.stack.spack_backend.tool import Spack, open_spack, require_unlocked
+from hpcdl.stack.spack_backend.tool import (
+    Spack,
+    find_spack,
+    open_spack,
+    packages_named,
+    require_unlocked,
+)
 from hpcdl.stack.spack_backend.view import (
     Built,
     Inventory,
@@ -96,6 +102,17 @@ class Adoption:
         served = ", ".join(self.request.partitions)
         left_out = ", ".join(_titled(self.site.partition(name)) for name in self.left_out)
         return f"serve {served}, not {left_out}: its code is for {_code(self.lock)}"
+
+    def require_ready(self, *, only_look: bool = False) -> None:
+        """Look for Spack; whether the environment is installed, Spack itself will say.
+
+        Raises:
+            MissingPrerequisite: it is not here.
+            BadInput: HPCDL_SPACK_PACKAGES leads to no packages.
+        """
+        if not self.exists:
+            find_spack()
+            packages_named()
 
     def as_data(self) -> dict[str, Any]:
         """The plan for machines."""
@@ -253,7 +270,13 @@ def _inventory(spack: Spack, environment: Path) -> Inventory:
         raise MissingPrerequisite(
             f"Spack {spack.version} cannot read the environment {environment}",
             details=fault.result.last_lines(3),
-            hint="name the Spack that installed it in HPCDL_SPACK_ROOT",
+            hint="name the Spack that installed it in HPCDL_SPACK_ROOT"
+            + (
+                ""
+                if packages_named()
+                else ", and where it cannot download its packages a checkout "
+                "of them (github.com/spack/spack-packages) in HPCDL_SPACK_PACKAGES"
+            ),
         ) from fault
 
 

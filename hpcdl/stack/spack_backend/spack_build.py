@@ -18,6 +18,7 @@ from typing import Any
 from hpcdl import __version__, facts
 from hpcdl.site import Site, StackRequest
 from hpcdl.stack.gpu_needs import gpus_of
+from hpcdl.stack.install import require_space
 from hpcdl.stack.recipe import digest, find_request
 from hpcdl.stack.release import Release, read_release, releases_folder
 from hpcdl.stack.resolve_groups import serving
@@ -36,7 +37,13 @@ from hpcdl.stack.spack_backend.environment import Environment, environment_for_s
 from hpcdl.stack.spack_backend.locked import read_lock
 from hpcdl.stack.spack_backend.make import Folders, PackageFailed, Show, make_all
 from hpcdl.stack.spack_backend.needs import needs_of
-from hpcdl.stack.spack_backend.tool import Spack, open_spack, require_unlocked
+from hpcdl.stack.spack_backend.tool import (
+    Spack,
+    find_spack,
+    open_spack,
+    packages_named,
+    require_unlocked,
+)
 from hpcdl.stack.spack_backend.view import (
     inventory,
 )
@@ -107,6 +114,22 @@ class SpackPlan:
             f"put them into the build cache {shared(self.site) / 'buildcache'}",
             f"link them and hpcdl {__version__} together in {place}/stack",
         ]
+
+    def require_ready(self, *, only_look: bool = False) -> None:
+        """Look for Spack, and for space where the size is known.
+
+        Raises:
+            MissingPrerequisite: one of them is missing.
+            BadInput: HPCDL_SPACK_PACKAGES leads to no packages.
+        """
+        if self.exists:
+            return
+        find_spack()
+        packages_named()
+        if self.lock is None and self.environment.wheels:
+            needs = facts.load("wheels")["needs"]["cuda" if self.environment.archs else "cpu"]
+            size = needs["fetch_gb"] + needs["tree_gb"]
+            require_space({store(self.site): size}, only_look=only_look)
 
     def as_data(self) -> dict[str, Any]:
         """The plan for machines."""
@@ -221,6 +244,7 @@ def build_spack(plan: SpackPlan, say: Say, show: Show, options: Options) -> Rele
     """
     if plan.exists:
         return read_release(plan.site, plan.expected().id)
+    plan.require_ready()
     say(plan.environment.why)
     with shared_lock(plan.work.root / ".lock", wait_seconds=_WAIT_SECONDS):
         cache = build_cache(plan.site, unsigned=options.unsigned)

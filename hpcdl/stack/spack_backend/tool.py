@@ -103,20 +103,32 @@ def _version(program: Path) -> str:
     return told.strip()
 
 
-def _repositories(root: Path) -> dict[str, str]:
-    """The packages of HPCDL_SPACK_PACKAGES instead of a download.
+def packages_named() -> Path | None:
+    """Spack's packages where HPCDL_SPACK_PACKAGES names a checkout of them.
 
-    The overlay is named first: in a list of repositories the first one wins.
+    Raises:
+        BadInput: there are none.
     """
     packages = os.environ.get("HPCDL_SPACK_PACKAGES")
     if not packages:
-        return {}
+        return None
     builtin = Path(packages).absolute() / "repos" / "spack_repo" / "builtin"
     if not (builtin / "repo.yaml").is_file():
         raise BadInput(
             f"HPCDL_SPACK_PACKAGES is {packages}, where there are no packages of Spack",
             hint="name a checkout of github.com/spack/spack-packages",
         )
+    return builtin
+
+
+def _repositories(root: Path) -> dict[str, str]:
+    """The packages of HPCDL_SPACK_PACKAGES instead of a download.
+
+    The overlay is named first: in a list of repositories the first one wins.
+    """
+    builtin = packages_named()
+    if builtin is None:
+        return {}
     overlay = (root / "spack_repo" / "hpcdl").absolute()
     own = f"  hpcdl: {overlay}\n" if overlay.is_dir() else ""
     return {"repos.yaml": f"repos:\n{own}  builtin: {builtin}\n"}
