@@ -12,7 +12,7 @@ import re
 import time
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +78,23 @@ def vulnerabilities(path: Path, inside: Sequence[Component]) -> list[Vulnerabili
             f"{path} is not a file of OSV: {str(fault)[:200]}",
             hint=f"fetch it again from {ARCHIVE}, or move it away: {path}.broken",
         ) from fault
-    unique = {(one.id, one.purl): one for one in found}
-    return sorted(unique.values(), key=lambda one: (one.package, one.id))
+    return _without_doubles(sorted(found, key=lambda one: (one.package, one.id)))
+
+
+def _without_doubles(found: Sequence[Vulnerability]) -> list[Vulnerability]:
+    """What several databases (GHSA, PYSEC) say of one vulnerability of a package, as one."""
+    kept: list[Vulnerability] = []
+    for one in found:
+        same = next((other for other in kept if other.purl == one.purl
+                     and not set(other.names).isdisjoint(one.names)), None)  # fmt: skip
+        if same is None:
+            kept.append(one)
+            continue
+        names = dict.fromkeys((*same.aliases, *one.names))
+        names.pop(same.id, None)
+        told = replace(same, aliases=tuple(names), fixed=same.fixed or one.fixed)
+        kept[kept.index(same)] = told
+    return kept
 
 
 def _entries(path: Path, known: Iterable[str]) -> Iterator[Mapping[str, Any]]:

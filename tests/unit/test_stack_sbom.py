@@ -242,6 +242,81 @@ def test_what_osv_knows_stands_there_with_the_state_of_its_waiver(
               known_here=known_names(site))  # fmt: skip
 
 
+def as_published(name: str, events: list[dict[str, str]], versions: list[str]) -> dict[str, object]:
+    """One package of an entry as OSV publishes it: it lists the versions of each range."""
+    home = f"https://github.com/github/advisory-database/blob/main/{name}.json"
+    return {"package": {"ecosystem": "PyPI", "name": name, "purl": f"pkg:pypi/{name}"},
+            "ranges": [{"type": "ECOSYSTEM", "events": events}], "versions": versions,
+            "database_specific": {"source": home}}  # fmt: skip
+
+
+GITHUB = {
+    "id": "GHSA-w7xq-3c9m-p4r2",
+    "summary": "numpy reads beyond the end of an array in a made-up function",
+    "details": "### Impact\nAnybody who may name an axis.\n\n```python\nnumpy.none(axis=-1)\n```\n",
+    "aliases": ["CVE-2099-1234", "PYSEC-2099-17"],
+    "modified": "2099-03-27T22:03:05Z",
+    "published": "2099-03-24T21:57:01Z",
+    "related": ["CGA-2222-3333-4444"],
+    "database_specific": {"cwe_ids": ["CWE-125"], "severity": "HIGH", "github_reviewed": True,
+                          "github_reviewed_at": "2099-03-24T21:57:01Z", "nvd_published_at": None},
+    "references": [{"type": "ADVISORY", "url": "https://nvd.nist.gov/vuln/detail/CVE-2099-1234"},
+                   {"type": "PACKAGE", "url": "https://github.com/numpy/numpy"}],
+    "affected": [
+        as_published("numpy", [{"introduced": "0"}, {"fixed": "1.26.5"}], ["1.26.4", "1.26.4rc1"]),
+        as_published("numpy", [{"introduced": "2.0.0"}, {"fixed": "2.4.7"}], ["2.4.5", "2.4.6"]),
+        as_published("numpy-quaddtype", [{"introduced": "0"}], ["0.1"]),
+    ],
+    "schema_version": "1.7.3",
+    "severity": [{"type": "CVSS_V3", "score": "CVSS:3.1/AV:N/AC:L/PR:N/UI:N/S:U/C:H/I:H/A:H"}],
+}  # fmt: skip
+PYTHON_S = {
+    "id": "PYSEC-2099-17",
+    "details": "numpy is the array package. A made-up function reads too far.",
+    "aliases": ["CVE-2099-1234", "GHSA-w7xq-3c9m-p4r2"],
+    "modified": "2099-11-08T04:11:57.321Z",
+    "published": "2099-03-25T00:15:00Z",
+    "references": [{"type": "FIX", "url": "https://github.com/numpy/numpy/commit/6841e522"}],
+    "affected": [{
+        "package": {"name": "numpy", "ecosystem": "PyPI", "purl": "pkg:pypi/numpy"},
+        "ranges": [
+            {"type": "GIT", "repo": "https://github.com/numpy/numpy",
+             "events": [{"introduced": "0"}, {"fixed": "6841e522" * 5}]},
+            {"type": "ECOSYSTEM", "events": [{"introduced": "0"}, {"fixed": "2.4.7"}]},
+        ],
+        "versions": ["2.4.5", "2.4.6"],
+        "ecosystem_specific": {"imports": [{"attribute": "none", "modules": ["numpy"]}]},
+    }],
+    "schema_version": "1.7.3",
+}  # fmt: skip
+MALICIOUS = {
+    "id": "MAL-2099-4711", "modified": "2099-01-01T00:00:00Z", "schema_version": "1.7.3",
+    "summary": "Malicious code in numpyy (PyPI)", "details": "---\n_-= made-up =-_\n",
+    "affected": [as_published("numpyy", [{"introduced": "0"}], ["2.4.6"])],
+    "database_specific": {"malicious-packages-origins": []},
+}  # fmt: skip
+
+
+def test_entries_as_osv_publishes_them_are_one_finding_where_databases_agree(
+    tmp_path: Path,
+) -> None:
+    """A file per entry in all.zip; both databases of PyPI have most vulnerabilities."""
+    with zipfile.ZipFile(tmp_path / "osv.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for entry in (PYTHON_S, MALICIOUS, GITHUB):
+            archive.writestr(f"{entry['id']}.json", json.dumps(entry))
+    release = make_release(small_site(tmp_path), "r", lock=LOCK)
+    (one,) = vulnerabilities(tmp_path / "osv.zip", components(release))
+    assert (one.id, one.package, one.version) == ("GHSA-w7xq-3c9m-p4r2", "numpy", "2.4.6")
+    assert one.aliases == ("CVE-2099-1234", "PYSEC-2099-17")
+    assert one.summary == "numpy reads beyond the end of an array in a made-up function"
+    assert one.fixed == "2.4.7"
+
+    (tmp_path / "osv.zip").unlink()
+    (tmp_path / "osv.json").write_text(json.dumps(PYTHON_S))
+    (one,) = vulnerabilities(tmp_path / "osv.json", components(release))
+    assert one.summary == "numpy is the array package. A made-up function reads too far."
+
+
 @pytest.mark.parametrize(
     ("events", "versions", "inside"),
     [
