@@ -25,8 +25,8 @@ point release (22.05) means the newest of its series.
 | note | good to know, often a matter of portability |
 
 Only errors change the exit code. What a script runs is read by tree-sitter's grammar of bash, which
-`pip install 'hpcdl[lint]'` brings; without it, and for scripts of other shells, only directives are
-checked. `--json` prints the findings as JSON.
+`pip install 'hpcdl[lint]'` and every release have; without it, and in other shells, only directives
+are checked. `--json` prints the findings as JSON.
 
 ## Waiving a rule
 

@@ -75,6 +75,17 @@ def test_a_partition_that_gets_no_build_does_not_keep_the_others_from_theirs(
     shutil.rmtree(tmp_path / "prefix")
 
 
+def test_its_hpcdl_reads_what_a_script_runs(
+    stack_site: Site, release: Release, tmp_path: Path
+) -> None:
+    """Beyond the directives, which needs the grammar of bash."""
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/bash\n#SBATCH --ntasks=4\nsrun train --rank $SLURM_PROCID\n")
+    told = in_module(stack_site, release, ["hpcdl", "job", "lint", "--json", script])
+    rules = {one["rule"] for one in json.loads(told.stdout)["files"][0]["findings"]}
+    assert "rank-of-batch-shell" in rules
+
+
 def test_the_plan_after_a_publish_is_nothing_to_do(stack_site: Site, release: Release) -> None:
     found = plan(stack_site)
     if found.stacks[0].target.release != release:
