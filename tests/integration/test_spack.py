@@ -261,7 +261,8 @@ def test_a_stack_from_wheels_is_built_published_loaded_and_imported(
     """The whole way for real: solve, install, signed cache, gate, module, and once more."""
     if sys.version_info[:2] != (3, 11):
         pytest.skip("the wheels are for Python 3.11")
-    lacking = [name for name in ("mpicxx", "cmake", "make", "gpg") if shutil.which(name) is None]
+    needed = ("mpicxx", "cmake", "make", "patch", "gpg")
+    lacking = [name for name in needed if shutil.which(name) is None]
     if lacking or not LMOD.is_file():
         pytest.skip(f"not installed: {', '.join(lacking) or 'Lmod'}")
     if not _reachable("files.pythonhosted.org"):

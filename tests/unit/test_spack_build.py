@@ -377,6 +377,26 @@ def test_packages_that_are_none_of_spacks_are_refused(
         open_spack(tmp_path, tmp_path / "scope")
 
 
+def test_what_spack_starts_is_looked_for_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A minimal Debian has no patch, and Spack would say so after gigabytes."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("spack", "make"):
+        (programs / name).touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.delenv("HPCDL_SPACK_PACKAGES", raising=False)
+    monkeypatch.setenv("HPCDL_SPACK_ROOT", str(tmp_path))
+    plan = plan_spack(pi(tmp_path / "prefix"), KEPLER)
+    with pytest.raises(MissingPrerequisite, match="there is no patch on PATH") as caught:
+        plan.require_ready()
+    assert caught.value.hint == "Debian and Ubuntu: apt install patch"
+    (programs / "patch").touch(mode=0o755)
+    plan.require_ready()
+    assert not (tmp_path / "prefix").exists()
+
+
 def test_a_lock_that_nobody_holds_has_no_holder(tmp_path: Path) -> None:
     assert lock_holder(tmp_path / "none") is None
     (tmp_path / "lock").touch()

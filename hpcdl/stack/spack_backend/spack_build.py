@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,7 +49,7 @@ from hpcdl.stack.spack_backend.view import (
     inventory,
 )
 from hpcdl.stack.wheelhouse import Say
-from hpcdl.system.errors import BadInput, CheckFailed, HpcdlError
+from hpcdl.system.errors import BadInput, CheckFailed, HpcdlError, MissingPrerequisite
 from hpcdl.system.files import shared_lock, write_atomic
 
 _WAIT_SECONDS = 10
@@ -116,7 +117,7 @@ class SpackPlan:
         ]
 
     def require_ready(self, *, only_look: bool = False) -> None:
-        """Look for Spack, and for space where the size is known.
+        """Look for Spack, for what it starts, and for space where the size is known.
 
         Raises:
             MissingPrerequisite: one of them is missing.
@@ -126,9 +127,16 @@ class SpackPlan:
             return
         find_spack()
         packages_named()
+        table = facts.load("spack")
+        missing = [name for name in table["commands"]["needed"] if shutil.which(name) is None]
+        if missing:
+            names = " ".join(missing)
+            raise MissingPrerequisite(
+                f"Spack cannot build: there is no {names.replace(' ', ', ')} on PATH",
+                hint=f"Debian and Ubuntu: apt install {names}",
+            )
         if self.lock is None and self.environment.wheels:
-            needs = facts.load("wheels")["needs"]["cuda" if self.environment.archs else "cpu"]
-            size = needs["fetch_gb"] + needs["tree_gb"]
+            size = table["build_gb"]["cuda" if self.environment.archs else "cpu"]
             require_space({store(self.site): size}, only_look=only_look)
 
     def as_data(self) -> dict[str, Any]:
