@@ -11,8 +11,10 @@ import pytest
 
 from hpcdl.cli import main
 from hpcdl.site import Site, StackRequest, load_site
+from hpcdl.stack.spack_backend import adopt
 from hpcdl.stack.spack_backend.adopt import plan_adoption
 from hpcdl.stack.spack_backend.locked import read_lock
+from hpcdl.stack.spack_backend.tool import Spack
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.resources import folder
 from tests.small_release import small_site
@@ -103,6 +105,24 @@ def test_an_environment_without_tensorflow_is_bad_input(tmp_path: Path) -> None:
     (where / "spack.lock").write_text(json.dumps(lock))
     with pytest.raises(BadInput, match="has no TensorFlow"):
         plan_adoption(small_site(tmp_path / "prefix"), str(where))
+
+
+def test_where_spack_may_lack_its_packages_the_hint_names_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "spack"
+    program.write_text("#!/bin/sh\necho no repository builtin >&2; exit 1\n")
+    program.chmod(0o755)
+    spack, where = Spack(program, "1.3.0", tmp_path), copied(tmp_path, "p100")
+    builtin = tmp_path / "packages" / "repos" / "spack_repo" / "builtin"
+    builtin.mkdir(parents=True)
+    (builtin / "repo.yaml").touch()
+    for packages, named in (("", True), (str(tmp_path / "packages"), False)):
+        monkeypatch.setenv("HPCDL_SPACK_PACKAGES", packages)
+        with pytest.raises(MissingPrerequisite, match="cannot read the environment") as caught:
+            adopt._inventory(spack, where)
+        assert "no repository builtin" in "".join(caught.value.details)
+        assert ("in HPCDL_SPACK_PACKAGES" in caught.value.hint) is named
 
 
 def three_generations(tmp_path: Path, **changes: object) -> Site:
