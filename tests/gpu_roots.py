@@ -162,13 +162,13 @@ def install_hpcdl(root: Root) -> None:
     root.run(PYTHON, "-m", "pip", "install", "--quiet", "/tmp/checkout[records]", "uv")
 
 
-def write_site(root: Root, case: Case) -> None:
-    """Its site file, with the GPUs of a case; NVIDIA's agreements are accepted."""
+def write_site(root: Root, case: Case, more: str = "") -> None:
+    """Its site file, with the GPUs of a case and `more`; NVIDIA's agreements are accepted."""
     rows = (f"  {name}: " + PARTITION.format(model=model, driver=driver)
             for name, model, driver in case.gpus)  # fmt: skip
     text = SITE.format(name=case.suite, slurm=case.slurm, prefix=root.prefix,
                        partitions="\n".join(rows))  # fmt: skip
-    (root.directory / "etc" / "site.yaml").write_text(text)
+    (root.directory / "etc" / "site.yaml").write_text(text + more)
     for agreement in ("cuda", "cudnn"):
         root.hpcdl("stack", "accept-eula", agreement, "--by", "the tests")
 

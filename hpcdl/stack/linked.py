@@ -57,7 +57,10 @@ def library_faults(release: Release, run: Run) -> tuple[list[str], int]:
     inside = _inside(release)
     opened = dict(_opened(release, packages)) if "cuda" in release.versions else {}
     objects = _objects(packages, filter(None, opened.values()))
-    found = _by_loader(objects, run)
+    told = run(["ldd", *objects])
+    if not told.stdout:
+        return [f"ldd in the module: {' | '.join(told.last_lines(3))}"], len(objects)
+    found = _by_loader(objects, told.stdout)
     faults = [f"the loader said nothing of {path.name}" for path in objects if path not in found]
     loaded = {read_dynamic(path).soname for path in _of_tensorflow(packages)}
     faults += [line for path in objects
@@ -134,13 +137,13 @@ def _of_tensorflow(packages: Path) -> list[Path]:
     return [path for pattern in _TENSORFLOW for path in packages.glob(pattern)]
 
 
-def _by_loader(objects: Sequence[Path], run: Run) -> dict[Path, dict[str, str]]:
-    """Where the loader finds what each object needs, by name; what it does not find is empty.
+def _by_loader(objects: Sequence[Path], told: str) -> dict[Path, dict[str, str]]:
+    """Where ldd finds what each object needs, by name; what it does not find is empty.
 
     An object that it said nothing of is not there.
     """
     found: dict[Path, dict[str, str]] = {}
-    lines = run(["ldd", *objects]).stdout.splitlines()
+    lines = told.splitlines()
     # A single object is told without its name.
     here = found.setdefault(objects[0], {}) if len(objects) == 1 and lines else {}
     for line in lines:

@@ -111,6 +111,13 @@ def test_an_object_of_which_the_loader_says_nothing_is_named(
     assert "the loader said nothing of mpi_lib.so" in faults
 
 
+def test_a_module_that_does_not_load_says_why(release: Release) -> None:
+    def fails(_: Sequence[str | Path]) -> CommandResult:
+        return run(["sh", "-c", "echo 'Lmod has detected an error' >&2; exit 1"], check=False)
+
+    assert library_faults(release, fails)[0] == ["ldd in the module: Lmod has detected an error"]
+
+
 def test_horovod_without_nccl_is_named(packages: Path, release: Release) -> None:
     library(packages / "horovod" / "tensorflow" / "mpi_lib.so")
     assert library_faults(release, loader)[0] == ["Horovod does not ask for libnccl.so.2"]
