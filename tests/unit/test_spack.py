@@ -97,7 +97,7 @@ def test_the_paths_in_an_environment_exist_beside_it() -> None:
 def test_a_sites_scope_has_its_target_pmix_compilers_mirrors_and_padding() -> None:
     settings = SpackSettings(
         externals=(
-            External("gcc", "12.2.0", Path("/usr")),
+            External("gcc", "12.2.0", Path("/opt/gcc-12")),
             External("slurm", "22.05.8", Path("/opt/slurm")),
         ),
         mirrors={"site": "file:///apps/mirror"},
@@ -110,7 +110,7 @@ def test_a_sites_scope_has_its_target_pmix_compilers_mirrors_and_padding() -> No
     assert packages["pmix"] == {"require": ["@4.2"], "buildable": True}
     assert packages["slurm"]["externals"] == [{"spec": "slurm@22.05.8", "prefix": "/opt/slurm"}]
     gcc = packages["gcc"]["externals"][0]
-    assert gcc["extra_attributes"]["compilers"]["cxx"] == "/usr/bin/g++"
+    assert gcc["extra_attributes"]["compilers"]["cxx"] == "/opt/gcc-12/bin/g++"
     assert tree["config"]["install_tree"] == {
         "root": "/apps/hpcdl/spack/store",
         "padded_length": 128,
@@ -128,6 +128,21 @@ def test_a_sites_scope_is_yaml_without_duplicate_keys(name: str) -> None:
     packages = yaml.safe_load(text)["packages"]
     assert packages["pmix"]["require"] == [f"@{one.slurm.pmix}"]
     assert {external.name for external in one.spack.externals} <= set(packages)
+
+
+def test_a_gcc_beside_the_default_one_is_named_by_its_release(tmp_path: Path) -> None:
+    """As on Debian 13: gcc is 14, and nvcc 12.4 takes 13."""
+    (tmp_path / "bin").mkdir()
+    for name in ("gcc", "g++"):
+        for release in ("13", "14"):
+            (tmp_path / "bin" / f"{name}-{release}").touch()
+        (tmp_path / "bin" / name).symlink_to(f"{name}-14")
+    named = tuple(External("gcc", version, tmp_path) for version in ("13.3.0", "14.2.0"))
+    one = site(spack=SpackSettings(externals=named))
+    told = yaml.safe_load(render_site(one, one.partitions["p100"]))["packages"]["gcc"]
+    thirteen, fourteen = (one["extra_attributes"]["compilers"] for one in told["externals"])
+    assert (thirteen["c"], thirteen["cxx"]) == (f"{tmp_path}/bin/gcc-13", f"{tmp_path}/bin/g++-13")
+    assert (fourteen["c"], fourteen["cxx"]) == (f"{tmp_path}/bin/gcc", f"{tmp_path}/bin/g++")
 
 
 def test_a_partitions_environment_follows_the_sites_pins_and_compilers() -> None:

@@ -322,8 +322,15 @@ def _external(one: External) -> dict[str, Any]:
     return {
         "spec": f"gcc@{one.version} languages:='c,c++,fortran'",
         "prefix": one.prefix,
-        "compilers": [(lang, one.prefix / "bin" / name) for lang, name in programs.items()],
+        "compilers": [(lang, _program(one, name)) for lang, name in programs.items()],
     }
+
+
+def _program(gcc: External, name: str) -> Path:
+    """A compiler by its plain name, or by `g++-13` where the plain one is of another release."""
+    plain = gcc.prefix / "bin" / name
+    named = plain.with_name(f"{name}-{gcc.version.partition('.')[0]}")
+    return named if named.exists() and named.resolve() != plain.resolve() else plain
 
 
 def _fill(template: str, **values: object) -> str:
