@@ -6,6 +6,7 @@ works in a directory where everybody may write. Each planted file leaves a mark 
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -18,11 +19,14 @@ from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.site import Site, load_site
 from hpcdl.stack.publish import publish
 from hpcdl.stack.release import current_release, release_for
+from hpcdl.stack.spack_backend.tool import open_spack
 from hpcdl.stack.verify import in_module, verify_here
 from hpcdl.system.errors import BadInput
 from hpcdl.system.python import module_argv
 from hpcdl.system.scratch import scratch_directory
-from tests.integration.conftest import clean_environment
+from tests.drill.jobs import CHECK, STANDINS
+from tests.integration.conftest import Shell, clean_environment
+from tests.integration.spack_fixture import why_not
 from tests.small_release import make_release, passing, silent, small_site
 from tests.strangers import as_root, stranger
 
@@ -135,6 +139,82 @@ def test_a_spack_that_others_left_is_not_run(shared: Path, mark: Path) -> None:
     for words in (("adopt", "."), ("build", "--backend", "spack"), ("plan",)):
         done = hpcdl(shared, "stack", *words, "--site", "embedded")
         assert "Traceback" not in done.stderr
+    assert not mark.exists()
+
+
+@as_root
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_spack_s_settings_of_others_are_not_read(
+    shared: Path, mark: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An environment or settings in the current directory, or an active one of the shell."""
+    plant(shared, "spack.yaml", f"spack: {{include: [{shared}/evil], specs: [evil]}}\n")
+    for place in ("evil", ".spack", "etc/spack"):
+        plant(shared, f"{place}/config.yaml", f"config: {{build_stage: {shared}}}\n")
+        plant(shared, f"{place}/repos.yaml", f"repos: {{evil: {shared}/evil}}\n")
+    plant(shared, "evil/repo.yaml", "repo: {namespace: evil}\n")
+    plant(shared, "evil/packages/evil/package.py", MARK.format(mark=str(mark)))
+    monkeypatch.setenv("SPACK_ENV", str(shared))
+    monkeypatch.chdir(shared)
+    spack = open_spack(tmp_path, tmp_path / "scope")
+    told = spack.run("config", "blame", "config").stdout + spack.run("repo", "list").stdout
+    assert str(shared) not in told
+    assert spack.run("info", "evil", check=False).exit_code != 0
+    assert not mark.exists()
+
+
+@as_root
+@pytest.mark.cluster
+def test_reframe_s_settings_of_others_are_not_read(
+    shared: Path, mark: Path, slurm: Shell, embedded_site: Site, tmp_path: Path
+) -> None:
+    """In the current directory, the work directory, and by variables of a shell."""
+    pytest.importorskip("reframe", reason="ReFrame is not installed")
+    (shared / "work").mkdir(mode=0o1777)
+    (shared / "work").chmod(0o1777)
+    for place in (".", "work"):
+        for name in ("settings.py", ".reframe/settings.py", "reframe.py", "reframe/__init__.py",
+                     "hpcdl/__init__.py", "sitecustomize.py", "rfm.py"):  # fmt: skip
+            plant(shared, f"{place}/{name}", MARK.format(mark=str(mark)))
+        plant(shared, f"{place}/settings.yaml", "systems: [{name: evil}]\n")
+    text = embedded_site.source.read_text().replace("$HPCDL_HOME/embedded/", f"{shared}/")
+    (tmp_path / "site.yaml").write_text(text)
+    (tmp_path / "check.py").write_text(CHECK)
+    env = {"RFM_CONFIG_FILES": f"{shared}/settings.py", "RFM_CONFIG_PATH": str(shared),
+           "RFM_CHECK_SEARCH_PATH": str(shared), "RFM_SYSTEM": "evil"}  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, tmp_path / "check.py", tmp_path / "site.yaml", STANDINS, "run"],
+        cwd=shared, env={**slurm.env, **env}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (verdicts,) = (shared / "work/checks/runs").glob("*/verdicts.json")
+    assert json.loads(verdicts.read_text())["verdicts"][0]["check"] == "honest"
+    assert not mark.exists()
+
+
+@as_root
+@pytest.mark.cluster
+def test_a_job_takes_nothing_from_the_directory_that_it_was_submitted_in(
+    shared: Path, mark: Path, slurm: Shell, embedded_site: Site, tmp_path: Path
+) -> None:
+    """Programs, modules of Python and libraries that lie in /tmp, where the user happens to be."""
+    for name in ("python3", "srun", "bash", "scontrol", "id"):
+        plant(shared, name, f"#!/bin/sh\ntouch {mark}\n")
+    for name in ("yaml.py", "json.py", "sitecustomize.py", "usercustomize.py", "hpcdl/__init__.py"):
+        plant(shared, name, MARK.format(mark=str(mark)))
+    for name in (".bashrc", ".profile", ".bash_profile", "libc.so.6", ".sbatchrc"):
+        plant(shared, name, f"touch {mark}\n")
+    text = embedded_site.source.read_text().replace("$HPCDL_HOME/embedded/", f"{tmp_path}/")
+    (tmp_path / "site.yaml").write_text(text)
+    done = subprocess.run(
+        [HPCDL, "job", "submit", "--site", tmp_path / "site.yaml", "--no-module", "--watch",
+         "--partition", "cpu", "--json", "--", "python3", "-c",
+         "import json, os; print('at', os.getcwd())"],
+        cwd=shared, env=dict(slurm.env), capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    answer = json.loads(done.stdout)
+    assert answer["state"] == "COMPLETED", Path(answer["log"]).read_text()
+    assert f"at {answer['directory']}" in Path(answer["log"]).read_text()
     assert not mark.exists()
 
 

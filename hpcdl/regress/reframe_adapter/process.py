@@ -82,8 +82,9 @@ def execute(run: RunDirectory, argv: Sequence[str], progress: Progress | None) -
     Raises:
         Stopped: a signal ended it; its jobs were cancelled.
     """
+    # Settings that a shell has for another ReFrame (RFM_*) would be added to the run's.
     env = {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if not name.startswith("RFM_")},
         "NO_COLOR": "1",
         EVENTS_VARIABLE: str(run.events),
         PARENT_VARIABLE: str(os.getpid()),
