@@ -215,12 +215,12 @@ def _start(
 ) -> ClusterState:
     """Start everything; what was started is stopped again when that fails."""
     try:
-        with network.allocating():
-            begun = _lay_down(site, asked, directory, port_base)
+        count = len(asked.node_names)
+        with network.allocating(), network.reserved_ports(asked.mode, count, port_base) as ports:
+            begun = _lay_down(site, asked, directory, ports)
             say(f"starting {len(begun.nodes)} nodes in mode {asked.mode} below {directory}")
             begun = _start_controller(begun, fresh=True)
             begun = _start_nodes(begun, [node.name for node in begun.nodes])
-            # Until they listen, their ports would look free to another cluster.
             wait_idle(begun, [node.name for node in begun.nodes])
         return begun
     except BaseException:
@@ -228,11 +228,8 @@ def _start(
         raise
 
 
-def _lay_down(
-    site: Site, asked: ClusterRequest, directory: Path, port_base: int | None
-) -> ClusterState:
+def _lay_down(site: Site, asked: ClusterRequest, directory: Path, ports: Ports) -> ClusterState:
     """Choose what is particular to this machine, record it, and write every file."""
-    ports = network.choose_ports(asked.mode, len(asked.node_names), port_base)
     net = network.make_bridge(directory) if asked.mode == NAMESPACES else "127.0.0"
     root = rootfs.find(asked.slurm) if asked.slurm else None
     laid = Plan(

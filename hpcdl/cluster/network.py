@@ -11,7 +11,7 @@ import ipaddress
 import os
 import socket
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 from hpcdl.cluster.model import Node, Ports, bridge_name, link_name
@@ -25,11 +25,7 @@ _FIRST_PORT, _PORT_STEP = 21000, 8
 
 
 def allocating() -> AbstractContextManager[None]:
-    """Hold this user's one lock on choosing networks and ports on this machine.
-
-    Only root makes bridges. Of two users' ports one may be taken meanwhile: then its daemon says so
-    and `up` can be tried again, which beats a lock that any user could keep.
-    """
+    """Hold this user's one lock on choosing networks on this machine; only root makes bridges."""
     place = Path("/run") if os.getuid() == 0 else Path(f"/run/user/{os.getuid()}")
     if not place.is_dir():
         place = home()
@@ -105,8 +101,13 @@ def _exists(link: str) -> bool:
     return Path(f"/sys/class/net/{link}").exists()
 
 
-def choose_ports(mode: str, nodes: int, base: int | None) -> Ports:
-    """A base from which all ports of a cluster are free.
+@contextmanager
+def reserved_ports(mode: str, nodes: int, base: int | None) -> Iterator[Ports]:
+    """A base from which all ports of a cluster are free; they are kept free until the end.
+
+    Another user's cluster may choose at the same moment, and a lock that two users share any third
+    could hold for ever. So each port is bound here, which the kernel lets one process do, and then
+    marked for reuse: daemons, which ask for reuse, can listen on it, and another search cannot.
 
     Args:
         mode: `namespaces` or `loopback`.
@@ -117,35 +118,48 @@ def choose_ports(mode: str, nodes: int, base: int | None) -> Ports:
         BadInput: the wanted base is not a port.
         MissingPrerequisite: a wanted port is taken, or no range is free.
     """
-    if base is not None:
+    with ExitStack() as held:
+        if base is None:
+            yield _search(mode, nodes, held)
+            return
         highest = 65535 - nodes - Ports.FIRST_NODE
         if not 1024 <= base <= highest:
             raise BadInput(f"--port-base {base} is outside 1024 to {highest}")
-        taken = [port for port in Ports(base).on_host(mode, nodes) if not is_free(port)]
-        if taken:
-            raise MissingPrerequisite(
-                f"port {taken[0]} is taken by another program",
-                hint="choose another --port-base, or leave it out and a free one is found",
-            )
-        return Ports(base)
+        for port in Ports(base).on_host(mode, nodes):
+            # After `down` a port has old connections for a minute, which matter to nobody.
+            if not (_bind(port, held) or _bind(port, held, reuse=True)):
+                raise MissingPrerequisite(
+                    f"port {port} is taken by another program",
+                    hint="choose another --port-base, or leave it out and a free one is found",
+                )
+        yield Ports(base)
+
+
+def _search(mode: str, nodes: int, held: ExitStack) -> Ports:
+    """The first free base; its ports are bound in `held`."""
     for candidate in range(_FIRST_PORT, _last_port() - nodes - Ports.FIRST_NODE, _PORT_STEP):
-        if all(map(is_free, Ports(candidate).on_host(mode, nodes))):
-            return Ports(candidate)
+        with ExitStack() as bound:
+            if all(_bind(port, bound) for port in Ports(candidate).on_host(mode, nodes)):
+                held.push(bound.pop_all())
+                return Ports(candidate)
     raise MissingPrerequisite(
         f"no range of {nodes + Ports.FIRST_NODE} TCP ports is free above {_FIRST_PORT}",
         hint="stop other clusters: `hpcdl cluster down`",
     )
 
 
-def is_free(port: int) -> bool:
-    """Whether nothing listens on a TCP port of this machine."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def _bind(port: int, held: ExitStack, *, reuse: bool = False) -> bool:
+    """Take a TCP port of this machine, where nobody has it, without listening on it."""
+    with ExitStack() as attempt:
+        taken = attempt.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
         try:
-            probe.bind(("", port))
+            taken.bind(("", port))
         except OSError:
             return False
-        return True
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.push(attempt.pop_all())
+    return True
 
 
 def _last_port() -> int:

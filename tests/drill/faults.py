@@ -138,6 +138,7 @@ def killed_training(bench: Bench) -> None:
     job = bench.home / "job"
     train = [str(python), "-m", "hpcdl.train", "--job-dir", str(job), "--model", "mlp", "--data",
              str(data), "--epochs", "4", "--checkpoint-every", "20"]  # fmt: skip
+    bench.must((done := bench.run(make)).ok, str(done))
     for number in bench.times():
         words, made = (make, data) if number % 2 == 0 else (train, job)
         shutil.rmtree(made, ignore_errors=True)
