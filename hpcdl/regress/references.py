@@ -21,7 +21,7 @@ from hpcdl.site import Site
 from hpcdl.slurm.execution import recorded
 from hpcdl.system.document import Document, read_document
 from hpcdl.system.errors import MissingPrerequisite
-from hpcdl.system.files import locked, write_atomic
+from hpcdl.system.files import clear_leftovers, locked, write_atomic
 from hpcdl.system.schema import check
 
 SCHEMA = 1
@@ -224,6 +224,7 @@ def update_references(site: Site, reference_set: str, rows: Sequence[Reference])
     """
     path = site_file(site, reference_set)
     with locked(path.with_name(".lock")):
+        clear_leftovers(path)
         old = read_references(path) if path.exists() else ()
         write_atomic(path, render_references(reference_set, merged(old, rows)))
     return path

@@ -23,7 +23,13 @@ from hpcdl.site import Site
 from hpcdl.slurm import client, once
 from hpcdl.slurm.parse import ACTIVE, JobRecord
 from hpcdl.system.errors import BadInput, HpcdlError
-from hpcdl.system.files import explain_os_errors, make_directory, switch_link, take_lock
+from hpcdl.system.files import (
+    clear_leftovers,
+    explain_os_errors,
+    make_directory,
+    switch_link,
+    take_lock,
+)
 from hpcdl.system.safe_read import read_regular
 from hpcdl.system.text import utc_stamp
 
@@ -165,7 +171,7 @@ def _tokens(events: Path) -> dict[str, float]:
 
 
 def sweep(site: Site) -> list[int]:
-    """Cancel what earlier runs of this user left behind; ids of the jobs that were cancelled.
+    """Cancel and remove what killed runs of this user left; ids of the jobs that were cancelled.
 
     Where Slurm does not answer, or may still take a job, the lock stays for the next time.
     """
@@ -173,7 +179,10 @@ def sweep(site: Site) -> list[int]:
     for lock in sorted(runs_directory(site).glob("*/lock")):
         with suppress(HpcdlError, FileNotFoundError):
             if lock.parent.lstat().st_uid == os.getuid() and not is_held(lock):
-                cancelled += cancel_left_jobs(RunDirectory(lock.parent))
+                run = RunDirectory(lock.parent)
+                clear_leftovers(run.settings)
+                clear_leftovers(run.verdicts)
+                cancelled += cancel_left_jobs(run)
                 late = max(_tokens(lock.with_name("events.jsonl")).values(), default=0.0)
                 if time.time() - late > once.SETTLED_SECONDS:
                     lock.unlink(missing_ok=True)
