@@ -83,7 +83,7 @@ def _remember(site: Site, outcome: CheckOutcome, args: argparse.Namespace) -> bo
     if args.set or args.no_history:
         return True
     try:
-        with open_history(history_path(site, args.history)) as history:
+        with open_history(history_path(site, args.history), site.name) as history:
             history.add(of_outcome(outcome))
     except HpcdlError as error:
         again = f"`hpcdl check history import {outcome.directory.path}` adds it later"

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpcdl.cli.check_options import history_option
 from hpcdl.cli.framework import Command, a_day, at_least, print_json, the_site
 from hpcdl.system.errors import ExitCode
+
+if TYPE_CHECKING:
+    from hpcdl.site import Site
 
 
 def _drift_options(parser: argparse.ArgumentParser) -> None:
@@ -44,22 +48,22 @@ def _history(args: argparse.Namespace) -> ExitCode:
     from hpcdl.regress.history import history_path, open_history
     from hpcdl.regress.show import history_text
 
-    path = history_path(the_site(args), args.history)
+    site = the_site(args)
+    path = history_path(site, args.history)
     if args.action == "import":
-        return _import(args, path)
-    with open_history(path) as history:
+        return _import(args, site, path)
+    with open_history(path, site.name) as history:
         if args.action == "export":
             for line in FORMATS["csv" if args.csv else "jsonl"](history.results(args.since or "")):
                 print(line)
         elif args.json:
-            print_json([{"check": s[0], "case": s[1], "partition": s[2], "metric": s[3]}
-                        for s in history.series()])  # fmt: skip
+            print_json([series._asdict() for series in history.series()])  # fmt: skip
         else:
             print(history_text(history, path))
     return ExitCode.OK
 
 
-def _import(args: argparse.Namespace, path: Path) -> ExitCode:
+def _import(args: argparse.Namespace, site: Site, path: Path) -> ExitCode:
     from hpcdl.regress.exchange import incoming, refuse_cut
     from hpcdl.regress.history import open_history
 
@@ -67,7 +71,7 @@ def _import(args: argparse.Namespace, path: Path) -> ExitCode:
     if args.dry_run:
         print(f"would add at most {sum(1 for file in files for _ in file)} results to {path}")
     else:
-        with open_history(path) as history:
+        with open_history(path, site.name) as history:
             added = history.add(result for file in files for result in file)
         print_json({"added": added}) if args.json else print(f"{added} new results in {path}")
     refuse_cut(files)
@@ -94,7 +98,7 @@ def _gate(args: argparse.Namespace) -> ExitCode:
     site = the_site(args)
     named = site.by_groups(args.partition) if args.partition else ()
     partitions = tuple(partition.label for partition in named)
-    with open_history(history_path(site, args.history)) as history:
+    with open_history(history_path(site, args.history), site.name) as history:
         answer = ask(history, partitions=partitions, names=tuple(args.name),
                      now=datetime.now(timezone.utc), execution=current_or_cluster())  # fmt: skip
     if args.json:
@@ -151,7 +155,7 @@ def _page(args: argparse.Namespace) -> ExitCode:
     named = args.folder or site.paths.work / "checks" / "latest"
     run = read_run(named)
     files = read_files(run, directory_of(run, named, runs_directory(site)))
-    with open_history(history_path(site, args.history)) as history:
+    with open_history(history_path(site, args.history), site.name) as history:
         page = night_page(run, history, files, site=site.name, nights=args.nights)
     write_atomic(args.html, page)
     if args.json:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,9 @@ from hpcdl.jobs.script import render_script
 from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.regress.batch import take_apart
 from hpcdl.regress.job_state import PATIENCE_SECONDS
-from hpcdl.regress.provenance import epoch, of_this_run, run_of
+from hpcdl.regress.provenance import of_this_run, run_of
 from hpcdl.regress.references import Reference, load_references
-from hpcdl.regress.reframe_adapter.backend import JobPlan, declared_name
+from hpcdl.regress.reframe_adapter.backend import JobPlan, declared_name, job_record
 from hpcdl.regress.result import Measured, read_result
 from hpcdl.regress.sanity import faults_of
 from hpcdl.results.faults import Fault, FaultKind, as_fault, describe
@@ -224,7 +224,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
                 for metric in self.metrics()
             },
             "faults": [as_fault(said).as_data() for said in faults],
-            "job": _job_record(self.job),
+            "job": job_record(self.job),
         }
 
     @sanity_function
@@ -311,24 +311,3 @@ def job_faults(exit_code: int | None) -> list[Fault]:
 
 def _performance(value: float | None, unit: str) -> Any:
     return sn.make_performance_function(sn.defer(value), unit)
-
-
-def _job_record(job: Any) -> Mapping[str, Any]:
-    record = job.record
-    if record is None:
-        return {}
-    return {
-        "id": record.id,
-        "state": record.state,
-        "exit_code": record.exit_code,
-        "nodes": record.nodes,
-        "restarts": record.restarts,
-        "queue_wait_seconds": seconds_between(record.submitted, record.started),
-        "run_seconds": seconds_between(record.started, record.ended),
-    }
-
-
-def seconds_between(start: str, end: str) -> float | None:
-    """Seconds between two of Slurm's times, None where one is unknown."""
-    first, second = epoch(start), epoch(end)
-    return None if first is None or second is None else second - first

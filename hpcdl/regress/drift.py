@@ -9,7 +9,7 @@ most `BUDGET` of the nights; one that is less sure is told and closes nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from statistics import median
 from typing import NamedTuple
@@ -69,6 +69,14 @@ class Change:
     suspects: tuple[str, ...] = ()
     ended: date | None = None
     end_index: int | None = None
+    lower: bool = False
+    """Whether lower values are better: then what is worse is a rise of the values."""
+
+    @property
+    def word(self) -> str:
+        """What happened to the values: drop, rise or breakage."""
+        turned = {Kind.DROP: Kind.RISE, Kind.RISE: Kind.DROP}
+        return (turned.get(self.kind, self.kind) if self.lower else self.kind).value
 
     @property
     def edges(self) -> tuple[int, ...]:
@@ -137,15 +145,18 @@ def runs_of(ordered: Iterable[Night]) -> Runs:
     return Runs([*by_date], each, found.values, calm)
 
 
-def analyse(series: Sequence[Night], least: float = 0.0, watched: int = 1) -> Analysis:
+def analyse(
+    series: Sequence[Night], least: float = 0.0, watched: int = 1, *, lower: bool = False
+) -> Analysis:
     """Everything there is to say of a series.
 
     Args:
-        series: nights in any order; higher values are better; several per date are one night.
+        series: nights in any order; several per date are one night.
         least: how far below the others a node must lie to be slow, as a fraction.
         watched: how many series share the site's budget of nights that are closed by chance.
+        lower: whether lower values are better; a time is looked at as its rate, 1/t.
     """
-    ordered = sorted(series, key=lambda night: night.date)
+    ordered = sorted(as_rates(series) if lower else series, key=lambda night: night.date)
     runs = runs_of(ordered)
     enough = closing_strength(BUDGET, watched)
     changes = tuple(_change(found, runs, enough) for found in detect(runs.nights))
@@ -153,23 +164,36 @@ def analyse(series: Sequence[Night], least: float = 0.0, watched: int = 1) -> An
     level, spread = level_of(runs.plain[start:][-LEVEL_NIGHTS:] or [0.0])
     return Analysis(
         nights=len(runs.dates),
-        changes=changes,
-        level=level,
+        changes=tuple(map(_turned, changes)) if lower else changes,
+        level=1 / level if lower and level else level,
         spread=spread / level if level else 0.0,
         enough=len(runs.dates) > MIN_NIGHTS,
         slow_nodes=slow_nodes(ordered, least),
     )
 
 
-def may_be_worse(values: Iterable[tuple[str, float]]) -> bool:
+def as_rates(series: Iterable[Night]) -> list[Night]:
+    """Times as rates, so that higher is better; what is no time is left out."""
+    return [night._replace(value=1 / night.value) for night in series if night.value > 0]
+
+
+def _turned(change: Change) -> Change:
+    """A change of rates as one of times."""
+    before, after = (1 / value if value else 0.0 for value in (change.before, change.after))
+    return replace(change, before=before, after=after, lower=True)
+
+
+def may_be_worse(values: Iterable[tuple[str, float]], *, lower: bool = False) -> bool:
     """Whether a closer look at a series may find a change for the worse that holds: a quick test.
 
     Args:
         values: time as ISO 8601 and value, oldest first.
+        lower: whether lower values are better.
     """
     each: dict[str, list[float]] = {}
     for time, value in values:
-        each.setdefault(time[:10], []).append(value)
+        if not lower or value > 0:
+            each.setdefault(time[:10], []).append(1 / value if lower else value)
     return may_hold([sum(runs) / len(runs) for runs in each.values()])
 
 

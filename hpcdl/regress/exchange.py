@@ -21,6 +21,7 @@ from typing import IO, Any
 
 from hpcdl.regress.formats import Run, read_run
 from hpcdl.regress.history import COLUMNS, Result
+from hpcdl.regress.identity import HIGHER, LOWER
 from hpcdl.regress.runner import CheckOutcome, as_data
 from hpcdl.results.faults import Status
 from hpcdl.system.errors import BadInput, PartlyDone
@@ -32,7 +33,8 @@ MAX_LINE = 1_000_000
 """Characters of a result; a longer line is no file of ours, and is not read to its end."""
 _TOO_LONG = f"it is longer than {MAX_LINE:,} characters: no result"
 _TEXTS = frozenset({"run", "time", "check_name", "case_name", "partition", "metric", "unit",
-                    "status", "reason", "release", "driver", "nodes", "log"})  # fmt: skip
+                    "status", "reason", "release", "driver", "nodes", "log", "site", "environment",
+                    "better"})  # fmt: skip
 _WHOLE = frozenset({"job", "restarts"})
 _OPEN = {"low": -math.inf, "high": math.inf}
 _STAMP = re.compile(r"\d{8}-\d{6}Z?")
@@ -193,19 +195,20 @@ def of_run(run: Run, time: str) -> Iterator[Result]:
     Raises:
         BadInput: a verdict with numbers that no history holds.
     """
-    name = Path(str(run.get("run") or "")).name or time
+    name, site = Path(str(run.get("run") or "")).name or time, str(run.get("site") or "")
     for number, verdict in enumerate(run["verdicts"], 1):
         try:
-            yield from [_checked(entry) for entry in _entries(verdict, name, time)]
+            yield from [_checked(entry) for entry in _entries(verdict, name, time, site)]
         except (TypeError, ValueError, OverflowError) as fault:
             raise BadInput(f"run {name}, verdict {number}: no result ({fault})") from fault
 
 
-def _entries(verdict: Mapping[str, Any], run: str, time: str) -> list[dict[str, Any]]:
+def _entries(verdict: Mapping[str, Any], run: str, time: str, site: str) -> list[dict[str, Any]]:
     """What a verdict has for each column, one row per metric."""
     job = verdict.get("job") or {}
     common: dict[str, Any] = {
         "run": run,
+        "site": site,
         "time": time,
         "check_name": verdict["check"],
         "case_name": verdict["case"],
@@ -220,10 +223,11 @@ def _entries(verdict: Mapping[str, Any], run: str, time: str) -> list[dict[str, 
         "queue_wait": job.get("queue_wait_seconds"),
         "restarts": job.get("restarts"),
         "log": verdict.get("log"),
+        "environment": verdict.get("environment"),
     }
-    measured = ("value", "unit", "reference", "low", "high")
+    measured = ("value", "unit", "reference", "low", "high", "better")
     rows = [
-        {**common, "metric": metric["name"], **{name: metric[name] for name in measured}}
+        {**common, "metric": metric["name"], **{name: metric.get(name) for name in measured}}
         for metric in verdict["metrics"]
     ]
     return rows or [common]
@@ -264,6 +268,8 @@ def _checked(entry: Mapping[str, Any]) -> Result:
     values["time"] = _utc(values["time"])
     if not values["run"] or not values["check_name"] or not values["status"]:
         raise ValueError("run, check_name and status must be given")
+    if values["better"] not in {"", HIGHER, LOWER}:
+        raise ValueError(f"better is {values['better'][:20]!r}, not {HIGHER} or {LOWER}")
     measured = entry.get("value") not in (None, "")
     if measured and values["value"] is None and values["status"] == Status.PASS.value:
         raise ValueError("it passes with a value that is not finite")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hpcdl.regress.identity import place_of
 from hpcdl.regress.verdict import number
 from hpcdl.results.records import VERDICTS
 from hpcdl.system.errors import BadInput
@@ -57,7 +58,7 @@ def as_markdown(run: Run) -> str:
         measured = f"{number(metric['value'])} {metric['unit']}" if metric else "-"
         reference = number(metric["reference"]) if metric else "-"
         word = verdict["status"] + (" (waived)" if verdict["waived"] else "")
-        cells = [_name(verdict), verdict["partition"] or "-", word, measured, reference,
+        cells = [_name(verdict), _place(verdict) or "-", word, measured, reference,
                  verdict["reason"]]  # fmt: skip
         lines.append("| " + " | ".join(map(markdown_cell, cells)) + " |")
     return "\n".join(lines) + "\n"
@@ -84,12 +85,13 @@ def as_prometheus(run: Run) -> str:
     """
     lines = ["# HELP hpcdl_check_status 0 PASS, 1 FAIL, 2 ERROR, 3 NO-REFERENCE, 4 STALE, "
              "5 INSUFFICIENT-DATA."]  # fmt: skip
-    verdicts = {_labels(verdict): verdict for verdict in run["verdicts"]}
+    site = str(run.get("site") or "")
+    verdicts = {_labels(site, verdict): verdict for verdict in run["verdicts"]}
     codes = ((labels, _STATUS_CODES[one["status"]]) for labels, one in verdicts.items())
     lines += _gauge("status", codes)
     for what in ("value", "reference", "low", "high"):
         lines += _gauge(what, (
-            (_labels(verdict, metric), metric[what])
+            (_labels(site, verdict, metric), metric[what])
             for verdict in verdicts.values()
             for metric in verdict["metrics"]
             if metric[what] is not None
@@ -117,9 +119,13 @@ def _name(verdict: Mapping[str, Any]) -> str:
     return f"{verdict['check']}/{verdict['case']}" if verdict["case"] else str(verdict["check"])
 
 
+def _place(verdict: Mapping[str, Any]) -> str:
+    return place_of(str(verdict["partition"] or ""), str(verdict.get("environment") or ""))
+
+
 def _junit_case(verdict: Mapping[str, Any]) -> str:
     head = (
-        f"  <testcase classname={xml_attribute(verdict['partition'] or 'run')} "
+        f"  <testcase classname={xml_attribute(_place(verdict) or 'run')} "
         f'name={xml_attribute(_name(verdict))} time="{verdict["seconds"]:.2f}"'
     )
     if verdict["ok"]:
@@ -129,9 +135,11 @@ def _junit_case(verdict: Mapping[str, Any]) -> str:
     return f"{head}>\n    <{kind} type={xml_attribute(verdict['status'])} message={message}/>\n  </testcase>"  # noqa: E501
 
 
-def _labels(verdict: Mapping[str, Any], metric: Mapping[str, Any] | None = None) -> str:
-    labels = {name: verdict[name] or "" for name in ("check", "case", "partition")}
+def _labels(site: str, verdict: Mapping[str, Any], metric: Mapping[str, Any] | None = None) -> str:
+    labels = {"site": site} | {name: verdict[name] or "" for name in ("check", "case", "partition")}
+    labels["environment"] = verdict.get("environment") or ""
     labels["node"] = (verdict.get("job") or {}).get("nodes") or ""
     if metric is not None:
-        labels |= {"metric": metric["name"], "unit": metric["unit"]}
+        labels |= {"metric": metric["name"], "unit": metric["unit"],
+                   "better": metric.get("better") or ""}  # fmt: skip
     return ",".join(f'{name}="{prometheus_label(str(value))}"' for name, value in labels.items())

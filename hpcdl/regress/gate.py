@@ -12,8 +12,9 @@ from datetime import date, datetime, timedelta
 from itertools import pairwise
 from statistics import median
 
-from hpcdl.regress.drift import Change, analyse, may_be_worse, slow_nodes
-from hpcdl.regress.history import History, Result, Series, more_is_better, single_node
+from hpcdl.regress.drift import Change, analyse, as_rates, may_be_worse, slow_nodes
+from hpcdl.regress.history import History, Result, single_node
+from hpcdl.regress.identity import LOWER, Series, better_of, name_of
 from hpcdl.regress.verdict import WHOLE_RUN, number
 from hpcdl.results.faults import Status
 from hpcdl.slurm.execution import CLUSTER, ExecutionProfile
@@ -38,14 +39,6 @@ class Finding:
     def name(self) -> str:
         """The series it is about."""
         return name_of(self.series)
-
-
-def name_of(series: Series) -> str:
-    """The name of a series, for people."""
-    check, case, partition, metric = series
-    where = f" on {partition}" if partition else ""
-    named = "/".join(part for part in (check, case) if part) or "all checks"
-    return f"{named}{where}" + (f", {metric}" if metric else "")
 
 
 @dataclass(frozen=True)
@@ -78,7 +71,7 @@ class _Question:
 
     history: History
     newest: dict[Series, str]
-    latest: dict[tuple[str, str, str], str]
+    latest: dict[Series, str]
     now: datetime | None
     least: float
     watched: int
@@ -95,7 +88,7 @@ class _Question:
         A series without metric holds nights that went wrong: newer ones of its case end it, and
         what was wrong with a whole run, any newer run there.
         """
-        return self.newest[series] < self.latest[series[:3]]
+        return self.newest[series] < self.latest[series.of_case]
 
 
 def ask(history: History, *, partitions: tuple[str, ...] = (), names: tuple[str, ...] = (),
@@ -115,29 +108,31 @@ def ask(history: History, *, partitions: tuple[str, ...] = (), names: tuple[str,
     chosen = [
         series
         for series in known
-        if (not partitions or series[2] in partitions) and (not names or series[0] in names)
+        if (not partitions or series.partition in partitions)
+        and (not names or {series.check, series.name} & set(names))
     ]
     newest = {series: last.time for series in chosen if (last := history.last(series))}
-    measured = sum(bool(series[3]) for series in known)
+    measured = sum(bool(series.metric) for series in known)
     question = _Question(history, newest, _latest(newest), now, execution.margin, measured)
     alive = [series for series in chosen if question.silent_days(series) <= ENDED_DAYS]
     findings = [found for series in alive for found in _findings(question, series)]
-    findings += _unknown(partitions, {series[2] for series in known}, "partition")
-    findings += _unknown(names, {series[0] for series in known}, "check")
+    findings += _unknown(partitions, {series.partition for series in known}, "partition")
+    findings += _unknown(names, {name for one in known for name in (one.check, one.name)}, "check")
     ended = tuple(series for series in chosen if question.silent_days(series) > ENDED_DAYS)
     closing = tuple(found for found in findings if found.kind != WARNING)
     warnings = tuple(found for found in findings if found.kind == WARNING)
     if later := history.later():
         text = f"{later} results are dated in the future and count nowhere: is a clock wrong?"
-        warnings = (Finding(("", "", "", ""), "future", text), *warnings)
+        warnings = (Finding(Series("", "", "", ""), "future", text), *warnings)
     return GateAnswer(len(alive), closing, len(known), ended, warnings)
 
 
-def _latest(newest: dict[Series, str]) -> dict[tuple[str, str, str], str]:
+def _latest(newest: dict[Series, str]) -> dict[Series, str]:
     """The newest time of each case, whatever its metric, and of the runs on each partition."""
-    found: dict[tuple[str, str, str], str] = {}
+    found: dict[Series, str] = {}
     for series, time in newest.items():
-        for key in (series[:3], (WHOLE_RUN, "", series[2]), (WHOLE_RUN, "", "")):
+        whole = Series(WHOLE_RUN, "", series.partition, "", site=series.site)
+        for key in (series.of_case, whole, whole._replace(partition="")):
             found[key] = max(time, found.get(key, ""))
     return found
 
@@ -145,7 +140,7 @@ def _latest(newest: dict[Series, str]) -> dict[tuple[str, str, str], str]:
 def _unknown(asked: tuple[str, ...], there: set[str], what: str) -> list[Finding]:
     """What was asked about by a name that the history does not have: others must not hide it."""
     return [
-        Finding((name, "", "", "") if what == "check" else ("", "", name, ""), "unknown",
+        Finding(Series(*((name, "", "", "") if what == "check" else ("", "", name, ""))), "unknown",
                 f"the history has no {what} {name}")
         for name in asked
         if name not in there
@@ -157,7 +152,7 @@ def _findings(question: _Question, series: Series) -> list[Finding]:
     found = []
     if not question.is_over(series):
         found += [finding for result in run for finding in _of_last(question, series, result)]
-    if series[3] and more_is_better(run[-1].unit, run[-1].low):
+    if series.metric and better_of(series.unit, run[-1].low, run[-1].high, run[-1].better):
         found += _of_history(question, series, run)
     return list(dict.fromkeys(found))
 
@@ -185,16 +180,19 @@ def _since(last: Result, days: int) -> str:
 
 
 def _of_history(question: _Question, series: Series, run: list[Result]) -> list[Finding]:
-    found, history = [], question.history
+    found, history, last = [], question.history, run[-1]
+    lower = better_of(series.unit, last.low, last.high, last.better) == LOWER
     if any(single_node(result.nodes) for result in run):
-        nights = history.nights(series, _since(run[-1], NODES_DAYS))
+        nights = history.nights(series, _since(last, NODES_DAYS))
+        nights = as_rates(nights) if lower else nights
         found = [Finding(series, "slow node", f"{node} is slower than the others")
                  for node in slow_nodes(nights, question.least)]  # fmt: skip
-    since = _since(run[-1], LOOK_BACK_DAYS)
-    if may_be_worse(history.values(series, since)):
-        analysis = analyse(history.nights(series, since), watched=question.watched)
+    since = _since(last, LOOK_BACK_DAYS)
+    if may_be_worse(history.values(series, since), lower=lower):
+        nights = history.nights(series, since)
+        analysis = analyse(nights, watched=question.watched, lower=lower)
         if worse := analysis.worse:
-            kind = worse.kind.value if worse.sure else WARNING
+            kind = worse.word if worse.sure else WARNING
             found.append(Finding(series, kind, _describe(worse)))
     return found
 

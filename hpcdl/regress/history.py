@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcdl.regress.drift import Night
+from hpcdl.regress.identity import Series
 from hpcdl.site import Site
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import LockBusy, explain_os_errors, make_directory
@@ -26,7 +27,7 @@ from hpcdl.system.locking import SHARED, file_system, lock_holder, locks_hold
 from hpcdl.system.resources import home
 from hpcdl.system.trust import require_no_stranger, user_of
 
-SCHEMA = 2
+SCHEMA = 3
 VARIABLE = "HPCDL_HISTORY"
 _WAIT_SECONDS = 10.0
 CLOCKS_SECONDS = 60.0
@@ -38,20 +39,31 @@ CREATE TABLE IF NOT EXISTS results (
   status TEXT NOT NULL, waived INTEGER NOT NULL, reason TEXT NOT NULL, release TEXT NOT NULL,
   driver TEXT NOT NULL, nodes TEXT NOT NULL, job INTEGER, reference REAL, low REAL, high REAL,
   queue_wait REAL, restarts INTEGER, log TEXT NOT NULL,
+  site TEXT NOT NULL DEFAULT '', environment TEXT NOT NULL DEFAULT '',
+  better TEXT NOT NULL DEFAULT '',
   UNIQUE (run, check_name, case_name, partition, metric, job)
 );
-CREATE INDEX IF NOT EXISTS by_series
-  ON results (check_name, case_name, partition, metric, time, value, status);
+"""
+_ADDED = ("site", "environment", "better")
+"""Columns that files of schema 1 and 2 lack."""
+_INDEXES = """
+DROP INDEX IF EXISTS by_series;
+CREATE INDEX by_series ON results (site, check_name, case_name, partition, metric, environment,
+  unit, time, value, status);
 CREATE INDEX IF NOT EXISTS by_time ON results (time);
 """
+_KEY = ("site", "check_name", "case_name", "partition", "metric", "environment", "unit")
+_THIS = " AND ".join(f"{name} = ?" for name in _KEY)
+"""What identifies a series: columns, and the condition that a result is of it."""
 # To SQLite every missing job is another one, so what has none could be added twice (schema 1).
 _ONCE = """
 DELETE FROM results WHERE job IS NULL AND rowid NOT IN (
   SELECT min(rowid) FROM results WHERE job IS NULL
-  GROUP BY run, check_name, case_name, partition, metric
+  GROUP BY run, check_name, case_name, partition, metric, environment
 );
-CREATE UNIQUE INDEX IF NOT EXISTS once_without_job
-  ON results (run, check_name, case_name, partition, metric) WHERE job IS NULL;
+DROP INDEX IF EXISTS once_without_job;
+CREATE UNIQUE INDEX once_without_job
+  ON results (run, check_name, case_name, partition, metric, environment) WHERE job IS NULL;
 """
 
 
@@ -59,7 +71,8 @@ CREATE UNIQUE INDEX IF NOT EXISTS once_without_job
 class Result:
     """One metric of one case of one run; `metric` is '' where nothing was measured.
 
-    `time` is ISO 8601 in UTC; `low` and `high` are bounds in `unit`; `queue_wait` in seconds.
+    `time` is ISO 8601 in UTC; `low` and `high` are bounds in `unit`; `queue_wait` in seconds;
+    `better` says which values are (`higher`, `lower`), '' where nobody said.
     """
 
     run: str
@@ -83,6 +96,9 @@ class Result:
     queue_wait: float | None = None
     restarts: int | None = None
     log: str = ""
+    site: str = ""
+    environment: str = ""
+    better: str = ""
 
 
 class Point(NamedTuple):
@@ -97,10 +113,11 @@ class Point(NamedTuple):
     release: str
     driver: str
     nodes: str
+    better: str = ""
 
 
 COLUMNS = tuple(field.name for field in fields(Result))
-Series = tuple[str, str, str, str]
+_WRITTEN = (*(name for name in COLUMNS if name != "site"), "site")
 
 
 def history_path(site: Site, given: Path | None = None) -> Path:
@@ -114,13 +131,16 @@ def history_path(site: Site, given: Path | None = None) -> Path:
 class History:
     """An open history; use `open_history`."""
 
-    def __init__(self, connection: sqlite3.Connection, now: datetime | None = None) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, site: str = "", now: datetime | None = None
+    ) -> None:
         self._connection = connection
+        self._site = site
         self._until = _latest(now)
 
     def as_of(self, now: datetime) -> History:
         """The same history, without what is dated later."""
-        return History(self._connection, now)
+        return History(self._connection, self._site, now)
 
     def later(self) -> int:
         """How many results are dated in the future; nothing else of them is ever told."""
@@ -134,9 +154,9 @@ class History:
             BadInput: one is dated more than a minute in the future.
         """
         marks = ", ".join("?" for _ in COLUMNS)
-        statement = f"INSERT OR IGNORE INTO results ({', '.join(COLUMNS)}) VALUES ({marks})"  # noqa: S608
+        statement = f"INSERT OR IGNORE INTO results ({', '.join(_WRITTEN)}) VALUES ({marks})"  # noqa: S608
         rows = (
-            tuple(getattr(result, name) for name in COLUMNS)
+            (*(getattr(result, name) for name in _WRITTEN[:-1]), result.site or self._site)
             for result in self._none_of_the_future(results)
         )
         with self._connection:
@@ -165,29 +185,28 @@ class History:
         return (_result(row) for row in cursor)
 
     def series(self) -> list[Series]:
-        """The series there are: check, case, partition, metric."""
-        found: list[Series] = []
-        row: Series | None = ("", "", "", "")
+        """The series that there are of this site; of all, where none was named."""
+        names, found = ", ".join(_KEY), list[Series]()
+        row: tuple[str, ...] | None = (self._site, *[""] * (len(_KEY) - 1))
+        ours, site = ("site = ? AND ", (self._site,)) if self._site else ("", ())
         # From one to the next by the index, behind the last time ('~') of each: DISTINCT would
         # go through every result.
         while row is not None:
             row = self._connection.execute(
-                "SELECT check_name, case_name, partition, metric FROM results WHERE "
-                "(check_name, case_name, partition, metric, time) > (?, ?, ?, ?, '~') "
-                "AND time <= ? ORDER BY check_name, case_name, partition, metric LIMIT 1",
-                (*row, self._until),
+                f"SELECT {names} FROM results WHERE {ours}({names}, time) > "  # noqa: S608
+                f"({', '.join('?' * len(_KEY))}, '~') AND time <= ? ORDER BY {names} LIMIT 1",
+                (*site, *row, self._until),
             ).fetchone()
             if row is not None:
-                found.append(row)
+                found.append(Series(*row[1:])._replace(site=row[0]))
         return found
 
     def nights(self, series: Series, since: str = "") -> list[Night]:
         """The values of a series, as drift detection takes them; runs without one are left out."""
         cursor = self._connection.execute(
-            "SELECT time, value, release, driver, nodes FROM results WHERE check_name = ? AND "
-            "case_name = ? AND partition = ? AND metric = ? AND time >= ? AND time <= ? AND "
-            "value IS NOT NULL AND status != 'ERROR' ORDER BY time",
-            (*series, since, self._until),
+            f"SELECT time, value, release, driver, nodes FROM results WHERE {_THIS} AND "  # noqa: S608
+            "time >= ? AND time <= ? AND value IS NOT NULL AND status != 'ERROR' ORDER BY time",
+            (*_key(series), since, self._until),
         )
         return [
             Night(_day(time[:10]), value, release, driver, single_node(nodes))
@@ -197,34 +216,27 @@ class History:
     def values(self, series: Series, since: str = "") -> list[tuple[str, float]]:
         """Time and value of a series' results, oldest first; those without one are left out."""
         return self._connection.execute(
-            "SELECT time, value FROM results WHERE check_name = ? AND case_name = ? AND "
-            "partition = ? AND metric = ? AND time >= ? AND time <= ? AND value IS NOT NULL AND "
-            "status != 'ERROR' ORDER BY time",
-            (*series, since, self._until),
+            f"SELECT time, value FROM results WHERE {_THIS} AND time >= ? AND time <= ? AND "  # noqa: S608
+            "value IS NOT NULL AND status != 'ERROR' ORDER BY time",
+            (*_key(series), since, self._until),
         ).fetchall()
 
     def points(self, series: Series, since: str = "") -> list[Point]:
         """A series as figures show it, oldest first, with the runs that gave no value."""
         cursor = self._connection.execute(
-            f"SELECT {', '.join(Point._fields)} FROM results WHERE check_name = ? AND "  # noqa: S608
-            "case_name = ? AND partition = ? AND metric = ? AND time >= ? AND time <= ? "
-            "ORDER BY time",
-            (*series, since, self._until),
+            f"SELECT {', '.join(Point._fields)} FROM results WHERE {_THIS} AND "  # noqa: S608
+            "time >= ? AND time <= ? ORDER BY time",
+            (*_key(series), since, self._until),
         )
         points = (Point(*row) for row in cursor)
         return [one._replace(value=None) if one.status == "ERROR" else one for one in points]
 
-    def unit(self, series: Series) -> str:
-        """The unit of a series' newest result."""
-        last = self.last(series)
-        return last.unit if last else ""
-
     def last(self, series: Series) -> Result | None:
         """The newest result of a series."""
         row = self._connection.execute(
-            f"SELECT {', '.join(COLUMNS)} FROM results WHERE check_name = ? AND case_name = ? AND "  # noqa: S608
-            "partition = ? AND metric = ? AND time <= ? ORDER BY time DESC LIMIT 1",
-            (*series, self._until),
+            f"SELECT {', '.join(COLUMNS)} FROM results WHERE {_THIS} AND time <= ? "  # noqa: S608
+            "ORDER BY time DESC LIMIT 1",
+            (*_key(series), self._until),
         ).fetchone()
         return _result(row) if row else None
 
@@ -234,9 +246,9 @@ class History:
         if last is None:
             return []
         cursor = self._connection.execute(
-            f"SELECT {', '.join(COLUMNS)} FROM results WHERE check_name = ? AND case_name = ? AND "  # noqa: S608
-            "partition = ? AND metric = ? AND time = ? AND run = ? ORDER BY job",
-            (*series, last.time, last.run),
+            f"SELECT {', '.join(COLUMNS)} FROM results WHERE {_THIS} AND time = ? AND run = ? "  # noqa: S608
+            "ORDER BY job",
+            (*_key(series), last.time, last.run),
         )
         return [_result(row) for row in cursor]
 
@@ -248,8 +260,10 @@ def _latest(now: datetime | None) -> str:
 
 
 @contextmanager
-def open_history(path: Path) -> Iterator[History]:
-    """The history in a file, made where there is none.
+def open_history(path: Path, site: str = "") -> Iterator[History]:
+    """The history in a file, made where there is none; the results of one site.
+
+    Results that name no site, as those of earlier versions, are taken for this site's.
 
     Raises:
         MissingPrerequisite: no dependable locks, no space left, others can change it, or busy for
@@ -261,7 +275,8 @@ def open_history(path: Path) -> Iterator[History]:
     try:
         with closing(sqlite3.connect(path, timeout=_WAIT_SECONDS)) as connection:
             _prepare(connection, path)
-            yield History(connection)
+            _take_in(connection, site)
+            yield History(connection, site)
     except sqlite3.DatabaseError as fault:
         raise _explained(path, fault) from fault
 
@@ -302,9 +317,28 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     if version > SCHEMA:
         raise BadInput(f"{path} was written by a newer hpcdl (schema {version})")
     if version < SCHEMA:
-        connection.executescript(
-            f"BEGIN IMMEDIATE; {_TABLE} {_ONCE} PRAGMA user_version={SCHEMA}; COMMIT;"
-        )
+        _upgrade(connection)
+
+
+def _take_in(connection: sqlite3.Connection, site: str) -> None:
+    """Results that name no site are this one's."""
+    nameless = "SELECT 1 FROM results WHERE site = '' LIMIT 1"
+    if site and connection.execute(nameless).fetchone():
+        with connection:
+            connection.execute("UPDATE results SET site = ? WHERE site = ''", (site,))
+
+
+def _upgrade(connection: sqlite3.Connection) -> None:
+    """Make the table, or give one of an earlier version what it lacks; all of it or nothing."""
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        there = {row[1] for row in connection.execute("PRAGMA table_info(results)")}
+        lacks = [name for name in _ADDED if there and name not in there]
+        more = [f"ALTER TABLE results ADD COLUMN {name} TEXT NOT NULL DEFAULT ''" for name in lacks]
+        # One by one: executescript would commit first.
+        for statement in (*_TABLE.split(";"), *more, *_INDEXES.split(";"), *_ONCE.split(";")):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA user_version={SCHEMA}")
 
 
 def _explained(path: Path, fault: sqlite3.DatabaseError) -> BadInput | MissingPrerequisite:
@@ -346,12 +380,10 @@ def _day(text: str) -> date:
     return date.fromisoformat(text)
 
 
-def more_is_better(unit: str, low: float | None) -> bool:
-    """Whether a drop of such a value is bad news: a rate, or whatever has a lower bound.
-
-    Others, such as the seconds of a start or the step of a resume, are kept to be shown.
-    """
-    return low is not None or unit.endswith("/s")
+def _key(series: Series) -> tuple[str, ...]:
+    """A series as the condition `_THIS` takes it."""
+    return (series.site, series.check, series.case, series.partition, series.metric,
+            series.environment, series.unit)  # fmt: skip
 
 
 @cache

@@ -6,6 +6,8 @@ Which values are better belongs to the metric: its check says so, or its bounds,
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 HIGHER, LOWER = "higher", "lower"
 _TIMES = frozenset({"s", "ms", "us", "µs", "ns", "min", "h", "sec", "secs", "second", "seconds",
                     "minutes", "hours"})  # fmt: skip
@@ -24,3 +26,47 @@ def better_of(unit: str, low: float | None, high: float | None, said: str = "") 
     if unit.endswith("/s"):
         return HIGHER
     return LOWER if unit in _TIMES and high is not None else ""
+
+
+class Series(NamedTuple):
+    """What identifies a series; `metric` is '' for runs that measured nothing.
+
+    `environment` is ReFrame's, '' for hpcdl's own checks; `unit` that of all its values.
+    """
+
+    check: str
+    case: str
+    partition: str
+    metric: str
+    environment: str = ""
+    unit: str = ""
+    site: str = ""
+
+    @property
+    def of_case(self) -> Series:
+        """What all metrics of its case have in common."""
+        return self._replace(metric="", unit="")
+
+    @property
+    def name(self) -> str:
+        """Check and case, for people."""
+        return "/".join(part for part in (self.check, self.case) if part)
+
+    @property
+    def place(self) -> str:
+        """Partition and environment, for people."""
+        return place_of(self.partition, self.environment)
+
+
+def place_of(partition: str, environment: str = "") -> str:
+    """Where something ran, for people: `p100`, or `p100 (foss)`."""
+    return f"{partition} ({environment})" if environment else partition
+
+
+def name_of(series: Series) -> str:
+    """A series in a line: `throughput/resnet50 on p100 (foss), rate [images/s]`."""
+    where = f" on {series.place}" if series.partition else ""
+    unit = f" [{series.unit}]" if series.unit else ""
+    return f"{series.name or 'all checks'}{where}" + (
+        f", {series.metric}{unit}" if series.metric else ""
+    )

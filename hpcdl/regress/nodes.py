@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+from hpcdl.regress.identity import LOWER
 from hpcdl.regress.references import WIDEST, spread_of
 from hpcdl.regress.verdict import Verdict
 from hpcdl.results.faults import Fault, FaultKind, Status
@@ -132,7 +133,9 @@ def _values(verdicts: Sequence[Verdict], name: str) -> dict[str, float]:
     for verdict in verdicts:
         for metric in verdict.metrics:
             if metric.name == name and metric.value is not None:
-                found.setdefault(node_of(verdict), []).append(metric.value)
+                lower = metric.better == LOWER  # a time is compared as its rate
+                value = 1 / metric.value if lower and metric.value else metric.value
+                found.setdefault(node_of(verdict), []).append(value)
     return {node: median(values) for node, values in found.items()}
 
 
@@ -144,9 +147,9 @@ def name_slow_nodes(
     A verdict that passed, or that only lacked a fresh reference, becomes a failure; a failure
     says which node it is about. A node must be slower by more than the profile's margin.
     """
-    groups: dict[tuple[str, str, str], list[Verdict]] = {}
+    groups: dict[tuple[str, ...], list[Verdict]] = {}
     for verdict in verdicts:
-        groups.setdefault((verdict.check, verdict.case, verdict.partition), []).append(verdict)
+        groups.setdefault(_place(verdict)[:-1], []).append(verdict)
     slow = {
         (*key, one.node): one
         for key, group in groups.items()
@@ -155,8 +158,9 @@ def name_slow_nodes(
     return [_named(verdict, slow.get(_place(verdict))) for verdict in verdicts]
 
 
-def _place(verdict: Verdict) -> tuple[str, str, str, str]:
-    return verdict.check, verdict.case, verdict.partition, node_of(verdict)
+def _place(verdict: Verdict) -> tuple[str, ...]:
+    where = (verdict.partition, verdict.environment)
+    return verdict.check, verdict.case, *where, node_of(verdict)
 
 
 def _named(verdict: Verdict, slow: SlowNode | None) -> Verdict:

@@ -52,6 +52,12 @@ def epoch(text: str) -> float | None:
         return None
 
 
+def seconds_between(start: str, end: str) -> float | None:
+    """Seconds between two of Slurm's times, None where one is unknown."""
+    first, second = epoch(start), epoch(end)
+    return None if first is None or second is None else second - first
+
+
 def of_this_run(measured: Measured, run: Run) -> Measured:
     """The result, or nothing of it but why it is not of this run."""
     if measured.faults:

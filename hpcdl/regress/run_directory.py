@@ -13,9 +13,9 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -88,6 +88,8 @@ class JobEvent:
     why: str
     nodes: str
     restarts: int
+    record: Mapping[str, Any] = field(default_factory=dict)
+    """What Slurm said of it last."""
 
     @property
     def ended(self) -> bool:
@@ -133,6 +135,7 @@ def read_events(path: Path) -> dict[int, JobEvent]:
                 why=str(entry.get("why", "")),
                 nodes=str(entry.get("nodes", "")),
                 restarts=int(entry.get("restarts", 0)),
+                record=entry.get("record") or {},
             )
             found[event.job] = event
     return found

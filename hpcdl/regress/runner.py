@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from hpcdl.jobs.spec import Module
 from hpcdl.regress.check_request import CheckRequest
 from hpcdl.regress.nodes import name_slow_nodes
+from hpcdl.regress.plain import Plain, with_evidence
 from hpcdl.regress.references import fingerprint, load_references
 from hpcdl.regress.reframe_adapter.process import Progress, Session, execute, to_argv
 from hpcdl.regress.reframe_adapter.releases import require_reframe
-from hpcdl.regress.reframe_adapter.settings import Modules, render_settings
-from hpcdl.regress.run_directory import RunDirectory, new_run, sweep
+from hpcdl.regress.reframe_adapter.settings import Modules, module_on, reframe_name, render_settings
+from hpcdl.regress.run_directory import RunDirectory, new_run, read_events, sweep
 from hpcdl.regress.training import ALL, ranks_on
 from hpcdl.regress.verdict import WHOLE_RUN, Verdict, judge_tries, waive
 from hpcdl.results.faults import Fault, FaultKind, Status
@@ -40,6 +42,7 @@ class CheckOutcome:
     machine: str | None = None
     settings: tuple[str, ...] = ()
     """Options that the run set itself; such a run is no night like the others."""
+    site: str = ""
 
     @property
     def ok(self) -> bool:
@@ -82,10 +85,10 @@ def run_checks(
         retries = _retries(request, execution.retries if referenced else 0)
         argv = to_argv(run, request, retries, serial=execution.serial)
         session = execute(run, argv, progress)
-        found = name_slow_nodes(_verdicts(site, run, request, session, machine), execution)
+        found = name_slow_nodes(_verdicts(site, modules, run, request, session, machine), execution)
         verdicts = tuple(waive(found, request.waived))
         seconds = time.monotonic() - start
-        outcome = CheckOutcome(run, verdicts, seconds, machine, request.settings)
+        outcome = CheckOutcome(run, verdicts, seconds, machine, request.settings, site.name)
         VERDICTS.write(run.verdicts, _values(outcome))
     return outcome
 
@@ -98,6 +101,7 @@ def as_data(outcome: CheckOutcome) -> dict[str, Any]:
 def _values(outcome: CheckOutcome) -> dict[str, Any]:
     return {
         "run": str(outcome.directory.path),
+        "site": outcome.site,
         "ok": outcome.ok,
         "machine": outcome.machine,
         "settings": list(outcome.settings),
@@ -134,13 +138,21 @@ def _retries(request: CheckRequest, usual: int) -> int:
 
 
 def _verdicts(
-    site: Site, run: RunDirectory, request: CheckRequest, session: Session, machine: str | None
+    site: Site,
+    modules: Modules,
+    run: RunDirectory,
+    request: CheckRequest,
+    session: Session,
+    machine: str | None,
 ) -> list[Verdict]:
     """Verdicts on every case, on what was left out, and on what did not run."""
     asked = request.retries is not None
+    known = _known(site, run, modules)
     found = [
-        _counted(site, judge_tries(tries, machine, any_fault=asked)) for tries in session.cases
-    ]
+        _counted(site, judge_tries([with_evidence(case, known) for case in tries], machine,
+                                   any_fault=asked))
+        for tries in session.cases
+    ]  # fmt: skip
     broken = [_problem(reason) for reason in session.left_out]
     if found and session.exit_code != 0 and all(verdict.ok for verdict in found):
         broken.append(_problem(f"ReFrame exited with status {session.exit_code}; see {run.log}"))
@@ -148,6 +160,21 @@ def _verdicts(
         missing = [*_partitions_without(request, found), *_names_without(request, found)]
         return [*found, *broken, *missing]
     return [_problem(_why_nothing(run, request, session))]
+
+
+def _known(site: Site, run: RunDirectory, modules: Modules) -> Plain:
+    """What this run knows of jobs, partitions and releases."""
+    labels = [part.label for part in site.by_groups()]
+    events = read_events(run.events)
+    return Plain(
+        jobs={str(job): event.record for job, event in events.items()},
+        partitions={reframe_name(label): label for label in labels},
+        releases={
+            (label, "tensorflow"): module_on(modules, label).release or ""
+            for label in labels
+            if isinstance(modules, Module) or label in modules
+        },
+    )
 
 
 def _problem(reason: str, partition: str = "") -> Verdict:

@@ -110,7 +110,7 @@ def analysis_data(analysis: Analysis) -> dict[str, Any]:
     changes = [
         {
             **asdict(change),
-            "kind": change.kind.value,
+            "kind": change.word,
             "began": change.began.isoformat(),
             "earliest": change.earliest.isoformat(),
             "latest": change.latest.isoformat(),
@@ -164,7 +164,7 @@ def _date(text: str) -> date:
 
 def _row(change: Change) -> list[str]:
     return [
-        change.kind.value,
+        change.word,
         change.began.isoformat(),
         f"{change.earliest} .. {change.latest}",
         change.seen.isoformat(),

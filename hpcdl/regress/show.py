@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcdl.jobs.watch import Snapshot, as_line, describe, found_in
-from hpcdl.regress.gate import ENDED_DAYS, GateAnswer, name_of
+from hpcdl.regress.gate import ENDED_DAYS, GateAnswer
 from hpcdl.regress.history import History
+from hpcdl.regress.identity import name_of
 from hpcdl.regress.propose import Drafts
 from hpcdl.regress.references import Reference
 from hpcdl.regress.run_directory import JobEvent, RunDirectory, read_events
@@ -26,8 +27,7 @@ def verdict_table(verdicts: Sequence[Verdict]) -> str:
     """The table of a run's verdicts, one line per metric, with the reasons below it."""
     rows = [row for verdict in verdicts for row in _rows(verdict)]
     reasons = [
-        f"{_word(verdict)} {verdict.name} on {verdict.partition or '-'}: "
-        + in_a_line(verdict.reason)
+        f"{_word(verdict)} {verdict.name} on {verdict.place}: " + in_a_line(verdict.reason)
         for verdict in verdicts
         if verdict.reason
     ]
@@ -39,7 +39,7 @@ def outcome_text(outcome: CheckOutcome) -> str:
     lines = [verdict_table(outcome.verdicts), ""]
     for verdict in outcome.verdicts:
         if verdict.result:
-            lines += [f"{verdict.name} on {verdict.partition}:", *_files(verdict)]
+            lines += [f"{verdict.name} on {verdict.place}:", *_files(verdict)]
     passed = sum(verdict.ok for verdict in outcome.verdicts)
     lines += [
         f"run    {outcome.directory.path}",
@@ -79,7 +79,7 @@ def _snapshot(event: JobEvent) -> Snapshot:
 
 
 def _rows(verdict: Verdict) -> list[list[str]]:
-    head = [verdict.name, verdict.partition or "-", _word(verdict)]
+    head = [verdict.name, verdict.place, _word(verdict)]
     if not verdict.metrics:
         return [[*head, "-", "-", "-", "-"]]
     rows = [[*head, *_numbers(metric)] for metric in verdict.metrics]
@@ -154,8 +154,8 @@ def history_text(history: History, path: Path) -> str:
     for series in history.series():
         last = history.last(series)
         if last is not None:
-            rows.append([f"{series[0]}/{series[1]}", series[2], series[3] or "-", last.time[:16],
-                         number(last.value), last.status])  # fmt: skip
+            rows.append([series.name, series.place, series.metric or "-", last.time[:16],
+                         f"{number(last.value)} {series.unit}".strip(), last.status])  # fmt: skip
     header = ("check", "partition", "metric", "last", "value", "verdict")
     return table(rows, header) if rows else f"no results yet in {path}"
 

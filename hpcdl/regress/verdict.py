@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hpcdl.regress.identity import HIGHER, better_of
+from hpcdl.regress.identity import HIGHER, better_of, place_of
 from hpcdl.regress.references import MIN_RUNS, OWN_DEMAND
 from hpcdl.results.faults import Fault, FaultKind, Status, as_fault, describe, status_of
 from hpcdl.slurm.execution import recorded
@@ -104,11 +104,17 @@ class Verdict:
     log: str = ""
     result: str = ""
     seconds: float = 0.0
+    environment: str = ""
 
     @property
     def name(self) -> str:
         """Check and case as one name."""
         return f"{self.check}/{self.case}" if self.case else self.check
+
+    @property
+    def place(self) -> str:
+        """Partition and environment, for people; '-' where nothing got so far."""
+        return place_of(self.partition, self.environment) or "-"
 
     @property
     def ok(self) -> bool:
@@ -128,9 +134,10 @@ def judge(case: Mapping[str, Any], machine: str | None = None) -> Verdict:
     faults = _faults(case, evidence, metrics, machine)
     notes = _suspects(faults, evidence, machine)
     return Verdict(
-        check=str(evidence.get("check") or case.get("unique_name") or case.get("name")),
-        case=str(evidence.get("case") or (_variant(case) if evidence else "")),
+        check=str(evidence.get("check") or case.get("name")),
+        case=str(evidence.get("case", _variant(case))),
         partition=str(evidence.get("partition") or case.get("partition") or ""),
+        environment=str(evidence.get("environment") or ""),
         status=status_of(faults),
         reason="; ".join(part for part in (describe(faults), *notes) if part),
         faults=faults,
@@ -194,8 +201,8 @@ def number(value: float | None) -> str:
 
 def _metrics(case: Mapping[str, Any], evidence: Mapping[str, Any]) -> tuple[MetricVerdict, ...]:
     """Our own checks' metrics with their references, else what ReFrame knows of others'."""
-    if evidence:
-        found = evidence.get("metrics") or {}
+    if "metrics" in evidence:
+        found = evidence["metrics"] or {}
         return tuple(_metric(name, entry) for name, entry in found.items())
     values = case.get("perfvalues") or {}
     return tuple(_foreign_metric(key, entry) for key, entry in values.items())

@@ -65,7 +65,7 @@ def series(run: dict[str, Any]) -> dict[str, str]:
 def test_series_of_several_nodes_stay_apart_in_prometheus_file() -> None:
     each = [verdict("PASS", job={"nodes": f"p100-0{node}"}) for node in (1, 2)]
     found = series({"verdicts": [*each, verdict("ERROR", job=None), verdict("ERROR", job={})]})
-    labels = 'check="throughput",case="mlp",partition="p100",node="{}"'
+    labels = 'site="",check="throughput",case="mlp",partition="p100",environment="",node="{}"'
     assert [found[f"hpcdl_check_status{{{labels.format(node)}}}"]
             for node in ("p100-01", "p100-02", "")] == ["0", "0", "2"]  # fmt: skip
 

@@ -134,7 +134,8 @@ def test_a_file_cut_in_the_middle_gives_what_is_whole_and_says_so(
     cut.write_text(whole)
     assert main(words) == 0
     with open_history(file) as history:
-        assert list(history.results()) == nights()
+        taken = [replace(row, site="embedded") for row in nights()]
+        assert list(history.results()) == taken
 
 
 @pytest.mark.parametrize(("name", "bad"), [("jsonl", "{broken"), ("jsonl", "[1]"), ("csv", "a,b")])

@@ -14,6 +14,7 @@ import pytest
 
 from hpcdl.cli import main
 from hpcdl.regress.history import Point, Result, history_path, open_history
+from hpcdl.regress.identity import Series
 from hpcdl.regress.report import (
     Figure,
     Section,
@@ -33,7 +34,7 @@ from hpcdl.site import find_site_file, load_site
 from tests import nights
 from tests.strangers import STRANGER, as_root
 
-SERIES = ("throughput", "mlp-2x2-digits-fp32", "p100", "images_per_second")
+SERIES = Series("throughput", "mlp-2x2-digits-fp32", "p100", "images_per_second")
 HOSTILE = "</script><script>alert(1)</script>\"'<img src=x onerror=alert(2)>&{{7*7}}\u2028"
 
 
@@ -130,7 +131,7 @@ def test_a_case_that_names_its_layout_belongs_to_a_family(case: str, expected: o
 
 
 def test_scaling_is_held_against_the_smallest_layout() -> None:
-    views = [view((SERIES[0], f"mlp-{n}x2-a", "p100", SERIES[3]), "images/s", [point(0, value)])
+    views = [view(Series(SERIES[0], f"mlp-{n}x2-a", "p100", SERIES[3]), "images/s", [point(0, value)])
              for n, value in ((4, 700.0), (1, 200.0))]  # fmt: skip
     (family,) = scaling(views)
     ideal, tonight = family.values["lines"]
@@ -140,7 +141,7 @@ def test_scaling_is_held_against_the_smallest_layout() -> None:
 
 
 def test_a_scaling_check_starts_at_the_rate_of_one_rank_alone() -> None:
-    views = [view((check, case, "p100", SERIES[3]), "images/s", [point(0, value)])
+    views = [view(Series(check, case, "p100", SERIES[3]), "images/s", [point(0, value)])
              for check, case, value in (("alone", "mlp-1x1-a", 100.0),
                                         ("scaling_small", "mlp-1x2-a", 150.0))]  # fmt: skip
     (family,) = scaling(views)

@@ -35,6 +35,7 @@ from hpcdl.regress.job_state import (
     waits_too_long,
 )
 from hpcdl.regress.priority import go_first
+from hpcdl.regress.provenance import seconds_between
 from hpcdl.regress.reframe_adapter.process import EVENTS_VARIABLE, PARENT_VARIABLE
 from hpcdl.regress.reframe_adapter.releases import require_reframe
 from hpcdl.regress.run_directory import SUBMITTING
@@ -289,11 +290,28 @@ def _tell(job: HpcdlJob, state: str, why: str = "") -> None:
         "why": why or (record.reason if record else ""),
         "nodes": record.nodes if record else "",
         "restarts": record.restarts if record else 0,
+        "record": job_record(job),
     }
     with Path(path).open("a", encoding="utf-8") as file:
         file.write(json.dumps(event) + "\n")
         file.flush()
         os.fsync(file.fileno())
+
+
+def job_record(job: HpcdlJob) -> dict[str, Any]:
+    """What Slurm said of a job last, as verdicts have it; nothing before it said anything."""
+    record = job.record
+    if record is None:
+        return {}
+    return {
+        "id": record.id,
+        "state": record.state,
+        "exit_code": record.exit_code,
+        "nodes": record.nodes,
+        "restarts": record.restarts,
+        "queue_wait_seconds": seconds_between(record.submitted, record.started),
+        "run_seconds": seconds_between(record.started, record.ended),
+    }
 
 
 def _leave_with_parent() -> None:

@@ -16,10 +16,18 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from hpcdl.regress.formats import Run
-from hpcdl.regress.history import History, Point, Series
+from hpcdl.regress.history import History, Point
+from hpcdl.regress.identity import LOWER, Series
 from hpcdl.regress.report import nodes_view, scaling_view, tonight
 from hpcdl.regress.report.files import Attached
-from hpcdl.regress.report.series_view import SeriesView, Work, describe, percent, views
+from hpcdl.regress.report.series_view import (
+    SeriesView,
+    Work,
+    better_of_points,
+    describe,
+    percent,
+    views,
+)
 from hpcdl.results.faults import Status
 from hpcdl.slurm.execution import recorded
 from hpcdl.system.inert import inert_text, inert_values
@@ -105,7 +113,10 @@ def night_page(
     found = _points(history, since)
     margin = recorded(run.get("machine")).margin
     shown = sorted(_views(found, margin), key=lambda one: (not one.alarm, one.series))
-    links = {one.series[:3]: f"s{index}" for index, one in reversed([*enumerate(shown)])}
+    links = {
+        (one.check, one.case, one.partition): f"s{index}"
+        for index, one in reversed([*enumerate(shown)])
+    }
     verdicts = run["verdicts"]
     rows = tonight.rows(verdicts)
     sections = [_over_time(shown), _scaling(shown), _nodes(found, shown)]
@@ -161,17 +172,17 @@ def _points(history: History, since: str) -> dict[Series, tuple[str, list[Point]
     for series in history.series():
         points = history.points(series, since)
         if points:
-            found[series] = (history.unit(series), points)
+            found[series] = (series.unit, points)
     return found
 
 
 def _views(found: Mapping[Series, tuple[str, list[Point]]], least: float) -> list[SeriesView]:
     """Every series that has values; runs without any number belong to all series of their case."""
     work: list[Work] = []
-    watched = sum(bool(series[3]) for series in found)
+    watched = sum(bool(series.metric) for series in found)
     for series, (unit, points) in found.items():
-        if series[3]:
-            _, without = found.get((*series[:3], ""), ("", []))
+        if series.metric:
+            _, without = found.get(series.of_case, ("", []))
             lost = [p.time for p in without if p.status == Status.ERROR.value]
             work.append((series, unit, points, lost, least, watched))
     return [one for one in views(work) if one.values["value"]]
@@ -212,9 +223,10 @@ def _scaling(views: Sequence[SeriesView]) -> Section:
 
 def _nodes(found: Mapping[Series, tuple[str, list[Point]]], views: Sequence[SeriesView]) -> Section:
     maps = []
-    for partition in sorted({series[2] for series in found}):
-        each = [points for series, (_, points) in found.items() if series[2] == partition]
-        slow = [n for one in views if one.partition == partition for n in one.slow_nodes]
+    for partition in sorted({series.partition for series in found}):
+        each = [_as_rates(unit, points) for series, (unit, points) in found.items()
+                if series.partition == partition]  # fmt: skip
+        slow = [n for one in views if one.series.partition == partition for n in one.slow_nodes]
         one = nodes_view.nodes_of(partition, each, slow)
         if one is not None:
             maps.append(one)
@@ -231,6 +243,13 @@ def _nodes(found: Mapping[Series, tuple[str, list[Point]]], views: Sequence[Seri
         figures,
         "No check ran on single nodes: `hpcdl check run --tag node --distribute` measures each.",
     )  # fmt: skip
+
+
+def _as_rates(unit: str, points: Sequence[Point]) -> Sequence[Point]:
+    """Results of which higher ones are better."""
+    if better_of_points(unit, [one for one in points if one.value is not None]) != LOWER:
+        return points
+    return [one._replace(value=1 / one.value if one.value else None) for one in points]
 
 
 def _of_verdicts(rows: Sequence[tuple[int, tonight.Row]]) -> list[Attention]:
@@ -253,7 +272,7 @@ def _of_nodes(section: Section) -> list[Attention]:
 def _of_series(views: Sequence[SeriesView]) -> list[Attention]:
     """Lasting changes for the worse, newest first."""
     found = [
-        (alarm.seen, Attention("bad", alarm.kind.value, f"{one.name} on {one.partition}",
+        (alarm.seen, Attention("bad", alarm.word, f"{one.name} on {one.partition}",
                                describe(alarm), f"s{index}"))
         for index, one in enumerate(views)
         if (alarm := one.change) is not None

@@ -49,8 +49,8 @@ def scaling(views: Iterable[SeriesView]) -> list[ScalingView]:
     families: dict[tuple[str, str, str, str], dict[int, SeriesView]] = defaultdict(dict)
     for view in views:
         placed = layout_of(view.case)
-        if placed and view.values["value"] and _RATE.search(view.series[3] + view.unit):
-            families[view.check, placed[0], view.partition, view.series[3]][placed[1]] = view
+        if placed and view.values["value"] and _RATE.search(view.series.metric + view.unit):
+            families[view.check, placed[0], view.partition, view.series.metric][placed[1]] = view
     for key, members in families.items():
         if key[0].startswith(_SCALING):
             # Their first point, one rank of the same night, is a check of its own.

@@ -22,7 +22,8 @@ from typing import Any
 from hpcdl.regress.changes import Kind
 from hpcdl.regress.drift import Analysis, Change, Night, analyse
 from hpcdl.regress.estimate import nightly
-from hpcdl.regress.history import Point, Series, more_is_better, single_node
+from hpcdl.regress.history import Point, single_node
+from hpcdl.regress.identity import LOWER, Series, better_of
 from hpcdl.regress.verdict import number
 from hpcdl.results.faults import Status
 
@@ -51,31 +52,31 @@ class SeriesView:
     @property
     def check(self) -> str:
         """The check's name."""
-        return self.series[0]
+        return self.series.check
 
     @property
     def case(self) -> str:
         """Which variant of the check."""
-        return self.series[1]
+        return self.series.case
 
     @property
     def partition(self) -> str:
         """The partition it ran on."""
-        return self.series[2]
+        return self.series.place
 
     @property
     def name(self) -> str:
         """Check and case as one name."""
-        return f"{self.check}/{self.case}" if self.case else self.check
+        return self.series.name
 
     @property
     def metric(self) -> str:
         """What was measured, as text."""
-        return describe_metric(self.series[3])
+        return describe_metric(self.series.metric)
 
     @property
     def change(self) -> Change | None:
-        """The change for the worse that still holds, where more of it is better."""
+        """The change for the worse that still holds, where it is known which values are better."""
         return self.analysis.alarm if self.judged else None
 
     @property
@@ -122,8 +123,9 @@ def view(
         watched: how many series share the budget of nights that are closed by chance.
     """
     measured = [point for point in points if _finite(point.value)]
-    analysis = analyse([_night(point) for point in measured], least, watched)
-    judged = bool(measured) and more_is_better(unit, measured[-1].low)
+    better = better_of_points(unit, measured)
+    nights_of = [_night(point) for point in measured]
+    analysis = analyse(nights_of, least, watched, lower=better == LOWER)
     nights = [(day, list(rows)) for day, rows in groupby(measured, lambda point: point.time[:10])]
     days = [day for day, _ in nights]
     without = {point.time[:10] for point in points if not _finite(point.value)} | {
@@ -137,9 +139,15 @@ def view(
         "release": _steps(nights, lambda point: point.release),
         "driver": _steps(nights, lambda point: point.driver),
         "levels": _levels(nights, analysis),
-        "changes": [_change(change, days, judged) for change in analysis.changes],
+        "changes": [_change(change, days, bool(better)) for change in analysis.changes],
     }
-    return SeriesView(series, unit, analysis, judged, values)
+    return SeriesView(series, unit, analysis, bool(better), values)
+
+
+def better_of_points(unit: str, points: Sequence[Point]) -> str:
+    """Which values of a series are better, by its newest result; see `better_of`."""
+    last = points[-1] if points else None
+    return better_of(unit, last.low, last.high, last.better) if last else ""
 
 
 def views(work: Sequence[Work]) -> list[SeriesView]:
@@ -265,7 +273,7 @@ def _change(change: Change, days: Sequence[str], judged: bool) -> dict[str, Any]
     tone = ("good" if change.kind is Kind.RISE else "bad") if judged else ""
     return {
         "tone": tone,
-        "kind": change.kind.value,
+        "kind": change.word,
         "night": days.index(change.began.isoformat()),
         "label": signed(change.change),
         "text": describe(change),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from hpcdl.regress.identity import place_of
 from hpcdl.regress.report.series_view import describe_metric, signed
 from hpcdl.regress.verdict import number
 from hpcdl.system.text import duration
@@ -111,7 +112,9 @@ def _row(verdict: Mapping[str, Any]) -> Row:
         name=f"{check}/{case}" if case else check,
         check=check,
         case=case,
-        partition=str(verdict.get("partition") or ""),
+        partition=place_of(
+            str(verdict.get("partition") or ""), str(verdict.get("environment") or "")
+        ),
         status=status,
         tone=tone,
         waived=bool(verdict.get("waived")),

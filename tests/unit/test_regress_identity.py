@@ -1,0 +1,196 @@
+"""A series is one thing: site, partition, environment, check, parameters, metric and unit."""
+
+from __future__ import annotations
+
+import json
+import random
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdl.cli import main
+from hpcdl.regress.drift import Night, analyse
+from hpcdl.regress.formats import as_prometheus
+from hpcdl.regress.gate import ask
+from hpcdl.regress.history import Result, open_history
+from hpcdl.regress.identity import Series, better_of, name_of
+from hpcdl.regress.nodes import name_slow_nodes
+from hpcdl.regress.plain import Plain, with_evidence
+from hpcdl.regress.verdict import MetricVerdict, Verdict, judge
+from hpcdl.results.faults import FaultKind, Status
+
+NOW = datetime(2026, 6, 1, tzinfo=timezone.utc)
+KNOWN = Plain(
+    jobs={"7": {"id": 7, "state": "COMPLETED", "exit_code": 0, "nodes": "p100-01"},
+          "8": {"id": 8, "state": "FAILED", "exit_code": 3, "nodes": "p100-02"}},
+    partitions={"p100": "p100"}, releases={("p100", "tensorflow"): "r1"},
+)  # fmt: skip
+
+
+def result(night: int = 0, **changes: Any) -> Result:
+    time = (NOW - timedelta(days=99 - night)).isoformat(timespec="seconds")
+    row = Result(f"run-{night}", time, "bw", "size=1", "p100", "rate", 1000.0, "GB/s", "PASS",
+                 job=night)  # fmt: skip
+    return replace(row, **changes)
+
+
+def plain(job: int = 7, **changes: Any) -> dict[str, Any]:
+    return {"name": "bw_0", "display_name": "bw %size=1 %mode=read", "partition": "p100",
+            "environ": "tensorflow", "jobid": str(job), "result": "success",
+            "perfvalues": {"s:p100:rate": [42.0, 40.0, -0.1, None, "GB/s", "pass"]},
+            **changes}  # fmt: skip
+
+
+def test_a_plain_check_has_name_parameters_environment_node_and_release() -> None:
+    verdict = judge(with_evidence(plain(), KNOWN))
+    assert verdict.status is Status.PASS
+    assert (verdict.check, verdict.case) == ("bw", "size=1,mode=read")
+    assert (verdict.environment, verdict.place) == ("tensorflow", "p100 (tensorflow)")
+    assert (verdict.release, verdict.job["nodes"]) == ("r1", "p100-01")
+    assert verdict.metrics[0].better == "higher"
+
+
+def test_the_exit_code_of_a_plain_checks_job_counts() -> None:
+    verdict = judge(with_evidence(plain(8), KNOWN))
+    assert verdict.status is Status.ERROR
+    assert [fault.kind for fault in verdict.faults] == [FaultKind.EXIT_CODE]
+    assert "exit code 3" in verdict.reason
+
+
+def test_what_reframe_adds_to_repeat_or_distribute_a_check_is_no_parameter() -> None:
+    case = plain(display_name="bw %size=1 %.repeat=2 %$nid=p100-01 ~s:p100+tensorflow")
+    assert judge(with_evidence(case, KNOWN)).case == "size=1"
+
+
+def test_environments_parameters_units_and_sites_are_series_of_their_own(tmp_path: Path) -> None:
+    rows = [result(), result(environment="gnu", job=1), result(case_name="size=2", job=2),
+            result(unit="MB/s", run="other"), result(site="elsewhere", run="third")]  # fmt: skip
+    with open_history(tmp_path / "h", "here") as history:
+        assert history.add(rows) == 5
+        assert [name_of(one) for one in history.series()] == [
+            "bw/size=1 on p100, rate [GB/s]",
+            "bw/size=1 on p100, rate [MB/s]",
+            "bw/size=1 on p100 (gnu), rate [GB/s]",
+            "bw/size=2 on p100, rate [GB/s]",
+        ]
+        assert {one.site for one in history.series()} == {"here"}
+        assert all(len(history.nights(one)) == 1 for one in history.series())
+    with open_history(tmp_path / "h") as history:
+        assert len(history.series()) == 5
+
+
+def test_a_failure_in_one_environment_is_not_hidden_by_a_pass_in_another(tmp_path: Path) -> None:
+    rows = [result(99, environment="foss", status="FAIL", reason="slow", job=1),
+            result(99, environment="intel", job=2)]  # fmt: skip
+    with open_history(tmp_path / "h", "here") as history:
+        history.add(rows)
+        (finding,) = ask(history, now=NOW).findings
+    assert finding.name == "bw/size=1 on p100 (foss), rate [GB/s]"
+
+
+def test_prometheus_has_a_series_for_each_environment() -> None:
+    verdict = {"check": "bw", "case": "", "partition": "p100", "status": "PASS", "metrics": [],
+               "ok": True, "waived": False}  # fmt: skip
+    run = {"site": "here", "verdicts": [verdict | {"environment": "foss", "status": "FAIL"},
+                                        verdict | {"environment": "intel"}]}  # fmt: skip
+    lines = [line for line in as_prometheus(run).splitlines() if line.startswith("hpcdl_check_st")]
+    assert [line[-1] for line in lines] == ["1", "0"]
+
+
+def test_nights_of_an_older_hpcdl_continue_as_this_sites(tmp_path: Path) -> None:
+    with open_history(tmp_path / "h") as history:
+        history.add(result(night) for night in range(60))
+    with closing(sqlite3.connect(tmp_path / "h")) as old, old:
+        old.execute("DROP INDEX by_series")
+        old.execute("DROP INDEX once_without_job")
+        for name in ("site", "environment", "better"):
+            old.execute(f"ALTER TABLE results DROP COLUMN {name}")
+        old.execute("PRAGMA user_version=2")
+    with open_history(tmp_path / "h", "here") as history:
+        history.add([result(60)])
+        (series,) = history.series()
+        assert series == Series("bw", "size=1", "p100", "rate", "", "GB/s", "here")
+        assert len(history.nights(series)) == 61
+
+
+@pytest.mark.parametrize(
+    ("unit", "low", "high", "said", "expected"),
+    [
+        ("images/s", None, None, "", "higher"),
+        ("GFLOPS", 10.0, None, "", "higher"),
+        ("us", None, 12.0, "", "lower"),
+        ("percent", None, 12.0, "", "lower"),
+        ("s", 1.0, 12.0, "", "lower"),
+        ("s", None, None, "", ""),
+        ("errors", None, None, "lower", "lower"),
+        ("images/s", None, 12.0, "", "lower"),
+    ],
+)
+def test_which_values_are_better(
+    unit: str, low: float | None, high: float | None, said: str, expected: str
+) -> None:
+    assert better_of(unit, low, high, said) == expected
+
+
+def latency(night: int, factor: float = 1.0, **changes: Any) -> Result:
+    value = 10.0 * factor * (1 + 0.01 * random.Random(night).gauss(0, 1))
+    return result(night, check_name="latency", metric="half_round_trip", unit="us", value=value,
+                  high=20.0, **changes)  # fmt: skip
+
+
+def test_a_latency_that_grows_inside_its_bound_closes_the_gate(tmp_path: Path) -> None:
+    with open_history(tmp_path / "h", "here") as history:
+        history.add(latency(night, 1.5 if night >= 90 else 1.0) for night in range(100))
+        (finding,) = ask(history, now=NOW).findings
+    assert finding.kind == "rise"
+    assert finding.description.startswith("+49.5% since"), finding.description
+
+
+def test_a_latency_that_falls_leaves_it_open(tmp_path: Path) -> None:
+    with open_history(tmp_path / "h", "here") as history:
+        history.add(latency(night, 0.7 if night >= 90 else 1.0) for night in range(100))
+        assert ask(history, now=NOW).open
+
+
+def test_a_change_of_times_is_told_in_times() -> None:
+    start = (NOW - timedelta(days=100)).date()
+    nights = [
+        Night(start + timedelta(days=n), 10.0 * (1.5 if n >= 60 else 1.0) + 0.1 * (n % 3))
+        for n in range(70)
+    ]
+    (change,) = analyse(nights, lower=True).changes
+    assert (change.word, change.began) == ("rise", start + timedelta(days=60))
+    assert (change.before, change.change) == (
+        pytest.approx(10.1, rel=0.01),
+        pytest.approx(0.5, abs=0.02),
+    )
+
+
+def test_the_node_with_the_highest_latency_is_the_slow_one() -> None:
+    metric = MetricVerdict("half_round_trip", 10.0, "us", high=30.0, better="lower")
+    verdicts = [
+        Verdict("latency", "", "p100", Status.PASS, job={"nodes": f"p100-0{node}"},
+                metrics=(replace(metric, value=20.0 if node == 3 else 10.0 + 0.01 * node),))
+        for node in range(1, 6)
+    ]  # fmt: skip
+    slow = [one for one in name_slow_nodes(verdicts) if one.status is Status.FAIL]
+    assert [one.job["nodes"] for one in slow] == ["p100-03"]
+
+
+def test_the_history_tells_the_whole_identity(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "h"
+    with open_history(file, "embedded") as history:
+        history.add([result(environment="foss")])
+    assert main(["check", "history", "show", "--json", "--site", "embedded",
+                 "--history", str(file)]) == 0  # fmt: skip
+    assert json.loads(capsys.readouterr().out) == [
+        {"check": "bw", "case": "size=1", "partition": "p100", "metric": "rate",
+         "environment": "foss", "unit": "GB/s", "site": "embedded"}
+    ]  # fmt: skip
