@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcdl.cli import check_history, check_references
+from hpcdl.cli import check_accept, check_history, check_references
 from hpcdl.cli.check_options import history_option, modules, request_of, selection, shown
 from hpcdl.cli.framework import Command, Group, at_least, print_json, the_site
 from hpcdl.system.errors import ExitCode
@@ -155,6 +155,7 @@ GROUP = Group(
             changes=True,
         ),
         *check_history.COMMANDS,
+        *check_accept.COMMANDS,
         *check_references.COMMANDS,
     ),
 )

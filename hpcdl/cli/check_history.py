@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcdl.cli.check_options import history_option
+from hpcdl.cli.check_options import answer_of, history_option
 from hpcdl.cli.framework import Command, a_day, at_least, print_json, the_site
 from hpcdl.system.errors import ExitCode
 
@@ -87,28 +87,13 @@ def _gate_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _gate(args: argparse.Namespace) -> ExitCode:
-    from dataclasses import asdict
-    from datetime import datetime, timezone
-
-    from hpcdl.regress.gate import ask
-    from hpcdl.regress.history import history_path, open_history
     from hpcdl.regress.show import gate_text
-    from hpcdl.slurm.execution import current_or_cluster
 
     site = the_site(args)
     named = site.by_groups(args.partition) if args.partition else ()
     partitions = tuple(partition.label for partition in named)
-    with open_history(history_path(site, args.history), site.name) as history:
-        answer = ask(history, partitions=partitions, names=tuple(args.name),
-                     now=datetime.now(timezone.utc), execution=current_or_cluster())  # fmt: skip
-    if args.json:
-        findings = [asdict(finding) for finding in answer.findings]
-        warnings = [asdict(finding) for finding in answer.warnings]
-        print_json({"open": answer.open, "series": answer.series, "findings": findings,
-                    "warnings": warnings,
-                    "ended": [list(series) for series in answer.ended]})  # fmt: skip
-    else:
-        print(gate_text(answer))
+    answer = answer_of(site, args, partitions=partitions, names=tuple(args.name))
+    print_json(answer.as_data()) if args.json else print(gate_text(answer))
     return ExitCode.OK if answer.open else ExitCode.NO
 
 
@@ -138,13 +123,32 @@ def _report(args: argparse.Namespace) -> ExitCode:
     name = "json" if args.json else args.format
     if name not in FORMATS:
         raise BadInput(f"unknown format '{name}'", hint=did_you_mean(name, FORMATS))
-    run = read_run(args.folder or the_site(args).paths.work / "checks" / "latest")
-    text = FORMATS[name](run)
+    site = None if args.folder and not _is_named(args) else the_site(args)
+    run = read_run(args.folder or _newest(site))
+    text = FORMATS[name](run, answer_of(site, args) if site else None)
     print(text, end="") if args.output is None else write_atomic(args.output, text)
     return ExitCode.OK
 
 
+def _newest(site: Site | None) -> Path:
+    return (site.paths.work if site else Path()) / "checks" / "latest"
+
+
+def _is_named(args: argparse.Namespace) -> bool:
+    """Whether there is a site to ask about: a file of verdicts is told without one as well."""
+    import os
+
+    from hpcdl.site import find_site_file
+    from hpcdl.system.errors import BadInput
+
+    try:
+        return find_site_file(args.site).exists()
+    except BadInput:
+        return bool(args.site or os.environ.get("HPCDL_SITE"))
+
+
 def _page(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.regress.accept import rulings_of
     from hpcdl.regress.formats import read_run
     from hpcdl.regress.history import history_path, open_history
     from hpcdl.regress.report import directory_of, night_page, read_files
@@ -155,8 +159,10 @@ def _page(args: argparse.Namespace) -> ExitCode:
     named = args.folder or site.paths.work / "checks" / "latest"
     run = read_run(named)
     files = read_files(run, directory_of(run, named, runs_directory(site)))
+    answer, rulings = answer_of(site, args), rulings_of(site)
     with open_history(history_path(site, args.history), site.name) as history:
-        page = night_page(run, history, files, site=site.name, nights=args.nights)
+        page = night_page(run, history, files, site=site.name, nights=args.nights,
+                          answer=answer, rulings=rulings)  # fmt: skip
     write_atomic(args.html, page)
     if args.json:
         print_json({"file": args.html, "bytes": args.html.stat().st_size})

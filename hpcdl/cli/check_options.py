@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hpcdl.jobs import Module
+    from hpcdl.regress.answer import GateAnswer
     from hpcdl.regress.check_request import CheckRequest
     from hpcdl.regress.reframe_adapter.process import Progress
     from hpcdl.regress.run_directory import RunDirectory
@@ -52,6 +53,26 @@ def request_of(args: argparse.Namespace) -> CheckRequest:
         repeat=getattr(args, "runs", 1),
         retries=getattr(args, "retries", None),
     )
+
+
+def answer_of(
+    site: Site,
+    args: argparse.Namespace,
+    *,
+    partitions: tuple[str, ...] = (),
+    names: tuple[str, ...] = (),
+) -> GateAnswer:
+    """The gate's answer now, from the history that the options name."""
+    from datetime import datetime, timezone
+
+    from hpcdl.regress.accept import rulings_of
+    from hpcdl.regress.gate import ask
+    from hpcdl.regress.history import history_path, open_history
+    from hpcdl.slurm.execution import current_or_cluster
+
+    with open_history(history_path(site, args.history), site.name) as history:
+        return ask(history, partitions=partitions, names=names, now=datetime.now(timezone.utc),
+                   execution=current_or_cluster(), rulings=rulings_of(site))  # fmt: skip
 
 
 def history_option(parser: argparse.ArgumentParser) -> None:

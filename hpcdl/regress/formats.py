@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hpcdl.regress.answer import Finding, GateAnswer, beside
 from hpcdl.regress.identity import place_of
 from hpcdl.regress.verdict import number
 from hpcdl.results.records import VERDICTS
@@ -49,9 +50,10 @@ def read_run(path: Path) -> Run:
     return found.values
 
 
-def as_markdown(run: Run) -> str:
+def as_markdown(run: Run, answer: GateAnswer | None = None) -> str:
     """A table for a merge request or an issue."""
-    lines = ["| check | partition | verdict | measured | reference | reason |",
+    lines = [*([f"**{answer.headline}**", ""] if answer else []),
+             "| check | partition | verdict | measured | reference | reason |",
              "|---|---|---|---|---|---|"]  # fmt: skip
     for verdict in run["verdicts"]:
         metric = next((m for m in verdict["metrics"] if m["wanted"]), None)
@@ -61,12 +63,19 @@ def as_markdown(run: Run) -> str:
         cells = [_name(verdict), _place(verdict) or "-", word, measured, reference,
                  verdict["reason"]]  # fmt: skip
         lines.append("| " + " | ".join(map(markdown_cell, cells)) + " |")
+    told = [*beside(answer, run["verdicts"]), *answer.warnings, *answer.accepted] if answer else []
+    lines += ["", "| finding | series | what | id |", "|---|---|---|---|"] if told else []
+    for one in told:
+        what = "; ".join(part for part in (one.description, one.accepted) if part)
+        cells = [one.kind, one.name, what, one.id]
+        lines.append("| " + " | ".join(map(markdown_cell, cells)) + " |")
     return "\n".join(lines) + "\n"
 
 
-def as_junit(run: Run) -> str:
-    """JUnit XML: FAIL and unwaived verdicts are failures, ERROR is an error."""
-    verdicts = run["verdicts"]
+def as_junit(run: Run, answer: GateAnswer | None = None) -> str:
+    """JUnit XML: FAIL, unwaived verdicts and what closes the gate are failures, ERROR an error."""
+    more = beside(answer, run["verdicts"]) if answer else []
+    verdicts = [*run["verdicts"], *map(_as_verdict, more)]
     errors = sum(v["status"] == "ERROR" for v in verdicts)
     failures = sum(not v["ok"] for v in verdicts) - errors
     head = (
@@ -77,8 +86,8 @@ def as_junit(run: Run) -> str:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{head}\n{cases}\n</testsuite>\n'
 
 
-def as_prometheus(run: Run) -> str:
-    """A file for node_exporter's textfile collector: status, value and bounds of every metric.
+def as_prometheus(run: Run, answer: GateAnswer | None = None) -> str:
+    """A file for node_exporter's textfile collector: verdicts, values, bounds, gate, findings.
 
     It takes no file in which a series is there twice: of repeats on the same nodes the last
     counts, with all that it measured.
@@ -87,7 +96,10 @@ def as_prometheus(run: Run) -> str:
              "5 INSUFFICIENT-DATA."]  # fmt: skip
     site = str(run.get("site") or "")
     verdicts = {_labels(site, verdict): verdict for verdict in run["verdicts"]}
-    codes = ((labels, _STATUS_CODES[one["status"]]) for labels, one in verdicts.items())
+    codes = (
+        (f'{labels},waived="{str(bool(one["waived"])).lower()}"', _STATUS_CODES[one["status"]])
+        for labels, one in verdicts.items()
+    )
     lines += _gauge("status", codes)
     for what in ("value", "reference", "low", "high"):
         lines += _gauge(what, (
@@ -96,7 +108,44 @@ def as_prometheus(run: Run) -> str:
             for metric in verdict["metrics"]
             if metric[what] is not None
         ))  # fmt: skip
+    lines += _of_time(site, run.get("time"))
+    lines += _of_gate(site, answer) if answer else []
     return "\n".join(lines) + "\n"
+
+
+def _of_time(site: str, time: object) -> list[str]:
+    """When the run ended: the collector takes no times of samples."""
+    if not isinstance(time, (int, float)):
+        return []
+    here = f'site="{prometheus_label(site)}"'
+    return ["# HELP hpcdl_check_timestamp_seconds End of the run, since 1970 UTC.",
+            *_gauge("timestamp_seconds", [(here, time)])]  # fmt: skip
+
+
+def _of_gate(site: str, answer: GateAnswer) -> list[str]:
+    """The gate's answer."""
+    here = f'site="{prometheus_label(site)}"'
+    found = (
+        (_series_labels(site, one, closes), 1)
+        for closes, told in (("true", answer.findings), ("false", answer.warnings))
+        for one in told
+    )
+    return ["# HELP hpcdl_check_gate_open 1 where the gate is open.",
+            *_gauge("gate_open", [(here, int(answer.open))]),
+            *_gauge("series", [(here, answer.series)]),
+            *_gauge("finding", found)]  # fmt: skip
+
+
+def _series_labels(site: str, one: Finding, closes: str) -> str:
+    labels = {**one.series._asdict(), "site": site, "node": one.node, "kind": one.kind,
+              "closes": closes}  # fmt: skip
+    return ",".join(f'{name}="{prometheus_label(value)}"' for name, value in labels.items())
+
+
+def _as_verdict(one: Finding) -> dict[str, Any]:
+    """A finding of the gate as a test case that fails."""
+    return {"check": one.name, "case": "", "partition": "gate", "environment": "", "ok": False,
+            "status": one.kind, "reason": one.description, "seconds": 0.0}  # fmt: skip
 
 
 def _gauge(what: str, samples: Iterable[tuple[str, float]]) -> list[str]:
@@ -107,11 +156,17 @@ def _gauge(what: str, samples: Iterable[tuple[str, float]]) -> list[str]:
     ]
 
 
-FORMATS: dict[str, Callable[[Run], str]] = {
+def as_json(run: Run, answer: GateAnswer | None = None) -> str:
+    """Everything, with the gate's answer."""
+    more = {"gate": answer.as_data()} if answer else {}
+    return json.dumps({**run, **more}, indent=2) + "\n"
+
+
+FORMATS: dict[str, Callable[..., str]] = {
     "markdown": as_markdown,
     "junit": as_junit,
     "prometheus": as_prometheus,
-    "json": lambda run: json.dumps(run, indent=2) + "\n",
+    "json": as_json,
 }
 
 

@@ -8,14 +8,25 @@ that falls silent closes the gate, for a month; then it has ended, and is only n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import date, datetime, timedelta, timezone
 from itertools import pairwise
 from statistics import median
 
-from hpcdl.regress.drift import Change, analyse, as_rates, may_be_worse, slow_nodes
+from hpcdl.regress.answer import (
+    FUTURE,
+    SILENT,
+    SLOW_NODE,
+    UNKNOWN,
+    WARNING,
+    Finding,
+    GateAnswer,
+    of_change,
+)
+from hpcdl.regress.drift import analyse, as_rates, may_be_worse, slow_nodes
 from hpcdl.regress.history import History, Result, single_node
-from hpcdl.regress.identity import LOWER, Series, better_of, name_of
-from hpcdl.regress.verdict import WHOLE_RUN, number
+from hpcdl.regress.identity import LOWER, Series, better_of
+from hpcdl.regress.rulings import Rulings
+from hpcdl.regress.verdict import WHOLE_RUN
 from hpcdl.results.faults import Status
 from hpcdl.slurm.execution import CLUSTER, ExecutionProfile
 
@@ -24,41 +35,6 @@ STALE_DAYS, UNKNOWN_DAYS, ENDED_DAYS = 3, 8, 30
 LOOK_BACK_DAYS, NODES_DAYS = 120, 14
 """Before a series' newest result: what level and spread rest on; what nodes are compared over."""
 _CADENCE_NIGHTS = 10
-WARNING = "not sure yet"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A reason to stop: the series, what kind it is, and the reason."""
-
-    series: Series
-    kind: str
-    description: str
-
-    @property
-    def name(self) -> str:
-        """The series it is about."""
-        return name_of(self.series)
-
-
-@dataclass(frozen=True)
-class GateAnswer:
-    """Whether the gate opens, and what speaks against it.
-
-    `series` were asked about, of so many that are `known`; `ended` gave nothing for a month and
-    are not among them. `warnings` are changes for the worse that are not sure yet.
-    """
-
-    series: int
-    findings: tuple[Finding, ...]
-    known: int
-    ended: tuple[Series, ...] = ()
-    warnings: tuple[Finding, ...] = ()
-
-    @property
-    def open(self) -> bool:
-        """True when there is a history and nothing speaks against it."""
-        return self.series > 0 and not self.findings
 
 
 @dataclass(frozen=True)
@@ -75,6 +51,12 @@ class _Question:
     now: datetime | None
     least: float
     watched: int
+    rulings: Rulings
+
+    @property
+    def today(self) -> date:
+        """The day that it is now, for what is accepted until a day."""
+        return (self.now or datetime.now(timezone.utc)).date()
 
     def silent_days(self, series: Series) -> float:
         """Days since a series' newest result, 0 where nobody asks."""
@@ -92,8 +74,8 @@ class _Question:
 
 
 def ask(history: History, *, partitions: tuple[str, ...] = (), names: tuple[str, ...] = (),
-        now: datetime | None = None,
-        execution: ExecutionProfile = CLUSTER) -> GateAnswer:  # fmt: skip
+        now: datetime | None = None, execution: ExecutionProfile = CLUSTER,
+        rulings: Rulings | None = None) -> GateAnswer:  # fmt: skip
     """The gate's answer for the series of a history.
 
     Args:
@@ -102,6 +84,7 @@ def ask(history: History, *, partitions: tuple[str, ...] = (), names: tuple[str,
         names: only these checks; all by default.
         now: the time, for results that are too old to count.
         execution: says by how much nodes differ by chance.
+        rulings: what people decided about series.
     """
     history = history if now is None else history.as_of(now)
     known = history.series()
@@ -113,18 +96,34 @@ def ask(history: History, *, partitions: tuple[str, ...] = (), names: tuple[str,
     ]
     newest = {series: last.time for series in chosen if (last := history.last(series))}
     measured = sum(bool(series.metric) for series in known)
-    question = _Question(history, newest, _latest(newest), now, execution.margin, measured)
+    question = _Question(history, newest, _latest(newest), now, execution.margin, measured,
+                         rulings or Rulings())  # fmt: skip
     alive = [series for series in chosen if question.silent_days(series) <= ENDED_DAYS]
-    findings = [found for series in alive for found in _findings(question, series)]
+    told = [found for series in alive for found in _findings(question, series)]
+    findings, accepted = _ruled(question, told)
     findings += _unknown(partitions, {series.partition for series in known}, "partition")
     findings += _unknown(names, {name for one in known for name in (one.check, one.name)}, "check")
-    ended = tuple(series for series in chosen if question.silent_days(series) > ENDED_DAYS)
+    ended = tuple(
+        series
+        for series in chosen
+        if question.silent_days(series) > ENDED_DAYS and not question.is_over(series)
+    )
     closing = tuple(found for found in findings if found.kind != WARNING)
     warnings = tuple(found for found in findings if found.kind == WARNING)
     if later := history.later():
         text = f"{later} results are dated in the future and count nowhere: is a clock wrong?"
-        warnings = (Finding(Series("", "", "", ""), "future", text), *warnings)
-    return GateAnswer(len(alive), closing, len(known), ended, warnings)
+        warnings = (Finding(Series("", "", "", ""), FUTURE, text), *warnings)
+    return GateAnswer(len(alive), closing, len(known), ended, warnings, tuple(accepted))
+
+
+def _ruled(question: _Question, told: list[Finding]) -> tuple[list[Finding], list[Finding]]:
+    """What stands, and what somebody accepted or a new reference answers."""
+    standing, accepted = list[Finding](), question.rulings.levels(question.today)
+    for finding in told:
+        last = date.fromisoformat(question.newest[finding.series][:10])
+        ruled = question.rulings.over(finding, question.today, last)
+        (standing if ruled is None else accepted).append(ruled or finding)
+    return standing, accepted
 
 
 def _latest(newest: dict[Series, str]) -> dict[Series, str]:
@@ -140,7 +139,7 @@ def _latest(newest: dict[Series, str]) -> dict[Series, str]:
 def _unknown(asked: tuple[str, ...], there: set[str], what: str) -> list[Finding]:
     """What was asked about by a name that the history does not have: others must not hide it."""
     return [
-        Finding(Series(*((name, "", "", "") if what == "check" else ("", "", name, ""))), "unknown",
+        Finding(Series(*((name, "", "", "") if what == "check" else ("", "", name, ""))), UNKNOWN,
                 f"the history has no {what} {name}")
         for name in asked
         if name not in there
@@ -163,43 +162,49 @@ def _of_last(question: _Question, series: Series, last: Result) -> list[Finding]
         return [Finding(series, last.status, where + (last.reason or "no reason given"))]
     silent = question.silent_days(series)
     if silent > STALE_DAYS and silent > _patience_days(question, series, last):
-        return [Finding(series, "old", f"the last result is of {last.time[:10]}")]
+        return [Finding(series, SILENT, f"the last result is of {last.time[:10]}")]
     return []
 
 
 def _patience_days(question: _Question, series: Series, last: Result) -> float:
     """How long a series may be silent: twice as long as between its nights, and a day."""
-    values = question.history.values(series, _since(last, LOOK_BACK_DAYS))
+    values = question.history.values(series, _days_before(last.time, LOOK_BACK_DAYS))
     days = sorted({date.fromisoformat(time[:10]) for time, _ in values})[-_CADENCE_NIGHTS:]
     gaps = [(after - before).days for before, after in pairwise(days)]
     return 2 * median(gaps) + 1 if gaps else UNKNOWN_DAYS
 
 
-def _since(last: Result, days: int) -> str:
-    return (datetime.fromisoformat(last.time) - timedelta(days=days)).isoformat()[:10]
+def _days_before(time: str, days: int) -> str:
+    return (datetime.fromisoformat(time) - timedelta(days=days)).isoformat()[:10]
+
+
+def first_night(
+    series: Series, last: str, rulings: Rulings | None = None, today: date | None = None
+) -> str:
+    """The first night that a series' changes are looked for in.
+
+    Args:
+        series: the series.
+        last: the time of its newest result.
+        rulings: what people decided about series.
+        today: the day, for what is accepted until a day.
+    """
+    accepted = rulings.since(series, today or date.fromisoformat(last[:10])) if rulings else ""
+    return max(_days_before(last, LOOK_BACK_DAYS), accepted)
 
 
 def _of_history(question: _Question, series: Series, run: list[Result]) -> list[Finding]:
     found, history, last = [], question.history, run[-1]
     lower = better_of(series.unit, last.low, last.high, last.better) == LOWER
     if any(single_node(result.nodes) for result in run):
-        nights = history.nights(series, _since(last, NODES_DAYS))
+        nights = history.nights(series, _days_before(last.time, NODES_DAYS))
         nights = as_rates(nights) if lower else nights
-        found = [Finding(series, "slow node", f"{node} is slower than the others")
+        found = [Finding(series, SLOW_NODE, f"{node} is slower than the others", node=node)
                  for node in slow_nodes(nights, question.least)]  # fmt: skip
-    since = _since(last, LOOK_BACK_DAYS)
+    since = first_night(series, last.time, question.rulings, question.today)
     if may_be_worse(history.values(series, since), lower=lower):
         nights = history.nights(series, since)
         analysis = analyse(nights, watched=question.watched, lower=lower)
         if worse := analysis.worse:
-            kind = worse.word if worse.sure else WARNING
-            found.append(Finding(series, kind, _describe(worse)))
+            found.append(of_change(series, worse))
     return found
-
-
-def _describe(alarm: Change) -> str:
-    with_it = f"; with it: {', '.join(alarm.suspects)}" if alarm.suspects else ""
-    return (
-        f"{alarm.change:+.1%} since {alarm.began}: {number(alarm.before)} -> "
-        f"{number(alarm.after)}{with_it}"
-    )

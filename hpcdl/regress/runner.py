@@ -43,6 +43,8 @@ class CheckOutcome:
     settings: tuple[str, ...] = ()
     """Options that the run set itself; such a run is no night like the others."""
     site: str = ""
+    ended: float | None = None
+    """Seconds since 1970."""
 
     @property
     def ok(self) -> bool:
@@ -88,7 +90,8 @@ def run_checks(
         found = name_slow_nodes(_verdicts(site, modules, run, request, session, machine), execution)
         verdicts = tuple(waive(found, request.waived))
         seconds = time.monotonic() - start
-        outcome = CheckOutcome(run, verdicts, seconds, machine, request.settings, site.name)
+        outcome = CheckOutcome(run, verdicts, seconds, machine, request.settings, site.name,
+                               time.time())  # fmt: skip
         VERDICTS.write(run.verdicts, _values(outcome))
     return outcome
 
@@ -106,6 +109,7 @@ def _values(outcome: CheckOutcome) -> dict[str, Any]:
         "machine": outcome.machine,
         "settings": list(outcome.settings),
         "seconds": round(outcome.seconds, 2),
+        "time": outcome.ended,
         "verdicts": [
             asdict(verdict) | {"status": verdict.status.value, "ok": verdict.ok}
             for verdict in outcome.verdicts

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcdl.jobs.watch import Snapshot, as_line, describe, found_in
-from hpcdl.regress.gate import ENDED_DAYS, GateAnswer
+from hpcdl.regress.answer import Finding, GateAnswer
+from hpcdl.regress.gate import ENDED_DAYS
 from hpcdl.regress.history import History
 from hpcdl.regress.identity import name_of
 from hpcdl.regress.propose import Drafts
@@ -163,14 +164,18 @@ def history_text(history: History, path: Path) -> str:
 def gate_text(answer: GateAnswer) -> str:
     """The gate's answer for a person."""
     if not answer.known:
-        return "closed: there is no history; `hpcdl check run` starts one"
+        return f"{answer.headline}; `hpcdl check run` starts one"
     if not answer.series and not answer.ended:
-        return f"closed: none of the {answer.known} series in the history fits what was asked for"
-    head = "open" if answer.open else "closed"
-    rows = [[finding.kind, finding.name, finding.description] for finding in answer.findings]
-    rows += [[finding.kind, finding.name, finding.description] for finding in answer.warnings]
-    lines = [f"{head}: {answer.series} series", *([table(rows)] if rows else [])]
+        return f"{answer.headline}: none of the {answer.known} in the history fits what was asked"
+    told = [_finding_row(one) for one in (*answer.findings, *answer.warnings)]
+    slept = [[*_finding_row(one), in_a_line(one.accepted)] for one in answer.accepted]
+    lines = [answer.headline, *([table(told)] if told else [])]
+    lines += ["accepted:", table(slept)] if slept else []
     lines += [
         f"ended, nothing for {ENDED_DAYS} days: {in_a_line(name_of(one))}" for one in answer.ended
     ]
     return "\n".join(lines)
+
+
+def _finding_row(finding: Finding) -> list[str]:
+    return [finding.kind, finding.name, finding.description, finding.id]

@@ -127,7 +127,7 @@ def test_junit_is_read_back_as_what_is_seen(text: str) -> None:
 
 
 def test_a_name_makes_no_line_no_link_and_no_code_of_a_table() -> None:
-    lines = FORMATS["markdown"]({"seconds": 1.0, "verdicts": [verdict(HOSTILE)]}).splitlines()
+    lines = FORMATS["markdown"]({"seconds": 1.0, "verdicts": [verdict(HOSTILE)]}, None).splitlines()
     assert len(lines) == 3
     assert not re.search(r"(?<!\\)[`\[<]", lines[2])
     assert len(table([[HOSTILE]]).splitlines()) == 1

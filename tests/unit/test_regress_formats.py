@@ -66,7 +66,7 @@ def test_series_of_several_nodes_stay_apart_in_prometheus_file() -> None:
     each = [verdict("PASS", job={"nodes": f"p100-0{node}"}) for node in (1, 2)]
     found = series({"verdicts": [*each, verdict("ERROR", job=None), verdict("ERROR", job={})]})
     labels = 'site="",check="throughput",case="mlp",partition="p100",environment="",node="{}"'
-    assert [found[f"hpcdl_check_status{{{labels.format(node)}}}"]
+    assert [found[f'hpcdl_check_status{{{labels.format(node)},waived="false"}}']
             for node in ("p100-01", "p100-02", "")] == ["0", "0", "2"]  # fmt: skip
 
 
@@ -157,7 +157,7 @@ def test_a_check_that_measured_no_number_is_told_all_the_same(tmp_path: Path) ->
 def test_half_a_character_in_a_text_can_be_written(tmp_path: Path, name: str) -> None:
     run = {"verdicts": [verdict("FAIL", "why", check="half \ud800 of it")]}
     (tmp_path / "verdicts.json").write_text(json.dumps(run))
-    assert b"half ? of it" in FORMATS[name](read_run(tmp_path)).encode()
+    assert b"half ? of it" in FORMATS[name](read_run(tmp_path), None).encode()
 
 
 def test_without_a_folder_the_newest_run_is_told(

@@ -514,7 +514,7 @@ def test_a_gate_that_is_asked_about_nothing_stays_closed_and_says_why(
         history.add(nights())
     words = ["check", "gate", "--site", "embedded", "--history", str(file)]
     assert main([*words, "--name", "nobody"]) == 1
-    assert "none of the 1 series" in capsys.readouterr().out
+    assert "none of the 1 in the history fits" in capsys.readouterr().out
     assert main([*words, "--partition", "nowhere"]) == 2
 
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from hpcdl.regress.answer import Finding, GateAnswer, beside
 from hpcdl.regress.formats import Run
+from hpcdl.regress.gate import ask, first_night
 from hpcdl.regress.history import History, Point
 from hpcdl.regress.identity import LOWER, Series
 from hpcdl.regress.report import nodes_view, scaling_view, tonight
@@ -24,10 +26,10 @@ from hpcdl.regress.report.series_view import (
     SeriesView,
     Work,
     better_of_points,
-    describe,
     percent,
     views,
 )
+from hpcdl.regress.rulings import Rulings
 from hpcdl.results.faults import Status
 from hpcdl.slurm.execution import recorded
 from hpcdl.system.inert import inert_text, inert_values
@@ -88,6 +90,9 @@ class Night:
     counts: Mapping[str, int]
     attention: Sequence[Attention]
     links: Mapping[tuple[str, str, str], str] = field(default_factory=dict)
+    verdicts: str = ""
+    open: bool = True
+    accepted: Sequence[Finding] = ()
 
 
 def night_page(
@@ -98,6 +103,8 @@ def night_page(
     site: str,
     nights: int = NIGHTS,
     now: datetime | None = None,
+    answer: GateAnswer | None = None,
+    rulings: Rulings | None = None,
 ) -> str:
     """The report of a run and of the nights before it, as one HTML file.
 
@@ -108,11 +115,15 @@ def night_page(
         site: the site's name.
         nights: how many days of history it shows.
         now: the end of those days; the present by default.
+        answer: the gate's; asked here by default.
+        rulings: what people decided about series.
     """
-    since = ((now or datetime.now(timezone.utc)) - timedelta(days=nights)).isoformat()[:10]
-    found = _points(history, since)
-    margin = recorded(run.get("machine")).margin
-    shown = sorted(_views(found, margin), key=lambda one: (not one.alarm, one.series))
+    now, execution = now or datetime.now(timezone.utc), recorded(run.get("machine"))
+    answer = answer or ask(history, now=now, execution=execution, rulings=rulings)
+    found = _points(history, (now - timedelta(days=nights)).isoformat()[:10])
+    each = _views(history, found, answer, execution.margin,
+                  lambda one, last: first_night(one, last, rulings, now.date()))  # fmt: skip
+    shown = sorted(each, key=lambda one: (not one.alarm, one.series))
     links = {
         (one.check, one.case, one.partition): f"s{index}"
         for index, one in reversed([*enumerate(shown)])
@@ -120,7 +131,7 @@ def night_page(
     verdicts = run["verdicts"]
     rows = tonight.rows(verdicts)
     sections = [_over_time(shown), _scaling(shown), _nodes(found, shown)]
-    attention = [*_of_verdicts(rows), *_of_nodes(sections[-1]), *_of_series(shown)]
+    attention = [*_of_verdicts(rows), *_of_gate(answer, verdicts, shown)]
     blocks = {
         f"file-{index}-{kind}": {"text": one.text}
         for index, attached in enumerate(files)
@@ -128,14 +139,23 @@ def night_page(
     }
     return _render(
         "night.html.j2",
-        f"{site}: {tonight.headline(verdicts)}",
+        f"{site}: {answer.headline}",
         sections,
         blocks,
         site=site,
         run=str(run.get("run", "")).rpartition("/")[2],
         when=tonight.when(str(run.get("run", ""))),
         seconds=float(run.get("seconds") or 0.0),
-        night=Night(tonight.headline(verdicts), rows, _counts(rows), attention, links),
+        night=Night(
+            answer.headline,
+            rows,
+            _counts(rows),
+            attention,
+            links,
+            tonight.headline(verdicts),
+            answer.open,
+            answer.accepted,
+        ),
         files=files,
         partitions=sorted({row.partition for _, row in rows} | {one.partition for one in shown}),
         bar_size=(tonight.BAR_WIDTH, tonight.BAR_HEIGHT),
@@ -176,15 +196,26 @@ def _points(history: History, since: str) -> dict[Series, tuple[str, list[Point]
     return found
 
 
-def _views(found: Mapping[Series, tuple[str, list[Point]]], least: float) -> list[SeriesView]:
+def _views(
+    history: History,
+    found: Mapping[Series, tuple[str, list[Point]]],
+    answer: GateAnswer,
+    least: float,
+    first: Callable[[Series, str], str],
+) -> list[SeriesView]:
     """Every series that has values; runs without any number belong to all series of their case."""
+    watched = sum(bool(series.metric) for series in history.series())
+    told: dict[Series, tuple[Finding, ...]] = {}
+    for one in (*answer.findings, *answer.warnings):
+        told[one.series] = (*told.get(one.series, ()), one)
     work: list[Work] = []
-    watched = sum(bool(series.metric) for series in found)
     for series, (unit, points) in found.items():
         if series.metric:
             _, without = found.get(series.of_case, ("", []))
             lost = [p.time for p in without if p.status == Status.ERROR.value]
-            work.append((series, unit, points, lost, least, watched))
+            since = first(series, points[-1].time)
+            of_gate = told.get(series, ())
+            work.append((series, unit, points, lost, least, watched, of_gate, since))
     return [one for one in views(work) if one.values["value"]]
 
 
@@ -261,23 +292,18 @@ def _of_verdicts(rows: Sequence[tuple[int, tonight.Row]]) -> list[Attention]:
     ]  # fmt: skip
 
 
-def _of_nodes(section: Section) -> list[Attention]:
+def _of_gate(
+    answer: GateAnswer, verdicts: Sequence[Mapping[str, Any]], views: Sequence[SeriesView]
+) -> list[Attention]:
+    """What closes the gate beside this run's verdicts, newest first; then what is not sure yet."""
+    links = {one.series: f"s{index}" for index, one in enumerate(views)}
+    closing = sorted(beside(answer, verdicts), key=lambda one: str(one.began), reverse=True)
+    told = [("bad", one) for one in closing] + [("uncertain", one) for one in answer.warnings]
     return [
-        Attention("bad", "slow node", figure.partition, note, figure.name)
-        for figure in section.figures
-        for note in figure.notes
-    ]
-
-
-def _of_series(views: Sequence[SeriesView]) -> list[Attention]:
-    """Lasting changes for the worse, newest first."""
-    found = [
-        (alarm.seen, Attention("bad", alarm.word, f"{one.name} on {one.partition}",
-                               describe(alarm), f"s{index}"))
-        for index, one in enumerate(views)
-        if (alarm := one.change) is not None
+        Attention(tone, one.kind, one.name, f"{one.description} (id {one.id})",
+                  links.get(one.series, "time"))
+        for tone, one in told
     ]  # fmt: skip
-    return [item for _, item in sorted(found, key=lambda pair: pair[0], reverse=True)]
 
 
 def _counts(rows: Sequence[tuple[int, tonight.Row]]) -> dict[str, int]:

@@ -19,17 +19,16 @@ from multiprocessing import get_context
 from statistics import median
 from typing import Any
 
+from hpcdl.regress.answer import WARNING, Finding, describe
 from hpcdl.regress.changes import Kind
 from hpcdl.regress.drift import Analysis, Change, Night, analyse
 from hpcdl.regress.estimate import nightly
 from hpcdl.regress.history import Point, single_node
 from hpcdl.regress.identity import LOWER, Series, better_of
-from hpcdl.regress.verdict import number
 from hpcdl.results.faults import Status
 
-Work = tuple[Series, str, Sequence[Point], Sequence[str], float, int]
-"""A series, its unit, its results, the times of runs without a number, how far below the others a
-node must lie to be slow, and how many series there are: `view`'s arguments."""
+Work = tuple[Series, str, Sequence[Point], Sequence[str], float, int, tuple[Finding, ...], str]
+"""The arguments of `view`."""
 _MUCH, _MOST_WORKERS = 4000, 8
 _DIGITS = 6
 _MAD_TO_SIGMA = 1.4826
@@ -48,6 +47,8 @@ class SeriesView:
     analysis: Analysis
     judged: bool
     values: Mapping[str, Any]
+    told: tuple[Finding, ...] = ()
+    """What the gate finds in it."""
 
     @property
     def check(self) -> str:
@@ -75,28 +76,19 @@ class SeriesView:
         return describe_metric(self.series.metric)
 
     @property
-    def change(self) -> Change | None:
-        """The change for the worse that still holds, where it is known which values are better."""
-        return self.analysis.alarm if self.judged else None
+    def alarm(self) -> bool:
+        """Whether something of its history closes the gate."""
+        return any(not one.of_last_night and one.kind != WARNING for one in self.told)
 
     @property
     def slow_nodes(self) -> tuple[str, ...]:
         """The nodes that are slower than the others."""
-        return self.analysis.slow_nodes if self.judged else ()
-
-    @property
-    def alarm(self) -> bool:
-        """Whether it has changed for the worse and stays so, or a node of it is slow."""
-        return self.change is not None or bool(self.slow_nodes)
+        return tuple(one.node for one in self.told if one.node)
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """What a reader must know of it."""
-        found = [f"node {node} is slower than the others" for node in self.slow_nodes]
-        unsure = self.analysis.warning if self.judged else None
-        if unsure:
-            found.append(f"not sure yet: {describe(unsure)}")
-        return (*found, *([describe(self.change)] if self.change else []))
+        """What a reader must know of it, in the gate's words."""
+        return tuple(f"{one.kind}: {one.description}" for one in self.told if not one.of_last_night)
 
 
 def describe_metric(name: str) -> str:
@@ -111,6 +103,8 @@ def view(
     lost: Iterable[str] = (),
     least: float = 0.0,
     watched: int = 1,
+    told: tuple[Finding, ...] = (),
+    since: str = "",
 ) -> SeriesView:
     """A series of a history as the page shows it.
 
@@ -121,11 +115,13 @@ def view(
         lost: times of runs of the same case that gave no number at all.
         least: how far below the others a node must lie to be slow, as a fraction.
         watched: how many series share the budget of nights that are closed by chance.
+        told: what the gate finds in it.
+        since: the first night that changes are looked for in; the gate's is the same.
     """
     measured = [point for point in points if _finite(point.value)]
     better = better_of_points(unit, measured)
-    nights_of = [_night(point) for point in measured]
-    analysis = analyse(nights_of, least, watched, lower=better == LOWER)
+    looked_at = [_night(point) for point in measured if point.time >= since]
+    analysis = analyse(looked_at, least, watched, lower=better == LOWER)
     nights = [(day, list(rows)) for day, rows in groupby(measured, lambda point: point.time[:10])]
     days = [day for day, _ in nights]
     without = {point.time[:10] for point in points if not _finite(point.value)} | {
@@ -138,10 +134,10 @@ def view(
         "bound": _steps(nights, _bounds),
         "release": _steps(nights, lambda point: point.release),
         "driver": _steps(nights, lambda point: point.driver),
-        "levels": _levels(nights, analysis),
+        "levels": _levels(nights, analysis, sum(day < since for day in days)),
         "changes": [_change(change, days, bool(better)) for change in analysis.changes],
     }
-    return SeriesView(series, unit, analysis, bool(better), values)
+    return SeriesView(series, unit, analysis, bool(better), values, told)
 
 
 def better_of_points(unit: str, points: Sequence[Point]) -> str:
@@ -165,17 +161,6 @@ def views(work: Sequence[Work]) -> list[SeriesView]:
 
 def _view(one: Work) -> SeriesView:
     return view(*one)
-
-
-def describe(change: Change) -> str:
-    """A change in a sentence: how much, since when, what changed with it."""
-    word = "on" if change.kind is Kind.BREAKAGE else "since"
-    when = f"{change.began.day} {change.began:%b %Y}"
-    numbers = f"{number(change.before)} to {number(change.after)}"
-    with_it = f"; with it: {', '.join(change.suspects)}" if change.suspects else ""
-    over = f"; over since {change.ended.day} {change.ended:%b %Y}" if change.ended else ""
-    text = f"{signed(change.change)} {word} {when}: {numbers}{with_it}{over}"
-    return text.replace("->", "\N{RIGHTWARDS ARROW}")
 
 
 def signed(fraction: float) -> str:
@@ -253,11 +238,14 @@ def _steps(
 
 
 def _levels(
-    nights: Sequence[tuple[str, list[Point]]], analysis: Analysis
+    nights: Sequence[tuple[str, list[Point]]], analysis: Analysis, skipped: int = 0
 ) -> list[list[float | int | None]]:
-    """Stretches between lasting changes: first and last night, level, robust deviation."""
+    """Stretches between lasting changes: first and last night, level, robust deviation.
+
+    Changes count their nights from the first that was looked at, behind `skipped` older ones.
+    """
     values = nightly([[point.value or 0.0 for point in rows] for _, rows in nights]).values
-    cuts = sorted({edge for change in analysis.changes for edge in change.edges})
+    cuts = sorted({skipped + edge for change in analysis.changes for edge in change.edges})
     edges = [0, *(cut for cut in cuts if 0 < cut < len(values)), len(values)]
     found: list[list[float | int | None]] = []
     for first, end in pairwise(edges):

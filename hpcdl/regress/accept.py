@@ -1,0 +1,236 @@
+"""Accepts findings of the gate: in a file that a team reviews, beside the references.
+
+PREFIX/references/accepted.yaml holds what is in force. The level that a change led to becomes the
+reference of its series, where the site has one; the row that it replaces stays in the file, so
+that one command undoes it. Both files are written together, and told as one diff.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hpcdl.regress.answer import Finding, GateAnswer
+from hpcdl.regress.history import History
+from hpcdl.regress.identity import Series, name_of
+from hpcdl.regress.references import FILE_SCHEMA as REFERENCES
+from hpcdl.regress.references import (
+    Reference,
+    load_references,
+    merged,
+    read_references,
+    render_references,
+    site_file,
+)
+from hpcdl.regress.rulings import Acceptance, Rulings
+from hpcdl.site import Site
+from hpcdl.system.document import read_document
+from hpcdl.system.errors import BadInput
+from hpcdl.system.files import locked, write_atomic
+from hpcdl.system.schema import check
+from hpcdl.system.text import did_you_mean
+
+SCHEMA = 1
+_TEXT = {"type": "string", "pattern": "^[^\\x00-\\x1f]*$"}
+_DAY = {"type": "string", "pattern": "^([0-9]{4}-[0-9]{2}-[0-9]{2})?$"}
+FILE_SCHEMA: dict[str, Any] = {
+    "type": "object", "additionalProperties": False, "required": ["schema", "accepted"],
+    "properties": {
+        "schema": {"type": "integer", "minimum": SCHEMA, "maximum": SCHEMA},
+        "accepted": {"type": "array", "items": {
+            "type": "object", "additionalProperties": False,
+            "required": ["id", "series", "by", "because", "date"],
+            "properties": {
+                "id": _TEXT, "by": _TEXT, "because": _TEXT, "date": _DAY, "since": _DAY,
+                "until": _DAY,
+                "series": {"type": "object", "additionalProperties": False,
+                           "properties": dict.fromkeys(Series._fields, _TEXT)},
+                "replaced": REFERENCES["properties"]["references"]["items"],
+            },
+        }},
+    },
+}  # fmt: skip
+"""JSON Schema of the file of what is accepted."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Files with their text before and after."""
+
+    files: Mapping[Path, tuple[str, str]]
+    said: str
+
+    @property
+    def diff(self) -> str:
+        """A unified diff of all files, from the site's prefix."""
+        return "".join(
+            line
+            for path, (before, after) in self.files.items()
+            for line in difflib.unified_diff(
+                before.splitlines(keepends=True), after.splitlines(keepends=True),
+                f"a/references/{path.name}" if before else "/dev/null",
+                f"b/references/{path.name}",
+            )
+        )  # fmt: skip
+
+    def write(self) -> None:
+        """Write all files; each atomically."""
+        for path, (_, after) in self.files.items():
+            with locked(path.with_name(".lock")):
+                write_atomic(path, after)
+
+
+def accepted_file(site: Site) -> Path:
+    """Where a site keeps what is accepted."""
+    return site.paths.prefix / "references" / "accepted.yaml"
+
+
+def rulings_of(site: Site) -> Rulings:
+    """All that is decided about a site's series.
+
+    Raises:
+        BadInput: a file has faults.
+    """
+    sets = {part.reference_set for part in site.by_groups()}
+    rows = {key: row for name in sorted(sets) for key, row in load_references(site, name).items()}
+    return Rulings(read_accepted(accepted_file(site)), rows)
+
+
+def read_accepted(path: Path) -> tuple[Acceptance, ...]:
+    """What a file accepts; nothing where there is none.
+
+    Raises:
+        BadInput: every fault of the file at once.
+    """
+    if not path.exists():
+        return ()
+    document = read_document(path, if_empty="`hpcdl check accept` writes it")
+    values = check(document, FILE_SCHEMA)
+    document.raise_faults()
+    rows = [{**row, "series": Series(**{"metric": "", **row["series"]})}
+            for row in values["accepted"]]  # fmt: skip
+    return tuple(Acceptance(**row) for row in rows)
+
+
+def accept(site: Site, history: History, answer: GateAnswer, what: str, given: Acceptance) -> Edit:
+    """Accept a finding: its level, or until a day.
+
+    Args:
+        site: whose files are changed.
+        history: of the site's nights.
+        answer: the gate's, which has the finding.
+        what: a finding's id, or the name of its series.
+        given: by whom, why, when, and until when.
+
+    Raises:
+        BadInput: there is no such finding, or it cannot be accepted so.
+    """
+    finding = _find(answer, what)
+    last = history.last(finding.series)
+    value = finding.after or (last.value if last and finding.kind == "FAIL" else None)
+    if not given.until and (value is None or last is None):
+        raise BadInput(
+            f"{finding.kind} of {finding.name} has no level that could become the normal one",
+            hint="let it sleep until a day: --until 2026-12-31",
+        )
+    since = "" if given.until or last is None else str(finding.began or last.time[:10])
+    row = None if given.until else _reference(site, finding.series)
+    new = replace(given, id=finding.id, series=finding.series, since=since,
+                  replaced=_plain(row) if row else None)  # fmt: skip
+    known = read_accepted(accepted_file(site))
+    kept = [one for one in known if (one.id, bool(one.since)) != (new.id, bool(since))]
+    files = _accepted(site, [*kept, new])
+    if row is not None and value is not None and last is not None:
+        level = replace(row, value=float(f"{value:.6g}"), date=given.date,
+                        release=last.release or None,
+                        source=f"accepted by {given.by}: {given.because}")  # fmt: skip
+        files |= _set(site, level)
+    return Edit(files, f"{finding.id} {finding.name}: {new.describe()}")
+
+
+def undo(site: Site, what: str) -> Edit:
+    """Take an acceptance back, and give its series the reference that it had.
+
+    Raises:
+        BadInput: nothing of that id or name is accepted.
+    """
+    known = read_accepted(accepted_file(site))
+    gone = [one for one in known if what in {one.id, name_of(one.series), one.series.name}]
+    if not gone:
+        names = [name for one in known for name in (one.id, name_of(one.series))]
+        raise BadInput(f"'{what}' is not accepted", hint=did_you_mean(what, names) or _LIST)
+    files = _accepted(site, [one for one in known if one not in gone])
+    for one in gone:
+        if one.replaced:
+            files |= _set(site, _row(one.replaced))
+    return Edit(files, f"undone: {'; '.join(f'{one.id} {name_of(one.series)}' for one in gone)}")
+
+
+_LIST = "`hpcdl check accept` lists what is accepted, `hpcdl check gate` what can be"
+
+
+def _find(answer: GateAnswer, what: str) -> Finding:
+    """The one finding that is meant."""
+    there = [*answer.findings, *answer.warnings]
+    meant = [one for one in there if what in {one.id, one.name, one.series.name}]
+    if len(meant) == 1:
+        return meant[0]
+    if meant:
+        raise BadInput(
+            f"'{what}' has {len(meant)} findings",
+            details=[f"{one.id}  {one.kind}  {one.name}: {one.description}" for one in meant],
+            hint="name one by its id",
+        )
+    names = [name for one in there for name in (one.id, one.name)]
+    raise BadInput(f"there is no finding '{what}'", hint=did_you_mean(what, names) or _LIST)
+
+
+def _reference(site: Site, series: Series) -> Reference | None:
+    """The site's own reference of a series, None where it has none."""
+    for part in site.by_groups():
+        path = site_file(site, part.reference_set)
+        rows = read_references(path) if part.label == series.partition and path.exists() else ()
+        for row in rows:
+            if row.key == tuple(series[:4]) and not series.environment:
+                return row
+    return None
+
+
+def _set(site: Site, row: Reference) -> dict[Path, tuple[str, str]]:
+    """The change of a set's file by one row."""
+    path = site_file(site, site.partition(row.partition).reference_set)
+    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    old = read_references(path) if before else ()
+    return {path: (before, render_references(path.stem, merged(old, [row])))}
+
+
+def _accepted(site: Site, rows: Sequence[Acceptance]) -> dict[Path, tuple[str, str]]:
+    import yaml
+
+    path = accepted_file(site)
+    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    values = {"schema": SCHEMA, "accepted": [_entry(row) for row in rows]}
+    head = (
+        "# Findings of the nightly checks that somebody accepted. `hpcdl check accept` writes it,\n"
+        "# `--undo` takes one back; a change is reviewed like code.\n"
+    )
+    text = head + str(yaml.safe_dump(values, sort_keys=False, width=96, allow_unicode=True))
+    return {path: (before, text)}
+
+
+def _entry(row: Acceptance) -> dict[str, Any]:
+    values = {**asdict(row), "series": {k: v for k, v in row.series._asdict().items() if v}}
+    return {key: value for key, value in values.items() if value not in (None, "")}
+
+
+def _plain(row: Reference) -> dict[str, Any]:
+    return {key: list(value) if isinstance(value, tuple) else value
+            for key, value in asdict(row).items() if value not in (None, ())}  # fmt: skip
+
+
+def _row(values: Mapping[str, Any]) -> Reference:
+    empty = dict.fromkeys(("lower", "upper", "release", "driver", "machine"))
+    return Reference(**{**empty, **values, "nodes": tuple(values.get("nodes") or ())})

@@ -1,0 +1,185 @@
+"""A finding is accepted by name and reason, as a diff to review; one command undoes it."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+from dataclasses import replace
+from datetime import date, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hpcdl.cli import main
+from hpcdl.regress.accept import accepted_file, rulings_of
+from hpcdl.regress.gate import ask
+from hpcdl.regress.history import Result, open_history
+from hpcdl.regress.references import Reference, load_references, update_references
+from hpcdl.site import Site, find_site_file, load_site
+from hpcdl.system.errors import BadInput
+
+NAME = "throughput/resnet50 on p100, rate [images/s]"
+WHO = ("--because", "new driver", "--by", "Ada")
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    text = find_site_file("embedded").read_text().replace("$HPCDL_HOME/embedded/", f"{tmp_path}/")
+    (tmp_path / "site.yaml").write_text(text)
+    monkeypatch.setenv("HPCDL_SITE", str(tmp_path / "site.yaml"))
+    monkeypatch.setenv("HPCDL_HISTORY", str(tmp_path / "h"))
+    return load_site(tmp_path / "site.yaml")
+
+
+def fill(site: Site, tmp_path: Path, *, last: float = 0.95) -> None:
+    """Nights of 1000 images/s, of 95 % of it since 95 nights, and of `last` of it since 3."""
+    now, rng = datetime.now(timezone.utc), random.Random(3)
+    row = Result("", "", "throughput", "resnet50", "p100", "rate", 0.0, "images/s", "PASS",
+                 low=800.0, release="r2")  # fmt: skip
+    with open_history(tmp_path / "h", site.name) as history:
+        history.add(
+            replace(
+                row, run=f"r{n}",
+                time=(now - timedelta(days=n)).isoformat(timespec="seconds"),
+                value=1000 * (last if n < 3 else 0.95 if n < 95 else 1.0)
+                * (1 + 0.005 * rng.gauss(0, 1)),
+            )
+            for n in range(150)
+        )  # fmt: skip
+
+
+def reference(day: str = "2026-01-01", **changes: Any) -> Reference:
+    row = Reference(
+        check="throughput", case="resnet50", partition="p100", metric="rate", value=1000.0,
+        unit="images/s", lower=-0.2, upper=None, runs=5, spread=0.01, source="this test",
+        proof="run", date=day,
+    )  # fmt: skip
+    return replace(row, **changes)
+
+
+def gate(site: Site, tmp_path: Path) -> Any:
+    with open_history(tmp_path / "h", site.name) as history:
+        return ask(history, now=datetime.now(timezone.utc), rulings=rulings_of(site))
+
+
+def test_an_accepted_level_is_normal_and_the_next_loss_is_seen(site: Site, tmp_path: Path) -> None:
+    fill(site, tmp_path)
+    update_references(site, "embedded", [reference()])
+    (finding,) = gate(site, tmp_path).findings
+    assert main(["check", "accept", finding.id, *WHO]) == 0
+    answer = gate(site, tmp_path)
+    assert answer.open
+    (shown,) = answer.accepted
+    assert f"accepted by Ada on {date.today()}: new driver" in shown.accepted
+    (row,) = [one for one in load_references(site, "embedded").values() if one.metric == "rate"]
+    assert row.value == pytest.approx(950, rel=0.01)
+    assert (row.lower, row.source) == (-0.2, "accepted by Ada: new driver")
+    (tmp_path / "h").unlink()
+    fill(site, tmp_path, last=0.7)
+    (finding,) = gate(site, tmp_path).findings
+    assert finding.change == pytest.approx(-0.26, abs=0.03)
+
+
+def test_undone_by_one_command_all_is_as_before(site: Site, tmp_path: Path) -> None:
+    fill(site, tmp_path)
+    update_references(site, "embedded", [reference()])
+    before = load_references(site, "embedded")
+    assert main(["check", "accept", NAME, *WHO]) == 0
+    assert load_references(site, "embedded") != before
+    assert main(["check", "accept", NAME, "--undo"]) == 0
+    assert load_references(site, "embedded") == before
+    assert [one.name for one in gate(site, tmp_path).findings] == [NAME]
+    assert yaml.safe_load(accepted_file(site).read_text())["accepted"] == []
+
+
+def test_it_is_a_diff_that_git_takes(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(site, tmp_path)
+    update_references(site, "embedded", [reference()])
+    capsys.readouterr()
+    assert main(["check", "accept", NAME, *WHO, "--dry-run"]) == 0
+    told = capsys.readouterr().out
+    assert not accepted_file(site).exists()
+    assert gate(site, tmp_path).findings
+    subprocess.run(["git", "apply"], input=told, text=True, check=True, cwd=site.paths.prefix)
+    assert gate(site, tmp_path).open
+
+
+def test_a_finding_sleeps_until_its_day(site: Site, tmp_path: Path) -> None:
+    fill(site, tmp_path)
+    tomorrow = date.today() + timedelta(days=1)
+    assert main(["check", "accept", NAME, *WHO, "--until", str(tomorrow)]) == 0
+    assert gate(site, tmp_path).open
+    with open_history(tmp_path / "h", site.name) as history:
+        later = datetime.now(timezone.utc) + timedelta(days=2)
+        assert not ask(history, now=later, rulings=rulings_of(site)).open
+
+
+def test_a_reference_of_the_new_level_answers_the_alarm(site: Site, tmp_path: Path) -> None:
+    fill(site, tmp_path)
+    today = date.today().isoformat()
+    update_references(site, "embedded", [reference(today, value=1000.0)])
+    assert not gate(site, tmp_path).open, "it is of the level before"
+    update_references(site, "embedded", [reference("2020-01-01", value=950.0)])
+    assert not gate(site, tmp_path).open, "it was measured before"
+    update_references(site, "embedded", [reference(today, value=950.0)])
+    answer = gate(site, tmp_path)
+    assert answer.open
+    assert answer.accepted[0].accepted.startswith(f"answered by the reference of {today}")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nobody", *WHO], "there is no finding 'nobody'"),
+        ([NAME.replace("rate", "rat"), *WHO], NAME),
+        ([NAME, "--by", "Ada"], "--because is missing"),
+        ([NAME, "--because", "x"], "--by is missing"),
+        ([NAME, *WHO, "--until", "2020-01-01"], "--until 2020-01-01 has passed"),
+        ([NAME, "--undo"], "is not accepted"),
+    ],
+)
+def test_what_cannot_be_accepted_is_said_in_a_line(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    fill(site, tmp_path)
+    assert main(["check", "accept", *words]) == 2
+    assert said in capsys.readouterr().err
+    assert not accepted_file(site).exists()
+
+
+def test_a_silent_series_has_no_level_to_accept(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = datetime.now(timezone.utc) - timedelta(days=10)
+    with open_history(tmp_path / "h", site.name) as history:
+        history.add([Result("r", now.isoformat(timespec="seconds"), "throughput", "resnet50",
+                            "p100", "rate", 1.0, "images/s", "PASS", low=0.5)])  # fmt: skip
+    assert main(["check", "accept", NAME, *WHO]) == 2
+    assert "--until" in capsys.readouterr().err
+    day = str(date.today() + timedelta(days=3))
+    assert main(["check", "accept", NAME, *WHO, "--until", day]) == 0
+    assert gate(site, tmp_path).open
+
+
+def test_what_is_accepted_is_listed(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(site, tmp_path)
+    main(["check", "accept", NAME, *WHO])
+    capsys.readouterr()
+    assert main(["check", "accept", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["series"]["check"] == "throughput"
+    assert "new driver" in row["said"]
+
+
+def test_a_broken_file_is_refused_with_its_place(site: Site) -> None:
+    accepted_file(site).parent.mkdir(parents=True)
+    accepted_file(site).write_text("schema: 1\naccepted:\n- {id: x, by: y}\n")
+    with pytest.raises(BadInput, match="fault"):
+        rulings_of(site)

@@ -1,0 +1,132 @@
+"""One answer everywhere: terminal, page, JSON, JUnit, Markdown, Prometheus and the gate."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdl.cli import main
+from hpcdl.regress.answer import GateAnswer
+from hpcdl.regress.gate import ask
+from hpcdl.regress.history import Result, open_history
+from hpcdl.regress.verdict import WHOLE_RUN
+
+DROP, NIGHTS = 200, 330
+
+
+def rows() -> list[Result]:
+    """A series that lost 5 % of late and one that did so 130 nights ago; both pass tonight."""
+    now, rng = datetime.now(timezone.utc), random.Random(3)
+    found = []
+    for night in range(NIGHTS):
+        at = (now - timedelta(days=NIGHTS - 1 - night)).isoformat(timespec="seconds")
+        for case, since in (("recent", NIGHTS - 10), ("old", DROP)):
+            value = 1000 * (0.95 if night >= since else 1.0) * (1 + 0.005 * rng.gauss(0, 1))
+            found.append(Result(f"r{night}", at, "throughput", case, "p100", "rate", value,
+                                "images/s", "PASS", low=900.0, reference=1000.0))  # fmt: skip
+    return found
+
+
+def verdict(case: str) -> dict[str, Any]:
+    metric = {"name": "rate", "value": 950.0, "unit": "images/s", "reference": 1000.0,
+              "low": 900.0, "high": None, "wanted": True, "better": "higher"}  # fmt: skip
+    return {"check": "throughput", "case": case, "partition": "p100", "status": "PASS",
+            "reason": "", "waived": False, "ok": True, "metrics": [metric], "seconds": 1.0,
+            "job": {}}  # fmt: skip
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What each output says of one history and one run."""
+    monkeypatch.setenv("HPCDL_HISTORY", str(tmp_path / "h"))
+    monkeypatch.setenv("HPCDL_SITE", "embedded")
+    monkeypatch.setenv("HPCDL_HOME", str(tmp_path / "home"))
+    with open_history(tmp_path / "h", "embedded") as history:
+        history.add(rows())
+    run = {"schema": 2, "run": str(tmp_path / "20261120-010000Z-0000"), "site": "embedded",
+           "seconds": 10.0, "time": 1_790_000_000.5,
+           "verdicts": [verdict("recent"), verdict("old")]}  # fmt: skip
+    (tmp_path / "verdicts.json").write_text(json.dumps(run))
+    found = {}
+    for name in ("markdown", "junit", "prometheus", "json"):
+        out = tmp_path / name
+        assert main(["check", "report", str(tmp_path), "--format", name, "--output", str(out)]) == 0
+        found[name] = out.read_text()
+    assert main(["check", "report", str(tmp_path), "--html", str(tmp_path / "page")]) == 0
+    return {**found, "page": (tmp_path / "page").read_text()}
+
+
+def gate(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    capsys.readouterr()
+    assert main(["check", "gate", *words]) == 1
+    return capsys.readouterr().out
+
+
+def test_every_output_tells_the_gates_finding_with_the_same_words_date_and_size(
+    told: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = json.loads(gate(capsys, "--json"))
+    (finding,) = answer["findings"]
+    assert finding["name"] == "throughput/recent on p100, rate [images/s]"
+    assert finding["change"] == pytest.approx(-0.05, abs=0.005)
+    terminal = gate(capsys)
+    assert terminal.startswith("Gate closed: 1 finding in 2 series\n")
+    assert finding["description"] in terminal
+    assert json.loads(told["json"])["gate"] == answer
+    assert "**Gate closed: 1 finding in 2 series**" in told["markdown"]
+    assert finding["description"] in told["markdown"].replace("\\", "")
+    page = told["page"].replace("&gt;", ">").replace("&#43;", "+")
+    assert "<title>embedded: Gate closed: 1 finding in 2 series</title>" in page
+    assert finding["description"] in page
+    assert finding["id"] in page
+
+
+def test_junit_fails_for_what_closes_the_gate(told: dict[str, str]) -> None:
+    suite = ET.fromstring(told["junit"])
+    assert [suite.get(name) for name in ("tests", "failures", "errors")] == ["3", "1", "0"]
+    assert suite.find(".//failure").get("type") == "drop"  # type: ignore[union-attr]
+
+
+def test_prometheus_has_gate_findings_time_and_what_was_waived(told: dict[str, str]) -> None:
+    lines = told["prometheus"].splitlines()
+    assert 'hpcdl_check_gate_open{site="embedded"} 0' in lines
+    assert 'hpcdl_check_timestamp_seconds{site="embedded"} 1790000000.5' in lines
+    assert any(re.match(r'hpcdl_check_finding\{.*case="recent".*kind="drop".*\} 1', line)
+               for line in lines)  # fmt: skip
+    assert sum('waived="false"' in line for line in lines) == 2
+
+
+def test_a_change_before_the_gates_window_alarms_nowhere(told: dict[str, str]) -> None:
+    attention = told["page"].partition('class="attention"')[2].partition("</section>")[0]
+    assert "throughput/recent on p100" in attention
+    assert "throughput/old" not in attention
+
+
+def test_the_night_of_a_run_that_went_wrong_does_not_end_a_series(tmp_path: Path) -> None:
+    now = datetime.now(timezone.utc)
+    error = Result("r", "", "throughput", "recent", "p100", "", None, "", "ERROR", reason="lost")
+    whole = replace(error, check_name=WHOLE_RUN, case_name="")
+    long_ago = (now - timedelta(days=60)).isoformat(timespec="seconds")
+    with open_history(tmp_path / "h", "x") as history:
+        history.add([*rows(), replace(error, time=long_ago), replace(whole, time=long_ago)])
+        assert ask(history, now=now).ended == ()
+
+
+@pytest.mark.parametrize(
+    ("answer", "headline"),
+    [
+        (GateAnswer(0, (), 0), "Gate closed: there is no history"),
+        (GateAnswer(0, (), 4), "Gate closed: there is no series of late"),
+        (GateAnswer(4, (), 4), "Gate open: 4 series"),
+    ],
+)
+def test_the_answer_in_a_few_words(answer: GateAnswer, headline: str) -> None:
+    assert answer.headline == headline
