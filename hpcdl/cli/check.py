@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,6 +65,7 @@ def _run(args: argparse.Namespace) -> ExitCode:
     from hpcdl.system.progress import StatusLine
 
     require_reframe()
+    _require_options(args.set)
     site = the_site(args)
     with StatusLine(quiet=args.json) as status:
         outcome = run_checks(site, modules(site, args), request_of(args), shown(status))
@@ -72,6 +74,20 @@ def _run(args: argparse.Namespace) -> ExitCode:
     if not outcome.ok:
         return ExitCode.NO
     return ExitCode.OK if remembered else ExitCode.PARTLY
+
+
+def _require_options(settings: Sequence[str]) -> None:
+    """Refuse what is no option of the training program, before anything runs."""
+    from hpcdl.system.errors import BadInput
+    from hpcdl.system.text import did_you_mean
+    from hpcdl.train.options import ARGUMENTS
+
+    known = [argument.field for argument in ARGUMENTS]
+    for setting in settings:
+        name = setting.partition("=")[0].lstrip("-").replace("-", "_")
+        if name not in known:
+            hint = did_you_mean(name, known) or "see `hpcdl train --help`"
+            raise BadInput(f"--set {setting}: `hpcdl train` has no option {name}", hint=hint)
 
 
 def _remember(site: Site, outcome: CheckOutcome, args: argparse.Namespace) -> bool:

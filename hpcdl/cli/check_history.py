@@ -131,7 +131,10 @@ def _report(args: argparse.Namespace) -> ExitCode:
 
 
 def _newest(site: Site | None) -> Path:
-    return (site.paths.work if site else Path()) / "checks" / "latest"
+    """The newest run with verdicts: one that was stopped has none."""
+    checks = (site.paths.work if site else Path()) / "checks"
+    with_verdicts = sorted(checks.glob("runs/*/verdicts.json"))
+    return with_verdicts[-1].parent if with_verdicts else checks / "latest"
 
 
 def _is_named(args: argparse.Namespace) -> bool:
@@ -156,7 +159,7 @@ def _page(args: argparse.Namespace) -> ExitCode:
     from hpcdl.system.files import write_atomic
 
     site = the_site(args)
-    named = args.folder or site.paths.work / "checks" / "latest"
+    named = args.folder or _newest(site)
     run = read_run(named)
     files = read_files(run, directory_of(run, named, runs_directory(site)))
     answer, rulings = answer_of(site, args), rulings_of(site)

@@ -17,6 +17,7 @@ from hpcdl.regress.identity import Series, name_of
 from hpcdl.regress.verdict import number
 from hpcdl.results.faults import Status
 
+LOST_NODE = "lost node"
 WARNING, SLOW_NODE, SILENT, UNKNOWN, FUTURE = (
     "not sure yet",
     "slow node",
@@ -58,7 +59,8 @@ class Finding:
     @property
     def id(self) -> str:
         """Eight digits by which it is accepted."""
-        about = self.node or ("verdict" if self.of_last_night else "")
+        about = f"{self.kind} {self.node}" if self.node else ""
+        about = about or ("verdict" if self.of_last_night else "")
         about = about or (self.kind if self.began is None else "change")
         return hashlib.sha256(repr((tuple(self.series), about)).encode()).hexdigest()[:8]
 

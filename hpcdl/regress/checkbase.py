@@ -22,7 +22,9 @@ import reframe as rfm
 import reframe.utility.sanity as sn
 import reframe.utility.typecheck as typ
 from reframe.core.builtins import run_after, run_before, sanity_function, variable
+from reframe.core.exceptions import ReframeError
 from reframe.core.runtime import runtime
+from reframe.utility import nodelist_abbrev
 
 from hpcdl.jobs.layout import plan_layout
 from hpcdl.jobs.script import render_script
@@ -39,6 +41,8 @@ from hpcdl.site import Partition, Site, load_site
 from hpcdl.slurm.execution import CLUSTER, PROFILES, ExecutionProfile
 from hpcdl.system.errors import BadInput
 
+_MEASURED: set[tuple[str, str]] = set()
+"""The checks of this process that gave their numbers, with their partitions."""
 LOG, RESULT = "job.log", "result.json"
 
 
@@ -75,6 +79,8 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
     """Seconds without a sign of life after which a running job is given up."""
     patience_seconds = variable(float, value=PATIENCE_SECONDS)
     """Seconds that the job may wait for its nodes."""
+    retry_all = variable(typ.Bool, value=False, loggable=True)
+    """Whether whatever failed is tried again; else only what was measured, and too slow."""
     needs_gpus = True
     """Whether ranks of a partition with GPUs must compute on them."""
 
@@ -157,12 +163,26 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         self.evidence = {"check": self.check_name}
 
     @run_after("setup")
+    def retry_only_what_was_measured(self) -> None:
+        """A node that is dead stays so: what gave no number is not queued again."""
+        self.skip_if(
+            runtime().current_run > 0 and not self.retry_all and self._try not in _MEASURED,
+            "it is not tried again: it gave no number",
+        )
+
+    @property
+    def _try(self) -> tuple[str, str]:
+        return str(self.unique_name), str(self.current_partition.fullname)
+
+    @run_after("setup")
     def write_script(self) -> None:
         """Lay the job out and hand ReFrame the parts of its script."""
         site, partition = self.place()
         spec = replace(self.request(site, partition), job_dir=Path(self.stagedir).absolute())
         if spec.program[:2] == ("hpcdl", "train"):
             spec = replace(spec, program=(*spec.program, *map(option, self.settings)))
+        if not self.is_dry_run():
+            require_data(spec.program)
         batch = take_apart(self.script(site, spec, module_of(self.current_partition)))
         layout = plan_layout(site, spec)
         self.num_tasks = layout.world_size
@@ -193,6 +213,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
             "layout": layout,
             "release": module_of(self.current_partition).release,
             "driver": partition.driver,
+            "planned": nodelist_abbrev(self.job.pin_nodes or []),
             "script": str(directory / "rfm_job.sh"),
             "log": str(directory / LOG),
             "result": str(directory / RESULT),
@@ -236,6 +257,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
     @run_before("performance")
     def compare(self) -> None:
         """Give ReFrame the metrics and their references."""
+        _MEASURED.add(self._try)
         self.require_reference = not (self.measuring or self.is_dry_run())
         site, partition = self.place()
         rows = {} if self.measuring else load_references(site, partition.reference_set)
@@ -293,6 +315,20 @@ def module_of(part: Any) -> Module:
 def execution_of(part: Any) -> ExecutionProfile:
     """The profile of one of ReFrame's partitions; before there is one, a cluster's."""
     return PROFILES[part.extras["hpcdl_execution"]] if part is not None else CLUSTER
+
+
+def require_data(program: Sequence[str]) -> None:
+    """Refuse a program whose data set is not there, with the command that makes it.
+
+    Raises:
+        ReframeError: it is not there.
+    """
+    for word in program:
+        path = Path(word.removeprefix("--data="))
+        if word.startswith("--data=/") and not path.exists():
+            made = path.name in {"digits", "photos"}
+            how = f"hpcdl data make {path.name} {path}" if made else "hpcdl data make --help"
+            raise ReframeError(f"there is no data set {path}; make it: `{how}`")
 
 
 def option(setting: str) -> str:

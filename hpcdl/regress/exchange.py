@@ -23,7 +23,7 @@ from hpcdl.regress.formats import Run, read_run
 from hpcdl.regress.history import COLUMNS, Result
 from hpcdl.regress.identity import HIGHER, LOWER
 from hpcdl.regress.runner import CheckOutcome, as_data
-from hpcdl.results.faults import Status
+from hpcdl.results.faults import FaultKind, Status
 from hpcdl.system.errors import BadInput, PartlyDone
 from hpcdl.system.inert import csv_cell, of_csv_cell
 from hpcdl.system.safe_read import open_regular
@@ -197,6 +197,8 @@ def of_run(run: Run, time: str) -> Iterator[Result]:
     """
     name, site = Path(str(run.get("run") or "")).name or time, str(run.get("site") or "")
     for number, verdict in enumerate(run["verdicts"], 1):
+        if {fault["kind"] for fault in verdict.get("faults") or ()} == {FaultKind.SELECTION.value}:
+            continue  # a name that somebody mistyped says nothing of a night
         try:
             yield from [_checked(entry) for entry in _entries(verdict, name, time, site)]
         except (TypeError, ValueError, OverflowError) as fault:

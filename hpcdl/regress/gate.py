@@ -14,6 +14,7 @@ from statistics import median
 
 from hpcdl.regress.answer import (
     FUTURE,
+    LOST_NODE,
     SILENT,
     SLOW_NODE,
     UNKNOWN,
@@ -22,7 +23,7 @@ from hpcdl.regress.answer import (
     GateAnswer,
     of_change,
 )
-from hpcdl.regress.drift import analyse, as_rates, may_be_worse, slow_nodes
+from hpcdl.regress.drift import Night, analyse, as_rates, may_be_worse, slow_nodes
 from hpcdl.regress.history import History, Result, single_node
 from hpcdl.regress.identity import LOWER, Series, better_of
 from hpcdl.regress.rulings import Rulings
@@ -99,7 +100,8 @@ def ask(history: History, *, partitions: tuple[str, ...] = (), names: tuple[str,
     question = _Question(history, newest, _latest(newest), now, execution.margin, measured,
                          rulings or Rulings())  # fmt: skip
     alive = [series for series in chosen if question.silent_days(series) <= ENDED_DAYS]
-    told = [found for series in alive for found in _findings(question, series)]
+    each = (found for series in alive for found in _findings(question, series))
+    told = [*{(one.id, one.kind, one.description): one for one in each}.values()]
     findings, accepted = _ruled(question, told)
     findings += _unknown(partitions, {series.partition for series in known}, "partition")
     findings += _unknown(names, {name for one in known for name in (one.check, one.name)}, "check")
@@ -120,7 +122,8 @@ def _ruled(question: _Question, told: list[Finding]) -> tuple[list[Finding], lis
     """What stands, and what somebody accepted or a new reference answers."""
     standing, accepted = list[Finding](), question.rulings.levels(question.today)
     for finding in told:
-        last = date.fromisoformat(question.newest[finding.series][:10])
+        newest = question.newest.get(finding.series)
+        last = date.fromisoformat(newest[:10]) if newest else None
         ruled = question.rulings.over(finding, question.today, last)
         (standing if ruled is None else accepted).append(ruled or finding)
     return standing, accepted
@@ -178,6 +181,23 @@ def _days_before(time: str, days: int) -> str:
     return (datetime.fromisoformat(time) - timedelta(days=days)).isoformat()[:10]
 
 
+def _vanished(series: Series, run: list[Result], nights: list[Night]) -> list[Finding]:
+    """Nodes that were measured with the others before, and not in the newest run of several."""
+    now = {single_node(result.nodes) for result in run}
+    if len(now) < 2:
+        return []
+    before = {night.node: night.date for night in nights if night.node and night.node not in now}
+    return [
+        Finding(
+            Series("", "", series.partition, "", site=series.site),
+            LOST_NODE,
+            f"{node} gave no result beside the other nodes; its last is of {day}",
+            node=node,
+        )
+        for node, day in sorted(before.items())
+    ]
+
+
 def first_night(
     series: Series, last: str, rulings: Rulings | None = None, today: date | None = None
 ) -> str:
@@ -201,6 +221,7 @@ def _of_history(question: _Question, series: Series, run: list[Result]) -> list[
         nights = as_rates(nights) if lower else nights
         found = [Finding(series, SLOW_NODE, f"{node} is slower than the others", node=node)
                  for node in slow_nodes(nights, question.least)]  # fmt: skip
+        found += _vanished(series, run, history.nights(series, _days_before(last.time, NODES_DAYS)))
     since = first_night(series, last.time, question.rulings, question.today)
     if may_be_worse(history.values(series, since), lower=lower):
         nights = history.nights(series, since)

@@ -6,7 +6,9 @@ not end by itself, and then nothing that it printed counts.
 
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hpcdl.results.faults import Fault, FaultKind
@@ -16,7 +18,10 @@ JUDGED = frozenset({"COMPLETED", "FAILED"})
 SILENCE_SECONDS = 600.0
 PATIENCE_SECONDS = 4 * 3600.0
 """How long a check waits for its nodes: half of what a night may take."""
+DEAD_SECONDS = 300.0
+"""How long it waits for nodes that are down: they may be starting."""
 SILENCE_AFTER_RESTART_SECONDS = 30.0
+_STATE_WORDS = re.compile("[A-Z_]+")
 _REASONS = {
     "TIMEOUT": "its walltime of {limit} was over",
     "NODE_FAIL": "a node was lost ({nodes})",
@@ -29,19 +34,21 @@ _REASONS = {
 }
 
 
-def fault_of(record: JobRecord | None, allowed_restarts: int = 0) -> Fault | None:
+def fault_of(record: JobRecord | None, allowed_restarts: int = 0, was_on: str = "") -> Fault | None:
     """Why nothing of this job counts, or None: it is still running, or ended by itself.
 
     Args:
         record: what Slurm says of the job; None when Slurm does not know it.
         allowed_restarts: how often the check expects its job to be queued again.
+        was_on: the nodes on which it last ran; a job that waits again has none.
     """
     if record is None:
         text = "lost: Slurm does not know the job any more, so nobody knows how it ended"
         return Fault(FaultKind.JOB_LOST, text)
     if record.restarts > allowed_restarts:
+        on = f" after it ran on {was_on}" if was_on else ""
         text = (
-            f"node lost: Slurm put the job back into the queue (restart {record.restarts}); "
+            f"node lost: Slurm put the job back into the queue{on} (restart {record.restarts}); "
             "its numbers would not be those of one run"
         )
         return Fault(
@@ -54,18 +61,38 @@ def fault_of(record: JobRecord | None, allowed_restarts: int = 0) -> Fault | Non
         "TIMEOUT": (FaultKind.TIMEOUT, "time-out"),
     }.get(record.state, (FaultKind.ENDED_EARLY, "ended early"))
     reason = _REASONS.get(record.state, "Slurm gives no other reason").format(
-        limit=record.time_limit, nodes=record.nodes or "unknown"
+        limit=record.time_limit, nodes=record.nodes or was_on or "unknown"
     )
     text = f"{said}: the job ended as {record.state}, {reason}; restarts {record.restarts}"
     return Fault(kind, text, wanted="COMPLETED", got=record.state)
 
 
-def unavailable(record: JobRecord) -> Fault | None:
-    """Why a job cannot start at all, or None: the node that it must have takes no jobs."""
-    if record.state != "PENDING" or "ReqNodeNotAvail" not in record.reason:
+def unavailable(record: JobRecord, states: Mapping[str, str]) -> Fault | None:
+    """Why a job cannot start at all, or None: a node that it must have takes no jobs.
+
+    Args:
+        record: what Slurm says of the job.
+        states: of the nodes that it must have, by name.
+    """
+    if record.state != "PENDING":
         return None
-    text = f"node lost: the node that this check is for takes no jobs ({record.reason})"
-    return Fault(FaultKind.NODE_LOST, text)
+    out = [f"{name} is {state}" for name, state in states.items() if takes_no_jobs(state)]
+    if not out and (not states or "ReqNodeNotAvail" not in record.reason):
+        return None
+    said = ", ".join(out) or f"{', '.join(states)}: {record.reason}"
+    return Fault(FaultKind.NODE_LOST, f"node lost: the node of this check takes no jobs ({said})")
+
+
+def takes_no_jobs(state: str) -> bool:
+    """Whether a node in this state starts no job, until somebody does something."""
+    words = set(_STATE_WORDS.findall(state.upper()))
+    return bool(words & {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING",
+                         "NOT_RESPONDING"})  # fmt: skip
+
+
+def dead_wait(record: JobRecord) -> bool:
+    """Whether a job waits for nodes of which there are not enough that work."""
+    return record.state == "PENDING" and "DOWN" in record.reason.upper()
 
 
 def waits_too_long(record: JobRecord, seconds: float, limit: float) -> Fault | None:

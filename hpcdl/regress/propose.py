@@ -85,6 +85,8 @@ class Drafts:
 
     proposals: tuple[Proposal, ...]
     waiting: tuple[str, ...]
+    nights: bool = True
+    """Whether anything was measured that could be proposed."""
 
     def write(self, site: Site) -> None:
         """Make the changes, in the files as they are by now."""
@@ -118,7 +120,8 @@ def propose(
     sets: dict[str, list[Reference]] = {}
     for row in rows:
         sets.setdefault(site.partition(row.partition).reference_set, []).append(row)
-    return Drafts(tuple(_proposal(site, name, new) for name, new in sets.items()), waiting)
+    return Drafts(tuple(_proposal(site, name, new) for name, new in sets.items()), waiting,
+                  bool(values))  # fmt: skip
 
 
 def draft(site: Site, values: Sequence[Value]) -> tuple[list[Reference], tuple[str, ...]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from hpcdl.jobs.spec import Module
 from hpcdl.regress.check_request import CheckRequest
-from hpcdl.regress.nodes import name_slow_nodes
+from hpcdl.regress.nodes import name_slow_nodes, node_of
 from hpcdl.regress.plain import Plain, with_evidence
 from hpcdl.regress.references import fingerprint, load_references
 from hpcdl.regress.reframe_adapter.process import Progress, Session, execute, to_argv
@@ -161,9 +161,11 @@ def _verdicts(
     if found and session.exit_code != 0 and all(verdict.ok for verdict in found):
         broken.append(_problem(f"ReFrame exited with status {session.exit_code}; see {run.log}"))
     if broken or found:
-        missing = [*_partitions_without(request, found), *_names_without(request, found)]
+        missing = [*_partitions_without(request, found), *_names_without(request, found),
+                   *_nodes_without(site, request, found)]  # fmt: skip
         return [*found, *broken, *missing]
-    return [_problem(_why_nothing(run, request, session))]
+    kind = FaultKind.SELECTION if request.names and session.selected == 0 else FaultKind.RUN
+    return [_problem(_why_nothing(run, request, session), kind=kind)]
 
 
 def _known(site: Site, run: RunDirectory, modules: Modules) -> Plain:
@@ -181,8 +183,22 @@ def _known(site: Site, run: RunDirectory, modules: Modules) -> Plain:
     )
 
 
-def _problem(reason: str, partition: str = "") -> Verdict:
-    return Verdict(WHOLE_RUN, "", partition, Status.ERROR, reason, (Fault(FaultKind.RUN, reason),))
+def _problem(reason: str, partition: str = "", kind: FaultKind = FaultKind.RUN) -> Verdict:
+    return Verdict(WHOLE_RUN, "", partition, Status.ERROR, reason, (Fault(kind, reason),))
+
+
+def _nodes_without(site: Site, request: CheckRequest, found: Sequence[Verdict]) -> list[Verdict]:
+    """Partitions of which fewer nodes were checked than the site has: one has vanished."""
+    each: dict[str, set[str]] = {}
+    for verdict in found if request.distribute else ():
+        node = node_of(verdict) or verdict.planned
+        each.setdefault(verdict.partition, set()).update({node} - {""})
+    return [
+        _problem(f"{len(each[part.label])} of {part.nodes} nodes were checked: "
+                 f"{', '.join(sorted(each[part.label]))}", part.label, FaultKind.NODE_LOST)
+        for part in site.by_groups()
+        if part.label in each and len(each[part.label]) < part.nodes
+    ]  # fmt: skip
 
 
 def _partitions_without(request: CheckRequest, found: Sequence[Verdict]) -> list[Verdict]:
@@ -198,7 +214,7 @@ def _partitions_without(request: CheckRequest, found: Sequence[Verdict]) -> list
 def _names_without(request: CheckRequest, found: Sequence[Verdict]) -> list[Verdict]:
     """A check that was asked for by name and did not run: ReFrame is content with any other."""
     return [
-        _problem(f"no check was selected by name {name}")
+        _problem(f"no check was selected by name {name}", kind=FaultKind.SELECTION)
         for name in request.names
         if not any(_means(name, verdict) for verdict in found)
     ]

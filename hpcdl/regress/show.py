@@ -128,8 +128,12 @@ def proposals_text(drafts: Drafts) -> str:
     """The drafted changes as one diff; what waits for more runs stands behind, as comments."""
     diffs = "".join(proposal.diff for proposal in drafts.proposals)
     waiting = "".join(f"# not yet: {text}\n" for text in drafts.waiting)
-    nothing = "# nothing to propose: what was measured has its reference\n"
-    return diffs + waiting or nothing
+    nothing = (
+        "what was measured has its reference"
+        if drafts.nights
+        else ("no night of the release that is published now was measured yet")
+    )
+    return diffs + waiting or f"# nothing to propose: {nothing}\n"
 
 
 def _reference_row(row: Reference) -> list[str]:

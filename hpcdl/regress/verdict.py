@@ -105,6 +105,8 @@ class Verdict:
     result: str = ""
     seconds: float = 0.0
     environment: str = ""
+    planned: str = ""
+    """The node that it was to run on, where it was for one."""
 
     @property
     def name(self) -> str:
@@ -138,6 +140,7 @@ def judge(case: Mapping[str, Any], machine: str | None = None) -> Verdict:
         case=str(evidence.get("case", _variant(case))),
         partition=str(evidence.get("partition") or case.get("partition") or ""),
         environment=str(evidence.get("environment") or ""),
+        planned=str(evidence.get("planned") or ""),
         status=status_of(faults),
         reason="; ".join(part for part in (describe(faults), *notes) if part),
         faults=faults,

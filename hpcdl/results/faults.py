@@ -47,6 +47,7 @@ class FaultKind(str, Enum):
     BOUND = "bound"
     SLOW_NODE = "slow-node"
     RUN = "run"
+    SELECTION = "selection"
     NO_RESULT = "no-result"
     FOREIGN = "foreign-result"
     UNIT = "unit"
@@ -72,9 +73,9 @@ class FaultKind(str, Enum):
 
 _K = FaultKind
 _STATUSES = {
-    **dict.fromkeys((_K.RUN, _K.NO_RESULT, _K.FOREIGN, _K.UNIT, _K.TOO_FAST, _K.NO_METRIC,
-                     _K.EXIT_CODE, _K.ENDED_EARLY, _K.TIMEOUT, _K.NODE_LOST, _K.JOB_LOST, _K.HANG,
-                     _K.SLURM_AWAY), Status.ERROR),
+    **dict.fromkeys((_K.RUN, _K.SELECTION, _K.NO_RESULT, _K.FOREIGN, _K.UNIT, _K.TOO_FAST,
+                     _K.NO_METRIC, _K.EXIT_CODE, _K.ENDED_EARLY, _K.TIMEOUT, _K.NODE_LOST,
+                     _K.JOB_LOST, _K.HANG, _K.SLURM_AWAY), Status.ERROR),
     **dict.fromkeys((_K.FEW_STEPS, _K.FEW_RUNS), Status.INSUFFICIENT),
     _K.NO_REFERENCE: Status.NO_REFERENCE,
     _K.STALE_REFERENCE: Status.STALE,

@@ -202,6 +202,13 @@ def daemon_starts(hostlist: str) -> dict[str, str]:
     return {node["NodeName"]: node.get("SlurmdStartTime", "") for node in fields}
 
 
+def node_states(hostlist: str) -> dict[str, str]:
+    """The state of each of these nodes, as Slurm's text (`DOWN*`, `IDLE+DRAIN`); by node."""
+    text = ask(["scontrol", "show", "node", "-o", hostlist]).stdout if hostlist else ""
+    fields = map(parse.pairs, _records(text, "NodeName="))
+    return {node["NodeName"]: node.get("State", "") for node in fields}
+
+
 def partitions() -> tuple[PartitionRecord, ...]:
     """All partitions."""
     text = ask(["scontrol", "show", "partition", "-o"]).stdout

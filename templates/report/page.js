@@ -111,6 +111,9 @@
       }
     }
   }
+  addEventListener("beforeprint", () => {
+    for (const figure of all("figure")) if (!drawn.has(figure)) draw(figure);
+  });
   let waiting = 0;
   addEventListener("resize", () => {
     cancelAnimationFrame(waiting);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -80,6 +81,7 @@ def test_nothing_passes_that_does_not_deserve_it(site: Site) -> None:
         "says_insufficient": Status.FAIL,
         "says_missing": Status.FAIL,
         "no_reference": Status.NO_REFERENCE,
+        "on_a_node": Status.NO_REFERENCE,
         "cancelled_after_its_result": Status.ERROR,
         "exit_code": Status.ERROR,
         "no_metric": Status.ERROR,
@@ -321,9 +323,12 @@ def test_a_lost_node_is_an_error_that_names_it(site: Site, slurm: Callable[..., 
     slurm(hpcdl, "cluster", "node", "kill", record.nodes)
     try:
         assert process.wait(120) == 0
-        text = next(runs_directory(site).glob("*/verdicts.json")).read_text()
-        assert "node lost" in text
-        assert '"ERROR"' in text
+        run = json.loads(next(runs_directory(site).glob("*/verdicts.json")).read_text())
+        (lost,) = run["verdicts"]
+        assert lost["status"] == "ERROR"
+        assert "node lost" in lost["reason"]
+        assert record.nodes in lost["reason"], "it is named"
+        assert lost["job"]["nodes"] == record.nodes
     finally:
         slurm(hpcdl, "cluster", "node", "up", record.nodes)
         wait_for(lambda: not active_jobs(site))
@@ -331,6 +336,23 @@ def test_a_lost_node_is_an_error_that_names_it(site: Site, slurm: Callable[..., 
 
 
 @pytest.mark.long
+def test_a_check_for_a_drained_node_answers_within_a_minute(
+    site: Site, slurm: Callable[..., object]
+) -> None:
+    slurm("scontrol", "update", "NodeName=p100-02", "State=DRAIN", "Reason=test")
+    try:
+        begun = time.monotonic()
+        outcome = run(site, "checks_that_look_well.py", names=("on_a_node",), distribute=True,
+                      waived=("on_a_node",))  # fmt: skip
+        seconds = time.monotonic() - begun
+    finally:
+        slurm("scontrol", "update", "NodeName=p100-02", "State=RESUME")
+    (lost,) = [verdict for verdict in outcome.verdicts if verdict.status is Status.ERROR]
+    assert "p100-02 is" in lost.reason
+    assert "DRAIN" in lost.reason
+    assert seconds < 60 + SLOW_START, f"it took {seconds:.0f} s"
+
+
 def test_a_time_out_after_the_result_was_written_is_an_error(site: Site) -> None:
     outcome = run(site, "checks_that_wait.py", names=("until_cancelled",))
     assert outcome.verdicts[0].status is Status.ERROR
@@ -395,6 +417,8 @@ def test_the_script_is_the_one_that_users_get(site: Site, tmp_path: Path) -> Non
     assert (submitted.before, submitted.after) == (users.before, users.after)
 
 
+SLOW_START = 30
+"""Seconds that a slow machine may take for ReFrame itself."""
 CASE = "mlp-2x2-digits-fp32"
 
 

@@ -266,3 +266,10 @@ def test_a_script_from_elsewhere_is_refused(browser: Page, file: Path, tmp_path:
     browser.open((tmp_path / "torn.html").as_uri())
     assert browser.do("window.ran") is None
     browser.errors.clear()
+
+
+def test_a_printed_page_has_every_figure(page: Page) -> None:
+    page.do("window.dispatchEvent(new Event('beforeprint'))")
+    drawn = "[...document.querySelectorAll('figure .plot')].filter((one) => one.children.length)"
+    all_of_them = page.do("document.querySelectorAll('figure .plot').length")
+    assert page.do(f"{drawn}.length") == all_of_them > 40

@@ -56,6 +56,11 @@ class honest(Small):
 
 
 @rfm.simple_test
+class on_a_node(Small):
+    tags = {"node"}
+
+
+@rfm.simple_test
 class slower(Small):
     result = {**RAN, "summary": {"images_per_second": 500.0}}
 

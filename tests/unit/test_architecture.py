@@ -68,6 +68,7 @@ def test_nobody_imports_the_training_program_but_the_command_line_its_options() 
     into = {edge for edge in EDGES if layer_of(edge[1]) == "train" != layer_of(edge[0])}
     assert into == {
         ("hpcdl.cli.train", "hpcdl.train.options"),
+        ("hpcdl.cli.check", "hpcdl.train.options"),
         ("hpcdl.cli.data", "hpcdl.train.data.data_options"),
     }
 

@@ -28,9 +28,12 @@ from reframe.core.schedulers.slurm import SlurmJobScheduler, _SlurmJob
 from reframe.utility import nodelist_abbrev
 
 from hpcdl.regress.job_state import (
+    DEAD_SECONDS,
     PATIENCE_SECONDS,
     Watchdog,
+    dead_wait,
     fault_of,
+    takes_no_jobs,
     unavailable,
     waits_too_long,
 )
@@ -53,8 +56,8 @@ except HpcdlError as lack:  # as ReFrame says what is wrong with its settings
 _POLL_SECONDS = 0.4
 _AWAY_SECONDS = 90.0
 _UNKNOWN_SECONDS = 10.0
-_UNAVAILABLE_SECONDS = 60.0
-"""A node that has just ended a job may look so for a moment."""
+_UNAVAILABLE_SECONDS, _NODES_SECONDS = 20.0, 5.0
+"""A node that has just ended a job may look so for a moment; how often nodes are asked about."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,9 @@ class HpcdlJob(_SlurmJob):
         self.fault: Fault | None = None
         self.told = False
         self.faults: list[Any] = []
-        self.submitted = self.asked = 0.0
+        self.submitted = self.asked = self.asked_nodes = 0.0
+        self.was_on = ""
+        self.cannot_start: Fault | None = None
         self.since: dict[str, float] = {}
         self.watchdog: Watchdog | None = None
 
@@ -172,23 +177,32 @@ class HpcdlSlurm(SlurmJobScheduler):
             if lost is not None and _lasts(job, "unknown", _UNKNOWN_SECONDS):
                 self._give_up(job, lost)
             return
-        cannot_start = unavailable(record) if job.pin_nodes else None
+        cannot_start = _cannot_start(job, record)
         if cannot_start is None:
-            job.since = {}
+            job.since.pop("unavailable", None)
         elif _lasts(job, "unavailable", _UNAVAILABLE_SECONDS):
             self._give_up(job, cannot_start)
             return
+        if not dead_wait(record):
+            job.since.pop("dead", None)
+        elif _lasts(job, "dead", DEAD_SECONDS):
+            text = f"node lost: its nodes are down for {DEAD_SECONDS:.0f} s ({record.reason})"
+            self._give_up(job, Fault(FaultKind.NODE_LOST, text))
+            return
+        job.since.pop("away", None)
+        job.since.pop("unknown", None)
         self._take(job, record)
 
     def _take(self, job: HpcdlJob, record: JobRecord) -> None:
         changed, job.record = record.state != job.state, record
+        job.was_on = record.nodes or job.was_on
         if changed:
             _tell(job, record.state)
         waited = time.time() - job.submitted
         limit = min(
             job.plan.patience if job.plan else PATIENCE_SECONDS, job.max_pending_time or math.inf
         )
-        fault = fault_of(record, job.plan.restarts if job.plan else 0)
+        fault = fault_of(record, job.plan.restarts if job.plan else 0, _which(job, record))
         fault = fault or waits_too_long(record, waited, limit)
         if fault is None and record.state == "RUNNING":
             fault = _hang(job, record)
@@ -243,6 +257,30 @@ def _lasts(job: HpcdlJob, what: str, limit: float) -> bool:
     return time.monotonic() - job.since.setdefault(what, time.monotonic()) > limit
 
 
+def _cannot_start(job: HpcdlJob, record: JobRecord) -> Fault | None:
+    """Why a job that must run on named nodes cannot start, as far as it was asked of late."""
+    if not job.pin_nodes or record.state != "PENDING":
+        return None
+    now = time.monotonic()
+    if now - job.asked_nodes >= _NODES_SECONDS:
+        job.asked_nodes = now
+        with suppress(HpcdlError):
+            states = client.node_states(nodelist_abbrev(job.pin_nodes))
+            job.cannot_start = unavailable(record, states)
+    return job.cannot_start
+
+
+def _which(job: HpcdlJob, record: JobRecord) -> str:
+    """The nodes of a job that was put back, those that take no jobs named apart."""
+    if not job.was_on or (record.active and not record.restarts):
+        return job.was_on
+    with suppress(HpcdlError):
+        out = [one for one, state in client.node_states(job.was_on).items() if takes_no_jobs(state)]
+        if out:
+            return f"{job.was_on}, of which {nodelist_abbrev(out)} takes no jobs"
+    return job.was_on
+
+
 def _hang(job: HpcdlJob, record: JobRecord) -> Fault | None:
     """Why a job that is called RUNNING is taken for dead, or None."""
     if job.watchdog is None:
@@ -288,7 +326,7 @@ def _tell(job: HpcdlJob, state: str, why: str = "") -> None:
         "directory": str(job.workdir),
         "state": state,
         "why": why or (record.reason if record else ""),
-        "nodes": record.nodes if record else "",
+        "nodes": (record.nodes if record else "") or job.was_on,
         "restarts": record.restarts if record else 0,
         "record": job_record(job),
     }
@@ -307,7 +345,7 @@ def job_record(job: HpcdlJob) -> dict[str, Any]:
         "id": record.id,
         "state": record.state,
         "exit_code": record.exit_code,
-        "nodes": record.nodes,
+        "nodes": record.nodes or job.was_on,
         "restarts": record.restarts,
         "queue_wait_seconds": seconds_between(record.submitted, record.started),
         "run_seconds": seconds_between(record.started, record.ended),

@@ -62,6 +62,7 @@ def to_argv(run: RunDirectory, request: CheckRequest, retries: int, *, serial: b
     argv += ["-S", "measuring=yes"] if request.measuring else []
     argv += ["--repeat", str(request.repeat)] if request.repeat > 1 else []
     argv += ["--max-retries", str(retries)] if retries else []
+    argv += ["-S", "retry_all=yes"] if request.retries else []
     # ReFrame would pin checks of several nodes to one as well.
     argv += ["--distribute=all", "-t", "^node$"] if request.distribute else []
     return argv

@@ -19,7 +19,7 @@ from multiprocessing import get_context
 from statistics import median
 from typing import Any
 
-from hpcdl.regress.answer import WARNING, Finding, describe
+from hpcdl.regress.answer import SLOW_NODE, WARNING, Finding, describe
 from hpcdl.regress.changes import Kind
 from hpcdl.regress.drift import Analysis, Change, Night, analyse
 from hpcdl.regress.estimate import nightly
@@ -83,7 +83,7 @@ class SeriesView:
     @property
     def slow_nodes(self) -> tuple[str, ...]:
         """The nodes that are slower than the others."""
-        return tuple(one.node for one in self.told if one.node)
+        return tuple(one.node for one in self.told if one.kind == SLOW_NODE)
 
     @property
     def findings(self) -> tuple[str, ...]:

@@ -1,0 +1,179 @@
+"""The night itself: lost and vanished nodes are named, mistyped names are no night."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdl.cli import main
+from hpcdl.regress.check_request import CheckRequest
+from hpcdl.regress.exchange import of_run
+from hpcdl.regress.gate import ask
+from hpcdl.regress.history import Result, open_history
+from hpcdl.regress.job_state import dead_wait, fault_of, takes_no_jobs, unavailable
+from hpcdl.regress.propose import Drafts
+from hpcdl.regress.reframe_adapter.process import Session, to_argv
+from hpcdl.regress.run_directory import RunDirectory
+from hpcdl.regress.runner import _nodes_without, _verdicts
+from hpcdl.regress.show import proposals_text
+from hpcdl.regress.verdict import Verdict
+from hpcdl.results.faults import FaultKind, Status
+from hpcdl.site import find_site_file, load_site
+from hpcdl.slurm.parse import JobRecord
+
+NOW = datetime.now(timezone.utc)
+
+
+def record(state: str, **changes: Any) -> JobRecord:
+    row = JobRecord(id=1, name="j", state=state, reason="None", exit_code=0, signal=0,
+                    partition="p", nodes="", restarts=0, submitted="", started="", ended="",
+                    time_limit="00:10:00", script="")  # fmt: skip
+    return row._replace(**changes)
+
+
+def test_the_nodes_of_a_job_that_was_put_back_are_named() -> None:
+    fault = fault_of(record("PENDING", restarts=1), was_on="p100-02")
+    assert fault is not None
+    assert "after it ran on p100-02" in fault.text
+    failed = fault_of(record("NODE_FAIL"), was_on="p100-02")
+    assert failed is not None
+    assert "(p100-02)" in failed.text
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "node", "given_up"),
+    [
+        ("PENDING", "Resources", "IDLE+DRAIN", True),
+        ("PENDING", "Priority", "DOWN*", True),
+        ("PENDING", "ReqNodeNotAvail, UnavailableNodes:p100-02", "IDLE", True),
+        ("PENDING", "Resources", "MIXED", False),
+        ("RUNNING", "None", "DOWN*", False),
+    ],
+)
+def test_a_job_for_a_node_that_takes_none_is_given_up(
+    state: str, reason: str, node: str, *, given_up: bool
+) -> None:
+    fault = unavailable(record(state, reason=reason), {"p100-02": node})
+    assert (fault is not None) == given_up
+    assert fault is None or "p100-02" in fault.text
+
+
+def test_what_waits_for_dead_nodes_is_known_from_what_waits_for_busy_ones() -> None:
+    down = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority"
+    assert dead_wait(record("PENDING", reason=down))
+    assert not dead_wait(record("PENDING", reason="Resources"))
+    assert [takes_no_jobs(state) for state in ("ALLOCATED", "IDLE+POWERED_DOWN")] == [False, False]
+
+
+def test_reframe_is_told_to_retry_everything_only_where_somebody_asked(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    assert "retry_all=yes" not in to_argv(run, CheckRequest(), 1, serial=True)
+    assert "retry_all=yes" in to_argv(run, CheckRequest(retries=2), 2, serial=True)
+
+
+def one_of(node: str, **changes: Any) -> Verdict:
+    return replace(Verdict("storage", "", "p100", Status.PASS, job={"nodes": node}), **changes)
+
+
+def test_a_node_that_vanished_from_slurm_is_an_error_of_the_night() -> None:
+    site = load_site(find_site_file("embedded"))
+    count = site.partition("p100").nodes
+    whole = [one_of(f"p100-0{n}") for n in range(1, count + 1)]
+    asked = CheckRequest(distribute=True)
+    assert _nodes_without(site, asked, whole) == []
+    (missing,) = _nodes_without(site, asked, whole[:-1])
+    assert missing.reason == f"{count - 1} of {count} nodes were checked: p100-01"
+    dead = one_of("", planned=f"p100-0{count}", status=Status.ERROR)
+    assert _nodes_without(site, asked, [*whole[:-1], dead]) == [], "it has an error of its own"
+    assert _nodes_without(site, CheckRequest(), whole[:-1]) == []
+
+
+def rows(nodes: tuple[str, ...], days: int) -> list[Result]:
+    at = (NOW - timedelta(days=days)).isoformat(timespec="seconds")
+    return [
+        Result(f"r{days}", at, "storage", "read", "p100", metric, 100.0, "MB/s", "PASS",
+               nodes=node, job=index, low=50.0)
+        for index, node in enumerate(nodes)
+        for metric in ("read", "write")
+    ]  # fmt: skip
+
+
+def test_a_node_without_a_result_beside_the_others_closes_the_gate_once(tmp_path: Path) -> None:
+    three = ("n1", "n2", "n3")
+    with open_history(tmp_path / "h", "x") as history:
+        history.add([*rows(three, 2), *rows(three, 1), *rows(("n1", "n2"), 0)])
+        (finding,) = ask(history, now=NOW).findings
+    assert (finding.kind, finding.node) == ("lost node", "n3")
+    assert "n3 gave no result" in finding.description
+
+
+def test_checks_on_one_node_or_another_are_no_lost_node(tmp_path: Path) -> None:
+    with open_history(tmp_path / "h", "x") as history:
+        history.add([*rows(("n1",), 2), *rows(("n2",), 1), *rows(("n3",), 0)])
+        assert ask(history, now=NOW).open
+
+
+def run_of(ran: tuple[str, ...], tmp_path: Path, **request: Any) -> list[Verdict]:
+    """What a run of these checks gives, when ReFrame selected nothing by the names asked for."""
+    cases = tuple([{"name": name, "display_name": name, "result": "success"}] for name in ran)
+    session = Session(0, cases, (), len(cases))
+    site = load_site(find_site_file("embedded"))
+    directory = RunDirectory(tmp_path)
+    return _verdicts(site, {}, directory, CheckRequest(**request), session, None)
+
+
+@pytest.mark.parametrize("names", [(), ("storage",)])
+def test_a_mistyped_name_is_an_error_and_no_night(tmp_path: Path, names: tuple[str, ...]) -> None:
+    found = run_of(names, tmp_path, names=("storge", *names))
+    told = [one for one in found if "storge" in one.reason]
+    assert [one.faults[0].kind for one in told] == [FaultKind.SELECTION]
+    verdicts = [
+        {"check": one.check, "case": "", "partition": "", "status": one.status.value,
+         "waived": False, "reason": one.reason, "metrics": [],
+         "faults": [fault.as_data() for fault in one.faults]}
+        for one in told
+    ]  # fmt: skip
+    assert [*of_run({"run": "r", "verdicts": verdicts}, NOW.isoformat())] == []
+
+
+def test_a_tag_that_selects_nothing_is_a_night_that_went_wrong(tmp_path: Path) -> None:
+    (found,) = run_of((), tmp_path, tags=("nightly",))
+    assert found.faults[0].kind is FaultKind.RUN
+
+
+def test_options_that_no_training_has_are_refused_before_anything_runs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["check", "run", "--site", "embedded", "--set", "delay=400"]
+    assert main(words) == 2
+    assert "did you mean 'delay_ms'" in capsys.readouterr().err
+
+
+def test_a_report_is_of_the_newest_run_that_has_verdicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = find_site_file("embedded").read_text().replace("$HPCDL_HOME/embedded/", f"{tmp_path}/")
+    (tmp_path / "site.yaml").write_text(text)
+    monkeypatch.setenv("HPCDL_SITE", str(tmp_path / "site.yaml"))
+    monkeypatch.setenv("HPCDL_HISTORY", str(tmp_path / "h"))
+    site = load_site(tmp_path / "site.yaml")
+    runs = site.paths.work / "checks" / "runs"
+    for name, verdicts in (("20261101-010000Z-0000", "[]"), ("20261102-010000Z-0000", "")):
+        (runs / name).mkdir(parents=True)
+        if verdicts:
+            (runs / name / "verdicts.json").write_text(
+                json.dumps({"schema": 2, "run": str(runs / name), "verdicts": []})
+            )
+    (runs.parent / "latest").symlink_to("runs/20261102-010000Z-0000")
+    assert main(["check", "report", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["run"].endswith("20261101-010000Z-0000")
+
+
+def test_it_is_said_when_nothing_was_measured_that_could_be_proposed() -> None:
+    assert "no night of the release" in proposals_text(Drafts((), (), nights=False))
+    assert "has its reference" in proposals_text(Drafts((), ()))
