@@ -32,13 +32,15 @@ class Plain:
 
 def with_evidence(case: Mapping[str, Any], known: Plain) -> Mapping[str, Any]:
     """A case of the report; one of a plain check with the evidence of its name and its job."""
-    if (case.get("evidence") or {}).get("check"):
-        return case
+    job = known.jobs.get(str(case.get("jobid") or ""), {})
+    own = case.get("evidence") or {}
+    if own.get("check"):
+        # One that was given up never came to the point where it notes its job.
+        return case if own.get("job") or not job else {**case, "evidence": {**own, "job": job}}
     check, parameters = _names(str(case.get("display_name") or case.get("name") or ""))
     partition = str(case.get("partition") or "")
     label = known.partitions.get(partition, partition)
     environment = str(case.get("environ") or "")
-    job = known.jobs.get(str(case.get("jobid") or ""), {})
     evidence = {
         "check": check,
         "case": parameters,
