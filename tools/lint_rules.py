@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+from collections import Counter
+from pathlib import Path
+
 from hpcdl.slurm.rules import SEVERITIES, Rule, all_rules, known_releases
 
 _HEAD = """\
@@ -43,6 +47,26 @@ it for the whole file. A waiver without a rule, a reason or an effect is reporte
 The last column is the evidence: `run` (tested on a real Slurm), `published` (stated by a source).
 """
 
+_SPEED = "2 to 4"
+_WILD = Path(__file__).parents[1] / "tests" / "unit" / "lint"
+_MEASURED = """\
+## Measured on public scripts
+
+The linter was run over {scripts} public batch scripts of {repositories} repositories
+(tests/unit/lint/wild.csv: repository, path, commit), for Slurm 20.11, 22.05, 24.11 and 26.05: no
+crash, {speed} ms a script and release. {judged} findings were judged by hand (judged.csv): is what
+it says of this script true, and does it matter there? The first column was counted before anything
+was mended, on {first} scripts; the second, after that, on {second} scripts that nothing had been
+mended by. What was wrong was mended in both cases, and nothing was counted a second time.
+
+Below 90 %: `kill-on-bad-exit` is a note and now wants to see Python's ranks;
+`cuda-device-order` and `gpus-per-task` are gone from the linter; the others had one cause each,
+mostly a program's own options behind a variable, a template's gap, or a small example's memory.
+
+| Rule | Before | After, on new scripts |
+|---|---|---|
+"""
+
 
 def as_markdown() -> str:
     """The page: how to use the linter, a table per severity, then each rule with its source."""
@@ -53,7 +77,37 @@ def as_markdown() -> str:
         parts.append(_table(f"### {severity.capitalize()}s", rows))
     rest = [one for one in all_rules() if not one.lint]
     parts.append(_table("### Rules beyond a linter; the job generator follows them", rest))
-    return "\n".join(parts)
+    return "\n".join([*parts, _measured()])
+
+
+def _measured() -> str:
+    """How often the findings were right."""
+    with (_WILD / "wild.csv").open() as file:
+        scripts = list(csv.DictReader(file))
+    with (_WILD / "judged.csv").open() as file:
+        judged = list(csv.DictReader(file))
+    total = Counter((row["rule"], row["round"]) for row in judged)
+    right = Counter((row["rule"], row["round"]) for row in judged if row["right"] == "yes")
+    rounds = Counter(row["round"] for row in scripts)
+    head = _MEASURED.format(
+        scripts=len(scripts),
+        repositories=len({row["repository"] for row in scripts}),
+        judged=len(judged),
+        first=rounds["1"],
+        second=rounds["2"],
+        speed=_SPEED,
+    )
+
+    def cell(rule: str, turn: str) -> str:
+        return f"{right[rule, turn]} of {total[rule, turn]}" if total[rule, turn] else ""
+
+    rules = sorted({row["rule"] for row in judged})
+    lines = [f"| `{one}` | {cell(one, '1')} | {cell(one, '2')} |" for one in rules]
+    every = [
+        f"{sum(right[one, turn] for one in rules)} of {sum(total[one, turn] for one in rules)}"
+        for turn in ("1", "2")
+    ]
+    return head + "\n".join([*lines, f"| all | {every[0]} | {every[1]} |"]) + "\n"
 
 
 def _table(title: str, rules: list[Rule]) -> str:

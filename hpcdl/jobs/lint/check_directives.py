@@ -10,7 +10,7 @@ from hpcdl.facts import load
 from hpcdl.jobs.lint.checks import checks
 from hpcdl.jobs.lint.job import Hit, Job, at, gpu_requests, nodes, tasks
 from hpcdl.jobs.lint.options import Option, Options, known_options
-from hpcdl.jobs.lint.parse import CONTINUED
+from hpcdl.jobs.lint.parse import CONTINUED, GAP
 from hpcdl.site import Partition
 from hpcdl.slurm.rules import mpi_plugins, span
 from hpcdl.system.text import count_of, nearest
@@ -28,6 +28,9 @@ _ALIKE = 0.8
 def stray_directives(job: Job) -> Iterator[Hit]:
     """Lines that look like directives and are none."""
     script = job.script
+    marked = [line for line in script.lines if line.text.startswith("#SBATCH")]
+    if not script.is_batch and not all(script.is_comment(line.start) for line in marked):
+        return  # It writes batch scripts, and is none.
     for line in script.lines:
         late = line.number > script.header_end
         if not line.text.startswith("#") or (late and not script.is_comment(line.start)):
@@ -49,7 +52,7 @@ def broken_directives(job: Job) -> Iterator[Hit]:
             yield Hit("directive-continued", end, 1)
         elif directive.broken:
             yield Hit("directive-argument", line.start, len(line.text), directive.broken)
-        elif rest:
+        elif rest and not GAP.search(line.text):
             detail = f"'{rest[0].value[:60]}' is not an option"
             yield Hit("directive-argument", rest[0].start, len(rest[0].raw), detail)
 
@@ -155,7 +158,8 @@ def tasks_not_per_node(job: Job) -> Iterator[Hit]:
             continue
         # Without GPUs an uneven count may be meant: a controller and its workers.
         meant = total == count if job.has_gpus else total % count > 0 or total == count
-        if meant or any(step.options.has("ntasks-per-node") for step in job.sruns):
+        placed = (step.options.last("ntasks-per-node", "distribution") for step in job.sruns)
+        if meant or any(one and one.text != "block" for one in placed):
             continue
         work = [step.options for step in job.sruns if not step.brief]
         if job.has_gpus or any(not options.has(*own) for options in work):

@@ -27,7 +27,8 @@ _RANK_ARGUMENT = re.compile(r"--?local[-_]rank(?:=(.*))?\Z", re.A | re.S)
 _TESTED = re.compile(
     r"\b(?:SLURM_LOCALID|SLURM_PROCID|LOCAL_RANK)\}?[\"']?\s*(?:-eq|==?)\s*[\"']?(\d{1,6})\b", re.A
 )
-_DIGITS = re.compile(r"[0-9][0-9,\s]*\Z", re.A)
+_AMD = re.compile(r"\b(?:rocm|miopen|rccl|HIP_|ROCR_)", re.I)
+"""Of AMD's GPUs, for which Slurm leaves NVIDIA's variables alone."""
 _HIDING_BINDS = re.compile(r"(?:^|[,:])(?:single|per_task|map_gpu|mask_gpu|closest|map|mask)\b")
 
 
@@ -66,7 +67,7 @@ def gpu_flags_on_steps(job: Job) -> Iterator[Hit]:
             yield at("gpu-flag-on-step", whole[-1])
 
 
-@checks("gpus-per-task-unbound", "gpus-per-task-isolates", "gpus-per-task")
+@checks("gpus-per-task-unbound", "gpus-per-task-isolates")
 def gpus_per_task(job: Job) -> Iterator[Hit]:
     """GPUs asked for per task: what that does to binding depends on the release."""
     batch = job.script.is_batch
@@ -74,11 +75,8 @@ def gpus_per_task(job: Job) -> Iterator[Hit]:
     places += [(step.options, job.step_tasks_per_node(step)) for step in job.sruns]
     for options, per_node in places:
         option = asks_per_task(options)
-        if option is None:
-            continue
-        if per_node == 1:
-            yield at("gpus-per-task", option)
-        elif not _unbound(job, options):
+        bound = _unbound(job, options) or options.has("gpu-bind", "tres-bind")
+        if option is not None and per_node != 1 and not bound:
             yield at("gpus-per-task-isolates", option)
             yield at("gpus-per-task-unbound", option)
 
@@ -100,9 +98,9 @@ def ntasks_per_gpu(job: Job) -> Iterator[Hit]:
     """Tasks counted per GPU: bound one by one, and at odds with CPUs per task."""
     for _, options in job.commands_at():
         option = options.last("ntasks-per-gpu")
-        if option is None:
-            continue
-        if not _unbound(job, options) and not options.has("gpu-bind", "tres-bind"):
+        bound = _unbound(job, options) or options.has("gpu-bind", "tres-bind")
+        single = [request.count for request in gpu_requests(options)] == [1]
+        if option is not None and not bound and not single:
             yield at("ntasks-per-gpu-isolates", option)
     option = job.options.last("ntasks-per-gpu")
     tres = job.options.last("tres-per-task")
@@ -157,7 +155,7 @@ def visible_devices(job: Job) -> Iterator[Hit]:
         elif _LOCAL.search(one.value):
             if job.tasks_per_node != 1:
                 yield _hit("gpu-isolated-by-hand", one)
-        elif job.script.is_batch and _for_all_ranks(one):
+        elif job.has_gpus and _for_all_ranks(one) and not _AMD.search(job.script.text):
             yield _hit("cuda-visible-devices", one)
 
 
@@ -166,16 +164,6 @@ def _for_all_ranks(one: Assignment) -> bool:
     if one.command.within("inner", "subshell", "function") or one.command.background:
         return False
     return one.exported or one.command.name.rpartition("/")[2] in {"srun", "mpirun", "mpiexec"}
-
-
-@checks("cuda-device-order")
-def device_order(job: Job) -> Iterator[Hit]:
-    """GPUs named by number without saying whose numbers they are."""
-    if job.script.assigned("CUDA_DEVICE_ORDER"):
-        return
-    for one in job.script.assigned("CUDA_VISIBLE_DEVICES"):
-        if _DIGITS.match(one.value):
-            yield _hit("cuda-device-order", one)
 
 
 @checks("local-rank-global")

@@ -28,9 +28,11 @@ _SET_BY = {
     "SLURM_GPUS_PER_TASK": ("gpus-per-task",),
     "SLURM_GPUS_PER_NODE": ("gpus-per-node",),
     "SLURM_MEM_PER_CPU": ("mem-per-cpu",),
-    "SLURM_ARRAY_TASK_ID": ("array",),
 }
-"""Variables of a job, and the options without which they are not set (sbatch(1))."""
+"""Variables of a job, and the options without which they are not set (sbatch(1)).
+
+Not those of arrays, which are mostly asked for at the command line.
+"""
 _USED = re.compile(rf"\$(?:({'|'.join(_SET_BY)})\b|\{{({'|'.join(_SET_BY)})\}})", re.A)
 _STAYS = {"wait", "sleep", "tail", "fg", "read"}
 
@@ -64,6 +66,7 @@ def log_directory_made_too_late(job: Job) -> Iterator[Hit]:
         folder = str(PurePosixPath(option.text).parent) if option else "."
         if option and folder in made - {".", "/"}:
             yield at("log-directory", option, f"'{folder}' is made by the job")
+            return
 
 
 @checks("array-one-log")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import PurePath
 
 from hpcdl.jobs.lint.checks import checks
 from hpcdl.jobs.lint.job import Hit, Job, at
@@ -56,6 +57,7 @@ def jobs_of_jobs(job: Job) -> Iterator[Hit]:
     """A job that submits another script with its own variables."""
     if not job.script.is_batch or _unsets(job, "SLURM_"):
         return
+    name = PurePath(job.script.name).name
     for command in job.script.commands:
         words = [word.value for word in command.words]
         if "sbatch" not in words[:6] or words[0] in {"echo", "printf", "command", "which", "type"}:
@@ -63,7 +65,7 @@ def jobs_of_jobs(job: Job) -> Iterator[Hit]:
         place = words.index("sbatch")
         before, after = words[:place], words[place + 1 :]
         clean = any(word in {"--export=NONE", "--export=NIL", "NONE", "NIL"} for word in after)
-        own = any(word in _SELF or word == job.script.name for word in after)
+        own = any(word in _SELF or PurePath(word).name == name for word in after)
         if before[:2] == ["env", "-i"] or clean or own or "--test-only" in after:
             continue
         yield Hit("nested-environment", command.words[place].start, len("sbatch"))

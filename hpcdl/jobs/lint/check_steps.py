@@ -10,6 +10,11 @@ from hpcdl.jobs.lint.job import Hit, Job, at, at_step, gpu_requests
 from hpcdl.jobs.lint.parse import Assignment, Step
 
 _INTERPRETER = re.compile(r"(?:python[\d.]*|(?:ba|da|k|z)?sh)\Z", re.A)
+_RANKS = re.compile(
+    r"\b(?:python[\d.]*(?!\s+-c)|torchrun|accelerate|deepspeed|(?:node|local)?_?rank|train\w*)\b|\.py\b",
+    re.I | re.A,
+)
+"""In the words of a step: ranks that wait for each other, and that no MPI ends."""
 _TF_SERVER = re.compile(
     r"\bTF_CONFIG=|\b(MultiWorkerMirrored|ParameterServer)Strategy\b|--launcher[= ]multiworker\b",
     re.A,
@@ -52,7 +57,7 @@ def _counts_cpus(step: Step) -> bool:
     """Whether a step gets just the CPUs that it counts for its tasks."""
     bind = step.options.last("cpu-bind")
     bound = bind is not None and bind.text.split(",")[-1] in {"cores", "threads"}
-    return bound or step.options.has("exact")
+    return bound or step.options.has("exact", "exclusive")
 
 
 def _unbound(step: Step) -> bool:
@@ -191,9 +196,14 @@ def survivors_hang(job: Job) -> Iterator[Hit]:
         mpi = step.options.last("mpi")
         tasks = job.step_tasks(step)
         together = job.has_gpus or (mpi is not None and mpi.text != "none")
-        # A program linked with MPI is ended by its PMI; what an interpreter runs often is not.
         alone = mpi is None and tasks is not None and _INTERPRETER.match(step.program)
-        if (together or alone) and tasks != 1 and not step.options.has("kill-on-bad-exit", "wait"):
+        ranks = _RANKS.search(" ".join(word.raw for word in step.options.rest))
+        if (
+            ranks
+            and (together or alone)
+            and tasks != 1
+            and not step.options.has("kill-on-bad-exit", "wait")
+        ):
             yield at_step("kill-on-bad-exit", step)
 
 

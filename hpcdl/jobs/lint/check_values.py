@@ -11,14 +11,15 @@ from hpcdl.facts import load
 from hpcdl.jobs.lint.checks import checks
 from hpcdl.jobs.lint.job import Hit, Job, at
 from hpcdl.jobs.lint.options import Option
+from hpcdl.jobs.lint.parse import GAP
 from hpcdl.slurm.rules import Release, Span, span
 
-_PLACEHOLDER = re.compile(r"[${}<>`@]{2}|[$`{]|<\w")
-"""A variable, or a gap that a template fills in."""
+_EXPANDS = re.compile(r"[$`]")
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})\Z", re.A)
 _HOURS = {24, 48, 72, 96}
 """Numbers of minutes that hours were meant by."""
-_SMALL_MB = 1000
+_MEANT_GB = frozenset((*range(1, 65), 96, 128))
+"""Numbers of megabytes by which gigabytes were meant; 100 and 250 are those of small examples."""
 
 
 @checks("option-value")
@@ -33,7 +34,9 @@ def refused_values(job: Job) -> Iterator[Hit]:
 
 def expects(option: Option, release: Release) -> str | None:
     """How a value is to be written, where it is written otherwise; None where it is right."""
-    if option.value is None or option.fact is None or _PLACEHOLDER.search(option.value):
+    if option.value is None or option.fact is None or _EXPANDS.search(option.value):
+        return None
+    if GAP.search(option.value):
         return None
     for releases, pattern, row in _grammar().get(option.name, ()):
         if releases.holds(release) and not _reads(pattern, option.value, row):
@@ -64,5 +67,5 @@ def counts_without_unit(job: Job) -> Iterator[Hit]:
     time, memory = job.options.last("time"), job.options.last("mem", "mem-per-cpu", "mem-per-gpu")
     if time is not None and time.number in _HOURS:
         yield at("time-unit", time, f"{time.number} minutes")
-    if memory is not None and memory.number is not None and 0 < memory.number < _SMALL_MB:
+    if memory is not None and memory.number in _MEANT_GB:
         yield at("memory-unit", memory, f"{memory.number} MB")

@@ -7,6 +7,7 @@ commands do. An option that no release knows is kept, marked unknown.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +16,9 @@ from typing import Any
 from hpcdl.facts import load
 from hpcdl.jobs.lint.tokens import Word
 from hpcdl.slurm.rules import Span, span
+
+_OPTION_LIST = re.compile(r"OPT|ARG|FLAG|PARAM|\[[@*]\]", re.I)
+"""In a variable's name: it holds options. Others hold a program, and what follows is its own."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,8 @@ def read_options(words: Sequence[Word], command: str, *, expands: bool = True) -
             return Options(tuple(given), tuple(words[index + 1 :]), opaque)
         if expands and word.raw.lstrip('"').startswith("$"):
             opaque = True
+            if not _holds_options(words, index, command):
+                break
             index += 1
         elif value.startswith("--"):
             option, taken = _long(words, index, command)
@@ -129,6 +135,13 @@ def read_options(words: Sequence[Word], command: str, *, expands: bool = True) -
         else:
             break
     return Options(tuple(given), tuple(words[index:]), opaque)
+
+
+def _holds_options(words: Sequence[Word], index: int, command: str) -> bool:
+    """Whether the variable at `index` stands for options, so that more may follow."""
+    after = words[index + 1].value if index + 1 < len(words) else ""
+    name = after[2:].partition("=")[0] if after.startswith("--") else ""
+    return name in known_options(command) or bool(_OPTION_LIST.search(words[index].raw))
 
 
 def _long(words: Sequence[Word], index: int, command: str) -> tuple[Option, int]:

@@ -34,6 +34,12 @@ _COMPONENT = re.compile(r"[ \t]*(?:hetjob|packjob)(?=\s|$)", re.I)
 _BLANK = re.compile(r"[ \t\f\v\r]+")
 _VARIABLE = re.compile(r'"?\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:\[[@*]\])?\})"?\Z', re.A)
 _ASSIGN = re.compile(r"([A-Za-z_]\w*)(?:\[[^][]*\])?(\+?=)(.*)\Z", re.S | re.A)
+GAP = re.compile(
+    r"\{[\w{%#]|@[A-Za-z]\w*@|<[^<>]*>|%[A-Za-z]\w+%|XXX|__[A-Z]\w*?__|\[[A-Z_ ]{4,}\]|\.\.\.", re.A
+)
+"""What a template or a reader fills in."""
+_GAP_LINE = re.compile(r"[ \t]*(?:\{\{.*\}\}|\{%.*%\}|@\w+@|<\w+>|%\w+%)[ \t]*\Z", re.A)
+"""A line that a template fills in."""
 _MAX_WORDS = 200
 """A variable that holds more words is not filled in."""
 _DECLARERS = {"export", "declare", "typeset", "local", "readonly"}
@@ -90,8 +96,8 @@ class Step:
     @property
     def program(self) -> str:
         """The program that it launches, without its path; empty where it is not known."""
-        words = [w for w in self.options.rest if not w.raw.lstrip('"').startswith("$")]
-        return words[0].value.rpartition("/")[2] if words else ""
+        first = next((word.value for word in self.options.rest), "$")
+        return "" if first.startswith("$") and "/" not in first else first.rpartition("/")[2]
 
     @property
     def asks(self) -> bool:
@@ -173,7 +179,7 @@ class Script:
         """The number of the line where sbatch stops looking for directives."""
         for line in self.lines:
             text = line.text.lstrip()
-            if text and not text.startswith("#"):
+            if text and not text.startswith("#") and not _GAP_LINE.match(text):
                 return line.number
         return len(self.lines) + 1
 

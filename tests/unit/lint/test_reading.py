@@ -81,7 +81,7 @@ def test_components_of_a_heterogeneous_job_have_options_of_their_own(separator):
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n"])
 def test_dos_line_ends_are_reported_once_and_change_nothing_else(line_end):
-    text = HEAD + "#SBATCH -n2 --mem=1G --mem-per-cpu=1G\nsrun --mpi=mvapich a | tee b\n"
+    text = HEAD + "#SBATCH -n2 --mem=1G --mem-per-cpu=1G\nsrun --mpi=mvapich python a | tee b\n"
     found = rules_of(text.replace("\n", line_end))
     assert found - {"dos-line-ends"} == {
         "memory-flags",

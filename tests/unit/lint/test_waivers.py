@@ -24,7 +24,7 @@ def test_without_a_waiver_the_step_is_reported():
         HEAD + "srun python a.py  # hpcdl-lint: allow kill-on-bad-exit one rank may die\n",
         HEAD + STEP + "# hpcdl-lint: allow-file kill-on-bad-exit ranks are independent\n",
         HEAD
-        + "# hpcdl-lint: allow kill-on-bad-exit may die\n\\\nsrun a\\\n b\n".replace(
+        + "# hpcdl-lint: allow kill-on-bad-exit may die\n\\\nsrun python a\\\n b\n".replace(
             "\\\nsrun", "srun"
         ),
     ],
