@@ -28,9 +28,20 @@ point release (22.05) means the newest of its series.
 | warning | it works, but not as intended |
 | note | good to know, often a matter of portability |
 
-Only errors change the exit code. What a script runs is read by tree-sitter's grammar of bash, which
-`pip install 'hpcdl[lint]'` and every release have; without it, and in other shells, only directives
-are checked. `--json` prints the findings as JSON.
+Only errors change the exit code. A directory stands for the batch scripts below it, `-` for
+standard input; what is no script is refused with status 2. `--explain RULE` prints one rule,
+`--sarif` what code hosts show beside the lines. Gaps of templates (`{{{{ nodes }}}}`, `@nodes@`,
+`<nodes>`) are not checked.
+
+Partitions and GPU types are checked against the site file, where one is named or installed.
+`--live` asks the Slurm on PATH instead: also for accounts, QOS, GRES, features, the release and the
+options of plug-ins. `slurm.plugin_options` of the site file, or `--plugin-options image,module`,
+names the options that plug-ins (SPANK) add; then any other unknown option is an error.
+`slurm.select: linear` turns on what holds only there.
+
+What a script runs is read by tree-sitter's grammar of bash, which
+`pip install 'hpcdl[lint]'` and every release have; without it, and for other shells, only directives are
+checked. `--json` prints the findings as JSON.
 
 ## Waiving a rule
 

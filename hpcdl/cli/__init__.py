@@ -136,7 +136,8 @@ def _run(prog: str, command: Command, argv: list[str]) -> ExitCode | int:
     end = argv.index("--") if "--" in argv else len(argv)
     args = parser.parse_args(argv[:end])
     args.rest = argv[end + 1 :]
-    if args.rest and not getattr(args, "takes_program", False):
+    takes_rest = getattr(args, "takes_program", False) or getattr(args, "takes_files", False)
+    if args.rest and not takes_rest:
         raise BadInput(f"'{prog}' takes nothing after '--'")
     return command.run(args)
 

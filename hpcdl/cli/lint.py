@@ -7,38 +7,80 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcdl.cli.framework import the_site
-from hpcdl.system.errors import ExitCode
+from hpcdl.system.errors import BadInput, ExitCode
 
 if TYPE_CHECKING:
+    from hpcdl.jobs.lint.cluster import Cluster
     from hpcdl.site import Site
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     """The scripts, and what they are checked for."""
+    parser.set_defaults(takes_files=True)
     parser.add_argument(
-        "files", nargs="+", type=Path, metavar="FILE", help="sbatch scripts; - is stdin"
-    )
+        "files", nargs="*", type=Path, metavar="FILE",
+        help="sbatch scripts, and directories of them; - is stdin",
+    )  # fmt: skip
     parser.add_argument(
         "--slurm-version", metavar="X.Y", help="Slurm release to check for (default: the site's)"
     )
     parser.add_argument(
         "--partition", metavar="NAME", help="partition that the scripts will run on"
     )
+    parser.add_argument(
+        "--live", action="store_true",
+        help="ask the Slurm on PATH for its release, partitions, accounts, QOS, GRES and features",
+    )  # fmt: skip
+    parser.add_argument(
+        "--plugin-options", metavar="NAME,...",
+        help="all long options that plug-ins (SPANK) add, without dashes (default: the site's)",
+    )  # fmt: skip
+    parser.add_argument("--explain", metavar="RULE", help="print a rule and its source")
     parser.add_argument("--sarif", action="store_true", help="print SARIF, for code scanners")
 
 
 def run(args: argparse.Namespace) -> ExitCode:
     """Check the scripts and print what is found."""
-    from hpcdl.jobs.lint import run_lint
+    from hpcdl.jobs.lint import explain, run_lint
 
+    if args.explain:
+        print(explain(args.explain))
+        return ExitCode.OK
+    files = [*args.files, *map(Path, args.rest)]
+    if not files:
+        raise BadInput("nothing to check", hint="name scripts or directories; - is stdin")
     site = _lint_site(args)
     return run_lint(
-        args.files,
-        args.slurm_version or (site.slurm.version if site else None),
+        files,
+        args.slurm_version or _release(args, site),
         args.json,
         partition=site.partition(args.partition) if site and args.partition else None,
+        cluster=_cluster(args, site),
         as_sarif=args.sarif,
     )
+
+
+def _release(args: argparse.Namespace, site: Site | None) -> str | None:
+    if args.live:
+        from hpcdl.slurm import client
+
+        return client.version()
+    return site.slurm.version if site else None
+
+
+def _cluster(args: argparse.Namespace, site: Site | None) -> Cluster | None:
+    """What the cluster has; None where nobody says."""
+    if not (args.live or site or args.plugin_options):
+        return None
+    from dataclasses import replace
+
+    from hpcdl.jobs.lint.cluster import Cluster, of_live, of_site
+
+    cluster = of_live() if args.live else of_site(site) if site else Cluster()
+    if args.plugin_options is None:
+        return cluster
+    names = {name.strip().lstrip("-") for name in args.plugin_options.split(",")}
+    return replace(cluster, plugin_options=frozenset(names - {""}))
 
 
 def _lint_site(args: argparse.Namespace) -> Site | None:
@@ -49,6 +91,6 @@ def _lint_site(args: argparse.Namespace) -> Site | None:
 
     if args.site or args.partition or os.environ.get("HPCDL_SITE"):
         return the_site(args)
-    if args.slurm_version or installed_site_file() is None:
+    if args.slurm_version or args.live or installed_site_file() is None:
         return None
     return the_site(args)

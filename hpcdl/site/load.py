@@ -118,6 +118,8 @@ def _site(values: dict[str, Any], source: Path) -> Site:
             accounting=slurm["accounting"],
             account=slurm.get("account"),
             qos=slurm.get("qos"),
+            select=slurm.get("select"),
+            plugin_options=tuple(slurm["plugin_options"]),
         ),
         paths=Paths(**{key: Path(expand(text)) for key, text in paths.items()}),
         partitions=MappingProxyType(partitions),

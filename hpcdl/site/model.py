@@ -153,7 +153,8 @@ class SlurmDialect:
     """How this site's Slurm wants to be asked.
 
     `gpu_request` is `gpus-per-node` or `gres`; `gpu_typed` whether the request names the type;
-    `mpi` the value of `srun --mpi=`; `pmix` the PMIx release that Slurm was built with.
+    `mpi` the value of `srun --mpi=`; `pmix` the PMIx release that Slurm was built with; `select`
+    how it gives out nodes; `plugin_options` what its plug-ins (SPANK) add to sbatch.
     """
 
     version: str
@@ -164,6 +165,8 @@ class SlurmDialect:
     accounting: bool
     account: str | None
     qos: str | None
+    select: str | None = None
+    plugin_options: tuple[str, ...] = ()
 
     @property
     def release(self) -> tuple[int, int]:

@@ -93,6 +93,17 @@ SLURM = _map(
         },
         "account": _text("Account that jobs are charged to, where none is given.", pattern=NAME),
         "qos": _text("Quality of service of jobs, where none is given.", pattern=NAME),
+        "select": _text(
+            "SelectType of slurm.conf behind the slash; `scontrol show config` shows it.",
+            enum=["cons_res", "cons_tres", "linear"],
+        ),
+        "plugin_options": {
+            "type": "array",
+            "description": "Long options that plug-ins (SPANK) add to sbatch and srun, without "
+            "dashes; `sbatch --help` lists them at its end.",
+            "items": {"type": "string", "pattern": r"^[A-Za-z0-9][A-Za-z0-9_-]{0,60}$"},
+            "default": [],
+        },
     },
 )
 

@@ -189,6 +189,28 @@ def sees_all_jobs() -> bool:
     return level.ok and level.stdout.strip() in {"Operator", "Administrator"}
 
 
+def own_accounts() -> tuple[str, ...]:
+    """The accounts that this user may charge; none where accounting does not say."""
+    return _accounting("association", f"user={user_name()}", "format=Account")
+
+
+def all_qos() -> tuple[str, ...]:
+    """Every quality of service; none where accounting does not say."""
+    return _accounting("qos", "format=Name")
+
+
+def _accounting(*what: str) -> tuple[str, ...]:
+    if shutil.which("sacctmgr") is None:
+        return ()
+    answer = ask(["sacctmgr", "--noheader", "--parsable2", "show", *what], check=False)
+    return tuple(dict.fromkeys(answer.stdout.split())) if answer.ok else ()
+
+
+def plugin_options() -> tuple[str, ...]:
+    """The long options that plug-ins (SPANK) add to sbatch here, without dashes."""
+    return parse.plugin_options(ask(["sbatch", "--help"]).stdout)
+
+
 def nodes() -> tuple[NodeRecord, ...]:
     """All nodes."""
     text = ask(["scontrol", "show", "node", "-o"]).stdout

@@ -328,6 +328,12 @@ def config(text: str) -> dict[str, str]:
     return {key.strip(): value.strip() for key, _, value in found}
 
 
+def plugin_options(text: str) -> tuple[str, ...]:
+    """The options below the heading of plug-ins in `sbatch --help`; the heading is there if any."""
+    _, _, listed = text.partition("Options provided by plugins:")
+    return tuple(re.findall(r"^ +(?:-\w, *)?--([A-Za-z0-9][\w-]*)", listed, re.M))
+
+
 def mpi_plugins(text: str) -> tuple[str, ...]:
     """`srun --mpi=list`: one per line in every release, with headings that end in a colon."""
     found: list[str] = []

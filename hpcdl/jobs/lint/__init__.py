@@ -3,7 +3,7 @@
 `lint` is pure: text in, findings out. `parse` reads the script (with `shell`, `tokens` and
 `options`), the `check_*` modules look at it, each function tied to the ids of rules in
 facts/slurm_rules.yaml, `waivers` takes out what the script allows itself, `lint_report` shows the
-rest. `run_lint` is the one place that reads files and prints.
+rest. `files` finds and reads scripts, `run_lint` prints.
 """
 
 from __future__ import annotations
@@ -17,22 +17,27 @@ from typing import TYPE_CHECKING
 from hpcdl.jobs.lint.finding import Finding
 from hpcdl.slurm.rules import Release, all_rules, as_release, known_releases, rule
 from hpcdl.system.errors import BadInput, ExitCode
+from hpcdl.system.text import did_you_mean
 
 if TYPE_CHECKING:
+    from hpcdl.jobs.lint.cluster import Cluster
     from hpcdl.jobs.lint.job import Hit
     from hpcdl.jobs.lint.parse import Script
     from hpcdl.site.model import Partition
 
-__all__ = ["Finding", "lint", "read_script", "run_lint"]
+__all__ = ["Finding", "explain", "lint", "run_lint"]
 
-MAX_BYTES = 16_000_000
-"""Larger files are no batch scripts: Slurm's own limit is 4 MB (max_script_size)."""
 _NO_PARSER = """note: only directives are checked, not what the scripts run
   hint: pip install 'hpcdl[lint]'"""
 
 
 def lint(
-    text: str, *, name: str, version: str | Release, partition: Partition | None = None
+    text: str,
+    *,
+    name: str,
+    version: str | Release,
+    partition: Partition | None = None,
+    cluster: Cluster | None = None,
 ) -> tuple[Finding, ...]:
     """What is wrong with a batch script on a release of Slurm, in the order of its lines.
 
@@ -41,6 +46,7 @@ def lint(
         name: what findings call it.
         version: a Slurm release, like 22.05 or 23.11.4.
         partition: where it is to run, if known: adds checks against the partition's limits.
+        cluster: what the cluster has, if known: adds checks of partitions, accounts, GRES.
 
     Raises:
         BadInput: `version` is not a release, or older than the rules know.
@@ -54,7 +60,7 @@ def lint(
     script = Script(text, name)
     known = frozenset(one.id for one in all_rules())
     active = frozenset(one.id for one in all_rules() if one.lint and one.holds(release))
-    found = apply(script, hits(Job(script, release, partition), active), known, active)
+    found = apply(script, hits(Job(script, release, partition, cluster), active), known, active)
     unique = {(hit.start, hit.rule): hit for hit in reversed(found)}
     return tuple(_finding(script, unique[key]) for key in sorted(unique))
 
@@ -65,15 +71,17 @@ def run_lint(
     as_json: bool = False,
     *,
     partition: Partition | None = None,
+    cluster: Cluster | None = None,
     as_sarif: bool = False,
 ) -> ExitCode:
     """Lint files and print what is found; `-` is standard input.
 
     Args:
-        paths: the scripts.
+        paths: the scripts, and directories of scripts.
         version: a Slurm release; the newest known one by default.
         as_json: print one JSON document instead of text.
         partition: see `lint`.
+        cluster: see `lint`.
         as_sarif: print a SARIF log instead.
 
     Returns:
@@ -83,20 +91,20 @@ def run_lint(
         BadInput: `version` is not a release, or no script could be read.
     """
     from hpcdl.jobs.lint import lint_report
+    from hpcdl.jobs.lint.files import scripts
     from hpcdl.jobs.lint.shell import parser
 
     if parser() is None:
         print(_NO_PARSER, file=sys.stderr)
-    release = _known(as_release(version or known_releases()[-1]))
+    release = _covered(as_release(version or known_releases()[-1]))
     results: list[tuple[str, tuple[Finding, ...]]] = []
     refused: list[BadInput] = []
-    for path in paths:
-        try:
-            text = read_script(path)
-        except BadInput as fault:
-            refused.append(fault)
+    for path, text in scripts(paths):
+        if isinstance(text, BadInput):
+            refused.append(text)
             continue
-        found = lint(text, name=str(path), version=release, partition=partition)
+        _say_what_is_not_checked(path, text)
+        found = lint(text, name=str(path), version=release, partition=partition, cluster=cluster)
         results.append((str(path), found))
         if not (as_json or as_sarif):
             blocks = lint_report.as_text(str(path), text, found)
@@ -119,29 +127,42 @@ def run_lint(
     return ExitCode.NO if errors else ExitCode.USAGE if refused else ExitCode.OK
 
 
-def read_script(path: Path) -> str:
-    """The text of a script, line ends kept; bytes that are no UTF-8 are read as Latin-1.
+def explain(rule_id: str) -> str:
+    """All that is known of a rule, as text.
 
     Raises:
-        BadInput: it cannot be read, or is larger than any batch script.
+        BadInput: there is no such rule.
     """
-    try:
-        if str(path) == "-":
-            data = sys.stdin.buffer.read(MAX_BYTES + 1)
-        else:
-            with path.open("rb") as file:
-                data = file.read(MAX_BYTES + 1)
-    except IsADirectoryError as fault:
-        raise BadInput(f"{path} is a directory, not a script") from fault
-    except (OSError, ValueError) as fault:
-        reason = getattr(fault, "strerror", None) or str(fault)
-        raise BadInput(f"cannot read {path}: {reason}") from fault
-    if len(data) > MAX_BYTES:
-        raise BadInput(f"{path} is larger than {MAX_BYTES // 1_000_000} MB: no batch script")
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        return data.decode("latin-1")
+    known = {one.id: one for one in all_rules()}
+    if rule_id not in known:
+        raise BadInput(f"no rule '{rule_id[:60]}'", hint=did_you_mean(rule_id, known))
+    one = known[rule_id]
+    seen = "" if one.lint else "\nlint: no script shows it; the job generator follows it"
+    return (
+        f"{one.id}: {one.title}\n{one.severity}, {one.span}, {one.proof}\n\n"
+        f"then: {one.consequence}\nfix:  {one.fix}\nfrom: {one.source}{seen}"
+    )
+
+
+def _say_what_is_not_checked(path: Path, text: str) -> None:
+    """Another shell's commands are not read."""
+    from hpcdl.jobs.lint.parse import Script
+
+    script = Script(text, str(path))
+    if not script.is_shell:
+        program = script.shebang.split()[0].rpartition("/")[2] if script.shebang else "nothing"
+        print(f"note: {path}: {program} runs it, so only directives are checked", file=sys.stderr)
+
+
+def _covered(release: Release) -> Release:
+    """A release that the rules know; a newer one may have others."""
+    newest = as_release(known_releases()[-1])
+    if release > newest:
+        raise BadInput(
+            f"the rules end with Slurm {newest}; {release} is newer",
+            hint=f"--slurm-version {newest} is the nearest",
+        )
+    return _known(release)
 
 
 def _known(release: Release) -> Release:

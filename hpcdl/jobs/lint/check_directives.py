@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from difflib import SequenceMatcher
 
 from hpcdl.facts import load
@@ -78,9 +78,14 @@ def unknown_options(job: Job) -> Iterator[Hit]:
                 continue
             key = command, option.name[:60]
             if key not in close:
-                close[key] = _nearest_option(*key) if len(close) < _MAX_SUGGESTIONS else ""
+                names = {*known_options(command), *(job.cluster.plugin_options or ())}
+                close[key] = _nearest(key[1], names) if len(close) < _MAX_SUGGESTIONS else ""
+            plugins = job.cluster.plugin_options
+            if option.name in (plugins or ()):
+                continue
             # Plug-ins add long options only.
-            rule = "option-misspelt" if close[key] or len(option.name) == 1 else "option-foreign"
+            sure = close[key] or len(option.name) == 1 or plugins is not None
+            rule = "option-misspelt" if sure else "option-foreign"
             dashes = "-" if len(option.name) == 1 else "--"
             yield at(rule, option, f"{command} has no {dashes}{option.name[:60]}{close[key]}")
 
@@ -108,8 +113,8 @@ def _value_outside_its_span(job: Job, command: str, option: Option) -> Iterator[
             yield at(rule, option, f"--{option.name}={row['value']}: {releases}")
 
 
-def _nearest_option(command: str, name: str) -> str:
-    close = nearest(name, known_options(command)) if len(name) > 1 else None
+def _nearest(name: str, names: Collection[str]) -> str:
+    close = nearest(name, names) if len(name) > 1 else None
     alike = close is not None and SequenceMatcher(a=close, b=name.lower()).ratio() >= _ALIKE
     return f"; did you mean '--{close}'?" if alike else ""
 

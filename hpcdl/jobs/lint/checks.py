@@ -14,7 +14,7 @@ from hpcdl.jobs.lint.job import Hit, Job
 
 Check = Callable[[Job], Iterator[Hit]]
 
-_MODULES = ("directives", "values", "gpus", "steps", "script", "signals", "habits")
+_MODULES = ("directives", "values", "cluster", "gpus", "steps", "script", "signals", "habits")
 
 CHECKS: list[tuple[frozenset[str], Check]] = []
 """Every check with the ids of its rules."""

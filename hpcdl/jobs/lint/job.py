@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from hpcdl.jobs.lint.cluster import Cluster
 from hpcdl.jobs.lint.options import Option, Options
 from hpcdl.jobs.lint.parse import Script, Step
 from hpcdl.site.model import Partition
@@ -112,10 +113,17 @@ def tasks(options: Options) -> int | None:
 
 
 class Job:
-    """A script, the release that it is meant for, and its partition where that is known."""
+    """A script, the release that it is meant for, its partition and cluster as far as known."""
 
-    def __init__(self, script: Script, release: Release, partition: Partition | None) -> None:
+    def __init__(
+        self,
+        script: Script,
+        release: Release,
+        partition: Partition | None = None,
+        cluster: Cluster | None = None,
+    ) -> None:
         self.script, self.release, self.partition = script, release, partition
+        self.cluster = cluster or Cluster()
 
     @cached_property
     def options(self) -> Options:

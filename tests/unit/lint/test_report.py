@@ -77,7 +77,7 @@ def test_sarif_names_rule_level_and_region(script, capsys):
 def test_a_file_that_cannot_be_read_is_bad_input(tmp_path):
     with pytest.raises(BadInput, match="No such file"):
         run_lint([tmp_path / "absent.sh"], "22.05")
-    with pytest.raises(BadInput, match="directory"):
+    with pytest.raises(BadInput, match="no batch script below"):
         run_lint([tmp_path], "22.05")
 
 

@@ -1,0 +1,78 @@
+"""The files to lint: read as text, refused where they are no scripts, found below directories."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from hpcdl.system.errors import BadInput
+
+MAX_BYTES = 16_000_000
+"""Larger files are no batch scripts: Slurm's own limit is 4 MB (max_script_size)."""
+_DIRECTIVE = re.compile(r"^[ \t]*#SBATCH", re.M)
+_BEGINS = ("#!", "\ufeff#!", "#SBATCH")
+
+
+def scripts(paths: Sequence[Path]) -> Iterator[tuple[Path, str | BadInput]]:
+    """Each file with its text, or with why it is refused.
+
+    Of a directory these are the batch scripts below it, hidden directories left out.
+    """
+    for path in paths:
+        if str(path) == "-" or not path.is_dir():
+            yield path, _attempt(path)
+            continue
+        found = [(one, text) for one in _below(path) if isinstance(text := _attempt(one), str)
+                 and text.startswith(_BEGINS) and _DIRECTIVE.search(text)]  # fmt: skip
+        yield from found
+        if not found:
+            yield path, BadInput(f"no batch script below {path}", hint=_WHAT)
+
+
+def _below(directory: Path) -> Iterator[Path]:
+    for parent, directories, names in os.walk(directory):
+        directories[:] = sorted(name for name in directories if not name.startswith("."))
+        yield from (Path(parent, name) for name in sorted(names))
+
+
+def _attempt(path: Path) -> str | BadInput:
+    try:
+        return read_script(path)
+    except BadInput as fault:
+        return fault
+
+
+_WHAT = "a batch script begins with #! or has #SBATCH lines"
+
+
+def read_script(path: Path) -> str:
+    """The text of a script, line ends kept; bytes that are no UTF-8 are read as Latin-1.
+
+    Raises:
+        BadInput: it cannot be read, is larger than any batch script, or is none.
+    """
+    try:
+        if str(path) == "-":
+            data = sys.stdin.buffer.read(MAX_BYTES + 1)
+        elif not path.is_file() and path.exists() and not path.is_fifo():
+            raise BadInput(f"{path} is no file")
+        else:
+            with path.open("rb") as file:
+                data = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as fault:
+        reason = getattr(fault, "strerror", None) or str(fault)
+        raise BadInput(f"cannot read {path}: {reason}") from fault
+    if len(data) > MAX_BYTES:
+        raise BadInput(f"{path} is larger than {MAX_BYTES // 1_000_000} MB: no batch script")
+    if not data.strip():
+        raise BadInput(f"{path} is empty", hint=_WHAT)
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        text = data.decode("latin-1")
+    if not text.startswith(_BEGINS) and not _DIRECTIVE.search(text):
+        raise BadInput(f"{path} is no script", hint=_WHAT)
+    return text

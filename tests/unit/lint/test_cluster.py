@@ -1,0 +1,90 @@
+"""What a script names that the cluster has not, and what its plug-ins add."""
+
+from pathlib import Path
+
+import pytest
+
+from hpcdl.cli import main
+from hpcdl.jobs.lint import lint
+from hpcdl.jobs.lint.cluster import Cluster, of_site
+from hpcdl.site import load_site
+
+MATRIX = Path(__file__).parents[2] / "matrix" / "site.yaml"
+PI = Cluster(
+    where="'pi'",
+    partitions=frozenset({"p100", "cpu"}),
+    accounts=frozenset({"physics"}),
+    qos=frozenset({"normal", "long"}),
+    gres=frozenset({"gpu", "nvme"}),
+    gpu_types=frozenset({"p100"}),
+    features=frozenset({"skylake", "ib-fdr"}),
+)
+
+
+def found(directive, cluster=PI, version="26.05"):
+    text = f"#!/bin/bash\n#SBATCH {directive}\npython train.py\n"
+    return {
+        one.rule.id: one.detail for one in lint(text, name="x", version=version, cluster=cluster)
+    }
+
+
+@pytest.mark.parametrize(
+    ("directive", "rule"),
+    [
+        ("--partition=p10", "partition-unknown"),
+        ("-p cpu,gpu", "partition-unknown"),
+        ("--account=phsyics", "account-unknown"),
+        ("--qos=short", "qos-unknown"),
+        ("--gres=gpu:v100:2", "gres-unknown"),
+        ("--gpus-per-node=v100:2", "gres-unknown"),
+        ("--gres=gpus:2", "gres-unknown"),
+        ("--constraint=broadwell", "feature-unknown"),
+        ('--constraint="[skylake*2|haswell*2]"', "feature-unknown"),
+    ],
+)
+def test_a_name_that_the_cluster_has_not_is_an_error(directive, rule):
+    assert set(found(directive)) == {rule}
+    assert found(directive, Cluster()) == {}
+
+
+@pytest.mark.parametrize(
+    "directive",
+    ["-p p100,cpu", "--account=physics", "--qos=long", "--gres=gpu:p100:2,nvme:1", "--gpus=2",
+     '--constraint="(skylake&ib-fdr)|skylake*2"', "--partition={{ partition }}", "--qos=@qos@"],
+)  # fmt: skip
+def test_names_that_it_has_and_gaps_of_templates_are_right(directive):
+    assert found(directive) == {}
+
+
+def test_the_nearest_name_is_suggested_else_some_are_shown():
+    assert found("-p p10")["partition-unknown"] == "'p10'; did you mean 'p100'?"
+    assert found("-p zzz")["partition-unknown"] == "'zzz'; 'pi' has cpu, p100"
+
+
+def test_a_site_file_says_partitions_and_gpu_types():
+    cluster = of_site(load_site(MATRIX))
+    assert cluster.partitions == {"p100", "cpu"}
+    assert cluster.gpu_types == {"p100"}
+    assert (cluster.accounts, cluster.qos, cluster.gres, cluster.features) == (None,) * 4
+
+
+def test_select_linear_refuses_gpus_per_task_where_the_site_says_so():
+    linear = Cluster(select="linear")
+    assert "linear-per-task-gres" in found("--ntasks=1 --gpus-per-task=1", linear)
+    assert "linear-per-task-gres" not in found("--ntasks=1 --gpus-per-task=1", linear, "23.11")
+    assert "linear-per-task-gres" not in found("--ntasks=1 --gpus-per-task=1", Cluster())
+
+
+def test_options_of_plug_ins_are_known_from_the_command_line_or_the_site(tmp_path, capsys):
+    script, site = tmp_path / "job.sh", tmp_path / "site.yaml"
+    script.write_text("#!/bin/bash\n#SBATCH --ntasks=1 --image=docker:x\npython a.py\n")
+    lines = MATRIX.read_text().replace("accounting: false", "plugin_options: [image]")
+    site.write_text(lines)
+    run = ["job", "lint", "--slurm-version", "26.05", str(script)]
+    assert main(run) == 0
+    assert "option-foreign" in capsys.readouterr().out
+    assert main([*run, "--plugin-options", "image,module"]) == 0
+    assert main([*run, "--site", str(site)]) == 0
+    assert capsys.readouterr().out.count("no findings") == 2
+    assert main([*run, "--plugin-options", "imag"]) == 1
+    assert "did you mean '--imag'?" in capsys.readouterr().out

@@ -1,0 +1,80 @@
+"""What can be linted: files, directories, standard input, what follows `--`; what is no script."""
+
+import io
+import json
+import sys
+
+import pytest
+
+from hpcdl.cli import main
+
+SCRIPT = "#!/bin/bash\n#SBATCH --ntasks=4 --partiton=p100\npython train.py\n"
+
+
+@pytest.fixture
+def directory(tmp_path):
+    for name in ("a.sh", "deep/b.slurm", ".git/hook.sh"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(SCRIPT)
+    (tmp_path / "page.md").write_text("# Jobs\n\n#SBATCH --oops\n")
+    (tmp_path / "tool.sh").write_text("#!/bin/bash\nexit 0\n")
+    (tmp_path / "data.bin").write_bytes(b"#!\0\1\2")
+    return tmp_path
+
+
+def test_of_a_directory_the_batch_scripts_below_it_are_linted(directory, capsys):
+    assert main(["job", "lint", "--slurm-version", "26.05", "--json", str(directory)]) == 1
+    files = json.loads(capsys.readouterr().out)["files"]
+    assert [one["file"].removeprefix(f"{directory}/") for one in files] == ["a.sh", "deep/b.slurm"]
+
+
+@pytest.mark.parametrize("words", [["--"], []])
+def test_several_files_also_behind_two_dashes(directory, capsys, words):
+    files = [str(directory / "a.sh"), str(directory / "deep/b.slurm")]
+    assert main(["job", "lint", "--slurm-version", "26.05", *words, *files]) == 1
+    assert capsys.readouterr().out.count("did you mean '--partition'?") == 2
+
+
+def test_standard_input(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(SCRIPT.encode())))
+    assert main(["job", "lint", "--slurm-version", "26.05", "-"]) == 1
+    assert "-:2:20: error" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"", "is empty"), (b"\n \n", "is empty"), (b"\x7fELF\2\1\1\0", "is no script"),
+     (b"root:x:0:0:root:/root:/bin/bash\n", "is no script")],
+)  # fmt: skip
+def test_what_is_no_script_is_bad_input(tmp_path, capsys, content, said):
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    assert main(["job", "lint", "--slurm-version", "26.05", str(path)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_nothing_to_check_is_bad_input(capsys):
+    assert main(["job", "lint"]) == 2
+    assert "name scripts or directories" in capsys.readouterr().err
+
+
+def test_a_release_that_does_not_exist_yet_is_refused(directory, capsys):
+    assert main(["job", "lint", "--slurm-version", "99.99", str(directory)]) == 2
+    assert "--slurm-version 26.05" in capsys.readouterr().err
+
+
+def test_explain_prints_a_rule_and_its_source(capsys):
+    assert main(["job", "lint", "--explain", "log-directory"]) == 0
+    assert "from: sbatch(1), --output" in capsys.readouterr().out
+    assert main(["job", "lint", "--explain", "log-directry"]) == 2
+    assert "did you mean 'log-directory'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shell", ["/bin/tcsh", "/usr/bin/env fish", "/usr/bin/python3"])
+def test_of_other_shells_only_directives_are_checked_and_that_is_said(tmp_path, capsys, shell):
+    path = tmp_path / "job"
+    path.write_text(f"#!{shell}\n#SBATCH --ntasks=0\nsrun --exact | tee x &\n")
+    assert main(["job", "lint", "--slurm-version", "26.05", str(path)]) == 1
+    printed = capsys.readouterr()
+    assert "so only directives are checked" in printed.err
+    assert printed.out.count("error:") == 1
