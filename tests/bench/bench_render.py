@@ -1,4 +1,4 @@
-"""A script rendered by a new process, beside Python that imports yaml and jinja2 and renders one
+"""A script rendered, and one linted, by a new process, beside Python that imports yaml and jinja2 and renders one
 small template: what a generator of scripts cannot do without.
 
 The first render on a machine judges the site file and compiles the template; both are kept, and
@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.bench import alternate, report
 
 RUNS = 20
-GOAL = 1.2
+GOAL, LINT_GOAL = 1.1, 1.5
 YARDSTICK = """
 import yaml, jinja2
 text = '''#!/bin/bash
@@ -32,6 +32,8 @@ print(jinja2.Template(text).render(values))
 """
 RENDER = ["-m", "hpcdl", "job", "render", "--site", "p100-v100-k80", "--partition", "p100",
           "--gpus", "8", "--", "python", "train.py"]  # fmt: skip
+
+LINT = ["-m", "hpcdl", "job", "lint", "--slurm-version", "22.05"]
 
 
 def main() -> None:
@@ -48,9 +50,12 @@ def main() -> None:
         start = time.perf_counter()
         call(*RENDER)
         first = time.perf_counter() - start
-        render, yardstick, empty = alternate(
+        script = Path(home, "job.sh")
+        script.write_text(subprocess.check_output([sys.executable, *RENDER], env=env, text=True))
+        render, linted, yardstick, empty = alternate(
             RUNS,
             lambda: call(*RENDER),
+            lambda: call(*LINT, str(script)),
             lambda: call("-c", YARDSTICK),
             lambda: call("-c", "pass"),
         )
@@ -60,6 +65,11 @@ def main() -> None:
         "job render, a new process", ratio, "x", goal=f"<= {GOAL} x", met=ratio <= GOAL,
         yardstick=f"import yaml, jinja2 and one template: {shown}",
         note=f"{render * 1000:.0f} ms",
+    )  # fmt: skip
+    report(
+        "job lint, a new process", linted / yardstick, "x", goal=f"<= {LINT_GOAL} x",
+        met=linted / yardstick <= LINT_GOAL, yardstick=f"the same yardstick: {shown}",
+        note=f"{linted * 1000:.0f} ms, the script of that render",
     )  # fmt: skip
     report(
         "job render, the first on a machine", first * 1000, "ms",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from hpcdl.jobs.lint import lint
+from hpcdl.jobs.lint.cluster import of_site
 from hpcdl.site import load_site
 from hpcdl.slurm.rules import Release, Span, rule
 
@@ -19,6 +20,11 @@ from hpcdl.slurm.rules import Release, Span, rule
 STEP_CPUS = "scontrol show step -o $SLURM_JOB_ID.$SLURM_STEP_ID | grep -o ' CPUs=[0-9]*'"
 # A step of one task that says so.
 SHOW = f'sh -c "{STEP_CPUS.replace("$", chr(92) + "$")}"'
+SHOW_COMMENT = "scontrol show job -o $SLURM_JOB_ID | grep -o ' Comment=[^ ]*'"
+STAND_IN_AGENT = (
+    "mkdir $SLURM_JOB_ID; cd $SLURM_JOB_ID; printf '#!/bin/sh\\necho agent\\n' > torchrun\n"
+    "chmod +x torchrun; cd .."
+)
 GPUS_SEEN = "sh -c 'echo sees $CUDA_VISIBLE_DEVICES;'"
 
 
@@ -62,6 +68,9 @@ CASES = {
     "CPUs of the job do not reach srun": Case(
         "cpus-per-task-lost", "--nodes=1 --ntasks-per-node=2 --cpus-per-task=4",
         f"srun --kill-on-bad-exit=1 --exact {SHOW}", r" CPUs=2\b", gpus=False),
+    "CPUs of the job do not reach a step of its own": Case(
+        "cpus-per-task-lost", "--nodes=1 --ntasks-per-node=2 --cpus-per-task=4",
+        f"srun --kill-on-bad-exit=1 --exclusive {SHOW}", r" CPUs=2\b", gpus=False),
     "CPUs said again on srun reach it": Case(
         "cpus-per-task-repeat", "--nodes=1 --ntasks-per-node=2 --cpus-per-task=4",
         f"srun --kill-on-bad-exit=1 --exact -c4 {SHOW}", r" CPUs=8\b", lint=False, gpus=False),
@@ -143,7 +152,7 @@ CASES = {
         gpus=False),
     "nobody ends the others": Case(
         "kill-on-bad-exit", "--nodes=1 --ntasks-per-node=2",
-        "srun sh -c '[ $SLURM_PROCID = 0 ] && exit 3; sleep 6; echo lived on'", "lived on",
+        "srun sh -c 'RANK=$SLURM_PROCID; [ $RANK = 0 ] && exit 3; sleep 6; echo lived on'", "lived on",
         gpus=False),
     "a directive behind a command": Case(
         "directive-after-command", "", "true\n#SBATCH --ntasks=3\necho tasks ${SLURM_NTASKS:-1}",
@@ -200,11 +209,52 @@ CASES = {
         "requeue-truncates", "--requeue",
         'echo "run ${SLURM_RESTART_COUNT:-0}"\n[ "${SLURM_RESTART_COUNT:-0}" = 0 ] || exit 0\n'
         "scontrol requeue $SLURM_JOB_ID; sleep 30", "run 0", not_said=True, gpus=False),
+    "nobody waits for the last step": Case(
+        "background-unawaited", "", "srun sh -c 'sleep 3 && echo its work is done' &",
+        "its work is done", not_said=True, gpus=False),
+    "blanks before a directive": Case(
+        "directive-indented", "", "  #SBATCH --ntasks=3\necho tasks ${SLURM_NTASKS:-1}", "tasks 1",
+        gpus=False),
+    "a directive in small letters": Case(
+        "directive-misspelt", "", "#Sbatch --ntasks=3\necho tasks ${SLURM_NTASKS:-1}", "tasks 1",
+        gpus=False),
+    "typographic quotes": Case(
+        "typographic", "--comment=“nightly”", SHOW_COMMENT, "Comment=“nightly”", gpus=False),
+    "one node of two works": Case(
+        "idle-nodes", "--nodes=2", "python() { echo on $SLURM_NODEID of $SLURM_JOB_NUM_NODES; }\n"
+        "python train.py", r"\A\non 0 of 2\n\Z", gpus=False),
+    "an agent per task": Case(
+        "torchrun-per-task", "--nodes=1 --ntasks-per-node=4", f"{STAND_IN_AGENT}\n"
+        'export PATH="$PWD/$SLURM_JOB_ID:$PATH"\n'
+        "srun --kill-on-bad-exit=1 torchrun --nproc-per-node=4 a.py | sort | uniq -c",
+        "4 agent", gpus=False),
+    "mpirun with more ranks than tasks": Case(
+        "mpirun-beyond", "--nodes=1 --ntasks=2", "mpirun -np 4 true", "not enough slots",
+        gpus=False),
+    "variables that nobody asked for": Case(
+        "variable-unset", "--ntasks=2",
+        'echo "is [$SLURM_NTASKS_PER_NODE$SLURM_CPUS_PER_TASK$SLURM_GPUS_PER_NODE'
+        '$SLURM_GPUS_PER_TASK$SLURM_CPUS_PER_GPU]"', r"is \[\]", gpus=False),
+    "48 are minutes": Case(
+        "time-unit", "--time=48", "scontrol show job -o $SLURM_JOB_ID", "TimeLimit=00:48:00",
+        gpus=False),
+    "16 are megabytes": Case(
+        "memory-unit", "--mem=16", "scontrol show job -o $SLURM_JOB_ID", "MinMemoryNode=16M",
+        gpus=False),
+    "hours by a letter": Case("option-value", "--time=24h", "true", "nvalid", gpus=False),
+    "an option of a plug-in": Case(
+        "option-foreign", "--image=x", "true", "unrecognized option", gpus=False),
+    "a partition that is not there": Case(
+        "partition-unknown", "--partition=p10", "true", "nvalid partition", gpus=False),
+    "GPUs that are not there": Case(
+        "gres-unknown", "--gres=gpu:v100:1", "true",
+        "Invalid generic resource|node configuration is not available"),
     "a partition's limit": Case(
         "partition-limit", "--nodes=9", "true", "Node count specification invalid",
         gpus=False),
 }  # fmt: skip
 TEXTS = {
+    "byte-order-mark": (b"\xef\xbb\xbf#!/bin/sh\n#SBATCH -n1\ntrue\n", "look like a batch script"),
     "shebang": (b"#SBATCH --ntasks=1\necho hello\n", "does not look like a batch script"),
     "dos-line-ends": (b"#!/bin/sh\r\ntrue\r\n", "DOS line breaks"),
     "nul-character": (b"#!/bin/sh\necho \0\n", "NULL character"),
@@ -234,8 +284,11 @@ def test_the_consequence_shows_where_the_rule_holds_and_nowhere_else(machine, ou
 def test_lint_finds_it_there(machine, name):
     case = CASES[name]
     version = machine.release
-    partition = load_site(machine.state.site_file).partition("p100" if case.gpus else "cpu")
-    findings = lint(case.script, name="job.sh", version=version, partition=partition)
+    site = load_site(machine.state.site_file)
+    partition, cluster = site.partition("p100" if case.gpus else "cpu"), of_site(site)
+    findings = lint(
+        case.script, name="job.sh", version=version, partition=partition, cluster=cluster
+    )
     found = {one.rule.id for one in findings}
     wanted = {one for one in case.rules.split() if rule(one).lint}
     there = {one for one in wanted if rule(one).holds(version)}

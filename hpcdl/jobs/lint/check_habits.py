@@ -46,7 +46,8 @@ def work_that_nobody_waits_for(job: Job) -> Iterator[Hit]:
     if not work or not work[-1][0].background:
         return
     last, place = work[-1]
-    names = {one.name for one in job.script.commands if one.start > last.start}
+    after = [one for one in job.script.commands if one.start > last.start]
+    names = {one.name for one in after if not one.within("inner", "substitution")}
     waits = any(one.name == "wait" and one.within("function") for one in job.script.commands)
     if not waits and not names & _STAYS and not last.within("subshell"):
         yield Hit("background-unawaited", place, len("srun"))

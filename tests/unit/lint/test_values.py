@@ -1,6 +1,7 @@
 """Values of options are judged as sbatch of every release judges them.
 
 values.yaml holds what four real clients said of some 400 values; the installed one is asked again.
+controller_values.yaml holds what four slurmctld said of values that clients only pass on.
 """
 
 import shutil
@@ -15,7 +16,9 @@ from hpcdl.jobs.lint.options import Option, known_options
 from hpcdl.slurm.rules import Release, as_release
 
 RELEASES = ("20.11", "22.05", "24.11", "26.05")
-TRIED = yaml.safe_load((Path(__file__).parent / "values.yaml").read_text())
+HERE = Path(__file__).parent
+TRIED = yaml.safe_load((HERE / "values.yaml").read_text())
+TRIED_BY_SLURMCTLD = yaml.safe_load((HERE / "controller_values.yaml").read_text())
 CONFIG = """\
 ClusterName=none
 SlurmctldHost=localhost(127.0.0.1)
@@ -31,9 +34,9 @@ ELSEWHERE = ("any GPU", "needs either", "not allowed by", "nodelist or hostfile"
 """What a value is refused for that is read rightly: something else is missing."""
 
 
-def verdicts():
+def verdicts(tried=TRIED):
     """(option, value, the releases that take it)."""
-    for option, said in TRIED.items():
+    for option, said in tried.items():
         yield from ((option, value, RELEASES) for value in said.get("accepted", ()))
         yield from ((option, value, ()) for value in said.get("refused", ()))
         yield from ((option, *one) for one in said.get("accepted_by", {}).items())
@@ -52,7 +55,7 @@ def test_enough_values_were_tried():
 def test_a_value_is_taken_where_the_real_sbatch_takes_it(release):
     wrong = [
         (option, value)
-        for option, value, by in verdicts()
+        for option, value, by in verdicts({**TRIED, **TRIED_BY_SLURMCTLD})
         if takes(option, value, as_release(release)) != (release in by)
     ]
     assert wrong == []

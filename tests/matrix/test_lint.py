@@ -1,0 +1,70 @@
+"""Consequences that lie in files and in the cluster: where logs go, and what Slurm says it has."""
+
+import json
+
+import pytest
+
+from hpcdl.jobs.lint import lint
+from hpcdl.slurm.rules import rule
+from tests.matrix.machines import HPCDL, Job, wait_for
+
+UNKNOWN = """\
+#!/bin/bash
+#SBATCH --partition=cpus --gres=gpu:v100:2 --constraint=haswell --image=x
+true
+"""
+
+
+def rules_of(text, machine):
+    return {one.rule.id for one in lint(text, name="job.sh", version=machine.release)}
+
+
+def queue(machine, name, text):
+    """A job that says itself where its log goes."""
+    path = machine.folder / f"{name}.sh"
+    path.write_text(text)
+    done = machine("sbatch", "--parsable", path)
+    assert done.returncode == 0, done.stderr
+    return Job(machine, int(done.stdout), machine.folder / "none", "")
+
+
+@pytest.fixture(scope="session")
+def logged(machines):
+    """The jobs of all releases, queued before any is waited for."""
+    jobs = {}
+    for machine in machines.values():
+        if not isinstance(machine, str):
+            head = "#!/bin/bash\n#SBATCH --partition=cpu --time=5\n#SBATCH "
+            late = f"{head}--output=made-late/%j.out\nmkdir -p made-late\necho ran\n"
+            one = f"{head}--output=one.log --array=1-2%1\necho task $SLURM_ARRAY_TASK_ID\n"
+            jobs[machine.name] = (
+                (late, queue(machine, "late", late)),
+                (one, queue(machine, "one", one)),
+            )
+    return jobs
+
+
+def test_a_log_in_a_directory_that_the_job_makes_is_lost_with_the_job_before_23_02(machine, logged):
+    text, job = logged[machine.name][0]
+    lost = rule("log-directory").holds(machine.release)
+    assert job.end(180).state == ("FAILED" if lost else "COMPLETED")
+    assert (machine.folder / "made-late").exists() != lost
+    assert ("log-directory" in rules_of(text, machine)) == lost
+
+
+def test_a_task_of_an_array_empties_the_log_of_those_before_it(machine, logged):
+    text, job = logged[machine.name][1]
+    wait_for(lambda: str(job.number) not in machine("squeue", "--noheader", "-o%F").stdout, 180)
+    assert (machine.folder / "one.log").read_text() == "task 2\n"
+    assert "array-one-log" in rules_of(text, machine)
+
+
+def test_what_a_live_slurm_has_not_is_refused_by_it_and_found(machine):
+    path = machine.folder / "unknown.sh"
+    path.write_text(UNKNOWN)
+    done = machine(HPCDL, "job", "lint", "--live", "--json", path)
+    assert done.returncode == 1, done.stderr
+    found = {one["rule"] for one in json.loads(done.stdout)["files"][0]["findings"]}
+    assert {"partition-unknown", "gres-unknown", "feature-unknown", "option-misspelt"} <= found
+    for option, said in (("--constraint=haswell", "feature"), ("--partition=cpus", "partition")):
+        assert f"nvalid {said}" in machine("sbatch", option, "--wrap=true").stderr

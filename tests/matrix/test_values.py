@@ -1,0 +1,23 @@
+"""Values that slurmctld reads are judged as each release judges them: those of --array and --dependency."""
+
+import re
+
+from tests.unit.lint.test_values import TRIED_BY_SLURMCTLD, verdicts
+
+
+def test_slurmctld_says_what_was_written_down(machine):
+    def queue(*options):
+        return machine(
+            "sbatch", "--parsable", "--hold", "--partition=cpu", "--job-name=values", *options,
+            "--wrap=true", timeout=120,
+        )  # fmt: skip
+
+    job = queue().stdout.strip()
+    wrong = []
+    for option, value, by in verdicts(TRIED_BY_SLURMCTLD):
+        given = re.sub(r"\b7\b", job, value) if option == "dependency" else value
+        done = queue(f"--{option}={given}")
+        if (done.returncode == 0) != (machine.name in by):
+            wrong.append((option, value, done.stderr))
+    machine("scancel", "--name=values")
+    assert wrong == []
