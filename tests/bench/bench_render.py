@@ -1,5 +1,5 @@
-"""A script rendered, and one linted, by a new process, beside Python that imports yaml and jinja2 and renders one
-small template: what a generator of scripts cannot do without.
+"""A script rendered, and one linted, by a new process, beside Python that imports yaml and jinja2
+and renders one small template: what a generator of scripts cannot do without.
 
 The first render on a machine judges the site file and compiles the template; both are kept, and
 that first time is a figure of its own. The ratio is of medians of alternating runs.

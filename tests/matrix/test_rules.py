@@ -152,7 +152,8 @@ CASES = {
         gpus=False),
     "nobody ends the others": Case(
         "kill-on-bad-exit", "--nodes=1 --ntasks-per-node=2",
-        "srun sh -c 'RANK=$SLURM_PROCID; [ $RANK = 0 ] && exit 3; sleep 6; echo lived on'", "lived on",
+        "srun sh -c 'RANK=$SLURM_PROCID; [ $RANK = 0 ] && exit 3; sleep 6; echo lived on'",
+        "lived on",
         gpus=False),
     "a directive behind a command": Case(
         "directive-after-command", "", "true\n#SBATCH --ntasks=3\necho tasks ${SLURM_NTASKS:-1}",

@@ -1,4 +1,4 @@
-"""Values that slurmctld reads are judged as each release judges them: those of --array and --dependency."""
+"""Values of --array and --dependency are judged as slurmctld of each release judges them."""
 
 import re
 

@@ -65,7 +65,7 @@ def test_a_release_that_does_not_exist_yet_is_refused(directory, capsys):
 
 def test_explain_prints_a_rule_and_its_source(capsys):
     assert main(["job", "lint", "--explain", "log-directory"]) == 0
-    assert "from: sbatch(1), --output" in capsys.readouterr().out
+    assert "from: Slurm CHANGELOG 23.02.0rc1" in capsys.readouterr().out
     assert main(["job", "lint", "--explain", "log-directry"]) == 2
     assert "did you mean 'log-directory'?" in capsys.readouterr().err
 
