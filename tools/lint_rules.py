@@ -37,7 +37,10 @@ Partitions and GPU types are checked against the site file, where one is named o
 `--live` asks the Slurm on PATH instead: also for accounts, QOS, GRES, features, the release and the
 options of plug-ins. `slurm.plugin_options` of the site file, or `--plugin-options image,module`,
 names the options that plug-ins (SPANK) add; then any other unknown option is an error.
-`slurm.select: linear` turns on what holds only there.
+What depends on slurm.conf is advice until the setting is known: from `slurm.select` and
+`slurm.task_plugins` of the site file, or all of it by `--live`. `--cpu-bind=cores` costs CPUs only
+under task/affinity, select/linear refuses GPUs per task, KillOnBadExit and JobFileAppend silence
+the rules that ask for them.
 
 What a script runs is read by tree-sitter's grammar of bash, which
 `pip install 'hpcdl[lint]'` and every release have; without it, and for other shells, only directives are

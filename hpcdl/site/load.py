@@ -119,6 +119,7 @@ def _site(values: dict[str, Any], source: Path) -> Site:
             account=slurm.get("account"),
             qos=slurm.get("qos"),
             select=slurm.get("select"),
+            task_plugins=tuple(slurm["task_plugins"]),
             plugin_options=tuple(slurm["plugin_options"]),
         ),
         paths=Paths(**{key: Path(expand(text)) for key, text in paths.items()}),

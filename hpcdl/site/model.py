@@ -154,7 +154,8 @@ class SlurmDialect:
 
     `gpu_request` is `gpus-per-node` or `gres`; `gpu_typed` whether the request names the type;
     `mpi` the value of `srun --mpi=`; `pmix` the PMIx release that Slurm was built with; `select`
-    how it gives out nodes; `plugin_options` what its plug-ins (SPANK) add to sbatch.
+    how it gives out nodes; `task_plugins` what starts and binds tasks; `plugin_options`
+    what its plug-ins (SPANK) add to sbatch.
     """
 
     version: str
@@ -166,6 +167,7 @@ class SlurmDialect:
     account: str | None
     qos: str | None
     select: str | None = None
+    task_plugins: tuple[str, ...] = ()
     plugin_options: tuple[str, ...] = ()
 
     @property

@@ -97,6 +97,12 @@ SLURM = _map(
             "SelectType of slurm.conf behind the slash; `scontrol show config` shows it.",
             enum=["cons_res", "cons_tres", "linear"],
         ),
+        "task_plugins": {
+            "type": "array",
+            "description": "TaskPlugin of slurm.conf, what is behind each slash: affinity binds.",
+            "items": {"type": "string", "enum": ["affinity", "cgroup", "none"]},
+            "default": [],
+        },
         "plugin_options": {
             "type": "array",
             "description": "Long options that plug-ins (SPANK) add to sbatch and srun, without "

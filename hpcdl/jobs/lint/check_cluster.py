@@ -73,7 +73,7 @@ def _unknown(
 @checks("linear-per-task-gres")
 def whole_nodes_only(job: Job) -> Iterator[Hit]:
     """GPUs per task, where nodes are given out whole."""
-    if job.cluster.select != "linear":
+    if not job.cluster.sets("SelectType", "linear"):
         return
     for _, options in job.commands_at():
         option = options.last(*_PER_TASK)

@@ -81,7 +81,7 @@ def warning_signal(job: Job) -> Iterator[Hit]:
         return
     if asked.signal == "USR1":
         yield at("signal-usr1", asked.option)
-    if asked.preempt:
+    if asked.preempt and job.cluster.settings.get("PreemptMode", "OFF").upper().startswith("OFF"):
         yield at("signal-r-denied", asked.option)
     minutes = time_minutes(job.options)
     if minutes and minutes * 60 <= asked.seconds + _EARLY:
@@ -225,6 +225,7 @@ def requeue(job: Job) -> Iterator[Hit]:
     output = job.options.last("output")
     nowhere = output is not None and output.text == "/dev/null"
     appends = nowhere or (mode is not None and mode.text.startswith("a"))
+    appends = appends or (mode is None and job.cluster.sets("JobFileAppend", "1"))
     if job.script.is_batch and not appends:
         if option is not None:
             yield at("requeue-truncates", option)

@@ -35,7 +35,7 @@ def cpus_not_repeated(job: Job) -> Iterator[Hit]:
         if _has_cpus(step) or _unbound(step) or step.options.has("cpus-per-gpu", "tres-per-task"):
             continue
         if not exported:
-            yield at_step(f"cpus-per-task-{'lost' if _counts_cpus(step) else 'default'}", step)
+            yield at_step(f"cpus-per-task-{'lost' if _counts_cpus(job, step) else 'default'}", step)
         yield at_step("cpus-per-task-repeat", step)
 
 
@@ -53,11 +53,12 @@ def _has_cpus(step: Step) -> bool:
     )
 
 
-def _counts_cpus(step: Step) -> bool:
-    """Whether a step gets just the CPUs that it counts for its tasks."""
+def _counts_cpus(job: Job, step: Step) -> bool:
+    """Whether a step gets just the CPUs that it counts for its tasks; only task/affinity binds."""
     bind = step.options.last("cpu-bind")
     bound = bind is not None and bind.text.split(",")[-1] in {"cores", "threads"}
-    return bound or step.options.has("exact", "exclusive")
+    binds = bound and job.cluster.sets("TaskPlugin", "affinity")
+    return binds or step.options.has("exact", "exclusive")
 
 
 def _unbound(step: Step) -> bool:
@@ -190,7 +191,8 @@ def rank_binding(job: Job) -> Iterator[Hit]:
 @checks("kill-on-bad-exit")
 def survivors_hang(job: Job) -> Iterator[Hit]:
     """A step of many ranks that continues without one of them."""
-    if _set_for(job, "SLURM_KILL_BAD_EXIT") or not job.script.is_batch:
+    always = job.cluster.sets("KillOnBadExit", "1") or _set_for(job, "SLURM_KILL_BAD_EXIT")
+    if always or not job.script.is_batch:
         return
     for step in _launches(job):
         mpi = step.options.last("mpi")

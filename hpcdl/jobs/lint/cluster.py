@@ -1,4 +1,4 @@
-"""What the cluster has that a script may name: from the site file, or asked of its Slurm.
+"""What the cluster has that a script may name, and how it is set: from the site file, or its Slurm.
 
 None says that nobody knows, and nothing is checked against it. A site file lists its partitions,
 the GPUs in them and, where it is filled in, their features; accounts, QOS and other GRES are
@@ -7,8 +7,8 @@ Slurm's to say.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,10 +19,10 @@ Names = frozenset[str] | None
 
 @dataclass(frozen=True)
 class Cluster:
-    """The names of a cluster's things, and how it selects and binds.
+    """The names of a cluster's things, and its settings.
 
-    `gpu_types` are types in Gres (`p100` of gpu:p100:4). `select` is `linear`, `cons_tres` or the
-    like, `plugin_options` the long options, without dashes, that plug-ins (SPANK) add.
+    `gpu_types` are types in Gres (`p100` of gpu:p100:4), `plugin_options` the long options, without
+    dashes, that plug-ins (SPANK) add, `settings` what is known of slurm.conf: all, little or none.
     """
 
     where: str = ""
@@ -32,8 +32,12 @@ class Cluster:
     gres: Names = None
     gpu_types: Names = None
     features: Names = None
-    select: str | None = None
     plugin_options: Names = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    def sets(self, key: str, word: str) -> bool:
+        """Whether a setting is known and holds a word: ("TaskPlugin", "affinity")."""
+        return word in self.settings.get(key, "").lower()
 
 
 def of_site(site: Site) -> Cluster:
@@ -48,8 +52,11 @@ def of_site(site: Site) -> Cluster:
         partitions=frozenset(site.partitions),
         gpu_types=frozenset(gpu.gres_type or "" for gpu in gpus) if gpus and typed else None,
         features=frozenset(features) if complete else None,
-        select=site.slurm.select,
         plugin_options=frozenset(site.slurm.plugin_options) or None,
+        settings={
+            "SelectType": f"select/{site.slurm.select or ''}",
+            "TaskPlugin": ",".join(site.slurm.task_plugins),
+        },
     )
 
 
@@ -73,8 +80,8 @@ def of_live() -> Cluster:
         gres=frozenset(one.partition(":")[0].partition("(")[0] for one in gres),
         gpu_types=frozenset(gpu_types) or None,
         features=frozenset(name for node in nodes for name in node.features),
-        select=config.get("SelectType", "").rpartition("/")[2] or None,
         plugin_options=frozenset(client.plugin_options()),
+        settings=config,
     )
 
 

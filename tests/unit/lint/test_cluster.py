@@ -69,7 +69,7 @@ def test_a_site_file_says_partitions_and_gpu_types():
 
 
 def test_select_linear_refuses_gpus_per_task_where_the_site_says_so():
-    linear = Cluster(select="linear")
+    linear = Cluster(settings={"SelectType": "select/linear"})
     assert "linear-per-task-gres" in found("--ntasks=1 --gpus-per-task=1", linear)
     assert "linear-per-task-gres" not in found("--ntasks=1 --gpus-per-task=1", linear, "23.11")
     assert "linear-per-task-gres" not in found("--ntasks=1 --gpus-per-task=1", Cluster())
@@ -88,3 +88,29 @@ def test_options_of_plug_ins_are_known_from_the_command_line_or_the_site(tmp_pat
     assert capsys.readouterr().out.count("no findings") == 2
     assert main([*run, "--plugin-options", "imag"]) == 1
     assert "did you mean '--imag'?" in capsys.readouterr().out
+
+
+STEPS = """\
+#!/bin/bash
+#SBATCH --nodes=1 --ntasks-per-node=2 --cpus-per-task=4 --requeue --signal=R:TERM@300 --time=60
+srun --cpu-bind=cores --cpus-per-gpu=2 python a.py
+srun --cpu-bind=cores python train.py
+"""
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "gone", "instead"),
+    [
+        ("TaskPlugin", "task/affinity,task/cgroup", "cpus-per-task-default", "cpus-per-task-lost"),
+        ("KillOnBadExit", "1", "kill-on-bad-exit", None),
+        ("JobFileAppend", "1", "requeue-truncates", None),
+    ],
+)
+def test_what_depends_on_slurm_conf_is_advice_until_it_is_known(key, value, gone, instead):
+    def rules(cluster):
+        return {one.rule.id for one in lint(STEPS, name="x", version="22.05", cluster=cluster)}
+
+    unknown, known = rules(None), rules(Cluster(settings={key: value}))
+    assert gone in unknown
+    assert instead not in unknown
+    assert known == unknown - {gone} | ({instead} if instead else set())
