@@ -26,14 +26,14 @@ def options(parser: argparse.ArgumentParser) -> None:
     add("--gpu-model", metavar="MODEL", help="the GPU, where a partition has several models")
     add("--nodes", type=int, metavar="N", help="nodes")
     add("--gpus-per-node", type=int, metavar="N", help="GPUs per node")
+    add("--tasks", type=int, metavar="N", help="processes in all, for jobs without GPUs")
     add("--tasks-per-node", type=int, metavar="N", help="ranks per node, for jobs without GPUs")
     add("--cpus-per-task", type=int, metavar="N", help="CPUs per rank (default: its share)")
     add("--time", metavar="TIME", help="walltime, as for sbatch (default: 1 hour)")
     add("--name", help="job name (default: train)")
-    add(
-        "--launcher",
-        help="horovod (default), horovod-mpirun, multiworker or single",
-    )
+    add("--launcher", metavar="NAME",
+        help="horovod (default), horovod-mpirun, mpi, torch, torchrun, jax, multiworker, plain "
+             "or single")  # fmt: skip
     add("--trusted-network", action="store_true",
         help="for multiworker: all who reach the nodes' ports may run code as you")  # fmt: skip
     add("--module", action="append", default=[], metavar="NAME[/VERSION]",
@@ -76,7 +76,7 @@ def _fill(args: argparse.Namespace) -> None:
     from hpcdl.jobs.schema import load_request
 
     said = load_request(args.file)
-    shape = ("gpus", "nodes", "gpus_per_node", "tasks_per_node")
+    shape = ("gpus", "nodes", "gpus_per_node", "tasks", "tasks_per_node")
     if any(getattr(args, key) is not None for key in shape):
         said = {key: value for key, value in said.items() if key not in shape}
     if "job_dir" in said:
@@ -103,6 +103,7 @@ def spec_of(args: argparse.Namespace, site: Site) -> JobSpec:
         partition=args.partition or site.default_partition,
         gpus=args.gpus,
         nodes=args.nodes,
+        tasks=args.tasks,
         gpus_per_node=args.gpus_per_node,
         tasks_per_node=args.tasks_per_node,
         cpus_per_task=args.cpus_per_task,

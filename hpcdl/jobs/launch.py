@@ -1,8 +1,9 @@
 """Launchers: how the ranks of a step start and find each other. Pure.
 
 Roles, ranks, ports and host lists are worked out here and in the script; no user edits a hosts
-file. `horovod` and `single` start under srun; `horovod-mpirun` is Open MPI's own launcher inside
-the allocation; `multiworker` passes tf.distribute its peers in TF_CONFIG.
+file. All but `horovod-mpirun` start under srun (spec.LAUNCHERS). Under `torch` each rank is a task
+of Slurm's: it gets signals, and its exit code is the job's; under `torchrun` neither holds for the
+agent, so that its workers are told and heard past it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,14 @@ _INTERFACE_OF = (
     "OMPI_MCA_oob_tcp_if_include",
 )
 
+_WITH_MPI = frozenset({"horovod", "mpi"})
+_WITH_OPENMP = frozenset({"mpi", "torch", "torchrun", "plain", "single"})
+# Whose processes know nothing of each other: one that fails ends no other.
+_APART = frozenset({"plain", "single"})
+# What a rank is called by its launcher, where that is not Slurm.
+_RANK = {"horovod-mpirun": "OMPI_COMM_WORLD_RANK", "torchrun": "RANK"}
+_STARTS_RANKS = frozenset({"torchrun", "mpirun", "mpiexec", "horovodrun", "srun"})
+
 # The index of a worker is its rank; $HPCDL_WORKERS is made once by the script.
 _TF_CONFIG = (
     'export TF_CONFIG="{\\"cluster\\":{\\"worker\\":[$HPCDL_WORKERS]},'
@@ -34,13 +43,66 @@ _TF_CONFIG = (
 
 def launch_options(site: Site, spec: JobSpec, layout: Layout) -> tuple[str, ...]:
     """Options of srun for a step that fills the job: what scripts and checks both use."""
-    mpi = site.slurm.mpi if spec.launcher == "horovod" else "none"
+    mpi = site.slurm.mpi if spec.launcher in _WITH_MPI else "none"
     return (
         f"--mpi={mpi}",
         f"--cpus-per-task={layout.cpus_per_task}",
         *slurm_compat.step_options(site.slurm),
         *(slurm_compat.by_socket(site.slurm)[0] if layout.by_socket else ()),
-        "--kill-on-bad-exit=1",
+        f"--kill-on-bad-exit={int(spec.launcher != 'plain')}",
+    )
+
+
+def workers_per_node(spec: JobSpec, layout: Layout) -> int:
+    """Processes of the program on each node: ranks, or workers of an agent."""
+    if spec.launcher != "torchrun":
+        return layout.tasks_per_node
+    return layout.gpus_per_node or spec.tasks_per_node or 1
+
+
+def together(spec: JobSpec, layout: Layout) -> str | None:
+    """Where ranks end together: the variable with the number of each; None where none waits."""
+    several = layout.nodes * workers_per_node(spec, layout) > 1 or spec.launcher == "torch"
+    if spec.launcher in _APART or not several:
+        return None
+    return _RANK.get(spec.launcher, "SLURM_PROCID")
+
+
+def meets(spec: JobSpec, layout: Layout) -> bool:
+    """Whether the job says where ranks meet; `hpcdl train` finds its ranks by Horovod."""
+    asks = spec.program[:2] not in {(), ("hpcdl", "train")}
+    if spec.launcher in {"torch", "torchrun", "jax"}:
+        return True
+    return asks and spec.launcher not in _APART and layout.world_size > 1
+
+
+def openmp_variables(
+    partition: Partition, spec: JobSpec, layout: Layout
+) -> tuple[tuple[str, str], ...]:
+    """What keeps the threads of a rank on its own cores; others' threads are set by themselves."""
+    if spec.launcher not in _WITH_OPENMP:
+        return ()
+    cpus = layout.cpus_per_task * layout.tasks_per_node // workers_per_node(spec, layout)
+    return (
+        ("OMP_NUM_THREADS", str(max(1, cpus // partition.threads_per_core))),
+        ("OMP_PLACES", "cores"),
+    )
+
+
+def check_launcher(spec: JobSpec) -> None:
+    """Refuse a program that would start ranks itself, once in every rank.
+
+    Raises:
+        BadInput: names the launcher to use.
+    """
+    name = Path(spec.program[0]).name if spec.program else ""
+    if spec.launcher == "single" or name not in _STARTS_RANKS:
+        return
+    better = {"torchrun": "torchrun", "srun": "mpi"}.get(name, "mpi")
+    raise BadInput(
+        f"'{name}' would be started by every rank, and start all ranks each time",
+        hint=f"leave it out: --launcher {better} -- PROGRAM starts a process per rank; "
+        "or --launcher single, where it starts those of one node",
     )
 
 
@@ -132,15 +194,20 @@ def _apptainer(site: Site, spec: JobSpec, *, gpus: bool) -> tuple[str, ...]:
     return ("apptainer", "exec", *(["--nv"] if gpus else []), *binds, str(spec.container))
 
 
-def program_argv(site: Site, spec: JobSpec) -> tuple[str, ...]:
-    """The program as the launcher must be given it."""
-    program = spec.program or ("hpcdl", "train")
+def program_argv(site: Site, spec: JobSpec, layout: Layout) -> tuple[str, ...]:
+    """The program as the launcher must be given it: `$rank` and `$agent` are the script's."""
+    program = step_command(spec.program or ("hpcdl", "train"))
+    rank: tuple[str, ...] = ("sh", "-c", quote.Expandable("$rank"), "rank")
+    rank = rank if together(spec, layout) else ()
+    if spec.launcher == "torchrun":
+        program = ("sh", "-c", quote.Expandable("$agent"), "agent", *rank, *program)
+        rank = ()
     if spec.container and site.container == "apptainer":
         gpus = site.partition(spec.partition).gpu is not None
         program = (*_apptainer(site, spec, gpus=gpus), *program)
     if spec.launcher == "multiworker":
         program = ("bash", "-c", _TF_CONFIG, "worker", *program)
-    return step_command(program)
+    return (*rank, *program)
 
 
 def step_command(program: tuple[str, ...]) -> tuple[str, ...]:

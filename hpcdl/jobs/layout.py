@@ -6,7 +6,7 @@ refused with what would.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpcdl.jobs.node_groups import selection
 from hpcdl.jobs.spec import DEFAULT_MINUTES, JobSpec
@@ -14,6 +14,9 @@ from hpcdl.site import Partition, Site
 from hpcdl.site.gpu_models import ask_for, groups_for
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import count_of, one_of
+
+# Whose ranks need no GPU each.
+_TASKS_BESIDE_GPUS = frozenset({"plain", "mpi"})
 
 
 @dataclass(frozen=True)
@@ -99,9 +102,12 @@ def _on_any(
 
 def _lay_out(site: Site, partition: Partition, spec: JobSpec) -> Layout:
     """The layout on equal nodes, or on what all nodes of a partition have at least."""
+    spec = _spread(partition, spec)
     nodes, gpus = _nodes_and_gpus(site, partition, spec)
     tasks = _tasks_per_node(partition, spec, gpus)
     cpus = _cpus_per_task(partition, spec, tasks, gpus)
+    if spec.launcher == "torchrun":  # one agent, with the CPUs of all its workers
+        tasks, cpus = 1, tasks * cpus
     # What a rank has one of decides: GPUs, or CPUs where there are none.
     taken, there = (
         (gpus, partition.gpus_per_node) if partition.gpu else (tasks * cpus, partition.cpus)
@@ -112,7 +118,7 @@ def _lay_out(site: Site, partition: Partition, spec: JobSpec) -> Layout:
     if spec.launcher == "single" and nodes > 1:
         raise BadInput(
             f"the launcher 'single' runs one process, not one on each of {nodes} nodes",
-            hint="leave --nodes out, or use --launcher horovod",
+            hint="leave --nodes out, or use another --launcher",
         )
     return Layout(
         nodes=nodes,
@@ -123,6 +129,39 @@ def _lay_out(site: Site, partition: Partition, spec: JobSpec) -> Layout:
         exclusive=whole or _needs_nodes_alone(spec),
         minutes=_minutes(partition, spec),
         by_socket=whole and _fills_sockets(partition, tasks, cpus),
+    )
+
+
+def _spread(partition: Partition, spec: JobSpec) -> JobSpec:
+    """The job with `--tasks` as nodes and ranks on each: as few nodes as hold them, all alike."""
+    if spec.tasks is None:
+        return spec
+    if partition.gpu and spec.launcher not in _TASKS_BESIDE_GPUS:
+        raise BadInput(
+            f"--tasks on '{partition.name}': a rank has one GPU",
+            hint="use --gpus N; or --launcher plain or mpi, whose processes need no GPU each",
+        )
+    most = spec.tasks_per_node or partition.cpus // (
+        spec.cpus_per_task or partition.threads_per_core
+    )
+    least = -(-spec.tasks // max(1, most))
+    counts = [n for n in range(least, partition.nodes + 1) if spec.tasks % n == 0]
+    if spec.nodes:
+        counts = [n for n in counts if n == spec.nodes]
+    if spec.tasks_per_node:
+        counts = [n for n in counts if n * spec.tasks_per_node == spec.tasks]
+    if not counts:
+        raise BadInput(
+            f"{spec.tasks} tasks cannot lie evenly on "
+            + (f"{spec.nodes} nodes" if spec.nodes else f"the nodes of '{partition.name}'"),
+            hint=f"'{partition.name}' has {partition.nodes} nodes with room for {most} tasks each; "
+            "every node gets as many",
+        )
+    nodes = counts[0]
+    return replace(
+        spec,
+        nodes=nodes if nodes > 1 else spec.nodes,
+        tasks_per_node=spec.tasks // nodes,
     )
 
 
@@ -229,7 +268,7 @@ def _tasks_per_node(partition: Partition, spec: JobSpec, gpus: int) -> int:
     if spec.launcher == "single":
         return 1
     tasks = spec.tasks_per_node or gpus or 1
-    if gpus and tasks != gpus:
+    if gpus and tasks != gpus and spec.launcher not in _TASKS_BESIDE_GPUS:
         raise BadInput(
             f"--tasks-per-node {tasks} with {gpus} GPUs per node: a rank has one GPU",
             hint="leave --tasks-per-node out on a GPU partition",

@@ -44,6 +44,7 @@ JOB: Schema = {
         ),
         "nodes": _count("Nodes."),
         "gpus_per_node": _count("GPUs on each node."),
+        "tasks": _count("Processes in all, on a partition without GPUs."),
         "tasks_per_node": _count("Ranks on each node, on a partition without GPUs."),
         "cpus_per_task": _count("CPUs of a rank; its share of the node by default."),
         "time": _text("Walltime, as for sbatch; an hour by default.", examples=["2:00:00"]),

@@ -18,11 +18,16 @@ from hpcdl.jobs import environment, quote, slurm_compat
 from hpcdl.jobs.launch import (
     PORTS,
     check_container,
+    check_launcher,
     check_trust,
     launch_argv,
     launch_options,
+    meets,
     network_variables,
+    openmp_variables,
     program_argv,
+    together,
+    workers_per_node,
 )
 from hpcdl.jobs.layout import Layout, plan_on
 from hpcdl.jobs.node_groups import selection
@@ -38,6 +43,7 @@ if TYPE_CHECKING:
     import jinja2
 
 _MARK = "\x1f"
+_GRACE_SECONDS = 60
 
 
 class Line(NamedTuple):
@@ -109,8 +115,10 @@ def render_script(
     slurm_compat.check_mpi(site)
     check_container(site, spec)
     check_trust(site, spec)
+    check_launcher(spec)
     check_environment(site.partition(spec.partition).environment)
-    values = {**_values(site, spec, nodes, layout, module), **_array_values(site, spec, array)}
+    values = _values(site, spec, nodes, layout, module)
+    values |= _array_values(site, spec, layout, array)
     text = _template("job.sh.j2").render(values)
     return Script(
         tuple(_line(line) for line in text.removesuffix("\n").split("\n")),
@@ -174,12 +182,17 @@ def _values(
         "launch_reason": _launch_reason(site, spec, layout),
         "ports": PORTS,
         "once_per_node": _once_per_node(layout),
+        "meets": meets(spec, layout),
+        "rank_name": together(spec, layout),
+        "grace": signal_seconds(layout.minutes) * 3 // 4 or _GRACE_SECONDS,
+        "workers": workers_per_node(spec, layout),
         "writes_result": _is_train(spec.program) and not _has_option(spec.program, "--job-dir"),
         "stage": _stage(partition, spec, layout),
         "preflight": _preflight(partition, spec, layout, module),
         "step": launch_options(site, replace(spec, launcher="single"), layout),
         "lmod_init": str(site.paths.lmod_init),
         "network": network_variables(partition, layout),
+        "openmp": openmp_variables(partition, spec, layout),
         "environment": [*partition.environment.items()],
         "given": tuple(spec.environment),
         "values": str(job_dir / environment.NAME) if job_dir else "",
@@ -228,12 +241,14 @@ def _once_per_node(layout: Layout) -> tuple[str, ...]:
     )
 
 
-def _array_values(site: Site, spec: JobSpec, array: ArrayOf | None) -> dict[str, object]:
+def _array_values(
+    site: Site, spec: JobSpec, layout: Layout, array: ArrayOf | None
+) -> dict[str, object]:
     """What differs for an array: where the log goes, the directory and the program of a task."""
     if array is None:
-        argv = quote.quote_argv(program_argv(site, spec))
+        argv = quote.quote_argv(program_argv(site, spec, layout))
         return {"array": None, "program": argv + _data_option(spec)}
-    wrapper = program_argv(site, replace(spec, program=("x",)))[:-1]
+    wrapper = program_argv(site, replace(spec, program=("x",)), layout)[:-1]
     return {
         "array": f"0-{array.tasks - 1}" + (f"%{array.running}" if array.running else ""),
         "arguments": array.arguments,

@@ -11,8 +11,20 @@ from typing import NamedTuple
 
 from hpcdl.slurm.time_limit import slurm_minutes
 from hpcdl.system.errors import BadInput
+from hpcdl.system.text import did_you_mean
 
-LAUNCHERS = ("horovod", "horovod-mpirun", "multiworker", "single")
+LAUNCHERS = {
+    "horovod": "srun with the site's MPI plug-in",
+    "horovod-mpirun": "Open MPI's mpirun inside the allocation",
+    "mpi": "srun with the site's MPI plug-in, for any MPI program",
+    "torch": "srun; RANK, LOCAL_RANK, WORLD_SIZE and the first rank's address are set",
+    "torchrun": "a torchrun on each node, which starts a worker per GPU",
+    "jax": "srun; the coordinator's address is set for jax.distributed.initialize()",
+    "multiworker": "srun, with TF_CONFIG for tf.distribute",
+    "plain": "srun, for processes that know nothing of each other",
+    "single": "one process",
+}
+"""What starts the ranks, by the value of --launcher."""
 DEFAULT_MINUTES = 60
 MAX_REQUEUES = 5
 MAX_CHAIN = 100
@@ -31,8 +43,8 @@ _RESERVED = frozenset(
     "BASH_SOURCE BASH_SUBSHELL BASH_VERSINFO DIRSTACK EPOCHREALTIME EPOCHSECONDS EUID FUNCNAME "
     "GROUPS HISTCMD LINENO OPTIND PIPESTATUS PPID RANDOM SECONDS SHELLOPTS SHLVL SRANDOM UID _ "
     "HPCDL_JOB_DIR HPCDL_PORTS HPCDL_TRUSTED_NETWORK HPCDL_WORKERS "
-    "SLURM_JOB_ID SLURM_RESTART_COUNT SLURM_EXPORT_ENV again "
-    "attempt code launcher name point stopped taken".split()
+    "SLURM_JOB_ID SLURM_RESTART_COUNT SLURM_EXPORT_ENV again agent asked "
+    "attempt code launcher name pause point rank stopped taken".split()
 )
 
 
@@ -64,6 +76,7 @@ class JobSpec:
     gpus: int | None = None
     nodes: int | None = None
     gpus_per_node: int | None = None
+    tasks: int | None = None
     tasks_per_node: int | None = None
     cpus_per_task: int | None = None
     minutes: int | None = None
@@ -103,7 +116,9 @@ def check_spec(spec: JobSpec) -> JobSpec:
     """
     check_name(spec.name)
     if spec.launcher not in LAUNCHERS:
-        raise BadInput(f"unknown launcher '{spec.launcher}'", hint=f"use {' or '.join(LAUNCHERS)}")
+        raise BadInput(
+            f"unknown launcher '{spec.launcher}'", hint=did_you_mean(spec.launcher, LAUNCHERS)
+        )
     for option, value in _counts(spec).items():
         if value is not None and not 1 <= value <= 1_000_000:
             raise BadInput(f"--{option} {value} is not possible", hint="give a number from 1")
@@ -204,6 +219,7 @@ def _counts(spec: JobSpec) -> dict[str, int | None]:
         "gpus": spec.gpus,
         "nodes": spec.nodes,
         "gpus-per-node": spec.gpus_per_node,
+        "tasks": spec.tasks,
         "tasks-per-node": spec.tasks_per_node,
         "cpus-per-task": spec.cpus_per_task,
         "time": spec.minutes,

@@ -29,7 +29,7 @@ MAX_POINTS = 100_000
 TASKS_PER_ARRAY = 1000
 """Slurm's MaxArraySize is 1001 where a site does not raise it (slurm.conf(5))."""
 
-_COUNTS = ("gpus", "nodes", "gpus-per-node", "tasks-per-node", "cpus-per-task")
+_COUNTS = ("gpus", "nodes", "gpus-per-node", "tasks", "tasks-per-node", "cpus-per-task")
 _MARK = re.compile(r"\{([^{}]+)\}")
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
 JOB_KEYS = (*_COUNTS, "partition", "gpu-model", "time", "launcher")
@@ -209,7 +209,7 @@ def _verdict(site: Site, spec: JobSpec) -> str:
 def _shape(spec: JobSpec) -> Shape:
     """What a job asks Slurm for: points of one shape differ in their programs only."""
     return (
-        spec.partition, spec.gpus, spec.nodes, spec.gpus_per_node, spec.tasks_per_node,
+        spec.partition, spec.gpus, spec.nodes, spec.gpus_per_node, spec.tasks, spec.tasks_per_node,
         spec.cpus_per_task, spec.minutes, spec.launcher, spec.gpu_model,
     )  # fmt: skip
 

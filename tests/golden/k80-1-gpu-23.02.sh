@@ -29,17 +29,23 @@ unset SLURM_NTASKS_PER_CORE SLURM_NTASKS_PER_SOCKET
 export SLURM_EXPORT_ENV=ALL
 
 # 75 means: checkpoint written, run me again.
-stopped=
+asked='' stopped=''
 leave() {
-  trap - USR2 TERM
+  trap - TERM
+  trap '' USR2
   if [[ ! $stopped ]] && (( $1 == 75 && ${SLURM_RESTART_COUNT:-0} < 5 )); then
+    if [[ ! $asked ]]; then
+      pause=$(( 15 << ${SLURM_RESTART_COUNT:-0} ))
+      echo "hpcdl: nobody asked the program to stop: requeued after $pause s"
+      sleep "$pause" & wait "$!"
+    fi
     echo "hpcdl: requeue $(( ${SLURM_RESTART_COUNT:-0} + 1 )) of at most 5"
     scontrol requeue "$SLURM_JOB_ID" && sleep 60
   fi
   [[ -d ${HPCDL_JOB_DIR-} ]] && echo "$1" >"$HPCDL_JOB_DIR/exit_code"
   exit "$1"
 }
-trap 'leave 75' USR2
+trap 'asked=1; leave 75' USR2
 trap 'leave 5' TERM
 
 # The job runs in its own directory: log, progress, result and checkpoints.
@@ -80,7 +86,7 @@ srun --mpi=pmix --cpus-per-task=6 --kill-on-bad-exit=1 \
 # srun runs in the background, because a shell handles no signal while a foreground child runs.
 # It forwards signals to the ranks; then this script waits again.
 launcher=$!
-trap 'again=1; kill -USR2 "$launcher" 2>/dev/null' USR2
+trap 'again=1 asked=1; kill -USR2 "$launcher" 2>/dev/null' USR2
 trap 'again=1 stopped=1; kill -TERM "$launcher" 2>/dev/null' TERM
 while
   again=

@@ -59,7 +59,7 @@ def test_a_file_says_what_options_would(job_file: Path, capsys: pytest.CaptureFi
         (["--name", "other"], "#SBATCH --job-name=other"),
         (["--env", "MORE=9"], "for name in LR KEEP MORE; do"),
         (["--module", "cuda/12"], "module load cuda/12 || exit 20"),
-        (["--", "python", "b.py"], "  python b.py &"),
+        (["--", "python", "b.py"], '  sh -c "$rank" rank python b.py &'),
     ],
 )
 def test_options_go_before_the_file(
@@ -76,7 +76,7 @@ def test_options_go_before_the_file(
         ("schema: 1", "schema: 2", "'schema' is 2, above its maximum of 1"),
         ("schema: 1\n", "", "the file lacks the key 'schema'"),
         ("name: mine", "name: a b", "'name' is 'a b'"),
-        ("name: mine", "launcher: mpirun", "did you mean 'horovod-mpirun'?"),
+        ("name: mine", "launcher: mpirun", "did you mean 'mpi'?"),
         ("env: {", "env: {'A B': x, ", "'A B' is no valid name"),
         ("[python, train.py", "[[python], train.py", "must be text, not a list"),
         ('program: [python, train.py, --lr, 0.1, "a b"]', "program: []", "needs at least 1"),

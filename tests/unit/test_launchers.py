@@ -45,7 +45,7 @@ def run_workers(site: Site, folder: Path, sharing: str = "NO") -> tuple[str, int
     """The script's own lines run in a real bash, with Slurm's commands standing in."""
     text = script(site, "multiworker", "python3", "-c", SHOW)
     start = text.index("[[ $(scontrol show job")
-    launch = text.index("srun --mpi=none --cpus-per-task=4 --kill-on-bad-exit=1 \\\n  bash")
+    launch = text.index("srun --mpi=none --cpus-per-task=4 --kill-on-bad-exit=1 \\\n  sh -c")
     program = text[launch : text.index(" &\n", launch)]
     stand_in = '#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\nexec "$@"\n'
     (folder / "srun").write_text(stand_in)
@@ -56,9 +56,11 @@ def run_workers(site: Site, folder: Path, sharing: str = "NO") -> tuple[str, int
     for name in ("srun", "scontrol"):
         (folder / name).chmod(0o755)
     env = {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_PROCID": "3",
-           "SLURM_JOB_ID": "1369", "SLURM_JOB_NODELIST": "p100-[01-02]"}  # fmt: skip
+           "HPCDL_JOB_DIR": str(folder), "SLURM_JOB_ID": "1369", "SLURM_JOB_NODELIST": "p100-[01-02]"}  # fmt: skip
     lines = 'leave() { exit "$1"; }\n' + text[start:launch] + program
-    done = subprocess.run(["bash", "-c", lines], env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        ["bash", "-c", lines], env=env, cwd=folder, capture_output=True, text=True
+    )
     return done.stdout, done.returncode
 
 

@@ -28,7 +28,7 @@ SCONTROL = """#!/bin/bash
 echo "scontrol $*" >>"$STANDIN/calls"
 exit "${SCONTROL_CODE:-0}"
 """
-SLEEP = '#!/bin/bash\n[[ $1 == 60 ]] || exec /bin/sleep "$@"\n'
+SLEEP = '#!/bin/bash\n(( ${1%.*} >= 10 )) || exec /bin/sleep "$@"\n'
 SITE = shipped("embedded")
 
 

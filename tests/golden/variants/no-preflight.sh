@@ -31,17 +31,23 @@ unset SLURM_NTASKS_PER_CORE SLURM_NTASKS_PER_SOCKET
 export SLURM_EXPORT_ENV=ALL
 
 # 75 means: checkpoint written, run me again.
-stopped=
+asked='' stopped=''
 leave() {
-  trap - USR2 TERM
+  trap - TERM
+  trap '' USR2
   if [[ ! $stopped ]] && (( $1 == 75 && ${SLURM_RESTART_COUNT:-0} < 5 )); then
+    if [[ ! $asked ]]; then
+      pause=$(( 15 << ${SLURM_RESTART_COUNT:-0} ))
+      echo "hpcdl: nobody asked the program to stop: requeued after $pause s"
+      sleep "$pause" & wait "$!"
+    fi
     echo "hpcdl: requeue $(( ${SLURM_RESTART_COUNT:-0} + 1 )) of at most 5"
     scontrol requeue "$SLURM_JOB_ID" && sleep 60
   fi
   [[ -d ${HPCDL_JOB_DIR-} ]] && echo "$1" >"$HPCDL_JOB_DIR/exit_code"
   exit "$1"
 }
-trap 'leave 75' USR2
+trap 'asked=1; leave 75' USR2
 trap 'leave 5' TERM
 
 # The job runs in its own directory: log, progress, result and checkpoints.
@@ -68,18 +74,44 @@ export NCCL_SOCKET_IFNAME=ib0
 export OMPI_MCA_btl_tcp_if_include=ib0
 export OMPI_MCA_oob_tcp_if_include=ib0
 
+# Where ranks meet: the first node, on a port that is free there.
+export MASTER_ADDR=$SLURMD_NODENAME
+while MASTER_PORT=$(shuf --random-source=/dev/urandom -n 1 -i 12000-32767)
+  (: <"/dev/tcp/127.0.0.1/$MASTER_PORT") 2>/dev/null
+do :; done
+export MASTER_PORT
+
+# A rank that exits with 75 wrote its checkpoint: the others get 90 s for theirs, since a rank's
+# failure ends all. The first such rank waits for them and tells it; each leaves a mark.
+rm -rf .left && mkdir .left
+# shellcheck disable=SC2016 # each rank's own shell expands it
+rank='trap : USR2 TERM
+"$@"
+code=$?
+left=$HPCDL_JOB_DIR/.left waited=0
+true >"$left/rank-$SLURM_PROCID"
+[ "$code" = 75 ] || exit "$code"
+mkdir "$left/first" 2>/dev/null || { [ -d "$left/first" ] && exit 0; exit 75; }
+while [ "$waited" -lt 90 ]; do
+  set -- "$left"/rank-*
+  [ "$#" -lt 16 ] || break
+  sleep 1; waited=$((waited + 1))
+done
+true >"$left/75"
+exit 75'
 # The CPUs of a rank are said again, so that no inherited variable decides them.
 srun --mpi=pmix --cpus-per-task=16 --distribution=block:block --kill-on-bad-exit=1 \
-  python train.py --lr 0.1 &
+  sh -c "$rank" rank python train.py --lr 0.1 &
 
 # srun runs in the background, because a shell handles no signal while a foreground child runs.
 # It forwards signals to the ranks; then this script waits again.
 launcher=$!
-trap 'again=1; kill -USR2 "$launcher" 2>/dev/null' USR2
+trap 'again=1 asked=1; kill -USR2 "$launcher" 2>/dev/null' USR2
 trap 'again=1 stopped=1; kill -TERM "$launcher" 2>/dev/null' TERM
 while
   again=
   wait "$launcher"; code=$?
   [[ $again ]]
 do :; done
+[[ -e .left/75 ]] && code=75
 leave "$code"

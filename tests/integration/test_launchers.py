@@ -1,0 +1,166 @@
+"""Launchers with the real thing: PyTorch and JAX on two nodes, stopped, killed and resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import Shell
+
+pytestmark = pytest.mark.cluster
+HPCDL = str(Path(sys.executable).with_name("hpcdl"))
+PROGRAMS = Path(__file__).parent / "programs"
+SUBMIT = (HPCDL, "job", "submit", "--no-module", "--no-preflight", "--json")
+TWO_NODES = ("--nodes", "2", "--gpus-per-node", "2")
+
+
+@cache
+def python_with(module: str) -> str:
+    """A Python that has a module: this one, the system's, or $HPCDL_TEST_PYTHONS (`:` between)."""
+    given = os.environ.get("HPCDL_TEST_PYTHONS", "").split(":")
+    for python in filter(None, [*given, sys.executable, "/usr/bin/python3"]):
+        done = subprocess.run([python, "-c", f"import {module}"], capture_output=True, check=False)
+        if done.returncode == 0:
+            return python
+    pytest.skip(f"no Python here has {module} (Debian: python3-torch; PyPI: jax)")
+
+
+def wait_for(what: Callable[[], object], seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.3)
+
+
+def ends(slurm: Shell, job: object) -> dict[str, object]:
+    """How a job ended, and its log."""
+    watched = slurm(HPCDL, "job", "watch", "--json", str(job), timeout=280, check=False)
+    answer = json.loads(watched.stdout)
+    return {**answer, "text": Path(answer["log"]).read_text()}
+
+
+def result(ended: dict[str, object]) -> str:
+    assert ended["state"] == "COMPLETED", ended["text"]
+    return re.findall(r"ended .*", str(ended["text"]))[-1]
+
+
+CASES = [("torch", "torch"), ("torchrun", "torch"), ("jax", "jax")]
+
+
+@pytest.mark.parametrize(("launcher", "module"), CASES)
+def test_a_run_that_was_stopped_and_killed_ends_as_one_that_was_not(
+    slurm: Shell, tmp_path: Path, launcher: str, module: str
+) -> None:
+    program = ("--launcher", launcher, "--",
+               python_with(module), str(PROGRAMS / f"{module}_program.py"))  # fmt: skip
+    submit = (*SUBMIT, *TWO_NODES, "--job-dir")
+    whole = json.loads(slurm(*submit, tmp_path / "whole", *program).stdout)["job_id"]
+    apart = (tmp_path / "apart", "--env", "PAUSE=0.3")
+    job = json.loads(slurm(*submit, *apart, *program).stdout)["job_id"]
+    log = tmp_path / "apart/job.log"
+
+    def started(times: int) -> bool:
+        return log.exists() and len(re.findall(r"from step \d", log.read_text())) == 4 * times
+
+    wait_for(lambda: started(1))
+    slurm("scancel", "--batch", "--signal=USR2", str(job))
+    wait_for(lambda: started(2), 240)
+    first = {int(one) for one in re.findall(r"from step (\d+)", log.read_text())}
+    assert len(first) == 2, log.read_text()  # 0, and for all ranks where the first run stopped
+    later = max(first)
+    checkpoint = next((tmp_path / "apart").glob("checkpoint.*"))
+    written = checkpoint.stat().st_mtime
+    wait_for(lambda: checkpoint.exists() and checkpoint.stat().st_mtime > written)
+    slurm("scontrol", "requeue", str(job))  # nobody is told: as for a lost node
+    ended = ends(slurm, job)
+    assert ended["restarts"] == 2
+    assert f"from step {10 * (later // 10 + 1)}" in str(ended["text"])
+    assert result(ended) == result(ends(slurm, whole))
+    ranks = set(re.findall(r"rank (\d) of 4, local (\d)", str(ended["text"])))
+    assert ranks == {("0", "0"), ("1", "1"), ("2", "0"), ("3", "1")}
+
+
+# A rank writes its checkpoint for as many seconds as its number says, and leaves with 75.
+SLOW = """\
+[ "${SLURM_RESTART_COUNT:-0}" = 0 ] || exit 0
+trap 'sleep $((1 + 19 * SLURM_PROCID % 38)); echo "rank $SLURM_PROCID wrote"; exit 75' USR2
+: >"ready-$SLURM_PROCID"; for i in $(seq 1200); do sleep 0.1; done
+"""
+
+
+def test_ranks_that_leave_early_end_none_that_still_writes_its_checkpoint(
+    slurm: Shell, tmp_path: Path
+) -> None:
+    """Four ranks of two nodes, which need 1 s and 20 s."""
+    job = json.loads(slurm(*SUBMIT, *TWO_NODES, "--job-dir", tmp_path / "job", "--",
+                           "sh", "-c", SLOW).stdout)["job_id"]  # fmt: skip
+    wait_for(lambda: len(list((tmp_path / "job").glob("ready-*"))) == 4)
+    slurm("scancel", "--batch", "--signal=USR2", str(job))
+    ended = ends(slurm, job)
+    assert (ended["state"], ended["exit_code"], ended["restarts"]) == ("COMPLETED", 0, 1)
+    assert sorted(re.findall(r"rank (\d) wrote", str(ended["text"]))) == ["0", "1", "2", "3"]
+    assert "nobody asked" not in str(ended["text"])
+
+
+def test_a_rank_that_never_leaves_keeps_the_others_from_nothing(
+    slurm: Shell, tmp_path: Path
+) -> None:
+    """Rank 0 writes for all and leaves; its peers wait for it for ever. Minutes: 3, grace: 22 s."""
+    program = SLOW.replace(
+        "trap '", 'trap \'[ "$SLURM_PROCID" = 0 ] || while :; do sleep 9; done; '
+    )
+    job = json.loads(slurm(*SUBMIT, *TWO_NODES, "--time", "3", "--job-dir", tmp_path / "job", "--",
+                           "sh", "-c", program).stdout)["job_id"]  # fmt: skip
+    wait_for(lambda: len(list((tmp_path / "job").glob("ready-*"))) == 4)
+    slurm("scancel", "--batch", "--signal=USR2", str(job))
+    ended = ends(slurm, job)
+    assert (ended["state"], ended["restarts"]) == ("COMPLETED", 1), ended["text"]
+
+
+PROGRAM = """\
+#include <mpi.h>
+#include <stdio.h>
+int main(int n, char **words) {
+  int rank, size, sum;
+  MPI_Init(&n, &words);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  MPI_Allreduce(&rank, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+  printf("mpi %d of %d: %d\\n", rank, size, sum);
+  return MPI_Finalize();
+}
+"""
+
+
+def test_a_plain_mpi_program(
+    slurm: Shell, tmp_path: Path, compile_mpi: Callable[[str], Path]
+) -> None:
+    program = compile_mpi(PROGRAM)
+    job = json.loads(slurm(*SUBMIT, "--partition", "cpu", "--tasks", "6", "--nodes", "2",
+                           "--launcher", "mpi", "--job-dir", tmp_path / "job", "--",
+                           program).stdout)["job_id"]  # fmt: skip
+    lines = re.findall(r"mpi .*", str(ends(slurm, job)["text"]))
+    assert sorted(lines) == [f"mpi {rank} of 6: 15" for rank in range(6)]
+
+
+def test_many_plain_processes_of_which_one_fails(slurm: Shell, tmp_path: Path) -> None:
+    """The others go on; the job has the code of the one that failed. OpenMP has a rank's cores."""
+    program = ("[ $SLURM_PROCID != 3 ] || exit 7; sleep 3; "
+               "echo done $SLURM_PROCID with $OMP_NUM_THREADS on $(hostname)")  # fmt: skip
+    job = json.loads(slurm(*SUBMIT, "--partition", "cpu", "--tasks", "8", "--nodes", "2",
+                           "--cpus-per-task", "2", "--launcher", "plain", "--job-dir",
+                           tmp_path / "job", "--", "sh", "-c", program).stdout)["job_id"]  # fmt: skip
+    ended = ends(slurm, job)
+    assert (ended["state"], ended["exit_code"]) == ("FAILED", 7), ended["text"]
+    lines = re.findall(r"done (\d) with 2 on (\S+)", str(ended["text"]))
+    assert {number for number, _ in lines} == set("01245678") - {"8"}
+    assert len({host for _, host in lines}) == 2
