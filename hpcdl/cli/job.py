@@ -25,7 +25,7 @@ def _written(args: argparse.Namespace) -> Script:
 
     site = request.asked_site(args)
     spec, module = request.spec_of(args, site), request.module_of(args, site, published=False)
-    return render_script(site, spec, module)
+    return render_script(site, request.checked(site, spec, module), module)
 
 
 def _render(args: argparse.Namespace) -> ExitCode:
@@ -88,6 +88,7 @@ def _submit(args: argparse.Namespace) -> ExitCode:
     site = request.asked_site(args)
     spec = replace(request.spec_of(args, site), chain=args.chain)
     module = request.module_of(args, site, published=True)
+    request.checked(site, spec, module)
     if args.dry_run:
         return _would_submit(*place(site, spec, module), site, args)
     submission = submit(site, spec, module, None if args.json else _tell_submitted)

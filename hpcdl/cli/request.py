@@ -48,6 +48,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     add("--data", metavar="DIR", help="data set; the job finds it in HPCDL_DATA")
     add("--stage-data", action="store_true", help="copy the data set to node-local disks first")
     add("--container", metavar="IMAGE", help="container image for the program, without modules")
+    add("--chdir", type=Path, metavar="DIR",
+        help="where the program works (default: the job's own directory)")  # fmt: skip
     add("--no-preflight", action="store_true", help="skip the preflight checks")
     add("--job-dir", type=Path, metavar="DIR", help="directory of the job's files")
     add("--file", type=Path, metavar="FILE", help="job.yaml; options override its values")
@@ -79,8 +81,7 @@ def _fill(args: argparse.Namespace) -> None:
     shape = ("gpus", "nodes", "gpus_per_node", "tasks", "tasks_per_node")
     if any(getattr(args, key) is not None for key in shape):
         said = {key: value for key, value in said.items() if key not in shape}
-    if "job_dir" in said:
-        said["job_dir"] = Path(said["job_dir"])
+    said |= {key: Path(said[key]) for key in ("job_dir", "chdir") if key in said}
     for key, value in said.items():
         if getattr(args, key, "") is None:
             setattr(args, key, value)
@@ -99,7 +100,7 @@ def spec_of(args: argparse.Namespace, site: Site) -> JobSpec:
     from hpcdl.jobs.program import seen_from
     from hpcdl.jobs.spec import JobSpec, command_of, minutes_of
 
-    return JobSpec(
+    asked = JobSpec(
         partition=args.partition or site.default_partition,
         gpus=args.gpus,
         nodes=args.nodes,
@@ -110,7 +111,7 @@ def spec_of(args: argparse.Namespace, site: Site) -> JobSpec:
         minutes=minutes_of(args.time) if args.time is not None else None,
         name="train" if args.name is None else args.name,
         launcher="horovod" if args.launcher is None else args.launcher,
-        program=seen_from(Path.cwd(), command_of(args.rest)),
+        program=command_of(args.rest),
         environment=dict(map(_variable, args.env)),
         account=args.account,
         qos=args.qos,
@@ -122,7 +123,22 @@ def spec_of(args: argparse.Namespace, site: Site) -> JobSpec:
         sbatch=tuple(args.sbatch),
         gpu_model=args.gpu_model,
         trusted_network=args.trusted_network,
+        chdir=_path(args.chdir) if args.chdir else None,
     )
+    return seen_from(Path.cwd(), asked)
+
+
+def checked(site: Site, spec: JobSpec, module: Module) -> JobSpec:
+    """The same, once its program, its image and what a container is to see are there."""
+    from hpcdl.jobs.program import check_program
+
+    if spec.container and not site.paths.datasets.is_dir():
+        raise BadInput(
+            f"there is no directory {site.paths.datasets}, which containers of this site see",
+            hint="make it, or correct `datasets` in the site file",
+        )
+    check_program(Path.cwd(), spec, module)
+    return spec
 
 
 def _variable(text: str) -> tuple[str, str]:

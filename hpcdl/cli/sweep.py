@@ -51,6 +51,8 @@ def run(args: argparse.Namespace) -> ExitCode:
         return _show(sweep_run.run_statuses(folder, points, request=asked), folder, args)
     places = dict.fromkeys(point.spec.partition for point in points if not point.problem)
     modules = request.modules_of(args, site, tuple(places), published=True)
+    for point in [one for one in points if not one.problem][:1]:
+        request.checked(site, point.spec, modules[point.spec.partition])
     if args.dry_run:
         found = sweep_run.run_statuses(folder, points, request=asked)
         return _would_submit(found, site, folder, modules, args)

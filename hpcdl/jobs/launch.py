@@ -156,42 +156,64 @@ def check_container(site: Site, spec: JobSpec) -> None:
     if spec.container and site.container is None:
         raise BadInput(
             f"the site '{site.name}' declares no container runtime",
-            hint="its site file must say `container: apptainer` or `container: pyxis`",
+            hint="its site file must say `container: apptainer`, `charliecloud` or `pyxis`",
         )
 
 
-def _mounts(site: Site, spec: JobSpec) -> list[Path]:
-    """What a container must see: the directories of jobs, data sets and this job, and its data.
+def _mounts(site: Site, spec: JobSpec) -> list[str]:
+    """What a container must see: work and data sets, this job's files and data, its program's.
 
-    Staged data is seen through HPCDL_DATA; what did not fit is linked to where it came from.
+    Staged data is seen through HPCDL_DATA, which lies in the scratch of the node; what did not fit
+    is linked to where it came from.
     """
-    wanted = [site.paths.work, site.paths.datasets]
-    wanted += [Path(path) for path in (spec.job_dir, spec.data) if path]
+    wanted = [site.paths.work, site.paths.datasets, *spec.files]
+    wanted += [Path(path) for path in (spec.job_dir, spec.data, spec.chdir, spec.python_path)
+               if path]  # fmt: skip
     found: list[Path] = []
     for path in wanted:
         if not any(path.is_relative_to(seen) for seen in found):
             found.append(path)
-    return found
+    scratch = site.partition(spec.partition).scratch
+    own = scratch and not any(Path(scratch.path).is_relative_to(seen) for seen in found)
+    local = [quote.Expandable(scratch.path)] if scratch and own else []
+    return [*map(str, found), *local]
+
+
+def _work_folder(spec: JobSpec) -> str:
+    """Where the program works, as bash shall read it."""
+    return str(spec.chdir) if spec.chdir else quote.Expandable("$HPCDL_JOB_DIR")
+
+
+def _joined(option: str, value: str) -> str:
+    """`OPTION=VALUE`, expanded where the value is to be."""
+    kind = type(value)
+    return kind(f"{option}={value}")
 
 
 def _pyxis(site: Site, spec: JobSpec) -> tuple[str, ...]:
     """Options of srun that Pyxis adds: image, mounts, and the job's directory to work in."""
-    mounts = ",".join(f"{path}:{path}" for path in _mounts(site, spec))
-    option = f"--container-mounts={mounts}"
-    if spec.stage:
-        option = quote.Expandable(f"{option},$HPCDL_DATA:$HPCDL_DATA")
+    paths = _mounts(site, spec)
+    mounts = ",".join(f"{path}:{path}" for path in paths)
+    expands = any(isinstance(path, quote.Expandable) for path in paths)
+    option = _joined("--container-mounts", quote.Expandable(mounts) if expands else mounts)
     return (
         f"--container-image={spec.container}",
         option,
-        quote.Expandable("--container-workdir=$HPCDL_JOB_DIR"),
+        _joined("--container-workdir", _work_folder(spec)),
     )
 
 
 def _apptainer(site: Site, spec: JobSpec, *, gpus: bool) -> tuple[str, ...]:
     """The arguments before a program that run it in an Apptainer image."""
-    binds = [f"--bind={path}" for path in _mounts(site, spec)]
-    binds += [quote.Expandable("--bind=$HPCDL_DATA")] if spec.stage else []
-    return ("apptainer", "exec", *(["--nv"] if gpus else []), *binds, str(spec.container))
+    binds = [_joined("--bind", path) for path in _mounts(site, spec)]
+    start = ("apptainer", "exec", *(["--nv"] if gpus else []))
+    return (*start, *binds, _joined("--pwd", _work_folder(spec)), str(spec.container))
+
+
+def _charliecloud(site: Site, spec: JobSpec) -> tuple[str, ...]:
+    """The same for Charliecloud; the image has the GPU's libraries in it (ch-fromhost --nvidia)."""
+    binds = [_joined("--bind", path) for path in _mounts(site, spec)]
+    return ("ch-run", *binds, _joined("--cd", _work_folder(spec)), str(spec.container), "--")
 
 
 def program_argv(site: Site, spec: JobSpec, layout: Layout) -> tuple[str, ...]:
@@ -205,6 +227,8 @@ def program_argv(site: Site, spec: JobSpec, layout: Layout) -> tuple[str, ...]:
     if spec.container and site.container == "apptainer":
         gpus = site.partition(spec.partition).gpu is not None
         program = (*_apptainer(site, spec, gpus=gpus), *program)
+    if spec.container and site.container == "charliecloud":
+        program = (*_charliecloud(site, spec), *program)
     if spec.launcher == "multiworker":
         program = ("bash", "-c", _TF_CONFIG, "worker", *program)
     return (*rank, *program)

@@ -80,6 +80,7 @@ JOB: Schema = {
             "Image to run the program in, where the site declares a container runtime.",
             examples=["/images/tensorflow.sif"],
         ),
+        "chdir": _text("Where the program works; the job's own directory by default."),
         "preflight": {
             "type": "boolean",
             "description": "Whether the allocation is checked before the ranks start.",

@@ -182,6 +182,8 @@ def _values(
         "launch_reason": _launch_reason(site, spec, layout),
         "ports": PORTS,
         "once_per_node": _once_per_node(layout),
+        "chdir": str(spec.chdir) if spec.chdir else None,
+        "python_path": str(spec.python_path) if spec.python_path else None,
         "meets": meets(spec, layout),
         "rank_name": together(spec, layout),
         "grace": signal_seconds(layout.minutes) * 3 // 4 or _GRACE_SECONDS,

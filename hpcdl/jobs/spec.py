@@ -69,7 +69,9 @@ class JobSpec:
     `chain` of jobs resumes where the one before ran out of time. `container` is an image, run
     by the site's container runtime. `sbatch` are further options of it, such as `mail-type=END`.
     `gpu_model` chooses among the models of a partition. With a `trusted_network` the job may run
-    servers that ask nobody for a password.
+    servers that ask nobody for a password. The program works in `chdir`; None is the job's own
+    directory. `python_path` is where Python finds its module, and `files` are the directories of
+    the program's own files, for containers.
     """
 
     partition: str
@@ -96,6 +98,9 @@ class JobSpec:
     sbatch: tuple[str, ...] = ()
     gpu_model: str | None = None
     trusted_network: bool = False
+    chdir: Path | None = None
+    python_path: Path | None = None
+    files: tuple[Path, ...] = ()
 
 
 def command_of(rest: Sequence[str]) -> tuple[str, ...]:
@@ -139,6 +144,7 @@ def check_spec(spec: JobSpec) -> JobSpec:
         raise BadInput(f"--container {_shown(spec.container)} is no path or name of an image")
     _check_program(spec.program)
     _check_folder(spec.job_dir)
+    _check_folder(spec.chdir)
     return spec
 
 

@@ -391,7 +391,8 @@ SITE: Schema = {
                 "The partition of jobs that name none; the first one by default.", pattern=NAME
             ),
             "container": _text(
-                "The container runtime that jobs may use.", enum=["apptainer", "pyxis"]
+                "The container runtime that jobs may use.",
+                enum=["apptainer", "charliecloud", "pyxis"],
             ),
             "gpus": _named(
                 "GPU models by name that hpcdl does not know, or knows otherwise.", GPU_MODEL

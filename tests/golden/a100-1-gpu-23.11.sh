@@ -36,7 +36,7 @@ leave() {
   trap '' USR2
   if [[ ! $stopped ]] && (( $1 == 75 && ${SLURM_RESTART_COUNT:-0} < 5 )); then
     if [[ ! $asked ]]; then
-      pause=$(( 15 << ${SLURM_RESTART_COUNT:-0} ))
+      pause=$(( 10 << ${SLURM_RESTART_COUNT:-0} ))
       echo "hpcdl: nobody asked the program to stop: requeued after $pause s"
       sleep "$pause" & wait "$!"
     fi

@@ -36,7 +36,10 @@ def test_shellcheck_has_nothing_to_say() -> None:
 
 
 def test_apptainer_gets_the_gpus_and_the_job_s_folders() -> None:
-    words = "apptainer exec --nv --bind=/work/me --bind=/data /images/tensorflow.sif python"
+    words = (
+        "apptainer exec --nv --bind=/work/me --bind=/data "
+        '"--bind=/local/$SLURM_JOB_ID" "--pwd=$HPCDL_JOB_DIR" /images/tensorflow.sif python'
+    )
     assert words in script("container-apptainer")
 
 

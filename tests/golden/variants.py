@@ -29,6 +29,15 @@ VARIANTS: dict[str, tuple[JobSpec, str]] = {
         "apptainer",
     ),
     "launcher-single": (replace(_BASE, nodes=1, launcher="single"), "apptainer"),
+    "launcher-mpi": (JobSpec("cpu", tasks=64, nodes=2, launcher="mpi", program=("./a.out",)), ""),
+    "launcher-torch": (replace(_BASE, launcher="torch", chdir=Path("/home/me/run")), ""),
+    "launcher-torchrun": (replace(_BASE, launcher="torchrun"), ""),
+    "launcher-jax": (replace(_BASE, launcher="jax"), ""),
+    "launcher-plain": (JobSpec("cpu", tasks=64, launcher="plain", program=("./a.out",)), ""),
+    "container-charliecloud": (
+        replace(_IN_IMAGE, container="/images/tensorflow", files=(Path("/home/me"),)),
+        "charliecloud",
+    ),
     "container-apptainer": (_IN_IMAGE, "apptainer"),
     "container-apptainer-mpirun": (replace(_IN_IMAGE, launcher="horovod-mpirun"), "apptainer"),
     "container-apptainer-multiworker": (
@@ -61,7 +70,7 @@ def script(name: str) -> str:
         return re.sub(r"(?m)^(# Written by hpcdl) \S+;", r"\1;", text)
     site = load_site(folder("templates") / "sites" / "a100-h100.yaml")
     paths = replace(site.paths, work=Path("/work/me"), datasets=Path("/data"))
-    site = with_version(replace(site, paths=paths, container=runtime), RELEASE)
+    site = with_version(replace(site, paths=paths, container=runtime or None), RELEASE)
     module = Module(()) if spec.container else _MODULE
     sweep = Path("/work/me/sweeps/lr")
     array = ArrayOf(8, sweep / "array-000.args", sweep / "logs", 4) if name == "array" else None

@@ -219,7 +219,7 @@ def test_render_prints_the_script_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("locale", ["C", "POSIX", "C.UTF-8"])
 def test_bytes_of_an_argument_survive_any_locale(locale: str) -> None:
-    done = hpcdl(*RENDER, "--", b"a\xff\xc3\xa9", env={**os.environ, "LC_ALL": locale})  # type: ignore[arg-type]
+    done = hpcdl(*RENDER, "--", "echo", b"a\xff\xc3\xa9", env={**os.environ, "LC_ALL": locale})  # type: ignore[arg-type]
     assert done.returncode == 0
     assert rb"$'a\xff" + b"\xc3\xa9'" in done.stdout
 

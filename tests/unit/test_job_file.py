@@ -18,7 +18,7 @@ name: mine
 modules: []
 env: {LR: "0.1", KEEP: it}
 preflight: false
-program: [python, train.py, --lr, 0.1, "a b"]
+program: [python, -c, pass, --lr, 0.1, "a b"]
 """
 
 
@@ -43,7 +43,7 @@ def test_a_file_says_what_options_would(job_file: Path, capsys: pytest.CaptureFi
     from_file = render(capsys, job_file)
     line = (
         "job render --site p100-v100-k80 --partition v100 --gpus 16 --time 2:00:00 --name mine "
-        "--no-module --no-preflight --env LR=0.1 --env KEEP=it -- python train.py --lr 0.1"
+        "--no-module --no-preflight --env LR=0.1 --env KEEP=it -- python -c pass --lr 0.1"
     )
     assert main([*line.split(), "a b"]) == 0
     assert capsys.readouterr().out.splitlines() == from_file
@@ -59,7 +59,7 @@ def test_a_file_says_what_options_would(job_file: Path, capsys: pytest.CaptureFi
         (["--name", "other"], "#SBATCH --job-name=other"),
         (["--env", "MORE=9"], "for name in LR KEEP MORE; do"),
         (["--module", "cuda/12"], "module load cuda/12 || exit 20"),
-        (["--", "python", "b.py"], '  sh -c "$rank" rank python b.py &'),
+        (["--", "echo", "b"], '  sh -c "$rank" rank echo b &'),
     ],
 )
 def test_options_go_before_the_file(
@@ -78,8 +78,8 @@ def test_options_go_before_the_file(
         ("name: mine", "name: a b", "'name' is 'a b'"),
         ("name: mine", "launcher: mpirun", "did you mean 'mpi'?"),
         ("env: {", "env: {'A B': x, ", "'A B' is no valid name"),
-        ("[python, train.py", "[[python], train.py", "must be text, not a list"),
-        ('program: [python, train.py, --lr, 0.1, "a b"]', "program: []", "needs at least 1"),
+        ("[python, -c", "[[python], -c", "must be text, not a list"),
+        ('program: [python, -c, pass, --lr, 0.1, "a b"]', "program: []", "needs at least 1"),
     ],
 )
 def test_faults_are_shown_with_their_place(job_file: Path, old: str, new: str, said: str) -> None:

@@ -55,8 +55,13 @@ def run_workers(site: Site, folder: Path, sharing: str = "NO") -> tuple[str, int
     )
     for name in ("srun", "scontrol"):
         (folder / name).chmod(0o755)
-    env = {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_PROCID": "3",
-           "HPCDL_JOB_DIR": str(folder), "SLURM_JOB_ID": "1369", "SLURM_JOB_NODELIST": "p100-[01-02]"}  # fmt: skip
+    env = {
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "HPCDL_JOB_DIR": str(folder),
+        "SLURM_PROCID": "3",
+        "SLURM_JOB_ID": "1369",
+        "SLURM_JOB_NODELIST": "p100-[01-02]",
+    }
     lines = 'leave() { exit "$1"; }\n' + text[start:launch] + program
     done = subprocess.run(
         ["bash", "-c", lines], env=env, cwd=folder, capture_output=True, text=True
@@ -142,14 +147,15 @@ def test_a_node_that_misses_its_first_step_is_asked_once_more(
     assert bool((tmp_path / "preflight.jsonl").read_text()) == (missed < 2)
 
 
-@pytest.mark.parametrize("runtime", ["apptainer", "pyxis"])
+@pytest.mark.parametrize("runtime", ["apptainer", "charliecloud", "pyxis"])
 @pytest.mark.parametrize("stage", [False, True])
 def test_a_container_sees_the_data_and_works_in_the_job_s_directory(
     site: Site, tmp_path: Path, runtime: str, stage: bool
 ) -> None:
     """The launch line runs in a real bash: the words are those that the runtime gets."""
     spec = JobSpec("p100", gpus=1, program=("true",), container="/image.sif", data="/elsewhere/set",
-                   stage=stage, job_dir=tmp_path / "my job", preflight=False)  # fmt: skip
+                   stage=stage, job_dir=tmp_path / "my job", files=(Path("/srv/program"),),
+                   preflight=False)  # fmt: skip
     text = render_script(replace(site, container=runtime), spec, Module(())).text
     launch = text[text.index("\nsrun --mpi=pmix") : text.index(" &\n\n# srun runs")]
     (tmp_path / "srun").write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
@@ -158,9 +164,10 @@ def test_a_container_sees_the_data_and_works_in_the_job_s_directory(
            "HPCDL_JOB_DIR": str(tmp_path / "my job")}  # fmt: skip
     done = subprocess.run(["bash", "-c", launch], env=env, capture_output=True, text=True)
     words = done.stdout.splitlines()
-    seen = ["/elsewhere/set", str(tmp_path / "my job"), *(["/tmp/hpcdl 7"] if stage else [])]
-    if runtime == "apptainer":
+    seen = ["/elsewhere/set", str(tmp_path / "my job"), "/tmp", "/srv/program"]
+    if runtime != "pyxis":
         assert {f"--bind={path}" for path in seen} <= set(words)
+        assert {f"--pwd={tmp_path}/my job", f"--cd={tmp_path}/my job"} & set(words)
     else:
         (mounts,) = (word.partition("=")[2] for word in words if "-mounts=" in word)
         assert {f"{path}:{path}" for path in seen} <= set(mounts.split(","))

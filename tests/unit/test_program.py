@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cli import main
-from hpcdl.jobs import JobSpec
-from hpcdl.jobs.program import check_script, script_index, seen_from
+from hpcdl.jobs import JobSpec, Module
+from hpcdl.jobs.program import check_program, check_script, script_index, seen_from
 from hpcdl.system.errors import BadInput
 
 
@@ -32,6 +32,10 @@ def here(tmp_path: Path) -> Path:
         ("run.sh", "HERE/run.sh"),
         ("sub/tool", "HERE/sub/tool"),
         ("python train_{model}.py", "python HERE/train_{model}.py"),
+        ("torchrun --nproc_per_node 2 train.py", "torchrun --nproc_per_node 2 HERE/train.py"),
+        ("env A=b python train.py", "env A=b python HERE/train.py"),
+        ("hpcdl train --data sub", "hpcdl train --data HERE/sub"),
+        ("hpcdl train --data=sub --lr 1", "hpcdl train --data=HERE/sub --lr 1"),
         # What names no file of this directory stays as it is.
         ("python -m train.py", "python -m train.py"),
         ("python -um sub", "python -um sub"),
@@ -39,11 +43,12 @@ def here(tmp_path: Path) -> Path:
         ("python /a/train.py", "python /a/train.py"),
         ("python other.py", "python other.py"),
         ("cat train.py", "cat train.py"),
-        ("hpcdl train --data sub", "hpcdl train --data sub"),
+        ("hpcdl train --data synthetic", "hpcdl train --data synthetic"),
     ],
 )  # fmt: skip
 def test_files_of_this_directory_are_named_whole(here: Path, line: str, expected: str) -> None:
-    assert seen_from(here, line.split()) == tuple(expected.replace("HERE", str(here)).split())
+    found = seen_from(here, JobSpec("cpu", program=tuple(line.split())))
+    assert found.program == tuple(expected.replace("HERE", str(here)).split())
 
 
 @pytest.mark.parametrize("program", [(), ("python",), ("python", "-"), ("bash", "-c", "x.sh")])
@@ -60,6 +65,50 @@ def test_a_script_that_ranks_would_not_find_is_refused(here: Path) -> None:
     check_script(JobSpec("cpu", program=("python", "train.py"), container="/image.sif"))
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("nosuchprogram x", "there is no program 'nosuchprogram' here"),
+        ("./nosuch", "there is no program './nosuch'"),
+        ("HERE/sub", "cannot be run"),
+        ("./run.sh", "cannot be run"),
+        ("python nosuch.py", r"there is no script nosuch\.py here"),
+        ("python HERE/nosuch.py", "there is no script /"),
+        ("torchrun nosuch.py", r"there is no script nosuch\.py here"),
+        ("python3 -m nosuchmodule", "finds no module 'nosuchmodule'"),
+        ("cat train.py", r"train\.py lies here, and the job works in a directory of its own"),
+        ("python train.py --data=sub/tool", "sub/tool lies here"),
+        ("python train.py sub", "sub lies here"),
+    ],
+)
+def test_what_the_job_would_not_find_is_refused(
+    here: Path, monkeypatch: pytest.MonkeyPatch, line: str, says: str
+) -> None:
+    monkeypatch.setenv("PATH", f"{here}/bin:/usr/bin:/bin")
+    for name in ("python", "torchrun"):
+        (here / "bin").mkdir(exist_ok=True)
+        (here / "bin" / name).write_text("#!/bin/sh\n")
+        (here / "bin" / name).chmod(0o755)
+    words = tuple(line.replace("HERE", str(here)).split())
+    with pytest.raises(BadInput, match=says):
+        check_program(here, seen_from(here, JobSpec("cpu", program=words)), Module(()))
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["cat train.py", "python3 train.py sub/tool", "python3 -m train", "python3 -m json.tool sub"],
+)
+def test_with_chdir_a_program_finds_what_the_user_does(here: Path, line: str) -> None:
+    spec = JobSpec("cpu", program=tuple(line.split()), chdir=here)
+    check_program(here, seen_from(here, spec), Module(()))
+
+
+def test_a_module_of_this_directory_is_found_from_the_job_s(here: Path) -> None:
+    spec = seen_from(here, JobSpec("cpu", program=("python3", "-m", "sub.train")))
+    assert spec.python_path == here
+    check_program(here, spec, Module(()))
+
+
 def test_the_first_example_of_the_documents_finds_its_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -67,4 +116,4 @@ def test_the_first_example_of_the_documents_finds_its_program(
     monkeypatch.chdir(tmp_path)
     line = "job render --site p100-v100-k80 --gpus 8 --no-module -- python my_train.py --lr 0.1"
     assert main(line.split()) == 0
-    assert f"  python {tmp_path}/my_train.py --lr 0.1 &\n" in capsys.readouterr().out
+    assert f" python {tmp_path}/my_train.py --lr 0.1 &\n" in capsys.readouterr().out

@@ -136,7 +136,8 @@ def test_a_variable_of_the_script_cannot_be_set_by_a_user() -> None:
     for _, script in SCRIPTS:
         found = re.findall(r"^ *(?:export )?([A-Za-z_]\w*)=", script.text, re.M)
         own |= {name for name in found if name not in {"A", "CUDA_DEVICE_ORDER"}
-                and not name.startswith(("NCCL_", "OMPI_", "OMP_", "MASTER_", "code", "left"))}  # fmt: skip
+                and not name.startswith(
+                    ("NCCL_", "OMPI_", "OMP_", "MASTER_", "code", "left"))}  # fmt: skip
     own -= {
         name for site, _ in PLACES for part in site.partitions.values() for name in part.environment
     }

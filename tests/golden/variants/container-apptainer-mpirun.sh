@@ -37,7 +37,7 @@ leave() {
   trap '' USR2
   if [[ ! $stopped ]] && (( $1 == 75 && ${SLURM_RESTART_COUNT:-0} < 5 )); then
     if [[ ! $asked ]]; then
-      pause=$(( 15 << ${SLURM_RESTART_COUNT:-0} ))
+      pause=$(( 10 << ${SLURM_RESTART_COUNT:-0} ))
       echo "hpcdl: nobody asked the program to stop: requeued after $pause s"
       sleep "$pause" & wait "$!"
     fi
@@ -105,7 +105,7 @@ true >"$left/75"
 exit 75'
 # mpirun takes nodes and ranks per node from the allocation.
 mpirun -np 16 --bind-to none --map-by socket -mca pml ob1 -mca btl '^openib' \
-  sh -c "$rank" rank apptainer exec --nv --bind=/work/me --bind=/data /images/tensorflow.sif python train.py --lr 0.1 &
+  sh -c "$rank" rank apptainer exec --nv --bind=/work/me --bind=/data "--bind=/local/$SLURM_JOB_ID" "--pwd=$HPCDL_JOB_DIR" /images/tensorflow.sif python train.py --lr 0.1 &
 
 # srun runs in the background, because a shell handles no signal while a foreground child runs.
 # It forwards signals to the ranks; then this script waits again.

@@ -37,7 +37,7 @@ leave() {
   trap '' USR2
   if [[ ! $stopped ]] && (( $1 == 75 && ${SLURM_RESTART_COUNT:-0} < 5 )); then
     if [[ ! $asked ]]; then
-      pause=$(( 15 << ${SLURM_RESTART_COUNT:-0} ))
+      pause=$(( 10 << ${SLURM_RESTART_COUNT:-0} ))
       echo "hpcdl: nobody asked the program to stop: requeued after $pause s"
       sleep "$pause" & wait "$!"
     fi
@@ -127,7 +127,7 @@ exit 75'
 # The CPUs of a rank are said again, so that no inherited variable decides them.
 # shellcheck disable=SC2016 # each rank's own shell expands it
 srun --mpi=none --cpus-per-task=16 --distribution=block:block --kill-on-bad-exit=1 \
-  sh -c "$rank" rank bash -c 'export TF_CONFIG="{\"cluster\":{\"worker\":[$HPCDL_WORKERS]},\"task\":{\"type\":\"worker\",\"index\":$SLURM_PROCID}}"; exec "$@"' worker apptainer exec --nv --bind=/work/me --bind=/data /images/tensorflow.sif python train.py --lr 0.1 &
+  sh -c "$rank" rank bash -c 'export TF_CONFIG="{\"cluster\":{\"worker\":[$HPCDL_WORKERS]},\"task\":{\"type\":\"worker\",\"index\":$SLURM_PROCID}}"; exec "$@"' worker apptainer exec --nv --bind=/work/me --bind=/data "--bind=/local/$SLURM_JOB_ID" "--pwd=$HPCDL_JOB_DIR" /images/tensorflow.sif python train.py --lr 0.1 &
 
 # srun runs in the background, because a shell handles no signal while a foreground child runs.
 # It forwards signals to the ranks; then this script waits again.

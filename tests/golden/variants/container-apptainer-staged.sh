@@ -43,7 +43,7 @@ leave() {
   trap '' USR2
   if [[ ! $stopped ]] && (( $1 == 75 && ${SLURM_RESTART_COUNT:-0} < 5 )); then
     if [[ ! $asked ]]; then
-      pause=$(( 15 << ${SLURM_RESTART_COUNT:-0} ))
+      pause=$(( 10 << ${SLURM_RESTART_COUNT:-0} ))
       echo "hpcdl: nobody asked the program to stop: requeued after $pause s"
       sleep "$pause" & wait "$!"
     fi
@@ -112,7 +112,7 @@ true >"$left/75"
 exit 75'
 # The CPUs of a rank are said again, so that no inherited variable decides them.
 srun --mpi=pmix --cpus-per-task=16 --distribution=block:block --kill-on-bad-exit=1 \
-  sh -c "$rank" rank apptainer exec --nv --bind=/work/me --bind=/data "--bind=$HPCDL_DATA" /images/tf.sif hpcdl train --data "$HPCDL_DATA" &
+  sh -c "$rank" rank apptainer exec --nv --bind=/work/me --bind=/data "--bind=/local/$SLURM_JOB_ID" "--pwd=$HPCDL_JOB_DIR" /images/tf.sif hpcdl train --data "$HPCDL_DATA" &
 
 # srun runs in the background, because a shell handles no signal while a foreground child runs.
 # It forwards signals to the ranks; then this script waits again.

@@ -43,7 +43,7 @@ leave() {
   trap '' USR2
   if [[ ! $stopped ]] && (( $1 == 75 && ${SLURM_RESTART_COUNT:-0} < 5 )); then
     if [[ ! $asked ]]; then
-      pause=$(( 15 << ${SLURM_RESTART_COUNT:-0} ))
+      pause=$(( 10 << ${SLURM_RESTART_COUNT:-0} ))
       echo "hpcdl: nobody asked the program to stop: requeued after $pause s"
       sleep "$pause" & wait "$!"
     fi
@@ -111,7 +111,7 @@ done
 true >"$left/75"
 exit 75'
 # The CPUs of a rank are said again, so that no inherited variable decides them.
-srun --mpi=pmix --cpus-per-task=16 --distribution=block:block --kill-on-bad-exit=1 --container-image=/images/tf.sqsh "--container-mounts=/work/me:/work/me,/data:/data,$HPCDL_DATA:$HPCDL_DATA" "--container-workdir=$HPCDL_JOB_DIR" \
+srun --mpi=pmix --cpus-per-task=16 --distribution=block:block --kill-on-bad-exit=1 --container-image=/images/tf.sqsh "--container-mounts=/work/me:/work/me,/data:/data,/local/$SLURM_JOB_ID:/local/$SLURM_JOB_ID" "--container-workdir=$HPCDL_JOB_DIR" \
   sh -c "$rank" rank hpcdl train --data "$HPCDL_DATA" &
 
 # srun runs in the background, because a shell handles no signal while a foreground child runs.

@@ -37,7 +37,7 @@ leave() {
   trap '' USR2
   if [[ ! $stopped ]] && (( $1 == 75 && ${SLURM_RESTART_COUNT:-0} < 5 )); then
     if [[ ! $asked ]]; then
-      pause=$(( 15 << ${SLURM_RESTART_COUNT:-0} ))
+      pause=$(( 10 << ${SLURM_RESTART_COUNT:-0} ))
       echo "hpcdl: nobody asked the program to stop: requeued after $pause s"
       sleep "$pause" & wait "$!"
     fi
@@ -104,7 +104,7 @@ done
 true >"$left/75"
 exit 75'
 # The CPUs of a rank are said again, so that no inherited variable decides them.
-srun --mpi=pmix --cpus-per-task=16 --distribution=block:block --kill-on-bad-exit=1 '--container-image=nvcr.io#nvidia/tensorflow:24.03' --container-mounts=/work/me:/work/me,/data:/data "--container-workdir=$HPCDL_JOB_DIR" \
+srun --mpi=pmix --cpus-per-task=16 --distribution=block:block --kill-on-bad-exit=1 '--container-image=nvcr.io#nvidia/tensorflow:24.03' "--container-mounts=/work/me:/work/me,/data:/data,/local/$SLURM_JOB_ID:/local/$SLURM_JOB_ID" "--container-workdir=$HPCDL_JOB_DIR" \
   sh -c "$rank" rank python train.py --lr 0.1 &
 
 # srun runs in the background, because a shell handles no signal while a foreground child runs.

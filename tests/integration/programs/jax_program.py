@@ -26,7 +26,7 @@ if file.exists():
 def save(step: int) -> None:
     if rank == 0:
         np.savez("checkpoint.new.npz", weights=np.asarray(weights), step=step)
-        os.replace("checkpoint.new.npz", file)
+        Path("checkpoint.new.npz").replace(file)
 
 
 @jax.jit

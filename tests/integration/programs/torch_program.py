@@ -31,7 +31,7 @@ def save(step: int) -> None:
     if rank == 0:
         state = {"model": plain.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
         torch.save(state, "checkpoint.new")
-        os.replace("checkpoint.new", file)
+        Path("checkpoint.new").replace(file)
 
 
 print(f"rank {rank} of {world}, local {os.environ['LOCAL_RANK']}, from step {first}", flush=True)

@@ -1,0 +1,122 @@
+"""Programs from where the user stands, and in a container: every form finds its own files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hpcdl.site import find_site_file
+from tests.integration.conftest import Shell
+from tests.integration.test_launchers import HPCDL, SUBMIT, ends
+
+pytestmark = pytest.mark.cluster
+CPU = ("--partition", "cpu", "--nodes", "2")
+SAYS = "import os, sys; print('ran', os.path.basename(os.getcwd()), *sys.argv[1:])"
+
+
+@pytest.fixture
+def here(slurm: Shell) -> Path:
+    """Where the user stands: a script, a package, a program and data."""
+    (slurm.directory / "pkg").mkdir()
+    for name in ("x.py", "pkg/__init__.py"):
+        (slurm.directory / name).write_text("")
+    for name in ("x.py", "pkg/__main__.py"):
+        (slurm.directory / name).write_text(SAYS)
+    (slurm.directory / "prog").write_text("#!/bin/sh\necho ran $(basename $PWD) $(cat $1)\n")
+    (slurm.directory / "prog").chmod(0o755)
+    (slurm.directory / "data.txt").write_text("content")
+    return slurm.directory
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--", "python3", "x.py", "1"], "ran job 1"),
+        (["--", "python3", "-m", "pkg", "1"], "ran job 1"),
+        (["--chdir", ".", "--", "python3", "-m", "pkg"], "ran HERE"),
+        (["--chdir", ".", "--", "./prog", "data.txt"], "ran HERE content"),
+        (["--", "env", "A=b", "python3", "x.py"], "ran job"),
+    ],
+)
+def test_a_program_finds_its_files(slurm: Shell, here: Path, words: list[str], said: str) -> None:
+    job = json.loads(slurm(*SUBMIT, *CPU, "--job-dir", here / "job", *words).stdout)["job_id"]
+    ended = ends(slurm, job)
+    assert ended["state"] == "COMPLETED", ended["text"]
+    lines = re.findall("ran.*", str(ended["text"]))
+    assert lines == [said.replace("HERE", here.name)] * 2, ended["text"]
+
+
+@pytest.mark.parametrize("command", ["render", "explain", "submit", "sweep"])
+def test_every_form_refuses_what_is_not_there(slurm: Shell, command: str) -> None:
+    over = ("--over", "lr=1,2", "--name", "nowhere") if command == "sweep" else ()
+    for program in (["python3", "nosuch.py"], ["nosuchprogram"], ["./nosuch"]):
+        done = slurm(HPCDL, "job", command, "--no-module", *over, "--", *program, check=False)
+        assert done.returncode == 2, done.stdout
+        assert re.match("error: there is no (script|program) ", done.stderr)
+
+
+# --- in a container ---
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory that is an image of a few programs: Debian's static busybox."""
+    busybox = shutil.which("busybox")
+    if busybox is None or shutil.which("ch-run") is None:
+        pytest.skip("Charliecloud or busybox is not installed (apt-get: charliecloud busybox)")
+    root = tmp_path_factory.mktemp("image") / "root"
+    for name in ("bin", "dev", "etc", "proc", "sys", "tmp", "home", "run"):
+        (root / name).mkdir(parents=True)
+    for name in ("etc/passwd", "etc/group", "etc/hosts", "etc/resolv.conf"):
+        (root / name).touch()
+    shutil.copy(busybox, root / "bin/busybox")
+    for name in ("sh", "cat", "basename", "ls", "echo"):
+        (root / "bin" / name).symlink_to("busybox")
+    done = subprocess.run(["ch-run", root, "--", "/bin/true"], env={**os.environ, "USER": "root"},
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    if "ch-run" in done.stderr and "user namespace" in done.stderr:
+        pytest.skip(f"Charliecloud cannot run here: {done.stderr}")
+    return root
+
+
+@pytest.fixture
+def charliecloud(slurm: Shell, tmp_path: Path) -> list[str]:
+    """Options by which a job finds a site with this container runtime."""
+    text = Path(find_site_file("embedded")).read_text()
+    (tmp_path / "site.yaml").write_text(f"{text}\ncontainer: charliecloud\n")
+    slurm.env = {**slurm.env, "USER": "root"}
+    Path(slurm.env["HPCDL_HOME"], "embedded/datasets").mkdir(parents=True, exist_ok=True)
+    return ["--site", str(tmp_path / "site.yaml")]
+
+
+def test_a_container_sees_the_program_s_directory_its_data_and_the_job_s(
+    slurm: Shell, here: Path, image: Path, charliecloud: list[str]
+) -> None:
+    (here / "data").mkdir()
+    (here / "data/shard").write_text("shard")
+    (here / "run.sh").write_text(
+        'echo "ran in $(basename $PWD): $(cat $HPCDL_DATA/shard) $(cat $(dirname $0)/data.txt)"\n'
+        "echo kept >kept; ls /usr 2>&1 | head -1\n"
+    )
+    (image / "bin/dirname").exists() or (image / "bin/dirname").symlink_to("busybox")
+    (image / "bin/head").exists() or (image / "bin/head").symlink_to("busybox")
+    words = (*charliecloud, "--nodes", "2", "--gpus-per-node", "1", "--container", image,
+             "--data", here / "data", "--job-dir", here / "job", "--", "sh", "run.sh")  # fmt: skip
+    ended = ends(slurm, json.loads(slurm(*SUBMIT, *words).stdout)["job_id"])
+    text = str(ended["text"])
+    assert ended["state"] == "COMPLETED", text
+    assert text.count("ran in job: shard content") == 2, text
+    assert "No such file" in text, "the host's /usr is not in the image"
+    assert (here / "job/kept").read_text() == "kept\n"
+
+
+def test_an_image_that_is_not_there_is_refused(slurm: Shell, charliecloud: list[str]) -> None:
+    done = slurm(*SUBMIT, *charliecloud, "--container", "/no/image", "--", "true", check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: there is no image /no/image\nhelp: ")
