@@ -130,8 +130,10 @@ def spec_of(args: argparse.Namespace, site: Site) -> JobSpec:
 
 def checked(site: Site, spec: JobSpec, module: Module) -> JobSpec:
     """The same, once its program, its image and what a container is to see are there."""
+    from hpcdl.cli.train import check_words
     from hpcdl.jobs.program import check_program
 
+    check_words(spec.program)
     if spec.container and not site.paths.datasets.is_dir():
         raise BadInput(
             f"there is no directory {site.paths.datasets}, which containers of this site see",

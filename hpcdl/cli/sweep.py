@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from hpcdl.cli import request
 from hpcdl.cli.framework import at_least, print_json
+from hpcdl.cli.train import train_options
 from hpcdl.system.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from hpcdl.site import Site
 
 _MOST = 1_000_000
+_SHOWN = 20
+_CHECKED = 200
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +32,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         help="most jobs to run at the same time, over all arrays")  # fmt: skip
     add("--limit", type=at_least(1, _MOST), default=1000, metavar="N",
         help="most points allowed (1000)")  # fmt: skip
+    add("--retry-failed", action="store_true", help="queue points that failed again, too")
     add("--status", action="store_true", help="print the state of the sweep and exit")
     request.options(parser)
 
@@ -37,7 +41,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     """Queue what is missing of a sweep, or show its state."""
     from hpcdl.jobs import sweep_run
     from hpcdl.jobs.manifest import request_of
-    from hpcdl.jobs.sweep import matrix_of, plan
+    from hpcdl.jobs.sweep import check_keys, matrix_of, plan, samples
 
     site = request.asked_site(args)
     spec = request.spec_of(args, site)
@@ -45,18 +49,20 @@ def run(args: argparse.Namespace) -> ExitCode:
     matrix = matrix_of([request.pair("--over", text, "KEY=A,B") for text in args.over])
     exclude = [dict(request.pair("--exclude", pair, "KEY=A,KEY=B") for pair in text.split(","))
                for text in args.exclude]  # fmt: skip
+    check_keys(spec, matrix, train_options(spec.program))
     points = plan(site, spec, matrix, exclude, limit=args.limit)
     asked = request_of(spec, args.module)
     if args.status:
         return _show(sweep_run.run_statuses(folder, points, request=asked), folder, args)
     places = dict.fromkeys(point.spec.partition for point in points if not point.problem)
     modules = request.modules_of(args, site, tuple(places), published=True)
-    for point in [one for one in points if not one.problem][:1]:
+    for point in samples(points)[:_CHECKED]:
         request.checked(site, point.spec, modules[point.spec.partition])
     if args.dry_run:
         found = sweep_run.run_statuses(folder, points, request=asked)
         return _would_submit(found, site, folder, modules, args)
-    found = sweep_run.submit(site, folder, points, modules, args.running, request=asked)
+    found = sweep_run.submit(site, folder, points, modules, args.running, request=asked,
+                             retry=args.retry_failed)  # fmt: skip
     return _show(found, folder, args)
 
 
@@ -70,7 +76,7 @@ def _would_submit(
     """What --dry-run shows: the scripts of what is missing, and what cannot run."""
     from hpcdl.jobs.sweep_run import IMPOSSIBLE, preview, summary
 
-    arrays = preview(site, folder, found, modules, args.running)
+    arrays = preview(site, folder, found, modules, args.running, args.retry_failed)
     if args.json:
         scripts = [{"points": [point.id for point in group.points], "script": script.text}
                    for group, script, _ in arrays]  # fmt: skip
@@ -90,6 +96,7 @@ def _show(found: Sequence[RunStatus], folder: Path, args: argparse.Namespace) ->
         print_json({"directory": folder, "points": _rows(found)})
     else:
         print(f"{folder.name}: {summary(found)}\n  manifest {folder / 'sweep.json'}")
+        _name_failed(found)
         _name_impossible(found)
     if any(one.state == IMPOSSIBLE for one in found):
         return ExitCode.PARTLY
@@ -98,7 +105,20 @@ def _show(found: Sequence[RunStatus], folder: Path, args: argparse.Namespace) ->
 
 def _rows(found: Sequence[RunStatus]) -> list[dict[str, object]]:
     return [{"id": one.point.id, "values": one.point.values, "state": one.state,
-             "job_id": one.job_id, "problem": one.point.problem} for one in found]  # fmt: skip
+             "job_id": one.job_id, "problem": one.point.problem, "exit_code": one.exit_code,
+             "log": one.log} for one in found]  # fmt: skip
+
+
+def _name_failed(found: Sequence[RunStatus]) -> None:
+    from hpcdl.jobs.sweep_run import FAILED
+
+    failed = [one for one in found if one.state == FAILED]
+    for one in failed[:_SHOWN]:
+        values = " ".join(f"{key}={value}" for key, value in one.point.values.items())
+        print(f"  failed: {values}: exit code {one.exit_code}, log {one.log}", file=sys.stderr)
+    if failed:
+        more = f"{len(failed) - _SHOWN} more failed; " if len(failed) > _SHOWN else ""
+        print(f"  {more}--retry-failed queues them again", file=sys.stderr)
 
 
 def _name_impossible(found: Sequence[RunStatus]) -> None:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 
-from hpcdl.cli.framework import Command
+from hpcdl import facts
+from hpcdl.cli.framework import Command, Parser
 from hpcdl.cli.launch import launch
-from hpcdl.system.errors import ExitCode
+from hpcdl.system.errors import BadInput, ExitCode
+from hpcdl.system.text import did_you_mean
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,6 +24,46 @@ def _train(args: argparse.Namespace) -> ExitCode:
     from hpcdl.train.options import from_namespace, to_argv
 
     return launch("hpcdl.train", to_argv(from_namespace(args)), args)
+
+
+@cache
+def _parser() -> Parser:
+    parser = Parser(prog="hpcdl train", allow_abbrev=False)
+    _arguments(parser)
+    parser.add_argument("--json", action="store_true")
+    return parser
+
+
+def train_options(program: Sequence[str]) -> set[str]:
+    """The names of the options of `hpcdl train`; none for another program."""
+    from hpcdl.train.options import ARGUMENTS
+
+    mine = tuple(program[:2]) == ("hpcdl", "train")
+    return {one.flag.removeprefix("--") for one in ARGUMENTS} if mine else set()
+
+
+def check_words(program: Sequence[str]) -> None:
+    """Refuse arguments of `hpcdl train` that it would refuse when the job runs.
+
+    An option that is unknown ends the command as one of its own would.
+
+    Raises:
+        BadInput: an unknown model, or a data set that is not there.
+    """
+    from hpcdl.train.options import SYNTHETIC, from_namespace
+
+    if tuple(program[:2]) != ("hpcdl", "train") or {"-h", "--help"} & set(program):
+        return
+    options = from_namespace(_parser().parse_args(program[2:]))
+    models = facts.load("models")["models"]
+    if options.model not in models and ":" not in options.model:
+        raise BadInput(f"unknown model '{options.model}'", hint=did_you_mean(options.model, models))
+    data = options.data
+    if data and data != SYNTHETIC and "$" not in data and not Path(data, "dataset.json").is_file():
+        raise BadInput(
+            f"there is no data set {data}",
+            hint="`hpcdl data make` writes one; `--data synthetic` needs none",
+        )
 
 
 COMMAND = Command(

@@ -44,7 +44,7 @@ _RESERVED = frozenset(
     "GROUPS HISTCMD LINENO OPTIND PIPESTATUS PPID RANDOM SECONDS SHELLOPTS SHLVL SRANDOM UID _ "
     "HPCDL_JOB_DIR HPCDL_PORTS HPCDL_TRUSTED_NETWORK HPCDL_WORKERS "
     "SLURM_JOB_ID SLURM_RESTART_COUNT SLURM_EXPORT_ENV again agent asked "
-    "attempt code launcher name pause point rank stopped taken".split()
+    "attempt before code launcher name pause point rank stopped taken".split()
 )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -23,14 +23,15 @@ from hpcdl.jobs.script import ArrayOf, Script, render_script
 from hpcdl.jobs.spec import JobSpec, Module, check_spec, minutes_of
 from hpcdl.site import Site
 from hpcdl.system.errors import BadInput
-from hpcdl.system.text import did_you_mean
+from hpcdl.system.text import did_you_mean, nearest
 
 MAX_POINTS = 100_000
 TASKS_PER_ARRAY = 1000
 """Slurm's MaxArraySize is 1001 where a site does not raise it (slurm.conf(5))."""
 
 _COUNTS = ("gpus", "nodes", "gpus-per-node", "tasks", "tasks-per-node", "cpus-per-task")
-_MARK = re.compile(r"\{([^{}]+)\}")
+_MARK = re.compile(r"\{\{([^{}]+)\}\}|\{([^{}]+)\}")
+"""`{{key}}` is no mark: it arrives as `{key}`."""
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
 JOB_KEYS = (*_COUNTS, "partition", "gpu-model", "time", "launcher")
 """What describes the job; every other key becomes an option of the program."""
@@ -95,6 +96,17 @@ def matrix_of(over: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
             raise BadInput(f"--over {key} is given twice", hint=f"write --over {key}=A,B,C")
         matrix[key] = values.split(",")
     return matrix
+
+
+def samples(points: Sequence[Point]) -> list[Point]:
+    """Points that can run, so many that each value of the matrix is in one of them."""
+    seen: set[tuple[str, str]] = set()
+    found = []
+    for point in points:
+        if not point.problem and not seen.issuperset(point.values.items()):
+            seen.update(point.values.items())
+            found.append(point)
+    return found
 
 
 def point_id(values: Values) -> str:
@@ -172,6 +184,26 @@ def _check_matrix(
                 raise BadInput(f"--exclude names '{key}', which is not in the matrix", hint=hint)
 
 
+def check_keys(
+    base: JobSpec, matrix: Mapping[str, Sequence[str]], options: Collection[str] = ()
+) -> None:
+    """Refuse a key that is nearly one of the job's: it would become an option of the program.
+
+    `options` are the program's, where they are known.
+
+    Raises:
+        BadInput: see above.
+    """
+    for key in set(matrix) - {*JOB_KEYS, *options}:
+        close = nearest(key, JOB_KEYS, cutoff=0.8)
+        if close and key not in _marks(base.program):
+            raise BadInput(
+                f"--over {key} is no key of a job",
+                hint=f"did you mean '{close}'? For an option of the program write "
+                f"-- PROGRAM --{key} {{{key}}}",
+            )
+
+
 def _combinations(matrix: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
     for choice in product(*matrix.values()):
         yield dict(zip(matrix, choice, strict=True))
@@ -236,8 +268,19 @@ def program_of(base: JobSpec, values: Values) -> tuple[str, ...]:
     """A point's program: `{key}` is replaced in place, else `--key value` is added."""
     program = base.program or ("hpcdl", "train")
     rest = {key: value for key, value in values.items() if key not in JOB_KEYS}
-    placed = {key for key in rest if any("{" + key + "}" in one for one in program)}
+    placed = _marks(program)
+
+    def put(mark: re.Match[str]) -> str:
+        if mark[1] is not None:
+            return f"{{{mark[1]}}}" if mark[1] in rest else mark[0]
+        return rest.get(mark[2], mark[0])
+
     # In one pass: a value that looks like a mark itself arrives as it is.
-    argv = [_MARK.sub(lambda mark: rest.get(mark[1], mark[0]), one) for one in program]
+    argv = [_MARK.sub(put, one) for one in program]
     options = [one for key in rest if key not in placed for one in (f"--{key}", rest[key])]
     return (*argv, *options)
+
+
+def _marks(program: Sequence[str]) -> set[str]:
+    """The keys that a program's arguments have a place for."""
+    return {mark[2] for one in program for mark in _MARK.finditer(one) if mark[2]}

@@ -28,6 +28,7 @@ from hpcdl.jobs.script import Script
 from hpcdl.jobs.spec import Module, check_name
 from hpcdl.jobs.submission import check_data
 from hpcdl.jobs.sweep import Group, Point, groups, point_folder, render, shares
+from hpcdl.jobs.watch import exit_code
 from hpcdl.site import Site
 from hpcdl.slurm import client, once
 from hpcdl.slurm.once import Unconfirmed
@@ -36,20 +37,26 @@ from hpcdl.system.files import clear_leftovers, locked, sync_directory, write_at
 from hpcdl.system.signals import undivided
 from hpcdl.system.trust import require_own
 
-DONE, QUEUED, MISSING, IMPOSSIBLE = "done", "queued", "missing", "impossible"
+DONE, QUEUED, FAILED = "done", "queued", "failed"
+MISSING, IMPOSSIBLE = "missing", "impossible"
 Modules = Mapping[str, Module]
 """What the jobs of each partition load."""
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """A point of a sweep and its status; the job is None where none was submitted."""
+    """A point of a sweep and its status; the job is None where none was submitted.
+
+    A failed point has its program's exit code. `log` is that of its last run.
+    """
 
     point: Point
     state: str
     job_id: int | None = None
     task: int | None = None
     token: str | None = None
+    exit_code: int | None = None
+    log: Path | None = None
 
 
 def sweep_directory(site: Site, name: str) -> Path:
@@ -81,7 +88,7 @@ def run_statuses(
 
 def submit(
     site: Site, folder: Path, points: Sequence[Point], modules: Modules, running: int | None,
-    *, after: Sequence[int] = (), request: Request | None = None,
+    *, after: Sequence[int] = (), request: Request | None = None, retry: bool = True,
 ) -> tuple[RunStatus, ...]:  # fmt: skip
     """Queue every point that has neither a result nor a job; return the status of all.
 
@@ -95,6 +102,7 @@ def submit(
         running: the most tasks at a time, of all arrays together; None for no limit.
         after: jobs that must have ended before any of these begins.
         request: what all points share; a sweep of another one is refused.
+        retry: whether points that failed are queued again.
 
     Raises:
         BadInput: Slurm refuses a shape, or the directory holds another sweep; nothing is queued,
@@ -114,7 +122,7 @@ def submit(
         clear_leftovers(folder / "sweep.json")
         active = _active_arrays() if manifest.rows else {}
         status = {one.point.id: one for one in _run_statuses(folder, points, manifest, active)}
-        prepared = _prepare(site, folder, tuple(status.values()), modules, running)
+        prepared = _prepare(site, folder, tuple(status.values()), modules, running, retry)
         _ask_first(prepared)
         before = {*after, *(_ours(manifest, active) if running else ())}
         queued: list[int] = []
@@ -192,10 +200,12 @@ def _settled(folder: Path, manifest: Manifest) -> Manifest:
 
 
 def preview(
-    site: Site, folder: Path, found: Sequence[RunStatus], modules: Modules, running: int | None
-) -> list[tuple[Group, Script, str]]:
+    site: Site, folder: Path, found: Sequence[RunStatus], modules: Modules, running: int | None,
+    retry: bool = True,
+) -> list[tuple[Group, Script, str]]:  # fmt: skip
     """The scripts and arguments that `submit` would write for points of this status."""
-    missing = groups([one.point for one in found if one.state == MISSING])
+    wanted = {MISSING, FAILED} if retry else {MISSING}
+    missing = groups([one.point for one in found if one.state in wanted])
     first = len(list(folder.glob("array-*.sh")))
     return [
         (group, *render(site, group, modules[group.spec.partition], folder, first + index, share))
@@ -208,7 +218,7 @@ def preview(
 def summary(found: Sequence[RunStatus]) -> str:
     """`12 points: 8 done, 4 queued`."""
     counts = Counter(one.state for one in found)
-    parts = [f"{counts[state]} {state}" for state in (DONE, QUEUED, MISSING, IMPOSSIBLE)
+    parts = [f"{counts[state]} {state}" for state in (DONE, QUEUED, FAILED, MISSING, IMPOSSIBLE)
              if counts[state]]  # fmt: skip
     return f"{len(found)} points: {', '.join(parts)}"
 
@@ -223,15 +233,18 @@ def _run_statuses(
     found = []
     for point in points:
         job_id, task, token = map(rows.get(point.id, {}).get, ("job_id", "task", "token"))
+        code = None if point.problem else exit_code(point_folder(folder, point) / "exit_code")
+        records = active.get(job_id, ()) if job_id is not None else ()
         if point.problem:
             state = IMPOSSIBLE
-        elif _completed(point_folder(folder, point)):
+        elif code == 0:
             state = DONE
+        elif any(record.has_task(task or 0) for record in records):
+            state = QUEUED
         else:
-            records = active.get(job_id, ()) if job_id is not None else ()
-            queued = any(record.has_task(task or 0) for record in records)
-            state = QUEUED if queued else MISSING
-        found.append(RunStatus(point, state, job_id, task, token))
+            state = MISSING if code is None else FAILED
+        log = folder / "logs" / f"{job_id}_{task}.log" if job_id is not None else None
+        found.append(RunStatus(point, state, job_id, task, token, code, log))
     return tuple(found)
 
 
@@ -251,14 +264,15 @@ def _wait_for(jobs: set[int]) -> tuple[str, ...]:
 
 
 def _prepare(
-    site: Site, folder: Path, found: Sequence[RunStatus], modules: Modules, running: int | None
-) -> list[tuple[Group, Path]]:
+    site: Site, folder: Path, found: Sequence[RunStatus], modules: Modules, running: int | None,
+    retry: bool,
+) -> list[tuple[Group, Path]]:  # fmt: skip
     """Write the scripts of what is missing, and the arguments of their tasks."""
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     prepared = []
     first = len(list(folder.glob("array-*.sh")))
     for number, (group, script, arguments) in enumerate(
-        preview(site, folder, found, modules, running), start=first
+        preview(site, folder, found, modules, running, retry), start=first
     ):
         path = folder / f"array-{number:03d}.sh"
         for one in (path, path.with_suffix(".args")):
@@ -290,14 +304,6 @@ def _active_arrays() -> dict[int, list[JobRecord]]:
         if record.active and record.array_job is not None:
             found.setdefault(record.array_job, []).append(record)
     return found
-
-
-def _completed(folder: Path) -> bool:
-    """Whether a point's program ended well: its script writes the exit code beside the result."""
-    try:
-        return (folder / "exit_code").read_text().strip() == "0"
-    except OSError:
-        return False
 
 
 def _write_manifest(folder: Path, manifest: Manifest, status: Mapping[str, RunStatus]) -> None:

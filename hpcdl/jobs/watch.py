@@ -180,7 +180,7 @@ def _forgotten(submission: Submission) -> Snapshot:
 
 def _left_behind(submission: Submission) -> tuple[str, str, int]:
     """State, description and exit code by the job's files: its script writes how it ended."""
-    code = _exit_code(submission.folder / "exit_code")
+    code = exit_code(submission.folder / "exit_code")
     if code is not None:
         how = f"it ended with exit code {code}" if code else "it ended well"
         return "FAILED" if code else "COMPLETED", f"Slurm has forgotten it; {how}", code
@@ -189,7 +189,7 @@ def _left_behind(submission: Submission) -> tuple[str, str, int]:
     return "UNKNOWN", "Slurm does not know it", 1
 
 
-def _exit_code(path: Path) -> int | None:
+def exit_code(path: Path) -> int | None:
     """The number that a job's script wrote, None where it wrote none."""
     try:
         text = read_regular(path, 100).decode().strip()

@@ -20,12 +20,15 @@ def utc_stamp() -> str:
     return time.strftime("%Y%m%d-%H%M%SZ", time.gmtime())
 
 
-def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice most like `word`, or None where none is close (case does not count)."""
+def nearest(word: str, choices: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The choice most like `word`, or None where none is close (case does not count).
+
+    `cutoff` is how like, from 0 to 1: difflib's ratio.
+    """
     from difflib import get_close_matches
 
     folded = {choice.casefold(): choice for choice in choices}
-    found = get_close_matches(word.casefold()[:200], folded, n=1, cutoff=0.6)
+    found = get_close_matches(word.casefold()[:200], folded, n=1, cutoff=cutoff)
     return folded[found[0]] if found else None
 
 

@@ -360,9 +360,14 @@ def test_a_sweep_submits_only_what_is_missing(
         return [point["state"] for point in json.loads(answer.stdout)["points"]]
 
     slurm(*sweep, *program)
-    wait_for(lambda: states() == ["done", "missing", "done"])
+    wait_for(lambda: states() == ["done", "failed", "done"])
+    shown = slurm(*(one for one in sweep if one != "--json"), "--status", *program, check=False)
+    (log,) = re.findall(r"failed: n=2: exit code 1, log (.*)", shown.stderr)
+    assert Path(log).exists()
     marker.touch()
     again = json.loads(slurm(*sweep, *program).stdout)
+    assert [point["state"] for point in again["points"]] == ["done", "failed", "done"]
+    again = json.loads(slurm(*sweep, "--retry-failed", *program).stdout)
     assert [point["state"] for point in again["points"]] == ["done", "queued", "done"]
     wait_for(lambda: states() == ["done", "done", "done"])
 

@@ -13,7 +13,17 @@ import pytest
 from hpcdl.cli import main
 from hpcdl.jobs import JobSpec, Module
 from hpcdl.jobs.manifest import read_manifest, request_of, write_manifest
-from hpcdl.jobs.sweep import Point, groups, matrix_of, plan, point_id, render, shares
+from hpcdl.jobs.sweep import (
+    Point,
+    check_keys,
+    groups,
+    matrix_of,
+    plan,
+    point_id,
+    render,
+    samples,
+    shares,
+)
 from hpcdl.jobs.sweep_run import RunStatus, run_statuses, submit, sweep_directory
 from hpcdl.site import Site, load_site
 from hpcdl.slurm import client, once, parse
@@ -139,14 +149,37 @@ def test_a_script_of_an_array_is_sound_bash(site: Site, tmp_path: Path) -> None:
         subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 
 
-def test_a_point_with_exit_code_0_is_done_and_another_one_is_missing(
+def test_a_point_with_exit_code_0_is_done_and_with_another_failed(
     site: Site, tmp_path: Path
 ) -> None:
-    points = plan(site, BASE, {"lr": ["0.1", "0.2"], "gpus": ["1"]})
-    for point, code in zip(points, "01", strict=True):
+    points = plan(site, BASE, {"lr": ["0.1", "0.2", "0.3"], "gpus": ["1"]})
+    for point, code in zip(points[:2], "01", strict=True):
         (tmp_path / "points" / point.id).mkdir(parents=True)
         (tmp_path / "points" / point.id / "exit_code").write_text(f"{code}\n")
-    assert [one.state for one in run_statuses(tmp_path, points)] == ["done", "missing"]
+    found = run_statuses(tmp_path, points)
+    assert [one.state for one in found] == ["done", "failed", "missing"]
+    assert found[1].exit_code == 1
+
+
+@pytest.mark.parametrize(("key", "meant"), [("gpu", "gpus"), ("node", "nodes")])
+def test_a_key_that_is_nearly_one_of_the_job_s_is_refused(key: str, meant: str) -> None:
+    with pytest.raises(BadInput, match=f"--over {key} is no key of a job") as caught:
+        check_keys(BASE, {key: ["1", "2"]})
+    assert f"did you mean '{meant}'?" in caught.value.hint
+    program = ("python", "-c", "pass", f"--{key}", f"{{{key}}}")
+    check_keys(replace(BASE, program=program), {key: ["1", "2"]})
+    check_keys(BASE, {key: ["1", "2"]}, {key})
+
+
+def test_a_mark_in_double_braces_is_none(site: Site) -> None:
+    program = ("echo", "{n}", "{{n}}", "{m}", '{{"a": {{"b": 1}}')
+    (point,) = plan(site, replace(BASE, program=program), {"n": ["7"]})
+    assert point.spec.program == ("echo", "7", "{n}", "{m}", '{{"a": {{"b": 1}}')
+
+
+def test_each_value_of_a_matrix_is_in_a_sample(site: Site) -> None:
+    points = plan(site, BASE, {"lr": ["0.1", "0.2", "0.3"], "gpus": ["1", "2"]})
+    assert len(samples(points)) == 4
 
 
 def test_a_waiting_array_speaks_for_its_waiting_tasks() -> None:
