@@ -293,8 +293,15 @@ def _cancel(args: argparse.Namespace) -> ExitCode:
     if args.dry_run:
         print(f"would cancel {', '.join(map(str, ids))}")
         return ExitCode.OK
-    client.cancel(ids)
-    print_json({"cancelled": ids}) if args.json else print(f"cancelled {', '.join(map(str, ids))}")
+    active = {one.id for one in client.queue() if one.active}
+    client.cancel(ids)  # all of them: the queue may be seconds old
+    ended = [job_id for job_id in ids if job_id not in active]
+    if args.json:
+        print_json({"cancelled": [one for one in ids if one in active], "ended": ended})
+        return ExitCode.OK
+    for what, which in (("cancelled", active.intersection(ids)), ("had ended:", ended)):
+        if which:
+            print(f"{what} {', '.join(map(str, sorted(which)))}")
     return ExitCode.OK
 
 

@@ -15,7 +15,11 @@ from hpcdl.system.errors import BadInput
 
 if TYPE_CHECKING:
     from hpcdl.jobs import JobSpec, Module
+    from hpcdl.jobs.spec import Memory
     from hpcdl.site import Site
+
+
+_MEMORY = ("mem", "mem_per_cpu", "mem_per_gpu")
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +33,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     add("--tasks", type=int, metavar="N", help="processes in all, for jobs without GPUs")
     add("--tasks-per-node", type=int, metavar="N", help="ranks per node, for jobs without GPUs")
     add("--cpus-per-task", type=int, metavar="N", help="CPUs per rank (default: its share)")
+    for option, per in (("--mem", "node"), ("--mem-per-cpu", "CPU"), ("--mem-per-gpu", "GPU")):
+        add(option, metavar="SIZE", help=f"memory per {per}, such as 64G (default: its share)")
     add("--time", metavar="TIME", help="walltime, as for sbatch (default: 1 hour)")
     add("--name", help="job name (default: train)")
     add("--launcher", metavar="NAME",
@@ -43,6 +49,8 @@ def options(parser: argparse.ArgumentParser) -> None:
         help="variable of the job; without a value: yours, or asked for; repeatable")  # fmt: skip
     add("--account", metavar="NAME", help="account to charge")
     add("--qos", metavar="NAME", help="quality of service")
+    add("--reservation", metavar="NAME", help="reservation to run in")
+    add("--licenses", metavar="NAME[:N],..", help="licences that the job needs")
     add("--sbatch", action="append", default=[], metavar="OPTION",
         help="additional sbatch option, such as mail-type=END; may be repeated")  # fmt: skip
     add("--data", metavar="DIR", help="data set; the job finds it in HPCDL_DATA")
@@ -82,12 +90,14 @@ def _fill(args: argparse.Namespace) -> None:
     if any(getattr(args, key) is not None for key in shape):
         said = {key: value for key, value in said.items() if key not in shape}
     said |= {key: Path(said[key]) for key in ("job_dir", "chdir") if key in said}
+    if any(getattr(args, key) is not None for key in _MEMORY):
+        said = {key: value for key, value in said.items() if key not in _MEMORY}
     for key, value in said.items():
         if getattr(args, key, "") is None:
             setattr(args, key, value)
     args.env = [*(f"{name}={value}" for name, value in said["env"].items()), *args.env]
     args.no_module = args.no_module or (said.get("modules") == [] and not args.module)
-    args.module = args.module or said.get("modules", [])
+    args.module = args.module or ([] if args.no_module else said.get("modules", []))
     args.sbatch = args.sbatch or said.get("sbatch", [])
     args.stage_data = args.stage_data or said["stage_data"]
     args.trusted_network = args.trusted_network or said["trusted_network"]
@@ -120,7 +130,8 @@ def spec_of(args: argparse.Namespace, site: Site) -> JobSpec:
         data=str(_path(args.data)) if args.data else None,
         stage=args.stage_data,
         container=_image(args.container),
-        sbatch=tuple(args.sbatch),
+        sbatch=(*_named(args, "reservation", "licenses"), *args.sbatch),
+        memory=_memory(args),
         gpu_model=args.gpu_model,
         trusted_network=args.trusted_network,
         chdir=_path(args.chdir) if args.chdir else None,
@@ -141,6 +152,23 @@ def checked(site: Site, spec: JobSpec, module: Module) -> JobSpec:
         )
     check_program(Path.cwd(), spec, module)
     return spec
+
+
+def _named(args: argparse.Namespace, *names: str) -> tuple[str, ...]:
+    """Options of sbatch that have a name of their own here."""
+    return tuple(f"{name}={value}" for name in names if (value := getattr(args, name)) is not None)
+
+
+def _memory(args: argparse.Namespace) -> Memory | None:
+    """What memory is asked for, by one option at most."""
+    from hpcdl.jobs.spec import Memory, memory_of
+
+    asked = (("node", args.mem), ("cpu", args.mem_per_cpu), ("gpu", args.mem_per_gpu))
+    given = {per: text for per, text in asked if text is not None}
+    if len(given) > 1:
+        raise BadInput("--mem, --mem-per-cpu and --mem-per-gpu exclude each other",
+                       hint="give one of them")  # fmt: skip
+    return next((Memory(memory_of("--mem", text), per) for per, text in given.items()), None)
 
 
 def _variable(text: str) -> tuple[str, str]:
@@ -194,6 +222,8 @@ def modules_of(
     """The module that the jobs of each of these partitions load: each may have its own stack."""
     from hpcdl.workflows.modules import check_available, module_for
 
+    if args.no_module and args.module:
+        raise BadInput("--no-module and --module exclude each other", hint="give one of them")
     # A container brings its own software: no module, unless one is named.
     none = args.no_module or (args.container is not None and not args.module)
     found = {

@@ -126,7 +126,8 @@ def _used(usage: Usage) -> list[str]:
 
 def as_text(report: Report) -> str:
     """A report as text."""
-    again = f" after {report.restarts} restarts" if report.restarts else ""
+    times = "once" if report.restarts == 1 else f"{report.restarts} times"
+    again = f", requeued {times}" if report.restarts else ""
     lines = [f"job {report.job_id}: {report.description}{again}"]
     if report.images_per_second is not None:
         between = f" ({report.spread[0]:,.0f} to {report.spread[1]:,.0f})" if report.spread else ""

@@ -115,6 +115,11 @@ def _lay_out(site: Site, partition: Partition, spec: JobSpec) -> Layout:
     # Where nodes differ, all of one may be half of another.
     whole = taken == there and not partition.groups
     _check_nodes(site, partition, nodes, gpus)
+    if _needs_nodes_alone(spec) and not site.slurm.exclusive:
+        raise BadInput(
+            f"'{site.name}' gives no nodes for one job alone, which TensorFlow's server needs",
+            hint="use --launcher horovod",
+        )
     if spec.launcher == "single" and nodes > 1:
         raise BadInput(
             f"the launcher 'single' runs one process, not one on each of {nodes} nodes",
@@ -125,8 +130,9 @@ def _lay_out(site: Site, partition: Partition, spec: JobSpec) -> Layout:
         tasks_per_node=tasks,
         cpus_per_task=cpus,
         gpus_per_node=gpus,
-        memory_mb=0 if whole else max(1, int(partition.memory_gb * 1000 * taken / there)),
-        exclusive=whole or _needs_nodes_alone(spec),
+        memory_mb=_memory(partition, spec, tasks * cpus, gpus)
+        or (0 if whole else max(1, int(partition.memory_gb * 1000 * taken / there))),
+        exclusive=site.slurm.exclusive and (whole or _needs_nodes_alone(spec)),
         minutes=_minutes(partition, spec),
         by_socket=whole and _fills_sockets(partition, tasks, cpus),
     )
@@ -163,6 +169,22 @@ def _spread(partition: Partition, spec: JobSpec) -> JobSpec:
         nodes=nodes if nodes > 1 else spec.nodes,
         tasks_per_node=spec.tasks // nodes,
     )
+
+
+def _memory(partition: Partition, spec: JobSpec, cpus: int, gpus: int) -> int:
+    """MB of each node that the job asks for; 0 where it leaves that open."""
+    if spec.memory is None:
+        return 0
+    if spec.memory.per == "gpu" and not gpus:
+        raise BadInput("--mem-per-gpu without GPUs", hint="use --mem or --mem-per-cpu")
+    total = spec.memory.mb * {"node": 1, "cpu": cpus, "gpu": gpus}[spec.memory.per]
+    most = int(partition.memory_gb * 1000)
+    if total > most:
+        raise BadInput(
+            f"{total:,} MB per node is more than the {most:,} MB of a node of '{partition.name}'",
+            hint=f"ask for at most --mem {most}M",
+        )
+    return total
 
 
 def _needs_nodes_alone(spec: JobSpec) -> bool:

@@ -136,6 +136,19 @@ def gpu_request(site: Site, partition: Partition, count: int) -> str:
     return f"--gpus-per-node={typed}{count}"
 
 
+def memory_request(site: Site, partition: Partition, layout: Layout) -> str:
+    """The option that asks for the job's memory as this site takes it, '' for none."""
+    per = site.slurm.memory
+    if per == "gpu" and not layout.gpus_per_node:
+        per = "cpu"
+    if per in {"none", "node"}:
+        return f"--mem={layout.memory_mb}" if per == "node" else ""
+    total = layout.memory_mb or int(partition.memory_gb * 1000)
+    if per == "gpu":
+        return f"--mem-per-gpu={total // layout.gpus_per_node}"
+    return f"--mem-per-cpu={max(1, total // (layout.tasks_per_node * layout.cpus_per_task))}"
+
+
 def signal_seconds(minutes: int) -> int:
     """Seconds before the end at which the job is warned; 0 where it is too short for that.
 
@@ -171,6 +184,8 @@ def _values(
         "account": spec.account or partition.account or site.slurm.account,
         "qos": spec.qos or partition.qos or site.slurm.qos,
         "gpu_request": gpu_request(site, partition, layout.gpus_per_node) if partition.gpu else "",
+        "memory": memory_request(site, partition, layout),
+        "requeues": spec.requeues if site.slurm.requeue else 0,
         "time": walltime(layout.minutes),
         "signal_seconds": signal_seconds(layout.minutes),
         "log": _file(str(job_dir / "job.log")) if job_dir else "%x-%j.log",

@@ -34,6 +34,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,62}\Z")
 _ACCOUNT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:@+-]{0,127}\Z")
 _IMAGE = re.compile(r"[A-Za-z0-9/._~][^\x00-\x1f,]{0,1000}\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_SIZE = re.compile(r"(\d{1,12})([KMGT]?)[Bb]?\Z", re.ASCII | re.IGNORECASE)
+_UNITS = {"K": 1, "": 1024, "M": 1024, "G": 1024**2, "T": 1024**3}
+_MOST_MB = 10**9
 _LONGEST_ARGUMENT = 100_000
 _LONGEST_REQUEST = 1_000_000
 # Names that bash or the script itself gives a meaning: a value would not arrive as it is.
@@ -57,6 +60,13 @@ class Module(NamedTuple):
     names: tuple[str, ...]
     folder: Path | None = None
     release: str | None = None
+
+
+class Memory(NamedTuple):
+    """Memory as asked for: MB per `node`, `cpu` or `gpu`."""
+
+    mb: int
+    per: str
 
 
 @dataclass(frozen=True)
@@ -101,6 +111,7 @@ class JobSpec:
     chdir: Path | None = None
     python_path: Path | None = None
     files: tuple[Path, ...] = ()
+    memory: Memory | None = None
 
 
 def command_of(rest: Sequence[str]) -> tuple[str, ...]:
@@ -218,6 +229,21 @@ def minutes_of(text: str) -> int:
             hint="write minutes, H:MM:SS or D-HH:MM:SS, as for sbatch",
         )
     return max(1, slurm_minutes(text))
+
+
+def memory_of(option: str, text: str) -> int:
+    """A size as Slurm takes it, in its MB (MiB).
+
+    Raises:
+        BadInput: it is none.
+    """
+    found = _SIZE.match(text)
+    size = int(found[1]) * _UNITS[found[2].upper()] // 1024 if found else 0
+    if not found or not 0 < size <= _MOST_MB:
+        raise BadInput(
+            f"{option} {_shown(text)} is no size", hint="write MB, or a size such as 64G"
+        )
+    return size
 
 
 def _counts(spec: JobSpec) -> dict[str, int | None]:

@@ -242,7 +242,7 @@ def _shape(spec: JobSpec) -> Shape:
     """What a job asks Slurm for: points of one shape differ in their programs only."""
     return (
         spec.partition, spec.gpus, spec.nodes, spec.gpus_per_node, spec.tasks, spec.tasks_per_node,
-        spec.cpus_per_task, spec.minutes, spec.launcher, spec.gpu_model,
+        spec.cpus_per_task, spec.minutes, spec.launcher, spec.gpu_model, spec.memory,
     )  # fmt: skip
 
 

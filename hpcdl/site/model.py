@@ -155,7 +155,8 @@ class SlurmDialect:
     `gpu_request` is `gpus-per-node` or `gres`; `gpu_typed` whether the request names the type;
     `mpi` the value of `srun --mpi=`; `pmix` the PMIx release that Slurm was built with; `select`
     how it gives out nodes; `task_plugins` what starts and binds tasks; `plugin_options`
-    what its plug-ins (SPANK) add to sbatch.
+    what its plug-ins (SPANK) add to sbatch. `memory` is what memory is asked for by, `node`,
+    `cpu`, `gpu` or `none`; `purge` what modules a job unloads.
     """
 
     version: str
@@ -169,6 +170,10 @@ class SlurmDialect:
     select: str | None = None
     task_plugins: tuple[str, ...] = ()
     plugin_options: tuple[str, ...] = ()
+    memory: str = "node"
+    exclusive: bool = True
+    requeue: bool = True
+    purge: str = "all"
 
     @property
     def release(self) -> tuple[int, int]:

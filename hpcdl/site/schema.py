@@ -110,6 +110,28 @@ SLURM = _map(
             "items": {"type": "string", "pattern": r"^[A-Za-z0-9][A-Za-z0-9_-]{0,60}$"},
             "default": [],
         },
+        "memory": _text(
+            "How a job asks for memory: `--mem`, `--mem-per-cpu`, `--mem-per-gpu`, or not at all.",
+            enum=["node", "cpu", "gpu", "none"],
+            default="node",
+        ),
+        "exclusive": {
+            "type": "boolean",
+            "description": "Whether jobs that fill their nodes ask for `--exclusive`.",
+            "default": True,
+        },
+        "requeue": {
+            "type": "boolean",
+            "description": "Whether jobs may be requeued; without it, `job submit --chain` "
+            "continues a run.",
+            "default": True,
+        },
+        "purge": _text(
+            "What a job unloads before it loads its modules: `all`, all but `sticky` ones of Lmod, "
+            "or `none`, for Cray's bases and sites that load what jobs need.",
+            enum=["all", "sticky", "none"],
+            default="all",
+        ),
     },
 )
 

@@ -26,7 +26,7 @@ def test_an_input_bound_job_gets_the_advice_to_ask_for_more_cpus() -> None:
     )
     text = as_text(report)
     assert "1,234.5 images/s (1,200 to 1,250), 4 ranks" in text
-    assert "after 1 restarts" in text
+    assert ", requeued once" in text
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_job_that_computes_gets_no_advice() -> None:
 def test_a_job_without_a_result_is_reported_by_its_state() -> None:
     report = summarize(DONE, None, {})
     assert report.images_per_second is None
-    assert as_text(report) == "job 7: it is done after 1 restarts"
+    assert as_text(report) == "job 7: it is done, requeued once"
 
 
 def test_what_accounting_knows_is_said_as_text() -> None:
@@ -65,4 +65,4 @@ def test_what_accounting_knows_is_said_as_text() -> None:
 
 def test_a_job_that_never_ran_had_nothing() -> None:
     text = as_text(summarize(DONE, None, {}, Usage({}, 0, 0.0, None, "")))
-    assert text == "job 7: it is done after 1 restarts"
+    assert text == "job 7: it is done, requeued once"
