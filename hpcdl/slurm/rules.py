@@ -49,6 +49,8 @@ class Release:
                 hint=f"write it like 22.05 or 23.11.4; the newest known is {known_releases()[-1]}",
             )
         year, month, point = match.groups()
+        if not 1 <= int(month) <= 12:
+            raise BadInput(f"'{text[:40]}' is no Slurm release", hint="they are YEAR.MONTH")
         return cls(int(year), int(month), None if point is None else int(point))
 
     @property
