@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from hpcdl.jobs.watch import Snapshot
@@ -24,11 +25,16 @@ _NAMES = {
     "other": "everything else",
 }
 _WORTH_ADVICE = 0.15
+_POINTS = 10
+_BAR = 40
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a job did. `shares` are parts of a step's time, 0 to 1; rates in images/s."""
+    """What a job did. `shares` are parts of a step's time, 0 to 1; rates in images/s.
+
+    `curve` is the loss of the whole run, earlier starts included: (step, mean loss up to it).
+    """
 
     job_id: int
     description: str
@@ -41,6 +47,7 @@ class Report:
     seconds: float | None
     advice: str
     usage: Usage | None = None
+    curve: tuple[tuple[int, float], ...] = ()
 
 
 def summarize(
@@ -73,7 +80,17 @@ def summarize(
         seconds=sum(seconds) if seconds and None not in seconds else None,
         advice=advise(shares, at(asked, "layout") or {}, node_cpus),
         usage=usage,
+        curve=_curve(at(result, "curve") or {}),
     )
+
+
+def _curve(found: Mapping[str, Any]) -> tuple[tuple[int, float], ...]:
+    """At most `_POINTS` points of a curve, each the mean of those that it stands for."""
+    pairs = zip(found.get("step") or (), found.get("loss") or (), strict=False)
+    known = [(step, loss) for step, loss in pairs if loss is not None]
+    width = -(-len(known) // _POINTS) or 1
+    parts = [known[at : at + width] for at in range(0, len(known), width)]
+    return tuple((part[-1][0], fmean(loss for _, loss in part)) for part in parts)
 
 
 def advise(
@@ -142,6 +159,13 @@ def as_text(report: Report) -> str:
             [f"  {_NAMES.get(name, name)}", f"{part:6.1%}"]
             for name, part in report.shares.items()
             if part >= 0.0005
+        ]
+        lines.append(table(rows))
+    if len(report.curve) > 1:
+        most = max(abs(loss) for _, loss in report.curve) or 1.0
+        rows = [
+            [f"  loss up to step {step:,}", f"{loss:.4g}", "#" * round(_BAR * abs(loss) / most)]
+            for step, loss in report.curve
         ]
         lines.append(table(rows))
     if report.advice:

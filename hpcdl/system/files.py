@@ -53,7 +53,9 @@ def explain_os_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as fault:
         reason = _REASONS.get(fault.errno or 0) or fault.strerror or str(fault)
-        cure = "free some space or choose another place"
+        cure = "choose another place"
+        if fault.errno in {errno.ENOSPC, errno.EDQUOT}:
+            cure = "free some space or choose another place"
         if fault.errno in {errno.EACCES, errno.EPERM}:
             cure = "ask its owner, or choose another place"
         raise MissingPrerequisite(

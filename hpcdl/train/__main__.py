@@ -1,8 +1,10 @@
-"""`python -m hpcdl.train`: one rank of a training run (program.py)."""
+"""`python -m hpcdl.train`: one rank of a training run, or the search for its batch."""
 
 import sys
 
-from hpcdl.train.program import main
+from hpcdl.train import batch_size_search, program
 
 if __name__ == "__main__":
-    sys.exit(main())
+    arguments = sys.argv[1:]
+    search = "--find-batch" in arguments
+    sys.exit(batch_size_search.main(arguments) if search else program.main(arguments))

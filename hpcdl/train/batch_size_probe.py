@@ -52,8 +52,7 @@ class _Holding(checkpoint.Writer):
 
 
 def make_trial(
-    tf: Any, options: TrainOptions, parts: StepParts, source_of: Callable[[int], Source], *,
-    many: bool,
+    tf: Any, options: TrainOptions, parts: StepParts, source_of: Callable[[int], Source]
 ) -> Callable[[int], bool]:  # fmt: skip
     """A function that says whether a batch per rank fits; the weights are no longer the run's.
 
@@ -62,9 +61,8 @@ def make_trial(
         options: the run's.
         parts: what the step is made of.
         source_of: the input for a batch per rank.
-        many: the run is of several ranks.
     """
-    parts = replace(parts, ranks=_OneOfMany(tf) if many else Alone(tf))
+    parts = replace(parts, ranks=_OneOfMany(tf))
     step = make_step(tf, parts, any_batch=True)
 
     def tries(batch: int) -> bool:

@@ -60,6 +60,7 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
     aside = path.with_suffix(f".{os.getpid()}.part")
     with explain_os_errors(path):
         folder.mkdir(parents=True, exist_ok=True)
+        _drop_old(folder, keep)  # a disk may be full because more were kept before
         try:
             with aside.open("wb", buffering=0) as file:
                 _write(file, checkpoint)
@@ -110,6 +111,14 @@ def newest(folder: Path, warn: Any = None) -> Checkpoint | None:
             if warn is not None:
                 warn(f"skipped {path.name}: {fault}; the one before is used")
     return None
+
+
+def describe_saved(folder: Path) -> str:
+    """What a run that ends now can resume from."""
+    steps = [int(path.stem.removeprefix("step-")) for path in _all(folder)]
+    if not steps:
+        return "there is no checkpoint yet"
+    return f"the run resumes from the checkpoint after step {max(steps)}"
 
 
 def discard(folder: Path, first: int) -> None:

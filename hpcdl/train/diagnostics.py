@@ -1,7 +1,7 @@
 """Turns what goes wrong inside a step into one clear error with what to do.
 
 A loss that is no number or explodes ends the run, and the loop sets aside the checkpoints that
-hold what led to it. Out of memory names the largest batch that fits, as memory.py found it.
+hold what led to it. Out of memory names the way to measure what fits.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 from typing import Any
 
 from hpcdl.system.errors import CheckFailed, HpcdlError, MissingPrerequisite
-from hpcdl.train.memory import Bounds
 
 _EXPLODED = 1e4
 
@@ -42,7 +41,7 @@ class LossGuard:
             what = "is not a number" if not finite else f"has exploded to {loss:.3g}"
             raise CheckFailed(
                 f"the loss {what} at step {step} (learning rate {lr:g})",
-                hint="a smaller --lr or a longer --lr-warmup-steps; the last checkpoint is good",
+                hint="a smaller --lr or a longer --lr-warmup-steps",
             )
 
 
@@ -59,22 +58,13 @@ def _no_space_left(text: str) -> bool:
     return any(os.strerror(number) in text for number in (errno.ENOSPC, errno.EDQUOT))
 
 
-def out_of_memory(why: str, batch: int, found: Bounds, seconds: float) -> HpcdlError:
-    """The error for a batch per rank that does not fit, with what was found to fit."""
-    hint = "a smaller --image-size, --precision fp16 or bf16, or a node with more memory"
-    if found.low:
-        said = f"the largest that fits: {found.low} per rank ({found.high} does not)"
-        # A little less: another process finds its memory fragmented in another way.
-        safe = found.low - found.low // (16 * found.unit) * found.unit
-        hint = f"--batch-per-rank {safe} leaves headroom{_in_parts(batch, safe // found.unit)}"
-    elif found.high < batch:
-        said = f"not even {found.high} per rank fits"
-    else:
-        said = "no other batch could be tried"
+def out_of_memory(why: str, batch: int) -> HpcdlError:
+    """The error for a batch per rank that does not fit."""
     return MissingPrerequisite(
         f"out of memory with {batch} images per rank",
-        details=[_line(why)[:200], f"{said}; tried for {seconds:.0f} s"],
-        hint=hint,
+        details=[_line(why)[:200]],
+        hint="the same command with --find-batch measures how many fit; --accumulate N computes "
+        "the batch in N parts",
     )
 
 
@@ -84,25 +74,22 @@ def _line(why: str) -> str:
     return next((line.strip() for line in lines if "OOM" in line), lines[0])
 
 
-def _in_parts(batch: int, fits: int) -> str:
-    """The way to the same batch, where it divides into parts of so many images that fit."""
-    parts = next((n for n in range(2, batch + 1) if batch % n == 0 and batch // n <= fits), 0)
-    return f", or --accumulate {parts} for the same batch in {parts} parts" if parts else ""
+def explain(fault: BaseException, saved: str) -> HpcdlError | None:
+    """The error for a fault that others caused: a rank, the data, a disk; None for our own.
 
-
-def explain(fault: BaseException) -> HpcdlError | None:
-    """The error for a fault that others caused: a rank, the data, a disk; None for our own."""
+    `saved` says what the run resumes from.
+    """
     text = str(fault)
     if _no_space_left(text):
         return MissingPrerequisite(
             "no space left on the file system",
             details=[text.splitlines()[0][:300]],
-            hint="free some space, or choose another --job-dir; the last checkpoint is intact",
+            hint=f"free some space, or choose another --job-dir; {saved}",
         )
     if "Horovod" in text or "HorovodAllreduce" in text:
         return MissingPrerequisite(
             "another rank has exited, so this one cannot continue",
             details=[text.splitlines()[0][:300]],
-            hint="the first error in the log is the cause; the run resumes from its checkpoint",
+            hint=f"the first error in the log is the cause; {saved}",
         )
     return None

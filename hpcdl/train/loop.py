@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hpcdl.system.errors import BadInput, HpcdlError
+from hpcdl.system.errors import BadInput, CheckFailed, HpcdlError
 from hpcdl.train import checkpoint as checkpoints
 from hpcdl.train.communicate import Communicator
 from hpcdl.train.data.source import Group, Source
 from hpcdl.train.diagnostics import LossGuard
+from hpcdl.train.history import History
 from hpcdl.train.options import TrainOptions
 from hpcdl.train.result import Samples
 from hpcdl.train.run_plan import RunPlan
@@ -30,6 +31,10 @@ from hpcdl.train.stop import StopRequest, meaning
 from hpcdl.train.train_report import Reporter
 from hpcdl.train.watchdog import Watchdog
 
+_CHANGEABLE = ("task", "optimizer", "momentum", "weight_decay", "label_smoothing", "lr_schedule",
+               "lr_warmup_steps", "precision")  # fmt: skip
+_FIXED = ("model", "seed", "shape", "global_batch", "steps_per_epoch")
+"""What --allow-change cannot name: the place in the data, or the weights, depend on it."""
 _GROUP_SECONDS = 0.025
 _MOST_LEVEL = 6
 
@@ -60,6 +65,7 @@ class Training:
     samples: Samples = field(default_factory=Samples)
     saved_at: int = -1
     writer: checkpoints.Writer = field(init=False)
+    history: History | None = None
 
     def __post_init__(self) -> None:
         self.writer = checkpoints.Writer(self.checkpoint_directory, self.options.keep_checkpoints)
@@ -79,12 +85,16 @@ class Training:
 
 def identity_of(training: Training) -> dict[str, Any]:
     """What must agree between a checkpoint and the run that resumes from it."""
+    options, plan, source = training.options, training.plan, training.source
+    named = ("model", "seed", *_CHANGEABLE)
     return {
-        "model": training.options.model,
-        "data": training.options.data,
-        "seed": training.options.seed,
-        "global_batch": training.plan.global_batch,
-        "steps_per_epoch": training.plan.steps_per_epoch,
+        **{name: getattr(options, name) for name in named},
+        "lr": plan.lr,
+        "data": source.digest,
+        "shape": list(source.shape),
+        "global_batch": plan.global_batch,
+        "steps_per_epoch": plan.steps_per_epoch,
+        **({"steps": plan.steps} if plan.lr_schedule != "constant" else {}),
     }
 
 
@@ -112,6 +122,8 @@ def resume(training: Training) -> None:
         training.loss = float(state[1])
         training.reporter.say(f"resumed after step {training.step_number}")
     training.samples.first_step = training.step_number
+    if training.history:
+        training.history.load(training.step_number)
 
 
 def _restore(training: Training) -> tuple[float, float, float]:
@@ -145,12 +157,13 @@ def _streams_of(training: Training, found: checkpoints.Checkpoint) -> int:
 
 
 def _check_identity(training: Training, found: checkpoints.Checkpoint) -> None:
-    wanted = identity_of(training)
-    other = [
-        f"{key}: {found.meta.get(key)} there, {value} now"
-        for key, value in wanted.items()
-        if key != "data" and found.meta.get(key) != value
-    ]
+    allowed = set(training.options.allow_change.split(",")) - set(_FIXED)
+    changed = {
+        key: f"{key}: {found.meta[key]} there, {value} now"
+        for key, value in identity_of(training).items()
+        if key not in allowed and found.meta.get(key, value) != value
+    }
+    other = list(changed.values())
     stored = [array.shape for array in found.arrays]
     shapes = [tuple(variable.shape) for variable in training.variables]
     if stored != shapes:
@@ -160,8 +173,13 @@ def _check_identity(training: Training, found: checkpoints.Checkpoint) -> None:
         raise BadInput(
             f"the checkpoints in {training.checkpoint_directory} are of another run",
             details=other,
-            hint="use another --job-dir, or --fresh to start over",
+            hint="use another --job-dir, or --fresh to start over" + _advice(changed),
         )
+
+
+def _advice(changed: Iterable[str]) -> str:
+    names = [key for key in changed if key not in _FIXED]
+    return f"; --allow-change {','.join(names)} accepts the difference" if names else ""
 
 
 def _values(shapes: Sequence[tuple[int, ...]]) -> str:
@@ -236,6 +254,8 @@ def _epoch(training: Training, epoch: int, first: int) -> str | None:
         saved = save(training) if outcome or _checkpoint_is_due(training) else 0.0
         now = time.perf_counter()
         _note(training, results, now - begun, waited, saved)
+        if training.history and training.saved_at == training.step_number:
+            training.history.append(training.samples)
         begun = now
         _show(training, epoch, number, results)
         if outcome:
@@ -268,11 +288,13 @@ def _judge(training: Training, loss: float, number: int) -> None:
     """
     try:
         training.guard.check(loss, number + 1, training.plan.lr_at(number))
-    except HpcdlError:
+    except HpcdlError as fault:
+        folder = training.checkpoint_directory
         if training.ranks.rank == 0:
             training.writer.wait()
-            checkpoints.discard(training.checkpoint_directory, number - training.guard.patience)
-        raise
+            checkpoints.discard(folder, number - training.guard.patience)
+        hint = f"{fault.hint}; {checkpoints.describe_saved(folder)}"
+        raise CheckFailed(fault.message, hint=hint) from None
 
 
 def _checkpoint_is_due(training: Training) -> bool:

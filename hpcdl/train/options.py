@@ -57,6 +57,7 @@ class TrainOptions:
     checkpoint_every: int | None = None
     keep_checkpoints: int = 3
     fresh: bool = False
+    allow_change: str = ""
     profile: bool = False
     tensorboard: bool = False
     hang_limit: float = 600.0
@@ -65,6 +66,7 @@ class TrainOptions:
     report_every: float = 5.0
     target_accuracy: float | None = None
     delay_ms: float = 0.0
+    find_batch: bool = False
     json: bool = False
 
     @property
@@ -135,6 +137,8 @@ ARGUMENTS: tuple[Argument, ...] = (
              group="checkpoints"),
     Argument("fresh", "start over and keep earlier checkpoints aside; a requeued job resumes",
              bool, group="checkpoints"),
+    Argument("allow_change", "settings that may differ from those of the checkpoint, such as "
+             "lr,momentum", metavar="NAMES", group="checkpoints"),
     Argument("hang_limit", "seconds without a step until the run is stopped; 0: never "
              "(default 600)", amount, metavar="S"),
     Argument("warmup_steps", "first steps not included in the throughput (default 5)", not_negative,
@@ -145,6 +149,8 @@ ARGUMENTS: tuple[Argument, ...] = (
              group="measuring"),
     Argument("report_every", "seconds between progress lines in a log (default 5)", amount,
              metavar="S", group="measuring"),
+    Argument("find_batch", "measure the largest batch per rank that fits into memory, and stop",
+             bool, group="measuring"),
     Argument("target_accuracy", "exit with status 1 if the test accuracy stays below", fraction,
              metavar="X", group="measuring"),
     Argument("delay_ms", "sleep in every step, to emulate a slow run", amount,

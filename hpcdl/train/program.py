@@ -12,7 +12,6 @@ import time
 from typing import TYPE_CHECKING
 
 from hpcdl.system.errors import HpcdlError
-from hpcdl.train.memory import at_bad_alloc
 from hpcdl.train.options import TrainOptions, parse
 from hpcdl.train.ranks import RankPlace, this_place
 from hpcdl.train.startup import StartupClock, import_tensorflow, prepare_environment
@@ -60,7 +59,6 @@ def _leave(code: int, place: RankPlace) -> int:
 
 def _run(options: TrainOptions, place: RankPlace, clock: StartupClock) -> int:
     run = prepare(options, place, clock)
-    at_bad_alloc(run.end_without_memory)
     code = run.go()
     run.ranks.close()
     return _leave(code, place)

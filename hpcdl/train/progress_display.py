@@ -31,12 +31,14 @@ class Progress:
 
     @property
     def pace(self) -> str:
-        """`1,234 images/s`."""
+        """`1,234 images/s`; empty before anything is known."""
+        if not self.rate:
+            return ""
         return f"{self.rate:,.0f} images/s" if self.rate >= 100 else f"{self.rate:.2f} images/s"
 
     def __str__(self) -> str:
         place = f"epoch {self.epoch + 1}  step {self.step}/{self.steps}"
-        return f"{place}  loss {self.loss:.4f}  {self.pace}"
+        return f"{place}  loss {self.loss:.4f}  {self.pace}".rstrip()
 
 
 class ProgressDisplay(Protocol):

@@ -38,6 +38,18 @@ class Samples:
     def __len__(self) -> int:
         return len(self.images)
 
+    def since(self, done: int) -> Samples:
+        """The steps after the first `done`."""
+        columns = {name: values[done:] for name, values in self.columns.items()}
+        return Samples(self.first_step + done, self.images[done:], self.loss[done:], columns)
+
+    def take(self, piece: Mapping[str, Any]) -> None:
+        """Add the steps of what `as_json` gave."""
+        self.images += piece["images"]
+        self.loss += [math.nan if loss is None else loss for loss in piece["loss"]]
+        for name, values in self.columns.items():
+            values += piece[name]
+
     def as_json(self) -> dict[str, Any]:
         """The columns as result.json has them."""
         losses = [finite(loss) for loss in self.loss]

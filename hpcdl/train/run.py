@@ -7,35 +7,33 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import sys
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hpcdl import __version__
-from hpcdl.results.records import RESULT, outcome
-from hpcdl.system.errors import BadInput, ExitCode, HpcdlError
-from hpcdl.train import checkpoint, memory, models, optimizers, run_plan
+from hpcdl.results.records import RESULT, at, outcome
+from hpcdl.system.errors import ExitCode, HpcdlError, MissingPrerequisite
+from hpcdl.system.files import LockBusy, explain_os_errors, locked
+from hpcdl.train import checkpoint, models, optimizers, run_plan
 from hpcdl.train.batch_size_probe import make_trial
 from hpcdl.train.communicate import Communicator
-from hpcdl.train.data.dataset import read_dataset
 from hpcdl.train.data.inspecting import tf_counter
-from hpcdl.train.data.pipeline import Records
+from hpcdl.train.data.opening import open_source
 from hpcdl.train.data.repair import Repairs
-from hpcdl.train.data.source import InMemory, Share, Source, Synthetic
+from hpcdl.train.data.source import Share, Source
 from hpcdl.train.diagnostics import LossGuard, explain, is_out_of_memory, out_of_memory
-from hpcdl.train.driver import nvidia_driver
+from hpcdl.train.history import History
 from hpcdl.train.loop import Training, resume, train
-from hpcdl.train.options import SYNTHETIC, TrainOptions, to_argv
+from hpcdl.train.options import TrainOptions
 from hpcdl.train.ranks import RankPlace
-from hpcdl.train.result import Samples, finite, job_of, summarize, summary_line
+from hpcdl.train.result import job_of, summary_line
+from hpcdl.train.run_record import layout_of, measured, versions_of
 from hpcdl.train.scalars import Scalars
 from hpcdl.train.startup import StartupClock
 from hpcdl.train.step import StepParts, make_step
@@ -72,6 +70,7 @@ class Run:
         self.hosts: list[str] = [place.host]
         self.tracer = Tracer(tf, self._trace_folder(ranks.rank))
         self.started = time.time()
+        self.open = ExitStack()
         self.damaged: set[str] = set()  # of all ranks, once they have told each other
         count = tf_counter(tf)
         self.repairs = Repairs(
@@ -87,6 +86,8 @@ class Run:
             self.hosts = self.ranks.gather_text(self.place.host)
             resume(training)
             self.clock.mark("resume")
+            if (code := self._finished(training)) is not None:
+                return code
             self._time_first_step(training)
             status = train(training)
             metrics = self._score(training) if status == "completed" else {}
@@ -100,63 +101,67 @@ class Run:
                 raise
             raise clear from fault
         finally:
+            self.open.close()
             self.repairs.close()
             if self.training is not None:
                 self.training.watchdog.close()
                 self.training.reporter.close()
+
+    def _finished(self, training: Training) -> int | None:
+        """The exit code of the same run that has ended already; None where there is work."""
+        code = -1.0
+        path = self.options.folder / RESULT.name
+        if training.step_number >= training.plan.steps and self.ranks.rank == 0:
+            record = RESULT.find(path)
+            before = record.values if record else {}
+            same = at(before, "options") == self._asked()
+            if same and at(before, "outcome", "status") in ("completed", "missed-target"):
+                code = float(before["outcome"]["exit_code"])
+                training.reporter.say(f"this run has ended; {path} has its result, and --fresh "
+                                      "starts over")  # fmt: skip
+        code = float(self.ranks.sum_on_host(np.array([code if self.ranks.rank == 0 else 0.0]))[0])
+        return None if code < 0 else int(code)
+
+    def _asked(self) -> dict[str, Any]:
+        """The options as result.json has them."""
+        return {k: v for k, v in vars(self.options).items() if v is not None}
+
+    def _take_job_directory(self) -> None:
+        """Keep other runs out of the job's directory while this one works there.
+
+        Raises:
+            LockBusy: another one does.
+        """
+        folder = self.options.folder
+        with explain_os_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.open.enter_context(locked(folder / ".train.lock", wait_seconds=2.0))
+        except LockBusy as busy:
+            raise LockBusy(f"another run works in {folder}: {busy.message}",
+                           hint="wait for it, or give another --job-dir") from None  # fmt: skip
+        except MissingPrerequisite as fault:  # a parallel file system may have no locks
+            self._complain(f"{fault.message}: nothing keeps other runs out of {folder}")
 
     def _clear(self, fault: BaseException) -> HpcdlError | None:
         """The clear error for a fault."""
         if isinstance(fault, HpcdlError):
             return fault
         if not is_out_of_memory(self.tf, fault):
-            return explain(fault)
+            return explain(fault, checkpoint.describe_saved(self.options.folder / "checkpoints"))
         # The frames that failed hold the batch that was too large.
         traceback.clear_frames(fault.__traceback__)
         return self._out_of_memory(str(fault))
 
-    def end_without_memory(self) -> None:
-        """Exit with a clear error where C++ found no memory and would abort."""
-        clear = self._out_of_memory("std::bad_alloc")
-        with suppress(Exception):
-            self._write("failed", clear.message, int(clear.exit_code), {})
-        print(clear.render(), file=sys.stderr, flush=True)
-        os._exit(int(clear.exit_code))
-
     def _out_of_memory(self, why: str) -> HpcdlError:
-        """The error, with the largest batch that fits."""
-        if self.training is not None:
-            self.training.watchdog.close()
+        """The error, with how to measure what fits."""
         batch = run_plan.global_batch(self.options, self.model, self.ranks.size) // self.ranks.size
-        self._complain(f"out of memory with {batch} images; looks for how many fit")
-        begun = time.monotonic()
-        unit = self.options.accumulate
-        bounds = memory.Bounds(0, batch, unit, begun + memory.SECONDS)
-        if self.tf.config.get_visible_devices("GPU"):
-            with suppress(self.tf.errors.ResourceExhaustedError):
-                memory.search(bounds, self.trial(self.ranks.size))
-        else:
-            memory.search_in_children(bounds, self.ranks.size, to_argv(self.options))
-        seconds = time.monotonic() - begun
-        if self.ranks.rank:
-            # Rank 0 reports for all; it may need longer.
-            time.sleep(seconds / 2)
-        return out_of_memory(why, batch, bounds, seconds)
+        return out_of_memory(why, batch)
 
-    def trial(self, ranks: int) -> Callable[[int], bool]:
-        """A function that says whether a batch per rank fits, in a run of so many ranks."""
-        small = self._source(self.ranks.size * self.options.accumulate)
-        if self.training is None:
-            parts = self._parts(small)
-        else:
-            # The run's own source, which its step holds too, has what did not fit.
-            parts = replace(self.training.parts, prepare=small.prepare)
-            self.training.source, self.training.parts = small, parts
-            self.training.step = make_step(self.tf, parts)
-        return make_trial(
-            self.tf, self.options, parts, lambda batch: self._source(self.ranks.size * batch),
-            many=ranks > 1,
-        )  # fmt: skip
+    def trial(self) -> Callable[[int], bool]:
+        """A function that says whether a batch per rank fits."""
+        parts = self._parts(self._source(self.options.accumulate))
+        return make_trial(self.tf, self.options, parts, self._source)
 
     def _complain(self, what: str) -> None:
         """A line on standard error that says which rank it is from."""
@@ -170,6 +175,8 @@ class Run:
     def _prepare(self) -> Training:
         """Data, network and step, ready to go."""
         options = self.options
+        if self.ranks.rank == 0:
+            self._take_job_directory()
         stop = StopRequest()
         stop.listen()
         batch = run_plan.global_batch(options, self.model, self.ranks.size)
@@ -188,10 +195,14 @@ class Run:
         guard = LossGuard(patience=15 if parts.scale else 0)
         wanted = options.tensorboard and not silent
         scalars = Scalars(self.tf, options.folder / "tensorboard" if wanted else None)
-        return Training(
+        training = Training(
             options, numbers, self.ranks, parts, source, step, reporter, stop, watchdog, guard,
             scalars,
         )  # fmt: skip
+        if not silent:
+            start = {"started": self.started, "ranks": self.ranks.size}
+            training.history = History(training.checkpoint_directory, start)
+        return training
 
     def _parts(self, source: Source) -> StepParts:
         """Network, task and optimizer as the options want them."""
@@ -233,32 +244,9 @@ class Run:
         return str(self.options.task or self.model["task"])
 
     def _source(self, batch: int) -> Source:
-        tf, options, task = self.tf, self.options, self._task()
+        options = self.options
         share = Share(batch, self.ranks.size, self.ranks.rank, options.seed, options.accumulate)
-        shape = tuple(self.model["input"])
-        if options.image_size:
-            shape = (options.image_size, options.image_size, shape[2])
-        if options.data == SYNTHETIC:
-            run_plan.check_target(options, task, 0)
-            return Synthetic(tf, shape, self.model["classes"], share, task)
-        dataset = read_dataset(Path(options.data))
-        if dataset.task != task:
-            raise BadInput(
-                f"the model {options.model} is for {task}, the data set's labels are "
-                f"{dataset.task}",
-                hint="`hpcdl data make photos --task` makes either",
-            )
-        run_plan.check_target(options, task, dataset.examples("test"))
-        if dataset.encoding == "raw":
-            if options.image_size and dataset.shape[:2] != shape[:2]:
-                raise BadInput(
-                    f"the data set's images are {dataset.shape[0]} x {dataset.shape[1]}, and raw",
-                    hint="leave out --image-size: only JPEGs are cropped to a size",
-                )
-            return InMemory(tf, dataset, share, self.repairs)
-        return Records(
-            tf, dataset, share, shape[:2], self.place.cpus, self.repairs, options.pipeline
-        )
+        return open_source(self.tf, options, self.model, share, self.place.cpus, self.repairs)
 
     def _time_first_step(self, training: Training) -> None:
         """Time the first step apart, for it compiles; then print where the start-up went."""
@@ -293,6 +281,10 @@ class Run:
         if status == "completed" and target is not None and accuracy < target:
             status = "missed-target"
             message = f"test accuracy {accuracy:.4f} is below the target {target}"
+        if status in ("requeue", "stopped"):
+            message = (
+                f"stopped by a signal; {checkpoint.describe_saved(training.checkpoint_directory)}"
+            )
         training.reporter.end(training.step_number, epoch, training.loss, status, message)
         if self.options.profile:
             self._write_timeline(training)
@@ -330,67 +322,23 @@ class Run:
         self, status: str, message: str, code: int, metrics: dict[str, float]
     ) -> dict[str, Any]:
         """Write result.json (rank 0) and return its content."""
+        damaged = len(self.damaged or self.repairs.places)
         result = {
             "outcome": outcome(status, message, code),
             "started": self.started,
             "ended": time.time(),
             "job": job_of(os.environ),
-            "layout": self._layout(),
+            "layout": layout_of(self.tf, self.place, self.hosts, self.ranks.size),
             "release": os.environ.get("HPCDL_RELEASE"),
-            "versions": self._versions(),
+            "versions": versions_of(self.tf),
             "model": self.options.model,
             "precision": self.options.precision,
             "data": self.options.data,
             "strategy": self.ranks.name,
-            "options": {k: v for k, v in vars(self.options).items() if v is not None},
+            "options": self._asked(),
             "startup": {name: round(value, 3) for name, value in self.clock.parts.items()},
-            **self._numbers(metrics),
+            **measured(self.training, self.options, metrics, damaged),
         }
         if self.ranks.rank == 0:
             RESULT.write(self.options.folder / RESULT.name, result)
         return result
-
-    def _numbers(self, metrics: dict[str, float]) -> dict[str, Any]:
-        """What training has measured, as far as it came."""
-        training = self.training
-        samples = training.samples if training else Samples()
-        summary = {**summarize(samples, self.options.warmup_steps), "loss": None}
-        numbers: dict[str, Any] = {"samples": samples.as_json(), "summary": summary}
-        if training is not None:
-            batch = training.plan.global_batch
-            summary |= {"loss": finite(training.loss), "metrics": metrics}
-            numbers |= {
-                "parameters": training.parts.network.parameters,
-                "batch_per_rank": batch // self.ranks.size,
-                "global_batch": batch,
-                "damaged_records": len(self.damaged or self.repairs.places),
-                "steps": {"done": training.step_number, "planned": training.plan.steps},
-            }
-        summary.setdefault("metrics", {})
-        return numbers
-
-    def _layout(self) -> dict[str, Any]:
-        gpus = self.tf.config.get_visible_devices("GPU")
-        names = [self.tf.config.experimental.get_device_details(g).get("device_name") for g in gpus]
-        nodes = list(dict.fromkeys(self.hosts))
-        return {
-            "ranks": self.ranks.size,
-            "nodes": nodes,
-            "ranks_per_node": [self.hosts.count(node) for node in nodes],
-            "cpus_per_rank": self.place.cpus,
-            "gpu_per_rank": len(gpus),
-            "gpu": names[0] if names else None,
-            "hosts": self.hosts,
-        }
-
-    def _versions(self) -> dict[str, str | None]:
-        horovod = sys.modules.get("horovod")
-        return {
-            "hpcdl": __version__,
-            "python": platform.python_version(),
-            "tensorflow": self.tf.__version__,
-            "horovod": getattr(horovod, "__version__", None),
-            "numpy": np.__version__,
-            "kernel": platform.release(),
-            "driver": nvidia_driver(),
-        }

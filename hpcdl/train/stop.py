@@ -1,7 +1,7 @@
 """Signals become a number that the ranks agree on in the next step's all-reduce.
 
-USR2 (walltime or preemption is near) asks for a checkpoint and exit code 75, TERM for a
-checkpoint and exit code 5; TERM outranks USR2. Not every rank need get the signal, nor in the
+USR1 and USR2 (walltime or preemption is near) ask for a checkpoint and exit code 75, TERM for a
+checkpoint and exit code 5; TERM outranks both. Not every rank need get the signal, nor in the
 same step: the sum over the ranks reaches all of them in one step.
 """
 
@@ -21,9 +21,9 @@ class StopRequest:
         self.value = 0.0
 
     def listen(self) -> None:
-        """Take over SIGUSR2 and SIGTERM."""
-        signal.signal(signal.SIGUSR2, self._told)
-        signal.signal(signal.SIGTERM, self._told)
+        """Take over SIGUSR1, SIGUSR2 and SIGTERM."""
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+            signal.signal(number, self._told)
 
     def _told(self, number: int, frame: FrameType | None) -> None:
         self.value = max(self.value, TERM if number == signal.SIGTERM else USR2)

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpcdl.system.errors import ExitCode
+from hpcdl.train.checkpoint import describe_saved
 
 _GRACE = 5.0
 _AT_WORK = "at-work"
@@ -107,7 +108,8 @@ class Watchdog:
             f"error: no step for {self._limit:.0f} s; step {self._step} was the last",
             *(["  no report from rank " + ", ".join(silent)] if silent else []),
             *(text for text in found.values() if text),
-            "help: the run resumes from its last checkpoint; --hang-limit S changes the limit",
+            f"help: {describe_saved(self._folder.with_name('checkpoints'))}; --hang-limit S "
+            "changes the limit",
         ]
         return "\n".join(lines)
 

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import time
 from array import array
@@ -81,3 +82,41 @@ def test_checkpoints_of_another_run_are_refused_on_all_ranks(
     fresh = runs.train("--data", str(digits), "--steps=2", "--seed=2", "--fresh")
     assert fresh.code == 0
     assert (runs.folder / "job/checkpoints.before-1").is_dir()
+
+
+def test_nothing_that_was_measured_is_lost_when_a_run_resumes(runs: Runs, digits: Path) -> None:
+    words = ("--data", str(digits), "--checkpoint-every=10", "--delay-ms=20")
+    process = runs.start(*words, "--steps=40")
+    runs.wait_for("checkpoints/step-000000010.ckpt")
+    busy = runs.train(*words, "--steps=40")
+    assert (busy.code, "another run works in" in busy.err) == (3, True)
+    process.send_signal(signal.SIGUSR1)
+    stopped = runs.end(process)
+    assert stopped.code == 75
+    said = re.search(r"the run resumes from the checkpoint after step (\d+)", stopped.out)
+    assert said, stopped.out
+    done = runs.train(*words, "--steps=40", ranks=2)
+    assert done.code == 0, done.err
+    first, second = done.result["segments"]
+    step = int(said[1])
+    assert (first["first_step"], first["steps"], first["ranks"]) == (0, step, 1)
+    assert (second["first_step"], second["steps"], second["ranks"]) == (step, 40 - step, 2)
+    assert min(first["images_per_second"], second["images_per_second"]) > 0
+    curve = done.result["curve"]
+    assert curve["step"] == list(range(1, 41))
+    assert curve["loss"][:step] == stopped.result["samples"]["loss"]
+    assert curve["loss"][step:] == done.result["samples"]["loss"]
+
+
+def test_a_finished_run_is_not_run_again_unless_told(runs: Runs, digits: Path) -> None:
+    words = ("--data", str(digits), "--steps=20")
+    assert runs.train(*words, "--target-accuracy=1").code == 1
+    before = (runs.folder / "job/result.json").read_bytes()
+    again = runs.train(*words, "--target-accuracy=1", ranks=2)
+    assert again.code == 1, "as it ended"
+    assert "this run has ended" in again.out
+    assert (runs.folder / "job/result.json").read_bytes() == before
+    more = runs.train(*words[:2], "--steps=30")
+    assert more.result["curve"]["step"] == list(range(1, 31))
+    scored = runs.train(*words[:2], "--steps=30", "--warmup-steps=1")
+    assert scored.result["samples"] == more.result["samples"], "nothing was done, nothing is lost"

@@ -42,6 +42,15 @@ def test_no_more_cpus_are_advised_than_a_node_has(tasks: int, now: int, said: st
     assert said in summarize(DONE, RESULT, {"layout": layout}, node_cpus=28).advice
 
 
+def test_the_loss_of_the_whole_run_is_drawn_over_its_steps() -> None:
+    curve = {"step": list(range(1, 41)), "loss": [None, *[4.0] * 19, *[1.0] * 20]}
+    report = summarize(DONE, {**RESULT, "curve": curve}, {})
+    assert report.curve[0] == (5, 4.0)
+    assert report.curve[-1] == (40, 1.0)
+    *_, last = (line for line in as_text(report).splitlines() if "loss up to" in line)
+    assert last.split() == ["loss", "up", "to", "step", "40", "1", "#" * 10]
+
+
 def test_communication_is_named_when_it_is_the_worst() -> None:
     assert advise({"input": 0.1, "communication": 0.3}, {}).startswith("communication-bound: 30%")
 

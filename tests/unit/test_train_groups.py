@@ -10,8 +10,11 @@ import pytest
 
 np = pytest.importorskip("numpy", reason="numpy comes with the stack")
 
-from hpcdl.system.errors import BadInput  # noqa: E402
+from hpcdl.system.errors import BadInput, MissingPrerequisite  # noqa: E402
 from hpcdl.train import checkpoint, loop  # noqa: E402
+from hpcdl.train.history import History  # noqa: E402
+from hpcdl.train.options import TrainOptions  # noqa: E402
+from hpcdl.train.result import Samples  # noqa: E402
 from hpcdl.train.run_plan import RunPlan  # noqa: E402
 
 
@@ -104,10 +107,11 @@ def test_a_run_resumes_with_the_shard_streams_of_its_epoch(
 ) -> None:
     plan = RunPlan(24, 100, 10, 0.1, 0)
     run: Any = SimpleNamespace(
-        options=SimpleNamespace(model="mlp", data="d", seed=1), plan=plan, variables=(),
+        options=TrainOptions(data="d"), plan=plan, variables=(), history=None,
         checkpoint_directory=tmp_path, reporter=SimpleNamespace(say=print),
         ranks=SimpleNamespace(rank=0, size=ranks, sum_on_host=np.copy, broadcast=len),
-        source=SimpleNamespace(streams=4), samples=SimpleNamespace(), loss=0.0,
+        source=SimpleNamespace(streams=4, digest="d", shape=(8, 8, 3)), loss=0.0,
+        samples=SimpleNamespace(),
     )  # fmt: skip
     meta = {**loop.identity_of(run), "loss": 1.0, "lanes" if schema == 1 else "streams": 6}
     file = checkpoint.save(tmp_path, checkpoint.Checkpoint(step, meta, ()), keep=1)
@@ -118,3 +122,102 @@ def test_a_run_resumes_with_the_shard_streams_of_its_epoch(
     else:
         loop.resume(run)
         assert (run.step_number, run.source.streams) == (step, streams)
+
+
+def resumed(tmp_path: Path, **changes: Any) -> None:
+    """Resume a run of other options than those of its checkpoint."""
+    plan = RunPlan(24, 100, 10, changes.pop("lr", 0.1), 0)
+
+    def run(options: TrainOptions, plan: RunPlan) -> Any:
+        return SimpleNamespace(
+            options=options, plan=plan, variables=(), checkpoint_directory=tmp_path, loss=0.0,
+            ranks=SimpleNamespace(rank=0, size=1, sum_on_host=np.copy, broadcast=len),
+            reporter=SimpleNamespace(say=print), samples=SimpleNamespace(), history=None,
+            source=SimpleNamespace(streams=0, digest=changes.get("data", "d"), shape=(8, 8, 3)),
+        )  # fmt: skip
+
+    before = run(TrainOptions(), RunPlan(24, 100, 10, 0.1, 0))
+    before.source.digest = "d"
+    meta = {**loop.identity_of(before), "loss": 1.0, "streams": 0}
+    checkpoint.save(tmp_path, checkpoint.Checkpoint(3, meta, ()), keep=1)
+    loop.resume(run(TrainOptions(**changes), plan))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [({"lr": 0.2}, "lr: 0.1 there, 0.2 now"), ({"data": "e"}, "data: d there, e now"),
+     ({"momentum": 0.5}, "momentum"), ({"optimizer": "lars"}, "optimizer"),
+     ({"precision": "fp16"}, "precision"), ({"label_smoothing": 0.1}, "label_smoothing")],
+)  # fmt: skip
+def test_other_settings_are_refused_on_resume_and_allowed_by_name(
+    tmp_path: Path, changes: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(BadInput) as refused:
+        resumed(tmp_path, **changes)
+    assert named in refused.value.details[0]
+    (name,) = changes
+    assert f"--allow-change {name} accepts" in (refused.value.hint or "")
+    resumed(tmp_path, **changes, allow_change=f"{name},other")
+
+
+def test_what_the_place_in_the_data_depends_on_cannot_be_allowed(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="of another run"):
+        resumed(tmp_path, seed=2, allow_change="seed")
+
+
+def measured(first: int, losses: list[float]) -> Samples:
+    samples = Samples(first)
+    for loss in losses:
+        samples.add(8, loss, seconds=0.5)
+    return samples
+
+
+def test_a_history_keeps_every_start_and_forgets_what_is_done_again(tmp_path: Path) -> None:
+    first = History(tmp_path, {"started": 1.0, "ranks": 1})
+    samples = measured(0, [6.0, 5.0, 4.0])
+    first.append(samples)
+    samples.add(8, 3.5, seconds=0.5)
+    first.append(samples)
+    (tmp_path / "history.jsonl").open("a").write('{"started": 1.0, "ra')  # cut by a crash
+    second = History(tmp_path, {"started": 2.0, "ranks": 2})
+    second.load(3)
+    assert second.latest().loss == [6.0, 5.0, 4.0]
+    second.append(measured(3, [3.0, 2.0]))
+    third = History(tmp_path, {"started": 3.0, "ranks": 1})
+    third.load(5)
+    assert third.curve() == {"step": [1, 2, 3, 4, 5], "loss": [6.0, 5.0, 4.0, 3.0, 2.0]}
+    assert third.latest().first_step == 3
+    wanted = [(0, 3, 1), (3, 2, 2)]
+    found = third.segments(0)
+    assert [(one["first_step"], one["steps"], one["ranks"]) for one in found] == wanted
+    assert [one["images_per_second"] for one in found] == [16.0, 16.0]
+
+
+def test_a_long_curve_is_thinned_to_means(tmp_path: Path) -> None:
+    history = History(tmp_path, {"started": 1.0, "ranks": 1})
+    history.append(measured(0, [float(step % 2) for step in range(4000)]))
+    curve = history.curve()
+    assert (len(curve["step"]), curve["step"][-1], set(curve["loss"])) == (1000, 4000, {0.5})
+
+
+def test_a_full_disk_is_pruned_before_it_is_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in range(1, 6):
+        checkpoint.save(tmp_path, checkpoint.Checkpoint(step, {}, ()), keep=9)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "_write", full)
+    with pytest.raises(MissingPrerequisite):
+        checkpoint.save(tmp_path, checkpoint.Checkpoint(6, {}, ()), keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step-000000004.ckpt", "step-000000005.ckpt"
+    ]  # fmt: skip
+
+
+def test_what_is_saved_is_said_as_it_is(tmp_path: Path) -> None:
+    assert checkpoint.describe_saved(tmp_path / "none") == "there is no checkpoint yet"
+    checkpoint.save(tmp_path, checkpoint.Checkpoint(7, {}, ()), keep=1)
+    assert checkpoint.describe_saved(tmp_path).endswith("the checkpoint after step 7")

@@ -53,9 +53,8 @@ def test_ranks_that_are_to_be_requeued_exit_within_the_same_moment(
 ) -> None:
     happened: list[object] = []
     ranks = SimpleNamespace(close=lambda: happened.append("all have come"))
-    run = SimpleNamespace(go=lambda: code, ranks=ranks, end_without_memory=None)
+    run = SimpleNamespace(go=lambda: code, ranks=ranks)
     monkeypatch.setattr(program, "prepare", lambda *_: run)
-    monkeypatch.setattr(program, "at_bad_alloc", lambda _: None)
     monkeypatch.setattr(os, "_exit", happened.append)
     place = RankPlace(0, size, 0, size, 1, "a")
     assert program._run(TrainOptions(), place, StartupClock()) == code

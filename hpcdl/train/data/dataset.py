@@ -52,6 +52,12 @@ class Dataset:
     task: str = "classes"
     label_offset: int = 0
 
+    @property
+    def digest(self) -> str:
+        """A short digest of the shards, wherever they lie."""
+        shards = sorted(shard.sha256 + shard.name for one in self.splits.values() for shard in one)
+        return hashlib.sha256("".join(shards).encode()).hexdigest()[:16]
+
     def examples(self, split: str) -> int:
         """Number of records of a split; 0 where there is none."""
         return sum(shard.examples for shard in self.splits.get(split, ()))

@@ -116,6 +116,7 @@ class Records:
         self._unreadable: list[bytes] = []
         self.shape: tuple[int, ...] = (*size, 3)
         self.classes = dataset.classes
+        self.digest = dataset.digest
         examples = dataset.examples("train")
         self.steps_per_epoch = examples // share.global_batch
         if not self.steps_per_epoch:
@@ -306,7 +307,7 @@ class Records:
             inner_shape=(2,),
         )
 
-        # Of seed, epoch and number of the stream over all ranks: an epoch is its own, whoever reads.
+        # By seed, epoch and number of the stream over all ranks.
         first_seed = (share.seed * 1_000_003 + epoch) * _MOST_STREAMS + share.rank * mine
 
         def read(path: Any, span: Any) -> Any:

@@ -68,13 +68,14 @@ class Source(Protocol):
     """Where batches come from. An epoch has `steps_per_epoch` global batches, 0 for no end.
 
     `streams` is what the order of an epoch depends on beside its seed; 0 for nothing. A resumed run
-    sets it to what it was.
+    sets it to what it was. `digest` says which data it is.
     """
 
     shape: tuple[int, ...]
     classes: int
     steps_per_epoch: int
     streams: int
+    digest: str
 
     def batches(self, epoch: int, first: int, wanted: Callable[[], int] = one) -> Iterator[Group]:
         """This rank's part of the epoch's batches from number `first` on.
@@ -98,6 +99,7 @@ class Synthetic:
     """One random batch on the device, again and again: no input cost at all."""
 
     streams = 0
+    digest = "synthetic"
 
     def __init__(
         self, tf: Any, shape: tuple[int, ...], classes: int, share: Share, task: str = "classes"
@@ -142,6 +144,7 @@ class InMemory:
     def __init__(self, tf: Any, dataset: Dataset, share: Share, repairs: Repairs) -> None:
         self.shape: tuple[int, ...] = dataset.shape
         self.classes = dataset.classes
+        self.digest = dataset.digest
         self._share = share
         self._train = _read_raw(tf, dataset, "train", repairs)
         self._test = _read_raw(tf, dataset, "test", repairs)

@@ -1,0 +1,55 @@
+"""Opens what `--data` names, as the source of batches that fits it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hpcdl.system.errors import BadInput
+from hpcdl.train.data.dataset import read_dataset
+from hpcdl.train.data.pipeline import Records
+from hpcdl.train.data.repair import Repairs
+from hpcdl.train.data.source import InMemory, Share, Source, Synthetic
+from hpcdl.train.options import SYNTHETIC, TrainOptions
+from hpcdl.train.run_plan import check_target
+
+
+def open_source(
+    tf: Any, options: TrainOptions, model: dict[str, Any], share: Share, cpus: int,
+    repairs: Repairs,
+) -> Source:  # fmt: skip
+    """The source of a run's batches.
+
+    Args:
+        tf: TensorFlow.
+        options: the run's.
+        model: its row of facts/models.yaml.
+        share: this rank's part of every batch.
+        cpus: threads for reading and decoding.
+        repairs: what to do about damaged records.
+
+    Raises:
+        BadInput: there is no such data, it is damaged, or it does not fit the model.
+    """
+    task = str(options.task or model["task"])
+    shape = tuple(model["input"])
+    if options.image_size:
+        shape = (options.image_size, options.image_size, shape[2])
+    if options.data == SYNTHETIC:
+        check_target(options, task, 0)
+        return Synthetic(tf, shape, model["classes"], share, task)
+    dataset = read_dataset(Path(options.data))
+    if dataset.task != task:
+        raise BadInput(
+            f"the model {options.model} is for {task}, the data set's labels are {dataset.task}",
+            hint="`hpcdl data make photos --task` makes either",
+        )
+    check_target(options, task, dataset.examples("test"))
+    if dataset.encoding == "raw":
+        if options.image_size and dataset.shape[:2] != shape[:2]:
+            raise BadInput(
+                f"the data set's images are {dataset.shape[0]} x {dataset.shape[1]}, and raw",
+                hint="leave out --image-size: only JPEGs are cropped to a size",
+            )
+        return InMemory(tf, dataset, share, repairs)
+    return Records(tf, dataset, share, shape[:2], cpus, repairs, options.pipeline)

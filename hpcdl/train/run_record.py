@@ -1,0 +1,86 @@
+"""What result.json says of a training: where it ran, with what, and what it measured.
+
+Pure data from what a run holds; run.py writes it, however the run ends.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hpcdl import __version__
+from hpcdl.train.driver import nvidia_driver
+from hpcdl.train.loop import Training
+from hpcdl.train.options import TrainOptions
+from hpcdl.train.ranks import RankPlace
+from hpcdl.train.result import Samples, finite, summarize
+
+
+def measured(
+    training: Training | None, options: TrainOptions, metrics: dict[str, float], damaged: int
+) -> dict[str, Any]:
+    """The numbers, as far as a training came.
+
+    Args:
+        training: None where it never began.
+        options: the run's.
+        metrics: scores on the test set.
+        damaged: records that were skipped.
+    """
+    if training is None:
+        summary = {**summarize(Samples(), 0), "loss": None, "metrics": {}}
+        return {"samples": Samples().as_json(), "summary": summary}
+    samples, history = training.samples, training.history
+    if not len(samples) and history:
+        samples = history.latest()
+    summary = summarize(samples, options.warmup_steps)
+    if options.deterministic and "phases" in summary:
+        del summary["phases"]["communication"], summary["phases"]["update"]  # no clocks
+    batch = training.plan.global_batch
+    numbers = {
+        "samples": samples.as_json(),
+        "summary": {**summary, "loss": finite(training.loss), "metrics": metrics},
+        "parameters": training.parts.network.parameters,
+        "batch_per_rank": batch // training.ranks.size,
+        "global_batch": batch,
+        "damaged_records": damaged,
+        "steps": {"done": training.step_number, "planned": training.plan.steps},
+    }
+    if history:
+        segments = history.segments(options.warmup_steps)
+        numbers |= {"segments": segments, "curve": history.curve()}
+    return numbers
+
+
+def layout_of(tf: Any, place: RankPlace, hosts: Sequence[str], ranks: int) -> dict[str, Any]:
+    """Where the ranks are; `hosts` has the node of each."""
+    gpus = tf.config.get_visible_devices("GPU")
+    names = [tf.config.experimental.get_device_details(g).get("device_name") for g in gpus]
+    nodes = list(dict.fromkeys(hosts))
+    return {
+        "ranks": ranks,
+        "nodes": nodes,
+        "ranks_per_node": [list(hosts).count(node) for node in nodes],
+        "cpus_per_rank": place.cpus,
+        "gpu_per_rank": len(gpus),
+        "gpu": names[0] if names else None,
+        "hosts": list(hosts),
+    }
+
+
+def versions_of(tf: Any) -> dict[str, str | None]:
+    """The software that took part."""
+    horovod = sys.modules.get("horovod")
+    return {
+        "hpcdl": __version__,
+        "python": platform.python_version(),
+        "tensorflow": tf.__version__,
+        "horovod": getattr(horovod, "__version__", None),
+        "numpy": np.__version__,
+        "kernel": platform.release(),
+        "driver": nvidia_driver(),
+    }
