@@ -211,7 +211,8 @@ def gather_text(ranks: Communicator, text: str) -> list[str]:
     data = np.frombuffer(text.encode(), np.uint8)
     lengths = np.zeros(ranks.size)
     lengths[ranks.rank] = len(data)
-    rows = np.zeros((ranks.size, int(ranks.sum_on_host(lengths).max())))
+    # A byte at least: TensorFlow's collectives crash on nothing.
+    rows = np.zeros((ranks.size, max(1, int(ranks.sum_on_host(lengths).max()))))
     rows[ranks.rank, : len(data)] = data
     filled = ranks.sum_on_host(rows)
     return [bytes(row.astype(np.uint8)).rstrip(b"\0").decode() for row in filled]
