@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 from hpcdl.system.files import explain_os_errors
 
 _MAGIC = b"hpcdl-checkpoint-2\n"
-_MAGIC_1 = b"hpcdl-checkpoint-1\n"  # `meta` had "lanes" for "streams"
 _LENGTHS = struct.Struct("<QI")
 _NAME = re.compile(r"step-(\d{9})\.ckpt\Z")
 
@@ -82,7 +81,7 @@ def load(path: Path) -> Checkpoint:
     """
     data = path.read_bytes()
     start = len(_MAGIC) + _LENGTHS.size
-    if data[: len(_MAGIC)] not in (_MAGIC, _MAGIC_1) or len(data) < start:
+    if data[: len(_MAGIC)] != _MAGIC or len(data) < start:
         raise DamagedCheckpoint("it does not start like a checkpoint")
     length, header_crc = _LENGTHS.unpack(data[len(_MAGIC) : start])
     text = data[start : start + length]
@@ -191,7 +190,8 @@ class Writer:
 
 
 def _write(file: Any, checkpoint: Checkpoint) -> None:
-    arrays = [np.ascontiguousarray(array) for array in checkpoint.arrays]
+    # Not ascontiguousarray, which gives scalars a dimension.
+    arrays = [np.asarray(array, order="C") for array in checkpoint.arrays]
     crc = 0
     for array in arrays:
         crc = zlib.crc32(_bytes(array), crc)

@@ -40,7 +40,7 @@ def _can(tf: Any, layer: Any) -> bool:
 def _without_bias(tf: Any, model: Any, layer: Any) -> Any:
     """The bias that the convolution before this layer adds no longer; None where it must."""
     before = layer._inbound_nodes
-    if len(before) != 1:
+    if len(before) != 1 or not layer.trainable:
         return None
     made = before[0].input_tensors[0]._keras_history
     convolution = made.operation

@@ -29,10 +29,11 @@ from hpcdl.train.scalars import Scalars
 from hpcdl.train.step import RankSignal, Step, StepParts, StepResult
 from hpcdl.train.stop import StopRequest, meaning
 from hpcdl.train.train_report import Reporter
+from hpcdl.train.validation import Validation
 from hpcdl.train.watchdog import Watchdog
 
-_CHANGEABLE = ("task", "optimizer", "momentum", "weight_decay", "label_smoothing", "lr_schedule",
-               "lr_warmup_steps", "precision")  # fmt: skip
+_CHANGEABLE = ("task", "loss", "optimizer", "settings", "momentum", "weight_decay",
+               "label_smoothing", "lr_schedule", "lr_warmup_steps", "precision")  # fmt: skip
 _FIXED = ("model", "seed", "shape", "global_batch", "steps_per_epoch")
 """What --allow-change cannot name: the place in the data, or the weights, depend on it."""
 _GROUP_SECONDS = 0.025
@@ -66,6 +67,7 @@ class Training:
     saved_at: int = -1
     writer: checkpoints.Writer = field(init=False)
     history: History | None = None
+    validation: Validation | None = None
 
     def __post_init__(self) -> None:
         self.writer = checkpoints.Writer(self.checkpoint_directory, self.options.keep_checkpoints)
@@ -74,6 +76,11 @@ class Training:
     def checkpoint_directory(self) -> Path:
         """Where this run's checkpoints lie."""
         return self.options.folder / "checkpoints"
+
+    @property
+    def best_directory(self) -> Path:
+        """Where the best checkpoint lies."""
+        return self.checkpoint_directory / "best"
 
     @property
     def variables(self) -> tuple[Any, ...]:
@@ -89,6 +96,7 @@ def identity_of(training: Training) -> dict[str, Any]:
     named = ("model", "seed", *_CHANGEABLE)
     return {
         **{name: getattr(options, name) for name in named},
+        "settings": list(options.settings),
         "lr": plan.lr,
         "data": source.digest,
         "shape": list(source.shape),
@@ -133,9 +141,16 @@ def _restore(training: Training) -> tuple[float, float, float]:
         return 0.0, 0.0, 0.0
     _check_identity(training, found)
     streams = _streams_of(training, found)
+    assign(training, found)
+    if training.validation:
+        training.validation.found = list(found.meta.get("validations", ()))
+    return float(found.step), float(found.meta["last_loss"]), float(streams)
+
+
+def assign(training: Training, found: checkpoints.Checkpoint) -> None:
+    """Give the variables the values of a checkpoint."""
     for variable, array in zip(training.variables, found.arrays, strict=True):
         variable.assign(array)
-    return float(found.step), float(found.meta["loss"]), float(streams)
 
 
 def _streams_of(training: Training, found: checkpoints.Checkpoint) -> int:
@@ -144,7 +159,7 @@ def _streams_of(training: Training, found: checkpoints.Checkpoint) -> int:
     Raises:
         BadInput: they cannot be divided among the ranks, and the epoch is not at its end.
     """
-    streams, ranks = int(found.meta.get("streams", found.meta.get("lanes", 0))), training.ranks.size
+    streams, ranks = int(found.meta.get("streams", 0)), training.ranks.size
     if streams % ranks == 0:
         return streams
     if training.plan.position(found.step)[1] == 0:
@@ -197,11 +212,37 @@ def save(training: Training) -> float:
     start = time.perf_counter()
     training.saved_at = training.step_number
     if training.ranks.rank == 0:
-        meta = {**identity_of(training), "loss": training.loss, "ranks": training.ranks.size,
-                "streams": training.source.streams}  # fmt: skip
-        arrays = tuple(variable.numpy() for variable in training.variables)
-        training.writer.submit(checkpoints.Checkpoint(training.step_number, meta, arrays))
+        training.writer.submit(_checkpoint(training))
     return time.perf_counter() - start
+
+
+def _checkpoint(training: Training) -> checkpoints.Checkpoint:
+    found = training.validation.found if training.validation else []
+    meta = {**identity_of(training), "last_loss": training.loss, "ranks": training.ranks.size,
+            "streams": training.source.streams, "validations": found}  # fmt: skip
+    arrays = tuple(variable.numpy() for variable in training.variables)
+    return checkpoints.Checkpoint(training.step_number, meta, arrays)
+
+
+def _validate(training: Training) -> bool:
+    """Score the test set and keep the best weights; whether to end, as rank 0 decides."""
+    validation, step = training.validation, training.step_number
+    if validation is None or not validation.due(step):
+        return False
+    metrics = validation.score()
+    training.reporter.say(f"validation after step {step}: {scores_line(metrics)}")
+    training.scalars.keep(step, **{f"validation/{name}": value for name, value in metrics.items()})
+    better = validation.add(step, metrics)
+    if better and training.ranks.rank == 0:
+        checkpoints.save(training.best_directory, _checkpoint(training), keep=1)
+    said = np.array([float(validation.in_vain and training.ranks.rank == 0)])
+    return bool(training.ranks.sum_on_host(said)[0])
+
+
+def scores_line(metrics: dict[str, float]) -> str:
+    """`accuracy 0.9421, test_loss 0.2318`."""
+    shown = {name: value for name, value in metrics.items() if name != "test_images"}
+    return ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
 
 
 def train(training: Training) -> str:
@@ -234,7 +275,8 @@ def _wanted(training: Training) -> int:
         return 1
     done, every = training.step_number, training.plan.checkpoint_every
     left = training.plan.steps - done
-    return min(1 << training.level, left, every - done % every if every else left)
+    ends = [n - done % n for n in (every, training.plan.validate_every) if n]
+    return min(1 << training.level, left, *ends)
 
 
 def _epoch(training: Training, epoch: int, first: int) -> str | None:
@@ -249,8 +291,10 @@ def _epoch(training: Training, epoch: int, first: int) -> str | None:
             training.loss = result.loss
             _judge(training, result.loss, number + done)
         outcome = meaning(results[-1].signals.stop)
-        if not outcome and training.step_number == training.plan.steps:
+        asked = time.perf_counter()
+        if not outcome and (_validate(training) or training.step_number == training.plan.steps):
             outcome = "completed"
+        begun += time.perf_counter() - asked  # no part of a step
         saved = save(training) if outcome or _checkpoint_is_due(training) else 0.0
         now = time.perf_counter()
         _note(training, results, now - begun, waited, saved)

@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,9 @@ class Network:
     `forward(images, training)` gives logits of shape (batch, classes). `trainable` and `state`
     (moving averages) are tf.Variables in a fixed order, the same on every rank. `random` is there
     where the network may draw numbers. `penalties()` are the scalars that the latest forward pass
-    adds to the loss: regularizers, and what layers gave to `add_loss`.
+    adds to the loss: regularizers, and what layers gave to `add_loss`. `weights` are all of these
+    variables in the order of Keras' model, with their names; `plain()` builds that model anew.
+    `keras_variables` are Keras' own objects for `trainable`.
     """
 
     name: str
@@ -67,6 +70,10 @@ class Network:
     state: tuple[Any, ...]
     random: Draws | None = None
     penalties: Callable[[], list[Any]] = list
+    weights: tuple[Any, ...] = ()
+    names: tuple[str, ...] = ()
+    plain: Callable[[], Any] = object
+    keras_variables: tuple[Any, ...] = ()
 
     def penalized(self, loss: Any) -> Any:
         """The loss of the latest forward pass with the network's own part of it."""
@@ -103,16 +110,17 @@ def facts_of(model: str) -> dict[str, Any]:
 
 def build(
     tf: Any, model: str, shape: tuple[int, ...], classes: int, seed: int, *,
-    precision: str = "fp32", channels_first: bool = False,
+    precision: str = "fp32", channels_first: bool = False, keras: bool = True,
+    freeze: str = "",
 ) -> Network:  # fmt: skip
     """The network for images of `shape` (height, width, channels), weights drawn from `seed`.
 
     Raises:
         BadInput: a user's model that cannot be imported or is no Keras model.
     """
-    if facts_of(model)["builder"] == "mlp":
+    if not keras:
         return _mlp(tf, model, shape, classes, seed)
-    return _keras(tf, model, shape, classes, seed, precision, channels_first)
+    return _keras(tf, model, shape, classes, seed, precision, channels_first, freeze)
 
 
 def _mlp(tf: Any, model: str, shape: tuple[int, ...], classes: int, seed: int) -> Network:
@@ -139,7 +147,7 @@ def _mlp(tf: Any, model: str, shape: tuple[int, ...], classes: int, seed: int) -
 
 def _keras(
     tf: Any, model: str, shape: tuple[int, ...], classes: int, seed: int, precision: str,
-    channels_first: bool,
+    channels_first: bool, freeze: str,
 ) -> Network:  # fmt: skip
     keras = tf.keras
     try:
@@ -152,11 +160,13 @@ def _keras(
     policy = {"fp16": "mixed_float16", "bf16": "mixed_bfloat16"}.get(precision, "float32")
     keras.mixed_precision.set_global_policy(policy)
     keras.backend.set_image_data_format("channels_first" if channels_first else "channels_last")
-    height, width, channels = shape
-    ordered = (channels, height, width) if channels_first else (height, width, channels)
+    channels_first = channels_first and len(shape) == 3
+    ordered = (shape[2], *shape[:2]) if channels_first else shape
     random = Draws(tf.Variable([seed, 0], dtype=tf.int32, trainable=False, name="random"))
     made = _make(tf, model, _builder(keras, model, random), ordered, classes)
-    logits = _logits(tf, made, ordered) if ":" in model else tf.identity
+    looked_at = ":" in model and len(shape) == 3
+    logits = _logits(tf, made, ordered) if looked_at else tf.identity
+    _freeze(made, freeze)
     fuse_normalization(tf, made)
     random.states = tuple(
         _variable(v) for v in made.non_trainable_variables if v.name == "seed_generator_state"
@@ -174,7 +184,38 @@ def _keras(
 
     trainable = tuple(map(_variable, made.trainable_variables))
     state = tuple(map(_variable, made.non_trainable_variables))
-    return Network(model, forward, trainable, state, random, penalties)
+    weights = tuple(map(_variable, made.weights))
+    names = tuple(getattr(weight, "path", weight.name) for weight in made.weights)
+
+    def plain() -> Any:
+        keras.mixed_precision.set_global_policy("float32")
+        try:
+            return _builder(keras, model, None)(ordered, classes)
+        finally:
+            keras.mixed_precision.set_global_policy(policy)
+
+    return Network(
+        model, forward, trainable, state, random, penalties, weights, names, plain,
+        tuple(made.trainable_variables),
+    )  # fmt: skip
+
+
+def _freeze(made: Any, patterns: str) -> None:
+    """Keep the layers as they are whose names match one of the patterns, divided by commas.
+
+    Raises:
+        BadInput: a pattern matches no layer, or nothing is left to train.
+    """
+    layers = list(made._flatten_layers(include_self=False))
+    for pattern in filter(None, patterns.split(",")):
+        chosen = [layer for layer in layers if fnmatch(layer.name, pattern)]
+        if not chosen:
+            hint = did_you_mean(pattern, [layer.name for layer in layers])
+            raise BadInput(f"--freeze: no layer is named '{pattern}'", hint=hint)
+        for layer in chosen:
+            layer.trainable = False
+    if not made.trainable_variables:
+        raise BadInput("--freeze leaves nothing to train", hint="leave out the last layer at least")
 
 
 def _logits(tf: Any, made: Any, shape: tuple[int, ...]) -> Callable[[Any], Any]:
@@ -183,7 +224,7 @@ def _logits(tf: Any, made: Any, shape: tuple[int, ...]) -> Callable[[Any], Any]:
     Some outputs are looked at: only a softmax's are positive and add up to 1, and only a sigmoid's
     lie between 0 and 1 for large inputs, too.
     """
-    images = 10.0 * tf.random.stateless_normal((16, *shape), seed=(1, 2))
+    images = 10.0 * tf.random.stateless_normal((4, *shape), seed=(1, 2))
     some = tf.cast(made(images, training=False), tf.float32)
     if not bool(tf.reduce_all((some >= 0.0) & (some <= 1.0))) or not bool(tf.reduce_any(some > 0)):
         return tf.identity  # type: ignore[no-any-return]
@@ -196,10 +237,10 @@ def _logits(tf: Any, made: Any, shape: tuple[int, ...]) -> Callable[[Any], Any]:
     return lambda values: log(values) - log(1.0 - tf.cast(values, tf.float32))
 
 
-def _builder(keras: Any, model: str, random: Draws) -> Callable[..., Any]:
+def _builder(keras: Any, model: str, random: Draws | None) -> Callable[..., Any]:
     """What makes the Keras model from (shape, classes)."""
     if ":" in model:
-        return _user_function(model)
+        return user_function("--model", model)
     from hpcdl.train import networks
 
     row = facts_of(model)
@@ -240,11 +281,12 @@ def _make(
         size = " x ".join(map(str, shape))
         raise BadInput(
             f"the model '{model}' cannot be made for images of {size}",
-            details=_origin(fault),
+            details=origin(fault),
             hint="the function is called with (shape, classes) and returns a Keras model"
             if ":" in model else "give another --image-size, or --model",
         ) from fault  # fmt: skip
-    if logits != (None, classes):
+    # What is no image may have a logit per class at each of several places.
+    if logits[-1:] != (classes,) or (len(shape) == 3 and len(logits) != 2):
         raise BadInput(
             f"the model '{model}' gives {logits}, but {(None, classes)} is wanted: a logit per "
             "class",
@@ -253,15 +295,20 @@ def _make(
     return made
 
 
-def _origin(fault: Exception) -> list[str]:
+def origin(fault: BaseException) -> list[str]:
     """What was raised, and where."""
     *_, last = traceback.extract_tb(fault.__traceback__)
     text = next(iter(str(fault).strip().splitlines()), "")[:300]
     return [f"{type(fault).__name__}: {text}", f"{last.filename}, line {last.lineno}"]
 
 
-def _user_function(model: str) -> Callable[..., Any]:
-    module, _, name = model.partition(":")
+def user_function(option: str, named: str) -> Callable[..., Any]:
+    """A user's `package.module:function`.
+
+    Raises:
+        BadInput: it cannot be imported; says where it was raised.
+    """
+    module, _, name = named.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -271,8 +318,8 @@ def _user_function(model: str) -> Callable[..., Any]:
             raise TypeError(f"{name} is no function")
     except Exception as fault:  # the module is the user's: anything may go wrong in it
         raise BadInput(
-            f"the model '{model}' cannot be imported",
-            details=_origin(fault),
+            f"{option} {named} cannot be imported",
+            details=origin(fault),
             hint="package.module:function, importable from the current directory or PYTHONPATH",
         ) from fault
     return found

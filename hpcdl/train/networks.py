@@ -10,6 +10,17 @@ from __future__ import annotations
 from typing import Any
 
 
+def mlp(keras: Any, shape: tuple[int, ...], classes: int, random: Any) -> Any:
+    """Two hidden ReLU layers and linear logits, as in TensorFlow's first tutorials."""
+    layers = keras.layers
+    hidden = [
+        layers.Dense(width, "relu", kernel_initializer="he_normal", name=f"hidden{number}")
+        for number, width in enumerate((128, 32))
+    ]
+    outputs = layers.Dense(classes, dtype="float32", name="logits")
+    return keras.Sequential([keras.Input(shape), layers.Flatten(), *hidden, outputs])
+
+
 def alexnet(keras: Any, shape: tuple[int, ...], classes: int, random: Any) -> Any:
     """The one-tower AlexNet of "One weird trick" (Krizhevsky, arXiv 1404.5997)."""
     layers = keras.layers
@@ -72,7 +83,12 @@ def _inception(keras: Any, x: Any, filters: tuple[int, ...]) -> Any:
 
 
 def _dropout(keras: Any, random: Any, number: int, rate: float = 0.5) -> Any:
-    """A dropout layer that draws from (seed, step), the part of the batch and its own number."""
+    """A dropout layer that draws from (seed, step), the part of the batch and its own number.
+
+    Keras' own where `random` is None.
+    """
+    if random is None:
+        return keras.layers.Dropout(rate)
     import tensorflow as tf
 
     class Dropout(keras.layers.Layer):  # type: ignore[misc]

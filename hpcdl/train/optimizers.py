@@ -26,6 +26,9 @@ class Optimizer:
     weight_decay: float
     velocities: tuple[Any, ...]
 
+    def finalize(self) -> None:
+        """Nothing to do at the end."""
+
     def apply(
         self, tf: Any, variables: tuple[Any, ...], gradients: list[Any], lr: Any
     ) -> list[Any]:

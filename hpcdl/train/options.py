@@ -18,6 +18,7 @@ from hpcdl.train.amounts import amount, fraction, not_negative, positive, seed
 
 STRATEGIES = ("auto", "horovod", "multiworker", "single")
 OPTIMIZERS = ("sgd", "lars")
+"""Ours; all others are Keras'."""
 SCHEDULES = ("constant", "cosine", "linear")
 LAYOUTS = ("auto", "nhwc", "nchw")
 PRECISIONS = ("fp32", "fp16", "bf16")
@@ -30,6 +31,7 @@ class TrainOptions:
 
     model: str = "mlp"
     data: str = SYNTHETIC
+    dataset: str | None = None
     image_size: int | None = None
     task: str | None = None
     pipeline: str = "new"
@@ -44,6 +46,9 @@ class TrainOptions:
     weight_decay: float = 0.0
     label_smoothing: float = 0.0
     lr_schedule: str = "constant"
+    loss: str | None = None
+    metrics: str = ""
+    settings: tuple[str, ...] = ()
     lr_warmup_steps: int = 0
     scale_lr: bool = False
     accumulate: int = 1
@@ -67,7 +72,30 @@ class TrainOptions:
     target_accuracy: float | None = None
     delay_ms: float = 0.0
     find_batch: bool = False
+    weights: str | None = None
+    freeze: str = ""
+    export: str | None = None
+    evaluate: bool = False
+    predict: str | None = None
+    validate_every: int = 0
+    validate_steps: int = 0
+    best: str | None = None
+    patience: int = 0
     json: bool = False
+
+    @property
+    def needs_keras(self) -> bool:
+        """Whether even the smallest network must be one of Keras."""
+        parts = self.loss or self.metrics or self.settings or self.keras_optimizer
+        return bool(self.weights or self.freeze or self.export or parts) or (
+            self.lr_schedule not in SCHEDULES
+        )
+
+    @property
+    def keras_optimizer(self) -> bool:
+        """Whether Keras' class is used: for all but ours, and wherever it is given arguments."""
+        given = any(setting.startswith("optimizer.") for setting in self.settings)
+        return self.optimizer not in OPTIMIZERS or given
 
     @property
     def folder(self) -> Path:
@@ -89,12 +117,14 @@ class Argument:
     @property
     def flag(self) -> str:
         """The option as typed."""
-        return "--" + self.field.replace("_", "-")
+        return "--set" if self.field == "settings" else "--" + self.field.replace("_", "-")
 
 
 ARGUMENTS: tuple[Argument, ...] = (
     Argument("model", "network to train (default mlp)", metavar="NAME"),
     Argument("data", "directory made by `hpcdl data make`, or 'synthetic'", metavar="DIR"),
+    Argument("dataset", "data of your own: package.module:function, called with 'train' and "
+             "'test', returns arrays or a tf.data.Dataset", metavar="NAME"),
     Argument("image_size", "side of the images in pixels (default by the model)", positive,
              metavar="PX"),
     Argument("task", "one class, or several findings per image (default by the model)",
@@ -112,12 +142,19 @@ ARGUMENTS: tuple[Argument, ...] = (
     Argument("seed", "random seed (default 1)", seed, metavar="N"),
     Argument("lr", "learning rate (default by the model)", amount, group="step"),
     Argument("momentum", "momentum of SGD (default 0.9)", fraction, group="step"),
-    Argument("optimizer", "sgd (default) or lars", choices=OPTIMIZERS, group="step"),
+    Argument("optimizer", "sgd (default), lars, or one of Keras, such as adamw", metavar="NAME",
+             group="step"),
+    Argument("settings", "argument of Keras' optimizer, schedule or loss, such as "
+             "optimizer.weight_decay=0.05", list, metavar="PART.NAME=VALUE", group="step"),
+    Argument("loss", "one of Keras, or package.module:function of (labels, outputs)",
+             metavar="NAME", group="step"),
+    Argument("metrics", "functions of Keras, or package.module:function, to score by as well",
+             metavar="NAMES", group="validation"),
     Argument("weight_decay", "L2 penalty on kernels (default 0)", amount, group="step"),
     Argument("label_smoothing", "label smoothing (default 0)", fraction,
              group="step"),
-    Argument("lr_schedule", "learning rate after the warm-up (default constant)", choices=SCHEDULES,
-             group="step"),
+    Argument("lr_schedule", "constant (default), cosine, linear, or one of Keras, such as "
+             "exponentialdecay", metavar="NAME", group="step"),
     Argument("lr_warmup_steps", "steps over which the rate rises from 0 (default 0)",
              not_negative, metavar="N", group="step"),
     Argument("scale_lr", "multiply the learning rate by global batch / default batch", bool,
@@ -139,6 +176,24 @@ ARGUMENTS: tuple[Argument, ...] = (
              bool, group="checkpoints"),
     Argument("allow_change", "settings that may differ from those of the checkpoint, such as "
              "lr,momentum", metavar="NAMES", group="checkpoints"),
+    Argument("weights", "start from these weights: a directory of --export, a .keras or "
+             ".weights.h5 file, or a checkpoint", metavar="PATH", group="models"),
+    Argument("freeze", "layers that are not trained, such as 'conv*,bn_1'", metavar="NAMES",
+             group="models"),
+    Argument("export", "write the trained model for Keras and TensorFlow", metavar="DIR",
+             group="models"),
+    Argument("evaluate", "score the checkpoint, or --weights, and train nothing", bool,
+             group="models"),
+    Argument("predict", "write a table of the test set's predictions", metavar="FILE.csv",
+             group="models"),
+    Argument("validate_every", "epochs between validations on the test set (default: at the end)",
+             not_negative, metavar="N", group="validation"),
+    Argument("validate_steps", "the same in steps", not_negative, metavar="N",
+             group="validation"),
+    Argument("best", "metric by which the best validated weights are kept and used at the end",
+             metavar="METRIC", group="validation"),
+    Argument("patience", "end after N validations without anything better", not_negative,
+             metavar="N", group="validation"),
     Argument("hang_limit", "seconds without a step until the run is stopped; 0: never "
              "(default 600)", amount, metavar="S"),
     Argument("warmup_steps", "first steps not included in the throughput (default 5)", not_negative,
@@ -167,6 +222,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         group = groups[argument.group]
         if argument.type is bool:
             group.add_argument(argument.flag, action="store_true", default=None, help=argument.help)
+        elif argument.type is list:
+            group.add_argument(argument.flag, action="append", dest=argument.field,
+                               metavar=argument.metavar, help=argument.help)  # fmt: skip
         else:
             group.add_argument(
                 argument.flag,
@@ -188,11 +246,12 @@ def from_namespace(args: argparse.Namespace) -> TrainOptions:
         for field in fields(TrainOptions)
         if getattr(args, field.name, None) is not None
     }
-    for one, other in (("global_batch", "batch_per_rank"), ("epochs", "steps")):
+    for one, other in (("global_batch", "batch_per_rank"), ("epochs", "steps"),
+                       ("validate_every", "validate_steps")):  # fmt: skip
         if one in given and other in given:
             flags = [f"--{name.replace('_', '-')}" for name in (one, other)]
             raise BadInput(f"{flags[0]} and {flags[1]} exclude each other", hint="give one of them")
-    return TrainOptions(**given)
+    return TrainOptions(**{**given, "settings": tuple(given.get("settings", ()))})
 
 
 def to_argv(options: TrainOptions) -> list[str]:
@@ -202,7 +261,9 @@ def to_argv(options: TrainOptions) -> list[str]:
         value = getattr(options, argument.field)
         if value == getattr(TrainOptions(), argument.field):
             continue
-        argv += [argument.flag] if argument.type is bool else [f"{argument.flag}={value}"]
+        values = value if argument.type is list else [value]
+        flag = argument.flag
+        argv += [flag] if argument.type is bool else [f"{flag}={each}" for each in values]
     return [*argv, "--json"] if options.json else argv
 
 

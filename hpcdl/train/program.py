@@ -74,7 +74,7 @@ def prepare(options: TrainOptions, place: RankPlace, clock: StartupClock) -> Run
     from hpcdl.train.run_plan import global_batch
 
     model = facts_of(options.model)
-    keras = model["builder"] != "mlp"
+    keras = model["builder"] != "mlp" or options.needs_keras
     # Refused before the seconds that TensorFlow and MPI take.
     global_batch(options, model, place.size)
     prepare_environment(place, onednn=model.get("onednn", True))
@@ -87,4 +87,4 @@ def prepare(options: TrainOptions, place: RankPlace, clock: StartupClock) -> Run
     from hpcdl.train.strategies import Joining, join_ranks
 
     ranks = join_ranks(options.strategy, Joining(tf, place, clock, keras))
-    return Run(tf, options, place, clock, ranks, model)
+    return Run(tf, options, place, clock, ranks, model, keras=keras)

@@ -1,4 +1,4 @@
-"""How progress looks: plain lines in a log, one line renewed on a terminal, a bar where Rich is.
+"""How progress looks: plain lines in a log, a bar on a terminal where Rich is.
 
 Rich is an extra, imported only for a terminal; the bar is drawn on request, without
 a thread of its own, and never hides the cursor: a process that is killed leaves a usable terminal.
@@ -12,10 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hpcdl.system.inert import InertStream, command, inert
+from hpcdl.system.inert import InertStream, inert
 from hpcdl.system.text import duration
-
-_CLEAR = "\r\x1b[K"
 
 
 @dataclass(frozen=True)
@@ -75,30 +73,6 @@ class Log:
         """Nothing to do."""
 
 
-class Line:
-    """One line of a terminal, renewed in place."""
-
-    every = 0.2
-
-    def __init__(self) -> None:
-        self._open = False
-
-    def show(self, progress: Progress) -> None:
-        """Renew the line."""
-        self._open = True
-        print(f"{command(_CLEAR, sys.stdout)}{progress}", end="", flush=True)
-
-    def say(self, text: str) -> None:
-        """Above the line."""
-        print(f"{command(_CLEAR, sys.stdout)}{text}", flush=True)
-
-    def close(self) -> None:
-        """End the line."""
-        if self._open:
-            print(flush=True)
-        self._open = False
-
-
 class Bar:
     """Rich's progress bar.
 
@@ -156,4 +130,4 @@ def choose_face() -> ProgressDisplay:
         return Log()
     with suppress(ImportError):
         return Bar()
-    return Line()
+    return Log()

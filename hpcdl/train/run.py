@@ -10,27 +10,29 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hpcdl.results.records import RESULT, at, outcome
-from hpcdl.system.errors import ExitCode, HpcdlError, MissingPrerequisite
+from hpcdl.system.errors import BadInput, ExitCode, HpcdlError, MissingPrerequisite
 from hpcdl.system.files import LockBusy, explain_os_errors, locked
-from hpcdl.train import checkpoint, models, optimizers, run_plan
-from hpcdl.train.batch_size_probe import make_trial
+from hpcdl.train import checkpoint, run_plan
 from hpcdl.train.communicate import Communicator
 from hpcdl.train.data.inspecting import tf_counter
 from hpcdl.train.data.opening import open_source
 from hpcdl.train.data.repair import Repairs
 from hpcdl.train.data.source import Share, Source
 from hpcdl.train.diagnostics import LossGuard, explain, is_out_of_memory, out_of_memory
+from hpcdl.train.exporting import check_target, export, load_weights
 from hpcdl.train.history import History
-from hpcdl.train.loop import Training, resume, train
-from hpcdl.train.options import TrainOptions
+from hpcdl.train.keras_parts import make_schedule, settings_of
+from hpcdl.train.loop import Training, assign, resume, scores_line, train
+from hpcdl.train.options import SCHEDULES, TrainOptions
+from hpcdl.train.parts import channels_first, make_parts
 from hpcdl.train.ranks import RankPlace
 from hpcdl.train.result import job_of, summary_line
 from hpcdl.train.run_record import layout_of, measured, versions_of
@@ -38,10 +40,11 @@ from hpcdl.train.scalars import Scalars
 from hpcdl.train.startup import StartupClock
 from hpcdl.train.step import StepParts, make_step
 from hpcdl.train.stop import StopRequest
-from hpcdl.train.tasks import evaluate, make_task
+from hpcdl.train.tasks import Evaluator, write_predictions
 from hpcdl.train.timeline import write_timeline
 from hpcdl.train.tracing import Tracer, rows_file
 from hpcdl.train.train_report import Reporter
+from hpcdl.train.validation import Validation
 from hpcdl.train.watchdog import Watchdog
 
 _DRAWN_STEPS = 2000
@@ -58,7 +61,7 @@ class Run:
 
     def __init__(
         self, tf: Any, options: TrainOptions, place: RankPlace, clock: StartupClock,
-        ranks: Communicator, model: dict[str, Any],
+        ranks: Communicator, model: dict[str, Any], *, keras: bool,
     ) -> None:  # fmt: skip
         self.tf = tf
         self.options = options
@@ -66,11 +69,13 @@ class Run:
         self.clock = clock
         self.ranks = ranks
         self.model = model
+        self.keras = keras
         self.training: Training | None = None
         self.hosts: list[str] = [place.host]
         self.tracer = Tracer(tf, self._trace_folder(ranks.rank))
         self.started = time.time()
         self.open = ExitStack()
+        self.evaluator: Evaluator | None = None
         self.damaged: set[str] = set()  # of all ranks, once they have told each other
         count = tf_counter(tf)
         self.repairs = Repairs(
@@ -88,9 +93,12 @@ class Run:
             self.clock.mark("resume")
             if (code := self._finished(training)) is not None:
                 return code
+            self._load_weights(training)
             self._time_first_step(training)
-            status = train(training)
+            status = "completed" if self.options.evaluate else train(training)
             metrics = self._score(training) if status == "completed" else {}
+            if status == "completed":
+                self._export(training)
             return self._end(training, status, metrics)
         except BaseException as fault:
             clear = self._clear(fault)
@@ -111,10 +119,11 @@ class Run:
         """The exit code of the same run that has ended already; None where there is work."""
         code = -1.0
         path = self.options.folder / RESULT.name
-        if training.step_number >= training.plan.steps and self.ranks.rank == 0:
+        if training.step_number and self.ranks.rank == 0:
             record = RESULT.find(path)
             before = record.values if record else {}
-            same = at(before, "options") == self._asked()
+            same = at(before, "options") == json.loads(json.dumps(self._asked()))
+            same = same and at(before, "steps", "done") == training.step_number
             if same and at(before, "outcome", "status") in ("completed", "missed-target"):
                 code = float(before["outcome"]["exit_code"])
                 training.reporter.say(f"this run has ended; {path} has its result, and --fresh "
@@ -158,11 +167,6 @@ class Run:
         batch = run_plan.global_batch(self.options, self.model, self.ranks.size) // self.ranks.size
         return out_of_memory(why, batch)
 
-    def trial(self) -> Callable[[int], bool]:
-        """A function that says whether a batch per rank fits."""
-        parts = self._parts(self._source(self.options.accumulate))
-        return make_trial(self.tf, self.options, parts, self._source)
-
     def _complain(self, what: str) -> None:
         """A line on standard error that says which rank it is from."""
         print(f"rank {self.ranks.rank}: {what}", file=sys.stderr, flush=True)
@@ -177,6 +181,8 @@ class Run:
         options = self.options
         if self.ranks.rank == 0:
             self._take_job_directory()
+            if options.export:
+                check_target(Path(options.export))
         stop = StopRequest()
         stop.listen()
         batch = run_plan.global_batch(options, self.model, self.ranks.size)
@@ -184,6 +190,10 @@ class Run:
         self.clock.mark("data")
         parts = self._parts(source)
         numbers = run_plan.make_plan(options, self.model, batch, source.steps_per_epoch)
+        if options.lr_schedule not in SCHEDULES:
+            given = settings_of(options.settings, "schedule")
+            schedule = make_schedule(self.tf, options.lr_schedule, numbers.lr, given)
+            numbers = replace(numbers, schedule=schedule)
         silent = self.ranks.rank != 0
         reporter = Reporter(options.folder, numbers.steps, options.report_every, silent=silent)
         if options.fresh and not silent:
@@ -199,6 +209,14 @@ class Run:
             options, numbers, self.ranks, parts, source, step, reporter, stop, watchdog, guard,
             scalars,
         )  # fmt: skip
+        self.evaluator = Evaluator(
+            self.tf, parts.task, parts.network, source, self.ranks,
+            lambda: watchdog.step(training.step_number),
+        )  # fmt: skip
+        metric = options.best or ("auroc" if parts.task.name == "findings" else "accuracy")
+        if numbers.validate_every:
+            training.validation = Validation(numbers.validate_every, metric, options.patience,
+                                             self.evaluator.evaluate)  # fmt: skip
         if not silent:
             start = {"started": self.started, "ranks": self.ranks.size}
             training.history = History(training.checkpoint_directory, start)
@@ -206,42 +224,7 @@ class Run:
 
     def _parts(self, source: Source) -> StepParts:
         """Network, task and optimizer as the options want them."""
-        tf, options = self.tf, self.options
-        network = models.build(
-            tf, options.model, source.shape, source.classes, options.seed,
-            precision=options.precision, channels_first=self._channels_first(),
-        )  # fmt: skip
-        return StepParts(
-            network=network,
-            task=make_task(tf, self._task(), options.label_smoothing),
-            optimizer=optimizers.make_optimizer(
-                tf, network, options.optimizer, options.momentum, options.weight_decay
-            ),
-            ranks=self.ranks,
-            prepare=source.prepare,
-            scale=optimizers.make_loss_scale(tf) if options.precision == "fp16" else None,
-            clocked=not options.deterministic,
-            accumulate=options.accumulate,
-            precision=options.precision,
-            xla=options.xla,
-            compress=options.compress,
-        )
-
-    def _channels_first(self) -> bool:
-        """Whether images lie channel by channel: pays for fp32 on GPUs without tensor cores."""
-        gpus = self.tf.config.get_visible_devices("GPU")
-        if self.options.layout == "nchw" and not gpus:
-            if self.ranks.rank == 0:
-                self._complain("no GPU here: --layout nchw is for GPUs, nhwc is used")
-            return False
-        if self.options.layout != "auto" or not gpus:
-            return self.options.layout == "nchw"
-        details = self.tf.config.experimental.get_device_details(gpus[0])
-        capability = details.get("compute_capability", (7, 0))
-        return bool(capability < (7, 0)) and self.options.precision == "fp32"
-
-    def _task(self) -> str:
-        return str(self.options.task or self.model["task"])
+        return make_parts(self.tf, self.options, self.model, source, self.ranks, keras=self.keras)
 
     def _source(self, batch: int) -> Source:
         options = self.options
@@ -261,14 +244,56 @@ class Run:
 
         training.step = first
 
+    def _load_weights(self, training: Training) -> None:
+        """Begin with the weights that were asked for, where no checkpoint was found.
+
+        Raises:
+            BadInput: there is nothing to evaluate.
+        """
+        wanted, network = self.options.weights, training.parts.network
+        if wanted and not training.step_number:
+            if self.ranks.rank == 0:
+                training.reporter.say(load_weights(self.tf, network, Path(wanted)))
+            self.ranks.broadcast((*network.trainable, *network.state))
+        elif self.options.evaluate and not training.step_number:
+            raise BadInput("there is no checkpoint to evaluate",
+                           hint="give --weights, or the --job-dir of a run")  # fmt: skip
+
     def _score(self, training: Training) -> dict[str, float]:
-        """The task's metrics on the test set, over all ranks."""
-        parts, done = training.parts, training.step_number
+        """The metrics of the best weights, or else the last ones, on the test set."""
+        best = training.validation.best_step() if training.validation and self.options.best else 0
+        best = int(self.ranks.sum_on_host(np.array([best if self.ranks.rank == 0 else 0.0]))[0])
+        if best:
+            if self.ranks.rank == 0 and (kept := checkpoint.newest(training.best_directory)):
+                assign(training, kept)
+            self.ranks.broadcast(training.variables)
+        else:
+            training.parts.optimizer.finalize()
         training.watchdog.be_patient()
-        return evaluate(
-            self.tf, parts.task, parts.network, training.source, self.ranks,
-            lambda: training.watchdog.step(done),
-        )  # fmt: skip
+        assert self.evaluator
+        keep = bool(self.options.predict)
+        if not keep:
+            metrics = self.evaluator.evaluate()
+        else:
+            metrics, logits, labels = self.evaluator.predictions()
+            if self.ranks.rank == 0:
+                path = Path(str(self.options.predict))
+                write_predictions(path, training.parts.task, logits, labels)
+        if training.validation and training.validation.every and metrics:
+            last = best or training.step_number
+            training.reporter.say(f"test set, weights of step {last}: {scores_line(metrics)}")
+        return metrics
+
+    def _export(self, training: Training) -> None:
+        """Write the model for others; rank 0."""
+        if not self.options.export or self.ranks.rank:
+            return
+        folder, source = Path(self.options.export), training.source
+        said = {"input": list(source.shape), "classes": source.classes, "pixels": source.pixels,
+                "task": training.parts.task.name, "step": training.step_number,
+                "channels_first": channels_first(self.tf, self.options)}  # fmt: skip
+        export(training.parts.network, folder, said)
+        training.reporter.say(f"model exported: {folder}")
 
     def _end(self, training: Training, status: str, metrics: dict[str, float]) -> int:
         """Compare with the target, write the result, print the last line; returns the exit code."""

@@ -6,6 +6,7 @@ Kept apart from the loop so that every refusal of bad numbers is one place and o
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from hpcdl.system.errors import BadInput
 from hpcdl.train.options import SYNTHETIC, TrainOptions
 
 DEFAULT_STEPS = 100
+_KERAS_LR = 0.001
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,8 @@ class RunPlan:
     checkpoint_every: int
     lr_schedule: str = "constant"
     lr_warmup_steps: int = 0
+    validate_every: int = 0
+    schedule: Callable[[int], float] | None = None
 
     def lr_at(self, step: int) -> float:
         """The learning rate of the step number `step`, counted from 0.
@@ -37,6 +41,8 @@ class RunPlan:
             return self.lr * (step + 1) / self.lr_warmup_steps
         rest = max(1, self.steps - self.lr_warmup_steps)
         done = min(1.0, (step - self.lr_warmup_steps) / rest)
+        if self.schedule:
+            return self.schedule(step - self.lr_warmup_steps)
         if self.lr_schedule == "cosine":
             return self.lr * 0.5 * (1.0 + math.cos(math.pi * done))
         return self.lr * (1.0 - done) if self.lr_schedule == "linear" else self.lr
@@ -79,10 +85,17 @@ def make_plan(
     """
     if options.epochs and not steps_per_epoch:
         raise BadInput("synthetic data has no epochs", hint="give --steps")
+    if options.validate_every and not steps_per_epoch:
+        raise BadInput("synthetic data has no epochs", hint="give --validate-steps")
+    validates = options.validate_every or options.validate_steps
+    if (options.best or options.patience) and not validates:
+        raise BadInput("--best and --patience need validations", hint="give --validate-every N")
     epochs = options.epochs or model["epochs"]
     steps = options.steps or (steps_per_epoch * epochs if steps_per_epoch else DEFAULT_STEPS)
     every = options.checkpoint_every
-    lr = model["lr"] if options.lr is None else options.lr
+    # A model's own rate is for SGD; the others' is Keras' usual one.
+    usual = _KERAS_LR if options.keras_optimizer and options.optimizer != "sgd" else model["lr"]
+    lr = usual if options.lr is None else options.lr
     if options.scale_lr:
         lr *= batch / model["global_batch"]
     return RunPlan(
@@ -93,6 +106,7 @@ def make_plan(
         checkpoint_every=steps_per_epoch if every is None else every,
         lr_schedule=options.lr_schedule,
         lr_warmup_steps=options.lr_warmup_steps,
+        validate_every=options.validate_steps or options.validate_every * steps_per_epoch,
     )
 
 

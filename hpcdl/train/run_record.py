@@ -40,6 +40,9 @@ def measured(
     summary = summarize(samples, options.warmup_steps)
     if options.deterministic and "phases" in summary:
         del summary["phases"]["communication"], summary["phases"]["update"]  # no clocks
+    shape = training.source.shape
+    if len(shape) == 1:  # an example is a sequence
+        summary["tokens_per_second"] = round(summary["images_per_second"] * shape[0], 1)
     batch = training.plan.global_batch
     numbers = {
         "samples": samples.as_json(),
@@ -50,6 +53,8 @@ def measured(
         "damaged_records": damaged,
         "steps": {"done": training.step_number, "planned": training.plan.steps},
     }
+    if training.validation:
+        numbers["validations"] = training.validation.found
     if history:
         segments = history.segments(options.warmup_steps)
         numbers |= {"segments": segments, "curve": history.curve()}

@@ -1,7 +1,4 @@
-"""Loss, learning rate and throughput for TensorBoard, without TensorBoard being installed.
-
-TensorFlow's core operation writes the event files; only the mark that says "scalars" is ours.
-"""
+"""Loss, learning rate, throughput and scores for TensorBoard."""
 
 from __future__ import annotations
 
@@ -19,14 +16,16 @@ class Scalars:
 
     def step(self, number: int, **values: float) -> None:
         """After a step; every tenth is kept."""
-        if self._writer is None or number % self._every:
+        if number % self._every == 0:
+            self.keep(number, **values)
+
+    def keep(self, number: int, **values: float) -> None:
+        """Write values of a step."""
+        if self._writer is None:
             return
-        tf = self._tf
-        proto = tf.compat.v1.SummaryMetadata
-        mark = proto(plugin_data=proto.PluginData(plugin_name="scalars"), data_class=1)
-        with self._writer.as_default():
+        with self._writer.as_default(number):
             for name, value in values.items():
-                tf.summary.write(name, tf.constant(value, tf.float32), number, metadata=mark)
+                self._tf.summary.scalar(name, value)
 
     def close(self) -> None:
         """Bring everything to disk."""

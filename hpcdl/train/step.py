@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from hpcdl.train.communicate import Communicator, compiled
 from hpcdl.train.data.source import Group
+from hpcdl.train.keras_parts import KerasOptimizer
 from hpcdl.train.models import Network
 from hpcdl.train.optimizers import LossScale, Optimizer
 from hpcdl.train.tasks import Task
@@ -63,7 +64,7 @@ class StepParts:
 
     network: Network
     task: Task
-    optimizer: Optimizer
+    optimizer: Optimizer | KerasOptimizer
     ranks: Communicator
     prepare: Callable[[Any], Any]
     scale: LossScale | None = None
@@ -85,11 +86,10 @@ class StepParts:
 Step = Callable[[Group, Sequence[float], RankSignal, int], list[StepResult]]
 
 
-def make_step(tf: Any, parts: StepParts, *, any_batch: bool = False) -> Step:
+def make_step(tf: Any, parts: StepParts) -> Step:
     """The training step `step(group, rates, signal, number)`.
 
-    It runs a step per learning rate in `rates`; `number` is the first one's. With `any_batch` one
-    compilation serves batches of every size.
+    It runs a step per learning rate in `rates`; `number` is the first one's.
     """
     single = parts.ranks.replica(_make_single(tf, parts))
 
@@ -98,7 +98,7 @@ def make_step(tf: Any, parts: StepParts, *, any_batch: bool = False) -> Step:
         return single(first, labels[0], rates[0], signal, number)[None]
 
     body = _looped(tf, single) if parts.grouped else alone
-    return _call(tf, parts, body, 2 if any_batch else 1)
+    return _call(tf, parts, body)
 
 
 def _looped(tf: Any, single: Callable[..., Any]) -> Callable[..., Any]:
@@ -128,8 +128,8 @@ def _entry(tf: Any, whole: Any, index: Any) -> Any:
     return whole[tf.minimum(index, tf.shape(whole)[0] - 1)]
 
 
-def _call(tf: Any, parts: StepParts, body: Callable[..., Any], free: int) -> Step:
-    """What Python calls: compiled at the first call; the batches' first `free` axes may differ."""
+def _call(tf: Any, parts: StepParts, body: Callable[..., Any]) -> Step:
+    """What Python calls: compiled at the first call; groups may differ in length."""
     made: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     def step(
@@ -141,7 +141,7 @@ def _call(tf: Any, parts: StepParts, body: Callable[..., Any], free: int) -> Ste
             tf.convert_to_tensor(group.labels), tf.constant(rates, tf.float32),
             tf.constant(signal, tf.float32), tf.constant(number, tf.int32),
         )  # fmt: skip
-        signature = _signature(tf, arguments, free)
+        signature = _signature(tf, arguments)
         if signature not in made:
             made[signature] = compiled(tf, body, signature)
         rows = made[signature](*arguments).numpy().tolist()
@@ -153,15 +153,15 @@ def _call(tf: Any, parts: StepParts, body: Callable[..., Any], free: int) -> Ste
     return step
 
 
-def _signature(tf: Any, arguments: tuple[Any, ...], free: int) -> tuple[Any, ...]:
-    """The arguments' shapes with their first axes left open: groups differ in length."""
+def _signature(tf: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments' shapes with their first axis left open."""
 
-    def spec(tensor: Any, free: int = free) -> Any:
-        return tf.TensorSpec((*[None] * free, *tensor.shape[free:]), tensor.dtype)
+    def spec(tensor: Any) -> Any:
+        return tf.TensorSpec((None, *tensor.shape[1:]), tensor.dtype)
 
     images, labels, rates, signal, number = arguments
     return (
-        tf.nest.map_structure(spec, images), spec(labels), spec(rates, 1),
+        tf.nest.map_structure(spec, images), spec(labels), spec(rates),
         tf.TensorSpec(signal.shape, signal.dtype), tf.TensorSpec((), number.dtype),
     )  # fmt: skip
 
@@ -223,7 +223,9 @@ def make_backward(tf: Any, parts: StepParts) -> Callable[[Any, Any], tuple[Any, 
             parts.network.random.place = parts.ranks.rank * parts.accumulate + part
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
-            outputs = parts.network.forward(tf.cast(images, half), True)
+            # Tokens are no numbers to compute with.
+            values = images if images.dtype.is_integer else tf.cast(images, half)
+            outputs = parts.network.forward(values, True)
             loss = parts.network.penalized(parts.task.loss(outputs, labels))
             scaled = loss / parts.ranks.size if parts.ranks.size > 1 else loss
             scaled = scaled * parts.scale.state[0] if parts.scale else scaled

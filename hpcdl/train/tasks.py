@@ -7,12 +7,14 @@ their mean. Scores are reduced over all ranks exactly, not averaged from the ran
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hpcdl.system.files import write_atomic
 from hpcdl.train.communicate import Communicator, Floats, compiled
 from hpcdl.train.data.source import Source
 from hpcdl.train.models import Network
@@ -27,10 +29,14 @@ FINDINGS = (
 
 @dataclass(frozen=True)
 class Task:
-    """`loss(logits, labels)` is this rank's mean; `name` is `classes` or `findings`."""
+    """`loss(logits, labels)` is this rank's mean; `name` is `classes` or `findings`.
+
+    `metrics` are more functions to score by, of (labels, logits): a value per example, or a mean.
+    """
 
     name: str
     loss: Callable[[Any, Any], Any]
+    metrics: Mapping[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
 
 
 def make_task(tf: Any, name: str, smoothing: float) -> Task:
@@ -52,71 +58,94 @@ def make_task(tf: Any, name: str, smoothing: float) -> Task:
         losses = tf.nn.sigmoid_cross_entropy_with_logits(wanted, tf.cast(logits, tf.float32))
         return tf.reduce_mean(losses)
 
-    return Task(name, {"classes": classes, "findings": findings}[name])
+    return Task(name, findings if name == "findings" else classes)
 
 
-def evaluate(
-    tf: Any, task: Task, network: Network, source: Source, ranks: Communicator,
-    alive: Callable[[], None],
-) -> dict[str, float]:  # fmt: skip
-    """The task's metrics on the test set, over all ranks; empty where there is none.
+class Evaluator:
+    """Scores a network on the test set, over all ranks; compiled once.
 
-    `alive` is called after every batch.
-    Every rank scores with rank 0's moving averages, the ones that checkpoints hold.
+    Args:
+        tf: TensorFlow.
+        task: says what is scored.
+        network: is scored with rank 0's moving averages, the ones that checkpoints hold.
+        source: has the test set.
+        ranks: score together.
+        alive: called after every batch.
     """
-    ranks.broadcast(network.state)
-    predict = _predictor(tf, task, network, source)
-    logits, labels, sums = [], [], np.zeros(3)
-    for images, wanted in source.test_batches():
-        batch, loss = predict(images, wanted)
-        count = len(batch)
-        right = np.sum(np.argmax(batch, axis=1) == np.asarray(wanted)) if _one(task) else 0
-        sums += right, loss * count, count
-        alive()
-        if not _one(task):
-            logits.append(batch)
-            labels.append(np.asarray(wanted, np.float64))
-    right, loss, count = ranks.sum_on_host(sums)
-    if not count:
-        return {}
-    shared = {"test_loss": loss / count, "test_images": count}
-    if _one(task):
-        return {"accuracy": right / count, **shared}
-    width = network_width(network)
-    empty = np.zeros((0, width))
-    return {
-        **_areas(
-            ranks.gather_rows(np.concatenate([empty, *logits])),
-            ranks.gather_rows(np.concatenate([empty, *labels])),
-        ),
-        **shared,
-    }
+
+    def __init__(
+        self, tf: Any, task: Task, network: Network, source: Source, ranks: Communicator,
+        alive: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._network = network
+        self._task = task
+        self._source = source
+        self._ranks = ranks
+        self._alive = alive
+        self._tf = tf
+
+        def body(images: Any, labels: Any) -> Any:
+            logits = tf.cast(network.forward(source.prepare(images), False), tf.float32)
+            more = [tf.reduce_mean(tf.cast(m(labels, logits), tf.float32))
+                    for m in task.metrics.values()]  # fmt: skip
+            return logits, tf.stack([network.penalized(task.loss(logits, labels)), *more])
+
+        self._predict = compiled(tf, body)
+
+    def evaluate(self) -> dict[str, float]:
+        """The task's metrics; empty where there is no test set."""
+        return self.predictions(keep=not _one(self._task))[0]
+
+    def predictions(self, *, keep: bool = True) -> tuple[dict[str, float], Floats, Floats]:
+        """The metrics and, with `keep`, all logits and labels in the order of the test set."""
+        tf, ranks = self._tf, self._ranks
+        ranks.broadcast(self._network.state)
+        logits: list[Floats] = []
+        labels: list[Floats] = []
+        sums = np.zeros(4 + len(self._task.metrics))
+        for images, wanted in self._source.test_batches():
+            pixels = tf.nest.map_structure(tf.convert_to_tensor, images)
+            batch, means = self._predict(pixels, tf.convert_to_tensor(wanted))
+            batch, wanted = np.asarray(batch, np.float64), np.asarray(wanted)
+            right = np.sum(np.argmax(batch, axis=-1) == wanted) if _one(self._task) else 0
+            sums[:3] += right, len(batch), wanted.size
+            sums[3:] += np.asarray(means, np.float64) * len(batch)
+            self._alive()
+            if keep:
+                logits.append(batch.reshape(len(batch), -1))
+                labels.append(wanted.reshape(len(batch), -1).astype(np.float64))
+        right, count, answers, loss, *more = ranks.sum_on_host(sums)
+        shared = {"test_loss": loss / count, "test_images": count} if count else {}
+        named = zip(self._task.metrics, more, strict=True)
+        shared |= {name: value / count for name, value in named if count}
+        if not keep or not count:
+            return self._named(right, answers, shared), np.zeros((0, 0)), np.zeros((0, 0))
+        # Ranks take test examples in turn.
+        order = np.arange(sum(map(len, logits)), dtype=np.float64) * ranks.size + ranks.rank
+        rows = _gathered(ranks, order, logits), _gathered(ranks, order, labels)
+        if _one(self._task):
+            return self._named(right, answers, shared), *rows
+        return {**_areas(*rows), **shared}, *rows
+
+    def _named(self, right: float, answers: float, shared: dict[str, float]) -> dict[str, float]:
+        one = shared and _one(self._task)
+        return {"accuracy": right / answers, **shared} if one else shared
 
 
-def network_width(network: Network) -> int:
-    """Outputs of the network: the length of its last bias."""
-    return int(network.trainable[-1].shape[-1])
+def _gathered(ranks: Communicator, order: Floats, parts: list[Floats]) -> Floats:
+    """The ranks' rows in the order of the test set."""
+    width = ranks.sum_on_host(np.eye(1, ranks.size, ranks.rank)[0] * _width(parts)).max()
+    rows = np.concatenate([np.zeros((0, int(width))), *parts])
+    whole = ranks.gather_rows(np.concatenate([order[:, None], rows], axis=1))
+    return np.asarray(whole[np.argsort(whole[:, 0])][:, 1:])
+
+
+def _width(parts: list[Floats]) -> int:
+    return parts[0].shape[1] if parts else 0
 
 
 def _one(task: Task) -> bool:
-    return task.name == "classes"
-
-
-def _predictor(
-    tf: Any, task: Task, network: Network, source: Source
-) -> Callable[[Any, Any], tuple[Floats, float]]:
-    def body(images: Any, labels: Any) -> Any:
-        logits = tf.cast(network.forward(source.prepare(images), False), tf.float32)
-        return logits, network.penalized(task.loss(logits, labels))
-
-    function = compiled(tf, body)
-
-    def predict(images: Any, labels: Any) -> tuple[Floats, float]:
-        pixels = tf.nest.map_structure(tf.convert_to_tensor, images)
-        logits, loss = function(pixels, tf.convert_to_tensor(labels))
-        return np.asarray(logits, np.float64), float(loss)
-
-    return predict
+    return task.name != "findings"
 
 
 def _areas(logits: Floats, labels: Floats) -> dict[str, float]:
@@ -130,6 +159,26 @@ def _areas(logits: Floats, labels: Floats) -> dict[str, float]:
     if not known:
         return {}
     return {"auroc": float(np.mean(list(known.values()))), **known}
+
+
+def write_predictions(path: Path, task: Task, logits: Floats, labels: Floats) -> None:
+    """A table of the test set: place, label or labels, and a probability per class.
+
+    Raises:
+        MissingPrerequisite: the file system refuses it.
+    """
+    if _one(task):
+        raised = np.exp(logits - logits.max(axis=1, keepdims=True))
+        chances = raised / raised.sum(axis=1, keepdims=True)
+    else:
+        chances = 1.0 / (1.0 + np.exp(-logits))
+    names = [f"label_{k}" for k in range(labels.shape[1])] if labels.shape[1] > 1 else ["label"]
+    lines = [",".join(["index", *names, *(f"p_{k}" for k in range(chances.shape[1]))])]
+    for place, (label, row) in enumerate(zip(labels, chances, strict=True)):
+        lines.append(
+            ",".join([f"{place}", *(f"{x:.0f}" for x in label), *(f"{x:.6g}" for x in row)])
+        )
+    write_atomic(path, "\n".join(lines) + "\n")
 
 
 def area(scores: Floats, labels: Floats) -> float:

@@ -9,7 +9,8 @@ from hpcdl.system.errors import BadInput
 from hpcdl.train.data.dataset import read_dataset
 from hpcdl.train.data.pipeline import Records
 from hpcdl.train.data.repair import Repairs
-from hpcdl.train.data.source import InMemory, Share, Source, Synthetic
+from hpcdl.train.data.source import InMemory, Share, Source, Synthetic, read_raw
+from hpcdl.train.data.users import open_users
 from hpcdl.train.options import SYNTHETIC, TrainOptions
 from hpcdl.train.run_plan import check_target
 
@@ -33,8 +34,10 @@ def open_source(
     """
     task = str(options.task or model["task"])
     shape = tuple(model["input"])
-    if options.image_size:
+    if options.image_size and len(shape) == 3:
         shape = (options.image_size, options.image_size, shape[2])
+    if options.dataset:
+        return open_users(tf, options.dataset, share)
     if options.data == SYNTHETIC:
         check_target(options, task, 0)
         return Synthetic(tf, shape, model["classes"], share, task)
@@ -51,5 +54,6 @@ def open_source(
                 f"the data set's images are {dataset.shape[0]} x {dataset.shape[1]}, and raw",
                 hint="leave out --image-size: only JPEGs are cropped to a size",
             )
-        return InMemory(tf, dataset, share, repairs)
+        arrays = {split: read_raw(tf, dataset, split, repairs) for split in dataset.splits}
+        return InMemory(arrays, share, dataset.classes, dataset.digest)
     return Records(tf, dataset, share, shape[:2], cpus, repairs, options.pipeline)

@@ -24,7 +24,7 @@ from hpcdl.train.data import jpeg
 from hpcdl.train.data.dataset import IMAGES, Dataset
 from hpcdl.train.data.images import Images, first_line
 from hpcdl.train.data.repair import Repairs
-from hpcdl.train.data.source import Group, Share, epoch_order, one
+from hpcdl.train.data.source import Group, Share, epoch_order, one, steps_in
 from hpcdl.train.data.tfrecord import find
 
 MEAN = (123.675, 116.28, 103.53)
@@ -117,14 +117,8 @@ class Records:
         self.shape: tuple[int, ...] = (*size, 3)
         self.classes = dataset.classes
         self.digest = dataset.digest
-        examples = dataset.examples("train")
-        self.steps_per_epoch = examples // share.global_batch
-        if not self.steps_per_epoch:
-            raise BadInput(
-                f"the data set has {examples} training examples, fewer than one global batch of "
-                f"{share.global_batch}",
-                hint="use a smaller batch or fewer ranks",
-            )
+        self.pixels = f"(red, green, blue from 0 to 255 - {MEAN}) / {DEVIATION}"
+        self.steps_per_epoch = steps_in(dataset.examples("train"), share)
         shards = len(dataset.splits["train"])
         self.streams = stream_count(share.global_batch, share.ranks, shards)
 

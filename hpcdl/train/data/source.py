@@ -9,7 +9,7 @@ at a time, and the one who runs them says each time how many.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,8 @@ from hpcdl.system.errors import BadInput
 from hpcdl.train.data.dataset import Dataset
 from hpcdl.train.data.repair import Repairs
 from hpcdl.train.data.tfrecord import find
+
+_SCORED = 1000
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Source(Protocol):
     """Where batches come from. An epoch has `steps_per_epoch` global batches, 0 for no end.
 
     `streams` is what the order of an epoch depends on beside its seed; 0 for nothing. A resumed run
-    sets it to what it was. `digest` says which data it is.
+    sets it to what it was. `digest` says which data it is, `pixels` how the network is given them.
     """
 
     shape: tuple[int, ...]
@@ -76,6 +78,7 @@ class Source(Protocol):
     steps_per_epoch: int
     streams: int
     digest: str
+    pixels: str
 
     def batches(self, epoch: int, first: int, wanted: Callable[[], int] = one) -> Iterator[Group]:
         """This rank's part of the epoch's batches from number `first` on.
@@ -90,6 +93,21 @@ class Source(Protocol):
         """What a batch gives as images, as the network takes it; part of the compiled step."""
 
 
+def steps_in(examples: int, share: Share) -> int:
+    """Steps of an epoch; what does not fill a global batch is left out.
+
+    Raises:
+        BadInput: there are none.
+    """
+    if examples < share.global_batch:
+        raise BadInput(
+            f"the data set has {examples} training examples, fewer than one global batch of "
+            f"{share.global_batch}",
+            hint="use a smaller batch or fewer ranks",
+        )
+    return examples // share.global_batch
+
+
 def epoch_order(seed: int, epoch: int, examples: int) -> NDArray[Any]:
     """The epoch's permutation of `examples`; the same on every rank and NumPy."""
     return np.random.RandomState((seed * 1_000_003 + epoch) % 2**32).permutation(examples)
@@ -100,6 +118,7 @@ class Synthetic:
 
     streams = 0
     digest = "synthetic"
+    pixels = "random numbers, 0 to 1"
 
     def __init__(
         self, tf: Any, shape: tuple[int, ...], classes: int, share: Share, task: str = "classes"
@@ -137,27 +156,34 @@ class Synthetic:
 
 
 class InMemory:
-    """A small data set held in memory as NumPy arrays."""
+    """A small data set held in memory as NumPy arrays.
+
+    Args:
+        arrays: images and labels by split; no `test` is no test set.
+        share: this rank's part of every batch.
+        classes: that labels may name.
+        digest: says which data it is.
+
+    Raises:
+        BadInput: there are fewer examples than a global batch has.
+    """
 
     streams = 0
+    pixels = "the data set's values / its scale: 0 to 1"
 
-    def __init__(self, tf: Any, dataset: Dataset, share: Share, repairs: Repairs) -> None:
-        self.shape: tuple[int, ...] = dataset.shape
-        self.classes = dataset.classes
-        self.digest = dataset.digest
+    def __init__(
+        self, arrays: Mapping[str, tuple[Any, Any]], share: Share, classes: int, digest: str
+    ) -> None:
+        self._train = arrays["train"]
+        self._test = arrays.get("test", (np.zeros(0), np.zeros(0)))
+        self.shape: tuple[int, ...] = tuple(self._train[0].shape[1:])
+        self.classes = classes
+        self.digest = digest
         self._share = share
-        self._train = _read_raw(tf, dataset, "train", repairs)
-        self._test = _read_raw(tf, dataset, "test", repairs)
-        self.steps_per_epoch = len(self._train[1]) // share.global_batch
-        if self.steps_per_epoch == 0:
-            raise BadInput(
-                f"the data set has {len(self._train[1])} training examples, fewer than one "
-                f"global batch of {share.global_batch}",
-                hint="use a smaller batch or fewer ranks",
-            )
+        self.steps_per_epoch = steps_in(len(self._train[1]), share)
 
     def batches(self, epoch: int, first: int, wanted: Callable[[], int] = one) -> Iterator[Group]:
-        """Slices of the epoch's permutation; what does not fill a global batch is left out."""
+        """Slices of the epoch's permutation."""
         images, labels = self._train
         share, steps = self._share, self.steps_per_epoch
         order = epoch_order(share.seed, epoch, len(labels))[: steps * share.global_batch]
@@ -168,18 +194,17 @@ class InMemory:
             first += len(rows)
 
     def test_batches(self) -> Iterator[tuple[Any, Any]]:
-        """Every `ranks`-th test example, in one batch."""
-        images, labels = self._test
-        mine = slice(self._share.rank, None, self._share.ranks)
-        if len(labels[mine]):
-            yield images[mine], labels[mine]
+        """Every `ranks`-th test example, a thousand at most in a batch."""
+        images, labels = (part[self._share.rank :: self._share.ranks] for part in self._test)
+        for at in range(0, len(labels), _SCORED):
+            yield images[at : at + _SCORED], labels[at : at + _SCORED]
 
     def prepare(self, images: Any) -> Any:
         """Nothing to do."""
         return images
 
 
-def _read_raw(
+def read_raw(
     tf: Any, dataset: Dataset, split: str, repairs: Repairs
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """All sound images (float32, 0 to 1) and labels of a split, in the order of the shards.

@@ -1,0 +1,125 @@
+"""Models in and out: what plain Keras and TensorFlow load, without this package.
+
+An export is a directory: `model.keras`, `model.weights.h5`, `saved_model/`, and `model.json`, which
+says how pixels become the model's input. The model is built anew for it, in float32, from Keras'
+layers alone: what this program does to be quick stays out of it. Weights that come in may be such a
+directory, a file of Keras, or a checkpoint.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcdl.system.errors import BadInput
+from hpcdl.system.files import explain_os_errors, write_json
+from hpcdl.train import checkpoint
+from hpcdl.train.models import Network
+
+_KERAS = "model.keras"
+_SHOWN = 6
+
+
+def check_target(folder: Path) -> None:
+    """Refuse to export over what is there.
+
+    Raises:
+        BadInput: the directory exists.
+    """
+    if folder.exists():
+        raise BadInput(f"the directory of --export exists: {folder}",
+                       hint="remove it, or name another one")  # fmt: skip
+
+
+def export(network: Network, folder: Path, said: Mapping[str, Any]) -> None:
+    """Write a network as a whole: aside, then renamed.
+
+    Args:
+        network: with the weights that it has now.
+        folder: must not exist.
+        said: what model.json says.
+
+    Raises:
+        MissingPrerequisite: the file system refuses it.
+    """
+    model = network.plain()
+    for variable, value in zip(model.weights, network.weights, strict=True):
+        variable.assign(value)
+    aside = folder.with_name(f".{folder.name}.part")
+    with explain_os_errors(folder):
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        model.save(aside / _KERAS)
+        model.save_weights(aside / "model.weights.h5")
+        model.export(str(aside / "saved_model"), verbose=False)
+        write_json(aside / "model.json", {"schema": 1, "model": network.name, **said})
+        aside.rename(folder)
+
+
+def load_weights(tf: Any, network: Network, path: Path) -> str:
+    """Assign the weights of a file; returns what to say of it.
+
+    A last layer of another width keeps its first weights: so a model is tuned for other classes.
+
+    Raises:
+        BadInput: there are none, or they are of another network; names the layers.
+    """
+    try:
+        found = _read(tf, network, path)
+    except BadInput:
+        raise
+    except Exception as fault:  # Keras' readers raise of everything
+        raise BadInput(
+            f"the weights in {path} cannot be read: {(str(fault) or repr(fault)).splitlines()[0]}",
+            hint="a directory of --export, a .keras or .weights.h5 file, or a checkpoint",
+        ) from fault
+    wanted = network.weights
+    if len(found) != len(wanted):
+        raise _mismatch(path, [f"{len(found)} arrays there, {len(wanted)} in {network.name}"])
+    names = network.names
+    other = [
+        index
+        for index, (array, variable) in enumerate(zip(found, wanted, strict=True))
+        if tuple(array.shape) != tuple(variable.shape)
+    ]
+    head = [i for i, name in enumerate(names) if name.rpartition("/")[0] == _layer(names[-1])]
+    if not set(other) <= set(head):
+        raise _mismatch(path, [
+            f"{names[i]}: {tuple(found[i].shape)} there, {tuple(wanted[i].shape)} here"
+            for i in other
+        ])  # fmt: skip
+    for index, (array, variable) in enumerate(zip(found, wanted, strict=True)):
+        if not (other and index in head):
+            variable.assign(array)
+    kept = f"; {_layer(names[-1])} is of another width and starts anew" if other else ""
+    return f"weights of {path}{kept}"
+
+
+def _layer(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _mismatch(path: Path, details: Sequence[str]) -> BadInput:
+    more = [f"and {len(details) - _SHOWN} more"] if len(details) > _SHOWN else []
+    return BadInput(f"the weights in {path} are of another network",
+                    details=[*details[:_SHOWN], *more],
+                    hint="--model and --image-size must be those of the weights")  # fmt: skip
+
+
+def _read(tf: Any, network: Network, path: Path) -> Sequence[Any]:
+    """The arrays of a file, in the order of Keras' `model.weights`."""
+    if path.is_dir():
+        path = path / _KERAS
+    if not path.is_file():
+        raise BadInput(f"there are no weights at {path}")
+    if path.suffix == ".ckpt":
+        arrays = dict(zip(map(id, (*network.trainable, *network.state)),
+                          checkpoint.load(path).arrays, strict=False))  # fmt: skip
+        return [arrays[id(variable)] for variable in network.weights]
+    if path.suffix == ".keras":
+        return list(tf.keras.models.load_model(path, compile=False).weights)
+    model = network.plain()
+    model.load_weights(path)
+    return list(model.weights)

@@ -1,0 +1,173 @@
+"""Keras' own optimizers, schedules, losses and metrics by name, with options from `--set`.
+
+A name is that of Keras in any case of letters (`adamw`), or `package.module:function` where that
+makes sense. `--set optimizer.weight_decay=0.05` is an argument of the part: values are JSON, and
+what is no JSON is text. A typo in either gets the nearest name there is.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import MethodType
+from typing import Any
+
+from hpcdl.system.errors import BadInput
+from hpcdl.system.text import did_you_mean
+from hpcdl.train.models import Network, user_function
+
+PARTS = ("optimizer", "schedule", "loss")
+
+
+def settings_of(settings: Sequence[str], part: str) -> dict[str, Any]:
+    """The arguments that `--set` gives to a part.
+
+    Raises:
+        BadInput: a setting is not `part.argument=value`.
+    """
+    found: dict[str, Any] = {}
+    for setting in settings:
+        place, equals, text = setting.partition("=")
+        owner, _, name = place.partition(".")
+        if not (equals and name) or owner not in PARTS:
+            raise BadInput(f"--set {setting}: not like optimizer.weight_decay=0.05",
+                           hint=f"it begins with one of {', '.join(PARTS)}")  # fmt: skip
+        value: Any = text
+        with suppress(ValueError):
+            value = json.loads(text)
+        if owner == part:
+            found[name] = value
+    return found
+
+
+def make(module: Any, base: type, option: str, name: str, arguments: dict[str, Any]) -> Any:
+    """An object of the class of that name.
+
+    Args:
+        module: Keras' module that has the class.
+        base: what the class derives from.
+        option: for messages, such as `--optimizer`.
+        name: of the class, in any case of letters.
+        arguments: of the class.
+
+    Raises:
+        BadInput: there is no such class, or it refuses the arguments.
+    """
+    kinds = {
+        each.lower(): kind
+        for each, kind in vars(module).items()
+        if inspect.isclass(kind) and issubclass(kind, base) and kind is not base
+    }
+    kind = kinds.get(name.lower())
+    if kind is None:
+        raise BadInput(f"{option}: Keras has no '{name}'", hint=did_you_mean(name.lower(), kinds))
+    known = [each for each in inspect.signature(kind).parameters if each != "kwargs"]
+    for argument in arguments:
+        if argument not in known:
+            raise BadInput(f"{option} {name} has no argument '{argument}'",
+                           hint=did_you_mean(argument, known))  # fmt: skip
+    try:
+        return kind(**arguments)
+    except (TypeError, ValueError) as fault:
+        raise BadInput(f"{option} {name}: {str(fault).splitlines()[0]}",
+                       hint="`--set` gives the arguments of Keras' class") from fault  # fmt: skip
+
+
+class KerasOptimizer:
+    """One of Keras' optimizers in the step; `velocities` is all that it remembers."""
+
+    def __init__(self, tf: Any, network: Network, name: str, arguments: dict[str, Any]) -> None:
+        module = tf.keras.optimizers
+        given = {"learning_rate": 0.0, **arguments}
+        self._made = make(module, module.Optimizer, "--optimizer", name, given)
+        self._variables = network.keras_variables
+        self._made.build(self._variables)
+        _leave_distribution_to_us(self._made)
+        owned = self._made.variables
+        self.velocities = tuple(getattr(variable, "_value", variable) for variable in owned)
+
+    def apply(
+        self, tf: Any, variables: tuple[Any, ...], gradients: list[Any], lr: Any
+    ) -> list[Any]:
+        """Update every variable; returns an operation that comes after."""
+        self._made.learning_rate = lr
+        self._made.apply_gradients(zip(gradients, self._variables, strict=True))
+        return [variables[-1].read_value()]
+
+    def finalize(self) -> None:
+        """Let averages take the weights' place, where the optimizer keeps some (use_ema)."""
+        if getattr(self._made, "use_ema", False):
+            self._made.finalize_variable_values(self._variables)
+
+
+def _leave_distribution_to_us(made: Any) -> None:
+    """Let an optimizer update plain variables under a strategy, too: each rank has its own.
+
+    Keras 3's TensorFlow backend wraps these two methods into a merge call of the strategy.
+    """
+    bases = [kind for kind in type(made).__mro__ if kind.__name__ == "BaseOptimizer"]
+    for name in ("_apply_weight_decay", "_backend_update_step"):
+        if bases and name not in vars(type(made)):
+            setattr(made, name, MethodType(getattr(bases[0], name), made))
+
+
+def make_schedule(tf: Any, name: str, lr: float, arguments: dict[str, Any]) -> Any:
+    """The learning rate of a step, by one of Keras' schedules.
+
+    Raises:
+        BadInput: as `make`.
+    """
+    module = tf.keras.optimizers.schedules
+    kinds = {each.lower(): kind for each, kind in vars(module).items()}
+    takes = inspect.signature(kinds.get(name.lower(), object)).parameters
+    given = {**({"initial_learning_rate": lr} if "initial_learning_rate" in takes else {}),
+             **arguments}  # fmt: skip
+    schedule = make(module, module.LearningRateSchedule, "--lr-schedule", name, given)
+    return lambda step: float(schedule(step))
+
+
+def make_loss(tf: Any, name: str, classes: int, arguments: dict[str, Any]) -> Any:
+    """loss(logits, labels): the mean of a loss of Keras, or of a function (labels, logits).
+
+    Raises:
+        BadInput: as `make`, or the function cannot be imported.
+    """
+    if ":" in name:
+        chosen = user_function("--loss", name)
+    else:
+        module = tf.keras.losses
+        kinds = {each.lower(): kind for each, kind in vars(module).items() if each[0].isupper()}
+        takes = inspect.signature(kinds.get(name.lower(), object)).parameters
+        given = {"from_logits": True, **arguments} if "from_logits" in takes else arguments
+        chosen = make(module, module.Loss, "--loss", name, given)
+    sparse = ":" in name or name.lower().startswith("sparse")
+
+    def loss(outputs: Any, labels: Any) -> Any:
+        outputs = tf.cast(outputs, tf.float32)
+        if not sparse and labels.shape.rank < outputs.shape.rank:
+            labels = tf.one_hot(labels, classes)
+        return tf.reduce_mean(tf.cast(chosen(labels, outputs), tf.float32))
+
+    return loss
+
+
+def make_metrics(tf: Any, names: str) -> dict[str, Callable[[Any, Any], Any]]:
+    """Functions (labels, logits) of a value per example, or of their mean, by name.
+
+    Raises:
+        BadInput: Keras has no such metric, or a function cannot be imported.
+    """
+    found: dict[str, Callable[[Any, Any], Any]] = {}
+    for name in filter(None, names.split(",")):
+        if ":" in name:
+            found[name.partition(":")[2]] = user_function("--metrics", name)
+            continue
+        known = {each: value for each, value in vars(tf.keras.metrics).items()
+                 if inspect.isfunction(value) and each.islower()}  # fmt: skip
+        if name.lower() not in known:
+            raise BadInput(f"--metrics: Keras has no function '{name}'",
+                           hint=did_you_mean(name.lower(), known))  # fmt: skip
+        found[name.lower()] = known[name.lower()]
+    return found

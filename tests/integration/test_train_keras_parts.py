@@ -1,0 +1,82 @@
+"""Keras' own optimizers, schedules, losses and metrics by name: as Keras computes them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.train_runs import Runs
+
+pytestmark = pytest.mark.stack
+STEPS = ("--steps=60", "--global-batch=64")
+MINE = """
+import tensorflow as tf
+def focal(labels, outputs):
+    chances = tf.nn.softmax(outputs)
+    right = tf.gather(chances, labels, batch_dims=1)
+    return -(1.0 - right) ** 2 * tf.math.log(right)
+def confidence(labels, outputs):
+    return tf.reduce_max(tf.nn.softmax(outputs), axis=-1)
+"""
+
+
+def trained(runs: Runs, digits: Path, *words: str, ranks: int = 1) -> dict[str, Any]:
+    done = runs.train("--data", str(digits), *STEPS, *words, ranks=ranks)
+    assert done.code == 0, done.err
+    return done.result
+
+
+@pytest.mark.parametrize(
+    ("words", "ranks"),
+    [
+        (("--optimizer=adamw", "--set=optimizer.weight_decay=0.05", "--lr=0.003"), 2),
+        (("--optimizer=lamb", "--set=optimizer.global_clipnorm=1.0", "--lr=0.02"), 1),
+        (("--optimizer=sgd", "--set=optimizer.use_ema=true", "--set=optimizer.momentum=0.9",
+          "--set=optimizer.ema_momentum=0.9"), 1),
+        (("--optimizer=adam", "--strategy=multiworker", "--lr=0.003"), 2),
+        (("--lr-schedule=exponentialdecay", "--set=schedule.decay_steps=10",
+          "--set=schedule.decay_rate=0.9"), 1),
+        (("--loss=CategoricalFocalCrossentropy", "--set=loss.gamma=1.0", "--lr=0.3"), 1),
+        (("--loss=mine:focal", "--metrics=mine:confidence,sparse_top_k_categorical_accuracy",
+          "--lr=0.3"), 2),
+    ],
+    ids=["adamw", "lamb-clipped", "ema", "adam-multiworker", "schedule", "loss", "own-loss"],
+)  # fmt: skip
+def test_parts_of_keras_train(runs: Runs, digits: Path, words: tuple[str, ...], ranks: int) -> None:
+    (runs.folder / "mine.py").write_text(MINE)
+    found = trained(runs, digits, *words, ranks=ranks)
+    metrics = found["summary"]["metrics"]
+    assert metrics["accuracy"] > 0.8
+    if "mine:focal" in words[0]:
+        assert metrics["sparse_top_k_categorical_accuracy"] > metrics["accuracy"]
+        assert 0.3 < metrics["confidence"] < 1.0
+
+
+def test_an_optimizer_of_keras_resumes_to_the_same_bits(runs: Runs, digits: Path) -> None:
+    words = ("--data", str(digits), "--optimizer=adamw", "--deterministic", "--lr=0.01",
+             "--global-batch=64")  # fmt: skip
+    whole = runs.train(*words, "--steps=20", job="whole")
+    runs.train(*words, "--steps=9", job="parts")
+    assert runs.train(*words, "--steps=20", job="parts").weights == whole.weights
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--optimizer=adanw",), "did you mean 'adamw'"),
+        (("--optimizer=adamw", "--set=optimizer.weight_decy=1"), "did you mean 'weight_decay'"),
+        (("--set=optimiser.momentum=1",), "it begins with one of"),
+        (("--lr-schedule=exponentialdecy",), "did you mean 'exponentialdecay'"),
+        (("--loss=hingee",), "did you mean 'hinge'"),
+        (("--loss=mine:nothing",), "cannot be imported"),
+        (("--metrics=top_k_categorical_acuracy",), "did you mean 'top_k_categorical_accuracy'"),
+    ],
+    ids=lambda words: words[-1] if isinstance(words, tuple) else "",
+)
+def test_a_name_that_is_none_gets_the_nearest_one(
+    runs: Runs, digits: Path, words: tuple[str, ...], said: str
+) -> None:
+    (runs.folder / "mine.py").write_text(MINE)
+    done = runs.train("--data", str(digits), *STEPS, *words)
+    assert (done.code, said in done.err) == (2, True), done.err
+    assert "Traceback" not in done.err

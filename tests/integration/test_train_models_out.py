@@ -1,0 +1,146 @@
+"""Models in and out: exported, loaded by plain Keras, tuned, scored, predicted, validated."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.train_runs import Runs, environment
+
+pytestmark = pytest.mark.stack
+# Where `import hpcdl` fails: what is exported needs nothing of it.
+PLAIN = """
+import json, os, sys
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+sys.modules["hpcdl"] = None
+import numpy as np, tensorflow as tf
+folder, images = sys.argv[1], np.load(sys.argv[2])
+model = tf.keras.models.load_model(f"{folder}/model.keras")
+found = {"keras": model(images).numpy().tolist()}
+found["digests"] = {w.path: hash(w.numpy().tobytes()) for w in model.weights}
+for weight in model.weights:
+    weight.assign(tf.zeros_like(weight))
+model.load_weights(f"{folder}/model.weights.h5")
+found["weights"] = model(images).numpy().tolist()
+loaded = tf.saved_model.load(f"{folder}/saved_model")
+found["saved_model"] = loaded.serve(tf.constant(images)).numpy().tolist()
+print(json.dumps(found))
+"""
+NORMALIZED = """
+import tensorflow as tf
+def network(shape, classes):
+    layers = tf.keras.layers
+    return tf.keras.Sequential([tf.keras.Input(shape), layers.Conv2D(8, 3, name="first"),
+        layers.BatchNormalization(), layers.ReLU(), layers.Dropout(0.1), layers.Flatten(),
+        layers.Dense(classes, name="last")])
+"""
+
+
+def loaded_by_keras(runs: Runs, folder: Path, images: Any) -> dict[str, Any]:
+    np = pytest.importorskip("numpy", reason="numpy comes with the stack")
+    np.save(runs.folder / "images.npy", images)
+    done = subprocess.run([str(runs.python), "-c", PLAIN, str(folder), "images.npy"], text=True,
+                          cwd=runs.folder, env=environment() | {"PYTHONHASHSEED": "1"},
+                          capture_output=True, timeout=300, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_a_model_is_exported_loaded_by_keras_alone_and_tuned_on(runs: Runs, digits: Path) -> None:
+    (runs.folder / "mine.py").write_text(NORMALIZED)
+    words = ("--data", str(digits), "--model=mine:network", "--lr=0.05")
+    done = runs.train(*words, "--epochs=3", "--export=out", "--predict=table.csv")
+    assert done.code == 0, done.err
+    table = [line.split(",") for line in (runs.folder / "table.csv").read_text().splitlines()]
+    assert table[0] == ["index", "label", *(f"p_{k}" for k in range(10))]
+    rows = [[float(value) for value in row] for row in table[1:]]
+    right = sum(row[1] == row[2:].index(max(row[2:])) for row in rows) / len(rows)
+    assert right == pytest.approx(done.result["summary"]["metrics"]["accuracy"])
+    again = runs.train(*words, "--evaluate", "--weights=out", "--predict=again.csv", ranks=2,
+                       job="scored")  # fmt: skip
+    assert again.code == 0, again.err
+    assert again.result["summary"]["metrics"] == pytest.approx(done.result["summary"]["metrics"])
+    two = [line.split(",") for line in (runs.folder / "again.csv").read_text().splitlines()[1:]]
+    assert [row[:2] for row in two] == [row[:2] for row in table[1:]], "in the test set's order"
+    for one, other in zip(two, table[1:], strict=True):
+        assert [float(x) for x in one] == pytest.approx([float(x) for x in other], abs=1e-4)
+    np = pytest.importorskip("numpy", reason="numpy comes with the stack")
+    images = np.random.default_rng(1).random((3, 8, 8, 1), np.float32)
+    by_form = loaded_by_keras(runs, Path("out"), images)
+    for form in ("weights", "saved_model"):
+        for row, wanted in zip(by_form[form], by_form["keras"], strict=True):
+            assert row == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+    assert json.loads((runs.folder / "out/model.json").read_text())["classes"] == 10
+    refused = runs.train(*words, "--steps=1", "--export=out", job="refused")
+    assert (refused.code, "the directory of --export exists" in refused.err) == (2, True)
+    tuned = runs.train(*words, "--steps=5", "--weights=out", "--freeze=first,batch*",
+                       "--export=tuned-out", job="tuned")  # fmt: skip
+    assert tuned.code == 0, tuned.err
+    assert tuned.result["samples"]["loss"][0] < 0.5, "it begins with what was learnt"
+    kept, moved = (
+        loaded_by_keras(runs, Path(name), images)["digests"] for name in ("out", "tuned-out")
+    )
+    same = {name for name, data in kept.items() if moved[name] == data}
+    assert len(same) == len(kept) - 2, "all but the kernel and the bias of the last layer"
+
+
+def test_the_mlp_is_exported_like_any_other(runs: Runs, digits: Path) -> None:
+    done = runs.train("--data", str(digits), "--epochs=2", "--export=out")
+    assert done.code == 0, done.err
+    again = runs.train("--data", str(digits), "--evaluate", "--weights=out", job="again")
+    ours, theirs = (one.result["summary"]["metrics"] for one in (done, again))
+    assert ours == pytest.approx(theirs)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--weights=none",), "there are no weights at none"),
+        (("--weights=mine.py",), "the weights in mine.py cannot be read"),
+        (("--evaluate",), "there is no checkpoint to evaluate"),
+        (("--freeze=hiden0",), "no layer is named 'hiden0'"),
+        (("--freeze=*",), "leaves nothing to train"),
+        (("--best=accuracy",), "need validations"),
+        (("--best=acuracy", "--validate-steps=1"), "there is no metric 'acuracy'"),
+    ],
+    ids=lambda words: words[0] if isinstance(words, tuple) else "",
+)
+def test_what_cannot_be_loaded_or_chosen_is_refused(
+    runs: Runs, digits: Path, words: tuple[str, ...], said: str
+) -> None:
+    (runs.folder / "mine.py").write_text(NORMALIZED)
+    done = runs.train("--data", str(digits), "--steps=2", *words)
+    assert (done.code, said in done.err) == (2, True), done.err
+    assert "Traceback" not in done.err
+
+
+def test_weights_of_another_network_are_refused_by_layer(runs: Runs, digits: Path) -> None:
+    (runs.folder / "mine.py").write_text(NORMALIZED.replace("Conv2D(8", "Conv2D(WIDTH"))
+    (runs.folder / "a.py").write_text("WIDTH = 8\n" + (runs.folder / "mine.py").read_text())
+    (runs.folder / "b.py").write_text("WIDTH = 9\n" + (runs.folder / "mine.py").read_text())
+    words = ("--data", str(digits), "--steps=1")
+    assert runs.train(*words, "--model=a:network", "--export=out").code == 0
+    done = runs.train(*words, "--model=b:network", "--weights=out", job="b")
+    assert done.code == 2
+    assert "first/kernel: (3, 3, 1, 8) there, (3, 3, 1, 9) here" in done.err
+
+
+def test_validation_keeps_the_best_weights_and_ends_early(runs: Runs, digits: Path) -> None:
+    words = ("--data", str(digits), "--validate-steps=15", "--best=test_loss", "--patience=2",
+             "--global-batch=64", "--lr=0.4")  # fmt: skip
+    whole = runs.train(*words, "--steps=2000")
+    assert whole.code == 0, whole.err
+    found = whole.result["validations"]
+    steps, losses = [one["step"] for one in found], [one["test_loss"] for one in found]
+    assert steps == list(range(15, 15 * len(steps) + 1, 15))
+    assert losses.index(min(losses)) == len(losses) - 3, "two in vain end it"
+    assert whole.result["steps"]["done"] == steps[-1] < 2000
+    assert whole.result["summary"]["metrics"]["test_loss"] == pytest.approx(min(losses), rel=1e-5)
+    assert all(one["test_images"] == found[0]["test_images"] for one in found)
+    parts = ("--steps=40", "--checkpoint-every=7", "--deterministic")
+    runs.train(*words[:3], *words[5:], "--steps=30", *parts[1:], job="parts", ranks=2)
+    rest = runs.train(*words[:3], *words[5:], *parts, job="parts", ranks=2)
+    assert [one["step"] for one in rest.result["validations"]] == [15, 30], "kept over a resume"

@@ -1,0 +1,121 @@
+"""Data of a user's own: arrays and pipelines, on any ranks, and what may be wrong with them."""
+
+import pytest
+
+from tests.integration.train_runs import Runs
+
+pytestmark = pytest.mark.stack
+MINE = """
+import numpy as np, tensorflow as tf
+draw = np.random.default_rng(1)
+CENTRES = draw.random((3, 6, 6, 1), np.float32)
+
+def arrays(split):
+    labels = np.arange(240 if split == "train" else 60) % 3
+    return CENTRES[labels] + 0.1 * draw.random((len(labels), 6, 6, 1), np.float32), labels
+
+def pipeline(split):
+    return tf.data.Dataset.from_tensor_slices(arrays(split))
+
+def only_train(split):
+    return arrays(split) if split == "train" else None
+
+def short(split):
+    return pipeline(split).take(100).apply(tf.data.experimental.assert_cardinality(240))
+
+def unequal(split):
+    images, labels = arrays(split)
+    return images, labels[:-1]
+
+def breaks(split):
+    raise RuntimeError("a mistake of mine")
+
+def breaks_late(split):
+    return pipeline(split).map(lambda i, l: (tf.py_function(lambda x: 1 / 0, [i], tf.float32), l)
+                               ).map(lambda i, l: (tf.ensure_shape(i, (6, 6, 1)), l))
+
+def endless(split):
+    return pipeline(split).repeat()
+
+def network(shape, classes):
+    layers = tf.keras.layers
+    return tf.keras.Sequential([tf.keras.Input(shape), layers.Flatten(), layers.Dense(classes)])
+"""
+
+
+def words(function: str, *more: str) -> tuple[str, ...]:
+    return ("--model=mine:network", f"--dataset=mine:{function}", "--global-batch=24", "--epochs=5",
+            "--lr=0.05", *more)  # fmt: skip
+
+
+@pytest.mark.parametrize("function", ["arrays", "pipeline"])
+def test_own_data_trains_the_same_on_one_rank_and_on_two(runs: Runs, function: str) -> None:
+    (runs.folder / "mine.py").write_text(MINE)
+    one, two = (
+        runs.train(*words(function, "--validate-every=2"), ranks=ranks, job=f"of-{ranks}")
+        for ranks in (1, 2)
+    )
+    assert (one.code, two.code) == (0, 0), one.err + two.err
+    ours, theirs = (done.result["samples"]["loss"] for done in (one, two))
+    assert len(ours) == 50
+    assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
+    assert two.result["summary"]["metrics"]["accuracy"] > 0.95
+    assert two.result["summary"]["metrics"]["test_images"] == 60
+
+
+def test_a_pipeline_resumes_inside_an_epoch(runs: Runs) -> None:
+    (runs.folder / "mine.py").write_text(MINE)
+    more = ("--deterministic",)
+    whole = runs.train(*words("pipeline", *more), job="whole")
+    for steps in (13, 50):
+        given = [word for word in words("pipeline", *more) if word != "--epochs=5"]
+        done = runs.train(*given, f"--steps={steps}", job="parts")
+        assert done.code == 0, done.err
+    assert done.weights == whole.weights
+
+
+def test_data_without_a_test_set_trains(runs: Runs) -> None:
+    (runs.folder / "mine.py").write_text(MINE)
+    done = runs.train(*words("only_train"))
+    assert (done.code, done.result["summary"]["metrics"]) == (0, {}), done.err
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("short", "contained only 100 elements"),
+        ("unequal", "240 inputs, but 239 labels"),
+        ("breaks", "a mistake of mine"),
+        ("breaks_late", "division by zero"),
+        ("endless", "its length is not known"),
+        ("nothing", "cannot be imported"),
+    ],
+)
+def test_what_is_wrong_with_own_data_is_said(runs: Runs, function: str, said: str) -> None:
+    (runs.folder / "mine.py").write_text(MINE)
+    done = runs.train(*words(function))
+    assert done.code == 2, done.err
+    assert said in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_small_gpt_learns_the_text_of_pythons_library(runs: Runs) -> None:
+    done = runs.train(
+        "--model=hpcdl.examples.transformers:gpt", "--dataset=hpcdl.examples.text:corpus",
+        "--optimizer=adamw", "--set=optimizer.global_clipnorm=1.0", "--lr=0.001",
+        "--global-batch=4", "--steps=8", "--warmup-steps=2",
+        timeout=500,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    losses = done.result["samples"]["loss"]
+    assert losses[0] == pytest.approx(5.5, abs=0.6), "the logarithm of 256 bytes"
+    assert losses[-1] < losses[0] - 1.0
+    rate = done.result["summary"]["images_per_second"]
+    assert done.result["summary"]["tokens_per_second"] == pytest.approx(256 * rate, rel=0.01)
+
+
+def test_a_vit_has_the_parameters_of_vit_s16(runs: Runs) -> None:
+    done = runs.train("--model=hpcdl.examples.transformers:vit_s16", "--global-batch=2",
+                      "--steps=2", "--optimizer=adamw", timeout=500)  # fmt: skip
+    assert done.code == 0, done.err
+    assert done.result["parameters"] == 22_049_896, "timm's 22,050,664 less a token and its place"
