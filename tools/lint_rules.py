@@ -43,8 +43,8 @@ under task/affinity, select/linear refuses GPUs per task, KillOnBadExit and JobF
 the rules that ask for them.
 
 What a script runs is read by tree-sitter's grammar of bash, which
-`pip install 'hpcdl[lint]'` and every release have; without it, and for other shells, only directives are
-checked. `--json` prints the findings as JSON.
+`pip install 'hpcdl[lint]'` and every release have; without it, and for other shells, only
+directives are checked. `--json` prints the findings as JSON.
 
 ## Waiving a rule
 

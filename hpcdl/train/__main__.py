@@ -4,7 +4,12 @@ import sys
 
 from hpcdl.train import batch_size_search, program
 
+
+def main(argv: list[str]) -> int:
+    """Run what the arguments ask for; returns the exit code."""
+    search = "--find-batch" in argv
+    return batch_size_search.main(argv) if search else program.main(argv)
+
+
 if __name__ == "__main__":
-    arguments = sys.argv[1:]
-    search = "--find-batch" in arguments
-    sys.exit(batch_size_search.main(arguments) if search else program.main(arguments))
+    sys.exit(main(sys.argv[1:]))

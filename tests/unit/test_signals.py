@@ -69,7 +69,9 @@ with terminable():
 
 
 # The signal comes when the program runs already, and Popen has not returned yet.
-EARLY = PROGRAM.replace("with terminable", """
+EARLY = PROGRAM.replace(
+    "with terminable",
+    """
 import os, subprocess, signal, time
 class Early(subprocess.Popen):
     def __init__(self, *args, **options):
@@ -79,7 +81,8 @@ class Early(subprocess.Popen):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.05)
 subprocess.Popen = Early
-with terminable""")
+with terminable""",
+)
 
 
 def test_what_has_just_been_started_ends_with_its_command(tmp_path: Path) -> None:
