@@ -15,7 +15,8 @@ from pathlib import Path
 from hpcdl import facts
 from hpcdl.system.errors import MissingPrerequisite
 
-_MACHINE = "x86_64"
+MACHINE = "x86_64"
+"""Whose wheels the facts have."""
 
 
 def pins(tensorflow: str, python: str) -> tuple[str, ...]:
@@ -24,7 +25,7 @@ def pins(tensorflow: str, python: str) -> tuple[str, ...]:
     Empty where there is no row for it.
     """
     rows = facts.load("wheel_lock")["pins"].get(python, {})
-    if tensorflow not in rows or platform.machine() != _MACHINE:
+    if tensorflow not in rows or platform.machine() != MACHINE:
         return ()
     chosen = dict(one.split("==") for one in f"{rows['all']} {rows[tensorflow]}".split())
     return tuple(f"{name}=={version}" for name, version in chosen.items())

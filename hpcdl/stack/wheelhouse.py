@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdl.stack.recipe import Interpreter, Recipe, digest
-from hpcdl.stack.wheel_lock import pins, require_known
+from hpcdl.stack.wheel_lock import MACHINE, pins, require_known
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, shared_lock, write_atomic, write_json
 from hpcdl.system.python import module_argv
@@ -161,8 +161,8 @@ def _download(
     """Let pip fetch wheels; it installs nothing, and of wheels it runs nothing."""
     beside = pins(recipe.tensorflow, python.minor)
     if not beside:
-        say(f"no digests are known for Python {python.minor} on {platform.machine()}: "
-            "what the index serves now counts")  # fmt: skip
+        say(f"note: digests of wheels come with hpcdl for {MACHINE}, and none for Python "
+            f"{python.minor} on {platform.machine()}: the index is believed")  # fmt: skip
     constraints = target / "constraints.txt"
     with explain_os_errors(target):
         constraints.write_text("".join(f"{one}\n" for one in beside))

@@ -64,6 +64,21 @@ def test_an_index_that_serves_another_wheel_is_refused(
     assert list(wheelhouse_folder(wanted, python).parent.glob("*.partial")) == []
 
 
+def test_on_another_machine_the_build_says_that_no_digests_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel(tmp_path / "index", "shtab", "9.9.9")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    said: list[str] = []
+    found = fetch(recipe("shtab"), running_interpreter(), said.append)
+    assert [one.version for one in found.wheels] == ["9.9.9"]
+    (note,) = [line for line in said if line.startswith("note: ")]
+    assert "digests of wheels come with hpcdl for x86_64" in note
+    assert "on aarch64: the index is believed" in note
+
+
 def test_a_wheel_that_the_facts_do_not_know_is_refused_unless_the_site_asks_for_packages() -> None:
     python = running_interpreter()
     for packages, refused in (((), True), (("strange",), False)):
