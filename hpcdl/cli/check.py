@@ -112,25 +112,30 @@ def _ci_options(parser: argparse.ArgumentParser) -> None:
     from hpcdl.regress.ci import DAYS, KINDS
 
     add = parser.add_argument
-    add("kind", choices=tuple(KINDS), help="system that runs the pipeline")
+    add("kind", choices=(*KINDS, "grafana"), help="system that runs it, or shows its results")
     add("--output", type=Path, metavar="PATH", help="output file; for systemd a directory")
     add("--at", default="02:00", metavar="HH:MM", help="start of the nightly checks (02:00)")
     add("--day", default="sunday", choices=DAYS, help="day of the weekly checks (sunday)")
     add("--runner", default="", metavar="TAG", help="runner tag (default: the site's name)")
     add("--user", default="", metavar="NAME", help="systemd: user who runs the checks")
     add("--command", default="", metavar="PATH", help="hpcdl executable to run (default: this one)")
+    add("--notify", default="", metavar="FILE", help="whom the gate tells what has changed")
+    add("--on-failure", default="", metavar="UNIT", help="systemd: unit to start after a failure")
+    add("--mail-type", default="", metavar="TYPE", help="scrontab: when Slurm mails, such as FAIL")
+    add("--mail-user", default="", metavar="ADDRESS", help="scrontab: whom Slurm mails")
 
 
 def _ci(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.regress.ci import Request, render, site_file, this_command, write
+    from hpcdl.regress.ci import Request, dashboard, render, site_file, this_command, write
 
     site = the_site(args)
     request = Request(
         site_file=site_file(args.kind, site, args.site),
         command=args.command or this_command(),
-        at=args.at, day=args.day, runner=args.runner, user=args.user,
+        at=args.at, day=args.day, runner=args.runner, user=args.user, notify=args.notify,
+        on_failure=args.on_failure, mail_type=args.mail_type, mail_user=args.mail_user,
     )  # fmt: skip
-    files = render(args.kind, site, request)
+    files = dashboard() if args.kind == "grafana" else render(args.kind, site, request)
     if args.output is None or args.dry_run:
         several = len(files) > 1
         texts = [f"# {name}\n{text}" if several else text for name, text in files.items()]
@@ -164,7 +169,7 @@ GROUP = Group(
         ),
         Command(
             "ci",
-            "Render a nightly pipeline: GitLab CI, GitHub Actions, scrontab or systemd.",
+            "Render a nightly pipeline (GitLab, GitHub, scrontab, systemd), or a dashboard.",
             "hpcdl check ci gitlab --output .gitlab-ci.yml",
             _ci,
             _ci_options,

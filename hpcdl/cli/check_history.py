@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,25 +84,42 @@ def _gate_options(parser: argparse.ArgumentParser) -> None:
                         help="only this partition; may be repeated")  # fmt: skip
     parser.add_argument("--name", action="append", default=[], metavar="NAME",
                         help="only this check")  # fmt: skip
+    parser.add_argument("--notify", type=Path, metavar="FILE",
+                        help="tell those whom FILE names what has changed")  # fmt: skip
+    parser.add_argument(
+        "--page", type=Path, metavar="FILE", help="with --notify: a page to attach to mails"
+    )
     history_option(parser)
 
 
 def _gate(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.regress.notify import read_addressees, tell
     from hpcdl.regress.show import gate_text
+    from hpcdl.system.errors import BadInput
 
+    if args.notify and (args.partition or args.name):
+        raise BadInput("--notify tells of the whole site", hint="leave --partition and --name out")
+    addressees = read_addressees(args.notify) if args.notify else None
     site = the_site(args)
     named = site.by_groups(args.partition) if args.partition else ()
     partitions = tuple(partition.label for partition in named)
     answer = answer_of(site, args, partitions=partitions, names=tuple(args.name))
     print_json(answer.as_data()) if args.json else print(gate_text(answer))
+    if addressees is not None:
+        for line in tell(site.name, answer, addressees, args.page):
+            print(f"not told: {line}", file=sys.stderr)
     return ExitCode.OK if answer.open else ExitCode.NO
 
 
 def _report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", nargs="?", type=Path, metavar="RUN",
                         help="run directory (default: the newest)")  # fmt: skip
-    parser.add_argument("--format", default="markdown", metavar="NAME",
-                        help="markdown (default), junit, prometheus or json")  # fmt: skip
+    parser.add_argument(
+        "--format",
+        default="markdown",
+        metavar="NAME",
+        help="markdown (default), junit, prometheus, openmetrics, json",
+    )
     parser.add_argument(
         "--output", type=Path, metavar="FILE", help="write to FILE, not to the screen"
     )

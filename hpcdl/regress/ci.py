@@ -24,6 +24,7 @@ from hpcdl.system.resources import folder
 
 DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _AT = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
+_WORD = re.compile(r"[\w@.,:+%-]*")
 _HOURS = 8
 _UNPRINTED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff\ufffe\uffff]")
 _WEEKLY_AFTER, _CACHE_BEFORE = 6, 4
@@ -45,6 +46,8 @@ class Request:
 
     `site_file` and `command` are written into it as they are; `at` is the nightly checks' time
     of day, `day` the weekly ones'; `runner` the tag of the runner, `user` who systemd runs as.
+    `notify` is the file of whom the gate tells; `on_failure` a unit that systemd starts after a
+    failure; `mail_type` and `mail_user` are Slurm's, for scrontab.
     """
 
     site_file: str
@@ -53,6 +56,10 @@ class Request:
     day: str = "sunday"
     runner: str = ""
     user: str = ""
+    notify: str = ""
+    on_failure: str = ""
+    mail_type: str = ""
+    mail_user: str = ""
 
 
 @dataclass(frozen=True)
@@ -102,11 +109,20 @@ def render(kind: str, site: Site, request: Request) -> dict[str, str]:
     Raises:
         BadInput: a time or a day that is none.
     """
-    for text in (request.site_file, request.command, request.runner, request.user):
+    for text in filter(None, vars(request).values()):
         if not text.isprintable():
             raise BadInput(f"{text!r} cannot stand in a pipeline: it holds control characters")
+    for text in (request.on_failure, request.mail_type, request.mail_user):
+        if not _WORD.fullmatch(text):
+            raise BadInput(f"{text!r} cannot stand in a unit or a crontab", hint="one word")
     clock = _clock(request)
     return KINDS[kind](site, request, clock)
+
+
+def dashboard() -> dict[str, str]:
+    """A dashboard of Grafana over what `check report --format prometheus` writes."""
+    path = folder("templates") / "grafana" / "dashboard.json"
+    return {"hpcdl-dashboard.json": path.read_text(encoding="utf-8")}
 
 
 def write(files: Mapping[str, str], output: Path) -> list[Path]:
@@ -187,21 +203,25 @@ def _values(site: Site, request: Request, clock: Clock) -> dict[str, object]:
         "site": site.name,
         "runner": request.runner or site.name,
         "user": request.user,
+        "on_failure": request.on_failure,
+        "mail_type": request.mail_type,
+        "mail_user": request.mail_user,
         "hours": _HOURS,
         "nightly": clock,
         "weekly": Clock((hours + _WEEKLY_AFTER) % 24, minutes, day),
         "cache": Clock((hours - _CACHE_BEFORE) % 24, minutes),
         "builds": builds,
         "refresh": " && ".join(builds),
-        "night": _night(command, where, ("nightly", "nodes"), reports),
-        "week": _night(command, where, ("weekly",), reports),
+        "night": _night(command, where, ("nightly", "nodes"), reports, request.notify),
+        "week": _night(command, where, ("weekly",), reports, request.notify),
         "run": {name: _run(command, where, name) for name in RUNS},
         "page": shlex.join([*command, "check", "report", "verdicts.json", "--html", "report.html",
                             *where]),
         "junit": shlex.join([*command, "check", "report", "verdicts.json", "--format", "junit",
                              "--output", "junit.xml", *where]),
         "markdown": shlex.join([*command, "check", "report", "verdicts.json", *where]),
-        "gate": shlex.join([*command, "check", "gate", *where]),
+        "gate": shlex.join([*command, "check", "gate", *where,
+                            *_told(request.notify, "report.html")]),
     }  # fmt: skip
 
 
@@ -211,14 +231,22 @@ def _run(command: list[str], where: list[str], name: str, file: str = "verdicts.
     return f"{shlex.join(argv)} > {shlex.quote(file)}"
 
 
-def _night(command: list[str], where: list[str], names: Sequence[str], reports: Path) -> str:
+def _told(notify: str, page: str) -> list[str]:
+    """The options of a gate that tells people."""
+    return ["--notify", notify, "--page", page] if notify else []
+
+
+def _night(
+    command: list[str], where: list[str], names: Sequence[str], reports: Path, notify: str
+) -> str:
     """A whole night as one line of POSIX shell: checks, pages, gate; its status is all answers."""
     steps = [f"mkdir -p {shlex.quote(str(reports))} || exit 3", "bad=0"]
     for name in names:
         verdicts, page = (str(reports / f"{name}.{kind}") for kind in ("json", "html"))
         report = [*command, "check", "report", verdicts, "--html", page, *where]
         steps += [f"{_run(command, where, name, verdicts)} || bad=1", shlex.join(report)]
-    steps += [f"{shlex.join([*command, 'check', 'gate', *where])} || bad=1", "exit $bad"]
+    told = _told(notify, str(reports / f"{names[0]}.html"))
+    steps += [f"{shlex.join([*command, 'check', 'gate', *where, *told])} || bad=1", "exit $bad"]
     return "; ".join(steps)
 
 

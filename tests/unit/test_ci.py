@@ -181,3 +181,31 @@ def test_the_command_writes_files_and_a_dry_run_none(
     one = tmp_path / "ci.yml"
     assert main(["check", "ci", "gitlab", "--site", "embedded", "--output", str(one)]) == 0
     assert one.read_text().startswith("# The pipeline of embedded")
+
+
+def test_a_failure_is_told_by_systemd_slurm_and_the_gate(three_generations: Site) -> None:
+    request = Request("/s", notify="/etc/hpcdl/notify.yaml", on_failure="tell@%n.service",
+                      mail_type="FAIL,TIME_LIMIT", mail_user="ada@example.org")  # fmt: skip
+    units = render("systemd", three_generations, request)
+    assert "OnFailure=tell@%%n.service\n" in units["hpcdl-nightly.service"]
+    assert (
+        "check gate --site /s --notify /etc/hpcdl/notify.yaml --page"
+        in (units["hpcdl-nightly.service"])
+    )
+    crontab = render("scrontab", three_generations, request)["scrontab"]
+    assert "#SCRON --mail-type=FAIL,TIME_LIMIT\n#SCRON --mail-user=ada@example.org\n" in crontab
+    for kind in KINDS:
+        plain = "".join(render(kind, three_generations, Request("/s")).values())
+        assert not re.search("OnFailure|mail-|--notify", plain)
+
+
+@pytest.mark.parametrize("name", ["on_failure", "mail_type", "mail_user"])
+def test_more_than_a_word_is_refused(name: str, three_generations: Site) -> None:
+    with pytest.raises(BadInput, match="cannot stand"):
+        render("scrontab", three_generations, replace(Request("/s"), **{name: "FAIL --wrap=x"}))
+
+
+def test_the_dashboard_is_written_as_a_pipeline_is(tmp_path: Path) -> None:
+    words = ["check", "ci", "grafana", "--site", "embedded", "--output", str(tmp_path / "d.json")]
+    assert main(words) == 0
+    assert '"uid": "hpcdl-nightly"' in (tmp_path / "d.json").read_text()

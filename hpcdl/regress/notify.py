@@ -1,0 +1,253 @@
+"""Tells people about the gate: mail and webhooks, all at once, each within ten seconds.
+
+Whom to tell stands in a file of mode 0600, for it holds secrets: no address of a webhook is ever
+printed. What cannot be told is one line on stderr, and changes no answer; the next notice tells it
+again, since what was told is kept for each addressee.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import smtplib
+import subprocess
+import threading
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from email.message import EmailMessage
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from hpcdl.regress.answer import GateAnswer
+from hpcdl.regress.notice import BODIES, Notice, as_text, body_of, notice_of
+from hpcdl.system.document import read_document
+from hpcdl.system.errors import BadInput, HpcdlError
+from hpcdl.system.files import write_atomic
+from hpcdl.system.inert import in_a_line
+from hpcdl.system.resources import home
+from hpcdl.system.safe_read import read_regular
+from hpcdl.system.schema import check
+
+SECONDS = 10.0
+"""That an addressee may take, and so all of them."""
+_MOST_BYTES = 20_000_000
+_LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+_TEXT = {"type": "string", "pattern": "^[^\\x00-\\x1f\\x7f]+$"}
+FILE_SCHEMA: dict[str, Any] = {
+    "type": "object", "additionalProperties": False, "required": ["schema", "targets"],
+    "properties": {
+        "schema": {"type": "integer", "minimum": 1, "maximum": 1},
+        "when": {"type": "string", "enum": ["change", "always"], "default": "change"},
+        "link": _TEXT,
+        "targets": {"type": "array", "items": {
+            "type": "object", "additionalProperties": False, "required": ["kind"],
+            "properties": {
+                "kind": {"type": "string", "enum": ["mail", *BODIES]},
+                "url": _TEXT, "to": {"type": "array", "items": _TEXT}, "from": _TEXT,
+                "smtp": _TEXT, "user": _TEXT, "password": _TEXT,
+                "headers": {"type": "object", "additionalProperties": _TEXT},
+            },
+        }},
+    },
+}  # fmt: skip
+"""JSON Schema of the file that says whom to tell."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """An addressee: its kind, and what that kind needs (see FILE_SCHEMA)."""
+
+    kind: str
+    values: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """What may be printed of it: a webhook's path is a secret."""
+        if self.kind == "mail":
+            return f"mail to {', '.join(self.values['to'])}"
+        return f"{self.kind} at {urlsplit(self.values['url']).hostname}"
+
+    @property
+    def key(self) -> str:
+        """What tells it from others in the record of what was told."""
+        text = json.dumps([self.kind, self.values.get("url"), self.values.get("to")])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Addressees:
+    """Whom to tell, when (`change` or `always`), and where the page can be seen."""
+
+    targets: tuple[Target, ...]
+    when: str
+    link: str
+
+
+def read_addressees(path: Path) -> Addressees:
+    """Whom to tell, from a file that only this user can read.
+
+    Raises:
+        BadInput: others may read it, or it has faults; all of them, with their places.
+    """
+    if path.exists() and path.stat().st_mode & 0o077:
+        raise BadInput(f"others may read {path}, which holds secrets", hint=f"chmod 600 {path}")
+    document = read_document(path, if_empty="docs/nightly.md shows one")
+    values = check(document, FILE_SCHEMA) or {}
+    for index, target in enumerate(values.get("targets") or ()):
+        for said in _lacks(target) if target else ():
+            document.fault(said, document.find(("targets", index)))
+    document.raise_faults()
+    targets = tuple(Target(one["kind"], one) for one in values["targets"])
+    return Addressees(targets, values["when"], values.get("link") or "")
+
+
+def _lacks(target: Mapping[str, Any]) -> list[str]:
+    if target.get("kind") == "mail":
+        return [] if target.get("to") else ["a mail needs `to`, a list of addresses"]
+    url = urlsplit(target.get("url") or "")
+    if not url.hostname:
+        return [f"a {target.get('kind')} needs `url`"]
+    if url.scheme != "https" and not (url.scheme == "http" and url.hostname in _LOCAL):
+        return ["a webhook's `url` begins with https://, since it is a secret"]
+    return []
+
+
+def tell(
+    site: str, answer: GateAnswer, addressees: Addressees, page: Path | None = None
+) -> list[str]:
+    """Tell everybody what has changed since the last notice; what went wrong, in a line each.
+
+    Args:
+        site: the site's name.
+        answer: the gate's.
+        addressees: whom to tell.
+        page: a page to attach to mails.
+    """
+    record = home("notices") / f"{site}.json"
+    before = _read(record)
+    work: list[tuple[Target, Notice]] = []
+    for target in addressees.targets:
+        notice = notice_of(site, answer, before.get(target.key, {}), addressees.link)
+        if addressees.when == "always" or notice.changed:
+            work.append((target, notice))
+    failed = _at_once([_sender(target, notice, page) for target, notice in work])
+    for (target, notice), fault in zip(work, failed, strict=True):
+        if not fault:
+            before[target.key] = notice.told
+    lines = [in_a_line(f"{target.name}: {fault}")
+             for (target, _), fault in zip(work, failed, strict=True) if fault]  # fmt: skip
+    try:
+        write_atomic(record, json.dumps(before) + "\n")
+    except HpcdlError as fault:
+        lines.append(f"what was told cannot be noted: {fault.message}")
+    return lines
+
+
+def _read(record: Path) -> dict[str, dict[str, str]]:
+    """What was told, by addressee; nothing where no record can be read."""
+    with suppress(BadInput, ValueError, AttributeError):
+        found = json.loads(read_regular(record, _MOST_BYTES, "record of notices"))
+        return {str(key): dict(told) for key, told in found.items()}
+    return {}
+
+
+def _at_once(senders: Sequence[Callable[[], None]]) -> list[str]:
+    """Call all at the same time; what went wrong with each, '' for nothing."""
+    failed = [f"no answer within {SECONDS:.0f} s"] * len(senders)
+
+    def call(index: int) -> None:
+        try:
+            senders[index]()
+            failed[index] = ""
+        except Exception as fault:  # whatever a library or a server thinks of: the night goes on
+            failed[index] = _reason(fault)
+
+    # One that hangs is left behind: it ends with this process.
+    threads = [threading.Thread(target=call, args=(index,), daemon=True)
+               for index in range(len(senders))]  # fmt: skip
+    for thread in threads:
+        thread.start()
+    end = threading.TIMEOUT_MAX if not threads else _now() + SECONDS
+    for thread in threads:
+        thread.join(max(0.0, end - _now()))
+    return [*failed]
+
+
+def _now() -> float:
+    import time
+
+    return time.monotonic()
+
+
+def _reason(fault: Exception) -> str:
+    """What went wrong, without what a message may hold of the address."""
+    code = getattr(fault, "code", None) or getattr(fault, "smtp_code", None)
+    if code:
+        return f"it answered {code}"
+    if isinstance(fault, HpcdlError):
+        return fault.message
+    cause = getattr(fault, "reason", None)
+    said = getattr(cause, "strerror", None) or getattr(fault, "strerror", None)
+    return str(said or type(cause or fault).__name__)
+
+
+def _sender(target: Target, notice: Notice, page: Path | None) -> Callable[[], None]:
+    if target.kind == "mail":
+        return lambda: _mail(target.values, notice, page)
+    return lambda: _post(target, notice)
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A secret goes to nobody else."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Follow none: the answer is an error with its code."""
+
+
+def _post(target: Target, notice: Notice) -> None:
+    """Post JSON; an answer other than 2xx is an error."""
+    headers = {"Content-Type": "application/json", **(target.values.get("headers") or {})}
+    request = urllib.request.Request(  # noqa: S310 - https, or this machine
+        target.values["url"], data=body_of(target.kind, notice), headers=headers, method="POST"
+    )
+    opener = urllib.request.build_opener(_NoRedirect)
+    with opener.open(request, timeout=SECONDS) as answer:
+        answer.read(1000)
+
+
+def _mail(values: Mapping[str, Any], notice: Notice, page: Path | None) -> None:
+    """Send a mail by the machine's sendmail, or by an SMTP server with TLS."""
+    message = EmailMessage()
+    message["Subject"], message["To"] = f"[hpcdl] {notice.subject}", ", ".join(values["to"])
+    message["From"] = values.get("from") or "hpcdl"
+    message.set_content(as_text(notice))
+    if page is not None:
+        data = read_regular(page, _MOST_BYTES, "page")
+        message.add_attachment(data, maintype="text", subtype="html", filename=page.name)
+    server = values.get("smtp")
+    _by_smtp(message, values, server) if server else _by_sendmail(message)
+
+
+def _by_sendmail(message: EmailMessage) -> None:
+    program = shutil.which("sendmail") or "/usr/sbin/sendmail"
+    if not Path(program).exists():
+        raise BadInput("there is no sendmail on this machine; give `smtp: HOST:PORT`")
+    subprocess.run([program, "-t", "-i"], input=bytes(message), timeout=SECONDS,
+                   capture_output=True, check=True)  # fmt: skip
+
+
+def _by_smtp(message: EmailMessage, values: Mapping[str, Any], server: str) -> None:
+    """Port 465 speaks TLS at once; others are asked for it, unless they are on this machine."""
+    host, _, port = server.partition(":")
+    direct = port == "465"
+    open_to = smtplib.SMTP_SSL if direct else smtplib.SMTP
+    with open_to(host, int(port or 25), timeout=SECONDS) as smtp:
+        if not direct and host not in _LOCAL:
+            smtp.starttls()
+        if values.get("user"):
+            smtp.login(values["user"], values.get("password") or "")
+        smtp.send_message(message)

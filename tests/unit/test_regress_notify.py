@@ -1,0 +1,248 @@
+"""People are told what has changed; what hangs or lacks costs ten seconds and a line at most."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from email import message_from_bytes, policy
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hpcdl.cli import main
+from hpcdl.regress.answer import Finding, GateAnswer
+from hpcdl.regress.history import Result, open_history
+from hpcdl.regress.identity import Series
+from hpcdl.regress.notice import BODIES, notice_of
+from hpcdl.regress.notify import Addressees, Target, read_addressees, tell
+from hpcdl.system.errors import BadInput
+
+SERIES = Series("throughput", "resnet50", "p100", "rate", unit="images/s")
+DROP = Finding(SERIES, "drop", "-5.0% since 2026-11-01: 1000 -> 950")
+SLOW = Finding(SERIES, "slow node", "p100-02 is slower than the others", node="p100-02")
+CLOSED, OPEN = GateAnswer(9, (DROP,), 9), GateAnswer(9, (), 9)
+HOSTILE = "<!channel> @all ``` *x* [y](http://evil) \x1b[2J\nBcc: all"
+
+
+class Server:
+    """A real web server that keeps what it is sent, and answers as it is told."""
+
+    def __init__(self, code: int = 200, headers: dict[str, str] | None = None) -> None:
+        self.got: list[tuple[str, dict[str, str], Any]] = []
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:  # the library's name for it
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                server.got.append((self.path, dict(self.headers), json.loads(body)))
+                self.send_response(code)
+                for name, value in (headers or {}).items():
+                    self.send_header(name, value)
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.http.server_port}/hook/secret"
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv("HPCDL_HOME", str(tmp_path / "home"))
+    one = Server()
+    yield one
+    one.http.shutdown()
+
+
+def to(*targets: dict[str, Any], when: str = "change") -> Addressees:
+    found = tuple(Target(one["kind"], one) for one in targets)
+    return Addressees(found, when, "https://x/night.html")
+
+
+def test_only_what_changed_is_told_and_once(server: Server) -> None:
+    hook = to({"kind": "webhook", "url": server.url, "headers": {"X-Key": "k"}})
+    both = GateAnswer(9, (DROP, SLOW), 9)
+    for answer in (CLOSED, CLOSED, both, both, GateAnswer(9, (SLOW,), 9), OPEN, OPEN):
+        assert tell("here", answer, hook) == []
+    told = [(len(body["new"]), len(body["over"]), body["gate"]["open"])
+            for _, _, body in server.got]  # fmt: skip
+    assert told == [(1, 0, False), (1, 0, False), (0, 1, False), (0, 1, True)]
+    assert server.got[0][1]["X-Key"] == "k"
+    tell("here", OPEN, replace(hook, when="always"))
+    assert len(server.got) == 5
+
+
+def test_who_could_not_be_told_is_told_the_next_time(server: Server) -> None:
+    broken = Server(code=500)
+    good, bad = ({"kind": "webhook", "url": one.url} for one in (server, broken))
+    (line,) = tell("here", CLOSED, to(good, bad))
+    assert line == "webhook at 127.0.0.1: it answered 500"
+    tell("here", CLOSED, to(good, bad))
+    assert (len(server.got), len(broken.got)) == (1, 2)
+
+
+def test_a_secret_goes_to_nobody_else(server: Server) -> None:
+    elsewhere = Server(code=307, headers={"Location": server.url})
+    (line,) = tell("here", CLOSED, to({"kind": "slack", "url": elsewhere.url}))
+    assert "it answered 307" in line
+    assert "secret" not in line
+    assert server.got == []
+
+
+def test_one_that_hangs_costs_ten_seconds_and_holds_nobody_up(server: Server) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        hung = [{"kind": "webhook", "url": f"{url}{n}"} for n in range(3)]
+        begun = time.monotonic()
+        lines = tell("here", CLOSED, to(*hung, {"kind": "webhook", "url": server.url}))
+        seconds = time.monotonic() - begun
+    assert 9 < seconds < 20
+    assert len(lines) == 3
+    assert len(server.got) == 1
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_what_others_chose_is_neither_formatted_nor_a_mention(kind: str) -> None:
+    odd = replace(DROP, series=SERIES._replace(check=HOSTILE), description=HOSTILE)
+    body = BODIES[kind](notice_of("here", GateAnswer(1, (odd,), 1), {}))
+    assert "\\x1b" not in repr(body)
+    if kind == "slack":
+        assert "<!" not in body["text"]
+    if kind in {"slack", "mattermost"}:
+        head, fence, rest = body["text"].partition("```\n")
+        assert fence
+        assert "@all" not in head
+        assert "`" not in rest.partition("\n```")[0]
+        assert "@all" not in rest.partition("\n```")[2]
+    if kind == "teams":
+        card = body["attachments"][0]["content"]
+        assert {part["type"] for part in card["body"]} == {"RichTextBlock"}
+
+
+class Smtp:
+    """As much of an SMTP server as one mail needs."""
+
+    def __init__(self) -> None:
+        self.mail = b""
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self.socket.getsockname()[1]
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        connection, _ = self.socket.accept()
+        with connection, connection.makefile("rwb") as file:
+
+            def say(text: bytes) -> None:
+                file.write(text + b"\r\n")
+                file.flush()
+
+            say(b"220 here")
+            for line in file:
+                word = line[:4].upper()
+                if word == b"DATA":
+                    say(b"354 go on")
+                    while (row := file.readline()) != b".\r\n":
+                        self.mail += row
+                say(b"221 bye" if word == b"QUIT" else b"250 ok")
+
+
+def test_a_mail_has_what_changed_and_the_page(server: Server, tmp_path: Path) -> None:
+    smtp = Smtp()
+    (tmp_path / "night.html").write_text("<html>the page</html>")
+    target = {"kind": "mail", "to": ["ada@example.org"], "smtp": f"127.0.0.1:{smtp.port}"}
+    odd = replace(DROP, description=HOSTILE)
+    answer = GateAnswer(9, (odd,), 9)
+    assert tell("here\nBcc: all", answer, to(target), tmp_path / "night.html") == []
+    mail: Any = message_from_bytes(smtp.mail, policy=policy.default)
+    assert mail["Subject"].startswith("[hpcdl] here")
+    assert mail["Bcc"] is None
+    body = mail.get_body().get_content()
+    assert f"(id {odd.id})" in body
+    assert "https://x/night.html" in body
+    assert [part.get_filename() for part in mail.iter_attachments()] == ["night.html"]
+
+
+def test_a_mail_goes_by_sendmail(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "bin" / "sendmail"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\n[ "$*" = "-t -i" ] && cat >{tmp_path}/sent\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    assert tell("here", CLOSED, to({"kind": "mail", "to": ["ada@example.org"]})) == []
+    assert "To: ada@example.org" in (tmp_path / "sent").read_text()
+
+
+def test_a_missing_mailer_is_one_line(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if Path("/usr/sbin/sendmail").exists():
+        pytest.skip("this machine has a sendmail")
+    (line,) = tell("here", CLOSED, to({"kind": "mail", "to": ["ada@example.org"]}))
+    assert line.startswith("mail to ada@example.org: there is no sendmail")
+
+
+def addressees(path: Path, mode: int = 0o600, **target: Any) -> Path:
+    path.write_text(yaml.safe_dump({"schema": 1, "targets": [target]}))
+    path.chmod(mode)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("mode", "target", "said"),
+    [
+        (0o640, {"kind": "slack", "url": "https://x/y"}, "others may read"),
+        (0o600, {"kind": "slack"}, "1 fault"),
+        (0o600, {"kind": "slack", "url": "http://x.org/y"}, "1 fault"),
+        (0o600, {"kind": "mail"}, "1 fault"),
+        (0o600, {"kind": "pigeon"}, "fault"),
+    ],
+)
+def test_a_file_that_others_read_or_that_tells_nobody_is_refused(
+    tmp_path: Path, mode: int, target: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(BadInput, match=said):
+        read_addressees(addressees(tmp_path / "n.yaml", mode, **target))
+
+
+def closed_history(path: Path) -> None:
+    at = (datetime.now(timezone.utc) - timedelta(days=1)).isoformat(timespec="seconds")
+    with open_history(path, "embedded") as history:
+        history.add([Result("r", at, "throughput", "x", "p100", "rate", 1.0, "images/s", "FAIL",
+                            reason="slow")])  # fmt: skip
+
+
+@contextmanager
+def nobody_listens() -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{free.getsockname()[1]}/secret"
+
+
+def test_the_gate_answers_the_same_whoever_can_be_told(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    closed_history(tmp_path / "h")
+    words = ["check", "gate", "--site", "embedded", "--history", str(tmp_path / "h")]
+    assert main(words) == 1
+    answer = capsys.readouterr().out
+    with nobody_listens() as url:
+        file = addressees(tmp_path / "n.yaml", kind="mattermost", url=url)
+        assert main([*words, "--notify", str(file)]) == 1
+    told = capsys.readouterr()
+    assert told.out == answer
+    assert told.err == "not told: mattermost at 127.0.0.1: Connection refused\n"
+    assert main([*words, "--name", "throughput", "--notify", str(file)]) == 2

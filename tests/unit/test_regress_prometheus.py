@@ -1,0 +1,125 @@
+"""What is exported is taken by the real Prometheus, and the dashboard asks for what is there."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import threading
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdl.regress.answer import Finding, GateAnswer
+from hpcdl.regress.ci import dashboard
+from hpcdl.regress.formats import as_openmetrics, as_prometheus
+from hpcdl.regress.identity import Series
+
+SERIES = Series("bw", 'size="1"\\,x', "p100", "rate", "foss", "GB/s")
+ANSWER = GateAnswer(3, (Finding(SERIES, "drop", "-5 %"),), 3,
+                    warnings=(Finding(SERIES, "not sure yet", "-2 %"),))  # fmt: skip
+
+
+def run() -> dict[str, Any]:
+    metric = {"name": "rate", "value": 90.5, "unit": "GB/s", "reference": 100.0, "low": 80.0,
+              "high": None, "wanted": True, "better": "higher"}  # fmt: skip
+    verdict = {"check": "bw", "case": SERIES.case, "partition": "p100", "environment": "foss",
+               "status": "FAIL", "ok": False, "waived": False, "reason": "", "seconds": 1.0,
+               "metrics": [metric], "job": {"nodes": "p100-01"}}  # fmt: skip
+    waived = verdict | {"case": "", "status": "STALE", "waived": True, "ok": True}
+    return {"site": "here", "time": time.time(), "seconds": 1.0, "verdicts": [verdict, waived]}
+
+
+def expressions() -> list[str]:
+    """What the dashboard asks of Prometheus, with its variables as Grafana fills them."""
+    panels = json.loads(dashboard()["hpcdl-dashboard.json"])["panels"]
+    found = [target["expr"] for panel in panels for target in panel["targets"]]
+    return [re.sub(r"\$\w+", ".*", text) for text in found]
+
+
+def test_the_dashboard_asks_for_metrics_that_are_exported() -> None:
+    exported = set(re.findall(r"^(hpcdl_\w+)\{", as_prometheus(run(), ANSWER), re.M))
+    asked = set(re.findall(r"hpcdl_\w+", " ".join(expressions())))
+    assert asked <= exported
+    assert asked >= {"hpcdl_check_gate_open", "hpcdl_check_finding", "hpcdl_check_value"}
+
+
+def test_promtool_finds_nothing_wrong() -> None:
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not installed (apt-get install prometheus)")
+    done = subprocess.run(["promtool", "check", "metrics"], text=True, capture_output=True,
+                          input=as_prometheus(run(), ANSWER))  # fmt: skip
+    assert done.returncode in {0, 3}, done.stderr
+    assert "error while linting" not in done.stderr
+
+
+@pytest.fixture
+def prometheus(tmp_path: Path) -> Iterator[str]:
+    """A real Prometheus that reads one export over HTTP, as OpenMetrics; its address."""
+    if shutil.which("prometheus") is None:
+        pytest.skip("Prometheus is not installed (apt-get install prometheus)")
+    text = as_openmetrics(run(), ANSWER).encode()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:  # the library's name for it
+            self.send_response(200)
+            kind = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+            self.send_header("Content-Type", kind)
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (tmp_path / "p.yml").write_text(
+        "scrape_configs:\n- job_name: hpcdl\n  scrape_interval: 1s\n  static_configs:\n"
+        f"  - targets: ['127.0.0.1:{server.server_port}']\n"
+    )
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            ["prometheus", f"--config.file={tmp_path}/p.yml", f"--storage.tsdb.path={tmp_path}/db",
+             f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log,
+        )  # fmt: skip
+    yield f"http://127.0.0.1:{port}/api/v1/query?query="
+    process.terminate()
+    process.wait(30)
+    server.shutdown()
+
+
+def ask(address: str, expression: str) -> list[Any]:
+    with urllib.request.urlopen(address + urllib.parse.quote(expression), timeout=10) as answer:
+        result: list[Any] = json.load(answer)["data"]["result"]
+    return result
+
+
+def test_a_real_prometheus_answers_every_question_of_the_dashboard(prometheus: str) -> None:
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            if ask(prometheus, "up == 1"):
+                break
+        except OSError:
+            pass
+        assert time.monotonic() < deadline, "Prometheus took no export"
+        time.sleep(0.3)
+    for expression in expressions():
+        assert ask(prometheus, expression), expression
+    (gate,) = ask(prometheus, "hpcdl_check_gate_open")
+    assert (gate["metric"]["site"], gate["value"][1]) == ("here", "0")
+    (failed,) = ask(prometheus, 'sum(hpcdl_check_status{waived="false"} > bool 0)')
+    assert failed["value"][1] == "1"
+    (value,) = ask(prometheus, 'hpcdl_check_value{case!=""}')
+    assert value["metric"]["case"] == SERIES.case
