@@ -154,7 +154,8 @@ def variables_that_slurm_does_not_set(job: Job) -> Iterator[Hit]:
     """`$SLURM_CPUS_PER_TASK` where nobody asked for CPUs per task: an empty word."""
     if not job.script.is_batch:
         return
-    for command in job.script.commands:
+    shown = ("echo", "printf")
+    for command in (one for one in job.script.commands if one.name not in shown):
         for word in (*command.assignments, *command.words):
             for match in _USED.finditer(word.raw) if "SLURM_" in word.raw else ():
                 name = match.group(1) or match.group(2)
