@@ -68,6 +68,11 @@ CASES = {
     "CPUs of the job do not reach srun": Case(
         "cpus-per-task-lost", "--nodes=1 --ntasks-per-node=2 --cpus-per-task=4",
         f"srun --kill-on-bad-exit=1 --exact {SHOW}", r" CPUs=2\b", gpus=False),
+    "a plain step has all CPUs and counts one a task": Case(
+        "cpus-per-task-default cpus-per-task-lost",
+        "--nodes=1 --ntasks-per-node=2 --cpus-per-task=4",
+        f"srun --kill-on-bad-exit=1 {SHOW} | head -1\nsrun --kill-on-bad-exit=1 --exact {SHOW}",
+        r" CPUs=8\n CPUs=2\b", gpus=False),
     "CPUs of the job do not reach a step of its own": Case(
         "cpus-per-task-lost", "--nodes=1 --ntasks-per-node=2 --cpus-per-task=4",
         f"srun --kill-on-bad-exit=1 --exclusive {SHOW}", r" CPUs=2\b", gpus=False),
@@ -206,6 +211,19 @@ CASES = {
         "code 0", gpus=False),
     "a pipe hides the code": Case(
         "pipe-status", "", 'srun sh -c "exit 3" | tee x\necho "code $?"', "code 0", gpus=False),
+    "a signal without B: passes the batch shell by": Case(
+        "signal-steps-only", "--signal=USR2@60",
+        "trap 'echo the shell heard it' USR2\n"
+        "(sleep 1; scancel -s USR2 $SLURM_JOB_ID) &\nsrun sleep 3; sleep 1", "the shell heard it",
+        not_said=True, gpus=False),
+    "a variable in a directive": Case(
+        "directive-variable", "--comment=$HOME --job-name=$USER",
+        "scontrol show job -o $SLURM_JOB_ID", r"JobName=\$USER ", gpus=False),
+    "a job of a job": Case(
+        "nested-environment", "--nodes=1 --ntasks-per-node=2",
+        "sbatch --wait --partition=cpu --time=2 --output=$SLURM_JOB_ID.in "
+        "--wrap='echo inner ${SLURM_NTASKS_PER_NODE:-none}' >/dev/null; cat $SLURM_JOB_ID.in",
+        "inner 2", gpus=False),
     "an open end of requeues": Case(
         "requeue-truncates", "--requeue",
         'echo "run ${SLURM_RESTART_COUNT:-0}"\n[ "${SLURM_RESTART_COUNT:-0}" = 0 ] || exit 0\n'
