@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 purposes=("$@")
-(( $# )) || purposes=(cluster mpi modules build images python report test)
+(( $# )) || purposes=(cluster accounting mpi modules build images python report test)
 python=${PYTHON:-python3}
 
 # Value of a key on a line such as `- {purpose: mpi, package: openmpi-bin, program: mpirun}`.

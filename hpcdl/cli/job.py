@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcdl.cli import lint, request, sweep
+from hpcdl.cli import cancel, lint, log, request, sweep
 from hpcdl.cli.framework import Command, Group, at_least, print_json, the_site
 from hpcdl.system.errors import ExitCode
 
@@ -172,7 +172,10 @@ def _watch_to_the_end(
     snapshot = None
     with StatusLine(quiet=args.json) as status:
         for snapshot in follow(submission):
-            status.show(_line(snapshot), key=(snapshot.state, snapshot.restarts))
+            status.show(
+                _line(snapshot) + _last_line(submission, snapshot),
+                key=(snapshot.state, snapshot.restarts),
+            )
     assert snapshot is not None
     if args.json:
         print_json({**said, **_snapshot_data(snapshot)})
@@ -185,6 +188,16 @@ def _line(snapshot: Snapshot) -> str:
     from hpcdl.jobs.watch import as_line
 
     return as_line(snapshot)
+
+
+def _last_line(submission: Submission, snapshot: Snapshot) -> str:
+    """The end of the log, where nothing better is known of a running job."""
+    from hpcdl.system.safe_read import last_text
+
+    if snapshot.state != "RUNNING" or snapshot.progress:
+        return ""
+    lines = last_text(submission.log, 2000).rstrip().splitlines()
+    return f" | {lines[-1]}" if lines else ""
 
 
 def _show_end_of_log(submission: Submission) -> None:
@@ -264,47 +277,6 @@ def _report(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK if report.ok else ExitCode.NO
 
 
-def _cancel_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("jobs", nargs="+", metavar="JOB", help="job ids, or job directories")
-
-
-def _to_cancel(site: Site, which: str) -> tuple[int, ...]:
-    """The jobs of a run, or the array of a sweep."""
-    from hpcdl.jobs.arrays import arrays
-    from hpcdl.jobs.submission import find
-    from hpcdl.system.errors import BadInput
-    from hpcdl.system.trust import require_own
-
-    try:
-        one = find(site, which)
-    except BadInput:
-        if which not in {str(array.job_id) for array in arrays(site) if array.job_id}:
-            raise
-        return (int(which),)
-    require_own(one.folder)  # a stranger's job.json could name any job of this user
-    return one.chain
-
-
-def _cancel(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.slurm import client
-
-    site = the_site(args)
-    ids = [job_id for job in args.jobs for job_id in _to_cancel(site, job)]
-    if args.dry_run:
-        print(f"would cancel {', '.join(map(str, ids))}")
-        return ExitCode.OK
-    active = {one.id for one in client.queue() if one.active}
-    client.cancel(ids)  # all of them: the queue may be seconds old
-    ended = [job_id for job_id in ids if job_id not in active]
-    if args.json:
-        print_json({"cancelled": [one for one in ids if one in active], "ended": ended})
-        return ExitCode.OK
-    for what, which in (("cancelled", active.intersection(ids)), ("had ended:", ended)):
-        if which:
-            print(f"{what} {', '.join(map(str, sorted(which)))}")
-    return ExitCode.OK
-
-
 GROUP = Group(
     "job",
     "batch jobs: render, submit, watch and report on training jobs",
@@ -346,6 +318,13 @@ GROUP = Group(
             _watch_options,
         ),
         Command(
+            "log",
+            "Print the end of a job's log; with -f what comes, until the job ends.",
+            "hpcdl job log -f 4711",
+            log.run,
+            log.options,
+        ),
+        Command(
             "list",
             "List your jobs with state, age and directory, newest first.",
             "hpcdl job list --last 5",
@@ -378,8 +357,8 @@ GROUP = Group(
             "cancel",
             "Cancel jobs.",
             "hpcdl job cancel 4711",
-            _cancel,
-            _cancel_options,
+            cancel.run,
+            cancel.options,
             changes=True,
         ),
     ),

@@ -6,8 +6,9 @@ reported by its state, and by what accounting says it had and used.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
@@ -25,15 +26,15 @@ _NAMES = {
     "other": "everything else",
 }
 _WORTH_ADVICE = 0.15
-_POINTS = 10
-_BAR = 40
+_POINTS = 40
+_LEVELS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True)
 class Report:
     """What a job did. `shares` are parts of a step's time, 0 to 1; rates in images/s.
 
-    `curve` is the loss of the whole run, earlier starts included: (step, mean loss up to it).
+    `curve` is the loss of the whole run, earlier starts included, as means of equal parts.
     """
 
     job_id: int
@@ -47,7 +48,9 @@ class Report:
     seconds: float | None
     advice: str
     usage: Usage | None = None
-    curve: tuple[tuple[int, float], ...] = ()
+    loss: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    curve: Sequence[float] = ()
 
 
 def summarize(
@@ -80,17 +83,35 @@ def summarize(
         seconds=sum(seconds) if seconds and None not in seconds else None,
         advice=advise(shares, at(asked, "layout") or {}, node_cpus),
         usage=usage,
-        curve=_curve(at(result, "curve") or {}),
+        loss=summary.get("loss"),
+        metrics={one_line(name): score for name, score in (summary.get("metrics") or {}).items()},
+        curve=_curve(at(result, "curve", "loss") or at(result, "samples", "loss") or ()),
     )
 
 
-def _curve(found: Mapping[str, Any]) -> tuple[tuple[int, float], ...]:
-    """At most `_POINTS` points of a curve, each the mean of those that it stands for."""
-    pairs = zip(found.get("step") or (), found.get("loss") or (), strict=False)
-    known = [(step, loss) for step, loss in pairs if loss is not None]
-    width = -(-len(known) // _POINTS) or 1
-    parts = [known[at : at + width] for at in range(0, len(known), width)]
-    return tuple((part[-1][0], fmean(loss for _, loss in part)) for part in parts)
+def _curve(losses: Sequence[float | None]) -> tuple[float, ...]:
+    """A loss per step as at most _POINTS means of equal parts of the run."""
+    known = [loss for loss in losses if loss is not None]
+    count = min(_POINTS, len(known))
+    bounds = [len(known) * part // count for part in range(count + 1)] if count else []
+    return tuple(fmean(known[low:high]) for low, high in pairwise(bounds))
+
+
+def _drawn(curve: Sequence[float]) -> str:
+    """A curve in one line of text."""
+    low, high = min(curve), max(curve)
+    step = (high - low) / (len(_LEVELS) - 1) or 1.0
+    return "".join(_LEVELS[round((value - low) / step)] for value in curve)
+
+
+def _learnt(report: Report) -> list[str]:
+    """Loss, scores and learning curve as text."""
+    said = [f"loss {report.loss:.4g}"] if report.loss is not None else []
+    said += [f"{name} {score:.4g}" for name, score in report.metrics.items() if score is not None]
+    lines = [", ".join(said)] if said else []
+    if len(report.curve) > 1:
+        lines.append(f"loss {report.curve[0]:.4g} {_drawn(report.curve)} {report.curve[-1]:.4g}")
+    return lines
 
 
 def advise(
@@ -152,6 +173,7 @@ def as_text(report: Report) -> str:
         lines.append(f"  {report.images_per_second:,.1f} images/s{between}{per_rank}")
     if report.seconds is not None:
         lines.append(f"  {duration(report.seconds)} of training")
+    lines += [f"  {line}" for line in _learnt(report)]
     if report.usage is not None:
         lines += [f"  {line}" for line in _used(report.usage)]
     if report.shares:
@@ -159,13 +181,6 @@ def as_text(report: Report) -> str:
             [f"  {_NAMES.get(name, name)}", f"{part:6.1%}"]
             for name, part in report.shares.items()
             if part >= 0.0005
-        ]
-        lines.append(table(rows))
-    if len(report.curve) > 1:
-        most = max(abs(loss) for _, loss in report.curve) or 1.0
-        rows = [
-            [f"  loss up to step {step:,}", f"{loss:.4g}", "#" * round(_BAR * abs(loss) / most)]
-            for step, loss in report.curve
         ]
         lines.append(table(rows))
     if report.advice:

@@ -160,7 +160,7 @@ def _spread(partition: Partition, spec: JobSpec) -> JobSpec:
         raise BadInput(
             f"{spec.tasks} tasks cannot lie evenly on "
             + (f"{spec.nodes} nodes" if spec.nodes else f"the nodes of '{partition.name}'"),
-            hint=f"'{partition.name}' has {partition.nodes} nodes with room for {most} tasks each; "
+            hint=f"'{partition.name}' has {partition.nodes} nodes that hold {most} tasks each; "
             "every node gets as many",
         )
     nodes = counts[0]

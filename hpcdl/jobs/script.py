@@ -383,15 +383,32 @@ def _compiled_templates() -> jinja2.BytecodeCache | None:
 
 
 def explain(script: Script) -> str:
-    """The script with the reason, and the rule where there is one, after each line."""
-    return "\n".join(_explained(line, script.slurm_version) for line in script.lines)
+    """The script with the reason, and the rule where there is one, before each line.
+
+    It is a script itself: reasons of a continued line stand before its first one.
+    """
+    found: list[str] = []
+    held: list[str] = []
+    start = 0
+    for line in script.lines:
+        if not held:
+            start = len(found)
+        reason = _reason(line, script.slurm_version)
+        if reason:
+            found.insert(start, reason)
+            start += 1
+        found.append(line.text)
+        held = [line.text] if line.text.endswith("\\") else []
+    return "\n".join(found)
 
 
-def _explained(line: Line, version: str) -> str:
+def _reason(line: Line, version: str) -> str:
+    """A comment, indented as its line is."""
     if not line.reason:
-        return line.text
+        return ""
     rule = line.rule(version)
-    return f"{line.text}\n    # {line.reason}" + (f"  [{rule}]" if rule else "")
+    indent = line.text[: len(line.text) - len(line.text.lstrip())]
+    return f"{indent}#  {line.reason}" + (f"  [{rule}]" if rule else "")
 
 
 def default_job_dir(site: Site, name: str, stamp: str) -> Path:

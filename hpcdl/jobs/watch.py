@@ -138,8 +138,8 @@ def as_line(snapshot: Snapshot) -> str:
     return f"{head}, {', '.join(parts)}"
 
 
-def describe(state: str, reason: str = "", nodes: str = "") -> str:
-    """A state, and the reason for it, as a sentence without a subject."""
+def describe(state: str, reason: str = "", nodes: str = "", code: int = 0) -> str:
+    """A state, and the reason for it, as a sentence without a subject; `code` is its exit code."""
     table = facts.load("slurm_reasons")
     text = str(table["states"].get(state, f"it is {state.lower()}"))
     if state == "PENDING":
@@ -147,6 +147,9 @@ def describe(state: str, reason: str = "", nodes: str = "") -> str:
         return f"it waits: {why}" if why else text
     if state == "RUNNING" and nodes:
         return f"{text} on {nodes}"
+    if state == "FAILED" and code:
+        meaning = table["exit_codes"].get(code)
+        return f"{text} with exit code {code}" + (f": {meaning}" if meaning else "")
     return text
 
 
@@ -164,7 +167,7 @@ def _snapshot(record: JobRecord, submission: Submission) -> Snapshot:
     return Snapshot(
         job_id=record.id,
         state=record.state,
-        description=describe(record.state, record.reason, record.nodes),
+        description=describe(record.state, record.reason, record.nodes, record.exit_code),
         exit_code=record.exit_code,
         nodes=record.nodes,
         restarts=record.restarts,

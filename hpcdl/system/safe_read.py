@@ -52,11 +52,15 @@ def open_regular(path: Path, kind: str) -> BinaryIO:
     raise BadInput(f"{path} is {found}", hint=f"name a {kind}")
 
 
-def last_text(path: Path, limit: int = 100_000) -> str:
-    """The end of a log that anybody may have filled; '' where it cannot be read."""
+def last_text(path: Path, limit: int = 100_000, end: int | None = None) -> str:
+    """The end of a log that anybody may have filled; '' where it cannot be read.
+
+    With `end`, what stands before that byte of it.
+    """
     with suppress(BadInput, OSError), open_regular(path, "log") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - limit))
-        return file.read(limit).decode(errors="replace")
+        size = os.fstat(file.fileno()).st_size if end is None else end
+        file.seek(max(0, size - limit))
+        return file.read(min(limit, size)).decode(errors="replace")
     return ""
 
 

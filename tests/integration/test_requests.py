@@ -91,3 +91,33 @@ def test_cancelling_tells_what_had_ended(slurm: Shell) -> None:
     wait_for(lambda: slurm("squeue", "--noheader", f"--jobs={job}", check=False).stdout == "")
     told = json.loads(slurm(HPCDL, "job", "cancel", "--json", job).stdout)
     assert told == {"cancelled": [], "ended": [int(job)]}
+
+
+def test_programs_of_a_node_find_slurm_without_its_variables(slurm: Shell, tmp_path: Path) -> None:
+    """As clients do whose jobs get an environment of their own: /etc/slurm is the cluster's."""
+    if not Path("/etc/slurm").is_dir():
+        pytest.skip("there is no /etc/slurm on this machine to show another one at")
+    clean = "env -i PATH=$PATH sh -c 'scontrol show config; sbatch --version; squeue --noheader'"
+    submit = (*SUBMIT, "--partition", "cpu", "--launcher", "single", "--", "sh", "-c", clean)
+    text = str(ends(slurm, json.loads(slurm(*submit).stdout)["job_id"])["text"])
+    own = slurm("scontrol", "show", "config").stdout
+    (name,) = re.findall(r"^ClusterName *= (.*)", own, re.MULTILINE)
+    assert re.search(rf"^ClusterName *= {name}$", text, re.MULTILINE), text
+    assert re.search(r"^ +\d+ +cpu +train", text, re.MULTILINE), text
+
+
+def test_a_log_is_followed_across_requeues_to_the_job_s_end(slurm: Shell, tmp_path: Path) -> None:
+    program = (
+        'echo "run ${SLURM_RESTART_COUNT:-0}"; (( ${SLURM_RESTART_COUNT:-0} )) || exit 75; '
+        "for i in $(seq 5); do echo line $i; sleep 0.5; done; printf last; exit 3"
+    )
+    submit = (*SUBMIT, "--partition", "cpu", "--job-dir", tmp_path / "job", "--")
+    job = str(json.loads(slurm(*submit, "bash", "-c", program).stdout)["job_id"])
+    followed = slurm(HPCDL, "job", "log", "-f", job, timeout=250, check=False)
+    assert followed.returncode == 1
+    said = re.findall(r"^(?:run|line) \d", followed.stdout, re.MULTILINE)
+    assert said == ["run 0", "run 1", *(f"line {number}" for number in range(1, 6))]
+    assert followed.stdout == (tmp_path / "job/job.log").read_text()
+    assert f"--- job {job}: it failed with exit code 3" in followed.stderr
+    shown = slurm(HPCDL, "job", "log", "-n", "1", job).stdout
+    assert shown.splitlines() == (tmp_path / "job/job.log").read_text().splitlines()[-1:]

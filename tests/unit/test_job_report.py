@@ -3,7 +3,7 @@
 import pytest
 
 from hpcdl.jobs.job_report import advise, as_text, summarize
-from hpcdl.jobs.watch import Snapshot
+from hpcdl.jobs.watch import Snapshot, describe
 from hpcdl.slurm.parse import Usage
 
 DONE = Snapshot(7, "COMPLETED", "it is done", 0, "p100-[01-02]", 1, None)
@@ -42,13 +42,10 @@ def test_no_more_cpus_are_advised_than_a_node_has(tasks: int, now: int, said: st
     assert said in summarize(DONE, RESULT, {"layout": layout}, node_cpus=28).advice
 
 
-def test_the_loss_of_the_whole_run_is_drawn_over_its_steps() -> None:
+def test_the_loss_of_the_whole_run_is_drawn_with_what_earlier_starts_reached() -> None:
     curve = {"step": list(range(1, 41)), "loss": [None, *[4.0] * 19, *[1.0] * 20]}
     report = summarize(DONE, {**RESULT, "curve": curve}, {})
-    assert report.curve[0] == (5, 4.0)
-    assert report.curve[-1] == (40, 1.0)
-    *_, last = (line for line in as_text(report).splitlines() if "loss up to" in line)
-    assert last.split() == ["loss", "up", "to", "step", "40", "1", "#" * 10]
+    assert report.curve == (*[4.0] * 19, *[1.0] * 20)
 
 
 def test_communication_is_named_when_it_is_the_worst() -> None:
@@ -63,6 +60,33 @@ def test_a_job_without_a_result_is_reported_by_its_state() -> None:
     report = summarize(DONE, None, {})
     assert report.images_per_second is None
     assert as_text(report) == "job 7: it is done, requeued once"
+
+
+def test_loss_scores_and_the_learning_curve_are_said() -> None:
+    losses = [8.0 - step / 100 for step in range(800)]
+    result = {**RESULT, "samples": {"seconds": [1.0] * 800, "loss": losses},
+              "summary": {"loss": 0.01, "metrics": {"accuracy": 0.9512}}}  # fmt: skip
+    text = as_text(summarize(DONE, result, {}))
+    assert "  loss 0.01, accuracy 0.9512\n" in text
+    (curve,) = [line.split() for line in text.splitlines() if "▁" in line]
+    assert (curve[0], curve[1], curve[3]) == ("loss", "7.905", "0.105")
+    assert len(curve[2]) == 40
+    assert sorted(curve[2], reverse=True) == list(curve[2])
+
+
+@pytest.mark.parametrize("losses", [[], [None], [1.0], [float("2"), None]])
+def test_a_curve_of_less_than_two_points_is_none(losses: list[float | None]) -> None:
+    result = {**RESULT, "samples": {"seconds": [1.0], "loss": losses}}
+    assert "▁" not in as_text(summarize(DONE, result, {}))
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [(3, "something that it needs is missing"), (139, "its program crashed (SIGSEGV)"), (7, "")],
+)
+def test_a_failure_is_named(code: int, said: str) -> None:
+    text = describe("FAILED", code=code)
+    assert text == f"it failed with exit code {code}" + (f": {said}" if said else "")
 
 
 def test_what_accounting_knows_is_said_as_text() -> None:

@@ -62,6 +62,6 @@ def test_the_command_line_and_the_file_pass_them_on(
     line = ["job", "explain", "--site", "p100-v100-k80", "--no-module"]
     assert main([*line, "--file", str(tmp_path / "job.yaml")]) == 0
     text = capsys.readouterr().out
-    assert "#SBATCH --mail-type=END\n    # as requested\n#SBATCH --nice\n" in text
+    assert "#  as requested\n#SBATCH --mail-type=END\n#  as requested\n#SBATCH --nice\n" in text
     assert main([*line, "--sbatch", "exclude=n1", "--sbatch=--hold"]) == 0
     assert {"#SBATCH --exclude=n1", "#SBATCH --hold"} <= set(capsys.readouterr().out.splitlines())

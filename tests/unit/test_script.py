@@ -113,14 +113,22 @@ def test_a_rule_that_explain_names_holds_in_that_release(
     assert all(rule(one).holds(as_release(version)) for one in named)
 
 
-def test_explain_is_the_script_with_a_reason_below_its_lines(three_generations: Site) -> None:
-    script = render(three_generations, gpus=8)
+@pytest.mark.parametrize("asked", [{"gpus": 8}, {"launcher": "multiworker", "nodes": 2}])
+def test_what_explain_prints_is_the_same_script_with_reasons_between(
+    three_generations: Site, asked: dict[str, object]
+) -> None:
+    script = render(three_generations, trusted_network=True, **asked)
     shown = explain(script).splitlines()
-    for line in script.text.splitlines():
-        assert line in shown
-    text = "\n".join(shown)
-    assert "#SBATCH --open-mode=append\n    # a requeued job" in text
-    assert "[requeue-truncates]" in text
+    reasons = [index for index, line in enumerate(shown) if line.lstrip().startswith("#  ")]
+    assert len(reasons) > 20
+    assert not any(shown[index - 1].endswith("\\") for index in reasons)
+    assert [line for index, line in enumerate(shown) if index not in reasons] == [
+        line.text for line in script.lines
+    ]
+    subprocess.run(["bash", "-n"], input="\n".join(shown), text=True, check=True)
+    at = shown.index("#SBATCH --open-mode=append")
+    assert shown[at - 1].startswith("#  a requeued job")
+    assert "[requeue-truncates]" in shown[at - 1]
 
 
 def test_explain_changes_nothing_in_the_script(three_generations: Site) -> None:
