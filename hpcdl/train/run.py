@@ -35,7 +35,7 @@ from hpcdl.train.options import SCHEDULES, TrainOptions
 from hpcdl.train.parts import channels_first, make_parts
 from hpcdl.train.ranks import RankPlace
 from hpcdl.train.result import job_of, summary_line
-from hpcdl.train.run_record import layout_of, measured, versions_of
+from hpcdl.train.run_record import layout_of, measured, require_one_decoder, versions_of
 from hpcdl.train.scalars import Scalars
 from hpcdl.train.startup import StartupClock
 from hpcdl.train.step import StepParts, make_step
@@ -89,6 +89,7 @@ class Run:
             self.training = training = self._prepare()
             training.watchdog.start()
             self.hosts = self.ranks.gather_text(self.place.host)
+            require_one_decoder(self.ranks.gather_text(training.source.decoder), self.hosts)
             resume(training)
             self.clock.mark("resume")
             if (code := self._finished(training)) is not None:
@@ -356,6 +357,7 @@ class Run:
             "layout": layout_of(self.tf, self.place, self.hosts, self.ranks.size),
             "release": os.environ.get("HPCDL_RELEASE"),
             "versions": versions_of(self.tf),
+            "decoder": (self.training.source.decoder if self.training else "") or None,
             "model": self.options.model,
             "precision": self.options.precision,
             "data": self.options.data,

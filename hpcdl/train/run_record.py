@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from hpcdl import __version__
+from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.train.driver import nvidia_driver
 from hpcdl.train.loop import Training
 from hpcdl.train.options import TrainOptions
@@ -75,6 +76,27 @@ def layout_of(tf: Any, place: RankPlace, hosts: Sequence[str], ranks: int) -> di
         "gpu": names[0] if names else None,
         "hosts": list(hosts),
     }
+
+
+def require_one_decoder(decoders: Sequence[str], hosts: Sequence[str]) -> None:
+    """Refuse ranks that decode images differently: pixels and speed would differ, too.
+
+    Args:
+        decoders: what each rank decodes with.
+        hosts: the node of each.
+
+    Raises:
+        MissingPrerequisite: they are not all the same.
+    """
+    where = {name: sorted({h for d, h in zip(decoders, hosts, strict=True) if d == name})
+             for name in dict.fromkeys(decoders)}  # fmt: skip
+    if len(where) > 1:
+        raise MissingPrerequisite(
+            "ranks decode images with different libraries",
+            details=[f"{name}: {', '.join(nodes)}" for name, nodes in where.items()],
+            hint="install a C compiler and libjpeg-turbo's headers on all nodes, or set "
+            "HPCDL_JPEG=tensorflow for all",
+        )
 
 
 def versions_of(tf: Any) -> dict[str, str | None]:

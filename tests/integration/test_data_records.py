@@ -152,6 +152,24 @@ def test_damaged_records_are_skipped_up_to_a_limit(runs: Runs, copied: Path) -> 
     assert "Traceback" not in refused.err
 
 
+def test_ranks_that_decode_differently_refuse_to_start(runs: Runs, copied: Path) -> None:
+    (runs.folder / "mixed.py").write_text(
+        "import os, runpy\n"
+        "rank = os.environ.get('OMPI_COMM_WORLD_RANK')\n"
+        "os.environ['HPCDL_JPEG'] = 'tensorflow' if rank == '1' else ''\n"
+        "runpy.run_module('hpcdl.train', run_name='__main__')\n"
+    )
+    words = ("--data", str(copied), *TRAIN, "--steps=2")
+    one = runs.train(*words, job="one")
+    assert one.result["decoder"] == "libjpeg-turbo", one.err
+    mpirun = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", "2", str(runs.python)]
+    done = subprocess.run([*mpirun, "mixed.py", *words], cwd=runs.folder, env=environment(),
+                          text=True, capture_output=True, timeout=300, check=False)  # fmt: skip
+    assert done.returncode == 3, done.stderr
+    assert "ranks decode images with different libraries" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def spoil_image(shard: Path, record: int) -> int:
     """Overwrite an image with zeros and mend the checksum; returns where its frame starts."""
     place = list(walk(shard, check_data=False))[record]

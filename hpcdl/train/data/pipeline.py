@@ -110,6 +110,7 @@ class Records:
         self._share = share
         self._size = size
         self.images = Images(tf, size, jpeg.load() if pipeline == "new" else None)
+        self.decoder = self.images.decoder
         self._threads = threads
         self._repairs = repairs
         self._pipeline = pipeline

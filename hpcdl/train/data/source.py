@@ -23,8 +23,6 @@ from hpcdl.train.data.dataset import Dataset
 from hpcdl.train.data.repair import Repairs
 from hpcdl.train.data.tfrecord import find
 
-_SCORED = 1000
-
 
 @dataclass(frozen=True)
 class Share:
@@ -70,7 +68,8 @@ class Source(Protocol):
     """Where batches come from. An epoch has `steps_per_epoch` global batches, 0 for no end.
 
     `streams` is what the order of an epoch depends on beside its seed; 0 for nothing. A resumed run
-    sets it to what it was. `digest` says which data it is, `pixels` how the network is given them.
+    sets it to what it was. `digest` says which data it is, `pixels` how the network is given them,
+    `decoder` what decodes images: empty where nothing does.
     """
 
     shape: tuple[int, ...]
@@ -79,6 +78,7 @@ class Source(Protocol):
     streams: int
     digest: str
     pixels: str
+    decoder: str
 
     def batches(self, epoch: int, first: int, wanted: Callable[[], int] = one) -> Iterator[Group]:
         """This rank's part of the epoch's batches from number `first` on.
@@ -119,6 +119,7 @@ class Synthetic:
     streams = 0
     digest = "synthetic"
     pixels = "random numbers, 0 to 1"
+    decoder = ""
 
     def __init__(
         self, tf: Any, shape: tuple[int, ...], classes: int, share: Share, task: str = "classes"
@@ -170,6 +171,7 @@ class InMemory:
 
     streams = 0
     pixels = "the data set's values / its scale: 0 to 1"
+    decoder = ""
 
     def __init__(
         self, arrays: Mapping[str, tuple[Any, Any]], share: Share, classes: int, digest: str
@@ -194,10 +196,11 @@ class InMemory:
             first += len(rows)
 
     def test_batches(self) -> Iterator[tuple[Any, Any]]:
-        """Every `ranks`-th test example, a thousand at most in a batch."""
-        images, labels = (part[self._share.rank :: self._share.ranks] for part in self._test)
-        for at in range(0, len(labels), _SCORED):
-            yield images[at : at + _SCORED], labels[at : at + _SCORED]
+        """Every `ranks`-th test example."""
+        share = self._share
+        images, labels = (part[share.rank :: share.ranks] for part in self._test)
+        for at in range(0, len(labels), share.at_once):
+            yield images[at : at + share.at_once], labels[at : at + share.at_once]
 
     def prepare(self, images: Any) -> Any:
         """Nothing to do."""

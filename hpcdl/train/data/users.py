@@ -76,6 +76,7 @@ class Pipeline:
 
     streams = 0
     pixels = "as the data set's function gives them"
+    decoder = ""
 
     def __init__(self, tf: Any, named: str, parts: dict[str, Any], share: Share) -> None:
         self._tf = tf
