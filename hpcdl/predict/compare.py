@@ -78,7 +78,7 @@ def _play(
     ):  # fmt: skip
         step = predict_step(
             machine, training, one, gpus, nodes,
-            replace(known, straggler=straggler, contention=0.0),
+            replace(known, straggler=straggler, contention=0.0, exposed=1.0),
         )  # fmt: skip
         outcome = simulate(
             scene, one.gradients,

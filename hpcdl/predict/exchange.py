@@ -137,7 +137,8 @@ def _fit(
         link = replace(link, bandwidth=rate)
         if found.steady and len(found.times) > 1:
             link = replace(link, latency=_solve(partial(least, link), short, _LATENCIES))
-    return replace(link, name=f"{link.name}, measured {link.bandwidth / GIGA:.3g} GB/s")
+    name = f"{link.name}, measured {link.bandwidth / GIGA:.3g} GB/s"
+    return replace(link, name=name, measured=True)
 
 
 def _solve(rising: Callable[[float], float], goal: float, bounds: tuple[float, float]) -> float:

@@ -6,13 +6,15 @@ training and a calibration. Counts fill nodes: below one node any, above it whol
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hpcdl import facts
 from hpcdl.predict.calibrate import Calibration
+from hpcdl.predict.feed import ENDLESS
 from hpcdl.predict.hardware import CPU, GIGA, Machine
+from hpcdl.predict.learn import factors, kind_of
 from hpcdl.predict.network import kept_bytes
 from hpcdl.predict.step import Constants, Step, Training, constants, predict_step, profile
 from hpcdl.system.errors import BadInput
@@ -148,9 +150,11 @@ def forecast(
 def _point(
     step: Step, alone: Step, machine: Machine, training: Training, base: Calibration, images: int
 ) -> Point:
-    rate = step.gpus * training.batch / step.seconds
-    spread = facts.load("links")["uncertainty"]["within" if step.nodes == 1 else "across"]
-    low, high = (spread["low"], spread["high"]) if step.gpus > 1 else (1.0, 1.0)
+    rate = step.gpus * training.images / step.seconds
+    kind = kind_of(step.nodes, real=training.feed is not ENDLESS)
+    low, high = (
+        factors(math.log(step.seconds / step.compute), kind) if step.gpus > 1 else (1.0, 1.0)
+    )
     speedup = step.gpus * alone.seconds / step.seconds
     return Point(
         step=step,

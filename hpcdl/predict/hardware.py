@@ -38,6 +38,7 @@ _RATE = re.compile(
     r"[0-9]{1,4}(?:\.[0-9]+)?[ -]?(?:Gb/s|Gbit/s|Gbps|GbE|GigE|Gb|Gigabit)(?![A-Za-z])"
     r"|(?i:qdr|fdr|edr|hdr|ndr)\b)"
 )
+_CORES = re.compile(r"(?:\b([0-9]) ?x ?)?\b([0-9]{1,3})[ -]cores?\b", re.IGNORECASE)
 _VENDOR = re.compile(r"(?:(?:nvidia|tesla|geforce)[ -]+)+")
 # From which compute capability on a GPU has units of their own for a precision.
 _UNITS = (("fp32_tflops", 0.0), ("tf32_tflops", 8.0), ("half_tflops", 7.0))
@@ -47,11 +48,15 @@ _CPU_CORE_FLOPS, _CPU_MEMORY, _CPU_LATENCY = 50e9, 50e9, 20e-6
 
 @dataclass(frozen=True)
 class Link:
-    """A link: seconds of a step and bytes per second each way that an all-reduce reaches."""
+    """A link: seconds of a step and bytes per second each way that an all-reduce reaches.
+
+    `measured` is whether that was measured on this machine, not published.
+    """
 
     name: str
     latency: float
     bandwidth: float
+    measured: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,12 @@ class Machine:
         """The figures that a speed in this precision needs and nobody gave."""
         peak = {"fp32": "fp32_tflops", "tf32": "tf32_tflops"}.get(precision, "half_tflops")
         return tuple(name for name in self.unknown if name in {"memory_gbs", peak})
+
+    def measured(self, local: int, nodes: int) -> bool:
+        """Whether the link that limits an all-reduce was measured."""
+        return (
+            bool(self.network and self.network.measured) if nodes > 1 else self.link(local).measured
+        )
 
     @property
     def between(self) -> Link:
@@ -136,7 +147,9 @@ def of_partition(partition: Partition) -> Machine:
     )
 
 
-def of_host(gpu: str, hardware: str, per_node: int, interconnect: str = "") -> Machine | None:
+def of_host(
+    gpu: str, hardware: str, per_node: int, interconnect: str = "", cores: int | None = None
+) -> Machine | None:
     """The machine of a published row, or None where its GPU is not in the facts.
 
     A host that is not in the facts is a common node with the links that the row's own text
@@ -147,6 +160,7 @@ def of_host(gpu: str, hardware: str, per_node: int, interconnect: str = "") -> M
         hardware: the row's text for the machine.
         per_node: GPUs used per node.
         interconnect: the row's text for its links, such as `PCIe, 25 GbE`.
+        cores: physical cores of a node as the row says; those of the host where it does not.
     """
     known = facts.load("links")
     name = gpu_of(gpu)
@@ -155,17 +169,29 @@ def of_host(gpu: str, hardware: str, per_node: int, interconnect: str = "") -> M
     kind = gpu_named(name)
     host = next(row for row in known["hosts"] if row["match"] in hardware)
     if not host["match"]:
+        board = (
+            known["board_gbps"].get(name.partition("-")[0]) if usual_link(kind) == "nvlink" else 0
+        )
+        host = {**host, "network_gbps": board or host["network_gbps"]}
         host = {**host, **_named_links(f"{hardware}, {interconnect}", kind)}
     network = network_link(host["fabric"], host["network_gbps"])
     link = host["link"]
     if link is None or (link == "nvlink" and usual_link(kind) != "nvlink"):
         link = usual_link(kind)  # a host's usual GPUs may have what these lack
-    machine = of_gpu(kind, link, host["cores"], host["roots"], network)
+    machine = of_gpu(
+        kind, link, cores or _cores_in(hardware) or host["cores"], host["roots"], network
+    )
     if "beyond" in host:
         clique, link = host["beyond"]
         machine = replace(machine, clique=clique, wide=_links(link, kind)[1])
     memory = machine.memory * (2 if "32GB" in gpu or "32GB" in hardware else 1)
     return replace(machine, name=host["match"] or ASSUMED, per_node=per_node, memory=memory)
+
+
+def _cores_in(hardware: str) -> int:
+    """Cores that a row's text names, such as `32 cores` or `2x 20 cores`; 0 where it does not."""
+    found = _CORES.search(hardware)
+    return int(found[1] or 1) * int(found[2]) if found else 0
 
 
 def _named_links(text: str, gpu: Gpu) -> dict[str, Any]:

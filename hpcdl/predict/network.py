@@ -1,6 +1,7 @@
 """Networks as the model sees them: layers with gradients, work and memory traffic.
 
-Read from facts/layers.yaml, which `tools.layers` writes from real Keras models. The
+Read from facts/layers.yaml, which `tools.layers` writes from real Keras models; transformers are
+laid out from their published widths. Images and sequences of other sizes scale the work. The
 time of a layer is its roofline: the larger of arithmetic at the GPU's peak and traffic at the
 memory's bandwidth (Williams, Waterman, Patterson 2009). Only the shares matter: a measured
 step time of one GPU scales them all (`scaled`), so no efficiency is assumed.
@@ -8,7 +9,7 @@ step time of one GPU scales them all (`scaled`), so no efficiency is assumed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -19,9 +20,11 @@ from hpcdl.system.text import did_you_mean
 FLOAT_BYTES = 4
 HALF_BYTES = 2
 _MACS_TO_FLOPS = 2.0
+_USUAL_TOKENS = 512
 # Part of the elements a network moves that a training step keeps in memory: RESNET-50 at its
-# documented batches (128 in float32, 256 mixed, on 16 GB; NVIDIA DeepLearningExamples).
-_KEPT = 0.3
+# documented batches (128 in float32, 256 mixed, on 16 GB; NVIDIA DeepLearningExamples; 496 in TF32
+# on 48 GB; Lambda).
+_KEPT = 0.295
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class Network:
-    """A network: its input (height, width, channels) and layers in forward order."""
+    """A network: its input (height, width, channels) and layers in forward order.
+
+    The input of a transformer is a sequence: `height` tokens, no channel.
+    """
 
     name: str
     height: int
@@ -82,25 +88,64 @@ class LayerTimes:
 
 def names() -> tuple[str, ...]:
     """The networks whose layers are known."""
-    return tuple(facts.load("layers")["models"])
+    return (*facts.load("layers")["models"], *facts.load("transformers")["models"])
 
 
 @cache
-def network(name: str) -> Network:
-    """The network `name`.
+def network(name: str, size: int | None = None) -> Network:
+    """The network `name` for images of `size` x `size`, or sequences of `size` tokens.
 
     Raises:
         BadInput: its layers are not known; the hint names the nearest.
     """
     known: dict[str, dict[str, Any]] = facts.load("layers")["models"]
+    others: dict[str, dict[str, Any]] = facts.load("transformers")["models"]
+    if name in others:
+        return _transformer(name, others[name], size or _USUAL_TOKENS)
     if name not in known:
         raise BadInput(
-            f"the layers of model '{name}' are not known", hint=did_you_mean(name, known)
+            f"the layers of model '{name}' are not known", hint=did_you_mean(name, names())
         )
     row = known[name]
     height, width, channels = row["input"]
     layers = tuple(parse_layer(line) for line in row["layers"].splitlines())
-    return Network(name, height, width, channels, layers)
+    net = Network(name, height, width, channels, layers)
+    return _resized(net, size) if size and size != height else net
+
+
+def _resized(net: Network, size: int) -> Network:
+    """A network of images of another size: layers that slide over them work in proportion."""
+    area = (size / net.height) * (size / net.width)
+    layers = tuple(
+        layer
+        if layer.macs <= layer.parameters  # dense: each weight is used once
+        else replace(layer, macs=layer.macs * area, moved=layer.moved * area)
+        for layer in net.layers
+    )
+    return replace(net, height=size, width=size, layers=layers)
+
+
+def _transformer(name: str, row: dict[str, Any], tokens: int) -> Network:
+    """A transformer from its widths: per block attention and a feed-forward part.
+
+    A token costs every weight one multiply-add, and attention two of the width per other token.
+    """
+    wide, inner, vocabulary = row["hidden"], row["inner"], row["vocabulary"]
+    keys = row.get("keys", wide)  # all key heads together, fewer where groups share them
+    attention = 2 * wide * (wide + keys)
+    dense = (3 if row.get("gated") else 2) * wide * inner
+    seen, heads = 2.0 * wide * tokens, row["heads"]
+    block = (
+        Layer("attention", 8, attention, tokens * (attention + seen),
+              tokens * (8.0 * wide + 2 * heads * tokens)),
+        Layer("dense", 6, dense, float(tokens * dense), tokens * (4.0 * wide + 2 * inner)),
+    )  # fmt: skip
+    ends = wide * vocabulary
+    first = Layer("embedding", 1, ends, 0.0, 2.0 * tokens * wide)
+    # One table where input and output share it: its gradient is ready last.
+    last = Layer("output", 1, ends if row.get("untied") else 0, float(tokens * ends),
+                 float(tokens * vocabulary))  # fmt: skip
+    return Network(name, tokens, 1, 0, (first, *block * row["blocks"], last))
 
 
 def parse_layer(line: str) -> Layer:

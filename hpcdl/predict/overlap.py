@@ -98,6 +98,18 @@ def pack(ready: Sequence[Gradient], *, buffer_bytes: float, cycle: float) -> tup
     return tuple(packed)
 
 
+def buckets(ready: Sequence[Gradient], size: float) -> tuple[Gradient, ...]:
+    """The messages of PyTorch's DDP: a bucket goes when it is full, without a cycle."""
+    packed: list[Gradient] = []
+    held = 0.0
+    for gradient in ready:
+        held += gradient.size
+        if held >= size or gradient is ready[-1]:
+            packed.append(Gradient(gradient.ready, held))
+            held = 0.0
+    return tuple(packed)
+
+
 def wait_for(
     ready: Sequence[Gradient], cost: Cost, backward: float, *, buffer_bytes: float, cycle: float
 ) -> Overlap:

@@ -1,12 +1,15 @@
 """Published throughput as records: one schema for our facts and for any file of a user.
 
-A record is one measurement; `gpus` of 1 make it a base for others of the same source,
-hardware and settings. Other keys of a file than those read here are ignored, but these
-must be right: all faults are shown at once, each with its line.
+A record is one measurement: a row of a CSV file, or an entry of `records` in YAML or JSON. The
+one of the fewest GPUs is the base of others of the same source, hardware and settings. Other keys
+of a file than those read here are ignored, but these must be right: all faults are shown at
+once, each with its line.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,7 +20,9 @@ from typing import Any
 from hpcdl import facts
 from hpcdl.predict.network import names
 from hpcdl.system.disk_cache import cached
-from hpcdl.system.document import read_document
+from hpcdl.system.document import Document, Mapping, Mark, Scalar, Sequence, read_document
+from hpcdl.system.errors import BadInput
+from hpcdl.system.safe_read import read_regular
 from hpcdl.system.schema import Schema, check
 
 _MOST = 1e12
@@ -36,11 +41,19 @@ RECORD: Schema = {
         "gpus": {"type": "integer", "minimum": 1, "maximum": 1_000_000, "default": None,
                  "description": "How many GPUs in all."},
         "nodes": {"type": "integer", "minimum": 1, "maximum": 1_000_000, "default": 1},
+        "cores": {"type": "integer", "minimum": 1, "maximum": 100_000, "default": None,
+                  "description": "Physical cores of a node."},
         "interconnect": _TEXT,
         "framework": _TEXT,
         "version": _TEXT,
         "implementation": _TEXT,
         "model": {"type": "string", "description": "The network.", "examples": ["resnet50"]},
+        "image_size": {"type": "number", "minimum": 1, "maximum": 100_000, "default": None,
+                       "description": "Pixels of an edge, where not the network's own."},
+        "sequence_length": {"type": "number", "minimum": 1, "maximum": 10_000_000, "default": None,
+                            "description": "Tokens of a sequence."},
+        "accumulation": {"type": "integer", "minimum": 1, "maximum": 1_000_000, "default": None,
+                         "description": "Batches per exchange of gradients."},
         "batch_per_gpu": {"type": "number", "minimum": 1, "maximum": 1_000_000, "default": None},
         "precision": {"type": "string", "default": "fp32"},
         "xla": {"type": "string", "default": "false"},
@@ -71,7 +84,11 @@ FILE: Schema = {
 
 @dataclass(frozen=True)
 class Record:
-    """A published measurement; `rate` in images per second of all GPUs."""
+    """A published measurement; `rate` in images (sequences) per second of all GPUs.
+
+    `size` is the edge of an image in pixels, or the length of a sequence in tokens; `cores` are
+    physical ones of a node; `batch` is of one GPU and one pass, `accumulation` passes an exchange.
+    """
 
     id: str
     source: str
@@ -79,11 +96,14 @@ class Record:
     gpu: str
     gpus: int | None
     nodes: int
+    cores: int | None
     interconnect: str
     framework: str
     software: str
     model: str
+    size: int | None
     batch: int | None
+    accumulation: int
     precision: str
     xla: bool
     data: str
@@ -94,12 +114,16 @@ class Record:
 
     @property
     def setting(self) -> tuple[object, ...]:
-        """What a record shares with its single-GPU base, the batch left out."""
-        hardware = self.hardware.partition(",")[0].lstrip("0123456789x ")
+        """What a record shares with its base, the batch left out."""
         return (
-            self.source, hardware, self.gpu, self.framework, self.software, self.model,
-            self.precision, self.xla, self.data, self.update,
+            self.source, self.system, self.gpu, self.framework, self.software, self.model,
+            self.size, self.precision, self.xla, self.data, self.update,
         )  # fmt: skip
+
+    @property
+    def system(self) -> str:
+        """The machine, without how many of them."""
+        return self.hardware.partition(",")[0].lstrip("0123456789x ")
 
 
 def read_records(path: Path | None = None) -> tuple[Record, ...]:
@@ -114,13 +138,14 @@ def read_records(path: Path | None = None) -> tuple[Record, ...]:
 @cache
 def _ours() -> tuple[Record, ...]:
     """The records of our facts, whose file is checked once on a machine, not every time."""
-    path, form = facts.path("throughput"), repr(FILE).encode()
+    path, form = facts.rows_path("throughput"), repr(FILE).encode()
     return tuple(map(_record, cached("facts", [path, form], lambda: _rows(path))))
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a file, checked: every key of RECORD is there, of its type."""
-    document = read_document(path, _MOST_BYTES)
+    is_table = path.suffix.lower() == ".csv"
+    document = _read_table(path) if is_table else read_document(path, _MOST_BYTES)
     values = check(document, FILE)
     if isinstance(values, dict) and not document.faults:
         seen: dict[str, int] = {}
@@ -133,6 +158,36 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     return [{key: value[key] for key in _KEYS} for value in values["records"]]
 
 
+def _read_table(path: Path) -> Document:
+    """A CSV file as a document of `records`; empty cells are left out.
+
+    Raises:
+        BadInput: it cannot be read, is no text, or holds no row.
+    """
+    try:
+        text = read_regular(path, _MOST_BYTES).decode("utf-8-sig")
+        table = csv.reader(io.StringIO(text, newline=""), strict=True)
+        names, first = next(table, []), Mark(1, 1)
+        rows = [
+            Mapping(
+                tuple(
+                    (Scalar(name, True, Mark(1, 1)), Scalar(cell, False, Mark(table.line_num, 1)))
+                    for name, cell in zip(names, row, strict=False)
+                    if cell
+                ),
+                Mark(table.line_num, 1),
+            )
+            for row in table
+            if row
+        ]
+    except (UnicodeDecodeError, csv.Error) as fault:
+        raise BadInput(f"{path} is no CSV file: {fault}") from fault
+    key = Scalar("records", True, first)
+    return Document(
+        str(path), text.splitlines(), Mapping(((key, Sequence(tuple(rows), first)),), first)
+    )
+
+
 def _record(value: dict[str, Any]) -> Record:
     return Record(
         id=value["id"],
@@ -141,11 +196,14 @@ def _record(value: dict[str, Any]) -> Record:
         gpu=value["gpu"],
         gpus=value["gpus"],
         nodes=value["nodes"],
+        cores=value["cores"],
         interconnect=value["interconnect"] or "",
         framework=value["framework"] or "",
         software=f"{value['version']} {value['implementation']}",
         model=_model(value["model"]),
-        batch=round(value["batch_per_gpu"]) if value["batch_per_gpu"] else None,
+        size=_whole(value["sequence_length"] or value["image_size"]),
+        batch=_whole(value["batch_per_gpu"]),
+        accumulation=value["accumulation"] or 1,
         precision=_precision(value["precision"]),
         xla=value["xla"] == "true",
         data=value["data"] or "",
@@ -154,6 +212,10 @@ def _record(value: dict[str, Any]) -> Record:
         speedup=value["speedup"],
         notes=value["notes"] or "",
     )
+
+
+def _whole(value: float | None) -> int | None:
+    return round(value) if value else None
 
 
 _PRECISIONS = {
@@ -185,22 +247,30 @@ def _folded(text: str) -> str:
 
 
 class Bases:
-    """The single-GPU records to start from: those of a file first, then those of our facts."""
+    """The records to start from: those of a file first, then those of our facts."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self._known: dict[tuple[object, ...], list[Record]] = {}
-        for record in (*records, *_ours()):
-            if record.gpus == 1 and record.rate:
+        for record in dict.fromkeys((*records, *_ours())):
+            if record.gpus and record.rate:
                 self._known.setdefault(record.setting, []).append(record)
 
     def of(self, record: Record) -> Record | None:
-        """The single-GPU record of the same source, hardware and settings, nearest in batch.
+        """The record of the fewest GPUs of the same source, hardware and settings.
 
-        A base whose batch differs by more than a quarter is none.
+        Of those with as few it is the nearest in batch; one whose batch differs by more than a
+        quarter is none, nor is one of as many GPUs.
         """
-        found = self._known.get(record.setting, [])
-        if record.batch is None:
-            return next((other for other in found if other.batch is None), None)
         batch = record.batch
-        near = [r for r in found if r.batch and abs(r.batch - batch) <= batch / 4]
-        return min(near, key=lambda other: abs((other.batch or 0) - batch), default=None)
+        fewer = [
+            other
+            for other in self._known.get(record.setting, [])
+            if (other.gpus or 0) < (record.gpus or 0)
+            and (other.batch is None) == (batch is None)
+            and (batch is None or abs((other.batch or 0) - batch) <= batch / 4)
+        ]
+        return min(
+            fewer,
+            key=lambda other: (other.gpus or 0, abs((other.batch or 0) - (batch or 0))),
+            default=None,
+        )

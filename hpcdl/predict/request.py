@@ -155,11 +155,14 @@ def _measured_links(request: Request, machine: Machine) -> Machine:
         machine = fitted(machine, found)
     if request.link_gbs is not None:
         rate = request.link_gbs * GIGA
-        pair, ring = replace(machine.pair, bandwidth=rate), replace(machine.ring, bandwidth=rate)
+        pair, ring = (
+            replace(link, bandwidth=rate, measured=True) for link in (machine.pair, machine.ring)
+        )
         machine = replace(machine, pair=pair, ring=ring)
     if request.network_gbs is not None:
         rate = request.network_gbs * GIGA
-        machine = replace(machine, network=replace(machine.network or slowest(), bandwidth=rate))
+        network_link = replace(machine.network or slowest(), bandwidth=rate, measured=True)
+        machine = replace(machine, network=network_link)
     return machine
 
 

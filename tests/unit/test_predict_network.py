@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcdl import facts
-from hpcdl.predict.network import names, network, roofline, scaled
+from hpcdl.predict.network import network, roofline, scaled
 from hpcdl.system.errors import BadInput
 
 # Trainable parameters and multiply-adds as torchvision and Keras publish them.
@@ -29,12 +29,35 @@ def test_a_network_has_its_published_size_and_work(name: str) -> None:
     assert network(name).macs == pytest.approx(macs, rel=0.005)
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", facts.load("layers")["models"])
 def test_every_layer_has_gradients_and_the_totals_are_those_of_the_file(name: str) -> None:
     found = network(name)
     row = facts.load("layers")["models"][name]
     assert all(layer.tensors and layer.parameters for layer in found.layers)
     assert (found.parameters, found.macs) == (row["parameters"], row["macs"])
+
+
+# Of the sources that transformers.yaml names: llm-foundry's table, BERT's papers (about).
+TRANSFORMERS = {
+    "mpt_7b": 6658859008, "mpt_70b": 64862437376, "bert_base": 110e6, "bert_large": 336e6,
+    "llama3_8b": 8.03e9,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_a_transformer_has_its_published_size(name: str) -> None:
+    assert network(name).parameters == pytest.approx(TRANSFORMERS[name], rel=0.02)
+
+
+def test_a_longer_sequence_costs_more_than_in_proportion() -> None:
+    assert network("bert_large", 1024).macs > 2 * network("bert_large", 512).macs
+
+
+def test_a_smaller_image_costs_in_proportion_but_for_the_dense_layer() -> None:
+    usual, small = network("resnet50"), network("resnet50", 112)
+    assert small.macs == pytest.approx(usual.macs / 4, rel=0.01)
+    assert small.parameters == usual.parameters
+    assert small.pixels == 112 * 112
 
 
 @pytest.mark.parametrize("name", facts.load("models")["models"])

@@ -12,7 +12,7 @@ from hpcdl.predict.hardware import Link, Machine, of_gpu
 from hpcdl.predict.network import network
 from hpcdl.predict.overlap import Gradient
 from hpcdl.predict.simulate import Cluster, simulate
-from hpcdl.predict.step import Constants, Profile, Training, constants, predict_step, profile
+from hpcdl.predict.step import Profile, Training, constants, predict_step, profile
 
 LINK = Link("link", 1e-6, 1e10)
 NET = Link("net", 1e-5, 1e9)
@@ -34,7 +34,7 @@ def test_with_equal_ranks_and_links_both_agree_within_two_percent(
 ) -> None:
     machine, training, one = setting(model, local)
     training = replace(training, algorithm=algorithm)
-    known = replace(constants(), straggler=0.0, contention=0.0)
+    known = replace(constants(), straggler=0.0, contention=0.0, exposed=1.0)
     closed = predict_step(machine, training, one, nodes * local, nodes, known)
     played = simulate(
         Cluster(nodes, local, machine.link(local), machine.network),
@@ -104,6 +104,6 @@ def test_uneven_ranks_are_spread_as_chance_has_it() -> None:
 
 def test_constants_travel_to_the_simulation() -> None:
     machine, training, one = setting("resnet50")
-    known = Constants(contention=0.0, straggler=0.1, fusion_bytes=64e6, cycle=0.005)
+    known = replace(constants("early"), contention=0.0, straggler=0.1)
     calm = scenes(machine, training, one, 8)[1].simulated
     assert scenes(machine, training, one, 8, known)[1].simulated > calm

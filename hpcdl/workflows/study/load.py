@@ -246,7 +246,7 @@ def _check_rows(document: Document, values: dict[str, Any]) -> None:
         for number, row in enumerate(group["rows"]):
             if row not in known:
                 node = document.find(("published", index, "rows", number))
-                document.fault(f"facts/throughput.yaml has no row '{row}'", node,
+                document.fault(f"facts/throughput.csv has no row '{row}'", node,
                                did_you_mean(row, sorted(known)))  # fmt: skip
 
 
@@ -309,7 +309,7 @@ def _published(values: dict[str, Any]) -> Published:
 def _rows(ids: list[str]) -> Iterator[Point]:
     for row in facts.load("throughput")["records"]:
         if row["id"] in ids:
-            yield Point(row["gpus"], row.get("images_per_sec"), row.get("speedup"))
+            yield Point(int(row["gpus"]), row.get("images_per_sec"), row.get("speedup"))
 
 
 def _source(ids: list[str]) -> str:

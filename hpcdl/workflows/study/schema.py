@@ -163,7 +163,7 @@ PUBLISHED = _object(
     {
         "label": _text("What the figure calls them."),
         "source": _text("Who published them, where.", default=""),
-        "rows": {**_texts("Ids of rows of facts/throughput.yaml."), "default": []},
+        "rows": {**_texts("Ids of rows of facts/throughput.csv."), "default": []},
         "points": {"type": "array", "description": "Numbers that are no rows there.",
                    "items": POINT, "default": []},
         "where": _WHERE,

@@ -1,0 +1,123 @@
+"""Simple laws of scaling, which the model must beat: fitted without the source they are judged on.
+
+Linear scaling; Amdahl's law and a logarithmic one, each with one parameter; alpha-beta, the
+priced all-reduce with nothing overlapped; and a regression on what a table of rows shows. A law is
+a loss in logarithms between the base's count and the row's. Parameters are those of the least
+summed |error|, errors above a bound counted as the bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hpcdl.predict.learn import Pair
+
+_MOST_ERROR = 0.25
+_RIDGE = 0.05
+_STEPS = tuple(0.001 * 1.12**step for step in range(60))
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a simple law sees of a row: counts, and communication per computing, of both ends."""
+
+    pair: Pair
+    gpus: int
+    base: int
+    nodes: int
+    communication: float
+    base_communication: float
+
+
+Law = Callable[[Row, float], float]
+
+
+def amdahl(row: Row, part: float) -> float:
+    """A part of the work that does not scale."""
+    return math.log((1 + part * (row.gpus - 1)) / (1 + part * (row.base - 1)))
+
+
+def logarithmic(row: Row, part: float) -> float:
+    """The same loss at every doubling."""
+    return math.log((1 + part * math.log2(row.gpus)) / (1 + part * math.log2(row.base)))
+
+
+def alpha_beta(row: Row) -> float:
+    """An all-reduce after computing, at the links' published figures."""
+    return math.log((1 + row.communication) / (1 + row.base_communication))
+
+
+def table(rows: Sequence[Row]) -> list[tuple[str, list[float]]]:
+    """The losses that every law expects of every row."""
+    return [
+        ("linear scaling", [0.0 for _ in rows]),
+        ("Amdahl's law, 1 parameter", _one_parameter(rows, amdahl)),
+        ("1/(1 + c log2 N), 1 parameter", _one_parameter(rows, logarithmic)),
+        ("alpha-beta without overlap", [alpha_beta(row) for row in rows]),
+        ("regression, 8 features", _regression(rows)),
+    ]
+
+
+def _one_parameter(rows: Sequence[Row], law: Law) -> list[float]:
+    """Every row by the parameter that suits the rows of other sources best."""
+    worse: dict[str, list[float]] = {}
+    for row in rows:
+        own = worse.setdefault(row.pair.source, [0.0] * len(_STEPS))
+        for index, part in enumerate(_STEPS):
+            own[index] += min(abs(math.exp(row.pair.loss - law(row, part)) - 1), _MOST_ERROR)
+    total = [sum(column) for column in zip(*worse.values(), strict=True)]
+    best = {}
+    for source, own in worse.items():
+        rest = [everything - one for everything, one in zip(total, own, strict=True)]
+        best[source] = _STEPS[rest.index(min(rest))]
+    return [law(row, best[row.pair.source]) for row in rows]
+
+
+def _features(row: Row) -> list[float]:
+    real = row.pair.kind == "real"
+    inside = math.log2(row.gpus / row.nodes)
+    return [
+        math.log2(row.gpus / row.base), inside, math.log2(row.nodes), real * inside,
+        math.sqrt(row.communication), math.log1p(row.communication),
+        float(row.nodes > 1), row.pair.shares[3],
+    ]  # fmt: skip
+
+
+def _regression(rows: Sequence[Row]) -> list[float]:
+    """Least squares with a small ridge, without the rows of the row's own source."""
+    features = [_features(row) for row in rows]
+    width = len(features[0])
+    sums: dict[str, list[list[float]]] = {}
+    for row, own in zip(rows, features, strict=True):
+        matrix = sums.setdefault(row.pair.source, [[0.0] * (width + 1) for _ in range(width)])
+        for i, one in enumerate(own):
+            for j, two in enumerate((*own, row.pair.loss)):
+                matrix[i][j] += one * two
+    total = [[sum(m[i][j] for m in sums.values()) for j in range(width + 1)] for i in range(width)]
+    fitted = {
+        source: _solve(
+            [[a - b for a, b in zip(*lines, strict=True)] for lines in zip(total, own, strict=True)]
+        )
+        for source, own in sums.items()
+    }
+    return [
+        sum(a * b for a, b in zip(own, fitted[row.pair.source], strict=True))
+        for row, own in zip(rows, features, strict=True)
+    ]
+
+
+def _solve(matrix: list[list[float]]) -> list[float]:
+    """Matrix x = its last column, with a ridge, by Gauss and Jordan."""
+    size = len(matrix)
+    for i in range(size):
+        matrix[i][i] += _RIDGE * (matrix[i][i] or 1.0)
+    for i in range(size):
+        matrix[i] = [value / matrix[i][i] for value in matrix[i]]
+        for j in range(size):
+            if j != i:
+                matrix[j] = [
+                    a - matrix[j][i] * b for a, b in zip(matrix[j], matrix[i], strict=True)
+                ]
+    return [line[-1] for line in matrix]

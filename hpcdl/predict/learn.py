@@ -1,0 +1,205 @@
+"""The statistical layer: how much each part of the model's loss counts, learned from rows.
+
+The model gives the parts of a step beside computing (stragglers, exposed and hidden
+communication, waiting for input), each as a share of computing. A step is 1 + sum of shares x
+constants, so the loss between two counts of GPUs is the difference of two logarithms. The four
+constants minimise a robust error (Huber's) of that loss, drawn toward the published ones by a
+ridge; a source counts by the root of its rows, so that no source rules. Ranges are quantiles of
+errors of sources that the fit had not seen, as parts of a scale that grows with the loss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from hpcdl import facts
+from hpcdl.predict.step import Constants, Step, largest_of
+
+_RIDGE, _HUBER, _ROUNDS, _SWEEPS = 0.2, 0.03, 6, 40
+Shares = tuple[float, float, float, float]
+"""Stragglers, exposed and hidden communication, input: parts of computing, per constant."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A row and its base: shares of both steps, and the loss in logarithms that was measured."""
+
+    source: str
+    kind: str
+    shares: Shares
+    base: Shares
+    loss: float
+
+    def expected(self, constants: Sequence[float]) -> float:
+        """The loss by the constants."""
+        return math.log(_step(self.shares, constants) / _step(self.base, constants))
+
+
+def shares(step: Step) -> Shares:
+    """The shares of a step that was computed with every constant 1."""
+    return (
+        largest_of(step.gpus), step.exposed / step.compute, step.contention / step.compute,
+        step.input_wait / step.compute,
+    )  # fmt: skip
+
+
+def values(known: Constants) -> tuple[float, ...]:
+    """The four constants in the order of shares."""
+    return known.straggler, known.exposed, known.contention, known.input
+
+
+def with_values(known: Constants, four: Sequence[float]) -> Constants:
+    """Constants with other four."""
+    straggler, exposed, contention, waits = four
+    return replace(known, straggler=straggler, exposed=exposed, contention=contention, input=waits)
+
+
+def fit(pairs: Sequence[Pair], prior: Sequence[float]) -> tuple[float, ...]:
+    """The constants, none below 0; the prior's where there are no rows."""
+    found = tuple(prior)
+    for _ in range(_ROUNDS if pairs else 0):
+        found = _improved(_normal(pairs, found), prior)
+    return found
+
+
+def left_out(
+    pairs: Sequence[Pair], prior: Sequence[float], key: Callable[[Pair], str]
+) -> list[float]:
+    """The loss of every row by constants that were fitted without the rows of its own key.
+
+    One step from the fit of all rows is enough: one key moves it little.
+    """
+    every = fit(pairs, prior)
+    weights = Counter(pair.source for pair in pairs)
+    own: dict[str, _Normal] = {}
+    for pair in pairs:
+        own.setdefault(key(pair), _Normal.empty()).add(pair, every, weights[pair.source])
+    total = _Normal.empty()
+    for part in own.values():
+        total.join(part, 1)
+    fitted = {}
+    for name, part in own.items():
+        rest = _Normal.empty()
+        rest.join(total, 1)
+        rest.join(part, -1)
+        fitted[name] = _improved(rest, prior, every)
+    return [pair.expected(fitted[key(pair)]) for pair in pairs]
+
+
+@dataclass
+class _Normal:
+    """The normal equations of a weighted least-squares step: matrix x = vector."""
+
+    matrix: list[list[float]]
+    vector: list[float]
+
+    @classmethod
+    def empty(cls) -> _Normal:
+        return cls([[0.0] * 4 for _ in range(4)], [0.0] * 4)
+
+    def add(self, pair: Pair, found: Sequence[float], rows: int) -> None:
+        """A row, linear around the constants found so far."""
+        now, before = _step(pair.shares, found), _step(pair.base, found)
+        slope = [one / now - two / before for one, two in zip(pair.shares, pair.base, strict=True)]
+        error = pair.loss - math.log(now / before)
+        weight = rows**-0.5 * min(1.0, _HUBER / max(abs(error), 1e-9))
+        goal = error + sum(map(float.__mul__, slope, found))
+        for i, one in enumerate(slope):
+            self.vector[i] += weight * one * goal
+            for j, two in enumerate(slope):
+                self.matrix[i][j] += weight * one * two
+
+    def join(self, other: _Normal, sign: int) -> None:
+        """Add the rows of another one, or take them away."""
+        for i in range(4):
+            self.vector[i] += sign * other.vector[i]
+            for j in range(4):
+                self.matrix[i][j] += sign * other.matrix[i][j]
+
+
+def _normal(pairs: Sequence[Pair], found: Sequence[float]) -> _Normal:
+    weights = Counter(pair.source for pair in pairs)
+    normal = _Normal.empty()
+    for pair in pairs:
+        normal.add(pair, found, weights[pair.source])
+    return normal
+
+
+def _improved(
+    normal: _Normal, prior: Sequence[float], start: Sequence[float] | None = None
+) -> tuple[float, ...]:
+    """Non-negative least squares with a ridge toward the prior, by coordinates in turn."""
+    found = list(start or prior)
+    ridge = [_RIDGE * normal.matrix[i][i] + 1e-9 for i in range(4)]
+    for _ in range(_SWEEPS):
+        for i in range(4):
+            rest = sum(normal.matrix[i][j] * found[j] for j in range(4) if j != i)
+            goal = normal.vector[i] + ridge[i] * prior[i] - rest
+            found[i] = max(0.0, goal / (normal.matrix[i][i] + ridge[i]))
+    return tuple(found)
+
+
+def _step(parts: Sequence[float], constants: Sequence[float]) -> float:
+    a, b, c, d = parts
+    e, f, g, h = constants
+    return 1.0 + a * e + b * f + c * g + d * h
+
+
+# ---- ranges ----
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Between which errors of the loss eight of ten rows of a kind lay, as parts of the scale."""
+
+    low: float
+    high: float
+
+
+class Ranges:
+    """Errors of left-out rows, by kind and source, and the range they give to another row."""
+
+    def __init__(self, pairs: Sequence[Pair], expected: Sequence[float]) -> None:
+        self._scores: dict[str, list[tuple[float, str]]] = {}
+        for pair, loss in zip(pairs, expected, strict=True):
+            score = (pair.loss - loss) / scale(loss)
+            self._scores.setdefault(pair.kind, []).append((score, pair.source))
+        self._all = [row for rows in self._scores.values() for row in rows]
+
+    def of(self, kind: str, without: str = "") -> Spread:
+        """The middle 80 % of a kind's errors, those of one source left out.
+
+        Half of it is what all kinds together give, as a kind may be of few sources.
+        """
+        every = [self._middle(rows, without) for rows in (self._scores.get(kind, []), self._all)]
+        return Spread(sum(one.low for one in every) / 2, sum(one.high for one in every) / 2)
+
+    @staticmethod
+    def _middle(rows: Sequence[tuple[float, str]], without: str) -> Spread:
+        found = sorted(score for score, source in rows if source != without)
+        if len(found) < _FEWEST:
+            return Spread(0.0, 0.0)
+        return Spread(found[len(found) // 10], found[-1 - len(found) // 10])
+
+
+_FEWEST = 20
+
+
+def scale(loss: float) -> float:
+    """What errors of a loss are measured by: they grow with it, and a small one has some, too."""
+    known = facts.load("links")["uncertainty"]["scale"]
+    return float(known["least"] + known["per_loss"] * max(0.0, loss))
+
+
+def kind_of(nodes: int, *, real: bool) -> str:
+    """The kind of a row that has ranges of its own."""
+    return "across" if nodes > 1 else "real" if real else "within"
+
+
+def factors(loss: float, kind: str) -> tuple[float, float]:
+    """Factors on a rate of that loss between which the truth lies eight times in ten."""
+    row = facts.load("links")["uncertainty"][kind]
+    return math.exp(-row["high"] * scale(loss)), math.exp(-row["low"] * scale(loss))
