@@ -397,6 +397,21 @@ def test_what_spack_starts_is_looked_for_before_anything_is_made(
     assert not (tmp_path / "prefix").exists()
 
 
+def test_space_is_asked_for_before_the_first_build_from_wheels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later one finds most of its packages in the store."""
+    asked: list[dict[Path, float]] = []
+    monkeypatch.setattr(spack_build, "require_space", lambda needs, **_: asked.append(needs))
+    monkeypatch.setattr(spack_build, "find_spack", lambda: None)
+    plan = plan_spack(pi(tmp_path, cpus=wheels_stack()), "cpus")
+    plan.require_ready()
+    assert asked == [{tmp_path / "spack" / "store": 4.0}]
+    (tmp_path / "spack" / "store").mkdir(parents=True)
+    plan.require_ready()
+    assert len(asked) == 1
+
+
 def test_a_lock_that_nobody_holds_has_no_holder(tmp_path: Path) -> None:
     assert lock_holder(tmp_path / "none") is None
     (tmp_path / "lock").touch()

@@ -135,7 +135,8 @@ class SpackPlan:
                 f"Spack cannot build: there is no {names.replace(' ', ', ')} on PATH",
                 hint=f"Debian and Ubuntu: apt install {names}",
             )
-        if self.lock is None and self.environment.wheels:
+        # A later build finds most of its packages in the store.
+        if self.environment.wheels and not store(self.site).is_dir():
             size = table["build_gb"]["cuda" if self.environment.archs else "cpu"]
             require_space({store(self.site): size}, only_look=only_look)
 
