@@ -30,14 +30,14 @@ from hpcdl.stack.release import (
     release_ids,
 )
 from hpcdl.stack.sbom import CYCLONEDX_FILE, SPDX_FILE, refresh_sboms
-from hpcdl.stack.seal import look, require_integrity
+from hpcdl.stack.seal import CHECKED_FILE, look, require_integrity
 from hpcdl.stack.verify import PROOF_FILE, Gate, Proof, read_proof, store_proof, verify_here
 from hpcdl.system.errors import BadInput, CheckFailed
 from hpcdl.system.files import clear_leftovers, shared_lock, switch_link
 
 Say = Callable[[str], None]
 _WAIT_SECONDS = 3600
-_WRITTEN = (PROOF_FILE, SPDX_FILE, CYCLONEDX_FILE)
+_WRITTEN = (PROOF_FILE, SPDX_FILE, CYCLONEDX_FILE, CHECKED_FILE)
 """What publishes write into a release; killed ones leave parts of these that only we may read."""
 
 

@@ -212,6 +212,15 @@ def test_what_a_killed_publish_left_of_the_history_is_cleared(site: Site) -> Non
     assert not left.exists()
 
 
+@pytest.mark.parametrize("name", ["proof.json", ".content-checked"])
+def test_half_a_file_of_a_killed_publish_does_not_stop_the_next_one(site: Site, name: str) -> None:
+    """Only its owner may read it, which a release with such a file would be refused for."""
+    left = site.paths.prefix / f"releases/a/.{name}.abcd1234"
+    left.touch(mode=0o600)
+    go(site, "a")
+    assert not left.exists()
+
+
 def test_damaged_records_alone_are_said_to_be_damaged(site: Site) -> None:
     """Not that there is no release."""
     for name in "abc":
