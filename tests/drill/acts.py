@@ -19,6 +19,7 @@ from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import publish, rollback
 from hpcdl.stack.recipe import find_request, recipe_of, running_interpreter
 from hpcdl.stack.sources import own_digest
+from hpcdl.stack.spack_backend import adopt as adopting
 from hpcdl.stack.wheelhouse import Wheel, Wheelhouse, sha256
 from hpcdl.system.errors import HpcdlError
 from tests.small_release import passing, silent, small_site
@@ -73,11 +74,18 @@ def _empty_wheel(house: Path, name: str, version: str) -> Path:
     return path
 
 
+def adopt_small(site: Site, environment: str) -> None:
+    """Adopt an environment of small packages: all steps but the import of TensorFlow."""
+    adopting.require_imports = lambda *_: None  # type: ignore[assignment]
+    adopting.adopt_installed(adopting.plan_adoption(site, environment), silent)
+
+
 ACTS: dict[str, Callable[..., object]] = {
     "publish": publish_anew,
     "rollback": rollback,
     "gc": lambda site: collect(site, dict, keep=1, unpublished=True),
     "build": build_tiny,
+    "adopt": adopt_small,
 }
 
 

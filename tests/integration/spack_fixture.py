@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,11 @@ def spack_cache() -> Path:
 @pytest.fixture
 def spack_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spack_cache: Path) -> Path:
     """Spack's settings of its own: nothing of the user's, two compilers, no network."""
+    return own_spack(tmp_path, spack_cache, monkeypatch.setenv)
+
+
+def own_spack(tmp_path: Path, spack_cache: Path, setenv: Callable[[str, str], None]) -> Path:
+    """See `spack_home`."""
     settings = tmp_path / "settings"
     settings.mkdir()
     compilers = [gcc("12.2.0", "/usr"), gcc("11.3.0", "/opt/gcc-11")]
@@ -65,10 +71,10 @@ def spack_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spack_cache: Pat
     (settings / "bootstrap.yaml").write_text(
         "bootstrap:\n  enable: true\n  sources:: []\n  trusted:: {}\n"
     )
-    monkeypatch.setenv("SPACK_PYTHON", os.environ.get("SPACK_PYTHON", sys.executable))
-    monkeypatch.setenv("SPACK_USER_CONFIG_PATH", str(settings))
-    monkeypatch.setenv("SPACK_SYSTEM_CONFIG_PATH", str(tmp_path / "none"))
-    monkeypatch.setenv("SPACK_USER_CACHE_PATH", str(spack_cache))
+    setenv("SPACK_PYTHON", os.environ.get("SPACK_PYTHON", sys.executable))
+    setenv("SPACK_USER_CONFIG_PATH", str(settings))
+    setenv("SPACK_SYSTEM_CONFIG_PATH", str(tmp_path / "none"))
+    setenv("SPACK_USER_CACHE_PATH", str(spack_cache))
     shutil.copytree(
         folder("spack"), tmp_path / "spack", ignore=shutil.ignore_patterns("__pycache__")
     )
@@ -101,6 +107,11 @@ _FILL = "mkdir -p $SMALL_TREE/fill && head -c 50000000 /dev/zero > $SMALL_TREE/f
 @pytest.fixture
 def small(spack_home: Path) -> Path:
     """A folder as `hpcdl stack build` makes it, with small packages instead of TensorFlow."""
+    return small_packages(spack_home)
+
+
+def small_packages(spack_home: Path) -> Path:
+    """See `small`."""
     recipes = {
         "works": ("", "true"),
         "above": ('depends_on("works")', "true"),
