@@ -361,7 +361,8 @@ def test_a_time_out_after_the_result_was_written_is_an_error(site: Site) -> None
 
 @pytest.mark.long
 def test_a_slurm_that_goes_away_half_way_is_an_error(site: Site, cluster: ClusterState) -> None:
-    process = start(site, "until_cancelled")
+    """Its limit is far away, so that the job is there when Slurm is back: its end is hpcdl's."""
+    process = start(site, "lasting")
     wait_for(lambda: bool(list(runs_directory(site).glob("*/stage/**/started"))))
     state = read_state(cluster.directory)
     assert state is not None

@@ -9,17 +9,22 @@ from hpcdl.regress.checkbase import HpcdlCheck
 class Waits(HpcdlCheck):
     """One rank that prints, writes its result and then goes on."""
 
-    seconds = 600
+    seconds, minutes = 600, 1
 
     def request(self, site, partition):
         line = f"echo '{{}}' > result.json; echo measured; touch started; sleep {self.seconds}"
-        return JobSpec(partition=partition.name, gpus=1, minutes=1, name=self.check_name,
+        return JobSpec(partition=partition.name, gpus=1, minutes=self.minutes, name=self.check_name,
                        program=("bash", "-c", line))  # fmt: skip
 
 
 @rfm.simple_test
 class until_cancelled(Waits):
     pass
+
+
+@rfm.simple_test
+class lasting(Waits):
+    minutes = 10
 
 
 @rfm.simple_test
