@@ -53,10 +53,12 @@ def request_of(base: JobSpec, modules: Sequence[str] = ()) -> Request:
     reason to run everything again.
     """
     said = {one.name: getattr(base, one.name) for one in fields(base) if one.name not in _FREE}
-    said |= {"program": list(base.program), "environment": sorted(base.environment)}
-    said["sbatch"] = list(base.sbatch)
+    said["environment"] = sorted(base.environment)
     said["modules"] = list(modules)
-    return {key: value for key, value in said.items() if value}
+    found = {key: value for key, value in said.items() if value}
+    # As a manifest gives it back, which is what it is compared with: paths and tuples are none.
+    request: Request = json.loads(json.dumps(found, default=str))
+    return request
 
 
 def check_request(folder: Path, manifest: Manifest, request: Request | None) -> None:

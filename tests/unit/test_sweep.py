@@ -12,7 +12,13 @@ import pytest
 
 from hpcdl.cli import main
 from hpcdl.jobs import JobSpec, Module
-from hpcdl.jobs.manifest import read_manifest, request_of, write_manifest
+from hpcdl.jobs.manifest import (
+    Manifest,
+    check_request,
+    read_manifest,
+    request_of,
+    write_manifest,
+)
 from hpcdl.jobs.sweep import (
     Point,
     check_keys,
@@ -256,6 +262,16 @@ def test_results_of_other_jobs_are_not_taken_for_this_sweep_s(
     with pytest.raises(BadInput, match="begun with other jobs"):
         run_statuses(tmp_path, plan(site, other, matrix), request=request_of(other))
     assert len(queue.scripts) == 1
+
+
+def test_what_points_share_is_as_a_manifest_gives_it_back(tmp_path: Path) -> None:
+    """Paths, files beside the program and options: the same sweep again is not another one."""
+    spec = JobSpec("p100", program=("python", "train.py"), chdir=tmp_path, sbatch=("nice=5",),
+                   files=(tmp_path / "train.py",), environment={"A": "1"})  # fmt: skip
+    request = request_of(spec, ("gcc/12",))
+    write_manifest(tmp_path, Manifest((), request))
+    assert read_manifest(tmp_path).request == request
+    check_request(tmp_path, read_manifest(tmp_path), request_of(spec, ("gcc/12",)))
 
 
 def test_a_sweep_resumes_with_more_time(site: Site, tmp_path: Path, queue: Queue) -> None:
