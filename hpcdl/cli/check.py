@@ -56,6 +56,8 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--retries", type=at_least(0), metavar="N",
                         help="run what fails again, up to N times; by default only what was too"
                         " slow on a machine that emulates all nodes, once")  # fmt: skip
+    parser.epilog = "after --: arguments of ReFrame, such as -J reservation=tests"
+    parser.set_defaults(takes_program=True)
 
 
 def _run(args: argparse.Namespace) -> ExitCode:
@@ -96,7 +98,7 @@ def _remember(site: Site, outcome: CheckOutcome, args: argparse.Namespace) -> bo
     from hpcdl.regress.history import history_path, open_history
     from hpcdl.system.errors import HpcdlError
 
-    if args.set or args.no_history:
+    if outcome.settings or args.no_history:
         return True
     try:
         with open_history(history_path(site, args.history), site.name) as history:

@@ -52,6 +52,7 @@ def request_of(args: argparse.Namespace) -> CheckRequest:
         distribute=getattr(args, "distribute", False),
         repeat=getattr(args, "runs", 1),
         retries=getattr(args, "retries", None),
+        passed=tuple(getattr(args, "rest", ())),
     )
 
 

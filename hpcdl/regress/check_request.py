@@ -26,3 +26,11 @@ class CheckRequest:
     retries: int | None = None
     distribute: bool = False
     measuring: bool = False
+    passed: tuple[str, ...] = ()
+    """Further arguments of ReFrame."""
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """What makes the run unlike a night: settings, and variables passed on to ReFrame."""
+        sets = [word for word in self.passed if word.startswith(("-S", "--setvar"))]
+        return (*self.settings, *sets)

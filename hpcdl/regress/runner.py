@@ -13,6 +13,7 @@ from hpcdl.regress.check_request import CheckRequest
 from hpcdl.regress.nodes import name_slow_nodes, node_of
 from hpcdl.regress.plain import Plain, with_evidence
 from hpcdl.regress.references import fingerprint, load_references
+from hpcdl.regress.reframe_adapter.arguments import refuse_ours
 from hpcdl.regress.reframe_adapter.process import Progress, Session, execute, to_argv
 from hpcdl.regress.reframe_adapter.releases import require_reframe
 from hpcdl.regress.reframe_adapter.settings import Modules, module_on, reframe_name, render_settings
@@ -90,7 +91,7 @@ def run_checks(
         found = name_slow_nodes(_verdicts(site, modules, run, request, session, machine), execution)
         verdicts = tuple(waive(found, request.waived))
         seconds = time.monotonic() - start
-        outcome = CheckOutcome(run, verdicts, seconds, machine, request.settings, site.name,
+        outcome = CheckOutcome(run, verdicts, seconds, machine, request.changed, site.name,
                                time.time())  # fmt: skip
         VERDICTS.write(run.verdicts, _values(outcome))
     return outcome
@@ -127,6 +128,7 @@ def _check_request(site: Site, request: CheckRequest) -> bool:
                 f"--set {setting!r} cannot be passed on",
                 hint="write NAME=VALUE, an option of `hpcdl train`, without a comma",
             )
+    refuse_ours(request.passed)
     for path in request.paths:
         if not path.exists():
             raise BadInput(f"there are no checks at {path}", hint="name a file or a directory")
@@ -190,7 +192,8 @@ def _problem(reason: str, partition: str = "", kind: FaultKind = FaultKind.RUN) 
 def _nodes_without(site: Site, request: CheckRequest, found: Sequence[Verdict]) -> list[Verdict]:
     """Partitions of which fewer nodes were checked than the site has: one has vanished."""
     each: dict[str, set[str]] = {}
-    for verdict in found if request.distribute else ():
+    some = any("exclude" in word or "nodelist" in word for word in request.passed)
+    for verdict in found if request.distribute and not some else ():
         node = node_of(verdict) or verdict.planned
         each.setdefault(verdict.partition, set()).update({node} - {""})
     return [

@@ -135,7 +135,7 @@ def _queries(history: History) -> dict[str, Callable[[], object]]:
     largest = next(one for one in series if one[0] == "storage")
     return {
         "series": history.series,
-        "units and last of all series": lambda: [history.unit(one) for one in series],
+        "last of all series": lambda: [history.last(one) for one in series],
         "a year of one series": lambda: history.points(series[-1], _SINCE),
         "a year of a series on single nodes": lambda: history.points(largest, _SINCE),
         "one night": lambda: list(history.results(nights.END.isoformat()[:10])),

@@ -65,7 +65,7 @@ def to_argv(run: RunDirectory, request: CheckRequest, retries: int, *, serial: b
     argv += ["-S", "retry_all=yes"] if request.retries else []
     # ReFrame would pin checks of several nodes to one as well.
     argv += ["--distribute=all", "-t", "^node$"] if request.distribute else []
-    return argv
+    return [*argv, *request.passed]
 
 
 def _name_pattern(name: str) -> str:

@@ -1,9 +1,11 @@
 """ReFrame settings from the site file.
 
 One system, the site; its partitions with their way of asking for GPUs, processor, devices,
-features and extras. Two environments: `hpcdl` for checks that bring the whole script of a
-user's job, and `tensorflow`, where ReFrame itself loads the published release, for checks that
-a team writes in ReFrame's own way. Everything is absolute, so that the file works by itself.
+features and extras. Environments: `hpcdl` for checks that bring the whole script of a user's job;
+for checks that a team writes in ReFrame's own way `tensorflow`, where ReFrame itself loads the
+published release, `gnu` and `gnu-mpi` with the compilers of the machine (`+openmp`, `+mpi`), and
+`cuda` where the site says where CUDA is (`+cuda`). Everything is absolute, so that the file works
+anywhere.
 """
 
 from __future__ import annotations
@@ -41,6 +43,10 @@ class Environment:
     prepare: tuple[str, ...] = ()
     partitions: tuple[str, ...] = ()
     """The partitions it is for; all where there are none."""
+    features: tuple[str, ...] = ()
+    compilers: tuple[str, str, str] = ("gcc", "g++", "gfortran")
+    """Of C, C++ and Fortran."""
+    nvcc: str = "nvcc"
 
 
 def system_name(site: Site) -> str:
@@ -112,10 +118,26 @@ def environments(
                 "the published release, loaded by ReFrame",
                 _prepare(site, module),
                 tuple(map(reframe_name, names)) if len(users) > 1 else (),
+                ("tensorflow", "python"),
             )
             for module, names in users.items()
         ),
-    )
+        Environment("gnu", "the machine's own compilers", features=("openmp",)),
+        Environment("gnu-mpi", "the same, by the wrappers of its MPI", features=("mpi", "openmp"),
+                    compilers=("mpicc", "mpicxx", "mpifort")),
+        *_cuda(site, partitions),
+    )  # fmt: skip
+
+
+def _cuda(site: Site, partitions: Sequence[str]) -> tuple[Environment, ...]:
+    """CUDA's compiler on partitions with GPUs, where a stack of the site says where it is."""
+    home = next((one.cuda_home for one in site.stacks.values() if one.cuda_home), None)
+    gpus = [one.label for one in site.by_groups(partitions) if one.gpu]
+    if home is None or not gpus:
+        return ()
+    path = f"export PATH={quote.word(str(home / 'bin'))}:$PATH"
+    return (Environment("cuda", "the site's CUDA", (path,), tuple(map(reframe_name, gpus)),
+                        ("cuda", "openmp"), nvcc=str(home / "bin" / "nvcc")),)  # fmt: skip
 
 
 def _prepare(site: Site, module: Module) -> tuple[str, ...]:
@@ -151,7 +173,7 @@ def partition_settings(
         # Pyxis is a plugin of srun, which ReFrame knows nothing of.
         "containers": [{"type": "Apptainer"}] if site.container == "apptainer" else [],
         "extras": {
-            "hpcdl_site": str(site.source),
+            "hpcdl_site": str(site.source.absolute()),
             "hpcdl_partition": partition.label,
             "hpcdl_modules": list(module.names),
             "hpcdl_module_directory": str(module.folder) if module.folder else "",
@@ -200,7 +222,14 @@ def _template() -> jinja2.Template:
     )
     environment.filters["py"] = _literal
     environment.filters["targets"] = _targets
+    environment.filters["for_partition"] = _names_for
     return environment.get_template("settings.py.j2")
+
+
+def _names_for(environments: Sequence[Environment], partition: str) -> list[str]:
+    """The environments of a partition, each once."""
+    names = [one.name for one in environments if partition in (one.partitions or (partition,))]
+    return [*dict.fromkeys(names)]
 
 
 def _targets(partitions: Sequence[str], system: str) -> list[str]:

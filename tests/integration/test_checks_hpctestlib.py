@@ -1,0 +1,92 @@
+"""Checks of ReFrame's own library run through hpcdl, judged with identity and exit codes.
+
+No package of ReFrame has the library: HPCDL_HPCTESTLIB names a checkout of its sources.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hpcdl.jobs.spec import Module
+from hpcdl.regress.check_request import CheckRequest
+from hpcdl.regress.runner import CheckOutcome, run_checks
+from hpcdl.results.faults import FaultKind, Status
+from hpcdl.site import Site
+from hpcdl.slurm import client
+from tests.integration.check_runs import own_site, told
+
+pytestmark = pytest.mark.cluster
+pytest.importorskip("reframe", reason="ReFrame is not installed (pip install 'hpcdl[checks]')")
+LIBRARY = os.environ.get("HPCDL_HPCTESTLIB", "")
+TEAM = f"""
+import sys
+sys.path.insert(0, {LIBRARY!r})
+import reframe as rfm
+from reframe.core.builtins import parameter, run_after
+from hpctestlib.system.fs.mnt_opts import filesystem_options_check
+
+@rfm.simple_test
+class mounts(filesystem_options_check):
+    valid_systems, valid_prog_environs = ["*:p100"], ["gnu", "gnu-mpi"]
+    fs_ref_opts = {{"proc": "rw"}}
+    code = parameter([0, 3])
+
+    @run_after("setup")
+    def end(self):
+        self.postrun_cmds = [f"exit {{self.code}}"]
+"""
+
+
+@pytest.fixture
+def site(cluster_env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """The embedded site with a prefix and a work directory of the test's own."""
+    return own_site(cluster_env, tmp_path, monkeypatch)
+
+
+def run(site: Site, path: Path, *passed: str, **request: object) -> CheckOutcome:
+    asked = CheckRequest(partitions=("p100",), paths=(path,), passed=passed, **request)
+    return run_checks(site, Module(()), asked)
+
+
+@pytest.mark.skipif(not LIBRARY, reason="HPCDL_HPCTESTLIB names no checkout of ReFrame")
+def test_checks_of_reframes_library_are_judged_like_others(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "team.py").write_text(TEAM)
+    outcome = run(site, tmp_path / "team.py")
+    found = {(one.check, one.case, one.environment): one for one in outcome.verdicts}
+    assert set(found) == {
+        ("mounts", f"code={code}", name) for code in (0, 3) for name in ("gnu", "gnu-mpi")
+    }, told(outcome)
+    for (_, case, _), verdict in found.items():
+        assert str(verdict.job["nodes"]).startswith("p100-")
+        ends = [FaultKind.EXIT_CODE] if case == "code=3" else []
+        assert verdict.status is (Status.ERROR if ends else Status.PASS)
+        assert [fault.kind for fault in verdict.faults] == ends, told(outcome)
+
+
+PLAIN = """
+import reframe as rfm
+import reframe.utility.sanity as sn
+from reframe.core.builtins import sanity_function
+
+@rfm.simple_test
+class named(rfm.RunOnlyRegressionTest):
+    valid_systems, valid_prog_environs = ["*:p100"], ["gnu"]
+    executable, time_limit = "hostname", "1m"
+
+    @sanity_function
+    def ran(self):
+        return sn.assert_true(1)
+"""
+
+
+def test_options_of_a_job_are_passed_on_to_slurm(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "team.py").write_text(PLAIN)
+    outcome = run(site, tmp_path / "team.py", "-J", "nodelist=p100-02", "-J", "comment=passed-on")
+    (verdict,) = outcome.verdicts
+    assert verdict.job["nodes"] == "p100-02", told(outcome)
+    script = next(site.paths.work.rglob("rfm_job.sh")).read_text()
+    assert "#SBATCH --comment=passed-on" in script
+    assert client.job(int(verdict.job["id"])) is not None

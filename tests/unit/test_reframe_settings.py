@@ -1,0 +1,121 @@
+"""ReFrame as its users know it: environments by feature, arguments passed on, settings anywhere."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdl.cli import main
+from hpcdl.jobs.spec import Module
+from hpcdl.regress.check_request import CheckRequest
+from hpcdl.regress.reframe_adapter.arguments import refuse_ours
+from hpcdl.regress.reframe_adapter.process import to_argv
+from hpcdl.regress.reframe_adapter.settings import render_settings
+from hpcdl.regress.run_directory import RunDirectory
+from hpcdl.site import find_site_file, load_site
+from hpcdl.system.errors import BadInput
+
+REFRAME = Path(sys.executable).with_name("reframe")
+TEAM = """
+import reframe as rfm
+import reframe.utility.sanity as sn
+from reframe.core.builtins import sanity_function
+
+class Plain(rfm.RunOnlyRegressionTest):
+    valid_systems, executable = ["*"], "true"
+
+    @sanity_function
+    def well(self):
+        return sn.assert_true(1)
+"""
+ONE = '\n@rfm.simple_test\nclass {0}(Plain):\n    valid_prog_environs = ["+{0}"]\n'
+
+
+def configuration(site: Any) -> dict[str, Any]:
+    text = render_settings(site, Module(("tensorflow",)))
+    found: dict[str, Any] = {}
+    exec(text.replace("import hpcdl.regress.reframe_adapter.backend", ""), found)
+    configuration: dict[str, Any] = found["site_configuration"]
+    return configuration
+
+
+def test_environments_have_features_and_compilers() -> None:
+    site = load_site(find_site_file("p100-v100-k80"))
+    known = {one["name"]: one for one in configuration(site)["environments"]}
+    assert known["gnu"]["features"] == ["openmp"]
+    assert known["gnu-mpi"]["features"] == ["mpi", "openmp"]
+    assert (known["gnu"]["cc"], known["gnu-mpi"]["cxx"]) == ("gcc", "mpicxx")
+    assert "cuda" not in known, "the site does not say where it is"
+
+
+def test_cuda_is_an_environment_of_partitions_with_gpus_where_the_site_has_it() -> None:
+    site = load_site(find_site_file("p100-v100-k80"))
+    name, stack = next(iter(site.stacks.items()))
+    with_cuda = replace(site, stacks={name: replace(stack, cuda_home=Path("/opt/cuda-12"))})
+    found = configuration(with_cuda)
+    (cuda,) = [one for one in found["environments"] if one["name"] == "cuda"]
+    assert (cuda["features"], cuda["nvcc"]) == (["cuda", "openmp"], "/opt/cuda-12/bin/nvcc")
+    offered = {part["name"]: part["environs"] for part in found["systems"][0]["partitions"]}
+    gpus = {part.label: part.gpu is not None for part in site.by_groups()}
+    assert {label: "cuda" in offered[label] for label in gpus} == gpus
+
+
+def test_a_check_gets_the_environments_that_have_its_feature(tmp_path: Path) -> None:
+    pytest.importorskip("reframe")
+    site = load_site(find_site_file("embedded"))
+    (tmp_path / "settings.py").write_text(render_settings(site, Module(())))
+    (tmp_path / "team.py").write_text(TEAM + ONE.format("mpi") + ONE.format("openmp"))
+    done = subprocess.run(
+        [REFRAME, "-C", "settings.py", "-c", "team.py", "-L", "--system=embedded:p100"],
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    lines = done.stdout.splitlines()
+    found = {line for line in lines if line.startswith("- ")}
+    assert sum(line.startswith(("- mpi", "- openmp")) for line in found) == 2
+    assert "Found 2 check(s)" in done.stdout
+
+
+def test_settings_of_a_site_that_was_named_from_here_work_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("reframe")
+    (tmp_path / "here").mkdir()
+    (tmp_path / "else").mkdir()
+    (tmp_path / "here" / "site.yaml").write_text(find_site_file("p100-v100-k80").read_text())
+    monkeypatch.chdir(tmp_path / "here")
+    settings = str(tmp_path / "settings.py")
+    assert main(["check", "settings", "--site", "site.yaml", "--output", settings]) == 0
+    done = subprocess.run(
+        [REFRAME, "-C", settings, "-l", "-n", "^storage"],
+        cwd=tmp_path / "else", capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "Found 2 check(s)" in done.stdout
+
+
+def test_arguments_of_reframe_are_passed_on(tmp_path: Path) -> None:
+    request = CheckRequest(passed=("-J", "reservation=tests", "-x", "slow", "--skip-sanity-check"))
+    refuse_ours(request.passed)
+    argv = to_argv(RunDirectory(tmp_path), request, 0, serial=True)
+    assert argv[-5:] == list(request.passed)
+    assert request.changed == ()
+    assert CheckRequest(passed=("-S", "size=4")).changed == ("-S",), "it is no night"
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("-C", "writes the settings"), ("-Cother.py", "writes the settings"),
+        ("--config-file=x", "writes the settings"), ("--tag=smoke", "--tag"),
+        ("-l", "not for a run"), ("--dry-run", "not for a run"), ("--dry", "not for a run"),
+        ("--report-file=x", "not for a run"), ("--max-ret=3", "--retries"),
+    ],
+)  # fmt: skip
+def test_arguments_by_which_hpcdl_runs_reframe_are_refused(word: str, hint: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        refuse_ours(["-J", "reservation=tests", word])
+    assert hint in (refused.value.hint or "")
