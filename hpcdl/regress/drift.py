@@ -183,18 +183,15 @@ def _turned(change: Change) -> Change:
     return replace(change, before=before, after=after, lower=True)
 
 
-def may_be_worse(values: Iterable[tuple[str, float]], *, lower: bool = False) -> bool:
+def may_be_worse(means: Iterable[tuple[str, float]], *, lower: bool = False) -> bool:
     """Whether a closer look at a series may find a change for the worse that holds: a quick test.
 
     Args:
-        values: time as ISO 8601 and value, oldest first.
+        means: of each night, its date and the mean of its runs; oldest first.
         lower: whether lower values are better.
     """
-    each: dict[str, list[float]] = {}
-    for time, value in values:
-        if not lower or value > 0:
-            each.setdefault(time[:10], []).append(1 / value if lower else value)
-    return may_hold([sum(runs) / len(runs) for runs in each.values()])
+    values = [value for _, value in means]
+    return may_hold([1 / value for value in values if value > 0] if lower else values)
 
 
 def without_weekends(nights: Nightly, weekdays: Sequence[int]) -> Nightly:

@@ -171,8 +171,8 @@ def _of_last(question: _Question, series: Series, last: Result) -> list[Finding]
 
 def _patience_days(question: _Question, series: Series, last: Result) -> float:
     """How long a series may be silent: twice as long as between its nights, and a day."""
-    values = question.history.values(series, _days_before(last.time, LOOK_BACK_DAYS))
-    days = sorted({date.fromisoformat(time[:10]) for time, _ in values})[-_CADENCE_NIGHTS:]
+    means = question.history.means(series, _days_before(last.time, LOOK_BACK_DAYS))
+    days = [date.fromisoformat(day) for day, _ in means][-_CADENCE_NIGHTS:]
     gaps = [(after - before).days for before, after in pairwise(days)]
     return 2 * median(gaps) + 1 if gaps else UNKNOWN_DAYS
 
@@ -218,12 +218,12 @@ def _of_history(question: _Question, series: Series, run: list[Result]) -> list[
     lower = better_of(series.unit, last.low, last.high, last.better) == LOWER
     if any(single_node(result.nodes) for result in run):
         nights = history.nights(series, _days_before(last.time, NODES_DAYS))
-        nights = as_rates(nights) if lower else nights
-        found = [Finding(series, SLOW_NODE, f"{node} is slower than the others", node=node)
-                 for node in slow_nodes(nights, question.least)]  # fmt: skip
-        found += _vanished(series, run, history.nights(series, _days_before(last.time, NODES_DAYS)))
+        found = _vanished(series, run, nights)
+        slow = slow_nodes(as_rates(nights) if lower else nights, question.least)
+        found += [Finding(series, SLOW_NODE, f"{node} is slower than the others", node=node)
+                  for node in slow]  # fmt: skip
     since = first_night(series, last.time, question.rulings, question.today)
-    if may_be_worse(history.values(series, since), lower=lower):
+    if may_be_worse(history.means(series, since), lower=lower):
         nights = history.nights(series, since)
         analysis = analyse(nights, watched=question.watched, lower=lower)
         if worse := analysis.worse:

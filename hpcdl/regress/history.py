@@ -213,11 +213,12 @@ class History:
             for time, value, release, driver, nodes in cursor
         ]
 
-    def values(self, series: Series, since: str = "") -> list[tuple[str, float]]:
-        """Time and value of a series' results, oldest first; those without one are left out."""
+    def means(self, series: Series, since: str = "") -> list[tuple[str, float]]:
+        """Each night's date and the mean of its values, oldest first."""
         return self._connection.execute(
-            f"SELECT time, value FROM results WHERE {_THIS} AND time >= ? AND time <= ? AND "  # noqa: S608
-            "value IS NOT NULL AND status != 'ERROR' ORDER BY time",
+            f"SELECT substr(time, 1, 10) AS day, avg(value) FROM results WHERE {_THIS} AND "  # noqa: S608
+            "time >= ? AND time <= ? AND value IS NOT NULL AND status != 'ERROR' "
+            "GROUP BY day ORDER BY day",
             (*_key(series), since, self._until),
         ).fetchall()
 
