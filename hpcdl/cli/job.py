@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcdl.cli import cancel, lint, log, request, sweep
+from hpcdl.cli import cancel, lint, log, request, sweep, usage
 from hpcdl.cli.framework import Command, Group, at_least, print_json, the_site
 from hpcdl.system.errors import ExitCode
 
@@ -345,6 +345,13 @@ GROUP = Group(
             "hpcdl job report 4711",
             _report,
             _report_options,
+        ),
+        Command(
+            "usage",
+            "Sum GPU hours, CPU hours and energy of jobs, from Slurm's accounting.",
+            "hpcdl job usage --since 2026-01 --by account --by month --all-users",
+            usage.run,
+            usage.options,
         ),
         Command(
             "lint",

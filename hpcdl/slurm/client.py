@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hpcdl.slurm import parse
+from hpcdl.slurm.consumed import CONSUMED_FIELDS, Consumed, consumed_by
 from hpcdl.slurm.parse import JobRecord, NodeRecord, PartitionRecord
 from hpcdl.system.errors import BadInput, MissingPrerequisite, Stopped
 from hpcdl.system.files import user_name
@@ -108,6 +109,32 @@ def _accounted(job_id: int, fields: str, *options: str) -> list[str]:
     asked = ["sacct", "--noheader", "--parsable2", f"--format={fields}", *options]
     answer = ask([*asked, "--jobs", str(job_id)], check=False)
     return [line for line in answer.stdout.splitlines() if line.strip()] if answer.ok else []
+
+
+def consumed(since: str, until: str, *, everybody: bool) -> tuple[Consumed, ...]:
+    """What jobs took of the machine in a time, by accounting; a requeued job is there per run.
+
+    Args:
+        since: where the time begins, as `sacct --starttime` takes it.
+        until: where it ends.
+        everybody: all users' jobs, as far as Slurm shows them, instead of one's own.
+
+    Raises:
+        MissingPrerequisite: there is no accounting, or it does not answer.
+    """
+    hint = "the site needs slurmdbd; an emulated cluster has it with `cluster up --accounting`"
+    if shutil.which("sacct") is None:
+        raise MissingPrerequisite("there is no sacct here", hint=hint)
+    asked = ["sacct", "--noheader", "--parsable2", "--allocations", "--duplicates", "--truncate",
+             f"--format={CONSUMED_FIELDS}", f"--starttime={since}", f"--endtime={until}",
+             *(["--allusers"] if everybody else [f"--uid={os.getuid()}"])]  # fmt: skip
+    answer = ask(asked, check=False)
+    if not answer.ok or "is disabled" in answer.stderr:
+        raise MissingPrerequisite(
+            "Slurm's accounting does not answer", details=answer.last_lines(2), hint=hint
+        )
+    lines = filter(None, answer.stdout.splitlines())
+    return tuple(parsed(consumed_by, line, "sacct") for line in lines)
 
 
 def queue() -> tuple[JobRecord, ...]:

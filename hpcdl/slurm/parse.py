@@ -228,7 +228,7 @@ def exits(text: str) -> dict[int, tuple[int, int, int]]:
 
 def accounted_job(lines: Sequence[str]) -> JobRecord:
     """The lines of `sacct -n -P -X -D -o ACCOUNTING_FIELDS`: one per run of the job, last last."""
-    runs = [_fields(line, ACCOUNTING_FIELDS) for line in lines]
+    runs = [sacct_fields(line, ACCOUNTING_FIELDS) for line in lines]
     values = runs[-1]
     # Ids start anew where a controller's state was lost: another job may have had this one.
     restarts = sum(run["JobName"] == values["JobName"] for run in runs) - 1
@@ -255,11 +255,16 @@ ACCOUNTING_FIELDS = "JobIDRaw,State,ExitCode,Partition,NodeList,Submit,Start,End
 USAGE_FIELDS = "JobIDRaw,ElapsedRaw,TotalCPU,MaxRSS,MaxRSSNode,AllocTRES"
 
 
+def tres(text: str) -> dict[str, str]:
+    """`cpu=8,gres/gpu=2,...` by name."""
+    return dict(pair.split("=", 1) for pair in text.split(",") if "=" in pair)
+
+
 def usage(lines: Sequence[str]) -> Usage:
     """The lines of `sacct -n -P -j JOB -o USAGE_FIELDS`: the job, then its steps."""
-    job, *steps = (_fields(line, USAGE_FIELDS) for line in lines)
+    job, *steps = (sacct_fields(line, USAGE_FIELDS) for line in lines)
     largest = max(steps, key=lambda step: _kilobytes(step["MaxRSS"]), default=job)
-    had = dict(pair.split("=", 1) for pair in job["AllocTRES"].split(",") if "=" in pair)
+    had = tres(job["AllocTRES"])
     return Usage(
         allocated={name: text for name, text in had.items() if name != "billing"},
         elapsed_seconds=int(job["ElapsedRaw"] or 0),
@@ -269,7 +274,7 @@ def usage(lines: Sequence[str]) -> Usage:
     )
 
 
-def _fields(line: str, names: str) -> dict[str, str]:
+def sacct_fields(line: str, names: str) -> dict[str, str]:
     """The fields of a line of `sacct -P`; the last one may hold the separator."""
     keys = names.split(",")
     return dict(zip(keys, line.split("|", len(keys) - 1), strict=True))

@@ -451,6 +451,15 @@ def test_a_job_that_the_controller_has_forgotten_is_told_from_accounting(
     report = json.loads(accounted(HPCDL, "job", "report", "--json", requeued).stdout)
     assert report["usage"]["allocated"]["gres/gpu:p100"] == "2"
     assert report["usage"]["max_rss_mb"] > 200
+    used = json.loads(accounted(HPCDL, "job", "usage", "--by", "partition", "--by", "module",
+                                "--json").stdout)["usage"]  # fmt: skip
+    assert [one["group"] for one in used] == [{"partition": "p100", "module": ""}]
+    assert used[0]["jobs"] == 2
+    assert used[0]["gpu_hours"] == pytest.approx(used[0]["cpu_hours"] * 2 / 8)
+    assert used[0]["gpu_hours"] > 5 * 2 / 3600
+    shown = accounted(HPCDL, "job", "usage").stdout.splitlines()
+    assert shown[0].split() == ["month", "jobs", "GPU", "h", "CPU", "h"]
+    assert shown[-1].endswith("#" * 40)
     accounted(HPCDL, "job", "cancel", requeued)  # what is forgotten is no error
 
 

@@ -1,0 +1,81 @@
+"""What jobs took of the machine: GPU hours, CPU hours and energy, by month, user, module. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hpcdl.slurm.consumed import Consumed
+from hpcdl.system.text import one_line, table
+
+KEYS = ("month", "user", "account", "partition", "name", "module")
+"""What usage can be summed by; `module` is known of jobs that hpcdl submitted."""
+
+_BAR = 40
+
+
+@dataclass(frozen=True)
+class Share:
+    """What the jobs of one group took; `energy_kwh` is None where none was measured."""
+
+    group: tuple[str, ...]
+    jobs: int
+    gpu_hours: float
+    cpu_hours: float
+    energy_kwh: float | None
+
+
+def shares(
+    records: Iterable[Consumed], keys: Sequence[str], module: Callable[[int], str]
+) -> tuple[Share, ...]:
+    """The sums by these keys, in the order of time or, without months, the largest first.
+
+    Args:
+        records: runs of jobs, from accounting.
+        keys: of KEYS.
+        module: the module of a job, by its id.
+    """
+    groups: dict[tuple[str, ...], list[Consumed]] = {}
+    for record in records:
+        known: Mapping[str, object] = record._asdict()
+        of = tuple(str(module(record.job_id) if key == "module" else known[key]) for key in keys)
+        groups.setdefault(of, []).append(record)
+    found = [_share(group, members) for group, members in groups.items()]
+    found.sort(key=lambda one: (one.gpu_hours, one.cpu_hours), reverse=True)
+    if "month" in keys:
+        found.sort(key=lambda one: one.group[keys.index("month")])
+    return tuple(found)
+
+
+def _share(group: tuple[str, ...], members: Sequence[Consumed]) -> Share:
+    energy = [one.energy_kwh for one in members if one.energy_kwh is not None]
+    return Share(
+        group=group,
+        jobs=len({one.job_id for one in members}),
+        gpu_hours=sum(one.gpu_hours for one in members),
+        cpu_hours=sum(one.cpu_hours for one in members),
+        energy_kwh=sum(energy) if energy else None,
+    )
+
+
+def as_text(found: Sequence[Share], keys: Sequence[str]) -> str:
+    """A row per group, with a bar for its part of the GPU hours, or of CPU hours without any."""
+    if not found:
+        return "no job ran in that time"
+    gpus = any(one.gpu_hours for one in found)
+    size = [one.gpu_hours if gpus else one.cpu_hours for one in found]
+    most = max(size) or 1.0
+    energy = any(one.energy_kwh is not None for one in found)
+    rows = [
+        [
+            *(one_line(part) or "-" for part in one.group),
+            f"{one.jobs:,}",
+            f"{one.gpu_hours:,.1f}",
+            f"{one.cpu_hours:,.1f}",
+            *([f"{one.energy_kwh:,.1f}" if one.energy_kwh is not None else "-"] if energy else []),
+            "#" * round(_BAR * part / most),
+        ]
+        for one, part in zip(found, size, strict=True)
+    ]
+    heads = (*keys, "jobs", "GPU h", "CPU h", *(["kWh"] if energy else []), "")
+    return table(rows, heads)
