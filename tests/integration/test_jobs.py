@@ -204,11 +204,13 @@ def test_a_lost_node_puts_the_job_on_another_one(
 def test_a_chain_goes_on_until_one_finishes_and_the_rest_is_dropped(
     hpcdl: Callable[..., dict[str, object]], tmp_path: Path
 ) -> None:
-    program = "echo x >>runs; (( $(wc -l <runs) == 2 ))"
-    folder = tmp_path / "job"
-    answer = hpcdl(
-        "--partition", "cpu", "--chain", "4", "--job-dir", str(folder), "--", "bash", "-c", program
-    )
+    """Where a site has no requeues, a job that asks for more leaves that to the next one."""
+    program = "echo x >>runs; (( $(wc -l <runs) == 2 )) || exit 75"
+    folder, site = tmp_path / "job", tmp_path / "site.yaml"
+    text = Path(find_site_file("embedded")).read_text()
+    site.write_text(text.replace("accounting: false", "requeue: false\n  accounting: false"))
+    words = ("--site", str(site), "--partition", "cpu", "--chain", "4", "--job-dir", str(folder))
+    answer = hpcdl(*words, "--", "bash", "-c", program)
     assert answer["state"] == "COMPLETED"
     assert len(answer["chain"]) == 4  # type: ignore[arg-type]
     time.sleep(2)
