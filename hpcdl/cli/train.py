@@ -10,6 +10,7 @@ from pathlib import Path
 from hpcdl import facts
 from hpcdl.cli.framework import Command, Parser
 from hpcdl.cli.launch import launch
+from hpcdl.system.disk_cache import cached
 from hpcdl.system.errors import BadInput, ExitCode
 from hpcdl.system.text import did_you_mean
 
@@ -50,12 +51,14 @@ def check_words(program: Sequence[str]) -> None:
     Raises:
         BadInput: an unknown model, or a data set that is not there.
     """
-    from hpcdl.train.options import SYNTHETIC, from_namespace
-
     if tuple(program[:2]) != ("hpcdl", "train") or {"-h", "--help"} & set(program):
         return
+    if len(program) == 2:
+        return
+    from hpcdl.train.options import SYNTHETIC, from_namespace
+
     options = from_namespace(_parser().parse_args(program[2:]))
-    models = facts.load("models")["models"]
+    models = cached("facts", [facts.path("models")], lambda: facts.load("models"))["models"]
     if options.model not in models and ":" not in options.model:
         raise BadInput(f"unknown model '{options.model}'", hint=did_you_mean(options.model, models))
     data = options.data

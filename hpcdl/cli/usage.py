@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 from contextlib import suppress
-from datetime import date, timedelta
 
 from hpcdl.cli.framework import print_json, the_site
 from hpcdl.system.errors import BadInput, ExitCode
@@ -28,6 +27,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> ExitCode:
     """Print what jobs took of the machine."""
     from dataclasses import asdict
+    from datetime import date, timedelta
 
     from hpcdl.jobs.submission import asked, find
     from hpcdl.jobs.usage import KEYS, as_text, shares
@@ -69,6 +69,8 @@ def _day(option: str, text: str | None) -> str | None:
     """A date as sacct takes it, '2026-03' as its first day."""
     if text is None:
         return None
+    from datetime import date
+
     match = _DATE.match(text)
     with suppress(ValueError):
         if match:

@@ -19,7 +19,6 @@ from pathlib import Path
 
 from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.system.errors import BadInput
-from hpcdl.system.run import run
 
 _PYTHON = re.compile(r"python[0-9.]*\Z")
 _SHELLS = frozenset({"bash", "sh"})
@@ -187,6 +186,8 @@ def _module(argv: Sequence[str]) -> str | None:
 
 def _has_module(spec: JobSpec, name: str) -> bool:
     """Whether this Python finds a module, as the job's would."""
+    from hpcdl.system.run import run
+
     if not name.isidentifier():
         return True
     if spec.chdir and any(_is_there(spec.chdir / one) for one in (name, f"{name}.py")):
