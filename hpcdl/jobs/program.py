@@ -32,6 +32,7 @@ _OF_SHELLS = (
     re.compile(r"-([A-Za-z]*[cs].*)?\Z"),
 )
 _SCRIPT = (".py", ".sh")
+_FUNCTION = re.compile(r"(?:--(?:model|dataset)=)?([A-Za-z_]\w*)(?:\.\w+)*:\w+\Z")
 # Programs that start the one their arguments name: the first argument that ends like a script.
 _STARTERS = frozenset(
     {
@@ -79,8 +80,8 @@ def seen_from(folder: Path, spec: JobSpec) -> JobSpec:
         if marked or _is_there(folder / argv[at]):
             argv[at] = str(folder / argv[at])
             found.append(Path(argv[at]).parent)
-    module = _module(argv)
-    here = module and any(_is_there(folder / one) for one in (module, f"{module}.py"))
+    modules = [*filter(None, [_module(argv)]), *_of_train(argv)]
+    here = any(_is_there(folder / one) for name in modules for one in (name, f"{name}.py"))
     data = _data_index(argv)
     if data is not None and _is_there(folder / argv[data].removeprefix("--data=")):
         sign, _, value = argv[data].rpartition("--data=")
@@ -182,6 +183,13 @@ def _module(argv: Sequence[str]) -> str | None:
         if re.match(r"-[A-Za-z]*m\Z", one):
             return following.partition(".")[0]
     return None
+
+
+def _of_train(argv: Sequence[str]) -> list[str]:
+    """The modules of the functions `package.module:function` that `hpcdl train` is given."""
+    words = argv[2:] if list(argv[:2]) == ["hpcdl", "train"] else ()
+    found = (_FUNCTION.match(one) for one in words)
+    return [match[1] for match in found if match]
 
 
 def _has_module(spec: JobSpec, name: str) -> bool:

@@ -107,6 +107,10 @@ def test_a_module_of_this_directory_is_found_from_the_job_s(here: Path) -> None:
     spec = seen_from(here, JobSpec("cpu", program=("python3", "-m", "sub.train")))
     assert spec.python_path == here
     check_program(here, spec, Module(()))
+    for words in (("--model", "sub.nets:build"), ("--dataset=train:data",)):
+        assert seen_from(here, JobSpec("cpu", program=("hpcdl", "train", *words))).python_path
+    other = JobSpec("cpu", program=("hpcdl", "train", "--model", "elsewhere:build"))
+    assert seen_from(here, other).python_path is None
 
 
 def test_the_first_example_of_the_documents_finds_its_program(
