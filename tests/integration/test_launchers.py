@@ -24,14 +24,14 @@ TWO_NODES = ("--nodes", "2", "--gpus-per-node", "2")
 
 
 @cache
-def python_with(module: str) -> str:
+def python_with(module: str, package: str) -> str:
     """A Python that has a module: this one, the system's, or $HPCDL_TEST_PYTHONS (`:` between)."""
     given = os.environ.get("HPCDL_TEST_PYTHONS", "").split(":")
     for python in filter(None, [*given, sys.executable, "/usr/bin/python3"]):
         done = subprocess.run([python, "-c", f"import {module}"], capture_output=True, check=False)
         if done.returncode == 0:
             return python
-    pytest.skip(f"no Python here has {module} (Debian: python3-torch; PyPI: jax)")
+    pytest.skip(f"no Python here has {module} (install {package})")
 
 
 def wait_for(what: Callable[[], object], seconds: float = 90) -> None:
@@ -72,7 +72,7 @@ CASES = [("torch", "torch"), ("torchrun", "torch"), ("jax", "jax")]
 def test_a_run_that_was_stopped_and_killed_ends_as_one_that_was_not(
     slurm: Shell, tmp_path: Path, launcher: str, module: str
 ) -> None:
-    python = python_with(module)
+    python = python_with(module, {"torch": "python3-torch", "jax": "jax from PyPI"}[module])
     (tmp_path / "torchrun").write_text(TORCHRUN.format(python=python))
     (tmp_path / "torchrun").chmod(0o755)
     slurm.env = {**slurm.env, "PATH": f"{tmp_path}:{slurm.env['PATH']}"}

@@ -1,0 +1,60 @@
+"""Other people's clients of Slurm run their own first examples on the embedded cluster."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import Shell
+from tests.integration.test_launchers import python_with
+
+pytestmark = pytest.mark.cluster
+
+# Of the README of facebookincubator/submitit; only partition and time limit are this cluster's.
+SUBMITIT = """\
+import submitit
+
+def add(a, b):
+    return a + b
+
+executor = submitit.AutoExecutor(folder="log_test", cluster="slurm")
+executor.update_parameters(timeout_min=2, slurm_partition="cpu")
+job = executor.submit(add, 5, 7)
+print(job.job_id)
+output = job.result()
+assert output == 12
+jobs = executor.map_array(add, [1, 2, 3], [10, 20, 30])
+print([job.result() for job in jobs])
+"""
+
+# Of dask-jobqueue's "Example"; sizes, partition and the address of this machine are ours.
+DASK = """\
+from dask_jobqueue import SLURMCluster
+from dask.distributed import Client
+
+if __name__ == "__main__":
+    cluster = SLURMCluster(queue="cpu", cores=2, processes=1, memory="2GB", walltime="00:05:00",
+                           local_directory=".", scheduler_options={"host": "ADDRESS"})
+    cluster.scale(jobs=2)
+    client = Client(cluster)
+    client.wait_for_workers(2, timeout=120)
+    print(sum(client.gather(client.map(lambda x: x * x, range(10)))))
+    client.close()
+    cluster.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "example", "said"),
+    [("submitit", SUBMITIT, r"\[11, 22, 33\]"), ("dask_jobqueue", DASK, r"^285$")],
+)
+def test_a_client_s_example(
+    slurm: Shell, tmp_path: Path, module: str, example: str, said: str
+) -> None:
+    config = slurm("scontrol", "show", "config").stdout
+    (address,) = re.findall(r"^SlurmctldHost\[0\] *= \S+\((\S+)\)", config, re.MULTILINE)
+    (tmp_path / "example.py").write_text(example.replace("ADDRESS", address))
+    done = slurm(python_with(module, f"{module} from PyPI"), "example.py", timeout=240)
+    assert re.search(said, done.stdout, re.MULTILINE), done.stdout
