@@ -2,7 +2,11 @@
 
 import json
 import re
+import socket
 import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +33,18 @@ def run(runs: Runs, name: str, ranks: int = 1) -> str:
     return done.stdout
 
 
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that nobody listens at now."""
+    with ExitStack() as stack:
+        found = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in found:
+            one.bind(("localhost", 0))
+        return [int(one.getsockname()[1]) for one in found]
+
+
 def together(runs: Runs, command: list[str], env: dict[str, str], ranks: int) -> str:
     """The workers that TF_CONFIG describes."""
-    workers = [f"localhost:{29000 + rank}" for rank in range(ranks)]
+    workers = [f"localhost:{port}" for port in free_ports(ranks)]
     started: list[Any] = []
     for rank in range(ranks):
         task = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
@@ -55,6 +68,60 @@ def test_an_example_learns_the_digits_and_goes_on_when_it_is_started_again(
         again = run(runs, name, ranks)
         assert "epoch" not in again, "all epochs were done"
         assert re.findall(r"accuracy .*", again)[-1] == re.findall(r"accuracy .*", first)[-1]
+
+
+@pytest.fixture
+def tasks(runs: Runs) -> Iterator[Callable[[str, int], subprocess.Popen[bytes]]]:
+    """Starts a task of a parameter server cluster of four; all are ended with the test."""
+    ports = [f"localhost:{port}" for port in free_ports(4)]
+    cluster = {"chief": ports[:1], "ps": ports[1:2], "worker": ports[2:]}
+    command = [str(runs.python), "-P", str(EXAMPLES / "parameter_server_digits.py"), "out", "3000"]
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(kind: str, index: int = 0) -> subprocess.Popen[bytes]:
+        config = json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
+        with (runs.folder / f"{kind}.out").open("a") as out:
+            started.append(subprocess.Popen(
+                command, cwd=runs.folder, env=environment() | {"TF_CONFIG": config}, stdout=out,
+                stderr=subprocess.STDOUT,
+            ))  # fmt: skip
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.stack
+def test_asynchronous_training_outlives_a_killed_worker_and_a_killed_server(
+    runs: Runs, tasks: Callable[[str, int], subprocess.Popen[bytes]]
+) -> None:
+    server, _, worker = tasks("ps", 0), tasks("worker", 0), tasks("worker", 1)
+    chief = tasks("chief", 0)
+
+    def wait(said: str) -> str:
+        deadline = time.monotonic() + 240
+        while time.monotonic() < deadline:
+            text = (runs.folder / "chief.out").read_text(errors="replace")
+            if re.search(said, text, re.M):
+                return text
+            assert chief.poll() is None or "accuracy" in text, text[-2000:]
+            time.sleep(0.05)
+        raise AssertionError(f"no {said}:\n{text[-2000:]}")
+
+    wait("^step")
+    worker.kill()
+    before = len(re.findall("^step", wait("^step"), re.M))
+    wait(rf"(^step[^\0]*){{{before + 2}}}")
+    server.kill()
+    tasks("ps", 0)
+    wait("^a server is lost")
+    text = wait("^accuracy")
+    begun = [int(step) for step in re.findall(r"^begins after step (\d+)", text, re.M)]
+    assert begun[0] == 0 < begun[-1], "from its last checkpoint on"
+    assert float(re.findall(r"^accuracy ([0-9.]+)", text, re.M)[-1]) > 0.88
+    assert re.search(r"staleness [0-9.]+ steps, at most [0-9.]+", text)
 
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)

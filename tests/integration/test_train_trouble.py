@@ -171,6 +171,14 @@ def test_the_largest_batch_is_found_on_request(runs: Runs) -> None:
     assert again.code == 0, again.err
 
 
+def test_the_command_line_trains_in_this_process_where_tensorflow_is(runs: Runs) -> None:
+    command = [str(runs.python), "-m", "hpcdl", "train", "--steps=2", "--job-dir=out"]
+    done = subprocess.run(command, cwd=runs.folder, env=environment(), text=True,
+                          capture_output=True, timeout=300, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (runs.folder / "out/result.json").is_file()
+
+
 def test_timeline_and_scalars_are_written_for_the_usual_viewers(runs: Runs, digits: Path) -> None:
     words = ("--data", str(digits), "--steps=20", "--global-batch=64")
     done = runs.train(*words, "--profile", "--tensorboard", ranks=2)
