@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcdl.cli.framework import Command, Group, print_json, the_site
-from hpcdl.system.errors import BadInput, ExitCode
+from hpcdl.system.errors import ExitCode
 
 if TYPE_CHECKING:
     from hpcdl.predict.request import Request
@@ -33,8 +33,8 @@ def _question(parser: argparse.ArgumentParser) -> None:
                         help="horovod, replicated, parameter_server, no_overlap")  # fmt: skip
     parser.add_argument("--calibrate", type=Path, action="append", default=[],
                         metavar="RESULT.JSON",
-                        help="result of a run on this site to start from; repeat for"
-                        " results of all-reduce checks")  # fmt: skip
+                        help="result of a run on this site to start from, of one GPU or several;"
+                        " repeat for more runs and for results of all-reduce checks")  # fmt: skip
     parser.add_argument("--one", type=float, metavar="IMAGES/S", help="rate of one GPU")
     parser.add_argument("--cycle-ms", type=float, metavar="MS", help="HOROVOD_CYCLE_TIME (1)")
     parser.add_argument("--fusion-mb", type=float, metavar="MB",
@@ -75,10 +75,6 @@ def _request(args: argparse.Namespace) -> Request:
 
     files = [(path, read_sound(path)) for path in args.calibrate]
     runs = [path for path, value in files if not is_exchange(value)]
-    if len(runs) > 1:
-        raise BadInput(
-            "two runs given to start from", hint="give one run, and results of all-reduce checks"
-        )
     return Request(
         partition=one_group(
             _partition(args.partition, [value for _, value in files], the_site(args)),
@@ -92,6 +88,7 @@ def _request(args: argparse.Namespace) -> Request:
         storage_gbs=args.storage,
         form=args.form,
         result=runs[0] if runs else None,
+        repeats=tuple(runs[1:]),
         images_per_second=args.one,
         exchanges=tuple(path for path, value in files if is_exchange(value)),
         link_gbs=args.link,

@@ -9,14 +9,23 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpcdl.predict.calibrate import Calibration
 from hpcdl.predict.feed import ENDLESS
 from hpcdl.predict.hardware import CPU, GIGA, Machine
 from hpcdl.predict.learn import factors, kind_of
+from hpcdl.predict.measured import Measured, nearest, stretched
 from hpcdl.predict.network import kept_bytes
-from hpcdl.predict.step import Constants, Step, Training, constants, predict_step, profile
+from hpcdl.predict.step import (
+    Constants,
+    Step,
+    Training,
+    constants,
+    lengthened,
+    predict_step,
+    profile,
+)
 from hpcdl.system.errors import BadInput
 
 MOST_GPUS = 65_536
@@ -122,6 +131,7 @@ def forecast(
     loss: float = 0.1,
     deadline_hours: float | None = None,
     known: Constants | None = None,
+    measured: Sequence[Measured] = (),
 ) -> Forecast:
     """Predict every count and choose.
 
@@ -134,6 +144,7 @@ def forecast(
         loss: the largest loss of efficiency that is accepted, 0.1 for 10 %.
         deadline_hours: an epoch must be done by then, for the cheapest choice.
         known: the model's constants, those of the facts by default.
+        measured: runs of several GPUs on this machine, which stretch the loss.
     """
     known = known or constants()
     one = profile(machine, training, calibration.seconds, known)
@@ -142,25 +153,61 @@ def forecast(
     for gpus in counts:
         nodes = max(1, gpus // machine.per_node) if gpus > machine.per_node else 1
         step = predict_step(machine, training, one, gpus, nodes, known)
-        points.append(_point(step, alone, machine, training, calibration, images))
+        ran = nearest(measured, gpus, nodes) if gpus > 1 else None
+        if ran:
+            theirs = predict_step(machine, training, one, ran.ranks, ran.nodes, known)
+            loss = stretched(_loss(step), ran.loss(step.compute), _loss(theirs))
+            if (ran.ranks, ran.nodes) == (gpus, nodes):  # the run itself, whatever one rank does
+                step = replace(step, compute=min(step.compute, ran.middle))
+                loss = ran.loss(step.compute)
+            step = lengthened(step, loss)
+        points.append(_point(step, alone, machine, training, calibration, images, ran))
     choices = choose(points, loss, deadline_hours)
     return Forecast(machine, training, calibration, images, tuple(points), choices)
 
 
+def _loss(step: Step) -> float:
+    """What a step is longer than its computing, in logarithms."""
+    return math.log(step.seconds / step.compute)
+
+
+def _bounds(
+    step: Step, training: Training, base: Calibration, ran: Measured | None
+) -> tuple[float, float]:
+    """Factors on the rate between which the truth lies eight times in ten.
+
+    Beside runs of several GPUs, only what the count adds to or takes from their loss is unsure.
+    """
+    if step.gpus == 1:
+        return base.low, base.high
+    kind = kind_of(step.nodes, real=training.feed is not ENDLESS)
+    if ran is None:
+        low, high = factors(_loss(step), kind)
+        return low * base.low, high * base.high
+    noise = math.exp(-ran.spread)
+    if (ran.ranks, ran.nodes) == (step.gpus, step.nodes):
+        return noise, 1 / noise
+    low, high = factors(abs(_loss(step) - ran.loss(step.compute)), kind)
+    return noise * low, high / noise
+
+
 def _point(
-    step: Step, alone: Step, machine: Machine, training: Training, base: Calibration, images: int
+    step: Step,
+    alone: Step,
+    machine: Machine,
+    training: Training,
+    base: Calibration,
+    images: int,
+    ran: Measured | None = None,
 ) -> Point:
     rate = step.gpus * training.images / step.seconds
-    kind = kind_of(step.nodes, real=training.feed is not ENDLESS)
-    low, high = (
-        factors(math.log(step.seconds / step.compute), kind) if step.gpus > 1 else (1.0, 1.0)
-    )
+    low, high = _bounds(step, training, base, ran)
     speedup = step.gpus * alone.seconds / step.seconds
     return Point(
         step=step,
         images_per_second=rate,
-        low=rate * low * base.low,
-        high=rate * high * base.high,
+        low=rate * low,
+        high=rate * high,
         speedup=speedup,
         efficiency=speedup / step.gpus,
         epoch_seconds=images / rate,

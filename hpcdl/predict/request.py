@@ -20,6 +20,7 @@ from hpcdl.predict.exchange import Exchange, fitted, read_exchange
 from hpcdl.predict.feed import ENDLESS, IMAGENET, PIPELINES, SYNTHETIC, feed
 from hpcdl.predict.forecast import IMAGENET_IMAGES, Forecast, expand, forecast
 from hpcdl.predict.hardware import GIGA, NETWORK_HINT, Machine, of_partition, slowest
+from hpcdl.predict.measured import Measured
 from hpcdl.predict.network import network
 from hpcdl.predict.precision import alike, trained_precision, usual_precision
 from hpcdl.predict.records import read_records
@@ -53,7 +54,8 @@ class Request:
 
     `pipeline` is that of `hpcdl train`: the old one makes no image ahead. `gpus` is text as
     `expand` takes it; all of the partition by default. `loss` is a part, 0.1 for 10 %. `result`
-    is a result.json to start from; `images_per_second` one GPU's rate.
+    is a result.json to start from, `repeats` are more runs of the same training, of as many
+    ranks or of others; `images_per_second` is one GPU's rate.
     `exchanges` are all-reduce checks or their results, one within a node, one between nodes at
     most.
     `link_gbs` and `network_gbs` are bus bandwidths that an all-reduce check measured within a
@@ -75,6 +77,7 @@ class Request:
     deadline_hours: float | None = None
     every: bool = False
     result: Path | None = None
+    repeats: tuple[Path, ...] = ()
     images_per_second: float | None = None
     exchanges: tuple[Path | Exchange, ...] = ()
     link_gbs: float | None = None
@@ -117,9 +120,33 @@ def answer(request: Request) -> Forecast:
         loss=request.loss,
         deadline_hours=request.deadline_hours,
         known=request.constants,
+        measured=_measured(request, training),
     )
     links = tuple(one.describe for one in request.measured_links)
     return replace(found, links=links, left_out=left_out)
+
+
+def _measured(request: Request, training: Training) -> tuple[Measured, ...]:
+    """What runs of several ranks lost, by their layout; nothing of runs that measured none.
+
+    Raises:
+        BadInput: a run is of another training.
+    """
+    paths = [request.result, *request.repeats] if request.result else []
+    groups: dict[tuple[int, int], list[float]] = {}
+    for path in filter(None, paths):
+        result = read_result(path)
+        if (result.model, result.batch) != (training.net.name, training.batch):
+            if path != request.result:
+                raise BadInput(
+                    f"{path} measured '{result.model}' at batch {result.batch}, and "
+                    f"{request.result} did not",
+                    hint="give runs of the same training, or one run",
+                )
+            continue
+        if result.ranks > 1:
+            groups.setdefault((result.ranks, result.nodes), []).append(result.step)
+    return tuple(Measured(*layout, tuple(steps)) for layout, steps in groups.items())
 
 
 def _counts(request: Request, machine: Machine) -> tuple[tuple[int, ...], str]:
@@ -145,6 +172,8 @@ def prepare(request: Request) -> tuple[Machine, Training, Calibration]:
     result = read_result(request.result) if request.result else None
     if request.result and result:
         same_machine(request.result, result.place, machine)
+    for path in request.repeats:
+        same_machine(path, read_result(path).place, machine)
     training = _training(request, result, machine)
     return machine, training, _calibration(request, result, machine, training)
 

@@ -44,8 +44,14 @@ class Result:
     compress: bool
     seconds: float
     ranks: int
+    nodes: int
     images_per_second: float
     place: Place
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step of all ranks, waiting and exchanging with it."""
+        return self.ranks * self.batch / self.images_per_second
 
 
 def read_result(path: Path) -> Result:
@@ -66,8 +72,15 @@ def read_result(path: Path) -> Result:
         )
     return Result(
         (value.get("model") or "")[:_LONGEST_NAME], batch, _precision(value, path),
-        at(value, "options", "compress") is True, seconds, ranks, rate, place_of(value),
+        at(value, "options", "compress") is True, seconds, ranks, _nodes(value), rate,
+        place_of(value),
     )  # fmt: skip
+
+
+def _nodes(value: dict[str, Any]) -> int:
+    """The hosts of a run; one where it does not name them."""
+    hosts = at(value, "layout", "hosts")
+    return len(set(map(str, hosts))) if isinstance(hosts, list) and hosts else 1
 
 
 def _precision(value: dict[str, Any], path: Path) -> str:

@@ -16,6 +16,7 @@ back-propagation: `tf.distribute`, CNTK). Of several passes (`accumulation`) the
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist
@@ -234,6 +235,18 @@ def predict_step(
         busy=busy,
         latency_part=1 - transfer / busy if busy else 0.0,
     )
+
+
+def lengthened(step: Step, loss: float) -> Step:
+    """The step with another loss in logarithms, its parts in proportion."""
+    now, then = step.seconds - step.compute, step.compute * math.expm1(loss)
+    if now <= 0:
+        return replace(step, straggler=then)
+    factor = then / now
+    return replace(
+        step, straggler=step.straggler * factor, exposed=step.exposed * factor,
+        contention=step.contention * factor, input_wait=step.input_wait * factor,
+    )  # fmt: skip
 
 
 def _waiting(training: Training, unfed: float, gpus: int, nodes: int, known: Constants) -> float:

@@ -22,6 +22,7 @@ from hpcdl.jobs.submission import index
 from hpcdl.jobs.watch import found_in
 from hpcdl.results.records import EXPECTATION, JOB, RESULT, at
 from hpcdl.site import Partition, Site
+from hpcdl.slurm.execution import current_or_cluster
 from hpcdl.system.errors import HpcdlError
 from hpcdl.system.text import duration
 from hpcdl.workflows.links import measured_links
@@ -34,6 +35,7 @@ MARGIN = 0.05
 """What two runs of the same job may differ by, as a part of the expected rate."""
 
 _RECENT_JOBS = 30
+_MOST_REPEATS = 5
 _LARGEST_RESULT = 50_000_000
 # Below this, launching kernels takes longer than the arithmetic that estimates go by.
 _SHORTEST_ESTIMATE = 0.005
@@ -106,7 +108,9 @@ def _expectation(
 
     data = data_of(training)
     compute = partition.gpu.compute if partition.gpu else None
-    own = _own_result(site, spec, layout, training)
+    own = _own_results(site, spec, layout, training)
+    if not own and current_or_cluster().shared_cores:
+        return None  # published GPUs say nothing of nodes that one machine emulates
     links = _own_links(site, partition, layout, training)
     found = answer(
         Request(
@@ -118,7 +122,8 @@ def _expectation(
             data="imagenet" if data.jpeg else SYNTHETIC,
             pipeline=training.pipeline if data.jpeg else "new",
             images=data.images,
-            result=own,
+            result=next(iter(own), None),
+            repeats=own[1:],
             exchanges=links,
         )
     )
@@ -155,9 +160,11 @@ def _own_links(
     return ()
 
 
-def _source(own: Path | None, calibration: str, links: tuple[Exchange, ...]) -> str:
+def _source(own: tuple[Path, ...], calibration: str, links: tuple[Exchange, ...]) -> str:
     """What an expectation starts from, as text."""
-    job = f"job {own.parent.name}, " if own else ""
+    job = f"job {own[0].parent.name}, " if own else ""
+    if own[1:]:
+        job = f"{len(own)} runs, the last one {job}"
     return job + calibration + (", links by the site's all-reduce check" if links else "")
 
 
@@ -174,15 +181,31 @@ def _shaped(partition: Partition, layout: Layout) -> Partition:
     )
 
 
-def _own_result(site: Site, spec: JobSpec, layout: Layout, training: Training) -> Path | None:
-    """The result of a recent job of this site that is alike, of the nearest number of ranks."""
+def _own_results(site: Site, spec: JobSpec, layout: Layout, training: Training) -> tuple[Path, ...]:
+    """The results of recent jobs of this site that are alike, of the nearest number of ranks.
+
+    The newest is the first; others count where their batch is the same.
+    """
     alike = [
         (abs(ranks - layout.world_size), folder / RESULT.name)
         for folder, record in _recent_jobs(site)
         for ranks in _ranks_if_alike(record, spec, layout, training)
         if _measured_steps(folder)
     ]
-    return min(alike, key=lambda pair: pair[0], default=(0, None))[1]
+    if not alike:
+        return ()
+    nearest = min(distance for distance, _ in alike)
+    first, *others = [path for distance, path in alike if distance == nearest]
+    if _shape(first)[0] != training.batch:
+        return (first,)
+    same = [path for path in others if _shape(path) == _shape(first)]
+    return (first, *same[: _MOST_REPEATS - 1])
+
+
+def _shape(path: Path) -> tuple[Any, ...]:
+    """What repeats of a run have in common: batch, ranks, precision."""
+    result = found_in(path.parent, replace(RESULT, most_bytes=_LARGEST_RESULT))
+    return at(result, "batch_per_rank"), at(result, "layout", "ranks"), at(result, "precision")
 
 
 def _recent_jobs(site: Site) -> Iterator[tuple[Path, Mapping[str, Any]]]:

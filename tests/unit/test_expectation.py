@@ -12,6 +12,7 @@ from hpcdl.jobs import JobSpec
 from hpcdl.regress.bandwidth import metric_name
 from hpcdl.regress.references import Reference, site_file, update_references
 from hpcdl.site import Site
+from hpcdl.slurm.execution import SINGLE_NODE
 from hpcdl.workflows.expectation import (
     Expectation,
     as_lines,
@@ -115,15 +116,17 @@ def test_a_run_longer_than_its_time_is_said_before_it_waits(three_generations: S
 # ---- from runs of this site ----
 
 
-def earlier_job(site: Site, number: int, spec: JobSpec, rate: float, **changes: Any) -> None:
+def earlier_job(
+    site: Site, number: int, spec: JobSpec, rate: float, ranks: int = 1, **changes: Any
+) -> None:
     folder = site.paths.work / "jobs" / "by-id" / str(number)
     folder.mkdir(parents=True)
     layout = {"nodes": 1, "tasks_per_node": 1, "cpus_per_task": 2}
     record = {"partition": spec.partition, "program": list(spec.program), "layout": layout}
     (folder / "job.json").write_text(json.dumps({**record, **changes}))
     result = {
-        "schema": 1, "model": "mlp", "batch_per_rank": 256, "precision": "fp32",
-        "layout": {"ranks": 1},
+        "schema": 1, "model": "mlp", "batch_per_rank": 256 // ranks, "precision": "fp32",
+        "layout": {"ranks": ranks},
         "summary": {"images_per_second": rate, "steps_measured": 50,
                     "phases": {"compute": 0.9, "update": 0.1}},
     }  # fmt: skip
@@ -143,6 +146,29 @@ def test_an_earlier_run_of_the_site_is_what_the_next_starts_from(busy: Site) -> 
     assert found.images_per_second == pytest.approx(5000)
     assert found.proof == "run"
     assert found.source.startswith("job 12, ")
+
+
+def test_repeated_runs_narrow_what_is_expected(busy: Site) -> None:
+    spec = JobSpec("cpu", nodes=1, tasks_per_node=2, cpus_per_task=2, program=TINY)
+    shape = {"layout": {"nodes": 1, "tasks_per_node": 2, "cpus_per_task": 2}}
+    widths = []
+    for number in (12, 13, 14):
+        earlier_job(busy, number, spec, rate=5000.0 + number, ranks=2, **shape)
+        found = expected(busy, spec)
+        assert found.low < found.images_per_second < found.high
+        widths.append(found.high / found.low)
+    assert widths == sorted(widths, reverse=True)
+    assert found.images_per_second == pytest.approx(5013)
+    assert found.source.startswith("3 runs, the last one job 14, ")
+
+
+def test_published_gpus_say_nothing_of_nodes_that_one_machine_emulates(
+    three_generations: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = JobSpec("p100", gpus=4, program=RESNET)
+    assert expect(three_generations, spec) is not None
+    monkeypatch.setattr("hpcdl.workflows.expectation.current_or_cluster", lambda: SINGLE_NODE)
+    assert expect(three_generations, spec) is None
 
 
 @pytest.mark.parametrize(

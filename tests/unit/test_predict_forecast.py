@@ -496,3 +496,86 @@ def test_without_matplotlib_the_command_says_what_to_install(
 
 def test_a_partition_of_one_node_is_enough(k80: Partition) -> None:
     assert answer(Request(replace(k80, nodes=1), "vgg16")).points[-1].gpus == k80.gpus_per_node
+
+
+# ---- runs of several GPUs ----
+
+
+def of_several(folder: Path, name: str, ranks: int, nodes: int, rate: float) -> Path:
+    """A result.json of a run of p100 whose ranks work 0.2 s of a step of 64 images."""
+    own = 0.2 * rate / (64 * ranks)
+    value = {
+        "schema": 1, "model": "resnet50", "batch_per_rank": 64, "precision": "fp32",
+        "job": {"partition": "p100"},
+        "layout": {"ranks": ranks, "hosts": [f"n{rank % nodes}" for rank in range(ranks)],
+                   "gpu": "Tesla P100-SXM2-16GB"},
+        "summary": {"images_per_second": rate,
+                    "phases": {"compute": own, "communication": 1 - own}},
+    }  # fmt: skip
+    path = folder / name
+    path.write_text(json.dumps(value))
+    return path
+
+
+@pytest.fixture(scope="module")
+def p100() -> Partition:
+    return load_site(find_site_file("pi")).partition("p100")
+
+
+def test_an_identical_job_is_told_its_last_rate(p100: Partition, tmp_path: Path) -> None:
+    run = of_several(tmp_path, "a.json", 8, 4, 1600.0)
+    (point,) = answer(Request(p100, result=run, gpus="8")).points
+    assert point.images_per_second == pytest.approx(1600)
+    assert point.low < 1600 < point.high
+    assert point.high / point.low < 1.15
+
+
+def test_a_run_that_lost_much_lowers_every_other_count(p100: Partition, tmp_path: Path) -> None:
+    slow, fast = (
+        answer(Request(p100, result=of_several(tmp_path, "a.json", 8, 4, rate), gpus="4,16,32"))
+        for rate in (800.0, 2400.0)
+    )
+    for one, two in zip(slow.points, fast.points, strict=True):
+        assert one.images_per_second < 0.7 * two.images_per_second
+        parts = one.step
+        assert parts.seconds == pytest.approx(
+            parts.compute + parts.straggler + parts.exposed + parts.contention + parts.input_wait
+        )
+    assert slow.points[1].efficiency == pytest.approx(800 / (8 * 320), rel=0.25)
+
+
+def test_repeated_runs_narrow_the_range(p100: Partition, tmp_path: Path) -> None:
+    runs = [of_several(tmp_path, f"{i}.json", 8, 4, rate)
+            for i, rate in enumerate((1600.0, 1604.0, 1598.0, 1601.0))]  # fmt: skip
+    widths = []
+    for count in (1, 2, 4):
+        request = Request(p100, result=runs[0], repeats=tuple(runs[1:count]), gpus="8")
+        (point,) = answer(request).points
+        widths.append(point.high / point.low - 1)
+    assert widths == sorted(widths, reverse=True)
+    assert widths[2] < 0.7 * widths[0]
+
+
+def test_runs_that_differ_much_widen_it_again(p100: Partition, tmp_path: Path) -> None:
+    runs = [
+        of_several(tmp_path, f"{i}.json", 8, 4, rate) for i, rate in enumerate((1600.0, 1200.0))
+    ]
+    (point,) = answer(Request(p100, result=runs[0], repeats=(runs[1],), gpus="8")).points
+    assert point.low < 1250
+    assert point.high > 1550
+
+
+def test_a_run_of_another_training_is_no_repeat(p100: Partition, tmp_path: Path) -> None:
+    run, other = (of_several(tmp_path, name, 8, 4, 1600.0) for name in ("a.json", "b.json"))
+    other.write_text(other.read_text().replace("resnet50", "vgg16"))
+    with pytest.raises(BadInput, match=r"b\.json measured 'vgg16'"):
+        answer(Request(p100, result=run, repeats=(other,)))
+
+
+def test_the_command_takes_several_runs(
+    p100: Partition, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [of_several(tmp_path, f"{i}.json", 8, 4, 1600.0) for i in range(2)]
+    options = [word for run in runs for word in ("--calibrate", str(run))]
+    assert main(["predict", "--site", str(find_site_file("pi")), "--gpus", "8", *options]) == 0
+    assert "1600" in capsys.readouterr().out
