@@ -22,6 +22,12 @@ def _question(parser: argparse.ArgumentParser) -> None:
                         help="the GPU, where the partition has several models")  # fmt: skip
     parser.add_argument("--model", help="the network, such as resnet50")
     parser.add_argument("--batch", type=int, help="images per GPU and step (64)")
+    parser.add_argument(
+        "--size",
+        type=int,
+        metavar="PIXELS",
+        help="edge of the images, or tokens of a sequence (the network's own)",
+    )
     parser.add_argument("--precision",
                         help="fp32, tf32, amp or fp16"
                         " (default: tf32 on A100 and newer, else fp32)")  # fmt: skip
@@ -82,6 +88,7 @@ def _request(args: argparse.Namespace) -> Request:
         ),
         model=args.model,
         batch=args.batch,
+        size=args.size,
         precision=args.precision,
         data=args.data,
         pipeline=args.pipeline,

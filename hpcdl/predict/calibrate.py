@@ -1,27 +1,27 @@
 """How long one GPU takes for a step: the measurement that the model starts from.
 
-Best first: a result.json of this site; a published row of the same GPU, network and precision;
-a row of another network on that GPU, carried over by the roofline; a row of another GPU. What
-was used, and how certain it is, is kept with the number.
+Best first: a result.json of this site; a published row of the same GPU, network and precision,
+carried over to other sizes and batches by the roofline; what effects of GPU, precision and network
+in all published rows tell (single.py). What was used, and how certain it is, is kept with it.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hpcdl import facts
 from hpcdl.predict.hardware import CPU, Machine, of_host
-from hpcdl.predict.network import names, network, roofline
+from hpcdl.predict.measured import ONE_RUN
+from hpcdl.predict.network import network
 from hpcdl.predict.precision import alike
 from hpcdl.predict.records import Record
 from hpcdl.predict.results import LONGEST_STEP, Result
-from hpcdl.predict.step import Training, peak_of
+from hpcdl.predict.single import roof, seconds
+from hpcdl.predict.step import Training
 from hpcdl.system.errors import BadInput
-
-# Names that mean nearly the same network: its strides differ, not its parameters.
-_TWINS = {"resnet50": "resnet50_v1.5", "resnet50_v1.5": "resnet50"}
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Calibration:
     precision: str
     source: str
     proof: str
-    low: float = 1.0
-    high: float = 1.0
+    low: float = 1 / ONE_RUN
+    high: float = ONE_RUN
 
 
 def from_result(result: Result, path: Path, precision: str) -> Calibration:
@@ -55,11 +55,11 @@ def from_images_per_second(rate: float, training: Training) -> Calibration:
     Raises:
         BadInput: the step it means is absurd.
     """
-    seconds = training.batch / rate if rate > 0 else float("inf")
-    if not 1e-6 < seconds < LONGEST_STEP:
+    step = training.batch / rate if rate > 0 else float("inf")
+    if not 1e-6 < step < LONGEST_STEP:
         raise BadInput(f"{rate:g} images/s of one GPU is not possible")
     return Calibration(
-        seconds, training.batch, training.precision, f"{rate:g} images/s as given", "doubtful"
+        step, training.batch, training.precision, f"{rate:g} images/s as given", "doubtful"
     )
 
 
@@ -69,46 +69,63 @@ def from_records(machine: Machine, training: Training, records: tuple[Record, ..
     Raises:
         BadInput: no row helps, as on CPUs.
     """
-    ones = [
-        record
-        for record in records
-        if record.gpus == 1 and record.rate and alike(record.precision, training.precision)
-    ]
-    here = [record for record in ones if _same_gpu(record, machine)]
+    spreads = facts.load("links")["uncertainty"]
+    same = [
+        row
+        for row in records
+        if row.gpus == 1 and row.rate and row.model == training.net.name
+        and alike(row.precision, training.precision) and _same_gpu(row, machine)
+    ]  # fmt: skip
     for xla in (False, True):
-        for model in _models(training):
-            same = [record for record in here if record.model == model and record.xla == xla]
-            if same:
-                return _published(same, training)
-    ones = [record for record in ones if not record.xla]
-    twins = [record for record in ones if record.model in _models(training)]
-    return _carried(machine, training, (twins, [r for r in here if not r.xla], ones))
-
-
-def _models(training: Training) -> tuple[str, ...]:
-    """The network's name in rows, and its twin's."""
-    name = training.net.name
-    return (name, _TWINS[name]) if name in _TWINS else (name,)
-
-
-def _published(rows: list[Record], training: Training) -> Calibration:
-    """The row nearest in batch (real data last), and the spread of all as uncertainty."""
-    batch = training.batch
-    best = min(rows, key=lambda r: (abs((r.batch or batch) - batch), r.data != "synthetic"))
-    rates = [row.rate or 0.0 for row in rows]
-    rate = best.rate or 1.0
+        rows = [row for row in same if row.xla == xla]
+        if rows:
+            return _published(machine, training, rows, spreads["foreign"])
+    _refuse_unknown(machine, training)
+    known = any(row.model == training.net.name for row in records)
     return Calibration(
-        training.batch / rate, best.batch or training.batch, best.precision,
-        f"{best.id}: {rate:g} images/s at batch {best.batch or 'unknown'}"
-        f"{' with XLA' if best.xla else ''}", "published",
-        min(rates) / rate, max(rates) / rate,
+        seconds(machine, training), training.batch, training.precision,
+        "effects of GPU, precision and network in published rows (none joins these)", "doubtful",
+        **_factors(spreads["borrowed" if known else "unseen"]),
     )  # fmt: skip
 
 
-def _carried(machine: Machine, training: Training, groups: Iterable[list[Record]]) -> Calibration:
-    """The first group with rows that can be carried over by the ratio of the rooflines; median."""
-    from hpcdl import facts
+def _factors(spread: Mapping[str, float]) -> dict[str, float]:
+    return {"low": spread["low"], "high": spread["high"]}
 
+
+def _published(
+    machine: Machine, training: Training, rows: list[Record], spread: Mapping[str, float]
+) -> Calibration:
+    """The row nearest in size and batch (real data last), carried over by the roofline.
+
+    How far another publisher's row lies from a machine of one's own is its uncertainty.
+    """
+    size, batch = training.net.height, training.batch
+    best = min(
+        rows,
+        key=lambda r: (
+            abs(math.log((r.size or network(r.model).height) / size)),
+            abs((r.batch or batch) - batch),
+            r.data != "synthetic",
+        ),
+    )
+    rate = best.rate or 1.0
+    theirs = replace(training, net=network(best.model, best.size), batch=best.batch or batch)
+    ratio = (roof(machine, training) / batch) / (roof(machine, theirs) / theirs.batch)
+    of_size = f" of {theirs.net.height}" if theirs.net.height != size else ""
+    return Calibration(
+        batch / rate * ratio, theirs.batch, best.precision,
+        f"{best.id}: {rate:g} images/s{of_size} at batch {best.batch or 'unknown'}"
+        f"{' with XLA' if best.xla else ''}", "published", **_factors(spread),
+    )  # fmt: skip
+
+
+def _refuse_unknown(machine: Machine, training: Training) -> None:
+    """Nothing says how fast a CPU is, or a GPU without figures.
+
+    Raises:
+        BadInput: the machine is such a one.
+    """
     lacking = machine.lacks(training.precision)
     if lacking:
         raise BadInput(
@@ -117,42 +134,11 @@ def _carried(machine: Machine, training: Training, groups: Iterable[list[Record]
             hint=f"give them in the site file under `gpus: {machine.gpu}:`, or measure a short "
             "run: --calibrate RESULT.JSON, or --one IMAGES/S",
         )
-    estimates = (sorted(_estimates(machine, training, rows)) for rows in groups)
-    found = next((some for some in estimates if some), [])
-    if machine.gpu == CPU or not found:
+    if machine.gpu == CPU:
         raise BadInput(
             f"nothing says how fast '{training.net.name}' runs on one rank of '{machine.name}'",
             hint="measure it: give --calibrate RESULT.JSON of a short run, or --one IMAGES/S",
         )
-    spread = facts.load("links")["uncertainty"]["borrowed"]
-    middle = statistics.median(found)
-    return Calibration(
-        middle, training.batch, training.precision,
-        f"carried over from {len(found)} published row(s) of other networks or GPUs", "doubtful",
-        spread["low"], spread["high"],
-    )  # fmt: skip
-
-
-def _estimates(machine: Machine, training: Training, rows: list[Record]) -> list[float]:
-    """Seconds of the step by every row: its measured step times the ratio of rooflines."""
-    goal = _roof(machine, training)
-    found = []
-    for row in rows:
-        there = of_host(row.gpu, row.hardware, 1)
-        if there is None or row.model not in names() or not row.rate or not row.batch:
-            continue
-        if there.lacks(row.precision):
-            continue
-        done = Training(network(row.model), row.batch, row.precision)
-        found.append(row.batch / row.rate * goal / _roof(there, done))
-    return found
-
-
-def _roof(machine: Machine, training: Training) -> float:
-    return roofline(
-        training.net, training.batch, peak_of(machine, training.precision),
-        machine.memory_rate, training.activation_bytes,
-    ).total  # fmt: skip
 
 
 def _same_gpu(record: Record, machine: Machine) -> bool:

@@ -118,7 +118,7 @@ def _resized(net: Network, size: int) -> Network:
     area = (size / net.height) * (size / net.width)
     layers = tuple(
         layer
-        if layer.macs <= layer.parameters  # dense: each weight is used once
+        if 0 < layer.macs <= layer.parameters  # dense: each weight is used once
         else replace(layer, macs=layer.macs * area, moved=layer.moved * area)
         for layer in net.layers
     )

@@ -36,6 +36,7 @@ MEGA = 1e6
 _DEFAULT_BATCH = 64
 _BOUNDS = {
     "batch": (1, 65_536, "images per GPU"),
+    "size": (8, 1_000_000, "pixels of an edge, or tokens of a sequence"),
     "images": (1, 1e13, "images of an epoch"),
     "loss": (0.0, 0.99, "loss of efficiency, as a part"),
     "deadline_hours": (1e-3, 1e6, "hours"),
@@ -52,6 +53,7 @@ _BOUNDS = {
 class Request:
     """What is asked; None leaves a choice to the model.
 
+    `size` is the edge of an image in pixels, or a sequence's tokens; the network's own if None.
     `pipeline` is that of `hpcdl train`: the old one makes no image ahead. `gpus` is text as
     `expand` takes it; all of the partition by default. `loss` is a part, 0.1 for 10 %. `result`
     is a result.json to start from, `repeats` are more runs of the same training, of as many
@@ -84,6 +86,7 @@ class Request:
     network_gbs: float | None = None
     cycle_ms: float | None = None
     fusion_mb: float | None = None
+    size: int | None = None
 
     @property
     def measured_links(self) -> list[Exchange]:
@@ -267,7 +270,12 @@ def _training(request: Request, result: Result | None, machine: Machine) -> Trai
             f"{request.result} measured '{result.model}', not '{model}'",
             hint="leave --model out, or calibrate by a run of that model",
         )
-    net = network(model)
+    if result and request.size is not None and request.size != (result.size or request.size):
+        raise BadInput(
+            f"{request.result} measured images of {result.size} pixels, not {request.size}",
+            hint="leave --size out, or calibrate by a run of that size",
+        )
+    net = network(model, request.size or (result.size if result else None))
     rate, ahead = (request.storage_gbs or 0) * GIGA or None, request.pipeline == "new"
     return Training(
         net=net,

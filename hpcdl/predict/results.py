@@ -16,6 +16,7 @@ from hpcdl.system.errors import BadInput
 
 LONGEST_STEP = 86_400.0
 _LONGEST_NAME = 200
+_LARGEST_SIZE = 1_000_000
 _OWN_PHASES = ("compute", "update", "other")
 
 
@@ -47,6 +48,7 @@ class Result:
     nodes: int
     images_per_second: float
     place: Place
+    size: int | None = None
 
     @property
     def step(self) -> float:
@@ -73,8 +75,14 @@ def read_result(path: Path) -> Result:
     return Result(
         (value.get("model") or "")[:_LONGEST_NAME], batch, _precision(value, path),
         at(value, "options", "compress") is True, seconds, ranks, _nodes(value), rate,
-        place_of(value),
+        place_of(value), _size(value),
     )  # fmt: skip
+
+
+def _size(value: dict[str, Any]) -> int | None:
+    """The edge of the images, where it is not the network's own."""
+    found = at(value, "options", "image_size")
+    return found if isinstance(found, int) and 0 < found < _LARGEST_SIZE else None
 
 
 def _nodes(value: dict[str, Any]) -> int:

@@ -118,6 +118,7 @@ def _expectation(
             model=training.model,
             gpus=str(layout.world_size),
             batch=training.batch,
+            size=training.size,
             precision=trained_precision(training.precision, compute, compress=training.compress),
             data="imagenet" if data.jpeg else SYNTHETIC,
             pipeline=training.pipeline if data.jpeg else "new",

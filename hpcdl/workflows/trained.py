@@ -24,7 +24,8 @@ class Training(NamedTuple):
     """A run of `hpcdl train`. `batch` is images per rank and step; `data` a directory or SYNTHETIC.
 
     `slowed` is whether the run is slowed down on purpose; `strategy` how several ranks work
-    together; `pipeline` makes images ahead, or not (`old`).
+    together; `pipeline` makes images ahead, or not (`old`); `size` is the edge of its images, the
+    network's own if None.
     """
 
     model: str
@@ -38,10 +39,13 @@ class Training(NamedTuple):
     slowed: bool
     strategy: str
     pipeline: str
+    size: int | None = None
 
     def like(self, other: Training) -> bool:
         """Whether a step of the other one says how long a step of this one takes."""
-        same = (self.model, self.precision, self.xla) == (other.model, other.precision, other.xla)
+        same = (self.model, self.precision, self.xla, self.size) == (
+            other.model, other.precision, other.xla, other.size
+        )  # fmt: skip
         return same and not other.slowed and other.batch <= 2 * self.batch <= 4 * other.batch
 
 
@@ -78,6 +82,7 @@ def training_of(program: Sequence[str], ranks: int, data: str | None = None) -> 
         slowed=float(options.get("delay_ms", 0)) > 0,
         pipeline=options.get("pipeline", "new"),
         strategy=options.get("strategy", AUTO).replace(AUTO, HOROVOD),
+        size=int(options["image_size"]) if "image_size" in options else None,
     )
 
 

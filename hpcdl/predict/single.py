@@ -1,0 +1,143 @@
+"""How fast one GPU is where nobody measured it: effects that add up in logarithms.
+
+What a published row reaches of its roofline is the product of effects of its GPU and precision,
+network, framework and source, each drawn toward 1 by how many rows speak for it (a ridge, solved
+by backfitting). A GPU and network that no row joins get the product of what others tell of them;
+where rows do join them, those rows' own effect comes in as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from hpcdl.predict.hardware import Machine, of_host
+from hpcdl.predict.network import names, network, roofline
+from hpcdl.predict.records import Record, read_records
+from hpcdl.predict.step import PRECISIONS, Training, peak_of
+
+_ROUNDS = 20
+_USUAL_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Trait:
+    """What a row is as far as effects go; `reached` is the log of its part of the roofline."""
+
+    family: str
+    card: str
+    precision: str
+    model: str
+    kind: str
+    framework: str
+    source: str
+    reached: float = 0.0
+
+
+# Each effect: what it belongs to, and as how many rows without effect the ridge counts.
+_EFFECTS: tuple[tuple[Callable[[Trait], tuple[str, ...]], float], ...] = (
+    (lambda t: (t.family,), 0.3),
+    (lambda t: (t.family, t.precision), 0.5),
+    (lambda t: (t.card, t.precision), 3.0),
+    (lambda t: (t.model,), 0.3),
+    (lambda t: (t.model, t.precision), 2.0),
+    (lambda t: (t.kind, t.precision), 2.0),
+    (lambda t: (t.framework,), 2.0),
+    (lambda t: (t.source,), 2.0),
+    (lambda t: (t.card, t.kind), 2.0),
+    (lambda t: (t.family, t.precision, t.model), 1.0),
+)
+
+
+class Effects:
+    """The effects that rows tell of."""
+
+    def __init__(self, rows: Sequence[Trait]) -> None:
+        keys = [[key(row) for row in rows] for key, _ in _EFFECTS]
+        self._middle = sum(row.reached for row in rows) / max(1, len(rows))
+        self._found: list[dict[tuple[str, ...], float]] = [{} for _ in _EFFECTS]
+        rest = [row.reached - self._middle for row in rows]
+        for _ in range(_ROUNDS):
+            for index, (_, ridge) in enumerate(_EFFECTS):
+                self._improve(index, keys[index], rest, ridge)
+
+    def _improve(
+        self, index: int, keys: Sequence[tuple[str, ...]], rest: list[float], ridge: float
+    ) -> None:
+        """One effect anew, all others as they are; `rest` is what no effect explains."""
+        old, sums, counts = self._found[index], {}, {}  # type: ignore[var-annotated]
+        for key, value in zip(keys, rest, strict=True):
+            sums[key] = sums.get(key, 0.0) + value + old.get(key, 0.0)
+            counts[key] = counts.get(key, 0) + 1
+        new = {key: total / (counts[key] + ridge) for key, total in sums.items()}
+        for row, key in enumerate(keys):
+            rest[row] += old.get(key, 0.0) - new[key]
+        self._found[index] = new
+
+    def expected(self, trait: Trait) -> float:
+        """The log of the part of the roofline that is reached."""
+        return self._middle + sum(
+            effects.get(key(trait), 0.0)
+            for effects, (key, _) in zip(self._found, _EFFECTS, strict=True)
+        )
+
+
+def trait_of(machine: Machine, training: Training, framework: str, source: str) -> Trait:
+    """What a training on a machine is; nothing is known of what it reached."""
+    precision = "amp" if training.precision == "fp16" else training.precision
+    return Trait(
+        machine.gpu.partition("-")[0], machine.gpu, precision, training.net.name,
+        "images" if training.net.channels else "text", framework, source,
+    )  # fmt: skip
+
+
+def roof(machine: Machine, training: Training) -> float:
+    """Seconds of a step at the hardware's peaks."""
+    return roofline(
+        training.net, training.batch, peak_of(machine, training.precision),
+        machine.memory_rate, training.activation_bytes,
+    ).total  # fmt: skip
+
+
+def traits(records: Iterable[Record]) -> list[Trait]:
+    """The single-GPU rows that effects can be told from."""
+    found = []
+    for row in records:
+        machine = of_host(row.gpu, row.hardware, 1) if row.gpus == 1 and row.rate else None
+        if machine is None or row.model not in names() or row.precision not in PRECISIONS:
+            continue
+        if machine.lacks(row.precision):
+            continue
+        net = network(row.model, row.size)
+        training = Training(net, row.batch or _USUAL_BATCH, row.precision)
+        reached = math.log((row.rate or 1.0) * roof(machine, training) / training.batch)
+        framework = f"{row.framework.partition(' ')[0]}{' with XLA' if row.xla else ''}"
+        trait = trait_of(machine, training, framework, row.source)
+        found.append(Trait(**{**trait.__dict__, "reached": reached}))
+    return found
+
+
+@cache
+def ours() -> Effects:
+    """The effects of our rows."""
+    return Effects(traits(read_records()))
+
+
+def seconds(machine: Machine, training: Training, framework: str = "TensorFlow") -> float:
+    """Seconds of a step of one GPU, as effects of published rows tell."""
+    trait = trait_of(machine, training, framework, "")
+    return roof(machine, training) / math.exp(ours().expected(trait))
+
+
+def left_out(rows: Sequence[Trait], key: Callable[[Trait], object]) -> list[float]:
+    """Errors (predicted / measured, in logarithms) of rows, by the rows of other keys alone."""
+    parts = {key(row) for row in rows}
+    fitted = {part: Effects([row for row in rows if key(row) != part]) for part in parts}
+    return [fitted[key(row)].expected(row) - row.reached for row in rows]
+
+
+def pair(trait: Trait) -> tuple[str, str, str]:
+    """GPU, precision and network: what is hidden to see how well others tell of it."""
+    return trait.family, trait.precision, trait.model
