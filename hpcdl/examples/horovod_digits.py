@@ -1,7 +1,7 @@
 """Train on many processes with Horovod: `mpirun -np 4 python horovod_digits.py`, or srun.
 
 A loop of one's own around a Keras model: gradients are averaged over the ranks, rank 0 writes
-checkpoints, and every rank takes its part of each batch. Started again, it goes on.
+checkpoints, and every rank takes its part of each batch. Started again, it resumes.
 """
 
 import sys

@@ -186,12 +186,12 @@ def _cells(found: Errors) -> tuple[str, ...]:
 
 
 def _warned(found: Validation) -> list[str]:
-    """All once more, with the rows that are left out only for doubts."""
+    """All once more, with the rows that are left out only for their uncertainty."""
     if not found.warned:
         return []
     together = errors([row.error for row in (*found.judged, *found.warned)])
     return [
-        f"with the {len(found.warned)} rows below that are in doubt: median {together.median:.1%}, "
+        f"with the {len(found.warned)} uncertain rows below: median {together.median:.1%}, "
         f"90 % {together.ninetieth:.1%}"
     ]
 

@@ -134,7 +134,7 @@ class Judged:
 class Unfit:
     """A row the model is not compared with, and why.
 
-    `predicted` is the shipped model's value all the same, where the row itself is in doubt.
+    `predicted` is the shipped model's value all the same, where the row itself is uncertain.
     """
 
     record: Record

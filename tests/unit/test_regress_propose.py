@@ -94,7 +94,7 @@ def test_a_damaged_night_is_left_out(site: Site) -> None:
     night(site, 1, None)
     (runs_directory(site) / "20260102-020000-abcd").mkdir()
     (runs_directory(site) / "20260102-020000-abcd" / "verdicts.json").write_text('{"verdicts": [{')
-    assert drafts(site) == Drafts((), ())
+    assert drafts(site) == Drafts((), (), nights=False)
 
 
 def test_a_fresh_reference_is_left_alone_and_a_stale_one_is_replaced(site: Site) -> None:
@@ -159,7 +159,7 @@ def test_what_a_check_itself_demands_is_never_drafted(site: Site) -> None:
     ruled = {"name": KEY[3], "value": 0.97, "unit": "", "wanted": True, "source": OWN_DEMAND}
     for day in (1, 2, 3):
         night(site, day, None, metrics=[ruled])
-    assert drafts(site) == Drafts((), ())
+    assert drafts(site) == Drafts((), (), nights=False)
 
 
 def test_a_metric_that_stood_still_waits_and_stops_no_other(site: Site) -> None:

@@ -59,7 +59,7 @@ def test_nothing_to_check_is_bad_input(capsys):
 
 
 def test_a_release_that_does_not_exist_yet_is_refused(directory, capsys):
-    assert main(["job", "lint", "--slurm-version", "99.99", str(directory)]) == 2
+    assert main(["job", "lint", "--slurm-version", "99.11", str(directory)]) == 2
     assert "--slurm-version 26.05" in capsys.readouterr().err
 
 
