@@ -79,8 +79,7 @@ class Once:
         for kind, arguments in self.trace(*words):
             counts[kind] += 1
             found.append((kind, counts[kind]))
-            told = kind == "write" and arguments.startswith(("1,", "2,"))
-            ours.append(str(self.work) in arguments and not told)
+            ours.append(str(self.work) in arguments and kind != "write")  # which may tell of it
         last = len(ours) - ours[::-1].index(True)
         return found[ours.index(True) : last]
 
