@@ -366,7 +366,8 @@ def test_a_slurm_that_goes_away_half_way_is_an_error(site: Site, cluster: Cluste
     wait_for(lambda: bool(list(runs_directory(site).glob("*/stage/**/started"))))
     state = read_state(cluster.directory)
     assert state is not None
-    processes.end([state.processes["slurmctld"]])
+    # Not by SIGKILL: it saves its jobs every 5 s, and would have forgotten this one for good.
+    processes.end([state.processes["slurmctld"]], grace=60)
     try:
         assert process.wait(300) == 0
         text = next(runs_directory(site).glob("*/verdicts.json")).read_text()
