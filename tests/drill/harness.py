@@ -211,7 +211,7 @@ def temporary(home: Path) -> list[str]:
     """Temporary files below a home."""
     found = [f"tmp/{one.name}" for one in (home / "tmp").glob("*")]
     for where, _, files in os.walk(home):
-        if "cache" not in Path(where).relative_to(home).parts[:1]:
+        if "cache" not in Path(where).relative_to(home).parts[:2]:
             found += [f"{where}/{name}" for name in files if _TEMPORARY.fullmatch(name)]
     return [f"temporary file {one}" for one in found]
 
