@@ -24,7 +24,6 @@ import reframe.utility.typecheck as typ
 from reframe.core.builtins import run_after, run_before, sanity_function, variable
 from reframe.core.exceptions import ReframeError
 from reframe.core.runtime import runtime
-from reframe.utility import nodelist_abbrev
 
 from hpcdl.jobs.layout import plan_layout
 from hpcdl.jobs.script import render_script
@@ -213,7 +212,6 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
             "layout": layout,
             "release": module_of(self.current_partition).release,
             "driver": partition.driver,
-            "planned": nodelist_abbrev(self.job.pin_nodes or []),
             "script": str(directory / "rfm_job.sh"),
             "log": str(directory / LOG),
             "result": str(directory / RESULT),

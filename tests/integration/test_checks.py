@@ -29,7 +29,7 @@ from hpcdl.results.faults import FaultKind, Status
 from hpcdl.site import Site, find_site_file, load_site
 from hpcdl.slurm import client
 from hpcdl.system.errors import BadInput, CheckFailed
-from tests.integration.check_runs import own_site
+from tests.integration.check_runs import own_site, told
 from tests.integration.conftest import Shell
 
 pytestmark = pytest.mark.cluster
@@ -347,7 +347,9 @@ def test_a_check_for_a_drained_node_answers_within_a_minute(
         seconds = time.monotonic() - begun
     finally:
         slurm("scontrol", "update", "NodeName=p100-02", "State=RESUME")
-    (lost,) = [verdict for verdict in outcome.verdicts if verdict.status is Status.ERROR]
+    found = [verdict for verdict in outcome.verdicts if verdict.status is Status.ERROR]
+    assert len(found) == 1, told(outcome)
+    (lost,) = found
     assert "p100-02 is" in lost.reason
     assert "DRAIN" in lost.reason
     assert seconds < 60 + SLOW_START, f"it took {seconds:.0f} s"

@@ -346,6 +346,7 @@ def job_record(job: HpcdlJob) -> dict[str, Any]:
         "state": record.state,
         "exit_code": record.exit_code,
         "nodes": record.nodes or job.was_on,
+        "planned": nodelist_abbrev(job.pin_nodes) if job.pin_nodes else "",
         "restarts": record.restarts,
         "queue_wait_seconds": seconds_between(record.submitted, record.started),
         "run_seconds": seconds_between(record.started, record.ended),
