@@ -41,7 +41,9 @@ def test_a_night_of_real_jobs_is_told_with_their_scripts_and_logs(
     with chromium() as browser:
         browser.open(page.as_uri())
         title = browser.do("document.querySelector('h1').textContent")
-        assert title == headline([asdict(one) | {"ok": one.ok} for one in outcome.verdicts])
+        assert title == "Gate closed: 1 finding in 2 series"
+        lead = browser.do("document.querySelector('.lead').textContent")
+        assert lead.startswith(headline([asdict(one) | {"ok": one.ok} for one in outcome.verdicts]))
         slower = next(one for one in outcome.verdicts if one.check == "slower")
         row = "[...document.querySelectorAll('tr.row')].find((e) => e.dataset.text.match('slower'))"
         browser.do(f"{row}.querySelector('.open').click()")

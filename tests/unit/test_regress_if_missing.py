@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcdl.cli import main
+from hpcdl.cli import check_references, main
 from hpcdl.jobs import Module
 from hpcdl.system.errors import CheckFailed
 
@@ -18,8 +18,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         calls.append("measured")
         raise CheckFailed("measuring is left out here")
 
-    released = {"p100": Module((), None, "tf-1")}
-    monkeypatch.setattr("hpcdl.cli.check_references.modules", lambda *_: released)
+    monkeypatch.setattr(check_references, "modules", lambda *_: {"p100": Module((), None, "tf-1")})
     monkeypatch.setattr("hpcdl.regress.measure.measure", measure)
     monkeypatch.setattr("hpcdl.regress.reframe_adapter.releases.require_reframe", lambda: None)
     return calls
