@@ -31,7 +31,7 @@ values = {"name": "train", "nodes": 2, "options": ["--exclusive"], "program": "p
 print(jinja2.Template(text).render(values))
 """
 RENDER = ["-m", "hpcdl", "job", "render", "--site", "p100-v100-k80", "--partition", "p100",
-          "--gpus", "8", "--", "python", "train.py"]  # fmt: skip
+          "--gpus", "8", "--", "python", "-c", "pass"]  # fmt: skip
 
 LINT = ["-m", "hpcdl", "job", "lint", "--slurm-version", "22.05"]
 
