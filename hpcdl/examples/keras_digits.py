@@ -31,7 +31,7 @@ def main(folder: str = ".") -> None:
         images[:1500], labels[:1500], batch_size=64, epochs=20, verbose=2,
         validation_data=(images[1500:], labels[1500:]),
         callbacks=[
-            # A run that was killed goes on from here when it is started again.
+            # A run that was killed resumes from here when it is started again.
             keras.callbacks.BackupAndRestore(str(checkpoints)),
             keras.callbacks.EarlyStopping("val_loss", patience=5, restore_best_weights=True),
         ],

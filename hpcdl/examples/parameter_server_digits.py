@@ -2,8 +2,8 @@
 
 `ps` hold the weights, `worker` compute gradients of weights that others may change meanwhile, and
 `chief` hands out the steps. A worker that is killed may come back; its steps are done by others.
-When a server is lost, so are its weights: the chief waits for it to come back, and starts again
-from its last checkpoint. TensorFlow's servers ask nobody for a password: trusted networks only.
+When a server is lost, so are its weights: the chief waits until all tasks are there, and starts
+again from its last checkpoint. TensorFlow's servers ask for no password: trusted networks only.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""`python -m hpcdl.train.allreduce`: how fast the ranks average a tensor, by its size.
+"""`python -m hpcdl.train.allreduce`: how fast the ranks sum a tensor, by its size.
 
 The very operation that training uses, through the same communicator: Horovod (with NCCL where
 it was built for GPUs), or TensorFlow's collectives (NCCL on GPUs). An iteration takes as long
@@ -55,7 +55,7 @@ def measure(tf: Any, ranks: Communicator, size: int, repeats: int) -> list[float
         HpcdlError: the mean of the ranks' values is wrong.
     """
     tensor = tf.fill([size // 4], tf.constant(float(ranks.rank + 1)))
-    averaged = ranks.function(lambda values: ranks.average([values])[0][:1])
+    averaged = ranks.function(lambda values: ranks.total([values])[0][:1] / ranks.size)
     times = [_timed(averaged, tensor, ranks) for _ in range(WARMUP + repeats)]
     slowest = ranks.gather_rows(np.array([times[WARMUP:]])).max(axis=0)
     return [float(seconds) for seconds in slowest]

@@ -95,6 +95,7 @@ def _run(options: TrainOptions, place: RankPlace) -> None:
     # A little less: another process finds its memory fragmented in another way.
     safe = bounds.low - bounds.low // (16 * unit) * unit
     summary = {"largest_batch": bounds.low, "too_large": bounds.high, "advised_batch": safe}
+    os.environ["HPCDL_JOB_DIR"] = str(options.folder)
     write_measurement("find-batch", [place.host], options=vars(options), samples={},
                       summary=summary)  # fmt: skip
     print(f"the largest that fits: {bounds.low} per rank ({bounds.high} does not)")
@@ -104,13 +105,12 @@ def _run(options: TrainOptions, place: RankPlace) -> None:
 def _trial(options: TrainOptions, batch: int) -> list[str]:
     """Train three steps; what a process that failed said last, nothing where it fits."""
     with tempfile.TemporaryDirectory(prefix="hpcdl-trial-") as folder:
-        usual = TrainOptions()
         tried = replace(
             options, find_batch=False, global_batch=None, batch_per_rank=batch, epochs=None,
             steps=3, checkpoint_every=1, job_dir=folder, strategy="single", fresh=False,
             hang_limit=0.0, target_accuracy=None, export=None, predict=None, best=None, patience=0,
-            validate_every=0, validate_steps=0, tensorboard=False, profile=False,
-            report_every=usual.report_every, json=False,
+            validate_every=0, validate_steps=0, lr=0.0, lr_schedule="constant", lr_warmup_steps=0,
+            tensorboard=False, profile=False, json=False,
         )  # fmt: skip
         done = subprocess.run(
             [*module_argv(sys.executable, "hpcdl.train"), *to_argv(tried)], text=True, check=False,

@@ -1,4 +1,4 @@
-"""What ranks do together: averages in the graph, sums and texts on the host, broadcasts.
+"""What ranks do together: sums in the graph, sums and texts on the host, broadcasts.
 
 A `Communicator` is all that the rest of the program knows of Horovod or of TensorFlow's own
 collectives (multiworker.py); `Alone` is the same for one process. strategies.py chooses.
@@ -15,27 +15,24 @@ from numpy.typing import NDArray
 Tensor = Any
 Floats = NDArray[np.float64]
 BUCKET_BYTES = 32 << 20
-"""Gradients are averaged in groups of about this size, the first while others are computed."""
+"""Gradients are summed in groups of about this size, the first while others are computed."""
 
 
 class Communicator(Protocol):
-    """What the ranks can do together. Every method but `average` is called outside a step."""
+    """What the ranks can do together. Every method but `total` is called outside a step."""
 
     name: str
     rank: int
     size: int
 
     def function(self, body: Callable[..., Any]) -> Callable[..., Any]:
-        """The compiled function of a body that calls `average`."""
+        """The compiled function of a body that calls `total`."""
 
     def replica(self, body: Callable[..., Any]) -> Callable[..., Any]:
         """The body as a part, in a loop say, of what is compiled by other means."""
 
     def total(self, tensors: Sequence[Tensor], *, compress: bool = False) -> list[Tensor]:
         """The sum of each tensor over the ranks; `compress` sends them as fp16."""
-
-    def average(self, tensors: Sequence[Tensor], *, compress: bool = False) -> list[Tensor]:
-        """The mean of each tensor over the ranks; one more pass over it than the sum."""
 
     def sum_on_host(self, values: Floats) -> Floats:
         """The sum of an array over the ranks."""
@@ -74,8 +71,6 @@ class Alone:
     def total(self, tensors: Sequence[Tensor], *, compress: bool = False) -> list[Tensor]:
         """The tensors themselves."""
         return list(tensors)
-
-    average = total
 
     def sum_on_host(self, values: Floats) -> Floats:
         """The values themselves."""
@@ -118,13 +113,6 @@ class Horovod:
 
     def total(self, tensors: Sequence[Tensor], *, compress: bool = False) -> list[Tensor]:
         """Grouped all-reduces, the last gradients first: those are ready first."""
-        return self._reduce(tensors, self._hvd.Sum, compress)
-
-    def average(self, tensors: Sequence[Tensor], *, compress: bool = False) -> list[Tensor]:
-        """The same; Horovod divides what has come."""
-        return self._reduce(tensors, self._hvd.Average, compress)
-
-    def _reduce(self, tensors: Sequence[Tensor], operation: Any, compress: bool) -> list[Tensor]:
         if self.size == 1:
             return list(tensors)
         found: dict[int, Tensor] = {}
@@ -135,7 +123,7 @@ class Horovod:
             if compress:
                 sent = [self._tf.cast(tensor, self._tf.float16) for tensor in sent]
             reduced = self._hvd.grouped_allreduce(
-                sent, op=operation, name=f"reduced_{self._traced}_{number}"
+                sent, op=self._hvd.Sum, name=f"reduced_{self._traced}_{number}"
             )
             found.update(zip(members, reduced, strict=True))
         return [self._tf.cast(found[i], tensor.dtype) for i, tensor in enumerate(tensors)]

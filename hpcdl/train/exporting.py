@@ -22,17 +22,6 @@ _KERAS = "model.keras"
 _SHOWN = 6
 
 
-def check_target(folder: Path) -> None:
-    """Refuse to export over what is there.
-
-    Raises:
-        BadInput: the directory exists.
-    """
-    if folder.exists():
-        raise BadInput(f"the directory of --export exists: {folder}",
-                       hint="remove it, or name another one")  # fmt: skip
-
-
 def export(network: Network, folder: Path, said: Mapping[str, Any]) -> None:
     """Write a network as a whole: aside, then renamed.
 
@@ -84,7 +73,8 @@ def load_weights(tf: Any, network: Network, path: Path) -> str:
         for index, (array, variable) in enumerate(zip(found, wanted, strict=True))
         if tuple(array.shape) != tuple(variable.shape)
     ]
-    head = [i for i, name in enumerate(names) if name.rpartition("/")[0] == _layer(names[-1])]
+    last = names[-1].rpartition("/")[0]
+    head = [i for i, name in enumerate(names) if name.rpartition("/")[0] == last]
     if not set(other) <= set(head):
         raise _mismatch(path, [
             f"{names[i]}: {tuple(found[i].shape)} there, {tuple(wanted[i].shape)} here"
@@ -93,12 +83,8 @@ def load_weights(tf: Any, network: Network, path: Path) -> str:
     for index, (array, variable) in enumerate(zip(found, wanted, strict=True)):
         if not (other and index in head):
             variable.assign(array)
-    kept = f"; {_layer(names[-1])} is of another width and starts anew" if other else ""
+    kept = f"; {last} is of another width and starts anew" if other else ""
     return f"weights of {path}{kept}"
-
-
-def _layer(name: str) -> str:
-    return name.rpartition("/")[0]
 
 
 def _mismatch(path: Path, details: Sequence[str]) -> BadInput:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ import numpy as np
 
 from hpcdl.system.errors import BadInput, CheckFailed, HpcdlError
 from hpcdl.train import checkpoint as checkpoints
+from hpcdl.train.ahead import BATCHES, Ahead
 from hpcdl.train.communicate import Communicator
+from hpcdl.train.data.pipeline import Records
 from hpcdl.train.data.source import Group, Source
 from hpcdl.train.diagnostics import LossGuard
 from hpcdl.train.history import History
@@ -29,7 +31,7 @@ from hpcdl.train.scalars import Scalars
 from hpcdl.train.step import RankSignal, Step, StepParts, StepResult
 from hpcdl.train.stop import StopRequest, meaning
 from hpcdl.train.train_report import Reporter
-from hpcdl.train.validation import Validation
+from hpcdl.train.validation import Validation, scores_line
 from hpcdl.train.watchdog import Watchdog
 
 _CHANGEABLE = ("task", "loss", "optimizer", "settings", "momentum", "weight_decay",
@@ -68,6 +70,7 @@ class Training:
     writer: checkpoints.Writer = field(init=False)
     history: History | None = None
     validation: Validation | None = None
+    ahead: Ahead[Group] | None = None
 
     def __post_init__(self) -> None:
         self.writer = checkpoints.Writer(self.checkpoint_directory, self.options.keep_checkpoints)
@@ -87,7 +90,7 @@ class Training:
         """All that training changes: weights, moving averages, velocities, loss scale."""
         network, scale = self.parts.network, self.parts.scale
         own = (*network.trainable, *network.state, *self.parts.optimizer.velocities)
-        return (*own, *(scale.variables if scale else ()))
+        return (*own, *((scale.state,) if scale else ()))
 
 
 def identity_of(training: Training) -> dict[str, Any]:
@@ -231,18 +234,13 @@ def _validate(training: Training) -> bool:
         return False
     metrics = validation.score()
     training.reporter.say(f"validation after step {step}: {scores_line(metrics)}")
-    training.scalars.keep(step, **{f"validation/{name}": value for name, value in metrics.items()})
+    named = {f"validation/{name}": value for name, value in metrics.items()}
+    training.scalars.step(step, every=1, **named)
     better = validation.add(step, metrics)
     if better and training.ranks.rank == 0:
         checkpoints.save(training.best_directory, _checkpoint(training), keep=1)
     said = np.array([float(validation.in_vain and training.ranks.rank == 0)])
     return bool(training.ranks.sum_on_host(said)[0])
-
-
-def scores_line(metrics: dict[str, float]) -> str:
-    """`accuracy 0.9421, test_loss 0.2318`."""
-    shown = {name: value for name, value in metrics.items() if name != "test_images"}
-    return ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
 
 
 def train(training: Training) -> str:
@@ -254,6 +252,8 @@ def train(training: Training) -> str:
     while outcome is None:
         epoch, first = training.plan.position(training.step_number)
         outcome = _epoch(training, epoch, first)
+    if training.ahead:
+        training.ahead.wait()
     training.scalars.close()
     training.writer.wait()
     return outcome
@@ -281,7 +281,7 @@ def _wanted(training: Training) -> int:
 
 def _epoch(training: Training, epoch: int, first: int) -> str | None:
     """The rest of an epoch from batch `first` on; the outcome where it ended early."""
-    groups = training.source.batches(epoch, first, lambda: _wanted(training))
+    groups = _groups(training, epoch, first)
     begun = asked = time.perf_counter()
     while (group := next(groups, None)) is not None:
         waited = time.perf_counter() - asked
@@ -304,8 +304,27 @@ def _epoch(training: Training, epoch: int, first: int) -> str | None:
         _show(training, epoch, number, results)
         if outcome:
             return outcome
+        _look_ahead(training, epoch)
         asked = time.perf_counter()
     return None
+
+
+def _groups(training: Training, epoch: int, first: int) -> Iterator[Group]:
+    ahead, training.ahead = training.ahead, None
+    if ahead and not first:
+        return ahead.take()
+    return training.source.batches(epoch, first, lambda: _wanted(training))
+
+
+def _look_ahead(training: Training, epoch: int) -> None:
+    """Open the next epoch of records when this one is nearly over."""
+    plan, source, done = training.plan, training.source, training.step_number
+    length = plan.steps_per_epoch
+    if not isinstance(source, Records) or length < 2:
+        return
+    left = length - plan.position(done)[1]
+    if left == min(BATCHES, length - 1) and done + left < plan.steps:
+        training.ahead = Ahead(lambda: source.batches(epoch + 1, 0), lambda: source.damaged)
 
 
 def _run(training: Training, group: Group) -> list[StepResult]:

@@ -110,7 +110,7 @@ def facts_of(model: str) -> dict[str, Any]:
 
 def build(
     tf: Any, model: str, shape: tuple[int, ...], classes: int, seed: int, *,
-    precision: str = "fp32", channels_first: bool = False, keras: bool = True,
+    precision: str = "fp32", channels_first: bool = False, keras: bool = False,
     freeze: str = "",
 ) -> Network:  # fmt: skip
     """The network for images of `shape` (height, width, channels), weights drawn from `seed`.
@@ -118,7 +118,7 @@ def build(
     Raises:
         BadInput: a user's model that cannot be imported or is no Keras model.
     """
-    if not keras:
+    if facts_of(model)["builder"] == "mlp" and not keras:
         return _mlp(tf, model, shape, classes, seed)
     return _keras(tf, model, shape, classes, seed, precision, channels_first, freeze)
 

@@ -51,16 +51,9 @@ class MultiWorker:
 
     def total(self, tensors: Sequence[Tensor], *, compress: bool = False) -> list[Tensor]:
         """The replica context's all-reduce, which packs gradients itself."""
-        return self._packed(tensors, self._tf.distribute.ReduceOp.SUM, compress)
-
-    def average(self, tensors: Sequence[Tensor], *, compress: bool = False) -> list[Tensor]:
-        """The same, divided."""
-        return self._packed(tensors, self._tf.distribute.ReduceOp.MEAN, compress)
-
-    def _packed(self, tensors: Sequence[Tensor], operation: Any, compress: bool) -> list[Tensor]:
         tf = self._tf
         sent = [tf.cast(t, tf.float16) for t in tensors] if compress else list(tensors)
-        reduced = self._reduce(operation, sent)
+        reduced = self._reduce(tf.distribute.ReduceOp.SUM, sent)
         return [tf.cast(r, t.dtype) for r, t in zip(reduced, tensors, strict=True)]
 
     def sum_on_host(self, values: Floats) -> Floats:

@@ -79,11 +79,6 @@ class LossScale:
 
     state: Any
 
-    @property
-    def variables(self) -> tuple[Any, ...]:
-        """What a checkpoint must hold."""
-        return (self.state,)
-
     def finite(self, tf: Any, gradients: list[Any]) -> Any:
         """Whether all averaged gradients are finite; the same on every rank."""
         return tf.reduce_all(tf.stack([tf.reduce_all(tf.math.is_finite(g)) for g in gradients]))

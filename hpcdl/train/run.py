@@ -27,10 +27,10 @@ from hpcdl.train.data.opening import open_source
 from hpcdl.train.data.repair import Repairs
 from hpcdl.train.data.source import Share, Source
 from hpcdl.train.diagnostics import LossGuard, explain, is_out_of_memory, out_of_memory
-from hpcdl.train.exporting import check_target, export, load_weights
+from hpcdl.train.exporting import export, load_weights
 from hpcdl.train.history import History
 from hpcdl.train.keras_parts import make_schedule, settings_of
-from hpcdl.train.loop import Training, assign, resume, scores_line, train
+from hpcdl.train.loop import Training, assign, resume, train
 from hpcdl.train.options import SCHEDULES, TrainOptions
 from hpcdl.train.parts import channels_first, make_parts
 from hpcdl.train.ranks import RankPlace
@@ -44,7 +44,7 @@ from hpcdl.train.tasks import Evaluator, write_predictions
 from hpcdl.train.timeline import write_timeline
 from hpcdl.train.tracing import Tracer, rows_file
 from hpcdl.train.train_report import Reporter
-from hpcdl.train.validation import Validation
+from hpcdl.train.validation import Validation, scores_line
 from hpcdl.train.watchdog import Watchdog
 
 _DRAWN_STEPS = 2000
@@ -182,8 +182,9 @@ class Run:
         options = self.options
         if self.ranks.rank == 0:
             self._take_job_directory()
-            if options.export:
-                check_target(Path(options.export))
+            if options.export and Path(options.export).exists():
+                raise BadInput(f"the directory of --export exists: {options.export}",
+                               hint="remove it, or name another one")  # fmt: skip
         stop = StopRequest()
         stop.listen()
         batch = run_plan.global_batch(options, self.model, self.ranks.size)

@@ -88,12 +88,10 @@ def require_one_decoder(decoders: Sequence[str], hosts: Sequence[str]) -> None:
     Raises:
         MissingPrerequisite: they are not all the same.
     """
-    where = {name: sorted({h for d, h in zip(decoders, hosts, strict=True) if d == name})
-             for name in dict.fromkeys(decoders)}  # fmt: skip
-    if len(where) > 1:
+    if len(set(decoders)) > 1:
         raise MissingPrerequisite(
             "ranks decode images with different libraries",
-            details=[f"{name}: {', '.join(nodes)}" for name, nodes in where.items()],
+            details=sorted({f"{h}: {name}" for h, name in zip(hosts, decoders, strict=True)}),
             hint="install a C compiler and libjpeg-turbo's headers on all nodes, or set "
             "HPCDL_JPEG=tensorflow for all",
         )

@@ -9,19 +9,13 @@ from typing import Any
 class Scalars:
     """Writes scalars below `folder`; without a directory it does nothing."""
 
-    def __init__(self, tf: Any, folder: Path | None, every: int = 10) -> None:
+    def __init__(self, tf: Any, folder: Path | None) -> None:
         self._tf = tf
-        self._every = every
         self._writer = tf.summary.create_file_writer(str(folder)) if folder else None
 
-    def step(self, number: int, **values: float) -> None:
+    def step(self, number: int, every: int = 10, **values: float) -> None:
         """After a step; every tenth is kept."""
-        if number % self._every == 0:
-            self.keep(number, **values)
-
-    def keep(self, number: int, **values: float) -> None:
-        """Write values of a step."""
-        if self._writer is None:
+        if self._writer is None or number % every:
             return
         with self._writer.as_default(number):
             for name, value in values.items():

@@ -62,3 +62,9 @@ class Validation:
         sign = -1.0 if "loss" in self.metric else 1.0
         values = [sign * one[self.metric] for one in self.found]
         return max(range(len(values)), key=lambda i: (values[i], -i), default=-1)
+
+
+def scores_line(metrics: dict[str, float]) -> str:
+    """`accuracy 0.9421, test_loss 0.2318`."""
+    shown = {name: value for name, value in metrics.items() if name != "test_images"}
+    return ", ".join(f"{name} {value:.4f}" for name, value in shown.items())

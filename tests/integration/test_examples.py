@@ -115,8 +115,9 @@ def test_asynchronous_training_outlives_a_killed_worker_and_a_killed_server(
     before = len(re.findall("^step", wait("^step"), re.M))
     wait(rf"(^step[^\0]*){{{before + 2}}}")
     server.kill()
-    tasks("ps", 0)
     wait("^a server is lost")
+    tasks("ps", 0)
+    tasks("worker", 1)
     text = wait("^accuracy")
     begun = [int(step) for step in re.findall(r"^begins after step (\d+)", text, re.M)]
     assert begun[0] == 0 < begun[-1], "from its last checkpoint on"

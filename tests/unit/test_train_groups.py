@@ -12,6 +12,8 @@ np = pytest.importorskip("numpy", reason="numpy comes with the stack")
 
 from hpcdl.system.errors import BadInput, MissingPrerequisite  # noqa: E402
 from hpcdl.train import checkpoint, loop  # noqa: E402
+from hpcdl.train.ahead import Ahead  # noqa: E402
+from hpcdl.train.data.pipeline import Records  # noqa: E402
 from hpcdl.train.history import History  # noqa: E402
 from hpcdl.train.options import TrainOptions  # noqa: E402
 from hpcdl.train.result import Samples  # noqa: E402
@@ -221,3 +223,43 @@ def test_what_is_saved_is_said_as_it_is(tmp_path: Path) -> None:
     assert checkpoint.describe_saved(tmp_path / "none") == "there is no checkpoint yet"
     checkpoint.save(tmp_path, checkpoint.Checkpoint(7, {}, ()), keep=1)
     assert checkpoint.describe_saved(tmp_path).endswith("the checkpoint after step 7")
+
+
+def test_an_epoch_is_opened_ahead_with_its_first_batch_and_anew_where_that_is_no_good() -> None:
+    opened: list[int] = []
+    given: list[int] = []
+
+    def opens() -> Any:
+        opened.append(len(opened))
+        if not opened[-1] and broken:
+            raise BadInput("a shard is gone")
+        for number in range(3):
+            given.append(number)
+            yield number
+
+    broken, damaged = False, [0]
+    found = Ahead(opens, lambda: damaged[0])
+    found.wait()
+    assert given == [0], "decoded before anybody asks"
+    assert (list(found.take()), len(opened)) == ([0, 1, 2], 1)
+    stale = Ahead(opens, lambda: damaged[0])
+    damaged[0] = 1
+    assert (list(stale.take()), len(opened)) == ([0, 1, 2], 3)
+    opened.clear()
+    broken = True
+    assert list(Ahead(opens, lambda: 0).take()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("done", "steps", "opened"),
+    [(6, 30, True), (5, 30, False), (7, 30, False), (16, 30, True), (26, 30, False)],
+)
+def test_the_next_epoch_is_opened_four_batches_before_this_one_ends_if_there_is_one(
+    done: int, steps: int, opened: bool
+) -> None:
+    source = Records.__new__(Records)
+    source._repairs = SimpleNamespace(places=set())  # type: ignore[assignment]
+    run: Any = SimpleNamespace(plan=RunPlan(8, steps, 10, 0.1, 0), source=source, ahead=None,
+                               step_number=done)  # fmt: skip
+    loop._look_ahead(run, done // 10)
+    assert (run.ahead is not None) is opened

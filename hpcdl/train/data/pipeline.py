@@ -123,6 +123,11 @@ class Records:
         shards = len(dataset.splits["train"])
         self.streams = stream_count(share.global_batch, share.ranks, shards)
 
+    @property
+    def damaged(self) -> int:
+        """How many records have turned out damaged."""
+        return len(self._repairs.places)
+
     def prepare(self, images: Any) -> Any:
         """Bytes to mean 0 and deviation 1, and mirroring; on the device, as part of the step.
 
