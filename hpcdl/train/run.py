@@ -146,7 +146,9 @@ class Run:
         with explain_os_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         try:
-            self.open.enter_context(locked(folder / ".train.lock", wait_seconds=2.0))
+            # A node that was lost holds its locks on NFS until its lease (90 s) is over.
+            wait = 150.0 if job_of(os.environ)["restarts"] else 2.0
+            self.open.enter_context(locked(folder / ".train.lock", wait_seconds=wait))
         except LockBusy as busy:
             raise LockBusy(f"another run works in {folder}: {busy.message}",
                            hint="wait for it, or give another --job-dir") from None  # fmt: skip
