@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcdl.cli.framework import Command, Group, print_json, the_site
-from hpcdl.system.errors import ExitCode
+from hpcdl.system.errors import BadInput, ExitCode
 
 if TYPE_CHECKING:
+    from hpcdl.predict.forecast import Forecast
     from hpcdl.predict.request import Request
     from hpcdl.site import Partition, Site
 
 _PERCENT = 100.0
+_MOST_MONEY = 1e9
 
 
 def _question(parser: argparse.ArgumentParser) -> None:
@@ -29,14 +31,15 @@ def _question(parser: argparse.ArgumentParser) -> None:
         help="edge of the images, or tokens of a sequence (the network's own)",
     )
     parser.add_argument("--precision",
-                        help="fp32, tf32, amp or fp16"
+                        help="fp32, tf32, amp, bf16 or fp16"
                         " (default: tf32 on A100 and newer, else fp32)")  # fmt: skip
     parser.add_argument("--data", default="synthetic", help="synthetic (default) or imagenet")
     parser.add_argument("--pipeline", default="new",
                         help="new (default), or old: without prefetching")  # fmt: skip
     parser.add_argument("--storage", type=float, metavar="GB/S", help="file system read bandwidth")
     parser.add_argument("--form", default="horovod",
-                        help="horovod, replicated, parameter_server, no_overlap")  # fmt: skip
+                        help="horovod, ddp, fsdp, replicated, parameter_server,"
+                        " no_overlap")  # fmt: skip
     parser.add_argument("--calibrate", type=Path, action="append", default=[],
                         metavar="RESULT.JSON",
                         help="result of a run on this site to start from, of one GPU or several;"
@@ -60,6 +63,9 @@ def _configure_scale(parser: argparse.ArgumentParser) -> None:
                         help="largest loss of efficiency, for `best below` (10)")  # fmt: skip
     parser.add_argument("--deadline", type=float, metavar="HOURS",
                         help="time limit of an epoch, for `cheapest`")  # fmt: skip
+    parser.add_argument("--price", type=float, metavar="MONEY", help="price of a GPU-hour")
+    parser.add_argument("--compare", metavar="PARTITIONS",
+                        help="partitions to show in one table, such as p100,v100")  # fmt: skip
     parser.add_argument("--plot", type=Path, metavar="FILE", help="plot to .png, .svg or .pdf")
 
 
@@ -114,11 +120,10 @@ def _partition(asked: str | None, results: list[dict[str, Any]], site: Site) -> 
     return site.partition(asked or next(iter(known), site.default_partition))
 
 
-def _scale(args: argparse.Namespace) -> ExitCode:
+def _asked(args: argparse.Namespace) -> Forecast:
     from dataclasses import replace
 
     from hpcdl.predict.request import answer
-    from hpcdl.predict.show import forecast_data, forecast_text
 
     found = answer(
         replace(
@@ -126,6 +131,37 @@ def _scale(args: argparse.Namespace) -> ExitCode:
             loss=args.loss / _PERCENT, deadline_hours=args.deadline,
         )
     )  # fmt: skip
+    if args.price is not None and not 0 <= args.price < _MOST_MONEY:
+        raise BadInput(f"a GPU-hour cannot cost {args.price:g}")
+    return replace(found, price=args.price)
+
+
+def _compare(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.predict.show import compared_text, forecast_data
+
+    if args.calibrate or args.one is not None:
+        raise BadInput(
+            "a measured rate is of one partition",
+            hint="leave out --compare, or --calibrate and --one",
+        )
+    wanted = [*([args.partition] if args.partition else []), *args.compare.split(",")]
+    found = [
+        _asked(argparse.Namespace(**{**vars(args), "partition": name.strip()}))
+        for name in dict.fromkeys(wanted)
+    ]
+    if args.json:
+        print_json({"schema": 1, "partitions": [forecast_data(one) for one in found]})
+    else:
+        print(compared_text(found))
+    return ExitCode.OK
+
+
+def _scale(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.predict.show import forecast_data, forecast_text
+
+    if args.compare:
+        return _compare(args)
+    found = _asked(args)
     if args.plot:
         from hpcdl.predict.plot import write_plot
 

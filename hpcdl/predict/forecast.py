@@ -11,12 +11,13 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from hpcdl import facts
 from hpcdl.predict.calibrate import Calibration
 from hpcdl.predict.feed import ENDLESS
 from hpcdl.predict.hardware import CPU, GIGA, Machine
 from hpcdl.predict.learn import factors, kind_of
 from hpcdl.predict.measured import Measured, nearest, stretched
-from hpcdl.predict.network import kept_bytes
+from hpcdl.predict.network import FLOAT_BYTES, kept_bytes
 from hpcdl.predict.step import (
     Constants,
     Step,
@@ -82,8 +83,23 @@ class Forecast:
     images: int
     points: tuple[Point, ...]
     choices: Choices
+    price: float | None = None
     links: tuple[str, ...] = ()
     left_out: str = ""
+
+    @property
+    def watts(self) -> float | None:
+        """A GPU's power at most, where it is published."""
+        known = facts.load("gpus")["gpus"].get(self.machine.gpu, {})
+        return float(known["tdp_w"]) if "tdp_w" in known else None
+
+    def kilowatt_hours(self, point: Point) -> float | None:
+        """Energy of an epoch's GPUs at most."""
+        return None if self.watts is None else point.gpu_hours * self.watts / 1000
+
+    def cost(self, point: Point) -> float | None:
+        """What an epoch costs, where a GPU-hour has a price."""
+        return None if self.price is None else point.gpu_hours * self.price
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -110,15 +126,26 @@ class Forecast:
     def _too_large(self) -> str:
         """Whether a batch is beyond the GPU's memory; ranks on CPUs share what there is."""
         batch, memory = self.training.batch, self.machine.memory
-        needs = kept_bytes(self.training.net, batch, self.training.activation_bytes)
+        needs = memory_bytes(self.training, min((p.gpus for p in self.points), default=1))
         # A run that had such a batch knows better than an estimate.
         proven = self.calibration.proof == "run" and self.calibration.batch >= batch
         if needs <= memory or proven or self.machine.gpu == CPU:
             return ""
         return (
-            f"batch {batch} is not likely to fit: it keeps about {needs / GIGA:,.0f} GB, and the "
+            f"batch {batch} is not likely to fit: it needs about {needs / GIGA:,.0f} GB, and the "
             f"{self.machine.gpu} has {memory / GIGA:g} GB"
         )
+
+
+def memory_bytes(training: Training, gpus: int) -> float:
+    """About what a step keeps in each GPU's memory: activations, and the state of the weights.
+
+    Weights, gradients and momenta are float32; transformers have Adam's second moment, too. FSDP
+    shards the state over `gpus`.
+    """
+    state = training.net.parameters * FLOAT_BYTES * (3 if training.net.channels else 4)
+    shards = gpus if training.form == "fsdp" else 1
+    return state / shards + kept_bytes(training.net, training.batch, training.activation_bytes)
 
 
 def forecast(

@@ -255,7 +255,7 @@ def of_gpu(gpu: Gpu | str, link: str, cores: int, roots: int, network: Link | No
     """
     kind = gpu_named(gpu) if isinstance(gpu, str) else gpu
     pair, ring = _links(link, kind)
-    pcie = "pcie3" if float(kind.compute) < 8 else "pcie4"
+    pcie = f"pcie{_pcie(float(kind.compute))}"
     flops, lacking = _peaks(kind)
     unknown = [*lacking, *(["memory_gbs"] if kind.figures.memory_gbs is None else [])]
     return Machine(

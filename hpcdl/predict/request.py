@@ -221,7 +221,7 @@ def _check(request: Request) -> None:
         if value is not None and not low <= value <= high:
             raise BadInput(f"{what}: {_shown(value)} is not between {low:g} and {high:g}")
     for field, known in (
-        ("form", FORMS), ("precision", PRECISIONS), ("data", (SYNTHETIC, IMAGENET)),
+        ("form", FORMS), ("precision", (*PRECISIONS, "bf16")), ("data", (SYNTHETIC, IMAGENET)),
         ("pipeline", PIPELINES),
     ):  # fmt: skip
         value = getattr(request, field)
@@ -246,12 +246,17 @@ def _shown(value: float) -> str:
         return "inf" if value > 0 else "-inf"
 
 
+def _like_ours(precision: str | None) -> str | None:
+    """bf16 runs on the units of fp16, and its gradients stay float32: amp to the model."""
+    return "amp" if precision == "bf16" else precision
+
+
 def _precision(request: Request, result: Result | None, machine: Machine) -> str:
     """As asked, else as in the result, else what float32 is on that GPU."""
     if result is None:
-        return request.precision or usual_precision(machine.compute)
+        return _like_ours(request.precision) or usual_precision(machine.compute)
     measured = trained_precision(result.precision, machine.compute, compress=result.compress)
-    asked = request.precision or measured
+    asked = _like_ours(request.precision) or measured
     if not alike(asked, measured):
         raise BadInput(
             f"{request.result} measured the precision '{measured}', not '{asked}'",

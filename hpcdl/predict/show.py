@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from hpcdl.predict.compare import Scene
-from hpcdl.predict.forecast import Forecast, Point
+from hpcdl.predict.forecast import Forecast, Point, memory_bytes
 from hpcdl.predict.traces import Traced
 from hpcdl.predict.validate import Errors, Judged, Validation, coverage, errors, grouped
 from hpcdl.system.text import table
 
 _HOUR = 3600.0
 _WORST = 10
+_POWER = "kWh/epoch: GPUs alone, at their largest power"
 
 
 # ---- a forecast ----
@@ -25,14 +26,42 @@ def forecast_text(found: Forecast) -> str:
         f"{training.form}, on {machine.name} ({machine.gpu}, {machine.per_node} per node, "
         f"{machine.network.name if machine.network else 'network unknown'})"
     )
-    rows = [_point_row(point) for point in found.points]
+    rows = [_point_row(found, point) for point in found.points]
     header = ("GPUs", "nodes", "step ms", "images/s", "likely", "speed-up", "efficiency",
-              "epoch", "GPU-h/epoch", "limited by")  # fmt: skip
+              "epoch", "GPU-h/epoch", *(["kWh/epoch"] if found.watts else []),
+              *(["cost/epoch"] if found.price is not None else []), "limited by")  # fmt: skip
     return "\n".join([head, "", table(rows, header), "", *_choices(found), *_grounds(found)])
 
 
-def _point_row(point: Point) -> tuple[str, ...]:
+def compared_text(found: list[Forecast]) -> str:
+    """The forecasts of several partitions in one table, what each rests on below."""
+    rows = [
+        (
+            one.machine.name, one.machine.gpu, str(point.gpus), f"{point.images_per_second:.0f}",
+            f"{point.low:.0f}-{point.high:.0f}", f"{point.efficiency:.1%}",
+            hours(point.epoch_seconds), f"{point.gpu_hours:.2f}",
+            _or_dash(one.kilowatt_hours(point)), _or_dash(one.cost(point)), point.step.limit,
+        )
+        for one in found
+        for point in one.points
+    ]  # fmt: skip
+    header = ("partition", "GPU", "GPUs", "images/s", "likely", "efficiency", "epoch",
+              "GPU-h/epoch", "kWh/epoch", "cost/epoch", "limited by")  # fmt: skip
+    grounds = [
+        f"{one.machine.name}, one GPU: {one.calibration.source} [{one.calibration.proof}]"
+        for one in found
+    ]
+    notes = [f"note: {one.machine.name}: {note}" for one in found for note in one.notes]
+    return "\n".join([table(rows, header), "", *grounds, *notes, _POWER])
+
+
+def _or_dash(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _point_row(found: Forecast, point: Point) -> tuple[str, ...]:
     mark = " *" if point.beyond else ""
+    energy, cost = found.kilowatt_hours(point), found.cost(point)
     return (
         f"{point.gpus}{mark}",
         str(point.step.nodes),
@@ -43,6 +72,8 @@ def _point_row(point: Point) -> tuple[str, ...]:
         f"{point.efficiency:.1%}",
         hours(point.epoch_seconds),
         f"{point.gpu_hours:.2f}",
+        *([] if energy is None else [f"{energy:.2f}"]),
+        *([] if cost is None else [f"{cost:.2f}"]),
         point.step.limit,
     )
 
@@ -81,6 +112,8 @@ def _grounds(found: Forecast) -> list[str]:
     lines = [f"one GPU: {base.source} [{base.proof}]"]
     lines += [f"links: {link} [run]" for link in found.links]
     lines += [f"note: {note}" for note in found.notes]
+    if found.watts:
+        lines.append(_POWER)
     lines.append("likely: eight of ten published rows lay so near (hpcdl predict validate)")
     if any(point.beyond for point in found.points):
         lines.append(f"*: beyond the {found.machine.nodes} nodes of the partition")
@@ -105,7 +138,15 @@ def forecast_data(found: Forecast) -> dict[str, Any]:
         },
         "links": list(found.links),
         "notes": list(found.notes),
-        "points": [_point_data(point) for point in found.points],
+        "memory_gb_per_gpu": memory_bytes(found.training, found.points[0].gpus) / 1e9,
+        "points": [
+            {
+                **_point_data(point),
+                "energy_kwh_per_epoch": found.kilowatt_hours(point),
+                "cost_per_epoch": found.cost(point),
+            }
+            for point in found.points
+        ],
         "choices": {
             "fastest": _gpus(choices.fastest),
             "cheapest": _gpus(choices.cheapest),

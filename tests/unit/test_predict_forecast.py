@@ -13,7 +13,7 @@ import pytest
 from hpcdl.cli import main
 from hpcdl.predict.calibrate import from_images_per_second
 from hpcdl.predict.feed import IMAGENET, decode_seconds
-from hpcdl.predict.forecast import Forecast, choose, expand, forecast
+from hpcdl.predict.forecast import Forecast, choose, expand, forecast, memory_bytes
 from hpcdl.predict.hardware import of_host, of_partition
 from hpcdl.predict.network import kept_bytes, names, network
 from hpcdl.predict.records import read_records
@@ -579,3 +579,41 @@ def test_the_command_takes_several_runs(
     options = [word for run in runs for word in ("--calibrate", str(run))]
     assert main(["predict", "--site", str(find_site_file("pi")), "--gpus", "8", *options]) == 0
     assert "1600" in capsys.readouterr().out
+
+
+# ---- what a planner asks ----
+
+
+def test_energy_and_money_follow_from_gpu_hours(p100: Partition) -> None:
+    found = replace(ask(p100, gpus="4"), price=2.0)
+    (point,) = found.points
+    assert found.kilowatt_hours(point) == pytest.approx(point.gpu_hours * 0.25)
+    assert found.cost(point) == pytest.approx(2 * point.gpu_hours)
+    assert replace(found, price=None).cost(point) is None
+
+
+def test_partitions_are_compared_in_one_table(capsys: pytest.CaptureFixture[str]) -> None:
+    site = str(find_site_file("pi"))
+    words = ["--model", "resnet50", "--gpus", "2", "--price", "1"]
+    assert main(["predict", "--site", site, "--compare", "k80,p100", *words]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in shown[1:3]] == ["k80", "p100"]
+    assert main(["predict", "--site", site, "--compare", "k80,p100", "--json", *words]) == 0
+    both = json.loads(capsys.readouterr().out)["partitions"]
+    assert [one["points"][0]["cost_per_epoch"] > 0 for one in both] == [True, True]
+    assert main(["predict", "--site", site, "--compare", "k80,p100", "--one", "9", *words]) != 0
+
+
+def test_bf16_is_taken_as_mixed_precision(p100: Partition) -> None:
+    assert ask(p100, precision="bf16", gpus="2").training.precision == "amp"
+
+
+def test_the_state_of_the_weights_needs_memory_that_fsdp_shards() -> None:
+    whole = Training(network("mpt_7b", 2048), 1, "amp", "ddp")
+    assert memory_bytes(whole, 8) > 6.6e9 * 16
+    sharded = replace(whole, form="fsdp")
+    assert memory_bytes(whole, 8) - memory_bytes(sharded, 8) == pytest.approx(6.66e9 * 14, rel=0.01)
+
+
+def test_a_network_that_is_too_large_is_said(p100: Partition) -> None:
+    assert any("not likely to fit" in note for note in ask(p100, model="mpt_7b", batch=1).notes)

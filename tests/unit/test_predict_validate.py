@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl import facts
+from hpcdl.predict.cases import form_of
 from hpcdl.predict.hardware import of_host
 from hpcdl.predict.learn import fit, values
 from hpcdl.predict.records import Bases, Record, read_records
@@ -19,7 +20,6 @@ from hpcdl.predict.validate import (
     Validation,
     coverage,
     errors,
-    form_of,
     grouped,
     published,
     validate,
