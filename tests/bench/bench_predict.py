@@ -46,8 +46,9 @@ def main() -> None:
         ("median", found.median, 4),
         ("90th percentile", found.ninetieth, 15),
     ):
+        note = f"{found.rows} published rows, source left out"
         report(f"predict validate: {name} of the errors", 100 * value, "%", goal=f"<= {goal}",
-               met=100 * value <= goal, note=f"{found.rows} published rows, source left out")  # fmt: skip
+               met=100 * value <= goal, note=note)  # fmt: skip
 
 
 def _cpu(act: Callable[[], object]) -> float:
