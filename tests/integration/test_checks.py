@@ -114,6 +114,11 @@ def test_nothing_passes_that_does_not_deserve_it(site: Site) -> None:
     assert told["cancelled_after_its_result"] == [(FaultKind.ENDED_EARLY, "CANCELLED")]
     assert told["exit_code"] == [(FaultKind.EXIT_CODE, 3)]
     assert told["slower"] == [(FaultKind.BOUND, 500.0)]
+    # What was slow is tried again; what gave no number is not queued a second time.
+    cases = json.loads(outcome.directory.report.read_text())["runs"][1]["testcases"]
+    again = {case["name"]: case["result"] for case in cases}
+    assert again["slower"] == "fail"
+    assert {again[name] for name in ("exit_code", "no_result", "of_2020")} == {"skip"}
 
 
 def test_a_missing_reference_passes_only_when_waived_by_name(site: Site) -> None:
