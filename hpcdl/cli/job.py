@@ -50,7 +50,7 @@ def _print_script(script: Script) -> None:
 
 
 def _explain(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.jobs.script import explain
+    from hpcdl.jobs.explain import explain
 
     script = _written(args)
     if args.json:

@@ -197,22 +197,29 @@ def _values(
         "launch_reason": _launch_reason(site, spec, layout),
         "ports": PORTS,
         "once_per_node": _once_per_node(layout),
-        "chdir": str(spec.chdir) if spec.chdir else None,
-        "python_path": str(spec.python_path) if spec.python_path else None,
-        "meets": meets(spec, layout),
-        "rank_name": together(spec, layout),
-        "grace": signal_seconds(layout.minutes) * 3 // 4 or _GRACE_SECONDS,
-        "workers": workers_per_node(spec, layout),
         "writes_result": _is_train(spec.program) and not _has_option(spec.program, "--job-dir"),
         "stage": _stage(partition, spec, layout),
         "preflight": _preflight(partition, spec, layout, module),
         "step": launch_options(site, replace(spec, launcher="single"), layout),
         "lmod_init": str(site.paths.lmod_init),
         "network": network_variables(partition, layout),
-        "openmp": openmp_variables(partition, spec, layout),
         "environment": [*partition.environment.items()],
         "given": tuple(spec.environment),
         "values": str(job_dir / environment.NAME) if job_dir else "",
+        **_of_ranks(spec, partition, layout),
+    }
+
+
+def _of_ranks(spec: JobSpec, partition: Partition, layout: Layout) -> dict[str, object]:
+    """Where ranks work, meet and end."""
+    return {
+        "chdir": str(spec.chdir) if spec.chdir else None,
+        "python_path": str(spec.python_path) if spec.python_path else None,
+        "meets": meets(spec, layout),
+        "rank_name": together(spec, layout),
+        "grace": signal_seconds(layout.minutes) * 3 // 4 or _GRACE_SECONDS,
+        "workers": workers_per_node(spec, layout),
+        "openmp": openmp_variables(partition, spec, layout),
     }
 
 
@@ -380,35 +387,6 @@ def _compiled_templates() -> jinja2.BytecodeCache | None:
                 super().dump_bytecode(bucket)
 
     return Kept(str(place))
-
-
-def explain(script: Script) -> str:
-    """The script with the reason, and the rule where there is one, before each line.
-
-    It is a script itself: reasons of a continued line stand before its first one.
-    """
-    found: list[str] = []
-    held: list[str] = []
-    start = 0
-    for line in script.lines:
-        if not held:
-            start = len(found)
-        reason = _reason(line, script.slurm_version)
-        if reason:
-            found.insert(start, reason)
-            start += 1
-        found.append(line.text)
-        held = [line.text] if line.text.endswith("\\") else []
-    return "\n".join(found)
-
-
-def _reason(line: Line, version: str) -> str:
-    """A comment, indented as its line is."""
-    if not line.reason:
-        return ""
-    rule = line.rule(version)
-    indent = line.text[: len(line.text) - len(line.text.lstrip())]
-    return f"{indent}#  {line.reason}" + (f"  [{rule}]" if rule else "")
 
 
 def default_job_dir(site: Site, name: str, stamp: str) -> Path:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from hpcdl.jobs import JobSpec, Module, Script, render_script
-from hpcdl.jobs.script import explain, walltime
+from hpcdl.jobs.explain import explain
+from hpcdl.jobs.script import walltime
 from hpcdl.jobs.slurm_compat import with_version
 from hpcdl.site import Site
 from hpcdl.slurm.rules import as_release, known_releases, rule
