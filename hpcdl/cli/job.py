@@ -25,7 +25,7 @@ def _written(args: argparse.Namespace) -> Script:
 
     site = request.asked_site(args)
     spec, module = request.spec_of(args, site), request.module_of(args, site, published=False)
-    return render_script(site, request.checked(site, spec, module), module)
+    return render_script(site, request.checked(site, spec, module, queued=False), module)
 
 
 def _render(args: argparse.Namespace) -> ExitCode:

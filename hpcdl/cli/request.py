@@ -139,12 +139,15 @@ def spec_of(args: argparse.Namespace, site: Site) -> JobSpec:
     return seen_from(Path.cwd(), asked)
 
 
-def checked(site: Site, spec: JobSpec, module: Module) -> JobSpec:
-    """The same, once its program, its image and what a container is to see are there."""
+def checked(site: Site, spec: JobSpec, module: Module, *, queued: bool = True) -> JobSpec:
+    """The same, once its program, its image and what a container is to see are there.
+
+    `queued` says whether it is to be queued here, so that its data set must be there, too.
+    """
     from hpcdl.cli.train import check_words
     from hpcdl.jobs.program import check_program
 
-    check_words(spec.program)
+    check_words(spec.program, queued=queued)
     if spec.container and not site.paths.datasets.is_dir():
         raise BadInput(
             f"there is no directory {site.paths.datasets}, which containers of this site see",

@@ -43,10 +43,11 @@ def train_options(program: Sequence[str]) -> set[str]:
     return {one.flag.removeprefix("--") for one in ARGUMENTS} if mine else set()
 
 
-def check_words(program: Sequence[str]) -> None:
+def check_words(program: Sequence[str], *, queued: bool) -> None:
     """Refuse arguments of `hpcdl train` that it would refuse when the job runs.
 
-    An option that is unknown ends the command as one of its own would.
+    An option that is unknown ends the command as one of its own would. A data set is looked for
+    where the job is queued: a script that is only printed may be for another machine.
 
     Raises:
         BadInput: an unknown model, or a data set that is not there.
@@ -61,7 +62,7 @@ def check_words(program: Sequence[str]) -> None:
     models = cached("facts", [facts.path("models")], lambda: facts.load("models"))["models"]
     if options.model not in models and ":" not in options.model:
         raise BadInput(f"unknown model '{options.model}'", hint=did_you_mean(options.model, models))
-    data = options.data
+    data = options.data if queued else ""
     if data and data != SYNTHETIC and "$" not in data and not Path(data, "dataset.json").is_file():
         raise BadInput(
             f"there is no data set {data}",
