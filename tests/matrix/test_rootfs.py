@@ -10,7 +10,6 @@ import pytest
 
 from hpcdl.cluster import down, processes, rootfs, up
 from hpcdl.cluster.find import site_of
-from hpcdl.cluster.query import node_states
 from hpcdl.site import load_site
 from hpcdl.system.errors import CheckFailed
 from tests.matrix.machines import HPCDL, wait_for
@@ -35,16 +34,6 @@ def test_another_release_is_refused_while_one_runs(machine):
     other = next(one for one in rootfs.releases() if one != machine.name)
     with pytest.raises(CheckFailed, match=f"Slurm {machine.release}"):
         up(load_site(machine.state.site_file), directory=machine.state.directory, slurm=other)
-
-
-def test_up_starts_again_what_was_killed(machine):
-    daemons = machine.state.processes
-    before = mounts()
-    processes.end([daemons["slurmctld"], daemons["p100-01"]])
-    again = up(load_site(machine.state.site_file), directory=machine.state.directory)
-    wait_for(lambda: set(node_states(again).values()) <= {"idle", "mixed", "allocated"})
-    assert again.slurm_version == str(machine.release)
-    assert mounts() == before
 
 
 def test_a_cluster_needs_no_cgroup_file_system(machine):

@@ -252,8 +252,8 @@ CASES = {
         gpus=False),
     "variables that nobody asked for": Case(
         "variable-unset", "--ntasks=2",
-        'echo "is [$SLURM_NTASKS_PER_NODE$SLURM_CPUS_PER_TASK$SLURM_GPUS_PER_NODE'
-        '$SLURM_GPUS_PER_TASK$SLURM_CPUS_PER_GPU]"', r"is \[\]", gpus=False),
+        """sh -c 'echo "is [$*]"' sh $SLURM_NTASKS_PER_NODE $SLURM_CPUS_PER_TASK """
+        "$SLURM_GPUS_PER_NODE $SLURM_GPUS_PER_TASK $SLURM_CPUS_PER_GPU", r"is \[\]", gpus=False),
     "48 are minutes": Case(
         "time-unit", "--time=48", "scontrol show job -o $SLURM_JOB_ID", "TimeLimit=00:48:00",
         gpus=False),
