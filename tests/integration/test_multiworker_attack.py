@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import ClusterState
+from hpcdl.cluster import ClusterState, read_state
 from hpcdl.cluster.model import NAMESPACES
 from hpcdl.stack.release import Release
 from tests.integration.test_training_job import Jobs, jobs, options, wait_for
@@ -109,11 +109,13 @@ def fence(running: Running) -> None:
 def running(jobs: Jobs, cluster: ClusterState, digits: Path, release: Release) -> Iterator[Running]:
     if cluster.mode != NAMESPACES:
         pytest.skip("the nodes have no networks of their own")
-    started = Running(jobs, cluster, digits, release)
+    now = read_state(cluster.directory)  # other tests may have started nodes again
+    assert now is not None
+    started = Running(jobs, now, digits, release)
     yield started
     jobs.shell("scancel", str(started.answer["job_id"]), check=False)
-    for node in cluster.nodes if shutil.which("iptables") else ():
-        iptables(cluster, node.name, "-F")
+    for node in now.nodes if shutil.which("iptables") else ():
+        iptables(now, node.name, "-F")
 
 
 def test_a_stranger_reads_files_through_it_until_a_firewall_stops_him(
