@@ -153,7 +153,7 @@ def checked(site: Site, spec: JobSpec, module: Module, *, queued: bool = True) -
             f"there is no directory {site.paths.datasets}, which containers of this site see",
             hint="make it, or correct `datasets` in the site file",
         )
-    check_program(Path.cwd(), spec, module)
+    check_program(Path.cwd(), spec, module, queued=queued)
     return spec
 
 

@@ -94,10 +94,11 @@ def seen_from(folder: Path, spec: JobSpec) -> JobSpec:
     )
 
 
-def check_program(folder: Path, spec: JobSpec, module: Module) -> None:
+def check_program(folder: Path, spec: JobSpec, module: Module, *, queued: bool = True) -> None:
     """Refuse a program, script or module that is not there, and files that the job would not find.
 
-    What a module or a container brings is not looked for.
+    What a module or a container brings is not looked for, and a name on PATH only where the job
+    is queued: a script that is only printed may be for another machine.
 
     Raises:
         BadInput: names it.
@@ -111,12 +112,13 @@ def check_program(folder: Path, spec: JobSpec, module: Module) -> None:
         )
     if not argv or spec.container:
         return
-    if "/" in argv[0] or not (module.names or shutil.which(argv[0]) or argv[0] == "hpcdl"):
+    named = "/" not in argv[0] and (not queued or bool(module.names) or argv[0] == "hpcdl")
+    if not named and ("/" in argv[0] or shutil.which(argv[0]) is None):
         _check_runs(spec.chdir or folder, argv[0])
     at = script_index(argv)
     if at and argv[at].startswith("/") and not ("{" in argv[at] or _is_there(Path(argv[at]))):
         raise BadInput(f"there is no script {argv[at]}", hint="the job's nodes see what you see")
-    name = _module(argv)
+    name = _module(argv) if queued else None
     if name and not module.names and spec.python_path is None and not _has_module(spec, name):
         raise BadInput(
             f"{argv[0]} finds no module '{name}' here",

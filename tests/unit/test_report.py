@@ -35,7 +35,7 @@ from tests import nights
 from tests.strangers import STRANGER, as_root
 
 SERIES = Series("throughput", "mlp-2x2-digits-fp32", "p100", "images_per_second")
-HOSTILE = "</script><script>alert(1)</script>\"'<img src=x onerror=alert(2)>&{{7*7}}\u2028"
+HOSTILE = "</script><script>alert(1)</script>\"'<img src=x onerror=alert(2)>&{{1234*4321}}\u2028"
 
 
 def point(night: int, value: float | None = 1000.0, **changes: Any) -> Point:
@@ -272,7 +272,7 @@ def test_hostile_names_and_logs_make_no_element_of_the_page(tmp_path: Path) -> N
     assert text.count("<script>") == 1
     assert len(re.findall(r"<script type=\"application/json\"", text)) == text.count("<script") - 1
     assert "<img" not in text
-    assert "49" not in re.sub(r"{{7\*7}}", "", text[text.index("<main") : text.index("<noscript")])
+    assert "5332114" not in text
     for block in re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', text, re.S):
         json.loads(block)
 
