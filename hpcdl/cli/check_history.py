@@ -180,7 +180,8 @@ def _page(args: argparse.Namespace) -> ExitCode:
     named = args.folder or _newest(site)
     run = read_run(named)
     files = read_files(run, directory_of(run, named, runs_directory(site)))
-    answer, rulings = answer_of(site, args), rulings_of(site)
+    rulings = rulings_of(site)
+    answer = answer_of(site, args, rulings=rulings)
     with open_history(history_path(site, args.history), site.name) as history:
         page = night_page(run, history, files, site=site.name, nights=args.nights,
                           answer=answer, rulings=rulings)  # fmt: skip

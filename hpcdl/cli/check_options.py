@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from hpcdl.regress.answer import GateAnswer
     from hpcdl.regress.check_request import CheckRequest
     from hpcdl.regress.reframe_adapter.process import Progress
+    from hpcdl.regress.rulings import Rulings
     from hpcdl.regress.run_directory import RunDirectory
     from hpcdl.site import Site
     from hpcdl.system.progress import StatusLine
@@ -62,8 +63,9 @@ def answer_of(
     *,
     partitions: tuple[str, ...] = (),
     names: tuple[str, ...] = (),
+    rulings: Rulings | None = None,
 ) -> GateAnswer:
-    """The gate's answer now, from the history that the options name."""
+    """The gate's answer now, from the history that the options name; `rulings` if read already."""
     from datetime import datetime, timezone
 
     from hpcdl.regress.accept import rulings_of
@@ -73,7 +75,7 @@ def answer_of(
 
     with open_history(history_path(site, args.history), site.name) as history:
         return ask(history, partitions=partitions, names=names, now=datetime.now(timezone.utc),
-                   execution=current_or_cluster(), rulings=rulings_of(site))  # fmt: skip
+                   execution=current_or_cluster(), rulings=rulings or rulings_of(site))  # fmt: skip
 
 
 def history_option(parser: argparse.ArgumentParser) -> None:

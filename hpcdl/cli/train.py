@@ -37,10 +37,10 @@ def _parser() -> Parser:
 
 def train_options(program: Sequence[str]) -> set[str]:
     """The names of the options of `hpcdl train`; none for another program."""
+    from hpcdl.jobs.spec import is_train
     from hpcdl.train.options import ARGUMENTS
 
-    mine = tuple(program[:2]) == ("hpcdl", "train")
-    return {one.flag.removeprefix("--") for one in ARGUMENTS} if mine else set()
+    return {one.flag.removeprefix("--") for one in ARGUMENTS} if is_train(program) else set()
 
 
 def check_words(program: Sequence[str], *, queued: bool) -> None:
@@ -52,9 +52,9 @@ def check_words(program: Sequence[str], *, queued: bool) -> None:
     Raises:
         BadInput: an unknown model, or a data set that is not there.
     """
-    if tuple(program[:2]) != ("hpcdl", "train") or {"-h", "--help"} & set(program):
-        return
-    if len(program) == 2:
+    from hpcdl.jobs.spec import is_train
+
+    if not is_train(program) or len(program) == 2 or {"-h", "--help"} & set(program):
         return
     from hpcdl.train.options import SYNTHETIC, from_namespace
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hpcdl.jobs import quote, slurm_compat
 from hpcdl.jobs.layout import Layout
-from hpcdl.jobs.spec import JobSpec
+from hpcdl.jobs.spec import JobSpec, is_train
 from hpcdl.site import Partition, Site
 from hpcdl.system.errors import BadInput
 
@@ -70,7 +70,7 @@ def together(spec: JobSpec, layout: Layout) -> str | None:
 
 def meets(spec: JobSpec, layout: Layout) -> bool:
     """Whether the job says where ranks meet; `hpcdl train` finds its ranks by Horovod."""
-    asks = spec.program[:2] not in {(), ("hpcdl", "train")}
+    asks = bool(spec.program) and not is_train(spec.program)
     if spec.launcher in {"torch", "torchrun", "jax"}:
         return True
     return asks and spec.launcher not in _APART and layout.world_size > 1
@@ -98,7 +98,7 @@ def check_launcher(spec: JobSpec) -> None:
     name = Path(spec.program[0]).name if spec.program else ""
     if spec.launcher == "single" or name not in _STARTS_RANKS:
         return
-    better = {"torchrun": "torchrun", "srun": "mpi"}.get(name, "mpi")
+    better = "torchrun" if name == "torchrun" else "mpi"
     raise BadInput(
         f"'{name}' would be started by every rank, and start all ranks each time",
         hint=f"leave it out: --launcher {better} -- PROGRAM starts a process per rank; "

@@ -17,7 +17,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from hpcdl.jobs.spec import JobSpec, Module
+from hpcdl.jobs.spec import JobSpec, Module, is_train
 from hpcdl.system.errors import BadInput
 
 _PYTHON = re.compile(r"python[0-9.]*\Z")
@@ -189,7 +189,7 @@ def _module(argv: Sequence[str]) -> str | None:
 
 def _of_train(argv: Sequence[str]) -> list[str]:
     """The modules of the functions `package.module:function` that `hpcdl train` is given."""
-    words = argv[2:] if list(argv[:2]) == ["hpcdl", "train"] else ()
+    words = argv[2:] if is_train(argv) else ()
     found = (_FUNCTION.match(one) for one in words)
     return [match[1] for match in found if match]
 
@@ -211,7 +211,7 @@ def _has_module(spec: JobSpec, name: str) -> bool:
 
 def _data_index(argv: Sequence[str]) -> int | None:
     """Where `hpcdl train` is given its data set, as a directory."""
-    if list(argv[:2]) != ["hpcdl", "train"]:
+    if not is_train(argv):
         return None
     for index, one in enumerate(argv):
         if one.startswith("--data=") and one != "--data=synthetic":

@@ -32,7 +32,14 @@ from hpcdl.jobs.launch import (
 from hpcdl.jobs.layout import Layout, plan_on
 from hpcdl.jobs.node_groups import selection
 from hpcdl.jobs.sbatch_options import directives
-from hpcdl.jobs.spec import SIGNAL_SECONDS, JobSpec, Module, check_environment, check_spec
+from hpcdl.jobs.spec import (
+    SIGNAL_SECONDS,
+    JobSpec,
+    Module,
+    check_environment,
+    check_spec,
+    is_train,  # fmt: skip
+)
 from hpcdl.site import Partition, Site
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.resources import cache as cache_folder
@@ -295,8 +302,7 @@ def _has_option(program: tuple[str, ...], option: str) -> bool:
 
 def _is_train(program: tuple[str, ...]) -> bool:
     """Whether the ranks run `hpcdl train`, of which the script knows what it writes."""
-    asks = {"-h", "--help"} & set(program)
-    return not asks and program[:2] in {(), ("hpcdl", "train")}
+    return (not program or is_train(program)) and not {"-h", "--help"} & set(program)
 
 
 def _preflight(

@@ -124,6 +124,11 @@ def command_of(rest: Sequence[str]) -> tuple[str, ...]:
     return ("hpcdl", "train", *rest) if rest[0].startswith("-") else tuple(rest)
 
 
+def is_train(program: Sequence[str]) -> bool:
+    """Whether a program is `hpcdl train`."""
+    return tuple(program[:2]) == ("hpcdl", "train")
+
+
 def check_spec(spec: JobSpec) -> JobSpec:
     """The spec itself, once everything that needs no partition is known to be right.
 
@@ -145,7 +150,7 @@ def check_spec(spec: JobSpec) -> JobSpec:
         raise BadInput(
             f"--chain {spec.chain} is not possible", hint=f"queue at most {MAX_CHAIN} jobs"
         )
-    if spec.chain > 1 and spec.program[:2] == ("hpcdl", "train") and "--fresh" in spec.program:
+    if spec.chain > 1 and is_train(spec.program) and "--fresh" in spec.program:
         raise BadInput(
             "--fresh with --chain would start over in every job of the chain",
             hint="leave out --fresh and give the run a --job-dir of its own",

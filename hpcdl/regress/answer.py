@@ -16,6 +16,7 @@ from hpcdl.regress.drift import Change
 from hpcdl.regress.identity import Series, name_of
 from hpcdl.regress.verdict import number
 from hpcdl.results.faults import Status
+from hpcdl.system.text import count_of
 
 LOST_NODE = "lost node"
 WARNING, SLOW_NODE, SILENT, UNKNOWN, FUTURE = (
@@ -116,7 +117,7 @@ class GateAnswer:
             return "Gate closed: there is no history"
         if not self.series:
             return "Gate closed: there is no series of late"
-        found = _count(len(self.findings), "finding")
+        found = count_of(len(self.findings), "finding")
         series = f"{self.series} series"
         return f"Gate open: {series}" if self.open else f"Gate closed: {found} in {series}"
 
@@ -139,7 +140,3 @@ def beside(answer: GateAnswer, verdicts: Sequence[Mapping[str, Any]]) -> list[Fi
     return [
         one for one in answer.findings if not one.of_last_night or tuple(one.series[:3]) not in told
     ]
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

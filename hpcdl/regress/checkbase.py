@@ -27,7 +27,7 @@ from reframe.core.runtime import runtime
 
 from hpcdl.jobs.layout import plan_layout
 from hpcdl.jobs.script import render_script
-from hpcdl.jobs.spec import JobSpec, Module
+from hpcdl.jobs.spec import JobSpec, Module, is_train
 from hpcdl.regress.batch import take_apart
 from hpcdl.regress.job_state import PATIENCE_SECONDS
 from hpcdl.regress.provenance import of_this_run, run_of
@@ -178,7 +178,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         """Lay the job out and hand ReFrame the parts of its script."""
         site, partition = self.place()
         spec = replace(self.request(site, partition), job_dir=Path(self.stagedir).absolute())
-        if spec.program[:2] == ("hpcdl", "train"):
+        if is_train(spec.program):
             spec = replace(spec, program=(*spec.program, *map(option, self.settings)))
         if not self.is_dry_run():
             require_data(spec.program)

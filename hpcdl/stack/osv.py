@@ -8,7 +8,6 @@ is told. An entry concerns a package where it lists the version, or a range of v
 from __future__ import annotations
 
 import json
-import re
 import time
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 
 from hpcdl.site import Site
 from hpcdl.stack.components import Component
+from hpcdl.stack.purl import normal_name
 from hpcdl.stack.resolve_versions import sort_key
 from hpcdl.system.errors import CheckFailed
 
@@ -69,7 +69,7 @@ def vulnerabilities(path: Path, inside: Sequence[Component]) -> list[Vulnerabili
     known: dict[str, list[Component]] = {}
     for one in inside:
         if one.purl.startswith("pkg:pypi/"):
-            known.setdefault(_normal(one.name), []).append(one)
+            known.setdefault(normal_name(one.name), []).append(one)
     try:
         found = [hit for entry in _entries(path, known) for hit in _hits(entry, known)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError,
@@ -117,11 +117,6 @@ def _entries(path: Path, known: Iterable[str]) -> Iterator[Mapping[str, Any]]:
                 yield json.loads(text)
 
 
-def _normal(name: str) -> str:
-    """A project's name as PyPI compares it (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
 def _hits(
     entry: Mapping[str, Any], known: Mapping[str, Sequence[Component]]
 ) -> Iterator[Vulnerability]:
@@ -131,7 +126,7 @@ def _hits(
         package = affected.get("package") or {}
         if package.get("ecosystem") != "PyPI":
             continue
-        for component in known.get(_normal(str(package["name"])), ()):
+        for component in known.get(normal_name(str(package["name"])), ()):
             if _concerns(affected, component.version):
                 yield Vulnerability(
                     id=str(entry["id"]),

@@ -27,7 +27,7 @@ def purl_of(entry: Mapping[str, str]) -> str:
 
     name, version = entry["name"], entry["version"]
     if "hash" not in entry:
-        return str(PackageURL("pypi", None, _normal(name), version))
+        return str(PackageURL("pypi", None, normal_name(name), version))
     url = entry.get("url", "")
     host, path = urlsplit(url).hostname, urlsplit(url).path
     if host in _PYPI:
@@ -42,7 +42,7 @@ def purl_of(entry: Mapping[str, str]) -> str:
     return str(PackageURL("generic", None, name, version, qualifiers))
 
 
-def _normal(name: str) -> str:
+def normal_name(name: str) -> str:
     """A project's name as PyPI compares it (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
@@ -51,7 +51,7 @@ def _project(path: str, version: str) -> str:
     """The project's name from an archive of PyPI's."""
     file = _SUFFIX.sub("", path.rpartition("/")[2])
     found = file.partition(f"-{version}")[0] if f"-{version}" in file else file.split("-")[0]
-    return _normal(found)
+    return normal_name(found)
 
 
 def _on_github(path: str, entry: Mapping[str, str]) -> tuple[str, str, str] | None:

@@ -54,8 +54,8 @@ class History:
         self._written = len(samples)
         with explain_os_errors(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-        with explain_os_errors(self._path), self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(piece) + "\n")
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(piece) + "\n")
 
     def latest(self) -> Samples:
         """What the last start measured that did any step."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcdl import facts
+from hpcdl.jobs.spec import is_train
 
 SYNTHETIC = "synthetic"
 # Defaults of `hpcdl train`.
@@ -62,7 +63,7 @@ def training_of(program: Sequence[str], ranks: int, data: str | None = None) -> 
     Raises:
         ValueError: a number of the options is none.
     """
-    if program and tuple(program[:2]) != ("hpcdl", "train"):
+    if program and not is_train(program):
         return None
     options = _options(program[2:])
     model = options.get("model", DEFAULT_MODEL)
