@@ -384,6 +384,19 @@ def wait_idle(begun: ClusterState, names: Iterable[str], seconds: float = _READY
         time.sleep(0.03)
 
 
+def report_lost(current: ClusterState, names: Iterable[str]) -> None:
+    """Tell Slurm that nodes were dead, before they start again: their jobs end as lost.
+
+    Real machines tell it by the time of their boot. This one's kernel never stopped, and a job
+    of a node that is back before Slurm missed it would wait for its lost processes for ever.
+    In mode loopback a job outlives the slurmd of its node, unless the node was killed whole.
+    """
+    lost = [name for name in names if current.mode == NAMESPACES or name in current.killed]
+    if lost:
+        change = ("State=DOWN", "Reason=its processes had ended")
+        ask(current, "scontrol", "update", f"NodeName={','.join(lost)}", *change)
+
+
 def _takes_jobs(shown: str) -> bool:
     return shown in {"idle", "mixed", "allocated", "completing"}
 
@@ -399,6 +412,7 @@ def _repair(current: ClusterState, say: Say) -> ClusterState:
     begin = time.monotonic()
     current = _start_controller(current, fresh=False)
     if dead_nodes:
+        report_lost(current, dead_nodes)
         current = _start_nodes(current, dead_nodes)
     wait_idle(current, [name for name in names if name not in current.cut])
     return state.write_state(replace(current, seconds=round(time.monotonic() - begin, 2)))

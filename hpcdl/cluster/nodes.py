@@ -101,6 +101,7 @@ def _up(now: ClusterState, node: Node) -> tuple[ClusterState, str]:
     process = now.processes.get(node.name)
     if process is not None and processes.alive(process):
         return now, f"{node.name} runs already"
+    lifecycle.report_lost(now, [node.name])
     started = daemons.start_nodes(now, [node])
     after = replace(
         now,

@@ -83,7 +83,7 @@ def kill(process: ProcessId) -> None:
     processes.end([process])
 
 
-def wait_for(answer: Callable[[], bool], seconds: float) -> None:
+def wait_for(answer: Callable[[], bool], seconds: float = 90) -> None:
     deadline = time.monotonic() + seconds
     while not answer():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -91,19 +91,18 @@ def wait_for(answer: Callable[[], bool], seconds: float) -> None:
 
 
 def test_down_leaves_nothing_and_twice_is_fine(small_site: Site, place: Path, mode: str) -> None:
-    mounts = Path("/proc/self/mounts").read_text()
     state = up(small_site, mode=mode, directory=place)
     shell(state, place)("sbatch", "-N2", "--output=/dev/null", "--wrap=srun sleep 100")
     shell(state, place)("sbatch", "-p", "spare", "--output=/dev/null", "--wrap=setsid sleep 100 &")
     shell(state, place)("sbatch", "-p", "spare", "--output=/dev/null", "--wrap=env -i sleep 7776")
     count = "pgrep -fc '^sleep 7776$'"
-    wait_for(lambda: subprocess.getoutput(count) == "1", 10)
+    wait_for(lambda: subprocess.getoutput(count) == "1")
     time.sleep(1)
     assert down(place)
     assert subprocess.getoutput(count) == "0"
     assert processes.of_cluster(place) == []
     assert links(place) == []
-    assert Path("/proc/self/mounts").read_text() == mounts
+    assert str(place) not in Path("/proc/self/mounts").read_text()
     assert {path.name for path in place.iterdir()} <= {".hpcdl-cluster", "lock", "log", "jobs"}
     assert not down(place)
 
@@ -168,7 +167,7 @@ def test_up_restarts_what_was_killed(small_site: Site, place: Path, victims: lis
         "sbatch", "--parsable", "-p", "spare", "-w", "spare-02", "--output=/dev/null",
         "--wrap=sleep 60",
     ).stdout.strip()  # fmt: skip
-    wait_for(lambda: ask("squeue", "-h", "-j", job, "-o", "%T").stdout == "RUNNING\n", 10)
+    wait_for(lambda: ask("squeue", "-h", "-j", job, "-o", "%T").stdout == "RUNNING\n")
     if "slurmctld" in victims:
         time.sleep(6)  # slurmctld saves its jobs every 5 s
     for victim in victims:
@@ -284,18 +283,18 @@ def test_lost_nodes_are_noticed_and_their_jobs_run_again_elsewhere(
     slurm = shell(state, place)
     jobs = {name: submit_to(slurm, name) for name in LOSSES[mode]}
     for name, job in jobs.items():
-        wait_for(lambda job=job: started(place, job, 0), 15)
+        wait_for(lambda job=job: started(place, job, 0))
         LOSSES[mode][name][0](state, name)
     for name, job in jobs.items():
-        wait_for(lambda name=name: node_states(state)[name].startswith("down"), 30)
+        wait_for(lambda name=name: node_states(state)[name].startswith("down"))
         slurm("scontrol", "update", f"jobid={job}", "ReqNodeList=")
     for job in jobs.values():
         show = ("scontrol", "show", "job", job)
-        wait_for(lambda show=show: "JobState=COMPLETED" in slurm(*show).stdout, 20)
+        wait_for(lambda show=show: "JobState=COMPLETED" in slurm(*show).stdout)
         assert started(place, job, 1)
     for name in jobs:
         LOSSES[mode][name][1](state, name)
-        wait_for(lambda name=name: node_states(state)[name] == "idle", 40)
+        wait_for(lambda name=name: node_states(state)[name] == "idle")
 
 
 def submit_to(slurm: Shell, node: str) -> str:
@@ -323,7 +322,7 @@ def test_killed_node_has_no_process_left(small_site: Site, place: Path, mode: st
     job = ["-p", "spare", "-w", "spare-01", "--output=/dev/null", program]
     shell(state, place)("sbatch", *job)
     count = "pgrep -fc '^sleep 7777$'"
-    wait_for(lambda: subprocess.getoutput(count) == "2", 10)
+    wait_for(lambda: subprocess.getoutput(count) == "2")
     node_actions.kill(state, "spare-01")
     assert subprocess.getoutput(count) == "0"
     assert node_actions.kill(state, "spare-01") == "spare-01 is dead"

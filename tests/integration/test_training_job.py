@@ -85,7 +85,10 @@ def test_two_nodes_of_two_ranks_learn_what_one_rank_learns(
 
 
 def test_a_node_lost_in_training_costs_a_requeue_and_no_result(jobs: Jobs, digits: Path) -> None:
-    """p100 has two nodes and the job needs both: it waits for the lost one, then goes on."""
+    """p100 has two nodes and the job needs both: it waits for the lost one, then goes on.
+
+    The node is back before Slurm missed it.
+    """
     train = [*options(digits, 400), "--checkpoint-every", "200"]
     answer = jobs.submit("--nodes", "2", "--gpus-per-node", "2", train=train)
     folder = Path(answer["directory"])
@@ -93,7 +96,7 @@ def test_a_node_lost_in_training_costs_a_requeue_and_no_result(jobs: Jobs, digit
     wait_for(lambda: progress.exists() and json.loads(progress.read_text())["step"] > 250)
     jobs.shell(HPCDL, "cluster", "node", "kill", "p100-02")
     mend = threading.Timer(
-        30, lambda: jobs.shell(HPCDL, "cluster", "node", "up", "p100-02", check=False)
+        3, lambda: jobs.shell(HPCDL, "cluster", "node", "up", "p100-02", check=False)
     )
     mend.start()
     try:
