@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
+# Most tests wait most of the time. A file's tests run in their order, in one process.
+WORKERS ?= 2
+PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # `make down` finds the cluster of `make demo` by this.
 demo down clean: export HPCDL_SITE ?= embedded
 
@@ -22,10 +25,10 @@ down:  ## stop the embedded cluster; no process or mount is left
 	else echo "nothing was running: there is no $(PYTHON)"; fi
 
 test: system lint  ## everything: lint, types, unit, golden, and integration tests
-	$(PYTEST) -m "not long and not matrix and not gpu_build"
+	$(PYTEST) $(PARALLEL) -m "not long and not matrix and not gpu_build"
 
 test-fast: lint  ## lint, types, unit and golden tests: no cluster, no TensorFlow
-	$(PYTEST) -q -m "not long and not matrix and not gpu_build" tests/unit tests/golden
+	$(PYTEST) -q $(PARALLEL) -m "not long and not matrix and not gpu_build" tests/unit tests/golden
 
 test-matrix: venv  ## Slurm 20.11, 22.05, 24.11 and 26.05, each from a Debian that has it; the demo on Debian 13 (root; 15 minutes)
 	@bash tools/system.sh matrix mpi

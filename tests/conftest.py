@@ -2,6 +2,7 @@
 
 import signal
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,19 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
     for item in items:
         marks = [name for name in _TIERS if item.get_closest_marker(name)]
         _left_out[marks[0] if marks else "not asked for"] += 1
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker of pytest-xdist hands its count on."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = dict(_left_out)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Each worker leaves out the same tests."""
+    if not _left_out:
+        _left_out.update(getattr(node, "workeroutput", {}).get("left_out", {}))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
