@@ -80,7 +80,7 @@ def _down_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _down(args: argparse.Namespace) -> ExitCode:
     from hpcdl.cluster.find import directory_of
-    from hpcdl.cluster.lifecycle import down
+    from hpcdl.cluster.teardown import down
 
     directory = directory_of(args.site)
     stopped = not args.dry_run and down(directory, purge=args.purge, say=_say)

@@ -6,9 +6,10 @@ single nodes. All state lies below one directory, and nothing of the machine's o
 """
 
 from hpcdl.cluster.environment import environment, shell_exports
-from hpcdl.cluster.lifecycle import down, up
+from hpcdl.cluster.lifecycle import up
 from hpcdl.cluster.model import ClusterState
 from hpcdl.cluster.state import read_state, state_directory
+from hpcdl.cluster.teardown import down
 
 __all__ = [
     "ClusterState",

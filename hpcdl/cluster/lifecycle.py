@@ -1,4 +1,4 @@
-"""Up and down: the one place of this package that starts and stops a cluster.
+"""Up: the one place of this package that starts a cluster; `teardown` ends it.
 
 `up` lays the site out, writes every file, starts the daemons and waits until all nodes are
 idle; on a cluster that lost daemons it restarts just those. `cluster.json` is written before
@@ -9,11 +9,9 @@ whenever `up` was killed.
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,30 +28,19 @@ from hpcdl.cluster.needs import (
 )
 from hpcdl.cluster.query import (
     ask,
-    has_jobs,
     mpi_plugin,
-    next_job,
     node_reasons,
     node_states,
     responding,
 )
+from hpcdl.cluster.teardown import LOCK, Say, clear, first_job, recorded, silent
 from hpcdl.site import Site
 from hpcdl.system.errors import BadInput, CheckFailed, HpcdlError
 from hpcdl.system.files import explain_os_errors, locked, user_name, write_atomic
 from hpcdl.system.trust import require_private
 
-_LOCK = "lock"
 _STARTING_SECONDS = 20.0
 _READY_SECONDS = 60.0
-_CLOSING_SECONDS = 10.0
-_PASSING = ("bin", "etc", "run", "state", "spool", "tmp", "dev")
-"""What `down` removes; logs, the accounting database and the next job's number stay."""
-
-Say = Callable[[str], None]
-
-
-def _silent(_: str) -> None:
-    """Say nothing."""
 
 
 def prepare(
@@ -72,7 +59,7 @@ def prepare(
         MissingPrerequisite: packages, root, memory or disk are missing.
     """  # fmt: skip
     where = (directory or state.state_directory(site)).absolute()
-    current = _current(where)
+    current = recorded(where)
     chosen = current.mode if current and mode == "auto" else choose_mode(mode, slurm)
     asked = cluster_plan.request(site, chosen, accounting, max_nodes, slurm)
     cluster_plan.check_directory(where, asked.node_names)
@@ -97,7 +84,7 @@ def up(
     max_nodes: int | None = None,
     directory: Path | None = None,
     slurm: str = "",
-    say: Say = _silent,
+    say: Say = silent,
 ) -> ClusterState:
     """Start the embedded cluster of a site, or what of it is missing.
 
@@ -131,60 +118,17 @@ def up(
     with explain_os_errors(where):
         where.mkdir(parents=True, exist_ok=True)
     require_private(where)
-    with locked(where / _LOCK, wait_seconds=150):
+    with locked(where / LOCK, wait_seconds=150):
         state.claim(where)
-        current = _current(where)
+        current = recorded(where)
         if current is not None and _usable(current):
             _refuse_change(current, asked)
             return _repair(current, say)
-        _clear(where, say if current else _silent)
+        clear(where, say if current else silent)
         fresh = _start(site, asked, where, port_base, say)
         return state.write_state(
             replace(fresh, phase="ready", seconds=round(time.monotonic() - begin, 2))
         )
-
-
-def down(directory: Path, *, purge: bool = False, say: Say = _silent) -> bool:
-    """Stop a cluster and whatever of it is left, after a crash too.
-
-    Args:
-        directory: its state directory.
-        purge: remove the directory with its logs and its accounting database as well.
-        say: called with a line for each step.
-
-    Returns:
-        Whether there was anything to stop or remove.
-    """
-    directory = directory.absolute()
-    if not state.is_ours(directory):  # removed by hand, perhaps while it ran
-        network.remove_bridge(directory)
-        return _stop_processes(directory) > 0
-    require_private(directory)
-    with locked(directory / _LOCK, wait_seconds=150):
-        found = _clear(directory, say)
-        if purge:
-            _purge(directory)
-    return found
-
-
-def _purge(directory: Path) -> None:
-    """Remove a cluster's directory; its lock goes last, so that nobody starts one in between."""
-    for entry in directory.iterdir():
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry, ignore_errors=True)
-        elif entry.name != _LOCK:
-            entry.unlink(missing_ok=True)
-    (directory / _LOCK).unlink(missing_ok=True)
-    with suppress(OSError):  # somebody waited, and begins
-        directory.rmdir()
-
-
-def _current(directory: Path) -> ClusterState | None:
-    """The recorded state; a damaged record counts as none."""
-    try:
-        return state.read_state(directory)
-    except BadInput:
-        return None
 
 
 def _usable(current: ClusterState) -> bool:
@@ -224,7 +168,7 @@ def _start(
             wait_idle(begun, [node.name for node in begun.nodes])
         return begun
     except BaseException:
-        _clear(directory, _silent)
+        clear(directory, silent)
         raise
 
 
@@ -241,7 +185,7 @@ def _lay_down(site: Site, asked: ClusterRequest, directory: Path, ports: Ports) 
         ports=ports,
         slurm_version=root.version if root else slurm_version(),
         mpi=mpi_plugin(site.slurm.mpi, directory, root.usr if root else None),
-        first_job=_first_job(directory),
+        first_job=first_job(directory),
         nodes=cluster_plan.lay_out(asked, net, ports),
         root=root.usr if root else None,
     )
@@ -307,13 +251,13 @@ def _make_devices(laid: Plan) -> None:
 
 def _start_controller(begun: ClusterState, *, fresh: bool) -> ClusterState:
     """Munge and slurmctld, each waited for."""
-    if not _runs(begun, "munged"):
+    if not processes.runs(begun, "munged"):
         (begun.directory / "run/munge.sock").unlink(missing_ok=True)
         begun = _started(begun, daemons.munged(begun))
         _serves(begun, "munged", (begun.directory / "run/munge.sock").is_socket)
     if begun.accounting:
         begun = _start_books(begun)
-    if not _runs(begun, "slurmctld"):
+    if not processes.runs(begun, "slurmctld"):
         begun = _started(begun, daemons.slurmctld(begun, fresh=fresh))
         port = Ports(begun.port_base).controller
         _serves(begun, "slurmctld", lambda: responding(port, begun.controller_address))
@@ -322,11 +266,11 @@ def _start_controller(begun: ClusterState, *, fresh: bool) -> ClusterState:
 
 def _start_books(begun: ClusterState) -> ClusterState:
     """MariaDB and slurmdbd, each waited for."""
-    if not _runs(begun, "mariadbd"):
+    if not processes.runs(begun, "mariadbd"):
         books.prepare_database(begun)
         begun = _started(begun, books.mariadbd(begun))
         _serves(begun, "mariadbd", books.accepts(books.database_socket(begun)))
-    if not _runs(begun, "slurmdbd"):
+    if not processes.runs(begun, "slurmdbd"):
         begun = _started(begun, books.slurmdbd(begun))
         port = Ports(begun.port_base).database
         _serves(begun, "slurmdbd", lambda: responding(port))
@@ -348,11 +292,6 @@ def _serves(begun: ClusterState, name: str, serves: Callable[[], bool]) -> None:
     daemons.wait_until(serves, begun.processes[name], name, begun.log(name), _STARTING_SECONDS)
 
 
-def _runs(begun: ClusterState, name: str) -> bool:
-    process = begun.processes.get(name)
-    return process is not None and processes.alive(process)
-
-
 def wait_idle(begun: ClusterState, names: Iterable[str], seconds: float = _READY_SECONDS) -> None:
     """Wait until nodes take jobs.
 
@@ -368,7 +307,7 @@ def wait_idle(begun: ClusterState, names: Iterable[str], seconds: float = _READY
         if not waiting:
             return
         for name in ("slurmctld", *waiting):
-            if not _runs(begun, name):
+            if not processes.runs(begun, name):
                 raise daemons.DaemonDied(name, daemons.output(begun, name))
         refused = any(seen.get(name, "").startswith("inval") for name in waiting)
         if refused or time.monotonic() > deadline:
@@ -404,8 +343,8 @@ def _takes_jobs(shown: str) -> bool:
 def _repair(current: ClusterState, say: Say) -> ClusterState:
     """Restart what died; a whole cluster is left as it is."""
     names = [node.name for node in current.nodes if node.name not in current.killed]
-    dead_nodes = [name for name in names if not _runs(current, name)]
-    dead = [name for name in _daemon_names(current) if not _runs(current, name)]
+    dead_nodes = [name for name in names if not processes.runs(current, name)]
+    dead = [name for name in _daemon_names(current) if not processes.runs(current, name)]
     if not dead and not dead_nodes:
         return current
     say(f"restarting {', '.join([*dead, *dead_nodes])}")
@@ -422,60 +361,3 @@ def _daemon_names(current: ClusterState) -> tuple[str, ...]:
     """The daemons that are no node, in the order of their start."""
     own = ("mariadbd", "slurmdbd") if current.accounting else ()
     return ("munged", *own, "slurmctld")
-
-
-def _clear(directory: Path, say: Say) -> bool:
-    """Stop and remove what there is, recorded or not; logs and the database stay."""
-    current = _current(directory)
-    if current is not None:
-        say(f"stopping the cluster '{current.site}'")
-        _note_jobs(current)
-        if current.accounting:
-            _close_books(current)
-    stopped = _stop_processes(directory, current)
-    network.remove_bridge(directory)
-    if state.is_ours(directory):
-        for name in _PASSING:
-            shutil.rmtree(directory / name, ignore_errors=True)
-        state.forget(directory)
-    return bool(current) or stopped > 0
-
-
-def _stop_processes(directory: Path, current: ClusterState | None = None) -> int:
-    """End every process of the cluster; how many there were."""
-    count = 0
-    # What is found may start others while we look: look again until nothing is left.
-    for _ in range(20):
-        found = processes.of_cluster(directory)
-        if not found:
-            break
-        count += len(found)
-        processes.end(found)
-    return count
-
-
-def _close_books(current: ClusterState) -> None:
-    """End jobs and daemons in order, so that the accounting knows how every job ended."""
-    if _runs(current, "slurmctld") and _runs(current, "slurmdbd"):
-        ask(current, "scancel", "--user", user_name())
-        deadline = time.monotonic() + _CLOSING_SECONDS
-        while time.monotonic() < deadline and has_jobs(current):
-            time.sleep(0.1)
-    for name in ("slurmctld", "slurmdbd", "mariadbd"):
-        if _runs(current, name):
-            processes.end([current.processes[name]], grace=_CLOSING_SECONDS)
-
-
-def _note_jobs(current: ClusterState) -> None:
-    """Keep the number the next job would have had, so that numbers never come twice."""
-    following = next_job(current) if _runs(current, "slurmctld") else None
-    known = following or _first_job(current.directory) + 1000
-    with suppress(HpcdlError):  # a full disk must not keep anything running
-        write_atomic(current.directory / "jobs", f"{known}\n")
-
-
-def _first_job(directory: Path) -> int:
-    try:
-        return int((directory / "jobs").read_text())
-    except (OSError, ValueError):
-        return 1

@@ -84,6 +84,12 @@ def end(processes: Collection[ProcessId], *, grace: float = 0.0) -> None:
     wait_gone(left, 5.0)
 
 
+def runs(current: ClusterState, name: str) -> bool:
+    """Whether a daemon that was recorded is alive."""
+    process = current.processes.get(name)
+    return process is not None and alive(process)
+
+
 def of_cluster(directory: Path) -> list[ProcessId]:
     """Every process of the cluster in `directory`, recorded or not.
 

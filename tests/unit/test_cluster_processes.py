@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import cpu_throttle, lifecycle, processes, state, status
+from hpcdl.cluster import cpu_throttle, processes, state, status, teardown
 from hpcdl.cluster.model import Node, ProcessId
 from hpcdl.system.files import locked
 from tests.unit.test_cluster_environment import STATE
@@ -161,8 +161,8 @@ def test_a_purge_takes_nothing_from_who_waited_for_it(
         time.sleep(0.3)
         return True
 
-    monkeypatch.setattr(lifecycle, "_clear", clear)
-    assert lifecycle.down(cluster, purge=True)
+    monkeypatch.setattr(teardown, "clear", clear)
+    assert teardown.down(cluster, purge=True)
     other.join()
     assert sorted(path.name for path in cluster.iterdir()) == ["lock", "log"]
     assert not state.is_ours(cluster)

@@ -8,7 +8,7 @@ import pytest
 
 from hpcdl import facts
 from hpcdl.cli import main
-from hpcdl.cluster import lifecycle, rootfs
+from hpcdl.cluster import rootfs, teardown
 from hpcdl.cluster.find import site_of
 from hpcdl.cluster.needs import check_packages, choose_mode
 from hpcdl.site import find_site_file, load_site
@@ -95,7 +95,7 @@ def test_a_cluster_s_own_site_outlives_it_and_leads_back_to_its_source(tmp_path)
     rootfs.write_own(load_site(source), laid)
     own = rootfs.own_site(tmp_path)
     assert load_site(own).slurm.version == "24.11.5"
-    assert own.relative_to(tmp_path).parts[0] not in lifecycle._PASSING
+    assert own.relative_to(tmp_path).parts[0] not in teardown._PASSING
     assert site_of(str(own)).source == source
     assert site_of(str(source)).source == source
 
