@@ -1,4 +1,4 @@
-"""A minimal Debian 13 as a machine of its own, made from the matrix's root file system.
+"""A minimal Debian as a machine of its own, made from the matrix's root file system.
 
 A release's root file system lends its /usr only; a copy of it is entered here as a whole, with
 mounts, processes and a host name of its own (and the machine's network, for apt and pip). It is
@@ -17,6 +17,7 @@ from hpcdl.cluster import network, rootfs
 from hpcdl.system.resources import cache
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+_SLURM = {12: "22.05", 13: "24.11"}
 _OTHERS = (".git", ".venv", "build", "dist", "__pycache__", "*.egg-info", ".*_cache")
 # The host's, where there are any: a site's mirror, proxy and certificates.
 _CERTIFICATES = "etc/ssl/certs/ca-certificates.crt"
@@ -64,16 +65,16 @@ class Debian:
             shutil.rmtree(directory)
 
 
-def debian_13() -> Debian:
-    """The machine, with the checkout as it is now in /root/hpcdl, and `make`.
+def debian(suite: int, checkout: str = "root/hpcdl") -> Debian:
+    """The machine, with the checkout as it is now below its root directory, and `make`.
 
     Raises:
         HpcdlError: there is no root file system to make it from.
     """
-    target = cache() / "tests" / "debian-13"
+    target = cache() / "tests" / f"debian-{suite}"
     if not target.is_dir():
-        source = rootfs.get("24.11", print).directory
-        aside = target.with_name("debian-13.partial")
+        source = rootfs.get(_SLURM[suite], print).directory
+        aside = target.with_name(f"{target.name}.partial")
         shutil.rmtree(aside, ignore_errors=True)
         aside.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run(["cp", "-a", source, aside], check=True)
@@ -82,7 +83,7 @@ def debian_13() -> Debian:
         if Path("/", name).is_file():
             (target / copy).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(Path("/", name), target / copy)
-    shutil.rmtree(target / "root/hpcdl", ignore_errors=True)
-    shutil.copytree(CHECKOUT, target / "root/hpcdl", symlinks=True,
+    shutil.rmtree(target / checkout, ignore_errors=True)
+    shutil.copytree(CHECKOUT, target / checkout, symlinks=True,
                     ignore=shutil.ignore_patterns(*_OTHERS))  # fmt: skip
     return Debian(target, Path(f"/home/hpcdl-{os.getpid()}"))
