@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _HELD = (signal.SIGINT, *_ENDING)
@@ -31,13 +32,12 @@ def terminable() -> Iterator[None]:
         yield
         return
     ours = [number for number in _ENDING if signal.getsignal(number) is signal.SIG_DFL]
-    for number in ours:
-        signal.signal(number, stop)
     try:
+        for number in ours:
+            signal.signal(number, stop)
         yield
     finally:
-        for number in ours:
-            signal.signal(number, signal.SIG_DFL)
+        _set(dict.fromkeys(ours, signal.SIG_DFL))
 
 
 @contextmanager
@@ -47,16 +47,17 @@ def noted() -> Iterator[None]:
     Programs that are started meanwhile are not concerned.
     """
     came: list[int] = []
-    handlers = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in _HELD:
-            if signal.getsignal(number) not in {signal.SIG_IGN, None}:
-                handlers[number] = signal.signal(number, lambda number, _: came.append(number))
+    handlers: dict[int, Any] = {}
     try:
+        if threading.current_thread() is threading.main_thread():
+            for number in _HELD:
+                if signal.getsignal(number) not in {signal.SIG_IGN, None}:
+                    # Known before it changes: a signal may end us in between.
+                    handlers[number] = signal.getsignal(number)
+                    signal.signal(number, lambda number, _: came.append(number))
         yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        _set(handlers)
         if came:
             signal.raise_signal(came[0])
 
@@ -66,11 +67,22 @@ def undivided() -> Iterator[None]:
     """As `noted`, and programs that are started meanwhile hold such signals back, too.
 
     The kernel gives a signal that this thread holds back to any other one; its handler would run
-    here all the same, so it is noted.
+    here all the same, so it is noted: inside `noted`, nothing can end us while the mask changes.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
-    try:
-        with noted():
+    with noted():
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
+        try:
             yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _set(handlers: Mapping[int, Any]) -> None:
+    """Set handlers, all of them: a signal for one that is set already may end us on the way."""
+    try:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    except BaseException:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        raise

@@ -56,6 +56,46 @@ def test_a_step_that_must_be_known_ends_before_they_count(others: int) -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+# At most one signal in each turn ends the step, wherever in it that may be.
+BOMBARDED = """
+import os, signal, threading, time
+from hpcdl.system.signals import undivided
+armed, count = False, 0
+
+def heed(number, frame):
+    global armed
+    if armed:
+        armed = False
+        raise KeyboardInterrupt
+
+def send():
+    while count < 200:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.0002)
+
+signal.signal(signal.SIGINT, heed)
+threading.Thread(target=send).start()
+while count < 200:
+    try:
+        try:
+            armed = True
+            with undivided():
+                pass
+        finally:
+            armed = False
+    except KeyboardInterrupt:
+        count += 1
+    assert signal.getsignal(signal.SIGINT) is heed
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
+"""
+
+
+def test_a_signal_at_the_begin_or_the_end_of_a_step_leaves_nothing_held_back() -> None:
+    done = subprocess.run([sys.executable, "-c", BOMBARDED], timeout=60, capture_output=True,
+                          text=True, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
 PROGRAM = """
 import sys
 from hpcdl.system.run import run
