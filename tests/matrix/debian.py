@@ -26,6 +26,7 @@ _ACCESS = {"etc/resolv.conf": "etc/resolv.conf", "etc/pip.conf": "etc/pip.conf",
 _ENTER = """
 cd "$1"; shift
 hostname fresh-box
+[ -e etc/hosts ] || echo 127.0.0.1 localhost > etc/hosts
 mount --bind . . && cd "$PWD"
 mount -t proc proc proc; mount --rbind /dev dev; mount --rbind /sys sys; mount -t tmpfs tmpfs run
 mkdir -p .host && pivot_root . .host && umount -l /.host
