@@ -17,12 +17,13 @@ from pathlib import Path
 
 from hpcdl.cluster import accounting as books
 from hpcdl.cluster import cluster_plan, daemons, network, processes, render, rootfs, state
-from hpcdl.cluster.model import NAMESPACES, ClusterRequest, ClusterState, Plan, Ports
+from hpcdl.cluster.model import LOOPBACK, NAMESPACES, ClusterRequest, ClusterState, Plan, Ports
 from hpcdl.cluster.needs import (
     check_packages,
     check_size,
     check_space,
     choose_mode,
+    lack_of_namespaces,
     program,
     slurm_version,
 )
@@ -113,6 +114,8 @@ def up(
     )  # fmt: skip
     if slurm:  # may take minutes, and needs nothing of the cluster's
         rootfs.get(slurm, say)
+    elif mode == "auto" and asked.mode == LOOPBACK:
+        say(f"the nodes share this machine's network and processes: {lack_of_namespaces()}")
     begin = time.monotonic()
     os.umask(0o022)  # the daemons', too: what they write is for others to read at most
     with explain_os_errors(where):

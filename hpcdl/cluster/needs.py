@@ -43,7 +43,7 @@ def choose_mode(asked: str, slurm: str = "") -> str:
         return LOOPBACK
     if asked == LOOPBACK:
         return LOOPBACK
-    lack = _lack_of_namespaces()
+    lack = lack_of_namespaces()
     if lack and asked == NAMESPACES:
         raise MissingPrerequisite(
             f"mode namespaces does not work here: {lack}",
@@ -152,10 +152,10 @@ def command(current: ClusterState, name: str) -> tuple[str, ...]:
     return (*rootfs.ALONE, enter, rootfs.program(current.root, name))
 
 
-def _lack_of_namespaces() -> str:
+def lack_of_namespaces() -> str:
     """Why namespaces do not work here, briefly; empty where they do."""
     if os.geteuid() != 0:
-        return "it needs root"
+        return "namespaces need root"
     for name in ("ip", "unshare"):
         if find_program(name) is None:
             return f"'{name}' is not installed"

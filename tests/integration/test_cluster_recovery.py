@@ -390,6 +390,7 @@ def test_without_root_the_nodes_share_the_machine(place: Path, small_site: Site)
             env=env, cwd=home, capture_output=True, text=True, timeout=150, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
+        assert "processes: namespaces need root" in done.stdout + done.stderr
         assert done.stdout.split("\n").count("nobody") == 2
         assert done.stdout.split("\n").count("0,1") == 2
         assert {"p100-01", "p100-02"} < set(done.stdout.split()), "a row per rank in the job's log"
