@@ -61,6 +61,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     add("--no-preflight", action="store_true", help="skip the preflight checks")
     add("--job-dir", type=Path, metavar="DIR", help="directory of the job's files")
     add("--file", type=Path, metavar="FILE", help="job.yaml; options override its values")
+    add("--standalone", action="store_true",
+        help="write into the script what it would source from the release")  # fmt: skip
     add(
         "--slurm-version",
         metavar="V",
@@ -236,6 +238,8 @@ def modules_of(
         )
         for name in partitions
     }  # fmt: skip
+    if args.standalone:
+        found = {name: module._replace(functions=None) for name, module in found.items()}
     if published and args.module:
         for module in dict.fromkeys(found.values()):
             check_available(site, module)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpcdl import __version__
-from hpcdl.jobs import environment, quote, slurm_compat
+from hpcdl.jobs import environment, functions, quote, slurm_compat
 from hpcdl.jobs.launch import (
     PORTS,
     check_container,
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     import jinja2
 
 _MARK = "\x1f"
+_FUNCTIONS = "\x1e"
 _GRACE_SECONDS = 60
 
 
@@ -127,11 +128,11 @@ def render_script(
     values = _values(site, spec, nodes, layout, module)
     values |= _array_values(site, spec, layout, array)
     text = _template("job.sh.j2").render(values)
-    return Script(
-        tuple(_line(line) for line in text.removesuffix("\n").split("\n")),
-        layout,
-        site.slurm.version,
-    )
+    head, body = ([_line(one) for one in part.split("\n")]
+                  for part in text.removesuffix("\n").split(f"\n{_FUNCTIONS}\n"))  # fmt: skip
+    own = functions.lines("\n".join(line.text for line in body), module.functions)
+    lines = (*head, *(Line(*one) for one in own), *body)
+    return Script(lines, layout, site.slurm.version)
 
 
 def gpu_request(site: Site, partition: Partition, count: int) -> str:
@@ -175,7 +176,7 @@ def _values(
 ) -> dict[str, object]:
     chosen = selection(partition, layout.nodes)
     job_dir = spec.job_dir
-    own_folder = f"{quote.word(str(site.paths.work / 'jobs' / spec.name))}-$SLURM_JOB_ID"
+    own_folder = f'{quote.word(str(site.paths.work / "jobs" / spec.name))}-"$SLURM_JOB_ID"'
     return {
         "site": site,
         "spec": spec,
@@ -197,7 +198,8 @@ def _values(
         "signal_seconds": signal_seconds(layout.minutes),
         "log": _file(str(job_dir / "job.log")) if job_dir else "%x-%j.log",
         "job_dir": quote.word(str(job_dir)) if job_dir else own_folder,
-        "inherited": slurm_compat.inherited_variables(site.slurm, gpus=layout.gpus_per_node > 0),
+        "marker": _FUNCTIONS,
+        "kept": slurm_compat.own_variables(site.slurm, gpus=layout.gpus_per_node > 0),
         "step_environment": slurm_compat.launcher_environment(site.slurm, spec.launcher),
         "cpus_note": slurm_compat.cpus_note(site.slurm),
         "launch": launch_argv(site, spec, layout),

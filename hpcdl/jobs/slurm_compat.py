@@ -17,7 +17,6 @@ from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean
 
 _IN_EVERY_RELEASE = frozenset({"none", "pmi2", "pmix"})
-_NAMES_PER_LINE = 4
 
 
 def step_options(slurm: SlurmDialect) -> tuple[str, ...]:
@@ -42,25 +41,14 @@ def cpus_note(slurm: SlurmDialect) -> str:
     return str(rows[0]["note"])
 
 
-def inherited_variables(slurm: SlurmDialect, *, gpus: bool) -> list[tuple[str, list[str]]]:
-    """Variables of another job that srun would read: what they would change, and a few names.
+def own_variables(slurm: SlurmDialect, *, gpus: bool) -> list[str]:
+    """Variables that sbatch itself sets for a job, among those that srun reads as options.
 
     `gpus` is whether the job asks for GPUs, as `slurm` takes it.
     """
-    own = slurm.gpu_request if gpus else None
-    return [
-        (kind, names[start : start + _NAMES_PER_LINE])
-        for kind, rows in _steps()["inherited"].items()
-        for names in [_unset(slurm, rows, own)]
-        for start in range(0, len(names), _NAMES_PER_LINE)
-    ]
-
-
-def _unset(slurm: SlurmDialect, rows: list[dict[str, Any]], own: str | None) -> list[str]:
-    """The variables of these rows that sbatch does not set for a job that asks like `own`."""
-    return [
-        str(row["name"]) for row in _holding(slurm, rows) if own is None or row.get("set_by") != own
-    ]
+    form = slurm.gpu_request if gpus else None
+    rows = _holding(slurm, _steps()["set_by_sbatch"])
+    return [str(row["name"]) for row in rows if row.get("form") in {None, form}]
 
 
 def check_mpi(site: Site) -> None:

@@ -47,19 +47,22 @@ _RESERVED = frozenset(
     "GROUPS HISTCMD LINENO OPTIND PIPESTATUS PPID RANDOM SECONDS SHELLOPTS SHLVL SRANDOM UID _ "
     "HPCDL_JOB_DIR HPCDL_PORTS HPCDL_TRUSTED_NETWORK HPCDL_WORKERS "
     "SLURM_JOB_ID SLURM_RESTART_COUNT SLURM_EXPORT_ENV again agent asked "
-    "attempt before code launcher name pause point rank stopped taken".split()
+    "attempt before code hpcdl_job hpcdl_requeues hpcdl_result hpcdl_seconds hpcdl_staged kept "
+    "launcher name pause point rank stopped taken".split()
 )
 
 
 class Module(NamedTuple):
     """The modules a job loads: a directory for `module use`, names, and the release they pin.
 
-    `release` is the release's id, None where none is published yet.
+    `release` is the release's id, None where none is published yet. `functions` is its file of
+    what every job does, None where scripts have that in themselves.
     """
 
     names: tuple[str, ...]
     folder: Path | None = None
     release: str | None = None
+    functions: Path | None = None
 
 
 class Memory(NamedTuple):

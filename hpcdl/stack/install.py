@@ -128,7 +128,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def add_startup(stack: Path) -> None:
-    """The directory for PYTHONPATH that lets users' virtual environments see the stack.
+    """What jobs source, and the directory for PYTHONPATH that shows the stack to users' Pythons.
 
     Every Python that starts reads it, also other versions run by root, which would write bytecode
     there: a file in the place of `__pycache__` keeps all of them from it.
@@ -137,6 +137,8 @@ def add_startup(stack: Path) -> None:
     shutil.copytree(folder("modulefiles") / "python", target, dirs_exist_ok=True,
                     ignore=shutil.ignore_patterns("__pycache__"))  # fmt: skip
     (target / "__pycache__").touch()
+    for functions in (folder("templates") / "sbatch").glob("*.sh"):
+        shutil.copyfile(functions, target.parent / functions.name)
 
 
 def open_to_readers(root: Path) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcdl.jobs import submission
+from hpcdl.jobs.functions import installed
 from hpcdl.jobs.script import default_job_dir
 from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.jobs.submission import Submission
@@ -189,7 +190,8 @@ def _submit(site: Site, release: Release, partition: Partition) -> Submission | 
     """Queue the job of a partition; Slurm's refusal is a check that failed."""
     stamp = f"{utc_stamp()}-{release.id[-8:]}-{os.urandom(2).hex()}"
     folder = default_job_dir(site, f"gate-{partition.name}", stamp)
-    module = Module((release.module,), release.modules, release.id)
+    own = installed(release.prefix)
+    module = Module((release.module,), release.modules, release.id, own)
     try:
         write_atomic(folder / PROBE.name, PROBE.read_text(encoding="utf-8"))
         job = submission.submit(site, _spec(partition, folder), module)

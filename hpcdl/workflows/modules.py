@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from hpcdl.jobs.functions import installed
 from hpcdl.jobs.spec import Module
 from hpcdl.site import Partition, Site
 from hpcdl.site.gpu_models import ask_for, groups_for
@@ -53,7 +54,8 @@ def module_for(
         group = groups_for(nodes, gpu_model)[0]
         release = release_for(site, nodes.name, group.gpu.model if group.gpu else None)
     if release is not None:
-        return Module(tuple(names) or (release.module,), release.modules, release.id)
+        own = installed(release.prefix)
+        return Module(tuple(names) or (release.module,), release.modules, release.id, own)
     if published:
         raise MissingPrerequisite(
             f"the site '{site.name}' has no published release for the job to load",

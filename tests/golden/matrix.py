@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcdl.jobs import JobSpec, Module, render_script
+from hpcdl.jobs.functions import FILE
 from hpcdl.jobs.slurm_compat import with_version
 from hpcdl.site import Site, load_site
 from hpcdl.slurm.rules import known_releases
@@ -23,14 +24,17 @@ PARTITIONS = {
     "a100": "a100-h100", "h100": "a100-h100",
 }  # fmt: skip
 SIZES = {"1-gpu": {"gpus": 1}, "1-node": {"nodes": 1}, "4-nodes": {"nodes": 4}}
-_RELEASE = Path("/apps/hpcdl/releases/tensorflow-1/modules")
-_MODULE = Module(("tensorflow/2.20.0",), _RELEASE, "tensorflow-1")
+_RELEASE = Path("/apps/hpcdl/releases/tensorflow-1")
+MODULE = Module(
+    ("tensorflow/2.20.0",), _RELEASE / "modules", "tensorflow-1",
+    _RELEASE / "stack" / "share" / "hpcdl" / FILE,
+)  # fmt: skip
 
 
 def script(partition: str, size: str, version: str) -> str:
     """The script of one cell, without what differs by person and by release of hpcdl."""
     site = with_version(_site(PARTITIONS[partition]), version)
-    text = render_script(site, JobSpec(partition, **SIZES[size]), _MODULE).text  # type: ignore[arg-type]
+    text = render_script(site, JobSpec(partition, **SIZES[size]), MODULE).text  # type: ignore[arg-type]
     return re.sub(r"(?m)^(# Written by hpcdl) \S+;", r"\1;", text)
 
 

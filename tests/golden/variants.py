@@ -11,12 +11,10 @@ from hpcdl.jobs.script import ArrayOf
 from hpcdl.jobs.slurm_compat import with_version
 from hpcdl.site import load_site
 from hpcdl.system.resources import folder
+from tests.golden.matrix import MODULE
 
 HERE = Path(__file__).parent / "variants"
 RELEASE = "24.05"
-_MODULE = Module(
-    ("tensorflow/2.20.0",), Path("/apps/hpcdl/releases/tensorflow-1/modules"), "tensorflow-1"
-)
 _BASE = JobSpec("a100", nodes=2, program=("python", "train.py", "--lr", "0.1"))
 _STAGED = replace(_BASE, program=(), data="/data/imagenet", stage=True)
 _IN_IMAGE = replace(_BASE, container="/images/tensorflow.sif")
@@ -49,6 +47,7 @@ VARIANTS: dict[str, tuple[JobSpec, str]] = {
     "container-apptainer-staged": (replace(_STAGED, container="/images/tf.sif"), "apptainer"),
     "data-staged": (_STAGED, "apptainer"),
     "array": (_BASE, "apptainer"),
+    "standalone": (_BASE, ""),
     "no-preflight": (replace(_BASE, preflight=False), "apptainer"),
 }
 # Of a site whose partitions have several GPU models: how Slurm is told which one is meant.
@@ -66,12 +65,13 @@ def script(name: str) -> str:
     if spec.gpu_model:
         mixed = load_site(HERE.parent / "mixed.yaml")
         slurm = replace(mixed.slurm, gpu_request=runtime or mixed.slurm.gpu_request)
-        text = render_script(replace(mixed, slurm=slurm), spec, _MODULE).text
+        text = render_script(replace(mixed, slurm=slurm), spec, MODULE).text
         return re.sub(r"(?m)^(# Written by hpcdl) \S+;", r"\1;", text)
     site = load_site(folder("templates") / "sites" / "a100-h100.yaml")
     paths = replace(site.paths, work=Path("/work/me"), datasets=Path("/data"))
     site = with_version(replace(site, paths=paths, container=runtime or None), RELEASE)
-    module = Module(()) if spec.container else _MODULE
+    module = Module(()) if spec.container else MODULE
+    module = module._replace(functions=None) if name == "standalone" else module
     sweep = Path("/work/me/sweeps/lr")
     array = ArrayOf(8, sweep / "array-000.args", sweep / "logs", 4) if name == "array" else None
     text = render_script(site, spec, module, array).text

@@ -62,7 +62,8 @@ def run_workers(site: Site, folder: Path, sharing: str = "NO") -> tuple[str, int
         "SLURM_JOB_ID": "1369",
         "SLURM_JOB_NODELIST": "p100-[01-02]",
     }
-    lines = 'leave() { exit "$1"; }\n' + text[start:launch] + program
+    together = text[text.index("\ntogether() {") : text.index("\n# follow")]
+    lines = 'leave() { exit "$1"; }\n' + together + text[start:launch] + program
     done = subprocess.run(
         ["bash", "-c", lines], env=env, cwd=folder, capture_output=True, text=True
     )
@@ -122,7 +123,7 @@ def test_a_rank_refuses_too_where_no_launcher_asked(monkeypatch: pytest.MonkeyPa
 def test_the_preflight_comes_before_the_program_and_can_be_left_out(site: Site) -> None:
     spec = JobSpec("p100", nodes=2, gpus_per_node=2)
     text = render_script(site, spec, Module(("tensorflow/2.21",), None, "tf-1")).text
-    assert text.index("hpcdl preflight judge --world=4") < text.index("hpcdl train")
+    assert text.index("\npreflight --world=4") < text.index("hpcdl train")
     assert "--release=tf-1" in text
     without = JobSpec("p100", nodes=2, gpus_per_node=2, preflight=False)
     assert "preflight" not in render_script(site, without, Module(())).text
@@ -133,8 +134,10 @@ def test_a_node_that_misses_its_first_step_is_asked_once_more(
     site: Site, tmp_path: Path, missed: int, asked: int
 ) -> None:
     text = render_script(site, JobSpec("p100", nodes=2, gpus_per_node=2), Module(())).text
-    look = text[text.index("  look() {") : text.index("  hpcdl preflight judge")]
+    look = text[text.index("\npreflight() {") : text.index("\n# together")]
+    look += text[text.index("look() {") : text.index("\nexpect result")]
     stand_ins = {
+        "hpcdl": ":",
         "srun": f'echo x >>asked; (( $(wc -l <asked) > {missed} )) || exit 1; echo "{{}}"',
         "sleep": ":",
     }
@@ -157,7 +160,7 @@ def test_a_container_sees_the_data_and_works_in_the_job_s_directory(
                    stage=stage, job_dir=tmp_path / "my job", files=(Path("/srv/program"),),
                    preflight=False)  # fmt: skip
     text = render_script(replace(site, container=runtime), spec, Module(())).text
-    launch = text[text.index("\nsrun --mpi=pmix") : text.index(" &\n\n# srun runs")]
+    launch = text[text.index("\nsrun --mpi=pmix") : text.index(" &\nfollow")]
     (tmp_path / "srun").write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
     (tmp_path / "srun").chmod(0o755)
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HPCDL_DATA": "/tmp/hpcdl 7",

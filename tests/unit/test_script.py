@@ -10,17 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.jobs import JobSpec, Module, Script, render_script
+from hpcdl.jobs import JobSpec, Module, Script, functions, render_script
 from hpcdl.jobs.explain import explain
+from hpcdl.jobs.lint import lint
 from hpcdl.jobs.script import walltime
 from hpcdl.jobs.slurm_compat import with_version
 from hpcdl.site import Site
 from hpcdl.slurm.rules import as_release, known_releases, rule
+from hpcdl.stack.install import add_startup
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
 from tests.unit.conftest import shipped
 
 MODULE = Module(("tensorflow/2.20.0",), Path("/apps/hpcdl/releases/r1/modules"), "r1")
+FUNCTIONS = folder("templates") / "sbatch" / functions.FILE
+SOURCED = MODULE._replace(functions=FUNCTIONS)
 LAYOUTS = [
     {"gpus": 1}, {"gpus": 2}, {"nodes": 1}, {"nodes": 2}, {"nodes": 2, "gpus_per_node": 1},
     {"gpus": 1, "launcher": "single"}, {"cpus_per_task": 1}, {"minutes": 1},
@@ -49,6 +53,7 @@ def every_script() -> list[tuple[str, Script]]:
     odd = {"environment": {"A": "x'y\n$(id)"}, "program": ("python", "a b", ":", "$x", "\n")}
     found.append(("odd values", render(PLACES[2][0], **odd)))
     found.append(("no module", render(PLACES[2][0], module=Module(()))))
+    found.append(("sourced", render(PLACES[2][0], module=SOURCED, **odd, nodes=2)))
     return found
 
 
@@ -94,11 +99,9 @@ def test_the_text_is_tidy(name: str, script: Script) -> None:
 
 def test_every_rule_that_the_template_names_is_a_row_of_the_data() -> None:
     template = (folder("templates") / "sbatch" / "job.sh.j2").read_text()
-    named = {
-        one
-        for found in re.findall(r'why\(.*?, "([a-z0-9 -]+)"\)', template)
-        for one in found.split()
-    }
+    found = re.findall(r'why\(.*?, "([a-z0-9 -]+)"\)', template)
+    found += re.findall(r"#  .*  \[(.*)\]$", FUNCTIONS.read_text(), re.M)
+    named = {one for ids in found for one in ids.split()}
     assert len(named) > 12
     for one in named:
         rule(one)
@@ -156,6 +159,77 @@ def test_a_variable_of_the_script_cannot_be_set_by_a_user() -> None:
             render(PLACES[2][0], environment={name: "x"})
 
 
+# --- the functions of every script ---
+
+
+def body(script: Script) -> list[str]:
+    lines = script.text.splitlines()
+    return lines[lines.index("") + 1 :]
+
+
+def test_what_is_read_is_short_where_a_release_has_the_functions(modern: Site) -> None:
+    asked = {"nodes": 2, "gpus_per_node": 4, "module": SOURCED}
+    assert len(body(render(modern, "a100", **asked))) <= 40
+    text = "\n".join(body(render(modern, "cpu", nodes=2, module=SOURCED, launcher="mpi",
+                                 program=("./a.out",))))  # fmt: skip
+    assert not re.search("gpu(?!s-per-node=0)|cuda", text, re.I)
+
+
+def test_both_forms_are_one_script(modern: Site) -> None:
+    """A standalone script has in place of the `source` what that reads, as far as it calls it."""
+    for asked in ({}, {"launcher": "torch", "program": ("x",), "environment": {"A": "x"}}):
+        sourced, own = (render(modern, "a100", nodes=2, module=module, **asked).text
+                        for module in (SOURCED, MODULE))  # fmt: skip
+        calls = sourced[sourced.index("|| exit 20\n") + len("|| exit 20\n") :]
+        assert own.endswith(calls)
+        code = [line for line in FUNCTIONS.read_text().splitlines() if not line.startswith("#")]
+        assert not set(own.removesuffix(calls).splitlines()[22:]) - {*code, ""} - set(COMMENTS)
+        assert ("meet() {" in own, "values() {" in own) == (bool(asked),) * 2
+
+
+COMMENTS = [line for line in FUNCTIONS.read_text().splitlines() if line.startswith("# ")]
+
+
+def test_functions_of_a_release_count_where_they_are_these(tmp_path: Path) -> None:
+    assert functions.installed(tmp_path) is None
+    add_startup(tmp_path)
+    file = tmp_path / "share" / "hpcdl" / functions.FILE
+    assert functions.installed(tmp_path) == file
+    file.chmod(0o664)
+    assert functions.installed(tmp_path) is None, "others may write it"
+    file.chmod(0o644)
+    file.write_text(file.read_text() + "true\n")
+    assert functions.installed(tmp_path) is None, "another hpcdl's"
+    file.unlink()
+    file.symlink_to(FUNCTIONS)
+    assert functions.installed(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "rule_id"),
+    [
+        ("", "", ""),
+        ("hpcdl train &\n", "hpcdl train\n", "trap-deferred"),
+        ("--open-mode=append", "--open-mode=truncate", "requeue-truncates"),
+        ("srun --mpi=pmix --cpus-per-task=16", "srun --mpi=pmix", "cpus-per-task-repeat"),
+        ("--signal=B:USR2@120", "--signal=USR2@120", "signal-steps-only"),
+        ("--signal=B:USR2@120", "--signal=B:USR1@120", "signal-not-trapped"),
+        ("--kill-on-bad-exit=1 \\\n  sh", "\\\n  sh", "kill-on-bad-exit"),
+    ],
+)
+def test_the_linter_sees_what_a_script_sources(
+    modern: Site, before: str, after: str, rule_id: str
+) -> None:
+    found = []
+    for module in (SOURCED, MODULE):
+        text = render(with_version(modern, "22.05"), "a100", nodes=2, module=module).text
+        assert before in text
+        wrong = text.replace(before, after)
+        found.append({one.rule for one in lint(wrong, name="x", version="22.05")})
+    assert found[0] == found[1]
+    assert not rule_id or rule_id in {one.id for one in found[0]}
+
+
 # --- what differs by site ---
 
 
@@ -206,7 +280,7 @@ def test_the_environment_of_the_partition_yields_to_the_request(three_generation
     part = replace(three_generations.partition("p100"), environment={"A": "site", "B": "site"})
     site = replace(three_generations, partitions={"p100": part})
     text = render(site, environment={"A": "mine"}).text
-    assert text.index("export A=site\n") < text.index("for name in A; do")
+    assert text.index("export A=site\n") < text.index("values '' A\n")
     assert "export B=site\n" in text
     assert "mine" not in text
 
@@ -223,7 +297,7 @@ def test_mpi_and_nccl_take_the_interface_that_the_site_names(three_generations: 
     text = render(three_generations, nodes=2, environment={"NCCL_SOCKET_IFNAME": "eth0"}).text
     assert all(line in text.splitlines() for line in lines)
     # Later lines win: what a person says is of more weight than the site.
-    assert text.index("NCCL_SOCKET_IFNAME=ib0") < text.index("for name in NCCL_SOCKET_IFNAME")
+    assert text.index("NCCL_SOCKET_IFNAME=ib0") < text.index("values '' NCCL_SOCKET_IFNAME")
     assert "IFNAME" not in render(three_generations, nodes=1).text
 
 
@@ -232,7 +306,9 @@ def test_mpi_and_nccl_take_the_interface_that_the_site_names(three_generations: 
 
 def variables_unset(site: Site, version: str, **asked: object) -> set[str]:
     text = render(with_version(site, version), **asked).text  # type: ignore[arg-type]
-    return {name for line in re.findall(r"^unset (SLURM_.*)$", text, re.M) for name in line.split()}
+    lists = re.findall(r"^  unset (SLURM_.*)$", text, re.M)
+    (kept,) = re.findall(r"^clean\b(?!\()(.*)$", text, re.M)
+    return {name for line in lists for name in line.split()} - set(kept.split())
 
 
 @pytest.mark.parametrize(
@@ -284,7 +360,7 @@ def test_what_another_job_left_is_cleared_but_not_what_sbatch_sets(
 
 
 @pytest.mark.parametrize(
-    ("version", "cleared"), [("22.05", False), ("23.02", True), ("23.11", False), ("25.05", False)]
+    ("version", "cleared"), [("22.05", True), ("23.02", True), ("23.11", False), ("25.05", False)]
 )
 def test_tres_per_task_is_cleared_only_where_sbatch_does_not_set_it(
     three_generations: Site, version: str, cleared: bool

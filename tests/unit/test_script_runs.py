@@ -12,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcdl.jobs import JobSpec, Module, environment, quote, render_script
+from hpcdl.jobs.functions import FILE
 from hpcdl.jobs.script import ArrayOf
 from hpcdl.jobs.spec import check_spec
 from hpcdl.site import Site
 from hpcdl.system.errors import BadInput
+from hpcdl.system.resources import folder
 from tests.unit.conftest import shipped
 
 # srun as far as the script can tell: it takes options, runs the program, and hands signals on.
@@ -30,6 +32,10 @@ exit "${SCONTROL_CODE:-0}"
 """
 SLEEP = '#!/bin/bash\n(( ${1%.*} >= 10 )) || exec /bin/sleep "$@"\n'
 SITE = shipped("embedded")
+SOURCED = Module((), functions=folder("templates") / "sbatch" / FILE)
+
+
+BOTH = pytest.mark.parametrize("module", [Module(()), SOURCED], ids=["standalone", "sourced"])
 
 
 class Job:
@@ -111,8 +117,9 @@ def test_a_program_that_is_not_there_is_127(tmp_path: Path) -> None:
     assert Job(tmp_path, "/no/such/program").run()[0] == 127
 
 
-def test_75_puts_the_job_back_into_the_queue(tmp_path: Path) -> None:
-    job = Job(tmp_path, "bash", "-c", "exit 75")
+@BOTH
+def test_75_puts_the_job_back_into_the_queue(tmp_path: Path, module: Module) -> None:
+    job = Job(tmp_path, "bash", "-c", "exit 75", module=module)
     code, out, _ = job.run()
     assert (code, job.requeues) == (75, 1)
     assert b"requeue 1 of at most 5" in out
@@ -141,8 +148,11 @@ def test_a_requeue_that_slurm_refuses_still_ends_with_75(tmp_path: Path) -> None
     assert time.monotonic() - start < 5
 
 
-def test_the_walltime_signal_reaches_the_ranks_and_75_requeues(tmp_path: Path) -> None:
-    job = Job(tmp_path, *program(tmp_path / "up"))
+@BOTH
+def test_the_walltime_signal_reaches_the_ranks_and_75_requeues(
+    tmp_path: Path, module: Module
+) -> None:
+    job = Job(tmp_path, *program(tmp_path / "up"), module=module)
     process = job.start()
     wait_for(tmp_path / "up")
     process.send_signal(signal.SIGUSR2)
@@ -150,8 +160,9 @@ def test_the_walltime_signal_reaches_the_ranks_and_75_requeues(tmp_path: Path) -
     assert job.requeues == 1
 
 
-def test_cancelling_reaches_the_ranks_and_never_requeues(tmp_path: Path) -> None:
-    job = Job(tmp_path, *program(tmp_path / "up"))
+@BOTH
+def test_cancelling_reaches_the_ranks_and_never_requeues(tmp_path: Path, module: Module) -> None:
+    job = Job(tmp_path, *program(tmp_path / "up"), module=module)
     process = job.start()
     wait_for(tmp_path / "up")
     process.terminate()
@@ -207,6 +218,12 @@ def test_modules_that_do_not_load_end_the_job_with_its_own_code(
     job = Job(tmp_path, "true", site=site, module=Module(("tensorflow",)))
     assert job.run()[0] == 20
     assert not any(call.startswith("srun") for call in job.calls)
+
+
+def test_a_release_that_is_gone_ends_the_job_with_its_own_code(tmp_path: Path) -> None:
+    job = Job(tmp_path, "true", module=Module((), functions=tmp_path / "gone" / FILE))
+    assert job.run()[0] == 20
+    assert job.calls == []
 
 
 def test_the_job_works_in_its_own_directory(tmp_path: Path) -> None:

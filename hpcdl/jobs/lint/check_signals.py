@@ -231,7 +231,10 @@ def requeue(job: Job) -> Iterator[Hit]:
             yield at("requeue-truncates", option)
         elif commands:
             yield _at_command("requeue-truncates", commands[0])
-    if commands and "SLURM_RESTART_COUNT" not in job.script.text:
+    counts = any(
+        "SLURM_RESTART_COUNT" in word.raw for one in job.script.commands for word in one.words
+    )
+    if commands and not counts and "SLURM_RESTART_COUNT" not in job.script.text:
         yield _at_command("requeue-uncapped", commands[0])
 
 

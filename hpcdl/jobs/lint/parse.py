@@ -11,9 +11,10 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+from hpcdl.jobs.functions import FILE, called
 from hpcdl.jobs.lint.options import Option, Options, read_options
 from hpcdl.jobs.lint.shell import Command, Reading, commands, read
 from hpcdl.jobs.lint.tokens import Word, unquote
@@ -122,6 +123,8 @@ class Script:
 
     def __init__(self, text: str, name: str) -> None:
         self.text, self.name = text, name
+        self.sourced = ""
+        """The functions of hpcdl that its commands source from a release, once they are read."""
 
     @cached_property
     def lines(self) -> tuple[Line, ...]:
@@ -157,7 +160,15 @@ class Script:
 
     @cached_property
     def _reading(self) -> Reading:
-        return read(self.text) if self.is_shell else Reading()
+        """What it runs; behind a `source` of hpcdl's functions, those that it calls."""
+        own = read(self.text) if self.is_shell else Reading()
+        place = next((n for n, one in enumerate(own.commands) if _sources_functions(one)), None)
+        if place is None:
+            return own
+        self.sourced = called(self.text)
+        moved = [one.moved(own.commands[place].start) for one in read(self.sourced).commands]
+        return replace(own, commands=(*own.commands[: place + 1], *moved,
+                                      *own.commands[place + 1 :]))  # fmt: skip
 
     @property
     def commands(self) -> tuple[Command, ...]:
@@ -233,6 +244,12 @@ class Script:
             found += _steps(command, variables)
             variables.note(command)
         return tuple(found)
+
+
+def _sources_functions(command: Command) -> bool:
+    """Whether a command is the `source` of a script that hpcdl wrote for a release."""
+    file = command.words[1].value.rpartition("/")[2] if len(command.words) > 1 else ""
+    return command.name in {"source", "."} and file == FILE
 
 
 def directive_words(line: Line, position: int) -> tuple[list[Word], str]:

@@ -79,6 +79,12 @@ class Command:
         """The command's own word, unquoted; empty for bare assignments."""
         return self.words[0].value if self.words else ""
 
+    def moved(self, start: int) -> Command:
+        """The same command at another place: where the file that has it is sourced."""
+        words, before = ([Word(one.raw, start) for one in part]
+                         for part in (self.words, self.assignments))  # fmt: skip
+        return replace(self, words=tuple(words), assignments=tuple(before))
+
     def within(self, *kinds: str) -> bool:
         """Whether one of the constructs around it is of these kinds."""
         return any(scope.kind in kinds for scope in self.scopes)

@@ -1,0 +1,87 @@
+"""What every job script does, as functions: sourced from its release, or written into it.
+
+The functions are templates/sbatch/job-1.sh. A stack build puts that file into its release, where it
+is sealed and never changes; a script of this release sources it by its absolute path. A release
+that lacks it, or has another text, gives scripts with the functions they call in themselves, so
+that either form does the same.
+"""
+
+from __future__ import annotations
+
+import re
+import stat
+from functools import cache
+from pathlib import Path
+
+from hpcdl.jobs import quote
+from hpcdl.system.resources import folder
+
+FILE = "job-1.sh"
+_INSTALLED = Path("share", "hpcdl", FILE)
+_FUNCTION = re.compile(r"(?:^#.*\n)*^(\w+)\(\) \{\n(?s:.*?)^\}\n", re.M)
+_REASON = re.compile(r"\s*#  (.*?)(?:  \[([a-z0-9 -]+)\])?")
+_HEADING = "# What every job does: signals, requeues, the end of its ranks.\n"
+_SOURCED = f"{_HEADING}# shellcheck source=/dev/null disable=SC2016,SC2034,SC2154,SC2317\n"
+_INLINE = f"{_HEADING}# shellcheck disable=SC2016,SC2317 # single quotes are intended\n"
+_WHY = "a file of this release; `hpcdl job render --standalone` writes its functions here"
+
+Commented = tuple[str, str, str]
+"""A line of a script, its reason, and the ids of its rules."""
+
+
+def installed(stack: Path) -> Path | None:
+    """The functions of a release, where scripts written here mean the same by them."""
+    path = stack / _INSTALLED
+    try:
+        status = path.lstat()
+        theirs = path.read_bytes()
+    except OSError:
+        return None
+    closed = stat.S_ISREG(status.st_mode) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return path if closed and theirs == _file().read_bytes() else None
+
+
+def lines(script: str, sourced: Path | None) -> list[Commented]:
+    """The lines that give a script its functions; written into it, those that it calls."""
+    if sourced is not None:
+        command = f"source {quote.word(str(sourced))} || exit 20"
+        return [*_commented(_SOURCED), (command, _WHY, "")]
+    return _commented(_INLINE + called(script))
+
+
+def called(script: str) -> str:
+    """What is done at once, behind the functions that a script calls and those that these call."""
+    known, rest = _parts()
+    wanted: set[str] = set()
+    waiting = [script, rest]
+    while waiting:
+        text = waiting.pop()
+        found = {name for name in known if re.search(rf"(?<![\w-]){name}\b", text)} - wanted
+        wanted |= found
+        waiting += [known[name] for name in found]
+    return "\n".join([*(text for name, text in known.items() if name in wanted), rest])
+
+
+@cache
+def _parts() -> tuple[dict[str, str], str]:
+    """The functions by name, with the comments above them, and what stands behind all of them."""
+    text = _file().read_text(encoding="utf-8")
+    found = list(_FUNCTION.finditer(text))
+    return {one.group(1): one.group() for one in found}, text[found[-1].end() :].lstrip("\n")
+
+
+def _commented(text: str) -> list[Commented]:
+    """Lines with the reasons that stand before them."""
+    found: list[Commented] = []
+    reason = rules = ""
+    for line in text.splitlines():
+        if match := _REASON.fullmatch(line):
+            reason, rules = match.group(1), match.group(2) or ""
+        else:
+            found.append((line, reason, rules))
+            reason = rules = ""
+    return found
+
+
+def _file() -> Path:
+    return folder("templates") / "sbatch" / FILE
