@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from hpcdl.jobs.arrays import Array, arrays, standing
 from hpcdl.jobs.submission import Submission, Unsettled, asked, find, index, settle
-from hpcdl.jobs.watch import look
+from hpcdl.jobs.watch import Snapshot, look, name_cancellers
 from hpcdl.site import Site
 from hpcdl.slurm import client
 from hpcdl.slurm.once import SETTLED_SECONDS
@@ -28,7 +28,8 @@ class Listed:
     """A run: the job that has its status, what was asked, and its age in seconds.
 
     `job_id` is None where nobody knows whether Slurm took the job (UNCONFIRMED), or where it surely
-    did not (NOT QUEUED); such a run is listed once.
+    did not (NOT QUEUED); such a run is listed once. `cancelled_by` is the user who cancelled it,
+    '' where that is not known.
     """
 
     job_id: int | None
@@ -38,6 +39,7 @@ class Listed:
     description: str
     age_seconds: float
     folder: Path
+    cancelled_by: str = ""
 
 
 def own_jobs(site: Site, most: int) -> tuple[Listed, ...]:
@@ -47,7 +49,8 @@ def own_jobs(site: Site, most: int) -> tuple[Listed, ...]:
     queued = tuple(arrays(site, most))
     known = client.queue() if found or queued else ()
     records = {record.id: record for record in known}
-    rows = [_run(one, submitted, records) for one, submitted in found]
+    looks = name_cancellers([look(one, records) for one, _ in found])
+    rows = [_run(*one, snapshot) for one, snapshot in zip(found, looks, strict=True)]
     tasks: dict[int | None, list[JobRecord]] = {}
     for record in known:
         tasks.setdefault(record.array_job, []).append(record)
@@ -56,9 +59,9 @@ def own_jobs(site: Site, most: int) -> tuple[Listed, ...]:
     return (*(_unsettled(one) for one in unsettled), *newest)
 
 
-def _run(one: Submission, submitted: float, records: Mapping[int, JobRecord]) -> Listed:
+def _run(one: Submission, submitted: float, snapshot: Snapshot) -> Listed:
     """A job or a chain."""
-    snapshot, said = look(one, records), asked(one)
+    said = asked(one)
     return Listed(
         job_id=snapshot.job_id,
         name=said.get("name") or "",
@@ -67,6 +70,7 @@ def _run(one: Submission, submitted: float, records: Mapping[int, JobRecord]) ->
         description=snapshot.description,
         age_seconds=max(0.0, time.time() - submitted),
         folder=one.folder,
+        cancelled_by=snapshot.cancelled_by,
     )
 
 
@@ -99,7 +103,7 @@ def _unsettled(one: Unsettled) -> Listed:
 def as_text(rows: Sequence[Listed]) -> str:
     """The runs as a table."""
     lines = [
-        [str(row.job_id or "-"), row.name, row.partition, row.state, duration(row.age_seconds),
+        [str(row.job_id or "-"), row.name, row.partition, _state(row), duration(row.age_seconds),
          str(row.folder)]
         for row in rows
     ]  # fmt: skip
@@ -107,6 +111,11 @@ def as_text(rows: Sequence[Listed]) -> str:
     return "\n".join(
         [table(lines, ("job", "name", "partition", "state", "age", "directory")), *unclear]
     )
+
+
+def _state(row: Listed) -> str:
+    """The state, and of a cancelled job by whom: `?` where that is not known."""
+    return f"{row.state} by {row.cancelled_by or '?'}" if row.state == "CANCELLED" else row.state
 
 
 def _submissions(site: Site) -> Iterator[tuple[Submission, float]]:

@@ -21,6 +21,7 @@ from hpcdl.slurm.parse import ACTIVE, JobRecord, Usage
 from hpcdl.system.errors import BadInput
 from hpcdl.system.safe_read import read_regular
 from hpcdl.system.text import duration
+from hpcdl.system.trust import user_of
 
 POLL_SECONDS = 1.0
 _UNKNOWN_SECONDS = 15.0
@@ -30,7 +31,10 @@ _AWAY_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A job at one moment. `progress` is the training program's, None where there is none."""
+    """A job at one moment. `progress` is the training program's, None where there is none.
+
+    `cancelled_by` is the user who cancelled it, '' where that is not known.
+    """
 
     job_id: int
     state: str
@@ -39,6 +43,7 @@ class Snapshot:
     nodes: str
     restarts: int
     progress: dict[str, Any] | None
+    cancelled_by: str = ""
 
     @property
     def ended(self) -> bool:
@@ -74,7 +79,7 @@ def _follow_one(submission: Submission) -> Generator[Snapshot, None, Snapshot]:
                 return snapshot
         else:
             forgotten_since = None
-            snapshot = _snapshot(record, submission)
+            (snapshot,) = name_cancellers([_snapshot(record, submission)])
             yield snapshot
             if snapshot.ended:
                 return snapshot
@@ -84,14 +89,30 @@ def _follow_one(submission: Submission) -> Generator[Snapshot, None, Snapshot]:
 def look(submission: Submission, known: Mapping[int, JobRecord] | None = None) -> Snapshot:
     """The job now; of a chain the one that has the status of the run.
 
-    `known` is what Slurm knows of all jobs, where it has been asked already.
+    `known` is what Slurm knows of all jobs, where it has been asked already; who cancelled one is
+    then left to `name_cancellers`.
     """
     ask = client.job if known is None else known.get
     found = []
     for job_id in submission.chain:
         record, one = ask(job_id), replace(submission, job_id=job_id)
         found.append(_snapshot(record, one) if record else _forgotten(one))
-    return _telling(found)
+    told = _telling(found)
+    return name_cancellers([told])[0] if known is None else told
+
+
+def name_cancellers(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+    """The same, saying of cancelled jobs by whom: accounting is asked once for all of them."""
+    by = client.cancelled_by([one.job_id for one in snapshots if one.state == "CANCELLED"])
+
+    def named(one: Snapshot) -> Snapshot:
+        if one.state != "CANCELLED":
+            return one
+        who = user_of(by[one.job_id]) if one.job_id in by else ""
+        how = f" by {who}" if who else ", by whom is not known"
+        return replace(one, description=one.description + how, cancelled_by=who)
+
+    return [named(one) for one in snapshots]
 
 
 def _telling(chain: Sequence[Snapshot]) -> Snapshot:

@@ -102,8 +102,16 @@ def usage(job_id: int) -> parse.Usage | None:
     return parsed(parse.usage, lines, "sacct") if lines else None
 
 
-def _accounted(job_id: int, fields: str, *options: str) -> list[str]:
-    """Accounting's lines about a job; none where there is no accounting."""
+def cancelled_by(jobs: Sequence[int]) -> dict[int, int]:
+    """Who cancelled jobs, as user ids, where accounting knows: nothing else of Slurm tells it."""
+    if not jobs:
+        return {}
+    ids = ",".join(map(str, jobs))
+    return parse.cancellers(_accounted(ids, "JobIDRaw,State", "--allocations", "--duplicates"))
+
+
+def _accounted(job_id: int | str, fields: str, *options: str) -> list[str]:
+    """Accounting's lines about a job, or several; none where there is no accounting."""
     if shutil.which("sacct") is None:
         return []
     asked = ["sacct", "--noheader", "--parsable2", f"--format={fields}", *options]

@@ -251,6 +251,15 @@ def accounted_job(lines: Sequence[str]) -> JobRecord:
     )
 
 
+def cancellers(lines: Sequence[str]) -> dict[int, int]:
+    """Who cancelled jobs, as user ids by job: the lines of `sacct -n -P -X -D -o JobIDRaw,State`.
+
+    A job that ended otherwise is not there, nor one whose canceller Slurm did not note.
+    """
+    found = (re.fullmatch(r"(\d+)\|CANCELLED by (\d+)", line.strip()) for line in lines)
+    return {int(one[1]): int(one[2]) for one in found if one}
+
+
 ACCOUNTING_FIELDS = "JobIDRaw,State,ExitCode,Partition,NodeList,Submit,Start,End,Timelimit,JobName"
 USAGE_FIELDS = "JobIDRaw,ElapsedRaw,TotalCPU,MaxRSS,MaxRSSNode,AllocTRES"
 

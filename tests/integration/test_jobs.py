@@ -17,6 +17,7 @@ from hpcdl.cluster import down, environment, up
 from hpcdl.cluster.needs import check_packages
 from hpcdl.site import Site, find_site_file
 from hpcdl.system.errors import MissingPrerequisite
+from hpcdl.system.trust import user_of
 from tests.integration.conftest import Shell, clean_environment
 
 pytestmark = pytest.mark.cluster
@@ -179,6 +180,7 @@ def test_cancelling_never_requeues(
     watched = slurm(HPCDL, "job", "watch", "--json", str(job), check=False)
     answer = json.loads(watched.stdout)
     assert (answer["state"], answer["restarts"]) == ("CANCELLED", 0)
+    assert answer["description"] == "it was cancelled, by whom is not known", "no accounting"
 
 
 def test_a_lost_node_puts_the_job_on_another_one(
@@ -441,8 +443,10 @@ def test_a_job_that_the_controller_has_forgotten_is_told_from_accounting(
     hold = "x = bytearray(200 << 20); import time; time.sleep(5)"
     again = f'(( ${{SLURM_RESTART_COUNT:-0}} )) || exit 75; python3 -c "{hold}"'
     requeued, failed = submit("a", "bash", "-c", again), submit("b", "bash", "-c", "exit 3")
+    cancelled = submit("c", "sleep", "600")
+    accounted("scancel", cancelled)
     accounted(HPCDL, "job", "watch", requeued, timeout=120)
-    for job in (requeued, failed):
+    for job in (requeued, failed, cancelled):
         gone = ("scontrol", "show", "job", job)
         wait_for(lambda gone=gone: accounted(*gone, check=False).returncode != 0)  # type: ignore[misc]
 
@@ -450,6 +454,9 @@ def test_a_job_that_the_controller_has_forgotten_is_told_from_accounting(
     assert (told["state"], told["exit_code"], told["restarts"]) == ("COMPLETED", 0, 1)
     told = json.loads(accounted(HPCDL, "job", "watch", "--json", failed, check=False).stdout)
     assert (told["state"], told["exit_code"]) == ("FAILED", 3)
+    me = f"by {user_of(os.geteuid())}"
+    assert me in accounted(HPCDL, "job", "report", cancelled, check=False).stdout
+    assert f"CANCELLED {me}" in accounted(HPCDL, "job", "list").stdout
     report = json.loads(accounted(HPCDL, "job", "report", "--json", requeued).stdout)
     assert report["usage"]["allocated"]["gres/gpu:p100"] == "2"
     assert report["usage"]["max_rss_mb"] > 200

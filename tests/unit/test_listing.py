@@ -49,6 +49,20 @@ def test_runs_are_listed_by_what_slurm_or_their_files_say(site: Site) -> None:
     assert "second" in as_text(found)
 
 
+def test_a_cancelled_job_is_listed_with_who_did_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = [said.job(id=number, state="CANCELLED") for number in (7, 8)]
+    monkeypatch.setattr(client, "queue", lambda: known)
+    monkeypatch.setattr(
+        client, "cancelled_by", lambda jobs: {7: 0} if sorted(jobs) == [7, 8] else 0
+    )
+    for _ in known:
+        submit(site, JobSpec("p100"), Module(()))
+    states = [line.split()[3:6] for line in as_text(own_jobs(site, 5)).splitlines()[1:]]
+    assert sorted(states) == [["CANCELLED", "by", "?"], ["CANCELLED", "by", "root"]]
+
+
 def swept(site: Site, name: str, count: int = 4) -> Path:
     """A sweep of one array: jobs 7, 8... in the order of the calls."""
     rates = {"lr": [str(one) for one in range(count)]}

@@ -170,6 +170,11 @@ def test_an_accounted_job_that_was_cancelled_is_read() -> None:
     assert not job.active
 
 
+def test_who_cancelled_a_job_is_read_where_slurm_noted_it() -> None:
+    lines = ["7|CANCELLED by 1000", "8|CANCELLED", "9|FAILED", "10|RUNNING", "7|CANCELLED by 0"]
+    assert parse.cancellers(lines) == {7: 0}
+
+
 def test_accounting_has_a_line_for_each_run_of_a_requeued_job() -> None:
     line = "7|{}|0:0|p100|n1|2024-01-01T00:00:00|None|Unknown|1:00|{}"
     lines = [line.format("COMPLETED", "of long ago"), line.format("NODE_FAIL", "train"),
