@@ -7,7 +7,7 @@ share counts, and the others are named. GPUs of other vendors count as none, and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hpcdl.site.gpu_models import out_of_scope
@@ -49,7 +49,7 @@ class LivePartition:
 
 @dataclass(frozen=True)
 class LiveCluster:
-    """A cluster as its Slurm shows it."""
+    """A cluster as its Slurm shows it. The last three are keys of `slurm` in a site file."""
 
     name: str
     version: str
@@ -57,6 +57,9 @@ class LiveCluster:
     mpi_default: str
     accounting: bool
     partitions: tuple[LivePartition, ...]
+    select: str | None = None
+    task_plugins: tuple[str, ...] = ()
+    plugin_options: tuple[str, ...] = ()
 
 
 def look() -> LiveCluster:
@@ -82,7 +85,16 @@ def look() -> LiveCluster:
         mpi_default=_mpi(config.get("MpiDefault", "none"), plugins),
         accounting="slurmdbd" in config.get("AccountingStorageType", ""),
         partitions=tuple(describe(part, nodes) for part in partitions),
+        select=next(iter(plugins_of(config, "SelectType")), None),
+        task_plugins=plugins_of(config, "TaskPlugin"),
+        plugin_options=client.plugin_options(),
     )
+
+
+def plugins_of(config: Mapping[str, str], key: str) -> tuple[str, ...]:
+    """`task/cgroup,task/affinity` behind the slashes, as far as a site file can say it. Pure."""
+    found = (one.strip().rpartition("/")[2] for one in config.get(key, "").split(","))
+    return tuple(one for one in found if one in _PLUGINS[key])
 
 
 def describe(partition: PartitionRecord, nodes: Sequence[NodeRecord]) -> LivePartition:
@@ -126,6 +138,10 @@ def _alike(partition: PartitionRecord, nodes: Sequence[NodeRecord], gpus: _Gpus)
     )
 
 
+_PLUGINS = {
+    "SelectType": {"cons_res", "cons_tres", "linear"},
+    "TaskPlugin": {"affinity", "cgroup", "none"},
+}
 _Gpus = tuple[str | None, int]
 _Shape = tuple[int, int, int, int, tuple[str, ...]]
 

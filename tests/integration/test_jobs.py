@@ -15,7 +15,7 @@ import pytest
 
 from hpcdl.cluster import down, environment, up
 from hpcdl.cluster.needs import check_packages
-from hpcdl.site import Site, find_site_file
+from hpcdl.site import Site, find_site_file, load_site
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.trust import user_of
 from tests.integration.conftest import Shell, clean_environment
@@ -400,6 +400,8 @@ def test_the_site_file_drafted_from_the_cluster_agrees_with_it(
 ) -> None:
     slurm(HPCDL, "site", "init", "--output", tmp_path / "site.yaml")
     slurm(HPCDL, "site", "check", "--site", tmp_path / "site.yaml")
+    drafted = load_site(tmp_path / "site.yaml").slurm
+    assert (drafted.select, drafted.task_plugins) == ("cons_tres", ("none",))
     text = (tmp_path / "site.yaml").read_text()
     (tmp_path / "site.yaml").write_text(text.replace("per_node: 8", "per_node: 7"))
     drift = slurm(HPCDL, "site", "check", "--json", "--site", tmp_path / "site.yaml", check=False)

@@ -8,7 +8,7 @@ import pytest
 from hpcdl.site import Site, load_site
 from hpcdl.site.detect import draft
 from hpcdl.site.gpu_models import model_of_type
-from hpcdl.site.live import LiveCluster, describe
+from hpcdl.site.live import LiveCluster, describe, plugins_of
 from hpcdl.site.site_drift import compare
 from hpcdl.slurm import parse
 from tests.unit import slurm_output as said
@@ -28,6 +28,11 @@ def cluster(release: str, **nodes: str) -> LiveCluster:
             describe(parse.partition(line), records)
             for line in said.partitions(release).splitlines()
         ),
+        select="cons_tres",
+        task_plugins=plugins_of(
+            {"TaskPlugin": "task/affinity,task/cgroup,task/else"}, "TaskPlugin"
+        ),
+        plugin_options=("no", "1up"),
     )
 
 
@@ -53,6 +58,9 @@ def test_the_draft_of_a_cluster_is_a_valid_file_that_agrees_with_it(
     assert (part.gpu.model, part.gpu.per_node) == ("P100-PCIe", 4)
     assert site.partition("cpu").max_time == "unlimited"
     assert site.slurm.accounting
+    assert site.slurm.select == "cons_tres"
+    assert site.slurm.task_plugins == ("affinity", "cgroup")
+    assert site.slurm.plugin_options == ("no", "1up"), "text, though YAML has a `no` of its own"
     assert site.default_partition == "p100"
 
 
