@@ -17,6 +17,10 @@ _SHAPE = "use --gpus, --nodes, --gpus-per-node, --tasks-per-node or --cpus-per-t
 _WHOLE = "a job has its share of each node; --nodes N asks for whole ones"
 _FILES = "use --job-dir: log and results lie there"
 _AGAIN = "the script handles the signal before its end and requeues itself"
+_ONE_KIND = (
+    "all its nodes are alike: name them by --partition and --gpu-model; a job of several "
+    "components is written by hand, and `hpcdl job lint` checks it"
+)
 _NO_SCRIPT = "it is for the command line of sbatch, not for a job"
 
 # What the script decides itself, and what to say instead.
@@ -106,6 +110,7 @@ def _check(version: str, name: str, value: str | None) -> None:
     from hpcdl.jobs.lint.options import known_options
 
     own = "use --container" if name.startswith("container") else _OWN.get(name)
+    own = _ONE_KIND if name in {"hetjob", "packjob"} else own  # no options, but lines of a script
     if own:
         raise BadInput(f"--sbatch {name}: the script decides that itself", hint=own)
     release = as_release(version)

@@ -25,6 +25,7 @@ def test_options_become_directives_that_sbatch_reads_as_they_were_meant() -> Non
     [
         (["nodes=2"], "decides that itself", "use --gpus, --nodes"),
         (["--time=5"], "decides that itself", "use --time"),
+        (["hetjob"], "decides that itself", "written by hand"),
         (["container-image=x"], "decides that itself", "use --container"),
         (["mail-typ=END"], "no option 'mail-typ'", "did you mean 'mail-type'?"),
         (["-w n1"], "no option '-w n1'", ""),
