@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from contextlib import suppress
+from pathlib import Path
 
 from hpcdl.cli.framework import print_json, the_site
 from hpcdl.system.errors import BadInput, ExitCode
@@ -21,6 +22,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     add("--until", metavar="DATE", help="before YYYY-MM or YYYY-MM-DD (default: now)")
     add("--by", action="append", default=[], metavar="KEY",
         help="month (default), user, account, partition, name or module; repeatable")  # fmt: skip
+    add("--figure", type=Path, metavar="FILE",
+        help="write a bar per month, by the other keys, as .svg, .png or .pdf")  # fmt: skip
     add("--all-users", action="store_true", help="everybody's jobs, as far as Slurm shows them")
 
 
@@ -30,14 +33,18 @@ def run(args: argparse.Namespace) -> ExitCode:
     from datetime import date, timedelta
 
     from hpcdl.jobs.submission import asked, find
-    from hpcdl.jobs.usage import KEYS, as_text, shares
+    from hpcdl.jobs.usage import KEYS, as_text, shares, write_usage
     from hpcdl.slurm import client
+    from hpcdl.system.figures import check_figure
 
     site = the_site(args)
     keys = tuple(dict.fromkeys(args.by)) or ("month",)
     for key in keys:
         if key not in KEYS:
             raise BadInput(f"usage is not summed by '{key}'", hint=did_you_mean(key, KEYS))
+    if args.figure:
+        check_figure(args.figure)
+        keys = keys if "month" in keys else ("month", *keys)
     since = _day("--since", args.since) or (date.today() - timedelta(days=_DAYS)).isoformat()
     until = _day("--until", args.until) or "now"
 
@@ -48,6 +55,8 @@ def run(args: argparse.Namespace) -> ExitCode:
             return ""
 
     found = shares(client.consumed(since, until, everybody=args.all_users), keys, module)
+    if args.figure:
+        write_usage(found, keys, args.figure)
     if args.json:
         print_json(
             {

@@ -1,17 +1,22 @@
-"""What jobs took of the machine: GPU hours, CPU hours and energy, by month, user, module. Pure."""
+"""What jobs took of the machine: GPU hours, CPU hours and energy, by month, user, module."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from hpcdl.slurm.consumed import Consumed
+from hpcdl.system.figures import write_figure
 from hpcdl.system.text import one_line, table
 
 KEYS = ("month", "user", "account", "partition", "name", "module")
 """What usage can be summed by; `module` is known of jobs that hpcdl submitted."""
 
 _BAR = 40
+_SIZE_INCHES = (8.0, 4.5)
+_COLOURS = 9
 
 
 @dataclass(frozen=True)
@@ -79,3 +84,55 @@ def as_text(found: Sequence[Share], keys: Sequence[str]) -> str:
     ]
     heads = (*keys, "jobs", "GPU h", "CPU h", *(["kWh"] if energy else []), "")
     return table(rows, heads)
+
+
+def by_month(
+    found: Sequence[Share], keys: Sequence[str]
+) -> tuple[str, dict[str, dict[str, float]]]:
+    """What a figure shows: its unit, and hours by group and month, the largest group first.
+
+    `keys` have the month. The smallest of many groups are one, `others`; hours are of GPUs, or of
+    CPUs where no job had a GPU.
+    """
+    place = list(keys).index("month")
+    gpus = any(one.gpu_hours for one in found)
+    hours: dict[str, dict[str, float]] = {}
+    for one in found:
+        rest = [part for number, part in enumerate(one.group) if number != place]
+        months = hours.setdefault(one_line(", ".join(filter(None, rest))) or "no name", {})
+        month, size = one.group[place], one.gpu_hours if gpus else one.cpu_hours
+        months[month] = months.get(month, 0.0) + size
+    ordered = sorted(hours.items(), key=lambda group: -sum(group[1].values()))
+    most = dict(ordered[:_COLOURS])
+    for _, months in ordered[_COLOURS:]:
+        others = most.setdefault("others", {})
+        for month, size in months.items():
+            others[month] = others.get(month, 0.0) + size
+    return "GPU hours" if gpus else "CPU hours", most
+
+
+def write_usage(found: Sequence[Share], keys: Sequence[str], path: Path) -> None:
+    """Write the figure: a bar per month, its parts the groups.
+
+    Raises:
+        BadInput: no figure can have this name.
+        MissingPrerequisite: matplotlib is not installed, or no space left.
+    """
+    unit, groups = by_month(found, keys)
+    months = sorted({month for hours in groups.values() for month in hours})
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        base = [0.0] * len(months)
+        for name, hours in groups.items():
+            size = [hours.get(month, 0.0) for month in months]
+            label = name.replace("$", "\\$")  # no formula, whatever a job is called
+            axes.bar(months, size, bottom=base, label=label if len(keys) > 1 else None)
+            base = [below + own for below, own in zip(base, size, strict=True)]
+        axes.set(ylabel=unit)
+        axes.tick_params(axis="x", rotation=45)
+        axes.grid(axis="y", alpha=0.3)
+        if len(keys) > 1 and groups:
+            axes.legend(title=", ".join(key for key in keys if key != "month"), fontsize="small")
+
+    write_figure(path, _SIZE_INCHES, draw)

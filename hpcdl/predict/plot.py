@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from hpcdl.predict.forecast import Forecast
-from hpcdl.system.errors import BadInput, MissingPrerequisite
-from hpcdl.system.files import write_atomic
+from hpcdl.system.figures import write_figure
 
-_SUFFIXES = (".png", ".svg", ".pdf")
 _SIZE_INCHES = (6.4, 6.0)
-_DPI = 150
 _MOST_TICKS = 14
 
 
@@ -24,23 +20,7 @@ def write_plot(found: Forecast, path: Path) -> None:
         BadInput: another suffix than .png, .svg or .pdf.
         MissingPrerequisite: matplotlib is not installed, or no space left.
     """
-    if path.suffix.lower() not in _SUFFIXES:
-        raise BadInput(f"a figure cannot be a '{path.suffix or path.name}'",
-                       hint=f"end the name in {', '.join(_SUFFIXES)}")  # fmt: skip
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as fault:
-        raise MissingPrerequisite(
-            "figures need matplotlib, which is not installed",
-            hint="install it: pip install 'hpcdl[plots]'",
-        ) from fault
-    figure = Figure(figsize=_SIZE_INCHES, dpi=_DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    _draw(figure, found)
-    data = BytesIO()
-    figure.savefig(data, format=path.suffix.lower().lstrip("."))
-    write_atomic(path, data.getvalue())
+    write_figure(path, _SIZE_INCHES, lambda figure: _draw(figure, found))
 
 
 def _ticks(gpus: Sequence[int]) -> list[int]:
