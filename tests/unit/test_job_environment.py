@@ -89,7 +89,8 @@ def test_another_user_reads_no_value_and_plants_none(site: Site) -> None:
     kept.write_text(planted)
     os.chown(kept, 65534, 65534)
     text = job.script.read_text()
-    lines = text[text.index("if [[ -O") : text.index("\ndone\n")] + "\ndone"
+    lines = text[text.index("\nvalues() {") : text.index("\n# preflight")]
+    lines += next(line for line in text.splitlines() if line.startswith("values /"))
     done = subprocess.run(["bash", "-c", "leave() { exit $1; }; " + lines], env={"PATH": "/bin"},
                           capture_output=True, text=True)  # fmt: skip
     assert done.returncode == 3, "a file of another user is not run: the value is missing"
@@ -104,7 +105,7 @@ def test_a_rendered_script_has_names_only(capsys: pytest.CaptureFixture[str]) ->
     assert render("--env", "LR=hunter2") == 0
     out, err = capsys.readouterr()
     assert "hunter2" not in out
-    assert "for name in LR; do" in out
+    assert "\nvalues '' LR\n" in out
     assert err == ""
 
 
