@@ -144,7 +144,7 @@ def test_the_script_removes_only_what_it_staged(site: Site) -> None:
     spec = JobSpec("p100", gpus=2, data="/data/x", stage=True)
     text = render_script(site, spec, Module(())).text
     assert 'staged="/tmp/hpcdl-$SLURM_CLUSTER_NAME-$SLURM_JOB_ID"-$(od ' in text
-    assert 'rm -rf -- "$staged"' in text
+    assert 'rm -rf -- "$hpcdl_staged"' in text
     assert text.index("hpcdl stage") < text.index('hpcdl train --data "$HPCDL_DATA"')
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 
