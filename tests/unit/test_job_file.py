@@ -57,7 +57,7 @@ def test_a_file_says_what_options_would(job_file: Path, capsys: pytest.CaptureFi
         (["--partition", "p100"], "#SBATCH --nodes=4"),
         (["--time", "5"], "#SBATCH --time=00:05:00"),
         (["--name", "other"], "#SBATCH --job-name=other"),
-        (["--env", "MORE=9"], "for name in LR KEEP MORE; do"),
+        (["--env", "MORE=9"], "values '' LR KEEP MORE"),
         (["--module", "cuda/12"], "module load cuda/12 || exit 20"),
         (["--", "echo", "b"], '  sh -c "$rank" rank echo b &'),
     ],
@@ -117,7 +117,7 @@ def test_a_path_may_begin_with_the_home(
     file.write_text("schema: 1\ndata: ~/set\njob_dir: ~/runs/a\nmodules: []\n")
     lines = render(capsys, file)
     assert "export HPCDL_DATA=/home/me/set" in lines
-    assert "export HPCDL_JOB_DIR=/home/me/runs/a" in lines
+    assert 'begin /home/me/runs/a "$@"' in lines
     assert "export HPCDL_DATA=/home/me/other" in render(capsys, file, "--data=~/other")
     assert main(["job", "render", "--site", "p100-v100-k80", "--data=~no-such-user/x"]) == 2
     assert "no such user" in capsys.readouterr().err
