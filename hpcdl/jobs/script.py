@@ -91,9 +91,8 @@ class Script:
     def directives(self) -> tuple[str, ...]:
         """The options on its #SBATCH lines."""
         sbatch = "#SBATCH "
-        return tuple(
-            line.text.removeprefix(sbatch) for line in self.lines if line.text.startswith(sbatch)
-        )  # fmt: skip
+        found = (line.text for line in self.lines if line.text.startswith(sbatch))
+        return tuple(text.removeprefix(sbatch) for text in found)
 
 
 @dataclass(frozen=True)
@@ -349,8 +348,7 @@ def _file(path: str, pattern: str = "") -> str:
 
 
 def _line(text: str) -> Line:
-    parts = text.split(_MARK)
-    return Line(*parts[:3])
+    return Line(*text.split(_MARK)[:3])
 
 
 def _why(reason: str, rules: str = "") -> str:
