@@ -18,7 +18,7 @@ ODDS: (log) at which an onset is excluded, and a level counts as the old one aga
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import accumulate
@@ -86,23 +86,23 @@ class _Window:
         self.new.append(new)
         self.sums.append(self.sums[-1] + new)
 
-    def t(self, first: int) -> float:
-        """Student's t of a step that began with night `first` of the level."""
-        new, sums, response = self.new, self.sums, self.noise.response
-        nights = len(new) - first
-        weight, total = response.weight(nights), new[first]
-        if nights > 1:
-            total += response.second * new[first + 1] + response.later * (
-                sums[-1] - sums[first + 2]
-            )
-        size = total / weight - sums[first] / first / response.later
-        return size / math.sqrt(
-            self.noise.variance * (1 / weight + 1 / (first * response.later**2))
-        )
+    def each_t(self, firsts: Iterable[int]) -> Iterator[tuple[float, int]]:
+        """Student's t of steps that began with these nights of the level, and the night."""
+        new, sums, variance = self.new, self.sums, self.noise.variance
+        (_, _, second, later), count, every = self.noise.response, len(new), sums[-1]
+        square, quick = later * later, second * second
+        for first in firsts:  # as `Response.weight` has it; most of the gate's time is spent here
+            weight, total = 1.0, new[first]
+            if count - first > 1:
+                weight += quick + (count - first - 2) * square
+                total += second * new[first + 1] + later * (every - sums[first + 2])
+            size = total / weight - sums[first] / first / later
+            yield size / math.sqrt(variance * (1 / weight + 1 / (first * square))), first
 
     def strength(self, first: int) -> float:
-        """The same as a normal deviate."""
-        return self.noise.normal(self.t(first), len(self.new) - first)
+        """The same of one, as a normal deviate."""
+        ((t, _),) = self.each_t([first])
+        return self.noise.normal(t, len(self.new) - first)
 
 
 @dataclass
@@ -205,13 +205,10 @@ def _look_for_change(state: _State, night: int) -> None:
     if window is None:
         return
     count, least = len(window.new), max(state.need, state.search - state.start)
-    told = [(abs(t), t, size) for size in WINDOWS if count - size >= least
-            for t in (window.t(count - size),)]  # fmt: skip
-    if not told:
-        return
-    most, t, size = max(told)
-    if most > 0.8 * TELL:
-        _confirm(state, night, size, least, -1 if t < 0 else 1)
+    told = [*window.each_t(count - size for size in WINDOWS if count - size >= least)]
+    t, first = max(told, key=lambda one: abs(one[0]), default=(0.0, 0))
+    if abs(t) > 0.8 * TELL:
+        _confirm(state, night, count - first, least, -1 if t < 0 else 1)
 
 
 def _confirm(state: _State, night: int, size: int, least: int, sign: int) -> None:
@@ -221,12 +218,10 @@ def _confirm(state: _State, night: int, size: int, least: int, sign: int) -> Non
         return
     window = _Window.of(noise, state.nights.values[state.start : night + 1])
     count = len(window.new)
-    each = {
-        first: sign * window.t(first) for first in range(max(least, count - 2 * size), count - 1)
-    }
-    first = max(each, key=lambda one: each[one])
+    each = window.each_t(range(max(least, count - 2 * size), count - 1))
+    t, first = max(each, key=lambda one: sign * one[0])
     inflated = math.sqrt(_turbulence(state, window, first))
-    evidence = noise.normal(sign * each[first] / inflated, count - first)
+    evidence = noise.normal(t / inflated, count - first)
     if evidence < (_needed(noise) if sign < 0 else SURE):
         return
     began = state.start + first
@@ -336,21 +331,22 @@ def _look_for_end(state: _State, night: int) -> None:
 
 
 def may_hold(values: Sequence[float]) -> bool:
-    """Whether the last nights lie lower than those before, by whatever split: a quick test.
+    """Whether some number of last nights lies lower than some nights before: a quick test.
 
     It rests on the spread of differences between neighbours, which neither a change nor dependent
-    nights enlarge, so that it sees more than `detect` does.
+    nights enlarge, and asks for less than TELL, so that it sees more than `detect` does.
     """
     count = len(values)
     if count < FEW_NIGHTS:
         return False
     steps = sorted(map(abs, map(float.__sub__, values[1:], values[:-1])))
-    # 0.6745 and the root of 2: what the median of such differences is of a spread; half of it
-    # where nights depend on each other.
+    # 0.6745 and the root of 2: what the median of such differences is of a spread.
     spread = max(steps[len(steps) // 2] / 0.6745 / math.sqrt(2), NARROWEST * values[-1])
-    sums, total = [*accumulate(values)], sum(values)
-    for first in range(1, count):
-        before, after = sums[first - 1] / first, (total - sums[first - 1]) / (count - first)
-        if before - after > 2.6 * spread * math.sqrt(1 / first + 1 / (count - first)):
-            return True
+    sums = [0.0, *accumulate(values)]
+    for cut in (count - size for size in (1, *WINDOWS) if count - size >= 1):
+        after = (sums[count] - sums[cut]) / (count - cut)
+        for size in {min(most, cut) for most in (FEW_NIGHTS, 12, 24, 48, LEVEL_NIGHTS)}:
+            less = (sums[cut] - sums[cut - size]) / size - after
+            if less > 0.9 * TELL * spread * math.sqrt(1 / size + 1 / (count - cut)):
+                return True
     return False

@@ -183,15 +183,27 @@ def _turned(change: Change) -> Change:
     return replace(change, before=before, after=after, lower=True)
 
 
-def may_be_worse(means: Iterable[tuple[str, float]], *, lower: bool = False) -> bool:
+def may_be_worse(means: Sequence[tuple[float, str]], *, lower: bool = False) -> bool:
     """Whether a closer look at a series may find a change for the worse that holds: a quick test.
 
     Args:
-        means: of each night, its date and the mean of its runs; oldest first.
+        means: of each night, the mean of its runs and their node, where it was one; oldest first.
         lower: whether lower values are better.
     """
-    values = [value for _, value in means]
-    return may_hold([1 / value for value in values if value > 0] if lower else values)
+    nights = [(1 / value, on) for value, on in means if value > 0] if lower else means
+    values = [value for value, _ in nights]
+    if may_hold(values):
+        return True
+    each: dict[str, list[float]] = {}
+    for value, on in nights:
+        each.setdefault(on, []).append(value)
+    if len(each) < 2:
+        return False
+    # What nodes always differ by hides a change from the first look, as the mean of all would.
+    level = median(values)
+    usual = {on: median(some) if len(some) >= _NODE_NIGHTS else level
+             for on, some in each.items()}  # fmt: skip
+    return may_hold([value - usual[on] + level for value, on in nights])
 
 
 def without_weekends(nights: Nightly, weekdays: Sequence[int]) -> Nightly:

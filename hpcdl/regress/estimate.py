@@ -36,6 +36,17 @@ class Response(NamedTuple):
     second: float = 1.0
     later: float = 1.0
 
+    def innovations(self, evidence: list[float], state: float) -> tuple[list[float], float]:
+        """What is new in standardised values after a state, and the state after them."""
+        memory, gain, found = self.memory, self.gain, list[float]()
+        if not memory:
+            return evidence, 0.0
+        for z in evidence:
+            new = z - state
+            found.append(new)
+            state = memory * (state + gain * new)
+        return found, state
+
     def weight(self, nights: int) -> float:
         """What so many nights since a step tell of its size, the first night being 1."""
         return 1.0 if nights == 1 else 1 + self.second**2 + (nights - 2) * self.later**2
@@ -74,15 +85,7 @@ class Noise:
 
         With the state after them.
         """
-        evidence, (memory, gain, _, _) = self.evidence(values), self.response
-        if not memory:
-            return evidence, 0.0
-        found = []
-        for z in evidence:
-            new = z - state
-            found.append(new)
-            state = memory * (state + gain * new)
-        return found, state
+        return self.response.innovations(self.evidence(values), state)
 
     def normal(self, t: float, nights: int) -> float:
         """Student's t of a mean of `nights` as the normal deviate that is as rare: its size.
@@ -132,8 +135,7 @@ def noise_of(
     plain = Noise(level, spread, sorted(z), Response(), 1.0)
     evidence = plain.evidence([level + deviation for deviation in deviations])
     response = _response(evidence, min(_MOST_WHITE, within / spread**2))
-    noise = Noise(level, spread, plain.ranks, response, 1.0)
-    new, _ = noise.innovations([level + deviation for deviation in deviations])
+    new, _ = response.innovations(evidence, 0.0)
     variance = sum(e * e for e in new) / max(1, len(new) - 2)
     return Noise(level, spread, plain.ranks, response, max(variance, 0.3), _skew(evidence))
 

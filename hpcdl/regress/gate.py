@@ -23,9 +23,10 @@ from hpcdl.regress.answer import (
     GateAnswer,
     of_change,
 )
-from hpcdl.regress.drift import Night, analyse, as_rates, may_be_worse, slow_nodes
+from hpcdl.regress.drift import analyse, as_rates, may_be_worse, slow_nodes
 from hpcdl.regress.history import History, Result, single_node
 from hpcdl.regress.identity import LOWER, Series, better_of
+from hpcdl.regress.nodes import COMPARED
 from hpcdl.regress.rulings import Rulings
 from hpcdl.regress.verdict import WHOLE_RUN
 from hpcdl.results.faults import Status
@@ -65,6 +66,10 @@ class _Question:
             return 0.0
         return (self.now - datetime.fromisoformat(self.newest[series])) / timedelta(days=1)
 
+    def since(self, series: Series) -> str:
+        """The first night that changes of a series are looked for in."""
+        return first_night(series, self.newest[series], self.rulings, self.today)
+
     def is_over(self, series: Series) -> bool:
         """Whether the night that a series ends with was followed by a newer one.
 
@@ -95,7 +100,7 @@ def ask(history: History, *, partitions: tuple[str, ...] = (), names: tuple[str,
         if (not partitions or series.partition in partitions)
         and (not names or {series.check, series.name} & set(names))
     ]
-    newest = {series: last.time for series in chosen if (last := history.last(series))}
+    newest = {series: history.newest_time(series) for series in chosen}
     measured = sum(bool(series.metric) for series in known)
     question = _Question(history, newest, _latest(newest), now, execution.margin, measured,
                          rulings or Rulings())  # fmt: skip
@@ -172,7 +177,7 @@ def _of_last(question: _Question, series: Series, last: Result) -> list[Finding]
 def _patience_days(question: _Question, series: Series, last: Result) -> float:
     """How long a series may be silent: twice as long as between its nights, and a day."""
     means = question.history.means(series, _days_before(last.time, LOOK_BACK_DAYS))
-    days = [date.fromisoformat(day) for day, _ in means][-_CADENCE_NIGHTS:]
+    days = [date.fromisoformat(night.day) for night in means][-_CADENCE_NIGHTS:]
     gaps = [(after - before).days for before, after in pairwise(days)]
     return 2 * median(gaps) + 1 if gaps else UNKNOWN_DAYS
 
@@ -181,12 +186,12 @@ def _days_before(time: str, days: int) -> str:
     return (datetime.fromisoformat(time) - timedelta(days=days)).isoformat()[:10]
 
 
-def _vanished(series: Series, run: list[Result], nights: list[Night]) -> list[Finding]:
+def _vanished(history: History, series: Series, run: list[Result]) -> list[Finding]:
     """Nodes that were measured with the others before, and not in the newest run of several."""
     now = {single_node(result.nodes) for result in run}
     if len(now) < 2:
         return []
-    before = {night.node: night.date for night in nights if night.node and night.node not in now}
+    before = history.last_on(series, _days_before(run[-1].time, NODES_DAYS))
     return [
         Finding(
             Series("", "", series.partition, "", site=series.site),
@@ -195,6 +200,7 @@ def _vanished(series: Series, run: list[Result], nights: list[Night]) -> list[Fi
             node=node,
         )
         for node, day in sorted(before.items())
+        if node not in now
     ]
 
 
@@ -216,14 +222,20 @@ def first_night(
 def _of_history(question: _Question, series: Series, run: list[Result]) -> list[Finding]:
     found, history, last = [], question.history, run[-1]
     lower = better_of(series.unit, last.low, last.high, last.better) == LOWER
+    recent, since = _days_before(last.time, NODES_DAYS), question.since(series)
+    means = history.means(series, min(recent, since))
     if any(single_node(result.nodes) for result in run):
-        nights = history.nights(series, _days_before(last.time, NODES_DAYS))
-        found = _vanished(series, run, nights)
+        several = [
+            night.day for night in means if night.day >= recent and night.first != night.last
+        ]
+        nights = history.nights(series, several[-COMPARED:][0]) if several else []
         slow = slow_nodes(as_rates(nights) if lower else nights, question.least)
+        found = _vanished(history, series, run)
         found += [Finding(series, SLOW_NODE, f"{node} is slower than the others", node=node)
                   for node in slow]  # fmt: skip
-    since = first_night(series, last.time, question.rulings, question.today)
-    if may_be_worse(history.means(series, since), lower=lower):
+    looked_at = [(night.value, night.first if night.first == night.last else "")
+                 for night in means if night.day >= since]  # fmt: skip
+    if may_be_worse(looked_at, lower=lower):
         nights = history.nights(series, since)
         analysis = analyse(nights, watched=question.watched, lower=lower)
         if worse := analysis.worse:

@@ -27,7 +27,7 @@ from hpcdl.system.locking import SHARED, file_system, lock_holder, locks_hold
 from hpcdl.system.resources import home
 from hpcdl.system.trust import require_no_stranger, user_of
 
-SCHEMA = 3
+SCHEMA = 4
 VARIABLE = "HPCDL_HISTORY"
 _WAIT_SECONDS = 10.0
 CLOCKS_SECONDS = 60.0
@@ -49,7 +49,7 @@ _ADDED = ("site", "environment", "better")
 _INDEXES = """
 DROP INDEX IF EXISTS by_series;
 CREATE INDEX by_series ON results (site, check_name, case_name, partition, metric, environment,
-  unit, time, value, status);
+  unit, time, value, status, nodes);
 CREATE INDEX IF NOT EXISTS by_time ON results (time);
 """
 _KEY = ("site", "check_name", "case_name", "partition", "metric", "environment", "unit")
@@ -99,6 +99,15 @@ class Result:
     site: str = ""
     environment: str = ""
     better: str = ""
+
+
+class Mean(NamedTuple):
+    """A night's date, the mean of its values, and the first and the last of its jobs' nodes."""
+
+    day: str
+    value: float
+    first: str
+    last: str
 
 
 class Point(NamedTuple):
@@ -213,14 +222,24 @@ class History:
             for time, value, release, driver, nodes in cursor
         ]
 
-    def means(self, series: Series, since: str = "") -> list[tuple[str, float]]:
-        """Each night's date and the mean of its values, oldest first."""
-        return self._connection.execute(
-            f"SELECT substr(time, 1, 10) AS day, avg(value) FROM results WHERE {_THIS} AND "  # noqa: S608
-            "time >= ? AND time <= ? AND value IS NOT NULL AND status != 'ERROR' "
-            "GROUP BY day ORDER BY day",
+    def means(self, series: Series, since: str = "") -> list[Mean]:
+        """Each night's date, the mean of its values and where it ran, oldest first."""
+        cursor = self._connection.execute(
+            "SELECT substr(time, 1, 10) AS day, avg(value), min(nodes), max(nodes) FROM results "  # noqa: S608
+            f"WHERE {_THIS} AND time >= ? AND time <= ? AND value IS NOT NULL "
+            "AND status != 'ERROR' GROUP BY day ORDER BY day",
             (*_key(series), since, self._until),
-        ).fetchall()
+        )
+        return [*map(Mean._make, cursor)]
+
+    def last_on(self, series: Series, since: str) -> dict[str, str]:
+        """The last day on which each single node gave a value."""
+        cursor = self._connection.execute(
+            f"SELECT nodes, max(time) FROM results WHERE {_THIS} AND time >= ? AND time <= ? "  # noqa: S608
+            "AND value IS NOT NULL AND status != 'ERROR' GROUP BY nodes",
+            (*_key(series), since, self._until),
+        )
+        return {name: time[:10] for name, time in cursor if single_node(name)}
 
     def points(self, series: Series, since: str = "") -> list[Point]:
         """A series as figures show it, oldest first, with the runs that gave no value."""
@@ -231,6 +250,11 @@ class History:
         )
         points = (Point(*row) for row in cursor)
         return [one._replace(value=None) if one.status == "ERROR" else one for one in points]
+
+    def newest_time(self, series: Series) -> str:
+        """The time of a series' newest result, '' where it has none."""
+        query = f"SELECT max(time) FROM results WHERE {_THIS} AND time <= ?"  # noqa: S608
+        return self._connection.execute(query, (*_key(series), self._until)).fetchone()[0] or ""
 
     def last(self, series: Series) -> Result | None:
         """The newest result of a series."""
@@ -243,15 +267,13 @@ class History:
 
     def newest(self, series: Series) -> list[Result]:
         """All results of a series' newest run: one per node where it was distributed."""
-        last = self.last(series)
-        if last is None:
-            return []
         cursor = self._connection.execute(
-            f"SELECT {', '.join(COLUMNS)} FROM results WHERE {_THIS} AND time = ? AND run = ? "  # noqa: S608
-            "ORDER BY job",
-            (*_key(series), last.time, last.run),
+            f"SELECT {', '.join(COLUMNS)} FROM results WHERE {_THIS} AND time = ? ORDER BY job",  # noqa: S608
+            (*_key(series), self.newest_time(series)),
         )
-        return [_result(row) for row in cursor]
+        found = [_result(row) for row in cursor]
+        last = max((one.run for one in found), default="")
+        return [one for one in found if one.run == last]
 
 
 def _latest(now: datetime | None) -> str:

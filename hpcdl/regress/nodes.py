@@ -23,7 +23,8 @@ _JUDGED = frozenset({Status.PASS, Status.FAIL, Status.NO_REFERENCE, Status.STALE
                      Status.INSUFFICIENT})  # fmt: skip
 _LEAST, _LEAST_OF_TWO = 0.04, 0.15
 _SPREADS, _FEW = 5.0, 8.0
-_NIGHTS = 3
+COMPARED = 3
+"""The last nights of several nodes, over which they are compared."""
 
 
 @dataclass(frozen=True)
@@ -100,12 +101,12 @@ def slow_nights(nights: Sequence[Mapping[str, float]], least: float = 0.0) -> tu
     """
     recent = [night for night in nights if len(night) > 1 and median(night.values()) > 0]
     each: dict[str, list[float]] = {}
-    for night in recent[-_NIGHTS:]:
+    for night in recent[-COMPARED:]:
         middle = median(night.values())
         for node, value in night.items():
             each.setdefault(node, []).append(value / middle)
     slow = _slower(each, least)
-    return tuple(n for n in slow if all(_trails(night, slow, n) for night in recent[-_NIGHTS:]))
+    return tuple(n for n in slow if all(_trails(night, slow, n) for night in recent[-COMPARED:]))
 
 
 def _trails(night: Mapping[str, float], slow: Sequence[str], node: str) -> bool:

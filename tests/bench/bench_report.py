@@ -45,7 +45,7 @@ def made(folder: Path) -> Path:
         f"{NIGHTS} nights, {series - 1} series, seed {SEED}; CPU seconds, median of {RUNS}; "
         f"{clock:.1f} s on the clock at load {load:.0f}"
     )
-    report("report: the page is made", seconds, "s", goal="<= 5", met=seconds <= 5,
+    report("report: the page is made", seconds, "s", goal="<= 2", met=seconds <= 2,
            yardstick=f"hpcdl --version: {bare:.2f} s", note=note)  # fmt: skip
     report("report: size of the page", page.stat().st_size / 1e6, "MB", note="scripts and logs in")
     return page
@@ -118,7 +118,7 @@ def queries(folder: Path) -> None:
            note=f"{added:,} in one transaction, {file.stat().st_size / 1e6:.0f} MB")  # fmt: skip
     with open_history(file) as history:
         times = {name: _best(query) for name, query in _queries(history).items()}
-        gate = _best(lambda: ask(history, now=nights.END))
+        gate = _best(lambda: ask(history, now=nights.END), time.process_time)
         series = len(history.series())
     slowest = max(times, key=lambda name: times[name])
     words = ", ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in times.items())
@@ -126,7 +126,7 @@ def queries(folder: Path) -> None:
            met=times[slowest] <= 1, yardstick=f"all results: {_everything(file):.1f} s",
            note=f"{RESULTS:,} results; {words}")  # fmt: skip
     report("gate: its answer from 1,000,000 results", gate, "s", goal="<= 1", met=gate <= 1,
-           note=f"{series} series, {LOOK_BACK_DAYS} days of each, "
+           note=f"CPU time; {series} series, {LOOK_BACK_DAYS} days of each, "
            f"load {os.getloadavg()[0]:.0f}")  # fmt: skip
 
 
@@ -142,13 +142,13 @@ def _queries(history: History) -> dict[str, Callable[[], object]]:
     }
 
 
-def _best(query: Callable[[], object]) -> float:
+def _best(query: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
     """Median seconds of a query."""
     times = []
     for _ in range(RUNS):
-        start = time.perf_counter()
+        start = clock()
         query()
-        times.append(time.perf_counter() - start)
+        times.append(clock() - start)
     return median(times)
 
 

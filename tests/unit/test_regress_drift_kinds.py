@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from hpcdl.regress.changes import Kind, closing_strength, detect, evidence_now
-from hpcdl.regress.drift import BUDGET, Night, analyse, runs_of
+from hpcdl.regress.drift import BUDGET, Night, analyse, may_be_worse, runs_of
 from tests.bench.bench_drift import sure_nights, told
 from tests.bench.drift_series import CHANGE_AT, KINDS, START, drop, ramp, series
 
@@ -95,6 +95,18 @@ def test_the_evidence_grows_while_a_drop_lasts_and_fades_when_it_was_chance() ->
     assert evidence_now(found, nights) > evidence_now(found, early) + 2
     healed = [*early.values, *nights.values[:40]]
     assert evidence_now(found, type(nights)(healed, 0.0, 0.0)) < evidence_now(found, early)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_gates_quick_look_passes_over_no_change_for_the_worse(kind: str) -> None:
+    """What series on changing nodes, and an earlier rise, must not hide."""
+    rng, seen = random.Random(f"{SEED} {kind}"), 0
+    for size, at in [(0.05, 60), (0.05, 90), (0.06, 117)] * 2:
+        nights = series(kind, rng, 1, drop(size, at), 120)
+        if analyse(nights).worse:
+            seen += 1
+            assert may_be_worse([(one.value, one.node) for one in nights])
+    assert seen
 
 
 def with_release(nights: list[Night], later: int) -> list[Night]:

@@ -25,7 +25,7 @@ from hpcdl.regress.report import (
     series_view,
 )
 from hpcdl.regress.report.files import HEAD, TAIL, attach
-from hpcdl.regress.report.nodes_view import nodes_of
+from hpcdl.regress.report.nodes_view import MOST, nodes_of
 from hpcdl.regress.report.page import embedded_json
 from hpcdl.regress.report.scaling_view import layout_of, scaling
 from hpcdl.regress.report.series_view import view, views
@@ -116,6 +116,25 @@ def test_nodes_are_held_against_the_median_of_their_night() -> None:
     assert found.values["rows"] == ["p100-2", "p100-1", "p100-10"]
     assert found.values["cells"][0] == pytest.approx([-0.1, -0.1, -0.1])
     assert nodes_of("p100", [[point(0), point(1)]]) is None
+
+
+def test_of_a_thousand_nodes_the_slow_ones_and_the_farthest_are_drawn() -> None:
+    points = [point(n, 1000.0 + (500 - node) / 100 - 100 * (node == 500), nodes=f"n{node}")
+              for n in range(3) for node in range(1000)]  # fmt: skip
+    found = nodes_of("all", [points], ["n500"])
+    assert found is not None
+    assert len(found.values["rows"]) == MOST
+    assert found.values["rows"][:3] == ["n500", "n0", "n1"]
+    assert found.values["rows"][-1] == "n999"
+    assert found.others == 1000 - MOST
+
+
+def test_rows_of_one_case_on_several_nodes_name_theirs() -> None:
+    each = [{"check": "storage", "case": case, "status": "PASS", "job": {"nodes": node}}
+            for case, node in (("read", "n1"), ("read", "n2"), ("write", "n1"))]  # fmt: skip
+    assert [(row.case, row.node) for _, row in rows(each)] == [
+        ("read", "n1"), ("read", "n2"), ("write", "")
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("case", "expected"), [

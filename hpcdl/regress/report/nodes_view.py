@@ -18,7 +18,8 @@ from typing import Any
 from hpcdl.regress.history import Point, single_node
 from hpcdl.regress.report.series_view import signed
 
-NIGHTS = 42
+NIGHTS, MOST = 42, 60
+"""Nights, and nodes, that a figure shows: more rows than that nobody reads."""
 _DIGITS = 4
 
 
@@ -29,6 +30,8 @@ class NodesView:
     partition: str
     slow: tuple[str, ...]
     values: Mapping[str, Any]
+    others: int = 0
+    """Nodes that are not shown, because they lie nearer to the median than these."""
 
 
 def nodes_of(
@@ -53,10 +56,16 @@ def nodes_of(
     names = [*(n for n in names if n in named), *(n for n in names if n not in named)]
     if len(names) < 2:
         return None
-    grid = [[_cell(cells.get((name, night))) for night in nights] for name in names]
+    others = len(names) - MOST
+    grids = {name: [_cell(cells.get((name, night))) for night in nights] for name in names}
+    if others > 0:
+        far = {name: (name in named, abs(_last(row) or 0.0)) for name, row in grids.items()}
+        shown = sorted(names, key=lambda name: far[name], reverse=True)[:MOST]
+        names = [name for name in names if name in shown]
+    grid = [grids[name] for name in names]
     drawn = {"rows": names, "columns": nights, "cells": grid, "marked": list(named),
               "latest": [_latest(row) for row in grid]}  # fmt: skip
-    return NodesView(partition, named, drawn)
+    return NodesView(partition, named, drawn, max(0, others))
 
 
 def natural(text: str) -> list[tuple[int, str]]:
@@ -81,5 +90,9 @@ def _cell(values: Sequence[float] | None) -> float | None:
 
 
 def _latest(row: Sequence[float | None]) -> str:
-    known = [value for value in row if value is not None]
-    return signed(known[-1]) if known else ""
+    last = _last(row)
+    return "" if last is None else signed(last)
+
+
+def _last(row: Sequence[float | None]) -> float | None:
+    return next((value for value in reversed(row) if value is not None), None)

@@ -263,7 +263,8 @@ def _nodes(found: Mapping[Series, tuple[str, list[Point]]], views: Sequence[Seri
             maps.append(one)
     figures = tuple(
         Figure("heat", one.partition, one.values, f"n{index}",
-               f"{len(one.values['rows'])} nodes, last {len(one.values['columns'])} nights",
+               f"{len(one.values['rows'])} nodes{_of_more(one)}, "
+               f"last {len(one.values['columns'])} nights",
                one.partition, tuple(f"{name} is slower than the others" for name in one.slow),
                "bad" if one.slow else "")
         for index, one in enumerate(maps)
@@ -274,6 +275,13 @@ def _nodes(found: Mapping[Series, tuple[str, list[Point]]], views: Sequence[Seri
         figures,
         "No check ran on single nodes: `hpcdl check run --tag node --distribute` measures each.",
     )  # fmt: skip
+
+
+def _of_more(one: nodes_view.NodesView) -> str:
+    """Of how many nodes those are shown that lie farthest from the others."""
+    if not one.others:
+        return ""
+    return f" of {len(one.values['rows']) + one.others:,}, farthest from the median"
 
 
 def _as_rates(unit: str, points: Sequence[Point]) -> Sequence[Point]:

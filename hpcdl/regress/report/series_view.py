@@ -30,6 +30,8 @@ from hpcdl.results.faults import Status
 Work = tuple[Series, str, Sequence[Point], Sequence[str], float, int, tuple[Finding, ...], str]
 """The arguments of `view`."""
 _MUCH, _MOST_WORKERS = 4000, 8
+_NAMED = 8
+"""Nodes of a night that are named; of more, their number is told."""
 _DIGITS = 6
 _MAD_TO_SIGMA = 1.4826
 _METRIC_WORDS = {
@@ -211,7 +213,8 @@ def _columns(nights: Sequence[tuple[str, list[Point]]]) -> dict[str, Any]:
 
 def _nodes(nights: Sequence[tuple[str, list[Point]]]) -> list[str]:
     """The nodes of each night; empty where they never differ, which the release list says once."""
-    return ["+".join(sorted({point.nodes for point in rows} - {""}))[:80] for _, rows in nights]
+    each = [sorted({point.nodes for point in rows} - {""}) for _, rows in nights]
+    return ["+".join(one)[:80] if len(one) <= _NAMED else f"{len(one):,} nodes" for one in each]
 
 
 def _offsets(days: Sequence[str], base: Sequence[str]) -> list[int]:

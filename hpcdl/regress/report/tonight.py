@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
 
+from hpcdl.regress.history import single_node
 from hpcdl.regress.identity import place_of
 from hpcdl.regress.report.series_view import describe_metric, signed
 from hpcdl.regress.verdict import number
@@ -61,7 +63,8 @@ class Row:
     reason: str
     metrics: tuple[MetricRow, ...]
     facts: tuple[tuple[str, str], ...]
-    alarm: str = ""
+    node: str = ""
+    """Where it ran, where the same case ran on several nodes."""
 
     @property
     def main(self) -> MetricRow | None:
@@ -72,6 +75,9 @@ class Row:
 def rows(verdicts: Sequence[Mapping[str, Any]]) -> list[tuple[int, Row]]:
     """The verdicts as rows, those that need a person first, each with its index in `verdicts`."""
     found = [(index, _row(verdict)) for index, verdict in enumerate(verdicts)]
+    often = Counter((row.name, row.partition) for _, row in found)
+    found = [(index, row if often[row.name, row.partition] > 1 else replace(row, node=""))
+             for index, row in found]  # fmt: skip
     return sorted(found, key=lambda pair: (_rank(pair[1]), pair[1].partition, pair[1].name))
 
 
@@ -121,6 +127,7 @@ def _row(verdict: Mapping[str, Any]) -> Row:
         reason=str(verdict.get("reason") or ""),
         metrics=tuple(map(_metric, judged)),
         facts=tuple(_facts(verdict)),
+        node=single_node(str((verdict.get("job") or {}).get("nodes") or "")),
     )
 
 
