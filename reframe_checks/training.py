@@ -8,7 +8,7 @@ import reframe as rfm
 from reframe.core.builtins import fixture, parameter, run_after
 
 from hpcdl.regress.checkbase import HpcdlCheck, Metric
-from hpcdl.regress.scaling import SHAPES, YARDSTICKS, expected_efficiency, widened
+from hpcdl.regress.scaling import SHAPES, YARDSTICKS, expected_efficiency, most, widened
 from hpcdl.regress.training import (
     ALL,
     BEST_IMAGES_PER_SECOND,
@@ -60,6 +60,11 @@ class Training(HpcdlCheck):
         """The rate that is judged."""
         best = self.execution.judges_best
         return (best_images_per_second if best else images_per_second)(measured)
+
+    def most(self, metric):
+        if metric.unit != "images/s" or self.settings or not self.real_gpus:
+            return None
+        return most(self.case, self.place()[1])
 
     def faults(self, measured):
         release = self.evidence["release"]

@@ -121,6 +121,10 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         """A reference that follows from a model or a rule, where no file has one."""
         return None
 
+    def most(self, metric: Metric) -> float | None:
+        """What the hardware cannot pass, None where nobody knows: more is an error."""
+        return None
+
     def suits(self, site: Site, partition: Partition, execution: ExecutionProfile) -> bool:
         """Whether the check means anything on a partition that can hold its job."""
         return True
@@ -239,6 +243,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
                     "unit": metric.unit,
                     "judged": metric.judged,
                     "better": metric.better,
+                    "most": self.most(metric),
                 }
                 for metric in self.metrics()
             },

@@ -10,10 +10,13 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from hpcdl.predict.ceiling import most_images_per_second
+from hpcdl.predict.hardware import of_partition
+from hpcdl.predict.network import network
 from hpcdl.predict.precision import trained_precision
 from hpcdl.predict.request import Request, answer
 from hpcdl.regress.references import Reference
-from hpcdl.regress.training import ALL, TrainingCase
+from hpcdl.regress.training import ALL, TrainingCase, ranks_on
 from hpcdl.site import Partition
 from hpcdl.system.errors import HpcdlError
 
@@ -34,6 +37,21 @@ _WIDEST = 0.9
 def widened(single: TrainingCase, nodes: int, ranks: int) -> TrainingCase:
     """The training of one rank on more of them: the same batch on every rank."""
     return replace(single, nodes=nodes, ranks=ranks)
+
+
+def most(case: TrainingCase, partition: Partition) -> float | None:
+    """Images per second that no GPUs of a partition can compute, None where nobody knows.
+
+    Only of images whose size is the network's own.
+    """
+    if partition.gpu is None or not case.real or case.data != "synthetic":
+        return None
+    try:
+        net, machine = network(case.model), of_partition(partition)
+    except HpcdlError:
+        return None
+    gpus = case.nodes * ranks_on(partition, case.ranks)
+    return most_images_per_second(machine, net, case.precision, gpus)
 
 
 def expected_efficiency(

@@ -263,6 +263,7 @@ def _faults(
         faults
         or tuple(_unmeasured(metrics))
         or tuple(_of_other_units(evidence))
+        or tuple(_impossible(metrics, evidence))
         or tuple(_unjudged(metrics))
         or tuple(_too_fast(metrics, evidence, machine))
         or tuple(metric.fault for metric in metrics if not metric.holds)
@@ -291,6 +292,18 @@ def _of_other_units(evidence: Mapping[str, Any]) -> Iterator[Fault]:
         if wanted and wanted != unit:
             text = f"the reference of {name} is in {wanted}, and it was measured in {unit or '1'}"
             yield Fault(FaultKind.UNIT, text, name, wanted=wanted, got=unit)
+
+
+def _impossible(metrics: Iterable[MetricVerdict], evidence: Mapping[str, Any]) -> Iterator[Fault]:
+    """Rates that the hardware cannot give, whatever they are compared with."""
+    for metric in metrics:
+        most = (evidence.get("metrics") or {}).get(metric.name, {}).get("most")
+        if most and metric.value is not None and metric.value > most:
+            text = (
+                f"too fast to be true: {metric.name} {number(metric.value)} {metric.unit} is more "
+                f"than the {number(most)} that this hardware can compute at its peak"
+            )
+            yield Fault(FaultKind.TOO_FAST, text, metric.name, wanted=most, got=metric.value)
 
 
 def _too_fast(

@@ -75,10 +75,13 @@ def test_a_result_in_other_units_is_none(tmp_path: Path) -> None:
     assert [fault.kind for fault in found.faults] == [FaultKind.UNIT]
 
 
-def case(value: float, unit: str = "images/s", **row: Any) -> dict[str, Any]:
+def case(
+    value: float, unit: str = "images/s", most: float | None = None, **row: Any
+) -> dict[str, Any]:
     reference = {"value": 1000.0, "unit": "images/s", "lower": -0.1, "upper": None, "runs": 5,
                  "proof": "run", "source": "this test", **row}  # fmt: skip
-    metric = {"value": value, "unit": unit, "judged": True, "reference": reference}
+    metric = {"value": value, "unit": unit, "judged": True, "reference": reference,
+              "most": most}  # fmt: skip
     return {"result": "success", "evidence": {"check": "c", "metrics": {"rate": metric}}}
 
 
@@ -94,6 +97,9 @@ def case(value: float, unit: str = "images/s", **row: Any) -> dict[str, Any]:
         (case(500.0, lower=None, upper=0.2), FaultKind.TOO_FAST),
         (case(900.0, lower=None, upper=0.2), None),
         (case(1_000.0, unit="GB/s"), FaultKind.UNIT),
+        (case(1_400.0, most=1_300.0), FaultKind.TOO_FAST),
+        (case(1_400.0, most=1_300.0, machine="another one"), FaultKind.TOO_FAST),
+        (case(1_200.0, most=1_300.0), None),
     ],
 )
 def test_what_no_hardware_gives_and_what_cannot_be_compared_is_an_error(

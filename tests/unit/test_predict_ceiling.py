@@ -1,0 +1,49 @@
+"""What no GPU can compute, beside everything that was published."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcdl.predict.ceiling import most_images_per_second
+from hpcdl.predict.hardware import of_host, of_partition
+from hpcdl.predict.network import names, network
+from hpcdl.predict.records import read_records
+from hpcdl.regress.scaling import most
+from hpcdl.regress.training import TrainingCase
+from hpcdl.site import Site
+
+RESNET = TrainingCase("resnet50", 2, 4, steps=100, batch=64, data="synthetic", real=True)
+
+
+def test_nothing_that_was_published_is_too_fast_and_some_of_it_is_near() -> None:
+    parts = []
+    for row in read_records():
+        machine = of_host(row.gpu, row.hardware, 1)
+        if machine and row.model in names() and row.rate and row.gpus:
+            net = network(row.model, row.size)
+            bound = most_images_per_second(machine, net, row.precision, row.gpus)
+            parts += [row.rate / bound] if bound else []
+    assert len(parts) > 500
+    assert max(parts) < 1
+    assert max(parts) > 0.1, "a bound that far away would find nothing"
+
+
+def test_the_bound_is_that_of_all_gpus_of_a_case(three_generations: Site) -> None:
+    partition = three_generations.partition("p100")
+    bound = most(RESNET, partition)
+    machine = of_partition(partition)
+    assert bound == pytest.approx(
+        8 * most_images_per_second(machine, network("resnet50"), "fp32", 1)
+    )
+    assert bound > 8 * 219, "what 8 of them really do"
+    assert bound < 8 * 219 * 15
+
+
+@pytest.mark.parametrize("case", [
+    TrainingCase("mlp", 1, 1, steps=10, batch=8),
+    TrainingCase("resnet50", 1, 1, steps=10, batch=8, data="imagenet", real=True),
+])  # fmt: skip
+def test_nothing_is_said_of_images_whose_size_is_not_known(
+    three_generations: Site, case: TrainingCase
+) -> None:
+    assert most(case, three_generations.partition("p100")) is None
