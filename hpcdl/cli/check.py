@@ -9,11 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcdl.cli import check_accept, check_history, check_references
-from hpcdl.cli.check_options import history_option, modules, request_of, selection, shown
+from hpcdl.cli.check_options import (
+    answer_of,
+    history_option,
+    modules,
+    request_of,
+    selection,
+    shown,
+)
 from hpcdl.cli.framework import Command, Group, at_least, print_json, the_site
 from hpcdl.system.errors import ExitCode
 
 if TYPE_CHECKING:
+    from hpcdl.regress.answer import GateAnswer
     from hpcdl.regress.runner import CheckOutcome
     from hpcdl.site import Site
 
@@ -63,7 +71,7 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
 def _run(args: argparse.Namespace) -> ExitCode:
     from hpcdl.regress.reframe_adapter.releases import require_reframe
     from hpcdl.regress.runner import as_data, run_checks
-    from hpcdl.regress.show import outcome_text
+    from hpcdl.regress.show import gate_text, outcome_text
     from hpcdl.system.progress import StatusLine
 
     require_reframe()
@@ -71,11 +79,17 @@ def _run(args: argparse.Namespace) -> ExitCode:
     site = the_site(args)
     with StatusLine(quiet=args.json) as status:
         outcome = run_checks(site, modules(site, args), request_of(args), shown(status))
-    print_json(as_data(outcome)) if args.json else print(outcome_text(outcome))
+    if not args.json:
+        print(outcome_text(outcome), flush=True)
     remembered = _remember(site, outcome, args)
+    answer = _gate_now(site, args) if remembered else None
+    if args.json:
+        print_json({**as_data(outcome), "gate": answer.as_data() if answer else None})
+    elif answer:
+        print(gate_text(answer))
     if not outcome.ok:
         return ExitCode.NO
-    return ExitCode.OK if remembered else ExitCode.PARTLY
+    return ExitCode.PARTLY if remembered is False else ExitCode.OK
 
 
 def _require_options(settings: Sequence[str]) -> None:
@@ -92,14 +106,31 @@ def _require_options(settings: Sequence[str]) -> None:
             raise BadInput(f"--set {setting}: `hpcdl train` has no option {name}", hint=hint)
 
 
-def _remember(site: Site, outcome: CheckOutcome, args: argparse.Namespace) -> bool:
-    """Add a run to the history, and whether that was done; runs with --set do not count."""
+def _gate_now(site: Site, args: argparse.Namespace) -> GateAnswer | None:
+    """The gate's answer after the run, the same as `hpcdl check gate` gives; None where it fails.
+
+    The run itself is done by then: what hinders the gate is told, and ends nothing.
+    """
+    from hpcdl.system.errors import HpcdlError
+
+    try:
+        return answer_of(site, args)
+    except HpcdlError as error:
+        print(f"no answer of the gate: {error.render()}", file=sys.stderr)
+        return None
+
+
+def _remember(site: Site, outcome: CheckOutcome, args: argparse.Namespace) -> bool | None:
+    """Add a run to the history, and whether that was done.
+
+    None where none was to be: runs with --set do not count.
+    """
     from hpcdl.regress.exchange import of_outcome
     from hpcdl.regress.history import history_path, open_history
     from hpcdl.system.errors import HpcdlError
 
     if outcome.settings or args.no_history:
-        return True
+        return None
     try:
         with open_history(history_path(site, args.history), site.name) as history:
             history.add(of_outcome(outcome))

@@ -5,11 +5,13 @@ No package of ReFrame has the library: HPCDL_HPCTESTLIB names a checkout of its 
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
+from hpcdl.cli import main
 from hpcdl.jobs.spec import Module
 from hpcdl.regress.check_request import CheckRequest
 from hpcdl.regress.runner import CheckOutcome, run_checks
@@ -17,6 +19,7 @@ from hpcdl.results.faults import FaultKind, Status
 from hpcdl.site import Site
 from hpcdl.slurm import client
 from tests.integration.check_runs import own_site, told
+from tests.small_release import make_release
 
 pytestmark = pytest.mark.cluster
 pytest.importorskip("reframe", reason="ReFrame is not installed (pip install 'hpcdl[checks]')")
@@ -80,6 +83,25 @@ class named(rfm.RunOnlyRegressionTest):
     def ran(self):
         return sn.assert_true(1)
 """
+
+
+def test_a_night_ends_with_the_gates_answer(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "team.py").write_text(PLAIN)
+    release = make_release(site, "tensorflow-2.21.0-cpu-00000001")
+    (site.paths.prefix / "current").symlink_to(release.root)
+    where = ["--site", str(site.source), "--history", str(tmp_path / "h")]
+    night = ["check", "run", *where, "--partition", "p100", "--checks", str(tmp_path / "team.py")]
+    assert main(night) == 0
+    said = capsys.readouterr().out
+    assert main(["check", "gate", *where]) == 0
+    assert said.endswith("\n" + capsys.readouterr().out)
+    assert main([*night, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["gate"]["open"], told["gate"]["headline"]) == (True, "Gate open: 1 series")
+    (tmp_path / "night.json").write_text(json.dumps(told))
+    assert main(["check", "report", str(tmp_path / "night.json")]) == 0
 
 
 def test_options_of_a_job_are_passed_on_to_slurm(site: Site, tmp_path: Path) -> None:
