@@ -40,8 +40,6 @@ from hpcdl.site import Partition, Site, load_site
 from hpcdl.slurm.execution import CLUSTER, PROFILES, ExecutionProfile
 from hpcdl.system.errors import BadInput
 
-_MEASURED: set[tuple[str, str]] = set()
-"""The checks of this process that gave their numbers, with their partitions."""
 LOG, RESULT = "job.log", "result.json"
 
 
@@ -78,8 +76,6 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
     """Seconds without a sign of life after which a running job is given up."""
     patience_seconds = variable(float, value=PATIENCE_SECONDS)
     """Seconds that the job may wait for its nodes."""
-    retry_all = variable(typ.Bool, value=False, loggable=True)
-    """Whether whatever failed is tried again; else only what was measured, and too slow."""
     needs_gpus = True
     """Whether ranks of a partition with GPUs must compute on them."""
 
@@ -166,18 +162,6 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         self.evidence = {"check": self.check_name}
 
     @run_after("setup")
-    def retry_only_what_was_measured(self) -> None:
-        """A node that is dead stays so: what gave no number is not queued again."""
-        self.skip_if(
-            runtime().current_run > 0 and not self.retry_all and self._try not in _MEASURED,
-            "it is not tried again: it gave no number",
-        )
-
-    @property
-    def _try(self) -> tuple[str, str]:
-        return str(self.unique_name), str(self.current_partition.fullname)
-
-    @run_after("setup")
     def write_script(self) -> None:
         """Lay the job out and hand ReFrame the parts of its script."""
         site, partition = self.place()
@@ -260,8 +244,6 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
     @run_before("performance")
     def compare(self) -> None:
         """Give ReFrame the metrics and their references."""
-        if not self.evidence["faults"]:
-            _MEASURED.add(self._try)
         self.require_reference = not (self.measuring or self.is_dry_run())
         site, partition = self.place()
         rows = {} if self.measuring else load_references(site, partition.reference_set)

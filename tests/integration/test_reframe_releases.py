@@ -15,10 +15,17 @@ from pathlib import Path
 import pytest
 
 from hpcdl.jobs.spec import Module
-from hpcdl.regress.reframe_adapter.process import RECORD_VARIABLE, Session, read_session
+from hpcdl.regress.reframe_adapter.process import (
+    RECORD_VARIABLE,
+    RETRY_ALL,
+    Session,
+    read_session,
+)
 from hpcdl.regress.reframe_adapter.releases import supported
 from hpcdl.regress.reframe_adapter.settings import render_settings
 from hpcdl.regress.run_directory import RunDirectory
+from hpcdl.regress.verdict import judge_tries
+from hpcdl.results.faults import Status
 from hpcdl.site import find_site_file, load_site
 from hpcdl.system.resources import folder
 
@@ -155,6 +162,62 @@ def test_a_run_that_selects_nothing_says_so(python: str, tmp_path: Path) -> None
     files = ("-C", tmp_path / "settings.py", "-c", tmp_path / "team.py")
     session, said = reframe(python, tmp_path, *files, "-r", "-n", "nobody")
     assert (session.exit_code, session.selected, session.cases) == (0, 0, ()), said
+
+
+RATES = """
+import reframe as rfm
+import reframe.utility.sanity as sn
+from reframe.core.builtins import performance_function, sanity_function
+
+class Rated(rfm.RunOnlyRegressionTest):
+    valid_systems, valid_prog_environs, executable = ["*"], ["*"], "echo"
+    executable_opts = ["speed: 5"]
+    reference = {"*": {"speed": (10, -0.1, None, "MB/s")}}
+
+    @sanity_function
+    def well(self):
+        return sn.assert_found("speed", self.stdout)
+
+    @performance_function("MB/s")
+    def speed(self):
+        return sn.extractsingle("speed: (.*)", self.stdout, 1, float)
+
+@rfm.simple_test
+class slow(Rated):
+    pass
+
+@rfm.simple_test
+class wrong(Rated):
+    executable_opts = ["nothing"]
+
+@rfm.simple_test
+class not_built(rfm.CompileOnlyRegressionTest):
+    valid_systems, valid_prog_environs, sourcepath = ["*"], ["*"], "gone.c"
+
+@rfm.simple_test
+class fast(Rated):
+    executable_opts = ["speed: 10"]
+"""
+
+
+@pytest.mark.parametrize(("words", "again"), [
+    ((), "skip"),
+    ((RETRY_ALL,), "fail"),
+])  # fmt: skip
+def test_a_plain_check_is_tried_again_only_where_it_was_too_slow(
+    python: str, tmp_path: Path, words: tuple[str, ...], again: str
+) -> None:
+    for name, text in {"settings": LOCAL, "team": RATES}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    files = ("-C", tmp_path / "settings.py", "-c", tmp_path / "team.py")
+    session, said = reframe(python, tmp_path, *words, *files, "-r", "--max-retries", 1)
+    found = {each[0]["name"]: [one["result"] for one in each] for each in session.cases}
+    assert found == {"fast": ["pass"], "slow": ["fail", "fail"], "wrong": ["fail", again],
+                     "not_built": ["fail", again]}, said  # fmt: skip
+    (wrong,) = [each for each in session.cases if each[0]["name"] == "wrong"]
+    verdict = judge_tries(wrong, any_fault=bool(words))
+    assert verdict.status is Status.ERROR
+    assert "pattern 'speed' not found" in verdict.reason
 
 
 def test_what_nobody_recorded_is_told(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Result, open_history
 from hpcdl.regress.job_state import dead_wait, fault_of, takes_no_jobs, unavailable
 from hpcdl.regress.propose import Drafts
-from hpcdl.regress.reframe_adapter.process import Session, to_argv
+from hpcdl.regress.reframe_adapter.process import RETRY_ALL, Session, to_argv
 from hpcdl.regress.run_directory import RunDirectory
 from hpcdl.regress.runner import _nodes_without, _verdicts
 from hpcdl.regress.show import proposals_text
@@ -72,8 +72,8 @@ def test_what_waits_for_dead_nodes_is_known_from_what_waits_for_busy_ones() -> N
 
 def test_reframe_is_told_to_retry_everything_only_where_somebody_asked(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
-    assert "retry_all=yes" not in to_argv(run, CheckRequest(), 1, serial=True)
-    assert "retry_all=yes" in to_argv(run, CheckRequest(retries=2), 2, serial=True)
+    assert RETRY_ALL not in to_argv(run, CheckRequest(), 1, serial=True)
+    assert RETRY_ALL in to_argv(run, CheckRequest(retries=2), 2, serial=True)
 
 
 def one_of(node: str, **changes: Any) -> Verdict:

@@ -29,6 +29,8 @@ from hpcdl.system.text import plain
 EVENTS_VARIABLE, PARENT_VARIABLE = "HPCDL_CHECK_EVENTS", "HPCDL_CHECK_PARENT"
 RECORD_VARIABLE = "HPCDL_CHECK_RECORD"
 """What the process inside is told: files to write, and whose end is its own."""
+RETRY_ALL = "--hpcdl-retry-all"
+"""The recorder's own argument: whatever failed is run again, not only what was too slow."""
 _RECORDER = "hpcdl.regress.reframe_adapter.recorder"
 _FOLLOW_SECONDS = 0.1
 _STOP_SECONDS = 20.0
@@ -51,7 +53,9 @@ class Session:
 def to_argv(run: RunDirectory, request: CheckRequest, retries: int, *, serial: bool) -> list[str]:
     """ReFrame's command line."""
     paths = request.paths or (resource("reframe_checks"),)
-    argv = [*map(str, module_argv(sys.executable, _RECORDER)), "-C", str(run.settings)]
+    argv = [*map(str, module_argv(sys.executable, _RECORDER))]
+    argv += [RETRY_ALL] if request.retries else []
+    argv += ["-C", str(run.settings)]
     argv += [part for path in paths for part in ("-c", str(path.absolute()))]
     argv += ["-r", "--nocolor", "--report-file", str(run.report)]
     argv += ["--perflogdir", str(run.path / "perflogs")]
@@ -62,7 +66,6 @@ def to_argv(run: RunDirectory, request: CheckRequest, retries: int, *, serial: b
     argv += ["-S", "measuring=yes"] if request.measuring else []
     argv += ["--repeat", str(request.repeat)] if request.repeat > 1 else []
     argv += ["--max-retries", str(retries)] if retries else []
-    argv += ["-S", "retry_all=yes"] if request.retries else []
     # ReFrame would pin checks of several nodes to one as well.
     argv += ["--distribute=all", "-t", "^node$"] if request.distribute else []
     return [*argv, *request.passed]

@@ -4,6 +4,9 @@ ReFrame runs what it can, logs the rest in English, and exits with status 0. Thi
 functions of its Python API where that happens, and appends a line of JSON each time: check files
 that cannot be loaded, checks that cannot be made, cases left out because of others, metrics
 without a value, and how many cases are selected. Without a first line, nothing was watched.
+
+ReFrame's `--max-retries` runs again whatever failed. Here a retry skips, before its job is queued,
+all but what was measured and too slow: a dead node stays dead, and a wrong result is no chance.
 """
 
 # mypy: disable-error-code="misc,no-untyped-call,untyped-decorator"
@@ -24,17 +27,25 @@ from typing import Any
 import reframe
 from reframe import utility
 from reframe.core import decorators
-from reframe.core.exceptions import SkipTestError, what
+from reframe.core.exceptions import PerformanceError, SkipTestError, what
 from reframe.core.meta import RegressionTestMeta
-from reframe.core.pipeline import RegressionTest
+from reframe.core.pipeline import (
+    CompileOnlyRegressionTest,
+    RegressionTest,
+    RunOnlyRegressionTest,
+)
+from reframe.core.runtime import runtime
 from reframe.frontend import cli, dependencies
 from reframe.frontend.executors import Runner
 from reframe.frontend.loader import RegressionCheckLoader
 
-from hpcdl.regress.reframe_adapter.process import RECORD_VARIABLE
+from hpcdl.regress.reframe_adapter.process import RECORD_VARIABLE, RETRY_ALL
 from hpcdl.regress.reframe_adapter.releases import require_reframe
 from hpcdl.system.errors import HpcdlError
 
+_RETRY_ALL = RETRY_ALL in sys.argv
+_SLOW: set[tuple[str, ...]] = set()
+"""The cases of this process that were measured and too slow."""
 _REQUIRED = ("valid_systems", "valid_prog_environs")
 
 
@@ -114,10 +125,25 @@ def _run_all(original: Any, runner: Any, testcases: Any, *args: Any, **kwargs: A
 
 
 def _check_performance(original: Any, check: Any) -> None:
-    original(check)  # where it raises, the check itself fails
+    try:
+        original(check)
+    except PerformanceError:
+        _SLOW.add(_case(check, check.current_partition, check.current_environ))
+        raise
     measured = {key.rpartition(":")[2] for key in check.perfvalues}
     for name in () if check.is_dry_run() else {*check.perf_variables} - measured:
         left_out("metric", name, f"{check.unique_name} gave no value")
+
+
+def _setup(original: Any, check: Any, partition: Any, environ: Any, **options: Any) -> None:
+    again = runtime().current_run > 0
+    if again and not _RETRY_ALL and _case(check, partition, environ) not in _SLOW:
+        raise SkipTestError("it is not tried again: it was not measured")
+    original(check, partition, environ, **options)
+
+
+def _case(check: Any, partition: Any, environ: Any) -> tuple[str, ...]:
+    return check.unique_name, partition.fullname, environ.name
 
 
 _WATCHED: Sequence[tuple[Any, str, Callable[..., Any]]] = (
@@ -130,6 +156,10 @@ _WATCHED: Sequence[tuple[Any, str, Callable[..., Any]]] = (
     (RegressionCheckLoader, "_validate_check", _validate_check),
     (dependencies, "build_deps", _build_deps),
     (Runner, "runall", _run_all),
+    *(
+        (cls, "setup", _setup)
+        for cls in (RegressionTest, RunOnlyRegressionTest, CompileOnlyRegressionTest)
+    ),
     (RegressionTest, "check_performance", _check_performance),
 )
 """Where ReFrame leaves something out and continues: the function, and what is called around it."""
@@ -160,6 +190,7 @@ def main() -> None:
     except HpcdlError as error:
         sys.exit(error.render())
     watch()
+    sys.argv = [word for word in sys.argv if word != RETRY_ALL]
     cli.main()
 
 
