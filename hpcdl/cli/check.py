@@ -64,6 +64,9 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--retries", type=at_least(0), metavar="N",
                         help="run what fails again, up to N times; by default only what was too"
                         " slow on a machine that emulates all nodes, once")  # fmt: skip
+    parser.add_argument("--config", action="append", default=[], type=Path, metavar="FILE",
+                        help="ReFrame settings of your own beside hpcdl's, such as log handlers;"
+                        " may be repeated")  # fmt: skip
     parser.epilog = "after --: arguments of ReFrame, such as -J reservation=tests"
     parser.set_defaults(takes_program=True)
 

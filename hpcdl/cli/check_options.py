@@ -54,6 +54,7 @@ def request_of(args: argparse.Namespace) -> CheckRequest:
         repeat=getattr(args, "runs", 1),
         retries=getattr(args, "retries", None),
         passed=tuple(getattr(args, "rest", ())),
+        config=tuple(path.absolute() for path in getattr(args, "config", ())),
     )
 
 

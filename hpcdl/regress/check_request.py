@@ -28,6 +28,8 @@ class CheckRequest:
     measuring: bool = False
     passed: tuple[str, ...] = ()
     """Further arguments of ReFrame."""
+    config: tuple[Path, ...] = ()
+    """Settings of ReFrame beside those that hpcdl writes."""
 
     @property
     def changed(self) -> tuple[str, ...]:

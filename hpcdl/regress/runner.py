@@ -132,6 +132,9 @@ def _check_request(site: Site, request: CheckRequest) -> bool:
     for path in request.paths:
         if not path.exists():
             raise BadInput(f"there are no checks at {path}", hint="name a file or a directory")
+    for path in request.config:
+        if not path.is_file():
+            raise BadInput(f"there are no settings of ReFrame at {path}", hint="name a file")
     return any(known)
 
 

@@ -1,13 +1,19 @@
 """Checks of ReFrame's own library run through hpcdl, judged with identity and exit codes.
 
-No package of ReFrame has the library: HPCDL_HPCTESTLIB names a checkout of its sources.
+No package of ReFrame has the library, neither a wheel nor the sdist (4.10.4): HPCDL_HPCTESTLIB
+names a checkout of its sources.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import pytest
 
@@ -83,6 +89,66 @@ class named(rfm.RunOnlyRegressionTest):
     def ran(self):
         return sn.assert_true(1)
 """
+
+
+OWN = """
+import reframe as rfm
+from hpcdl.jobs.spec import JobSpec
+from hpcdl.regress.checkbase import HpcdlCheck, Metric
+
+@rfm.simple_test
+class answers(HpcdlCheck):
+    def request(self, site, partition):
+        return JobSpec(partition=partition.name, gpus=1, minutes=1, name=self.check_name,
+                       program=("true",))
+
+    def metrics(self):
+        return [Metric("answer", "1/s", lambda measured: 42.0)]
+
+    def faults(self, measured):
+        return ()
+"""
+HANDLER = """
+site_configuration = {{"logging": [{{"handlers_perflog": [{{
+    "type": "httpjson", "url": "http://127.0.0.1:{port}/nights", "level": "info",
+    "extras": {{"index": "nights"}}}}]}}]}}
+"""
+
+
+def test_a_sites_log_server_gets_hpcdls_fields(site: Site, tmp_path: Path) -> None:
+    with listening() as (port, received):
+        (tmp_path / "team.py").write_text(OWN)
+        (tmp_path / "own.py").write_text(HANDLER.format(port=port))
+        outcome = run(site, tmp_path / "team.py", config=(tmp_path / "own.py",), measuring=True)
+    (verdict,), (record,) = outcome.verdicts, received
+    evidence = record["check_evidence"]
+    assert (record["index"], record["check_name"]) == ("nights", "answers")
+    assert (evidence["check"], evidence["case"], evidence["partition"]) == (
+        verdict.check, verdict.case, verdict.partition
+    )  # fmt: skip
+    assert evidence["job"] == verdict.job
+    assert evidence["metrics"]["answer"]["value"] == 42.0
+    assert evidence["layout"]["gpus_per_node"] == 1
+    # A server that is away costs a warning of ReFrame, and no check.
+    away = run(site, tmp_path / "team.py", config=(tmp_path / "own.py",), measuring=True)
+    assert [one.status for one in away.verdicts] == [Status.NO_REFERENCE], told(away)
+
+
+@contextmanager
+def listening() -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """A server on loopback, its port, and the records that it was sent."""
+    received: list[dict[str, Any]] = []
+
+    class Takes(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Takes) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port, received
+        server.shutdown()
 
 
 def test_a_night_ends_with_the_gates_answer(

@@ -109,8 +109,8 @@ def test_arguments_of_reframe_are_passed_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("word", "hint"),
     [
-        ("-C", "writes the settings"), ("-Cother.py", "writes the settings"),
-        ("--config-file=x", "writes the settings"), ("--tag=smoke", "--tag"),
+        ("-C", "--config FILE"), ("-Cother.py", "--config FILE"),
+        ("--config-file=x", "--config FILE"), ("--tag=smoke", "--tag"),
         ("-l", "not for a run"), ("--dry-run", "not for a run"), ("--dry", "not for a run"),
         ("--report-file=x", "not for a run"), ("--max-ret=3", "--retries"),
     ],

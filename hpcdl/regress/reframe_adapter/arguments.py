@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hpcdl.system.errors import BadInput
 
 _INSTEAD = {
-    "-C": "hpcdl writes the settings", "--config-file": "hpcdl writes the settings",
+    "-C": "use --config FILE", "--config-file": "use --config FILE",
     "-c": "use --checks PATH", "--checkpath": "use --checks PATH",
     "-R": "use --checks PATH", "--recursive": "use --checks PATH",
     "-n": "use --name", "--name": "use --name", "-t": "use --tag", "--tag": "use --tag",

@@ -55,7 +55,7 @@ def to_argv(run: RunDirectory, request: CheckRequest, retries: int, *, serial: b
     paths = request.paths or (resource("reframe_checks"),)
     argv = [*map(str, module_argv(sys.executable, _RECORDER))]
     argv += [RETRY_ALL] if request.retries else []
-    argv += ["-C", str(run.settings)]
+    argv += [part for one in (run.settings, *request.config) for part in ("-C", str(one))]
     argv += [part for path in paths for part in ("-c", str(path.absolute()))]
     argv += ["-r", "--nocolor", "--report-file", str(run.report)]
     argv += ["--perflogdir", str(run.path / "perflogs")]
