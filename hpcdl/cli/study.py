@@ -25,6 +25,8 @@ def _which(parser: argparse.ArgumentParser) -> None:
 
 def _run_options(parser: argparse.ArgumentParser) -> None:
     _which(parser)
+    parser.add_argument("--python", action="append", default=[], metavar="FRAMEWORK=PATH",
+                        help="interpreter of a framework, if the module has none")  # fmt: skip
     parser.add_argument("--no-wait", action="store_true", help="submit the jobs and exit")
     parser.add_argument("--module", action="append", default=[], metavar="NAME[/VERSION]",
                         help="module to load instead of the release's")  # fmt: skip
@@ -47,7 +49,18 @@ def _plan(args: argparse.Namespace) -> Plan:
 
     study = load_study(args.study)
     partitions = [name for name in args.partition.split(",") if name]
-    return make_plan(the_site(args), study, scale_of(study, args.scale), partitions)
+    pythons = dict(map(_python, getattr(args, "python", ())))
+    return make_plan(the_site(args), study, scale_of(study, args.scale), partitions, pythons)
+
+
+def _python(text: str) -> tuple[str, str]:
+    from hpcdl.system.errors import BadInput
+
+    name, _, path = text.partition("=")
+    if not name or not path:
+        raise BadInput(f"--python '{text}' is not FRAMEWORK=PATH",
+                       hint="write --python torch=/usr/bin/python3")  # fmt: skip
+    return name, path
 
 
 def _list(args: argparse.Namespace) -> ExitCode:
@@ -66,9 +79,9 @@ def _show(args: argparse.Namespace) -> ExitCode:
 
 
 def _schema(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.workflows.study.schema import STUDY
+    from hpcdl.workflows.study.load import study_schema
 
-    print_json(STUDY)
+    print_json(study_schema())
     return ExitCode.OK
 
 

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpcdl.site import Site
+from hpcdl.system.errors import BadInput
 from hpcdl.workflows.study.figure import draw
-from hpcdl.workflows.study.load import load_study
+from hpcdl.workflows.study.load import load_study, read_study
 from hpcdl.workflows.study.model import Panel
 from hpcdl.workflows.study.study_plan import Plan, make_plan
-from tests.unit.test_study import SMALL, a_result, findings_of, finish, plan_in, verdict
+from hpcdl.workflows.study.study_report import as_data, make_report
+from tests.unit.test_study import (
+    SMALL,
+    VALUES,
+    a_result,
+    findings_of,
+    finish,
+    plan_in,
+    site_in,
+    verdict,
+)
 
 RUN: dict[str, Any] = SMALL["runs"][0]  # type: ignore[index]
 IMAGES = {"quarter": 20, "half": 40, "whole": 80}
@@ -289,3 +301,75 @@ def test_a_rule_judges_the_cells_that_it_chooses(
     tmp_path: Path, rule: dict[str, Any], ok: bool
 ) -> None:
     assert verdict(two_networks(tmp_path, rule))[0] is ok
+
+
+# Frameworks side by side.
+
+FRAMEWORKS = {
+    "horovod": {"launcher": "horovod"},
+    "torch": {"launcher": "torch", "program": ["{python}", "{programs}/torch_networks.py"]},
+}
+
+
+def side_by_side(folder: Path) -> Plan:
+    """A study of two frameworks on one and two ranks, with one table and the rule of weights."""
+    over = {"framework": [*FRAMEWORKS], "gpus": ["1", "2"], "model": ["resnet50"]}
+    run = {"name": "speed", "over": over, "options": {"steps": "20"}}
+    rule = {"rule": "equal", "says": "x", "over": "framework", "metric": "parameters"}
+    table = {"title": "All", "columns": "framework", "where": {"run": "speed"}}
+    scale = {**SMALL, "runs": [run], "acceptance": [rule]}
+    values = {**VALUES, "frameworks": FRAMEWORKS, "tables": [table]}
+    path = folder / "study.yaml"
+    path.write_text(json.dumps({**values, "scales": {"small": scale, "full": scale}}))
+    study = read_study(path)
+    return make_plan(site_in(folder), study, study.scales["small"], (), {"torch": "/my/python"})
+
+
+def of(plan: Plan, framework: str) -> Plan:
+    cells = tuple(cell for cell in plan.cells if cell.values["framework"] == framework)
+    return dataclasses.replace(plan, cells=cells)
+
+
+def test_each_framework_has_its_launcher_and_program_whatever_python_it_was_given(
+    tmp_path: Path,
+) -> None:
+    plan = side_by_side(tmp_path)
+    spec = of(plan, "torch").cells[0].point.spec
+    assert (spec.launcher, spec.program[0]) == ("torch", "/my/python")
+    assert Path(spec.program[1]).is_file()
+    assert of(plan, "horovod").cells[0].point.spec.program[:2] == ("hpcdl", "train")
+    again = make_plan(plan.site, plan.study, plan.scale)
+    assert [cell.point.id for cell in again.cells] == [cell.point.id for cell in plan.cells]
+    with pytest.raises(BadInput, match="no framework 'jacks'"):
+        make_plan(plan.site, plan.study, plan.scale, (), {"jacks": "/my/python"})
+
+
+def test_a_framework_that_is_not_installed_leaves_its_column_empty(tmp_path: Path) -> None:
+    plan = side_by_side(tmp_path)
+    finish(of(plan, "horovod"), {1: 8.0, 2: 15.0})
+    found = findings_of(plan)
+    assert as_data(make_report(found))["tables"] == [
+        {"title": "All", "head": ("", "horovod", "torch"),
+         "rows": [("gpus 1, resnet50", "8", "-"), ("gpus 2, resnet50", "15", "-")]}
+    ]  # fmt: skip
+    assert len(found.missing) == 2
+
+
+@pytest.mark.parametrize(("parameters", "ok"), [(25_000_000, True), (25_000_001, False)])
+def test_a_network_has_as_many_weights_in_every_framework(
+    tmp_path: Path, parameters: int, ok: bool
+) -> None:
+    plan = side_by_side(tmp_path)
+    finish(of(plan, "horovod"), {1: 8.0, 2: 15.0})
+    finish(of(plan, "torch"), {1: 7.0, 2: 13.0}, parameters=parameters)
+    assert verdict(plan)[0] is ok
+
+
+def test_rates_of_different_kinds_of_gpus_do_not_compare(tmp_path: Path) -> None:
+    run = {**RUN, "over": {"gpus": ["1"], "partition": ["p100", "v100"]}}
+    rule = {"rule": "agree", "says": "x", "over": "partition", "at_most": 0.12}
+    plan = plan_in(tmp_path, runs=[run], acceptance=[rule], execution="cluster")
+    finish(plan, {1: 8.0})
+    ok, said = verdict(plan)
+    assert ok is None
+    assert "GPUs of one kind" in said

@@ -218,7 +218,7 @@ def _why(folder: Path, log: Path) -> str:
 
 def _measured(plan: Plan, cell: Cell, folder: Path) -> Measured:
     record = RESULT.read(folder / RESULT.name)
-    record.need(*_NEEDED, *(f"samples.{name}" for name in (*_TIMES, *PARTS)))
+    record.need(*NEEDED, *(f"samples.{name}" for name in (*_TIMES, *PARTS)))
     result, samples = record.values, record.values["samples"]
     skip = result["options"]["warmup_steps"]
     skip = skip if len(samples["seconds"]) > skip else 0
@@ -242,7 +242,7 @@ def _measured(plan: Plan, cell: Cell, folder: Path) -> Measured:
     )
 
 
-_NEEDED = (
+NEEDED = (
     "schema", "layout.ranks", "layout.cpus_per_rank", "layout.ranks_per_node", "layout.nodes",
     "layout.gpu_per_rank", "batch_per_rank", "global_batch", "parameters", "model", "precision",
     "options.warmup_steps", "summary.metrics", "job.id",

@@ -16,7 +16,7 @@ from typing import TypedDict
 
 from hpcdl import facts
 from hpcdl.predict.feed import IMAGENET
-from hpcdl.predict.forecast import expand
+from hpcdl.predict.forecast import Point, expand
 from hpcdl.predict.network import names, network
 from hpcdl.predict.request import Request, answer
 from hpcdl.system.errors import BadInput
@@ -208,7 +208,12 @@ def _without_count(values: Values) -> dict[str, str]:
     return {key: value for key, value in values.items() if key not in {"gpus", "nodes"}}
 
 
-def _cell_hours(plan: Plan, cell: Cell) -> float:
+def expected(plan: Plan, cell: Cell) -> Point:
+    """What the model says of a cell from published rows alone.
+
+    Raises:
+        BadInput: it says nothing of such a network, partition or GPU.
+    """
     options = {**cell.run.options, **cell.values}
     partition = plan.site.partition(cell.point.spec.partition)
     model = options.get("model", "mlp")
@@ -224,8 +229,13 @@ def _cell_hours(plan: Plan, cell: Cell) -> float:
         precision=_PRECISIONS.get(options.get("precision", "fp32"), "fp32"),
         **_feeding(plan, cell),
     )
-    rate = answer(request).points[0].images_per_second
-    return cell.gpus * _images(plan, cell, options) / rate / _HOUR
+    return answer(request).points[0]
+
+
+def _cell_hours(plan: Plan, cell: Cell) -> float:
+    rate = expected(plan, cell).images_per_second
+    images = _images(plan, cell, {**cell.run.options, **cell.values})
+    return cell.gpus * images / rate / _HOUR
 
 
 def _feeding(plan: Plan, cell: Cell) -> Feeding:

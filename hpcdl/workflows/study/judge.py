@@ -120,9 +120,9 @@ def _agree(evidence: Evidence) -> Answer:
     Jobs of one round ran one after the other: what the machine did meanwhile is in both.
     """
     rule = evidence.rule
-    pairs = list(evidence.pairs)
+    pairs = [pair for pair in evidence.pairs if _kindred(evidence.findings, *pair)]
     if not pairs:
-        return None, f"no two cells differ in '{rule.over}' alone"
+        return None, f"no two cells differ in '{rule.over}' alone, on GPUs of one kind"
     limit = rule.at_most
     assert limit is not None
     wide = [pair for pair in pairs if _gap(*pair) > limit]
@@ -133,6 +133,14 @@ def _agree(evidence: Evidence) -> Answer:
     if wide:
         return None, f"{said}, which the spread of their steps and rounds does not decide"
     return True, said
+
+
+def _kindred(findings: Findings, one: Measured, other: Measured) -> bool:
+    """Whether two ran on GPUs of one architecture: P100-PCIe and P100-SXM2, not P100 and V100."""
+    if findings.plan.scale.execution.shared_cores:
+        return True
+    places = (findings.plan.site.partition(x.cell.point.spec.partition) for x in (one, other))
+    return len({place.gpu and place.gpu.compute for place in places}) == 1
 
 
 def _gap(one: Measured, other: Measured) -> float:
@@ -248,6 +256,21 @@ def _metric(evidence: Evidence) -> Answer:
     return (None, f"{text}; without it: {_few(without)}") if without else (True, text)
 
 
+def _equal(evidence: Evidence) -> Answer:
+    """Results that differ in one key alone say the same of something, such as `parameters`."""
+    name = evidence.rule.metric
+    pairs = list(evidence.pairs)
+    odd = [
+        f"{one.result.get(name)} and {other.result.get(name)} ({one.cell.label})"
+        for one, other in pairs
+        if one.result.get(name) is None or one.result.get(name) != other.result.get(name)
+    ]
+    if not pairs:
+        return None, f"no two cells differ in '{evidence.rule.over}' alone"
+    text = f"{len(pairs) - len(odd)} of {len(pairs)} pairs have the same {name}"
+    return not odd, text + (f"; not so: {_few(odd)}" if odd else "")
+
+
 def _linear(evidence: Evidence) -> Answer:
     """Above memory an epoch may be longer than the line through those below says, by the bound."""
     limit = evidence.rule.at_most
@@ -319,6 +342,7 @@ _RULES: dict[str, Callable[[Evidence], Answer]] = {
     "one-rank-per-gpu": _one_rank_per_gpu,
     "model": _model,
     "metric": _metric,
+    "equal": _equal,
     "linear": _linear,
     "input-share": _input_share,
     "share": _share,

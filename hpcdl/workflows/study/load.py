@@ -7,7 +7,8 @@ schema cannot say is checked here: names that refer to each other, rows that exi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from hpcdl import facts
 from hpcdl.slurm.execution import PROFILES
 from hpcdl.system.document import Document, read_document
 from hpcdl.system.errors import BadInput
-from hpcdl.system.schema import check, short
+from hpcdl.system.schema import Schema, check, short
 from hpcdl.system.text import did_you_mean
 from hpcdl.workflows.study.model import (
     SYNTHETIC,
     DataSet,
+    Framework,
+    Original,
     Panel,
     Point,
     Published,
@@ -28,27 +31,23 @@ from hpcdl.workflows.study.model import (
     Run,
     Scale,
     Study,
+    Table,
 )
-from hpcdl.workflows.study.schema import MOST_PANELS, SCALES, STUDY, VERSION
 
 Place = tuple[str | int, ...]
 
-# What a rule of each kind cannot do without.
-_NEEDS: dict[str, tuple[str, ...]] = {
-    "agree": ("over", "at_most"),
-    "efficiency": ("gpus", "at_least"),
-    "faster": ("over", "better", "worse", "at_least"),
-    "model": ("at_most",),
-    "metric": ("metric", "at_least"),
-    "linear": ("at_most",),
-    "input-share": (),
-    "share": ("part", "at_least"),
-}
 # Values that plans and costs are computed from; the program reads the others itself.
 _COUNTS = ("gpus", "steps", "epochs", "batch-per-rank", "global-batch")
 _COUNT = re.compile(r"[1-9][0-9]{0,8}")
 _ANY = ("rule", "says", "where", "gpus")
 _BOUNDS = ("at_least", "at_most")
+
+
+@cache
+def study_schema() -> Schema:
+    """The JSON Schema of a study's file."""
+    schema: Schema = facts.load("study_format")["study"]
+    return schema
 
 
 def shipped() -> tuple[str, ...]:
@@ -78,7 +77,7 @@ def read_study(path: Path) -> Study:
     """
     document = read_document(path, if_empty="`hpcdl study schema` has its keys")
     _check_version(document)
-    values = check(document, STUDY)
+    values = check(document, study_schema())
     if not document.faults:
         _check_meaning(document, values)
     document.raise_faults()
@@ -92,7 +91,7 @@ def scale_of(study: Study, name: str) -> Scale:
         BadInput: there is none of that name.
     """
     if name not in study.scales:
-        raise BadInput(f"unknown scale '{name}'", hint=did_you_mean(name, SCALES))
+        raise BadInput(f"unknown scale '{name}'", hint=did_you_mean(name, study.scales))
     return study.scales[name]
 
 
@@ -103,9 +102,9 @@ def _folder() -> Path:
 def _check_version(document: Document) -> None:
     """A file of a later version has this one fault, not all that follow from it."""
     node = document.find(("schema",))
-    text = getattr(node, "text", "")
-    if _COUNT.fullmatch(text) and int(text) > VERSION:
-        document.fault(f"schema {text} is newer than this hpcdl reads ({VERSION})", node,
+    text, known = getattr(node, "text", ""), study_schema()["properties"]["schema"]["maximum"]
+    if _COUNT.fullmatch(text) and int(text) > known:
+        document.fault(f"schema {text} is newer than this hpcdl reads ({known})", node,
                        "a newer hpcdl reads it")  # fmt: skip
         document.raise_faults()
 
@@ -114,7 +113,7 @@ def _check_meaning(document: Document, values: dict[str, Any]) -> None:
     everywhere: set[str] = set()
     for scale_name, scale in values["scales"].items():
         where = ("scales", scale_name)
-        _check_runs(document, where, scale)
+        _check_runs(document, where, scale, values["frameworks"])
         keys = {key for run in scale["runs"] for key in (*run["over"], "run")}
         counts = {int(text) for run in scale["runs"] for text in run["over"].get("gpus", ())
                   if _COUNT.fullmatch(text)}  # fmt: skip
@@ -126,16 +125,19 @@ def _check_meaning(document: Document, values: dict[str, Any]) -> None:
         everywhere |= keys
     _check_figure(document, values, everywhere)
     _check_rows(document, values)
+    _check_original(document, values)
 
 
-def _check_runs(document: Document, where: Place, scale: dict[str, Any]) -> None:
+def _check_runs(
+    document: Document, where: Place, scale: dict[str, Any], frameworks: dict[str, Any]
+) -> None:
     names: set[str] = set()
     for index, run in enumerate(scale["runs"]):
         if run["name"] in names:
             node = document.find((*where, "runs", index, "name"))
             document.fault(f"the run '{run['name']}' is given twice", node)
         names.add(run["name"])
-        _check_run(document, (*where, "runs", index), run, scale["data"])
+        _check_run(document, (*where, "runs", index), run, scale["data"], frameworks)
 
 
 def _check_data(document: Document, where: Place, name: str, data: dict[str, Any]) -> None:
@@ -154,7 +156,10 @@ def _check_keys(document: Document, where: Place, asked: Iterable[str], keys: se
                            did_you_mean(key, sorted(keys)))  # fmt: skip
 
 
-def _check_run(document: Document, where: Place, run: dict[str, Any], data: dict[str, Any]) -> None:
+def _check_run(
+    document: Document, where: Place, run: dict[str, Any], data: dict[str, Any],
+    frameworks: dict[str, Any],
+) -> None:  # fmt: skip
     for key, asked in run["over"].items():
         node = document.find((*where, "over", key))
         if len(set(asked)) < len(asked):
@@ -166,6 +171,10 @@ def _check_run(document: Document, where: Place, run: dict[str, Any], data: dict
                        "write gpus: [1] where it does not vary")  # fmt: skip
     _check_counts(document, where, run)
     _check_exclude(document, where, run)
+    for name in set(run["over"].get("framework", ())) - set(frameworks):
+        document.fault(f"there is no framework '{name}'",
+                       document.find((*where, "over", "framework")),
+                       did_you_mean(name, frameworks))  # fmt: skip
     for name in [run["data"], *run["over"].get("data", ())]:
         if name != SYNTHETIC and name not in data:
             document.fault(f"there is no data set '{name}'", document.find((*where, "data")),
@@ -203,10 +212,13 @@ def _check_figure(document: Document, values: dict[str, Any], keys: set[str]) ->
         _check_keys(document, ("series", index), [key], keys)
     for index, panel in enumerate(values["figure"]):
         _check_keys(document, ("figure", index, "where"), panel["where"], keys)
-    count = len(values["figure"])
-    if count > MOST_PANELS:
-        node = document.find(("figure", MOST_PANELS))
-        document.fault(f"the figure has {count} panels, more than {MOST_PANELS}", node,
+    for index, table in enumerate(values["tables"]):
+        where = ("tables", index, "where")
+        _check_keys(document, where, {**table["where"], table["columns"]: ""}, keys)
+    count, most = len(values["figure"]), study_schema()["properties"]["figure"]["maxItems"]
+    if count > most:
+        document.fault(f"the figure has {count} panels, more than {most}",
+                       document.find(("figure", most)),
                        "show the rest in a study of their own")  # fmt: skip
 
 
@@ -214,7 +226,7 @@ def _check_rule(
     document: Document, where: Place, rule: dict[str, Any], keys: set[str], counts: set[int]
 ) -> None:
     node, kind = document.find(where), rule["rule"]
-    needs = _NEEDS.get(kind, ())
+    needs = facts.load("study_format")["needs"].get(kind, ())
     for name in needs:
         if not _said(rule[name]):
             document.fault(f"the rule '{kind}' needs '{name}'", node)
@@ -250,68 +262,72 @@ def _check_rows(document: Document, values: dict[str, Any]) -> None:
                                did_you_mean(row, sorted(known)))  # fmt: skip
 
 
+def _check_original(document: Document, values: dict[str, Any]) -> None:
+    """What repeats a table or figure of the original is there; else there is a reason."""
+    scales = values["scales"].values()
+    known = {
+        "figure": {panel["panel"] for panel in values["figure"]},
+        "table": {table["title"] for table in values["tables"]},
+        "run": {run["name"] for scale in scales for run in scale["runs"]},
+        "rule": {rule["rule"] for scale in scales for rule in scale["acceptance"]},
+        "published": {group["label"] for group in values["published"]},
+    }
+    for index, one in enumerate(values["original"]):
+        if not one["by"] and not one["note"]:
+            document.fault("neither `by` nor a `note` with the reason",
+                           document.find(("original", index)))  # fmt: skip
+        for number, text in enumerate(one["by"]):
+            kind, _, name = text.partition(": ")
+            if kind in known and name not in known[kind]:
+                document.fault(f"the study has no {kind} '{short(name)}'",
+                               document.find(("original", index, "by", number)),
+                               did_you_mean(name, sorted(known[kind])))  # fmt: skip
+
+
 def _study(values: dict[str, Any], path: Path) -> Study:
-    return Study(
-        name=values["name"],
-        title=values["title"],
-        question=values["question"],
-        origin=values["origin"],
-        found=values["found"],
-        series=tuple(values["series"]),
-        figure=tuple(Panel(**panel) for panel in values["figure"]),
-        published=tuple(map(_published, values["published"])),
-        scales={name: _scale(name, scale) for name, scale in values["scales"].items()},
-        path=path,
-    )
+    made = {
+        "figure": tuple(Panel(**panel) for panel in values["figure"]),
+        "published": tuple(map(_published, values["published"])),
+        "scales": {name: _scale(name, scale) for name, scale in values["scales"].items()},
+        "frameworks": {
+            name: Framework(**_frozen(one)) for name, one in values["frameworks"].items()
+        },
+        "tables": tuple(Table(**table) for table in values["tables"]),
+        "original": tuple(Original(**_frozen(one)) for one in values["original"]),
+    }
+    rest = {key: value for key, value in _frozen(values).items() if key != "schema"}
+    return Study(**{**rest, **made}, path=path)
+
+
+def _frozen(values: dict[str, Any]) -> dict[str, Any]:
+    """The values with tuples for lists; what lies deeper is left alone, but for mappings."""
+    return {
+        key: tuple(value) if isinstance(value, list)
+        else _frozen(value) if isinstance(value, dict) else value
+        for key, value in values.items()
+    }  # fmt: skip
 
 
 def _scale(name: str, values: dict[str, Any]) -> Scale:
-    return Scale(
-        name=name,
-        shows=values["shows"],
-        takes=values["takes"],
-        in_turn=values["in_turn"],
-        execution=PROFILES[values["execution"]],
-        exchange_from=values["exchange_from"],
-        memory_gigabytes=values["memory_gigabytes"],
-        data={key: DataSet(name=key, **data) for key, data in values["data"].items()},
-        runs=tuple(map(_run, values["runs"])),
-        acceptance=tuple(
-            Rule(**{**rule, "gpus": tuple(rule["gpus"])}) for rule in values["acceptance"]
-        ),
-    )
+    made = {
+        "execution": PROFILES[values["execution"]],
+        "data": {key: DataSet(name=key, **data) for key, data in values["data"].items()},
+        "runs": tuple(map(_run, values["runs"])),
+        "acceptance": tuple(Rule(**_frozen(rule)) for rule in values["acceptance"]),
+    }
+    return Scale(name=name, **{**values, **made})
 
 
 def _run(values: dict[str, Any]) -> Run:
-    reads: Mapping[str, Any] | None = values["reads"]
-    return Run(
-        name=values["name"],
-        repeats=values["repeats"],
-        repeat_up_to=values["repeat_up_to"],
-        over={key: tuple(asked) for key, asked in values["over"].items()},
-        exclude=tuple(values["exclude"]),
-        options=values["options"],
-        data=values["data"],
-        cpus_per_rank=values["cpus_per_rank"],
-        minutes=values["minutes"],
-        reads=Reads(**reads) if reads else None,
-        predict=tuple(values["predict"]),
-    )
+    reads = values["reads"]
+    return Run(**{**_frozen(values), "reads": Reads(**reads) if reads else None})
 
 
 def _published(values: dict[str, Any]) -> Published:
-    own = [Point(**point) for point in values["points"]]
-    points = sorted([*own, *_rows(values["rows"])], key=lambda point: point.gpus)
-    source = values["source"] or _source(values["rows"])
-    return Published(values["label"], source, tuple(points), values["where"])
-
-
-def _rows(ids: list[str]) -> Iterator[Point]:
-    for row in facts.load("throughput")["records"]:
-        if row["id"] in ids:
-            yield Point(int(row["gpus"]), row.get("images_per_sec"), row.get("speedup"))
-
-
-def _source(ids: list[str]) -> str:
-    rows = [row for row in facts.load("throughput")["records"] if row["id"] in ids]
-    return f"{rows[0]['source']}: {rows[0]['hardware']}" if rows else ""
+    rows = [row for row in facts.load("throughput")["records"] if row["id"] in values["rows"]]
+    found = [Point(int(row["gpus"]), row.get("images_per_sec"), row.get("speedup")) for row in rows]
+    points = sorted(
+        [*(Point(**point) for point in values["points"]), *found], key=lambda point: point.gpus
+    )
+    source = f"{rows[0]['source']}: {rows[0]['hardware']}" if rows else ""
+    return Published(values["label"], values["source"] or source, tuple(points), values["where"])

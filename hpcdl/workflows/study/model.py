@@ -122,6 +122,40 @@ class Panel:
 
 
 @dataclass(frozen=True)
+class Framework:
+    """How a run of the matrix's `framework` is started; empty is `hpcdl train` as usual.
+
+    In `program`, `{python}` is the framework's interpreter and `{programs}` the directory of
+    hpcdl's own programs.
+    """
+
+    launcher: str
+    program: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Measurements side by side: `value` of each, a column for each value of a key."""
+
+    title: str
+    columns: str
+    value: str
+    where: Values
+
+
+@dataclass(frozen=True)
+class Original:
+    """A table or figure of the original: by what it is repeated, or in `note` why it is not.
+
+    `by` names parts of the study (`figure: rate`, `run: learning`), commands and pages.
+    """
+
+    item: str
+    by: tuple[str, ...]
+    note: str
+
+
+@dataclass(frozen=True)
 class Study:
     """A study: the question, what its origin found, the figure, and the two sizes."""
 
@@ -134,6 +168,9 @@ class Study:
     figure: tuple[Panel, ...]
     published: tuple[Published, ...]
     scales: Mapping[str, Scale]
+    frameworks: Mapping[str, Framework]
+    tables: tuple[Table, ...]
+    original: tuple[Original, ...]
     path: Path
 
 

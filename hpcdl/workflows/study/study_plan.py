@@ -8,20 +8,36 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
+from hpcdl import examples
 from hpcdl.jobs import sweep
+from hpcdl.jobs.launch import check_trust
 from hpcdl.jobs.spec import JobSpec
 from hpcdl.jobs.sweep import JOB_KEYS
 from hpcdl.site import Site
 from hpcdl.system.errors import BadInput
-from hpcdl.workflows.study.model import SYNTHETIC, DataSet, Reads, Run, Scale, Study, Values
+from hpcdl.system.text import did_you_mean
+from hpcdl.workflows.study.model import (
+    SYNTHETIC,
+    DataSet,
+    Framework,
+    Reads,
+    Run,
+    Scale,
+    Study,
+    Values,
+)
 
 _MOST_CELLS = 1000
 _MEGA = 1e6
 READS_LIBRARY = "slow_reads.so"
+FRAMEWORK = "framework"
+_PYTHON = "{python}"
+_USUAL = Framework("horovod", ("hpcdl", "train"))
 
 
 @dataclass(frozen=True)
@@ -112,7 +128,10 @@ class Plan:
         return tuple(cell for cell in self.cells if cell.point.problem)
 
 
-def make_plan(site: Site, study: Study, scale: Scale, partitions: Sequence[str] = ()) -> Plan:
+def make_plan(
+    site: Site, study: Study, scale: Scale, partitions: Sequence[str] = (),
+    pythons: Mapping[str, str] = MappingProxyType({}),
+) -> Plan:  # fmt: skip
     """The cells of a scale.
 
     Args:
@@ -120,6 +139,7 @@ def make_plan(site: Site, study: Study, scale: Scale, partitions: Sequence[str] 
         study: what is asked.
         scale: its size.
         partitions: those to use instead of the study's own, in its order.
+        pythons: interpreters of frameworks that the jobs' modules do not have.
 
     Raises:
         BadInput: the matrix is too large, no cell of it can run on this site, or there are more
@@ -127,8 +147,13 @@ def make_plan(site: Site, study: Study, scale: Scale, partitions: Sequence[str] 
     """
     _check_partitions(study, scale, partitions)
     folder = site.paths.work / "studies" / f"{study.name}-{scale.name}"
+    if stranger := next(iter(set(pythons) - set(study.frameworks)), ""):
+        raise BadInput(f"'{study.name}' has no framework '{stranger}'",
+                       hint=did_you_mean(stranger, study.frameworks))  # fmt: skip
     cells = tuple(
-        cell for run in scale.runs for cell in _cells(site, study, scale, _moved(run, partitions))
+        cell
+        for run in scale.runs
+        for cell in _cells(site, study, scale, _moved(run, partitions), pythons)
     )
     if all(cell.point.problem for cell in cells):
         reasons = dict.fromkeys(cell.point.problem for cell in cells)
@@ -177,38 +202,74 @@ def _moved(run: Run, partitions: Sequence[str]) -> Run:
     )  # fmt: skip
 
 
-def _cells(site: Site, study: Study, scale: Scale, run: Run) -> Iterator[Cell]:
-    base = _base(site, study, scale, run)
-    paths = {SYNTHETIC: SYNTHETIC}
-    paths |= {name: str(data_folder(site, data)) for name, data in scale.data.items()}
-    names = {path: name for name, path in paths.items()}
-    matrix = {
-        key: [paths[value] for value in asked] if key == "data" else list(asked)
-        for key, asked in run.over.items()
-    }
-    exclude = [
-        {key: paths[value] if key == "data" else value for key, value in pattern.items()}
-        for pattern in run.exclude
+def _cells(
+    site: Site, study: Study, scale: Scale, run: Run, pythons: Mapping[str, str]
+) -> Iterator[Cell]:
+    points = [
+        (base, values, point)
+        for name in run.over.get(FRAMEWORK, ("",))
+        for base, values, point in _points(site, study, scale, run, name)
     ]
-    points = sweep.plan(site, base, matrix, exclude, limit=_MOST_CELLS // run.repeats)
     for attempt in range(run.repeats):
-        for point in points:
-            values = {k: names[v] if k == "data" else v for k, v in point.values.items()}
+        for base, values, point in points:
             if attempt and run.repeat_up_to and int(values["gpus"]) > run.repeat_up_to:
                 continue
             environment = _environment(site, scale, run, int(values["gpus"]))
             made = replace(point, spec=replace(point.spec, environment=environment))
-            yield Cell(run, values, replace(made, id=_point_id(base, made, attempt)), attempt)
+            # The interpreter is no part of the id: a report finds results without it.
+            own = _point_id(base, made, attempt)
+            yield Cell(run, values, replace(_with_python(made, values, pythons), id=own), attempt)
 
 
-def _base(site: Site, study: Study, scale: Scale, run: Run) -> JobSpec:
-    data = () if "data" in run.over else _data_argv(site, scale, run)
+def _points(
+    site: Site, study: Study, scale: Scale, run: Run, name: str
+) -> Iterator[tuple[JobSpec, Values, sweep.Point]]:
+    """The points of one framework, with the values that name them."""
+    paths = {SYNTHETIC: SYNTHETIC}
+    paths |= {key: str(data_folder(site, data)) for key, data in scale.data.items()}
+    names = {path: key for key, path in paths.items()}
+    matrix = {
+        key: [paths[value] for value in asked] if key == "data" else list(asked)
+        for key, asked in run.over.items()
+        if key != FRAMEWORK
+    }
+    exclude = [
+        {key: paths[value] if key == "data" else value for key, value in pattern.items()
+         if key != FRAMEWORK}
+        for pattern in run.exclude
+        if pattern.get(FRAMEWORK, name) == name
+    ]  # fmt: skip
+    if {} in exclude:
+        return
+    base, own = _base(site, study, scale, run, name), {FRAMEWORK: name} if name else {}
+    for point in sweep.plan(site, base, matrix, exclude, limit=_MOST_CELLS // run.repeats):
+        values = {key: names[v] if key == "data" else v for key, v in point.values.items()}
+        try:
+            check_trust(site, point.spec)
+        except BadInput as fault:
+            point = replace(point, problem=fault.message)
+        yield base, {**own, **values}, point
+
+
+def _with_python(point: sweep.Point, values: Values, pythons: Mapping[str, str]) -> sweep.Point:
+    python = pythons.get(values.get(FRAMEWORK, ""), "python3")
+    program = tuple(python if one == _PYTHON else one for one in point.spec.program)
+    return replace(point, spec=replace(point.spec, program=program))
+
+
+def _base(site: Site, study: Study, scale: Scale, run: Run, name: str) -> JobSpec:
+    framework = study.frameworks.get(name, _USUAL)
+    known = "data" in run.over or "dataset" in run.options
+    data = () if known else _data_argv(site, scale, run)
+    programs = str(Path(examples.__file__).parent / "frameworks")
+    program = tuple(one.replace("{programs}", programs) for one in framework.program)
     return JobSpec(
         partition=site.default_partition,
         cpus_per_task=run.cpus_per_rank,
         minutes=run.minutes,
         name=f"{study.name}-{run.name}"[:60],
-        program=("hpcdl", "train", *_options(run.options), *data),
+        launcher=framework.launcher,
+        program=(*program, *_options(run.options), *data),
     )
 
 

@@ -20,6 +20,8 @@ from hpcdl.workflows.study.collect import Findings, Measured
 from hpcdl.workflows.study.figure import caption, draw
 from hpcdl.workflows.study.forecast import Predicted, predict
 from hpcdl.workflows.study.judge import Verdict, alone, efficiency, judge
+from hpcdl.workflows.study.model import Table as StudyTable
+from hpcdl.workflows.study.model import Values, matches
 
 SCHEMA = 2
 _YES = {True: "yes", False: "no", None: "not known"}
@@ -97,6 +99,14 @@ def as_data(report: Report) -> dict[str, Any]:
             for one in report.findings.missing
         ],
         "not_predicted": list(report.gaps),
+        "tables": [
+            {"title": one.title, "head": head, "rows": rows}
+            for one in plan.study.tables
+            for head, rows in [_side_by_side(report.findings, one)]
+        ],
+        "original": [
+            {"item": one.item, "by": list(one.by), "note": one.note} for one in plan.study.original
+        ],
         "published": [
             {"label": one.label, "source": one.source, "points": [vars(p) for p in one.points]}
             for one in plan.study.published
@@ -148,6 +158,10 @@ def _values(report: Report) -> dict[str, Any]:
         "accepted": _YES[report.accepted],
         "verdicts": [(_YES[one.ok], one.rule.says, one.evidence) for one in report.verdicts],
         "measured": _measured_table(report),
+        "tables": [(one.title, *_side_by_side(report.findings, one)) for one in plan.study.tables],
+        "original": [
+            (one.item, "; ".join(one.by) or "not repeated", one.note) for one in plan.study.original
+        ],
         "predicted": _predicted_table(report.predicted),
         "taught": any(one.from_itself for one in report.predicted),
         "published": _published_table(report),
@@ -197,6 +211,37 @@ def _measured_table(report: Report) -> Table:
             _scores(one),
         ))  # fmt: skip
     return _without_empty(head, rows)
+
+
+def _side_by_side(findings: Findings, asked: StudyTable) -> Table:
+    """A column for each value of a key, also for one that has no result: its cells say `-`."""
+    found: dict[tuple[str, ...], dict[str, str]] = {}
+    for cell in findings.plan.cells:
+        if matches(cell.named, asked.where) and asked.columns in cell.values:
+            found.setdefault(_row_of(cell.values, asked), {})[cell.values[asked.columns]] = "-"
+    for one in findings.measured:
+        if (row := found.get(_row_of(one.cell.values, asked))) and matches(one.values, asked.where):
+            row[one.values[asked.columns]] = f"{_value_of(one, asked.value):.4g}"
+    columns = list(dict.fromkeys(name for row in found.values() for name in row))
+    return ("", *columns), [
+        (", ".join(row), *(values.get(name, "") for name in columns))
+        for row, values in found.items()
+    ]  # fmt: skip
+
+
+def _row_of(values: Values, asked: StudyTable) -> tuple[str, ...]:
+    """What names a row: `resnet50`, `gpus 2`."""
+    return tuple(
+        value.rpartition(":")[2] if key == "model" else f"{key} {value}"
+        for key, value in values.items()
+        if key != asked.columns and key not in asked.where
+    )
+
+
+def _value_of(one: Measured, name: str) -> float:
+    if name == "rate":
+        return one.rate
+    return 1e3 * (one.step_seconds if name == "step" else one.parts[name])
 
 
 def _scores(one: Measured) -> str:

@@ -1,0 +1,131 @@
+"""PyTorch and JAX beside `hpcdl train`: the same networks, the same batches, the same result."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from hpcdl.results.records import RESULT
+from hpcdl.train.data.source import epoch_order
+from hpcdl.workflows.study.collect import NEEDED
+from tests.integration.test_examples import free_ports
+from tests.integration.test_launchers import python_with
+
+PROGRAMS = Path(__file__).resolve().parents[2] / "hpcdl" / "examples" / "frameworks"
+# Of hpcdl train's networks, for 64 x 64 pixels and 1,000 classes.
+WEIGHTS = {"alexnet": 24_400_680, "googlenet": 6_624_904, "resnet50": 25_583_592,
+           "vit_s16": 21_980_776}  # fmt: skip
+# What the launcher and Slurm tell a process of JAX.
+JAX = """\
+import jax, runpy, sys
+_, rank, address, *sys.argv = sys.argv
+real = jax.distributed.initialize
+jax.distributed.initialize = lambda: real(address, 2, int(rank))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def trained(folder: Path, framework: str, *options: str) -> dict[str, object]:
+    """What two ranks leave, started as the framework's launcher starts them."""
+    python = python_with(framework, f"python3-{framework}")
+    port = str(free_ports(1)[0])
+    program, started = PROGRAMS / f"{framework}_networks.py", []
+    for rank in range(2):
+        env = {**os.environ, "HPCDL_JOB_DIR": str(folder), "SLURMD_NODENAME": f"n{rank}",
+               "SLURM_JOB_ID": "7",
+               "RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1",
+               "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # fmt: skip
+        env.pop("PYTHONPATH", None)
+        argv = [str(program), *options]
+        if framework == "jax":
+            argv = ["-c", JAX, str(rank), f"127.0.0.1:{port}", *argv]
+            env["PYTHONPATH"] = str(PROGRAMS)
+        started.append(subprocess.Popen(
+            [python, *argv], env=env, cwd=folder, text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        ))  # fmt: skip
+    outs = [process.communicate(timeout=300)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], outs
+    values: dict[str, object] = json.loads((folder / "result.json").read_text())
+    return values
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_two_ranks_train_and_leave_a_result_as_hpcdl_train_does(
+    tmp_path: Path, framework: str
+) -> None:
+    found = trained(tmp_path, framework, "--steps", "4", "--warmup-steps", "1",
+                    "--batch-per-rank", "2")  # fmt: skip
+    record = RESULT.read(tmp_path / "result.json")
+    record.need(*NEEDED)
+    assert not record.faults
+    assert found["parameters"] == WEIGHTS["alexnet"]
+    layout, samples = record.values["layout"], record.values["samples"]
+    assert (layout["ranks"], layout["nodes"]) == (2, ["n0", "n1"])
+    parts = ("input", "compute", "communication", "update", "other")
+    for step, seconds in enumerate(samples["seconds"]):
+        assert sum(samples[part][step] for part in parts) == pytest.approx(seconds, abs=1e-5)
+    assert sum(samples["communication"]) > 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.parametrize("model", WEIGHTS)
+def test_a_network_has_as_many_weights_as_that_of_hpcdl_train(
+    tmp_path: Path, framework: str, model: str
+) -> None:
+    """Those of hpcdl train: the study's rule `equal` compares them on the cluster."""
+    found = trained(tmp_path, framework, "--model", model, "--steps", "1", "--batch-per-rank", "2")
+    assert found["parameters"] == WEIGHTS[model]
+
+
+@pytest.fixture
+def harness(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """What the programs share, found as they find it."""
+    monkeypatch.syspath_prepend(str(PROGRAMS))
+    yield importlib.import_module("harness")
+    for name in ("harness", "pictures"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_batches_are_those_of_hpcdl_train_in_its_order(
+    harness: ModuleType, monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["x", "--batch-per-rank", str(16 // ranks)])
+    parts = [harness.Batches(harness.options(""), rank, ranks) for rank in range(ranks)]
+    for step in (0, 3, 17):  # 256 images are 16 batches: the last is of the second epoch
+        epoch, number = divmod(step, 16)
+        rows = epoch_order(1, epoch, 256)[16 * number : 16 * (number + 1)]
+        labels = np.concatenate([part(step)[1] for part in parts])
+        assert labels.tolist() == parts[0].labels[rows].tolist()
+
+
+def test_the_programs_are_short_and_use_nothing_of_hpcdl() -> None:
+    for path in PROGRAMS.glob("*.py"):
+        text = path.read_text()
+        assert len(text.splitlines()) <= 200, path
+        assert "import hpcdl" not in text
+        assert "from hpcdl" not in text
+
+
+def test_without_the_framework_a_program_says_so(tmp_path: Path) -> None:
+    for name, said in (("torch_networks", "PyTorch"), ("jax_networks", "JAX")):
+        done = subprocess.run([sys.executable, "-P", "-c", f"import sys; sys.path.insert(0, "
+                               f"{str(PROGRAMS)!r}); sys.modules.update(torch=None, jax=None); "
+                               f"import {name}"], capture_output=True, text=True, cwd=tmp_path,
+                              check=False)  # fmt: skip
+        assert done.returncode == 1
+        assert f"error: {said} is not installed for {sys.executable}" in done.stderr
