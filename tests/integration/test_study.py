@@ -15,8 +15,9 @@ import pytest
 
 from hpcdl.site import Site
 from hpcdl.stack.release import Release
-from hpcdl.workflows.study.load import shipped
+from hpcdl.workflows.study.load import load_study, shipped
 from tests.integration.conftest import Shell
+from tests.integration.test_launchers import python_with
 
 pytestmark = [pytest.mark.cluster, pytest.mark.stack]
 HPCDL = str(Path(sys.executable).with_name("hpcdl"))
@@ -113,6 +114,8 @@ def test_a_shipped_study_runs_whole_on_the_embedded_cluster(
     """Every cell measured, every rule judged; whether they hold, a busy machine may change."""
     begun = time.monotonic()
     words = [HPCDL, "study", "run", name, "--site", site_file, "--json"]
+    for one in load_study(name).frameworks.keys() & {"torch", "jax"}:
+        words += ["--python", f"{one}={python_with(one, one)}"]
     done = slurm(*words, timeout=7000, check=False)
     assert done.returncode in {0, 1}, done.stdout + done.stderr
     report = json.loads(done.stdout)
