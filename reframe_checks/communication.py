@@ -55,7 +55,7 @@ class allreduce(HpcdlCheck):
     def request(self, site, partition):
         strategy, nodes, ranks = self.way
         repeats = SHARED_REPEATS if self.execution.judges_best else REPEATS
-        program = ("python", "-m", "hpcdl.train.allreduce", f"--strategy={strategy}",
+        program = ("python", "-m", "hpcdl.measure.allreduce", f"--strategy={strategy}",
                    f"--sizes={','.join(map(str, self.sizes))}",
                    f"--repeats={repeats}")  # fmt: skip
         name = f"{self.check_name}-{strategy}"

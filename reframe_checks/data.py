@@ -59,7 +59,7 @@ class storage(HpcdlCheck):
     def request(self, site, partition):
         # Where the best pass counts: many small ones, spread over seconds.
         size, passes = (64, 50) if self.execution.judges_best else (2048, 5)
-        program = ("python", "-m", "hpcdl.train.storage",
+        program = ("python", "-m", "hpcdl.measure.storage",
                    place_to_read(site, partition, self.where),
                    f"--megabytes={size}", f"--passes={passes}")  # fmt: skip
         return job_on(partition, f"{self.check_name}-{self.where}", program)

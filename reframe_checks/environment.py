@@ -20,7 +20,7 @@ class modules(HpcdlCheck):
     tags = {"smoke", "nightly", "node"}
 
     def request(self, site, partition):
-        return job_on(partition, self.check_name, ("python", "-m", "hpcdl.train.versions"))
+        return job_on(partition, self.check_name, ("python", "-m", "hpcdl.measure.versions"))
 
     def metrics(self):
         read = lambda measured: measured.number("summary", "startup_seconds")  # noqa: E731

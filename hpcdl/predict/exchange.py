@@ -1,6 +1,6 @@
 """The site's own all-reduce check: links that take as long as its messages took.
 
-`python -m hpcdl.train.allreduce` measures messages of some sizes. By how much the largest one
+`python -m hpcdl.measure.allreduce` measures messages of some sizes. By how much the largest one
 takes longer than the next gives the bandwidth: what every message costs cancels out. The
 smallest one gives the latency, but not through Horovod, whose cycle is longer than that. Both
 are solved for through the model's own price, so that the model says of them what was measured.
@@ -91,7 +91,7 @@ def read_exchange(path: Path) -> Exchange:
     if found.slope[1] <= 0:
         raise BadInput(
             f"{path}: its largest message took no longer than the next",
-            hint="measure larger ones: python -m hpcdl.train.allreduce --sizes BYTES,...",
+            hint="measure larger ones: python -m hpcdl.measure.allreduce --sizes BYTES,...",
         )
     return found
 

@@ -285,7 +285,7 @@ def test_a_result_that_is_not_there_is_a_fault_of_its_kind(tmp_path: Path) -> No
 
 
 def test_a_measuring_program_writes_what_the_schema_says(tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "hpcdl.train.storage", str(tmp_path), "--megabytes=1",
+    argv = [sys.executable, "-m", "hpcdl.measure.storage", str(tmp_path), "--megabytes=1",
             "--passes=2"]  # fmt: skip
     where = {**os.environ, "HPCDL_JOB_DIR": str(tmp_path)}
     subprocess.run(argv, env=where, check=True, capture_output=True)

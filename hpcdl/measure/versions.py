@@ -1,4 +1,4 @@
-"""`python -m hpcdl.train.versions`: what the loaded module really contains, from inside the job.
+"""`python -m hpcdl.measure.versions`: what the loaded module really contains, from inside the job.
 
 TensorFlow and Horovod are imported as a training does, and one small product is computed on
 the device that a training would use: "it imports" is not "it runs on the GPU".

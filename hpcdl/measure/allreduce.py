@@ -1,4 +1,4 @@
-"""`python -m hpcdl.train.allreduce`: how fast the ranks sum a tensor, by its size.
+"""`python -m hpcdl.measure.allreduce`: how fast the ranks sum a tensor, by its size.
 
 The very operation that training uses, through the same communicator: Horovod (with NCCL where
 it was built for GPUs), or TensorFlow's collectives (NCCL on GPUs). An iteration takes as long
@@ -21,7 +21,6 @@ from hpcdl.system.errors import HpcdlError
 from hpcdl.train.amounts import positive
 from hpcdl.train.communicate import Communicator
 from hpcdl.train.measurement import run_program, write_measurement
-from hpcdl.train.options import STRATEGIES
 from hpcdl.train.ranks import RankPlace, this_place
 from hpcdl.train.startup import StartupClock, import_tensorflow, prepare_environment
 from hpcdl.train.strategies import Joining, join_ranks
@@ -72,10 +71,10 @@ def _timed(averaged: Callable[[Any], Any], tensor: Any, ranks: Communicator) -> 
 
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m hpcdl.train.allreduce", allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="python -m hpcdl.measure.allreduce", allow_abbrev=False)
     parser.add_argument("--sizes", type=_sizes, default=SIZES, metavar="BYTES,...")
     parser.add_argument("--repeats", type=positive, default=20, metavar="N")
-    parser.add_argument("--strategy", choices=STRATEGIES, default="auto")
+    parser.add_argument("--strategy", choices=("auto", "horovod", "multiworker"), default="auto")
     return parser.parse_args(argv)
 
 

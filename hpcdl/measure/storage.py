@@ -1,4 +1,4 @@
-"""`python -m hpcdl.train.storage DIR`: how fast this node reads from a file system.
+"""`python -m hpcdl.measure.storage DIR`: how fast this node reads from a file system.
 
 A file is written, flushed and dropped from the page cache, then read again and again by several
 threads in large blocks, past the cache where the file system can (O_DIRECT). The first pass is
@@ -92,7 +92,7 @@ def _forget(handle: int) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Measure, write result.json and print the rate; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m hpcdl.train.storage", allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="python -m hpcdl.measure.storage", allow_abbrev=False)
     parser.add_argument("folder", metavar="DIR", help="variables of the environment count")
     parser.add_argument("--megabytes", type=positive, default=256, metavar="N")
     parser.add_argument("--passes", type=positive, default=5, metavar="N")
