@@ -149,7 +149,7 @@ def checked(site: Site, spec: JobSpec, module: Module, *, queued: bool = True) -
     from hpcdl.cli.train import check_words
     from hpcdl.jobs.program import check_program
 
-    check_words(spec.program, queued=queued)
+    check_words(spec.program, spec.launcher, queued=queued)
     if spec.container and not site.paths.datasets.is_dir():
         raise BadInput(
             f"there is no directory {site.paths.datasets}, which containers of this site see",

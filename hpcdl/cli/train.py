@@ -43,14 +43,15 @@ def train_options(program: Sequence[str]) -> set[str]:
     return {one.flag.removeprefix("--") for one in ARGUMENTS} if is_train(program) else set()
 
 
-def check_words(program: Sequence[str], *, queued: bool) -> None:
+def check_words(program: Sequence[str], launcher: str, *, queued: bool) -> None:
     """Refuse arguments of `hpcdl train` that it would refuse when the job runs.
 
     An option that is unknown ends the command as one of its own would. A data set is looked for
     where the job is queued: a script that is only printed may be for another machine.
 
     Raises:
-        BadInput: an unknown model, or a data set that is not there.
+        BadInput: an unknown model, a strategy that the launcher does not serve, or a data set that
+            is not there.
     """
     from hpcdl.jobs.spec import is_train
 
@@ -62,6 +63,11 @@ def check_words(program: Sequence[str], *, queued: bool) -> None:
     models = cached("facts", [facts.path("models")], lambda: facts.load("models"))["models"]
     if options.model not in models and ":" not in options.model:
         raise BadInput(f"unknown model '{options.model}'", hint=did_you_mean(options.model, models))
+    if options.strategy == "parameter-server" and launcher != "multiworker":
+        raise BadInput(
+            f"--strategy parameter-server cannot be had with the launcher '{launcher}'",
+            hint="--launcher multiworker, with --trusted-network: its servers ask for no password",
+        )
     data = options.data if queued else ""
     if data and data != SYNTHETIC and "$" not in data and not Path(data, "dataset.json").is_file():
         raise BadInput(

@@ -124,7 +124,7 @@ def run(
     merged = {**(os.environ if base_env is None else base_env), **(env or {})}
     try:
         exit_code, out, err = _execute(
-            command, where, merged, stdin, timeout, log, _tie() if tied else None, watch
+            command, where, merged, stdin, timeout, log, tie() if tied else None, watch
         )
     except subprocess.TimeoutExpired as fault:
         raise Stopped(
@@ -226,7 +226,7 @@ def _wait(
             watch()
 
 
-def _tie() -> Callable[[], None]:
+def tie() -> Callable[[], None]:
     """What a child calls so that the kernel kills it with its parent (prctl(2))."""
     import ctypes
 

@@ -1,13 +1,13 @@
 """What ranks do together: sums in the graph, sums and texts on the host, broadcasts.
 
 A `Communicator` is all that the rest of the program knows of Horovod or of TensorFlow's own
-collectives (multiworker.py); `Alone` is the same for one process. strategies.py chooses.
+collectives (multiworker.py); by itself it is that of one process. strategies.py chooses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,98 +18,73 @@ BUCKET_BYTES = 32 << 20
 """Gradients are summed in groups of about this size, the first while others are computed."""
 
 
-class Communicator(Protocol):
-    """What the ranks can do together. Every method but `total` is called outside a step."""
+class Communicator:
+    """What the ranks can do together: here what one process does, which others build upon.
 
-    name: str
-    rank: int
-    size: int
-
-    def function(self, body: Callable[..., Any]) -> Callable[..., Any]:
-        """The compiled function of a body that calls `total`."""
-
-    def replica(self, body: Callable[..., Any]) -> Callable[..., Any]:
-        """The body as a part, in a loop say, of what is compiled by other means."""
-
-    def total(self, tensors: Sequence[Tensor], *, compress: bool = False) -> list[Tensor]:
-        """The sum of each tensor over the ranks; `compress` sends them as fp16."""
-
-    def sum_on_host(self, values: Floats) -> Floats:
-        """The sum of an array over the ranks."""
-
-    def broadcast(self, variables: Sequence[Any]) -> None:
-        """Give all ranks the values of rank 0."""
-
-    def gather_text(self, text: str) -> list[str]:
-        """Every rank's text, by rank."""
-
-    def gather_rows(self, rows: Floats) -> Floats:
-        """The ranks' matrices, one below the other."""
-
-    def close(self) -> None:
-        """Shut down; returns when all ranks have come."""
-
-
-class Alone:
-    """One process: every operation is the identity."""
+    Every method but `total` is called outside a step.
+    """
 
     name = "single"
-    rank = 0
-    size = 1
+    rank: int = 0
+    size: int = 1
 
     def __init__(self, tf: Any) -> None:
         self._tf = tf
 
     def function(self, body: Callable[..., Any]) -> Callable[..., Any]:
-        """A tf.function."""
-        return compiled(self._tf, body)
+        """The compiled function of a body that calls `total`."""
+        return compiled(self._tf, self.replica(body))
 
     def replica(self, body: Callable[..., Any]) -> Callable[..., Any]:
-        """The body itself."""
+        """The body as a part, in a loop say, of what is compiled by other means."""
         return body
 
     def total(self, tensors: Sequence[Tensor], *, compress: bool = False) -> list[Tensor]:
-        """The tensors themselves."""
+        """The sum of each tensor over the ranks; `compress` sends them as fp16."""
         return list(tensors)
 
     def sum_on_host(self, values: Floats) -> Floats:
-        """The values themselves."""
+        """The sum of an array over the ranks."""
         return values
 
     def broadcast(self, variables: Sequence[Any]) -> None:
-        """Nothing to do."""
+        """Give all ranks the values of rank 0."""
 
     def gather_text(self, text: str) -> list[str]:
-        """The one text."""
-        return [text]
+        """Every rank's text, by rank: each fills its own row of zeros, and the rows are added."""
+        data = np.frombuffer(text.encode(), np.uint8)
+        lengths = np.zeros(self.size)
+        lengths[self.rank] = len(data)
+        # A byte at least: TensorFlow's collectives crash on nothing.
+        rows = np.zeros((self.size, max(1, int(self.sum_on_host(lengths).max()))))
+        rows[self.rank, : len(data)] = data
+        filled = self.sum_on_host(rows)
+        return [bytes(row.astype(np.uint8)).rstrip(b"\0").decode() for row in filled]
 
     def gather_rows(self, rows: Floats) -> Floats:
-        """The rows themselves."""
-        return rows
+        """The ranks' matrices, one below the other: every rank fills its own part of zeros."""
+        counts = np.zeros(self.size)
+        counts[self.rank] = len(rows)
+        ends = np.cumsum(self.sum_on_host(counts)).astype(int)
+        whole = np.zeros((ends[-1], *rows.shape[1:]))
+        whole[ends[self.rank] - len(rows) : ends[self.rank]] = rows
+        return self.sum_on_host(whole)
 
     def close(self) -> None:
-        """Nothing to shut down."""
+        """Shut down; returns when all ranks have come."""
 
 
-class Horovod:
+class Horovod(Communicator):
     """All ranks of an MPI job through Horovod's plain TensorFlow operations."""
 
     name = "horovod"
 
     def __init__(self, tf: Any, hvd: Any) -> None:
-        self._tf = tf
+        super().__init__(tf)
         self._hvd = hvd
         self._traced = 0
-        self.rank: int = hvd.rank()
-        self.size: int = hvd.size()
-
-    def function(self, body: Callable[..., Any]) -> Callable[..., Any]:
-        """A tf.function; XLA is kept off, it cannot compile Horovod's operations."""
-        return compiled(self._tf, body)
-
-    def replica(self, body: Callable[..., Any]) -> Callable[..., Any]:
-        """The body itself."""
-        return body
+        self.rank = hvd.rank()
+        self.size = hvd.size()
 
     def total(self, tensors: Sequence[Tensor], *, compress: bool = False) -> list[Tensor]:
         """Grouped all-reduces, the last gradients first: those are ready first."""
@@ -146,10 +121,6 @@ class Horovod:
             for member, part in zip(members, np.split(received, ends[:-1]), strict=True):
                 variables[member].assign(part.reshape(values[member].shape))
 
-    def gather_text(self, text: str) -> list[str]:
-        """Through sums: texts are short and asked for once."""
-        return gather_text(self, text)
-
     def gather_rows(self, rows: Floats) -> Floats:
         """Horovod's all-gather, which takes different numbers of rows."""
         tensor = self._tf.constant(rows, self._tf.float64)
@@ -168,7 +139,8 @@ class Horovod:
 def compiled(tf: Any, body: Callable[..., Any], signature: Any = None) -> Callable[..., Any]:
     """A tf.function without AutoGraph, whose import alone takes a second.
 
-    With a `signature` it is traced once; else again for other shapes.
+    With a `signature` it is traced once; else again for other shapes. XLA is kept off: it cannot
+    compile Horovod's operations.
     """
     function: Callable[..., Any] = tf.function(
         body, input_signature=signature, autograph=False, jit_compile=False,
@@ -192,18 +164,6 @@ def buckets(sizes: Sequence[int], limit: int = BUCKET_BYTES) -> list[list[int]]:
         groups[-1].append(index)
         filled += sizes[index]
     return groups
-
-
-def gather_text(ranks: Communicator, text: str) -> list[str]:
-    """Every rank's text: each fills its own row of zeros, and the rows are added."""
-    data = np.frombuffer(text.encode(), np.uint8)
-    lengths = np.zeros(ranks.size)
-    lengths[ranks.rank] = len(data)
-    # A byte at least: TensorFlow's collectives crash on nothing.
-    rows = np.zeros((ranks.size, max(1, int(ranks.sum_on_host(lengths).max()))))
-    rows[ranks.rank, : len(data)] = data
-    filled = ranks.sum_on_host(rows)
-    return [bytes(row.astype(np.uint8)).rstrip(b"\0").decode() for row in filled]
 
 
 def packs(values: Sequence[NDArray[Any]]) -> list[list[int]]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.run import run
-from hpcdl.train.communicate import Floats, Tensor, by_type, compiled, gather_text
+from hpcdl.train.communicate import Communicator, Floats, Tensor, by_type
 from hpcdl.train.ranks import RankPlace, slurm_tasks_on_node
 
 TRUSTED = "HPCDL_TRUSTED_NETWORK"
@@ -25,21 +25,17 @@ _FIRST_PORT = 20000
 _PORTS = 12000
 
 
-class MultiWorker:
+class MultiWorker(Communicator):
     """All ranks through a tf.distribute strategy."""
 
     name = "multiworker"
 
     def __init__(self, tf: Any, strategy: Any, place: RankPlace) -> None:
-        self._tf = tf
+        super().__init__(tf)
         self._strategy = strategy
         self.rank = place.rank
         self.size = place.size
         self._sums: dict[tuple[int, ...], Callable[..., Any]] = {}
-
-    def function(self, body: Callable[..., Any]) -> Callable[..., Any]:
-        """The body as this worker's one replica, compiled."""
-        return compiled(self._tf, self.replica(body))
 
     def replica(self, body: Callable[..., Any]) -> Callable[..., Any]:
         """The body as this worker's one replica; the strategy allows no loop around its sums."""
@@ -85,19 +81,6 @@ class MultiWorker:
         if variables:
             self.function(spread)()
 
-    def gather_text(self, text: str) -> list[str]:
-        """Through sums."""
-        return gather_text(self, text)
-
-    def gather_rows(self, rows: Floats) -> Floats:
-        """Through a sum: every rank fills its own part of zeros."""
-        counts = np.zeros(self.size)
-        counts[self.rank] = len(rows)
-        ends = np.cumsum(self.sum_on_host(counts)).astype(int)
-        whole = np.zeros((ends[-1], *rows.shape[1:]))
-        whole[ends[self.rank] - len(rows) : ends[self.rank]] = rows
-        return self.sum_on_host(whole)
-
     def _reduce(self, operation: Any, tensors: Sequence[Tensor]) -> list[Tensor]:
         """All-reduce within a replica; it must know on which device the tensors lie."""
         tf = self._tf
@@ -112,6 +95,21 @@ class MultiWorker:
         self.sum_on_host(np.zeros(1))
 
 
+def require_trust(strategy: str) -> None:
+    """Refuse to open TensorFlow's server where nobody said that the network is trusted.
+
+    Raises:
+        MissingPrerequisite: see above.
+    """
+    if os.environ.get(TRUSTED) != "1":
+        raise MissingPrerequisite(
+            f"the strategy '{strategy}' opens TensorFlow's server, which asks nobody for a "
+            "password",
+            hint="use --strategy horovod; `hpcdl job submit --launcher multiworker` fences it "
+            f"as far as it goes; {TRUSTED}=1 says that this network is trusted",
+        )
+
+
 def join(tf: Any, place: RankPlace) -> MultiWorker:
     """Set up the cluster of this job.
 
@@ -120,13 +118,8 @@ def join(tf: Any, place: RankPlace) -> MultiWorker:
             their ports may run code as this user: TensorFlow's server asks for no password.
     """
     if "TF_CONFIG" not in os.environ:
-        if os.environ.get(TRUSTED) != "1" and place.size > 1:
-            raise MissingPrerequisite(
-                "the strategy 'multiworker' opens TensorFlow's server, which asks nobody for a "
-                "password",
-                hint="use --strategy horovod; `hpcdl job submit --launcher multiworker` fences it "
-                f"as far as it goes; {TRUSTED}=1 says that this network is trusted",
-            )
+        if place.size > 1:
+            require_trust("multiworker")
         os.environ["TF_CONFIG"] = json.dumps(cluster_config(os.environ, place, node_names))
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=tf.distribute.experimental.CommunicationImplementation.AUTO

@@ -16,7 +16,7 @@ from typing import Any
 from hpcdl.system.errors import BadInput
 from hpcdl.train.amounts import amount, fraction, not_negative, positive, seed
 
-STRATEGIES = ("auto", "horovod", "multiworker", "single")
+STRATEGIES = ("auto", "horovod", "multiworker", "parameter-server", "single")
 OPTIMIZERS = ("sgd", "lars")
 """Ours; all others are Keras'."""
 SCHEDULES = ("constant", "cosine", "linear")
@@ -58,6 +58,7 @@ class TrainOptions:
     seed: int = 1
     precision: str = "fp32"
     strategy: str = "auto"
+    servers: int = 1
     job_dir: str | None = None
     checkpoint_every: int | None = None
     keep_checkpoints: int = 3
@@ -138,6 +139,8 @@ ARGUMENTS: tuple[Argument, ...] = (
     Argument("epochs", "passes over the data (default by the model)", positive, metavar="N"),
     Argument("steps", "number of steps, instead of epochs", positive, metavar="N"),
     Argument("strategy", "how ranks communicate (default auto)", choices=STRATEGIES),
+    Argument("servers", "servers that hold the weights with --strategy parameter-server "
+             "(default 1)", positive, metavar="N"),
     Argument("job_dir", "directory of the results (default: HPCDL_JOB_DIR, or .)", metavar="DIR"),
     Argument("seed", "random seed (default 1)", seed, metavar="N"),
     Argument("lr", "learning rate (default by the model)", amount, group="step"),

@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from hpcdl.system.errors import HpcdlError
+from hpcdl.train import parameter_server
 from hpcdl.train.options import TrainOptions, parse
 from hpcdl.train.ranks import RankPlace, this_place
 from hpcdl.train.startup import StartupClock, import_tensorflow, prepare_environment
@@ -58,6 +59,14 @@ def _leave(code: int, place: RankPlace) -> int:
 
 
 def _run(options: TrainOptions, place: RankPlace, clock: StartupClock) -> int:
+    if options.strategy == parameter_server.NAME:
+        task = parameter_server.task_here()
+        if task is None:
+            return _leave(parameter_server.lead(options, place), place)
+        if task["type"] != "chief":
+            prepare_environment(place, onednn=True)
+            parameter_server.serve(import_tensorflow(place, keras=False))
+        place = parameter_server.alone(place)
     run = prepare(options, place, clock)
     code = run.go()
     run.ranks.close()

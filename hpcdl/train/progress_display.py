@@ -10,7 +10,7 @@ import os
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from hpcdl.system.inert import InertStream, inert
 from hpcdl.system.text import duration
@@ -39,41 +39,24 @@ class Progress:
         return f"{place}  loss {self.loss:.4f}  {self.pace}".rstrip()
 
 
-class ProgressDisplay(Protocol):
-    """What a terminal or a log shows."""
+class Log:
+    """Shows progress as a line each. `every`: seconds between them; None: as the user says."""
 
-    @property
-    def every(self) -> float | None:
-        """Seconds from one showing to the next; None: as the user says."""
+    every: float | None = None
 
     def show(self, progress: Progress) -> None:
         """Show the progress."""
+        print(progress, flush=True)
 
     def say(self, text: str) -> None:
         """A line of its own."""
+        print(text, flush=True)
 
     def close(self) -> None:
         """Keep what was shown last; harmless to repeat."""
 
 
-class Log:
-    """A line each."""
-
-    every = None
-
-    def show(self, progress: Progress) -> None:
-        """Print it."""
-        print(progress, flush=True)
-
-    def say(self, text: str) -> None:
-        """Print it."""
-        print(text, flush=True)
-
-    def close(self) -> None:
-        """Nothing to do."""
-
-
-class Bar:
+class Bar(Log):
     """Rich's progress bar.
 
     Raises:
@@ -122,7 +105,7 @@ class Bar:
             self._bar.stop()
 
 
-def choose_face() -> ProgressDisplay:
+def choose_face() -> Log:
     """The display for this process's standard output."""
     # mpirun gives its ranks a terminal of its own as standard output, but not as both.
     looked_at = sys.stdout.isatty() and sys.stderr.isatty()

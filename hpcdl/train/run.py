@@ -10,7 +10,7 @@ import os
 import sys
 import time
 import traceback
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from hpcdl.train.history import History
 from hpcdl.train.keras_parts import make_schedule, settings_of
 from hpcdl.train.loop import Training, assign, resume, train
 from hpcdl.train.options import SCHEDULES, TrainOptions
+from hpcdl.train.parameter_server import Chief
 from hpcdl.train.parts import channels_first, make_parts
 from hpcdl.train.ranks import RankPlace
 from hpcdl.train.result import job_of, summary_line
@@ -68,6 +69,7 @@ class Run:
         self.place = place
         self.clock = clock
         self.ranks = ranks
+        self.chief = ranks if isinstance(ranks, Chief) else None
         self.model = model
         self.keras = keras
         self.training: Training | None = None
@@ -88,7 +90,7 @@ class Run:
         try:
             self.training = training = self._prepare()
             training.watchdog.start()
-            self.hosts = self.ranks.gather_text(self.place.host)
+            self.hosts = self.chief.hosts if self.chief else self.ranks.gather_text(self.place.host)
             require_one_decoder(self.ranks.gather_text(training.source.decoder), self.hosts)
             resume(training)
             self.clock.mark("resume")
@@ -159,6 +161,10 @@ class Run:
         """The clear error for a fault."""
         if isinstance(fault, HpcdlError):
             return fault
+        if self.chief:
+            begun = self.training.samples.first_step if self.training else 0
+            if lost := self.chief.recover(fault, begun):
+                return lost
         if not is_out_of_memory(self.tf, fault):
             return explain(fault, checkpoint.describe_saved(self.options.folder / "checkpoints"))
         # The frames that failed hold the batch that was too large.
@@ -202,7 +208,7 @@ class Run:
         reporter = Reporter(options.folder, numbers.steps, options.report_every, silent=silent)
         if options.fresh and not silent:
             checkpoint.start_over(options.folder / "checkpoints", os.environ, reporter.say)
-        step = make_step(self.tf, parts)
+        step = self.chief.make_step(parts, numbers) if self.chief else make_step(self.tf, parts)
         self.clock.mark("network")
         watchdog = Watchdog(options.folder, self.ranks.rank, self.ranks.size, options.hang_limit)
         # fp16 skips bad steps and halves its scale: fifteen in a row reach a scale of 1.
@@ -228,7 +234,10 @@ class Run:
 
     def _parts(self, source: Source) -> StepParts:
         """Network, task and optimizer as the options want them."""
-        return make_parts(self.tf, self.options, self.model, source, self.ranks, keras=self.keras)
+        with self.chief.scope() if self.chief else nullcontext():
+            return make_parts(
+                self.tf, self.options, self.model, source, self.ranks, keras=self.keras
+            )
 
     def _source(self, batch: int) -> Source:
         options = self.options
@@ -357,7 +366,9 @@ class Run:
             "started": self.started,
             "ended": time.time(),
             "job": job_of(os.environ),
-            "layout": layout_of(self.tf, self.place, self.hosts, self.ranks.size),
+            "layout": layout_of(
+                self.tf, self.place, self.hosts, len(self.hosts) if self.chief else self.ranks.size
+            ),
             "release": os.environ.get("HPCDL_RELEASE"),
             "versions": versions_of(self.tf),
             "decoder": (self.training.source.decoder if self.training else "") or None,
@@ -368,6 +379,7 @@ class Run:
             "options": self._asked(),
             "startup": {name: round(value, 3) for name, value in self.clock.parts.items()},
             **measured(self.training, self.options, metrics, damaged),
+            **({"asynchronous": self.chief.summary()} if self.chief else {}),
         }
         if self.ranks.rank == 0:
             RESULT.write(self.options.folder / RESULT.name, result)

@@ -193,7 +193,7 @@ def _make_single(tf: Any, parts: StepParts) -> Callable[..., Any]:
         with tf.control_dependencies([*reduced, signals]):
             communicated = now()
         # Not held back until all gradients are there: an update frees its gradient's memory.
-        with tf.control_dependencies(_update(tf, parts, variables, reduced, lr)):
+        with tf.control_dependencies(update(tf, parts, variables, reduced, lr)):
             updated = now()
         times = tf.stack([computed - started, communicated - computed, updated - communicated])
         return tf.concat([tf.cast(signals, tf.float64), times], axis=0)
@@ -254,7 +254,7 @@ def make_backward(tf: Any, parts: StepParts) -> Callable[[Any, Any], tuple[Any, 
     return fused
 
 
-def _update(
+def update(
     tf: Any, parts: StepParts, variables: tuple[Any, ...], gradients: list[Any], lr: Any
 ) -> list[Any]:
     """Update the variables; with a loss scale, only where all gradients are finite."""

@@ -1,11 +1,10 @@
 """How ranks can work together: the one table of strategies, and the choice.
 
-A strategy is a function that joins the ranks and returns their `Communicator`. Another one (a
-parameter server, a model in parts on several devices) is a module with such a function, a row of
-`STRATEGIES` here and its name in options.py; step, loop, checkpoints and
-evaluation stay as they are. The Horovod strategy checks that MPI sees the ranks that the launcher
-started: where Slurm's and Open MPI's PMIx differ, every task believes to be alone, and would train
-apart.
+A strategy is a function that joins the ranks and returns their `Communicator`. Another one is a
+module with such a function, a row of `STRATEGIES` here and its name in options.py; step, loop,
+checkpoints and evaluation stay as they are. The Horovod strategy checks that MPI sees the ranks
+that the launcher started: where Slurm's and Open MPI's PMIx differ, every task believes to be
+alone, and would train apart.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcdl.system.errors import MissingPrerequisite
-from hpcdl.train.communicate import Alone, Communicator, Horovod
+from hpcdl.train.communicate import Communicator, Horovod
 from hpcdl.train.ranks import RankPlace
 from hpcdl.train.startup import StartupClock, import_horovod
 
@@ -37,7 +36,7 @@ def _single(joining: Joining) -> Communicator:
             f"{joining.place.size} tasks were started, but --strategy single is for one",
             hint="start one task, or leave --strategy to 'auto'",
         )
-    return Alone(joining.tf)
+    return Communicator(joining.tf)
 
 
 def _multiworker(joining: Joining) -> Communicator:
@@ -46,6 +45,14 @@ def _multiworker(joining: Joining) -> Communicator:
     ranks = join(joining.tf, joining.place)
     joining.clock.mark("collectives")
     return ranks
+
+
+def _parameter_server(joining: Joining) -> Communicator:
+    from hpcdl.train.parameter_server import Chief
+
+    chief = Chief(joining.tf)
+    joining.clock.mark("servers")
+    return chief
 
 
 def _horovod(joining: Joining) -> Communicator:
@@ -63,6 +70,7 @@ def _horovod(joining: Joining) -> Communicator:
 STRATEGIES: dict[str, Callable[[Joining], Communicator]] = {
     "horovod": _horovod,
     "multiworker": _multiworker,
+    "parameter-server": _parameter_server,
     "single": _single,
 }
 

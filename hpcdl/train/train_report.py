@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hpcdl.results.records import PROGRESS
 from hpcdl.system.files import explain_os_errors
-from hpcdl.train.progress_display import Log, Progress, ProgressDisplay, choose_face
+from hpcdl.train.progress_display import Log, Progress, choose_face
 
 
 class Reporter:
@@ -31,7 +31,7 @@ class Reporter:
         self._steps = steps
         self._every = every
         self._silent = silent
-        self._face: ProgressDisplay = Log() if silent else choose_face()
+        self._face = Log() if silent else choose_face()
         self._line_at = self._file_at = 0.0
         self._rate_at = time.monotonic()
         self._rate_images = 0

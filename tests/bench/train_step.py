@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from hpcdl.train import loop, models, optimizers
-from hpcdl.train.communicate import Alone
+from hpcdl.train.communicate import Communicator
 from hpcdl.train.data.source import Share, Synthetic
 from hpcdl.train.diagnostics import LossGuard
 from hpcdl.train.options import TrainOptions
@@ -38,7 +38,7 @@ def prepare(tf, model, batch, folder, size=0):
     share = Share(batch, 1, 0, 1)
     source = Synthetic(tf, shape, row["classes"], share)
     task = make_task(tf, "classes", 0.0)
-    parts = StepParts(network, task, optimizer, Alone(tf), source.prepare)
+    parts = StepParts(network, task, optimizer, Communicator(tf), source.prepare)
     return loop.Training(
         TrainOptions(model=model, job_dir=str(folder)), RunPlan(batch, 0, 0, 1e-6, 0), parts.ranks,
         parts, source, make_step(tf, parts), Reporter(folder, 0, 1e9, silent=False),

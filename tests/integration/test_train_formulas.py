@@ -17,7 +17,7 @@ PROGRAM = """
 import json, os
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import numpy as np, tensorflow as tf
-from hpcdl.train.communicate import Alone
+from hpcdl.train.communicate import Communicator
 from hpcdl.train.data.source import Group
 from hpcdl.train.models import Network
 from hpcdl.train.optimizers import make_loss_scale, make_optimizer
@@ -45,7 +45,7 @@ found["gradients"] = [[value.tolist() for value in row] for row in GRADIENTS]
 def step_of(made, **more):
     task = make_task(tf, "classes", 0.0)
     optimizer = make_optimizer(tf, made, "sgd", 0.9, 0.0)
-    return make_step(tf, StepParts(made, task, optimizer, Alone(tf), lambda x: x, **more))
+    return make_step(tf, StepParts(made, task, optimizer, Communicator(tf), lambda x: x, **more))
 
 images = random.randn(1, 32, 5).astype("f4")
 labels = random.randint(0, 4, (1, 32))

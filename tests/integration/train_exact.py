@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from hpcdl.train import models, optimizers
-from hpcdl.train.communicate import Alone
+from hpcdl.train.communicate import Communicator
 from hpcdl.train.data.dataset import read_dataset
 from hpcdl.train.data.pipeline import Records
 from hpcdl.train.data.repair import Repairs
@@ -30,7 +30,7 @@ def parts_of(tf, model, **more):
     network = models.build(tf, f"users:{model}", (4, 4, 1), 3, 1)
     optimizer = optimizers.make_optimizer(tf, network, "sgd", 0.9, 0.0)
     task = make_task(tf, "classes", 0.0)
-    return StepParts(network, task, optimizer, Alone(tf), lambda x: x, **more)
+    return StepParts(network, task, optimizer, Communicator(tf), lambda x: x, **more)
 
 
 def penalties(tf, _):
@@ -61,7 +61,7 @@ def dropout(tf, _):
     parts = parts_of(tf, "drops", accumulate=2)
     found = []
     for rank, step in ((0, 0), (1, 0), (0, 1), (0, 0)):
-        ranks = Alone(tf)
+        ranks = Communicator(tf)
         ranks.rank = rank
         parts.network.random.seeds.assign([1, step])
         backward = tf.function(make_backward(tf, replace(parts, ranks=ranks)), autograph=False)

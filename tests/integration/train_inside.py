@@ -10,7 +10,7 @@ import numpy as np
 
 from hpcdl import facts
 from hpcdl.train import models, optimizers
-from hpcdl.train.communicate import Alone
+from hpcdl.train.communicate import Communicator
 from hpcdl.train.data.dataset import read_dataset
 from hpcdl.train.data.images import Images
 from hpcdl.train.data.pipeline import Records
@@ -34,7 +34,7 @@ def groups(tf):
     for size in (8, 1):
         network = models.build(tf, "mlp", (28, 28, 1), 10, 1)
         optimizer = optimizers.make_optimizer(tf, network, "sgd", 0.9, 0.0)
-        ranks = Alone(tf)
+        ranks = Communicator(tf)
         parts = StepParts(network, make_task(tf, "classes", 0.0), optimizer, ranks, lambda x: x)
         step = make_step(tf, parts)
         results = []
@@ -193,7 +193,7 @@ def dropout(tf):
     labels = tf.constant([[1.0], [10.0]])
     found = []
     for rank in (0, 1, 0):
-        ranks = Alone(tf)
+        ranks = Communicator(tf)
         ranks.rank = rank
         parts = StepParts(network, task, None, ranks, lambda x: x, accumulate=2)
         _, (gradient,) = tf.function(make_backward(tf, parts), autograph=False)(images, labels)

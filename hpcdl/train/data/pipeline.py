@@ -24,7 +24,7 @@ from hpcdl.train.data import jpeg
 from hpcdl.train.data.dataset import IMAGES, Dataset
 from hpcdl.train.data.images import Images, first_line
 from hpcdl.train.data.repair import Repairs
-from hpcdl.train.data.source import Group, Share, epoch_order, one, steps_in
+from hpcdl.train.data.source import Group, Share, Source, epoch_order, one, steps_in
 from hpcdl.train.data.tfrecord import find
 
 MEAN = (123.675, 116.28, 103.53)
@@ -88,7 +88,7 @@ def interleave_shards(
     return queues
 
 
-class Records:
+class Records(Source):
     """A data set of JPEG records as a source of batches.
 
     Args:

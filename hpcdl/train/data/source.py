@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,7 +64,7 @@ def one() -> int:
     return 1
 
 
-class Source(Protocol):
+class Source:
     """Where batches come from. An epoch has `steps_per_epoch` global batches, 0 for no end.
 
     `streams` is what the order of an epoch depends on beside its seed; 0 for nothing. A resumed run
@@ -75,22 +75,25 @@ class Source(Protocol):
     shape: tuple[int, ...]
     classes: int
     steps_per_epoch: int
-    streams: int
+    streams: int = 0
     digest: str
     pixels: str
-    decoder: str
+    decoder: str = ""
 
     def batches(self, epoch: int, first: int, wanted: Callable[[], int] = one) -> Iterator[Group]:
         """This rank's part of the epoch's batches from number `first` on.
 
         `wanted` is asked before each group how many batches it may hold; it can hold fewer.
         """
+        raise NotImplementedError
 
     def test_batches(self) -> Iterator[tuple[Any, Any]]:
-        """This rank's part of the test set: every example once over all ranks."""
+        """This rank's part of the test set: every example once over all ranks; none here."""
+        return iter(())
 
     def prepare(self, images: Any) -> Any:
         """What a batch gives as images, as the network takes it; part of the compiled step."""
+        return images
 
 
 def steps_in(examples: int, share: Share) -> int:
@@ -113,13 +116,11 @@ def epoch_order(seed: int, epoch: int, examples: int) -> NDArray[Any]:
     return np.random.RandomState((seed * 1_000_003 + epoch) % 2**32).permutation(examples)
 
 
-class Synthetic:
-    """One random batch on the device, again and again: no input cost at all."""
+class Synthetic(Source):
+    """One random batch on the device, again and again: no input cost at all, and no test set."""
 
-    streams = 0
     digest = "synthetic"
     pixels = "random numbers, 0 to 1"
-    decoder = ""
 
     def __init__(
         self, tf: Any, shape: tuple[int, ...], classes: int, share: Share, task: str = "classes"
@@ -147,16 +148,8 @@ class Synthetic:
         while True:
             yield Group(self._images, self._labels, wanted())
 
-    def test_batches(self) -> Iterator[tuple[Any, Any]]:
-        """No test set: accuracy on random labels means nothing."""
-        return iter(())
 
-    def prepare(self, images: Any) -> Any:
-        """Nothing to do."""
-        return images
-
-
-class InMemory:
+class InMemory(Source):
     """A small data set held in memory as NumPy arrays.
 
     Args:
@@ -169,9 +162,7 @@ class InMemory:
         BadInput: there are fewer examples than a global batch has.
     """
 
-    streams = 0
     pixels = "the data set's values / its scale: 0 to 1"
-    decoder = ""
 
     def __init__(
         self, arrays: Mapping[str, tuple[Any, Any]], share: Share, classes: int, digest: str
@@ -201,10 +192,6 @@ class InMemory:
         images, labels = (part[share.rank :: share.ranks] for part in self._test)
         for at in range(0, len(labels), share.at_once):
             yield images[at : at + share.at_once], labels[at : at + share.at_once]
-
-    def prepare(self, images: Any) -> Any:
-        """Nothing to do."""
-        return images
 
 
 def read_raw(

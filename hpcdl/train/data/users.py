@@ -71,12 +71,10 @@ def _classes(labels: Any) -> int:
     return int(labels.shape[1] if several else labels.max(initial=0) + 1)
 
 
-class Pipeline:
+class Pipeline(Source):
     """A user's tf.data pipelines, as a source of batches."""
 
-    streams = 0
     pixels = "as the data set's function gives them"
-    decoder = ""
 
     def __init__(self, tf: Any, named: str, parts: dict[str, Any], share: Share) -> None:
         self._tf = tf
@@ -130,7 +128,3 @@ class Pipeline:
             mine = self._parts["test"].shard(share.ranks, share.rank).batch(share.at_once)
             for images, labels in self._read(mine):
                 yield images, self._tf.cast(labels, self._tf.int64)
-
-    def prepare(self, images: Any) -> Any:
-        """Nothing to do."""
-        return images
