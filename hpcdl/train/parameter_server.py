@@ -218,9 +218,6 @@ def _follow(
         return _watch(options, cluster, members, ended)
 
 
-# A member: a server of TensorFlow's, or the chief.
-
-
 def serve(tf: Any) -> None:
     """Be a worker or a server of TensorFlow's, until the rank ends this process."""
     for number in _SIGNALS:
