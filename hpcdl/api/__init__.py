@@ -1,0 +1,122 @@
+"""What your own scripts may import; stable as docs/python.md promises.
+
+    from hpcdl import api
+
+    site = api.load_site("site.yaml")
+    job = api.JobSpec("p100", nodes=2, gpus_per_node=4, program=("python", "train.py"))
+    print(api.render(site, job).text)
+    print(api.submit(site, job).job_id)
+
+Every function raises `Fault` with `message` and `hint` where it cannot answer.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcdl.jobs.spec import JobSpec
+from hpcdl.site import Site, find_site_file
+from hpcdl.system.errors import HpcdlError as Fault
+
+if TYPE_CHECKING:
+    from hpcdl.jobs import Script
+    from hpcdl.jobs.lint.finding import Finding
+    from hpcdl.jobs.submission import Submission
+    from hpcdl.predict.forecast import Forecast
+    from hpcdl.regress.answer import GateAnswer
+    from hpcdl.regress.references import Reference
+    from hpcdl.stack.resolve_answer import Resolution
+
+__all__ = [
+    "Fault",
+    "JobSpec",
+    "Site",
+    "gate",
+    "lint",
+    "load_site",
+    "predict",
+    "references",
+    "render",
+    "resolve",
+    "submit",
+]
+
+
+def load_site(name: str | Path | None = None) -> Site:
+    """A site from its file, or by the name of one that hpcdl brings, such as `pi`.
+
+    By default the one of HPCDL_SITE.
+    """
+    from hpcdl.site import load_site
+
+    return load_site(find_site_file(str(name) if name else None))
+
+
+def render(site: Site, job: JobSpec) -> Script:
+    """The batch script of a job: `text`, `layout`, and `lines`, each with its reason.
+
+    It loads the site's published release, and names the module to come where there is none.
+    """
+    from hpcdl.jobs import render_script
+    from hpcdl.workflows.modules import module_for
+
+    return render_script(site, job, module_for(site, partition=job.partition))
+
+
+def submit(site: Site, job: JobSpec) -> Submission:
+    """Queue a job, once: `job_id`, and the paths `script`, `log` and `result`.
+
+    The same call after one that was stopped half-way finds the job of that one.
+    """
+    from hpcdl.jobs.submission import submit
+    from hpcdl.workflows.modules import module_for
+
+    return submit(site, job, module_for(site, partition=job.partition, published=True))
+
+
+def lint(script: str, site: Site, name: str = "job.sh") -> tuple[Finding, ...]:
+    """What is wrong with the text of a batch script on the site's release of Slurm, by lines."""
+    from hpcdl.jobs.lint import lint
+
+    return lint(script, name=name, version=site.slurm.version)
+
+
+def resolve(site: Site, partition: str | None = None) -> tuple[Resolution, ...]:
+    """The newest versions that work together, per partition and kind of build."""
+    from hpcdl.stack.resolve import resolve
+
+    return resolve(site, partition)
+
+
+def predict(site: Site, partition: str, model: str, **more: Any) -> Forecast:
+    """Images/s of a training on more and more GPUs of a partition, and what limits it.
+
+    `more` are fields of `hpcdl.predict.request.Request`: gpus (such as "1-64" or "4,8"), batch,
+    precision, size, data, result.
+    """
+    from hpcdl.predict.request import Request, answer
+
+    return answer(Request(site.partition(partition), model, **more))
+
+
+def references(site: Site, partition: str) -> tuple[Reference, ...]:
+    """What the nightly checks of a partition are compared with, in images/s and GB/s."""
+    from hpcdl.regress.references import load_references
+
+    named = site.partition(partition)
+    rows = load_references(site, named.reference_set).values()
+    return tuple(row for row in rows if row.partition == named.label)
+
+
+def gate(site: Site) -> GateAnswer:
+    """Whether last night lets a change through: `open`, `headline`, and each finding."""
+    from hpcdl.regress.accept import rulings_of
+    from hpcdl.regress.gate import ask
+    from hpcdl.regress.history import history_path, open_history
+    from hpcdl.slurm.execution import current_or_cluster
+
+    with open_history(history_path(site), site.name) as history:
+        return ask(history, now=datetime.now(timezone.utc), execution=current_or_cluster(),
+                   rulings=rulings_of(site))  # fmt: skip

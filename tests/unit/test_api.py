@@ -1,0 +1,54 @@
+"""What other people's scripts import: its page's example, its names, and what it costs."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcdl import api
+from hpcdl.regress.history import VARIABLE
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "python.md"
+
+
+def run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                          check=True).stdout  # fmt: skip
+
+
+def test_the_page_s_example_prints_what_the_page_says() -> None:
+    (code,), (shown,) = (re.findall(form, PAGE.read_text(), re.S)
+                         for form in ("```python\n(.*?)```", "```\n\n(    .*?)\n\n"))  # fmt: skip
+    assert run(code) == re.sub("^    ", "", shown, flags=re.M) + "\n"
+
+
+def test_the_page_names_every_function() -> None:
+    named = set(re.findall(r"^\| `(\w+)\(", PAGE.read_text(), re.M))
+    assert named == set(api.__all__) - {"Fault", "JobSpec", "Site"}
+
+
+def test_its_import_loads_no_heavy_package() -> None:
+    heavy = "{'numpy', 'tensorflow', 'reframe', 'jinja2', 'sqlite3'}"
+    assert run(f"import sys, hpcdl.api; print({heavy} & set(sys.modules))") == "set()\n"
+
+
+def test_it_answers_for_a_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "history.sqlite"))
+    site = api.load_site("p100-v100-k80")
+    assert {one.partition for one in api.resolve(site)} >= {"p100", "v100"}
+    found = api.lint("#!/bin/bash\n#SBATCH --time=1\n#SBATCH --ntaks=4\nsrun true\n", site)
+    assert [(one.line, one.rule.id) for one in found] == [(3, "option-misspelt")]
+    assert all(row.partition == "p100" for row in api.references(site, "p100"))
+    assert api.references(site, "p100")
+    assert not api.gate(site).open, "nothing was ever measured"
+
+
+def test_what_it_cannot_answer_is_said(tmp_path: Path) -> None:
+    site = api.load_site("pi")
+    with pytest.raises(api.Fault, match="no partition") as fault:
+        api.render(site, api.JobSpec("p10"))
+    assert fault.value.hint
+    with pytest.raises(api.Fault):
+        api.load_site(tmp_path / "none.yaml")
