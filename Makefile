@@ -9,7 +9,7 @@ PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # `make down` finds the cluster of `make demo` by this.
 demo down clean: export HPCDL_SITE ?= embedded
 
-.PHONY: help demo down test test-fast test-matrix test-gpu-build test-reframe test-long drill bench lint docs golden wheel venv system clean
+.PHONY: help demo down test test-fast test-matrix test-gpu-build test-reframe test-long drill bench lint docs site golden wheel venv system clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -57,6 +57,10 @@ lint: venv  ## ruff and mypy --strict
 
 docs: venv  ## write the generated pages: site file, job file, exit codes, commands, rules
 	$(BIN)/python -m tools.docs
+
+site: venv  ## dist/site: the documentation as a web site that needs no server; every link is checked
+	@$(BIN)/python -m pip install --quiet --editable '.[site]'
+	$(BIN)/mkdocs build
 
 golden: venv  ## write the golden scripts and errors
 	$(BIN)/python -m tests.golden.regenerate

@@ -30,7 +30,7 @@ def site_file() -> str:
 `site.yaml` describes a cluster once; stacks, scripts, checks and predictions are derived from it.
 `hpcdl site init` writes a commented one from a live Slurm, `hpcdl site check` compares the two, and
 `hpcdl site schema` prints a JSON Schema for editors. Commented examples are in
-[templates/sites](../templates/sites).
+`templates/sites/`.
 
 All errors of a file are shown at once, each with its line and the nearest valid key. Anchors, tags
 and duplicate keys are not allowed. Keys in **bold** are required.
