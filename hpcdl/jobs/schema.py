@@ -10,22 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.jobs.spec import LAUNCHERS
-from hpcdl.site.schema import ENVIRONMENT, NAME
 from hpcdl.system.document import read_document
 from hpcdl.system.schema import Schema, check
+from hpcdl.system.schema_parts import ENVIRONMENT, NAME, count, text
 
 VERSION = 1
 _MOST = 1_000_000
 
 
-def _count(description: str, **more: object) -> Schema:
-    return {
-        "type": "integer", "description": description, "minimum": 1, "maximum": _MOST, **more,
-    }  # fmt: skip
-
-
-def _text(description: str, **more: object) -> Schema:
-    return {"type": "string", "description": description, **more}
+def _number(description: str, **more: object) -> Schema:
+    return count(description, 1, _MOST, **more)
 
 
 JOB: Schema = {
@@ -36,23 +30,23 @@ JOB: Schema = {
     "required": ["schema"],
     "additionalProperties": False,
     "properties": {
-        "schema": _count("Version of this format.", maximum=VERSION, examples=[VERSION]),
-        "partition": _text("The partition; the site's default where none is named.", pattern=NAME),
-        "gpus": _count("GPUs in all, one rank each.", examples=[16]),
-        "gpu_model": _text(
+        "schema": _number("Version of this format.", maximum=VERSION, examples=[VERSION]),
+        "partition": text("The partition; the site's default where none is named.", pattern=NAME),
+        "gpus": _number("GPUs in all, one rank each.", examples=[16]),
+        "gpu_model": text(
             "The GPU model, where a partition has several.", pattern=NAME, examples=["L40S"]
         ),
-        "nodes": _count("Nodes."),
-        "gpus_per_node": _count("GPUs on each node."),
-        "tasks": _count("Processes in all, on a partition without GPUs."),
-        "tasks_per_node": _count("Ranks on each node, on a partition without GPUs."),
-        "cpus_per_task": _count("CPUs of a rank; its share of the node by default."),
-        "mem": _text("Memory of each node; its share by default.", examples=["64G"]),
-        "mem_per_cpu": _text("The same, per CPU."),
-        "mem_per_gpu": _text("The same, per GPU."),
-        "time": _text("Walltime, as for sbatch; an hour by default.", examples=["2:00:00"]),
-        "name": _text("The job's name.", pattern=NAME),
-        "launcher": _text("How ranks start and find each other.", enum=list(LAUNCHERS)),
+        "nodes": _number("Nodes."),
+        "gpus_per_node": _number("GPUs on each node."),
+        "tasks": _number("Processes in all, on a partition without GPUs."),
+        "tasks_per_node": _number("Ranks on each node, on a partition without GPUs."),
+        "cpus_per_task": _number("CPUs of a rank; its share of the node by default."),
+        "mem": text("Memory of each node; its share by default.", examples=["64G"]),
+        "mem_per_cpu": text("The same, per CPU."),
+        "mem_per_gpu": text("The same, per GPU."),
+        "time": text("Walltime, as for sbatch; an hour by default.", examples=["2:00:00"]),
+        "name": text("The job's name.", pattern=NAME),
+        "launcher": text("How ranks start and find each other.", enum=list(LAUNCHERS)),
         "trusted_network": {
             "type": "boolean",
             "description": "Whether all who reach the nodes' ports may run code as you; "
@@ -65,33 +59,33 @@ JOB: Schema = {
             "items": {"type": "string", "pattern": r"^[A-Za-z0-9_][^\s]{0,200}$"},
         },
         "env": {**ENVIRONMENT, "description": "Variables of the job, by name."},
-        "account": _text("Account to charge.", pattern=NAME),
-        "qos": _text("Quality of service.", pattern=NAME),
-        "reservation": _text("Reservation to run in.", pattern=NAME),
-        "licenses": _text("Licences that the job needs.", examples=["matlab:2"]),
+        "account": text("Account to charge.", pattern=NAME),
+        "qos": text("Quality of service.", pattern=NAME),
+        "reservation": text("Reservation to run in.", pattern=NAME),
+        "licenses": text("Licences that the job needs.", examples=["matlab:2"]),
         "sbatch": {
             "type": "array",
             "description": "Further options of sbatch.",
             "items": {"type": "string", "maxLength": 10_000},
             "examples": ["[mail-type=END, mail-user=me]"],
         },
-        "data": _text("Data set; the job sees it as HPCDL_DATA."),
+        "data": text("Data set; the job sees it as HPCDL_DATA."),
         "stage_data": {
             "type": "boolean",
             "description": "Whether it is copied to the nodes' own disks first.",
             "default": False,
         },
-        "container": _text(
+        "container": text(
             "Image to run the program in, where the site declares a container runtime.",
             examples=["/images/tensorflow.sif"],
         ),
-        "chdir": _text("Where the program works; the job's own directory by default."),
+        "chdir": text("Where the program works; the job's own directory by default."),
         "preflight": {
             "type": "boolean",
             "description": "Whether the allocation is checked before the ranks start.",
             "default": True,
         },
-        "job_dir": _text("Directory of the job's files; one below the site's work by default."),
+        "job_dir": text("Directory of the job's files; one below the site's work by default."),
         "program": {
             "type": "array",
             "description": "The program and its arguments; `hpcdl train` by default.",

@@ -7,66 +7,23 @@ generated from its descriptions. A new key starts here.
 from __future__ import annotations
 
 from hpcdl.system.schema import Schema
+from hpcdl.system.schema_parts import ENVIRONMENT, NAME, count, named, record, size, text
 
 VERSION = 1
-NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
 _TIME = r"^(\d{1,4}-)?\d{1,4}(:[0-5]\d){0,2}$|^unlimited$"
 _VERSION = r"^\d{1,2}\.\d{2}(\.\d{1,2})?([-.\w]*)?$"
 
 
-def _text(description: str, **more: object) -> Schema:
-    return {"type": "string", "description": description, **more}
-
-
-def _count(description: str, low: int, high: int, **more: object) -> Schema:
-    return {"type": "integer", "description": description, "minimum": low, "maximum": high, **more}
-
-
-def _size(description: str, low: float, high: float, **more: object) -> Schema:
-    return {"type": "number", "description": description, "minimum": low, "maximum": high, **more}
-
-
-ENVIRONMENT: Schema = {
-    "type": "object",
-    "description": "Variables that every job here gets, by name.",
-    "propertyNames": {"pattern": r"^[A-Za-z_][A-Za-z0-9_]{0,100}$"},
-    "additionalProperties": {"type": "string", "pattern": r"^[^\x00-\x1f]{0,1000}$"},
-    "default": {},
-    "examples": ["{NCCL_IB_HCA: mlx5}"],
-}
-
-
-def _map(description: str, required: list[str], properties: dict[str, Schema]) -> Schema:
-    return {
-        "type": "object",
-        "description": description,
-        "required": required,
-        "additionalProperties": False,
-        "properties": properties,
-    }
-
-
-def _named(description: str, value: Schema, **more: object) -> Schema:
-    """A mapping of names to values of one kind."""
-    return {
-        "type": "object",
-        "description": description,
-        "propertyNames": {"pattern": NAME},
-        "additionalProperties": value,
-        **(more or {"default": {}}),
-    }
-
-
-SLURM = _map(
+SLURM = record(
     "The site's Slurm, and how jobs request resources.",
     ["version"],
     {
-        "version": _text(
+        "version": text(
             "Slurm's release, as `sinfo --version` prints it. It decides the form of the scripts.",
             pattern=_VERSION,
             examples=["22.05.8"],
         ),
-        "gpu_request": _text(
+        "gpu_request": text(
             "How a job asks for GPUs: `--gpus-per-node` or `--gres=gpu`. Never both.",
             enum=["gpus-per-node", "gres"],
             default="gpus-per-node",
@@ -76,12 +33,12 @@ SLURM = _map(
             "description": "Whether the request names the GPU's type (`gpu:p100:4`, not `gpu:4`).",
             "default": True,
         },
-        "mpi": _text(
+        "mpi": text(
             "The plug-in for `srun --mpi=`; `srun --mpi=list` shows what there is.",
             pattern=r"^[a-z0-9_]{1,30}$",
             default="pmix",
         ),
-        "pmix": _text(
+        "pmix": text(
             "The PMIx release that Slurm was built with; MPI in the stack must share it.",
             pattern=r"^\d+(\.\d+){0,2}$",
             examples=["4.2"],
@@ -91,9 +48,9 @@ SLURM = _map(
             "description": "Whether slurmdbd runs, so that `sacct` answers.",
             "default": False,
         },
-        "account": _text("Account that jobs are charged to, where none is given.", pattern=NAME),
-        "qos": _text("Quality of service of jobs, where none is given.", pattern=NAME),
-        "select": _text(
+        "account": text("Account that jobs are charged to, where none is given.", pattern=NAME),
+        "qos": text("Quality of service of jobs, where none is given.", pattern=NAME),
+        "select": text(
             "SelectType of slurm.conf behind the slash; `scontrol show config` shows it.",
             enum=["cons_res", "cons_tres", "linear"],
         ),
@@ -110,7 +67,7 @@ SLURM = _map(
             "items": {"type": "string", "pattern": r"^[A-Za-z0-9][A-Za-z0-9_-]{0,60}$"},
             "default": [],
         },
-        "memory": _text(
+        "memory": text(
             "How a job asks for memory: `--mem`, `--mem-per-cpu`, `--mem-per-gpu`, or not at all.",
             enum=["node", "cpu", "gpu", "none"],
             default="node",
@@ -126,7 +83,7 @@ SLURM = _map(
             "continues a run.",
             "default": True,
         },
-        "purge": _text(
+        "purge": text(
             "What a job unloads before it loads its modules: `all`, all but `sticky` ones of Lmod, "
             "or `none`, for Cray's bases and sites that load what jobs need.",
             enum=["all", "sticky", "none"],
@@ -135,28 +92,28 @@ SLURM = _map(
     },
 )
 
-PATHS = _map(
+PATHS = record(
     "Directories on the shared file system. `~`, `$HOME`, `$USER` and `$HPCDL_HOME` are replaced.",
     ["prefix", "work", "datasets"],
     {
-        "prefix": _text("Where stacks and modules are published.", examples=["/apps/hpcdl"]),
-        "work": _text("Where jobs keep scripts, logs, results and checkpoints.",
+        "prefix": text("Where stacks and modules are published.", examples=["/apps/hpcdl"]),
+        "work": text("Where jobs keep scripts, logs, results and checkpoints.",
                       examples=["/work/$USER"]),
-        "datasets": _text("Where data sets are.", examples=["/data"]),
-        "lmod_init": _text("Lmod's start-up file for bash.",
+        "datasets": text("Where data sets are.", examples=["/data"]),
+        "lmod_init": text("Lmod's start-up file for bash.",
                            default="/usr/share/lmod/lmod/init/bash"),
     },
 )  # fmt: skip
 
-GPU = _map(
+GPU = record(
     "The GPUs of a node. Leave it out on a CPU partition.",
     ["model", "per_node"],
     {
-        "model": _text(
+        "model": text(
             "The GPU's model: a row of hpcdl/facts/gpus.yaml, or of the site's `gpus`.",
             examples=["P100-PCIe"],
         ),
-        "gres_type": _text(
+        "gres_type": text(
             "What Slurm calls it in Gres (`gpu:p100:4`). The partition's name by default.",
             pattern=r"^[A-Za-z0-9_.-]{1,40}$",
             examples=["p100"],
@@ -166,53 +123,53 @@ GPU = _map(
             "description": "Whether Slurm gives these GPUs a type. The site's `slurm.gpu_typed` "
             "by default.",
         },
-        "per_node": _count("Devices per node as Slurm counts them (a K80 board is two).", 1, 64),
-        "memory_gb": _size("Memory of one device in GB, if not the model's.", 1, 1024),
+        "per_node": count("Devices per node as Slurm counts them (a K80 board is two).", 1, 64),
+        "memory_gb": size("Memory of one device in GB, if not the model's.", 1, 1024),
     },
 )
 
-GPU_MODEL = _map(
+GPU_MODEL = record(
     "A GPU model that hpcdl does not know, or knows otherwise. What is left out is the facts'; "
     "where they have nothing, whoever needs the figure says so.",
     [],
     {
-        "compute": _text(
+        "compute": text(
             "CUDA compute capability; `nvidia-smi --query-gpu=compute_cap --format=csv` shows it.",
             pattern=r"^[0-9]{1,2}\.[0-9]$",
             examples=["'8.9'"],
         ),
-        "memory_gb": _size("Memory of one device in GB.", 1, 1024),
-        "vendor": _text("Who makes it; NVIDIA by default.", enum=["nvidia", "amd", "intel"]),
-        "driver_name": _text(
+        "memory_gb": size("Memory of one device in GB.", 1, 1024),
+        "vendor": text("Who makes it; NVIDIA by default.", enum=["nvidia", "amd", "intel"]),
+        "driver_name": text(
             "What in the driver's name (`nvidia-smi -L`) tells it from other models. The model "
             "up to its first dash by default.",
             pattern=r"^[A-Za-z0-9][A-Za-z0-9 ./_+-]{0,60}$",
             examples=["RTX 5000 Ada"],
         ),
-        "fabric": _text("What joins the GPUs of a node.",
+        "fabric": text("What joins the GPUs of a node.",
                         enum=["pcie3", "pcie4", "pcie5", "nvlink"]),
-        "nvlink_gbs": _size("NVLink of one device in GB/s, both ways together.", 1, 100_000),
-        "memory_gbs": _size("Bandwidth of its memory in GB/s.", 1, 100_000),
-        "fp32_tflops": _size("Peak of float32 in TFLOPS.", 0.1, 100_000),
-        "tf32_tflops": _size("Peak of TF32 in TFLOPS, dense.", 0.1, 100_000),
-        "half_tflops": _size("Peak of float16 in TFLOPS, dense.", 0.1, 100_000),
-        "tdp_w": _size("Its power in W.", 1, 10_000),
-        "machine": _text("The CPUs beside it; x86_64 by default.", enum=["x86_64", "aarch64"]),
+        "nvlink_gbs": size("NVLink of one device in GB/s, both ways together.", 1, 100_000),
+        "memory_gbs": size("Bandwidth of its memory in GB/s.", 1, 100_000),
+        "fp32_tflops": size("Peak of float32 in TFLOPS.", 0.1, 100_000),
+        "tf32_tflops": size("Peak of TF32 in TFLOPS, dense.", 0.1, 100_000),
+        "half_tflops": size("Peak of float16 in TFLOPS, dense.", 0.1, 100_000),
+        "tdp_w": size("Its power in W.", 1, 10_000),
+        "machine": text("The CPUs beside it; x86_64 by default.", enum=["x86_64", "aarch64"]),
     },
 )  # fmt: skip
 
-INTERCONNECT = _map(
+INTERCONNECT = record(
     "The network between the nodes; unknown where it is left out.",
     ["fabric"],
     {
-        "fabric": _text(
+        "fabric": text(
             "Its kind.", enum=["ethernet", "infiniband", "omnipath", "slingshot", "unknown"]
         ),
-        "bandwidth_gbps": _size(
+        "bandwidth_gbps": size(
             "Bandwidth of a node in Gbit/s; predictions over several nodes need it.",
             0.1, 10000, examples=[56],
         ),
-        "interface": _text(
+        "interface": text(
             "The network interface that MPI and NCCL use between nodes, where there are several.",
             pattern=r"^[A-Za-z0-9_.:-]{1,40}$",
             examples=["ib0"],
@@ -220,28 +177,28 @@ INTERCONNECT = _map(
     },
 )  # fmt: skip
 
-SCRATCH = _map(
+SCRATCH = record(
     "Scratch on the node's own disk.",
     ["path"],
     {
-        "path": _text("Its path; `$SLURM_JOB_ID` and `$USER` are expanded in the job.",
+        "path": text("Its path; `$SLURM_JOB_ID` and `$USER` are expanded in the job.",
                       examples=["/local/$SLURM_JOB_ID"]),
-        "size_gb": _size("Space in GB; 0 where it is not known.", 0, 1_000_000, default=0),
+        "size_gb": size("Space in GB; 0 where it is not known.", 0, 1_000_000, default=0),
     },
 )  # fmt: skip
 
 _NODES: dict[str, Schema] = {
-    "nodes": _count("How many nodes it has.", 1, 100_000),
-    "hostlist": _text(
+    "nodes": count("How many nodes it has.", 1, 100_000),
+    "hostlist": text(
         "Their names, as Slurm writes them. `NAME-[01-NN]` by default.",
         pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.,\[\]-]{0,3999}$",
         examples=["p100-[01-04]"],
     ),
     "gpu": GPU,
-    "sockets": _count("Processor sockets of a node.", 1, 16),
-    "cores_per_socket": _count("Cores of a socket.", 1, 512),
-    "threads_per_core": _count("Hardware threads of a core.", 1, 8, default=1),
-    "memory_gb": _size("Memory of a node in GB, as Slurm gives it to jobs.", 0.1, 65536),
+    "sockets": count("Processor sockets of a node.", 1, 16),
+    "cores_per_socket": count("Cores of a socket.", 1, 512),
+    "threads_per_core": count("Hardware threads of a core.", 1, 8, default=1),
+    "memory_gb": size("Memory of a node in GB, as Slurm gives it to jobs.", 0.1, 65536),
     "interconnect": INTERCONNECT,
     "scratch": SCRATCH,
     "features": {
@@ -250,25 +207,25 @@ _NODES: dict[str, Schema] = {
         "items": {"type": "string", "pattern": NAME},
         "default": [],
     },
-    "target": _text(
+    "target": text(
         "Microarchitecture to compile for, as archspec names it.",
         pattern=r"^[a-z0-9_]{1,40}$",
         default="x86_64_v3",
         examples=["skylake_avx512"],
     ),
-    "driver": _text(
+    "driver": text(
         "Version of the NVIDIA driver.",
         pattern=r"^\d{3}(\.\d+){0,2}$",
         examples=["535.104.05"],
     ),
-    "reference_set": _text(
+    "reference_set": text(
         "The set of references for its checks. The GPU's name by default.",
         pattern=NAME,
     ),
 }
 """What may differ between the groups of nodes of one partition."""
 
-GROUP = _map(
+GROUP = record(
     "Equal nodes of a partition: what they have otherwise than the partition says.",
     ["nodes"],
     # No defaults: what a group leaves out is the partition's.
@@ -278,7 +235,7 @@ GROUP = _map(
     },
 )
 
-PARTITION = _map(
+PARTITION = record(
     "A Slurm partition.",
     ["nodes", "sockets", "cores_per_socket", "memory_gb"],
     {
@@ -291,24 +248,24 @@ PARTITION = _map(
             "items": GROUP,
             "default": [],
         },
-        "max_time": _text(
+        "max_time": text(
             "The longest time limit, as Slurm writes it.",
             pattern=_TIME,
             default="1-00:00:00",
             examples=["24:00:00"],
         ),
-        "stack": _text("The stack that `module load tensorflow` gives here.", pattern=NAME),
+        "stack": text("The stack that `module load tensorflow` gives here.", pattern=NAME),
         "environment": ENVIRONMENT,
-        "account": _text("Account for jobs here, instead of the site's.", pattern=NAME),
-        "qos": _text("Quality of service for jobs here, instead of the site's.", pattern=NAME),
+        "account": text("Account for jobs here, instead of the site's.", pattern=NAME),
+        "qos": text("Quality of service for jobs here, instead of the site's.", pattern=NAME),
     },
 )
 
-STACK = _map(
+STACK = record(
     "A software stack.",
     ["backend"],
     {
-        "backend": _text("How it is built: compiled by Spack, or from wheels in a venv.",
+        "backend": text("How it is built: compiled by Spack, or from wheels in a venv.",
                          enum=["spack", "venv"]),
         "partitions": {
             "type": "array",
@@ -336,11 +293,11 @@ STACK = _map(
             "examples": [["pandas", "jupyterlab>=4,<5"]],
             "default": [],
         },
-        "variant": _text("`cpu`: a build for CPUs, although its partitions have GPUs, which then "
+        "variant": text("`cpu`: a build for CPUs, although its partitions have GPUs, which then "
                          "stay idle. Without it the partitions decide.", enum=["cpu"]),
-        "horovod": _text("`none`: without Horovod, for tf.distribute; no compiler is needed then.",
+        "horovod": text("`none`: without Horovod, for tf.distribute; no compiler is needed then.",
                          enum=["none"]),
-        "cuda_home": _text(
+        "cuda_home": text(
             "The CUDA toolkit whose nvcc compiles Horovod; needed while building only. By default "
             "the first that fits of $CUDA_HOME, PATH and /usr/local/cuda*.",
             pattern="^/", examples=["/usr/local/cuda-12.4"],
@@ -348,39 +305,39 @@ STACK = _map(
     },
 )  # fmt: skip
 
-SPACK = _map(
+SPACK = record(
     "How Spack builds here. Only stacks with the backend `spack` need it.",
     [],
     {
         "externals": {
             "type": "array",
             "description": "What the machine has already: compilers, Slurm, PMIx, rdma-core.",
-            "items": _map(
+            "items": record(
                 "A package that Spack shall use and not build.",
                 ["spec", "prefix"],
                 {
-                    "spec": _text("Its name and version.", pattern=r"^[a-z0-9-]+@[0-9][\w.+-]*$",
+                    "spec": text("Its name and version.", pattern=r"^[a-z0-9-]+@[0-9][\w.+-]*$",
                                   examples=["gcc@12.2.0"]),
-                    "prefix": _text("Where it is installed.", pattern="^/", examples=["/usr"]),
+                    "prefix": text("Where it is installed.", pattern="^/", examples=["/usr"]),
                 },
             ),
             "default": [],
         },
-        "mirrors": _named(
+        "mirrors": named(
             "Mirrors of sources and binaries, by name.",
             {"type": "string", "pattern": r"^(file|https?|oci|s3)://"},
         ),
-        "build_jobs": _count("Processes per build; Spack's own choice by default.", 1, 1024),
-        "padded_length": _count(
+        "build_jobs": count("Processes per build; Spack's own choice by default.", 1, 1024),
+        "padded_length": count(
             "Length the install path is padded to, so that binaries can move. 0: no padding.",
             0, 512, default=128,
         ),
-        "signing_key": _text(
+        "signing_key": text(
             "Fingerprint or name of a key in Spack's keyring (`spack gpg list --signing`) that "
             "signs the build cache; by default a key that the build makes.",
             pattern=r"^[^\s-][^\n]{2,199}$", examples=["hpc-admins@example.org"],
         ),
-        "store": _text(
+        "store": text(
             "The site's own install tree, so that nothing is built twice; by default "
             "PREFIX/spack/store. `padded_length` is then that tree's own, 0 by default.",
             pattern="^/", examples=["/apps/spack/opt/spack"],
@@ -389,40 +346,40 @@ SPACK = _map(
 )  # fmt: skip
 
 CLEANED = ("check-runs", "job-index", "logs", "failures", "job-records", "leftovers", "cache")
-KEPT = _map(
+KEPT = record(
     "How much of a kind `hpcdl clean` keeps; its own figures where nothing is said.",
     [],
     {
-        "days": _size("What is older goes.", 0, 36_500, examples=[30]),
-        "gb": _size("Of more than this many GB the oldest go.", 0, 1_000_000, examples=[5]),
+        "days": size("What is older goes.", 0, 36_500, examples=[30]),
+        "gb": size("Of more than this many GB the oldest go.", 0, 1_000_000, examples=[5]),
     },
 )
 
 SITE: Schema = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
     "title": "hpcdl site file, version 1",
-    **_map(
+    **record(
         "A cluster: its Slurm, its paths, its partitions and the stacks it wants.",
         ["schema", "name", "slurm", "paths", "partitions"],
         {
-            "schema": _count("Version of this format.", VERSION, VERSION, examples=[VERSION]),
-            "name": _text("The cluster's name.", pattern=NAME, examples=["pi"]),
+            "schema": count("Version of this format.", VERSION, VERSION, examples=[VERSION]),
+            "name": text("The cluster's name.", pattern=NAME, examples=["pi"]),
             "slurm": SLURM,
             "paths": PATHS,
-            "default_partition": _text(
+            "default_partition": text(
                 "The partition of jobs that name none; the first one by default.", pattern=NAME
             ),
-            "container": _text(
+            "container": text(
                 "The container runtime that jobs may use.",
                 enum=["apptainer", "charliecloud", "pyxis"],
             ),
-            "gpus": _named(
+            "gpus": named(
                 "GPU models by name that hpcdl does not know, or knows otherwise.", GPU_MODEL
             ),
-            "partitions": _named("Slurm partitions by name.", PARTITION, minProperties=1),
-            "stacks": _named("Software stacks by name.", STACK),
+            "partitions": named("Slurm partitions by name.", PARTITION, minProperties=1),
+            "stacks": named("Software stacks by name.", STACK),
             "spack": SPACK,
-            "clean": _named(f"How much `hpcdl clean` keeps of {', '.join(CLEANED)}.", KEPT),
+            "clean": named(f"How much `hpcdl clean` keeps of {', '.join(CLEANED)}.", KEPT),
             "trusted_network": {
                 "type": "boolean",
                 "description": "Whether everybody who can reach the nodes' ports may run code as "
