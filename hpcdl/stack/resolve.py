@@ -83,7 +83,8 @@ def resolve_build(site: Site, stack: StackRequest, partitions: tuple[str, ...]) 
         BadInput: an unknown component or version in a pin, or pins that contradict each other
             or the facts.
     """
-    return _resolve(site, site.partition(partitions[0]), stack, "venv", wanted=True)
+    part = by_model(site.partition(partitions[0]))[0]
+    return _resolve(site, part, stack, "venv", wanted=True)
 
 
 def _plain(compute: str | None, backend: str) -> Setting:
@@ -159,7 +160,8 @@ def _resolve(
 def _tried(decided: Setting, solution: Solution) -> Tried | None:
     """The row of facts on this build from wheels as a whole, with every GPU that it serves."""
     versions = {choice.component: choice.version for choice in solution.choices}
-    computes = [one for one in (decided.compute, *decided.also) if one is not None]
+    also = (compute for compute, _ in decided.also)
+    computes = [one for one in (decided.compute, *also) if one is not None]
     rows = known().tried if decided.backend == "venv" else ()
     return next((row for row in rows if row.holds(versions, computes)), None)
 

@@ -93,11 +93,11 @@ class Facts:
 
     @cached_property
     def of_gpus(self) -> tuple[Rule, ...]:
-        """The rules that speak of the GPU."""
+        """The rules that speak of the GPU or its driver."""
         return tuple(
             rule
             for rule in self.rules
-            if any(condition.variable == "gpu" for condition in (*rule.when, rule.need))
+            if {"gpu", "driver"} & {one.variable for one in (*rule.when, rule.need)}
         )
 
 

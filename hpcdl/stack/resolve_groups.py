@@ -66,8 +66,14 @@ def setting(site: Site, part: Partition, stack: StackRequest | None, backend: st
 
 def _computes(parts: Sequence[Partition], stack: StackRequest | None) -> list[str]:
     """The compute capabilities of partitions, each once, those of mixed ones too."""
+    return list(dict.fromkeys(compute for compute, _ in _nodes(parts, stack)))
+
+
+def _nodes(parts: Sequence[Partition], stack: StackRequest | None) -> list[tuple[str, str | None]]:
+    """Compute capability and driver of the nodes with GPUs, those of mixed partitions too."""
     nodes = [one for part in parts if _wants_gpus(part, stack) for one in part.gpu_groups]
-    return list(dict.fromkeys(one.gpu.compute for one in nodes if one.gpu is not None))
+    found = [(one.gpu.compute, one.driver) for one in nodes if one.gpu is not None]
+    return list(dict.fromkeys(found))
 
 
 def _wants_gpus(part: Partition, stack: StackRequest | None) -> bool:
@@ -103,17 +109,17 @@ def _setting(
     site: Site, parts: Sequence[Partition], stack: StackRequest | None, backend: str
 ) -> Setting:
     """The setting of partitions that share a build; the first one's GPU is spoken of."""
-    computes = _computes(parts, stack)
-    drivers = sorted((part.driver for part in parts if part.driver), key=sort_key)
+    nodes = _nodes(parts, stack)
+    first = nodes[0] if nodes else (None, None)
     spack = backend == "spack"
     return Setting(
         backend=backend,
-        compute=computes[0] if computes else None,
-        driver=drivers[0] if computes and drivers else None,
+        compute=first[0],
+        driver=first[1],
         compilers=site.spack.compilers if spack else (),
         pmix=site.slurm.pmix if spack else None,
         pins=tuple(sorted(stack.pins.items())) if stack else (),
         stack=stack.name if stack else None,
-        also=tuple(sorted(computes[1:], key=sort_key)),
+        also=tuple(sorted(nodes[1:], key=lambda one: (sort_key(one[0]), one[1] or ""))),
         horovod=stack is None or stack.horovod,
     )

@@ -12,14 +12,17 @@ from hpcdl.stack.resolve_versions import Range, newest_first
 _SITE_WEIGHT = {"driver": 15, "gcc": 4, "pmix": 4, "python": 4}
 OTHER_GPU = "gpu@"
 """What the variables begin with that stand for further GPUs of a build; `gpu@7.0`."""
+OTHER_DRIVER = "driver@"
+"""The same for the drivers of their nodes; `driver@7.0@535.104.05`."""
 
 
 @dataclass(frozen=True)
 class Setting:
     """What decides a resolution: equal settings have equal answers.
 
-    `also` are compute capabilities beside `compute` that the same build serves; `pythons` the
-    Pythons that the machine has, none meaning any; without `horovod` it plays no part.
+    `also` are compute capabilities that the same build serves, and the drivers of their nodes;
+    `pythons` the Pythons that the machine has, none meaning any; without `horovod` it plays no
+    part.
     """
 
     backend: str
@@ -29,7 +32,7 @@ class Setting:
     pmix: str | None
     pins: tuple[tuple[str, str], ...]
     stack: str | None
-    also: tuple[str, ...] = ()
+    also: tuple[tuple[str, str | None], ...] = ()
     pythons: tuple[str, ...] = ()
     horovod: bool = True
 
@@ -57,17 +60,24 @@ def make_problem(setting: Setting, dropped: set[str] | None = None) -> Problem:
         if name in domains:
             domains[name] = newest_first({*domains[name], *versions})
     others = []
-    for compute in setting.also:
-        domains[f"{OTHER_GPU}{compute}"] = (compute,)
-        others += [_of_other(rule, f"{OTHER_GPU}{compute}") for rule in book.of_gpus]
+    for compute, driver in setting.also:
+        names = {"gpu": f"{OTHER_GPU}{compute}", "driver": _other_driver(compute, driver)}
+        own = () if driver is None else (driver,)
+        domains[names["gpu"]] = (compute,)
+        domains[names["driver"]] = newest_first({*book.components["driver"].known(), *own})
+        others += [_of_other(rule, names) for rule in book.of_gpus]
     return Problem(domains, (*book.rules, *others, *site_rules, *_pin_rules(setting)))
 
 
-def _of_other(rule: Rule, name: str) -> Rule:
-    """A rule about GPUs, said of another one of the build."""
+def _other_driver(compute: str, driver: str | None) -> str:
+    return f"{OTHER_DRIVER}{compute}@{driver or ''}"
+
+
+def _of_other(rule: Rule, names: Mapping[str, str]) -> Rule:
+    """A rule about GPUs or drivers, said of other nodes that the build serves."""
 
     def renamed(condition: Condition) -> Condition:
-        return Condition(name, condition.range) if condition.variable == "gpu" else condition
+        return replace(condition, variable=names.get(condition.variable, condition.variable))
 
     return replace(rule, when=tuple(map(renamed, rule.when)), need=renamed(rule.need))
 
@@ -96,9 +106,14 @@ def _site_rules(setting: Setting) -> list[Rule]:
         found.append(("pmix", setting.pmix, "the PMIx that Slurm was built with"))
     if setting.pythons:
         found.append(("python", ",".join(setting.pythons), "the Pythons of this machine"))
+    found += [
+        (_other_driver(compute, driver), driver, "of other nodes that the same build serves")
+        for compute, driver in setting.also
+        if driver
+    ]
     return [
         Rule((), Condition(name, Range(text)), why, "site.yaml", "published", "site",
-             _SITE_WEIGHT[name])
+             _SITE_WEIGHT[name.partition("@")[0]])
         for name, text, why in found
     ]  # fmt: skip
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from hpcdl.stack.resolve_answer import Answer, Resolution
 from hpcdl.stack.resolve_facts import computes, known
-from hpcdl.stack.resolve_problem import OTHER_GPU
+from hpcdl.stack.resolve_problem import OTHER_DRIVER, OTHER_GPU
 from hpcdl.stack.resolve_solution import Choice
 from hpcdl.stack.resolve_solver import Condition, Rule
 from hpcdl.stack.resolve_versions import sort_key
@@ -278,5 +278,7 @@ def _gpus(named: Sequence[str]) -> str:
 def _title(name: str) -> str:
     if name.startswith(OTHER_GPU):
         return f"sm_{name.removeprefix(OTHER_GPU).replace('.', '')}"
+    if name.startswith(OTHER_DRIVER):
+        return "driver"
     component = known().components.get(name)
     return component.title if component else {"gpu": "GPU", "backend": "backend"}.get(name, name)

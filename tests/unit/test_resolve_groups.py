@@ -10,7 +10,7 @@ import pytest
 from hpcdl import facts
 from hpcdl.site import Gpu, Site, StackRequest, load_site
 from hpcdl.stack.recipe import recipe_of
-from hpcdl.stack.resolve import resolve_build, resolve_one
+from hpcdl.stack.resolve import resolve, resolve_build, resolve_one
 from hpcdl.stack.resolve_groups import computes_of, groups, members, pythons
 from hpcdl.stack.resolve_show import as_text
 from hpcdl.system.resources import folder
@@ -60,7 +60,9 @@ def test_a_newer_gpu_beside_an_old_one_gets_what_both_can_use_and_is_told_why() 
     shared = site_of(wheels(), p100="P100-PCIe", a100="A100-SXM4-40GB")
     assert resolve_one(alone, "a100").versions["cudnn"] == "9.28.0.42"
     assert resolve_one(shared, "a100").versions["cudnn"] == "9.10.2.21"
-    assert resolve_one(shared, "a100").versions == resolve_one(shared, "p100").versions
+    a100, p100 = (dict(resolve_one(shared, name).versions) for name in ("a100", "p100"))
+    assert (a100.pop("driver"), p100.pop("driver")) == ("610", "580.65.06")
+    assert a100 == p100
     said = " ".join(as_text([resolve_one(shared, "a100")]).split())
     assert "sm_60, which the same build serves, needs cuDNN <= 9.10" in said
 
@@ -151,3 +153,25 @@ def test_a_partition_is_told_of_its_own_driver_and_not_of_another_one_in_the_bui
     assert groups(site, site.stacks["tensorflow"]) == (("p100", "h100"),)
     assert "driver 535.104.05 is older" in resolve_one(site, "p100").notes[-1]
     assert not any("535.104.05" in note for note in resolve_one(site, "h100").notes)
+
+
+@pytest.mark.parametrize(
+    ("v100", "a100", "refused"),
+    [("580.95.05", "590.48", ""), ("580.95.05", "390.00", "A100-SXM4-40GB needs driver >= 450"),
+     ("590.48", "535.104", "V100-PCIe needs driver <= 580"), ("", "590.48", "")],
+)  # fmt: skip
+def test_each_gpu_of_a_mixed_partition_is_compared_with_the_driver_of_its_own_nodes(
+    v100: str, a100: str, refused: str
+) -> None:
+    """`resolve` of each model and the build say the same: no driver of others counts for a GPU."""
+    site = site_of(wheels(), mixed="V100-PCIe", new="A100-SXM4-40GB")
+    old, new = site.partitions.values()
+    nodes = (dataclasses.replace(old, driver=v100 or None),
+             dataclasses.replace(new, driver=a100, name="mixed"))  # fmt: skip
+    mixed = dataclasses.replace(old, groups=nodes)
+    site = dataclasses.replace(site, partitions=MappingProxyType({"mixed": mixed}))
+    build = resolve_build(site, site.stacks["tensorflow"], ("mixed",))
+    found = [*resolve(site), build]
+    said = " ".join(as_text(found).split())
+    assert [one.fits for one in found if one.wanted] == [not refused] * 3
+    assert refused in said
