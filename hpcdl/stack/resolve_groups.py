@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hpcdl.site import Partition, Site, StackRequest
-from hpcdl.stack.pythons import pythons
+from hpcdl.stack.pythons import pythons, that_start
 from hpcdl.stack.resolve_problem import Setting
 from hpcdl.stack.resolve_solution import solve
 from hpcdl.stack.resolve_versions import sort_key
@@ -102,6 +102,9 @@ def _with_python(found: Setting) -> Setting:
     """The running Python, where no other one of the machine brings a newer TensorFlow."""
     here = pythons()
     own, every = replace(found, pythons=here[:1]), replace(found, pythons=here)
+    if _tensorflow(own) == _tensorflow(every) != "":
+        return own
+    every = replace(found, pythons=that_start(here))
     return own if _tensorflow(own) == _tensorflow(every) != "" else every
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from types import MappingProxyType
 
 import pytest
@@ -11,8 +12,9 @@ from hpcdl import facts
 from hpcdl.site import Gpu, Site, StackRequest, load_site
 from hpcdl.stack.recipe import recipe_of
 from hpcdl.stack.resolve import resolve, resolve_build, resolve_one
-from hpcdl.stack.resolve_groups import computes_of, groups, members, pythons
+from hpcdl.stack.resolve_groups import computes_of, groups, members, pythons, that_start
 from hpcdl.stack.resolve_show import as_text
+from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
 
 GPUS = facts.load("gpus")["gpus"]
@@ -23,6 +25,7 @@ HERE = ("3.11", "3.13")
 def two_pythons(monkeypatch: pytest.MonkeyPatch) -> None:
     """hpcdl runs with 3.11; 3.13 is on PATH."""
     monkeypatch.setattr("hpcdl.stack.resolve_groups.pythons", lambda: HERE)
+    monkeypatch.setattr("hpcdl.stack.resolve_groups.that_start", tuple)
 
 
 def site_of(stack: StackRequest, **models: str | None) -> Site:
@@ -127,6 +130,23 @@ def test_the_pythons_of_a_machine_begin_with_the_running_one(
     monkeypatch.undo()
     monkeypatch.setenv("PATH", "")
     assert pythons() == (f"{sys.version_info[0]}.{sys.version_info[1]}",)
+
+
+def test_a_python_that_does_not_start_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pyenv has `python3.10` on PATH, which fails unless that version is chosen."""
+    for minor, script in ((9, "exit 0"), (10, "exit 127")):
+        (tmp_path / f"python3.{minor}").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / f"python3.{minor}").chmod(0o755)
+    monkeypatch.undo()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    own = pythons()[0]
+    assert pythons() == (own, "3.10", "3.9")
+    assert that_start(pythons()) == (own, "3.9")
+    site = site_of(wheels(pins={"python": "3.10"}), p100="P100-PCIe")
+    with pytest.raises(BadInput, match="python 3.10"):
+        resolve_one(site, "p100")
 
 
 def test_a_stack_without_horovod_has_none_and_is_not_held_back_by_it() -> None:
