@@ -139,6 +139,7 @@ def _fitting_nvccs(stack: StackRequest, recipe: Recipe) -> Iterator[Tool]:
     for path in _nvccs(stack):
         tool = _asked(path, "--version", _RELEASE.pattern)
         if tool is None:
+            refused.append(f"{path}: `{path} --version` fails, or names no release")
             continue
         broken = _broken_by(tool.version, computes, cuda)
         refused += [f"{tool}: {_said(rule)}" for rule in broken]

@@ -152,6 +152,14 @@ def test_cuda_home_wins_over_path_and_the_next_that_fits_is_found(
     assert find_toolchain(*wanted("p100")).nvcc.version == "12.6.85"  # type: ignore[union-attr]
 
 
+def test_an_nvcc_that_does_not_run_is_named(empty_machine: Path, tmp_path: Path) -> None:
+    gcc(empty_machine, "g++", "12.2.0")
+    program(tmp_path / "cuda" / "bin" / "nvcc", "cannot load libfoo.so")
+    with pytest.raises(MissingPrerequisite, match="none that is here fits") as caught:
+        find_toolchain(*wanted("p100", cuda_home=tmp_path / "cuda"))
+    assert f"{tmp_path}/cuda/bin/nvcc --version` fails" in caught.value.details[0]
+
+
 def test_a_site_s_cuda_home_is_the_only_one_asked(empty_machine: Path, tmp_path: Path) -> None:
     nvcc(empty_machine, "12.4.131")
     gcc(empty_machine, "g++", "12.2.0")
