@@ -173,8 +173,6 @@ def require_space(needs: Mapping[Path, float], *, only_look: bool = False) -> No
     wanted: dict[int, float] = {}
     for place, gigabytes in needs.items():
         with explain_os_errors(place):
-            if not only_look:
-                place.mkdir(parents=True, exist_ok=True)
             here = next(one for one in (place, *place.parents) if one.exists())
             free, device = shutil.disk_usage(here).free / 1e9, here.stat().st_dev
         wanted[device] = wanted.get(device, 0.0) + gigabytes
@@ -185,6 +183,9 @@ def require_space(needs: Mapping[Path, float], *, only_look: bool = False) -> No
                 hint="`hpcdl stack gc` removes releases that nothing uses; HPCDL_CACHE says where "
                 "wheels are kept",
             )
+    for place in () if only_look else needs:
+        with explain_os_errors(place):
+            place.mkdir(parents=True, exist_ok=True)
 
 
 def unpacked_gb(wheels: Sequence[Path]) -> float:

@@ -127,9 +127,10 @@ def test_too_little_room_is_told_before_anything_is_written(
 def test_what_will_not_fit_is_refused_before_it_is_fetched(tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free / 1e9
     prefix, wheels = tmp_path / "prefix", tmp_path / "wheels"
-    require_space({prefix: free / 4, wheels: free / 4})
     with pytest.raises(MissingPrerequisite, match=f"no space left for the stack in {prefix}"):
-        require_space({prefix: free * 2})
+        require_space({wheels: 0.0, prefix: free * 2})
+    assert not list(tmp_path.iterdir()), "a refusal leaves nothing"
+    require_space({prefix: free / 4, wheels: free / 4})
     with pytest.raises(MissingPrerequisite, match=f"in {wheels}") as caught:
         require_space({prefix: free / 1.5, wheels: free / 1.5})
     assert "hpcdl stack gc" in caught.value.hint
