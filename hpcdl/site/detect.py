@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hpcdl import facts
-from hpcdl.site.gpu_models import model_of_type, out_of_scope
+from hpcdl.site.gpu_models import is_slice, model_of_type, out_of_scope
 from hpcdl.site.live import LiveCluster, LivePartition
 from hpcdl.system.resources import folder
 from hpcdl.system.text import nearest
@@ -60,6 +60,8 @@ def _questions(cluster: LiveCluster) -> Iterator[str]:
             said = f"'{group.gpu_type}'" if group.gpu_type else "no type"
             close = nearest(group.gpu_type or "", facts.load("gpus")["gpus"])
             hint = f", {close}?" if close else ""
+            if group.gpu_type and is_slice(group.gpu_type):
+                hint = ", a slice of a GPU (MIG): describe it as a model under `gpus`"
             yield f"{place}.gpu.model: Slurm says {said}{hint}"
         if group.odd_nodes:
             names = ", ".join(group.odd_nodes[:5]) + (" ..." if len(group.odd_nodes) > 5 else "")

@@ -19,6 +19,7 @@ from hpcdl.system.text import did_you_mean
 Row = dict[str, Any]
 _NONE: Mapping[str, Row] = {}
 NVIDIA = "nvidia"
+_MIG = re.compile(r"(^|[-_])(mig|\d+g\.\d+gb)")
 
 
 def find_row(model: str, own: Mapping[str, Row] = _NONE) -> Row | None:
@@ -73,9 +74,10 @@ def gpu_named(name: str) -> Gpu:
 def model_of_type(gres_type: str | None) -> str | None:
     """The GPU model that a GRES type names, None where it names none we know.
 
-    Sites write `p100`, `tesla_v100`, `nvidia_a100-sxm4-40gb` (NVML's own names).
+    Sites write `p100`, `tesla_v100`, `nvidia_a100-sxm4-40gb` (NVML's own names). A slice of a GPU
+    (MIG: `a100_1g.5gb`) has neither its memory nor its speed: it is none that we know.
     """
-    if not gres_type:
+    if not gres_type or is_slice(gres_type):
         return None
     known = {name.casefold() for name in known_names()}
     words = re.sub(r"^(nvidia|tesla|geforce)[-_]", "", gres_type.casefold())
@@ -84,6 +86,11 @@ def model_of_type(gres_type: str | None) -> str | None:
         if name in known:
             return _canonical(name)
     return None
+
+
+def is_slice(gres_type: str) -> bool:
+    """Whether a GRES type names a slice of a GPU, by NVIDIA's MIG: `1g.5gb`, `a100_3g.20gb`."""
+    return _MIG.search(gres_type.casefold()) is not None
 
 
 def out_of_scope(model: str, vendor: str = NVIDIA) -> str:

@@ -76,12 +76,20 @@ def test_a_gpu_type_that_nobody_knows_is_asked_for_with_the_nearest() -> None:
     assert found.questions[0].startswith("partitions.p100.gpu.model: Slurm says 'p1000'")
 
 
+def test_a_slice_of_a_gpu_is_not_drafted_as_the_whole_one() -> None:
+    """7 of MIG's slices are not 7 GPUs of 40 GB."""
+    found = draft(cluster("22.05", gres="gpu:nvidia_a100-sxm4-40gb_1g.5gb:7"))
+    assert "(MIG): describe it as a model under `gpus`" in found.questions[0]
+    assert "model: FILL-IN" in found.text
+
+
 @pytest.mark.parametrize(
     ("gres_type", "model"),
     [
         ("p100", "P100-PCIe"), ("P100", "P100-PCIe"), ("tesla_v100", "V100-SXM2"),
         ("nvidia_a100-sxm4-40gb", "A100-SXM4-40GB"), ("a100-sxm4-80gb", "A100-SXM4-80GB"),
         ("k80", "K80"), ("gpu", None), (None, None), ("", None),
+        ("a100_1g.5gb", None), ("nvidia_h100_80gb_hbm3_3g.40gb", None), ("a100-mig-1g", None),
     ],
 )  # fmt: skip
 def test_gres_types_name_models_as_sites_write_them(
