@@ -1,6 +1,7 @@
 """The runs that a user has submitted at a site, arrays of sweeps among them, the newest first.
 
-Slurm is asked once for all of them; for what it has forgotten, the jobs' files say how they ended.
+Slurm is asked once for all of them; of what slurmctld has forgotten, accounting is, and else the
+jobs' files say how they ended.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ def own_jobs(site: Site, most: int) -> tuple[Listed, ...]:
     queued = tuple(arrays(site, most))
     known = client.queue() if found or queued else ()
     records = {record.id: record for record in known}
+    forgotten = {job for one, _ in found for job in one.chain} - records.keys()
+    records |= client.accounted(sorted(forgotten))
     looks = name_cancellers([look(one, records) for one, _ in found])
     rows = [_run(*one, snapshot) for one, snapshot in zip(found, looks, strict=True)]
     tasks: dict[int | None, list[JobRecord]] = {}

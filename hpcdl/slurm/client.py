@@ -90,10 +90,20 @@ def job(job_id: int) -> JobRecord | None:
     record = next((one for one in found if one.id == job_id), found[0] if found else None)
     if record and record.id not in unclear:
         return record
-    lines = _accounted(job_id, parse.ACCOUNTING_FIELDS, "--allocations", "--duplicates")
-    if record and not lines:
+    known = accounted([job_id])
+    if record and not known:
         raise _away([f"squeue did not tell how job {job_id} ended"])
-    return parsed(parse.accounted_job, lines, "sacct") if lines else None
+    return known.get(job_id)
+
+
+def accounted(jobs: Sequence[int]) -> dict[int, JobRecord]:
+    """What accounting knows of jobs, by id; slurmctld may have forgotten them."""
+    if not jobs:
+        return {}
+    ids = ",".join(map(str, jobs))
+    lines = _accounted(ids, parse.ACCOUNTING_FIELDS, "--allocations", "--duplicates")
+    found = {job: [line for line in lines if line.startswith(f"{job}|")] for job in jobs}
+    return {job: parsed(parse.accounted_job, runs, "sacct") for job, runs in found.items() if runs}
 
 
 def usage(job_id: int) -> parse.Usage | None:
