@@ -33,12 +33,11 @@ def installed(stack: Path) -> Path | None:
     """The functions of a release, where scripts written here mean the same by them."""
     path = stack / _INSTALLED
     try:
-        status = path.lstat()
-        theirs = path.read_bytes()
+        mode = path.lstat().st_mode
+        closed = stat.S_ISREG(mode) and not mode & (stat.S_IWGRP | stat.S_IWOTH)
+        return path if closed and path.read_bytes() == _file().read_bytes() else None
     except OSError:
         return None
-    closed = stat.S_ISREG(status.st_mode) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return path if closed and theirs == _file().read_bytes() else None
 
 
 def lines(script: str, sourced: Path | None) -> list[Commented]:

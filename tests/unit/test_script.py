@@ -203,6 +203,9 @@ def test_functions_of_a_release_count_where_they_are_these(tmp_path: Path) -> No
     file.unlink()
     file.symlink_to(FUNCTIONS)
     assert functions.installed(tmp_path) is None
+    file.unlink()
+    os.mkfifo(file)
+    assert functions.installed(tmp_path) is None, "and nobody waits for its text"
 
 
 @pytest.mark.parametrize(
