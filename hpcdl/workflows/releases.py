@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 
+from hpcdl.jobs.quote import word
 from hpcdl.jobs.submission import release_of
 from hpcdl.site import Site
 from hpcdl.slurm import client
@@ -94,6 +95,8 @@ def pinned_by_jobs(site: Site) -> dict[str, str]:
 def read_script(site: Site, text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The releases that a script names by their directory, and the modules of ours it loads."""
     folders = {str(releases_folder(site)), str(site.paths.prefix.resolve() / "releases")}
+    # Scripts have a path with an apostrophe in it only as a word of bash.
+    folders |= {word(folder).removesuffix("'") for folder in folders}
     path = "|".join(re.escape(folder) for folder in sorted(folders))
     releases = re.findall(rf"(?:{path})/([A-Za-z0-9][A-Za-z0-9._-]*)", text)
     names = [one.strip("'\"") for found in _LOAD.findall(text) for one in found.split()]

@@ -29,7 +29,9 @@ def job(number: int) -> parse.JobRecord:
     return said.job(id=number)
 
 
-def test_a_rendered_script_names_its_release(site: Site) -> None:
+@pytest.mark.parametrize("name", ["apps", "a b", "o'brien", "\udcff", "b\u2028\\c"])
+def test_a_rendered_script_names_its_release(site: Site, name: str) -> None:
+    site = dataclasses.replace(site, paths=dataclasses.replace(site.paths, prefix=Path("/", name)))
     folder = site.paths.prefix / "releases" / "a" / "modules"
     module = Module(("tensorflow/2.21.0-cpu",), folder, "a")
     text = render_script(site, JobSpec("p100"), module).text
