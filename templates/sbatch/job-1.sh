@@ -42,8 +42,13 @@ begin() {
 # leave CODE: the end of the job. 75 means: checkpoint written, run me again.
 leave() {
   trap - TERM
-  #  what was staged goes away with the job
-  [[ $hpcdl_staged ]] && unstage
+  if [[ $hpcdl_staged ]]; then
+    #  staging that still runs holds the nodes: the step that cleans them would wait for its end
+    # shellcheck disable=SC2046 # numbers
+    kill $(jobs -p) 2>/dev/null; wait
+    #  what was staged goes away with the job
+    unstage
+  fi
   trap '' USR2
   #  not after scancel; only so many times that a broken job does not run for ever  [requeue-uncapped]
   if [[ ! $stopped ]] && (( $1 == 75 && ${SLURM_RESTART_COUNT:-0} < hpcdl_requeues )); then

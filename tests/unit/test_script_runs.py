@@ -207,6 +207,36 @@ def test_a_signal_before_the_ranks_begin_ends_the_job_at_once(
     assert not any(call.startswith("srun") for call in job.calls)
 
 
+# One step after the other, as Slurm does where a step takes whole nodes.
+BUSY_SRUN = """#!/bin/bash
+exec 9>"$STANDIN/nodes"; flock 9
+while [[ $1 == --* ]]; do shift; done
+trap 'kill "$!"' TERM
+"$@" 9>&- & wait "$!"
+"""
+STAGE = """#!/bin/bash
+touch "$STANDIN/staging"
+for _ in {1..150}; do /bin/sleep 0.1; done
+touch "$STANDIN/staged"
+"""
+
+
+@BOTH
+@pytest.mark.parametrize(("sent", "code", "requeues"), [("SIGUSR2", 75, 1), ("SIGTERM", 5, 0)])
+def test_a_signal_while_data_is_staged_ends_the_staging(
+    tmp_path: Path, module: Module, sent: str, code: int, requeues: int
+) -> None:
+    job = Job(tmp_path, "true", data=str(tmp_path), stage=True, nodes=2, module=module)
+    for name, text in {"srun": BUSY_SRUN, "hpcdl": STAGE}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    process = job.start(SLURM_CLUSTER_NAME="embedded")
+    wait_for(tmp_path / "staging")
+    process.send_signal(getattr(signal, sent))
+    assert (process.wait(30), job.requeues) == (code, requeues)
+    assert not (tmp_path / "staged").exists()
+
+
 @pytest.mark.parametrize("init", ["exit 1\n", "module() { [[ $1 != load ]]; }\n", None])
 def test_modules_that_do_not_load_end_the_job_with_its_own_code(
     tmp_path: Path, init: str | None

@@ -50,7 +50,11 @@ begin() {
 # leave CODE: the end of the job. 75 means: checkpoint written, run me again.
 leave() {
   trap - TERM
-  [[ $hpcdl_staged ]] && unstage
+  if [[ $hpcdl_staged ]]; then
+    # shellcheck disable=SC2046 # numbers
+    kill $(jobs -p) 2>/dev/null; wait
+    unstage
+  fi
   trap '' USR2
   if [[ ! $stopped ]] && (( $1 == 75 && ${SLURM_RESTART_COUNT:-0} < hpcdl_requeues )); then
     if [[ ! $asked ]]; then
