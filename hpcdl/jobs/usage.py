@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,6 +128,7 @@ def write_usage(found: Sequence[Share], keys: Sequence[str], path: Path) -> None
         for name, hours in groups.items():
             size = [hours.get(month, 0.0) for month in months]
             label = name.replace("$", "\\$")  # no formula, whatever a job is called
+            label = re.sub("^_", " _", label)  # matplotlib's legend leaves `_name` out
             axes.bar(months, size, bottom=base, label=label if len(keys) > 1 else None)
             base = [below + own for below, own in zip(base, size, strict=True)]
         axes.set(ylabel=unit)

@@ -1,5 +1,6 @@
 """What jobs took of the machine: sums of accounting's lines."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,9 +53,12 @@ def test_a_figure_has_a_bar_per_month_by_the_other_keys(tmp_path: Path) -> None:
     assert unit == "GPU hours"
     assert groups["ann"] == {"2026-01": 2.0, "2026-02": 1.0}
     assert groups["bob"] == {"2026-02": 0.0, "Unknown": 0.0}
+    found = (*found, replace(found[0], group=("2026-01", "_build")))
     write_usage(found, ("month", "user"), tmp_path / "usage.svg")
     text = (tmp_path / "usage.svg").read_text()
-    assert all(f"<!-- {word} -->" in text for word in ("2026-01", "GPU hours", "ann", "user"))
+    assert all(
+        f"<!-- {word} -->" in text for word in ("2026-01", "GPU hours", "ann", " _build", "user")
+    )
     write_usage((), ("month",), tmp_path / "none.svg")
     with pytest.raises(BadInput, match="a figure cannot be"):
         write_usage(found, ("month", "user"), tmp_path / "usage.txt")
