@@ -59,9 +59,11 @@ def render(site: Site, job: JobSpec) -> Script:
 
     It loads the site's published release, and names the module to come where there is none.
     """
+    from hpcdl.api.typed import typed
     from hpcdl.jobs import render_script
     from hpcdl.workflows.modules import module_for
 
+    job = typed(job)
     return render_script(site, job, module_for(site, partition=job.partition))
 
 
@@ -70,9 +72,11 @@ def submit(site: Site, job: JobSpec) -> Submission:
 
     The same call after one that was stopped half-way finds the job of that one.
     """
+    from hpcdl.api.typed import typed
     from hpcdl.jobs.submission import submit
     from hpcdl.workflows.modules import module_for
 
+    job = typed(job)
     return submit(site, job, module_for(site, partition=job.partition, published=True))
 
 

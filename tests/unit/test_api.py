@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,3 +53,37 @@ def test_what_it_cannot_answer_is_said(tmp_path: Path) -> None:
     assert fault.value.hint
     with pytest.raises(api.Fault):
         api.load_site(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("program", "python train.py"),
+        ("program", ("python", 3)),
+        ("nodes", "2"),
+        ("nodes", 1.5),
+        ("nodes", True),
+        ("requeues", "1; true"),
+        ("name", None),
+        ("environment", ["A=1"]),
+        ("environment", {"A": 1}),
+        ("job_dir", 3),
+        ("memory", 4),
+    ],
+)
+def test_a_field_of_another_type_is_said(field: str, value: Any) -> None:
+    job = api.JobSpec("p100", **{"program": ("true",), field: value})
+    for asked in (api.render, api.submit):
+        with pytest.raises(api.Fault, match=f"JobSpec: {field} cannot be") as fault:
+            asked(api.load_site("pi"), job)
+        assert fault.value.hint
+
+
+def test_lists_and_either_form_of_a_path_are_taken() -> None:
+    forms = [
+        {"program": ("python", "/a b/x.py"), "job_dir": Path("/w/j"), "data": "/d"},
+        {"program": ["python", Path("/a b/x.py")], "job_dir": "/w/j", "data": Path("/d")},
+    ]
+    one, other = (api.render(api.load_site("pi"), api.JobSpec("p100", **form)).text
+                  for form in forms)  # fmt: skip
+    assert one == other
