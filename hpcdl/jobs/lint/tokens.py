@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_UNQUOTE = re.compile(r"'([^']*)'|\\(\n|.)|(\")|([^'\"\\]+)|(.)", re.S)
+_UNQUOTE = re.compile(r"'([^']*)'|\"((?:[^\"\\]|\\.)*)\"|\\(.)|([^'\"\\]+|.)", re.S)
+_IN_DOUBLE = re.compile(r"\\([\"\\$`\n])")
 
 
 @dataclass(frozen=True)
@@ -26,16 +27,12 @@ def unquote(raw: str) -> str:
     if "'" not in raw and '"' not in raw and "\\" not in raw:
         return raw
     parts: list[str] = []
-    in_double = False
     for match in _UNQUOTE.finditer(raw):
-        single, escaped, double, plain, other = match.groups()
-        if double:
-            in_double = not in_double
-        elif single is not None:
-            parts.append(f"'{single}'" if in_double else single)
+        single, double, escaped, other = match.groups()
+        if double is not None:
+            parts.append(_IN_DOUBLE.sub(lambda found: found[1].strip("\n"), double))
         elif escaped is not None:
-            keep = in_double and escaped not in '"\\$`\n'
-            parts.append("\\" + escaped if keep else escaped.replace("\n", ""))
+            parts.append(escaped.strip("\n"))
         else:
-            parts.append(plain or other or "")
+            parts.append(single or (other or "").strip('"'))
     return "".join(parts)

@@ -1,5 +1,8 @@
 """Any batch script is read as sbatch, getopt and the shell read it."""
 
+import re
+import shlex
+import subprocess
 import time
 
 import pytest
@@ -226,3 +229,19 @@ def test_long_scripts_take_time_in_proportion_to_their_length(text):
     start = time.process_time()
     lint(HEAD + text, name="x", version="22.05")
     assert time.process_time() - start < 2.5  # 0.1 to 0.8 s alone; a quadratic step takes 30 s
+
+
+TEXT = st.text(alphabet="'\"\\a $`\n", max_size=6)
+PART = (
+    TEXT.map(shlex.quote)
+    | TEXT.map(lambda text: '"' + re.sub(r'(["\\$`])', r"\\\1", text) + '"')
+    | TEXT.map(lambda text: "".join(f"\\{one}" for one in text))
+)
+
+
+@settings(max_examples=10)
+@given(st.lists(st.lists(PART, min_size=1, max_size=4).map("".join), min_size=20, max_size=40))
+def test_quotes_are_taken_off_as_by_bash(words: list[str]) -> None:
+    code = ";".join(f"printf '%s\\0' {word}''" for word in words)
+    found = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True).stdout
+    assert [unquote(word) for word in words] == found.split("\0")[:-1]
