@@ -17,7 +17,7 @@ from hpcdl.jobs import quote
 from hpcdl.system.resources import folder
 
 FILE = "job-1.sh"
-_INSTALLED = Path("share", "hpcdl", FILE)
+INSTALLED = Path("share", "hpcdl", FILE)
 _FUNCTION = re.compile(r"(?:^#.*\n)*^(\w+)\(\) \{\n(?s:.*?)^\}\n", re.M)
 _REASON = re.compile(r"\s*#  (.*?)(?:  \[([a-z0-9 -]+)\])?")
 _HEADING = "# What every job does: signals, requeues, the end of its ranks.\n"
@@ -31,7 +31,7 @@ Commented = tuple[str, str, str]
 
 def installed(stack: Path) -> Path | None:
     """The functions of a release, where scripts written here mean the same by them."""
-    path = stack / _INSTALLED
+    path = stack / INSTALLED
     try:
         mode = path.lstat().st_mode
         closed = stat.S_ISREG(mode) and not mode & (stat.S_IWGRP | stat.S_IWOTH)

@@ -24,7 +24,7 @@ from tests.unit.conftest import shipped
 
 MODULE = Module(("tensorflow/2.20.0",), Path("/apps/hpcdl/releases/r1/modules"), "r1")
 FUNCTIONS = folder("templates") / "sbatch" / functions.FILE
-SOURCED = MODULE._replace(functions=FUNCTIONS)
+SOURCED = MODULE._replace(functions=Path("/apps/r1") / functions.INSTALLED)
 LAYOUTS = [
     {"gpus": 1}, {"gpus": 2}, {"nodes": 1}, {"nodes": 2}, {"nodes": 2, "gpus_per_node": 1},
     {"gpus": 1, "launcher": "single"}, {"cpus_per_task": 1}, {"minutes": 1},
@@ -231,6 +231,14 @@ def test_the_linter_sees_what_a_script_sources(
         found.append({one.rule for one in lint(wrong, name="x", version="22.05")})
     assert found[0] == found[1]
     assert not rule_id or rule_id in {one.id for one in found[0]}
+
+
+def test_a_users_own_file_of_that_name_is_not_taken_for_it() -> None:
+    text = "#!/bin/bash\n#SBATCH --time=9:00 --signal=B:USR2@60\nsource ./{}\nsrun true &\nwait\n"
+    one, other = ([found.rule.id for found in lint(text.format(name), name="x", version="22.05")]
+                  for name in (functions.FILE, "my.sh"))  # fmt: skip
+    assert one == other
+    assert "signal-not-trapped" in one
 
 
 # --- what differs by site ---

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from hpcdl.jobs.functions import FILE, called
+from hpcdl.jobs.functions import INSTALLED, called
 from hpcdl.jobs.lint.options import Option, Options, read_options
 from hpcdl.jobs.lint.shell import Command, Reading, commands, read
 from hpcdl.jobs.lint.tokens import Word, unquote
@@ -248,8 +248,8 @@ class Script:
 
 def _sources_functions(command: Command) -> bool:
     """Whether a command is the `source` of a script that hpcdl wrote for a release."""
-    file = command.words[1].value.rpartition("/")[2] if len(command.words) > 1 else ""
-    return command.name in {"source", "."} and file == FILE
+    file = command.words[1].value if len(command.words) > 1 else ""
+    return command.name in {"source", "."} and file.endswith(f"/{INSTALLED}")
 
 
 def directive_words(line: Line, position: int) -> tuple[list[Word], str]:
