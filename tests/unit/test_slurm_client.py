@@ -248,3 +248,13 @@ def test_a_cluster_without_a_partition_is_no_site(
     command("srun", "echo none")
     assert main(["site", "init"]) == 3
     assert "Slurm shows no partition here" in capsys.readouterr().err
+
+
+def test_who_cancelled_many_jobs_is_asked_in_parts_and_never_holds_up(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command("sacct", 'for ids; do :; done; echo "${ids%%,*}|CANCELLED by 7"')
+    assert client.cancelled_by(range(1, 30_001)) == dict.fromkeys(range(1, 30_001, 5000), 7)
+    monkeypatch.setattr(client, "_ANSWER_SECONDS", 0.2)
+    command("sacct", "sleep 9")
+    assert client.cancelled_by([1]) == {}
