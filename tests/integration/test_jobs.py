@@ -446,6 +446,8 @@ def test_a_job_that_the_controller_has_forgotten_is_told_from_accounting(
     again = f'(( ${{SLURM_RESTART_COUNT:-0}} )) || exit 75; python3 -c "{hold}"'
     requeued, failed = submit("a", "bash", "-c", again), submit("b", "bash", "-c", "exit 3")
     cancelled = submit("c", "sleep", "600")
+    state = ("squeue", "--noheader", "--jobs", cancelled, "--format=%T")
+    wait_for(lambda: accounted(*state).stdout == "RUNNING\n")
     accounted("scancel", cancelled)
     accounted(HPCDL, "job", "watch", requeued, timeout=120)
     for job in (requeued, failed, cancelled):
@@ -465,7 +467,7 @@ def test_a_job_that_the_controller_has_forgotten_is_told_from_accounting(
     used = json.loads(accounted(HPCDL, "job", "usage", "--by", "partition", "--by", "module",
                                 "--json").stdout)["usage"]  # fmt: skip
     assert [one["group"] for one in used] == [{"partition": "p100", "module": ""}]
-    assert used[0]["jobs"] == 2
+    assert used[0]["jobs"] == 3
     assert used[0]["gpu_hours"] == pytest.approx(used[0]["cpu_hours"] * 2 / 8)
     assert used[0]["gpu_hours"] > 5 * 2 / 3600
     shown = accounted(HPCDL, "job", "usage").stdout.splitlines()
