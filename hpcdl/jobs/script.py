@@ -49,6 +49,7 @@ from hpcdl.system.trust import make_private
 if TYPE_CHECKING:
     import jinja2
 
+_OF_CLUSTER = "$SLURM_CLUSTER_NAME-$SLURM_JOB_ID"
 _MARK = "\x1f"
 _FUNCTIONS = "\x1e"
 _GRACE_SECONDS = 60
@@ -175,7 +176,8 @@ def _values(
 ) -> dict[str, object]:
     chosen = selection(partition, layout.nodes)
     job_dir = spec.job_dir
-    own_folder = f'{quote.word(str(site.paths.work / "jobs" / spec.name))}-"$SLURM_JOB_ID"'
+    # Clusters that share a file system have jobs of the same numbers.
+    own_folder = f'{quote.word(str(site.paths.work / "jobs" / spec.name))}-"{_OF_CLUSTER}"'
     return {
         "site": site,
         "spec": spec,
@@ -253,7 +255,7 @@ def _stage(partition: Partition, spec: JobSpec, layout: Layout) -> dict[str, obj
             f"'{partition.name}' has no node-local scratch to stage data to",
             hint="leave --stage-data out, or describe `scratch` in the site file",
         )
-    target = f"{partition.scratch.path.rstrip('/')}/hpcdl-$SLURM_CLUSTER_NAME-$SLURM_JOB_ID"
+    target = f"{partition.scratch.path.rstrip('/')}/hpcdl-{_OF_CLUSTER}"
     return {
         "target": target,
         "step": _once_per_node(layout),

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -161,5 +161,7 @@ def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
 def script(machine: Machine, program: Sequence[str], **spec: Any) -> str:
     """The script of a job, as render writes it for this release."""
     site = load_site(machine.state.site_file)
+    # Jobs of all releases run at once, and have the same numbers.
+    site = replace(site, paths=replace(site.paths, work=machine.folder / "work"))
     asked: dict[str, Any] = {"partition": "cpu", "preflight": False, **spec}
     return render_script(site, JobSpec(program=tuple(program), **asked), Module(())).text

@@ -129,7 +129,7 @@ trap 'asked=1; leave 75' USR2
 trap 'leave 5' TERM
 hpcdl_requeues=5
 clean SLURM_GPUS_PER_NODE SLURM_TRES_PER_TASK
-begin /work/me/jobs/train-"$SLURM_JOB_ID" "$@"
+begin /work/me/jobs/train-"$SLURM_CLUSTER_NAME-$SLURM_JOB_ID" "$@"
 
 export CUDA_DEVICE_ORDER=PCI_BUS_ID
 export NCCL_SOCKET_IFNAME=ib0

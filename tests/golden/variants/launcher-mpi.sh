@@ -21,7 +21,7 @@
 source /apps/hpcdl/releases/tensorflow-1/stack/share/hpcdl/job-1.sh || exit 20
 hpcdl_requeues=5
 clean SLURM_TRES_PER_TASK
-begin /work/me/jobs/train-"$SLURM_JOB_ID" "$@"
+begin /work/me/jobs/train-"$SLURM_CLUSTER_NAME-$SLURM_JOB_ID" "$@"
 
 # Modules are loaded here, not inherited: the login node may have another release or partition.
 # shellcheck source=/dev/null
