@@ -21,6 +21,7 @@ import pytest
 
 from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import publish
+from hpcdl.stack.seal import record_release
 from hpcdl.stack.spack_backend import cache as spack_cache
 from hpcdl.stack.spack_backend import mirror as spack_mirror
 from hpcdl.stack.spack_backend.adopt import adopt_installed, plan_adoption
@@ -284,9 +285,11 @@ def test_gc_removes_the_packages_that_no_release_is_left_for(small: Path, tmp_pa
         where = solve(home, package, tree="store")
         spack = opened(where)
         build(where, spack)
-        own = make_release(site, name, version=f"2.{len(package)}.{ord(name[0])}").root / "spack"
+        made = make_release(site, name, version=f"2.{len(package)}.{ord(name[0])}")
+        own = made.root / "spack"
         own.mkdir()
         shutil.copyfile(where.environment / "spack.lock", own / "spack.lock")
+        record_release(made)
         publish(site, name, passing, say=silent)
 
     def in_store() -> set[str]:
