@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -51,7 +52,8 @@ def own_jobs(site: Site, most: int) -> tuple[Listed, ...]:
     known = client.queue() if found or queued else ()
     records = {record.id: record for record in known}
     forgotten = {job for one, _ in found for job in one.chain} - records.keys()
-    records |= client.accounted(sorted(forgotten))
+    with suppress(client.SlurmAway):  # a slow database holds up no list
+        records |= client.accounted(sorted(forgotten))
     looks = name_cancellers([look(one, records) for one, _ in found])
     rows = [_run(*one, snapshot) for one, snapshot in zip(found, looks, strict=True)]
     tasks: dict[int | None, list[JobRecord]] = {}

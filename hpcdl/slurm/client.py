@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -100,12 +100,12 @@ def job(job_id: int) -> JobRecord | None:
 
 def accounted(jobs: Sequence[int]) -> dict[int, JobRecord]:
     """What accounting knows of jobs, by id; slurmctld may have forgotten them."""
-    if not jobs:
-        return {}
-    ids = ",".join(map(str, jobs))
-    lines = _accounted(ids, parse.ACCOUNTING_FIELDS, "--allocations", "--duplicates")
-    found = {job: [line for line in lines if line.startswith(f"{job}|")] for job in jobs}
-    return {job: parsed(parse.accounted_job, runs, "sacct") for job, runs in found.items() if runs}
+    runs: dict[str, list[str]] = {}
+    for lines in _accounted_in_parts(jobs, parse.ACCOUNTING_FIELDS):
+        for line in lines:
+            runs.setdefault(line.partition("|")[0], []).append(line)
+    known = ((job, runs.get(str(job))) for job in jobs)
+    return {job: parsed(parse.accounted_job, own, "sacct") for job, own in known if own}
 
 
 def usage(job_id: int) -> parse.Usage | None:
@@ -118,11 +118,16 @@ def cancelled_by(jobs: Sequence[int]) -> dict[int, int]:
     """Who cancelled jobs, as user ids, where accounting knows: nothing else of Slurm tells it."""
     found: dict[int, int] = {}
     with suppress(SlurmAway):  # a slow database: the rest is told all the same
-        for first in range(0, len(jobs), _IDS_AT_ONCE):
-            ids = ",".join(map(str, jobs[first : first + _IDS_AT_ONCE]))
-            lines = _accounted(ids, "JobIDRaw,State", "--allocations", "--duplicates")
+        for lines in _accounted_in_parts(jobs, "JobIDRaw,State"):
             found |= parse.cancellers(lines)
     return found
+
+
+def _accounted_in_parts(jobs: Sequence[int], fields: str) -> Iterator[list[str]]:
+    """Accounting's lines about jobs, all their runs; a command line takes so many ids at once."""
+    for first in range(0, len(jobs), _IDS_AT_ONCE):
+        ids = ",".join(map(str, jobs[first : first + _IDS_AT_ONCE]))
+        yield _accounted(ids, fields, "--allocations", "--duplicates")
 
 
 def _accounted(job_id: int | str, fields: str, *options: str) -> list[str]:

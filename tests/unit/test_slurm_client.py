@@ -258,3 +258,13 @@ def test_who_cancelled_many_jobs_is_asked_in_parts_and_never_holds_up(
     monkeypatch.setattr(client, "_ANSWER_SECONDS", 0.2)
     command("sacct", "sleep 9")
     assert client.cancelled_by([1]) == {}
+
+
+def test_many_forgotten_jobs_are_asked_of_accounting_in_parts(command: Command) -> None:
+    end = "|FAILED|3:0|p100|n1|2026-01-01T00:00:00|2026-01-01T00:00:00|2026-01-01T00:01:00|1:00|a|b"
+    command("sacct", f'for ids; do :; done; echo "${{ids%%,*}}{end}"; echo "of another|line"')
+    found = client.accounted(range(1, 30_001))
+    assert list(found) == list(range(1, 30_001, 5000))
+    assert {(one.state, one.exit_code, one.name) for one in found.values()} == {
+        ("FAILED", 3, "a|b")
+    }
