@@ -12,7 +12,6 @@ Every function raises `Fault` with `message` and `hint` where it cannot answer.
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,11 +115,6 @@ def references(site: Site, partition: str) -> tuple[Reference, ...]:
 
 def gate(site: Site) -> GateAnswer:
     """Whether last night lets a change through: `open`, `headline`, and each finding."""
-    from hpcdl.regress.accept import rulings_of
-    from hpcdl.regress.gate import ask
-    from hpcdl.regress.history import history_path, open_history
-    from hpcdl.slurm.execution import current_or_cluster
+    from hpcdl.regress.accept import answer_now
 
-    with open_history(history_path(site), site.name) as history:
-        return ask(history, now=datetime.now(timezone.utc), execution=current_or_cluster(),
-                   rulings=rulings_of(site))  # fmt: skip
+    return answer_now(site)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hpcdl.jobs import Module
     from hpcdl.regress.answer import GateAnswer
     from hpcdl.regress.check_request import CheckRequest
     from hpcdl.regress.reframe_adapter.process import Progress
-    from hpcdl.regress.rulings import Rulings
     from hpcdl.regress.run_directory import RunDirectory
     from hpcdl.site import Site
     from hpcdl.system.progress import StatusLine
@@ -58,25 +57,11 @@ def request_of(args: argparse.Namespace) -> CheckRequest:
     )
 
 
-def answer_of(
-    site: Site,
-    args: argparse.Namespace,
-    *,
-    partitions: tuple[str, ...] = (),
-    names: tuple[str, ...] = (),
-    rulings: Rulings | None = None,
-) -> GateAnswer:
-    """The gate's answer now, from the history that the options name; `rulings` if read already."""
-    from datetime import datetime, timezone
+def answer_of(site: Site, args: argparse.Namespace, **chosen: Any) -> GateAnswer:
+    """The gate's answer now, from the history that the options name; `chosen` as `answer_now`."""
+    from hpcdl.regress.accept import answer_now
 
-    from hpcdl.regress.accept import rulings_of
-    from hpcdl.regress.gate import ask
-    from hpcdl.regress.history import history_path, open_history
-    from hpcdl.slurm.execution import current_or_cluster
-
-    with open_history(history_path(site, args.history), site.name) as history:
-        return ask(history, partitions=partitions, names=names, now=datetime.now(timezone.utc),
-                   execution=current_or_cluster(), rulings=rulings or rulings_of(site))  # fmt: skip
+    return answer_now(site, args.history, **chosen)
 
 
 def history_option(parser: argparse.ArgumentParser) -> None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from hpcdl.regress.answer import Finding, GateAnswer
-from hpcdl.regress.history import History
+from hpcdl.regress.gate import ask
+from hpcdl.regress.history import History, history_path, open_history
 from hpcdl.regress.identity import Series, name_of
 from hpcdl.regress.references import FILE_SCHEMA as REFERENCES
 from hpcdl.regress.references import (
@@ -27,6 +29,7 @@ from hpcdl.regress.references import (
 )
 from hpcdl.regress.rulings import Acceptance, Rulings
 from hpcdl.site import Site
+from hpcdl.slurm.execution import current_or_cluster
 from hpcdl.system.document import read_document
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import locked, write_atomic
@@ -97,6 +100,28 @@ def rulings_of(site: Site) -> Rulings:
     sets = {part.reference_set for part in site.by_groups()}
     rows = {key: row for name in sorted(sets) for key, row in load_references(site, name).items()}
     return Rulings(read_accepted(accepted_file(site)), rows)
+
+
+def answer_now(
+    site: Site,
+    given: Path | None = None,
+    *,
+    partitions: tuple[str, ...] = (),
+    names: tuple[str, ...] = (),
+    rulings: Rulings | None = None,
+) -> GateAnswer:
+    """The gate's answer now, from a site's history and what people decided about its series.
+
+    Args:
+        site: the cluster.
+        given: the history's file, where it is not the site's own.
+        partitions: only these; all by default.
+        names: only these checks; all by default.
+        rulings: those of the site, if they have been read already.
+    """
+    with open_history(history_path(site, given), site.name) as history:
+        return ask(history, partitions=partitions, names=names, now=datetime.now(timezone.utc),
+                   execution=current_or_cluster(), rulings=rulings or rulings_of(site))  # fmt: skip
 
 
 def read_accepted(path: Path) -> tuple[Acceptance, ...]:
