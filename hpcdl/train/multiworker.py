@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.run import run
 from hpcdl.train.communicate import Communicator, Floats, Tensor, by_type
+from hpcdl.train.data.images import first_line
 from hpcdl.train.ranks import RankPlace, slurm_tasks_on_node
 
 TRUSTED = "HPCDL_TRUSTED_NETWORK"
@@ -114,8 +116,9 @@ def join(tf: Any, place: RankPlace) -> MultiWorker:
     """Set up the cluster of this job.
 
     Raises:
-        MissingPrerequisite: the ranks' nodes are unknown, or nobody said that whoever reaches
-            their ports may run code as this user: TensorFlow's server asks for no password.
+        MissingPrerequisite: the ranks' nodes are unknown, or a port is taken, or nobody said that
+            whoever reaches their ports may run code as this user: TensorFlow's server asks for no
+            password.
     """
     if "TF_CONFIG" not in os.environ:
         if place.size > 1:
@@ -124,21 +127,25 @@ def join(tf: Any, place: RankPlace) -> MultiWorker:
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=tf.distribute.experimental.CommunicationImplementation.AUTO
     )
-    strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+    try:
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+    except tf.errors.OpError as fault:
+        raise MissingPrerequisite(
+            f"TensorFlow's server does not start: {first_line(fault)}",
+            hint="another run may have its port; try again",
+        ) from fault
     return MultiWorker(tf, strategy, place)
 
 
 def cluster_config(
     environ: Mapping[str, str], place: RankPlace, names: Callable[[str], list[str]]
 ) -> dict[str, Any]:
-    """TF_CONFIG: every rank a worker, on a port that depends on job, step and local rank.
+    """TF_CONFIG: every rank a worker, on a port that depends on run and local rank.
 
     Raises:
         MissingPrerequisite: several nodes, and not under srun.
     """
-    job = int(environ.get("SLURM_JOB_ID", environ.get("PMIX_SERVER_PORT", "0")) or 0)
-    step = environ.get("SLURM_STEP_ID", "0")
-    base = _FIRST_PORT + (job * 331 + (int(step) if step.isdigit() else 0) * 17) % _PORTS
+    base = _FIRST_PORT + zlib.crc32(_run_name(environ, place).encode()) % _PORTS
     if place.local_size == place.size:
         workers = [f"localhost:{base + rank}" for rank in range(place.size)]
     elif "SLURM_STEP_NODELIST" in environ:
@@ -154,6 +161,14 @@ def cluster_config(
             hint="launch with srun, or set TF_CONFIG",
         )
     return {"cluster": {"worker": workers}, "task": {"type": "worker", "index": place.rank}}
+
+
+def _run_name(environ: Mapping[str, str], place: RankPlace) -> str:
+    """What all ranks of this run have in common, and no other run on these nodes has."""
+    if place.size == 1:
+        return str(os.getpid())
+    step = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID")
+    return environ.get("PMIX_NAMESPACE") or ".".join(environ.get(name, "") for name in step)
 
 
 def node_names(hostlist: str) -> list[str]:

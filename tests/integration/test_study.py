@@ -80,9 +80,9 @@ def test_an_interrupted_study_goes_on_and_a_failed_job_is_a_hole(
         words, env=dict(slurm.env), cwd=tmp_path, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-    wait_for(lambda: manifest.exists() and "missing" not in manifest.read_text())
-    queued = jobs_in(manifest)
     wait_for(lambda: first.stdout and "3 queued" in first.stdout.readline())
+    queued = jobs_in(manifest)
+    assert all(queued)
     first.send_signal(signal.SIGINT)
     said = first.communicate(timeout=60)[1]
     assert first.returncode == 5, said

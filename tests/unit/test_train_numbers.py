@@ -108,6 +108,21 @@ def test_tf_config_names_every_rank_of_every_node() -> None:
     assert config["task"] == {"type": "worker", "index": 2}
 
 
+@pytest.mark.parametrize(
+    "other",
+    [{"PMIX_NAMESPACE": "77"}, {"SLURM_JOB_ID": "9"}, {"SLURM_JOB_ID": "9", "SLURM_STEP_ID": "1"},
+     {"SLURM_JOB_ID": "9", "SLURM_CLUSTER_NAME": "two"}],
+)  # fmt: skip
+def test_runs_at_the_same_time_get_ports_of_their_own(other: dict[str, str]) -> None:
+    from hpcdl.train.multiworker import cluster_config
+
+    here, there = RankPlace(0, 2, 0, 2, 1, "n1"), RankPlace(1, 2, 1, 2, 1, "n1")
+    first = cluster_config({"PMIX_NAMESPACE": "78"}, here, lambda _: [])["cluster"]["worker"]
+    second = cluster_config(other, here, lambda _: [])["cluster"]["worker"]
+    assert second == cluster_config(other, there, lambda _: [])["cluster"]["worker"]
+    assert not {*first} & {*second}
+
+
 def test_unknown_nodes_are_said_and_not_guessed() -> None:
     from hpcdl.train.multiworker import cluster_config
 
