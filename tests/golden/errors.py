@@ -1,11 +1,11 @@
 """What `hpcdl` says when something is wrong: the exit code and the first line, command by command.
 
-`errors.yaml` holds them; each command runs in this process, in a directory of files made below,
-with no program on PATH and no TensorFlow: no Slurm, root or GPU is needed, and nothing of a
-person's is read.
+`errors.txt` holds them: a command behind `$` and, behind `#`, what is wrong with it; below, its
+exit status and its first line on standard error and, where that only counts faults of a file, the
+first of them. Each runs in this process, in a directory of files made below, with no program on
+PATH and no TensorFlow: no Slurm, root or GPU is needed, and nothing of a person's is read.
 In commands and lines {tmp} is that directory, {site} its site file and {python} this Python. A
-command may begin with variables, as in a shell. Where the first line only counts faults of a
-file, `fault` is the first of them.
+command may begin with variables, as in a shell.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import yaml
-
 from hpcdl import facts
 from hpcdl.cli import main
 from hpcdl.system.resources import folder
 
-KEPT = Path(__file__).parent / "errors.yaml"
+TRACEBACK = "Traceback (most recent call last)"
+KEPT = Path(__file__).parent / "errors.txt"
 _SITE = (folder("templates") / "sites" / "embedded.yaml").read_text()
 _JOB = "schema: 1\npartition: p100\n"
 _STUDY = (Path(facts.__file__).parent / "studies" / "sjtu-inception.yaml").read_text()
@@ -46,8 +45,10 @@ _RESULT: dict[str, Any] = {
     "summary": {"images_per_second": 200.0},
 }  # fmt: skip
 _DEEP = "[" * 100_000
-_VERDICT = {"check": "c", "case": "x", "status": "PASS", "reason": "", "partition": None,
-            "ok": True, "waived": False, "seconds": 1, "metrics": []}  # fmt: skip
+_VERDICT: dict[str, Any] = {
+    "check": "c", "case": "x", "status": "PASS", "reason": "", "partition": None,
+    "ok": True, "waived": False, "seconds": 1, "metrics": [],
+}  # fmt: skip
 _EXCHANGE = {**_RESULT, "kind": "allreduce"}
 
 # What lies in {tmp}: text by name. Sites that differ from {site} in one thing are named for it.
@@ -154,14 +155,16 @@ def make(tmp: Path) -> None:
         later.execute("PRAGMA user_version = 99")
 
 
-def cases() -> list[dict[str, Any]]:
-    """What is kept, in its order."""
-    found: list[dict[str, Any]] = yaml.safe_load(KEPT.read_text())
-    return found
+def cases() -> list[tuple[str, str, str]]:
+    """What is kept, in its order: name, command and what it says."""
+    parts = KEPT.read_text().split("\n$ ")[1:]
+    found = [part.rstrip("\n").partition("\n") for part in parts]
+    heads = [(head.rpartition("  # "), text) for head, _, text in found]
+    return [(name, command, text) for (command, _, name), text in heads]
 
 
-def said(command: str, tmp: Path) -> dict[str, Any]:
-    """Run a command of `errors.yaml`: its status, first line and, of a faulty file, first fault."""
+def said(command: str, tmp: Path) -> str:
+    """Run a command of `errors.txt`: its status, first line and, of a faulty file, first fault."""
     words = shlex.split(command.replace("{site}", "{tmp}/site.yaml").replace("{tmp}", str(tmp)))
     first = next(at for at, word in enumerate(words) if "=" not in word)
     variables = dict(word.split("=", 1) for word in words[:first])
@@ -175,11 +178,11 @@ def said(command: str, tmp: Path) -> dict[str, Any]:
     else:
         status, text = _run(call, words, tmp, variables)
     lines = [line for line in _with_places(text, tmp).splitlines() if line.strip()] or [""]
-    found: dict[str, Any] = {"status": status, "first_line": lines[0]}
+    found = f"{status} {lines[0]}"
     if re.search(r" has (\d+ )?faults?$", lines[0]):
-        found["fault"] = lines[1].strip()
-    if "Traceback (most recent call last)" in text:
-        found = {"status": status, "first_line": lines[0], "traceback": lines[-1].partition(":")[0]}
+        found += f"\n  {lines[1].strip()}"
+    if TRACEBACK in text:
+        found = f"{status} {TRACEBACK}: {lines[-1].partition(':')[0]}"
     return found
 
 
@@ -245,9 +248,7 @@ def _with_places(text: str, tmp: Path) -> str:
 def write(tmp: Path) -> int:
     """Write every line anew, in the order that is kept, and give their number."""
     make(tmp)
-    rows = [{"name": c["name"], "command": c["command"], **said(c["command"], tmp)}
-            for c in cases()]  # fmt: skip
     head = "# What `hpcdl` says when something is wrong: errors.py. `make golden` writes it.\n"
-    body = "\n".join(yaml.safe_dump([row], sort_keys=False, width=10_000) for row in rows)
-    KEPT.write_text(head + body)
+    rows = [f"$ {command}  # {name}\n{said(command, tmp)}\n" for name, command, _ in cases()]
+    KEPT.write_text(head + "".join(rows))
     return len(rows)

@@ -1,11 +1,14 @@
-"""The scripts that are kept: GPU generations x sizes x releases of Slurm.
+"""The scripts that are kept: GPU generations x sizes x releases of Slurm, and variants.
 
-Distinct texts are kept once, below the first release that has them; `index.txt` says which file
-each release gets. `make golden` writes all of it anew; the diff then shows what changed where.
+A few are kept whole, as `NAME.sh`: one GPU model on each release that changes something, and one
+with a job's functions in it. Each of the others is kept as its difference from the nearest of
+those, in `others.diff`: behind `@@` stands the line before what differs. `make golden` writes all
+of it anew; the diff then shows what changed where.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -14,16 +17,22 @@ from hpcdl.jobs import JobSpec, Module, render_script
 from hpcdl.jobs.functions import FILE
 from hpcdl.jobs.slurm_compat import with_version
 from hpcdl.site import Site, load_site
-from hpcdl.slurm.rules import known_releases
 from hpcdl.system.resources import folder
 
 HERE = Path(__file__).parent
-INDEX = HERE / "index.txt"
 PARTITIONS = {
     "k80": "p100-v100-k80", "p100": "p100-v100-k80", "v100": "p100-v100-k80",
     "a100": "a100-h100", "h100": "a100-h100",
 }  # fmt: skip
 SIZES = {"1-gpu": {"gpus": 1}, "1-node": {"nodes": 1}, "4-nodes": {"nodes": 4}}
+# The releases whose script differs from that of the release before.
+FORMS = ("20.11", "22.05", "23.11")
+WHOLE = [
+    *(f"a100-4-nodes-{release}" for release in FORMS), "a100-1-node-23.11", "a100-1-gpu-23.11",
+    "launcher-horovod", "standalone",
+]  # fmt: skip
+# Not whole, yet nearer to their like than any that is.
+SECOND = ["container-apptainer", "container-apptainer-staged", "gpu-model-gpus-per-node"]
 _RELEASE = Path("/apps/hpcdl/releases/tensorflow-1")
 MODULE = Module(
     ("tensorflow/2.20.0",), _RELEASE / "modules", "tensorflow-1",
@@ -34,7 +43,11 @@ MODULE = Module(
 def script(partition: str, size: str, version: str) -> str:
     """The script of one cell, without what differs by person and by release of hpcdl."""
     site = with_version(_site(PARTITIONS[partition]), version)
-    text = render_script(site, JobSpec(partition, **SIZES[size]), MODULE).text  # type: ignore[arg-type]
+    return bare(render_script(site, JobSpec(partition, **SIZES[size]), MODULE).text)  # type: ignore[arg-type]
+
+
+def bare(text: str) -> str:
+    """A script without the release of hpcdl."""
     return re.sub(r"(?m)^(# Written by hpcdl) \S+;", r"\1;", text)
 
 
@@ -43,25 +56,43 @@ def _site(name: str) -> Site:
     return replace(site, paths=replace(site.paths, work=Path("/work/me")))
 
 
-def wanted() -> tuple[dict[str, str], str]:
-    """Texts by file name, and the index."""
-    files: dict[str, str] = {}
-    lines = ["# Which file is the script of a partition and size on a release. `make golden`."]
-    for partition in PARTITIONS:
-        for size in SIZES:
-            last, name = "", ""
-            for version in known_releases():
-                text = script(partition, size, version)
-                # The release is named in the script's second line: no difference by itself.
-                bare = text.replace(f"Slurm {version}.", "Slurm.")
-                if bare != last:
-                    last, name = bare, f"{partition}-{size}-{version}.sh"
-                    files[name] = text
-                lines.append(f"{partition:<5} {size:<8} {version}  {name}")
-    return files, "\n".join(lines) + "\n"
+def cells() -> dict[str, str]:
+    """The scripts of one release for each partition and size, and of each form for one."""
+    found = {
+        f"{partition}-{size}-{FORMS[-1]}": script(partition, size, FORMS[-1])
+        for partition in PARTITIONS
+        for size in SIZES
+    }
+    return found | {f"a100-4-nodes-{name}": script("a100", "4-nodes", name) for name in FORMS}
 
 
-def kept() -> tuple[dict[str, str], str]:
-    """What lies in this folder."""
-    files = {path.name: path.read_text() for path in HERE.glob("*.sh")}
-    return files, INDEX.read_text() if INDEX.exists() else ""
+def differences(base: str, text: str) -> list[str]:
+    """The lines in which a text differs from another; before each group, the line it follows."""
+    found: list[str] = []
+    before = base.splitlines()
+    for line in difflib.unified_diff(before, text.splitlines(), n=0, lineterm=""):
+        if at := re.match(r"@@ -(\d+)(,0)?", line):
+            lines = before[: int(at[1]) - (0 if at[2] else 1)]
+            last = lines[-1] if lines else ""
+            found.append(f"@@ {last}" + f"  ({lines.count(last)})" * (before.count(last) > 1))
+        elif not line.startswith(("--- ", "+++ ")):
+            found.append(line)
+    return found
+
+
+def wanted(texts: dict[str, str]) -> dict[str, str]:
+    """The content of each file: those kept whole, and what the others differ in."""
+    lines = ["# Scripts by what differs from one that is known: matrix.py. `make golden`."]
+    bases = list(WHOLE)
+    for name in (name for name in texts if name not in WHOLE):
+        found = {base: differences(texts[base], texts[name]) for base in bases}
+        base = min(found, key=lambda base: len(found[base]))
+        lines += [f"=== {name}: {base}", *found[base]]
+        bases += [name] if name in SECOND else []
+    files = {f"{name}.sh": texts[name] for name in WHOLE}
+    return {**files, "others.diff": "\n".join(lines) + "\n"}
+
+
+def kept() -> dict[str, str]:
+    """What lies in this directory."""
+    return {path.name: path.read_text() for path in (*HERE.glob("*.sh"), *HERE.glob("*.diff"))}

@@ -3,20 +3,18 @@
 import tempfile
 from pathlib import Path
 
-from tests.golden import errors, variants
-from tests.golden.matrix import HERE, INDEX, wanted
+from tests.golden import errors
+from tests.golden.matrix import HERE, kept, wanted
+from tests.golden.variants import all_scripts
 
 
 def main() -> None:
-    files, index = wanted()
-    for path in HERE.glob("*.sh"):
-        if path.name not in files:
-            path.unlink()
-    for name, text in files.items():
+    texts = all_scripts()
+    for name in kept():
+        (HERE / name).unlink()
+    for name, text in wanted(texts).items():
         (HERE / name).write_text(text)
-    INDEX.write_text(index)
-    print(f"{len(files)} scripts for {index.count('.sh')} cells in {HERE}")
-    print(f"{variants.write()} variants in {variants.HERE}")
+    print(f"{len(texts)} scripts in {HERE}")
     with tempfile.TemporaryDirectory() as made:
         Path(made).chmod(0o755)
         print(f"{errors.write(Path(made).resolve())} errors in {errors.KEPT}")

@@ -1,45 +1,87 @@
-"""The scripts are what they were, for every GPU, size and release of Slurm, and clean."""
+"""The scripts are what they were, for every GPU, size, release of Slurm and variant, and clean."""
 
+import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
+from hpcdl.jobs import JobSpec, Module, render_script
 from hpcdl.jobs.lint import lint
+from hpcdl.site import find_site_file, load_site
 from hpcdl.slurm.rules import known_releases
-from tests.golden.matrix import HERE, PARTITIONS, SIZES, kept, script, wanted
+from hpcdl.system.errors import BadInput
+from tests.golden.matrix import FORMS, PARTITIONS, SIZES, kept, script, wanted
+from tests.golden.variants import RELEASE, VARIANTS, all_scripts
 
-FILES, INDEX = kept()
-CELLS = [line.split() for line in INDEX.splitlines() if not line.startswith("#")]
+TEXTS = all_scripts()
+
+# The script of a release, from that of the newest form: what is replaced, and by what.
+AGAIN = "^# The CPUs of a rank are said again"
+CHANGES = {
+    "23.11": [],
+    "22.05": [
+        (" SLURM_TRES_PER_TASK$", ""),
+        (f"{AGAIN}.*", f"{AGAIN[1:]}: this release does not take them from the job."),
+    ],
+    "20.11": [
+        (" SLURM_TRES_PER_TASK$", ""),
+        (f"{AGAIN}.*", f"{AGAIN[1:]}: newer releases do not all take them from the job."),
+        (r"^( *srun --mpi=\w+ --cpus-per-task=\d+)", r"\1 --exact"),
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Every script, as a file."""
+    folder = tmp_path_factory.mktemp("golden")
+    for name, text in TEXTS.items():
+        (folder / f"{name}.sh").write_text(text)
+    return sorted(folder.iterdir())
 
 
 def test_the_kept_scripts_are_those_that_are_written_now() -> None:
     """When this fails on purpose: `make golden`, then read the diff."""
-    files, index = wanted()
-    assert sorted(FILES) == sorted(files)
-    for name, text in files.items():
-        assert FILES[name] == text, name
-    assert index == INDEX
+    assert kept() == wanted(TEXTS)
 
 
-def test_every_partition_size_and_release_is_there() -> None:
-    cells = {tuple(cell[:3]) for cell in CELLS}
-    assert len(cells) == len(PARTITIONS) * len(SIZES) * len(known_releases()) == 150
-    assert {cell[3] for cell in CELLS} == set(FILES)
+@pytest.mark.parametrize("version", known_releases())
+def test_what_differs_by_release_is_what_the_release_makes_necessary(version: str) -> None:
+    """Every partition and size: with what is kept of the newest form, each script byte for byte."""
+    order = known_releases()
+    form = [name for name in FORMS if order.index(name) <= order.index(version)][-1]
+    for partition in PARTITIONS:
+        for size in SIZES:
+            text = script(partition, size, FORMS[-1]).replace(
+                f"Slurm {FORMS[-1]}", f"Slurm {version}"
+            )
+            for pattern, new in CHANGES[form]:
+                text, count = re.subn(f"(?m){pattern}", new, text)
+                assert count
+            assert script(partition, size, version) == text, (partition, size)
 
 
-@pytest.mark.parametrize("name", sorted(FILES))
-def test_bash_takes_it(name: str) -> None:
-    done = subprocess.run(["bash", "-n", HERE / name], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+def test_each_release_has_the_form_of_its_rules() -> None:
+    texts = {version: script("p100", "4-nodes", version) for version in known_releases()}
+    assert [v for v, text in texts.items() if " --exact " in text] == ["20.11", "21.08"]
+    assert [v for v, text in texts.items() if "SLURM_TRES_PER_TASK" in text] == [
+        "23.11", "24.05", "24.11", "25.05", "25.11", "26.05",
+    ]  # fmt: skip
+
+
+def test_bash_takes_them(scripts: list[Path]) -> None:
+    for path in scripts:
+        done = subprocess.run(["bash", "-n", path], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), path.name
 
 
 @pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not installed")
-def test_shellcheck_has_nothing_to_say() -> None:
+def test_shellcheck_has_nothing_to_say(scripts: list[Path]) -> None:
     done = subprocess.run(
-        ["shellcheck", "--norc", *sorted(HERE.glob("*.sh"))], capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
+        ["shellcheck", "--norc", *scripts], capture_output=True, text=True, check=False
+    )
     assert done.stdout == ""
 
 
@@ -47,29 +89,29 @@ def test_shellcheck_has_nothing_to_say() -> None:
 def test_the_linter_has_nothing_to_say_on_the_release(version: str) -> None:
     for partition in PARTITIONS:
         for size in SIZES:
-            found = lint(
-                script(partition, size, version), name=f"{partition} {size}", version=version
-            )
+            text = script(partition, size, version)
+            found = lint(text, name=f"{partition} {size}", version=version)
             assert [f"{one.rule}: {one.line}" for one in found] == [], (partition, size)
 
 
-def of(partition: str, size: str, version: str) -> str:
-    return next(FILES[c[3]] for c in CELLS if c[:3] == [partition, size, version])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_linter_has_nothing_to_say_of_a_variant(name: str) -> None:
+    assert [str(one) for one in lint(TEXTS[name], name=name, version=RELEASE)] == []
 
 
-def test_what_differs_by_release_shows() -> None:
-    texts = {version: of("p100", "4-nodes", version) for version in known_releases()}
-    assert [v for v, text in texts.items() if " --exact " in text] == ["20.11", "21.08"]
-    assert [v for v, text in texts.items() if "SLURM_TRES_PER_TASK" in text] == [
-        "23.11", "24.05", "24.11", "25.05", "25.11", "26.05",
-    ]  # fmt: skip
+def test_apptainer_gets_the_gpus_and_the_job_s_folders() -> None:
+    words = (
+        "apptainer exec --nv --bind=/work/me --bind=/data "
+        '"--bind=/local/$SLURM_JOB_ID" "--pwd=$HPCDL_JOB_DIR" /images/tensorflow.sif python'
+    )
+    assert words in TEXTS["container-apptainer"]
 
 
-def test_what_must_not_differ_by_release_does_not() -> None:
-    for partition in PARTITIONS:
-        for size in SIZES:
-            directives = {
-                "\n".join(line for line in text.splitlines() if line.startswith("#SBATCH"))
-                for text in (of(partition, size, version) for version in known_releases())
-            }
-            assert len(directives) == 1
+def test_pyxis_takes_its_image_on_the_step() -> None:
+    assert "--container-mounts=/work/me:/work/me,/data:/data" in TEXTS["container-pyxis"]
+
+
+def test_a_container_needs_a_runtime_that_the_site_declares() -> None:
+    site = load_site(find_site_file("embedded"))
+    with pytest.raises(BadInput, match="declares no container runtime"):
+        render_script(site, JobSpec("p100", container="/x.sif"), Module(()))

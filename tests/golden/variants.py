@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +10,8 @@ from hpcdl.jobs.script import ArrayOf
 from hpcdl.jobs.slurm_compat import with_version
 from hpcdl.site import load_site
 from hpcdl.system.resources import folder
-from tests.golden.matrix import MODULE
+from tests.golden.matrix import HERE, MODULE, bare, cells
 
-HERE = Path(__file__).parent / "variants"
 RELEASE = "24.05"
 _BASE = JobSpec("a100", nodes=2, program=("python", "train.py", "--lr", "0.1"))
 _STAGED = replace(_BASE, program=(), data="/data/imagenet", stage=True)
@@ -21,6 +19,7 @@ _IN_IMAGE = replace(_BASE, container="/images/tensorflow.sif")
 
 # Name -> the job, and the container runtime, or the form of GPU requests, of the site.
 VARIANTS: dict[str, tuple[JobSpec, str]] = {
+    "launcher-horovod": (_BASE, ""),
     "launcher-horovod-mpirun": (replace(_BASE, launcher="horovod-mpirun"), "apptainer"),
     "launcher-multiworker": (
         replace(_BASE, launcher="multiworker", trusted_network=True),
@@ -32,19 +31,19 @@ VARIANTS: dict[str, tuple[JobSpec, str]] = {
     "launcher-torchrun": (replace(_BASE, launcher="torchrun"), ""),
     "launcher-jax": (replace(_BASE, launcher="jax"), ""),
     "launcher-plain": (JobSpec("cpu", tasks=64, launcher="plain", program=("./a.out",)), ""),
+    "container-apptainer": (_IN_IMAGE, "apptainer"),
     "container-charliecloud": (
         replace(_IN_IMAGE, container="/images/tensorflow", files=(Path("/home/me"),)),
         "charliecloud",
     ),
-    "container-apptainer": (_IN_IMAGE, "apptainer"),
     "container-apptainer-mpirun": (replace(_IN_IMAGE, launcher="horovod-mpirun"), "apptainer"),
     "container-apptainer-multiworker": (
         replace(_IN_IMAGE, launcher="multiworker", trusted_network=True),
         "apptainer",
     ),
     "container-pyxis": (replace(_IN_IMAGE, container="nvcr.io#nvidia/tensorflow:24.03"), "pyxis"),
-    "container-pyxis-staged": (replace(_STAGED, container="/images/tf.sqsh"), "pyxis"),
     "container-apptainer-staged": (replace(_STAGED, container="/images/tf.sif"), "apptainer"),
+    "container-pyxis-staged": (replace(_STAGED, container="/images/tf.sqsh"), "pyxis"),
     "data-staged": (_STAGED, "apptainer"),
     "array": (_BASE, "apptainer"),
     "standalone": (_BASE, ""),
@@ -63,10 +62,9 @@ def script(name: str) -> str:
     """A variant's script, without what differs by release of hpcdl."""
     spec, runtime = VARIANTS[name]
     if spec.gpu_model:
-        mixed = load_site(HERE.parent / "mixed.yaml")
+        mixed = load_site(HERE / "mixed.yaml")
         slurm = replace(mixed.slurm, gpu_request=runtime or mixed.slurm.gpu_request)
-        text = render_script(replace(mixed, slurm=slurm), spec, MODULE).text
-        return re.sub(r"(?m)^(# Written by hpcdl) \S+;", r"\1;", text)
+        return bare(render_script(replace(mixed, slurm=slurm), spec, MODULE).text)
     site = load_site(folder("templates") / "sites" / "a100-h100.yaml")
     paths = replace(site.paths, work=Path("/work/me"), datasets=Path("/data"))
     site = with_version(replace(site, paths=paths, container=runtime or None), RELEASE)
@@ -74,15 +72,9 @@ def script(name: str) -> str:
     module = module._replace(functions=None) if name == "standalone" else module
     sweep = Path("/work/me/sweeps/lr")
     array = ArrayOf(8, sweep / "array-000.args", sweep / "logs", 4) if name == "array" else None
-    text = render_script(site, spec, module, array).text
-    return re.sub(r"(?m)^(# Written by hpcdl) \S+;", r"\1;", text)
+    return bare(render_script(site, spec, module, array).text)
 
 
-def write() -> int:
-    """Write all of them anew and give their number."""
-    HERE.mkdir(exist_ok=True)
-    for path in HERE.glob("*.sh"):
-        path.unlink()
-    for name in VARIANTS:
-        (HERE / f"{name}.sh").write_text(script(name))
-    return len(VARIANTS)
+def all_scripts() -> dict[str, str]:
+    """Every script that is kept, by name."""
+    return cells() | {name: script(name) for name in VARIANTS}

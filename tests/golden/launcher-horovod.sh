@@ -1,13 +1,14 @@
 #!/bin/bash
-# train: 4 nodes x 8 GPUs on v100 of three-generations, Slurm 23.11.
+# train: 2 nodes x 8 GPUs on a100 of a100-h100, Slurm 24.05.
 # Written by hpcdl; `hpcdl job explain` gives the reason of every line.
 #SBATCH --job-name=train
-#SBATCH --partition=v100
-#SBATCH --account=research
-#SBATCH --nodes=4
+#SBATCH --partition=a100
+#SBATCH --account=ai
+#SBATCH --qos=normal
+#SBATCH --nodes=2
 #SBATCH --ntasks-per-node=8
-#SBATCH --cpus-per-task=10
-#SBATCH --gpus-per-node=v100:8
+#SBATCH --cpus-per-task=16
+#SBATCH --gpus-per-node=a100:8
 #SBATCH --exclusive
 #SBATCH --mem=0
 #SBATCH --time=01:00:00
@@ -34,18 +35,18 @@ export CUDA_DEVICE_ORDER=PCI_BUS_ID
 export NCCL_SOCKET_IFNAME=ib0
 export OMPI_MCA_btl_tcp_if_include=ib0
 export OMPI_MCA_oob_tcp_if_include=ib0
+meet 12000-32767
 
 # Preflight: is this the allocation that was requested? The log gets a row per rank.
 look() {
-  srun --mpi=none --cpus-per-task=10 --distribution=block:block --kill-on-bad-exit=1 \
+  srun --mpi=none --cpus-per-task=16 --distribution=block:block --kill-on-bad-exit=1 \
     hpcdl preflight probe '--scratch=/local/$SLURM_JOB_ID' --transport=. &
   wait "$!"
 }
-preflight --world=32 --tasks-per-node=8 --cpus-per-task=10 --gpus-per-node=8 --release=tensorflow-1 --fabric=infiniband --nvlink '--scratch=/local/$SLURM_JOB_ID'
+preflight --world=16 --tasks-per-node=8 --cpus-per-task=16 --gpus-per-node=8 --release=tensorflow-1 --fabric=infiniband --nvlink '--scratch=/local/$SLURM_JOB_ID'
 
-expect result.json
-together 32 90 SLURM_PROCID
+together 16 90 SLURM_PROCID
 # The CPUs of a rank are said again, so that no inherited variable decides them.
-srun --mpi=pmix --cpus-per-task=10 --distribution=block:block --kill-on-bad-exit=1 \
-  sh -c "$rank" rank hpcdl train &
+srun --mpi=pmix --cpus-per-task=16 --distribution=block:block --kill-on-bad-exit=1 \
+  sh -c "$rank" rank python train.py --lr 0.1 &
 follow "$!"
