@@ -13,17 +13,18 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hpcdl.system.errors import HpcdlError
 from hpcdl.train.amounts import positive
-from hpcdl.train.communicate import Communicator
 from hpcdl.train.measurement import run_program, write_measurement
 from hpcdl.train.ranks import RankPlace, this_place
 from hpcdl.train.startup import StartupClock, import_tensorflow, prepare_environment
-from hpcdl.train.strategies import Joining, join_ranks
+
+if TYPE_CHECKING:
+    from hpcdl.train.communicate import Communicator
 
 SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 26)
 WARMUP = 3
@@ -47,12 +48,14 @@ def summarize(seconds: dict[int, list[float]], ranks: int) -> dict[str, dict[str
     return found
 
 
-def measure(tf: Any, ranks: Communicator, size: int, repeats: int) -> list[float]:
+def measure(ranks: Communicator, size: int, repeats: int) -> list[float]:
     """Seconds of every iteration on the slowest rank, after the warm-up.
 
     Raises:
         HpcdlError: the mean of the ranks' values is wrong.
     """
+    import tensorflow as tf
+
     tensor = tf.fill([size // 4], tf.constant(float(ranks.rank + 1)))
     averaged = ranks.function(lambda values: ranks.total([values])[0][:1] / ranks.size)
     times = [_timed(averaged, tensor, ranks) for _ in range(WARMUP + repeats)]
@@ -90,21 +93,25 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace, place: RankPlace) -> None:
     prepare_environment(place, onednn=False)
-    tf = import_tensorflow(place, keras=False)
-    ranks = join_ranks(args.strategy, Joining(tf, place, StartupClock(), keras=False))
+    import_tensorflow(place, keras=False)
+    from hpcdl.train.strategies import Joining, join_ranks
+
+    ranks = join_ranks(args.strategy, Joining(place, StartupClock(), keras=False))
     if ranks.size < 2:
         raise HpcdlError("an all-reduce needs at least two ranks")
     hosts = ranks.gather_text(place.host)
-    seconds = {size: measure(tf, ranks, size, args.repeats) for size in args.sizes}
+    seconds = {size: measure(ranks, size, args.repeats) for size in args.sizes}
     if ranks.rank == 0:
-        _tell(tf, ranks, args, hosts, seconds)
+        _tell(ranks, args, hosts, seconds)
     ranks.close()
 
 
 def _tell(
-    tf: Any, ranks: Communicator, args: argparse.Namespace, hosts: Sequence[str],
+    ranks: Communicator, args: argparse.Namespace, hosts: Sequence[str],
     seconds: dict[int, list[float]],
 ) -> None:  # fmt: skip
+    import tensorflow as tf
+
     summary = summarize(seconds, ranks.size)
     write_measurement(
         "allreduce",

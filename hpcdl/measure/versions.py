@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import platform
 import sys
-from typing import Any
 
 from hpcdl import __version__
 from hpcdl.system.errors import HpcdlError
@@ -34,7 +33,7 @@ def _run(place: RankPlace) -> None:
     clock.mark("tensorflow")
     horovod = import_horovod(keras=False)
     clock.mark("horovod")
-    device = _compute(tf)
+    device = _compute()
     clock.mark("compute")
     versions = {
         "hpcdl": __version__,
@@ -57,12 +56,14 @@ def _run(place: RankPlace) -> None:
     print(", ".join(f"{name} {value}" for name, value in versions.items()), flush=True)
 
 
-def _compute(tf: Any) -> str:
+def _compute() -> str:
     """The device that computed a product of two small matrices.
 
     Raises:
         HpcdlError: the product is wrong.
     """
+    import tensorflow as tf
+
     product = tf.matmul(tf.ones([64, 64]), tf.ones([64, 64]))
     if float(tf.reduce_max(tf.abs(product - 64.0))) > 1e-3:
         raise HpcdlError(f"a product of matrices of ones is wrong on {product.device}")

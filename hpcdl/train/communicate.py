@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 from numpy.typing import NDArray
 
 Tensor = Any
@@ -28,12 +29,9 @@ class Communicator:
     rank: int = 0
     size: int = 1
 
-    def __init__(self, tf: Any) -> None:
-        self._tf = tf
-
     def function(self, body: Callable[..., Any]) -> Callable[..., Any]:
         """The compiled function of a body that calls `total`."""
-        return compiled(self._tf, self.replica(body))
+        return compiled(self.replica(body))
 
     def replica(self, body: Callable[..., Any]) -> Callable[..., Any]:
         """The body as a part, in a loop say, of what is compiled by other means."""
@@ -79,8 +77,7 @@ class Horovod(Communicator):
 
     name = "horovod"
 
-    def __init__(self, tf: Any, hvd: Any) -> None:
-        super().__init__(tf)
+    def __init__(self, hvd: Any) -> None:
         self._hvd = hvd
         self._traced = 0
         self.rank = hvd.rank()
@@ -96,16 +93,16 @@ class Horovod(Communicator):
         for number, members in enumerate(buckets([_bytes(tensor) for tensor in tensors])):
             sent = [tensors[member] for member in members]
             if compress:
-                sent = [self._tf.cast(tensor, self._tf.float16) for tensor in sent]
+                sent = [tf.cast(tensor, tf.float16) for tensor in sent]
             reduced = self._hvd.grouped_allreduce(
                 sent, op=self._hvd.Sum, name=f"reduced_{self._traced}_{number}"
             )
             found.update(zip(members, reduced, strict=True))
-        return [self._tf.cast(found[i], tensor.dtype) for i, tensor in enumerate(tensors)]
+        return [tf.cast(found[i], tensor.dtype) for i, tensor in enumerate(tensors)]
 
     def sum_on_host(self, values: Floats) -> Floats:
         """A small all-reduce outside the step."""
-        tensor = self._tf.constant(values, self._tf.float64)
+        tensor = tf.constant(values, tf.float64)
         return np.asarray(self._hvd.allreduce(tensor, op=self._hvd.Sum, name="host_sum"))
 
     def broadcast(self, variables: Sequence[Any]) -> None:
@@ -115,7 +112,7 @@ class Horovod(Communicator):
         values = [np.asarray(variable.numpy()) for variable in variables]
         for number, members in enumerate(packs(values)):
             packed = np.concatenate([values[member].ravel() for member in members])
-            sent = self._tf.constant(packed)
+            sent = tf.constant(packed)
             received = np.asarray(self._hvd.broadcast(sent, 0, name=f"broadcast_{number}"))
             ends = np.cumsum([values[member].size for member in members])
             for member, part in zip(members, np.split(received, ends[:-1]), strict=True):
@@ -123,7 +120,7 @@ class Horovod(Communicator):
 
     def gather_rows(self, rows: Floats) -> Floats:
         """Horovod's all-gather, which takes different numbers of rows."""
-        tensor = self._tf.constant(rows, self._tf.float64)
+        tensor = tf.constant(rows, tf.float64)
         return np.asarray(self._hvd.allgather(tensor, name="gather_rows"))
 
     def close(self) -> None:
@@ -136,7 +133,7 @@ class Horovod(Communicator):
         self._hvd.shutdown()
 
 
-def compiled(tf: Any, body: Callable[..., Any], signature: Any = None) -> Callable[..., Any]:
+def compiled(body: Callable[..., Any], signature: Any = None) -> Callable[..., Any]:
     """A tf.function without AutoGraph, whose import alone takes a second.
 
     With a `signature` it is traced once; else again for other shapes. XLA is kept off: it cannot

@@ -9,7 +9,8 @@ from __future__ import annotations
 import errno
 import math
 import os
-from typing import Any
+
+import tensorflow as tf
 
 from hpcdl.system.errors import CheckFailed, HpcdlError, MissingPrerequisite
 
@@ -45,7 +46,7 @@ class LossGuard:
             )
 
 
-def is_out_of_memory(tf: Any, fault: BaseException) -> bool:
+def is_out_of_memory(fault: BaseException) -> bool:
     """Whether a fault says that memory ran out, of the device or of the host.
 
     TensorFlow has the same kind of error for a full disk.

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
+
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import explain_os_errors, write_json
 from hpcdl.train import checkpoint
@@ -47,7 +49,7 @@ def export(network: Network, folder: Path, said: Mapping[str, Any]) -> None:
         aside.rename(folder)
 
 
-def load_weights(tf: Any, network: Network, path: Path) -> str:
+def load_weights(network: Network, path: Path) -> str:
     """Assign the weights of a file; returns what to say of it.
 
     A last layer of another width keeps its first weights: so a model is tuned for other classes.
@@ -56,7 +58,7 @@ def load_weights(tf: Any, network: Network, path: Path) -> str:
         BadInput: there are none, or they are of another network; names the layers.
     """
     try:
-        found = _read(tf, network, path)
+        found = _read(network, path)
     except BadInput:
         raise
     except Exception as fault:  # Keras' readers raise of everything
@@ -94,7 +96,7 @@ def _mismatch(path: Path, details: Sequence[str]) -> BadInput:
                     hint="--model and --image-size must be those of the weights")  # fmt: skip
 
 
-def _read(tf: Any, network: Network, path: Path) -> Sequence[Any]:
+def _read(network: Network, path: Path) -> Sequence[Any]:
     """The arrays of a file, in the order of Keras' `model.weights`."""
     if path.is_dir():
         path = path / _KERAS

@@ -13,21 +13,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import tensorflow as tf
 
-def fuse_normalization(tf: Any, model: Any) -> int:
+
+def fuse_normalization(model: Any) -> int:
     """Replace the computation in the layers where it is the same; returns how many those are.
 
     Args:
-        tf: TensorFlow.
         model: a built Keras model; one of Keras 2 is left as it is.
     """
-    layers = [layer for layer in model._flatten_layers() if _can(tf, layer)]
+    layers = [layer for layer in model._flatten_layers() if _can(layer)]
     for layer in layers:
-        layer.call = _fused(tf, layer, _without_bias(tf, model, layer))
+        layer.call = _fused(layer, _without_bias(model, layer))
     return len(layers)
 
 
-def _can(tf: Any, layer: Any) -> bool:
+def _can(layer: Any) -> bool:
     """A plain layer over the channels of images, of a Keras that does not fuse by itself."""
     if type(layer) is not tf.keras.layers.BatchNormalization or hasattr(layer, "fused"):
         return False
@@ -37,7 +38,7 @@ def _can(tf: Any, layer: Any) -> bool:
     return bool(plain) and layer.input_spec.ndim == 4 and layer.axis in (1, 3, -1)
 
 
-def _without_bias(tf: Any, model: Any, layer: Any) -> Any:
+def _without_bias(model: Any, layer: Any) -> Any:
     """The bias that the convolution before this layer adds no longer; None where it must."""
     before = layer._inbound_nodes
     if len(before) != 1 or not layer.trainable:
@@ -56,7 +57,7 @@ def _without_bias(tf: Any, model: Any, layer: Any) -> Any:
     return convolution.bias._value
 
 
-def _fused(tf: Any, layer: Any, bias: Any) -> Callable[..., Any]:
+def _fused(layer: Any, bias: Any) -> Callable[..., Any]:
     """The layer's call. The variables are read below Keras, which would give halves of them."""
     usual = layer.call
     mean, variance = layer.moving_mean._value, layer.moving_variance._value

@@ -14,6 +14,8 @@ from contextlib import suppress
 from types import MethodType
 from typing import Any
 
+import tensorflow as tf
+
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean
 from hpcdl.train.models import Network, user_function
@@ -78,7 +80,7 @@ def make(module: Any, base: type, option: str, name: str, arguments: dict[str, A
 class KerasOptimizer:
     """One of Keras' optimizers in the step; `velocities` is all that it remembers."""
 
-    def __init__(self, tf: Any, network: Network, name: str, arguments: dict[str, Any]) -> None:
+    def __init__(self, network: Network, name: str, arguments: dict[str, Any]) -> None:
         module = tf.keras.optimizers
         given = {"learning_rate": 0.0, **arguments}
         self._made = make(module, module.Optimizer, "--optimizer", name, given)
@@ -88,9 +90,7 @@ class KerasOptimizer:
         owned = self._made.variables
         self.velocities = tuple(getattr(variable, "_value", variable) for variable in owned)
 
-    def apply(
-        self, tf: Any, variables: tuple[Any, ...], gradients: list[Any], lr: Any
-    ) -> list[Any]:
+    def apply(self, variables: tuple[Any, ...], gradients: list[Any], lr: Any) -> list[Any]:
         """Update every variable; returns an operation that comes after."""
         self._made.learning_rate = lr
         self._made.apply_gradients(zip(gradients, self._variables, strict=True))
@@ -113,7 +113,7 @@ def _leave_distribution_to_us(made: Any) -> None:
             setattr(made, name, MethodType(getattr(bases[0], name), made))
 
 
-def make_schedule(tf: Any, name: str, lr: float, arguments: dict[str, Any]) -> Any:
+def make_schedule(name: str, lr: float, arguments: dict[str, Any]) -> Any:
     """The learning rate of a step, by one of Keras' schedules.
 
     Raises:
@@ -128,7 +128,7 @@ def make_schedule(tf: Any, name: str, lr: float, arguments: dict[str, Any]) -> A
     return lambda step: float(schedule(step))
 
 
-def make_loss(tf: Any, name: str, classes: int, arguments: dict[str, Any]) -> Any:
+def make_loss(name: str, classes: int, arguments: dict[str, Any]) -> Any:
     """loss(logits, labels): the mean of a loss of Keras, or of a function (labels, logits).
 
     Raises:
@@ -153,7 +153,7 @@ def make_loss(tf: Any, name: str, classes: int, arguments: dict[str, Any]) -> An
     return loss
 
 
-def make_metrics(tf: Any, names: str) -> dict[str, Callable[[Any, Any], Any]]:
+def make_metrics(names: str) -> dict[str, Callable[[Any, Any], Any]]:
     """Functions (labels, logits) of a value per example, or of their mean, by name.
 
     Raises:

@@ -19,15 +19,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from hpcdl import facts
+import tensorflow as tf
+
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.text import did_you_mean
+from hpcdl.train import networks
 from hpcdl.train.fused import fuse_normalization
-
-_USER_MODEL: dict[str, Any] = {
-    "builder": "keras", "input": [224, 224, 3], "classes": 1000, "global_batch": 64, "epochs": 1,
-    "lr": 0.1, "task": "classes", "source": "the user", "proof": "doubtful",
-}  # fmt: skip
+from hpcdl.train.run_plan import facts_of
 
 
 @dataclass
@@ -43,7 +41,7 @@ class Draws:
     place: int = 0
     states: tuple[Any, ...] = ()
 
-    def renew(self, tf: Any) -> None:
+    def renew(self) -> None:
         """Let Keras' seed generators draw what only seed, step, place and their number decide."""
         seed = tf.cast(self.seeds, tf.int64) + tf.constant([104_729 * self.place, 0], tf.int64)
         many = len(self.states)
@@ -90,26 +88,8 @@ class Network:
         return self.parameters + sum(int(math.prod(v.shape)) for v in self.state)
 
 
-def facts_of(model: str) -> dict[str, Any]:
-    """The row of facts/models.yaml; for a user's model, the defaults.
-
-    Raises:
-        BadInput: unknown model; the hint names the nearest.
-    """
-    if ":" in model:
-        return dict(_USER_MODEL)
-    rows: dict[str, dict[str, Any]] = facts.load("models")["models"]
-    if model not in rows:
-        hint = did_you_mean(model, rows)
-        raise BadInput(
-            f"unknown model '{model}'",
-            hint=f"{hint}; a model of your own is package.module:function",
-        )
-    return rows[model]
-
-
 def build(
-    tf: Any, model: str, shape: tuple[int, ...], classes: int, seed: int, *,
+    model: str, shape: tuple[int, ...], classes: int, seed: int, *,
     precision: str = "fp32", channels_first: bool = False, keras: bool = False,
     freeze: str = "",
 ) -> Network:  # fmt: skip
@@ -119,11 +99,11 @@ def build(
         BadInput: a user's model that cannot be imported or is no Keras model.
     """
     if facts_of(model)["builder"] == "mlp" and not keras:
-        return _mlp(tf, model, shape, classes, seed)
-    return _keras(tf, model, shape, classes, seed, precision, channels_first, freeze)
+        return _mlp(model, shape, classes, seed)
+    return _keras(model, shape, classes, seed, precision, channels_first, freeze)
 
 
-def _mlp(tf: Any, model: str, shape: tuple[int, ...], classes: int, seed: int) -> Network:
+def _mlp(model: str, shape: tuple[int, ...], classes: int, seed: int) -> Network:
     """Two hidden ReLU layers and linear logits, as in TensorFlow's first tutorials."""
     hidden: list[int] = facts_of(model)["hidden"]
     widths = [math.prod(shape), *hidden, classes]
@@ -146,7 +126,7 @@ def _mlp(tf: Any, model: str, shape: tuple[int, ...], classes: int, seed: int) -
 
 
 def _keras(
-    tf: Any, model: str, shape: tuple[int, ...], classes: int, seed: int, precision: str,
+    model: str, shape: tuple[int, ...], classes: int, seed: int, precision: str,
     channels_first: bool, freeze: str,
 ) -> Network:  # fmt: skip
     keras = tf.keras
@@ -163,11 +143,11 @@ def _keras(
     channels_first = channels_first and len(shape) == 3
     ordered = (shape[2], *shape[:2]) if channels_first else shape
     random = Draws(tf.Variable([seed, 0], dtype=tf.int32, trainable=False, name="random"))
-    made = _make(tf, model, _builder(keras, model, random), ordered, classes)
+    made = _make(model, _builder(model, random), ordered, classes)
     looked_at = ":" in model and len(shape) == 3
-    logits = _logits(tf, made, ordered) if looked_at else tf.identity
+    logits = _logits(made, ordered) if looked_at else tf.identity
     _freeze(made, freeze)
-    fuse_normalization(tf, made)
+    fuse_normalization(made)
     random.states = tuple(
         _variable(v) for v in made.non_trainable_variables if v.name == "seed_generator_state"
     )
@@ -176,7 +156,7 @@ def _keras(
         if channels_first:
             images = tf.transpose(images, (0, 3, 1, 2))
         if training and random.states:
-            random.renew(tf)
+            random.renew()
         return logits(made(images, training=training))
 
     def penalties() -> list[Any]:
@@ -190,7 +170,7 @@ def _keras(
     def plain() -> Any:
         keras.mixed_precision.set_global_policy("float32")
         try:
-            return _builder(keras, model, None)(ordered, classes)
+            return _builder(model, None)(ordered, classes)
         finally:
             keras.mixed_precision.set_global_policy(policy)
 
@@ -218,7 +198,7 @@ def _freeze(made: Any, patterns: str) -> None:
         raise BadInput("--freeze leaves nothing to train", hint="leave out the last layer at least")
 
 
-def _logits(tf: Any, made: Any, shape: tuple[int, ...]) -> Callable[[Any], Any]:
+def _logits(made: Any, shape: tuple[int, ...]) -> Callable[[Any], Any]:
     """What makes logits of a user's model's outputs: nothing, or the inverse of its activation.
 
     Some outputs are looked at: only a softmax's are positive and add up to 1, and only a sigmoid's
@@ -237,15 +217,13 @@ def _logits(tf: Any, made: Any, shape: tuple[int, ...]) -> Callable[[Any], Any]:
     return lambda values: log(values) - log(1.0 - tf.cast(values, tf.float32))
 
 
-def _builder(keras: Any, model: str, random: Draws | None) -> Callable[..., Any]:
+def _builder(model: str, random: Draws | None) -> Callable[..., Any]:
     """What makes the Keras model from (shape, classes)."""
     if ":" in model:
         return user_function("--model", model)
-    from hpcdl.train import networks
-
     row = facts_of(model)
     if row["builder"] == "keras":
-        application = getattr(keras.applications, row["application"])
+        application = getattr(tf.keras.applications, row["application"])
 
         def make(shape: tuple[int, ...], classes: int) -> Any:
             return application(
@@ -255,14 +233,12 @@ def _builder(keras: Any, model: str, random: Draws | None) -> Callable[..., Any]
         return make
 
     def own(shape: tuple[int, ...], classes: int) -> Any:
-        return getattr(networks, row["builder"])(keras, shape, classes, random)
+        return getattr(networks, row["builder"])(shape, classes, random)
 
     return own
 
 
-def _make(
-    tf: Any, model: str, builder: Callable[..., Any], shape: tuple[int, ...], classes: int
-) -> Any:
+def _make(model: str, builder: Callable[..., Any], shape: tuple[int, ...], classes: int) -> Any:
     """The Keras model that a builder makes, and a user's one looked at.
 
     Raises:

@@ -1,30 +1,24 @@
 """The ranks joined by TensorFlow's own collectives, without Horovod and MPI.
 
 MultiWorkerMirroredStrategy sets up the cluster and gives the all-reduce; variables stay plain,
-one copy per rank, as with Horovod, so everything else of the program is the same. TF_CONFIG is
-written from what the launcher says: SlurmClusterResolver fails where a task sees one GPU or
-none.
+one copy per rank, as with Horovod, so everything else of the program is the same.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from hpcdl.system.errors import MissingPrerequisite
-from hpcdl.system.run import run
 from hpcdl.train.communicate import Communicator, Floats, Tensor, by_type
 from hpcdl.train.data.images import first_line
-from hpcdl.train.ranks import RankPlace, slurm_tasks_on_node
-
-TRUSTED = "HPCDL_TRUSTED_NETWORK"
-_FIRST_PORT = 20000
-_PORTS = 12000
+from hpcdl.train.ranks import RankPlace
+from hpcdl.train.rendezvous import cluster_config, node_names, require_trust
 
 
 class MultiWorker(Communicator):
@@ -32,8 +26,7 @@ class MultiWorker(Communicator):
 
     name = "multiworker"
 
-    def __init__(self, tf: Any, strategy: Any, place: RankPlace) -> None:
-        super().__init__(tf)
+    def __init__(self, strategy: Any, place: RankPlace) -> None:
         self._strategy = strategy
         self.rank = place.rank
         self.size = place.size
@@ -49,14 +42,12 @@ class MultiWorker(Communicator):
 
     def total(self, tensors: Sequence[Tensor], *, compress: bool = False) -> list[Tensor]:
         """The replica context's all-reduce, which packs gradients itself."""
-        tf = self._tf
         sent = [tf.cast(t, tf.float16) for t in tensors] if compress else list(tensors)
         reduced = self._reduce(tf.distribute.ReduceOp.SUM, sent)
         return [tf.cast(r, t.dtype) for r, t in zip(reduced, tensors, strict=True)]
 
     def sum_on_host(self, values: Floats) -> Floats:
         """A compiled all-reduce per shape."""
-        tf = self._tf
         if values.shape not in self._sums:
 
             def add(tensor: Tensor) -> Tensor:
@@ -67,7 +58,6 @@ class MultiWorker(Communicator):
 
     def broadcast(self, variables: Sequence[Any]) -> None:
         """The sum of rank 0's values and the others' zeros, type by type."""
-        tf = self._tf
         mine = 1.0 if self.rank == 0 else 0.0
 
         def spread() -> None:
@@ -85,7 +75,6 @@ class MultiWorker(Communicator):
 
     def _reduce(self, operation: Any, tensors: Sequence[Tensor]) -> list[Tensor]:
         """All-reduce within a replica; it must know on which device the tensors lie."""
-        tf = self._tf
         with tf.device(self._strategy.extended.worker_devices[0]):
             placed = [tf.identity(tensor) for tensor in tensors]
         context = tf.distribute.get_replica_context()
@@ -97,22 +86,7 @@ class MultiWorker(Communicator):
         self.sum_on_host(np.zeros(1))
 
 
-def require_trust(strategy: str) -> None:
-    """Refuse to open TensorFlow's server where nobody said that the network is trusted.
-
-    Raises:
-        MissingPrerequisite: see above.
-    """
-    if os.environ.get(TRUSTED) != "1":
-        raise MissingPrerequisite(
-            f"the strategy '{strategy}' opens TensorFlow's server, which asks nobody for a "
-            "password",
-            hint="use --strategy horovod; `hpcdl job submit --launcher multiworker` fences it "
-            f"as far as it goes; {TRUSTED}=1 says that this network is trusted",
-        )
-
-
-def join(tf: Any, place: RankPlace) -> MultiWorker:
+def join(place: RankPlace) -> MultiWorker:
     """Set up the cluster of this job.
 
     Raises:
@@ -134,43 +108,4 @@ def join(tf: Any, place: RankPlace) -> MultiWorker:
             f"TensorFlow's server does not start: {first_line(fault)}",
             hint="another run may have its port; try again",
         ) from fault
-    return MultiWorker(tf, strategy, place)
-
-
-def cluster_config(
-    environ: Mapping[str, str], place: RankPlace, names: Callable[[str], list[str]]
-) -> dict[str, Any]:
-    """TF_CONFIG: every rank a worker, on a port that depends on run and local rank.
-
-    Raises:
-        MissingPrerequisite: several nodes, and not under srun.
-    """
-    base = _FIRST_PORT + zlib.crc32(_run_name(environ, place).encode()) % _PORTS
-    if place.local_size == place.size:
-        workers = [f"localhost:{base + rank}" for rank in range(place.size)]
-    elif "SLURM_STEP_NODELIST" in environ:
-        tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", "1")
-        workers = [
-            f"{name}:{base + local}"
-            for node, name in enumerate(names(environ["SLURM_STEP_NODELIST"]))
-            for local in range(slurm_tasks_on_node(tasks, node))
-        ]
-    else:
-        raise MissingPrerequisite(
-            "the nodes of the other ranks are unknown",
-            hint="launch with srun, or set TF_CONFIG",
-        )
-    return {"cluster": {"worker": workers}, "task": {"type": "worker", "index": place.rank}}
-
-
-def _run_name(environ: Mapping[str, str], place: RankPlace) -> str:
-    """What all ranks of this run have in common, and no other run on these nodes has."""
-    if place.size == 1:
-        return str(os.getpid())
-    step = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID")
-    return environ.get("PMIX_NAMESPACE") or ".".join(environ.get(name, "") for name in step)
-
-
-def node_names(hostlist: str) -> list[str]:
-    """The names in one of Slurm's host lists, by Slurm itself."""
-    return run(["scontrol", "show", "hostnames", hostlist]).stdout.split()
+    return MultiWorker(strategy, place)

@@ -9,22 +9,24 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
 
-def mlp(keras: Any, shape: tuple[int, ...], classes: int, random: Any) -> Any:
+
+def mlp(shape: tuple[int, ...], classes: int, random: Any) -> Any:
     """Two hidden ReLU layers and linear logits, as in TensorFlow's first tutorials."""
-    layers = keras.layers
+    layers = tf.keras.layers
     hidden = [
         layers.Dense(width, "relu", kernel_initializer="he_normal", name=f"hidden{number}")
         for number, width in enumerate((128, 32))
     ]
     outputs = layers.Dense(classes, dtype="float32", name="logits")
-    return keras.Sequential([keras.Input(shape), layers.Flatten(), *hidden, outputs])
+    return tf.keras.Sequential([tf.keras.Input(shape), layers.Flatten(), *hidden, outputs])
 
 
-def alexnet(keras: Any, shape: tuple[int, ...], classes: int, random: Any) -> Any:
+def alexnet(shape: tuple[int, ...], classes: int, random: Any) -> Any:
     """The one-tower AlexNet of "One weird trick" (Krizhevsky, arXiv 1404.5997)."""
-    layers = keras.layers
-    inputs = keras.Input(shape)
+    layers = tf.keras.layers
+    inputs = tf.keras.Input(shape)
     x = layers.ZeroPadding2D(2)(inputs)
     x = layers.Conv2D(64, 11, 4, activation="relu")(x)
     x = layers.MaxPooling2D(3, 2)(x)
@@ -34,8 +36,8 @@ def alexnet(keras: Any, shape: tuple[int, ...], classes: int, random: Any) -> An
         x = layers.Conv2D(filters, 3, padding="same", activation="relu")(x)
     x = layers.Flatten()(layers.MaxPooling2D(3, 2)(x))
     for number in range(2):
-        x = layers.Dense(4096, activation="relu")(_dropout(keras, random, number)(x))
-    return keras.Model(inputs, layers.Dense(classes, dtype="float32")(x), name="alexnet")
+        x = layers.Dense(4096, activation="relu")(_dropout(random, number)(x))
+    return tf.keras.Model(inputs, layers.Dense(classes, dtype="float32")(x), name="alexnet")
 
 
 # Filters of a block: 1x1; 3x3 (reduce, out); second 3x3 (reduce, out); pool projection.
@@ -47,51 +49,50 @@ _BLOCKS = (
 )  # fmt: skip
 
 
-def googlenet(keras: Any, shape: tuple[int, ...], classes: int, random: Any) -> Any:
+def googlenet(shape: tuple[int, ...], classes: int, random: Any) -> Any:
     """GoogLeNet (Szegedy, arXiv 1409.4842) with batch normalisation, without auxiliary heads."""
-    layers = keras.layers
-    inputs = keras.Input(shape)
-    x = layers.MaxPooling2D(3, 2, "same")(_conv(keras, inputs, 64, 7, 2))
-    x = _conv(keras, _conv(keras, x, 64, 1), 192, 3)
+    layers = tf.keras.layers
+    inputs = tf.keras.Input(shape)
+    x = layers.MaxPooling2D(3, 2, "same")(_conv(inputs, 64, 7, 2))
+    x = _conv(_conv(x, 64, 1), 192, 3)
     for blocks in _BLOCKS:
         x = layers.MaxPooling2D(3, 2, "same")(x)
         for filters in blocks:
-            x = _inception(keras, x, filters)
-    x = _dropout(keras, random, 0, 0.2)(layers.GlobalAveragePooling2D()(x))
-    return keras.Model(inputs, layers.Dense(classes, dtype="float32")(x), name="googlenet")
+            x = _inception(x, filters)
+    x = _dropout(random, 0, 0.2)(layers.GlobalAveragePooling2D()(x))
+    return tf.keras.Model(inputs, layers.Dense(classes, dtype="float32")(x), name="googlenet")
 
 
-def _conv(keras: Any, x: Any, filters: int, size: int, stride: int = 1) -> Any:
-    layers = keras.layers
+def _conv(x: Any, filters: int, size: int, stride: int = 1) -> Any:
+    layers = tf.keras.layers
     x = layers.Conv2D(filters, size, stride, "same", use_bias=False)(x)
-    axis = 1 if keras.backend.image_data_format() == "channels_first" else -1
+    axis = 1 if tf.keras.backend.image_data_format() == "channels_first" else -1
     return layers.ReLU()(layers.BatchNormalization(axis=axis, epsilon=1e-3)(x))
 
 
-def _inception(keras: Any, x: Any, filters: tuple[int, ...]) -> Any:
+def _inception(x: Any, filters: tuple[int, ...]) -> Any:
     one, reduce_a, three_a, reduce_b, three_b, project = filters
-    axis = 1 if keras.backend.image_data_format() == "channels_first" else -1
-    pooled = keras.layers.MaxPooling2D(3, 1, "same")(x)
-    return keras.layers.Concatenate(axis=axis)(
+    axis = 1 if tf.keras.backend.image_data_format() == "channels_first" else -1
+    pooled = tf.keras.layers.MaxPooling2D(3, 1, "same")(x)
+    return tf.keras.layers.Concatenate(axis=axis)(
         [
-            _conv(keras, x, one, 1),
-            _conv(keras, _conv(keras, x, reduce_a, 1), three_a, 3),
-            _conv(keras, _conv(keras, x, reduce_b, 1), three_b, 3),
-            _conv(keras, pooled, project, 1),
+            _conv(x, one, 1),
+            _conv(_conv(x, reduce_a, 1), three_a, 3),
+            _conv(_conv(x, reduce_b, 1), three_b, 3),
+            _conv(pooled, project, 1),
         ]
     )
 
 
-def _dropout(keras: Any, random: Any, number: int, rate: float = 0.5) -> Any:
+def _dropout(random: Any, number: int, rate: float = 0.5) -> Any:
     """A dropout layer that draws from (seed, step), the part of the batch and its own number.
 
     Keras' own where `random` is None.
     """
     if random is None:
-        return keras.layers.Dropout(rate)
-    import tensorflow as tf
+        return tf.keras.layers.Dropout(rate)
 
-    class Dropout(keras.layers.Layer):  # type: ignore[misc]
+    class Dropout(tf.keras.layers.Layer):  # type: ignore[misc]
         def call(self, x: Any, training: bool = False) -> Any:
             if not training:
                 return x

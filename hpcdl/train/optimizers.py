@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import tensorflow as tf
+
 from hpcdl.train.models import Network
 
 _TRUST = 0.001
@@ -29,14 +31,12 @@ class Optimizer:
     def finalize(self) -> None:
         """Nothing to do at the end."""
 
-    def apply(
-        self, tf: Any, variables: tuple[Any, ...], gradients: list[Any], lr: Any
-    ) -> list[Any]:
+    def apply(self, variables: tuple[Any, ...], gradients: list[Any], lr: Any) -> list[Any]:
         """Update every variable as soon as its gradient is there; returns the operations."""
         return [
             tf.raw_ops.ResourceApplyMomentum(
                 var=variable.handle, accum=velocity.handle, lr=lr,
-                grad=self._direction(tf, variable, gradient), momentum=self.momentum,
+                grad=self._direction(variable, gradient), momentum=self.momentum,
                 use_locking=False, use_nesterov=False,
             )
             for variable, velocity, gradient in zip(
@@ -44,7 +44,7 @@ class Optimizer:
             )
         ]  # fmt: skip
 
-    def _direction(self, tf: Any, variable: Any, gradient: Any) -> Any:
+    def _direction(self, variable: Any, gradient: Any) -> Any:
         if len(variable.shape) < 2:
             return gradient
         if not self.weight_decay and self.kind == "sgd":
@@ -59,9 +59,7 @@ class Optimizer:
         return direction * tf.where(both, _TRUST * length / tf.maximum(steep, 1e-30), 1.0)
 
 
-def make_optimizer(
-    tf: Any, network: Network, kind: str, momentum: float, weight_decay: float
-) -> Optimizer:
+def make_optimizer(network: Network, kind: str, momentum: float, weight_decay: float) -> Optimizer:
     """The optimizer with its velocities at zero."""
     velocities = tuple(
         tf.Variable(tf.zeros_like(v), trainable=False, name="velocity") for v in network.trainable
@@ -79,11 +77,11 @@ class LossScale:
 
     state: Any
 
-    def finite(self, tf: Any, gradients: list[Any]) -> Any:
+    def finite(self, gradients: list[Any]) -> Any:
         """Whether all averaged gradients are finite; the same on every rank."""
         return tf.reduce_all(tf.stack([tf.reduce_all(tf.math.is_finite(g)) for g in gradients]))
 
-    def renew(self, tf: Any, finite: Any) -> None:
+    def renew(self, finite: Any) -> None:
         """The state after a step."""
         scale, good = tf.unstack(self.state.read_value())
         doubles = good + 1.0 >= _SCALE_EVERY
@@ -92,6 +90,6 @@ class LossScale:
         self.state.assign(tf.where(finite, kept, halved))
 
 
-def make_loss_scale(tf: Any) -> LossScale:
+def make_loss_scale() -> LossScale:
     """A loss scale at its start."""
     return LossScale(tf.Variable([_SCALE_START, 0.0], trainable=False, name="loss_scale"))

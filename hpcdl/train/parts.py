@@ -6,6 +6,8 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+import tensorflow as tf
+
 from hpcdl.train import models, optimizers
 from hpcdl.train.communicate import Communicator
 from hpcdl.train.data.source import Source
@@ -16,7 +18,7 @@ from hpcdl.train.tasks import Task, make_task
 
 
 def make_parts(
-    tf: Any, options: TrainOptions, model: dict[str, Any], source: Source, ranks: Communicator, *,
+    options: TrainOptions, model: dict[str, Any], source: Source, ranks: Communicator, *,
     keras: bool,
 ) -> StepParts:  # fmt: skip
     """The parts of a run's step; `keras` makes a Keras model even of the smallest network.
@@ -26,16 +28,16 @@ def make_parts(
     """
     settings_of(options.settings, "")  # a typo is refused before the network is built
     network = models.build(
-        tf, options.model, source.shape, source.classes, options.seed, precision=options.precision,
-        channels_first=channels_first(tf, options), keras=keras, freeze=options.freeze,
+        options.model, source.shape, source.classes, options.seed, precision=options.precision,
+        channels_first=channels_first(options), keras=keras, freeze=options.freeze,
     )  # fmt: skip
     return StepParts(
         network=network,
-        task=_task(tf, options, str(options.task or model["task"]), source.classes),
-        optimizer=_optimizer(tf, options, network),
+        task=_task(options, str(options.task or model["task"]), source.classes),
+        optimizer=_optimizer(options, network),
         ranks=ranks,
         prepare=source.prepare,
-        scale=optimizers.make_loss_scale(tf) if options.precision == "fp16" else None,
+        scale=optimizers.make_loss_scale() if options.precision == "fp16" else None,
         clocked=not options.deterministic,
         accumulate=options.accumulate,
         precision=options.precision,
@@ -44,26 +46,26 @@ def make_parts(
     )
 
 
-def _task(tf: Any, options: TrainOptions, name: str, classes: int) -> Task:
-    task = make_task(tf, name, options.label_smoothing)
+def _task(options: TrainOptions, name: str, classes: int) -> Task:
+    task = make_task(name, options.label_smoothing)
     if options.loss:
         arguments = settings_of(options.settings, "loss")
-        task = replace(task, loss=make_loss(tf, options.loss, classes, arguments))
-    return replace(task, metrics=make_metrics(tf, options.metrics))
+        task = replace(task, loss=make_loss(options.loss, classes, arguments))
+    return replace(task, metrics=make_metrics(options.metrics))
 
 
 def _optimizer(
-    tf: Any, options: TrainOptions, network: models.Network
+    options: TrainOptions, network: models.Network
 ) -> optimizers.Optimizer | KerasOptimizer:
     if options.keras_optimizer:
         arguments = settings_of(options.settings, "optimizer")
-        return KerasOptimizer(tf, network, options.optimizer, arguments)
+        return KerasOptimizer(network, options.optimizer, arguments)
     return optimizers.make_optimizer(
-        tf, network, options.optimizer, options.momentum, options.weight_decay
+        network, options.optimizer, options.momentum, options.weight_decay
     )
 
 
-def channels_first(tf: Any, options: TrainOptions) -> bool:
+def channels_first(options: TrainOptions) -> bool:
     """Whether images lie channel by channel: pays for fp32 on GPUs without tensor cores."""
     gpus = tf.config.get_visible_devices("GPU")
     if options.layout == "nchw" and not gpus:

@@ -15,6 +15,7 @@ from hpcdl.system.errors import HpcdlError
 from hpcdl.train import parameter_server
 from hpcdl.train.options import TrainOptions, parse
 from hpcdl.train.ranks import RankPlace, this_place
+from hpcdl.train.run_plan import facts_of, global_batch
 from hpcdl.train.startup import StartupClock, import_tensorflow, prepare_environment
 
 if TYPE_CHECKING:
@@ -65,7 +66,10 @@ def _run(options: TrainOptions, place: RankPlace, clock: StartupClock) -> int:
             return _leave(parameter_server.lead(options, place), place)
         if task["type"] != "chief":
             prepare_environment(place, onednn=True)
-            parameter_server.serve(import_tensorflow(place, keras=False))
+            import_tensorflow(place, keras=False)
+            from hpcdl.train.chief import serve
+
+            serve()
         place = parameter_server.alone(place)
     run = prepare(options, place, clock)
     code = run.go()
@@ -79,9 +83,6 @@ def prepare(options: TrainOptions, place: RankPlace, clock: StartupClock) -> Run
     Raises:
         HpcdlError: the options do not fit together, or a prerequisite is missing.
     """
-    from hpcdl.train.models import facts_of
-    from hpcdl.train.run_plan import global_batch
-
     model = facts_of(options.model)
     keras = model["builder"] != "mlp" or options.needs_keras
     # Refused before the seconds that TensorFlow and MPI take.
@@ -95,5 +96,5 @@ def prepare(options: TrainOptions, place: RankPlace, clock: StartupClock) -> Run
     from hpcdl.train.run import Run
     from hpcdl.train.strategies import Joining, join_ranks
 
-    ranks = join_ranks(options.strategy, Joining(tf, place, clock, keras))
-    return Run(tf, options, place, clock, ranks, model, keras=keras)
+    ranks = join_ranks(options.strategy, Joining(place, clock, keras))
+    return Run(options, place, clock, ranks, model, keras=keras)

@@ -21,18 +21,17 @@ from hpcdl.results.records import RESULT, at, outcome
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError, MissingPrerequisite
 from hpcdl.system.files import LockBusy, explain_os_errors, locked
 from hpcdl.train import checkpoint, run_plan
+from hpcdl.train.chief import Chief
 from hpcdl.train.communicate import Communicator
-from hpcdl.train.data.inspecting import tf_counter
 from hpcdl.train.data.opening import open_source
 from hpcdl.train.data.repair import Repairs
-from hpcdl.train.data.source import Share, Source
+from hpcdl.train.data.source import Share, Source, count_records
 from hpcdl.train.diagnostics import LossGuard, explain, is_out_of_memory, out_of_memory
 from hpcdl.train.exporting import export, load_weights
 from hpcdl.train.history import History
 from hpcdl.train.keras_parts import make_schedule, settings_of
 from hpcdl.train.loop import Training, assign, resume, train
 from hpcdl.train.options import SCHEDULES, TrainOptions
-from hpcdl.train.parameter_server import Chief
 from hpcdl.train.parts import channels_first, make_parts
 from hpcdl.train.ranks import RankPlace
 from hpcdl.train.result import job_of, summary_line
@@ -61,10 +60,9 @@ class Run:
     """One run of one rank: what is needed to write its result, however it ends."""
 
     def __init__(
-        self, tf: Any, options: TrainOptions, place: RankPlace, clock: StartupClock,
+        self, options: TrainOptions, place: RankPlace, clock: StartupClock,
         ranks: Communicator, model: dict[str, Any], *, keras: bool,
     ) -> None:  # fmt: skip
-        self.tf = tf
         self.options = options
         self.place = place
         self.clock = clock
@@ -74,14 +72,13 @@ class Run:
         self.keras = keras
         self.training: Training | None = None
         self.hosts: list[str] = [place.host]
-        self.tracer = Tracer(tf, self._trace_folder(ranks.rank))
+        self.tracer = Tracer(self._trace_folder(ranks.rank))
         self.started = time.time()
         self.open = ExitStack()
         self.evaluator: Evaluator | None = None
         self.damaged: set[str] = set()  # of all ranks, once they have told each other
-        count = tf_counter(tf)
         self.repairs = Repairs(
-            options.max_damaged, lambda path: count(path) is not None, self._complain,
+            options.max_damaged, lambda path: count_records(path) is not None, self._complain,
             self._at_work,
         )  # fmt: skip
 
@@ -165,7 +162,7 @@ class Run:
             begun = self.training.samples.first_step if self.training else 0
             if lost := self.chief.recover(fault, begun):
                 return lost
-        if not is_out_of_memory(self.tf, fault):
+        if not is_out_of_memory(fault):
             return explain(fault, checkpoint.describe_saved(self.options.folder / "checkpoints"))
         # The frames that failed hold the batch that was too large.
         traceback.clear_frames(fault.__traceback__)
@@ -202,25 +199,25 @@ class Run:
         numbers = run_plan.make_plan(options, self.model, batch, source.steps_per_epoch)
         if options.lr_schedule not in SCHEDULES:
             given = settings_of(options.settings, "schedule")
-            schedule = make_schedule(self.tf, options.lr_schedule, numbers.lr, given)
+            schedule = make_schedule(options.lr_schedule, numbers.lr, given)
             numbers = replace(numbers, schedule=schedule)
         silent = self.ranks.rank != 0
         reporter = Reporter(options.folder, numbers.steps, options.report_every, silent=silent)
         if options.fresh and not silent:
             checkpoint.start_over(options.folder / "checkpoints", os.environ, reporter.say)
-        step = self.chief.make_step(parts, numbers) if self.chief else make_step(self.tf, parts)
+        step = self.chief.make_step(parts, numbers) if self.chief else make_step(parts)
         self.clock.mark("network")
         watchdog = Watchdog(options.folder, self.ranks.rank, self.ranks.size, options.hang_limit)
         # fp16 skips bad steps and halves its scale: fifteen in a row reach a scale of 1.
         guard = LossGuard(patience=15 if parts.scale else 0)
         wanted = options.tensorboard and not silent
-        scalars = Scalars(self.tf, options.folder / "tensorboard" if wanted else None)
+        scalars = Scalars(options.folder / "tensorboard" if wanted else None)
         training = Training(
             options, numbers, self.ranks, parts, source, step, reporter, stop, watchdog, guard,
             scalars,
         )  # fmt: skip
         self.evaluator = Evaluator(
-            self.tf, parts.task, parts.network, source, self.ranks,
+            parts.task, parts.network, source, self.ranks,
             lambda: watchdog.step(training.step_number),
         )  # fmt: skip
         metric = options.best or ("auroc" if parts.task.name == "findings" else "accuracy")
@@ -235,14 +232,12 @@ class Run:
     def _parts(self, source: Source) -> StepParts:
         """Network, task and optimizer as the options want them."""
         with self.chief.scope() if self.chief else nullcontext():
-            return make_parts(
-                self.tf, self.options, self.model, source, self.ranks, keras=self.keras
-            )
+            return make_parts(self.options, self.model, source, self.ranks, keras=self.keras)
 
     def _source(self, batch: int) -> Source:
         options = self.options
         share = Share(batch, self.ranks.size, self.ranks.rank, options.seed, options.accumulate)
-        return open_source(self.tf, options, self.model, share, self.place.cpus, self.repairs)
+        return open_source(options, self.model, share, self.place.cpus, self.repairs)
 
     def _time_first_step(self, training: Training) -> None:
         """Time the first step apart, for it compiles; then print where the start-up went."""
@@ -266,7 +261,7 @@ class Run:
         wanted, network = self.options.weights, training.parts.network
         if wanted and not training.step_number:
             if self.ranks.rank == 0:
-                training.reporter.say(load_weights(self.tf, network, Path(wanted)))
+                training.reporter.say(load_weights(network, Path(wanted)))
             self.ranks.broadcast((*network.trainable, *network.state))
         elif self.options.evaluate and not training.step_number:
             raise BadInput("there is no checkpoint to evaluate",
@@ -304,7 +299,7 @@ class Run:
         folder, source = Path(self.options.export), training.source
         said = {"input": list(source.shape), "classes": source.classes, "pixels": source.pixels,
                 "task": training.parts.task.name, "step": training.step_number,
-                "channels_first": channels_first(self.tf, self.options)}  # fmt: skip
+                "channels_first": channels_first(self.options)}  # fmt: skip
         export(training.parts.network, folder, said)
         training.reporter.say(f"model exported: {folder}")
 
@@ -367,10 +362,10 @@ class Run:
             "ended": time.time(),
             "job": job_of(os.environ),
             "layout": layout_of(
-                self.tf, self.place, self.hosts, len(self.hosts) if self.chief else self.ranks.size
+                self.place, self.hosts, len(self.hosts) if self.chief else self.ranks.size
             ),
             "release": os.environ.get("HPCDL_RELEASE"),
-            "versions": versions_of(self.tf),
+            "versions": versions_of(),
             "decoder": (self.training.source.decoder if self.training else "") or None,
             "model": self.options.model,
             "precision": self.options.precision,

@@ -10,11 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from hpcdl import facts
 from hpcdl.system.errors import BadInput
+from hpcdl.system.text import did_you_mean
 from hpcdl.train.options import SYNTHETIC, TrainOptions
 
 DEFAULT_STEPS = 100
 _KERAS_LR = 0.001
+_USER_MODEL: dict[str, Any] = {
+    "builder": "keras", "input": [224, 224, 3], "classes": 1000, "global_batch": 64, "epochs": 1,
+    "lr": 0.1, "task": "classes", "source": "the user", "proof": "doubtful",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,24 @@ class RunPlan:
         if not self.steps_per_epoch:
             return 0, step
         return divmod(step, self.steps_per_epoch)
+
+
+def facts_of(model: str) -> dict[str, Any]:
+    """The row of facts/models.yaml; for a user's model, the defaults.
+
+    Raises:
+        BadInput: unknown model; the hint names the nearest.
+    """
+    if ":" in model:
+        return dict(_USER_MODEL)
+    rows: dict[str, dict[str, Any]] = facts.load("models")["models"]
+    if model not in rows:
+        hint = did_you_mean(model, rows)
+        raise BadInput(
+            f"unknown model '{model}'",
+            hint=f"{hint}; a model of your own is package.module:function",
+        )
+    return rows[model]
 
 
 def global_batch(options: TrainOptions, model: dict[str, Any], ranks: int) -> int:

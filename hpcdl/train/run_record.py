@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from hpcdl import __version__
 from hpcdl.system.errors import MissingPrerequisite
@@ -64,7 +65,7 @@ def measured(
     return numbers
 
 
-def layout_of(tf: Any, place: RankPlace, hosts: Sequence[str], ranks: int) -> dict[str, Any]:
+def layout_of(place: RankPlace, hosts: Sequence[str], ranks: int) -> dict[str, Any]:
     """Where the ranks are; `hosts` has the node of each."""
     gpus = tf.config.get_visible_devices("GPU")
     names = [tf.config.experimental.get_device_details(g).get("device_name") for g in gpus]
@@ -99,7 +100,7 @@ def require_one_decoder(decoders: Sequence[str], hosts: Sequence[str]) -> None:
         )
 
 
-def versions_of(tf: Any) -> dict[str, str | None]:
+def versions_of() -> dict[str, str | None]:
     """The software that took part."""
     horovod = sys.modules.get("horovod")
     return {

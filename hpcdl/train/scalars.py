@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+
+import tensorflow as tf
 
 
 class Scalars:
     """Writes scalars below `folder`; without a directory it does nothing."""
 
-    def __init__(self, tf: Any, folder: Path | None) -> None:
-        self._tf = tf
+    def __init__(self, folder: Path | None) -> None:
         self._writer = tf.summary.create_file_writer(str(folder)) if folder else None
 
     def step(self, number: int, every: int = 10, **values: float) -> None:
@@ -19,7 +19,7 @@ class Scalars:
             return
         with self._writer.as_default(number):
             for name, value in values.items():
-                self._tf.summary.scalar(name, value)
+                tf.summary.scalar(name, value)
 
     def close(self) -> None:
         """Bring everything to disk."""

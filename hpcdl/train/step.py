@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import tensorflow as tf
+
 from hpcdl.train.communicate import Communicator, compiled
 from hpcdl.train.data.source import Group
 from hpcdl.train.keras_parts import KerasOptimizer
@@ -86,22 +88,22 @@ class StepParts:
 Step = Callable[[Group, Sequence[float], RankSignal, int], list[StepResult]]
 
 
-def make_step(tf: Any, parts: StepParts) -> Step:
+def make_step(parts: StepParts) -> Step:
     """The training step `step(group, rates, signal, number)`.
 
     It runs a step per learning rate in `rates`; `number` is the first one's.
     """
-    single = parts.ranks.replica(_make_single(tf, parts))
+    single = parts.ranks.replica(_make_single(parts))
 
     def alone(images: Any, labels: Any, rates: Any, signal: Any, number: Any) -> Any:
         first = tf.nest.map_structure(lambda whole: whole[0], images)
         return single(first, labels[0], rates[0], signal, number)[None]
 
-    body = _looped(tf, single) if parts.grouped else alone
-    return _call(tf, parts, body)
+    body = _looped(single) if parts.grouped else alone
+    return _call(parts, body)
 
 
-def _looped(tf: Any, single: Callable[..., Any]) -> Callable[..., Any]:
+def _looped(single: Callable[..., Any]) -> Callable[..., Any]:
     """The steps of a group, one after the other, in the graph; gives a row for each."""
 
     def several(images: Any, labels: Any, rates: Any, signal: Any, number: Any) -> Any:
@@ -109,8 +111,8 @@ def _looped(tf: Any, single: Callable[..., Any]) -> Callable[..., Any]:
 
         def one(index: Any, rows: Any) -> tuple[Any, Any]:
             row = single(
-                tf.nest.map_structure(lambda all_: _entry(tf, all_, index), images),
-                _entry(tf, labels, index), rates[index], signal, number + index,
+                tf.nest.map_structure(lambda all_: _entry(all_, index), images),
+                _entry(labels, index), rates[index], signal, number + index,
             )  # fmt: skip
             return index + 1, rows.write(index, row)
 
@@ -123,12 +125,12 @@ def _looped(tf: Any, single: Callable[..., Any]) -> Callable[..., Any]:
     return several
 
 
-def _entry(tf: Any, whole: Any, index: Any) -> Any:
+def _entry(whole: Any, index: Any) -> Any:
     """The batch of a group for the step `index` in it; the only one, where there is one."""
     return whole[tf.minimum(index, tf.shape(whole)[0] - 1)]
 
 
-def _call(tf: Any, parts: StepParts, body: Callable[..., Any]) -> Step:
+def _call(parts: StepParts, body: Callable[..., Any]) -> Step:
     """What Python calls: compiled at the first call; groups may differ in length."""
     made: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
@@ -141,9 +143,9 @@ def _call(tf: Any, parts: StepParts, body: Callable[..., Any]) -> Step:
             tf.convert_to_tensor(group.labels), tf.constant(rates, tf.float32),
             tf.constant(signal, tf.float32), tf.constant(number, tf.int32),
         )  # fmt: skip
-        signature = _signature(tf, arguments)
+        signature = _signature(arguments)
         if signature not in made:
-            made[signature] = compiled(tf, body, signature)
+            made[signature] = compiled(body, signature)
         rows = made[signature](*arguments).numpy().tolist()
         if not parts.clocked:
             each = (time.perf_counter() - begun) / len(rows)
@@ -153,7 +155,7 @@ def _call(tf: Any, parts: StepParts, body: Callable[..., Any]) -> Step:
     return step
 
 
-def _signature(tf: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+def _signature(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments' shapes with their first axis left open."""
 
     def spec(tensor: Any) -> Any:
@@ -172,10 +174,10 @@ def _result(row: list[float], ranks: int) -> StepResult:
     return StepResult(loss / ranks, signals, *(max(0.0, seconds) for seconds in phases))
 
 
-def _make_single(tf: Any, parts: StepParts) -> Callable[..., Any]:
+def _make_single(parts: StepParts) -> Callable[..., Any]:
     """One step in the graph; gives loss, stop, level and the three phases as one row."""
     now = tf.timestamp if parts.clocked else lambda: tf.constant(0.0, tf.float64)
-    backward = make_backward(tf, parts)
+    backward = make_backward(parts)
     variables = parts.network.trainable
 
     def single(images: Any, labels: Any, lr: Any, signal: Any, number: Any) -> Any:
@@ -193,7 +195,7 @@ def _make_single(tf: Any, parts: StepParts) -> Callable[..., Any]:
         with tf.control_dependencies([*reduced, signals]):
             communicated = now()
         # Not held back until all gradients are there: an update frees its gradient's memory.
-        with tf.control_dependencies(update(tf, parts, variables, reduced, lr)):
+        with tf.control_dependencies(update(parts, variables, reduced, lr)):
             updated = now()
         times = tf.stack([computed - started, communicated - computed, updated - communicated])
         return tf.concat([tf.cast(signals, tf.float64), times], axis=0)
@@ -209,7 +211,7 @@ def _total(parts: StepParts, gradients: list[Any], signals: Any) -> list[Any]:
     return [*parts.ranks.total(gradients, compress=True), *parts.ranks.total([signals])]
 
 
-def make_backward(tf: Any, parts: StepParts) -> Callable[[Any, Any], tuple[Any, list[Any]]]:
+def make_backward(parts: StepParts) -> Callable[[Any, Any], tuple[Any, list[Any]]]:
     """(mean loss, gradients in float32, still multiplied by the loss scale) of a batch.
 
     The gradients are divided by the number of ranks, so that their sum is the mean: dividing the
@@ -255,19 +257,19 @@ def make_backward(tf: Any, parts: StepParts) -> Callable[[Any, Any], tuple[Any, 
 
 
 def update(
-    tf: Any, parts: StepParts, variables: tuple[Any, ...], gradients: list[Any], lr: Any
+    parts: StepParts, variables: tuple[Any, ...], gradients: list[Any], lr: Any
 ) -> list[Any]:
     """Update the variables; with a loss scale, only where all gradients are finite."""
     scale = parts.scale
     if scale is None:
-        return parts.optimizer.apply(tf, variables, gradients, lr)
-    finite = scale.finite(tf, gradients)
+        return parts.optimizer.apply(variables, gradients, lr)
+    finite = scale.finite(gradients)
 
     def good() -> Any:
         divided = [gradient / scale.state[0] for gradient in gradients]
-        with tf.control_dependencies(parts.optimizer.apply(tf, variables, divided, lr)):
+        with tf.control_dependencies(parts.optimizer.apply(variables, divided, lr)):
             return tf.constant(True)
 
     done = tf.cond(finite, good, lambda: tf.constant(False))
-    scale.renew(tf, finite)
+    scale.renew(finite)
     return [done]

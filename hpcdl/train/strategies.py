@@ -12,10 +12,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from hpcdl.system.errors import MissingPrerequisite
+from hpcdl.train.chief import Chief
 from hpcdl.train.communicate import Communicator, Horovod
+from hpcdl.train.multiworker import join
 from hpcdl.train.ranks import RankPlace
 from hpcdl.train.startup import StartupClock, import_horovod
 
@@ -24,7 +25,6 @@ from hpcdl.train.startup import StartupClock, import_horovod
 class Joining:
     """What a strategy is given: `keras` says whether the network is a Keras model."""
 
-    tf: Any
     place: RankPlace
     clock: StartupClock
     keras: bool
@@ -36,21 +36,17 @@ def _single(joining: Joining) -> Communicator:
             f"{joining.place.size} tasks were started, but --strategy single is for one",
             hint="start one task, or leave --strategy to 'auto'",
         )
-    return Communicator(joining.tf)
+    return Communicator()
 
 
 def _multiworker(joining: Joining) -> Communicator:
-    from hpcdl.train.multiworker import join
-
-    ranks = join(joining.tf, joining.place)
+    ranks = join(joining.place)
     joining.clock.mark("collectives")
     return ranks
 
 
 def _parameter_server(joining: Joining) -> Communicator:
-    from hpcdl.train.parameter_server import Chief
-
-    chief = Chief(joining.tf)
+    chief = Chief()
     joining.clock.mark("servers")
     return chief
 
@@ -64,7 +60,7 @@ def _horovod(joining: Joining) -> Communicator:
             f"{joining.place.size} tasks were started, but MPI sees {hvd.size()}",
             hint="Slurm and Open MPI must share PMIx: launch with `srun --mpi=pmix` or mpirun",
         )
-    return Horovod(joining.tf, hvd)
+    return Horovod(hvd)
 
 
 STRATEGIES: dict[str, Callable[[Joining], Communicator]] = {

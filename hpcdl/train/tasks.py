@@ -13,18 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from hpcdl.system.files import write_atomic
 from hpcdl.train.communicate import Communicator, Floats, compiled
+from hpcdl.train.data.dataset import FINDINGS
 from hpcdl.train.data.source import Source
 from hpcdl.train.models import Network
-
-FINDINGS = (
-    "Atelectasis", "Cardiomegaly", "Effusion", "Infiltration", "Mass", "Nodule", "Pneumonia",
-    "Pneumothorax", "Consolidation", "Edema", "Emphysema", "Fibrosis", "Pleural_Thickening",
-    "Hernia",
-)  # fmt: skip
-"""The 14 labels of ChestX-ray14, in the order of arXiv 1705.02315."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +34,7 @@ class Task:
     metrics: Mapping[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
 
 
-def make_task(tf: Any, name: str, smoothing: float) -> Task:
+def make_task(name: str, smoothing: float) -> Task:
     """The task, with labels smoothed: each moves by `smoothing` towards ignorance."""
 
     def classes(logits: Any, labels: Any) -> Any:
@@ -65,7 +60,6 @@ class Evaluator:
     """Scores a network on the test set, over all ranks; compiled once.
 
     Args:
-        tf: TensorFlow.
         task: says what is scored.
         network: is scored with rank 0's moving averages, the ones that checkpoints hold.
         source: has the test set.
@@ -74,7 +68,7 @@ class Evaluator:
     """
 
     def __init__(
-        self, tf: Any, task: Task, network: Network, source: Source, ranks: Communicator,
+        self, task: Task, network: Network, source: Source, ranks: Communicator,
         alive: Callable[[], None],
     ) -> None:  # fmt: skip
         self._network = network
@@ -82,7 +76,6 @@ class Evaluator:
         self._source = source
         self._ranks = ranks
         self._alive = alive
-        self._tf = tf
 
         def body(images: Any, labels: Any) -> Any:
             logits = tf.cast(network.forward(source.prepare(images), False), tf.float32)
@@ -90,7 +83,7 @@ class Evaluator:
                     for m in task.metrics.values()]  # fmt: skip
             return logits, tf.stack([network.penalized(task.loss(logits, labels)), *more])
 
-        self._predict = compiled(tf, body)
+        self._predict = compiled(body)
 
     def evaluate(self) -> dict[str, float]:
         """The task's metrics; empty where there is no test set."""
@@ -98,7 +91,7 @@ class Evaluator:
 
     def predictions(self, *, keep: bool = True) -> tuple[dict[str, float], Floats, Floats]:
         """The metrics and, with `keep`, all logits and labels in the order of the test set."""
-        tf, ranks = self._tf, self._ranks
+        ranks = self._ranks
         ranks.broadcast(self._network.state)
         logits: list[Floats] = []
         labels: list[Floats] = []

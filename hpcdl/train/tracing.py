@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
+
 from hpcdl.system.files import write_atomic
 from hpcdl.train.step import Step
 
@@ -25,8 +27,7 @@ _NOISE = ("Memory", "ThreadpoolListener", "TFE_")
 class Tracer:
     """Traces some calls of one rank's step; `first` is the number of the first step traced."""
 
-    def __init__(self, tf: Any, folder: Path) -> None:
-        self._tf = tf
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._calls = 0
         self._running = False
@@ -47,7 +48,7 @@ class Tracer:
         return traced
 
     def _start(self, number: int) -> None:
-        profiler = self._tf.profiler.experimental
+        profiler = tf.profiler.experimental
         levels = profiler.ProfilerOptions(
             host_tracer_level=2, python_tracer_level=0, device_tracer_level=1
         )
@@ -59,7 +60,7 @@ class Tracer:
         if not self._running:
             return
         self._running = False
-        self._tf.profiler.experimental.stop()
+        tf.profiler.experimental.stop()
         rows: list[dict[str, Any]] = []
         for path in sorted(self._folder.glob("plugins/profile/*/*.xplane.pb")):
             rows = _read(path)

@@ -56,7 +56,7 @@ def _step(made: Runs) -> float:
 def _checkpoint(made: Runs, step: float) -> None:
     """What a checkpoint of ResNet-50 costs, beside 100 of the steps just measured."""
     clock = _clock()
-    added = script(made.python, "train_keeping", "checkpoint", "resnet50", 4, _PIXELS, 5)[clock]
+    added = script(made.python, "train_keeping", "resnet50", "checkpoint", 4, _PIXELS, 5)[clock]
     share = 100 * added / (100 * step)
     report("checkpoint: resnet50, share of an epoch of 100 steps", share, "%", goal="<= 2 %",
            met=share <= 2, yardstick=f"100 steps: {100 * step:.0f} s",
@@ -64,7 +64,7 @@ def _checkpoint(made: Runs, step: float) -> None:
 
 
 def _memory(made: Runs) -> None:
-    found = script(made.python, "train_keeping", "memory", "mlp", 64, 0, 1000)
+    found = script(made.python, "train_keeping", "mlp", "memory", 64, 0, 1000)
     report("memory: growth over 1,000 steps", found["grown"], "MB", goal="<= 1 % of all",
            met=found["grown"] <= 0.01 * found["first"], yardstick=f"{found['first']:.0f} MB before",
            note="mlp, a checkpoint every 50 steps")  # fmt: skip

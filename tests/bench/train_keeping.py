@@ -10,10 +10,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from hpcdl.train import loop, models
-from hpcdl.train.ranks import this_place
-from hpcdl.train.startup import import_tensorflow, prepare_environment
-from tests.bench.train_step import prepare
+from tests.started import tensorflow_for
+
+tensorflow_for(sys.argv[1])
+
+from hpcdl.train import loop  # noqa: E402
+from tests.bench.train_step import prepare  # noqa: E402
 
 
 def run(training, steps: int, every: int) -> None:
@@ -54,13 +56,9 @@ def resident() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def main(what: str, model: str, batch: int, size: int, count: int) -> None:
-    place = this_place()
-    row = models.facts_of(model)
-    prepare_environment(place, onednn=row.get("onednn", True))
-    tf = import_tensorflow(place, keras=row["builder"] != "mlp")
+def main(model: str, what: str, batch: int, size: int, count: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        training = prepare(tf, model, batch, Path(folder), size)
+        training = prepare(model, batch, Path(folder), size)
         print(json.dumps({"checkpoint": checkpoint, "memory": memory}[what](training, count)))
 
 

@@ -5,19 +5,17 @@ import sys
 import tempfile
 from pathlib import Path
 
-from hpcdl.train import loop, models
-from hpcdl.train.ranks import this_place
-from hpcdl.train.startup import import_tensorflow, prepare_environment
-from tests.bench.train_step import prepare
+from tests.started import tensorflow_for
+
+tensorflow_for(sys.argv[1])
+
+from hpcdl.train import loop  # noqa: E402
+from tests.bench.train_step import prepare  # noqa: E402
 
 
 def main(model: str, batch: int, steps: int) -> None:
-    place = this_place()
-    row = models.facts_of(model)
-    prepare_environment(place, onednn=row.get("onednn", True))
-    tf = import_tensorflow(place, keras=row["builder"] != "mlp")
     with tempfile.TemporaryDirectory() as folder:
-        training = prepare(tf, model, batch, Path(folder))
+        training = prepare(model, batch, Path(folder))
         for step in range(1, steps + 1):
             training.saved_at = step
             training.plan = dataclasses.replace(training.plan, steps=step)

@@ -13,40 +13,42 @@ import tempfile
 import time
 from pathlib import Path
 
-from hpcdl.train import loop, models, optimizers
-from hpcdl.train.communicate import Communicator
-from hpcdl.train.data.source import Share, Synthetic
-from hpcdl.train.diagnostics import LossGuard
-from hpcdl.train.options import TrainOptions
-from hpcdl.train.ranks import this_place
-from hpcdl.train.run_plan import RunPlan
-from hpcdl.train.scalars import Scalars
-from hpcdl.train.startup import import_tensorflow, prepare_environment
-from hpcdl.train.step import StepParts, make_step
-from hpcdl.train.stop import StopRequest
-from hpcdl.train.tasks import make_task
-from hpcdl.train.train_report import Reporter
-from hpcdl.train.watchdog import Watchdog
+from tests.started import tensorflow_for
+
+tf = tensorflow_for(sys.argv[1])
+
+from hpcdl.train import loop, models, optimizers  # noqa: E402
+from hpcdl.train.communicate import Communicator  # noqa: E402
+from hpcdl.train.data.source import Share, Synthetic  # noqa: E402
+from hpcdl.train.diagnostics import LossGuard  # noqa: E402
+from hpcdl.train.options import TrainOptions  # noqa: E402
+from hpcdl.train.run_plan import RunPlan, facts_of  # noqa: E402
+from hpcdl.train.scalars import Scalars  # noqa: E402
+from hpcdl.train.step import StepParts, make_step  # noqa: E402
+from hpcdl.train.stop import StopRequest  # noqa: E402
+from hpcdl.train.tasks import make_task  # noqa: E402
+from hpcdl.train.train_report import Reporter  # noqa: E402
+from hpcdl.train.watchdog import Watchdog  # noqa: E402
 
 
-def prepare(tf, model, batch, folder, size=0):
+def prepare(model, batch, folder, size=0):
     """A training as run.py makes it, on synthetic data; `size` in pixels, 0 for the usual one."""
-    row = models.facts_of(model)
+    row = facts_of(model)
     shape = (size, size, 3) if size else tuple(row["input"])
-    network = models.build(tf, model, shape, row["classes"], 1)
-    optimizer = optimizers.make_optimizer(tf, network, "sgd", 0.9, 0.0)
+    network = models.build(model, shape, row["classes"], 1)
+    optimizer = optimizers.make_optimizer(network, "sgd", 0.9, 0.0)
     share = Share(batch, 1, 0, 1)
-    source = Synthetic(tf, shape, row["classes"], share)
-    task = make_task(tf, "classes", 0.0)
-    parts = StepParts(network, task, optimizer, Communicator(tf), source.prepare)
+    source = Synthetic(shape, row["classes"], share)
+    task = make_task("classes", 0.0)
+    parts = StepParts(network, task, optimizer, Communicator(), source.prepare)
     return loop.Training(
         TrainOptions(model=model, job_dir=str(folder)), RunPlan(batch, 0, 0, 1e-6, 0), parts.ranks,
-        parts, source, make_step(tf, parts), Reporter(folder, 0, 1e9, silent=False),
-        StopRequest(), Watchdog(folder, 0, 1, 600.0), LossGuard(0), Scalars(tf, None),
+        parts, source, make_step(parts), Reporter(folder, 0, 1e9, silent=False),
+        StopRequest(), Watchdog(folder, 0, 1, 600.0), LossGuard(0), Scalars(None),
     )  # fmt: skip
 
 
-def bare_step(tf, training):
+def bare_step(training):
     """Forward, backward, update; the same network, batch and optimizer."""
     network, optimizer = training.parts.network, training.parts.optimizer
 
@@ -57,20 +59,16 @@ def bare_step(tf, training):
             loss = tf.reduce_mean(losses)
         none = tf.UnconnectedGradients.ZERO
         gradients = tape.gradient(loss, network.trainable, unconnected_gradients=none)
-        optimizer.apply(tf, network.trainable, gradients, tf.constant(1e-6))
+        optimizer.apply(network.trainable, gradients, tf.constant(1e-6))
         return loss
 
     return tf.function(body, autograph=False)
 
 
 def main(model: str, batch: int, steps: int, turns: int) -> None:
-    place = this_place()
-    row = models.facts_of(model)
-    prepare_environment(place, onednn=row.get("onednn", True))
-    tf = import_tensorflow(place, keras=row["builder"] != "mlp")
     with tempfile.TemporaryDirectory() as folder:
-        training = prepare(tf, model, batch, Path(folder))
-        bare = bare_step(tf, training)
+        training = prepare(model, batch, Path(folder))
+        bare = bare_step(training)
         group = next(training.source.batches(0, 0))
 
         def ours():

@@ -13,7 +13,7 @@ IMAGES = """
 import colorsys, csv, sys
 from pathlib import Path
 import numpy as np, tensorflow as tf
-from hpcdl.train.tasks import FINDINGS
+from hpcdl.train.data.dataset import FINDINGS
 folder, count = Path(sys.argv[1]), int(sys.argv[2])
 random = np.random.RandomState(5)
 colours = [np.array(colorsys.hsv_to_rgb(k % 7 / 7, 1.0, 1.0 if k < 7 else 0.45)) * 255
@@ -44,7 +44,7 @@ from hpcdl.train.loop import resume
 from hpcdl.train.options import parse
 from hpcdl.train.ranks import this_place
 from hpcdl.train.startup import StartupClock
-from hpcdl.train.tasks import FINDINGS
+from hpcdl.train.data.dataset import FINDINGS
 run = prepare(parse(sys.argv[1:]), this_place(), StartupClock())
 training = run._prepare()
 resume(training)

@@ -35,17 +35,17 @@ def network(start=START):
 
 for kind in ("sgd", "lars"):
     made = network()
-    optimizer = make_optimizer(tf, made, kind, 0.9, 0.01)
+    optimizer = make_optimizer(made, kind, 0.9, 0.01)
     for gradients in GRADIENTS:
-        optimizer.apply(tf, made.trainable, [tf.constant(g) for g in gradients], tf.constant(0.1))
+        optimizer.apply(made.trainable, [tf.constant(g) for g in gradients], tf.constant(0.1))
     found[kind] = [v.numpy().tolist() for v in made.trainable]
 found["start"] = [value.tolist() for value in START]
 found["gradients"] = [[value.tolist() for value in row] for row in GRADIENTS]
 
 def step_of(made, **more):
-    task = make_task(tf, "classes", 0.0)
-    optimizer = make_optimizer(tf, made, "sgd", 0.9, 0.0)
-    return make_step(tf, StepParts(made, task, optimizer, Communicator(tf), lambda x: x, **more))
+    task = make_task("classes", 0.0)
+    optimizer = make_optimizer(made, "sgd", 0.9, 0.0)
+    return make_step(StepParts(made, task, optimizer, Communicator(), lambda x: x, **more))
 
 images = random.randn(1, 32, 5).astype("f4")
 labels = random.randint(0, 4, (1, 32))
@@ -56,7 +56,7 @@ for parts in (1, 4):
         loss = step(Group(images, labels, 1), [0.5], RankSignal(), number)[0].loss
     found[f"accumulate-{parts}"] = [loss, [v.numpy().tolist() for v in made.trainable]]
 
-scale = make_loss_scale(tf)
+scale = make_loss_scale()
 made = network()
 step = step_of(made, scale=scale, precision="fp16")
 states, weights = [], []
@@ -73,8 +73,8 @@ wanted = random.randint(0, 4, 6)
 several = random.randint(0, 2, (6, 4))
 found["logits"], found["wanted"], found["several"] = (
     logits.tolist(), wanted.tolist(), several.tolist())
-found["smooth-classes"] = float(make_task(tf, "classes", 0.1).loss(tf.constant(logits), wanted))
-found["smooth-findings"] = float(make_task(tf, "findings", 0.1).loss(tf.constant(logits), several))
+found["smooth-classes"] = float(make_task("classes", 0.1).loss(tf.constant(logits), wanted))
+found["smooth-findings"] = float(make_task("findings", 0.1).loss(tf.constant(logits), several))
 print(json.dumps(found))
 """
 

@@ -9,41 +9,43 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcdl.train import models, optimizers
-from hpcdl.train.communicate import Communicator
-from hpcdl.train.data.dataset import read_dataset
-from hpcdl.train.data.pipeline import Records
-from hpcdl.train.data.repair import Repairs
-from hpcdl.train.data.source import Group, Share
-from hpcdl.train.ranks import this_place
-from hpcdl.train.startup import import_tensorflow, prepare_environment
-from hpcdl.train.step import RankSignal, StepParts, make_backward, make_step
-from hpcdl.train.tasks import make_task
+from tests.started import tensorflow
+
+tf = tensorflow(keras=sys.argv[1] != "orders")
+
+from hpcdl.train import models, optimizers  # noqa: E402
+from hpcdl.train.communicate import Communicator  # noqa: E402
+from hpcdl.train.data.dataset import read_dataset  # noqa: E402
+from hpcdl.train.data.pipeline import Records  # noqa: E402
+from hpcdl.train.data.repair import Repairs  # noqa: E402
+from hpcdl.train.data.source import Group, Share  # noqa: E402
+from hpcdl.train.step import RankSignal, StepParts, make_backward, make_step  # noqa: E402
+from hpcdl.train.tasks import make_task  # noqa: E402
 
 DRAW = np.random.default_rng(1)
 IMAGES = DRAW.random((3, 12, 4, 4, 1), np.float32)
 LABELS = DRAW.integers(0, 3, (3, 12))
 
 
-def parts_of(tf, model, **more):
+def parts_of(model, **more):
     """What the step of a user's model is made of."""
-    network = models.build(tf, f"users:{model}", (4, 4, 1), 3, 1)
-    optimizer = optimizers.make_optimizer(tf, network, "sgd", 0.9, 0.0)
-    task = make_task(tf, "classes", 0.0)
-    return StepParts(network, task, optimizer, Communicator(tf), lambda x: x, **more)
+    network = models.build(f"users:{model}", (4, 4, 1), 3, 1)
+    optimizer = optimizers.make_optimizer(network, "sgd", 0.9, 0.0)
+    task = make_task("classes", 0.0)
+    return StepParts(network, task, optimizer, Communicator(), lambda x: x, **more)
 
 
-def penalties(tf, _):
+def penalties(_):
     """Losses and weights of three steps, by this program and by Keras."""
     found = {}
     for accumulate in (1, 4):
-        parts = parts_of(tf, "penalized", accumulate=accumulate)
+        parts = parts_of("penalized", accumulate=accumulate)
         model = importlib.import_module("users").penalized((4, 4, 1), 3)
         loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(tf.keras.optimizers.SGD(0.1, momentum=0.9), loss)
         for ours, theirs in zip(parts.network.trainable, model.trainable_variables, strict=True):
             theirs.assign(ours)
-        step, ours, theirs = make_step(tf, parts), [], []
+        step, ours, theirs = make_step(parts), [], []
         for number in range(3):
             group = Group(IMAGES[number : number + 1], LABELS[number : number + 1], 1)
             ours.append(step(group, [0.1], RankSignal(), number)[0].loss)
@@ -56,35 +58,35 @@ def penalties(tf, _):
     return found
 
 
-def dropout(tf, _):
+def dropout(_):
     """Which inputs a user's Dropout keeps, by rank, step and part of the batch; one step twice."""
-    parts = parts_of(tf, "drops", accumulate=2)
+    parts = parts_of("drops", accumulate=2)
     found = []
     for rank, step in ((0, 0), (1, 0), (0, 1), (0, 0)):
-        ranks = Communicator(tf)
+        ranks = Communicator()
         ranks.rank = rank
         parts.network.random.seeds.assign([1, step])
-        backward = tf.function(make_backward(tf, replace(parts, ranks=ranks)), autograph=False)
+        backward = tf.function(make_backward(replace(parts, ranks=ranks)), autograph=False)
         _, gradients = backward(tf.ones((2, 4, 4, 1)), tf.zeros(2, tf.int64))
         found.append(gradients[0].numpy().round(5).tolist())
     return found
 
 
-def orders(tf, folder):
+def orders(folder):
     """The labels of four epochs on 1, 2 and 4 ranks, and of their last halves, resumed."""
     found = {}
     for ranks in (1, 2, 4):
         for half in (False, True):
-            epochs = [epoch_of(tf, folder, ranks, epoch, half=half) for epoch in range(4)]
+            epochs = [epoch_of(folder, ranks, epoch, half=half) for epoch in range(4)]
             found[f"{ranks}-{half}"] = epochs
     return found
 
 
-def epoch_of(tf, folder, ranks, epoch, *, half):
+def epoch_of(folder, ranks, epoch, *, half):
     """The labels of every batch of an epoch or of its second half, rank after rank."""
     batches = []
     for rank in range(ranks):
-        source = Records(tf, read_dataset(Path(folder)), Share(8, ranks, rank, 1), (8, 8), 1,
+        source = Records(read_dataset(Path(folder)), Share(8, ranks, rank, 1), (8, 8), 1,
                          Repairs(0, lambda _: True, print))  # fmt: skip
         first = source.steps_per_epoch // 2 if half else 0
         batches.append([np.ravel(group.labels).tolist() for group in source.batches(epoch, first)])
@@ -92,10 +94,7 @@ def epoch_of(tf, folder, ranks, epoch, *, half):
 
 
 def main() -> None:
-    place = this_place()
-    prepare_environment(place, onednn=False)
-    tf = import_tensorflow(place, keras=sys.argv[1] != "orders")
-    print(json.dumps(globals()[sys.argv[1]](tf, sys.argv[2])))
+    print(json.dumps(globals()[sys.argv[1]](sys.argv[2])))
 
 
 main()

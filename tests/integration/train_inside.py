@@ -9,22 +9,24 @@ from pathlib import Path
 import numpy as np
 
 from hpcdl import facts
-from hpcdl.train import models, optimizers
-from hpcdl.train.communicate import Communicator
-from hpcdl.train.data.dataset import read_dataset
-from hpcdl.train.data.images import Images
-from hpcdl.train.data.pipeline import Records
-from hpcdl.train.data.repair import Repairs
-from hpcdl.train.data.source import Group, Share
-from hpcdl.train.fused import fuse_normalization
-from hpcdl.train.networks import _dropout
-from hpcdl.train.ranks import this_place
-from hpcdl.train.startup import import_tensorflow, prepare_environment
-from hpcdl.train.step import RankSignal, StepParts, make_backward, make_step
-from hpcdl.train.tasks import Task, make_task
+from tests.started import tensorflow
+
+tf = tensorflow(keras=sys.argv[1] in ("dropout", "normalization", "parameters"))
+
+from hpcdl.train import models, optimizers  # noqa: E402
+from hpcdl.train.communicate import Communicator  # noqa: E402
+from hpcdl.train.data.dataset import read_dataset  # noqa: E402
+from hpcdl.train.data.images import Images  # noqa: E402
+from hpcdl.train.data.pipeline import Records  # noqa: E402
+from hpcdl.train.data.repair import Repairs  # noqa: E402
+from hpcdl.train.data.source import Group, Share  # noqa: E402
+from hpcdl.train.fused import fuse_normalization  # noqa: E402
+from hpcdl.train.networks import _dropout  # noqa: E402
+from hpcdl.train.step import RankSignal, StepParts, make_backward, make_step  # noqa: E402
+from hpcdl.train.tasks import Task, make_task  # noqa: E402
 
 
-def groups(tf):
+def groups():
     """Eight steps in one call and in eight calls: the weights' bytes, the calls, the phases."""
     draw = np.random.default_rng(1)
     images = draw.random((8, 16, 28, 28, 1), np.float32)
@@ -32,11 +34,11 @@ def groups(tf):
     rates = [0.1 / (1 + step) for step in range(8)]
     found = {}
     for size in (8, 1):
-        network = models.build(tf, "mlp", (28, 28, 1), 10, 1)
-        optimizer = optimizers.make_optimizer(tf, network, "sgd", 0.9, 0.0)
-        ranks = Communicator(tf)
-        parts = StepParts(network, make_task(tf, "classes", 0.0), optimizer, ranks, lambda x: x)
-        step = make_step(tf, parts)
+        network = models.build("mlp", (28, 28, 1), 10, 1)
+        optimizer = optimizers.make_optimizer(network, "sgd", 0.9, 0.0)
+        ranks = Communicator()
+        parts = StepParts(network, make_task("classes", 0.0), optimizer, ranks, lambda x: x)
+        step = make_step(parts)
         results = []
         for at in range(0, 8, size):
             part = slice(at, at + size)
@@ -50,17 +52,17 @@ def groups(tf):
     return found
 
 
-def records(tf, folder, batch=4, form="new"):
+def records(folder, batch=4, form="new"):
     """A source of batches of 64 x 64 pixels."""
     repairs, share = Repairs(0, lambda _: False, print), Share(batch, 1, 0, 1)
-    return Records(tf, read_dataset(Path(folder)), share, (64, 64), 2, repairs, form)
+    return Records(read_dataset(Path(folder)), share, (64, 64), 2, repairs, form)
 
 
-def ahead(tf, folder):
+def ahead(folder):
     """CPU-seconds that each form of the pipeline takes once it has given its first batch."""
     found = {}
     for form in ("old", "new"):
-        batches = records(tf, folder, 32, form).batches(0, 0)
+        batches = records(folder, 32, form).batches(0, 0)
         begun = time.process_time()
         next(batches)
         first = time.process_time()
@@ -77,24 +79,24 @@ def at_rest():
     return now
 
 
-def pipeline(tf, folder):
+def pipeline(folder):
     """What the input pipeline reads, crops and draws."""
-    return {name: globals()[name](tf, folder) for name in ("reads", "ahead", "decoders", "crops",
+    return {name: globals()[name](folder) for name in ("reads", "ahead", "decoders", "crops",
                                                            "operations")}  # fmt: skip
 
 
-def operations(tf, folder):
+def operations(folder):
     """The operations of the input pipeline's functions where TensorFlow crops."""
     os.environ["HPCDL_JPEG"] = "tensorflow"
-    graph = records(tf, folder).dataset(0, 0)._as_serialized_graph().numpy()
+    graph = records(folder).dataset(0, 0)._as_serialized_graph().numpy()
     definition = tf.compat.v1.GraphDef.FromString(graph)
     nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
     return sorted({node.op for node in nodes})
 
 
-def reads(tf, folder):
+def reads(folder):
     """Bytes read in three passes, and the bytes of the data set."""
-    source = records(tf, folder, batch=16)
+    source = records(folder, batch=16)
     size = sum(shard.bytes for shard in source._dataset.splits["train"])
     list(source.batches(0, 0))
     found = []
@@ -110,11 +112,11 @@ def _bytes_read():
     return int(lines["rchar"])
 
 
-def decoders(tf, folder):
+def decoders(folder):
     """The same batches by the library and by TensorFlow: how far apart pixels are."""
-    sources = [records(tf, folder)]
+    sources = [records(folder)]
     os.environ["HPCDL_JPEG"] = "tensorflow"
-    sources.append(records(tf, folder))
+    sources.append(records(folder))
     away, worst = [], 0
     for ours, theirs in zip(*(source.batches(0, 0) for source in sources), strict=True):
         assert np.array_equal(ours.labels, theirs.labels)
@@ -126,25 +128,25 @@ def decoders(tf, folder):
             "decoders": [source.images.decoder for source in sources]}  # fmt: skip
 
 
-def crops(tf, _):
+def crops(_):
     """3,000 random crops of an image of 375 x 500."""
-    images = Images(tf, (224, 224), None)
+    images = Images((224, 224), None)
     seeds = tf.stack([tf.zeros(3000, tf.int64), tf.range(3000, dtype=tf.int64)], 1)
     draw = tf.function(lambda seed: images.random_crop(tf.constant([375, 500, 3]), seed))
     return [draw(seed).numpy().tolist() for seed in seeds]
 
 
-def parameters(tf):
+def parameters():
     """Trainable values, and all, of every network there is."""
     found = {}
     for name, row in facts.load("models")["models"].items():
-        network = models.build(tf, name, tuple(row["input"]), row["classes"], 1)
+        network = models.build(name, tuple(row["input"]), row["classes"], 1)
         found[name] = [network.parameters, network.values]
         tf.keras.backend.clear_session()
     return found
 
 
-def normalization(tf):
+def normalization():
     """Layers of Keras before and after they were fused: greatest difference of all they give."""
     layer = tf.keras.layers.BatchNormalization(momentum=0.5)
     plain = tf.keras.layers.BatchNormalization()
@@ -171,7 +173,7 @@ def normalization(tf):
     before = values()
     for variable, value in zip(state, start, strict=True):
         variable.assign(value)
-    fused = fuse_normalization(tf, model)
+    fused = fuse_normalization(model)
     pairs = zip(before, values(), strict=True)
     away = max(float(np.abs(np.asarray(a) - np.asarray(b)).max()) for a, b in pairs)
     graph = tf.function(lambda x: model(x, training=True)).get_concrete_function(images).graph
@@ -179,7 +181,7 @@ def normalization(tf):
             "operations": sorted({op.type for op in graph.get_operations()})}  # fmt: skip
 
 
-def dropout(tf):
+def dropout():
     """Gradients of ones that two ranks drop in two parts of a batch; twice the same step."""
     draws = models.Draws(tf.Variable([1, 7], dtype=tf.int32))
     entry, weights = tf.keras.Input((256,)), tf.Variable(tf.ones(256))
@@ -193,19 +195,16 @@ def dropout(tf):
     labels = tf.constant([[1.0], [10.0]])
     found = []
     for rank in (0, 1, 0):
-        ranks = Communicator(tf)
+        ranks = Communicator()
         ranks.rank = rank
         parts = StepParts(network, task, None, ranks, lambda x: x, accumulate=2)
-        _, (gradient,) = tf.function(make_backward(tf, parts), autograph=False)(images, labels)
+        _, (gradient,) = tf.function(make_backward(parts), autograph=False)(images, labels)
         found.append([round(value) for value in gradient.numpy().tolist()])
     return found
 
 
 def main() -> None:
-    place = this_place()
-    prepare_environment(place, onednn=False)
-    tf = import_tensorflow(place, keras=sys.argv[1] in ("dropout", "normalization", "parameters"))
-    print(json.dumps(globals()[sys.argv[1]](tf, *sys.argv[2:])))
+    print(json.dumps(globals()[sys.argv[1]](*sys.argv[2:])))
 
 
 main()

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -74,6 +75,46 @@ def test_nobody_imports_the_training_program_but_the_command_line_its_options() 
         ("hpcdl.cli.check", "hpcdl.train.options"),
         ("hpcdl.cli.data", "hpcdl.train.data.data_options"),
     }
+
+
+def reached_from(starts: set[str], graph: dict[str, set[str]]) -> set[str]:
+    todo, reached = list(starts), set()
+    while todo:
+        reached.add(name := todo.pop())
+        todo += graph[name] - reached
+    return reached
+
+
+def imports_tensorflow(nodes: Iterable[ast.AST]) -> bool:
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    return any(name.split(".")[0] in ("tensorflow", "keras") for name in names)
+
+
+TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
+
+
+def test_what_the_login_node_imports_never_imports_tensorflow() -> None:
+    """`hpcdl --help`, `job render` and `job lint` start quickly, and where it is not installed."""
+    beside = ("train", "measure", "examples")
+    reached = reached_from({name for name in MODULES if layer_of(name) not in beside}, GRAPH)
+    assert "hpcdl.train.options" in reached
+    reached.remove("hpcdl.stack.probe")  # runs in a release, by its path
+    assert not [name for name in reached if imports_tensorflow(list(ast.walk(TREES[name])))]
+
+
+def test_nothing_imports_tensorflow_before_the_process_is_prepared_for_it() -> None:
+    """Threads, GPUs and Keras are decided first (startup.py); later modules import it on top."""
+    top = {name: {one.module or "" for one in tree.body if isinstance(one, ast.ImportFrom)}
+           | {f"{one.module}.{alias.name}" for one in tree.body
+              if isinstance(one, ast.ImportFrom) for alias in one.names}
+           for name, tree in TREES.items()}  # fmt: skip
+    graph = {name: found & set(MODULES) for name, found in top.items()}
+    starts = {name for name in MODULES if name.startswith("hpcdl.measure.")}
+    reached = reached_from({"hpcdl.train.__main__", "hpcdl.train.data.__main__", *starts}, graph)
+    assert {"hpcdl.train.program", "hpcdl.train.parameter_server"} <= reached
+    assert not [name for name in reached if imports_tensorflow(TREES[name].body)]
+    assert len([name for name in MODULES if imports_tensorflow(TREES[name].body)]) > 20
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

@@ -117,7 +117,7 @@ def test_a_rank_refuses_too_where_no_launcher_asked(monkeypatch: pytest.MonkeyPa
     for name in ("TF_CONFIG", "HPCDL_TRUSTED_NETWORK"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(MissingPrerequisite, match="asks nobody for a password"):
-        join(None, RankPlace(0, 2, 0, 2, 1, "here"))
+        join(RankPlace(0, 2, 0, 2, 1, "here"))
 
 
 def test_the_preflight_comes_before_the_program_and_can_be_left_out(site: Site) -> None:

@@ -9,9 +9,8 @@ pytest.importorskip("numpy", reason="numpy comes with the stack")
 
 from hpcdl.train.data.__main__ import main
 from hpcdl.train.data.dataset import Dataset, Shard, write_dataset
-from hpcdl.train.data.folder import read_table, request_of
-from hpcdl.train.data.making import REQUEST, finish
-from hpcdl.train.data.photos import SOURCE
+from hpcdl.train.data.requests import REQUEST, SOURCE, finish
+from hpcdl.train.data.table import read_table, request_of
 
 ASKED = ("--count=8", "--test-count=4", "--shards=1", "--size=64x48", "--bytes=3500",
          "--classes=10")  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 
 np = pytest.importorskip("numpy", reason="numpy comes with the stack")
 
-from hpcdl.train import program  # noqa: E402
+from hpcdl.train import communicate, program  # noqa: E402
 from hpcdl.train.communicate import Horovod  # noqa: E402
 from hpcdl.train.options import TrainOptions  # noqa: E402
 from hpcdl.train.ranks import RankPlace  # noqa: E402
@@ -19,7 +19,10 @@ from hpcdl.train.startup import StartupClock  # noqa: E402
 TF: Any = SimpleNamespace(constant=np.asarray, float64=np.float64)
 
 
-def test_no_rank_leaves_while_rank_0_writes_the_last_checkpoint() -> None:
+def test_no_rank_leaves_while_rank_0_writes_the_last_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(communicate, "tf", TF)
     meeting, happened = threading.Barrier(2), []
 
     def horovod(rank: int) -> Any:
@@ -35,7 +38,7 @@ def test_no_rank_leaves_while_rank_0_writes_the_last_checkpoint() -> None:
     def leave(rank: int, writing: float) -> None:
         time.sleep(writing)
         happened.append(f"rank {rank} is done")
-        Horovod(TF, horovod(rank)).close()
+        Horovod(horovod(rank)).close()
 
     slow = threading.Thread(target=leave, args=(0, 0.2))
     slow.start()

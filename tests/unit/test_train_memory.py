@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from hpcdl.train import diagnostics
 from hpcdl.train.batch_size_search import Bounds, search
 from hpcdl.train.diagnostics import explain, is_out_of_memory, out_of_memory
 
@@ -52,11 +53,12 @@ class Exhausted(Exception):
 TF = SimpleNamespace(errors=SimpleNamespace(ResourceExhaustedError=Exhausted))
 
 
-def test_a_full_disk_is_not_a_lack_of_memory() -> None:
+def test_a_full_disk_is_not_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnostics, "tf", TF)
     full = Exhausted("/job/events; No space left on device")
-    assert is_out_of_memory(TF, Exhausted("OOM when allocating tensor"))
-    assert is_out_of_memory(TF, MemoryError())
-    assert not is_out_of_memory(TF, full)
+    assert is_out_of_memory(Exhausted("OOM when allocating tensor"))
+    assert is_out_of_memory(MemoryError())
+    assert not is_out_of_memory(full)
     error = explain(full, "there is no checkpoint yet")
     assert error is not None
     assert (error.message, error.exit_code) == ("no space left on the file system", 3)

@@ -67,6 +67,7 @@ class Variable:
 
 
 def test_what_tensorflows_collectives_pack_is_of_one_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hpcdl.train import multiworker
     from hpcdl.train.multiworker import MultiWorker
 
     def reduce(_: object, operation: object, sent: list[object]) -> list[object]:
@@ -77,9 +78,9 @@ def test_what_tensorflows_collectives_pack_is_of_one_type(monkeypatch: pytest.Mo
     monkeypatch.setattr(MultiWorker, "_reduce", reduce)
     monkeypatch.setattr(MultiWorker, "function", lambda _, body: body)
     sums = SimpleNamespace(ReduceOp=SimpleNamespace(SUM="sum"))
-    tf = SimpleNamespace(cast=np.asarray, distribute=sums)
+    monkeypatch.setattr(multiworker, "tf", SimpleNamespace(cast=np.asarray, distribute=sums))
     weights = [Variable(np.float32(1)), Variable(np.int64(2)), Variable(np.float32(3))]
-    MultiWorker(tf, None, RankPlace(0, 2, 0, 2, 1, "a")).broadcast(weights)
+    MultiWorker(None, RankPlace(0, 2, 0, 2, 1, "a")).broadcast(weights)
     assert kinds == [{np.dtype(np.float32)}, {np.dtype(np.int64)}]
     assert [int(weight.value) for weight in weights] == [2, 3, 4]
 
@@ -96,7 +97,7 @@ def test_every_gradient_is_in_one_group() -> None:
 
 
 def test_tf_config_names_every_rank_of_every_node() -> None:
-    from hpcdl.train.multiworker import cluster_config
+    from hpcdl.train.rendezvous import cluster_config
 
     environ = {"SLURM_JOB_ID": "9", "SLURM_STEP_NODELIST": "n[1-2]",
                "SLURM_STEP_TASKS_PER_NODE": "2,1"}  # fmt: skip
@@ -114,7 +115,7 @@ def test_tf_config_names_every_rank_of_every_node() -> None:
      {"SLURM_JOB_ID": "9", "SLURM_CLUSTER_NAME": "two"}],
 )  # fmt: skip
 def test_runs_at_the_same_time_get_ports_of_their_own(other: dict[str, str]) -> None:
-    from hpcdl.train.multiworker import cluster_config
+    from hpcdl.train.rendezvous import cluster_config
 
     here, there = RankPlace(0, 2, 0, 2, 1, "n1"), RankPlace(1, 2, 1, 2, 1, "n1")
     first = cluster_config({"PMIX_NAMESPACE": "78"}, here, lambda _: [])["cluster"]["worker"]
@@ -124,7 +125,7 @@ def test_runs_at_the_same_time_get_ports_of_their_own(other: dict[str, str]) -> 
 
 
 def test_unknown_nodes_are_said_and_not_guessed() -> None:
-    from hpcdl.train.multiworker import cluster_config
+    from hpcdl.train.rendezvous import cluster_config
 
     with pytest.raises(MissingPrerequisite, match="are unknown"):
         cluster_config({}, RankPlace(0, 4, 0, 2, 1, "n1"), lambda _: [])
@@ -174,5 +175,5 @@ def test_ranks_work_together_as_they_were_started(
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setitem(strategies.STRATEGIES, strategy, lambda _: strategy)  # type: ignore[arg-type,return-value]
-    joining = strategies.Joining(None, RankPlace(0, size, 0, size, size, "n1"), None, False)  # type: ignore[arg-type]
+    joining = strategies.Joining(RankPlace(0, size, 0, size, size, "n1"), None, False)  # type: ignore[arg-type]
     assert strategies.join_ranks("auto", joining) == strategy

@@ -7,7 +7,6 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError
 from hpcdl.train.data.data_options import build_parser
@@ -26,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _make(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.train.data.making import guard
+    from hpcdl.train.data.requests import guard
 
     folder = Path(args.folder).absolute()
     existing = _same(folder, args)
@@ -66,7 +65,7 @@ def _same(folder: Path, args: argparse.Namespace) -> Dataset | None:
 
 def _are_photos(dataset: Dataset, args: argparse.Namespace) -> bool:
     """Whether a data set is what a request for photos makes."""
-    from hpcdl.train.data.photos import SOURCE
+    from hpcdl.train.data.requests import SOURCE
 
     width, height = args.size
     shards = dataset.splits.get("train", ())
@@ -85,8 +84,8 @@ def _are_photos(dataset: Dataset, args: argparse.Namespace) -> bool:
 
 def _is_of_images(folder: Path, args: argparse.Namespace) -> bool:
     """Whether a directory's records are those of these images and this table, as they are now."""
-    from hpcdl.train.data.folder import read_table, request_of
-    from hpcdl.train.data.making import was_made
+    from hpcdl.train.data.requests import was_made
+    from hpcdl.train.data.table import read_table, request_of
 
     images, table = _images_and_table(args)
     rows = read_table(images, table)
@@ -101,39 +100,48 @@ def _images_and_table(args: argparse.Namespace) -> tuple[Path, Path]:
 
 
 def _make_digits(folder: Path, args: argparse.Namespace) -> Dataset:
+    _tensorflow(1)
     from hpcdl.train.data.digits import make_digits
 
-    return make_digits(_tensorflow(1), folder, args.seed)
+    return make_digits(folder, args.seed)
 
 
 def _make_photos(folder: Path, args: argparse.Namespace) -> Dataset:
-    from hpcdl.train.data.photos import PhotoRequest, make_photos
+    _tensorflow(1)
+    from hpcdl.train.data.photos import make_photos
+    from hpcdl.train.data.requests import PhotoRequest
 
     width, height = args.size
     request = PhotoRequest(
         args.count, args.test_count, width, height, args.bytes, args.classes, args.shards,
         args.seed, args.task,
     )  # fmt: skip
-    return make_photos(_tensorflow(1), folder, request, _threads(args))
+    return make_photos(folder, request, _threads(args))
 
 
 def _make_from_folder(folder: Path, args: argparse.Namespace) -> Dataset:
-    from hpcdl.train.data.folder import make_from_folder, read_table
+    from hpcdl.train.data.table import read_table
 
     images, table = _images_and_table(args)
     rows = read_table(images, table)
+    _tensorflow(1)
+    from hpcdl.train.data.folder import make_from_folder
+
     return make_from_folder(
-        _tensorflow(1), folder, images, table, rows,
-        shards=args.shards, test=args.test, seed=args.seed, threads=_threads(args),
+        folder, images, table, rows, shards=args.shards, test=args.test, seed=args.seed,
+        threads=_threads(args),
     )  # fmt: skip
 
 
 def _inspect(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.train.data.inspecting import compared, index, inspect, shard_files, tf_counter
+    from hpcdl.train.data.inspecting import compared, index, inspect, shard_files
 
     folder = Path(args.folder).absolute()
     shard_files(folder)
-    report = inspect(folder, tf_counter(_tensorflow(1)), _threads(args))
+    _tensorflow(1)
+    from hpcdl.train.data.source import count_records
+
+    report = inspect(folder, count_records, _threads(args))
     if args.index:
         index(folder, report, args.classes, args.task, args.label_offset)
     elif (folder / FILE).exists():
@@ -143,12 +151,15 @@ def _inspect(args: argparse.Namespace) -> ExitCode:
 
 
 def _bench(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.train.data.bench import bench, data_of
+    from hpcdl.train.data.inspecting import data_of
 
     dataset = data_of(Path(args.folder).absolute())
     threads = _threads(args)
+    _tensorflow(threads)
+    from hpcdl.train.data.bench import bench
+
     result = bench(
-        _tensorflow(threads), dataset, pipeline=args.pipeline, crop=args.crop, batch=args.batch,
+        dataset, pipeline=args.pipeline, crop=args.crop, batch=args.batch,
         seconds=args.seconds, threads=threads,
     )  # fmt: skip
     if args.json:
@@ -167,12 +178,13 @@ def _threads(args: argparse.Namespace) -> int:
     return int(args.threads or this_place().cpus)
 
 
-def _tensorflow(threads: int) -> Any:
+def _tensorflow(threads: int) -> None:
+    """Import TensorFlow as these commands want it: modules that use it may be imported then."""
     from hpcdl.train.startup import import_tensorflow, prepare_environment
 
     place = replace(this_place(), cpus=threads)
     prepare_environment(place, onednn=False)
-    return import_tensorflow(place, keras=False)
+    import_tensorflow(place, keras=False)
 
 
 if __name__ == "__main__":

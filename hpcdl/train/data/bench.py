@@ -1,8 +1,7 @@
 """Times an input pipeline alone: images per second, per CPU-second, and cores used.
 
 CPU-seconds are this process's, all threads; on a busy machine they are more reliable than the
-clock. Any directory of records with images will do: where there is no dataset.json, the records are
-counted, and their labels are not looked at.
+clock.
 """
 
 from __future__ import annotations
@@ -11,17 +10,15 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
+
 from hpcdl.system.errors import BadInput, MissingPrerequisite
-from hpcdl.train.data.dataset import FILE, IMAGES, Dataset, Shard, read_dataset
-from hpcdl.train.data.inspecting import is_for_tests, missing, shard_files, tf_counter
+from hpcdl.train.data.dataset import Dataset
 from hpcdl.train.data.pipeline import Records
 from hpcdl.train.data.repair import Repairs
-from hpcdl.train.data.source import Share
-from hpcdl.train.data.tfrecord import walk
+from hpcdl.train.data.source import Share, count_records
 from hpcdl.train.driver import nvidia_driver
 from hpcdl.train.result import job_of
 
@@ -29,44 +26,12 @@ _WARMUP_BATCHES = 3
 _MOST_DAMAGED = 1000
 
 
-def data_of(folder: Path) -> Dataset:
-    """The data set in a directory, or what a directory without dataset.json holds.
-
-    Raises:
-        BadInput: it holds no records, or an incomplete data set.
-    """
-    if (folder / FILE).exists():
-        dataset = read_dataset(folder)
-        some = next((shards for shards in dataset.splits.values() if shards), ())
-        return replace(dataset, splits={"train": dataset.splits.get("train") or some})
-    files = shard_files(folder)
-    chosen = [path for path in files if not is_for_tests(path.name)] or files
-    counted = [_counted(path) for path in chosen]
-    for name in (*missing(chosen), *(shard.name for shard in counted if not shard.examples)):
-        _note(f"{name} gives no records")
-    shards = tuple(shard for shard in counted if shard.examples)
-    if not shards:
-        raise BadInput(
-            f"no record can be read from the {len(chosen)} files in {folder}",
-            hint=f"`hpcdl data inspect {folder}` says what is wrong with each",
-        )
-    return Dataset(
-        folder, "records", "jpeg", (224, 224, 3), 1, 255.0, 0, "counted", {"train": shards}, IMAGES
-    )
-
-
 def _note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _counted(path: Path) -> Shard:
-    """A shard with its records, a truncated one among them: damage shows when they are read."""
-    faults = [record.fault for record in walk(path, check_data=False)]
-    return Shard(path.name, 0 if all(faults) else len(faults), path.stat().st_size, "")
-
-
 def bench(
-    tf: Any, dataset: Dataset, *, pipeline: str, crop: int, batch: int, seconds: float, threads: int
+    dataset: Dataset, *, pipeline: str, crop: int, batch: int, seconds: float, threads: int
 ) -> dict[str, Any]:
     """Run the pipeline for some seconds and return what came out of it.
 
@@ -81,10 +46,9 @@ def bench(
             f"{dataset.folder} holds {dataset.encoding} records, which need no pipeline",
             hint="`hpcdl data make photos DIR` makes JPEG records",
         )
-    count = tf_counter(tf)
-    repairs = Repairs(_MOST_DAMAGED, lambda path: count(path) is not None, _note)
+    repairs = Repairs(_MOST_DAMAGED, lambda path: count_records(path) is not None, _note)
     batch = min(batch, dataset.examples("train"))
-    source = Records(tf, dataset, Share(batch, 1, 0, 1), (crop, crop), threads, repairs, pipeline)
+    source = Records(dataset, Share(batch, 1, 0, 1), (crop, crop), threads, repairs, pipeline)
     # One epoch without end: streams begin again, and building a pipeline is not measured.
     source.steps_per_epoch = 1 << 30
     try:

@@ -18,6 +18,12 @@ FILE = "dataset.json"
 SCHEMA = 1
 IMAGES = "images"
 """The task of records whose labels are not read."""
+FINDINGS = (
+    "Atelectasis", "Cardiomegaly", "Effusion", "Infiltration", "Mass", "Nodule", "Pneumonia",
+    "Pneumothorax", "Consolidation", "Edema", "Emphysema", "Fibrosis", "Pleural_Thickening",
+    "Hernia",
+)  # fmt: skip
+"""The 14 labels of ChestX-ray14, in the order of arXiv 1705.02315."""
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,15 @@ from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import clear_leftovers, explain_os_errors, write_json
 from hpcdl.system.scratch import scratch_directory
 from hpcdl.train.data.dataset import FILE, Dataset, Shard, describe_shard, write_dataset
-from hpcdl.train.data.making import REQUEST, write_records
+from hpcdl.train.data.making import example, write_records
+from hpcdl.train.data.requests import REQUEST
 
 TEST_EXAMPLES = 357
 SHARDS = {"train": 4, "test": 2}
 SOURCE = "scikit-learn load_digits: UCI ML optical recognition of handwritten digits, test set"
 
 
-def make_digits(tf: Any, folder: Path, seed: int) -> Dataset:
+def make_digits(folder: Path, seed: int) -> Dataset:
     """Write the data set to `folder`, aside first: an interrupted run leaves nothing behind.
 
     Raises:
@@ -38,7 +39,7 @@ def make_digits(tf: Any, folder: Path, seed: int) -> Dataset:
         clear_leftovers(folder / FILE)
         with scratch_directory(folder) as aside:
             splits = {
-                split: _write_split(tf, aside, split, images[rows], labels[rows])
+                split: _write_split(aside, split, images[rows], labels[rows])
                 for split, rows in parts.items()
             }
             # By this the next attempt knows whose shards it finds, should this one be killed.
@@ -64,23 +65,17 @@ def _load() -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _write_split(
-    tf: Any, aside: Path, split: str, images: NDArray[Any], labels: NDArray[Any]
+    aside: Path, split: str, images: NDArray[Any], labels: NDArray[Any]
 ) -> tuple[Shard, ...]:
     count = SHARDS[split]
     shards = []
     for number in range(count):
         path = aside / f"{split}-{number:05d}-of-{count:05d}.tfrecord"
         rows = range(number, len(labels), count)
-        records = (_example(tf, images[row], int(labels[row])) for row in rows)
-        write_records(tf, path, records, lambda _: None)
+        records = (
+            example(image__raw=images[row].tobytes(), image__class__label=int(labels[row]))
+            for row in rows
+        )
+        write_records(path, records, lambda _: None)
         shards.append(describe_shard(path, len(rows)))
     return tuple(shards)
-
-
-def _example(tf: Any, image: NDArray[Any], label: int) -> bytes:
-    feature = {
-        "image/raw": tf.train.Feature(bytes_list=tf.train.BytesList(value=[image.tobytes()])),
-        "image/class/label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
-    }
-    example = tf.train.Example(features=tf.train.Features(feature=feature))
-    return bytes(example.SerializeToString(deterministic=True))

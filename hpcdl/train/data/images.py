@@ -12,6 +12,7 @@ import re
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 from numpy.typing import NDArray
 
 from hpcdl.train.data.jpeg import Cropper
@@ -27,13 +28,11 @@ class Images:
     """Crops images.
 
     Args:
-        tf: TensorFlow.
         size: (height, width) of what is given out.
         cropper: the compiled library, or None for TensorFlow alone.
     """
 
-    def __init__(self, tf: Any, size: tuple[int, int], cropper: Cropper | None) -> None:
-        self._tf = tf
+    def __init__(self, size: tuple[int, int], cropper: Cropper | None) -> None:
         self._size = size
         self._cropper = cropper
 
@@ -49,7 +48,6 @@ class Images:
 
     def shape(self, encoded: Any) -> Any:
         """(height, width, channels) of an image, from its header where it is a JPEG."""
-        tf = self._tf
         return tf.cond(
             tf.io.is_jpeg(encoded),
             lambda: tf.image.extract_jpeg_shape(encoded),
@@ -58,7 +56,6 @@ class Images:
 
     def random_crop(self, shape: Any, seed: Any) -> Any:
         """(top, left, height, width): a random part of random shape (arXiv 1409.4842)."""
-        tf = self._tf
         start, size, _ = tf.raw_ops.StatelessSampleDistortedBoundingBox(
             image_size=shape, bounding_boxes=[[[0.0, 0.0, 1.0, 1.0]]], min_object_covered=0.0,
             seed=seed, aspect_ratio_range=_ASPECT, area_range=_AREA, max_attempts=10,
@@ -68,13 +65,11 @@ class Images:
 
     def central_crop(self, shape: Any) -> Any:
         """The middle: seven eighths of the shorter side, a pixel at least."""
-        tf = self._tf
         side = tf.maximum(1, tf.minimum(shape[0], shape[1]) * 7 // 8)
         return tf.stack([(shape[0] - side) // 2, (shape[1] - side) // 2, side, side])
 
     def crop(self, encoded: Any, area: Any) -> Any:
         """One image by TensorFlow, in a graph: bytes of shape (height, width, 3)."""
-        tf = self._tf
         part = tf.cond(
             tf.io.is_jpeg(encoded),
             lambda: self._crop_jpeg(encoded, area),
@@ -84,14 +79,12 @@ class Images:
 
     def crop_batch(self, encoded: Any, areas: Any) -> Any:
         """A batch of images by the library, in a graph: bytes of shape (n, height, width, 3)."""
-        tf = self._tf
         pixels = tf.numpy_function(self._crop_each, [encoded, areas], tf.uint8, stateful=False)
         pixels.set_shape((*encoded.shape, *self._size, 3))
         return pixels
 
     def fault_of(self, encoded: Any) -> str:
         """What is wrong with an image; empty where it can be decoded."""
-        tf = self._tf
         try:
             height, width, _ = self.shape(encoded).numpy()
             area = np.array([0, 0, height, width], np.int32)
@@ -112,7 +105,6 @@ class Images:
         return out
 
     def _crop_foreign(self, data: bytes, area: NDArray[np.int32]) -> NDArray[np.uint8]:
-        tf = self._tf
         try:
             with tf.device("/CPU:0"):
                 part = self._slice(self._whole(data), area)
@@ -121,7 +113,6 @@ class Images:
             raise ValueError(first_line(fault)) from fault
 
     def _crop_jpeg(self, encoded: Any, area: Any) -> Any:
-        tf = self._tf
         height, width = self._size
 
         def at(ratio: int) -> Any:
@@ -134,15 +125,13 @@ class Images:
         return tf.switch_case(scale, [at(1), at(2), at(4), at(8)])
 
     def _whole(self, encoded: Any) -> Any:
-        return self._tf.io.decode_image(encoded, channels=3, expand_animations=False)
+        return tf.io.decode_image(encoded, channels=3, expand_animations=False)
 
     def _slice(self, image: Any, area: Any) -> Any:
-        tf = self._tf
         begin, size = tf.concat([area[:2], [0]], 0), tf.concat([area[2:], [3]], 0)
         return tf.slice(image, begin, size)
 
     def _resized(self, part: Any) -> Any:
-        tf = self._tf
         resized = tf.raw_ops.ResizeBilinear(
             images=tf.expand_dims(part, 0), size=self._size, half_pixel_centers=True
         )

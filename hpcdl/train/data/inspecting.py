@@ -6,6 +6,7 @@ be had, the shard is walked record by record.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
@@ -13,7 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.system.errors import BadInput
-from hpcdl.train.data.dataset import FILE, Dataset, Shard, describe_shard, write_dataset
+from hpcdl.train.data.dataset import (
+    FILE,
+    IMAGES,
+    Dataset,
+    Shard,
+    describe_shard,
+    read_dataset,
+    write_dataset,
+)
 from hpcdl.train.data.tfrecord import Record, read, walk
 
 
@@ -104,7 +113,7 @@ def inspect(folder: Path, count: Callable[[Path], int | None], threads: int) -> 
 
     Args:
         folder: a directory of records.
-        count: number of records of a sound file, None where it is not; see `tf_counter`.
+        count: number of records of a sound file, None where it is not; see `source.count_records`.
         threads: shards read at the same time.
     """
     files = shard_files(folder)
@@ -131,17 +140,38 @@ def _other(shard: ShardReport, wanted: int) -> str:
     return f"the file ends after {shard.examples:,} records, {FILE} promises {wanted:,}"
 
 
-def tf_counter(tf: Any) -> Callable[[Path], int | None]:
-    """Counts a shard's records with TensorFlow's reader, which checks every checksum."""
+def data_of(folder: Path) -> Dataset:
+    """The data set in a directory, or what a directory without dataset.json holds.
 
-    def count(path: Path) -> int | None:
-        records = tf.data.TFRecordDataset(str(path), buffer_size=8 << 20).batch(256)
-        try:
-            return sum(int(tf.size(batch)) for batch in records)
-        except (tf.errors.DataLossError, tf.errors.InvalidArgumentError):
-            return None
+    Records without one are counted, and their labels are not looked at.
 
-    return count
+    Raises:
+        BadInput: it holds no records, or an incomplete data set.
+    """
+    if (folder / FILE).exists():
+        dataset = read_dataset(folder)
+        some = next((shards for shards in dataset.splits.values() if shards), ())
+        return replace(dataset, splits={"train": dataset.splits.get("train") or some})
+    files = shard_files(folder)
+    chosen = [path for path in files if not is_for_tests(path.name)] or files
+    counted = [_counted(path) for path in chosen]
+    for name in (*missing(chosen), *(shard.name for shard in counted if not shard.examples)):
+        print(f"{name} gives no records", file=sys.stderr, flush=True)
+    shards = tuple(shard for shard in counted if shard.examples)
+    if not shards:
+        raise BadInput(
+            f"no record can be read from the {len(chosen)} files in {folder}",
+            hint=f"`hpcdl data inspect {folder}` says what is wrong with each",
+        )
+    return Dataset(
+        folder, "records", "jpeg", (224, 224, 3), 1, 255.0, 0, "counted", {"train": shards}, IMAGES
+    )
+
+
+def _counted(path: Path) -> Shard:
+    """A shard with its records, a truncated one among them: damage shows when they are read."""
+    faults = [record.fault for record in walk(path, check_data=False)]
+    return Shard(path.name, 0 if all(faults) else len(faults), path.stat().st_size, "")
 
 
 def index(folder: Path, report: Report, classes: int, task: str, offset: int) -> Dataset:

@@ -18,14 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcdl.system.errors import BadInput, MissingPrerequisite
+import tensorflow as tf
+
+from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, write_json
 from hpcdl.system.inert import command
 from hpcdl.system.text import duration
 from hpcdl.train.data.dataset import FILE, Shard, describe_shard
+from hpcdl.train.data.requests import MADE, REQUEST
 
-REQUEST = ".making.json"
-_MADE = ".made.json"
 _PART = ".part"
 
 
@@ -45,32 +46,12 @@ class ShardPlan:
         return f"{self.split}-{self.number:05d}-of-{self.of:05d}.tfrecord"
 
 
-def guard(folder: Path, kind: str) -> None:
-    """Check that no records of another command, or of a person, would be lost.
-
-    Raises:
-        BadInput: the directory holds records that are no data set of this kind.
-    """
-    if (folder / REQUEST).exists() or not any(folder.glob("*.tfrecord*")):
-        return
-    try:
-        there = json.loads((folder / FILE).read_text())["kind"]
-    except (OSError, ValueError, KeyError, TypeError):
-        there = "other"
-    if there != kind:
-        raise BadInput(
-            f"{folder} holds {there} records, which would be lost",
-            hint="choose another directory, or remove them first",
-        )
-
-
 def make_shards(
-    tf: Any, folder: Path, plans: Sequence[ShardPlan], request: Mapping[str, Any], threads: int
+    folder: Path, plans: Sequence[ShardPlan], request: Mapping[str, Any], threads: int
 ) -> dict[str, tuple[Shard, ...]]:
     """Write all shards that are not there yet; returns the splits.
 
     Args:
-        tf: TensorFlow, whose writer computes the checksums.
         folder: where they go.
         plans: every shard of the data set.
         request: what was asked, as JSON values; decides whether shards found there count.
@@ -84,7 +65,7 @@ def make_shards(
         _begin(folder, request)
         bar = _Bar(plans)
         with ThreadPoolExecutor(threads) as pool:
-            waiting = {pool.submit(_write, tf, folder, plan, bar): plan for plan in plans}
+            waiting = {pool.submit(_write, folder, plan, bar): plan for plan in plans}
             try:
                 done = {waiting[one].name: one.result() for one in as_completed(waiting)}
             except BaseException:
@@ -97,29 +78,14 @@ def make_shards(
     return splits
 
 
-def finish(folder: Path) -> None:
-    """The request is met, once dataset.json is written."""
-    (folder / REQUEST).replace(folder / _MADE)
-
-
-def was_made(folder: Path, request: Mapping[str, Any]) -> bool:
-    """Whether the records in a directory are what this request made, to its end."""
-    if (folder / REQUEST).exists():
-        return False
-    try:
-        return bool(json.loads((folder / _MADE).read_text()) == dict(request))
-    except (OSError, ValueError):
-        return False
-
-
-def example(tf: Any, **features: bytes | int | Sequence[int] | str) -> bytes:
+def example(**features: bytes | int | Sequence[int] | str) -> bytes:
     """A serialized tf.train.Example; `__` in a name stands for `/`."""
-    made = {name.replace("__", "/"): _feature(tf, value) for name, value in features.items()}
+    made = {name.replace("__", "/"): _feature(value) for name, value in features.items()}
     whole = tf.train.Example(features=tf.train.Features(feature=made))
     return bytes(whole.SerializeToString(deterministic=True))
 
 
-def _feature(tf: Any, value: bytes | int | Sequence[int] | str) -> Any:
+def _feature(value: bytes | int | Sequence[int] | str) -> Any:
     if isinstance(value, str):
         value = value.encode()
     if isinstance(value, bytes):
@@ -130,7 +96,7 @@ def _feature(tf: Any, value: bytes | int | Sequence[int] | str) -> Any:
 
 def _begin(folder: Path, request: Mapping[str, Any]) -> None:
     path = folder / REQUEST
-    (folder / _MADE).unlink(missing_ok=True)
+    (folder / MADE).unlink(missing_ok=True)
     before = json.loads(path.read_text()) if path.exists() else None
     if before != dict(request):
         for old in (*folder.glob("*.tfrecord"), folder / FILE):
@@ -140,12 +106,12 @@ def _begin(folder: Path, request: Mapping[str, Any]) -> None:
     write_json(path, dict(request))
 
 
-def _write(tf: Any, folder: Path, plan: ShardPlan, bar: _Bar) -> Shard:
+def _write(folder: Path, plan: ShardPlan, bar: _Bar) -> Shard:
     path = folder / plan.name
     if not path.exists():
         aside = path.with_suffix(_PART)
         try:
-            write_records(tf, aside, plan.records(), bar.add)
+            write_records(aside, plan.records(), bar.add)
             aside.replace(path)
         except BaseException:
             aside.unlink(missing_ok=True)  # on a full disk its space is needed
@@ -153,9 +119,7 @@ def _write(tf: Any, folder: Path, plan: ShardPlan, bar: _Bar) -> Shard:
     return describe_shard(path, plan.examples)
 
 
-def write_records(
-    tf: Any, path: Path, records: Iterable[bytes], wrote: Callable[[int], None]
-) -> None:
+def write_records(path: Path, records: Iterable[bytes], wrote: Callable[[int], None]) -> None:
     """Write a shard and bring it to disk; `wrote` is called with the bytes of every record.
 
     Raises:

@@ -16,13 +16,12 @@ from hpcdl.train.run_plan import check_target
 
 
 def open_source(
-    tf: Any, options: TrainOptions, model: dict[str, Any], share: Share, cpus: int,
+    options: TrainOptions, model: dict[str, Any], share: Share, cpus: int,
     repairs: Repairs,
 ) -> Source:  # fmt: skip
     """The source of a run's batches.
 
     Args:
-        tf: TensorFlow.
         options: the run's.
         model: its row of facts/models.yaml.
         share: this rank's part of every batch.
@@ -37,10 +36,10 @@ def open_source(
     if options.image_size and len(shape) == 3:
         shape = (options.image_size, options.image_size, shape[2])
     if options.dataset:
-        return open_users(tf, options.dataset, share)
+        return open_users(options.dataset, share)
     if options.data == SYNTHETIC:
         check_target(options, task, 0)
-        return Synthetic(tf, shape, model["classes"], share, task)
+        return Synthetic(shape, model["classes"], share, task)
     dataset = read_dataset(Path(options.data))
     if dataset.task != task:
         raise BadInput(
@@ -54,6 +53,6 @@ def open_source(
                 f"the data set's images are {dataset.shape[0]} x {dataset.shape[1]}, and raw",
                 hint="leave out --image-size: only JPEGs are cropped to a size",
             )
-        arrays = {split: read_raw(tf, dataset, split, repairs) for split in dataset.splits}
+        arrays = {split: read_raw(dataset, split, repairs) for split in dataset.splits}
         return InMemory(arrays, share, dataset.classes, dataset.digest)
-    return Records(tf, dataset, share, shape[:2], cpus, repairs, options.pipeline)
+    return Records(dataset, share, shape[:2], cpus, repairs, options.pipeline)

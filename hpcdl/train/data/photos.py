@@ -11,18 +11,19 @@ the seed and the image's number, so an interrupted run continues with the same i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 from numpy.typing import NDArray
 
 from hpcdl.system.errors import BadInput
-from hpcdl.train.data.dataset import Dataset, write_dataset
-from hpcdl.train.data.making import ShardPlan, example, finish, make_shards
-from hpcdl.train.tasks import FINDINGS
+from hpcdl.train.data.dataset import FINDINGS, Dataset, write_dataset
+from hpcdl.train.data.making import ShardPlan, example, make_shards
+from hpcdl.train.data.requests import SOURCE, PhotoRequest, finish
 
 Image = NDArray[np.uint8]
 _TEXTURES = 6
@@ -31,34 +32,17 @@ _FIRST_TEST = 1 << 31
 """The number of the first test image: far from all numbers that are trained on."""
 _FINDING_SHARE = 0.2
 _FINDING_STRENGTH = 72.0  # of 255; the textures' own spread is 48
-SOURCE = "hpcdl data make photos: 1/f textures with noise, other ones to test with"
-"""Differs from data sets whose test images were among those to train on."""
 
 
-@dataclass(frozen=True)
-class PhotoRequest:
-    """What is wanted: `count` images to train and `test` ones, `bytes` each on average."""
-
-    count: int
-    test: int
-    width: int
-    height: int
-    bytes: int
-    classes: int
-    shards: int
-    seed: int
-    task: str = "classes"
-
-
-def make_photos(tf: Any, folder: Path, request: PhotoRequest, threads: int) -> Dataset:
+def make_photos(folder: Path, request: PhotoRequest, threads: int) -> Dataset:
     """Write the data set; takes up an interrupted one.
 
     Raises:
         BadInput: the bytes cannot be met at that size.
         MissingPrerequisite: no space left.
     """
-    plans = plans_of(request, _Painter(tf, request).record)
-    splits = make_shards(tf, folder, plans, asdict(request), threads)
+    plans = plans_of(request, _Painter(request).record)
+    splits = make_shards(folder, plans, asdict(request), threads)
     found = request.task == "findings"
     dataset = Dataset(
         folder, "photos", "jpeg", (request.height, request.width, 3),
@@ -99,8 +83,7 @@ def _plans(
 class _Painter:
     """Draws image number i of a request, and its label; safe to use from several threads."""
 
-    def __init__(self, tf: Any, request: PhotoRequest) -> None:
-        self._tf = tf
+    def __init__(self, request: PhotoRequest) -> None:
         self._request = request
         side = 2 * max(request.width, request.height)
         self._textures = [_texture(side, request.seed * 1009 + n) for n in range(_TEXTURES)]
@@ -121,7 +104,7 @@ class _Painter:
         else:
             label = {"image__class__label": 1 + int(random.randint(request.classes))}
         return example(
-            self._tf, image__encoded=data, image__format="JPEG", image__height=request.height,
+            image__encoded=data, image__format="JPEG", image__height=request.height,
             image__width=request.width, image__filename=f"{number}.jpg", **label,
         )  # fmt: skip
 
@@ -143,7 +126,7 @@ class _Painter:
         return np.clip(image, 0, 255).astype(np.uint8), findings
 
     def _encode(self, image: Image) -> bytes:
-        encoded = self._tf.io.encode_jpeg(image, quality=_QUALITY, chroma_downsampling=True)
+        encoded = tf.io.encode_jpeg(image, quality=_QUALITY, chroma_downsampling=True)
         return bytes(encoded.numpy())
 
     def _mean_bytes(self, strength: float) -> float:

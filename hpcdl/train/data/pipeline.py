@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from hpcdl.system.errors import BadInput
 from hpcdl.train.data import jpeg
@@ -92,7 +93,6 @@ class Records(Source):
     """A data set of JPEG records as a source of batches.
 
     Args:
-        tf: TensorFlow.
         dataset: the data set.
         share: this rank's share of the batches.
         size: (height, width) of the images given out.
@@ -102,14 +102,13 @@ class Records(Source):
     """
 
     def __init__(
-        self, tf: Any, dataset: Dataset, share: Share, size: tuple[int, int], threads: int,
+        self, dataset: Dataset, share: Share, size: tuple[int, int], threads: int,
         repairs: Repairs, pipeline: str = "new",
     ) -> None:  # fmt: skip
-        self._tf = tf
         self._dataset = dataset
         self._share = share
         self._size = size
-        self.images = Images(tf, size, jpeg.load() if pipeline == "new" else None)
+        self.images = Images(size, jpeg.load() if pipeline == "new" else None)
         self.decoder = self.images.decoder
         self._threads = threads
         self._repairs = repairs
@@ -133,7 +132,6 @@ class Records(Source):
 
         Both cost the host a third of a decode, and the bytes are a quarter of what floats are.
         """
-        tf = self._tf
         pixels, mirrored = images
         # Half a step is added, because the bytes were truncated, not rounded.
         values = (tf.cast(pixels, tf.float32) + (0.5 - np.array(MEAN))) / DEVIATION
@@ -145,7 +143,7 @@ class Records(Source):
         Raises:
             BadInput: a shard is gone, or more records are damaged than may be skipped.
         """
-        errors = self._tf.errors  # an interpreter that ends takes modules apart
+        errors = tf.errors  # an interpreter that ends takes modules apart
         batch = first
         while batch < self.steps_per_epoch:
             begun = batch
@@ -172,13 +170,12 @@ class Records(Source):
 
     def _as_group(self, part: Any, steps: int) -> Any:
         """What a batch holds, whatever pieces it was made in, as a group of steps."""
-        tf = self._tf
         pieces = 2 if self.images.in_batches else 1
         return tf.reshape(part, (steps, self._share.per_rank, *part.shape[pieces:]))
 
     def dataset(self, epoch: int, first: int) -> Any:
         """The tf.data pipeline of the rest of an epoch."""
-        tf, share = self._tf, self._share
+        share = self._share
         records = self._serialized(epoch, first)
         if self._pipeline == "old":
             return self._old(records).take(self.steps_per_epoch - first)
@@ -229,15 +226,15 @@ class Records(Source):
                     yield batch
                     done += 1
                 more = False
-            except self._tf.errors.DataLossError as fault:
+            except tf.errors.DataLossError as fault:
                 # All ranks read all records, so they continue with the same numbering.
                 self._repairs.repair(self._dataset.files("test"), first_line(fault))
-            except (self._tf.errors.InvalidArgumentError, UnicodeDecodeError) as fault:
+            except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as fault:
                 self._leave_out(records.take(self._share.at_once), "test", first_line(fault))
 
     def _test_records(self) -> Any:
         files = [str(self._repairs.path(path)) for path in self._dataset.files("test")]
-        records = self._tf.data.TFRecordDataset(files)
+        records = tf.data.TFRecordDataset(files)
         return self._readable(records.shard(self._share.ranks, self._share.rank))
 
     def _test_dataset(self, records: Any) -> Any:
@@ -246,7 +243,6 @@ class Records(Source):
 
     def _readable(self, records: Any) -> Any:
         """The records without those that hold no image."""
-        tf = self._tf
         if not self._unreadable:
             return records
         unreadable = tf.constant(self._unreadable)
@@ -274,7 +270,7 @@ class Records(Source):
             encoded, label = self._parse(record)
         except UnicodeDecodeError:  # TensorFlow's message quotes the record
             return "it is no tf.Example"
-        except self._tf.errors.InvalidArgumentError as fault:
+        except tf.errors.InvalidArgumentError as fault:
             return first_line(fault)
         if not self._is_valid(label):
             return f"its label {label.numpy()} is none of {self.classes} classes"
@@ -288,7 +284,7 @@ class Records(Source):
 
     def _records(self, epoch: int, first: int) -> Any:
         """The same, in the streams' order."""
-        tf, share = self._tf, self._share
+        share = self._share
         shards = [
             (self._repairs.path(self._dataset.folder / shard.name), shard.examples)
             for shard in self._dataset.splits["train"]
@@ -332,7 +328,7 @@ class Records(Source):
         )  # fmt: skip
 
     def _training_part(self, epoch: int) -> Callable[[Any, Any], tuple[Any, Any]]:
-        tf, share = self._tf, self._share
+        share = self._share
         stream = (share.seed * 1_000_003 + epoch) % 2**31
 
         def part(local: Any, serialized: Any) -> tuple[Any, Any]:
@@ -349,10 +345,10 @@ class Records(Source):
     def _test_part(self, serialized: Any) -> tuple[Any, Any]:
         encoded, label = self._parse_checked(serialized)
         area = self.images.central_crop(self.images.shape(encoded))
-        return (encoded, area, self._tf.constant(False)), label
+        return (encoded, area, tf.constant(False)), label
 
     def _parse(self, serialized: Any) -> tuple[Any, Any]:
-        tf, task = self._tf, self._dataset.task
+        task = self._dataset.task
         name, shape = _LABELS[task], (self.classes,) if task == "findings" else ()
         wanted = {"image/encoded": tf.io.FixedLenFeature((), tf.string)}
         if name:
@@ -363,26 +359,25 @@ class Records(Source):
 
     def _parse_checked(self, serialized: Any) -> tuple[Any, Any]:
         """Image and label; a label that is no class would otherwise show as a loss of NaN."""
-        tf = self._tf
         encoded, label = self._parse(serialized)
         with tf.control_dependencies([tf.debugging.Assert(self._is_valid(label), [label])]):
             return encoded, tf.identity(label)
 
     def _is_valid(self, label: Any) -> Any:
         most = 2 if self._dataset.task == "findings" else self.classes
-        return self._tf.reduce_all((label >= 0) & (label < most))
+        return tf.reduce_all((label >= 0) & (label < most))
 
     def _one_by_one(self, epoch: int) -> Any:
         """Records as the slow form reads them: shard after shard."""
         share = self._share
         files = [self._repairs.path(path) for path in self._dataset.files("train")]
         order = epoch_order(share.seed, epoch, len(files))
-        records = self._tf.data.TFRecordDataset([str(files[i]) for i in order])
+        records = tf.data.TFRecordDataset([str(files[i]) for i in order])
         return self._readable(records.shard(share.ranks, share.rank)).repeat()
 
     def _old(self, records: Any) -> Any:
         """The slow form: whole images decoded, one by one, and nothing done ahead."""
-        tf, share = self._tf, self._share
+        share = self._share
 
         def image(serialized: Any) -> tuple[Any, Any]:
             encoded, label = self._parse(serialized)
@@ -403,7 +398,7 @@ class Records(Source):
 
     def _options(self) -> Any:
         """Threads within the rank's budget, map and batch as one operation."""
-        options = self._tf.data.Options()
+        options = tf.data.Options()
         options.deterministic = True
         options.autotune.enabled = False
         options.threading.private_threadpool_size = self._threads

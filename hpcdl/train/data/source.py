@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import tensorflow as tf
 from numpy.typing import NDArray
 
 from hpcdl.system.errors import BadInput
@@ -123,7 +124,7 @@ class Synthetic(Source):
     pixels = "random numbers, 0 to 1"
 
     def __init__(
-        self, tf: Any, shape: tuple[int, ...], classes: int, share: Share, task: str = "classes"
+        self, shape: tuple[int, ...], classes: int, share: Share, task: str = "classes"
     ) -> None:
         self.shape = shape
         self.classes = classes
@@ -194,29 +195,27 @@ class InMemory(Source):
             yield images[at : at + share.at_once], labels[at : at + share.at_once]
 
 
-def read_raw(
-    tf: Any, dataset: Dataset, split: str, repairs: Repairs
-) -> tuple[NDArray[Any], NDArray[Any]]:
+def read_raw(dataset: Dataset, split: str, repairs: Repairs) -> tuple[NDArray[Any], NDArray[Any]]:
     """All sound images (float32, 0 to 1) and labels of a split, in the order of the shards.
 
     Raises:
         BadInput: more records are damaged than may be skipped.
     """
     files = dataset.files(split)
-    records = _records(tf, files, repairs)
+    records = _records(files, repairs)
     try:
-        parsed = _parse_raw(tf, records)
+        parsed = _parse_raw(records)
     except (tf.errors.InvalidArgumentError, UnicodeDecodeError):  # its message quotes the record
-        unreadable = {record for record in records if not _is_raw(tf, record)}
+        unreadable = {record for record in records if not _is_raw(record)}
         for record in unreadable:
             repairs.skip(*find(files, record), "it is no tf.Example with an image and its class")
-        parsed = _parse_raw(tf, [record for record in records if record not in unreadable])
+        parsed = _parse_raw([record for record in records if record not in unreadable])
     pixels = np.asarray(tf.io.decode_raw(parsed["image/raw"], tf.uint8), np.float32)
     images = pixels.reshape(-1, *dataset.shape) / np.float32(dataset.scale)
     return images, np.asarray(parsed["image/class/label"])
 
 
-def _parse_raw(tf: Any, records: list[bytes]) -> dict[str, Any]:
+def _parse_raw(records: list[bytes]) -> dict[str, Any]:
     wanted = {
         "image/raw": tf.io.FixedLenFeature((), tf.string),
         "image/class/label": tf.io.FixedLenFeature((), tf.int64),
@@ -225,13 +224,13 @@ def _parse_raw(tf: Any, records: list[bytes]) -> dict[str, Any]:
     return parsed
 
 
-def _is_raw(tf: Any, record: bytes) -> bool:
+def _is_raw(record: bytes) -> bool:
     with suppress(tf.errors.InvalidArgumentError, UnicodeDecodeError):
-        return bool(_parse_raw(tf, [record]))
+        return bool(_parse_raw([record]))
     return False
 
 
-def _records(tf: Any, files: Sequence[Path], repairs: Repairs) -> list[bytes]:
+def _records(files: Sequence[Path], repairs: Repairs) -> list[bytes]:
     """The records of all shards whose checksums are right."""
     while True:
         try:
@@ -239,3 +238,12 @@ def _records(tf: Any, files: Sequence[Path], repairs: Repairs) -> list[bytes]:
             return list(tf.data.TFRecordDataset(paths).as_numpy_iterator())
         except tf.errors.DataLossError as fault:
             repairs.repair(files, str(fault).splitlines()[0])
+
+
+def count_records(path: Path) -> int | None:
+    """The records of a sound shard, by TensorFlow's reader, which checks every checksum."""
+    records = tf.data.TFRecordDataset(str(path), buffer_size=8 << 20).batch(256)
+    try:
+        return sum(int(tf.size(batch)) for batch in records)
+    except (tf.errors.DataLossError, tf.errors.InvalidArgumentError):
+        return None

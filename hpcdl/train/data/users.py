@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from hpcdl.system.errors import BadInput
 from hpcdl.train.data.images import first_line
@@ -26,7 +27,7 @@ _CONTRACT = (
 )
 
 
-def open_users(tf: Any, named: str, share: Share) -> Source:
+def open_users(named: str, share: Share) -> Source:
     """What the function gives, as a source of batches.
 
     Raises:
@@ -42,7 +43,7 @@ def open_users(tf: Any, named: str, share: Share) -> Source:
                            hint=_CONTRACT) from fault  # fmt: skip
     given = {split: part for split, part in parts.items() if part is not None}
     if "train" in given and isinstance(given["train"], tf.data.Dataset):
-        return Pipeline(tf, named, given, share)
+        return Pipeline(named, given, share)
     arrays = {split: _arrays(named, split, part) for split, part in given.items()}
     if "train" not in arrays:
         raise BadInput(f"--dataset {named} gives nothing to train on", hint=_CONTRACT)
@@ -76,8 +77,7 @@ class Pipeline(Source):
 
     pixels = "as the data set's function gives them"
 
-    def __init__(self, tf: Any, named: str, parts: dict[str, Any], share: Share) -> None:
-        self._tf = tf
+    def __init__(self, named: str, parts: dict[str, Any], share: Share) -> None:
         self._named = named
         self._parts = parts
         self._share = share
@@ -106,7 +106,7 @@ class Pipeline(Source):
         """
         try:
             yield from dataset.prefetch(2)
-        except self._tf.errors.OpError as fault:
+        except tf.errors.OpError as fault:
             raise self._error(first_line(fault)) from fault
 
     def batches(self, epoch: int, first: int, wanted: Callable[[], int] = one) -> Iterator[Group]:
@@ -116,7 +116,7 @@ class Pipeline(Source):
         mixed = self._parts["train"].shuffle(_BUFFER, seed=seed, reshuffle_each_iteration=False)
         mine = mixed.shard(share.ranks, share.rank).batch(share.per_rank, drop_remainder=True)
         for images, labels in self._read(mine.skip(first).take(self.steps_per_epoch - first)):
-            yield Group(images[None], self._tf.cast(labels, self._tf.int64)[None], 1)
+            yield Group(images[None], tf.cast(labels, tf.int64)[None], 1)
             done += 1
         if done < self.steps_per_epoch:
             raise self._error(f"it ended after batch {done} of {self.steps_per_epoch}")
@@ -127,4 +127,4 @@ class Pipeline(Source):
         if "test" in self._parts:
             mine = self._parts["test"].shard(share.ranks, share.rank).batch(share.at_once)
             for images, labels in self._read(mine):
-                yield images, self._tf.cast(labels, self._tf.int64)
+                yield images, tf.cast(labels, tf.int64)

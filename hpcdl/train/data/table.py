@@ -1,0 +1,105 @@
+"""The CSV of labels beside a directory of images, as medical data often come.
+
+Its first column is the file's name; the second a class, or classes joined by `|`. With one class
+per image in all rows the task is `classes`, with several anywhere `findings` (ChestX-ray14 comes
+like this, with `No Finding` for none). Faults are shown all at once.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcdl.system.errors import BadInput
+from hpcdl.train.data.dataset import FINDINGS
+
+_NOTHING = {"", "no finding"}
+_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Row:
+    """One image and its labels; `line` of the CSV."""
+
+    path: Path
+    labels: tuple[str, ...]
+    line: int
+
+
+def request_of(
+    images: Path, table: Path, rows: Sequence[Row], *, shards: int, test: float, seed: int
+) -> dict[str, Any]:
+    """What the records follow from, as JSON values: the same again need not be made again.
+
+    Images count by their sizes and times, so that one that was repaired is read again.
+    """
+    states = [(row.path.name, row.path.stat()) for row in rows]
+    seen = repr([(name, state.st_size, state.st_mtime_ns) for name, state in states])
+    return {
+        "table": hashlib.sha256(table.read_bytes()).hexdigest(),
+        "files": hashlib.sha256(seen.encode()).hexdigest(),
+        "images": str(images),
+        "shards": shards,
+        "test": test,
+        "seed": seed,
+    }
+
+
+def read_table(images: Path, table: Path) -> list[Row]:
+    """The rows of the CSV.
+
+    Raises:
+        BadInput: it cannot be read, or rows are wrong: all of them, with their lines.
+    """
+    try:
+        with table.open(newline="", encoding="utf-8-sig") as file:
+            lines = list(csv.reader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as fault:
+        why = getattr(fault, "strerror", None) or fault
+        raise BadInput(f"cannot read {table}: {why}") from fault
+    rows: dict[Path, Row] = {}
+    faults = []
+    for number, line in enumerate(lines, 1):
+        path = images / line[0].strip() if line else images
+        if not line or (number == 1 and not path.is_file()):
+            continue
+        if len(line) < 2:
+            faults.append(f"{table.name}:{number}: no label")
+        elif not path.is_file():
+            faults.append(f"{table.name}:{number}: there is no image {path}")
+        elif path in rows:
+            faults.append(f"{table.name}:{number}: the image of line {rows[path].line} again")
+        else:
+            rows[path] = Row(path, _labels(line[1]), number)
+    _refuse(table, faults)
+    if not rows:
+        raise BadInput(f"{table} names no image", hint="its columns are: file name, label")
+    found = list(rows.values())
+    if not are_several(found):
+        _refuse(table, [f"{table.name}:{r.line}: no label" for r in found if not r.labels])
+    return found
+
+
+def _refuse(table: Path, faults: Sequence[str]) -> None:
+    if faults:
+        raise BadInput(f"{len(faults)} rows of {table} are wrong", details=faults[:_SHOWN])
+
+
+def _labels(text: str) -> tuple[str, ...]:
+    parts = (part.strip() for part in text.split("|"))
+    return tuple(part for part in parts if part.lower() not in _NOTHING)
+
+
+def names_of(rows: Sequence[Row]) -> tuple[str, ...]:
+    """The classes in the order of their numbers: ChestX-ray14's own, else sorted."""
+    found = {label for row in rows for label in row.labels}
+    return FINDINGS if found and found <= set(FINDINGS) else tuple(sorted(found))
+
+
+def are_several(rows: Sequence[Row]) -> bool:
+    """Whether an image may have several labels, or none."""
+    return names_of(rows) == FINDINGS or any(len(row.labels) > 1 for row in rows)
