@@ -25,6 +25,12 @@ _SOURCED = f"{_HEADING}# shellcheck source=/dev/null disable=SC2016,SC2034,SC215
 _INLINE = f"{_HEADING}# shellcheck disable=SC2016,SC2317 # single quotes are intended\n"
 _WHY = "a file of this release; `hpcdl job render --standalone` writes its functions here"
 
+_WHOLE = (
+    '[[ $hpcdl_job == "$SLURM_JOB_ID" ]] || '
+    '{ echo "hpcdl: the functions of this release are gone or not whole" >&2; exit 20; }'
+)
+_LAST = "its last line sets this: the file is there, and nothing of it is cut off"
+
 Commented = tuple[str, str, str]
 """A line of a script, its reason, and the ids of its rules."""
 
@@ -43,8 +49,8 @@ def installed(stack: Path) -> Path | None:
 def lines(script: str, sourced: Path | None) -> list[Commented]:
     """The lines that give a script its functions; written into it, those that it calls."""
     if sourced is not None:
-        command = f"source {quote.word(str(sourced))} || exit 20"
-        return [*_commented(_SOURCED), (command, _WHY, "")]
+        command = f"source {quote.word(str(sourced))}"
+        return [*_commented(_SOURCED), (command, _WHY, ""), (_WHOLE, _LAST, "")]
     return _commented(_INLINE + called(script))
 
 

@@ -100,7 +100,7 @@ preflight() {
   #  a node that has just come back may miss its first step: so try twice
   look >preflight.jsonl || { sleep 5 & wait "$!"; look >preflight.jsonl; }
   #  20 to 29: one number per cause
-  hpcdl preflight judge "$@" preflight.jsonl || exit
+  hpcdl preflight judge "$@" preflight.jsonl || leave "$?"
 }
 
 # together RANKS SECONDS VARIABLE: a rank that exits with 75 wrote its checkpoint. The others get
@@ -158,8 +158,10 @@ follow() {
 
 #  a pipe fails if any part of it fails  [pipe-status]
 set -o pipefail
-asked='' stopped='' hpcdl_staged='' hpcdl_result='' hpcdl_requeues=0 hpcdl_seconds=999999999 hpcdl_job=$SLURM_JOB_ID
+asked='' stopped='' hpcdl_staged='' hpcdl_result='' hpcdl_requeues=0 hpcdl_seconds=999999999
 #  the time is up before the ranks started: nothing to save, run me again  [signal-not-trapped]
 trap 'asked=1; leave 75' USR2
 #  cancelled before the ranks started
 trap 'leave 5' TERM
+#  the last line: a script that sources this file knows by it that nothing is cut off
+hpcdl_job=$SLURM_JOB_ID

@@ -18,17 +18,18 @@
 
 # What every job does: signals, requeues, the end of its ranks.
 # shellcheck source=/dev/null disable=SC2016,SC2034,SC2154,SC2317
-source /apps/hpcdl/releases/tensorflow-1/stack/share/hpcdl/job-1.sh || exit 20
+source /apps/hpcdl/releases/tensorflow-1/stack/share/hpcdl/job-1.sh
+[[ $hpcdl_job == "$SLURM_JOB_ID" ]] || { echo "hpcdl: the functions of this release are gone or not whole" >&2; exit 20; }
 hpcdl_requeues=5
 clean SLURM_GPUS_PER_NODE SLURM_TRES_PER_TASK
 begin /work/me/jobs/train-"$SLURM_CLUSTER_NAME-$SLURM_JOB_ID" "$@"
 
 # Modules are loaded here, not inherited: the login node may have another release or partition.
 # shellcheck source=/dev/null
-source /usr/share/lmod/lmod/init/bash || exit 20
+source /usr/share/lmod/lmod/init/bash || leave 20
 module --force purge
 module use /apps/hpcdl/releases/tensorflow-1/modules
-module load tensorflow/2.20.0 || exit 20
+module load tensorflow/2.20.0 || leave 20
 
 export CUDA_DEVICE_ORDER=PCI_BUS_ID
 

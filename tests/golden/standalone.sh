@@ -82,7 +82,7 @@ meet() {
 preflight() {
   command -v hpcdl >/dev/null || return 0
   look >preflight.jsonl || { sleep 5 & wait "$!"; look >preflight.jsonl; }
-  hpcdl preflight judge "$@" preflight.jsonl || exit
+  hpcdl preflight judge "$@" preflight.jsonl || leave "$?"
 }
 
 # together RANKS SECONDS VARIABLE: a rank that exits with 75 wrote its checkpoint. The others get
@@ -127,19 +127,20 @@ follow() {
 }
 
 set -o pipefail
-asked='' stopped='' hpcdl_staged='' hpcdl_result='' hpcdl_requeues=0 hpcdl_seconds=999999999 hpcdl_job=$SLURM_JOB_ID
+asked='' stopped='' hpcdl_staged='' hpcdl_result='' hpcdl_requeues=0 hpcdl_seconds=999999999
 trap 'asked=1; leave 75' USR2
 trap 'leave 5' TERM
+hpcdl_job=$SLURM_JOB_ID
 hpcdl_requeues=5
 clean SLURM_GPUS_PER_NODE SLURM_TRES_PER_TASK
 begin /work/me/jobs/train-"$SLURM_CLUSTER_NAME-$SLURM_JOB_ID" "$@"
 
 # Modules are loaded here, not inherited: the login node may have another release or partition.
 # shellcheck source=/dev/null
-source /usr/share/lmod/lmod/init/bash || exit 20
+source /usr/share/lmod/lmod/init/bash || leave 20
 module --force purge
 module use /apps/hpcdl/releases/tensorflow-1/modules
-module load tensorflow/2.20.0 || exit 20
+module load tensorflow/2.20.0 || leave 20
 
 export CUDA_DEVICE_ORDER=PCI_BUS_ID
 export NCCL_SOCKET_IFNAME=ib0

@@ -180,7 +180,7 @@ def test_both_forms_are_one_script(modern: Site) -> None:
     for asked in ({}, {"launcher": "torch", "program": ("x",), "environment": {"A": "x"}}):
         sourced, own = (render(modern, "a100", nodes=2, module=module, **asked).text
                         for module in (SOURCED, MODULE))  # fmt: skip
-        calls = sourced[sourced.index("|| exit 20\n") + len("|| exit 20\n") :]
+        calls = sourced[sourced.index("exit 20; }\n") + len("exit 20; }\n") :]
         assert own.endswith(calls)
         code = [line for line in FUNCTIONS.read_text().splitlines() if not line.startswith("#")]
         assert not set(own.removesuffix(calls).splitlines()[22:]) - {*code, ""} - set(COMMENTS)
@@ -281,7 +281,7 @@ def test_whole_nodes_are_exclusive_and_parts_are_not(three_generations: Site) ->
 def test_modules_are_pinned_to_the_release(three_generations: Site) -> None:
     text = render(three_generations).text
     assert "module use /apps/hpcdl/releases/r1/modules\n" in text
-    assert "module load tensorflow/2.20.0 || exit 20\n" in text
+    assert "module load tensorflow/2.20.0 || leave 20\n" in text
     assert "module" not in render(three_generations, module=Module(())).text
     planned = render(three_generations, module=Module(("tensorflow/2.20.0",))).text
     assert "# No release is published yet" in planned

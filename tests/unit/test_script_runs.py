@@ -48,7 +48,8 @@ class Job:
             (folder / name).write_text(text)
             (folder / name).chmod(0o755)
         module = asked.pop("module", Module(()))
-        spec = JobSpec("p100", program=program, job_dir=folder / "job", preflight=False, **asked)  # type: ignore[arg-type]
+        asked.setdefault("preflight", False)
+        spec = JobSpec("p100", program=program, job_dir=folder / "job", **asked)  # type: ignore[arg-type]
         script = render_script(site, spec, module, array)  # type: ignore[arg-type]
         (folder / "job.sh").write_bytes(script.text.encode(errors="surrogateescape"))
         environment.keep(folder / "job" / environment.NAME, spec.environment)
@@ -247,6 +248,7 @@ def test_modules_that_do_not_load_end_the_job_with_its_own_code(
     site = replace(SITE, paths=replace(SITE.paths, lmod_init=file))
     job = Job(tmp_path, "true", site=site, module=Module(("tensorflow",)))
     assert job.run()[0] == 20
+    assert (tmp_path / "job" / "exit_code").read_text() == "20\n"
     assert not any(call.startswith("srun") for call in job.calls)
 
 
@@ -254,6 +256,32 @@ def test_a_release_that_is_gone_ends_the_job_with_its_own_code(tmp_path: Path) -
     job = Job(tmp_path, "true", module=Module((), functions=tmp_path / "gone" / FILE))
     assert job.run()[0] == 20
     assert job.calls == []
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.3, 0.6, 0.9, 0.995])
+def test_functions_that_are_cut_off_are_noticed(tmp_path: Path, kept: float) -> None:
+    """A cut between two functions is a script in order, to bash; one within a function is none."""
+    whole = (folder("templates") / "sbatch" / FILE).read_bytes()
+    for size in {int(len(whole) * kept), whole.rfind(b"\n}\n", 0, int(len(whole) * kept) + 1) + 3}:
+        (tmp_path / FILE).write_bytes(whole[:size])
+        job = Job(tmp_path, "true", module=Module((), functions=tmp_path / FILE))
+        code, _, said = job.run()
+        assert (code, job.calls) == (20, [])
+        assert said.endswith(b"hpcdl: the functions of this release are gone or not whole\n")
+
+
+@BOTH
+@pytest.mark.parametrize(("hpcdl", "code"), [("exit 21", 21), ("exit 0", 0)])
+def test_a_failed_preflight_ends_its_chain(
+    tmp_path: Path, module: Module, hpcdl: str, code: int
+) -> None:
+    job = Job(tmp_path, "true", preflight=True, chain=2, module=module)
+    (tmp_path / "hpcdl").write_text(f"#!/bin/bash\n{hpcdl}\n")
+    (tmp_path / "hpcdl").chmod(0o755)
+    assert job.run()[0] == code
+    assert (tmp_path / "job" / "exit_code").read_text() == f"{code}\n"
+    _, _, said = job.run()
+    assert b"the chain ends" in said
 
 
 def test_the_job_works_in_its_own_directory(tmp_path: Path) -> None:
