@@ -1,7 +1,7 @@
 """The runs that a user has submitted at a site, arrays of sweeps among them, the newest first.
 
-Slurm is asked once for all of them; of what slurmctld has forgotten, accounting is, and else the
-jobs' files say how they ended.
+Slurm is asked once for all of them, and accounting once of those that slurmctld has forgotten or
+that were cancelled; else the jobs' files say how they ended.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from hpcdl.jobs.arrays import Array, arrays, standing
 from hpcdl.jobs.submission import Submission, Unsettled, asked, find, index, settle
-from hpcdl.jobs.watch import Snapshot, look, name_cancellers
+from hpcdl.jobs.watch import Snapshot, look
 from hpcdl.site import Site
 from hpcdl.slurm import client
 from hpcdl.slurm.once import SETTLED_SECONDS
@@ -50,12 +49,9 @@ def own_jobs(site: Site, most: int) -> tuple[Listed, ...]:
     found = tuple(islice(_submissions(site), most))
     queued = tuple(arrays(site, most))
     known = client.queue() if found or queued else ()
-    records = {record.id: record for record in known}
-    forgotten = {job for one, _ in found for job in one.chain} - records.keys()
-    with suppress(client.SlurmAway):  # a slow database holds up no list
-        records |= client.accounted(sorted(forgotten))
-    looks = name_cancellers([look(one, records) for one, _ in found])
-    rows = [_run(*one, snapshot) for one, snapshot in zip(found, looks, strict=True)]
+    chained = sorted({job for one, _ in found for job in one.chain})
+    records = client.with_accounting({record.id: record for record in known}, chained)
+    rows = [_run(*one, look(one[0], records)) for one in found]
     tasks: dict[int | None, list[JobRecord]] = {}
     for record in known:
         tasks.setdefault(record.array_job, []).append(record)

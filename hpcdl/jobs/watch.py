@@ -79,7 +79,7 @@ def _follow_one(submission: Submission) -> Generator[Snapshot, None, Snapshot]:
                 return snapshot
         else:
             forgotten_since = None
-            (snapshot,) = name_cancellers([_snapshot(record, submission)])
+            snapshot = _snapshot(record, submission)
             yield snapshot
             if snapshot.ended:
                 return snapshot
@@ -89,30 +89,14 @@ def _follow_one(submission: Submission) -> Generator[Snapshot, None, Snapshot]:
 def look(submission: Submission, known: Mapping[int, JobRecord] | None = None) -> Snapshot:
     """The job now; of a chain the one that has the status of the run.
 
-    `known` is what Slurm knows of all jobs, where it has been asked already; who cancelled one is
-    then left to `name_cancellers`.
+    `known` is what Slurm knows of all jobs, where it has been asked already.
     """
     ask = client.job if known is None else known.get
     found = []
     for job_id in submission.chain:
         record, one = ask(job_id), replace(submission, job_id=job_id)
         found.append(_snapshot(record, one) if record else _forgotten(one))
-    told = _telling(found)
-    return name_cancellers([told])[0] if known is None else told
-
-
-def name_cancellers(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
-    """The same, saying of cancelled jobs by whom: accounting is asked once for all of them."""
-    by = client.cancelled_by([one.job_id for one in snapshots if one.state == "CANCELLED"])
-
-    def named(one: Snapshot) -> Snapshot:
-        if one.state != "CANCELLED":
-            return one
-        who = user_of(by[one.job_id]) if one.job_id in by else ""
-        how = f" by {who}" if who else ", by whom is not known"
-        return replace(one, description=one.description + how, cancelled_by=who)
-
-    return [named(one) for one in snapshots]
+    return _telling(found)
 
 
 def _telling(chain: Sequence[Snapshot]) -> Snapshot:
@@ -185,14 +169,19 @@ def usage_of(snapshot: Snapshot) -> Usage | None:
 
 
 def _snapshot(record: JobRecord, submission: Submission) -> Snapshot:
+    description = describe(record.state, record.reason, record.nodes, record.exit_code)
+    who = "" if record.cancelled_by is None else user_of(record.cancelled_by)
+    if record.state == "CANCELLED":
+        description += f" by {who}" if who else ", by whom is not known"
     return Snapshot(
         job_id=record.id,
         state=record.state,
-        description=describe(record.state, record.reason, record.nodes, record.exit_code),
+        description=description,
         exit_code=record.exit_code,
         nodes=record.nodes,
         restarts=record.restarts,
         progress=found_in(submission.folder, PROGRESS),
+        cancelled_by=who,
     )
 
 

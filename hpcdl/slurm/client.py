@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -91,18 +91,32 @@ def job(job_id: int) -> JobRecord | None:
     # Of an array, all tasks are told; the last one that waits has the array's own id.
     record = next((one for one in found if one.id == job_id), found[0] if found else None)
     if record and record.id not in unclear:
-        return record
+        return with_accounting({job_id: record}, [job_id])[job_id]
     known = accounted([job_id])
     if record and not known:
         raise _away([f"squeue did not tell how job {job_id} ended"])
     return known.get(job_id)
 
 
+def with_accounting(known: dict[int, JobRecord], jobs: Sequence[int]) -> dict[int, JobRecord]:
+    """The same, with what accounting alone knows of jobs: forgotten ones, and who cancelled one.
+
+    It is asked once for all of them; a slow database holds up nobody.
+    """
+    asked = [job for job in jobs if job not in known or known[job].state == "CANCELLED"]
+    with suppress(SlurmAway):
+        for job, one in accounted(asked).items():
+            ended = known.get(job, one)
+            known |= {job: ended._replace(cancelled_by=one.cancelled_by)}
+    return known
+
+
 def accounted(jobs: Sequence[int]) -> dict[int, JobRecord]:
-    """What accounting knows of jobs, by id; slurmctld may have forgotten them."""
+    """What accounting knows of jobs, by id, all their runs; slurmctld may have forgotten them."""
     runs: dict[str, list[str]] = {}
-    for lines in _accounted_in_parts(jobs, parse.ACCOUNTING_FIELDS):
-        for line in lines:
+    for first in range(0, len(jobs), _IDS_AT_ONCE):
+        ids = ",".join(map(str, jobs[first : first + _IDS_AT_ONCE]))
+        for line in _accounted(ids, parse.ACCOUNTING_FIELDS, "--allocations", "--duplicates"):
             runs.setdefault(line.partition("|")[0], []).append(line)
     known = ((job, runs.get(str(job))) for job in jobs)
     return {job: parsed(parse.accounted_job, own, "sacct") for job, own in known if own}
@@ -112,22 +126,6 @@ def usage(job_id: int) -> parse.Usage | None:
     """What a job had and used; None without accounting, or where that does not know it."""
     lines = _accounted(job_id, parse.USAGE_FIELDS)
     return parsed(parse.usage, lines, "sacct") if lines else None
-
-
-def cancelled_by(jobs: Sequence[int]) -> dict[int, int]:
-    """Who cancelled jobs, as user ids, where accounting knows: nothing else of Slurm tells it."""
-    found: dict[int, int] = {}
-    with suppress(SlurmAway):  # a slow database: the rest is told all the same
-        for lines in _accounted_in_parts(jobs, "JobIDRaw,State"):
-            found |= parse.cancellers(lines)
-    return found
-
-
-def _accounted_in_parts(jobs: Sequence[int], fields: str) -> Iterator[list[str]]:
-    """Accounting's lines about jobs, all their runs; a command line takes so many ids at once."""
-    for first in range(0, len(jobs), _IDS_AT_ONCE):
-        ids = ",".join(map(str, jobs[first : first + _IDS_AT_ONCE]))
-        yield _accounted(ids, fields, "--allocations", "--duplicates")
 
 
 def _accounted(job_id: int | str, fields: str, *options: str) -> list[str]:
@@ -177,29 +175,31 @@ def _jobs(*options: str) -> tuple[list[JobRecord], set[int]]:
     The second value has the ids of those that ended in a way that squeue did not tell.
     """
     mark = secrets.token_hex(8)
-    asked = ["squeue", "--all", "--states=all", *options]
-    form = parse.marked_format(parse.JOB_FORMAT, mark)
-    answer = ask([*asked, f"--format={form}"], check=False)
-    if "Invalid job id" in answer.stderr:
+    text = _squeue(*options, f"--format={parse.marked_format(parse.JOB_FORMAT, mark)}")
+    if text is None:
         return [], set()
-    if not answer.ok:
-        refuse(answer)
-    rows = parsed(lambda text: parse.current(parse.marked(text, mark)), answer.stdout, "squeue")
-    if not rows:
-        return [], set()
+    rows = parsed(lambda text: parse.current(parse.marked(text, mark)), text, "squeue")
     # Asked later: of a job that ended meanwhile only its end is told by the next look.
-    more = ask([*asked, f"--Format={parse.EXIT_FORMAT}"], check=False)
-    if "Invalid job id" in more.stderr:
-        return [], set()  # forgotten in between
-    if not more.ok:
-        refuse(more)
-    ended = parsed(parse.exits, more.stdout, "squeue")
+    more = _squeue(*options, f"--Format={parse.EXIT_FORMAT}") if rows else None
+    if more is None:  # there is none, or it was forgotten in between
+        return [], set()
+    ended = parsed(parse.exits, more, "squeue")
 
     def read(fields: str | Sequence[str]) -> JobRecord:
         return parse.job(fields, ended.get(int(fields[0]), (0, 0, 0)))
 
     found = [parsed(read, row, "squeue") for row in rows]
     return found, {one.id for one in found if not one.active and one.id not in ended}
+
+
+def _squeue(*options: str) -> str | None:
+    """What squeue prints of all jobs, None where it does not know the one that was asked for."""
+    answer = ask(["squeue", "--all", "--states=all", *options], check=False)
+    if "Invalid job id" in answer.stderr:
+        return None
+    if not answer.ok:
+        refuse(answer)
+    return answer.stdout
 
 
 def batch_script(job_id: int) -> str | None:
@@ -274,16 +274,18 @@ def nodes() -> tuple[NodeRecord, ...]:
 
 def daemon_starts(hostlist: str) -> dict[str, str]:
     """When slurmd of each of these nodes last started, as Slurm's text; by node."""
-    text = ask(["scontrol", "show", "node", "-o", hostlist]).stdout if hostlist else ""
-    fields = map(parse.pairs, _records(text, "NodeName="))
-    return {node["NodeName"]: node.get("SlurmdStartTime", "") for node in fields}
+    return _by_node(hostlist, "SlurmdStartTime")
 
 
 def node_states(hostlist: str) -> dict[str, str]:
     """The state of each of these nodes, as Slurm's text (`DOWN*`, `IDLE+DRAIN`); by node."""
+    return _by_node(hostlist, "State")
+
+
+def _by_node(hostlist: str, field: str) -> dict[str, str]:
     text = ask(["scontrol", "show", "node", "-o", hostlist]).stdout if hostlist else ""
-    fields = map(parse.pairs, _records(text, "NodeName="))
-    return {node["NodeName"]: node.get("State", "") for node in fields}
+    found = map(parse.pairs, _records(text, "NodeName="))
+    return {node["NodeName"]: node.get(field, "") for node in found}
 
 
 def partitions() -> tuple[PartitionRecord, ...]:

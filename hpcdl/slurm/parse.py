@@ -27,7 +27,7 @@ class JobRecord(NamedTuple):
 
     `exit_code` and `signal` are those of the batch script; `restarts` counts requeues.
     `array_job` and `array_tasks` say which tasks of which array it is; those that still wait
-    are one record (`3-9%2`).
+    are one record (`3-9%2`). `cancelled_by` is a user id, as accounting has it.
     """
 
     id: int
@@ -46,6 +46,7 @@ class JobRecord(NamedTuple):
     script: str
     array_job: int | None = None
     array_tasks: str = ""
+    cancelled_by: int | None = None
 
     def has_task(self, task: int) -> bool:
         """Whether this record is about a task of its array.
@@ -233,6 +234,7 @@ def accounted_job(lines: Sequence[str]) -> JobRecord:
     # Ids start anew where a controller's state was lost: another job may have had this one.
     restarts = sum(run["JobName"] == values["JobName"] for run in runs) - 1
     code, _, signal = values["ExitCode"].partition(":")
+    by = re.fullmatch(r"CANCELLED by (\d+)", values["State"])
     return JobRecord(
         id=int(values["JobIDRaw"]),
         name=values["JobName"],
@@ -248,16 +250,8 @@ def accounted_job(lines: Sequence[str]) -> JobRecord:
         ended=_known(values["End"]),
         time_limit=values["Timelimit"],
         script="",
+        cancelled_by=int(by[1]) if by else None,
     )
-
-
-def cancellers(lines: Sequence[str]) -> dict[int, int]:
-    """Who cancelled jobs, as user ids by job: the lines of `sacct -n -P -X -D -o JobIDRaw,State`.
-
-    A job that ended otherwise is not there, nor one whose canceller Slurm did not note.
-    """
-    found = (re.fullmatch(r"(\d+)\|CANCELLED by (\d+)", line.strip()) for line in lines)
-    return {int(one[1]): int(one[2]) for one in found if one}
 
 
 ACCOUNTING_FIELDS = "JobIDRaw,State,ExitCode,Partition,NodeList,Submit,Start,End,Timelimit,JobName"

@@ -54,9 +54,8 @@ def test_a_cancelled_job_is_listed_with_who_did_it(
 ) -> None:
     known = [said.job(id=number, state="CANCELLED") for number in (7, 8)]
     monkeypatch.setattr(client, "queue", lambda: known)
-    monkeypatch.setattr(
-        client, "cancelled_by", lambda jobs: {7: 0} if sorted(jobs) == [7, 8] else 0
-    )
+    root = said.job(id=7, state="CANCELLED", cancelled_by=0)
+    monkeypatch.setattr(client, "accounted", lambda jobs: {7: root} if jobs == [7, 8] else 0)
     for _ in known:
         submit(site, JobSpec("p100"), Module(()))
     states = [line.split()[3:6] for line in as_text(own_jobs(site, 5)).splitlines()[1:]]

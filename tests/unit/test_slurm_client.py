@@ -1,6 +1,7 @@
 """Slurm's commands are called alike whoever calls, and their answers are told apart."""
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from hpcdl.cli import main
 from hpcdl.slurm import client, once, parse
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.run import CommandFailed
+from tests.unit import slurm_output as said
 
 Command = Callable[[str, str], None]
 
@@ -253,11 +255,16 @@ def test_a_cluster_without_a_partition_is_no_site(
 def test_who_cancelled_many_jobs_is_asked_in_parts_and_never_holds_up(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command("sacct", 'for ids; do :; done; echo "${ids%%,*}|CANCELLED by 7"')
-    assert client.cancelled_by(range(1, 30_001)) == dict.fromkeys(range(1, 30_001, 5000), 7)
+    end = "|CANCELLED by 7|0:0|p100|n1|2026-01-01|2026-01-01|2026-01-01|1:00|a"
+    command("sacct", f'echo >>"$0.asked"; for ids; do :; done; echo "${{ids%%,*}}{end}"')
+    jobs = range(1, 30_001)
+    cancelled = {job: said.job(id=job, state="CANCELLED") for job in jobs[::2]}
+    found = client.with_accounting(cancelled, jobs)
+    assert [job for job in found if found[job].cancelled_by == 7] == [*range(1, 30_001, 5000)]
+    assert len(Path(shutil.which("sacct") or "").with_name("sacct.asked").read_text()) == 6
     monkeypatch.setattr(client, "_ANSWER_SECONDS", 0.2)
     command("sacct", "sleep 9")
-    assert client.cancelled_by([1]) == {}
+    assert client.with_accounting({}, [1]) == {}
 
 
 def test_many_forgotten_jobs_are_asked_of_accounting_in_parts(command: Command) -> None:

@@ -166,13 +166,9 @@ def test_an_accounted_job_that_was_cancelled_is_read() -> None:
     line = "7|CANCELLED by 1000|0:15|p100|None assigned|2024-01-01T00:00:00|None|Unknown|1:00|a|b"
     job = parse.accounted_job([line])
     assert (job.id, job.state, job.signal, job.nodes) == (7, "CANCELLED", 15, "")
-    assert job.name == "a|b"
+    assert (job.name, job.cancelled_by) == ("a|b", 1000)
     assert not job.active
-
-
-def test_who_cancelled_a_job_is_read_where_slurm_noted_it() -> None:
-    lines = ["7|CANCELLED by 1000", "8|CANCELLED", "9|FAILED", "10|RUNNING", "7|CANCELLED by 0"]
-    assert parse.cancellers(lines) == {7: 0}
+    assert parse.accounted_job([line.replace(" by 1000", "")]).cancelled_by is None
 
 
 def test_accounting_has_a_line_for_each_run_of_a_requeued_job() -> None:

@@ -27,7 +27,6 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Known:
     def know(states: Mapping[int, str]) -> None:
         jobs = {job_id: record(job_id, state) for job_id, state in states.items()}
         monkeypatch.setattr(client, "job", jobs.get)
-        monkeypatch.setattr(client, "cancelled_by", lambda _: {})
 
     return know
 
