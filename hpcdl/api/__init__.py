@@ -79,10 +79,13 @@ def submit(site: Site, job: JobSpec) -> Submission:
     return submit(site, job, module_for(site, partition=job.partition, published=True))
 
 
-def lint(script: str, site: Site, name: str = "job.sh") -> tuple[Finding, ...]:
-    """What is wrong with the text of a batch script on the site's release of Slurm, by lines."""
+def lint(script: str | Path, site: Site, name: str = "job.sh") -> tuple[Finding, ...]:
+    """What is wrong with a batch script, its text or its `Path`, on the site's release of Slurm."""
     from hpcdl.jobs.lint import lint
+    from hpcdl.jobs.lint.files import read_script
 
+    if isinstance(script, Path):
+        script, name = read_script(script), str(script)
     return lint(script, name=name, version=site.slurm.version)
 
 
@@ -96,11 +99,13 @@ def resolve(site: Site, partition: str | None = None) -> tuple[Resolution, ...]:
 def predict(site: Site, partition: str, model: str, **more: Any) -> Forecast:
     """Images/s of a training on more and more GPUs of a partition, and what limits it.
 
-    `more` are fields of `hpcdl.predict.request.Request`: gpus (such as "1-64" or "4,8"), batch,
-    precision, size, data, result.
+    `more` are fields of `hpcdl.predict.request.Request`: gpus (4, or such as "1-64" or "4,8"),
+    batch, precision, size, data, result.
     """
     from hpcdl.predict.request import Request, answer
 
+    if type(more.get("gpus")) is int:
+        more["gpus"] = str(more["gpus"])
     return answer(Request(site.partition(partition), model, **more))
 
 

@@ -39,8 +39,16 @@ def test_it_answers_for_a_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv(VARIABLE, str(tmp_path / "history.sqlite"))
     site = api.load_site("p100-v100-k80")
     assert {one.partition for one in api.resolve(site)} >= {"p100", "v100"}
-    found = api.lint("#!/bin/bash\n#SBATCH --time=1\n#SBATCH --ntaks=4\nsrun true\n", site)
-    assert [(one.line, one.rule.id) for one in found] == [(3, "option-misspelt")]
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/bash\n#SBATCH --time=1\n#SBATCH --ntaks=4\nsrun true\n")
+    for either in (script, script.read_text()):
+        assert [(one.line, one.rule.id) for one in api.lint(either, site)] == [
+            (3, "option-misspelt")
+        ]
+    with pytest.raises(api.Fault, match="cannot read"):
+        api.lint(tmp_path / "none.sh", site)
+    (point,) = api.predict(site, "p100", "resnet50", gpus=4).points
+    assert point.gpus == 4
     assert all(row.partition == "p100" for row in api.references(site, "p100"))
     assert api.references(site, "p100")
     assert not api.gate(site).open, "nothing was ever measured"
