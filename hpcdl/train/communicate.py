@@ -91,7 +91,8 @@ class Horovod(Communicator):
         # Ranks trace the same steps in the same order, so that the names agree.
         self._traced += 1
         for number, members in enumerate(buckets([_bytes(tensor) for tensor in tensors])):
-            sent = [tensors[member] for member in members]
+            # Horovod groups no sparse gradients, such as an embedding's, with dense ones.
+            sent = [self._tf.convert_to_tensor(tensors[member]) for member in members]
             if compress:
                 sent = [tf.cast(tensor, tf.float16) for tensor in sent]
             reduced = self._hvd.grouped_allreduce(
