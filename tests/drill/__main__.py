@@ -47,7 +47,7 @@ def _one(drill: Drill, goal: int, seed: int) -> bool:
         return True
     minutes = float(os.environ.get("MINUTES", "inf"))
     with short_home() as home:
-        tally = carry_out(drill, range(first, goal), home / "d", seed + first, 60 * minutes)
+        tally = carry_out(drill, range(first, goal), home / "d", seed, 60 * minutes)
     found = [*(f"lost: {one}" for one in tally.lost), *(f"wrong: {one}" for one in tally.wrong),
              *(f"left: {one}" for one in tally.left)]  # fmt: skip
     print(f"{drill.name}: {tally.count} of {goal}, {len(tally.lost)} lost, {len(tally.wrong)} "

@@ -71,37 +71,30 @@ def _stopped(bench: Bench, after: str) -> None:
 def killed(bench: Bench) -> None:
     """Kill up, down, node kill, node up, node cut and heal at any change; then up or down."""
     site_file(bench)
-    moments: dict[tuple[str, ...], int] = {}
     for number in bench.times():
         words = _next(bench, number)
-        argv = [*HPCDL, *words]
-        if words not in moments:
-            counting = Fault(bench.home)
-            bench.must((done := bench.run(argv, fault=counting)).ok, f"it fails alone: {done}")
-            moments[words] = counting.count(bench.home)
+        if (what := " ".join(words[:3])) not in bench.orders:
             _prepared(bench, words)
-        at = bench.chance.randint(1, max(1, moments[words]))
-        done = bench.run(argv, fault=Fault(bench.home, at))
+        at = bench.moment(what, number // 6, [*HPCDL, *words])
+        _prepared(bench, words)
+        done = bench.run([*HPCDL, *words], fault=Fault(bench.home, at))
         what = f"{' '.join(words)} killed at {at}"
         bench.must(done.died or done.ok, f"neither killed nor done: {done}")
         if number % 3 == 2:
             _stopped(bench, what)
         again = bench.hpcdl("cluster", "up")
         if bench.must(again.ok, f"up after {what}: {again}"):
-            for node in ("p100-01", "p100-02"):
-                for repair in ("heal", "up"):
-                    bench.hpcdl("cluster", "node", repair, node)
+            for repair in ("heal", "up") if words[3:] else ():
+                bench.hpcdl("cluster", "node", repair, words[3])
             works(bench, what)
     _stopped(bench, "all")
 
 
 def _next(bench: Bench, number: int) -> tuple[str, ...]:
     node = f"p100-0{bench.chance.randint(1, 2)}"
-    words = (("cluster", "up"), ("cluster", "down"), ("cluster", "node", "kill", node),
+    return (("cluster", "up"), ("cluster", "down"), ("cluster", "node", "kill", node),
              ("cluster", "node", "up", node), ("cluster", "node", "cut", node),
              ("cluster", "node", "heal", node))[number % 6]  # fmt: skip
-    _prepared(bench, words)
-    return words
 
 
 def _prepared(bench: Bench, words: tuple[str, ...]) -> None:

@@ -58,7 +58,7 @@ def broken(bench: Bench, error: int, *, once: bool = False) -> None:
     for number in bench.times():
         name, words = list(commands(bench, place).items())[number % 6]
         _renewed(first, place)
-        at = bench.moment(words, place)
+        at = bench.moment(name, number // 6, words, place)
         _renewed(first, place)
         before = set(release_ids(small_site(place / "prefix")))
         done = bench.run(words, fault=Fault(place, at, error, once=once))

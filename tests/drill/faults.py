@@ -139,11 +139,11 @@ def killed_training(bench: Bench) -> None:
     train = [str(python), "-m", "hpcdl.train", "--job-dir", str(job), "--model", "mlp", "--data",
              str(data), "--epochs", "4", "--checkpoint-every", "20"]  # fmt: skip
     bench.must((done := bench.run(make)).ok, str(done))
+    whole = _inspected(bench, python, data)
     for number in bench.times():
         words, made = (make, data) if number % 2 == 0 else (train, job)
         shutil.rmtree(made, ignore_errors=True)
-        at = bench.moment(words, made)
-        whole = _inspected(bench, python, data)
+        at = bench.moment(words[2], number // 2, words, made)
         shutil.rmtree(made, ignore_errors=True)
         bench.run(words, fault=Fault(made, at), seconds=300)
         again = bench.run(words, seconds=300)

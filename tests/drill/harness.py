@@ -73,9 +73,13 @@ class Bench:
     home: Path
     numbers: range
     deadline: float
-    chance: random.Random
+    seed: str
     tally: Tally = field(default_factory=Tally)
     extra: dict[str, str] = field(default_factory=dict)
+    orders: dict[str, list[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.chance = random.Random(f"{self.seed}-{self.numbers.start}")
 
     def times(self) -> Iterator[int]:
         """Count up to the goal, as long as there is time."""
@@ -97,7 +101,8 @@ class Bench:
         return {
             **clean_environment(), "HPCDL_HOME": str(self.home), "PYTHONPATH": str(ROOT),
             "HPCDL_CACHE": str(self.home / "cache"), "TMPDIR": str(self.home / "tmp"),
-            "HPCDL_DRILL": str(self.home), **self.extra,
+            "HPCDL_DRILL": str(self.home), "PYTHONDONTWRITEBYTECODE": "",
+            **self.extra,
         }  # fmt: skip
 
     def run(
@@ -157,12 +162,21 @@ class Bench:
             self.tally.lost.append(what[:400])
         return bool(holds)
 
-    def moment(self, argv: Sequence[str | Path], below: Path | None = None) -> int:
-        """One of the changes that a command makes, chosen by chance; it is run once to count."""
-        counting = Fault(below or self.home)
-        done = self.run(argv, fault=counting)
-        self.must(done.ok, f"it fails by itself: {done}")
-        return self.chance.randint(1, max(1, counting.count(self.home)))
+    def moment(
+        self, what: str, turn: int, argv: Sequence[str | Path], below: Path | None = None
+    ) -> int:
+        """The `turn`-th change of a command, in an order by chance: each before one comes again.
+
+        The command is run once, to count its changes.
+        """
+        if what not in self.orders:
+            counting = Fault(below or self.home)
+            done = self.run(argv, fault=counting, seconds=300)
+            self.must(done.ok, f"it fails by itself: {done}")
+            numbers = range(1, max(1, counting.count(self.home)) + 1)
+            order = random.Random(f"{self.seed}-{what}")
+            self.orders[what] = order.sample(numbers, len(numbers))
+        return self.orders[what][turn % len(self.orders[what])]
 
 
 @dataclass(frozen=True)
@@ -221,9 +235,7 @@ def carry_out(drill: Drill, numbers: range, home: Path, seed: int, most: float) 
     (home / "tmp").mkdir(parents=True, exist_ok=True)
     before = mounts()
     seconds = drill.seconds * max(0.05, min(1.0, len(numbers) / drill.goal)) + 60
-    bench = Bench(
-        home, numbers, time.monotonic() + min(seconds, most), random.Random(f"{drill.name}-{seed}")
-    )
+    bench = Bench(home, numbers, time.monotonic() + min(seconds, most), f"{drill.name}-{seed}")
     try:
         drill.act(bench)
     except Exception as fault:  # the other drills are to run, and this one is in the table

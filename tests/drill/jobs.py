@@ -73,12 +73,9 @@ def killed_submits(bench: Bench) -> None:
     for number in bench.times():
         wanted = (1, 3, 4)[number % 3]
         words = submit_words(bench, number)
-        counting = Fault(bench.home)
-        done = bench.run(submit_words(bench, number + 30_000), fault=counting)
-        if not bench.must(done.ok, f"it fails by itself: {done}"):
-            return
+        kind = ("submit", "chain", "sweep")[number % 3]
+        at = bench.moment(kind, number // 3, submit_words(bench, number + 30_000))
         cleared(bench)
-        at = bench.chance.randint(1, counting.count(bench.home))
         bench.run(words, fault=Fault(bench.home, at))
         again = bench.run(words)
         bench.clear(again)
@@ -118,18 +115,12 @@ def killed_checks(bench: Bench) -> None:
     """Kill a check run or a measurement: no job outlives the next one, references are whole."""
     running(bench)
     site = bench.extra["HPCDL_SITE"]
-    moments: dict[str, int] = {}
     for number in bench.times():
         action = ("run", "measure")[number % 2]
         words = [sys.executable, "-c", CHECK, site, str(STANDINS), action]
-        if action not in moments:
-            counting = Fault(bench.home)
-            done = bench.run(words, fault=counting, seconds=300)
-            if not bench.must(done.ok, f"it fails by itself: {done}"):
-                return
-            moments[action] = counting.count(bench.home)
+        at = bench.moment(action, number // 2, words)
         kept = _references(bench)
-        bench.run(words, fault=Fault(bench.home, bench.chance.randint(1, moments[action])))
+        bench.run(words, fault=Fault(bench.home, at))
         bench.kept(_references(bench) >= kept, f"a reference, {action} killed")
         done = bench.run(words, seconds=300)
         bench.must(done.ok, f"{action} again: {done}")
@@ -178,8 +169,8 @@ def killed_imports(bench: Bench) -> None:
         path = bench.home / f"history-{number}.sqlite"
         words = [*HPCDL, "check", "history", "import", "--history", str(path), "--site",
                  "embedded", str(file)]  # fmt: skip
-        at = bench.moment(words)
-        path.unlink()
+        at = bench.moment("import", number, words)
+        path.unlink(missing_ok=True)
         bench.run(words, fault=Fault(bench.home, at))
         bench.must((done := bench.run(words)).ok, f"killed at {at}, then {done}")
         with sqlite3.connect(path) as connection:

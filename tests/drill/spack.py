@@ -61,14 +61,9 @@ def _adopt(bench: Bench, environment: str) -> None:
     site = small_site(bench.home / "prefix")
     act = [*ACT, "adopt", str(site.paths.prefix), environment]
     releases = site.paths.prefix / "releases"
-    at_most = 0
-    for _ in bench.times():
-        if not at_most:
-            counting = Fault(site.paths.prefix)
-            bench.must((done := bench.run(act, fault=counting, seconds=300)).ok, str(done))
-            at_most = counting.count(bench.home)
+    for number in bench.times():
+        at = bench.moment("adopt", number, act, site.paths.prefix)
         shutil.rmtree(releases)
-        at = bench.chance.randint(1, at_most)
         done = bench.run(act, fault=Fault(site.paths.prefix, at), seconds=300)
         bench.must(done.died or done.ok, f"neither killed nor done: {done}")
         bench.must((done := bench.run(act, seconds=300)).ok, f"adopt again after {at}: {done}")

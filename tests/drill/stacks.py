@@ -53,7 +53,7 @@ def killed_switches(bench: Bench) -> None:
         action = ("publish", "rollback", "gc")[number % 3]
         _again(site.paths.prefix, spare)
         last = _words(bench, site, action, number)
-        at = bench.moment(last, site.paths.prefix)
+        at = bench.moment(action, number // 3, last, site.paths.prefix)
         _again(site.paths.prefix, spare)
         before = set(release_ids(site))
         done = bench.run(last, fault=Fault(site.paths.prefix, at))
@@ -89,14 +89,12 @@ def killed_builds(bench: Bench) -> None:
     """Kill a build at a change, or at a program's start or end; the next one completes."""
     site = small_site(bench.home / "prefix")
     act = [*ACT, "build", str(site.paths.prefix)]
-    counting = Fault(bench.home)
-    bench.must((done := bench.run([*act, "2.20.0"], fault=counting)).ok, f"a build: {done}")
-    moments = counting.count(bench.home)
+    bench.moment("build", 0, [*act, "2.20.0"])
     publish(site, release_ids(site)[0], passing, say=silent)
     for number in bench.times():
         words = [*act, f"2.21.{number}"]
         before = set(release_ids(site))
-        at = bench.chance.randint(1, moments)
+        at = bench.moment("build", number, words)
         done = bench.run(words, fault=Fault(bench.home, at))
         bench.must(done.died or done.ok, f"neither killed nor done: {done}")
         bench.kept(before <= set(release_ids(site)), f"a release by a build killed at {at}")
@@ -113,14 +111,20 @@ def loads(bench: Bench) -> None:
         bench.tally.note = "Lmod is not installed"
         return
     site = published_site(bench.home / "prefix", lmod=True)
-    switches = max(3, bench.goal // 100)
-    count, failed = load_while(
-        site, bench.home / "tmp", bench.goal, lambda: publish_and_roll_back(site, switches)
-    )
-    bench.tally.count = count
-    bench.must(not failed, failed)
-    for one in ("stop", "errors"):
-        (bench.home / "tmp" / one).unlink(missing_ok=True)
+    while bench.tally.count < bench.goal and time.monotonic() < bench.deadline:
+        count, failed = load_while(site, bench.home / "tmp", 0, lambda: _switch(site, 20))
+        bench.tally.count += count
+        bench.must(not failed, failed)
+        for one in ("stop", "errors"):
+            (bench.home / "tmp" / one).unlink(missing_ok=True)
+
+
+def _switch(site: Site, seconds: float) -> None:
+    """Publish and roll back for so long, as a busy day of admins."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        publish_and_roll_back(site, 3)
+        time.sleep(0.5)
 
 
 def two_at_once(bench: Bench) -> None:
