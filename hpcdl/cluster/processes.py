@@ -26,7 +26,7 @@ _PROC = Path("/proc")
 def identify(pid: int) -> ProcessId | None:
     """The process that has this id now; None where there is none, or only a zombie."""
     try:
-        text = (_PROC / str(pid) / "stat").read_text()
+        text = _told(_PROC / str(pid) / "stat")
     except (OSError, ValueError):
         return None
     # The name in parentheses may hold anything; what follows its last `)` is regular.
@@ -34,6 +34,11 @@ def identify(pid: int) -> ProcessId | None:
     if fields[0] in {"Z", "X"}:
         return None
     return ProcessId(pid, int(fields[19]))
+
+
+def _told(file: Path) -> str:
+    """What the kernel tells of a process, whose name may be any bytes: its user chooses it."""
+    return file.read_bytes().decode(errors="replace")
 
 
 def alive(process: ProcessId) -> bool:
@@ -125,7 +130,7 @@ def of_node(current: ClusterState, node: Node) -> list[ProcessId]:
 def is_slurm(process: ProcessId) -> bool:
     """Whether it is one of Slurm's daemons, not a job's program."""
     with suppress(OSError):
-        return (_PROC / str(process.pid) / "comm").read_text().startswith("slurm")
+        return _told(_PROC / str(process.pid) / "comm").startswith("slurm")
     return False
 
 
@@ -145,7 +150,7 @@ def _belongs(entry: Path, directory: Path) -> bool:
         if _is_job(environment, directory):
             return True
         # These write their title over their environment: look at what they hold open.
-        name = (entry / "comm").read_text().strip()
+        name = _told(entry / "comm").strip()
         return name in {"slurmstepd", "slurmscriptd"} and _holds(entry, f"{directory}/")
     except OSError:  # gone meanwhile, or another user's
         return False
@@ -192,7 +197,7 @@ def _children(parent: ProcessId) -> list[ProcessId]:
 
 def _parent(pid: int) -> int:
     try:
-        text = (_PROC / str(pid) / "stat").read_text()
+        text = _told(_PROC / str(pid) / "stat")
     except OSError:
         return 0
     return int(text.rpartition(")")[2].split()[1])

@@ -50,6 +50,22 @@ def test_a_zombie_is_dead(started: list[subprocess.Popen[bytes]]) -> None:
     assert processes.identify(found.pid) is None
 
 
+def test_a_name_of_any_bytes_hides_no_process_and_stops_no_command(
+    started: list[subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    """Any user of the machine may name a process so (PR_SET_NAME of prctl(2))."""
+    program = os.fsencode(tmp_path) + b"/\xff\xfe) Z 0"
+    Path(os.fsdecode(program)).symlink_to("/bin/sleep")
+    started.append(subprocess.Popen([program, "60"]))
+    found = processes.identify(started[0].pid)
+    assert found is not None
+    assert not processes.is_slurm(found)
+    assert processes.of_cluster(tmp_path) == []
+    mine = {processes.MARK: str(tmp_path), "PATH": "/bin"}
+    started.append(subprocess.Popen([program, "60"], env=mine))
+    assert [one.pid for one in processes.of_cluster(tmp_path)] == [started[1].pid]
+
+
 def test_signals_spare_who_got_the_number_later(started: list[subprocess.Popen[bytes]]) -> None:
     started.append(sleeper())
     found = processes.identify(started[0].pid)
