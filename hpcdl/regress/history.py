@@ -386,7 +386,8 @@ def _busy(path: Path) -> LockBusy:
     who = "another process"
     with suppress(OSError):
         user = user_of(Path(f"/proc/{holder}").stat().st_uid)
-        who = f"pid {holder} of {user} ({Path(f'/proc/{holder}/comm').read_text(errors='replace').strip()})"
+        command = Path(f"/proc/{holder}/comm").read_text(errors="replace").strip()
+        who = f"pid {holder} of {user} ({command})"
     return LockBusy(
         f"the history {path} was in use for {_WAIT_SECONDS:.0f} s, by {who}",
         hint="nothing was added; wait until it ends, or end it, then run the same command again",

@@ -92,7 +92,7 @@ class Horovod(Communicator):
         self._traced += 1
         for number, members in enumerate(buckets([_bytes(tensor) for tensor in tensors])):
             # Horovod groups no sparse gradients, such as an embedding's, with dense ones.
-            sent = [self._tf.convert_to_tensor(tensors[member]) for member in members]
+            sent = [tf.convert_to_tensor(tensors[member]) for member in members]
             if compress:
                 sent = [tf.cast(tensor, tf.float16) for tensor in sent]
             reduced = self._hvd.grouped_allreduce(

@@ -58,7 +58,7 @@ def test_a_file_says_what_options_would(job_file: Path, capsys: pytest.CaptureFi
         (["--time", "5"], "#SBATCH --time=00:05:00"),
         (["--name", "other"], "#SBATCH --job-name=other"),
         (["--env", "MORE=9"], "values '' LR KEEP MORE"),
-        (["--module", "cuda/12"], "module load cuda/12 || exit 20"),
+        (["--module", "cuda/12"], "module load cuda/12 || leave 20"),
         (["--", "echo", "b"], '  sh -c "$rank" rank echo b &'),
     ],
 )
