@@ -30,7 +30,7 @@ from hpcdl.system.errors import MissingPrerequisite
 
 _ASKED_AT_ONCE = 8
 _LOAD = re.compile(
-    r"^[^#\n]*?\b(?:module(?:\s+-\S+)*\s+(?:load|add|try-load|switch|swap)|ml(?:\s+(?:load|add))?)"
+    r"^[^#\n]*?\b(?:module(?:\s+-\S+){0,9}\s+(?:load|add|try-load|switch|swap)|ml(?:\s+(?:load|add))?)"
     r"\s+([^;&|#\n]+)",
     re.MULTILINE,
 )

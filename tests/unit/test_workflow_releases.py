@@ -1,6 +1,8 @@
 """Which jobs use which release: read from their scripts."""
 
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -152,3 +154,9 @@ def test_nobody_s_need_is_known_where_slurm_shows_own_jobs_only(
     with pytest.raises(MissingPrerequisite, match="PrivateData=jobs") as refused:
         pinned_by_jobs(site)
     assert "AdminLevel=Operator" in str(refused.value.hint)
+
+
+def test_no_job_s_script_holds_up_gc() -> None:
+    """It reads everybody's: one of 64 kB took it 20 s, and one of 4 MB, Slurm's limit, a day."""
+    code = "from hpcdl.workflows.releases import _LOAD as x; x.findall('module' + ' -module' * 99999)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
