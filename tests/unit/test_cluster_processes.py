@@ -17,6 +17,7 @@ import pytest
 from hpcdl.cluster import cpu_throttle, processes, state, status, teardown
 from hpcdl.cluster.model import Node, ProcessId
 from hpcdl.system.files import locked
+from tests.strangers import STRANGER, as_root
 from tests.unit.test_cluster_environment import STATE
 
 
@@ -182,3 +183,21 @@ def test_a_purge_takes_nothing_from_who_waited_for_it(
     other.join()
     assert sorted(path.name for path in cluster.iterdir()) == ["lock", "log"]
     assert not state.is_ours(cluster)
+
+
+@as_root
+def test_a_process_of_a_stranger_may_have_any_name(
+    started: list[subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    """One that is no UTF-8 text ended root's `cluster down` with a traceback."""
+    code = "printf '\\377' >/proc/self/comm; echo; read -r _"
+    for user, env in ((STRANGER, {}), ("root", {processes.MARK: str(tmp_path)})):
+        one = subprocess.Popen(["bash", "-c", code], user=user, env={"PATH": "/bin", **env},
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+        assert one.stdout is not None
+        assert one.stdout.readline() == b"\n"
+        assert Path(f"/proc/{one.pid}/comm").read_bytes() == b"\xff\n"
+        started.append(one)
+    assert teardown.down(tmp_path)
+    assert started[1].wait() == -signal.SIGKILL
+    assert started[0].poll() is None
