@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from email import message_from_bytes, policy
@@ -171,6 +173,39 @@ def test_a_mail_has_what_changed_and_the_page(server: Server, tmp_path: Path) ->
     assert f"(id {odd.id})" in body
     assert "https://x/night.html" in body
     assert [part.get_filename() for part in mail.iter_attachments()] == ["night.html"]
+
+
+def test_no_password_goes_to_a_server_that_nobody_vouches_for(
+    server: Server, tmp_path: Path
+) -> None:
+    """Whoever is in between answers with a certificate of his own."""
+    key, said = tmp_path / "key", list[bytes]()
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=evil",
+                    "-addext", "subjectAltName=IP:127.0.0.2", "-keyout", key, "-out", key],
+                   check=True, capture_output=True)  # fmt: skip
+    own = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    own.load_cert_chain(key)
+    door = socket.create_server(("127.0.0.2", 0))
+
+    def serve() -> None:
+        line, _ = door.accept()
+        line.sendall(b"220 here\r\n")
+        while (got := line.recv(1000)) and b"STARTTLS" not in got:
+            line.sendall(b"250-here\r\n250 STARTTLS\r\n")
+        line.sendall(b"220 go on\r\n")
+        with suppress(OSError), own.wrap_socket(line, server_side=True) as closed:
+            while got := closed.recv(1000):
+                said.append(got)
+                closed.sendall(b"250-here\r\n250 AUTH PLAIN\r\n")
+
+    other = threading.Thread(target=serve)
+    other.start()
+    target = {"kind": "mail", "to": ["a@b.c"], "smtp": f"127.0.0.2:{door.getsockname()[1]}",
+              "user": "me", "password": "hush"}  # fmt: skip
+    (failed,) = tell("here", CLOSED, to(target))
+    other.join(20)
+    assert "SSLCertVerificationError" in failed or "certificate" in failed.lower()
+    assert said == []
 
 
 def test_a_mail_goes_by_sendmail(
