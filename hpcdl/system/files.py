@@ -89,12 +89,18 @@ def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o644, sync: b
 
 def sync_directory(path: Path) -> None:
     """Let the names of a directory outlive a crash of the machine, as `write_atomic`'s content."""
-    with explain_os_errors(path):
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    with explain_os_errors(path), _opened(path, os.O_RDONLY) as descriptor:
+        os.fsync(descriptor)
+
+
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    """A descriptor of a directory: it stays this one, whatever its name leads to meanwhile."""
+    descriptor = os.open(path, flags | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def clear_leftovers(path: Path) -> None:
@@ -205,9 +211,9 @@ def _open_lock(path: Path) -> int:
     What root makes in another user's directory belongs to that user: both are to be able to wait.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with explain_os_errors(path):
-        descriptor = os.open(path, flags, 0o600)
-        status, owner = os.fstat(descriptor), path.parent.stat().st_uid
+    with explain_os_errors(path), _opened(path.parent, os.O_PATH) as place:
+        descriptor = os.open(path.name, flags, 0o600, dir_fd=place)
+        status, owner = os.fstat(descriptor), os.fstat(place).st_uid
         ours = {os.getuid(), owner, 0}
         if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1 or status.st_uid not in ours:
             os.close(descriptor)
@@ -217,7 +223,8 @@ def _open_lock(path: Path) -> int:
             )
         if status.st_uid == os.getuid():
             os.fchmod(descriptor, 0o600)
-        if os.getuid() == 0 and status.st_uid == 0 != owner:
+        # One with content may be another file of root's, which the user has moved here.
+        if os.getuid() == 0 and status.st_uid == 0 != owner and not status.st_size:
             os.fchown(descriptor, owner, -1)
     return descriptor
 

@@ -264,6 +264,19 @@ def test_root_and_the_owner_of_a_prefix_share_its_locks(shared: Path) -> None:
     stranger("flock -n prefix/.lock true", shared)
 
 
+@as_root
+def test_no_file_of_root_s_is_given_away_as_a_lock(shared: Path) -> None:
+    """A user moves what root made in his directory: root gave it to him, to lock it."""
+    stranger("mkdir prefix", shared)
+    secret = shared / "prefix/secret"
+    secret.write_text("hush")
+    secret.chmod(0o600)
+    stranger("mv prefix/secret prefix/.lock", shared)
+    with locked(shared / "prefix/.lock"):
+        stranger("! cat prefix/.lock", shared)
+    assert (shared / "prefix/.lock").stat().st_uid == 0
+
+
 def test_a_lock_is_free_after_a_failure(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="x"), locked(tmp_path / "lock"):
         raise ValueError("x")
