@@ -58,6 +58,11 @@ def _answer(argv: list[str]) -> int:
             sys.stdout.flush()
         print(error.render(), file=sys.stderr)
         return int(error.exit_code)
+    except RuntimeError as fault:
+        if "Symlink loop" not in str(fault):  # Path.resolve, before Python 3.13
+            raise
+        print(BadInput(str(fault), hint="remove that link").render(), file=sys.stderr)
+        return int(ExitCode.USAGE)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return int(ExitCode.STOPPED)

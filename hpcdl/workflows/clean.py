@@ -160,13 +160,13 @@ def _remove(path: Path) -> None:
 def _check_runs(site: Site) -> Found:
     """A run's directory, once all its jobs have ended."""
     runs = runs_directory(site)
-    latest = (runs.parent / "latest").resolve()
+    latest = os.path.realpath(runs.parent / "latest")  # resolve() fails where it leads to itself
     for path in runs.iterdir():
         if not is_named_as_run(path) or path.is_symlink():
             continue
         open_jobs = [event.job for event in read_events(path / "events.jsonl").values()
                      if not event.ended]  # fmt: skip
-        if path.resolve() == latest:
+        if os.path.realpath(path) == latest:
             yield path, "it is the latest run"
         elif is_held(path / "lock"):
             yield path, "it runs"
@@ -176,7 +176,7 @@ def _check_runs(site: Site) -> Found:
 
 def _job_index(site: Site) -> Found:
     """Links by job id; the jobs' directories are their users'."""
-    links = [path for path in index(site).iterdir() if path.is_symlink() and path.name.isdigit()]
+    links = [path for path in index(site).iterdir() if path.is_symlink() and path.name.isdecimal()]
     try:
         active: Collection[int] = {job.id for job in client.queue() if job.active} if links else ()
         unknown = ""

@@ -212,7 +212,9 @@ def _shape(path: Path) -> tuple[Any, ...]:
 def _recent_jobs(site: Site) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     """The directories and records of the newest jobs, newest first, without unreadable ones."""
     with suppress(OSError):
-        links = sorted((link for link in index(site).iterdir() if link.name.isdigit()), key=_job_id)
+        links = sorted(
+            (link for link in index(site).iterdir() if link.name.isdecimal()), key=_job_id
+        )
         for link in reversed(links[-_RECENT_JOBS:]):
             record = found_in(link, JOB)
             if record is not None:

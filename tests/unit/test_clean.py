@@ -19,7 +19,7 @@ from hpcdl.system.files import locked
 from hpcdl.system.resources import cache, home
 from hpcdl.workflows.clean import KINDS, Item, clean
 from tests.small_release import small_site
-from tests.strangers import as_root
+from tests.strangers import as_root, stranger
 
 DAY = 86400
 
@@ -176,6 +176,17 @@ def test_a_link_in_a_shared_work_directory_leads_to_no_files_of_root(
     os.chown(thesis, 65534, -1)
     thesis.rename(tmp_path / "root/20260102-000000Z-ab12")
     assert clean(site, ["check-runs"], days=0) == []
+
+
+@as_root
+def test_no_link_of_a_stranger_stops_it(site: Site, shared: Path) -> None:
+    """In a group's work directory anybody may have made these."""
+    paths = dataclasses.replace(site.paths, work=shared / "work")
+    stranger("mkdir -pm 777 work/checks work/jobs/by-id; chmod 777 work/checks; mkdir -m 777 "
+             "work/checks/runs; ln -s latest work/checks/latest; ln -s x work/jobs/by-id/²",
+             shared)  # fmt: skip
+    old = made(shared / "work/checks/runs/20260101-000000Z-ab12", 91)
+    assert gone(clean(dataclasses.replace(site, paths=paths))) == {old}
 
 
 def test_the_command_names_what_would_go(site: Site, capsys: pytest.CaptureFixture[str]) -> None:

@@ -331,3 +331,12 @@ def test_the_command_line_starts_without_an_http_client() -> None:
     """Modules of Python's own library cost as much as ours: this one half of the start."""
     program = "import sys, hpcdl.cli; sys.exit('urllib.request' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_link_to_itself_is_one_clear_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Anybody may leave one in a shared directory; to resolve it is an error of its own."""
+    (tmp_path / "loop").symlink_to("loop")
+    assert main(["job", "report", str(tmp_path / "loop"), "--site", "embedded"]) in {2, 3}
+    assert capsys.readouterr().err.startswith("error: ")
