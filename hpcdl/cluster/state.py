@@ -13,7 +13,7 @@ from hpcdl.site import Site
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.files import write_atomic, write_json
 from hpcdl.system.resources import home
-from hpcdl.system.trust import require_private
+from hpcdl.system.trust import require_no_stranger, require_private
 
 VERSION = 1
 _FILE = "cluster.json"
@@ -27,9 +27,13 @@ def state_directory(site: Site) -> Path:
 
 
 def chosen_directory() -> Path | None:
-    """HPCDL_CLUSTER_DIR as an absolute path without links, where it is set."""
+    """HPCDL_CLUSTER_DIR as an absolute path without links, where it is set.
+
+    Raises:
+        MissingPrerequisite: somebody else can change where it leads.
+    """
     chosen = os.environ.get("HPCDL_CLUSTER_DIR")
-    return Path(chosen).expanduser().resolve() if chosen else None
+    return require_no_stranger(Path(chosen).expanduser()).resolve() if chosen else None
 
 
 def claim(directory: Path) -> None:

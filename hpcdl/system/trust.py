@@ -48,7 +48,7 @@ def require_private(path: Path) -> None:
         os.close(handle)
     if stat.S_ISLNK(status.st_mode):
         raise _untrusted(path, "it is a link")
-    _require_end(path, status, closed)
+    _require_end(absolute, status, closed)
 
 
 def require_no_stranger(path: Path) -> Path:
@@ -101,7 +101,7 @@ def make_private(path: Path, mode: int = 0o700) -> Path:
 def _require_end(path: Path, status: os.stat_result, closed: bool) -> None:
     if status.st_uid not in {0, os.getuid()}:
         raise _untrusted(path, f"it belongs to {user_of(status.st_uid)}")
-    if _others_write(status) and not closed:
+    if _others_write(path, status) and not closed:
         mode = f"mode {stat.S_IMODE(status.st_mode):04o}"
         raise _untrusted(path, f"others may write to it ({mode})", cure=True)
 
@@ -132,7 +132,7 @@ def _walk(path: Path) -> bool:
             real = real[:1] if target.is_absolute() else real
             left += reversed(target.parts[1:] if target.is_absolute() else target.parts)
             continue
-        if _others_write(status) and not status.st_mode & stat.S_ISVTX and not closed:
+        if _others_write(here, status) and not status.st_mode & stat.S_ISVTX and not closed:
             said = "others may rename what lies in it, as it is not sticky"
             raise _untrusted(here, said, cure=True)
         own = status.st_uid == os.getuid() and not status.st_mode & _OTHERS
@@ -147,11 +147,23 @@ def _status(path: Path) -> os.stat_result:
         raise _untrusted(path, (fault.strerror or str(fault)).lower()) from fault
 
 
-def _others_write(status: os.stat_result) -> bool:
-    """Whether somebody else may write there; a group that is this user's own is nobody else."""
+def _others_write(path: Path, status: os.stat_result) -> bool:
+    """Whether somebody else may write there; a group that is this user's own is nobody else.
+
+    With an access list the group's permissions are the most that any of its users has (acl(5)).
+    """
     if status.st_mode & stat.S_IWOTH:
         return True
-    return bool(status.st_mode & stat.S_IWGRP) and not _own_group(status.st_gid)
+    return bool(status.st_mode & stat.S_IWGRP) and not (
+        _own_group(status.st_gid) and not _has_access_list(path)
+    )
+
+
+def _has_access_list(path: Path) -> bool:
+    try:
+        return "system.posix_acl_access" in os.listxattr(path)
+    except OSError:  # a file system without any
+        return False
 
 
 def _own_group(number: int) -> bool:
