@@ -158,5 +158,5 @@ def test_nobody_s_need_is_known_where_slurm_shows_own_jobs_only(
 
 def test_no_job_s_script_holds_up_gc() -> None:
     """It reads everybody's: one of 64 kB took it 20 s, and one of 4 MB, Slurm's limit, a day."""
-    code = "from hpcdl.workflows.releases import _LOAD as x; x.findall('module' + ' -module' * 99999)"
+    code = "import hpcdl.workflows.releases as r; r._LOAD.findall('module' + ' -module' * 99999)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
