@@ -16,11 +16,11 @@ from hpcdl import cli
 from hpcdl.cli import main
 from hpcdl.jobs import JobSpec, Module, sweep_run
 from hpcdl.jobs.script import _compiled_templates
-from hpcdl.jobs.submission import find, release_of, submit
+from hpcdl.jobs.submission import find, release_of, settle, submit
 from hpcdl.regress import history as history_module
 from hpcdl.regress.history import Result, open_history
 from hpcdl.regress.run_directory import RunDirectory, cancel_left_jobs, sweep
-from hpcdl.slurm import client
+from hpcdl.slurm import client, once
 from hpcdl.slurm.parse import JobRecord
 from hpcdl.stack.recipe import running_interpreter
 from hpcdl.stack.wheelhouse import tools
@@ -208,6 +208,19 @@ def test_a_planted_run_cancels_no_jobs(shared: Path, monkeypatch: pytest.MonkeyP
     assert sweep(site) == []
     assert cancel_left_jobs(RunDirectory(shared / "work/checks/runs/a")) == []
     assert cancelled == []
+
+
+@as_root
+def test_a_planted_submission_takes_no_file_of_this_user_s(shared: Path) -> None:
+    """It looks as if a command was stopped at its first step: what that wrote would be removed."""
+    (shared / "mine").mkdir()
+    (shared / "mine/job.sh").write_text("thesis")
+    place = shared / "work/jobs/unconfirmed"
+    stranger(f"mkdir -p {place}; ln -s {shared}/mine {place}/{once.new_token()}", shared)
+    site = small_site(shared / "prefix")
+    site = dataclasses.replace(site, paths=dataclasses.replace(site.paths, work=shared / "work"))
+    assert settle(site) == ()
+    assert (shared / "mine/job.sh").read_text() == "thesis"
 
 
 @as_root
