@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
 from hpcdl.cli import bills, building
@@ -154,7 +155,12 @@ def _rollback(args: argparse.Namespace) -> ExitCode:
 
 
 def _show(site: Site, switch: PublishResult, args: argparse.Namespace) -> ExitCode:
-    """What was published, or would be."""
+    """What was published, or would be; what it had to leave out is said as well."""
+    from hpcdl.stack.publish import overview
+
+    for row in overview(site):
+        if not row["created"]:
+            print(f"no partition gets {row['id']}, which is {row['state']}", file=sys.stderr)
     if args.json:
         print_json({"schema": 1, "dry_run": args.dry_run, **switch.as_data()})
         return ExitCode.OK
@@ -178,8 +184,9 @@ def _show(site: Site, switch: PublishResult, args: argparse.Namespace) -> ExitCo
 
 def _list(args: argparse.Namespace) -> ExitCode:
     from hpcdl.stack.publish import overview
+    from hpcdl.stack.publish_history import read_history
 
-    rows = overview(the_site(args))
+    rows = overview(site := the_site(args))
     if args.json:
         print_json({"schema": 1, "releases": rows})
     elif not rows:
@@ -199,6 +206,8 @@ def _list(args: argparse.Namespace) -> ExitCode:
             hint="releases are never edited: move the directory of a broken one away, then "
             "`hpcdl stack build` makes the same one again",
         )
+    if rows:
+        read_history(site)  # a damaged one stops `publish` and `rollback`: it says so
     return ExitCode.OK
 
 

@@ -47,8 +47,8 @@ _RESERVED = frozenset(
     "GROUPS HISTCMD LINENO OPTIND PIPESTATUS PPID RANDOM SECONDS SHELLOPTS SHLVL SRANDOM UID _ "
     "HPCDL_JOB_DIR HPCDL_PORTS HPCDL_TRUSTED_NETWORK HPCDL_WORKERS "
     "SLURM_JOB_ID SLURM_RESTART_COUNT SLURM_EXPORT_ENV again agent asked "
-    "attempt before code hpcdl_job hpcdl_requeues hpcdl_result hpcdl_seconds hpcdl_staged kept "
-    "launcher name pause point rank stopped taken".split()
+    "attempt before code found hpcdl_job hpcdl_requeues hpcdl_result hpcdl_seconds hpcdl_staged "
+    "kept launcher name pause point rank stopped taken".split()
 )
 
 

@@ -22,10 +22,20 @@ clean() {
   export "${kept[@]}" SLURM_EXPORT_ENV=ALL
 }
 
+# ours DIRECTORY: the name of one with the job's number can be foreseen. It is no other user's, nor
+# a link of his, and no stranger can rename it, as he can in a directory where everybody writes.
+ours() {
+  [[ $1 == *-"$SLURM_CLUSTER_NAME-$SLURM_JOB_ID" ]] || return 0
+  local found above=${1%/*} others=(! -uid "$EUID" ! -uid 0)
+  found=$(find "$1" "$1/." -prune "${others[@]}"; find "$above" "$above/." -prune \
+    \( -type l "${others[@]}" -o ! -type l -perm -o=w \( "${others[@]}" -o ! -perm -1000 \) \))
+  [[ ! $found ]] || { echo "hpcdl: another user can change ${found%%$'\n'*}: give --job-dir a directory of your own" >&2; return 1; }
+}
+
 # begin DIRECTORY [TOKEN]: the job runs in its own directory, with log, progress and result.
 begin() {
   export HPCDL_JOB_DIR=$1
-  mkdir -p "$HPCDL_JOB_DIR" && cd "$HPCDL_JOB_DIR" || exit 3
+  (umask o-w; mkdir -p "$HPCDL_JOB_DIR") && ours "$HPCDL_JOB_DIR" && cd "$HPCDL_JOB_DIR" || exit 3
   #  the token of its submission: one job runs with it, however often it was queued
   if [[ ${2-} ]]; then
     local taken

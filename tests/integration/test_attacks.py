@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,7 @@ from hpcdl.system.scratch import scratch_directory
 from tests.drill.jobs import CHECK, STANDINS
 from tests.integration.conftest import Shell, clean_environment
 from tests.integration.spack_fixture import why_not
+from tests.integration.test_exactly_once import wait_for
 from tests.small_release import make_release, passing, silent, small_site
 from tests.strangers import as_root, stranger
 
@@ -216,6 +218,42 @@ def test_a_job_takes_nothing_from_the_directory_that_it_was_submitted_in(
     assert answer["state"] == "COMPLETED", Path(answer["log"]).read_text()
     assert f"at {answer['directory']}" in Path(answer["log"]).read_text()
     assert not mark.exists()
+
+
+@as_root
+@pytest.mark.cluster
+@pytest.mark.parametrize("prepared", ["mkdir -m 777 {job}", "ln -s {victim} {job}", "touch {job}",
+                                      "mv {jobs} away && mkdir -m 777 {jobs}",
+                                      "mv {jobs} away && ln -s {victim} {jobs}"])  # fmt: skip
+def test_a_job_does_not_run_in_a_directory_that_another_user_prepared(
+    shared: Path, slurm: Shell, embedded_site: Site, tmp_path: Path, prepared: str
+) -> None:
+    """That of a rendered script has the job's number in its name: anybody knows the next one."""
+    text = embedded_site.source.read_text().replace("$HPCDL_HOME/embedded/", f"{shared}/")
+    (tmp_path / "site.yaml").write_text(text)
+    render = ["job", "render", "--site", f"{tmp_path}/site.yaml", "--name", "j", "--no-module"]
+    done = hpcdl(tmp_path, *render, "--no-preflight", "--partition", "cpu", "--", "touch", "ran")
+    (tmp_path / "job.sh").write_text(done.stdout)
+    jobs, victim = shared / "work/jobs", shared / "victim"
+    victim.mkdir()
+    stranger(f"mkdir -p {jobs} && chmod 1777 {jobs.parent} {jobs}", shared)
+    if "jobs" not in prepared:
+        os.chown(jobs, 0, 0)
+
+    def submitted(*options: str) -> int:
+        words = ["sbatch", "--parsable", "--chdir", tmp_path, "-o", "log", *options, "job.sh"]
+        return int(slurm("env", "-C", tmp_path, *words).stdout.split(";")[0])
+
+    held = submitted("--hold")  # so that the number is known
+    (name,) = re.findall(r"ClusterName += (\S+)", slurm("scontrol", "show", "config").stdout, re.I)
+    job = jobs / f"j-{name}-{held}"
+    stranger(prepared.format(job=job, jobs=jobs, victim=victim), shared)
+    slurm("scontrol", "release", str(held))
+    wait_for(lambda: not slurm("squeue", "-h", "-j", str(held), check=False).stdout)
+    (said,) = (tmp_path / "log").read_text().splitlines()
+    wanted = f"hpcdl: another user can change {job if str(job) in said else jobs}"
+    assert said.startswith(wanted) or said.endswith(": File exists")
+    assert not list(shared.rglob("ran"))
 
 
 @as_root

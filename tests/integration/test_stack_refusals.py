@@ -159,6 +159,22 @@ def test_a_hand_edited_release(home: Path, command: str) -> None:
 
 
 @needs_root
+def test_a_torn_release_and_a_torn_history_are_told(home: Path) -> None:
+    """A rollback goes past the release that it cannot read; without a history there is none."""
+    site = embedded(home)
+    publish(site, "b", passing, say=silent)
+    make_release(site, "c", version="2.99.0")
+    (home / "embedded/prefix/releases/c/release.json").write_text("{")
+    done = hpcdl(home, "stack", "rollback")
+    assert (done.returncode, current_id(site)) == (0, "a"), done.stderr
+    (said,) = done.stderr.splitlines()
+    assert said.startswith("no partition gets c, which is broken: ")
+    shutil.rmtree(home / "embedded/prefix/releases/c")
+    (home / "embedded/prefix/history.json").write_text("{")
+    assert_one_line(hpcdl(home, "stack", "list"), 1, "history.json is damaged")
+
+
+@needs_root
 def test_a_prefix_that_is_a_file(home: Path) -> None:
     shutil.rmtree(home / "embedded" / "prefix")
     (home / "embedded" / "prefix").touch()
