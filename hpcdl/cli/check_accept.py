@@ -11,7 +11,7 @@ from hpcdl.cli.framework import Command, a_day, print_json, the_site
 from hpcdl.system.errors import ExitCode
 
 if TYPE_CHECKING:
-    from hpcdl.regress.accept import Edit
+    from hpcdl.regress.accept import Edits
     from hpcdl.site import Site
 
 
@@ -46,7 +46,7 @@ def _accept(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def _accepted(site: Site, args: argparse.Namespace) -> Edit:
+def _accepted(site: Site, args: argparse.Namespace) -> Edits:
     from hpcdl.regress.accept import accept
     from hpcdl.regress.history import history_path, open_history
     from hpcdl.regress.identity import Series

@@ -7,8 +7,7 @@ that one command undoes it. Both files are written together, and told as one dif
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -20,11 +19,13 @@ from hpcdl.regress.history import History, history_path, open_history
 from hpcdl.regress.identity import Series, name_of
 from hpcdl.regress.references import FILE_SCHEMA as REFERENCES
 from hpcdl.regress.references import (
+    Edit,
     Reference,
+    edit_of,
+    entry_of,
     load_references,
-    merged,
     read_references,
-    render_references,
+    reference_of,
     site_file,
 )
 from hpcdl.regress.rulings import Acceptance, Rulings
@@ -60,30 +61,22 @@ FILE_SCHEMA: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Edit:
-    """Files with their text before and after."""
+class Edits:
+    """Changes of files that are made together, and what they mean in words."""
 
-    files: Mapping[Path, tuple[str, str]]
+    files: Sequence[Edit]
     said: str
 
     @property
     def diff(self) -> str:
         """A unified diff of all files, from the site's prefix."""
-        return "".join(
-            line
-            for path, (before, after) in self.files.items()
-            for line in difflib.unified_diff(
-                before.splitlines(keepends=True), after.splitlines(keepends=True),
-                f"a/references/{path.name}" if before else "/dev/null",
-                f"b/references/{path.name}",
-            )
-        )  # fmt: skip
+        return "".join(edit.diff for edit in self.files)
 
     def write(self) -> None:
         """Write all files; each atomically."""
-        for path, (_, after) in self.files.items():
-            with locked(path.with_name(".lock")):
-                write_atomic(path, after)
+        for edit in self.files:
+            with locked(edit.path.with_name(".lock")):
+                write_atomic(edit.path, edit.after)
 
 
 def accepted_file(site: Site) -> Path:
@@ -140,7 +133,7 @@ def read_accepted(path: Path) -> tuple[Acceptance, ...]:
     return tuple(Acceptance(**row) for row in rows)
 
 
-def accept(site: Site, history: History, answer: GateAnswer, what: str, given: Acceptance) -> Edit:
+def accept(site: Site, history: History, answer: GateAnswer, what: str, given: Acceptance) -> Edits:
     """Accept a finding: its level, or until a day.
 
     Args:
@@ -164,19 +157,19 @@ def accept(site: Site, history: History, answer: GateAnswer, what: str, given: A
     since = "" if given.until or last is None else str(finding.began or last.time[:10])
     row = None if given.until else _reference(site, finding.series)
     new = replace(given, id=finding.id, series=finding.series, since=since,
-                  replaced=_plain(row) if row else None)  # fmt: skip
+                  replaced=entry_of(row) if row else None)  # fmt: skip
     known = read_accepted(accepted_file(site))
     kept = [one for one in known if (one.id, bool(one.since)) != (new.id, bool(since))]
-    files = _accepted(site, [*kept, new])
+    files = [_accepted(site, [*kept, new])]
     if row is not None and value is not None and last is not None:
         level = replace(row, value=float(f"{value:.6g}"), date=given.date,
                         release=last.release or None,
                         source=f"accepted by {given.by}: {given.because}")  # fmt: skip
-        files |= _set(site, level)
-    return Edit(files, f"{finding.id} {finding.name}: {new.describe()}")
+        files.append(_set(site, level))
+    return Edits(files, f"{finding.id} {finding.name}: {new.describe()}")
 
 
-def undo(site: Site, what: str) -> Edit:
+def undo(site: Site, what: str) -> Edits:
     """Take an acceptance back, and give its series the reference that it had.
 
     Raises:
@@ -187,11 +180,9 @@ def undo(site: Site, what: str) -> Edit:
     if not gone:
         names = [name for one in known for name in (one.id, name_of(one.series))]
         raise BadInput(f"'{what}' is not accepted", hint=did_you_mean(what, names) or _LIST)
-    files = _accepted(site, [one for one in known if one not in gone])
-    for one in gone:
-        if one.replaced:
-            files |= _set(site, _row(one.replaced))
-    return Edit(files, f"undone: {'; '.join(f'{one.id} {name_of(one.series)}' for one in gone)}")
+    files = [_accepted(site, [one for one in known if one not in gone])]
+    files += [_set(site, reference_of(one.replaced)) for one in gone if one.replaced]
+    return Edits(files, f"undone: {'; '.join(f'{one.id} {name_of(one.series)}' for one in gone)}")
 
 
 _LIST = "`hpcdl check accept` lists what is accepted, `hpcdl check gate` what can be"
@@ -224,15 +215,12 @@ def _reference(site: Site, series: Series) -> Reference | None:
     return None
 
 
-def _set(site: Site, row: Reference) -> dict[Path, tuple[str, str]]:
+def _set(site: Site, row: Reference) -> Edit:
     """The change of a set's file by one row."""
-    path = site_file(site, site.partition(row.partition).reference_set)
-    before = path.read_text(encoding="utf-8") if path.exists() else ""
-    old = read_references(path) if before else ()
-    return {path: (before, render_references(path.stem, merged(old, [row])))}
+    return edit_of(site, site.partition(row.partition).reference_set, [row])
 
 
-def _accepted(site: Site, rows: Sequence[Acceptance]) -> dict[Path, tuple[str, str]]:
+def _accepted(site: Site, rows: Sequence[Acceptance]) -> Edit:
     import yaml
 
     path = accepted_file(site)
@@ -243,19 +231,9 @@ def _accepted(site: Site, rows: Sequence[Acceptance]) -> dict[Path, tuple[str, s
         "# `--undo` takes one back; a change is reviewed like code.\n"
     )
     text = head + str(yaml.safe_dump(values, sort_keys=False, width=96, allow_unicode=True))
-    return {path: (before, text)}
+    return Edit(path, before, text)
 
 
 def _entry(row: Acceptance) -> dict[str, Any]:
     values = {**asdict(row), "series": {k: v for k, v in row.series._asdict().items() if v}}
     return {key: value for key, value in values.items() if value not in (None, "")}
-
-
-def _plain(row: Reference) -> dict[str, Any]:
-    return {key: list(value) if isinstance(value, tuple) else value
-            for key, value in asdict(row).items() if value not in (None, ())}  # fmt: skip
-
-
-def _row(values: Mapping[str, Any]) -> Reference:
-    empty = dict.fromkeys(("lower", "upper", "release", "driver", "machine"))
-    return Reference(**{**empty, **values, "nodes": tuple(values.get("nodes") or ())})

@@ -55,6 +55,7 @@ CREATE INDEX IF NOT EXISTS by_time ON results (time);
 _KEY = ("site", "check_name", "case_name", "partition", "metric", "environment", "unit")
 _THIS = " AND ".join(f"{name} = ?" for name in _KEY)
 """What identifies a series: columns, and the condition that a result is of it."""
+_MEASURED = "AND value IS NOT NULL AND status != 'ERROR'"
 # To SQLite every missing job is another one, so what has none could be added twice (schema 1).
 _ONCE = """
 DELETE FROM results WHERE job IS NULL AND rowid NOT IN (
@@ -126,6 +127,7 @@ class Point(NamedTuple):
 
 
 COLUMNS = tuple(field.name for field in fields(Result))
+_WAIVED = COLUMNS.index("waived")
 _WRITTEN = (*(name for name in COLUMNS if name != "site"), "site")
 
 
@@ -153,8 +155,8 @@ class History:
 
     def later(self) -> int:
         """How many results are dated in the future; nothing else of them is ever told."""
-        query = "SELECT count(*) FROM results WHERE time > ?"
-        return int(self._connection.execute(query, (self._until,)).fetchone()[0])
+        query, until = "SELECT count(*) FROM results WHERE time > ?", (self._until,)
+        return int(self._connection.execute(query, until).fetchone()[0])
 
     def add(self, results: Iterable[Result]) -> int:
         """Add results that are not there yet, all or none; their number.
@@ -210,68 +212,54 @@ class History:
                 found.append(Series(*row[1:])._replace(site=row[0]))
         return found
 
-    def nights(self, series: Series, since: str = "") -> list[Night]:
-        """The values of a series, as drift detection takes them; runs without one are left out."""
-        cursor = self._connection.execute(
-            f"SELECT time, value, release, driver, nodes FROM results WHERE {_THIS} AND "  # noqa: S608
-            "time >= ? AND time <= ? AND value IS NOT NULL AND status != 'ERROR' ORDER BY time",
+    def _of(self, series: Series, what: str, more: str = "", since: str = "") -> sqlite3.Cursor:
+        """What a query selects of a series' results, of none in the future."""
+        return self._connection.execute(
+            f"SELECT {what} FROM results WHERE {_THIS} AND time >= ? AND time <= ? {more}",  # noqa: S608
             (*_key(series), since, self._until),
         )
+
+    def nights(self, series: Series, since: str = "") -> list[Night]:
+        """The values of a series, as drift detection takes them; runs without one are left out."""
+        what = "time, value, release, driver, nodes"
         return [
             Night(_day(time[:10]), value, release, driver, single_node(nodes))
-            for time, value, release, driver, nodes in cursor
+            for time, value, release, driver, nodes in self._of(
+                series, what, f"{_MEASURED} ORDER BY time", since
+            )
         ]
 
     def means(self, series: Series, since: str = "") -> list[Mean]:
         """Each night's date, the mean of its values and where it ran, oldest first."""
-        cursor = self._connection.execute(
-            "SELECT substr(time, 1, 10) AS day, avg(value), min(nodes), max(nodes) FROM results "  # noqa: S608
-            f"WHERE {_THIS} AND time >= ? AND time <= ? AND value IS NOT NULL "
-            "AND status != 'ERROR' GROUP BY day ORDER BY day",
-            (*_key(series), since, self._until),
-        )
-        return [*map(Mean._make, cursor)]
+        what = "substr(time, 1, 10) AS day, avg(value), min(nodes), max(nodes)"
+        more = f"{_MEASURED} GROUP BY day ORDER BY day"
+        return [*map(Mean._make, self._of(series, what, more, since))]
 
     def last_on(self, series: Series, since: str) -> dict[str, str]:
         """The last day on which each single node gave a value."""
-        cursor = self._connection.execute(
-            f"SELECT nodes, max(time) FROM results WHERE {_THIS} AND time >= ? AND time <= ? "  # noqa: S608
-            "AND value IS NOT NULL AND status != 'ERROR' GROUP BY nodes",
-            (*_key(series), since, self._until),
-        )
-        return {name: time[:10] for name, time in cursor if single_node(name)}
+        found = self._of(series, "nodes, max(time)", f"{_MEASURED} GROUP BY nodes", since)
+        return {name: time[:10] for name, time in found if single_node(name)}
 
     def points(self, series: Series, since: str = "") -> list[Point]:
         """A series as figures show it, oldest first, with the runs that gave no value."""
-        cursor = self._connection.execute(
-            f"SELECT {', '.join(Point._fields)} FROM results WHERE {_THIS} AND "  # noqa: S608
-            "time >= ? AND time <= ? ORDER BY time",
-            (*_key(series), since, self._until),
-        )
-        points = (Point(*row) for row in cursor)
+        found = self._of(series, ", ".join(Point._fields), "ORDER BY time", since)
+        points = map(Point._make, found)
         return [one._replace(value=None) if one.status == "ERROR" else one for one in points]
 
     def newest_time(self, series: Series) -> str:
         """The time of a series' newest result, '' where it has none."""
-        query = f"SELECT max(time) FROM results WHERE {_THIS} AND time <= ?"  # noqa: S608
-        return self._connection.execute(query, (*_key(series), self._until)).fetchone()[0] or ""
+        return self._of(series, "max(time)").fetchone()[0] or ""
 
     def last(self, series: Series) -> Result | None:
         """The newest result of a series."""
-        row = self._connection.execute(
-            f"SELECT {', '.join(COLUMNS)} FROM results WHERE {_THIS} AND time <= ? "  # noqa: S608
-            "ORDER BY time DESC LIMIT 1",
-            (*_key(series), self._until),
-        ).fetchone()
+        row = self._of(series, ", ".join(COLUMNS), "ORDER BY time DESC LIMIT 1").fetchone()
         return _result(row) if row else None
 
     def newest(self, series: Series) -> list[Result]:
         """All results of a series' newest run: one per node where it was distributed."""
-        cursor = self._connection.execute(
-            f"SELECT {', '.join(COLUMNS)} FROM results WHERE {_THIS} AND time = ? ORDER BY job",  # noqa: S608
-            (*_key(series), self.newest_time(series)),
-        )
-        found = [_result(row) for row in cursor]
+        found = [*map(_result, self._of(
+            series, ", ".join(COLUMNS), "ORDER BY job", self.newest_time(series)
+        ))]  # fmt: skip
         last = max((one.run for one in found), default="")
         return [one for one in found if one.run == last]
 
@@ -309,9 +297,8 @@ def refuse_without_locks(path: Path, mounts: str = "/proc/self/mounts") -> None:
     kind = file_system(path, mounts)
     hint = f"choose a local disk: --history FILE or {VARIABLE}"
     if kind in SHARED:
-        raise MissingPrerequisite(
-            f"{path} lies on {kind}, whose locks SQLite cannot rely on", hint=hint
-        )
+        said = f"{path} lies on {kind}, whose locks SQLite cannot rely on"
+        raise MissingPrerequisite(said, hint=hint)
     with explain_os_errors(path):
         make_directory(path.parent)
         if not locks_hold(path.parent):
@@ -395,8 +382,7 @@ def _busy(path: Path) -> LockBusy:
 
 
 def _result(row: tuple[Any, ...]) -> Result:
-    values = dict(zip(COLUMNS, row, strict=True))
-    return Result(**{**values, "waived": bool(values["waived"])})
+    return Result(*[*row[:_WAIVED], bool(row[_WAIVED]), *row[_WAIVED + 1 :]])
 
 
 @cache
@@ -406,8 +392,7 @@ def _day(text: str) -> date:
 
 def _key(series: Series) -> tuple[str, ...]:
     """A series as the condition `_THIS` takes it."""
-    return (series.site, series.check, series.case, series.partition, series.metric,
-            series.environment, series.unit)  # fmt: skip
+    return (series.site, *series[:-1])
 
 
 @cache

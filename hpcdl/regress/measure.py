@@ -11,6 +11,7 @@ from hpcdl.regress.check_request import CheckRequest
 from hpcdl.regress.references import (
     MIN_RUNS,
     Reference,
+    by_set,
     fingerprint,
     from_runs,
     load_references,
@@ -68,7 +69,8 @@ def measure(
             "no reference was written, because nothing that ran has a number to be judged",
             hint="`hpcdl check run` says of each check what it holds",
         )
-    files = _write(site, rows) if write else ()
+    sets = by_set(site, rows).items() if write else ()
+    files = tuple(update_references(site, name, new) for name, new in sets)
     return Measurement(rows, files, outcome)
 
 
@@ -119,38 +121,16 @@ def _empty_row(
 ) -> Reference:
     """A reference that knows everything but its numbers."""
     first = group[0]
+    names = {name for v in group for name in expand_hostlist(str(v.job.get("nodes") or ""))}
     return Reference(
-        check=first.check,
-        case=first.case,
-        partition=first.partition,
-        metric=metric.name,
-        value=1.0,
-        unit=metric.unit,
-        lower=None,
-        upper=None,
-        runs=0,
-        spread=0.0,
+        check=first.check, case=first.case, partition=first.partition, metric=metric.name,
+        value=1.0, unit=metric.unit, proof="run", date=time.strftime("%Y-%m-%d"),
         source=f"measured on '{site.name}' by hpcdl check references measure",
-        proof="run",
-        date=time.strftime("%Y-%m-%d"),
-        release=module_on(modules, first.partition).release,
-        driver=first.driver,
-        nodes=_nodes(group),
-    )
+        release=module_on(modules, first.partition).release, driver=first.driver,
+        nodes=tuple(sorted(names)),
+    )  # fmt: skip
 
 
 def _measured(verdict: Verdict) -> bool:
     """Whether a run of the measurement went well: at most it lacks references."""
     return verdict.status in {Status.NO_REFERENCE, Status.PASS}
-
-
-def _nodes(group: Sequence[Verdict]) -> tuple[str, ...]:
-    names = {name for v in group for name in expand_hostlist(str(v.job.get("nodes") or ""))}
-    return tuple(sorted(names))
-
-
-def _write(site: Site, rows: Sequence[Reference]) -> tuple[Path, ...]:
-    sets: dict[str, list[Reference]] = {}
-    for row in rows:
-        sets.setdefault(site.partition(row.partition).reference_set, []).append(row)
-    return tuple(update_references(site, name, new) for name, new in sets.items())

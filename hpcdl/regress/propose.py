@@ -7,7 +7,6 @@ where the one there is was measured with another release, driver or machine, or 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +15,13 @@ from typing import Any
 from hpcdl.regress.references import (
     MIN_RUNS,
     OWN_DEMAND,
+    Edit,
     Key,
     Reference,
+    by_set,
+    edit_of,
     from_runs,
     load_references,
-    merged,
-    read_references,
-    render_references,
-    site_file,
     update_references,
 )
 from hpcdl.regress.reframe_adapter.settings import Modules, module_on
@@ -54,29 +52,11 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Proposal:
-    """A change of one set's file: its text before and after, and the rows that are new."""
+class Proposal(Edit):
+    """A change of one set's file, and the rows that are new."""
 
     reference_set: str
-    path: Path
-    before: str
-    after: str
     rows: tuple[Reference, ...]
-
-    @property
-    def diff(self) -> str:
-        """A unified diff that `git apply` and `patch -p1` take in the site's prefix."""
-        name = f"references/{self.path.name}"
-        lines = difflib.unified_diff(
-            self.before.splitlines(keepends=True),
-            self.after.splitlines(keepends=True),
-            f"a/{name}" if self.before else "/dev/null",
-            f"b/{name}",
-        )
-        return "".join(
-            line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
-            for line in lines
-        )
 
 
 @dataclass(frozen=True)
@@ -117,11 +97,8 @@ def propose(
         and (not names or {value.key[0], "/".join(value.key[:2])} & set(names))
     ]
     rows, waiting = draft(site, values)
-    sets: dict[str, list[Reference]] = {}
-    for row in rows:
-        sets.setdefault(site.partition(row.partition).reference_set, []).append(row)
-    return Drafts(tuple(_proposal(site, name, new) for name, new in sets.items()), waiting,
-                  bool(values))  # fmt: skip
+    sets = by_set(site, rows).items()
+    return Drafts(tuple(_proposal(site, name, new) for name, new in sets), waiting, bool(values))
 
 
 def draft(site: Site, values: Sequence[Value]) -> tuple[list[Reference], tuple[str, ...]]:
@@ -196,7 +173,6 @@ def _row(site: Site, values: Sequence[Value]) -> Reference:
     check, case, partition, metric = newest.key
     empty = Reference(
         check=check, case=case, partition=partition, metric=metric, value=1.0, unit=newest.unit,
-        lower=None, upper=None, runs=0, spread=0.0,
         source=f"nightly runs on '{site.name}', drafted by hpcdl check references propose",
         proof="run", date=newest.date, release=newest.release, driver=newest.driver,
         nodes=tuple(sorted({node for value in values for node in value.nodes})),
@@ -206,8 +182,5 @@ def _row(site: Site, values: Sequence[Value]) -> Reference:
 
 
 def _proposal(site: Site, reference_set: str, rows: Sequence[Reference]) -> Proposal:
-    path = site_file(site, reference_set)
-    before = path.read_text(encoding="utf-8") if path.exists() else ""
-    old = read_references(path) if before else ()
-    after = render_references(reference_set, merged(old, rows))
-    return Proposal(reference_set, path, before, after, tuple(rows))
+    made = edit_of(site, reference_set, rows)
+    return Proposal(made.path, made.before, made.after, reference_set, tuple(rows))

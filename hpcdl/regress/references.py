@@ -8,9 +8,11 @@ would pass.
 
 from __future__ import annotations
 
+import difflib
 import math
+import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -37,7 +39,7 @@ _MAD_TO_SIGMA = 1.4826
 Key = tuple[str, str, str, str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Reference:
     """What one metric of one check should be, and why we think so.
 
@@ -51,10 +53,10 @@ class Reference:
     metric: str
     value: float
     unit: str
-    lower: float | None
-    upper: float | None
-    runs: int
-    spread: float
+    lower: float | None = None
+    upper: float | None = None
+    runs: int = 0
+    spread: float = 0.0
     source: str
     proof: str
     date: str
@@ -174,9 +176,6 @@ def _of_record(
         value=float(record["images_per_sec"]),
         unit="images/s",
         lower=float(group["lower"]),
-        upper=None,
-        runs=0,
-        spread=0.0,
         source=f"{record['source']}: {record['id']}",
         proof=record["proof"],
         date=str(record.get("date") or "unknown"),
@@ -197,7 +196,7 @@ def read_references(path: Path) -> tuple[Reference, ...]:
                        document.find(("set",)), "a set's file has its name")  # fmt: skip
     _look_through(document, (values or {}).get("references") or [])
     document.raise_faults()
-    return _rows(values["references"])
+    return tuple(map(reference_of, values["references"]))
 
 
 def _look_through(document: Document, entries: Sequence[Mapping[str, Any]]) -> None:
@@ -214,6 +213,44 @@ def _look_through(document: Document, entries: Sequence[Mapping[str, Any]]) -> N
         if key in seen:
             document.fault(f"a second reference of {'/'.join(map(str, key))}", place)
         seen.add(key)
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A file of PREFIX/references with its text before and after."""
+
+    path: Path
+    before: str
+    after: str
+
+    @property
+    def diff(self) -> str:
+        """A unified diff that `git apply` and `patch -p1` take in the site's prefix."""
+        name = f"references/{self.path.name}"
+        lines = difflib.unified_diff(
+            self.before.splitlines(keepends=True), self.after.splitlines(keepends=True),
+            f"a/{name}" if self.before else "/dev/null", f"b/{name}",
+        )  # fmt: skip
+        return "".join(
+            line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+            for line in lines
+        )
+
+
+def edit_of(site: Site, reference_set: str, rows: Sequence[Reference]) -> Edit:
+    """The change of a set's file by rows, which take the places of those that it has."""
+    path = site_file(site, reference_set)
+    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    old = read_references(path) if before else ()
+    return Edit(path, before, render_references(reference_set, merged(old, rows)))
+
+
+def by_set(site: Site, rows: Iterable[Reference]) -> dict[str, list[Reference]]:
+    """Rows by the set that their partition compares with."""
+    sets: dict[str, list[Reference]] = {}
+    for row in rows:
+        sets.setdefault(site.partition(row.partition).reference_set, []).append(row)
+    return sets
 
 
 def update_references(site: Site, reference_set: str, rows: Sequence[Reference]) -> Path:
@@ -234,7 +271,7 @@ def render_references(reference_set: str, rows: Sequence[Reference]) -> str:
     """The text of a set's file, sorted, so that a change is a small diff."""
     import yaml
 
-    entries = [_entry(row) for row in sorted(rows, key=lambda row: row.key)]
+    entries = [entry_of(row) for row in sorted(rows, key=lambda row: row.key)]
     content = {"schema": SCHEMA, "set": reference_set, "references": entries}
     head = (
         "# Reference values of the nightly checks. `hpcdl check references measure` and\n"
@@ -298,8 +335,7 @@ def rule(check: str, case: str, partition: str, metric: str, least: float) -> Re
     """A reference that is no measurement: the least value that a check itself demands."""
     return Reference(
         check=check, case=case, partition=partition, metric=metric, value=least, unit="",
-        lower=0.0, upper=None, runs=0, spread=0.0, source=OWN_DEMAND, proof="run",
-        date=time.strftime("%Y-%m-%d"),
+        lower=0.0, source=OWN_DEMAND, proof="run", date=time.strftime("%Y-%m-%d"),
     )  # fmt: skip
 
 
@@ -313,8 +349,6 @@ def fingerprint() -> str:
     for line in _lines("/proc/meminfo"):
         if line.startswith("MemTotal"):
             memory = round(int(line.split()[1]) / 1024**2)
-    import os
-
     return f"{model}, {len(os.sched_getaffinity(0))} CPUs, {memory} GB"
 
 
@@ -325,15 +359,12 @@ def _lines(path: str) -> list[str]:
         return []
 
 
-def _rows(entries: Sequence[Mapping[str, Any]]) -> tuple[Reference, ...]:
-    defaults = {"lower": None, "upper": None, "runs": 0, "spread": 0.0}
-    return tuple(
-        Reference(**{**defaults, **entry, "nodes": tuple(entry.get("nodes") or ())})
-        for entry in entries
-    )
+def reference_of(entry: Mapping[str, Any]) -> Reference:
+    """A row from what a file has of it."""
+    return Reference(**{**entry, "nodes": tuple(entry.get("nodes") or ())})
 
 
-def _entry(row: Reference) -> dict[str, Any]:
+def entry_of(row: Reference) -> dict[str, Any]:
     """A row for the file: without what says nothing."""
     values = asdict(row) | {"nodes": list(row.nodes)}
     return {key: value for key, value in values.items() if value not in (None, [])}

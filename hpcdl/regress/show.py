@@ -14,7 +14,7 @@ from hpcdl.regress.propose import Drafts
 from hpcdl.regress.references import Reference
 from hpcdl.regress.run_directory import JobEvent, RunDirectory, read_events
 from hpcdl.regress.runner import CheckOutcome
-from hpcdl.regress.verdict import MetricVerdict, Verdict, number
+from hpcdl.regress.verdict import MetricVerdict, Verdict, bounds_text, number
 from hpcdl.results.faults import Status
 from hpcdl.results.records import PROGRESS
 from hpcdl.system.inert import in_a_line
@@ -89,9 +89,7 @@ def _rows(verdict: Verdict) -> list[list[str]]:
 
 def _numbers(metric: MetricVerdict) -> list[str]:
     change = "-" if metric.change is None else f"{metric.change:+.1%}"
-    low = "" if metric.low is None else f"from {number(metric.low)}"
-    high = "" if metric.high is None else f"to {number(metric.high)}"
-    bounds = " ".join(part for part in (low, high) if part) or "-"
+    bounds = bounds_text(metric.low, metric.high) or "-"
     measured = f"{number(metric.value)} {metric.unit}"
     return [measured, number(metric.reference), change, bounds]
 
@@ -137,20 +135,9 @@ def proposals_text(drafts: Drafts) -> str:
 
 
 def _reference_row(row: Reference) -> list[str]:
-    low, high = row.bounds
-    bounds = [f"from {number(low)}" if low is not None else "",
-              f"to {number(high)}" if high is not None else ""]  # fmt: skip
-    return [
-        f"{row.check}/{row.case}",
-        row.partition,
-        row.metric,
-        f"{number(row.value)} {row.unit}",
-        " ".join(part for part in bounds if part),
-        str(row.runs),
-        f"{row.spread:.1%}",
-        row.proof,
-        row.source,
-    ]
+    return [f"{row.check}/{row.case}", row.partition, row.metric, f"{number(row.value)} {row.unit}",
+            bounds_text(*row.bounds), str(row.runs), f"{row.spread:.1%}", row.proof,
+            row.source]  # fmt: skip
 
 
 def history_text(history: History, path: Path) -> str:

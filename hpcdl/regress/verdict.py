@@ -202,6 +202,12 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+def bounds_text(low: float | None, high: float | None) -> str:
+    """Bounds for people: `from 1,200 to 1,500`; '' where there are none."""
+    found = (("from", low), ("to", high))
+    return " ".join(f"{word} {number(value)}" for word, value in found if value is not None)
+
+
 def _metrics(case: Mapping[str, Any], evidence: Mapping[str, Any]) -> tuple[MetricVerdict, ...]:
     """Our own checks' metrics with their references, else what ReFrame knows of others'."""
     if "metrics" in evidence:

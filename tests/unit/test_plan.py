@@ -134,8 +134,9 @@ def test_jobs_that_name_their_release_are_unaffected_and_others_are_named(
 def test_references_of_the_old_release_become_stale(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row = Reference("allreduce", "2x2", "p100", "bandwidth", 1.0, "GB/s", -0.1, None, 5, 0.01,
-                    "measured", "run", "2026-01-01", release="old")  # fmt: skip
+    row = Reference(check="allreduce", case="2x2", partition="p100", metric="bandwidth", value=1.0,
+                    unit="GB/s", lower=-0.1, runs=5, spread=0.01, source="measured", proof="run",
+                    date="2026-01-01", release="old")  # fmt: skip
     other = dataclasses.replace(row, metric="latency", release=None)
     update_references(site, "embedded", [row, other])
     plan = planned(site, monkeypatch, of(site, "new"))

@@ -27,7 +27,11 @@ from hpcdl.regress.run_directory import runs_directory
 from hpcdl.site import Site, find_site_file, load_site
 
 KEY = ("throughput", "mlp", "p100", "images_per_second")
-OLD = Reference(*KEY, 90.0, "images/s", -0.1, None, 5, 0.01, "before", "run", "2025-01-01", "r0")
+OLD = Reference(
+    **dict(zip(("check", "case", "partition", "metric"), KEY, strict=True)), value=90.0,
+    unit="images/s", lower=-0.1, runs=5, spread=0.01, source="before", proof="run",
+    date="2025-01-01", release="r0",
+)  # fmt: skip
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from hpcdl.site import find_site_file, load_site
 from tests import nights
 from tests.strangers import STRANGER, as_root
 
-SERIES = Series("throughput", "mlp-2x2-digits-fp32", "p100", "images_per_second")
+SERIES = Series("throughput", "mlp-2x2-digits-fp32", "p100", "images_per_second", unit="images/s")
 HOSTILE = "</script><script>alert(1)</script>\"'<img src=x onerror=alert(2)>&{{1234*4321}}\u2028"
 
 
@@ -46,21 +46,19 @@ def point(night: int, value: float | None = 1000.0, **changes: Any) -> Point:
 
 
 def test_runs_of_one_date_are_one_night_with_its_extremes() -> None:
-    values = view(
-        SERIES, "images/s", [point(0), point(0, 1100.0), point(0, 900.0), point(2)]
-    ).values
+    values = view(SERIES, [point(0), point(0, 1100.0), point(0, 900.0), point(2)]).values
     assert values["day"] == [0, 2]
     assert values["value"] == [1000, 1000]
     assert (values["low"], values["high"], values["runs"]) == ([900, 1000], [1100, 1000], [3, 1])
 
 
 def test_a_night_without_a_number_is_shown_as_lost() -> None:
-    one = view(SERIES, "", [point(0), point(1, None), point(2)], [point(3).time])
+    one = view(SERIES, [point(0), point(1, None), point(2)], [point(3).time])
     assert one.values["lost"] == [1, 3]
 
 
 def test_numbers_that_no_figure_can_show_count_as_none() -> None:
-    values = view(SERIES, "", [point(0), point(1, float("inf"), high=float("inf"))]).values
+    values = view(SERIES, [point(0), point(1, float("inf"), high=float("inf"))]).values
     assert values["lost"] == [1]
     embedded_json(values)
 
@@ -68,7 +66,7 @@ def test_numbers_that_no_figure_can_show_count_as_none() -> None:
 def test_releases_and_bounds_are_told_where_they_change() -> None:
     after = {"release": "r2", "reference": 1200.0}
     points = [point(0), point(1), point(2, **after), point(3, **after)]
-    values = view(SERIES, "", points).values
+    values = view(SERIES, points).values
     assert values["release"] == [[0, "r1"], [2, "r2"]]
     assert values["bound"] == [[0, [1000, 900, None]], [2, [1200, 900, None]]]
 
@@ -76,7 +74,7 @@ def test_releases_and_bounds_are_told_where_they_change() -> None:
 def test_a_drop_parts_the_levels_and_is_told_with_its_release() -> None:
     points = [point(n, 1000 + n % 7, release="r1") for n in range(60)]
     points += [point(n, 900 + n % 7, release="r2") for n in range(60, 70)]
-    one = view(SERIES, "images/s", points)
+    one = view(SERIES, points)
     assert [level[:3] for level in one.values["levels"]] == [[0, 59, 1003], [60, 69, 904]]
     change = one.values["changes"][0]
     assert (change["night"], change["kind"]) == (60, "drop")
@@ -86,14 +84,14 @@ def test_a_drop_parts_the_levels_and_is_told_with_its_release() -> None:
 def test_what_is_only_shown_raises_no_alarm() -> None:
     points = [point(n, (20.0 if n < 60 else 10.0) + n % 3, low=None) for n in range(70)]
     for unit, tone in (("s", ""), ("images/s", "bad")):
-        (change,) = view(SERIES, unit, points).values["changes"]
+        (change,) = view(SERIES._replace(unit=unit), points).values["changes"]
         assert change["tone"] == tone, "it is shown all the same"
 
 
 def test_many_series_are_the_same_on_all_cpus_on_one_and_where_processes_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    work = [(SERIES, "images/s", [point(n, 900.0 + (n * k) % 7) for n in range(30)], [], 0.0)
+    work = [(SERIES, [point(n, 900.0 + (n * k) % 7) for n in range(30)], [], 0.0)
             for k in range(1, 5)]  # fmt: skip
     found = []
     for much, cpus in ((10**9, {0}), (1, {0, 1})):
@@ -148,7 +146,7 @@ def test_a_case_that_names_its_layout_belongs_to_a_family(case: str, expected: o
 
 
 def test_scaling_is_held_against_the_smallest_layout() -> None:
-    views = [view(SERIES._replace(case=f"mlp-{n}x2-a"), "images/s", [point(0, value)])
+    views = [view(SERIES._replace(case=f"mlp-{n}x2-a"), [point(0, value)])
              for n, value in ((4, 700.0), (1, 200.0))]  # fmt: skip
     (family,) = scaling(views)
     ideal, tonight = family.values["lines"]
@@ -158,7 +156,7 @@ def test_scaling_is_held_against_the_smallest_layout() -> None:
 
 
 def test_a_scaling_check_starts_at_the_rate_of_one_rank_alone() -> None:
-    views = [view(Series(check, case, "p100", SERIES[3]), "images/s", [point(0, value)])
+    views = [view(Series(check, case, "p100", SERIES[3], unit="images/s"), [point(0, value)])
              for check, case, value in (("alone", "mlp-1x1-a", 100.0),
                                         ("scaling_small", "mlp-1x2-a", 150.0))]  # fmt: skip
     (family,) = scaling(views)

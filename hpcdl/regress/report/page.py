@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
@@ -22,13 +23,7 @@ from hpcdl.regress.history import History, Point
 from hpcdl.regress.identity import LOWER, Series
 from hpcdl.regress.report import nodes_view, scaling_view, tonight
 from hpcdl.regress.report.files import Attached
-from hpcdl.regress.report.series_view import (
-    SeriesView,
-    Work,
-    better_of_points,
-    percent,
-    views,
-)
+from hpcdl.regress.report.series_view import SeriesView, Work, better_of_points, percent, views
 from hpcdl.regress.rulings import Rulings
 from hpcdl.results.faults import Status
 from hpcdl.slurm.execution import recorded
@@ -120,18 +115,13 @@ def night_page(
     """
     now, execution = now or datetime.now(timezone.utc), recorded(run.get("machine"))
     answer = answer or ask(history, now=now, execution=execution, rulings=rulings)
-    found = _points(history, (now - timedelta(days=nights)).isoformat()[:10])
+    since = (now - timedelta(days=nights)).isoformat()[:10]
+    found = {series: points for series in history.series()
+             if (points := history.points(series, since))}  # fmt: skip
     each = _views(history, found, answer, execution.margin,
                   lambda one, last: first_night(one, last, rulings, now.date()))  # fmt: skip
     shown = sorted(each, key=lambda one: (not one.alarm, one.series))
-    links = {
-        (one.check, one.case, one.partition): f"s{index}"
-        for index, one in reversed([*enumerate(shown)])
-    }
-    verdicts = run["verdicts"]
-    rows = tonight.rows(verdicts)
-    sections = [_over_time(shown), _scaling(shown), _nodes(found, shown)]
-    attention = [*_of_verdicts(rows), *_of_gate(answer, verdicts, shown)]
+    rows = tonight.rows(run["verdicts"])
     blocks = {
         f"file-{index}-{kind}": {"text": one.text}
         for index, attached in enumerate(files)
@@ -140,26 +130,37 @@ def night_page(
     return _render(
         "night.html.j2",
         f"{site}: {answer.headline}",
-        sections,
+        [_over_time(shown), _scaling(shown), _nodes(found, shown)],
         blocks,
         site=site,
         run=str(run.get("run", "")).rpartition("/")[2],
         when=tonight.when(str(run.get("run", ""))),
         seconds=float(run.get("seconds") or 0.0),
-        night=Night(
-            answer.headline,
-            rows,
-            _counts(rows),
-            attention,
-            links,
-            tonight.headline(verdicts),
-            answer.open,
-            answer.accepted,
-        ),
+        night=_night(answer, run["verdicts"], rows, shown),
         files=files,
         partitions=sorted({row.partition for _, row in rows} | {one.partition for one in shown}),
         bar_size=(tonight.BAR_WIDTH, tonight.BAR_HEIGHT),
     )
+
+
+def _night(
+    answer: GateAnswer,
+    verdicts: Sequence[Mapping[str, Any]],
+    rows: Sequence[tuple[int, tonight.Row]],
+    shown: Sequence[SeriesView],
+) -> Night:
+    """What stands above the figures; a verdict leads to the first figure of its case."""
+    return Night(
+        headline=answer.headline,
+        rows=rows,
+        counts=Counter(row.status for _, row in rows),
+        attention=[*_of_verdicts(rows), *_of_gate(answer, verdicts, shown)],
+        links={(one.check, one.case, one.partition): f"s{index}"
+               for index, one in reversed([*enumerate(shown)])},
+        verdicts=tonight.headline(verdicts),
+        open=answer.open,
+        accepted=answer.accepted,
+    )  # fmt: skip
 
 
 def figure_page(title: str, sections: Iterable[Section], *, lead: str = "") -> str:
@@ -186,19 +187,9 @@ def embedded_json(value: object) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _points(history: History, since: str) -> dict[Series, tuple[str, list[Point]]]:
-    """The results of every series that has any since then, with its unit."""
-    found: dict[Series, tuple[str, list[Point]]] = {}
-    for series in history.series():
-        points = history.points(series, since)
-        if points:
-            found[series] = (series.unit, points)
-    return found
-
-
 def _views(
     history: History,
-    found: Mapping[Series, tuple[str, list[Point]]],
+    found: Mapping[Series, list[Point]],
     answer: GateAnswer,
     least: float,
     first: Callable[[Series, str], str],
@@ -209,13 +200,13 @@ def _views(
     for one in (*answer.findings, *answer.warnings):
         told[one.series] = (*told.get(one.series, ()), one)
     work: list[Work] = []
-    for series, (unit, points) in found.items():
+    for series, points in found.items():
         if series.metric:
-            _, without = found.get(series.of_case, ("", []))
+            without = found.get(series.of_case, ())
             lost = [p.time for p in without if p.status == Status.ERROR.value]
             since = first(series, points[-1].time)
             of_gate = told.get(series, ())
-            work.append((series, unit, points, lost, least, watched, of_gate, since))
+            work.append((series, points, lost, least, watched, of_gate, since))
     return [one for one in views(work) if one.values["value"]]
 
 
@@ -252,10 +243,10 @@ def _scaling(views: Sequence[SeriesView]) -> Section:
     )  # fmt: skip
 
 
-def _nodes(found: Mapping[Series, tuple[str, list[Point]]], views: Sequence[SeriesView]) -> Section:
+def _nodes(found: Mapping[Series, list[Point]], views: Sequence[SeriesView]) -> Section:
     maps = []
     for partition in sorted({series.partition for series in found}):
-        each = [_as_rates(unit, points) for series, (unit, points) in found.items()
+        each = [_as_rates(series.unit, points) for series, points in found.items()
                 if series.partition == partition]  # fmt: skip
         slow = [n for one in views if one.series.partition == partition for n in one.slow_nodes]
         one = nodes_view.nodes_of(partition, each, slow)
@@ -312,14 +303,6 @@ def _of_gate(
                   links.get(one.series, "time"))
         for tone, one in told
     ]  # fmt: skip
-
-
-def _counts(rows: Sequence[tuple[int, tonight.Row]]) -> dict[str, int]:
-    """How many rows have each status, in the order of the rows."""
-    counts: dict[str, int] = {}
-    for _, row in rows:
-        counts[row.status] = counts.get(row.status, 0) + 1
-    return counts
 
 
 def _render(

@@ -49,7 +49,7 @@ def scaling(views: Iterable[SeriesView]) -> list[ScalingView]:
     families: dict[tuple[str, str, str, str], dict[int, SeriesView]] = defaultdict(dict)
     for view in views:
         placed = layout_of(view.case)
-        if placed and view.values["value"] and _RATE.search(view.series.metric + view.unit):
+        if placed and view.values["value"] and _RATE.search(view.series.metric + view.series.unit):
             families[view.check, placed[0], view.partition, view.series.metric][placed[1]] = view
     for key, members in families.items():
         if key[0].startswith(_SCALING):
@@ -77,7 +77,7 @@ def _family(key: tuple[str, str, str, str], members: Mapping[int, SeriesView]) -
     ]
     values = {
         "x": "ranks",
-        "unit": next(iter(members.values())).unit,
+        "unit": next(iter(members.values())).series.unit,
         "lines": [
             {"name": "ideal", "ideal": True, "points": [{"x": n, "y": one * n} for n in ranks]},
             {"name": "tonight", "points": points},

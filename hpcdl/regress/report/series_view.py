@@ -27,7 +27,7 @@ from hpcdl.regress.history import Point, single_node
 from hpcdl.regress.identity import LOWER, Series, better_of
 from hpcdl.results.faults import Status
 
-Work = tuple[Series, str, Sequence[Point], Sequence[str], float, int, tuple[Finding, ...], str]
+Work = tuple[Series, Sequence[Point], Sequence[str], float, int, tuple[Finding, ...], str]
 """The arguments of `view`."""
 _MUCH, _MOST_WORKERS = 4000, 8
 _NAMED = 8
@@ -45,7 +45,6 @@ class SeriesView:
     """A series as the page shows it: its names, what is found in it, and its figure's values."""
 
     series: Series
-    unit: str
     analysis: Analysis
     judged: bool
     values: Mapping[str, Any]
@@ -100,7 +99,6 @@ def describe_metric(name: str) -> str:
 
 def view(
     series: Series,
-    unit: str,
     points: Sequence[Point],
     lost: Iterable[str] = (),
     least: float = 0.0,
@@ -112,7 +110,6 @@ def view(
 
     Args:
         series: check, case, partition, metric.
-        unit: of its values.
         points: its results, oldest first.
         lost: times of runs of the same case that gave no number at all.
         least: how far below the others a node must lie to be slow, as a fraction.
@@ -121,7 +118,7 @@ def view(
         since: the first night that changes are looked for in; the gate's is the same.
     """
     measured = [point for point in points if _finite(point.value)]
-    better = better_of_points(unit, measured)
+    better = better_of_points(series.unit, measured)
     looked_at = [_night(point) for point in measured if point.time >= since]
     analysis = analyse(looked_at, least, watched, lower=better == LOWER)
     nights = [(day, list(rows)) for day, rows in groupby(measured, lambda point: point.time[:10])]
@@ -130,7 +127,7 @@ def view(
         time[:10] for time in lost
     }
     values = {
-        "unit": unit,
+        "unit": series.unit,
         **_columns(nights),
         "lost": _offsets(sorted(without - set(days)), days),
         "bound": _steps(nights, _bounds),
@@ -139,7 +136,7 @@ def view(
         "levels": _levels(nights, analysis, sum(day < since for day in days)),
         "changes": [_change(change, days, bool(better)) for change in analysis.changes],
     }
-    return SeriesView(series, unit, analysis, bool(better), values, told)
+    return SeriesView(series, analysis, bool(better), values, told)
 
 
 def better_of_points(unit: str, points: Sequence[Point]) -> str:

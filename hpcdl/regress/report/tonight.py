@@ -14,7 +14,7 @@ from typing import Any
 from hpcdl.regress.history import single_node
 from hpcdl.regress.identity import place_of
 from hpcdl.regress.report.series_view import describe_metric, signed
-from hpcdl.regress.verdict import number
+from hpcdl.regress.verdict import bounds_text, number
 from hpcdl.system.text import duration
 
 _STAMP = re.compile(r"(\d{4})(\d{2})(\d{2})-(\d{2})(\d{2})(\d{2})(Z?)")
@@ -135,14 +135,12 @@ def _metric(metric: Mapping[str, Any]) -> MetricRow:
     value, reference = metric.get("value"), metric.get("reference")
     change = value / reference - 1 if value is not None and reference else None
     low, high = metric.get("low"), metric.get("high")
-    bounds = [f"from {number(low)}" if low is not None else "",
-              f"to {number(high)}" if high is not None else ""]  # fmt: skip
     return MetricRow(
         name=describe_metric(str(metric["name"])),
         value=number(value),
         unit=str(metric.get("unit") or ""),
         reference=number(reference),
-        bounds=" ".join(part for part in bounds if part),
+        bounds=bounds_text(low, high),
         change="" if change is None else signed(change),
         source=str(metric.get("source") or ""),
         bar=bar(value, reference, low, high),
