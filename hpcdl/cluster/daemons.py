@@ -117,14 +117,11 @@ def start_nodes(state: ClusterState, nodes: Sequence[Node]) -> dict[str, Process
         _forget_steps(state, node)
     inits = [_spawn(state, node_init(state, node), subprocess.PIPE) for node in nodes]
     try:
-        for node, init in zip(nodes, inits, strict=True):
+        pairs = list(zip(nodes, inits, strict=True))
+        for node, init in pairs:
             _wait_for_own_network(init, output(state, node.name), node.name)
-        pairs = [(node, init.pid) for node, init in zip(nodes, inits, strict=True)]
-        network.plug(state.directory, pairs)
-        started = {
-            node.name: _identified(init, state, node.name)
-            for node, init in zip(nodes, inits, strict=True)
-        }
+        network.plug(state.directory, [(node, init.pid) for node, init in pairs])
+        started = {node.name: _identified(init, state, node.name) for node, init in pairs}
         for init in inits:
             assert init.stdin is not None
             init.stdin.write(b"go\n")

@@ -96,8 +96,7 @@ def up(
         port_base: the first TCP port; a free range is found where None.
         max_nodes: at most so many nodes of each partition.
         directory: the state directory; `state_directory(site)` by default.
-        slurm: a release of Slurm, such as 24.11, from a rootfs of its own; empty for the
-            machine's.
+        slurm: a release such as 24.11, from a rootfs of its own; empty for the machine's.
         say: called with a line for each step.
 
     Returns:
@@ -108,19 +107,15 @@ def up(
         BadInput, MissingPrerequisite: see `prepare`.
         DaemonDied: a daemon did not start; its log's end is shown.
     """
-    asked, where = prepare(
-        site, mode=mode, accounting=accounting, max_nodes=max_nodes, directory=directory,
-        slurm=slurm,
-    )  # fmt: skip
+    asked, where = prepare(site, mode=mode, accounting=accounting, max_nodes=max_nodes,
+                           directory=directory, slurm=slurm)  # fmt: skip
     if slurm:  # may take minutes, and needs nothing of the cluster's
         rootfs.get(slurm, say)
     elif mode == "auto" and asked.mode == LOOPBACK:
         say(f"the nodes share this machine's network and processes: {lack_of_namespaces()}")
     begin = time.monotonic()
     os.umask(0o022)  # the daemons', too: what they write is for others to read at most
-    with explain_os_errors(where):
-        where.mkdir(parents=True, exist_ok=True)
-    require_private(where)
+    _make_private(where)
     with locked(where / LOCK, wait_seconds=150):
         state.claim(where)
         current = recorded(where)
@@ -129,9 +124,15 @@ def up(
             return _repair(current, say)
         clear(where, say if current else silent)
         fresh = _start(site, asked, where, port_base, say)
-        return state.write_state(
-            replace(fresh, phase="ready", seconds=round(time.monotonic() - begin, 2))
-        )
+        took = round(time.monotonic() - begin, 2)
+        return state.write_state(replace(fresh, phase="ready", seconds=took))
+
+
+def _make_private(where: Path) -> None:
+    """Make the state directory where it is not there; nobody else may change it."""
+    with explain_os_errors(where):
+        where.mkdir(parents=True, exist_ok=True)
+    require_private(where)
 
 
 def _usable(current: ClusterState) -> bool:

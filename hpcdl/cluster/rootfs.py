@@ -147,10 +147,9 @@ def get(release: str, say: Say) -> Root:
         HpcdlError: no suite could be had, or none has the release any more.
     """
     check(release)
-    found = find(release)
-    if found is not None:
+    if (found := find(release)) is not None:
         return found
-    failures: list[str] = []
+    failures = list[str]()
     for suite in (one for one in _suites() if one.release == Release.parse(release).series):
         try:
             root = build(suite, say)
@@ -162,9 +161,8 @@ def get(release: str, say: Say) -> Root:
         failures.append(f"{suite.name} has Slurm {root.version} now")
     raise MissingPrerequisite(
         f"no suite of Debian gives Slurm {release} at present",
-        details=failures,
-        hint="`hpcdl cluster rootfs` lists the releases that are there",
-    )
+        details=failures, hint="`hpcdl cluster rootfs` lists the releases that are there",
+    )  # fmt: skip
 
 
 def get_all(wanted: Sequence[str], say: Say) -> dict[str, Root | HpcdlError]:

@@ -74,9 +74,7 @@ def read_state(directory: Path) -> ClusterState | None:
     require_private(directory)
     require_private(path)
     try:
-        text = path.read_text(encoding="utf-8")
-
-        data: dict[str, Any] = json.loads(text)
+        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if data.pop("schema") != VERSION:
             raise ValueError("another version")
         return _state(data)

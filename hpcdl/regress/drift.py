@@ -156,8 +156,7 @@ def analyse(
         watched: how many series share the site's budget of nights that are closed by chance.
         lower: whether lower values are better; a time is looked at as its rate, 1/t.
     """
-    ordered = sorted(as_rates(series) if lower else series, key=lambda night: night.date)
-    runs = runs_of(ordered)
+    runs = runs_of(sorted(as_rates(series) if lower else series, key=lambda night: night.date))
     enough = closing_strength(BUDGET, watched)
     changes = tuple(_change(found, runs, enough) for found in detect(runs.nights))
     start = max((edge for change in changes for edge in change.edges), default=0)
@@ -168,7 +167,7 @@ def analyse(
         level=1 / level if lower and level else level,
         spread=spread / level if level else 0.0,
         enough=len(runs.dates) > MIN_NIGHTS,
-        slow_nodes=slow_nodes(ordered, least),
+        slow_nodes=slow_nodes([one for night in runs.each for one in night], least),
     )
 
 

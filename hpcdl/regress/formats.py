@@ -37,11 +37,8 @@ def read_run(path: Path) -> Run:
     except BadInput as refused:
         why = [refused.message]
     if found is None or found.values.get("verdicts") is None:
-        raise BadInput(
-            f"there are no verdicts in {path}",
-            details=why,
-            hint="name a run's directory below WORK/checks/runs; one that was stopped has none",
-        )
+        hint = "name a run's directory below WORK/checks/runs; one that was stopped has none"
+        raise BadInput(f"there are no verdicts in {path}", details=why, hint=hint)
     for fault in found.faults.values():
         raise BadInput(
             f"the verdicts in {path} cannot be read: {fault}",

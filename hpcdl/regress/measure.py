@@ -81,10 +81,8 @@ def covered(site: Site, modules: Modules, request: CheckRequest) -> bool:
         BadInput: no check is named; which ones tags mean, only ReFrame knows.
     """
     if not request.names:
-        raise BadInput(
-            "--if-missing cannot know which references are missing",
-            hint="name the checks: --name throughput --name storage",
-        )
+        hint = "name the checks: --name throughput --name storage"
+        raise BadInput("--if-missing cannot know which references are missing", hint=hint)
     machine = fingerprint()
     for part in site.by_groups(request.partitions):
         there = {

@@ -166,9 +166,8 @@ def _verdicts(
     if found and session.exit_code != 0 and all(verdict.ok for verdict in found):
         broken.append(_problem(f"ReFrame exited with status {session.exit_code}; see {run.log}"))
     if broken or found:
-        missing = [*_partitions_without(request, found), *_names_without(request, found),
-                   *_nodes_without(site, request, found)]  # fmt: skip
-        return [*found, *broken, *missing]
+        return [*found, *broken, *_partitions_without(request, found),
+                *_names_without(request, found), *_nodes_without(site, request, found)]  # fmt: skip
     kind = FaultKind.SELECTION if request.names and session.selected == 0 else FaultKind.RUN
     return [_problem(_why_nothing(run, request, session), kind=kind)]
 

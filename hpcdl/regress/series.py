@@ -18,6 +18,8 @@ from hpcdl.system.safe_read import read_regular
 from hpcdl.system.text import table
 
 COLUMNS = ("date", "value", "release", "driver", "node")
+_HEADER = ("what", "began", "between", "seen", "ended", "before", "after", "change",
+           "changed with it")  # fmt: skip
 _SHOWN_FAULTS = 10
 _MOST_BYTES = 20_000_000
 _LARGEST = 1e100
@@ -85,18 +87,7 @@ def analysis_text(analysis: Analysis) -> str:
     if not analysis.enough:
         lines.append("INSUFFICIENT-DATA: too few nights to see a change")
     if analysis.changes:
-        header = (
-            "what",
-            "began",
-            "between",
-            "seen",
-            "ended",
-            "before",
-            "after",
-            "change",
-            "changed with it",
-        )
-        lines.append(table([_row(change) for change in analysis.changes], header))
+        lines.append(table([_row(change) for change in analysis.changes], _HEADER))
     elif analysis.enough:
         lines.append("no change")
     if analysis.warning:

@@ -57,11 +57,9 @@ def _check_meaning(document: Document, values: dict[str, Any]) -> None:
         _unknown(document, ("default_partition",), "partition", chosen, partitions)
     for name, stack in (values.get("stacks") or {}).items():
         if name in _TAKEN:
-            document.fault(
-                f"'{name}' is no name for a stack: PREFIX/spack has a directory of that name",
-                document.find(("stacks", name)),
-                f"choose another, such as {name}-1",
-            )
+            taken = f"'{name}' is no name for a stack: PREFIX/spack has a directory of that name"
+            other = f"choose another, such as {name}-1"
+            document.fault(taken, document.find(("stacks", name)), other)
         for index, partition in enumerate((stack or {}).get("partitions") or []):
             if partition and partition not in partitions:
                 where = ("stacks", name, "partitions", index)
@@ -83,11 +81,8 @@ def _check_partition(
         _unknown(document, ("partitions", name, "stack"), "stack", stack, stacks)
     served = (stacks.get(stack) or {}).get("partitions") if stack else None
     if served and name not in served:
-        document.fault(
-            f"the stack '{stack}' does not serve '{name}': its 'partitions' leave it out",
-            place("stack"),
-            "add it there, or take the key out here",
-        )
+        said = f"the stack '{stack}' does not serve '{name}': its 'partitions' leave it out"
+        document.fault(said, place("stack"), "add it there, or take the key out here")
     if partition.get("max_time") and slurm_minutes(partition["max_time"]) < 1:
         document.fault("'max_time' leaves no time for a job", place("max_time"))
     scratch = (partition.get("scratch") or {}).get("path")

@@ -195,11 +195,9 @@ def _mixed(whole: Partition, groups: list[Partition]) -> Partition:
         **least,
         gpu=common,
         reference_set=min(with_gpus, key=lambda pair: _rank(pair[1]))[0].reference_set,
-        groups=tuple(
-            replace(group, fellows=tuple(other for other in groups if other is not group))
-            for group in groups
-        ),
-    )
+        groups=tuple(replace(one, fellows=tuple(other for other in groups if other is not one))
+                     for one in groups),
+    )  # fmt: skip
 
 
 def _rank(gpu: Gpu) -> tuple[int, ...]:

@@ -31,11 +31,8 @@ def as_text(site: Site) -> str:
         "",
     ]
     header = ["partition", "nodes", "GPUs per node", "CPUs", "memory", "network", "limit", "stack"]
-    rows = [
-        row
-        for part in site.partitions.values()
-        for row in _rows(part, part.name == site.default_partition)
-    ]
+    rows = [row for part in site.partitions.values()
+            for row in _rows(part, part.name == site.default_partition)]  # fmt: skip
     stacks = [
         f"stack {stack.name}: {stack.backend}"
         + "".join(f", {name} {version}" for name, version in stack.pins.items())

@@ -13,7 +13,8 @@ import os
 import re
 import shutil
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from hpcdl.stack.recipe import Edit, HorovodRecipe, Interpreter, Recipe, digest
@@ -103,49 +104,46 @@ def build_horovod(
     if found is not None:
         return found
     assert recipe.horovod is not None
+    packages = environment / "lib" / f"python{python.minor}" / "site-packages"
     with shared_lock(wheels_cache() / ".horovod.lock", wait_seconds=_BUILD_SECONDS):
-        found = find_horovod(recipe, python, mpi)
-        if found is not None:
-            return found
-        compilers = toolchain()
-        folder = horovod_folder(recipe, python, mpi)
-        # A name of its own: compilers that a killed build left may still write to theirs.
-        for left in folder.parent.glob(f"{folder.name}.partial-*"):
-            shutil.rmtree(left, ignore_errors=True)
-        partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
-        with explain_os_errors(partial):
-            partial.mkdir(parents=True)
-        try:
-            packages = environment / "lib" / f"python{python.minor}" / "site-packages"
-            _build(recipe.horovod, environment / "bin", packages, partial, compilers, say)
-            with explain_os_errors(folder):
-                write_atomic(partial / _COMPILERS, f"{compilers}\n")
-                record_digest(next(partial.glob("horovod-*.whl")))
-                shutil.rmtree(partial / "sources")
-                shutil.rmtree(folder, ignore_errors=True)
-                partial.rename(folder)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+        if find_horovod(recipe, python, mpi) is None:
+            compilers = toolchain()
+            with _new_folder(horovod_folder(recipe, python, mpi)) as partial:
+                _build(recipe.horovod, environment / "bin", packages, partial, compilers, say)
+                with explain_os_errors(partial):
+                    write_atomic(partial / _COMPILERS, f"{compilers}\n")
+                    record_digest(next(partial.glob("horovod-*.whl")))
+                    shutil.rmtree(partial / "sources")
     wheel = find_horovod(recipe, python, mpi)
     assert wheel is not None
     return wheel
 
 
+@contextmanager
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """A directory beside `folder` that takes its place where nothing fails."""
+    # A name of its own: compilers that a killed build left may still write to theirs.
+    for left in folder.parent.glob(f"{folder.name}.partial-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
+    with explain_os_errors(partial):
+        partial.mkdir(parents=True)
+    try:
+        yield partial
+        with explain_os_errors(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
 def _build(
-    recipe: HorovodRecipe,
-    programs: Path,
-    packages: Path,
-    folder: Path,
-    compilers: Toolchain,
+    recipe: HorovodRecipe, programs: Path, packages: Path, folder: Path, compilers: Toolchain,
     say: Say,
-) -> None:
+) -> None:  # fmt: skip
     """From the sdist to a wheel in `folder`."""
     log = new_log("horovod")
-    pip: list[str | Path] = [
-        *module_argv(programs / "python", "pip"),
-        "--disable-pip-version-check",
-        "--no-input",
-    ]
+    pip = [*module_argv(programs / "python", "pip"), "--disable-pip-version-check", "--no-input"]
     sdist = _sdist(recipe, pip, folder, log, say)
     say(f"building Horovod {recipe.version} with {compilers} (minutes, once; log: {log})")
     with tarfile.open(sdist) as archive:

@@ -28,6 +28,8 @@ from hpcdl.system.trust import require_private
 _READ = stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH
 _ENTER = stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH
 _WRITE_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_FREE = ("`hpcdl stack gc` removes releases that nothing uses; HPCDL_CACHE says where wheels are "
+         "kept")  # fmt: skip
 _SPARE_BYTES = 400_000_000
 
 
@@ -179,10 +181,8 @@ def require_space(needs: Mapping[Path, float], *, only_look: bool = False) -> No
         if free < wanted[device]:
             raise MissingPrerequisite(
                 f"no space left for the stack in {place}: it needs {wanted[device]:.1f} GB, "
-                f"{free:.1f} GB are free",
-                hint="`hpcdl stack gc` removes releases that nothing uses; HPCDL_CACHE says where "
-                "wheels are kept",
-            )
+                f"{free:.1f} GB are free", hint=_FREE,
+            )  # fmt: skip
     for place in () if only_look else needs:
         with explain_os_errors(place):
             place.mkdir(parents=True, exist_ok=True)

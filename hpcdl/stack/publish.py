@@ -95,7 +95,7 @@ def publish(
         CheckFailed: the gate did not pass, the tree is not what was built, others may write it or
             cannot use it, or an agreement or waiver is missing; `current` stays.
     """
-    release, event = read_release(site, release_id), Event("publish", release_id, "")
+    release = read_release(site, release_id)
     require_answers(site, release)
     require_readers(site, release, say)
     _require_gpus_served(site, release)
@@ -105,22 +105,28 @@ def publish(
         proof = verify(site, release_id, gate)
         _require_passed(release, proof)
     with shared_lock(publish_lock(site), wait_seconds=_WAIT_SECONDS):
-        release = read_release(site, release_id)  # the gate took its time
-        for name in _WRITTEN:
-            clear_leftovers(release.root / name)
-        with switch_lock(site, _WAIT_SECONDS):
-            seen = read_history(site)
+        # Read again: the gate took its time.
+        return _publish(site, read_release(site, release_id), proof, say)
+
+
+def _publish(site: Site, release: Release, proof: Proof, say: Say) -> PublishResult:
+    """Make a proven release current, under the lock of publishes."""
+    event = Event("publish", release.id, "")
+    for name in _WRITTEN:
+        clear_leftovers(release.root / name)
+    with switch_lock(site, _WAIT_SECONDS):
+        seen = read_history(site)
+        _show_modules(site, release, event)
+    entries = look(release)
+    require_safe_modes(release, {name: entry.status for name, entry in entries.items()})
+    require_integrity(release, entries)
+    write_site_files(site)
+    refresh_sboms(site, release, say)
+    with switch_lock(site, _WAIT_SECONDS):
+        if read_history(site) != seen:  # somebody went back meanwhile
             _show_modules(site, release, event)
-        entries = look(release)
-        require_safe_modes(release, {name: entry.status for name, entry in entries.items()})
-        require_integrity(release, entries)
-        write_site_files(site)
-        refresh_sboms(site, release, say)
-        with switch_lock(site, _WAIT_SECONDS):
-            if read_history(site) != seen:  # somebody went back meanwhile
-                _show_modules(site, release, event)
-            before, moves = current_id(site), _moves(site, event)
-            _switch(site, event, before)
+        before, moves = current_id(site), _moves(site, event)
+        _switch(site, event, before)
     return PublishResult(before, release.id, proof, moves)
 
 
@@ -131,13 +137,10 @@ def _require_gpus_served(site: Site, release: Release) -> None:
         CheckFailed: it is for CPUs, and partitions that it serves have GPUs.
     """
     stack = site.stacks.get(release.stack)
-    meant = stack is None or stack.variant == "cpu"
-    if meant or "cuda" in release.versions:
-        return
-    served = [site.partitions[name] for name in release.partitions or site.partitions
-              if name in site.partitions]  # fmt: skip
-    idle = [part.name for part in served if part.gpu is not None]
-    if idle:
+    meant = stack is None or stack.variant == "cpu" or "cuda" in release.versions
+    names = release.partitions or tuple(site.partitions)
+    idle = [name for name in names if name in site.partitions and site.partitions[name].gpu]
+    if idle and not meant:
         raise CheckFailed(
             f"{release.id} is for CPUs, and would leave the GPUs of {', '.join(idle)} idle",
             hint="`hpcdl stack build` makes one for GPUs; `variant: cpu` in the stack of the site "
@@ -242,11 +245,10 @@ def sound_releases(site: Site, without: Collection[str] = ()) -> dict[str, Relea
 
 
 def _require_passed(release: Release, proof: Proof) -> None:
-    failed = [check for check in proof.checks if not check.ok]
     if not proof.passed:
         raise CheckFailed(
             f"{release.id} did not pass the gate and is not published",
-            details=[check.describe() for check in failed],
+            details=[check.describe() for check in proof.checks if not check.ok],
             hint=f"all evidence is in {release.root / PROOF_FILE}",
         )
 

@@ -30,8 +30,7 @@ def read_history(site: Site) -> list[Event]:
     Raises:
         CheckFailed: the file is damaged; says how to continue.
     """
-    path = _path(site)
-    current = current_id(site)
+    path, current = _path(site), current_id(site)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         events = [Event.of(event) for event in data["events"]]

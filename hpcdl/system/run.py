@@ -120,19 +120,16 @@ def run(
     """
     command = tuple(map(str, argv))
     where = _absolute(directory)
-    start = time.monotonic()
+    start, before = time.monotonic(), tie() if tied else None
     merged = {**(os.environ if base_env is None else base_env), **(env or {})}
     try:
-        exit_code, out, err = _execute(
-            command, where, merged, stdin, timeout, log, tie() if tied else None, watch
-        )
+        ended = _execute(command, where, merged, stdin, timeout, log, before, watch)
     except subprocess.TimeoutExpired as fault:
-        raise Stopped(
-            f"'{shlex.join(command)[:200]}' did not end within {duration(timeout or 0)}", hint=hint
-        ) from fault
+        said = f"'{shlex.join(command)[:200]}' did not end within {duration(timeout or 0)}"
+        raise Stopped(said, hint=hint) from fault
     except (OSError, ValueError) as fault:
         raise _not_run(command, where, fault, hint) from fault
-    result = CommandResult(command, where, exit_code, out, err, time.monotonic() - start, log)
+    result = CommandResult(command, where, *ended, time.monotonic() - start, log)
     if check and not result.ok:
         raise CommandFailed(result, _reopen_script(result, env), hint)
     return result

@@ -83,10 +83,8 @@ class JobGate:
         """
         names = self._names(site, release)
         if not names:
-            raise BadInput(
-                f"{release.id} would serve no partition of '{site.name}'",
-                hint="name one to test it on: --partition NAME",
-            )
+            said = f"{release.id} would serve no partition of '{site.name}'"
+            raise BadInput(said, hint="name one to test it on: --partition NAME")
         _require_slurm()
         queued: dict[str, Submission] = {}
         try:

@@ -132,7 +132,5 @@ def check_available(site: Site, module: Module) -> None:
     answer = run(["bash", "-c", script, "bash", *module.names], env=env, check=False, timeout=60)
     missing = [name for name in answer.stdout.split("\0") if name in module.names]
     if missing:
-        raise BadInput(
-            f"there is no module {', '.join(missing)}",
-            hint="`module avail` and `module spider NAME` show what there is",
-        )
+        hint = "`module avail` and `module spider NAME` show what there is"
+        raise BadInput(f"there is no module {', '.join(missing)}", hint=hint)

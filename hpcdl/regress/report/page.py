@@ -122,11 +122,8 @@ def night_page(
                   lambda one, last: first_night(one, last, rulings, now.date()))  # fmt: skip
     shown = sorted(each, key=lambda one: (not one.alarm, one.series))
     rows = tonight.rows(run["verdicts"])
-    blocks = {
-        f"file-{index}-{kind}": {"text": one.text}
-        for index, attached in enumerate(files)
-        for kind, one in attached.items()
-    }
+    blocks = {f"file-{index}-{kind}": {"text": one.text} for index, attached in enumerate(files)
+              for kind, one in attached.items()}  # fmt: skip
     return _render(
         "night.html.j2",
         f"{site}: {answer.headline}",

@@ -147,10 +147,9 @@ def choose_environments(
 
     plan = plan_spack(the_site(), stack)
     if names or plan.lock is None:
-        raise BadInput(
-            f"the stack '{stack}' is not solved" if not names else "--name takes a stack's own",
-            hint="`hpcdl stack build` solves it first; or name a shipped environment alone",
-        )
+        said = "--name takes a stack's own" if names else f"the stack '{stack}' is not solved"
+        hint = "`hpcdl stack build` solves it first; or name a shipped environment alone"
+        raise BadInput(said, hint=hint)
     return plan.work.root, (plan.environment.name,)
 
 
