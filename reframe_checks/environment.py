@@ -6,9 +6,8 @@ import reframe as rfm
 
 from hpcdl.jobs.preflight import read_probes
 from hpcdl.regress.checkbase import LOG, HpcdlCheck, Metric
-from hpcdl.regress.release_dates import promised_versions
 from hpcdl.regress.result import Measured
-from hpcdl.regress.sanity import binding_faults, version_faults
+from hpcdl.regress.sanity import binding_faults, promised_versions, version_faults
 from hpcdl.regress.training import ALL, job_on
 from hpcdl.results.faults import Fault, FaultKind
 

@@ -1,4 +1,4 @@
-"""What must hold of every job before its numbers count. Pure.
+"""What must hold of every job before its numbers count. Pure, but for what a release records.
 
 World size, release, device and nodes as its layout says; a training beside that ends by itself
 with finite, falling losses. A number of a job that ran as something else is no number.
@@ -13,6 +13,8 @@ from hpcdl.jobs.preflight import Expectation, Probe, judge
 from hpcdl.regress.result import Measured
 from hpcdl.results.faults import Fault, FaultKind, as_fault
 from hpcdl.results.records import at
+from hpcdl.site import Partition, Site
+from hpcdl.stack.release import release_for
 
 
 def faults_of(
@@ -129,3 +131,16 @@ def version_faults(measured: Measured, promised: Mapping[str, str]) -> list[Faul
             text = f"the module brings {name} {ran or 'unknown'}, the release says {wanted}"
             found.append(Fault(FaultKind.VERSION, text, wanted=wanted, got=ran))
     return found
+
+
+def promised_versions(site: Site, partition: Partition, release: str | None) -> Mapping[str, str]:
+    """Versions in the record of the release that a partition's jobs load, by component.
+
+    Nothing where no release is published, or where the jobs load another one.
+    """
+    found = (
+        release_for(site, partition.name, partition.gpu and partition.gpu.model)
+        if release
+        else None
+    )
+    return found.versions if found is not None and found.id == release else {}

@@ -10,20 +10,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from hpcdl.site import Partition, Site, StackRequest
+from hpcdl import facts
+from hpcdl.site import Gpu, Partition, Site, StackRequest
 from hpcdl.stack.resolve_answer import Answer, Resolution
 from hpcdl.stack.resolve_facts import BACKENDS, COMPONENTS, Tried, known
-from hpcdl.stack.resolve_gpus import by_model, no_wheels, notes
 from hpcdl.stack.resolve_groups import setting
 from hpcdl.stack.resolve_problem import Setting, fix, make_problem
 from hpcdl.stack.resolve_show import chain_lines
 from hpcdl.stack.resolve_solution import Solution, driver_notes, solve
-from hpcdl.stack.resolve_solver import Solver
-from hpcdl.stack.resolve_versions import Range
+from hpcdl.stack.resolve_solver import Condition, Rule, Solver
+from hpcdl.stack.resolve_versions import Range, sort_key
 from hpcdl.stack.spack_backend.from_wheels import choose
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean
 
+_USUAL = "x86_64"
 # A version, or a range as Spack writes it: `2.18`, `2.15:2.18`, `:2.14,2.18`.
 _VERSION = re.compile(r"[0-9:](?:[0-9A-Za-z:]|[.,_-](?=[0-9A-Za-z:]))*", re.ASCII)
 
@@ -48,7 +49,7 @@ def resolve(
         for part in parts
         for stack, way, wanted in _ways(site, part)
         if backend in {None, way}
-        for nodes in by_model(part)
+        for nodes in _by_model(part)
     )
 
 
@@ -83,7 +84,7 @@ def resolve_build(site: Site, stack: StackRequest, partitions: tuple[str, ...]) 
         BadInput: an unknown component or version in a pin, or pins that contradict each other
             or the facts.
     """
-    part = by_model(site.partition(partitions[0]))[0]
+    part = _by_model(site.partition(partitions[0]))[0]
     return _resolve(site, part, stack, "venv", wanted=True)
 
 
@@ -137,7 +138,7 @@ def _resolve(
         model = part.gpu.model if part.gpu else None
         _refuse_pins(f"partition '{part.name}'", model, stack, solution)
     wheels, more = (
-        (no_wheels(part.gpu, backend), notes(part.gpu, backend)) if part.gpu else ((), ())
+        (_no_wheels(part.gpu, backend), _gpu_notes(part.gpu, backend)) if part.gpu else ((), ())
     )
     cuda = next((one.version for one in solution.choices if one.component == "cuda"), "")
     old = driver_notes(part.driver, cuda)
@@ -203,7 +204,7 @@ def _refuse_pins(where: str, gpu: str | None, stack: StackRequest, solution: Sol
 
 
 def _answer(site: Site, resolution: Resolution, name: str, version: str) -> Answer:
-    nodes = by_model(site.partition(resolution.partition))
+    nodes = _by_model(site.partition(resolution.partition))
     part = next(one for one in nodes if (one.gpu and one.gpu.model) == resolution.gpu)
     stack = site.stacks.get(resolution.stack or "")
     problem = make_problem(setting(site, part, stack, resolution.backend))
@@ -214,7 +215,7 @@ def _answer(site: Site, resolution: Resolution, name: str, version: str) -> Answ
         )
     solver = Solver(problem)
     question = fix(name, version, "question", -10)
-    never = no_wheels(part.gpu, resolution.backend) if part.gpu else ()
+    never = _no_wheels(part.gpu, resolution.backend) if part.gpu else ()
     values = None if never else solver.solve([question])
     chain = never[0] if never else () if values else solver.explain([question]) or ()
     newest = resolution.versions.get(name, "")
@@ -252,3 +253,29 @@ def _check_known(name: str, version: str, where: str, names: tuple[str, ...] = C
             f"{where} {book.components[name].title} {version}, which nobody here knows",
             hint=did_you_mean(version, versions[:12]),
         )
+
+
+def _by_model(partition: Partition) -> tuple[Partition, ...]:
+    """A group of nodes for each GPU model of a partition, the oldest GPU first: it limits most."""
+    models = {group.gpu and group.gpu.model: group for group in reversed(partition.gpu_groups)}
+    return tuple(
+        sorted(models.values(), key=lambda one: sort_key(one.gpu.compute if one.gpu else ""))
+    )
+
+
+def _no_wheels(gpu: Gpu, backend: str) -> tuple[tuple[Rule, ...], ...]:
+    """The chain of rules against wheels for a GPU whose CPUs have none; empty as a rule."""
+    if gpu.figures.machine == _USUAL or backend != "venv":
+        return ()
+    row = facts.load("gpus")["machines"][gpu.figures.machine]
+    wheel = next(one for one in row["wheels"] if one["package"] == "tensorflow")
+    why = f"{gpu.model} stands beside {gpu.figures.machine} CPUs: {row['venv']}"
+    need = Condition("tensorflow", Range(wheel["newest"]))
+    return ((Rule((), need, why, wheel["source"], wheel["proof"], origin="offer"),),)
+
+
+def _gpu_notes(gpu: Gpu, backend: str) -> tuple[str, ...]:
+    """What to know of a stack for a GPU beside other CPUs than usual."""
+    if gpu.figures.machine == _USUAL or backend == "venv":
+        return ()
+    return (f"{facts.load('gpus')['machines'][gpu.figures.machine][backend]} [doubtful]",)

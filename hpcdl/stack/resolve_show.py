@@ -211,16 +211,11 @@ def _data(resolution: Resolution) -> dict[str, Any]:
                 "version": choice.version,
                 "proof": choice.proof,
                 "source": choice.source,
-                "limit": {
+                "limit": choice.limit
+                and {
                     "not": choice.limit.newer,
-                    "because": [
-                        _rule_data(rule, resolution.gpu)
-                        for rule in choice.limit.chain
-                        if rule.origin != "choice"
-                    ],
-                }
-                if choice.limit
-                else None,
+                    "because": _chain_data(choice.limit.chain, resolution.gpu),
+                },
             }
             for choice in resolution.choices
         ],

@@ -26,13 +26,13 @@ from hpcdl.regress.training import job_on
 from hpcdl.site import Site, StackRequest, load_site
 from hpcdl.site.gpu_models import find_row, gpu_named, matches, model_of_type, out_of_scope
 from hpcdl.site.show import as_data, as_text
+from hpcdl.stack.gpu_needs import models
 from hpcdl.stack.resolve import resolve, why_not
 from hpcdl.stack.resolve_facts import serves
 from hpcdl.stack.resolve_groups import groups
 from hpcdl.stack.resolve_show import as_text as resolution_text
 from hpcdl.stack.resolve_show import chain_lines
 from hpcdl.stack.spack_backend.environment import environment_for
-from hpcdl.stack.spack_backend.needs import models
 from hpcdl.system.errors import BadInput, ExitCode
 from hpcdl.workflows.expectation import expect, why_none
 from hpcdl.workflows.targets import targets

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from hpcdl.site import Site, StackRequest, load_site
+from hpcdl.stack.gpu_needs import driver_needs, models, needs_of
 from hpcdl.stack.spack_backend import concretize, spack_build
 from hpcdl.stack.spack_backend.adopt import plan_adoption
 from hpcdl.stack.spack_backend.cache import BuildCache
@@ -22,7 +23,6 @@ from hpcdl.stack.spack_backend.from_wheels import choose, wheel_sets
 from hpcdl.stack.spack_backend.locked import Lock
 from hpcdl.stack.spack_backend.make import PackageFailed, Tally, Watch
 from hpcdl.stack.spack_backend.mirror import Source, licence_of
-from hpcdl.stack.spack_backend.needs import driver_needs, models, needs_of
 from hpcdl.stack.spack_backend.spack_build import plan_spack
 from hpcdl.stack.spack_backend.tool import Spack, lock_holder, open_spack
 from hpcdl.stack.spack_backend.view import (

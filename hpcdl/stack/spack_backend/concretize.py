@@ -104,7 +104,9 @@ def plan(
         BadInput: an unknown environment or partition, or one that no set of versions fits.
     """
     if partition:
-        return _plan_site(the_site(), partition, root)
+        site = the_site()
+        own = Path(root) if root else site.paths.prefix / "spack" / partition
+        return _site_work(site, environment_for(site, partition), own, partition)
     where = Path(root) if root else folder("spack")
     wanted = tuple(environment(name) for name in names) or environments()
     return Work(where, wanted, {_yaml(where, one): render(one) for one in wanted}, None)
@@ -113,19 +115,12 @@ def plan(
 def stack_work(site: Site, request: StackRequest, wanted: Environment) -> Work:
     """What to write for a stack of a site, in PREFIX/spack/STACK."""
     names = request.partitions or tuple(site.partitions)
-    first = site.partition(names[0])
-    where = site.paths.prefix / "spack" / request.name
-    files = {_yaml(where, wanted): render(wanted), where / "site.yaml": render_site(site, first)}
-    return Work(where, (wanted,), files, site.name)
+    return _site_work(site, wanted, site.paths.prefix / "spack" / request.name, names[0])
 
 
-def _plan_site(site: Site, partition: str, root: str | None) -> Work:
-    wanted = environment_for(site, partition)
-    where = Path(root) if root else site.paths.prefix / "spack" / partition
-    files = {
-        _yaml(where, wanted): render(wanted),
-        where / "site.yaml": render_site(site, site.partition(partition)),
-    }
+def _site_work(site: Site, wanted: Environment, where: Path, partition: str) -> Work:
+    scope = render_site(site, site.partition(partition))
+    files = {_yaml(where, wanted): render(wanted), where / "site.yaml": scope}
     return Work(where, (wanted,), files, site.name)
 
 
@@ -181,10 +176,9 @@ def concretize(
     if not result.ok:
         raise _no_solution(wanted, log, "Spack found no solution")
     lock = where / "spack.lock"
-    versions = lock_versions(lock)
-    return Solved(
-        wanted, lock, versions, _count(lock), time.monotonic() - start, differences(wanted, lock)
-    )
+    count = len(json.loads(lock.read_text())["concrete_specs"])
+    took, differ = time.monotonic() - start, differences(wanted, lock)
+    return Solved(wanted, lock, lock_versions(lock), count, took, differ)
 
 
 def default_limit() -> float:
@@ -242,7 +236,3 @@ def _yaml(root: Path, wanted: Environment) -> Path:
 
 def _read(path: Path) -> str | None:
     return path.read_text() if path.exists() else None
-
-
-def _count(lock: Path) -> int:
-    return len(json.loads(lock.read_text())["concrete_specs"])

@@ -143,11 +143,14 @@ def environment_for_stack(site: Site, request: StackRequest) -> Environment:
     with_gpus = [name for name in names if site.partition(name).gpu is not None and not idle]
     if not with_gpus:
         _require_one_target(site, request, names)
-        return _from_wheels(site, request)
+        versions = cpu_versions(request)
+        why = f"TensorFlow {versions['tensorflow']} for CPUs, from wheels"
+        return _from_wheels(site, request, ("CPUs, from wheels",), versions, Choice((), why))
     choice = choose(site, request, with_gpus)
     if choice.archs and with_gpus == list(names):
         _require_one_target(site, request, names)
-        return _from_gpu_wheels(site, request, names, choice)
+        models = dict.fromkeys(one for name in names for one in site.partition(name).gpu_models)
+        return _from_wheels(site, request, tuple(models), gpu_wheels().versions, choice)
     only = _only(site, request)
     found = {name: environment_for(only, name) for name in with_gpus}
     first = found[with_gpus[0]]
@@ -171,20 +174,13 @@ def environment_for_stack(site: Site, request: StackRequest) -> Environment:
     )
 
 
-def _from_gpu_wheels(
-    site: Site, request: StackRequest, names: Sequence[str], choice: Choice
-) -> Environment:
-    models = (model for name in names for model in site.partition(name).gpu_models)
-    return Environment(
-        name=request.name,
-        title=f"{site.name}, stack {request.name}",
-        serves=tuple(dict.fromkeys(models)),
-        archs=choice.archs,
-        versions=gpu_wheels().versions,
-        gcc="",
-        wheels=True,
-        why=choice.why,
-    )
+def _from_wheels(
+    site: Site, request: StackRequest, serves: tuple[str, ...], versions: Mapping[str, str],
+    choice: Choice,
+) -> Environment:  # fmt: skip
+    title = f"{site.name}, stack {request.name}"
+    return Environment(request.name, title, serves, choice.archs, versions, gcc="", wheels=True,
+                       why=choice.why)  # fmt: skip
 
 
 def _require_one_target(site: Site, request: StackRequest, names: Sequence[str]) -> None:
@@ -209,25 +205,6 @@ def _only(site: Site, request: StackRequest) -> Site:
     """The site as if every partition had this stack, so that its pins count."""
     partitions = {name: replace(one, stack=request.name) for name, one in site.partitions.items()}
     return replace(site, stacks={request.name: request}, partitions=partitions)
-
-
-def _from_wheels(site: Site, request: StackRequest) -> Environment:
-    """TensorFlow for CPUs from the overlay's lists of wheels.
-
-    Raises:
-        BadInput: no list has what is pinned, or something else is pinned.
-    """
-    versions = cpu_versions(request)
-    return Environment(
-        name=request.name,
-        title=f"{site.name}, stack {request.name}",
-        serves=("CPUs, from wheels",),
-        archs=(),
-        versions=versions,
-        gcc="",
-        wheels=True,
-        why=f"TensorFlow {versions['tensorflow']} for CPUs, from wheels",
-    )
 
 
 def _check_pmix(site: Site) -> None:

@@ -14,10 +14,10 @@ from typing import Any
 
 from hpcdl import __version__, facts
 from hpcdl.site import Gpu, StackRequest
+from hpcdl.stack.gpu_needs import needs_of
 from hpcdl.stack.recipe import MODULE, digest, gpu_variant
 from hpcdl.stack.release import SCHEMA
 from hpcdl.stack.spack_backend.from_wheels import wheel_sets
-from hpcdl.stack.spack_backend.needs import needs_of
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 
 _RECIPES = ("packages", "wheels", "cuda_wheels")

@@ -18,7 +18,7 @@ from typing import Any
 
 from hpcdl import __version__, facts
 from hpcdl.site import Site, StackRequest
-from hpcdl.stack.gpu_needs import gpus_of
+from hpcdl.stack.gpu_needs import gpus_of, needs_of
 from hpcdl.stack.install import require_space
 from hpcdl.stack.recipe import digest, find_request
 from hpcdl.stack.release import Release, read_release, releases_folder
@@ -37,7 +37,6 @@ from hpcdl.stack.spack_backend.concretize import (
 from hpcdl.stack.spack_backend.environment import Environment, environment_for_stack
 from hpcdl.stack.spack_backend.locked import read_lock
 from hpcdl.stack.spack_backend.make import Folders, PackageFailed, Show, make_all
-from hpcdl.stack.spack_backend.needs import needs_of
 from hpcdl.stack.spack_backend.tool import (
     Spack,
     find_spack,
