@@ -22,7 +22,7 @@ _TYPES = {"string": "text", "integer": "whole number", "number": "number", "bool
 
 def site_file() -> str:
     """docs/site-file.md: every key of site.yaml."""
-    from hpcdl.site.schema import SITE
+    from hpcdl.site.schema import site_schema
 
     intro = """\
 # The site file, key by key
@@ -36,9 +36,9 @@ All errors of a file are shown at once, each with its line and the nearest valid
 and duplicate keys are not allowed. Keys in **bold** are required.
 """
     return (
-        _MADE.format(source="hpcdl/site/schema.py")
+        _MADE.format(source="hpcdl/facts/site_format.yaml")
         + intro
-        + "\n".join(_keys(SITE, "site.yaml"))
+        + "\n".join(_keys(site_schema(), "site.yaml"))
         + "\n"
     )
 

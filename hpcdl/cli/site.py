@@ -68,9 +68,9 @@ def _check(args: argparse.Namespace) -> ExitCode:
 
 
 def _schema(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.site.schema import SITE
+    from hpcdl.site.schema import site_schema
 
-    print_json(SITE)
+    print_json(site_schema())
     return ExitCode.OK
 
 

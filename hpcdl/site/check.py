@@ -12,7 +12,7 @@ from typing import Any
 from hpcdl.site.check_nodes import check_gpus, check_groups, check_models
 from hpcdl.site.gpu_models import find_row
 from hpcdl.site.paths import expand
-from hpcdl.site.schema import CLEANED, SITE
+from hpcdl.site.schema import cleaned, site_schema
 from hpcdl.slurm.time_limit import slurm_minutes
 from hpcdl.system.document import Document, Mapping, Node, parse_bytes
 from hpcdl.system.errors import BadInput
@@ -30,7 +30,7 @@ def checked(data: bytes, name: str) -> dict[str, Any]:
         BadInput: every fault of the file at once, each with its line and a caret.
     """
     document = parse_bytes(data, name, "`hpcdl site init` writes a commented one to start from")
-    values = check(document, SITE)
+    values = check(document, site_schema())
     if isinstance(values, dict):
         _check_meaning(document, values)
     document.raise_faults()
@@ -64,8 +64,8 @@ def _check_meaning(document: Document, values: dict[str, Any]) -> None:
             if partition and partition not in partitions:
                 where = ("stacks", name, "partitions", index)
                 _unknown(document, where, "partition", partition, partitions)
-    for kind in set(values.get("clean") or {}).difference(CLEANED):
-        _unknown(document, ("clean", kind), "kind", kind, CLEANED)
+    for kind in set(values.get("clean") or {}).difference(cleaned()):
+        _unknown(document, ("clean", kind), "kind", kind, cleaned())
     _check_release(document, (values.get("slurm") or {}).get("version"))
     _check_paths(document, values.get("paths") or {})
 

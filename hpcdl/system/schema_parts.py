@@ -1,4 +1,4 @@
-"""Parts of a JSON Schema, each with its description: what site.yaml and job.yaml are made of."""
+"""Parts of a JSON Schema, each with its description: what job.yaml is made of."""
 
 from __future__ import annotations
 
@@ -23,30 +23,3 @@ def text(description: str, **more: object) -> Schema:
 def count(description: str, low: int, high: int, **more: object) -> Schema:
     """A whole number between two."""
     return {"type": "integer", "description": description, "minimum": low, "maximum": high, **more}
-
-
-def size(description: str, low: float, high: float, **more: object) -> Schema:
-    """A number between two."""
-    return {"type": "number", "description": description, "minimum": low, "maximum": high, **more}
-
-
-def record(description: str, required: list[str], properties: dict[str, Schema]) -> Schema:
-    """A mapping with these keys and no others."""
-    return {
-        "type": "object",
-        "description": description,
-        "required": required,
-        "additionalProperties": False,
-        "properties": properties,
-    }
-
-
-def named(description: str, value: Schema, **more: object) -> Schema:
-    """A mapping of names to values of one kind; empty by default."""
-    return {
-        "type": "object",
-        "description": description,
-        "propertyNames": {"pattern": NAME},
-        "additionalProperties": value,
-        **(more or {"default": {}}),
-    }

@@ -11,7 +11,7 @@ import pytest
 
 from hpcdl.cli import main
 from hpcdl.site import Site, load_site
-from hpcdl.site.schema import CLEANED
+from hpcdl.site.schema import cleaned
 from hpcdl.slurm import client
 from hpcdl.stack.wheelhouse import wheels_cache
 from hpcdl.system.errors import BadInput, MissingPrerequisite
@@ -85,7 +85,7 @@ def test_the_site_file_has_the_figures_and_an_option_comes_before_it(
     assert gone(clean(site, dry_run=True)) == {logs[0], logs[1], wheels[0]}
     assert gone(clean(site, ["logs"], days=2.5, gb=1, dry_run=True)) == {logs[0], logs[1]}
     assert gone(clean(site, days=5.5, dry_run=True)) == {logs[0], logs[1], *wheels, failed}
-    assert tuple(kind.name for kind in KINDS) == CLEANED
+    assert tuple(kind.name for kind in KINDS) == cleaned()
 
 
 def test_a_wrong_figure_in_the_site_file_is_shown(site: Site, tmp_path: Path) -> None:

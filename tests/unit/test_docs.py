@@ -3,7 +3,7 @@
 import pytest
 
 from hpcdl.cli import GROUPS
-from hpcdl.site.schema import SITE
+from hpcdl.site.schema import site_schema
 from hpcdl.system.errors import ExitCode
 from tools.docs import DOCS, PAGES
 
@@ -22,7 +22,7 @@ def keys(schema: dict) -> set[str]:  # type: ignore[type-arg]
 
 
 def test_the_page_of_the_site_file_has_every_key() -> None:
-    for key in keys(SITE):
+    for key in keys(site_schema()):
         assert f"`{key}`" in PAGES["site-file.md"]()
 
 

@@ -12,10 +12,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcdl.site.schema import SITE
+from hpcdl.site.schema import site_schema
 from hpcdl.system.document import InvalidDocument, parse_document
 from hpcdl.system.resources import folder
 from hpcdl.system.schema import check
+
+SITE = site_schema()
 
 EXAMPLES = sorted((folder("templates") / "sites").glob("*.yaml"))
 
