@@ -174,10 +174,10 @@ def _scale(args: argparse.Namespace) -> ExitCode:
 
 
 def _simulate(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.predict.compare import scenes
     from hpcdl.predict.forecast import expand
     from hpcdl.predict.request import prepare
     from hpcdl.predict.show import scenes_data, scenes_text
+    from hpcdl.predict.simulate import scenes
     from hpcdl.predict.step import profile
 
     request = _request(args)

@@ -163,7 +163,7 @@ def _unusable(record: Record) -> str:
 def _training(record: Record, base: Record, machine: Machine) -> tuple[Training, tuple[str, ...]]:
     net = network(record.model, record.size)
     assumed: tuple[str, ...] = ()
-    batch = record.batch or base.batch or _documented_batch(record, machine)
+    batch = record.batch or base.batch
     if batch is None:
         batch = assumed_batch(net, machine, record.precision)
         assumed = (f"batch {batch} per GPU",)
@@ -198,15 +198,6 @@ def form_of(record: Record) -> str:
     known: list[tuple[str, str]] = facts.load("links")["forms"]
     named = next((form for word, form in known if word in update), "")
     return named or ("horovod" if "horovod" in record.framework.lower() else "replicated")
-
-
-def _documented_batch(record: Record, machine: Machine) -> int | None:
-    """The batch that the source's own scripts use, where its table states none."""
-    wanted = (record.source, record.model, machine.gpu, record.precision)
-    for row in facts.load("links")["documented_batches"]["rows"]:
-        if (row["publisher"], row["model"], row["gpu"], row["precision"]) == wanted:
-            return int(row["batch"])
-    return None
 
 
 def assumed_batch(net: Network, machine: Machine, precision: str) -> int:

@@ -105,13 +105,10 @@ def times_of(rates: Iterable[tuple[int, float]], ranks: int) -> tuple[tuple[int,
 def fitted(machine: Machine, found: Exchange) -> Machine:
     """The machine whose links take as long as the messages of the check took."""
     if found.nodes == 1:
-        return _inside(machine, _fit(found, machine, _inside, machine.link(found.local)))
+        return _inside(machine, _fit(found, machine, _inside, machine.inside))
     # A ring between nodes passes within them, too, so those links are no slower.
-    pair, ring = (
-        replace(link, bandwidth=max(link.bandwidth, found.rate))
-        for link in (machine.pair, machine.ring)
-    )
-    machine = replace(machine, pair=pair, ring=ring)
+    rate = max(machine.inside.bandwidth, found.rate)
+    machine = replace(machine, inside=replace(machine.inside, bandwidth=rate))
     return _between(machine, _fit(found, machine, _between, machine.network or slowest()))
 
 
@@ -155,4 +152,4 @@ def _between(machine: Machine, link: Link) -> Machine:
 
 
 def _inside(machine: Machine, link: Link) -> Machine:
-    return replace(machine, pair=link, ring=link, wide=None)
+    return replace(machine, inside=link)

@@ -64,8 +64,8 @@ class Machine:
     """Equal nodes of equal GPUs.
 
     `flops` by precision (fp32, tf32, half), `memory_rate` in bytes per second, `memory` in
-    bytes. `pair` links two GPUs, `ring` more of them, `wide` more than `clique`. `roots` are
-    the PCIe root ports that the GPUs of a node share, each of `root` bytes per second.
+    bytes. `inside` links the GPUs of a node. `roots` are the PCIe root ports that they share, each
+    of `root` bytes per second.
     `network` is None where nobody knows it; `unknown` are figures of the GPU that a kindred one
     stands in for: shares of layers may come of them, never a speed.
     """
@@ -76,34 +76,23 @@ class Machine:
     memory_rate: float
     memory: float
     per_node: int
-    pair: Link
-    ring: Link
+    inside: Link
     network: Link | None
     cores: int
     roots: int
     root: float
     nodes: int = 0
-    clique: int = 0
-    wide: Link | None = None
     compute: str = ""
     unknown: tuple[str, ...] = ()
-
-    def link(self, local: int) -> Link:
-        """The link that limits a ring of `local` GPUs of one node."""
-        if local <= 2:
-            return self.pair
-        return self.wide if self.wide and local > self.clique else self.ring
 
     def lacks(self, precision: str) -> tuple[str, ...]:
         """The figures that a speed in this precision needs and nobody gave."""
         peak = {"fp32": "fp32_tflops", "tf32": "tf32_tflops"}.get(precision, "half_tflops")
         return tuple(name for name in self.unknown if name in {"memory_gbs", peak})
 
-    def measured(self, local: int, nodes: int) -> bool:
+    def measured(self, nodes: int) -> bool:
         """Whether the link that limits an all-reduce was measured."""
-        return (
-            bool(self.network and self.network.measured) if nodes > 1 else self.link(local).measured
-        )
+        return (self.between if nodes > 1 else self.inside).measured
 
     @property
     def between(self) -> Link:
@@ -181,9 +170,6 @@ def of_host(
     machine = of_gpu(
         kind, link, cores or _cores_in(hardware) or host["cores"], host["roots"], network
     )
-    if "beyond" in host:
-        clique, link = host["beyond"]
-        machine = replace(machine, clique=clique, wide=_links(link, kind)[1])
     memory = machine.memory * (2 if "32GB" in gpu or "32GB" in hardware else 1)
     return replace(machine, name=host["match"] or ASSUMED, per_node=per_node, memory=memory)
 
@@ -254,8 +240,6 @@ def of_gpu(gpu: Gpu | str, link: str, cores: int, roots: int, network: Link | No
         BadInput: a name that the facts do not know.
     """
     kind = gpu_named(gpu) if isinstance(gpu, str) else gpu
-    pair, ring = _links(link, kind)
-    pcie = f"pcie{_pcie(float(kind.compute))}"
     flops, lacking = _peaks(kind)
     unknown = [*lacking, *(["memory_gbs"] if kind.figures.memory_gbs is None else [])]
     return Machine(
@@ -266,12 +250,11 @@ def of_gpu(gpu: Gpu | str, link: str, cores: int, roots: int, network: Link | No
         memory_rate=(kind.figures.memory_gbs or _stand_in(kind).figures.memory_gbs or 1.0) * GIGA,
         memory=kind.memory_gb * GIGA,
         per_node=1,
-        pair=pair,
-        ring=ring,
+        inside=_link(link, kind),
         network=network,
         cores=cores,
         roots=max(1, roots),
-        root=_links(pcie, kind)[0].bandwidth,
+        root=_link(f"pcie{_pcie(float(kind.compute))}", kind).bandwidth,
         unknown=tuple(unknown),
     )
 
@@ -304,8 +287,8 @@ def _peaks(gpu: Gpu) -> tuple[tuple[float, float, float], list[str]]:
     return (fp32 * TERA, rest[0] * TERA, rest[1] * TERA), lacking
 
 
-def _links(kind: str, gpu: Gpu) -> tuple[Link, Link]:
-    """A kind of link between two GPUs, and in a ring of more.
+def _link(kind: str, gpu: Gpu) -> Link:
+    """A kind of link between the GPUs of a node.
 
     Raises:
         BadInput: NVLink of a rate that nobody gave.
@@ -317,11 +300,7 @@ def _links(kind: str, gpu: Gpu) -> tuple[Link, Link]:
             hint=f"give it in the site file: `gpus: {{{gpu.model}: {{nvlink_gbs: N}}}}`",
         )
     rate = row["gbs"] or (gpu.figures.nvlink_gbs or 0.0) / 2
-    latency = row["latency_us"] * 1e-6
-    return (
-        Link(kind, latency, rate * row["pair"] * GIGA),
-        Link(kind, latency, rate * row["efficiency"] * GIGA),
-    )
+    return Link(kind, row["latency_us"] * 1e-6, rate * row["efficiency"] * GIGA)
 
 
 def network_link(fabric: str, gbps: float) -> Link:
@@ -347,8 +326,7 @@ def _cpu_machine(partition: Partition, network: Link | None) -> Machine:
         memory_rate=_CPU_MEMORY,
         memory=partition.memory_gb * GIGA,
         per_node=partition.sockets,
-        pair=memory,
-        ring=memory,
+        inside=memory,
         network=network,
         cores=partition.cores,
         roots=1,

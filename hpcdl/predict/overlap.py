@@ -24,14 +24,6 @@ class Gradient(NamedTuple):
     size: float
 
 
-class Message(NamedTuple):
-    """What one all-reduce carries: its bytes, and when it starts and is done."""
-
-    size: float
-    start: float
-    done: float
-
-
 class Overlap(NamedTuple):
     """Communication beside back-propagation.
 
@@ -71,11 +63,6 @@ def wait_free(ready: Sequence[Gradient], cost: Cost, backward: float) -> Overlap
     return Overlap(busy, max(0.0, done - backward))
 
 
-def price(cost: Cost, size: float) -> float:
-    """Seconds of a message of `size` bytes."""
-    return min(latency + size * rate for latency, rate in cost)
-
-
 def after(ready: Sequence[Gradient], cost: Cost, backward: float) -> Overlap:
     """Nothing overlapped: one all-reduce of everything after back-propagation (CNTK)."""
     size = sum(gradient.size for gradient in ready)
@@ -92,9 +79,14 @@ def pack(ready: Sequence[Gradient], *, buffer_bytes: float, cycle: float) -> tup
     index, look = 0, 0.0
     while index < len(ready):
         look = next_look(look, ready[index].ready, cycle)
-        end = _ready_by(ready, index, look)
-        packed += [Gradient(look, size) for size in _fill(ready[index:end], buffer_bytes)]
-        index = end
+        held = 0.0
+        while index < len(ready) and ready[index].ready <= look:
+            size = ready[index].size
+            if held and held + size > buffer_bytes:
+                packed.append(Gradient(look, held))
+                held = 0.0
+            held, index = held + size, index + 1
+        packed.append(Gradient(look, held))
     return tuple(packed)
 
 
@@ -110,30 +102,6 @@ def buckets(ready: Sequence[Gradient], size: float) -> tuple[Gradient, ...]:
     return tuple(packed)
 
 
-def wait_for(
-    ready: Sequence[Gradient], cost: Cost, backward: float, *, buffer_bytes: float, cycle: float
-) -> Overlap:
-    """Horovod over MPI: the polling thread also waits for its messages."""
-    index, look, free, busy = 0, 0.0, 0.0, 0.0
-    while index < len(ready):
-        look = next_look(max(look, free - cycle), ready[index].ready, cycle)
-        end = _ready_by(ready, index, look)
-        seconds = sum(price(cost, size) for size in _fill(ready[index:end], buffer_bytes))
-        free, busy, index = look + seconds, busy + seconds, end
-    return Overlap(busy, max(0.0, free - backward))
-
-
-def timeline(ready: Sequence[Gradient], cost: Cost) -> tuple[Message, ...]:
-    """The messages of `wait_free`, for showing."""
-    messages: list[Message] = []
-    done = 0.0
-    for moment, size in ready:
-        start = max(done, moment)
-        done = start + price(cost, size)
-        messages.append(Message(size, start, done))
-    return tuple(messages)
-
-
 def next_look(last: float, ready: float, cycle: float) -> float:
     """When the thread that looked at `last` finds what is ready then: some cycles later.
 
@@ -145,22 +113,3 @@ def next_look(last: float, ready: float, cycle: float) -> float:
     cycles = -((base - ready) // cycle)  # rounded up
     # The grid may fall short of `ready` by a rounding error of the floats.
     return max(ready, base + cycles * cycle)
-
-
-def _ready_by(ready: Sequence[Gradient], index: int, moment: float) -> int:
-    """The first gradient from `index` on that is not ready at `moment`."""
-    while index < len(ready) and ready[index].ready <= moment:
-        index += 1
-    return index
-
-
-def _fill(ready: Sequence[Gradient], buffer_bytes: float) -> list[float]:
-    """Bytes of the buffers that gradients fill in order."""
-    buffers: list[float] = []
-    size = 0.0
-    for gradient in ready:
-        if size and size + gradient.size > buffer_bytes:
-            buffers.append(size)
-            size = 0.0
-        size += gradient.size
-    return [*buffers, size]

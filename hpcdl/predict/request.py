@@ -187,10 +187,8 @@ def _measured_links(request: Request, machine: Machine) -> Machine:
         machine = fitted(machine, found)
     if request.link_gbs is not None:
         rate = request.link_gbs * GIGA
-        pair, ring = (
-            replace(link, bandwidth=rate, measured=True) for link in (machine.pair, machine.ring)
-        )
-        machine = replace(machine, pair=pair, ring=ring)
+        inside = replace(machine.inside, bandwidth=rate, measured=True)
+        machine = replace(machine, inside=inside)
     if request.network_gbs is not None:
         rate = request.network_gbs * GIGA
         network_link = replace(machine.network or slowest(), bandwidth=rate, measured=True)

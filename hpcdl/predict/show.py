@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcdl.predict.compare import Scene
 from hpcdl.predict.forecast import Forecast, Point, memory_bytes
+from hpcdl.predict.simulate import Scene
 from hpcdl.predict.traces import Traced
 from hpcdl.predict.validate import Errors, Judged, Validation, coverage, errors, grouped
 from hpcdl.system.text import table

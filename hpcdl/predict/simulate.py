@@ -1,205 +1,83 @@
-"""A discrete-event simulation of the communication of a step: ranks, links, fusion.
+"""A step's communication simulated: every rank, every chunk on every link, beside the closed form.
 
-What the closed form sums up is simulated here: every rank finishes its layers at its own
-pace, Horovod's coordinator polls every cycle and packs what all ranks have, and every chunk of
-every ring goes over its own link when its sender has it and the link is free. With equal ranks
-and links it agrees with the closed form; with unequal ones it shows what that leaves out.
+What the closed form sums up is played here: every rank finishes its layers at its own pace,
+Horovod's coordinator packs what all ranks have, and every chunk of a ring goes over its own link
+once its sender has it and the link is free. With equal ranks and links both agree; the other
+scenes show what the closed form leaves out or only knows on average: one slow rank, one slow link.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from itertools import count
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist
 
-from hpcdl.predict.hardware import Link
-from hpcdl.predict.overlap import Gradient, Message, next_look
+from hpcdl.predict.hardware import Link, Machine
+from hpcdl.predict.overlap import Gradient, pack
+from hpcdl.predict.step import Constants, Profile, Training, constants, predict_step
+from hpcdl.system.errors import BadInput
 
-Act = Callable[[], None]
+MOST_SIMULATED = 64
+_SLOW_RANK = 1.1
+_SLOW_LINK = 2.0
 
 
 @dataclass(frozen=True)
 class Cluster:
     """Equal nodes: `local` ranks each, a link between ranks and a network between nodes.
 
-    `slow_rank` and `slow_link` are (index, factor): a rank that takes so many times as long
-    for its layers, a rank whose way to the next one is so many times slower.
+    `paces` are times as long as the fastest rank that each takes for its layers; `slow_link` is
+    (index, factor): a rank whose way to the next one is so many times slower.
     """
 
     nodes: int
     local: int
     inside: Link
     outside: Link
-    paces: tuple[float, ...] = ()
+    paces: tuple[float, ...] = (1.0,)
     slow_link: tuple[int, float] = (0, 1.0)
 
-    @property
-    def ranks(self) -> int:
-        """Ranks in all."""
-        return self.nodes * self.local
+    def hops(self, size: float) -> list[float]:
+        """Seconds of `size` bytes from every rank to the next one of the ring through all."""
+        last = self.local - 1
+        links = [
+            self.outside if rank % self.local == last and self.nodes > 1 else self.inside
+            for rank in range(self.nodes * self.local)
+        ]
+        found = [link.latency + size / link.bandwidth for link in links]
+        found[self.slow_link[0]] *= self.slow_link[1]
+        return found
 
-    def pace(self, rank: int) -> float:
-        """Times as long as the fastest rank that `rank` takes for its layers."""
-        return self.paces[rank] if self.paces else 1.0
-
-    def link(self, rank: int) -> Link:
-        """The link from `rank` to the next one of the ring through all ranks."""
-        last = rank % self.local == self.local - 1
-        link = self.outside if last and self.nodes > 1 else self.inside
-        slow, factor = self.slow_link
-        if rank != slow or factor == 1.0:
-            return link
-        return Link(link.name, link.latency * factor, link.bandwidth / factor)
+    def seconds(self, size: float) -> float:
+        """Seconds of an all-reduce of `size` bytes: 2(N-1) times every rank passes a chunk on."""
+        ranks = self.nodes * self.local
+        hops, done = self.hops(size / ranks), [0.0] * ranks
+        for _ in range(2 * (ranks - 1)):
+            # A chunk is sent on when it has come, and the one before it has gone.
+            done = [max(done[i], done[i - 1]) + hops[i] for i in range(ranks)]
+        return max(done)
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """What happened: when the last message was done, its messages, and how many events."""
+    """Messages as (bytes, start, end), and how many chunks they made."""
 
-    done: float
-    busy: float
-    messages: tuple[Message, ...]
+    messages: tuple[tuple[float, float, float], ...]
     events: int
 
+    @property
+    def done(self) -> float:
+        """When the last message was done."""
+        return self.messages[-1][2] if self.messages else 0.0
 
-class Clock:
-    """The queue of events: what happens next, in the order of time."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.events = 0
-        self._order = count()
-        self._queue: list[tuple[float, int, Act]] = []
-
-    def at(self, moment: float, act: Act) -> None:
-        """Let `act` happen at `moment`."""
-        heapq.heappush(self._queue, (moment, next(self._order), act))
-
-    def run(self) -> None:
-        """Let everything happen."""
-        while self._queue:
-            self.now, _, act = heapq.heappop(self._queue)
-            self.events += 1
-            act()
-
-
-class Ring:
-    """One pass of chunks around a ring: every member sends what it got the step before."""
-
-    def __init__(
-        self, clock: Clock, links: Sequence[Link], chunk: float, steps: int, done: Act
-    ) -> None:
-        self._clock, self._links, self._chunk = clock, links, chunk
-        self._steps, self._done = steps, done
-        self._sent = [0] * len(links)
-        self._received = [0] * len(links)
-        self._sending = [False] * len(links)
-        self._left = steps * len(links)
-
-    def start(self) -> None:
-        """Every member sends its first chunk."""
-        if not self._left:
-            self._clock.at(self._clock.now, self._done)
-        for member in range(len(self._links)):
-            self._send(member)
-
-    def _send(self, member: int) -> None:
-        """Send the next chunk, where there is one, it has come, and the link is free."""
-        step = self._sent[member]
-        if self._sending[member] or step >= self._steps or step > self._received[member]:
-            return
-        self._sending[member] = True
-        link = self._links[member]
-        seconds = link.latency + self._chunk / link.bandwidth
-        self._clock.at(self._clock.now + seconds, lambda: self._arrive(member))
-
-    def _arrive(self, member: int) -> None:
-        follower = (member + 1) % len(self._links)
-        self._sending[member] = False
-        self._sent[member] += 1
-        self._received[follower] += 1
-        self._left -= 1
-        if not self._left:
-            self._done()
-            return
-        self._send(member)
-        self._send(follower)
-
-
-@dataclass
-class _Stream:
-    """Messages one after the other, as NCCL's stream carries them."""
-
-    clock: Clock
-    cluster: Cluster
-    algorithm: str
-    waiting: deque[float] = field(default_factory=deque)
-    messages: list[Message] = field(default_factory=list)
-    busy: bool = False
-
-    def put(self, size: float) -> None:
-        """Queue a message of `size` bytes."""
-        self.waiting.append(size)
-        self.next()
-
-    def next(self) -> None:
-        """Start the next message, where the stream is free."""
-        if self.busy or not self.waiting:
-            return
-        self.busy = True
-        size, start = self.waiting.popleft(), self.clock.now
-        self._phases(size, lambda: self._finished(size, start))
-
-    def _finished(self, size: float, start: float) -> None:
-        self.messages.append(Message(size, start, self.clock.now))
-        self.busy = False
-        self.next()
-
-    def _phases(self, size: float, done: Act) -> None:
-        """The rings that a message goes through, one phase after the other."""
-        cluster = self.cluster
-        if self.algorithm == "ring" or cluster.nodes == 1:
-            links = [cluster.link(rank) for rank in range(cluster.ranks)]
-            self._rings([(links, size / cluster.ranks, 2 * (cluster.ranks - 1))], done)
-            return
-        local, nodes = cluster.local, cluster.nodes
-        inner = [
-            [
-                cluster.inside if member + 1 == local else cluster.link(node * local + member)
-                for member in range(local)
-            ]
-            for node in range(nodes)
-        ]
-        halves = [(links, size / local, local - 1) for links in inner]
-        shared = Link(
-            cluster.outside.name, cluster.outside.latency, cluster.outside.bandwidth / local
-        )
-        outer = [([shared] * nodes, size / local / nodes, 2 * (nodes - 1))] * local
-        self._rings(halves, lambda: self._rings(outer, lambda: self._rings(halves, done)))
-
-    def _rings(self, rings: Sequence[tuple[Sequence[Link], float, int]], done: Act) -> None:
-        """Rings at the same time; `done` when all of them are."""
-        left = len(rings)
-
-        def one_done() -> None:
-            nonlocal left
-            left -= 1
-            if not left:
-                done()
-
-        for links, chunk, steps in rings:
-            Ring(self.clock, links, chunk, steps, one_done).start()
+    @property
+    def busy(self) -> float:
+        """Seconds during which there was a message."""
+        return sum(end - start for _, start, end in self.messages)
 
 
 def simulate(
-    cluster: Cluster,
-    ready: Sequence[Gradient],
-    *,
-    buffer_bytes: float,
-    cycle: float,
-    algorithm: str = "ring",
+    cluster: Cluster, ready: Sequence[Gradient], *, buffer_bytes: float, cycle: float
 ) -> Simulated:
     """Play the communication of one back-propagation.
 
@@ -208,33 +86,80 @@ def simulate(
         ready: gradients in the order they become ready, with the fastest rank's times.
         buffer_bytes: Horovod's fusion buffer.
         cycle: seconds between its polls.
-        algorithm: `ring` through all ranks, or `two-level`.
     """
-    clock = Clock()
-    stream = _Stream(clock, cluster, algorithm)
     # The coordinator sends what every rank has, so the slowest rank decides.
-    slowest = max(cluster.pace(rank) for rank in range(cluster.ranks))
-    moments = [gradient.ready * slowest for gradient in ready]
+    slowest = max(cluster.paces)
+    moments = [Gradient(moment * slowest, size) for moment, size in ready]
+    messages, free = [], 0.0
+    for moment, size in pack(moments, buffer_bytes=buffer_bytes, cycle=cycle):
+        start = max(free, moment)
+        free = start + cluster.seconds(size)
+        messages.append((size, start, free))
+    ranks = cluster.nodes * cluster.local
+    return Simulated(tuple(messages), len(messages) * 2 * (ranks - 1) * ranks)
 
-    def look(index: int) -> None:
-        size = 0.0
-        while index < len(ready) and moments[index] <= clock.now:
-            if size and size + ready[index].size > buffer_bytes:
-                stream.put(size)
-                size = 0.0
-            size += ready[index].size
-            index += 1
-        if size:
-            stream.put(size)
-        look_again(index)
 
-    def look_again(index: int) -> None:
-        # Looks that find nothing are left out: with a short cycle they would be endless.
-        if index < len(ready):
-            clock.at(next_look(clock.now, moments[index], cycle), lambda: look(index))
+@dataclass(frozen=True)
+class Scene:
+    """One scene: seconds of the step by the closed form and by the simulation."""
 
-    look_again(0)
-    clock.run()
-    busy = sum(message.done - message.start for message in stream.messages)
-    done = stream.messages[-1].done if stream.messages else 0.0
-    return Simulated(done, busy, tuple(stream.messages), clock.events)
+    name: str
+    gpus: int
+    closed: float
+    simulated: float
+    events: int
+
+    @property
+    def difference(self) -> float:
+        """(closed - simulated) / simulated."""
+        return self.closed / self.simulated - 1
+
+
+def scenes(
+    machine: Machine, training: Training, one: Profile, gpus: int, known: Constants | None = None
+) -> tuple[Scene, ...]:
+    """Simulate the step of `gpus` GPUs in every scene.
+
+    Raises:
+        BadInput: too many GPUs to simulate, or a form that is not simulated.
+    """
+    if gpus > MOST_SIMULATED:
+        raise BadInput(
+            f"{gpus} GPUs are too many to simulate event by event",
+            hint=f"take {MOST_SIMULATED} or fewer; the closed form goes further",
+        )
+    if training.form != "horovod":
+        raise BadInput(f"form '{training.form}' is not simulated, only 'horovod' is")
+    ring = replace(training, trees=False)
+    return tuple(_play(machine, ring, one, gpus, known or constants()))
+
+
+def _play(
+    machine: Machine, training: Training, one: Profile, gpus: int, known: Constants
+) -> Iterator[Scene]:
+    nodes = max(1, gpus // machine.per_node)
+    network = machine.between if nodes > 1 else machine.inside
+    cluster = Cluster(nodes, gpus // nodes, machine.inside, network)
+    uneven = tuple(1 + known.straggler * deviate for deviate in deviates(gpus))
+    slow = (*(1.0,) * (gpus - 1), _SLOW_RANK)
+    for name, straggler, scene in (
+        ("equal ranks and links", 0.0, cluster),
+        ("ranks as uneven as usual", known.straggler, replace(cluster, paces=uneven)),
+        (f"one rank {_SLOW_RANK - 1:.0%} slower", known.straggler, replace(cluster, paces=slow)),
+        (f"one link {_SLOW_LINK:.0f} times slower", 0.0,
+         replace(cluster, slow_link=(cluster.local - 1, _SLOW_LINK))),
+    ):  # fmt: skip
+        step = predict_step(
+            machine, training, one, gpus, nodes,
+            replace(known, straggler=straggler, contention=0.0, exposed=1.0),
+        )  # fmt: skip
+        outcome = simulate(scene, one.gradients, buffer_bytes=known.fusion_bytes, cycle=known.cycle)
+        pace = max(scene.paces)
+        simulated = (one.total - one.backward) * pace + max(outcome.done, one.backward * pace)
+        yield Scene(name, gpus, step.seconds - step.input_wait, simulated, outcome.events)
+
+
+def deviates(ranks: int) -> tuple[float, ...]:
+    """Standard normal deviates spread as those of `ranks` ranks are on average (Blom 1958)."""
+    normal = NormalDist()
+    return tuple(normal.inv_cdf((rank + 0.625) / (ranks + 0.25)) for rank in range(ranks))

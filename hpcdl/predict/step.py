@@ -23,8 +23,8 @@ from statistics import NormalDist
 
 from hpcdl import facts
 from hpcdl.predict.allreduce import Line, lines, parameter_server
-from hpcdl.predict.feed import ENDLESS, Feed, pace
-from hpcdl.predict.hardware import CPU, Machine
+from hpcdl.predict.feed import ENDLESS, Feed
+from hpcdl.predict.hardware import Machine
 from hpcdl.predict.network import (
     FLOAT_BYTES,
     HALF_BYTES,
@@ -41,7 +41,6 @@ from hpcdl.predict.overlap import (
     buckets,
     gradients,
     pack,
-    wait_for,
     wait_free,
 )
 
@@ -66,14 +65,17 @@ class Constants:
 
 @dataclass(frozen=True)
 class Training:
-    """What is trained: network, images per GPU and step, precision, form, input."""
+    """What is trained: network, images per GPU and step, precision, form, input.
+
+    Without `trees` an all-reduce is a ring.
+    """
 
     net: Network
     batch: int
     precision: str = "fp32"
     form: str = "horovod"
     feed: Feed = ENDLESS
-    algorithm: str = "auto"
+    trees: bool = True
     accumulation: int = 1
 
     @property
@@ -193,12 +195,6 @@ def peak_of(machine: Machine, precision: str) -> float:
     return {"fp32": fp32, "tf32": tf32}.get(precision, half)
 
 
-def unfed_seconds(training: Training, measured: float) -> float:
-    """Seconds of a measured one-GPU step without its own waiting for input."""
-    demand = training.batch / measured
-    return measured * pace(demand, training.feed.supply(1), training.feed.buffer)
-
-
 @lru_cache(maxsize=8192)
 def largest_of(ranks: int) -> float:
     """Expected largest of `ranks` standard normal deviates (Blom 1958); 0 for one."""
@@ -220,10 +216,10 @@ def predict_step(
     local = max(1, gpus // nodes)
     compute = one.total * training.accumulation
     straggler = compute * known.straggler * largest_of(gpus)
-    exposed, busy, transfer = _communication(machine, training, one, local, nodes, known)
+    exposed, busy, transfer = _communication(machine, training, one, local, nodes)
     contention = known.contention * max(0.0, busy - exposed)
     # What was measured here needs no correction.
-    outside = 1.0 if machine.measured(local, nodes) else known.exposed
+    outside = 1.0 if machine.measured(nodes) else known.exposed
     return Step(
         gpus=gpus,
         nodes=nodes,
@@ -260,20 +256,13 @@ def _waiting(training: Training, unfed: float, gpus: int, nodes: int, known: Con
     return max(known.input * decoding, reading)
 
 
-def overlap(
-    machine: Machine, training: Training, one: Profile, candidates: Candidates, known: Constants
-) -> Overlap:
+def overlap(training: Training, one: Profile, candidates: Candidates) -> Overlap:
     """An all-reduce form beside back-propagation."""
     cost = cost_of(candidates)
     if training.form == "no_overlap":
         return after(one.gradients, cost, one.backward)
     if training.form == "replicated":
         return wait_free(one.gradients, cost, one.backward)
-    if machine.gpu == CPU:
-        return wait_for(
-            one.gradients, cost, one.backward,
-            buffer_bytes=known.fusion_bytes, cycle=known.cycle,
-        )  # fmt: skip
     return wait_free(one.packed, cost, one.backward)
 
 
@@ -288,17 +277,17 @@ def cost_of(candidates: Candidates) -> Cost:
 
 
 def _communication(
-    machine: Machine, training: Training, one: Profile, local: int, nodes: int, known: Constants
+    machine: Machine, training: Training, one: Profile, local: int, nodes: int
 ) -> tuple[float, float, float]:
     """Seconds exposed, seconds of the link at work, and of these the transfers alone."""
     if local * nodes < 2:
         return 0.0, 0.0, 0.0
     if training.form == "parameter_server":
         return _served(parameter_server(machine, local, nodes), one)
-    candidates = lines(machine, local, nodes, training.algorithm)
+    candidates = lines(machine, local, nodes)[: 2 if training.trees else 1]
     if training.form == "fsdp":
         return _sharded(min(line.rate for line in candidates), training, one)
-    found = overlap(machine, training, one, candidates, known)
+    found = overlap(training, one, candidates)
     rate = min(line.rate for line in candidates)
     return found.exposed, found.busy, min(found.busy, rate * one.size)
 

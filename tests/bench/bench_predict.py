@@ -10,6 +10,7 @@ from collections.abc import Callable
 from statistics import median
 
 from hpcdl.predict.compare import scenes
+
 from hpcdl.predict.records import read_records
 from hpcdl.predict.request import Request, answer, prepare
 from hpcdl.predict.step import profile

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcdl.predict.allreduce import flat, lines, parameter_server, ring, tree, two_level
+from hpcdl.predict.allreduce import flat, lines, parameter_server, ring, tree
 from hpcdl.predict.feed import feed, pace
-from hpcdl.predict.hardware import Link, Machine, of_gpu, of_host
+from hpcdl.predict.hardware import Link, Machine, of_gpu
 from hpcdl.predict.network import network
 
 NET = Link("net", 1e-5, 1e9)
@@ -19,7 +19,7 @@ LINK = Link("link", 1e-6, 1e10)
 
 @pytest.fixture
 def machine() -> Machine:
-    return replace(of_gpu("P100-PCIe", "pcie3", 28, 2, NET), pair=LINK, ring=LINK, per_node=4)
+    return replace(of_gpu("P100-PCIe", "pcie3", 28, 2, NET), inside=LINK, per_node=4)
 
 
 def test_a_ring_moves_twice_its_share_over_every_link() -> None:
@@ -33,7 +33,7 @@ def test_a_tree_takes_steps_that_grow_with_the_logarithm() -> None:
 
 
 def test_on_one_node_only_its_link_counts(machine: Machine) -> None:
-    assert two_level(machine, 4, 1) == ring(4, LINK) == flat(machine, 4, 1)
+    assert ring(4, LINK) == flat(machine, 4, 1) == lines(machine, 4, 1)[0]
 
 
 def test_the_flat_ring_is_as_slow_as_its_slowest_link(machine: Machine) -> None:
@@ -41,25 +41,16 @@ def test_the_flat_ring_is_as_slow_as_its_slowest_link(machine: Machine) -> None:
     assert flat(machine, 4, 2).latency == pytest.approx(14 * 1e-5)
 
 
-def test_two_levels_cross_the_network_with_one_share_per_node(machine: Machine) -> None:
-    found = two_level(machine, 4, 8)
-    assert found.rate == pytest.approx(2 * 3 / 4 / 1e10 + 2 * 7 / 8 / 1e9)
-
-
-def test_auto_offers_every_algorithm_between_nodes(machine: Machine) -> None:
-    assert len(lines(machine, 4, 1)) == 1
-    assert set(lines(machine, 4, 8)) > set(lines(machine, 4, 8, "ring"))
+def test_between_nodes_trees_are_the_other_candidate(machine: Machine) -> None:
+    through_all, trees = lines(machine, 4, 8)
+    assert through_all == flat(machine, 4, 8)
+    assert trees.rate == pytest.approx(2 * 3 / 4 / 1e10 + 2 / 1e9)
+    assert trees.latency < through_all.latency
 
 
 def test_gpus_share_the_root_ports_to_a_parameter_server(machine: Machine) -> None:
     assert parameter_server(machine, 8, 1).rate == pytest.approx(8 / machine.host_rate)
     assert parameter_server(machine, 1, 1).rate == pytest.approx(1 / machine.root)
-
-
-def test_a_ring_in_device_order_leaves_nvlink_beyond_four_gpus_of_the_first_dgx() -> None:
-    dgx = of_host("P100-SXM2", "NVIDIA DGX-1, 8x Tesla P100 (SXM2), local SSD", 8)
-    assert dgx is not None
-    assert dgx.link(8).bandwidth < dgx.link(4).bandwidth
 
 
 @settings(max_examples=40, deadline=None)

@@ -58,8 +58,7 @@ def p100(three_generations: Site) -> Machine:
 def test_the_model_says_of_the_messages_what_was_measured(
     p100: Machine, tmp_path: Path, local: int, nodes: int
 ) -> None:
-    truth = replace(p100, network=SLOW, pair=replace(SLOW, bandwidth=3e9),
-                    ring=replace(SLOW, bandwidth=2e9))  # fmt: skip
+    truth = replace(p100, network=SLOW, inside=replace(SLOW, bandwidth=2e9))
     start = p100 if nodes == 1 else replace(truth, network=p100.network)
     found = fitted(start, read_exchange(a_check(tmp_path, truth, local, nodes)))
     for size in (SIZES[0], SIZES[-1]):
@@ -81,7 +80,7 @@ def test_a_check_between_nodes_leaves_the_links_within_as_they_were(
     p100: Machine, tmp_path: Path
 ) -> None:
     found = fitted(p100, read_exchange(a_check(tmp_path, p100, 2, 2)))
-    assert (found.pair, found.ring) == (p100.pair, p100.ring)
+    assert found.inside == p100.inside
 
 
 def test_a_slow_network_that_was_measured_slows_the_forecast(

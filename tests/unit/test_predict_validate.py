@@ -374,4 +374,4 @@ def test_an_unknown_host_has_the_links_that_its_row_names(
 ) -> None:
     machine = of_host("V100-SXM2-32GB", "somebody's box", 4, words)
     assert machine is not None
-    assert (machine.pair.name, machine.network.name) == (link, network)
+    assert (machine.inside.name, machine.network.name) == (link, network)
