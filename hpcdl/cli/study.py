@@ -141,8 +141,8 @@ def _write(plan: Plan, args: argparse.Namespace) -> ExitCode:
 
 
 def _code(report: Report) -> ExitCode:
-    """Missing results first: without them the answer is not the study's."""
-    if report.findings.missing:
+    """Missing results first: without them, or with those of a busy machine, there is no answer."""
+    if report.findings.missing or report.accepted is None:
         return ExitCode.PARTLY
     return ExitCode.OK if report.accepted else ExitCode.NO
 

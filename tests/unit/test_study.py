@@ -900,7 +900,7 @@ def test_efficiency_is_drawn_with_bars_and_reported_in_the_report(
 
 def test_the_study_of_efficiency_draws_it() -> None:
     panels = [panel.panel for panel in load_study("aliyun-resnet50").figure]
-    assert panels == ["rate", "speedup", "efficiency"]
+    assert panels == ["rate", "speedup", "efficiency", "rate", "learning"]
 
 
 def test_a_timeline_with_threads_is_drawn(study: Callable[..., Plan], tmp_path: Path) -> None:
@@ -968,7 +968,7 @@ def test_the_list_and_a_study_can_be_read_by_machines(capsys: pytest.CaptureFixt
     words = ["study", "show", "aliyun-resnet50", "--scale", "full", "--site", "p100-v100-k80"]
     assert main([*words, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert len(shown["cells"]) == 15
+    assert len(shown["cells"]) == 29
     assert shown["cost"]["gpu_hours"] > 1
 
 

@@ -186,6 +186,30 @@ def test_partitions_are_compared_round_by_round(
     assert verdict(plan)[0] is ok
 
 
+@pytest.mark.parametrize(
+    ("turns", "ok"),
+    [
+        ([{1: 8.0, 2: 15.0}], True),
+        ([{1: 8.0, 2: 15.0}, {1: 8.0, 2: 5.0}, {1: 3.0, 2: 6.0}], True),
+        ([{1: 8.0, 2: 6.0}, {1: 8.1, 2: 6.1}, {1: 8.2, 2: 4.0}], False),
+        ([{1: 8.0, 2: 6.0}, {1: 3.0, 2: 4.0}, {1: 3.1, 2: 2.0}], None),
+    ],
+    ids=["one round", "the fastest are quiet", "even and wrong", "uneven and wrong"],
+)
+def test_on_shared_cores_the_fastest_of_equal_jobs_are_judged_and_a_busy_machine_says_nothing(
+    tmp_path: Path, turns: list[dict[int, float]], ok: bool | None
+) -> None:
+    rule = {"rule": "model", "says": "x", "at_most": 0.3}
+    run = {**RUN, "over": {"gpus": ["1", "2"]}, "repeats": len(turns)}
+    plan = plan_in(tmp_path, runs=[run], acceptance=[rule])
+    for turn, rates in enumerate(turns):
+        cells = tuple(cell for cell in plan.cells if cell.attempt == turn)
+        finish(dataclasses.replace(plan, cells=cells), rates)
+    found, words = verdict(plan)
+    assert found is ok
+    assert ("the machine was busy" in words) is (ok is None)
+
+
 @pytest.mark.parametrize("rule", ["agree", "faster"])
 def test_a_missing_half_of_a_pair_makes_no_yes(tmp_path: Path, rule: str) -> None:
     """And a cell that has no other half in the matrix is nothing to wait for."""

@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, median, quantiles
 from typing import Any
@@ -77,6 +78,27 @@ class Measured:
             return self.rate, self.rate
         cuts = quantiles(self.rates, n=20, method="inclusive")
         return cuts[0], cuts[-1]
+
+    @property
+    def learning(self) -> list[tuple[float, float]]:
+        """Seconds of training and the accuracy then, at every validation."""
+        ends = list(accumulate(self.result["samples"]["seconds"]))
+        return [
+            (ends[one["step"] - 1], one["accuracy"])
+            for one in self.result.get("validations", ())
+            if 0 < one["step"] <= len(ends) and one.get("accuracy") is not None
+        ]
+
+    @property
+    def quiet(self) -> float:
+        """Images per second of the fastest round: other work on the machine only slows jobs."""
+        return max(self.rounds.values(), default=self.rate)
+
+    @property
+    def unevenness(self) -> float:
+        """By how much the fastest round is faster than the next; 0 of one round."""
+        fastest = sorted(self.rounds.values())[-2:]
+        return fastest[-1] / fastest[0] - 1 if fastest else 0.0
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -229,12 +251,15 @@ def _measured(plan: Plan, cell: Cell, folder: Path) -> Measured:
     parts = {name: fmean(samples[name][skip:]) for name in PARTS}
     if not sum(parts.values()) > 0:
         raise BadInput(f"{record.path} says of no step where its time went")
+    rates = tuple(n / s for n, s in zip(samples["images"][skip:], pure, strict=True))
+    if "asynchronous" in result:  # steps are handed out ahead: only their mean says anything
+        rates = (sum(samples["images"][skip:]) / sum(pure),)
     size, count = _data_size(plan, cell)
     return Measured(
         cell=cell,
         result=result,
         folder=folder,
-        rates=tuple(n / s for n, s in zip(samples["images"][skip:], pure, strict=True)),
+        rates=rates,
         parts=parts,
         size=size,
         images=count,

@@ -304,6 +304,18 @@ def _ideal_line(axes: Any, scene: Scene) -> None:
                   label="shared cores: at best")  # fmt: skip
 
 
+def _learning(axes: Any, scene: Scene) -> None:
+    """Accuracy over the seconds of training."""
+    for number, one in enumerate(one for ones in scene.series.values() for one in ones):
+        axes.plot(*zip(*one.learning or [(0, 0)], strict=True), label=_bar_name(scene, one), linewidth=1.4,
+                  markersize=4, **_style(number))  # fmt: skip
+    axes.set_xlabel("seconds of training")
+    axes.set_ylabel("accuracy")
+    axes.set_ylim(0, 1)
+    axes.grid(alpha=0.25)
+    _legend_below(axes)
+
+
 def _phases(axes: Any, scene: Scene) -> None:
     """Where a step's time goes, in milliseconds, with the spread of whole steps at its end."""
     ones = _bars(axes, scene, lambda one: {part: 1e3 * s for part, s in one.parts.items()})
@@ -486,6 +498,7 @@ _PANELS: dict[str, Callable[[Any, Scene], None]] = {
     "speedup": _speedup,
     "efficiency": _efficiency,
     "phases": _phases,
+    "learning": _learning,
     "shares": _shares,
     "time-by-size": _time_by_size,
     "timeline": _timeline,

@@ -75,13 +75,16 @@ def predict(findings: Findings) -> tuple[tuple[Predicted, ...], tuple[str, ...]]
     """Predictions for every series that has a one-rank measurement, and what has no prediction."""
     found: list[Predicted] = []
     gaps: list[str] = []
+    shared = findings.plan.scale.execution.shared_cores
+    if shared:
+        quiet = tuple(replace(one, rates=(one.quiet,)) for one in findings.measured)
+        findings = replace(findings, measured=quiet)
     for base in findings.measured:
         if base.ranks == 1 and base.cell.run.predict:
             try:
                 found += _series(findings, base)
             except BadInput as fault:
                 gaps.append(f"{base.cell.label}: {fault.message}")
-    shared = findings.plan.scale.execution.shared_cores
     return tuple(_own_bounds(found) if shared else found), tuple(gaps)
 
 

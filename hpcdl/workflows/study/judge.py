@@ -18,6 +18,8 @@ from hpcdl.workflows.study.study_plan import Cell
 
 _GIGA = 1e9
 _SHOWN = 3
+_EVEN = 0.15
+"""By how much the two fastest of equal jobs differ at most on a machine that does nothing else."""
 
 
 @dataclass(frozen=True)
@@ -231,6 +233,9 @@ def _model(evidence: Evidence) -> Answer:
     assert limit is not None
     count = sum(one.error is not None for one in evidence.predicted)
     text = f"median error {error:.1%} of {count} cells; at most {limit:.0%}"
+    uneven = [one.cell.label for one in evidence.measured if one.unevenness > _EVEN]
+    if error > limit and uneven and evidence.findings.plan.scale.execution.shared_cores:
+        return None, f"{text}; the machine was busy: equal jobs disagree ({_few(uneven)})"
     said = [one.values for one in evidence.predicted]
     silent = [one.cell.label for one in evidence.measured
               if one.ranks > 1 and one.cell.run.predict and one.values not in said]  # fmt: skip

@@ -241,6 +241,10 @@ def _row_of(values: Values, asked: StudyTable) -> tuple[str, ...]:
 def _value_of(one: Measured, name: str) -> float:
     if name == "rate":
         return one.rate
+    if name == "accuracy":
+        return one.metrics.get(name, 0.0)
+    if name == "staleness":
+        return float(one.result.get("asynchronous", {}).get("mean_staleness", 0.0))
     return 1e3 * (one.step_seconds if name == "step" else one.parts[name])
 
 
