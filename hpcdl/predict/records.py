@@ -25,61 +25,7 @@ from hpcdl.system.errors import BadInput
 from hpcdl.system.safe_read import read_regular
 from hpcdl.system.schema import Schema, check
 
-_MOST = 1e12
 _MOST_BYTES = 50_000_000
-_TEXT: Schema = {"type": "string", "default": None}
-RECORD: Schema = {
-    "type": "object",
-    "description": "One measurement.",
-    "required": ["id", "source", "gpu", "gpus", "model"],
-    "additionalProperties": {},
-    "properties": {
-        "id": {"type": "string", "description": "A name of the row, unique in the file."},
-        "source": {"type": "string", "description": "Who published it."},
-        "hardware": _TEXT,
-        "gpu": {"type": "string", "description": "The GPU's name."},
-        "gpus": {"type": "integer", "minimum": 1, "maximum": 1_000_000, "default": None,
-                 "description": "How many GPUs in all."},
-        "nodes": {"type": "integer", "minimum": 1, "maximum": 1_000_000, "default": 1},
-        "cores": {"type": "integer", "minimum": 1, "maximum": 100_000, "default": None,
-                  "description": "Physical cores of a node."},
-        "interconnect": _TEXT,
-        "framework": _TEXT,
-        "version": _TEXT,
-        "implementation": _TEXT,
-        "model": {"type": "string", "description": "The network.", "examples": ["resnet50"]},
-        "image_size": {"type": "number", "minimum": 1, "maximum": 100_000, "default": None,
-                       "description": "Pixels of an edge, where not the network's own."},
-        "sequence_length": {"type": "number", "minimum": 1, "maximum": 10_000_000, "default": None,
-                            "description": "Tokens of a sequence."},
-        "accumulation": {"type": "integer", "minimum": 1, "maximum": 1_000_000, "default": None,
-                         "description": "Batches per exchange of gradients."},
-        "batch_per_gpu": {"type": "number", "minimum": 1, "maximum": 1_000_000, "default": None},
-        "precision": {"type": "string", "default": "fp32"},
-        "xla": {"type": "string", "default": "false"},
-        "data": _TEXT,
-        "variable_update": _TEXT,
-        "images_per_sec": {"type": "number", "minimum": 1e-6, "maximum": _MOST, "default": None,
-                           "description": "Images per second of all GPUs."},
-        "speedup": {"type": "number", "minimum": 1e-3, "maximum": 1e6, "default": None},
-        "notes": _TEXT,
-    },
-}  # fmt: skip
-_KEYS = tuple(RECORD["properties"])
-FILE: Schema = {
-    "type": "object",
-    "description": "Published throughput.",
-    "required": ["records"],
-    "additionalProperties": {},
-    "properties": {
-        "records": {
-            "type": "array",
-            "description": "The measurements.",
-            "minItems": 1,
-            "items": RECORD,
-        }
-    },
-}
 
 
 @dataclass(frozen=True)
@@ -138,15 +84,15 @@ def read_records(path: Path | None = None) -> tuple[Record, ...]:
 @cache
 def _ours() -> tuple[Record, ...]:
     """The records of our facts, whose file is checked once on a machine, not every time."""
-    path, form = facts.rows_path("throughput"), repr(FILE).encode()
+    path, form = facts.rows_path("throughput"), repr(_format()).encode()
     return tuple(map(_record, cached("facts", [path, form], lambda: _rows(path))))
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file, checked: every key of RECORD is there, of its type."""
+    """The rows of a file, checked: every key of the format is there, of its type."""
     is_table = path.suffix.lower() == ".csv"
     document = _read_table(path) if is_table else read_document(path, _MOST_BYTES)
-    values = check(document, FILE)
+    values = check(document, _format())
     if isinstance(values, dict) and not document.faults:
         seen: dict[str, int] = {}
         for index, value in enumerate(values["records"]):
@@ -155,7 +101,14 @@ def _rows(path: Path) -> list[dict[str, Any]]:
                 document.fault(f"the id '{value['id']}' is given twice", node)
             seen[value["id"]] = index
     document.raise_faults()
-    return [{key: value[key] for key in _KEYS} for value in values["records"]]
+    keys = _format()["properties"]["records"]["items"]["properties"]
+    return [{key: value[key] for key in keys} for value in values["records"]]
+
+
+def _format() -> Schema:
+    """The JSON Schema of a file."""
+    found: Schema = facts.load("throughput_format")["file"]
+    return found
 
 
 def _read_table(path: Path) -> Document:

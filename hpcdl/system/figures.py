@@ -12,6 +12,7 @@ from hpcdl.system.files import write_atomic
 
 _SUFFIXES = (".png", ".svg", ".pdf")
 _DPI = 150
+_NARROW = 32
 
 
 def check_figure(path: Path) -> None:
@@ -33,7 +34,20 @@ def write_figure(path: Path, inches: tuple[float, float], draw: Callable[[Any], 
         MissingPrerequisite: matplotlib is not installed, or no space left.
     """
     check_figure(path)
+    suffix = path.suffix.lower().lstrip(".")
+    write_atomic(path, drawn(inches, draw, suffix)[suffix])
+
+
+def drawn(
+    inches: tuple[float, float], draw: Callable[[Any], None], *suffixes: str, settings: Any = None
+) -> dict[str, bytes]:
+    """What `draw` makes of an empty figure as files, by suffix; `settings` are matplotlib's.
+
+    Raises:
+        MissingPrerequisite: matplotlib is not installed.
+    """
     try:
+        from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as fault:
@@ -41,9 +55,31 @@ def write_figure(path: Path, inches: tuple[float, float], draw: Callable[[Any], 
             "figures need matplotlib, which is not installed",
             hint="install it: pip install 'hpcdl[plots]'",
         ) from fault
-    figure = Figure(figsize=inches, dpi=_DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    draw(figure)
-    data = BytesIO()
-    figure.savefig(data, format=path.suffix.lower().lstrip("."))
-    write_atomic(path, data.getvalue())
+    found = {}
+    with rc_context(settings):
+        figure = Figure(figsize=inches, dpi=_DPI, layout="constrained")
+        FigureCanvasAgg(figure)
+        draw(figure)
+        for suffix in suffixes:
+            data = BytesIO()
+            figure.savefig(data, format=suffix, metadata={"Date": None} if suffix == "svg" else {})
+            found[suffix] = data.getvalue()
+    return found
+
+
+def plain_log(axes: Any) -> None:
+    """Numbers as people write them on a logarithmic axis, some between the powers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    base = axes.yaxis.get_transform().base
+    axes.yaxis.set_major_locator(LogLocator(base, subs=(1, 2, 5) if base == 10 else (1,)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def legend_below(axes: Any, *entries: Any) -> None:
+    """A legend under the axis' name, where it hides nothing; no wider than the axes."""
+    names = [str(name) for name in (entries[1] if entries else axes.get_legend_handles_labels()[1])]
+    narrow = max(map(len, names), default=0) <= _NARROW
+    axes.legend(*entries, fontsize=7, frameon=False, loc="upper center",
+                bbox_to_anchor=(0.5, -0.14), ncols=2 if narrow else 1)  # fmt: skip

@@ -9,14 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from statistics import fmean, linear_regression, median
+from statistics import fmean, median
 
 from hpcdl.workflows.study.collect import Findings, Measured
 from hpcdl.workflows.study.forecast import Predicted, median_error
-from hpcdl.workflows.study.model import SYNTHETIC, Rule, Run, Values, matches
+from hpcdl.workflows.study.model import SYNTHETIC, Rule, matches
+from hpcdl.workflows.study.series import (
+    Line,
+    but,
+    by_size,
+    efficiency,
+    line_of,
+    memory_bytes,
+    throttled,
+)
 from hpcdl.workflows.study.study_plan import Cell
 
-_GIGA = 1e9
 _SHOWN = 3
 _EVEN = 0.15
 """By how much the two fastest of equal jobs differ at most on a machine that does nothing else."""
@@ -44,7 +52,7 @@ class Evidence:
     def pairs(self) -> Iterator[tuple[Measured, Measured]]:
         """Measurements that differ in the rule's `over` alone."""
         for one, other in combinations(self.measured, 2):
-            if _but(one.values, self.rule.over) == _but(other.values, self.rule.over):
+            if but(one.values, self.rule.over) == but(other.values, self.rule.over):
                 yield one, other
 
 
@@ -99,7 +107,7 @@ def _compared(rule: Rule, cell: Cell, findings: Findings) -> bool:
     if not rule.over:
         return True
     values = {other.named.get(rule.over) for other in findings.plan.cells
-              if _but(other.named, rule.over) == _but(cell.named, rule.over)}  # fmt: skip
+              if but(other.named, rule.over) == but(cell.named, rule.over)}  # fmt: skip
     asked = {rule.better, rule.worse} if rule.rule == "faster" else values
     return cell.named.get(rule.over) in asked and asked <= values and len(asked) > 1
 
@@ -313,8 +321,8 @@ def _beyond(line: Line, one: Measured) -> tuple[float, str]:
 
 def _input_share(evidence: Evidence) -> Answer:
     """Storage-bound or not, with the share of the steps that waited for input."""
-    shares = [(one.shares["input"], one) for one in evidence.measured]
-    low, high = min(shares, key=_first)[0], max(shares, key=_first)[0]
+    shares = [one.shares["input"] for one in evidence.measured]
+    low, high = min(shares), max(shares)
     rule = evidence.rule
     text = f"ranks wait for input {low:.1%} to {high:.1%} of a step: "
     bound = rule.at_most if rule.at_least is None else rule.at_least
@@ -352,105 +360,3 @@ _RULES: dict[str, Callable[[Evidence], Answer]] = {
     "input-share": _input_share,
     "share": _share,
 }
-
-
-def alone(measured: Sequence[Measured], one: Measured) -> Measured | None:
-    """The one-rank run of a measurement's series."""
-    alike = _but(one.values, "gpus")
-    return next(
-        (other for other in measured if other.ranks == 1 and _but(other.values, "gpus") == alike),
-        None,
-    )
-
-
-def by_size(findings: Findings, measured: Sequence[Measured]) -> dict[str, list[Measured]]:
-    """Series over the size of their data, each in rising size.
-
-    Whether data came from memory does not part a series: it is what is compared. Slowed reads do.
-    """
-    found: dict[str, list[Measured]] = {}
-    for one in measured:
-        if one.size and one.epoch_seconds and not throttled(one.cell.run):
-            found.setdefault(series_name(findings, one.values), []).append(one)
-    return {name: sorted(ones, key=lambda one: one.size or 0) for name, ones in found.items()}
-
-
-@dataclass(frozen=True)
-class Line:
-    """Seconds of an epoch over the bytes of its data, and the largest epoch that made it."""
-
-    slope: float
-    start: float
-    last_size: float
-    last_seconds: float
-
-    def at(self, size: float) -> float:
-        """Seconds of an epoch on so many bytes."""
-        return self.start + self.slope * size
-
-    def predicted(self, size: float) -> float:
-        """Seconds of a larger epoch: by the line, or in proportion where that is more.
-
-        A line through two short epochs is easily too flat, and no epoch grows faster than its
-        data unless something new costs time.
-        """
-        return max(self.at(size), self.last_seconds * size / self.last_size)
-
-
-def line_of(findings: Findings, series: Sequence[Measured]) -> Line | None:
-    """The line through the sizes below memory, which a knee at its end cannot bend.
-
-    None below two sizes, and where epochs do not grow with their data.
-    """
-    below = [one for one in series if (one.size or 0) <= memory_bytes(findings)]
-    if len({one.size for one in below}) < 2:
-        return None
-    sizes = [one.size or 0.0 for one in below]
-    slope, start = linear_regression(sizes, [one.epoch_seconds or 0.0 for one in below])
-    last = below[-1]
-    return Line(slope, start, sizes[-1], last.epoch_seconds or 0.0) if slope > 0 else None
-
-
-def memory_bytes(findings: Findings) -> float:
-    """Memory that could hold data: the scale's own, else a node's."""
-    plan = findings.plan
-    if plan.scale.memory_gigabytes is not None:
-        return plan.scale.memory_gigabytes * _GIGA
-    partitions = {cell.point.spec.partition for cell in plan.possible}
-    return max(plan.site.partition(name).memory_gb for name in partitions) * _GIGA
-
-
-def throttled(run: Run) -> bool:
-    """Whether its data come more slowly than the storage could give them."""
-    return run.reads is not None and run.reads.megabytes_per_second > 0
-
-
-def series_name(findings: Findings, values: Values) -> str:
-    """What the figure calls the series of these values."""
-    study = findings.plan.study
-    return ", ".join(values[key] for key in study.series if key in values) or study.name
-
-
-def ideal_ranks(findings: Findings, ranks: int, cpus_per_rank: int) -> float:
-    """The speed-up that nothing could exceed: ranks, or the cores that they share."""
-    if not findings.plan.scale.execution.shared_cores:
-        return float(ranks)
-    cores = findings.cores
-    return max(1.0, min(float(ranks), cores / min(cpus_per_rank, cores)))
-
-
-def efficiency(findings: Findings, one: Measured) -> float | None:
-    """What a measurement keeps of its one-rank run's rate times GPUs, or times shared cores."""
-    base = alone(findings.measured, one)
-    if base is None:
-        return None
-    cpus = int(one.result["layout"]["cpus_per_rank"])
-    return one.rate / base.rate / ideal_ranks(findings, one.cell.gpus, cpus)
-
-
-def _but(values: Values, key: str) -> dict[str, str]:
-    return {name: value for name, value in values.items() if name != key}
-
-
-def _first(pair: tuple[float, Measured]) -> float:
-    return pair[0]

@@ -19,9 +19,10 @@ from hpcdl.system.resources import folder
 from hpcdl.workflows.study.collect import Findings, Measured
 from hpcdl.workflows.study.figure import caption, draw
 from hpcdl.workflows.study.forecast import Predicted, predict
-from hpcdl.workflows.study.judge import Verdict, alone, efficiency, judge
+from hpcdl.workflows.study.judge import Verdict, judge
 from hpcdl.workflows.study.model import Table as StudyTable
 from hpcdl.workflows.study.model import Values, matches
+from hpcdl.workflows.study.series import alone, efficiency
 
 SCHEMA = 2
 _YES = {True: "yes", False: "no", None: "not known"}

@@ -1,0 +1,395 @@
+"""The panels of a study's figure: each a function of one axes and the findings.
+
+Filled markers are measured, with the 5th to 95th percentile of the steps as error bars; hollow
+ones on broken lines are predicted, grey ones published.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpcdl.system.figures import legend_below, plain_log
+from hpcdl.workflows.study.collect import Findings, Measured
+from hpcdl.workflows.study.forecast import Predicted
+from hpcdl.workflows.study.model import PARTS, Panel, Published, matches
+from hpcdl.workflows.study.series import (
+    alone,
+    by_size,
+    ideal_ranks,
+    line_of,
+    memory_bytes,
+    series_name,
+    throttled,
+)
+
+# Okabe and Ito's colours, which colour-blind readers can distinguish.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_PART_COLOURS = {"compute": "#0072B2", "input": "#D55E00", "communication": "#E69F00",
+                 "update": "#009E73", "other": "#BBBBBB"}  # fmt: skip
+_PART_NAMES = {
+    "compute": "computing",
+    "input": "waiting for input",
+    "communication": "communicating, not hidden",
+    "update": "updating",
+    "other": "everything else",
+}
+_MARKERS = "osD^vP*"
+_PUBLISHED_MARKERS = "x+1234"
+_GREY = "#767676"
+_TIMELINE_STEPS = 6
+_MEGA, _GIGA = 1e6, 1e9
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What panels draw: findings, predictions, and the panel's own choice of measurements."""
+
+    findings: Findings
+    predicted: tuple[Predicted, ...]
+    panel: Panel
+
+    @property
+    def shared(self) -> bool:
+        """Whether ranks share the cores of one machine."""
+        return self.findings.plan.scale.execution.shared_cores
+
+    @property
+    def measured(self) -> tuple[Measured, ...]:
+        """The measurements that the panel's `where` chooses."""
+        return tuple(one for one in self.findings.measured if matches(one.values, self.panel.where))
+
+    @property
+    def series(self) -> dict[str, list[Measured]]:
+        """The measurements by line, in rising ranks."""
+        found: dict[str, list[Measured]] = {}
+        for one in sorted(self.measured, key=lambda one: one.ranks):
+            found.setdefault(series_name(self.findings, one.values), []).append(one)
+        return dict(sorted(found.items(), key=lambda item: self._order(item[1][0])))
+
+    def _order(self, one: Measured) -> int:
+        return self.findings.measured.index(one)
+
+    def predictions(self, name: str) -> list[Predicted]:
+        """The predictions of a line."""
+        return [
+            one
+            for one in self.predicted
+            if series_name(self.findings, one.values) == name
+            and matches(one.values, self.panel.where)
+        ]
+
+    @property
+    def published(self) -> tuple[Published, ...]:
+        """The published numbers that the panel may show."""
+        return tuple(
+            one
+            for one in self.findings.plan.study.published
+            if all(self.panel.where.get(key, value) == value for key, value in one.where.items())
+        )
+
+
+def _style(number: int) -> dict[str, Any]:
+    return {"color": _COLOURS[number % len(_COLOURS)], "marker": _MARKERS[number % len(_MARKERS)]}
+
+
+def _rate(axes: Any, scene: Scene) -> None:
+    """Images per second over ranks."""
+    _over_ranks(axes, scene, "images/s, all ranks", lambda _: lambda __: 1.0, log=10)
+
+
+def _speedup(axes: Any, scene: Scene) -> None:
+    """Throughput over one rank's, beside what was published and what is ideal."""
+    _published_lines(axes, scene, of_each=False)
+    _ideal_line(axes, scene)
+    _over_ranks(axes, scene, "speed-up over one rank", lambda base: lambda _: base.rate, log=2)
+
+
+def _efficiency(axes: Any, scene: Scene) -> None:
+    """Throughput over one rank's times GPUs, or times the cores that ranks share; in percent."""
+
+    def unit(base: Measured) -> Unit:
+        cpus = int(base.result["layout"]["cpus_per_rank"])
+        return lambda ranks: base.rate * ideal_ranks(scene.findings, ranks, cpus) / 100
+
+    _published_lines(axes, scene, of_each=True)
+    axes.axhline(100, color="0.75", linewidth=0.9, zorder=0, label="nothing lost: ideal")
+    label = "efficiency (% of the cores; grey: of GPUs)" if scene.shared else "efficiency (%)"
+    _over_ranks(axes, scene, label, unit)
+    axes.set_ylim(bottom=0)
+
+
+Unit = Callable[[int], float]
+"""Images/s that a mark at so many ranks counts as 1."""
+
+
+def _over_ranks(
+    axes: Any, scene: Scene, label: str, unit: Callable[[Measured], Unit], log: int = 0
+) -> None:
+    """Every series over its ranks, in units that may follow from its one-rank run."""
+    for number, (name, ones) in enumerate(scene.series.items()):
+        base = alone(scene.measured, ones[0])
+        if base is not None or scene.panel.panel == "rate":
+            own = unit(base or ones[0])
+            _measured_line(axes, name, ones, number, own)
+            _predicted_line(axes, ones, scene.predictions(name), number, own)
+    axes.set_ylabel(label)
+    if log:
+        axes.set_yscale("log", base=log)
+        plain_log(axes)
+    _ranks_axis(axes, scene)
+    _legend(axes, predicted=bool(scene.predicted))
+
+
+def _measured_line(axes: Any, name: str, ones: Sequence[Measured], number: int, unit: Unit) -> None:
+    low, y, high = (
+        [rate / unit(one.ranks) for rate, one in zip(rates, ones, strict=True)]
+        for rates in zip(*((one.spread[0], one.rate, one.spread[1]) for one in ones), strict=True)
+    )
+    # Lines side by side would hide each other's bars.
+    x = [one.ranks * (1 + 0.025 * (number % 4)) for one in ones]
+    axes.errorbar(x, y, yerr=_apart(low, y, high), label=name, capsize=2.5, linewidth=1.4,
+                  markersize=5, elinewidth=0.9, **_style(number))  # fmt: skip
+
+
+def _predicted_line(
+    axes: Any, ones: Sequence[Measured], predicted: Sequence[Predicted], number: int, unit: Unit
+) -> None:
+    """The model's line from the one-rank run; only counts that did not run get a marker."""
+    base = next((one for one in ones if one.ranks == 1), None)
+    if base is None or not predicted:
+        return
+    ordered = sorted(predicted, key=lambda one: one.gpus)
+    style = _style(number)
+    axes.plot([1, *(one.gpus for one in ordered)],
+              [base.rate / unit(1), *(one.rate / unit(one.gpus) for one in ordered)],
+              linestyle="--", linewidth=1, color=style["color"])  # fmt: skip
+    hollow = [one for one in ordered if one.measured is None]
+    axes.errorbar(
+        [one.gpus * (1 + 0.025 * (number % 4)) for one in hollow],
+        [one.rate / unit(one.gpus) for one in hollow],
+        yerr=[[(one.rate - (one.low or one.rate)) / unit(one.gpus) for one in hollow],
+              [((one.high or one.rate) - one.rate) / unit(one.gpus) for one in hollow]],
+        linestyle="none", capsize=2.5 if any(one.low for one in hollow) else 0, elinewidth=0.9,
+        markersize=5.5, markerfacecolor="white", **style,
+    )  # fmt: skip
+
+
+def _published_lines(axes: Any, scene: Scene, *, of_each: bool) -> None:
+    """Published speed-ups; with `of_each` what each GPU keeps of one alone, in percent."""
+    for number, group in enumerate(scene.published):
+        rates = {point.gpus: point.images_per_second for point in group.points}
+        pairs = [
+            (point.gpus, point.speedup or (point.images_per_second or 0) / (rates.get(1) or 1))
+            for point in group.points
+            if point.speedup or (point.images_per_second and rates.get(1))
+        ]
+        if of_each:
+            pairs = [(gpus, 100 * speedup / gpus) for gpus, speedup in pairs]
+        if pairs:
+            axes.plot(*zip(*pairs, strict=True), linestyle=":", linewidth=1, color=_GREY,
+                      marker=_PUBLISHED_MARKERS[number % len(_PUBLISHED_MARKERS)], markersize=7,
+                      label=group.label)  # fmt: skip
+
+
+def _ideal_line(axes: Any, scene: Scene) -> None:
+    top = max(
+        [one.ranks for one in scene.measured]
+        + [one.gpus for one in scene.predicted if matches(one.values, scene.panel.where)]
+        + [point.gpus for group in scene.published for point in group.points],
+        default=1,
+    )
+    counts = [count for count in (1, 2, 4, 8, 16, 32, 64, 128) if count <= top]
+    axes.plot(counts, counts, color="0.75", linewidth=0.9, zorder=0, label="a GPU each: ideal")
+    if scene.shared and scene.measured:
+        cpus = int(scene.measured[0].result["layout"]["cpus_per_rank"])
+        bound = [ideal_ranks(scene.findings, count, cpus) for count in counts]
+        axes.plot(counts, bound, color="0.5", linewidth=0.9, zorder=0, linestyle=(0, (6, 2)),
+                  label="shared cores: at best")  # fmt: skip
+
+
+def _learning(axes: Any, scene: Scene) -> None:
+    """Accuracy over the seconds of training."""
+    for number, one in enumerate(one for ones in scene.series.values() for one in ones):
+        points = tuple(zip(*one.learning, strict=True)) or ((), ())
+        axes.plot(*points, label=_bar_name(scene, one), linewidth=1.4, markersize=4,
+                  **_style(number))  # fmt: skip
+    axes.set_xlabel("seconds of training")
+    axes.set_ylabel("accuracy")
+    axes.set_ylim(0, 1)
+    axes.grid(alpha=0.25)
+    legend_below(axes)
+
+
+def _phases(axes: Any, scene: Scene) -> None:
+    """Where a step's time goes, in milliseconds, with the spread of whole steps at its end."""
+    ones = _bars(axes, scene, lambda one: {part: 1e3 * s for part, s in one.parts.items()})
+    ends = [1e3 * one.step_seconds for one in ones]
+    # Slow and fast steps, with checkpoints left out as in the rates that they come from.
+    spans = [sorted(1e3 * int(one.result["global_batch"]) / rate for rate in one.spread)
+             for one in ones]  # fmt: skip
+    bars = _apart([low for low, _ in spans], ends, [high for _, high in spans])
+    axes.errorbar(ends, range(len(ones)), xerr=bars, linestyle="none", color="0.25", capsize=2.5,
+                  elinewidth=0.9)  # fmt: skip
+    axes.set_xlim(left=0)
+    axes.set_xlabel("milliseconds of a step: mean, and the 5th to 95th percentile")
+
+
+def _shares(axes: Any, scene: Scene) -> None:
+    """Where a step's time goes, in percent."""
+    _bars(axes, scene, lambda one: {part: 100 * share for part, share in one.shares.items()})
+    axes.set_xlabel("% of a step's time")
+    axes.set_xlim(0, 100)
+
+
+def _bars(
+    axes: Any, scene: Scene, values: Callable[[Measured], dict[str, float]]
+) -> list[Measured]:
+    """Bars from top to bottom, cut into their parts; gives whose they are."""
+    ones = [one for series in scene.series.values() for one in series]
+    names = [_bar_name(scene, one) for one in ones]
+    left = [0.0] * len(ones)
+    for part in PARTS:
+        lengths = [values(one)[part] for one in ones]
+        axes.barh(range(len(ones)), lengths, left=left, height=0.7, color=_PART_COLOURS[part],
+                  label=_PART_NAMES[part], linewidth=0)  # fmt: skip
+        left = [start + length for start, length in zip(left, lengths, strict=True)]
+    axes.set_yticks(range(len(ones)), names)
+    axes.invert_yaxis()
+    axes.margins(x=0.04)
+    axes.grid(axis="x", alpha=0.25)
+    legend_below(axes)
+    return ones
+
+
+def _bar_name(scene: Scene, one: Measured) -> str:
+    ranks = "1 rank" if one.ranks == 1 else f"{one.ranks} ranks"
+    counts = {other.ranks for other in scene.measured}
+    slow = " (slow reads)" if throttled(one.cell.run) else ""
+    name = series_name(scene.findings, one.values) + slow
+    return f"{name}, {ranks}" if len(counts) > 1 else name
+
+
+def _time_by_size(axes: Any, scene: Scene) -> None:
+    """Seconds of an epoch over the size of the data; lines are fitted below memory, then dashed."""
+    memory = memory_bytes(scene.findings)
+    largest = max((one.size or 0 for one in scene.measured), default=0)
+    unit, name = (_GIGA, "GB") if largest > _GIGA else (_MEGA, "MB")
+    for number, (label, ones) in enumerate(by_size(scene.findings, scene.measured).items()):
+        _sized(axes, ones, unit, label=label, **_style(number))
+        if line := line_of(scene.findings, ones):
+            end = 1.05 * (ones[-1].size or 0)
+            edge = min(memory, end)
+            parts = [("-", 0.0, edge, line.at(edge)), ("--", edge, end, line.predicted(end))]
+            for dashes, left, right, top in parts:
+                if left < right:
+                    axes.plot([left / unit, right / unit], [line.at(left), top], dashes,
+                              linewidth=1, zorder=1, color=_style(number)["color"])  # fmt: skip
+        slow = [one for one in scene.measured if throttled(one.cell.run) and one.epoch_seconds
+                and series_name(scene.findings, one.values) == label]  # fmt: skip
+        if slow:
+            style = {**_style(number), "marker": "X", "markerfacecolor": "white"}
+            _sized(axes, slow, unit, label=f"{label}, slow storage", linestyle="--", **style)
+    if memory < 3 * largest:
+        axes.axvline(memory / unit, color=_GREY, linestyle=":", linewidth=1.2)
+        axes.annotate("memory", (memory / unit, 0.03), xycoords=("data", "axes fraction"),
+                      rotation=90, va="bottom", ha="right", fontsize=7, color=_GREY)  # fmt: skip
+    axes.set_xlabel(f"size of the data set ({name})")
+    axes.set_ylabel("seconds per epoch")
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.25)
+    legend_below(axes)
+
+
+def _sized(axes: Any, ones: Sequence[Measured], unit: float, **style: Any) -> None:
+    """Markers with the fastest and the slowest epoch as bars."""
+    y = [one.epoch_seconds or 0 for one in ones]
+    bars = _apart([min(one.epochs) for one in ones], y, [max(one.epochs) for one in ones])
+    style.setdefault("linestyle", "none")
+    axes.errorbar([(one.size or 0) / unit for one in ones], y, yerr=bars, capsize=2.5,
+                  elinewidth=0.9, markersize=5, linewidth=1, **style)  # fmt: skip
+
+
+def _timeline(axes: Any, scene: Scene) -> None:
+    """The profiler's timeline of the largest data set: all ranks, the first steps of each job."""
+    row, labels = 0, []
+    for one in _profiled(scene):
+        for rank, events in sorted(_events(one).items()):
+            for part in PARTS:
+                spans = [(at, took) for name, at, took in events if name == part]
+                axes.broken_barh(spans, (row - 0.36, 0.72), color=_PART_COLOURS[part], linewidth=0)
+            labels.append(f"{_bar_name(scene, one)}, rank {rank}")
+            row += 1
+    axes.set_yticks(range(row), labels, fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xlabel(f"seconds from the start of the epoch, first {_TIMELINE_STEPS} steps")
+    axes.grid(axis="x", alpha=0.25)
+    for part in PARTS:
+        axes.barh([0], [0], color=_PART_COLOURS[part], label=_PART_NAMES[part])
+    legend_below(axes)
+
+
+def _profiled(scene: Scene) -> Iterable[Measured]:
+    """One job of every line that wrote a timeline: that of the largest data set."""
+    ones = sorted(scene.measured, key=lambda one: one.size or 0)
+    kept = (one for one in ones if (one.folder / "timeline.json").is_file())
+    return {_bar_name(scene, one): one for one in kept}.values()
+
+
+def _events(one: Measured) -> dict[int, list[tuple[str, float, float]]]:
+    """(part, start, seconds) of the first steps, by rank, from timeline.json."""
+    trace = json.loads((one.folder / "timeline.json").read_text())["traceEvents"]
+    found: dict[int, list[tuple[str, float, float]]] = {}
+    for event in trace:
+        # Threads of traced steps are there too; only a step's parts say which step they are of.
+        if event.get("args", {}).get("step", _TIMELINE_STEPS) < _TIMELINE_STEPS:
+            spans = found.setdefault(int(event["pid"]), [])
+            spans.append((event["name"], event["ts"] / 1e6, event["dur"] / 1e6))
+    return found
+
+
+def _apart(
+    low: Sequence[float], middle: Sequence[float], high: Sequence[float]
+) -> list[list[float]]:
+    """How far bars reach below and above their middle."""
+    below = [max(0.0, b - a) for a, b in zip(low, middle, strict=True)]
+    return [below, [max(0.0, b - a) for a, b in zip(middle, high, strict=True)]]
+
+
+def _ranks_axis(axes: Any, scene: Scene) -> None:
+    from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
+
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator([2**power for power in range(13)]))
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel("ranks, on shared CPU cores" if scene.shared else "GPUs, one rank each")
+    axes.grid(alpha=0.25)
+
+
+def _legend(axes: Any, *, predicted: bool) -> None:
+    """Measured lines first, then what hollow markers mean, then what others published."""
+    from matplotlib.lines import Line2D
+
+    found = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    ours = {name: handle for name, handle in found.items() if not isinstance(handle, Line2D)}
+    if predicted:
+        ours["predicted"] = Line2D([], [], color="0.3", linestyle="--", linewidth=1, marker="o",
+                                   markerfacecolor="white", markersize=5.5)  # fmt: skip
+    both = {**ours, **found}
+    legend_below(axes, both.values(), both.keys())
+
+
+PANELS: dict[str, Callable[[Any, Scene], None]] = {
+    "rate": _rate,
+    "speedup": _speedup,
+    "efficiency": _efficiency,
+    "phases": _phases,
+    "learning": _learning,
+    "shares": _shares,
+    "time-by-size": _time_by_size,
+    "timeline": _timeline,
+}
