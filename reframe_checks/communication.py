@@ -1,4 +1,4 @@
-"""How fast ranks average tensors: the operation that synchronous training waits for."""
+"""How fast ranks average tensors, which synchronous training waits for, and the copies below."""
 
 from dataclasses import replace
 from functools import partial
@@ -12,10 +12,13 @@ from hpcdl.regress.bandwidth import (
     SIZES,
     SMALL_SIZES,
     bandwidth,
+    copies_of,
+    copy_rate,
     metric_name,
     nccl_faults,
 )
 from hpcdl.regress.checkbase import HpcdlCheck, Metric
+from hpcdl.regress.sanity import faults_of
 from hpcdl.regress.training import ALL, job_on, shape_name
 
 WAYS = [
@@ -76,3 +79,30 @@ class allreduce(HpcdlCheck):
     def faults(self, measured):
         more = nccl_faults(measured) if self.real_gpus else []
         return [*super().faults(measured), *more]
+
+
+@rfm.simple_test
+class copies(HpcdlCheck):
+    """GB/s between host memory and the GPUs of a node, and between GPUs; of the slowest of them.
+
+    Where there is no GPU, of host memory.
+    """
+
+    tags = {"nightly", "node"}
+
+    def request(self, site, partition):
+        repeats = SHARED_REPEATS if self.execution.judges_best else REPEATS
+        program = ("python", "-m", "hpcdl.measure.copies", f"--repeats={repeats}")
+        asked = job_on(partition, self.check_name, program, ranks=ALL)
+        return replace(asked, tasks_per_node=None, launcher="single")
+
+    def metrics(self):
+        """The best copy is judged where the machine is shared, else the median one."""
+        best = self.execution.judges_best
+        gpus = self.layout["gpus_per_node"] if self.real_gpus else 0
+        return [Metric(f"{way}_gbs", "GB/s", partial(copy_rate, way=way, best=best))
+                for way in copies_of(gpus)]  # fmt: skip
+
+    def faults(self, measured):
+        """As of any job; that its one process has all GPUs is no fault."""
+        return faults_of(measured, self.layout, self.evidence["release"])

@@ -2,15 +2,13 @@
 
 `python -m hpcdl.measure.allreduce` measures messages of some sizes. By how much the largest one
 takes longer than the next gives the bandwidth: what every message costs cancels out. The
-smallest one gives the latency, but not through Horovod, whose cycle is longer than that. Both
-are solved for through the model's own price, so that the model says of them what was measured.
+smallest one gives the latency, but not through Horovod, whose cycle is longer than that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +19,7 @@ from hpcdl.system.errors import BadInput
 
 KIND = "allreduce"
 _MOST = 1e6
-_ROUNDS, _HALVINGS = 10, 60
-_BANDWIDTHS, _LATENCIES = (1e3, 1e14), (1e-9, 10.0)
+_LEAST_LATENCY = 1e-9
 
 
 @dataclass(frozen=True)
@@ -116,35 +113,17 @@ def _fit(
     found: Exchange, machine: Machine, put: Callable[[Machine, Link], Machine], link: Link
 ) -> Link:
     """The link, put into the machine, of which the model says what was measured."""
-
-    def price(size: float, link: Link) -> float:
-        known = lines(put(machine, link), found.local, found.nodes)
-        return min(line.seconds(size) for line in known)
-
-    def less(link: Link, bandwidth: float) -> float:
-        link = replace(link, bandwidth=bandwidth)
-        return price(large - more, link) - price(large, link)
-
-    def least(link: Link, latency: float) -> float:
-        return price(small, replace(link, latency=latency))
-
-    (more, seconds), (small, short), large = found.slope, found.times[0], found.times[-1][0]
-    for _ in range(_ROUNDS):
-        rate = _solve(partial(less, link), -seconds, _BANDWIDTHS)
-        link = replace(link, bandwidth=rate)
-        if found.steady and len(found.times) > 1:
-            link = replace(link, latency=_solve(partial(least, link), short, _LATENCIES))
+    link = replace(link, bandwidth=found.rate)
+    if found.steady and len(found.times) > 1:
+        size, seconds = found.times[0]
+        none, one = (
+            [line.seconds(size) for line in lines(put(machine, trial), found.local, found.nodes)]
+            for trial in (replace(link, latency=0.0), replace(link, latency=1.0))
+        )
+        fits = ((seconds - a) / (b - a) for a, b in zip(none, one, strict=True))
+        link = replace(link, latency=max(_LEAST_LATENCY, *fits))
     name = f"{link.name}, measured {link.bandwidth / GIGA:.3g} GB/s"
     return replace(link, name=name, measured=True)
-
-
-def _solve(rising: Callable[[float], float], goal: float, bounds: tuple[float, float]) -> float:
-    """Where a rising function reaches its goal, by halving; the nearer bound where it does not."""
-    low, high = bounds
-    for _ in range(_HALVINGS):
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if rising(middle) < goal else (low, middle)
-    return high
 
 
 def _between(machine: Machine, link: Link) -> Machine:

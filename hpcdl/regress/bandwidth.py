@@ -1,4 +1,4 @@
-"""All-reduce checks without ReFrame: message sizes, their names, what a result says. Pure."""
+"""All-reduce and copies checked without ReFrame: sizes, names, what a result says. Pure."""
 
 from __future__ import annotations
 
@@ -37,3 +37,15 @@ def nccl_faults(measured: Measured) -> list[Fault]:
         return []
     text = "Horovod was built without NCCL: GPUs wait for MPI through the host's memory"
     return [Fault(FaultKind.NCCL, text)]
+
+
+def copies_of(gpus: int) -> tuple[str, ...]:
+    """The ways that data are copied on a node with so many GPUs."""
+    if not gpus:
+        return ("host_to_host",)
+    return ("host_to_device", "device_to_host", *(("device_to_device",) if gpus > 1 else ()))
+
+
+def copy_rate(measured: Measured, way: str, *, best: bool = False) -> float | None:
+    """GB/s of copies one way: of the slowest GPU or pair, its median copy or its best."""
+    return measured.number("summary", f"{'best_' if best else ''}{way}_gbs")

@@ -1,0 +1,102 @@
+"""`python -m hpcdl.measure.copies`: GB/s between a node's memory and its GPUs, and between GPUs.
+
+One process copies a tensor from host memory to every GPU, back, and between every two GPUs (over
+NVLink or PCI Express, whichever joins them). The slowest GPU or pair counts. On a node without
+GPUs it measures copies within host memory, and says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import permutations
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from hpcdl.train.amounts import positive
+from hpcdl.train.measurement import run_program, write_measurement
+from hpcdl.train.ranks import RankPlace, this_place
+from hpcdl.train.startup import import_tensorflow, prepare_environment
+
+WARMUP = 3
+_GIGA, _MEGA = 1e9, 1_000_000
+Way = tuple[str, str, Callable[[], Any]]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, write result.json, print a line per way; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m hpcdl.measure.copies", allow_abbrev=False)
+    parser.add_argument("--megabytes", type=positive, default=64, metavar="N")
+    parser.add_argument("--repeats", type=positive, default=20, metavar="N")
+    args = parser.parse_args(argv)
+    return run_program(lambda place: _run(args, place), this_place())
+
+
+def _run(args: argparse.Namespace, place: RankPlace) -> None:
+    prepare_environment(place, onednn=False)
+    tf = import_tensorflow(place, keras=False)
+    gpus = tf.config.list_physical_devices("GPU")
+    for gpu in gpus:  # all of them, not this rank's alone
+        tf.config.experimental.set_memory_growth(gpu, True)
+    tf.config.set_visible_devices(gpus, "GPU")
+    size = args.megabytes * _MEGA
+    ways = _between(tf, len(gpus), size) if gpus else _in_memory(size)
+    rates: dict[str, dict[str, list[float]]] = {}
+    for kind, name, copy in ways:
+        times = [_timed(copy) for _ in range(WARMUP + args.repeats)][WARMUP:]
+        rates.setdefault(kind, {})[name] = [round(size / one / _GIGA, 4) for one in times]
+    summary = {kind: min(map(median, of.values())) for kind, of in rates.items()}
+    best = {f"best_{kind}": min(map(max, of.values())) for kind, of in rates.items()}
+    write_measurement(
+        "copies", [place.host], gpu_per_rank=len(gpus), versions={"tensorflow": tf.__version__},
+        options={"bytes": size, "repeats": args.repeats, "warmup": WARMUP},
+        samples={"gbs_by_way": {name: one for of in rates.values() for name, one in of.items()}},
+        summary={**summary, **best},
+    )  # fmt: skip
+    for kind, rate in summary.items():
+        print(f"{kind.removesuffix('_gbs').replace('_', ' ')}: {rate:.2f} GB/s", flush=True)
+    if not gpus:
+        print("this node has no GPU that TensorFlow sees: its memory was measured")
+
+
+def _between(tf: Any, gpus: int, size: int) -> Iterator[Way]:
+    """Copies between the host and every GPU, and between GPUs."""
+    names = [f"GPU:{index}" for index in range(gpus)]
+    values = {}
+    for device in ("CPU:0", *names):
+        with tf.device(device):
+            values[device] = tf.zeros([size // 4])
+
+    def copy(source: str, target: str) -> Callable[[], Any]:
+        def act() -> Any:
+            with tf.device(target):
+                copied = tf.identity(values[source])
+            tf.test.experimental.sync_devices()
+            return copied
+
+        return act
+
+    for name in names:
+        yield "host_to_device_gbs", f"host to {name}", copy("CPU:0", name)
+        yield "device_to_host_gbs", f"{name} to host", copy(name, "CPU:0")
+    for one, other in permutations(names, 2):
+        yield "device_to_device_gbs", f"{one} to {other}", copy(one, other)
+
+
+def _in_memory(size: int) -> Iterator[Way]:
+    source, target = np.ones(size, np.uint8), np.empty(size, np.uint8)
+    yield "host_to_host_gbs", "host to host", lambda: np.copyto(target, source)
+
+
+def _timed(copy: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    copy()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    sys.exit(main())
