@@ -24,7 +24,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 def _train(args: argparse.Namespace) -> ExitCode:
     from hpcdl.train.options import from_namespace, to_argv
 
-    return launch("hpcdl.train", to_argv(from_namespace(args)), args)
+    program = "hpcdl.measure.find_batch" if args.find_batch else "hpcdl.train"
+    return launch(program, to_argv(from_namespace(args)), args)
 
 
 @cache
@@ -50,8 +51,8 @@ def check_words(program: Sequence[str], launcher: str, *, queued: bool) -> None:
     where the job is queued: a script that is only printed may be for another machine.
 
     Raises:
-        BadInput: an unknown model, a strategy that the launcher does not serve, or a data set that
-            is not there.
+        BadInput: an unknown model, what the launcher does not serve, or a data set that is not
+            there.
     """
     from hpcdl.jobs.spec import is_train
 
@@ -67,6 +68,11 @@ def check_words(program: Sequence[str], launcher: str, *, queued: bool) -> None:
         raise BadInput(
             f"--strategy parameter-server cannot be had with the launcher '{launcher}'",
             hint="--launcher multiworker, with --trusted-network: its servers ask for no password",
+        )
+    if options.model_parallel > 1 and launcher != "single":
+        raise BadInput(
+            f"--model-parallel cannot be had with the launcher '{launcher}'",
+            hint=f"--launcher single --gpus {options.model_parallel}: one process with all GPUs",
         )
     data = options.data if queued else ""
     if data and data != SYNTHETIC and "$" not in data and not Path(data, "dataset.json").is_file():

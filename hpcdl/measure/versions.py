@@ -10,8 +10,8 @@ import platform
 import sys
 
 from hpcdl import __version__
+from hpcdl.measure.measurement import run_program, write_measurement
 from hpcdl.system.errors import HpcdlError
-from hpcdl.train.measurement import run_program, write_measurement
 from hpcdl.train.ranks import RankPlace, this_place
 from hpcdl.train.startup import (
     StartupClock,

@@ -1,15 +1,8 @@
-"""`python -m hpcdl.train`: one rank of a training run, or the search for its batch."""
+"""`python -m hpcdl.train`: one rank of a training run."""
 
 import sys
 
-from hpcdl.train import batch_size_search, program
-
-
-def main(argv: list[str]) -> int:
-    """Run what the arguments ask for; returns the exit code."""
-    search = "--find-batch" in argv
-    return batch_size_search.main(argv) if search else program.main(argv)
-
+from hpcdl.train.program import main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

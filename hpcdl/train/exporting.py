@@ -1,27 +1,49 @@
 """Models in and out: what plain Keras and TensorFlow load, without this package.
 
 An export is a directory: `model.keras`, `model.weights.h5`, `saved_model/`, and `model.json`, which
-says how pixels become the model's input. The model is built anew for it, in float32, from Keras'
-layers alone: what this program does to be quick stays out of it. Weights that come in may be such a
-directory, a file of Keras, or a checkpoint.
+says how pixels become the model's input; or an ONNX file. The model is built anew for it, in
+float32, from Keras' layers alone: what this program does to be quick stays out of it. Weights that
+come in may be such a directory, a file of Keras, or a checkpoint.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-from hpcdl.system.errors import BadInput
-from hpcdl.system.files import explain_os_errors, write_json
+from hpcdl.system.errors import BadInput, MissingPrerequisite
+from hpcdl.system.files import explain_os_errors, write_atomic, write_json
 from hpcdl.train import checkpoint
 from hpcdl.train.models import Network
+from hpcdl.train.options import TrainOptions
 
 _KERAS = "model.keras"
 _SHOWN = 6
+
+
+_NEEDED = {".onnx": ("tf2onnx", "onnx"), ".parquet": ("pyarrow",)}
+
+
+def check_outputs(options: TrainOptions) -> None:
+    """Refuse files that could not be written at the end of the run, at its start.
+
+    Raises:
+        BadInput: the directory of --export exists.
+        MissingPrerequisite: a package is not installed.
+    """
+    if options.export and Path(options.export).exists():
+        raise BadInput(f"the directory of --export exists: {options.export}",
+                       hint="remove it, or name another one")  # fmt: skip
+    for option, path in (("--export", options.export), ("--predict", options.predict)):
+        for package in _NEEDED.get(Path(path or "").suffix, ()):
+            if find_spec(package) is None:
+                why = f"{option} {path} needs {package}, which is not installed"
+                raise MissingPrerequisite(why, hint=f"`pip install {package}`")
 
 
 def export(network: Network, folder: Path, said: Mapping[str, Any]) -> None:
@@ -35,9 +57,7 @@ def export(network: Network, folder: Path, said: Mapping[str, Any]) -> None:
     Raises:
         MissingPrerequisite: the file system refuses it.
     """
-    model = network.plain()
-    for variable, value in zip(model.weights, network.weights, strict=True):
-        variable.assign(value)
+    model = _plain(network)
     aside = folder.with_name(f".{folder.name}.part")
     with explain_os_errors(folder):
         shutil.rmtree(aside, ignore_errors=True)
@@ -47,6 +67,37 @@ def export(network: Network, folder: Path, said: Mapping[str, Any]) -> None:
         model.export(str(aside / "saved_model"), verbose=False)
         write_json(aside / "model.json", {"schema": 1, "model": network.name, **said})
         aside.rename(folder)
+
+
+def export_onnx(network: Network, path: Path) -> None:
+    """Write a network as an ONNX file, by tf2onnx.
+
+    Raises:
+        MissingPrerequisite: ONNX lacks one of its operations, or the file system refuses it.
+    """
+    import onnx
+    import tf2onnx
+
+    model = _plain(network)
+    given = (tf.TensorSpec(model.inputs[0].shape, model.inputs[0].dtype, "inputs"),)
+    forward = tf.function(lambda inputs: model(inputs, training=False), input_signature=given)
+    made, _ = tf2onnx.convert.from_function(forward, input_signature=given)
+    lacking = {node.op_type for node in made.graph.node
+               if not onnx.defs.has(node.op_type, node.domain)}  # fmt: skip
+    if lacking:
+        raise MissingPrerequisite(
+            f"{network.name} cannot be written for ONNX, which lacks {', '.join(sorted(lacking))}",
+            hint="an exact GELU is such an operation: its approximation can be written",
+        )
+    write_atomic(path, made.SerializeToString())
+
+
+def _plain(network: Network) -> Any:
+    """The model built anew, with the weights that the network has now."""
+    model = network.plain()
+    for variable, value in zip(model.weights, network.weights, strict=True):
+        variable.assign(value)
+    return model
 
 
 def load_weights(network: Network, path: Path) -> str:

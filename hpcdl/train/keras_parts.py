@@ -85,6 +85,8 @@ class KerasOptimizer:
         given = {"learning_rate": 0.0, **arguments}
         self._made = make(module, module.Optimizer, "--optimizer", name, given)
         self._variables = network.keras_variables
+        if network.stages > 1:
+            _stay_with_variables(self._made)
         self._made.build(self._variables)
         _leave_distribution_to_us(self._made)
         owned = self._made.variables
@@ -111,6 +113,21 @@ def _leave_distribution_to_us(made: Any) -> None:
     for name in ("_apply_weight_decay", "_backend_update_step"):
         if bases and name not in vars(type(made)):
             setattr(made, name, MethodType(getattr(bases[0], name), made))
+
+
+def _stay_with_variables(made: Any) -> None:
+    """Let an optimizer keep what it remembers, and compute, where each variable is."""
+    remember, update = made.add_variable_from_reference, made.update_step
+
+    def kept(variable: Any, *arguments: Any, **named: Any) -> Any:
+        with tf.device(variable._value.device):
+            return remember(variable, *arguments, **named)
+
+    def updated(gradient: Any, variable: Any, rate: Any) -> Any:
+        with tf.device(variable._value.device):
+            return update(gradient, variable, rate)
+
+    made.add_variable_from_reference, made.update_step = kept, updated
 
 
 def make_schedule(name: str, lr: float, arguments: dict[str, Any]) -> Any:

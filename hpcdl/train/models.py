@@ -13,6 +13,7 @@ import math
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from itertools import pairwise
@@ -23,7 +24,7 @@ import tensorflow as tf
 
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.text import did_you_mean
-from hpcdl.train import networks
+from hpcdl.train import networks, stages
 from hpcdl.train.fused import fuse_normalization
 from hpcdl.train.run_plan import facts_of
 
@@ -59,7 +60,7 @@ class Network:
     where the network may draw numbers. `penalties()` are the scalars that the latest forward pass
     adds to the loss: regularizers, and what layers gave to `add_loss`. `weights` are all of these
     variables in the order of Keras' model, with their names; `plain()` builds that model anew.
-    `keras_variables` are Keras' own objects for `trainable`.
+    `keras_variables` are Keras' own objects for `trainable`. `stages` are the devices it is on.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Network:
     names: tuple[str, ...] = ()
     plain: Callable[[], Any] = object
     keras_variables: tuple[Any, ...] = ()
+    stages: int = 1
 
     def penalized(self, loss: Any) -> Any:
         """The loss of the latest forward pass with the network's own part of it."""
@@ -83,6 +85,15 @@ class Network:
         return sum(int(math.prod(v.shape)) for v in self.trainable)
 
     @property
+    def by_device(self) -> dict[str, int]:
+        """Number of trainable values on each device, by its name."""
+        found: dict[str, int] = {}
+        for variable in self.trainable:
+            name = ":".join(variable.device.split(":")[-2:])
+            found[name] = found.get(name, 0) + int(math.prod(variable.shape))
+        return found
+
+    @property
     def values(self) -> int:
         """Number of trainable and moving values, as Keras counts parameters."""
         return self.parameters + sum(int(math.prod(v.shape)) for v in self.state)
@@ -91,7 +102,7 @@ class Network:
 def build(
     model: str, shape: tuple[int, ...], classes: int, seed: int, *,
     precision: str = "fp32", channels_first: bool = False, keras: bool = False,
-    freeze: str = "",
+    freeze: str = "", split: int = 1,
 ) -> Network:  # fmt: skip
     """The network for images of `shape` (height, width, channels), weights drawn from `seed`.
 
@@ -100,7 +111,7 @@ def build(
     """
     if facts_of(model)["builder"] == "mlp" and not keras:
         return _mlp(model, shape, classes, seed)
-    return _keras(model, shape, classes, seed, precision, channels_first, freeze)
+    return _keras(model, shape, classes, seed, precision, channels_first, freeze, split)
 
 
 def _mlp(model: str, shape: tuple[int, ...], classes: int, seed: int) -> Network:
@@ -127,7 +138,7 @@ def _mlp(model: str, shape: tuple[int, ...], classes: int, seed: int) -> Network
 
 def _keras(
     model: str, shape: tuple[int, ...], classes: int, seed: int, precision: str,
-    channels_first: bool, freeze: str,
+    channels_first: bool, freeze: str, split: int,
 ) -> Network:  # fmt: skip
     keras = tf.keras
     try:
@@ -143,11 +154,12 @@ def _keras(
     channels_first = channels_first and len(shape) == 3
     ordered = (shape[2], *shape[:2]) if channels_first else shape
     random = Draws(tf.Variable([seed, 0], dtype=tf.int32, trainable=False, name="random"))
-    made = _make(model, _builder(model, random), ordered, classes)
+    with tf.device("CPU:0") if split > 1 else nullcontext():
+        made = _make(model, _builder(model, random), ordered, classes)
     looked_at = ":" in model and len(shape) == 3
     logits = _logits(made, ordered) if looked_at else tf.identity
     _freeze(made, freeze)
-    fuse_normalization(made)
+    stages.split(made, split, fuse_normalization)
     random.states = tuple(
         _variable(v) for v in made.non_trainable_variables if v.name == "seed_generator_state"
     )
@@ -176,7 +188,7 @@ def _keras(
 
     return Network(
         model, forward, trainable, state, random, penalties, weights, names, plain,
-        tuple(made.trainable_variables),
+        tuple(made.trainable_variables), split,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ kernel its own rate, by the ratio of the norms of weight and gradient.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,28 +22,33 @@ _SCALE_EVERY = 2000.0
 
 @dataclass(frozen=True)
 class Optimizer:
-    """v = momentum v + rate g; w = w - lr v. One velocity per trainable variable."""
+    """v = momentum v + rate g; w = w - lr v. One velocity per trainable variable.
+
+    `placed`: on the device of each variable, which are not all the same.
+    """
 
     kind: str
     momentum: float
     weight_decay: float
     velocities: tuple[Any, ...]
+    placed: bool = False
 
     def finalize(self) -> None:
         """Nothing to do at the end."""
 
     def apply(self, variables: tuple[Any, ...], gradients: list[Any], lr: Any) -> list[Any]:
         """Update every variable as soon as its gradient is there; returns the operations."""
-        return [
-            tf.raw_ops.ResourceApplyMomentum(
-                var=variable.handle, accum=velocity.handle, lr=lr,
-                grad=self._direction(variable, gradient), momentum=self.momentum,
-                use_locking=False, use_nesterov=False,
-            )
-            for variable, velocity, gradient in zip(
-                variables, self.velocities, gradients, strict=True
-            )
-        ]  # fmt: skip
+        operations = []
+        for variable, velocity, gradient in zip(
+            variables, self.velocities, gradients, strict=True
+        ):  # fmt: skip
+            with tf.device(variable.device) if self.placed else nullcontext():
+                operations.append(tf.raw_ops.ResourceApplyMomentum(
+                    var=variable.handle, accum=velocity.handle, lr=lr,
+                    grad=self._direction(variable, gradient), momentum=self.momentum,
+                    use_locking=False, use_nesterov=False,
+                ))  # fmt: skip
+        return operations
 
     def _direction(self, variable: Any, gradient: Any) -> Any:
         if len(variable.shape) < 2:
@@ -61,10 +67,13 @@ class Optimizer:
 
 def make_optimizer(network: Network, kind: str, momentum: float, weight_decay: float) -> Optimizer:
     """The optimizer with its velocities at zero."""
-    velocities = tuple(
-        tf.Variable(tf.zeros_like(v), trainable=False, name="velocity") for v in network.trainable
-    )
-    return Optimizer(kind, momentum, weight_decay, velocities)
+    placed = network.stages > 1
+    velocities = []
+    for variable in network.trainable:
+        with tf.device(variable.device) if placed else nullcontext():
+            zeros = tf.zeros_like(variable)
+            velocities.append(tf.Variable(zeros, trainable=False, name="velocity"))
+    return Optimizer(kind, momentum, weight_decay, tuple(velocities), placed)
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,7 @@ class TrainOptions:
     precision: str = "fp32"
     strategy: str = "auto"
     servers: int = 1
+    model_parallel: int = 1
     job_dir: str | None = None
     checkpoint_every: int | None = None
     keep_checkpoints: int = 3
@@ -88,6 +89,7 @@ class TrainOptions:
     def needs_keras(self) -> bool:
         """Whether even the smallest network must be one of Keras."""
         parts = self.loss or self.metrics or self.settings or self.keras_optimizer
+        parts = parts or self.model_parallel > 1
         return bool(self.weights or self.freeze or self.export or parts) or (
             self.lr_schedule not in SCHEDULES
         )
@@ -141,6 +143,8 @@ ARGUMENTS: tuple[Argument, ...] = (
     Argument("strategy", "how ranks communicate (default auto)", choices=STRATEGIES),
     Argument("servers", "servers that hold the weights with --strategy parameter-server "
              "(default 1)", positive, metavar="N"),
+    Argument("model_parallel", "devices of a node to split the model's layers over (default 1)",
+             positive, metavar="N"),
     Argument("job_dir", "directory of the results (default: HPCDL_JOB_DIR, or .)", metavar="DIR"),
     Argument("seed", "random seed (default 1)", seed, metavar="N"),
     Argument("lr", "learning rate (default by the model)", amount, group="step"),
@@ -183,11 +187,13 @@ ARGUMENTS: tuple[Argument, ...] = (
              ".weights.h5 file, or a checkpoint", metavar="PATH", group="models"),
     Argument("freeze", "layers that are not trained, such as 'conv*,bn_1'", metavar="NAMES",
              group="models"),
-    Argument("export", "write the trained model for Keras and TensorFlow", metavar="DIR",
+    Argument("export", "write the trained model for Keras and TensorFlow; FILE.onnx: for ONNX",
+             metavar="DIR",
              group="models"),
     Argument("evaluate", "score the checkpoint, or --weights, and train nothing", bool,
              group="models"),
-    Argument("predict", "write a table of the test set's predictions", metavar="FILE.csv",
+    Argument("predict", "write a table of the test set's predictions; FILE.parquet: as Parquet",
+             metavar="FILE.csv",
              group="models"),
     Argument("validate_every", "epochs between validations on the test set (default: at the end)",
              not_negative, metavar="N", group="validation"),

@@ -30,6 +30,7 @@ def make_parts(
     network = models.build(
         options.model, source.shape, source.classes, options.seed, precision=options.precision,
         channels_first=channels_first(options), keras=keras, freeze=options.freeze,
+        split=options.model_parallel,
     )  # fmt: skip
     return StepParts(
         network=network,

@@ -11,11 +11,11 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from hpcdl.system.errors import HpcdlError
+from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.train import parameter_server
 from hpcdl.train.options import TrainOptions, parse
 from hpcdl.train.ranks import RankPlace, this_place
-from hpcdl.train.run_plan import facts_of, global_batch
+from hpcdl.train.run_plan import check_parallel, facts_of, global_batch
 from hpcdl.train.startup import StartupClock, import_tensorflow, prepare_environment
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ def _leave(code: int, place: RankPlace) -> int:
 
 
 def _run(options: TrainOptions, place: RankPlace, clock: StartupClock) -> int:
+    if options.find_batch:
+        raise BadInput("--find-batch is another program", hint="python -m hpcdl.measure.find_batch")
     if options.strategy == parameter_server.NAME:
         task = parameter_server.task_here()
         if task is None:
@@ -87,9 +89,10 @@ def prepare(options: TrainOptions, place: RankPlace, clock: StartupClock) -> Run
     keras = model["builder"] != "mlp" or options.needs_keras
     # Refused before the seconds that TensorFlow and MPI take.
     global_batch(options, model, place.size)
+    check_parallel(options, place.size)
     prepare_environment(place, onednn=model.get("onednn", True))
     clock.mark("options")
-    tf = import_tensorflow(place, keras=keras)
+    tf = import_tensorflow(place, keras=keras, devices=options.model_parallel)
     if options.deterministic:
         tf.config.experimental.enable_op_determinism()
     clock.mark("tensorflow")

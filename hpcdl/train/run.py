@@ -27,7 +27,7 @@ from hpcdl.train.data.opening import open_source
 from hpcdl.train.data.repair import Repairs
 from hpcdl.train.data.source import Share, Source, count_records
 from hpcdl.train.diagnostics import LossGuard, explain, is_out_of_memory, out_of_memory
-from hpcdl.train.exporting import export, load_weights
+from hpcdl.train.exporting import check_outputs, export, export_onnx, load_weights
 from hpcdl.train.history import History
 from hpcdl.train.keras_parts import make_schedule, settings_of
 from hpcdl.train.loop import Training, assign, resume, train
@@ -187,9 +187,7 @@ class Run:
         options = self.options
         if self.ranks.rank == 0:
             self._take_job_directory()
-            if options.export and Path(options.export).exists():
-                raise BadInput(f"the directory of --export exists: {options.export}",
-                               hint="remove it, or name another one")  # fmt: skip
+            check_outputs(options)
         stop = StopRequest()
         stop.listen()
         batch = run_plan.global_batch(options, self.model, self.ranks.size)
@@ -300,7 +298,10 @@ class Run:
         said = {"input": list(source.shape), "classes": source.classes, "pixels": source.pixels,
                 "task": training.parts.task.name, "step": training.step_number,
                 "channels_first": channels_first(self.options)}  # fmt: skip
-        export(training.parts.network, folder, said)
+        if folder.suffix == ".onnx":
+            export_onnx(training.parts.network, folder)
+        else:
+            export(training.parts.network, folder, said)
         training.reporter.say(f"model exported: {folder}")
 
     def _end(self, training: Training, status: str, metrics: dict[str, float]) -> int:

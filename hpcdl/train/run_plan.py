@@ -99,6 +99,22 @@ def global_batch(options: TrainOptions, model: dict[str, Any], ranks: int) -> in
     return batch
 
 
+def check_parallel(options: TrainOptions, ranks: int) -> None:
+    """Refuse what does not go with a model on several devices.
+
+    Raises:
+        BadInput: names it.
+    """
+    if options.model_parallel == 1:
+        return
+    unfit = ["--xla"] if options.xla else []
+    unfit += ["--strategy parameter-server"] if options.strategy == "parameter-server" else []
+    unfit += [f"{ranks} ranks"] if ranks > 1 else []
+    if unfit:
+        raise BadInput(f"--model-parallel cannot be had with {', '.join(unfit)}",
+                       hint="it is for one process that has several devices")  # fmt: skip
+
+
 def make_plan(
     options: TrainOptions, model: dict[str, Any], batch: int, steps_per_epoch: int
 ) -> RunPlan:

@@ -52,6 +52,7 @@ def measured(
         "samples": samples.as_json(),
         "summary": {**summary, "loss": finite(training.loss), "metrics": metrics},
         "parameters": training.parts.network.parameters,
+        "parameters_by_device": training.parts.network.by_device,
         "batch_per_rank": batch // training.ranks.size,
         "global_batch": batch,
         "damaged_records": damaged,

@@ -77,11 +77,13 @@ def prepare_environment(place: RankPlace, *, onednn: bool) -> None:
         os.environ.setdefault(name, value)
 
 
-def import_tensorflow(place: RankPlace, *, keras: bool) -> Any:
-    """TensorFlow, with one visible GPU for this local rank where there is any.
+def import_tensorflow(place: RankPlace, *, keras: bool, devices: int = 1) -> Any:
+    """TensorFlow, with `devices` visible GPUs for this local rank where there are any.
+
+    Where there are none, the CPUs are as many devices, to try things out.
 
     Raises:
-        MissingPrerequisite: it is not installed here, or cannot be loaded.
+        MissingPrerequisite: it is not installed here, or cannot be loaded, or GPUs are too few.
     """
     with _quick_imports(), _calm_stderr(), _without({} if keras else _KERAS_OPTIMIZERS):
         try:
@@ -95,10 +97,21 @@ def import_tensorflow(place: RankPlace, *, keras: bool) -> Any:
     # TensorFlow complains where there is no driver; where there is one, its messages are of use.
     with nullcontext() if Path("/dev/nvidiactl").exists() else _calm_stderr():
         gpus = tf.config.list_physical_devices("GPU")
-    if gpus:
-        mine = gpus[place.local_rank % len(gpus)]
+    if gpus and len(gpus) < devices:
+        raise MissingPrerequisite(
+            f"--model-parallel {devices}, but this process has {len(gpus)} GPUs",
+            hint=f"`hpcdl job submit --launcher single --gpus {devices}`",
+        )
+    wanted = range(place.local_rank, place.local_rank + devices)
+    mine = [gpus[number % len(gpus)] for number in wanted if gpus]
+    if mine:
         tf.config.set_visible_devices(mine, "GPU")
-        tf.config.experimental.set_memory_growth(mine, True)
+    for gpu in mine:
+        tf.config.experimental.set_memory_growth(gpu, True)
+    if devices > 1 and not gpus:
+        (cpu,) = tf.config.list_physical_devices("CPU")
+        parts = [tf.config.LogicalDeviceConfiguration()] * devices
+        tf.config.set_logical_device_configuration(cpu, parts)
     return tf
 
 

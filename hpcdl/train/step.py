@@ -223,8 +223,10 @@ def make_backward(parts: StepParts) -> Callable[[Any, Any], tuple[Any, list[Any]
     def one(images: Any, labels: Any, part: int = 0) -> tuple[Any, list[Any]]:
         if parts.network.random is not None:
             parts.network.random.place = parts.ranks.rank * parts.accumulate + part
+        placed = parts.network.stages > 1
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(variables)
+            if not placed:
+                tape.watch(variables)
             # Tokens are no numbers to compute with.
             values = images if images.dtype.is_integer else tf.cast(images, half)
             outputs = parts.network.forward(values, True)
@@ -232,7 +234,9 @@ def make_backward(parts: StepParts) -> Callable[[Any, Any], tuple[Any, list[Any]
             scaled = loss / parts.ranks.size if parts.ranks.size > 1 else loss
             scaled = scaled * parts.scale.state[0] if parts.scale else scaled
         none = tf.UnconnectedGradients.ZERO  # of what the loss does not depend on
-        gradients = tape.gradient(scaled, variables, unconnected_gradients=none)
+        # These are computed where the layers are; a tape's wherever there is no other reason.
+        derive = tf.gradients if placed else tape.gradient
+        gradients = derive(scaled, variables, unconnected_gradients=none)
         return loss, [tf.cast(gradient, tf.float32) for gradient in gradients]
 
     def several(images: Any, labels: Any) -> tuple[Any, list[Any]]:
@@ -240,8 +244,10 @@ def make_backward(parts: StepParts) -> Callable[[Any, Any], tuple[Any, list[Any]
         loss, sums = 0.0, [0.0] * len(variables)
         pairs = zip(tf.split(images, count), tf.split(labels, count), strict=True)
         for part, (some, wanted) in enumerate(pairs):
-            # Each part waits for the one before: they must not share the memory at one time.
-            with tf.control_dependencies([s for s in sums if not isinstance(s, float)]):
+            # Each part waits for the one before: they must not share the memory at one time. On
+            # several devices they overlap: a stage takes the next part when it has done its own.
+            waits = part and parts.network.stages == 1
+            with tf.control_dependencies(sums if waits else []):
                 part_loss, gradients = one(tf.identity(some), wanted, part)
             loss += part_loss / count
             sums = [total + g / count for total, g in zip(sums, gradients, strict=True)]

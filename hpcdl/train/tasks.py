@@ -155,7 +155,7 @@ def _areas(logits: Floats, labels: Floats) -> dict[str, float]:
 
 
 def write_predictions(path: Path, task: Task, logits: Floats, labels: Floats) -> None:
-    """A table of the test set: place, label or labels, and a probability per class.
+    """A table of the test set, CSV or Parquet: place, labels, and a probability per class.
 
     Raises:
         MissingPrerequisite: the file system refuses it.
@@ -166,12 +166,27 @@ def write_predictions(path: Path, task: Task, logits: Floats, labels: Floats) ->
     else:
         chances = 1.0 / (1.0 + np.exp(-logits))
     names = [f"label_{k}" for k in range(labels.shape[1])] if labels.shape[1] > 1 else ["label"]
+    if path.suffix == ".parquet":
+        columns = {"index": np.arange(len(labels))}
+        columns |= {name: labels[:, k].astype(int) for k, name in enumerate(names)}
+        columns |= {f"p_{k}": chances[:, k] for k in range(chances.shape[1])}
+        write_atomic(path, _parquet(columns))
+        return
     lines = [",".join(["index", *names, *(f"p_{k}" for k in range(chances.shape[1]))])]
     for place, (label, row) in enumerate(zip(labels, chances, strict=True)):
         lines.append(
             ",".join([f"{place}", *(f"{x:.0f}" for x in label), *(f"{x:.6g}" for x in row)])
         )
     write_atomic(path, "\n".join(lines) + "\n")
+
+
+def _parquet(columns: Mapping[str, Any]) -> bytes:
+    import pyarrow
+    import pyarrow.parquet
+
+    sink = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(pyarrow.table(columns), sink)
+    return bytes(sink.getvalue())
 
 
 def area(scores: Floats, labels: Floats) -> float:

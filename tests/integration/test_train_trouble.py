@@ -125,12 +125,12 @@ LIMIT = 8 << 30
 IMAGES = ("--model=mlp", "--image-size=512", "--steps=2")  # a megabyte each, and nothing else
 
 
-def within_limit(runs: Runs, *words: str, job: str, ranks: int = 1) -> Done:
+def within_limit(
+    runs: Runs, *words: str, job: str, ranks: int = 1, module: str = "hpcdl.train"
+) -> Done:
     """A run of which every process may have LIMIT bytes of address space."""
     start = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({LIMIT}, {LIMIT}));"
-    program = (
-        f"{start} import sys; import runpy; runpy.run_module('hpcdl.train', run_name='__main__')"
-    )
+    program = f"{start} import sys; import runpy; runpy.run_module('{module}', run_name='__main__')"
     mpirun = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks)]
     process = subprocess.Popen(
         [*(mpirun if ranks > 1 else []), str(runs.python), "-c", program, "--job-dir",
@@ -159,7 +159,7 @@ def test_out_of_memory_names_the_search_that_measures_what_fits(runs: Runs) -> N
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_the_largest_batch_is_found_on_request(runs: Runs) -> None:
-    found = within_limit(runs, "--find-batch", job="found")
+    found = within_limit(runs, job="found", module="hpcdl.measure.find_batch")
     assert found.code == 0, found.err
     said = re.search(r"the largest that fits: (\d+) per rank \((\d+) does not\)", found.out)
     assert said, found.out

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from hpcdl.measure.find_batch import Bounds, search
 from hpcdl.train import diagnostics
-from hpcdl.train.batch_size_search import Bounds, search
 from hpcdl.train.diagnostics import explain, is_out_of_memory, out_of_memory
 
 

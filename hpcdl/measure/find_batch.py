@@ -19,10 +19,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hpcdl.measure.measurement import run_program, write_measurement
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.python import module_argv
 from hpcdl.train.driver import nvidia_driver
-from hpcdl.train.measurement import run_program, write_measurement
 from hpcdl.train.options import TrainOptions, parse, to_argv
 from hpcdl.train.ranks import RankPlace, this_place
 
@@ -130,3 +130,7 @@ def _limit_memory() -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         if nvidia_driver() is None:
             resource.setrlimit(resource.RLIMIT_DATA, (int(most * _SPARE), hard))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,7 +1,7 @@
 """The result.json of the small measuring programs: in the shape of a training's.
 
 Checks, reports and people read one format: outcome, job, layout, release, samples, summary. The
-programs are allreduce, versions and storage; each runs by itself as `python -m hpcdl.train.NAME`.
+programs are the other modules here; each runs by itself as `python -m hpcdl.measure.NAME`.
 """
 
 from __future__ import annotations
