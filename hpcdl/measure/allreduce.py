@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpcdl.measure.measurement import run_program, write_measurement
+from hpcdl.system.amounts import positive
 from hpcdl.system.errors import HpcdlError
-from hpcdl.train.amounts import positive
 from hpcdl.train.ranks import RankPlace, this_place
 from hpcdl.train.startup import StartupClock, import_tensorflow, prepare_environment
 

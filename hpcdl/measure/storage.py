@@ -20,9 +20,9 @@ from pathlib import Path
 from statistics import median
 
 from hpcdl.measure.measurement import run_program, write_measurement
+from hpcdl.system.amounts import positive
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import explain_os_errors
-from hpcdl.train.amounts import positive
 from hpcdl.train.ranks import RankPlace, this_place
 
 BLOCK = 4 << 20

@@ -13,8 +13,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from hpcdl.system.amounts import amount, fraction, not_negative, positive, seed
 from hpcdl.system.errors import BadInput
-from hpcdl.train.amounts import amount, fraction, not_negative, positive, seed
 
 STRATEGIES = ("auto", "horovod", "multiworker", "parameter-server", "single")
 OPTIMIZERS = ("sgd", "lars")

@@ -25,7 +25,7 @@ from hpcdl.train.chief import Chief
 from hpcdl.train.communicate import Communicator
 from hpcdl.train.data.opening import open_source
 from hpcdl.train.data.repair import Repairs
-from hpcdl.train.data.source import Share, Source, count_records
+from hpcdl.train.data.source import Share, count_records
 from hpcdl.train.diagnostics import LossGuard, explain, is_out_of_memory, out_of_memory
 from hpcdl.train.exporting import check_outputs, export, export_onnx, load_weights
 from hpcdl.train.history import History
@@ -38,7 +38,7 @@ from hpcdl.train.result import job_of, summary_line
 from hpcdl.train.run_record import layout_of, measured, require_one_decoder, versions_of
 from hpcdl.train.scalars import Scalars
 from hpcdl.train.startup import StartupClock
-from hpcdl.train.step import StepParts, make_step
+from hpcdl.train.step import make_step
 from hpcdl.train.stop import StopRequest
 from hpcdl.train.tasks import Evaluator, write_predictions
 from hpcdl.train.timeline import write_timeline
@@ -191,9 +191,12 @@ class Run:
         stop = StopRequest()
         stop.listen()
         batch = run_plan.global_batch(options, self.model, self.ranks.size)
-        source = self._source(batch)
+        ranks = self.ranks
+        share = Share(batch, ranks.size, ranks.rank, options.seed, options.accumulate)
+        source = open_source(options, self.model, share, self.place.cpus, self.repairs)
         self.clock.mark("data")
-        parts = self._parts(source)
+        with self.chief.scope() if self.chief else nullcontext():
+            parts = make_parts(options, self.model, source, ranks, keras=self.keras)
         numbers = run_plan.make_plan(options, self.model, batch, source.steps_per_epoch)
         if options.lr_schedule not in SCHEDULES:
             given = settings_of(options.settings, "schedule")
@@ -226,16 +229,6 @@ class Run:
             start = {"started": self.started, "ranks": self.ranks.size}
             training.history = History(training.checkpoint_directory, start)
         return training
-
-    def _parts(self, source: Source) -> StepParts:
-        """Network, task and optimizer as the options want them."""
-        with self.chief.scope() if self.chief else nullcontext():
-            return make_parts(self.options, self.model, source, self.ranks, keras=self.keras)
-
-    def _source(self, batch: int) -> Source:
-        options = self.options
-        share = Share(batch, self.ranks.size, self.ranks.rank, options.seed, options.accumulate)
-        return open_source(options, self.model, share, self.place.cpus, self.repairs)
 
     def _time_first_step(self, training: Training) -> None:
         """Time the first step apart, for it compiles; then print where the start-up went."""

@@ -1,6 +1,7 @@
 """What `data make` keeps, and what it takes for its own; no TensorFlow."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -9,14 +10,14 @@ pytest.importorskip("numpy", reason="numpy comes with the stack")
 
 from hpcdl.train.data.__main__ import main
 from hpcdl.train.data.dataset import Dataset, Shard, write_dataset
-from hpcdl.train.data.requests import REQUEST, SOURCE, finish
+from hpcdl.train.data.requests import MADE, REQUEST, PhotoRequest, finish
 from hpcdl.train.data.table import read_table, request_of
 
 ASKED = ("--count=8", "--test-count=4", "--shards=1", "--size=64x48", "--bytes=3500",
          "--classes=10")  # fmt: skip
 
 
-def photos(folder: Path, source: str = SOURCE) -> None:
+def photos(folder: Path) -> None:
     """A finished data set as `data make photos` with ASKED leaves it; its records are zeros."""
     splits = {}
     for split, count in (("train", 8), ("test", 4)):
@@ -24,8 +25,10 @@ def photos(folder: Path, source: str = SOURCE) -> None:
         (folder / shard.name).write_bytes(bytes(shard.bytes))
         splits[split] = (shard,)
     write_dataset(
-        Dataset(folder, "photos", "jpeg", (48, 64, 3), 10, 255.0, 1, source, splits, "classes", 1)
+        Dataset(folder, "photos", "jpeg", (48, 64, 3), 10, 255.0, 1, "", splits, "classes", 1)
     )
+    request = PhotoRequest(8, 4, 64, 48, 3500, 10, 1, 1)
+    (folder / MADE).write_text(json.dumps(asdict(request)))
 
 
 def would(folder: Path, capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -53,10 +56,11 @@ def test_other_photos_are_made_anew(
     assert would(tmp_path, capsys, argument) == "write"
 
 
-def test_photos_that_were_tested_with_training_images_are_made_anew(
+def test_photos_of_which_nobody_knows_what_was_asked_are_made_anew(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    photos(tmp_path, "hpcdl data make photos: 1/f textures with noise")
+    photos(tmp_path)
+    (tmp_path / MADE).unlink()
     assert would(tmp_path, capsys) == "write"
 
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError
 from hpcdl.train.data.data_options import build_parser
 from hpcdl.train.data.dataset import FILE, Dataset, promised, read_dataset
+from hpcdl.train.data.inspecting import compared, data_of, index, inspect, shard_files
+from hpcdl.train.data.requests import PhotoRequest, guard, was_made
+from hpcdl.train.data.table import read_table, request_of
 from hpcdl.train.ranks import this_place
+from hpcdl.train.startup import import_tensorflow, prepare_environment
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -25,8 +30,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _make(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.train.data.requests import guard
-
     folder = Path(args.folder).absolute()
     existing = _same(folder, args)
     guard(folder, args.kind)
@@ -55,42 +58,17 @@ def _same(folder: Path, args: argparse.Namespace) -> Dataset | None:
         dataset = read_dataset(folder)
     except HpcdlError:
         return None
-    if args.kind == "folder":
-        return dataset if _is_of_images(folder, args) else None
-    same = (dataset.kind, dataset.seed) == (args.kind, args.seed)
-    if args.kind == "photos":
-        same = same and _are_photos(dataset, args)
-    return dataset if same else None
+    if args.kind == "digits":
+        return dataset if (dataset.kind, dataset.seed) == ("digits", args.seed) else None
+    request = asdict(_photos(args)) if args.kind == "photos" else _images(args)
+    return dataset if was_made(folder, request) else None
 
 
-def _are_photos(dataset: Dataset, args: argparse.Namespace) -> bool:
-    """Whether a data set is what a request for photos makes."""
-    from hpcdl.train.data.requests import SOURCE
-
-    width, height = args.size
-    shards = dataset.splits.get("train", ())
-    mean = sum(shard.bytes for shard in shards) / args.count
-    return (
-        dataset.shape == (height, width, 3)
-        and dataset.task == args.task
-        and (args.task == "findings" or dataset.classes == args.classes)
-        and dataset.examples("train") == args.count
-        and dataset.examples("test") == args.test_count
-        and (not args.test_count or dataset.source == SOURCE)
-        and len(shards) == min(args.shards, args.count)
-        and abs(mean / args.bytes - 1) < 0.1
-    )
-
-
-def _is_of_images(folder: Path, args: argparse.Namespace) -> bool:
-    """Whether a directory's records are those of these images and this table, as they are now."""
-    from hpcdl.train.data.requests import was_made
-    from hpcdl.train.data.table import read_table, request_of
-
+def _images(args: argparse.Namespace) -> dict[str, Any]:
+    """The request for these images and this table, as they are now."""
     images, table = _images_and_table(args)
     rows = read_table(images, table)
-    request = request_of(images, table, rows, shards=args.shards, test=args.test, seed=args.seed)
-    return was_made(folder, request)
+    return request_of(images, table, rows, shards=args.shards, test=args.test, seed=args.seed)
 
 
 def _images_and_table(args: argparse.Namespace) -> tuple[Path, Path]:
@@ -106,22 +84,22 @@ def _make_digits(folder: Path, args: argparse.Namespace) -> Dataset:
     return make_digits(folder, args.seed)
 
 
-def _make_photos(folder: Path, args: argparse.Namespace) -> Dataset:
-    _tensorflow(1)
-    from hpcdl.train.data.photos import make_photos
-    from hpcdl.train.data.requests import PhotoRequest
-
+def _photos(args: argparse.Namespace) -> PhotoRequest:
     width, height = args.size
-    request = PhotoRequest(
+    return PhotoRequest(
         args.count, args.test_count, width, height, args.bytes, args.classes, args.shards,
         args.seed, args.task,
     )  # fmt: skip
-    return make_photos(folder, request, _threads(args))
+
+
+def _make_photos(folder: Path, args: argparse.Namespace) -> Dataset:
+    _tensorflow(1)
+    from hpcdl.train.data.photos import make_photos
+
+    return make_photos(folder, _photos(args), _threads(args))
 
 
 def _make_from_folder(folder: Path, args: argparse.Namespace) -> Dataset:
-    from hpcdl.train.data.table import read_table
-
     images, table = _images_and_table(args)
     rows = read_table(images, table)
     _tensorflow(1)
@@ -134,8 +112,6 @@ def _make_from_folder(folder: Path, args: argparse.Namespace) -> Dataset:
 
 
 def _inspect(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.train.data.inspecting import compared, index, inspect, shard_files
-
     folder = Path(args.folder).absolute()
     shard_files(folder)
     _tensorflow(1)
@@ -151,8 +127,6 @@ def _inspect(args: argparse.Namespace) -> ExitCode:
 
 
 def _bench(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.train.data.inspecting import data_of
-
     dataset = data_of(Path(args.folder).absolute())
     threads = _threads(args)
     _tensorflow(threads)
@@ -180,8 +154,6 @@ def _threads(args: argparse.Namespace) -> int:
 
 def _tensorflow(threads: int) -> None:
     """Import TensorFlow as these commands want it: modules that use it may be imported then."""
-    from hpcdl.train.startup import import_tensorflow, prepare_environment
-
     place = replace(this_place(), cpus=threads)
     prepare_environment(place, onednn=False)
     import_tensorflow(place, keras=False)

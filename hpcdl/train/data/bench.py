@@ -14,12 +14,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from hpcdl.system.driver import nvidia_driver
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.train.data.dataset import Dataset
 from hpcdl.train.data.pipeline import Records
 from hpcdl.train.data.repair import Repairs
 from hpcdl.train.data.source import Share, count_records
-from hpcdl.train.driver import nvidia_driver
 from hpcdl.train.result import job_of
 
 _WARMUP_BATCHES = 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from hpcdl.train.amounts import not_negative, positive, seconds, seed
+from hpcdl.system.amounts import not_negative, positive, seconds, seed
 
 KINDS = ("digits", "photos", "folder")
 PIPELINES = ("new", "old")

@@ -23,13 +23,14 @@ from numpy.typing import NDArray
 from hpcdl.system.errors import BadInput
 from hpcdl.train.data.dataset import FINDINGS, Dataset, write_dataset
 from hpcdl.train.data.making import ShardPlan, example, make_shards
-from hpcdl.train.data.requests import SOURCE, PhotoRequest, finish
+from hpcdl.train.data.requests import PhotoRequest, finish
 
 Image = NDArray[np.uint8]
 _TEXTURES = 6
 _QUALITY = 88
 _FIRST_TEST = 1 << 31
 """The number of the first test image: far from all numbers that are trained on."""
+_SOURCE = "hpcdl data make photos: 1/f textures with noise, other ones to test with"
 _FINDING_SHARE = 0.2
 _FINDING_STRENGTH = 72.0  # of 255; the textures' own spread is 48
 
@@ -46,7 +47,7 @@ def make_photos(folder: Path, request: PhotoRequest, threads: int) -> Dataset:
     found = request.task == "findings"
     dataset = Dataset(
         folder, "photos", "jpeg", (request.height, request.width, 3),
-        len(FINDINGS) if found else request.classes, 255.0, request.seed, SOURCE, splits,
+        len(FINDINGS) if found else request.classes, 255.0, request.seed, _SOURCE, splits,
         request.task, 0 if found else 1,
     )  # fmt: skip
     write_dataset(dataset)

@@ -13,8 +13,6 @@ from hpcdl.train.data.dataset import FILE
 
 REQUEST = ".making.json"
 MADE = ".made.json"
-SOURCE = "hpcdl data make photos: 1/f textures with noise, other ones to test with"
-"""Differs from data sets whose test images were among those to train on."""
 
 
 @dataclass(frozen=True)

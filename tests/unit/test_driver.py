@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.train.driver import nvidia_driver
+from hpcdl.system.driver import nvidia_driver
 
 CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.256.02  Thu May  2 14:37:44\n"
 OPEN = (
