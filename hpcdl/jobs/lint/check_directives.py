@@ -9,7 +9,7 @@ from difflib import SequenceMatcher
 from hpcdl.facts import load
 from hpcdl.jobs.lint.checks import checks
 from hpcdl.jobs.lint.job import Hit, Job, at, gpu_requests, nodes, tasks
-from hpcdl.jobs.lint.options import Option, Options, known_options
+from hpcdl.jobs.lint.options import Option, Options, known_options, letters
 from hpcdl.jobs.lint.parse import CONTINUED, GAP
 from hpcdl.site import Partition
 from hpcdl.slurm.rules import mpi_plugins, span
@@ -18,6 +18,8 @@ from hpcdl.system.text import count_of, nearest
 _LOOKS_LIKE = re.compile(r"#(?:sbatch|slurm|sbtach|sbacth|sabtch)\b(?=[ \t]+-)", re.I | re.A)
 """`# SBATCH`, with a blank, is how people switch a directive off."""
 _NAME = re.compile(r"[A-Za-z_]\w*(?:=.*)?\Z", re.A | re.S)
+_TEMPLATE = re.compile(r"\.(?:template|tmpl|tpl|in|j2|jinja2?|mustache)(?:\.\w+)?\Z", re.I)
+"""A file that another program fills in: what it calls variables are gaps."""
 _SHELL_VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w*|\{|\()", re.A)
 _MAX_SUGGESTIONS = 20
 _ALIKE = 0.8
@@ -52,7 +54,7 @@ def broken_directives(job: Job) -> Iterator[Hit]:
             yield Hit("directive-continued", end, 1)
         elif directive.broken:
             yield Hit("directive-argument", line.start, len(line.text), directive.broken)
-        elif rest and not GAP.search(line.text):
+        elif rest and not GAP.search(line.text) and all(o.fact for o in directive.options.given):
             detail = f"'{rest[0].value[:60]}' is not an option"
             yield Hit("directive-argument", rest[0].start, len(rest[0].raw), detail)
 
@@ -61,7 +63,7 @@ def broken_directives(job: Job) -> Iterator[Hit]:
 def variables_in_directives(job: Job) -> Iterator[Hit]:
     """`#SBATCH --output=$HOME/x`: it is not expanded. `--wrap` and `--export` are for the job."""
     for option in job.options.given:
-        found = _SHELL_VARIABLE.search(option.text)
+        found = _SHELL_VARIABLE.search(option.text) and not _TEMPLATE.search(job.script.name)
         if found and option.name not in {"wrap", "comment", "export"}:
             yield at("directive-variable", option, f"'{option.text[:60]}' is not expanded")
 
@@ -79,14 +81,16 @@ def unknown_options(job: Job) -> Iterator[Hit]:
             key = command, option.name[:60]
             if key not in close:
                 names = {*known_options(command), *(job.cluster.plugin_options or ())}
-                close[key] = _nearest(key[1], names) if len(close) < _MAX_SUGGESTIONS else ""
+                close[key] = (
+                    _nearest(command, key[1], names) if len(close) < _MAX_SUGGESTIONS else ""
+                )
             plugins = job.cluster.plugin_options
             if option.name in (plugins or ()):
                 continue
             # Plug-ins add long options only.
             sure = close[key] or len(option.name) == 1 or plugins is not None
             rule = "option-misspelt" if sure else "option-foreign"
-            dashes = "-" if len(option.name) == 1 else "--"
+            dashes = "--" if job.script.text.startswith("--", option.start) else "-"
             yield at(rule, option, f"{command} has no {dashes}{option.name[:60]}{close[key]}")
 
 
@@ -113,8 +117,10 @@ def _value_outside_its_span(job: Job, command: str, option: Option) -> Iterator[
             yield at(rule, option, f"--{option.name}={row['value']}: {releases}")
 
 
-def _nearest(name: str, names: Collection[str]) -> str:
-    close = nearest(name, names) if len(name) > 1 else None
+def _nearest(command: str, name: str, names: Collection[str]) -> str:
+    if len(name) == 1:  # --c: several options begin so
+        return f"; did you mean '-{name}'?" if name in letters(command) else ""
+    close = nearest(name, names)
     alike = close is not None and SequenceMatcher(a=close, b=name.lower()).ratio() >= _ALIKE
     return f"; did you mean '--{close}'?" if alike else ""
 

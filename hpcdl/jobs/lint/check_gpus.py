@@ -69,9 +69,14 @@ def gpu_flags_on_steps(job: Job) -> Iterator[Hit]:
 
 @checks("gpus-per-task-unbound", "gpus-per-task-isolates")
 def gpus_per_task(job: Job) -> Iterator[Hit]:
-    """GPUs asked for per task: what that does to binding depends on the release."""
+    """GPUs asked for per task: what that does to binding depends on the release.
+
+    It binds the tasks of srun; mpirun's are none of Slurm's.
+    """
     batch = job.script.is_batch
-    places = [(part, tasks_per_node(part) if batch else None) for part in job.script.components]
+    others = job.script.steps and not job.sruns
+    parts = () if others else job.script.components
+    places = [(part, tasks_per_node(part) if batch else None) for part in parts]
     places += [(step.options, job.step_tasks_per_node(step)) for step in job.sruns]
     for options, per_node in places:
         option = asks_per_task(options)
@@ -115,7 +120,7 @@ def cpus_per_gpu(job: Job) -> Iterator[Hit]:
     """CPUs counted per GPU, which steps know since one release only."""
     for command, options in job.commands_at():
         option = options.last("cpus-per-gpu")
-        if option is None or options.has("cpus-per-task"):
+        if option is None or options.has("cpus-per-task") or not job.script.steps:
             continue
         yield at("cpus-per-gpu", option)
         if command == "srun" or any(not s.options.has("cpus-per-task") for s in job.sruns):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from hpcdl.jobs.lint.checks import checks
 from hpcdl.jobs.lint.job import Hit, Job, at, at_step, gpu_requests
 from hpcdl.jobs.lint.parse import Assignment, Step
+from hpcdl.slurm.rules import rule
 
 _INTERPRETER = re.compile(r"(?:python[\d.]*|(?:ba|da|k|z)?sh)\Z", re.A)
 _RANKS = re.compile(
@@ -36,7 +37,8 @@ def cpus_not_repeated(job: Job) -> Iterator[Hit]:
             continue
         if not exported:
             yield at_step(f"cpus-per-task-{'lost' if _counts_cpus(job, step) else 'default'}", step)
-        yield at_step("cpus-per-task-repeat", step)
+        if exported or not rule("cpus-per-task-default").holds(job.release):
+            yield at_step("cpus-per-task-repeat", step)
 
 
 def _launches(job: Job, *, sleeps: bool = False) -> Iterator[Step]:
@@ -198,7 +200,9 @@ def survivors_hang(job: Job) -> Iterator[Hit]:
         mpi = step.options.last("mpi")
         tasks = job.step_tasks(step)
         together = job.has_gpus or (mpi is not None and mpi.text != "none")
-        alone = mpi is None and tasks is not None and _INTERPRETER.match(step.program)
+        # The parts of an array share out work, one by one.
+        counted = mpi is None and tasks is not None and not job.options.has("array")
+        alone = counted and _INTERPRETER.match(step.program)
         ranks = _RANKS.search(" ".join(word.raw for word in step.options.rest))
         if (
             ranks

@@ -92,7 +92,8 @@ def known_options(command: str) -> dict[str, OptionFact]:
 
 
 @cache
-def _letters(command: str) -> dict[str, OptionFact]:
+def letters(command: str) -> dict[str, OptionFact]:
+    """Its options that have a letter, by letter."""
     return {fact.letter: fact for fact in known_options(command).values() if fact.letter}
 
 
@@ -160,13 +161,13 @@ def _long(words: Sequence[Word], index: int, command: str) -> tuple[Option, int]
 def _cluster(words: Sequence[Word], index: int, command: str) -> tuple[list[Option], int]:
     """Letters in one word; one that takes an argument ends the cluster."""
     word = words[index]
-    letters = word.value[1:]
+    text = word.value[1:]
     options: list[Option] = []
-    for place, letter in enumerate(letters):
-        fact = _letters(command).get(letter)
+    for place, letter in enumerate(text):
+        fact = letters(command).get(letter)
         if fact is None:
             return [*options, Option(letter, None, word.start, len(word.raw), None)], 1
-        value: str | None = letters[place + 1 :] or None
+        value: str | None = text[place + 1 :] or None
         if fact.argument == "required" and value is None and index + 1 < len(words):
             after = words[index + 1]
             length = after.start + len(after.raw) - word.start
@@ -180,5 +181,9 @@ def _cluster(words: Sequence[Word], index: int, command: str) -> tuple[list[Opti
 
 def _fact(row: dict[str, Any], plugin: bool) -> OptionFact:
     return OptionFact(
-        row["name"], row.get("short", ""), row.get("argument", "none"), span(row), plugin
+        row.get("means", row["name"]),
+        row.get("short", ""),
+        row.get("argument", "none"),
+        span(row),
+        plugin,
     )
