@@ -168,7 +168,7 @@ def tasks_not_per_node(job: Job) -> Iterator[Hit]:
         if not (option and count and total and count > 1) or part.has(*pinned):
             continue
         # Without GPUs an uneven count may be meant: a controller and its workers.
-        meant = total == count if job.has_gpus else total % count > 0 or total == count
+        meant = total <= count or (not job.has_gpus and total % count > 0)
         placed = (step.options.last("ntasks-per-node", "distribution") for step in job.sruns)
         if meant or any(one and one.text != "block" for one in placed):
             continue

@@ -160,8 +160,21 @@ def visible_devices(job: Job) -> Iterator[Hit]:
         elif _LOCAL.search(one.value):
             if job.tasks_per_node != 1:
                 yield _hit("gpu-isolated-by-hand", one)
-        elif job.has_gpus and _for_all_ranks(one) and not _AMD.search(job.script.text):
+        elif (
+            job.has_gpus
+            and _for_all_ranks(one)
+            and not _whole_node(job, one.value)
+            and not _AMD.search(job.script.text)
+        ):
             yield _hit("cuda-visible-devices", one)
+
+
+def _whole_node(job: Job, listed: str) -> bool:
+    """Whether `0,1,2,3` are all GPUs that srun sets anew, or of nodes that the job has alone."""
+    counts = [one.count for one in gpu_requests(job.options)]
+    every = {",".join(map(str, range(count))) for count in counts[:1]}
+    only_srun = bool(job.sruns) and len(job.sruns) == len(job.script.steps)
+    return (job.options.has("exclusive") or only_srun) and listed.replace(" ", "") in every
 
 
 def _for_all_ranks(one: Assignment) -> bool:
@@ -201,8 +214,10 @@ def ranks_of_the_batch_shell(job: Job) -> Iterator[Hit]:
     for step in job.sruns:
         if step.command.within("inner"):
             continue
+        # Agents that meet by a rendezvous take no heed of --node_rank.
+        meet = any("rdzv_backend" in one.value.replace("-", "_") for one in step.options.rest)
         for word in step.options.rest:
-            if _filled_in(word.raw):
+            if _filled_in(word.raw) and not (meet and "NODEID" in word.raw):
                 yield Hit("rank-of-batch-shell", word.start, min(len(word.raw), 60))
 
 

@@ -34,7 +34,9 @@ _SET_BY = {
 Not those of arrays, which are mostly asked for at the command line.
 """
 _USED = re.compile(rf"\$(?:({'|'.join(_SET_BY)})\b|\{{({'|'.join(_SET_BY)})\}})", re.A)
-_STAYS = {"wait", "sleep", "tail", "fg", "read"}
+_AT_ONCE = {"", ":", "[", "[[", "cd", "cat", "date", "echo", "exit", "export", "hostname", "mkdir",
+            "printf", "set", "test", "true", "unset"}  # fmt: skip
+"""Commands that are over at once; any other may be the work that the background serves."""
 
 
 @checks("background-unawaited")
@@ -49,7 +51,7 @@ def work_that_nobody_waits_for(job: Job) -> Iterator[Hit]:
     after = [one for one in job.script.commands if one.start > last.start]
     names = {one.name for one in after if not one.within("inner", "substitution")}
     waits = any(one.name == "wait" and one.within("function") for one in job.script.commands)
-    if not waits and not names & _STAYS and not last.within("subshell"):
+    if not waits and names <= _AT_ONCE and not last.within("subshell"):
         yield Hit("background-unawaited", place, len("srun"))
 
 

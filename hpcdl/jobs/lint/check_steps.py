@@ -16,6 +16,8 @@ _RANKS = re.compile(
     re.I | re.A,
 )
 """In the words of a step: ranks that wait for each other, and that no MPI ends."""
+_COUNTS_NODES = "SLURM_JOB_NUM_NODES"
+"""In a script: its nodes may be given at submission."""
 _TF_SERVER = re.compile(
     r"\bTF_CONFIG=|\b(MultiWorkerMirrored|ParameterServer)Strategy\b|--launcher[= ]multiworker\b",
     re.A,
@@ -29,15 +31,13 @@ _MPI_BINDING = ("OMPI_MCA_hwloc_base_binding_policy", "OMPI_MCA_rmaps_base_mappi
 def cpus_not_repeated(job: Job) -> Iterator[Hit]:
     """A step that leaves its CPUs per task to the job."""
     asked = job.options.last("cpus-per-task")
-    if asked is None or asked.number == 1:
+    if asked is None or asked.number == 1 or _set_for(job, "SRUN_CPUS_PER_TASK"):
         return
-    exported = _set_for(job, "SRUN_CPUS_PER_TASK")
     for step in _launches(job):
         if _has_cpus(step) or _unbound(step) or step.options.has("cpus-per-gpu", "tres-per-task"):
             continue
-        if not exported:
-            yield at_step(f"cpus-per-task-{'lost' if _counts_cpus(job, step) else 'default'}", step)
-        if exported or not rule("cpus-per-task-default").holds(job.release):
+        yield at_step(f"cpus-per-task-{'lost' if _counts_cpus(job, step) else 'default'}", step)
+        if not rule("cpus-per-task-default").holds(job.release):
             yield at_step("cpus-per-task-repeat", step)
 
 
@@ -134,13 +134,18 @@ def mpirun_without_whole(job: Job) -> Iterator[Hit]:
 def steps_side_by_side(job: Job) -> Iterator[Hit]:
     """Background steps of one job that all want the whole of it."""
     side = [step for step in _launches(job, sleeps=True) if step.command.background]
+    several = job.nodes != 1 or (not job.options.has("nodes") and _COUNTS_NODES in job.script.text)
     in_loop = any(step.command.within("loop") for step in side)
     if len(side) < 2 and not in_loop:
         return
     for step in side:
         own = step.options.has("exact", "exclusive", "overlap", "het-group", "nodelist", "relative")
-        several_nodes = step.options.has("nodes") and job.nodes != 1
-        if own or several_nodes or job.heterogeneous or _exact_by_cpus(job, step):
+        if (
+            own
+            or (several and step.options.has("nodes"))
+            or job.heterogeneous
+            or _exact_by_cpus(job, step)
+        ):
             continue
         yield at_step("steps-whole", step)
 

@@ -16,6 +16,8 @@ from hpcdl.slurm.rules import Release, Span, span
 
 _EXPANDS = re.compile(r"[$`]")
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})\Z", re.A)
+_BOUNDS = re.compile(r"(?:\d+|[A-Za-z])-[A-Za-z](?:%\w+)?\Z", re.A)
+"""Of an array, in a template: `n-m`, `1-N`."""
 _HOURS = {24, 48, 72, 96}
 """Numbers of minutes that hours were meant by."""
 _MEANT_GB = frozenset((*range(1, 65), 96, 128))
@@ -36,7 +38,7 @@ def expects(option: Option, release: Release) -> str | None:
     """How a value is to be written, where it is written otherwise; None where it is right."""
     if option.value is None or option.fact is None or _EXPANDS.search(option.value):
         return None
-    if GAP.search(option.value):
+    if GAP.search(option.value) or (option.name == "array" and _BOUNDS.match(option.value)):
         return None
     for releases, pattern, row in _grammar().get(option.name, ()):
         if releases.holds(release) and not _reads(pattern, option.value, row):
