@@ -199,7 +199,7 @@ def commands() -> str:
         "# Commands\n\n",
         "Every command takes `--json`, `-v` and `--no-color` (or `NO_COLOR`). Commands that read "
         "the site file\ntake `--site FILE` (default: `HPCDL_SITE`, else the installed site file). "
-        "Commands that change\nsomething take `--dry-run`. Options go after the command. "
+        "Commands that change\nsomething take `--dry-run`. "
         "Exit codes: [exit-codes.md](exit-codes.md).\n",
         "Shell completions: `hpcdl completion bash` or `hpcdl completion zsh`.\n",
     ]

@@ -37,6 +37,8 @@ GROUPS: dict[str, str] = {
     "completion": "shell completions for bash and zsh",
 }
 
+_SHARED = frozenset({"--site", "--json", "-v", "--verbose", "--no-color", "--dry-run"})
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Never a traceback for what a user can cause."""
@@ -105,13 +107,26 @@ def load_group(name: str) -> Group | Command:
     return found
 
 
+def _options_last(argv: list[str]) -> list[str]:
+    """What all commands take, where it stands before the command's name, behind that name."""
+    first: list[str] = []
+    rest = argv
+    while rest and rest[0].split("=")[0] in _SHARED:
+        taken = 2 if rest[0] == "--site" else 1
+        first, rest = first + rest[:taken], rest[taken:]
+    return [rest[0], *first, *rest[1:]] if rest and not rest[0].startswith("-") else argv
+
+
 def _dispatch(argv: list[str]) -> ExitCode | int:
+    argv = _options_last(argv)
     if not argv or argv[0] in {"-h", "--help", "help"}:
         print(overview())
         return ExitCode.OK
     if argv[0] in {"-V", "--version"}:
         print(f"hpcdl {__version__}")
         return ExitCode.OK
+    if argv[0].partition("=")[0] in _SHARED:
+        raise BadInput("there is no command behind the options", hint="`hpcdl --help` shows all")
     if argv[0] not in GROUPS:
         raise BadInput(f"unknown command '{argv[0]}'", hint=did_you_mean(argv[0], GROUPS))
     entry = load_group(argv[0])
@@ -122,6 +137,7 @@ def _dispatch(argv: list[str]) -> ExitCode | int:
 
 def _run_in_group(group: Group, argv: list[str]) -> ExitCode | int:
     commands = {command.name: command for command in group.commands}
+    argv = _options_last(argv)
     if not argv or argv[0] in {"-h", "--help"}:
         print(group_overview(group))
         return ExitCode.OK
@@ -155,7 +171,7 @@ def overview() -> str:
         "example: hpcdl job submit --partition p100 --gpus 8\n\n"
         "From bare Slurm to verified TensorFlow training, from one site file.\n\n"
         f"usage: hpcdl COMMAND ...\n\n{lines}\n\n"
-        "`hpcdl COMMAND --help` shows an example. Options such as --site FILE go after the command."
+        "`hpcdl COMMAND --help` shows an example. Every command takes --site FILE."
     )
 
 

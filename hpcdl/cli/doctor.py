@@ -1,4 +1,4 @@
-"""`hpcdl doctor`: the prerequisites of this machine."""
+"""`hpcdl doctor`: the prerequisites of this machine, or of its role on a cluster."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from hpcdl.system.errors import ExitCode
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--role", metavar="ROLE", help="login, compute, admin or laptop")
     parser.add_argument(
         "--apt", nargs="*", metavar="PURPOSE",
         help="print only the missing packages of these purposes, one per line",
@@ -25,7 +26,8 @@ def _doctor(args: argparse.Namespace) -> ExitCode:
         elif names:
             print("\n".join(names))
         return ExitCode.OK
-    diagnosis = doctor.diagnose()
+    role = args.role
+    diagnosis = doctor.diagnose_role(role, args.site) if role else doctor.diagnose()
     if args.json:
         print_json(doctor.as_data(diagnosis))
     else:
@@ -35,9 +37,8 @@ def _doctor(args: argparse.Namespace) -> ExitCode:
 
 COMMAND = Command(
     "doctor",
-    "Check this machine's prerequisites; print the command that installs what is missing.",
-    "hpcdl doctor",
+    "Check this machine's prerequisites, or those of its role on a cluster; say what is missing.",
+    "hpcdl doctor --role login",
     _doctor,
     _configure,
-    site=False,
 )

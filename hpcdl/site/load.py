@@ -60,7 +60,8 @@ def find_site_file(given: str | None = None) -> Path:
             return installed
         raise BadInput(
             "no site file is named",
-            hint="give --site FILE or set HPCDL_SITE; `hpcdl site init` writes one",
+            hint="on a cluster `hpcdl site init` writes one, for --site FILE or HPCDL_SITE; "
+            "without a cluster --site pi is an example",
         )
     path = Path(chosen).expanduser()
     if path.exists() and not path.is_dir():

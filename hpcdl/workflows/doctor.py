@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -22,20 +22,9 @@ from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.packages import Package, apt_line, look, missing_names, version_in
 from hpcdl.system.run import run
 from hpcdl.system.text import did_you_mean, table
+from hpcdl.workflows.doctor_roles import Finding, answers
 
 MIN_PYTHON = (3, 10)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that a purpose needs: where it is, which version, or how to get it."""
-
-    purpose: str
-    name: str
-    required: bool
-    found: str | None
-    version: str
-    remedy: str
 
 
 @dataclass(frozen=True)
@@ -45,7 +34,8 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     apt: str
     apt_optional: str
-    cluster_mode: str
+    cluster_mode: str = ""
+    role: str = ""
 
     @property
     def lacking(self) -> tuple[Finding, ...]:
@@ -89,10 +79,38 @@ def diagnose() -> Diagnosis:
     )
 
 
+def diagnose_role(role: str, site_file: str | None = None) -> Diagnosis:
+    """Look at what a role needs: packages, and what Slurm, site and prefix answer.
+
+    Raises:
+        BadInput: no such role.
+    """
+    roles = facts.load("packages")["roles"]
+    if role not in roles:
+        raise BadInput(f"unknown role '{role}'", hint=did_you_mean(role, roles))
+    row = roles[role]
+    needed, rest = _packages(row["needs"]), _packages(row["optional"])
+    modules = [one for one in facts.load("packages")["python"] if one["purpose"] in row["optional"]]
+    with ThreadPoolExecutor(8) as pool:
+        packages = [*pool.map(_finding, needed), *map(_optional, pool.map(_finding, rest))]
+    return Diagnosis(
+        findings=(_python(), *packages, *map(_module, modules),
+                  *answers(role, row["asks"], site_file)),
+        apt=apt_line(needed),
+        apt_optional=apt_line(rest),
+        role=role,
+    )  # fmt: skip
+
+
+def _optional(one: Finding) -> Finding:
+    return replace(one, required=False)
+
+
 def as_data(diagnosis: Diagnosis) -> dict[str, Any]:
     """The diagnosis as plain values."""
     return {
         "schema": 1,
+        "role": diagnosis.role,
         "complete": not diagnosis.lacking,
         "cluster_mode": diagnosis.cluster_mode,
         "apt": diagnosis.apt,
@@ -102,23 +120,38 @@ def as_data(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def as_text(diagnosis: Diagnosis) -> str:
-    """The diagnosis as text: a table per purpose, then what to do."""
-    known = purposes()
-    parts = []
+    """The diagnosis as text: a table per purpose, or one of a role; then what to do."""
+    parts = [f"{diagnosis.role}:\n{table([_row(one) for one in diagnosis.findings])}"]
+    if not diagnosis.role:
+        parts = [*_by_purpose(diagnosis)]
+        parts.append(f"the embedded cluster would run in mode {diagnosis.cluster_mode}")
+    remedies = [diagnosis.apt, *(_remedy(one) for one in diagnosis.lacking if one.remedy)]
+    todo = [f"  {line}" for line in dict.fromkeys(remedies) if line]
+    parts.append("\n".join(["what to do:", *todo]) if todo else "nothing is missing")
+    extra = [diagnosis.apt_optional] if diagnosis.apt_optional else []
+    extra += [_remedy(one) for one in diagnosis.findings if _may_have(one)]
+    if extra:
+        parts.append("\n".join(["and what is optional:", *(f"  {line}" for line in extra)]))
+    if not diagnosis.role:
+        parts.append("on a cluster: hpcdl doctor --role login, compute or admin")
+    return "\n\n".join(parts)
+
+
+def _by_purpose(diagnosis: Diagnosis) -> Iterator[str]:
     for purpose in dict.fromkeys(one.purpose for one in diagnosis.findings):
-        row = known[purpose]
+        row = purposes()[purpose]
         note = "" if row["required"] else " (optional)"
         lines = [_row(one) for one in diagnosis.findings if one.purpose == purpose]
-        parts.append(f"{purpose}{note}: {row['summary']}\n{table(lines)}")
-    parts.append(f"the embedded cluster would run in mode {diagnosis.cluster_mode}")
-    remedies = [diagnosis.apt, *(one.remedy for one in diagnosis.lacking if one.remedy)]
-    todo = [f"  {line}" for line in dict.fromkeys(remedies) if line]
-    parts.append(
-        "\n".join(["to install what is missing:", *todo]) if todo else "nothing is missing"
-    )
-    if diagnosis.apt_optional:
-        parts.append(f"and what is optional:\n  {diagnosis.apt_optional}")
-    return "\n\n".join(parts)
+        yield f"{purpose}{note}: {row['summary']}\n{table(lines)}"
+
+
+def _may_have(one: Finding) -> bool:
+    return not one.required and one.found is None and bool(one.remedy)
+
+
+def _remedy(one: Finding) -> str:
+    """A command as it is; what else to do with the name of what lacks."""
+    return one.remedy if one.remedy.startswith("pip ") else f"{one.name}: {one.remedy}"
 
 
 def _row(one: Finding) -> list[str]:

@@ -340,3 +340,21 @@ def test_a_link_to_itself_is_one_clear_line(
     (tmp_path / "loop").symlink_to("loop")
     assert main(["job", "report", str(tmp_path / "loop"), "--site", "embedded"]) in {2, 3}
     assert capsys.readouterr().err.startswith("error: ")
+
+
+@pytest.mark.parametrize("words", [
+    ("--site", "pi", "site", "show", "--json"), ("site", "--site=pi", "--json", "show"),
+    ("--json", "site", "show", "--site", "pi"), ("--site", "pi", "site", "--json", "show"),
+])  # fmt: skip
+def test_what_every_command_takes_may_stand_anywhere(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["name"] == "pi"
+
+
+def test_a_line_of_options_alone_says_that_a_command_lacks(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--site", "pi"]) == 2
+    assert "no command" in capsys.readouterr().err

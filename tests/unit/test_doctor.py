@@ -10,7 +10,7 @@ import pytest
 from hpcdl import facts
 from hpcdl.cli import main
 from hpcdl.system import packages
-from hpcdl.workflows import doctor
+from hpcdl.workflows import doctor, doctor_roles
 
 ROWS = [
     {"purpose": "a", "package": "shell", "program": "sh"},
@@ -107,3 +107,39 @@ def test_unknown_purpose_names_the_nearest(capsys: pytest.CaptureFixture[str]) -
 
 def test_diagnosis_looks_at_every_purpose() -> None:
     assert {one.purpose for one in doctor.diagnose().findings} == set(doctor.purposes())
+
+
+def test_a_laptop_needs_no_slurm_and_no_site(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("PATH", "SLURM_CONF", "HPCDL_SITE"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(["doctor", "--role", "laptop"]) == 0
+    assert "\nnothing is missing\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("role", ["login", "compute", "admin"])
+def test_a_cluster_s_machine_without_slurm_is_told_what_lacks(
+    role: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("HPCDL_HOME", str(tmp_path))
+    monkeypatch.delenv("HPCDL_SITE", raising=False)
+    assert main(["doctor", "--role", role, "--json"]) == 3
+    data = json.loads(capsys.readouterr().out)
+    lacks = {one["name"]: one["remedy"] for one in data["findings"] if one["found"] is None}
+    assert "PATH" in lacks["Slurm"]
+    assert "hpcdl site init" in lacks["site file"]
+    assert "slurmctld" not in json.dumps(data)
+
+
+def test_an_unknown_role_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--role", "logn"]) == 2
+    assert "did you mean 'login'?" in capsys.readouterr().err
+
+
+def test_every_role_names_purposes_and_questions_that_there_are() -> None:
+    known = facts.load("packages")
+    for row in known["roles"].values():
+        assert {*row["needs"], *row["optional"]} <= set(known["purposes"])
+        assert set(row["asks"]) <= set(doctor_roles.QUESTIONS)
