@@ -245,6 +245,7 @@ def test_what_a_lock_holds_is_on_record_as_solved(one: Environment) -> None:
 @pytest.mark.parametrize(
     ("text", "word"),
     [
+        ('cannot bootstrap the "clingo" Python module: target=x86_64', "SPACK_PYTHON"),
         ("error_messages.lp: has_provider", "external"),
         ("error: Cannot satisfy 'cuda@12'", "contradict"),
         ("requirement 3.2 on pmix for pmix cannot match any known version", "externals"),

@@ -39,6 +39,8 @@ from hpcdl.system.text import duration
 
 Say = Callable[[str], None]
 _CAUSES = (
+    ("cannot bootstrap", "Spack's own solver is missing: `spack bootstrap now` fetches it; without "
+     "network let SPACK_PYTHON name a Python that has clingo"),
     (r"cannot match any known version|no version exists",
      "a required version is neither in the recipes nor among the site's spack.externals"),
     (r"has_provider|no provider",
