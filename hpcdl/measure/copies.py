@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from hpcdl.train.amounts import positive
-from hpcdl.train.measurement import run_program, write_measurement
+from hpcdl.measure.measurement import run_program, write_measurement
+from hpcdl.system.amounts import positive
 from hpcdl.train.ranks import RankPlace, this_place
 from hpcdl.train.startup import import_tensorflow, prepare_environment
 
