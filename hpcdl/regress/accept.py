@@ -13,11 +13,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from hpcdl import facts
 from hpcdl.regress.answer import Finding, GateAnswer
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import History, history_path, open_history
 from hpcdl.regress.identity import Series, name_of
-from hpcdl.regress.references import FILE_SCHEMA as REFERENCES
 from hpcdl.regress.references import (
     Edit,
     Reference,
@@ -38,26 +38,6 @@ from hpcdl.system.schema import check
 from hpcdl.system.text import did_you_mean
 
 SCHEMA = 1
-_TEXT = {"type": "string", "pattern": "^[^\\x00-\\x1f]*$"}
-_DAY = {"type": "string", "pattern": "^([0-9]{4}-[0-9]{2}-[0-9]{2})?$"}
-FILE_SCHEMA: dict[str, Any] = {
-    "type": "object", "additionalProperties": False, "required": ["schema", "accepted"],
-    "properties": {
-        "schema": {"type": "integer", "minimum": SCHEMA, "maximum": SCHEMA},
-        "accepted": {"type": "array", "items": {
-            "type": "object", "additionalProperties": False,
-            "required": ["id", "series", "by", "because", "date"],
-            "properties": {
-                "id": _TEXT, "by": _TEXT, "because": _TEXT, "date": _DAY, "since": _DAY,
-                "until": _DAY,
-                "series": {"type": "object", "additionalProperties": False,
-                           "properties": dict.fromkeys(Series._fields, _TEXT)},
-                "replaced": REFERENCES["properties"]["references"]["items"],
-            },
-        }},
-    },
-}  # fmt: skip
-"""JSON Schema of the file of what is accepted."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +106,7 @@ def read_accepted(path: Path) -> tuple[Acceptance, ...]:
     if not path.exists():
         return ()
     document = read_document(path, if_empty="`hpcdl check accept` writes it")
-    values = check(document, FILE_SCHEMA)
+    values = check(document, facts.load("check_formats")["accepted"])
     document.raise_faults()
     rows = [{**row, "series": Series(**{"metric": "", **row["series"]})}
             for row in values["accepted"]]  # fmt: skip

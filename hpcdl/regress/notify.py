@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from hpcdl import facts
 from hpcdl.regress.answer import GateAnswer
-from hpcdl.regress.notice import BODIES, Notice, as_text, body_of, notice_of
+from hpcdl.regress.notice import Notice, as_text, body_of, notice_of
 from hpcdl.system.document import read_document
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.files import write_atomic
@@ -37,30 +38,11 @@ SECONDS = 10.0
 """That an addressee may take, and so all of them."""
 _MOST_BYTES = 20_000_000
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
-_TEXT = {"type": "string", "pattern": "^[^\\x00-\\x1f\\x7f]+$"}
-FILE_SCHEMA: dict[str, Any] = {
-    "type": "object", "additionalProperties": False, "required": ["schema", "targets"],
-    "properties": {
-        "schema": {"type": "integer", "minimum": 1, "maximum": 1},
-        "when": {"type": "string", "enum": ["change", "always"], "default": "change"},
-        "link": _TEXT,
-        "targets": {"type": "array", "items": {
-            "type": "object", "additionalProperties": False, "required": ["kind"],
-            "properties": {
-                "kind": {"type": "string", "enum": ["mail", *BODIES]},
-                "url": _TEXT, "to": {"type": "array", "items": _TEXT}, "from": _TEXT,
-                "smtp": _TEXT, "user": _TEXT, "password": _TEXT,
-                "headers": {"type": "object", "additionalProperties": _TEXT},
-            },
-        }},
-    },
-}  # fmt: skip
-"""JSON Schema of the file that says whom to tell."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """An addressee: its kind, and what that kind needs (see FILE_SCHEMA)."""
+    """An addressee: its kind, and what that kind needs (facts/check_formats.yaml)."""
 
     kind: str
     values: Mapping[str, Any]
@@ -97,7 +79,7 @@ def read_addressees(path: Path) -> Addressees:
     if path.exists() and path.stat().st_mode & 0o077:
         raise BadInput(f"others may read {path}, which holds secrets", hint=f"chmod 600 {path}")
     document = read_document(path, if_empty="docs/nightly.md shows one")
-    values = check(document, FILE_SCHEMA) or {}
+    values = check(document, facts.load("check_formats")["addressees"]) or {}
     for index, target in enumerate(values.get("targets") or ()):
         for said in _lacks(target) if target else ():
             document.fault(said, document.find(("targets", index)))

@@ -88,45 +88,6 @@ class Reference:
         return low, high
 
 
-_TEXT = {"type": "string", "pattern": "^[^\\x00-\\x1f]+$"}
-FILE_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "additionalProperties": False,
-    "required": ["schema", "set", "references"],
-    "properties": {
-        "schema": {"type": "integer", "minimum": SCHEMA, "maximum": SCHEMA},
-        "set": _TEXT,
-        "references": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "additionalProperties": False,
-                "required": [
-                    "check", "case", "partition", "metric", "value", "unit", "source", "proof",
-                    "date",
-                ],
-                "properties": {
-                    "check": _TEXT, "case": _TEXT, "partition": _TEXT, "metric": _TEXT,
-                    "value": {"type": "number", "minimum": 1e-12},
-                    "unit": {"type": "string", "pattern": "^[^\\x00-\\x1f]*$"},
-                    "lower": {"type": "number", "minimum": -0.95, "maximum": 0,
-                              "description": "Lowest that passes, as a fraction of the value."},
-                    "upper": {"type": "number", "minimum": 0, "maximum": 100,
-                              "description": "Highest that passes, as a fraction of the value."},
-                    "runs": {"type": "integer", "minimum": 0, "default": 0},
-                    "spread": {"type": "number", "minimum": 0, "default": 0.0},
-                    "source": _TEXT,
-                    "proof": {"type": "string", "enum": list(facts.PROOFS)},
-                    "date": _TEXT, "release": _TEXT, "driver": _TEXT, "machine": _TEXT,
-                    "nodes": {"type": "array", "items": _TEXT, "default": []},
-                },
-            },
-        },
-    },
-}  # fmt: skip
-"""JSON Schema of a reference file."""
-
-
 def site_file(site: Site, reference_set: str) -> Path:
     """Where the site keeps its own references of a set."""
     return site.paths.prefix / "references" / f"{reference_set}.yaml"
@@ -189,7 +150,7 @@ def read_references(path: Path) -> tuple[Reference, ...]:
         BadInput: every fault of the file at once.
     """
     document = read_document(path, if_empty="`hpcdl check references measure` drafts one")
-    values = check(document, FILE_SCHEMA)
+    values = check(document, facts.load("check_formats")["references"])
     found = (values or {}).get("set")
     if found is not None and found != path.stem:
         document.fault(f"these are references of '{found}', and the file is '{path.name}'",

@@ -4,6 +4,7 @@ import json
 import re
 from contextlib import suppress
 from copy import deepcopy
+from dataclasses import fields
 from typing import Any
 
 import jsonschema
@@ -12,13 +13,16 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcdl import facts
+from hpcdl.regress.identity import Series
+from hpcdl.regress.notice import BODIES
+from hpcdl.regress.references import Reference as CheckReference
 from hpcdl.site.schema import site_schema
 from hpcdl.system.document import InvalidDocument, parse_document
 from hpcdl.system.resources import folder
 from hpcdl.system.schema import check
 
 SITE = site_schema()
-
 EXAMPLES = sorted((folder("templates") / "sites").glob("*.yaml"))
 
 
@@ -217,3 +221,14 @@ def patterns(schema: Any) -> list[str]:
 def test_no_pattern_uses_a_dollar_that_does_not_mean_the_end() -> None:
     for pattern in patterns(SITE):
         assert all(end in "|" for end in re.findall(r"\$(.)", pattern)), pattern
+
+
+def test_the_formats_of_the_checks_files_name_what_the_code_has() -> None:
+    rows = facts.load("check_formats")
+    row = rows["references"]["properties"]["references"]["items"]["properties"]
+    assert tuple(row["proof"]["enum"]) == facts.PROOFS
+    assert set(row) == {field.name for field in fields(CheckReference)}
+    accepted = rows["accepted"]["properties"]["accepted"]["items"]["properties"]
+    assert tuple(accepted["series"]["properties"]) == Series._fields
+    target = rows["addressees"]["properties"]["targets"]["items"]["properties"]
+    assert target["kind"]["enum"] == ["mail", *BODIES]
