@@ -189,30 +189,15 @@ GROUP = Group(
     "check",
     "nightly regression checks: runs, references, verdicts, history, gate",
     (
-        Command(
-            "run",
-            "Run checks on the cluster and print a verdict for each.",
-            "hpcdl check run --partition p100 --tag smoke",
-            _run,
-            _run_options,
-        ),
-        Command(
-            "settings",
-            "Print ReFrame settings for the site.",
-            "hpcdl check settings --output settings.py",
-            _settings,
-            _settings_options,
-        ),
-        Command(
-            "ci",
-            "Render a nightly pipeline (GitLab, GitHub, scrontab, systemd), or a dashboard.",
-            "hpcdl check ci gitlab --output .gitlab-ci.yml",
-            _ci,
-            _ci_options,
-            changes=True,
-        ),
+        Command("run", "Run checks on the cluster and print a verdict for each.",
+                "hpcdl check run --partition p100 --tag smoke", _run, _run_options),
+        Command("settings", "Print ReFrame settings for the site.",
+                "hpcdl check settings --output settings.py", _settings, _settings_options),
+        Command("ci",
+                "Render a nightly pipeline (GitLab, GitHub, scrontab, systemd), or a dashboard.",
+                "hpcdl check ci gitlab --output .gitlab-ci.yml", _ci, _ci_options, changes=True),
         *check_history.COMMANDS,
         *check_accept.COMMANDS,
         *check_references.COMMANDS,
     ),
-)
+)  # fmt: skip

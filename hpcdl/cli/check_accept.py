@@ -84,12 +84,8 @@ def _list(site: Site, args: argparse.Namespace) -> ExitCode:
 
 
 COMMANDS = (
-    Command(
-        "accept",
-        "Accept a finding of the gate: its level is normal now, or it sleeps until a day.",
-        "hpcdl check accept 3f2a91c0 --because 'new driver' --by 'Ada'",
-        _accept,
-        _options,
-        changes=True,
-    ),
-)
+    Command("accept",
+            "Accept a finding of the gate: its level is normal now, or it sleeps until a day.",
+            "hpcdl check accept 3f2a91c0 --because 'new driver' --by 'Ada'", _accept, _options,
+            changes=True),
+)  # fmt: skip

@@ -194,34 +194,12 @@ def _page(args: argparse.Namespace) -> ExitCode:
 
 
 COMMANDS = (
-    Command(
-        "gate",
-        "Decide from the history whether a pipeline may continue: exit code 0 or 1.",
-        "hpcdl check gate --partition p100",
-        _gate,
-        _gate_options,
-    ),
-    Command(
-        "history",
-        "Show, export or import the history of results.",
-        "hpcdl check history export > nights.jsonl",
-        _history,
-        _history_options,
-        changes=True,
-    ),
-    Command(
-        "report",
-        "Report a run's verdicts as a page, Markdown, JUnit, Prometheus or JSON.",
-        "hpcdl check report --html night.html",
-        _report,
-        _report_options,
-    ),
-    Command(
-        "drift",
-        "Detect lasting changes in a series of nightly values.",
-        "hpcdl check drift nights.csv --json",
-        _drift,
-        _drift_options,
-        site=False,
-    ),
-)
+    Command("gate", "Decide from the history whether a pipeline may continue: exit code 0 or 1.",
+            "hpcdl check gate --partition p100", _gate, _gate_options),
+    Command("history", "Show, export or import the history of results.",
+            "hpcdl check history export > nights.jsonl", _history, _history_options, changes=True),
+    Command("report", "Report a run's verdicts as a page, Markdown, JUnit, Prometheus or JSON.",
+            "hpcdl check report --html night.html", _report, _report_options),
+    Command("drift", "Detect lasting changes in a series of nightly values.",
+            "hpcdl check drift nights.csv --json", _drift, _drift_options, site=False),
+)  # fmt: skip

@@ -109,12 +109,8 @@ def _show_references(args: argparse.Namespace) -> ExitCode:
 
 
 COMMANDS = (
-    Command(
-        "references",
-        "Measure, propose or show the reference values that results are compared with.",
-        "hpcdl check references measure --partition p100 --runs 5",
-        _references,
-        _references_options,
-        changes=True,
-    ),
-)
+    Command("references",
+            "Measure, propose or show the reference values that results are compared with.",
+            "hpcdl check references measure --partition p100 --runs 5", _references,
+            _references_options, changes=True),
+)  # fmt: skip

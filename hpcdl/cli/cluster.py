@@ -170,25 +170,18 @@ GROUP = Group(
     "cluster",
     "the embedded cluster: a real Slurm on this machine",
     (
-        Command(
-            "up", "Start the embedded cluster; restart daemons that died.",
-            "hpcdl cluster up", _up, _up_arguments, changes=True,
-        ),
-        Command(
-            "down", "Stop the embedded cluster and all its processes.",
-            "hpcdl cluster down", _down, _down_arguments, changes=True,
-        ),
+        Command("up", "Start the embedded cluster; restart daemons that died.", "hpcdl cluster up",
+                _up, _up_arguments, changes=True),
+        Command("down", "Stop the embedded cluster and all its processes.", "hpcdl cluster down",
+                _down, _down_arguments, changes=True),
         Command("status", "Show daemons and nodes; exit 1 if any is down.",
                 "hpcdl cluster status", _status),
         Command("env", "Print shell settings that select the embedded cluster.",
                 'eval "$(hpcdl cluster env)"', _env),
-        Command(
-            "rootfs", "Build root file systems with other Slurm releases, in parallel.",
-            "hpcdl cluster rootfs --slurm 24.11", _roots, _roots_arguments, changes=True,
-        ),
-        Command(
-            "node", "Inject a fault into a node (kill, cut off its network, slow) or repair it.",
-            "hpcdl cluster node kill p100-02", _node, _node_arguments, changes=True,
-        ),
+        Command("rootfs", "Build root file systems with other Slurm releases, in parallel.",
+                "hpcdl cluster rootfs --slurm 24.11", _roots, _roots_arguments, changes=True),
+        Command("node",
+                "Inject a fault into a node (kill, cut off its network, slow) or repair it.",
+                "hpcdl cluster node kill p100-02", _node, _node_arguments, changes=True),
     ),
 )  # fmt: skip

@@ -302,10 +302,9 @@ def refuse_without_locks(path: Path, mounts: str = "/proc/self/mounts") -> None:
     with explain_os_errors(path):
         make_directory(path.parent)
         if not locks_hold(path.parent):
-            where = f" ({kind})" if kind else ""
-            raise MissingPrerequisite(
-                f"locks do not hold on the file system of {path}{where}", hint=hint
-            )
+            where = f"{path} ({kind})" if kind else str(path)
+            said = f"locks do not hold on the file system of {where}"
+            raise MissingPrerequisite(said, hint=hint)
 
 
 def _make_private(path: Path) -> None:

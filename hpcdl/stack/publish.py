@@ -369,13 +369,10 @@ def rollback_target(site: Site) -> str:
     Raises:
         BadInput: nothing was published before the current one.
     """
-    existing = set(release_ids(site))
-    target = previous(read_history(site), current_id(site), existing)
+    target = previous(read_history(site), current_id(site), set(release_ids(site)))
     if target is None:
-        raise BadInput(
-            "there is no earlier release to go back to",
-            hint="`hpcdl stack list` shows what is there",
-        )
+        hint = "`hpcdl stack list` shows what is there"
+        raise BadInput("there is no earlier release to go back to", hint=hint)
     return target
 
 
