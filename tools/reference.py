@@ -45,7 +45,7 @@ and duplicate keys are not allowed. Keys in **bold** are required.
 
 def job_file() -> str:
     """docs/job-file.md: every key of job.yaml."""
-    from hpcdl.jobs.schema import JOB
+    from hpcdl.jobs.schema import job_schema
 
     intro = """\
 # The job file, key by key
@@ -65,9 +65,9 @@ program: [python, my_train.py, --lr, "0.1"]
 Keys in **bold** are required.
 """
     return (
-        _MADE.format(source="hpcdl/jobs/schema.py")
+        _MADE.format(source="hpcdl/facts/job_format.yaml")
         + intro
-        + "\n".join(_keys(JOB, "job.yaml"))
+        + "\n".join(_keys(job_schema(), "job.yaml"))
         + "\n"
     )
 

@@ -67,9 +67,9 @@ def _explain(args: argparse.Namespace) -> ExitCode:
 
 
 def _schema(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.jobs.schema import JOB
+    from hpcdl.jobs.schema import job_schema
 
-    print_json(JOB)
+    print_json(job_schema())
     return ExitCode.OK
 
 

@@ -6,7 +6,8 @@ import jsonschema
 import pytest
 
 from hpcdl.cli import main
-from hpcdl.jobs.schema import JOB, load_request
+from hpcdl.jobs.schema import job_schema, load_request
+from hpcdl.jobs.spec import LAUNCHERS
 from hpcdl.system.errors import BadInput
 
 JOB_FILE = """\
@@ -35,8 +36,9 @@ def render(capsys: pytest.CaptureFixture[str], file: Path, *words: str) -> list[
     return capsys.readouterr().out.splitlines()
 
 
-def test_the_schema_is_valid_json_schema() -> None:
-    jsonschema.Draft202012Validator.check_schema(JOB)
+def test_the_schema_is_valid_json_schema_and_knows_every_launcher() -> None:
+    jsonschema.Draft202012Validator.check_schema(job_schema())
+    assert job_schema()["properties"]["launcher"]["enum"] == list(LAUNCHERS)
 
 
 def test_a_file_says_what_options_would(job_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
