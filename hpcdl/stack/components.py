@@ -77,7 +77,13 @@ def _normal(name: str) -> str:
 
 
 def _component(entry: Mapping[str, str], installed: Distribution | None) -> Component:
-    words = [entry["licence"]] if "licence" in entry else _words(installed)
+    words = (
+        [entry["licence"]]
+        if "licence" in entry
+        else licence_words(installed.metadata)
+        if installed
+        else []
+    )
     licence = next((spdx for word in words if (spdx := spdx_of(word))), None)
     name, version = _normal(entry["name"]), entry["version"]
     said = words[0] if words else ""
@@ -92,11 +98,12 @@ def _address(entry: Mapping[str, str]) -> str:
     return f"git+{url}@{commit}" if url and commit else url
 
 
-def _words(installed: Distribution | None) -> list[str]:
-    """What a package's metadata says of its licence, surest first."""
-    if installed is None:
-        return []
-    metadata = installed.metadata
+def licence_words(metadata: Any) -> list[str]:
+    """What a package's metadata says of its licence, surest first; a line of 200 characters each.
+
+    Args:
+        metadata: headers, as `importlib.metadata` and `email.parser` give them.
+    """
     said = [metadata["License-Expression"] or "", (metadata["License"] or "")]
     said += [text.split(" :: ")[-1] for text in metadata.get_all("Classifier") or []
              if text.startswith("License ::")]  # fmt: skip

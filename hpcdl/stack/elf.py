@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _ENTRY = struct.Struct("<qQ")
 _LOAD, _DYNAMIC = 1, 2
@@ -28,19 +30,24 @@ class Dynamic:
 
 def read_dynamic(path: Path) -> Dynamic:
     """The dynamic section of a file; an empty one of what is no 64-bit ELF file."""
-    if path.stat().st_size < _HEADER.size:
-        return Dynamic()
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        if data[:6] != b"\x7fELF\x02\x01":
-            return Dynamic()
-        try:
+    with opened(path) as data, suppress(struct.error):  # cut off in the middle
+        if data is not None:
             return _read(data, path)
-        except struct.error:  # cut off in the middle
-            return Dynamic()
+    return Dynamic()
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[mmap.mmap | None]:
+    """The bytes of a 64-bit ELF file; None of any other."""
+    if path.stat().st_size < HEADER.size:
+        yield None
+        return
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        yield data if data[:6] == b"\x7fELF\x02\x01" else None
 
 
 def _read(data: mmap.mmap, path: Path) -> Dynamic:
-    header = _HEADER.unpack_from(data)
+    header = HEADER.unpack_from(data)
     segments = [
         _SEGMENT.unpack_from(data, header[5] + index * header[9]) for index in range(header[10])
     ]

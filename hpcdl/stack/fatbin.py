@@ -14,8 +14,11 @@ import mmap
 import os
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from hpcdl.stack.elf import HEADER, opened
 
 _MAGIC = 0xBA55ED50
 _CONTAINER = struct.Struct("<IHHQ")
@@ -29,7 +32,6 @@ _EMPTY = 1280
 """Machine code of fewer bytes holds no kernel: linking leaves such a placeholder, as in cuFFT of
 CUDA 12.9, whose kernels lie in data of its own. Measured: without any kernel 616 to 1008 bytes
 by nvcc 11.8 and 12.4, 1072 in libcufftw of CUDA 11.8; with the smallest kernel 1568 and more."""
-_ELF = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SECTIONS = (b".nv_fatbin", b"__nv_relfatbin")
 
@@ -104,23 +106,17 @@ def _is_new(path: Path, seen: set[Path]) -> bool:
 
 def read_device_code(path: Path) -> tuple[DeviceCode, ...]:
     """The device code in a file, without doubles; none in what is no 64-bit ELF file."""
-    if path.stat().st_size < _ELF.size:
-        return ()
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        if data[:6] != b"\x7fELF\x02\x01":
-            return ()
-        found: set[DeviceCode] = set()
-        try:
+    found: set[DeviceCode] = set()
+    with opened(path) as data, suppress(struct.error):  # cut off: what was found still counts
+        if data is not None:
             for start, size in _fat_sections(data):
                 found |= set(_codes(data, start, start + size))
-        except struct.error:  # cut off in the middle: what was found still counts
-            pass
-        return tuple(sorted(found))
+    return tuple(sorted(found))
 
 
 def _fat_sections(data: mmap.mmap) -> Iterator[tuple[int, int]]:
     """Place and size of the sections that hold device code."""
-    header = _ELF.unpack_from(data)
+    header = HEADER.unpack_from(data)
     table, width, count, names_index = header[6], header[11], header[12], header[13]
     if table == 0:
         return

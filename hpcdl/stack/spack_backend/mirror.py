@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.site import Site
+from hpcdl.stack.components import licence_words
 from hpcdl.stack.spack_backend.environment import environment, environments
 from hpcdl.stack.spack_backend.tool import Spack, open_spack, require_unlocked
 from hpcdl.stack.spack_backend.view import Built, inventory
@@ -267,7 +268,4 @@ def licence_of(path: Path, url: str) -> str | None:
     with zipfile.ZipFile(path) as wheel:
         name = next(n for n in wheel.namelist() if n.endswith(".dist-info/METADATA"))
         said = HeaderParser().parsestr(wheel.read(name).decode(errors="replace"))
-    words = said["License-Expression"] or (said["License"] or "").strip().split("\n")[0]
-    kinds = [text.split(" :: ")[-1] for text in said.get_all("Classifier") or []
-             if text.startswith("License ::")]  # fmt: skip
-    return (words or (kinds[0] if kinds else ""))[:200] or None
+    return next(iter(licence_words(said)), None)
