@@ -61,16 +61,6 @@ class Case:
     assumed: tuple[str, ...]
 
     @property
-    def machine(self) -> Machine:
-        """The row's machine."""
-        return self.row.machine
-
-    @property
-    def training(self) -> Training:
-        """What the row trains."""
-        return self.row.training
-
-    @property
     def linear(self) -> float:
         """The value of scaling without any loss."""
         ratio = self.row.gpus / self.start.gpus
@@ -79,7 +69,7 @@ class Case:
     @property
     def kind(self) -> str:
         """Which ranges the row has."""
-        return kind_of(self.row.nodes, real=self.training.feed.supply(1) < float("inf"))
+        return kind_of(self.row.nodes, real=self.row.training.feed.supply(1) < float("inf"))
 
 
 def unit(known: Constants) -> Constants:
@@ -212,4 +202,4 @@ def assumed_batch(net: Network, machine: Machine, precision: str) -> int:
 @lru_cache(maxsize=4096)
 def profile_of(case: Case, known: Constants) -> Profile:
     """The one-GPU step of a case, layer by layer."""
-    return profile(case.machine, case.training, case.one_seconds, known)
+    return profile(case.row.machine, case.row.training, case.one_seconds, known)

@@ -176,7 +176,7 @@ def _table(
 ) -> tuple[tuple[str, Errors], ...]:
     """The model and the laws on the first `count` rows, fitted without their source (machine)."""
     machines = {
-        id(pair): f"{case.machine.gpu} {case.record.system}"
+        id(pair): f"{case.row.machine.gpu} {case.record.system}"
         for case, pair in zip(cases, pairs, strict=True)
     }
     losses = [

@@ -104,7 +104,7 @@ def test_eight_of_ten_rows_of_a_left_out_source_lie_in_their_range(found: Valida
 
 
 def test_transformers_are_among_the_rows(found: Validation) -> None:
-    assert sum(not row.case.training.net.channels for row in found.judged) > 100
+    assert sum(not row.case.row.training.net.channels for row in found.judged) > 100
 
 
 def test_every_row_of_several_gpus_is_judged_or_named_with_a_reason(
@@ -158,9 +158,9 @@ def test_a_batch_that_the_table_lacks_comes_from_the_sources_scripts_or_from_mem
 ) -> None:
     rows = {row.case.record.id: row.case for row in found.judged}
     known = rows["nvdle-2109-v100-efficientnet_v1_b4-amp-8"]
-    assert (known.training.batch, known.assumed) == (64, ())
+    assert (known.row.training.batch, known.assumed) == (64, ())
     guessed = rows["dell-p100-mxnet-googlenet-16"]
-    assert guessed.assumed == (f"batch {guessed.training.batch} per GPU",)
+    assert guessed.assumed == (f"batch {guessed.row.training.batch} per GPU",)
 
 
 def test_a_base_shares_source_hardware_and_settings(records: tuple[Record, ...]) -> None:
@@ -286,7 +286,7 @@ def test_cores_and_size_of_a_row_count(tmp_path: Path) -> None:
         ("  gpus", "  image_size: 128\n  gpus"),
     ):
         (row,) = validate(read_records(written(tmp_path, real.replace(old, new)))).judged
-        rates.append((row.predicted, row.case.training.net.pixels))
+        rates.append((row.predicted, row.case.row.training.net.pixels))
     assert rates[1][0] < 0.9 * rates[0][0]
     assert rates[2][1] == 128 * 128
 
@@ -328,7 +328,7 @@ def test_gpus_and_networks_are_known_however_a_source_writes_them(
     )
     (tmp_path / "rows.yaml").write_text(text)
     (one,) = validate(read_records(tmp_path / "rows.yaml")).judged
-    assert (one.case.machine.gpu, one.case.record.model) == known
+    assert (one.case.row.machine.gpu, one.case.record.model) == known
 
 
 def test_an_unknown_precision_is_named(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ Predictions start from the study's own one-rank measurement of the same series. 
 share the cores of one machine, one rank's step is taken as longer by as much as there are more
 busy CPUs than cores, and nothing hides: exchanging gradients needs the cores that compute. What
 that costs per byte is taken from cells that the study names; more ranks copy as many more bytes.
-The time that ranks wait for images not made ahead comes on top (waiting.py).
+The time that ranks wait for images not made ahead (the old pipeline) comes on top: one rank's own
+measurement says how long. What storage gives to all ranks is shared by them; decoding takes the
+cores' time as computing does.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from statistics import median
 from typing import TypedDict
 
 from hpcdl import facts
-from hpcdl.predict.feed import IMAGENET
+from hpcdl.predict.feed import IMAGENET, PIPELINES
 from hpcdl.predict.forecast import Point, expand
 from hpcdl.predict.network import names, network
 from hpcdl.predict.request import Request, answer
@@ -23,12 +25,14 @@ from hpcdl.system.errors import BadInput
 from hpcdl.workflows.study.collect import Findings, Measured
 from hpcdl.workflows.study.model import SYNTHETIC, Run, Values, matches
 from hpcdl.workflows.study.study_plan import Cell, Plan
-from hpcdl.workflows.study.waiting import OLD, pipeline, wait, working_rate
 
 _HOUR = 3600.0
 _MEGA, _GIGA = 1e6, 1e9
 _GRADIENT_BYTES = 4.0
 _LEAST = 1e-6
+_LEAST_WORK = 0.01
+"""The least part of a step that is work, so that no rate is without end."""
+NEW, OLD = PIPELINES
 _PRECISIONS = {"fp32": "fp32", "fp16": "amp", "bf16": "amp"}
 
 
@@ -135,14 +139,14 @@ def _one(findings: Findings, base: Measured, gpus: int, measured: float | None) 
         gpus=str(_near(gpus, partition.gpus_per_node)),
         batch=int(base.result["batch_per_rank"]),
         precision=_PRECISIONS.get(str(base.result["precision"]), "fp32"),
-        images_per_second=working_rate(base) / shared,
+        images_per_second=_working_rate(base) / shared,
         form="no_overlap" if exchange else "horovod",
         link_gbs=exchange,
         network_gbs=exchange,
-        **({} if pipeline(base.cell) == OLD else _feeding(findings.plan, base.cell)),
+        **({} if _pipeline(base.cell) == OLD else _feeding(findings.plan, base.cell)),
     )
     point = answer(request).points[0]
-    kept = point.step.seconds / (point.step.seconds + wait(base, gpus, shared))
+    kept = point.step.seconds / (point.step.seconds + _wait(base, gpus, shared))
     # What the series' own one-rank run is unsure by, its steps' spread, is not the model's.
     return Predicted(
         base.cell.run, {**base.values, "gpus": str(gpus)}, gpus,
@@ -250,7 +254,7 @@ def _feeding(plan: Plan, cell: Cell) -> Feeding:
     if cell.data == SYNTHETIC or plan.scale.execution.shared_cores:
         return {}
     reads, data = cell.run.reads, plan.scale.data[cell.data]
-    feeding = Feeding(data=IMAGENET, pipeline=pipeline(cell))
+    feeding = Feeding(data=IMAGENET, pipeline=_pipeline(cell))
     if reads is None or not reads.megabytes_per_second:
         return feeding
     usual = float(facts.load("links")["input"]["bytes_per_image"])
@@ -280,3 +284,43 @@ def median_error(predicted: tuple[Predicted, ...]) -> float | None:
     """The median error, without its sign, of predictions that also ran; None without any."""
     errors = [abs(one.error) for one in predicted if one.error is not None]
     return median(errors) if errors else None
+
+
+def _pipeline(cell: Cell) -> str:
+    """How the cell's images come in."""
+    chosen = {**cell.run.options, **cell.values}.get("pipeline", NEW)
+    return NEW if cell.data == SYNTHETIC else chosen
+
+
+def _working_rate(base: Measured) -> float:
+    """Images per second of one rank while it does not wait for images that are not made ahead."""
+    return base.rate / (1 - _waiting(base))
+
+
+def _wait(base: Measured, gpus: int, sharing: float) -> float:
+    """Seconds of a step that each of `gpus` ranks waits, by one rank's measurement.
+
+    Args:
+        base: the series' one rank.
+        gpus: ranks that read from one storage.
+        sharing: how much longer a rank computes among them than alone.
+    """
+    batch = float(base.result["batch_per_rank"])
+    whole = _waiting(base) * batch / base.rate
+    reading = min(whole, batch * _reading(base))
+    return reading * gpus + (whole - reading) * sharing
+
+
+def _waiting(base: Measured) -> float:
+    """The part of one rank's step that it waits; none where images are made ahead."""
+    if _pipeline(base.cell) == NEW:
+        return 0.0
+    return min(1 - _LEAST_WORK, base.shares.get("input", 0.0))
+
+
+def _reading(base: Measured) -> float:
+    """Seconds that storage takes for an image; 0 where it is not held back."""
+    reads = base.cell.run.reads
+    if reads is None or not reads.megabytes_per_second or not base.size or not base.images:
+        return 0.0
+    return base.size / base.images / (reads.megabytes_per_second * _MEGA)

@@ -140,18 +140,7 @@ def _reads_text(run: Run) -> str:
 
 
 def _run_data(run: Run) -> dict[str, Any]:
-    return {
-        "name": run.name,
-        "repeats": run.repeats,
-        "repeat_up_to": run.repeat_up_to,
-        "over": {key: list(values) for key, values in run.over.items()},
-        "exclude": [dict(one) for one in run.exclude],
-        "options": dict(run.options),
-        "data": run.data,
-        "minutes": run.minutes,
-        "reads": vars(run.reads) if run.reads else None,
-        "predict": list(run.predict),
-    }
+    return {**vars(run), "reads": run.reads and vars(run.reads)}
 
 
 def _cost_text(plan: Plan, found: Cost) -> str:
