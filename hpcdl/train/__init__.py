@@ -2,8 +2,7 @@
 
 It is launched (`hpcdl train`, `python -m hpcdl.train`); of the other layers only cli/train and
 cli/data import it, and only the declarations of options. `options` says what is asked, `ranks`
-where this process stands, `startup` imports TensorFlow cheaply, `communicate` joins the ranks,
-`models` and `data` give the network and its input, `step` is the compiled step, `loop` drives it,
-`checkpoint` and `train_report` write its files, `program` is one rank from its arguments
-to its exit code. No module imports TensorFlow when it is imported.
+where this process stands, `startup` prepares TensorFlow, which what computes imports at its top:
+`communicate` joins the ranks, `models` and `data` give the network and its input, `step` is the
+compiled step, `loop` drives it, `program` is one rank from its arguments to its exit code.
 """

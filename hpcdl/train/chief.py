@@ -1,10 +1,9 @@
 """Asynchronous SGD by tf.distribute's coordinator: what workers, servers and the chief do.
 
-The chief is an ordinary run of one rank whose step is done elsewhere: it reads the batches in the
-order of every other run, hands them out, and lost workers do not stop it, for their steps are done
-by others. With a server its weights are lost: the chief begins anew at its last checkpoint. Several
-steps are on their way at any time, so gradients belong to weights that have changed meanwhile: the
-staleness.
+The chief is a run of one rank whose step is done elsewhere: it hands out batches in the order of
+every other run, and others do the steps of lost workers. With a server its weights are lost: the
+chief begins anew at its last checkpoint. Several steps are on their way at any time, so gradients
+belong to weights that have changed meanwhile: the staleness.
 """
 
 from __future__ import annotations

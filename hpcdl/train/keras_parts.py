@@ -20,7 +20,7 @@ from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean
 from hpcdl.train.models import Network, user_function
 
-PARTS = ("optimizer", "schedule", "loss")
+PARTS = ("optimizer", "schedule", "loss", "callback")
 
 
 def settings_of(settings: Sequence[str], part: str) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class KerasOptimizer:
         module = tf.keras.optimizers
         given = {"learning_rate": 0.0, **arguments}
         self._made = make(module, module.Optimizer, "--optimizer", name, given)
-        self._variables = network.keras_variables
+        self._variables = tuple(network.model.trainable_variables)
         if network.stages > 1:
             _stay_with_variables(self._made)
         self._made.build(self._variables)

@@ -71,6 +71,7 @@ class Training:
     history: History | None = None
     validation: Validation | None = None
     ahead: Ahead[Group] | None = None
+    callbacks: Any = None
 
     def __post_init__(self) -> None:
         self.writer = checkpoints.Writer(self.checkpoint_directory, self.options.keep_checkpoints)
@@ -249,14 +250,39 @@ def train(training: Training) -> str:
     The last checkpoint is on disk when this returns.
     """
     outcome = None if training.step_number < training.plan.steps else "completed"
+    told = training.callbacks
+    if told:
+        told.on_train_begin()
     while outcome is None:
         epoch, first = training.plan.position(training.step_number)
+        if told:
+            told.on_epoch_begin(epoch)
         outcome = _epoch(training, epoch, first)
+        if training.options.callback and outcome in (None, "completed"):
+            outcome = _end_epoch(training, epoch) or outcome
+    if told:
+        told.on_train_end({"loss": training.loss})
     if training.ahead:
         training.ahead.wait()
     training.scalars.close()
     training.writer.wait()
     return outcome
+
+
+def _end_epoch(training: Training, epoch: int) -> str | None:
+    """Tell the callbacks, on rank 0; whether one of them ends the run, as all ranks then do."""
+    stop = np.zeros(1)
+    if training.callbacks:
+        found = training.validation.found[-1:] if training.validation else []
+        logs = {f"val_{name}": value for scores in found for name, value in scores.items()}
+        rate = training.plan.lr_at(training.step_number - 1)
+        logs |= {"loss": training.loss, "learning_rate": rate}
+        training.callbacks.on_epoch_end(epoch, logs)
+        stop[0] = bool(training.parts.network.model.stop_training)
+    if not training.ranks.sum_on_host(stop)[0]:
+        return None
+    save(training)
+    return "completed"
 
 
 def level_for(seconds: float) -> int:
@@ -288,6 +314,8 @@ def _epoch(training: Training, epoch: int, first: int) -> str | None:
         number = training.step_number
         results = _run(training, group)
         for done, result in enumerate(results):
+            if training.callbacks:
+                training.callbacks.on_train_batch_end(number + done, {"loss": result.loss})
             training.loss = result.loss
             _judge(training, result.loss, number + done)
         outcome = meaning(results[-1].signals.stop)

@@ -60,7 +60,7 @@ class Network:
     where the network may draw numbers. `penalties()` are the scalars that the latest forward pass
     adds to the loss: regularizers, and what layers gave to `add_loss`. `weights` are all of these
     variables in the order of Keras' model, with their names; `plain()` builds that model anew.
-    `keras_variables` are Keras' own objects for `trainable`. `stages` are the devices it is on.
+    `stages` are the devices it is on, `model` is Keras' own.
     """
 
     name: str
@@ -72,8 +72,8 @@ class Network:
     weights: tuple[Any, ...] = ()
     names: tuple[str, ...] = ()
     plain: Callable[[], Any] = object
-    keras_variables: tuple[Any, ...] = ()
     stages: int = 1
+    model: Any = None
 
     def penalized(self, loss: Any) -> Any:
         """The loss of the latest forward pass with the network's own part of it."""
@@ -188,7 +188,7 @@ def _keras(
 
     return Network(
         model, forward, trainable, state, random, penalties, weights, names, plain,
-        tuple(made.trainable_variables), split,
+        split, made,
     )  # fmt: skip
 
 

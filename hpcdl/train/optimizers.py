@@ -22,10 +22,7 @@ _SCALE_EVERY = 2000.0
 
 @dataclass(frozen=True)
 class Optimizer:
-    """v = momentum v + rate g; w = w - lr v. One velocity per trainable variable.
-
-    `placed`: on the device of each variable, which are not all the same.
-    """
+    """v = momentum v + rate g; w = w - lr v, on the variable's own device where `placed`."""
 
     kind: str
     momentum: float
@@ -71,8 +68,7 @@ def make_optimizer(network: Network, kind: str, momentum: float, weight_decay: f
     velocities = []
     for variable in network.trainable:
         with tf.device(variable.device) if placed else nullcontext():
-            zeros = tf.zeros_like(variable)
-            velocities.append(tf.Variable(zeros, trainable=False, name="velocity"))
+            velocities.append(tf.Variable(tf.zeros_like(variable), trainable=False))
     return Optimizer(kind, momentum, weight_decay, tuple(velocities), placed)
 
 

@@ -1,8 +1,7 @@
 """Asynchronous SGD: a rank's parameter servers and workers, and who is killed comes back.
 
 Every rank holds a worker; the first ranks hold a server (`ps`) each, rank 0 the chief as well. They
-are processes of their own (members), started again when a signal ends one. This is what a rank
-does, without TensorFlow; what its members do is chief.py.
+are processes of their own (members, chief.py), started again when a signal ends one.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from dataclasses import replace
 from itertools import count
 from types import FrameType
 from typing import Any
@@ -204,8 +202,3 @@ def _follow(
             return said[0] if said else 1  # rank 0 is gone, and the run with it
 
         return _watch(options, cluster, members, ended)
-
-
-def alone(place: RankPlace) -> RankPlace:
-    """The chief's place: the only rank of its run."""
-    return replace(place, rank=0, size=1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hpcdl.system.errors import BadInput, HpcdlError
@@ -72,7 +73,7 @@ def _run(options: TrainOptions, place: RankPlace, clock: StartupClock) -> int:
             from hpcdl.train.chief import serve
 
             serve()
-        place = parameter_server.alone(place)
+        place = replace(place, rank=0, size=1)  # the chief is the only rank of its run
     run = prepare(options, place, clock)
     code = run.go()
     run.ranks.close()

@@ -1,7 +1,6 @@
-"""Where ranks of TensorFlow's own servers meet: TF_CONFIG, written from what the launcher says.
+"""Where TensorFlow's own servers meet: TF_CONFIG, by what the launcher says, without TensorFlow.
 
-SlurmClusterResolver fails where a task sees one GPU or none. Needs no TensorFlow: a rank that only
-starts others (parameter_server.py) never imports it.
+SlurmClusterResolver fails where a task sees one GPU or none.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from hpcdl.results.records import RESULT, at, outcome
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError, MissingPrerequisite
 from hpcdl.system.files import LockBusy, explain_os_errors, locked
 from hpcdl.train import checkpoint, run_plan
+from hpcdl.train.callbacks import make_callbacks
 from hpcdl.train.chief import Chief
 from hpcdl.train.communicate import Communicator
 from hpcdl.train.data.opening import open_source
@@ -225,6 +226,8 @@ class Run:
         if numbers.validate_every:
             training.validation = Validation(numbers.validate_every, metric, options.patience,
                                              self.evaluator.evaluate)  # fmt: skip
+        if options.callback and not silent:
+            training.callbacks = make_callbacks(options.callback, options.settings, parts.network)
         if not silent:
             start = {"started": self.started, "ranks": self.ranks.size}
             training.history = History(training.checkpoint_directory, start)

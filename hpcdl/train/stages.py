@@ -1,9 +1,8 @@
 """`--model-parallel N`: a model's layers on N devices of a node, in stages one after the other.
 
-Layers are placed by tf.device, which every layer takes. Keras' distribution API places nothing
-with TensorFlow (3.15: variables stay whole, on the first device), and Keras' layers do not take
-DTensor's variables. A stage is a run of layers with about an Nth of the parameters. The model is
-made in the host's memory and its variables move then, so no device needs to hold all of it.
+By tf.device: Keras' distribution API places nothing with TensorFlow (3.15), and its layers do not
+take DTensor's variables. A stage has about an Nth of the parameters. The model is made in the
+host's memory, and its variables move then: no device needs to hold all of it.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from hpcdl.system.errors import BadInput, MissingPrerequisite
 
 
 def devices() -> list[str]:
-    """The devices of this process: its GPUs; else its CPUs, of which startup.py makes N."""
+    """This process' GPUs; else its CPUs, of which startup.py makes N."""
     found = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
     return [device.name for device in found]
 
 
 def split(model: Any, wanted: int, change: Callable[[Any], object]) -> None:
-    """Place a built model's layers in `wanted` stages; `change` is called between moving and that.
+    """Place a model's layers in `wanted` stages; `change` is called once its variables are there.
 
     Raises:
         BadInput: there are fewer layers with parameters than stages.

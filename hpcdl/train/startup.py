@@ -78,9 +78,7 @@ def prepare_environment(place: RankPlace, *, onednn: bool) -> None:
 
 
 def import_tensorflow(place: RankPlace, *, keras: bool, devices: int = 1) -> Any:
-    """TensorFlow, with `devices` visible GPUs for this local rank where there are any.
-
-    Where there are none, the CPUs are as many devices, to try things out.
+    """TensorFlow, with `devices` visible GPUs for this local rank, or else so many parts of a CPU.
 
     Raises:
         MissingPrerequisite: it is not installed here, or cannot be loaded, or GPUs are too few.

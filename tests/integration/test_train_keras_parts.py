@@ -80,3 +80,34 @@ def test_a_name_that_is_none_gets_the_nearest_one(
     done = runs.train("--data", str(digits), *STEPS, *words)
     assert (done.code, said in done.err) == (2, True), done.err
     assert "Traceback" not in done.err
+
+
+STOPS = """
+import keras
+class Stop(keras.callbacks.Callback):
+    def __init__(self, after):
+        super().__init__()
+        self.after = after
+    def on_epoch_end(self, epoch, logs):
+        told = set(logs) == {"loss", "learning_rate"}
+        self.model.stop_training = told and epoch + 1 == self.after
+"""
+
+
+def test_callbacks_are_told_and_end_all_ranks_together(runs: Runs, digits: Path) -> None:
+    (runs.folder / "mine.py").write_text(STOPS)
+    done = runs.train("--data", str(digits), "--epochs=6", "--callback=mine:Stop",
+                      "--set=callback.after=2", "--checkpoint-every=0", ranks=2)  # fmt: skip
+    assert done.code == 0, done.err
+    assert done.result["steps"]["done"] == 44
+    assert [path.name for path in (done.folder / "checkpoints").glob("*.ckpt")] == [
+        "step-000000044.ckpt"
+    ]
+    done = runs.train("--data", str(digits), "--epochs=2", "--callback=csvlogger",
+                      "--set=callback.filename=log.csv", "--validate-every=1",
+                      job="two")  # fmt: skip
+    lines = (runs.folder / "log.csv").read_text().splitlines()
+    assert len(lines) == 3
+    assert {"loss", "learning_rate", "val_accuracy"} < set(lines[0].split(","))
+    typo = runs.train("--data", str(digits), "--callback=csvloger", job="typo")
+    assert (typo.code, "did you mean 'csvlogger'" in typo.err) == (2, True), typo.err

@@ -153,6 +153,7 @@ RENDER = ("job", "render", "--site", "embedded", "--no-module")
         ((*RENDER, "--account", "a b"), 2, "--account 'a b' is not possible"),
         ((*RENDER, "--launcher", "x"), 2, "unknown launcher 'x'"),
         ((*RENDER, "--slurm-version", "x"), 2, "is no Slurm release"),
+        ((*RENDER, "--", "--model-parallel=2"), 2, "cannot be had with the launcher 'horovod'"),
         (("job", "render", "--site", "embedded", "--module=-x"), 2, "is not a module name"),
         (("job", "watch", "--site", "embedded", "²"), 2, "there is no job ² submitted by hpcdl"),
         (("job", "watch", "--site", "embedded", "nosuch"), 2, "there is no job in nosuch"),

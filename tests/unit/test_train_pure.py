@@ -13,7 +13,7 @@ from hpcdl.system.errors import BadInput
 from hpcdl.train.options import ARGUMENTS, TrainOptions, configure, from_namespace, parse, to_argv
 from hpcdl.train.ranks import place, slurm_tasks_on_node
 from hpcdl.train.result import Samples, job_of, quantile, summarize, summary_line
-from hpcdl.train.run_plan import check_target, global_batch, make_plan
+from hpcdl.train.run_plan import check_parallel, check_target, global_batch, make_plan
 from hpcdl.train.stop import TERM, USR2, meaning
 from hpcdl.train.timeline import PARTS, events, nested, write_timeline
 from tests.trace_format import faults
@@ -110,6 +110,20 @@ def test_a_batch_that_ranks_cannot_share_names_the_nearest_that_can() -> None:
     assert "--global-batch 8 or 12 can" in refused.value.hint
     assert global_batch(TrainOptions(), MODEL, 48) == 96
     assert global_batch(TrainOptions(batch_per_rank=5), MODEL, 4) == 20
+
+
+@pytest.mark.parametrize(
+    ("given", "ranks", "named"),
+    [({"xla": True}, 1, "--xla"), ({}, 2, "2 ranks"),
+     ({"strategy": "parameter-server"}, 1, "--strategy parameter-server")],
+)  # fmt: skip
+def test_a_model_on_several_devices_is_one_process(
+    given: dict[str, Any], ranks: int, named: str
+) -> None:
+    check_parallel(TrainOptions(**given), ranks)
+    check_parallel(TrainOptions(model_parallel=2), 1)
+    with pytest.raises(BadInput, match=f"--model-parallel cannot be had with {named}"):
+        check_parallel(TrainOptions(model_parallel=2, **given), ranks)
 
 
 def test_steps_come_from_epochs_and_positions_from_steps() -> None:

@@ -1,4 +1,4 @@
-"""What was asked of `hpcdl data make`, kept beside the records: known before TensorFlow is."""
+"""What was asked of `hpcdl data make`, kept beside the records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CSV of labels beside a directory of images, as medical data often come.
+"""The CSV of labels beside a directory of images.
 
 Its first column is the file's name; the second a class, or classes joined by `|`. With one class
 per image in all rows the task is `classes`, with several anywhere `findings` (ChestX-ray14 comes
