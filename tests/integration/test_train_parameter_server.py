@@ -21,8 +21,9 @@ def members(job: Path) -> Iterator[tuple[str, int]]:
     """Kind with index, and pid, of the members of a run that works in a directory."""
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if str(job).encode() in (process / "cmdline").read_bytes():
-                text = (process / "environ").read_bytes().decode(errors="replace")
+            said = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
+            if b"hpcdl.train" in said and str(job).encode() in said:
+                text = said.decode(errors="replace")
                 found = re.search(r'"type": "(\w+)", "index": (\d+)', text)
                 if found:
                     yield f"{found[1]} {found[2]}", int(process.name)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -16,6 +18,7 @@ import pytest
 
 from hpcdl.site import Site
 from hpcdl.stack.release import Release
+from tests.integration.test_train_parameter_server import members
 
 pytestmark = [pytest.mark.cluster, pytest.mark.stack]
 HPCDL = str(Path(sys.executable).with_name("hpcdl"))
@@ -106,6 +109,39 @@ def test_a_node_lost_in_training_costs_a_requeue_and_no_result(jobs: Jobs, digit
     log = Path(answer["log"]).read_text()
     assert (ended["state"], ended["restarts"]) == ("COMPLETED", 1), log[-3000:]
     assert jobs.result(answer)["samples"]["first_step"] > 0, "it went on, not anew"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_parameter_servers_on_two_nodes_outlive_a_killed_worker_and_server(
+    jobs: Jobs, digits: Path
+) -> None:
+    words = ("--nodes", "2", "--gpus-per-node", "1", "--launcher", "multiworker",
+             "--trusted-network")  # fmt: skip
+    train = ["--strategy", "parameter-server", *options(digits, 60), "--delay-ms", "40",
+             "--checkpoint-every", "40"]  # fmt: skip
+    answer = jobs.submit(*words, train=train)
+    folder = Path(answer["directory"])
+
+    def newest() -> int:
+        steps = [int(path.stem[5:]) for path in (folder / "checkpoints").glob("step-*.ckpt")]
+        return max(steps, default=0)
+
+    wait_for(lambda: newest() > 0)
+    for member in ("worker 1", "ps 0"):
+        before = newest()
+        os.kill(dict(members(folder))[member], signal.SIGKILL)
+        wait_for(lambda: newest() > before)  # noqa: B023 - at once
+    ended = jobs.watch(answer, timeout=400)
+    log = Path(answer["log"]).read_text()
+    assert (ended["state"], ended["restarts"]) == ("COMPLETED", 0), log[-3000:]
+    result = jobs.result(answer)
+    assert result["asynchronous"]["workers"] == 2
+    assert len(set(result["layout"]["hosts"])) == 2
+    assert result["summary"]["metrics"]["accuracy"] > 0.9
+    assert [segment["first_step"] > 0 for segment in result["segments"]] == [False, True]
+    assert "worker 1 was killed by signal 9; it starts again" in log
+    assert "a parameter server was lost, with its weights" in log
 
 
 def test_a_run_sets_what_the_next_one_like_it_is_expected_to_reach(
