@@ -110,7 +110,7 @@ def _trial(options: TrainOptions, batch: int) -> list[str]:
             steps=3, checkpoint_every=1, job_dir=folder, strategy="single", fresh=False,
             hang_limit=0.0, target_accuracy=None, export=None, predict=None, best=None, patience=0,
             validate_every=0, validate_steps=0, lr=0.0, lr_schedule="constant", lr_warmup_steps=0,
-            tensorboard=False, profile=False, json=False,
+            tensorboard=False, profile=False, json=False, callback="",
         )  # fmt: skip
         done = subprocess.run(
             [*module_argv(sys.executable, "hpcdl.train"), *to_argv(tried)], text=True, check=False,

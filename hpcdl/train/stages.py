@@ -17,12 +17,6 @@ import tensorflow as tf
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 
 
-def devices() -> list[str]:
-    """This process' GPUs; else its CPUs, of which startup.py makes N."""
-    found = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
-    return [device.name for device in found]
-
-
 def split(model: Any, wanted: int, change: Callable[[Any], object]) -> None:
     """Place a model's layers in `wanted` stages; `change` is called once its variables are there.
 
@@ -34,7 +28,9 @@ def split(model: Any, wanted: int, change: Callable[[Any], object]) -> None:
     held = [getattr(part, "variables", ()) for part in parts]
     if any(not hasattr(variable, "_value") for variables in held for variable in variables):
         raise MissingPrerequisite("--model-parallel needs Keras 3", hint="a newer TensorFlow")
-    names = devices()
+    # GPUs, or the parts of a CPU that startup.py makes.
+    found = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
+    names = [device.name for device in found]
     stages = _stages([sum(math.prod(v.shape) for v in one) for one in held], wanted)
     for variables, stage in zip(held, stages, strict=True):
         for variable in variables:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpcdl.system.errors import MissingPrerequisite
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.train.options import TrainOptions
 from hpcdl.train.ranks import RankPlace
 from hpcdl.train.run_plan import RunPlan, global_batch
@@ -177,3 +177,27 @@ def test_ranks_work_together_as_they_were_started(
     monkeypatch.setitem(strategies.STRATEGIES, strategy, lambda _: strategy)  # type: ignore[arg-type,return-value]
     joining = strategies.Joining(RankPlace(0, size, 0, size, size, "n1"), None, False)  # type: ignore[arg-type]
     assert strategies.join_ranks("auto", joining) == strategy
+
+
+@pytest.mark.parametrize(
+    ("sizes", "devices", "stages"),
+    [
+        ([10, 10, 10, 10], 2, [0, 0, 1, 1]),
+        ([0, 8, 0, 1, 1, 0], 2, [0, 0, 1, 1, 1, 1]),
+        ([30, 10, 20, 30], 3, [0, 1, 1, 2]),
+        ([], 1, []),
+    ],
+)
+def test_stages_follow_each_other_with_about_as_many_parameters(
+    sizes: list[int], devices: int, stages: list[int]
+) -> None:
+    from hpcdl.train.stages import _stages
+
+    assert _stages(sizes, devices) == stages
+
+
+def test_fewer_layers_than_devices_are_refused() -> None:
+    from hpcdl.train.stages import _stages
+
+    with pytest.raises(BadInput, match="cannot be divided among 3 devices"):
+        _stages([0, 5, 5, 0], 3)
