@@ -53,13 +53,23 @@ def _step(made: Runs) -> float:
     return seconds
 
 
+def _fit(made: Runs) -> None:
+    """Three networks beside `model.fit` and a bare Keras step, by CPU time."""
+    for name, goal in (("resnet50", 1.2), ("vit_s16", 1.0), ("gpt", 1.0)):
+        found = script(made.python, "train_fit", name, 8, 1, 5)
+        for other, shown in (("fit", "model.fit"), ("bare", "a bare Keras step")):
+            report(f"step: {name}, batch 8, beside {shown}", found[other], "x", goal=f">= {goal}",
+                   met=found[other] >= goal,
+                   note=f"ours: {found['ours']:.2f} CPU-s; in turns, without XLA")  # fmt: skip
+
+
 def _checkpoint(made: Runs, step: float) -> None:
     """What a checkpoint of ResNet-50 costs, beside 100 of the steps just measured."""
     clock = _clock()
     added = script(made.python, "train_keeping", "resnet50", "checkpoint", 4, _PIXELS, 5)[clock]
     share = 100 * added / (100 * step)
-    report("checkpoint: resnet50, share of an epoch of 100 steps", share, "%", goal="<= 2 %",
-           met=share <= 2, yardstick=f"100 steps: {100 * step:.0f} s",
+    report("checkpoint: resnet50, share of an epoch of 100 steps", share, "%", goal="<= 0.5 %",
+           met=share <= 0.5, yardstick=f"100 steps: {100 * step:.0f} s",
            note=f"adds {added:.2f} s until it is on disk; by {clock} time")  # fmt: skip
 
 
@@ -138,7 +148,7 @@ def _tf_cnn(made: Runs) -> None:
         return
     ratio = statistics.median(them / us for them, us in pairs)
     them, us = (statistics.median(column) for column in zip(*pairs, strict=True))
-    report(name, ratio, "x", goal=">= 1.0", met=ratio >= 1.0,
+    report(name, ratio, "x", goal=">= 1.05", met=ratio >= 1.05,
            yardstick=f"tf_cnn_benchmarks: {8 / them:.2f} images/s",
            note=f"ours: {8 / us:.2f} images/s; in turns of two steps, by {clock} time")  # fmt: skip
 
@@ -202,6 +212,7 @@ def main() -> None:
         _memory(made)
         step = _step(made)
         _checkpoint(made, step)
+        _fit(made)
         _tf_cnn(made)
         _ranks(made)
 
