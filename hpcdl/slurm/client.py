@@ -132,9 +132,16 @@ def _accounted(job_id: int | str, fields: str, *options: str) -> list[str]:
     """Accounting's lines about a job, or several; none where there is no accounting."""
     if shutil.which("sacct") is None:
         return []
-    asked = ["sacct", "--noheader", "--parsable2", f"--format={fields}", *options]
-    answer = ask([*asked, "--jobs", str(job_id)], check=False)
-    return [line for line in answer.stdout.splitlines() if line.strip()] if answer.ok else []
+    return _sacct(fields, *options, "--jobs", str(job_id))[1]
+
+
+def _sacct(fields: str, *options: str) -> tuple[CommandResult, list[str]]:
+    """An answer of accounting, and its lines in a form that nobody's job can forge."""
+    mark = f"|{secrets.token_hex(8)}|"
+    asked = ["sacct", "--noheader", "--parsable2", f"--delimiter={mark}", f"--format={fields}"]
+    answer = ask([*asked, *options], check=False)
+    said = answer.stdout if answer.ok else ""
+    return answer, parsed(lambda text: parse.own_lines(text, fields, mark), said, "sacct")
 
 
 def consumed(since: str, until: str, *, everybody: bool) -> tuple[Consumed, ...]:
@@ -151,15 +158,14 @@ def consumed(since: str, until: str, *, everybody: bool) -> tuple[Consumed, ...]
     hint = "the site needs slurmdbd; an emulated cluster has it with `cluster up --accounting`"
     if shutil.which("sacct") is None:
         raise MissingPrerequisite("there is no sacct here", hint=hint)
-    asked = ["sacct", "--noheader", "--parsable2", "--allocations", "--duplicates", "--truncate",
-             f"--format={CONSUMED_FIELDS}", f"--starttime={since}", f"--endtime={until}",
-             *(["--allusers"] if everybody else [f"--uid={os.getuid()}"])]  # fmt: skip
-    answer = ask(asked, check=False)
+    answer, lines = _sacct(
+        CONSUMED_FIELDS, "--allocations", "--duplicates", "--truncate", f"--starttime={since}",
+        f"--endtime={until}", "--allusers" if everybody else f"--uid={os.getuid()}",
+    )  # fmt: skip
     if not answer.ok or "is disabled" in answer.stderr:
         raise MissingPrerequisite(
             "Slurm's accounting does not answer", details=answer.last_lines(2), hint=hint
         )
-    lines = filter(None, answer.stdout.splitlines())
     return tuple(parsed(consumed_by, line, "sacct") for line in lines)
 
 

@@ -254,6 +254,21 @@ def accounted_job(lines: Sequence[str]) -> JobRecord:
     )
 
 
+def own_lines(text: str, fields: str, mark: str) -> list[str]:
+    """The lines that sacct began itself, of fields that `mark` parted, with `|` in its place.
+
+    Whoever chose a name could not know the mark: what follows a newline in one is no line here.
+
+    Raises:
+        ValueError: there is none, so this is no answer.
+    """
+    count = fields.count(",")
+    found = [line.replace(mark, "|") for line in text.split("\n") if line.count(mark) == count]
+    if text.strip() and not found:
+        raise ValueError("no line has the fields that were asked for")
+    return found
+
+
 ACCOUNTING_FIELDS = "JobIDRaw,State,ExitCode,Partition,NodeList,Submit,Start,End,Timelimit,JobName"
 USAGE_FIELDS = "JobIDRaw,ElapsedRaw,TotalCPU,MaxRSS,MaxRSSNode,AllocTRES"
 

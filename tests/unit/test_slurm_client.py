@@ -75,6 +75,10 @@ esac
 _ENDS = "echo JOBID EXIT_CODE RESTARTS; echo 7 3:0 2; echo 8 0 1"
 
 
+_MARK = 'm=$(echo "$*" | grep -o "[|][0-9a-f]*[|]"); for ids; do :; done'
+"""What sacct is asked to put between fields, and the last argument."""
+
+
 def squeue(command: Command, ends: str) -> None:
     """Of two jobs, one that has ended and one that runs; their ends are told by `ends`."""
     command("squeue", _SQUEUE.format(ends=ends))
@@ -99,7 +103,7 @@ def test_a_job_whose_end_nobody_told_did_not_end_well(command: Command) -> None:
         client.job(7)
     lines = dict.fromkeys(parse.ACCOUNTING_FIELDS.split(","), "x")
     lines |= {"JobIDRaw": "7", "State": "FAILED", "ExitCode": "3:0"}
-    command("sacct", f"echo '{'|'.join(lines.values())}'")
+    command("sacct", f'{_MARK}; echo "{"${m}".join(lines.values())}"')
     found = client.job(7)
     assert found is not None
     assert (found.state, found.exit_code) == ("FAILED", 3)
@@ -256,7 +260,8 @@ def test_who_cancelled_many_jobs_is_asked_in_parts_and_never_holds_up(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end = "|CANCELLED by 7|0:0|p100|n1|2026-01-01|2026-01-01|2026-01-01|1:00|a"
-    command("sacct", f'echo >>"$0.asked"; for ids; do :; done; echo "${{ids%%,*}}{end}"')
+    end = end.replace("|", "${m}")
+    command("sacct", f'echo >>"$0.asked"; {_MARK}; echo "${{ids%%,*}}{end}"')
     jobs = range(1, 30_001)
     cancelled = {job: said.job(id=job, state="CANCELLED") for job in jobs[::2]}
     found = client.with_accounting(cancelled, jobs)
@@ -267,9 +272,22 @@ def test_who_cancelled_many_jobs_is_asked_in_parts_and_never_holds_up(
     assert client.with_accounting({}, [1]) == {}
 
 
+def test_no_name_of_a_job_forges_what_others_used(command: Command) -> None:
+    """A newline in a name began a line of accounting: 500,000 GPU hours of whom one liked."""
+    line = "1|ada|physics|p100|2026-01-01T00:00:00|3600||cpu=1|x"
+    forged = "9|bob|physics|p100|2026-01-01T00:00:00|3600000||gres/gpu=500|y"
+    command("sacct", f'{_MARK}; echo "{line.replace("|", "${m}")}"; echo "{forged}"')
+    (used,) = client.consumed("2026-01-01", "now", everybody=True)
+    assert (used.job_id, used.user, used.name, used.gpu_hours) == (1, "ada", "x", 0.0)
+    command("sacct", f'echo "{forged}"')
+    with pytest.raises(MissingPrerequisite, match="no Slurm release answers"):
+        client.consumed("2026-01-01", "now", everybody=True)
+
+
 def test_many_forgotten_jobs_are_asked_of_accounting_in_parts(command: Command) -> None:
-    end = "|FAILED|3:0|p100|n1|2026-01-01T00:00:00|2026-01-01T00:00:00|2026-01-01T00:01:00|1:00|a|b"
-    command("sacct", f'for ids; do :; done; echo "${{ids%%,*}}{end}"; echo "of another|line"')
+    end = "|FAILED|3:0|p100|n1|2026-01-01T00:00:00|2026-01-01T00:00:00|2026-01-01T00:01:00|1:00|"
+    said = "${ids%%,*}" + end.replace("|", "${m}") + "a|b"
+    command("sacct", f'{_MARK}; echo "{said}"; echo "of another|line"')
     found = client.accounted(range(1, 30_001))
     assert list(found) == list(range(1, 30_001, 5000))
     assert {(one.state, one.exit_code, one.name) for one in found.values()} == {
