@@ -33,7 +33,13 @@ from hpcdl.site import Site
 from hpcdl.slurm import client, once
 from hpcdl.slurm.once import Unconfirmed
 from hpcdl.slurm.parse import JobRecord
-from hpcdl.system.files import clear_leftovers, locked, sync_directory, write_atomic
+from hpcdl.system.files import (
+    clear_leftovers,
+    locked,
+    make_directory,
+    sync_directory,
+    write_atomic,
+)
 from hpcdl.system.signals import undivided
 from hpcdl.system.trust import require_own
 
@@ -268,7 +274,7 @@ def _prepare(
     retry: bool,
 ) -> list[tuple[Group, Path]]:  # fmt: skip
     """Write the scripts of what is missing, and the arguments of their tasks."""
-    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    make_directory(folder / "logs")  # for its user alone: Slurm follows links to logs
     prepared = []
     first = len(list(folder.glob("array-*.sh")))
     for number, (group, script, arguments) in enumerate(
@@ -277,6 +283,8 @@ def _prepare(
         path = folder / f"array-{number:03d}.sh"
         for one in (path, path.with_suffix(".args")):
             clear_leftovers(one)
+        for point in group.points:
+            make_directory(point_folder(folder, point))
         write_atomic(path.with_suffix(".args"), arguments)
         environment.keep(path.with_suffix(f".{environment.NAME}"), group.spec.environment)
         write_atomic(path, script.text, mode=0o755)

@@ -8,7 +8,6 @@ answer, are cancelled; then the lock goes.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -26,6 +25,7 @@ from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.files import (
     clear_leftovers,
     explain_os_errors,
+    locked,
     make_directory,
     switch_link,
     take_lock,
@@ -110,9 +110,7 @@ def new_run(site: Site) -> Iterator[RunDirectory]:
     with explain_os_errors(path):
         make_directory(parent, 0o775)
         path.mkdir(0o755)
-        handle = (path / "lock").open("w")
-    with handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    with locked(path / "lock"):
         switch_link(parent.parent / "latest", f"{parent.name}/{path.name}")
         yield RunDirectory(path)
 

@@ -289,6 +289,13 @@ def umask(mask: int) -> Iterator[None]:
         os.umask(before)
 
 
+def current_umask() -> int:
+    """The mask of new files' permissions, which can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
 @contextmanager
 def careful_umask() -> Iterator[None]:
     """Let others write nothing that is made meanwhile, where the caller's mask would let them.

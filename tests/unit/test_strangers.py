@@ -17,9 +17,16 @@ from hpcdl.cli import main
 from hpcdl.jobs import JobSpec, Module, sweep_run
 from hpcdl.jobs.script import _compiled_templates
 from hpcdl.jobs.submission import find, release_of, settle, submit
+from hpcdl.jobs.sweep import plan
 from hpcdl.regress import history as history_module
 from hpcdl.regress.history import Result, open_history
-from hpcdl.regress.run_directory import RunDirectory, cancel_left_jobs, sweep
+from hpcdl.regress.run_directory import (
+    RunDirectory,
+    cancel_left_jobs,
+    is_held,
+    new_run,
+    sweep,
+)
 from hpcdl.slurm import client, once
 from hpcdl.slurm.parse import JobRecord
 from hpcdl.stack.recipe import running_interpreter
@@ -259,6 +266,36 @@ def test_whatever_the_umask_others_write_to_nothing_that_a_command_makes(
     finally:
         os.umask(before)
     assert not (tmp_path / "logs").stat().st_mode & 0o022
+
+
+def test_a_group_writes_to_nothing_of_a_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its logs were the group's under umask 002: a link there leads Slurm to any file."""
+    monkeypatch.setattr(client, "would_run", lambda _: None)
+    monkeypatch.setattr(once, "submit", lambda *_, token: 7)
+    site = small_site(tmp_path / "prefix")
+    points = plan(site, JobSpec("p100", program=("x",)), {"lr": ["1", "2"]})
+    before = os.umask(0o002)
+    try:
+        sweep_run.submit(site, tmp_path / "s", points, {"p100": Module(())}, None)
+    finally:
+        os.umask(before)
+    made = [tmp_path / "s", *(path for path in (tmp_path / "s").rglob("*") if path.is_dir())]
+    assert len(made) == 5, "logs, points and two of these"
+    assert [path for path in made if path.stat().st_mode & 0o022] == []
+
+
+@as_root
+def test_nobody_keeps_a_run_s_lock(shared: Path) -> None:
+    """Who may read a lock can hold it: jobs of a killed run were never cancelled."""
+    site = small_site(shared / "prefix")
+    site = dataclasses.replace(site, paths=dataclasses.replace(site.paths, work=shared / "work"))
+    with new_run(site) as run:
+        assert is_held(run.path / "lock")
+        assert "held by root" in (run.path / "lock").read_text()
+    assert not is_held(run.path / "lock")
+    stranger(f"! flock -n {run.path}/lock true", shared)
 
 
 @as_root

@@ -21,6 +21,7 @@ from typing import Any
 from hpcdl.regress.check_request import CheckRequest
 from hpcdl.regress.run_directory import RunDirectory, cancel_left_jobs, json_lines, read_events
 from hpcdl.system.errors import HpcdlError, Stopped
+from hpcdl.system.files import current_umask
 from hpcdl.system.python import module_argv
 from hpcdl.system.resources import folder as resource
 from hpcdl.system.signals import noted, terminable
@@ -95,13 +96,15 @@ def execute(run: RunDirectory, argv: Sequence[str], progress: Progress | None) -
         RECORD_VARIABLE: str(run.record),
         "RFM_SAVE_LOG_FILES": "0",
     }
+    # In a group's work directory nobody else is to replace a script before Slurm reads it.
+    mask = current_umask() | 0o022
     with terminable(), run.log.open("w") as log:
         process = None
         try:
             with noted():
                 process = subprocess.Popen(
                     argv, cwd=run.path, env=env, stdin=subprocess.DEVNULL, stdout=log,
-                    stderr=subprocess.STDOUT, start_new_session=True,
+                    stderr=subprocess.STDOUT, start_new_session=True, umask=mask,
                 )  # fmt: skip
             while process.poll() is None:
                 if progress:
