@@ -13,6 +13,7 @@ from hpcdl.jobs.stage import clean, plan, remove_left, stage
 from hpcdl.site import Site, load_site
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.resources import folder
+from tests.strangers import as_root, stranger
 
 OLD, NEW = "0" * 16, "f" * 16
 
@@ -106,6 +107,13 @@ def test_what_ended_jobs_left_is_removed_and_nothing_else(data: Path, tmp_path: 
         "hpcdl-x",
     ]  # fmt: skip
     assert remove_left(node / "data", lambda: {8, 9}) == 0
+
+
+@as_root
+def test_what_another_user_named_as_a_left_one_stays(shared: Path) -> None:
+    stranger(f"mkdir -m 777 hpcdl-c-7-{OLD}", shared)
+    assert remove_left(shared / f"hpcdl-c-9-{NEW}", set) == 0
+    assert (shared / f"hpcdl-c-7-{OLD}").is_dir()
 
 
 def test_slurm_is_asked_only_where_something_lies(tmp_path: Path) -> None:

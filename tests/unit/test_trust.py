@@ -11,6 +11,7 @@ import pytest
 from hpcdl.cli import main
 from hpcdl.jobs.stage import stage
 from hpcdl.system.errors import MissingPrerequisite
+from hpcdl.system.files import make_directory
 from hpcdl.system.trust import require_private
 from tests.strangers import STRANGER, as_root, stranger
 
@@ -169,6 +170,20 @@ mkdir -p cluster/etc
 touch cluster/.hpcdl-cluster
 echo '{"schema": 1}' > cluster/cluster.json
 """
+
+
+@as_root
+@pytest.mark.parametrize("action", ["up", "down", "status", "env"])
+def test_root_reads_no_cluster_where_others_may_write(
+    shared: Path, action: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (shared / "home").mkdir(mode=0o755)
+    make_directory(shared / "home/cluster/embedded")
+    (shared / "home/cluster/embedded").chmod(0o777)
+    stranger(_PLANTED.replace("cluster/", "home/cluster/embedded/"), shared)
+    monkeypatch.setenv("HPCDL_HOME", str(shared / "home"))
+    assert main(["cluster", action, "--site", "embedded"]) == 3
+    assert "others may write to it" in capsys.readouterr().err
 
 
 @as_root
