@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import cpu_throttle, processes, state, status, teardown
+from hpcdl.cluster import cpu_throttle, daemons, processes, state, status, teardown
 from hpcdl.cluster.model import Node, ProcessId
 from hpcdl.system.files import locked
 from tests.strangers import STRANGER, as_root
@@ -201,3 +201,11 @@ def test_a_process_of_a_stranger_may_have_any_name(
     assert teardown.down(tmp_path)
     assert started[1].wait() == -signal.SIGKILL
     assert started[0].poll() is None
+
+
+def test_munge_keeps_its_own_checks_where_others_reach_it(shared: Path) -> None:
+    (shared / "run").mkdir()
+    shared.chmod(0o755)
+    assert "--force" not in daemons.munged(replace(STATE, directory=shared)).argv
+    shared.chmod(0o700)
+    assert "--force" in daemons.munged(replace(STATE, directory=shared)).argv

@@ -1,0 +1,70 @@
+"""Jobs of a second real user, whose names, comments and paths look like Slurm's own answers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcdl.slurm import client, once
+from tests.integration.conftest import Shell
+from tests.strangers import STRANGER, as_root
+
+pytestmark = [pytest.mark.cluster, as_root]
+HPCDL = Path(sys.executable).with_name("hpcdl")
+
+
+class Hostile:
+    """Submits jobs as `nobody`, held so that they stay where they are."""
+
+    def __init__(self, slurm: Shell, place: Path) -> None:
+        self.slurm, self.place, self.jobs = slurm, place, set[int]()
+
+    def submit(self, *options: str, script: str = "job.sh", argument: str = "") -> int:
+        """Queue a job and give its id."""
+        (self.place / script).write_text("#!/bin/sh\nsleep 60\n")
+        done = subprocess.run(
+            ["sbatch", "--parsable", "--hold", "--mem=10", *options, script, argument],
+            cwd=self.place, env={**self.slurm.env, "HOME": "/"}, user=STRANGER, group="nogroup",
+            extra_groups=[], capture_output=True, text=True, check=True, timeout=60,
+        )  # fmt: skip
+        self.jobs.add(int(done.stdout))
+        return int(done.stdout)
+
+
+@pytest.fixture
+def hostile(
+    slurm: Shell, cluster_home: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Hostile]:
+    monkeypatch.setenv("SLURM_CONF", slurm.env["SLURM_CONF"])
+    mode = cluster_home.stat().st_mode
+    cluster_home.chmod(0o711)
+    (shared / "his").mkdir(mode=0o755)
+    found = Hostile(slurm, shared / "his")
+    yield found
+    slurm("scancel", *map(str, found.jobs), check=False)
+    cluster_home.chmod(mode)
+
+
+def test_what_a_stranger_calls_his_job_is_no_field_and_no_record(hostile: Hostile) -> None:
+    names = ("x JobId=999999 JobState=COMPLETED ExitCode=0:0", "x\nJobId=999998 JobState=COMPLETED",
+             "999998|COMPLETED\n999998 0:0 0", "\x1b[2J")  # fmt: skip
+    ids = [hostile.submit("-J", name, f"--comment=JobId=999997 {name}") for name in names]
+    found = {job.id: job for job in client.queue()}
+    assert set(ids) <= set(found)
+    assert max(found) < 999_997
+    assert [found[job].name for job in ids] == list(names)
+    assert {found[job].state for job in ids} == {"PENDING"}
+
+
+def test_a_stranger_s_job_with_one_s_token_is_not_one_s_own(hostile: Hostile) -> None:
+    """Whoever lists the queue sees tokens; with one, his job would be taken for the submitted."""
+    token = once.new_token()
+    hostile.submit(script=f"{token}.sh", argument=token)
+    assert once.by_token({token}) == {}
+    shown = hostile.slurm(HPCDL, "job", "list", "--json", "--site", "embedded").stdout
+    assert not hostile.jobs & {row["job_id"] for row in json.loads(shown)}
