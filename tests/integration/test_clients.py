@@ -46,6 +46,37 @@ if __name__ == "__main__":
 """
 
 
+# Of Snakemake's tutorial, "Generalizing the read mapping rule": a job per sample, and one of all.
+SNAKEFILE = """\
+SAMPLES = ["A", "B"]
+
+rule all:
+    input: "all.txt"
+
+rule map:
+    output: "{sample}.txt"
+    shell: "echo {wildcards.sample} $SLURM_JOB_ID >{output}"
+
+rule call:
+    input: expand("{sample}.txt", sample=SAMPLES)
+    output: "all.txt"
+    shell: "cat {input} >{output}"
+"""
+
+
+def test_a_workflow_of_snakemake(slurm: Shell, tmp_path: Path) -> None:
+    python = python_with("snakemake_executor_plugin_slurm", "its name with dashes, from PyPI")
+    (tmp_path / "Snakefile").write_text(SNAKEFILE)
+    slurm(python, "-m", "snakemake", "--executor", "slurm", "--jobs", "2",
+          "--slurm-status-command", "squeue", "--slurm-init-seconds-before-status-checks", "2",
+          "--seconds-between-status-checks", "2", "--latency-wait", "30", "--default-resources",
+          "slurm_partition=cpu", "slurm_account=none", "mem_mb=200", "runtime=5",
+          timeout=280)  # fmt: skip
+    samples = [line.split() for line in (tmp_path / "all.txt").read_text().splitlines()]
+    assert [name for name, _ in samples] == ["A", "B"]
+    assert len({job for _, job in samples}) == 2
+
+
 @pytest.mark.parametrize(
     ("module", "example", "said"),
     [("submitit", SUBMITIT, r"\[11, 22, 33\]"), ("dask_jobqueue", DASK, r"^285$")],

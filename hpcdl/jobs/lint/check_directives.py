@@ -18,8 +18,6 @@ from hpcdl.system.text import count_of, nearest
 _LOOKS_LIKE = re.compile(r"#(?:sbatch|slurm|sbtach|sbacth|sabtch)\b(?=[ \t]+-)", re.I | re.A)
 """`# SBATCH`, with a blank, is how people switch a directive off."""
 _NAME = re.compile(r"[A-Za-z_]\w*(?:=.*)?\Z", re.A | re.S)
-_TEMPLATE = re.compile(r"\.(?:template|tmpl|tpl|in|j2|jinja2?|mustache)(?:\.\w+)?\Z", re.I)
-"""A file that another program fills in: what it calls variables are gaps."""
 _SHELL_VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w*|\{|\()", re.A)
 _MAX_SUGGESTIONS = 20
 _ALIKE = 0.8
@@ -63,7 +61,7 @@ def broken_directives(job: Job) -> Iterator[Hit]:
 def variables_in_directives(job: Job) -> Iterator[Hit]:
     """`#SBATCH --output=$HOME/x`: it is not expanded. `--wrap` and `--export` are for the job."""
     for option in job.options.given:
-        found = _SHELL_VARIABLE.search(option.text) and not _TEMPLATE.search(job.script.name)
+        found = _SHELL_VARIABLE.search(option.text) and not job.script.is_template
         if found and option.name not in {"wrap", "comment", "export"}:
             yield at("directive-variable", option, f"'{option.text[:60]}' is not expanded")
 

@@ -16,7 +16,7 @@ _INDENTED = re.compile(r"[ \t]+#SBATCH(?=[ \t]+-)", re.A)
 _TYPOGRAPHIC = re.compile("[\u201c\u201d\u2018\u2019\u00a0\u2013\u2014]")
 _LOOKS_ELSEWHERE = re.compile(
     r"\b(?:srun|mpi\w*|prun|horovodrun|deepspeed|accelerate|ssh|pdsh|clush|parallel|ray|dask\w*|nextflow|snakemake|julia|"
-    r"SLURM_(?:JOB_)?NODELIST|hostfile|machinefile|nodefile)\b"
+    r"SLURM_(?:JOB_)?NODELIST|SLURM_JOB_NUM_NODES|SLURM_NNODES|hostfile|machinefile|nodefile)\b"
 )
 _AGENT = re.compile(r"torch\.distributed\.(?:run|launch)\Z")
 _RANKS_OF_AGENT = re.compile(r"--nproc[-_]per[-_]node(?:=(.*))?\Z")

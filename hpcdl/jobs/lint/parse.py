@@ -36,9 +36,12 @@ _BLANK = re.compile(r"[ \t\f\v\r]+")
 _VARIABLE = re.compile(r'"?\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:\[[@*]\])?\})"?\Z', re.A)
 _ASSIGN = re.compile(r"([A-Za-z_]\w*)(?:\[[^][]*\])?(\+?=)(.*)\Z", re.S | re.A)
 GAP = re.compile(
-    r"\{[\w{%#]|@[A-Za-z]\w*@|<[^<>]*>|%[A-Za-z]\w+%|XXX|__[A-Z]\w*?__|\[[A-Z_ ]{4,}\]|\.\.\.", re.A
+    r"\{[\w{%#]|\{ \w+ \}|#[A-Z]\w*#|@[A-Za-z]\w*@|<[^<>]*>|%[A-Za-z]\w+%|XXX|__[A-Z]\w*?__"
+    r"|\[[A-Z_ ]{4,}\]|\.\.\.",
+    re.A,
 )
 """What a template or a reader fills in."""
+_TEMPLATE = re.compile(r"\.(?:template|tmpl|tpl|in|j2|jinja2?|mustache)(?:\.\w+)?\Z", re.I)
 _GAP_LINE = re.compile(r"[ \t]*(?:\{\{.*\}\}|\{%.*%\}|@\w+@|<\w+>|%\w+%)[ \t]*\Z", re.A)
 """A line that a template fills in."""
 _MAX_WORDS = 200
@@ -149,6 +152,11 @@ class Script:
         """The first line's interpreter and its arguments, or nothing."""
         first = self.text[:1000].split("\n", 1)[0]
         return first[2:].strip() if first.startswith("#!") else ""
+
+    @property
+    def is_template(self) -> bool:
+        """Whether its name says that another program fills it in: its variables are gaps."""
+        return _TEMPLATE.search(self.name) is not None
 
     @cached_property
     def is_shell(self) -> bool:
