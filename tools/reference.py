@@ -215,7 +215,7 @@ def commands() -> str:
 
 def _command(prog: str, command: Command, level: int = 3) -> str:
     rows = [
-        f"| {_names(action)} | {_cell(_help(action))} |"
+        f"| {option_names(action)} | {_cell(option_help(action))} |"
         for action in build_parser(prog, command)._actions
         if action.dest not in {"help", "json", "verbose", "no_color", "site", "dry_run"}
     ]
@@ -229,7 +229,8 @@ def _command(prog: str, command: Command, level: int = 3) -> str:
     return "\n" + "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _names(action: Any) -> str:
+def option_names(action: Any) -> str:
+    """An argument's names and value, in Markdown."""
     metavar = action.metavar or (None if action.nargs == 0 else action.dest.upper())
     if isinstance(metavar, tuple):
         metavar = " ".join(metavar)
@@ -239,7 +240,8 @@ def _names(action: Any) -> str:
     return ", ".join(f"`{name}{value}`" for name in action.option_strings).replace("|", "\\|")
 
 
-def _help(action: Any) -> str:
+def option_help(action: Any) -> str:
+    """An argument's help, as argparse would print it."""
     text = action.help or ""
     return str(
         text % {"default": action.default} if "%(default)" in text else text.replace("%%", "%")

@@ -1,11 +1,17 @@
 """Pages made from data are up to date, and say what the data says."""
 
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from hpcdl.cli import GROUPS
 from hpcdl.site.schema import site_schema
 from hpcdl.system.errors import ExitCode
 from tools.docs import DOCS, PAGES
+from tools.man import main
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -44,3 +50,19 @@ def test_pages_are_tidy_markdown(name: str) -> None:
     assert "\n\n\n" not in text
     for row in (line for line in text.splitlines() if line.startswith("|")):
         assert row.replace("\\|", "").count("|") >= 3
+
+
+def test_manual_pages_have_every_command_and_no_fault(tmp_path: Path) -> None:
+    main(tmp_path)
+    assert {page.name for page in tmp_path.iterdir()} == {
+        "hpcdl.1", *(f"hpcdl-{name}.1" for name in GROUPS)
+    }  # fmt: skip
+    if shutil.which("groff") is None:
+        pytest.skip("groff is not installed")
+    groff = ["groff", "-man", "-ww", "-Tascii", "-P-cbou"]
+    for page in tmp_path.iterdir():
+        shown = subprocess.run([*groff, str(page)], capture_output=True, text=True, check=True)
+        assert not shown.stderr
+        if page.name == "hpcdl-job.1":
+            assert re.search(r"^ +--gpu-model MODEL$", shown.stdout, re.M)
+            assert "hpcdl job submit --partition" in shown.stdout

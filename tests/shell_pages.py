@@ -1,0 +1,114 @@
+"""Runs the commands of a page in one shell and compares what they print: a doctest for consoles.
+
+In a `console` block, a line after `$ ` is a command and lines after `> ` continue it; the lines
+below are what it prints, on both streams. `...` is any text of a line, and alone on a line any
+lines. Blanks count as one. A comment `# exits with status N` is the exit status, 0 without it.
+`<!-- long -->` begins the part that needs minutes. `python -m tests.shell_pages PAGE` prints a
+page's commands with their real output, in this environment: what to paste after a change.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from types import TracebackType
+
+_END = "--end-of-command--"
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command of a page, what it has to print, and its exit status."""
+
+    line: int
+    command: str
+    expected: str
+    status: int
+
+
+def steps(text: str) -> Iterator[Step]:
+    """The commands of a page's `console` blocks, in their order."""
+    for block in re.finditer(r"^ *```console\n(.*?)^ *```", text, re.M | re.S):
+        line = text.count("\n", 0, block.start(1)) + 1
+        for part in re.split(r"^ *\$ ", block[1], flags=re.M):
+            command, expected = _split(part)
+            status = re.search(r"# exits with status (\d+)", command)
+            if command:
+                yield Step(line, command, expected, int(status[1]) if status else 0)
+            line += part.count("\n")
+
+
+def _split(part: str) -> tuple[str, str]:
+    """A command with the lines that continue it, and what it prints."""
+    first, *rest = part.splitlines() or [""]
+    more = list(takewhile(re.compile(r" *> ").match, rest))
+    command = "\n".join([first, *(re.sub(r"^ *> ", "", line) for line in more)])
+    return command, "".join(f"{line}\n" for line in rest[len(more) :])
+
+
+def matches(expected: str, said: str) -> bool:
+    """Whether a text is the expected one, `...` being anything."""
+    parts = []
+    for line in expected.splitlines():
+        if line.strip() == "...":
+            parts.append(r"(?:.*\n)*?")
+        else:
+            words = [re.escape(word) for word in _plain(line).split("...")]
+            parts.append(".*?".join(words) + r"\n")
+    lines = [_plain(line) for line in said.splitlines()]
+    return bool(re.fullmatch("".join(parts), "".join(f"{line}\n" for line in lines)))
+
+
+def _plain(line: str) -> str:
+    return " ".join(line.split())
+
+
+class Shell:
+    """One bash, which keeps variables and directory from command to command."""
+
+    def __init__(self, env: Mapping[str, str], directory: Path) -> None:
+        self._bash = subprocess.Popen(
+            ["bash", "--noprofile", "--norc"], env=dict(env), cwd=directory, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def __enter__(self) -> Shell:
+        return self
+
+    def __exit__(self, kind: type | None, fault: object, where: TracebackType | None) -> None:
+        self._bash.kill()
+        self._bash.communicate()
+
+    def __call__(self, command: str) -> tuple[str, int]:
+        """What a command prints, and its exit status."""
+        assert self._bash.stdin is not None
+        assert self._bash.stdout is not None
+        ends = f"status=$?; echo; echo {_END} $status"
+        self._bash.stdin.write(f"{{ {command}\n}} </dev/null; {ends}\n")
+        self._bash.stdin.flush()
+        said = []
+        for line in self._bash.stdout:
+            if line.startswith(_END):
+                return "".join(said).removesuffix("\n"), int(line.split()[1])
+            said.append(line)
+        raise AssertionError(f"the shell ended in: {command}\n{''.join(said)}")
+
+
+def show(page: Path, env: Mapping[str, str], directory: Path) -> None:
+    """Print a page's commands with what they print now."""
+    with Shell(env, directory) as shell:
+        for step in steps(page.read_text()):
+            print(f"$ {step.command}", flush=True)
+            said, status = shell(step.command)
+            print(said, end="" if status == step.status else f"STATUS {status}\n", flush=True)
+
+
+if __name__ == "__main__":
+    import os
+
+    show(Path(sys.argv[1]), os.environ, Path.cwd())
