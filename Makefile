@@ -9,7 +9,7 @@ PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # `make down` finds the cluster of `make demo` by this.
 demo down clean: export HPCDL_SITE ?= embedded
 
-.PHONY: help demo down test test-fast test-matrix test-gpu-build test-reframe test-long drill bench lint docs site golden wheel venv system clean
+.PHONY: help demo down test test-fast test-matrix test-gpu-build test-reframe test-long drill bench lint docs site man pictures golden wheel release venv system clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -62,12 +62,22 @@ site: venv  ## dist/site: the documentation as a web site that needs no server; 
 	@$(BIN)/python -m pip install --quiet --editable '.[site]'
 	$(BIN)/mkdocs build
 
+man: venv  ## dist/man: manual pages, from the declarations of the commands
+	@$(BIN)/python -m tools.man dist/man
+
+pictures: venv  ## the pictures of README, with Chromium
+	@$(BIN)/python -m tools.pictures
+
 golden: venv  ## write the golden scripts and errors
 	$(BIN)/python -m tests.golden.regenerate
 
 wheel: venv  ## dist/hpcdl-*.whl
 	@rm -rf build
 	$(BIN)/python -m build --wheel --outdir dist .
+
+release: venv  ## dry run: wheel and sdist of the last commit, built twice, compared and checked
+	@$(BIN)/python -m pip install --quiet twine check-wheel-contents
+	@$(BIN)/python -m tools.release
 
 venv: $(VENV)/.done  ## the development environment in .venv
 

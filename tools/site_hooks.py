@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-_OTHERS = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
+_OTHERS = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "MAINTAINERS.md")
 
 
 def on_files(files: Any, config: Any) -> Any:

@@ -1,11 +1,16 @@
 """The built wheel, in an empty virtual environment, outside any checkout."""
 
 import os
+import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
+
+import hpcdl
+from tools.release import built, faults
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -64,3 +69,26 @@ def test_the_installation_is_light(installed: Path) -> None:
     ).stdout  # fmt: skip
     names = {line.split("==")[0].lower() for line in packages.splitlines()}
     assert names <= {"hpcdl", "jinja2", "markupsafe", "pyyaml", "shtab", "pip", "setuptools"}
+
+
+def test_the_wheel_is_small_and_has_no_tool_of_developers(installed: Path) -> None:
+    (wheel,) = installed.parents[2].glob("hpcdl-*.whl")
+    assert faults(wheel, f"## {hpcdl.__version__} - now") == []
+    with zipfile.ZipFile(wheel) as archive:
+        tops = {name.split("/")[0] for name in archive.namelist()}
+    assert tops == {"hpcdl", f"hpcdl-{hpcdl.__version__}.dist-info"}
+
+
+def test_an_extra_of_the_wheel_s_file_brings_its_packages(installed: Path) -> None:
+    (wheel,) = installed.parents[2].glob("hpcdl-*.whl")
+    asked = [installed.parent / "pip", "install", "--dry-run", f"{wheel}[checks]"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=True)
+    assert re.search(r"Would install .*ReFrame-HPC", done.stdout, re.I)
+
+
+@pytest.mark.long
+def test_a_release_is_the_same_bytes_twice(tmp_path: Path) -> None:
+    one, two = (built(tmp_path / name) for name in ("one", "two"))
+    assert {path.name: path.read_bytes() for path in one} == {
+        path.name: path.read_bytes() for path in two
+    }
