@@ -225,10 +225,9 @@ def _relative_files(folder: Path, spec: JobSpec) -> Iterator[str]:
     """Arguments that name a file or directory of `folder`, which the job would not find."""
     if spec.chdir is not None or spec.job_dir == folder:
         return
-    # What follows `-m` is a module, and found as one.
-    files = [
-        one for option, one in pairwise(spec.program) if not re.match(r"-[A-Za-z]*m\Z", option)
-    ]
+    # What follows `-m` is a module, and found as one; the `train` of `hpcdl train` is no file.
+    words = spec.program[1:] if is_train(spec.program) else spec.program
+    files = [one for option, one in pairwise(words) if not re.match(r"-[A-Za-z]*m\Z", option)]
     for argument in files:
         name = argument.partition("=")[2] if argument.startswith("-") else argument
         if not name or name.startswith("/") or not _is_there(folder / name):

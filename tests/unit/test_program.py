@@ -103,6 +103,12 @@ def test_with_chdir_a_program_finds_what_the_user_does(here: Path, line: str) ->
     check_program(here, seen_from(here, spec), Module(()))
 
 
+def test_a_directory_named_train_is_not_what_hpcdl_train_names(here: Path) -> None:
+    (here / "train").mkdir()
+    spec = JobSpec("cpu", program=("hpcdl", "train", "--model", "mlp"))
+    check_program(here, seen_from(here, spec), Module(()))
+
+
 def test_a_module_of_this_directory_is_found_from_the_job_s(here: Path) -> None:
     spec = seen_from(here, JobSpec("cpu", program=("python3", "-m", "sub.train")))
     assert spec.python_path == here
