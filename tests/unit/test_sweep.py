@@ -196,12 +196,12 @@ def test_a_waiting_array_speaks_for_its_waiting_tasks() -> None:
 
 def test_ten_thousand_points_are_rendered_in_seconds(site: Site, tmp_path: Path) -> None:
     matrix = {"gpus": ["1", "2", "4", "8"], "lr": [str(n) for n in range(2500)]}
-    start = time.perf_counter()
+    start = time.process_time()
     points = plan(site, BASE, matrix, limit=10_000)
     for number, group in enumerate(groups(points)):
         render(site, group, Module(()), tmp_path, number, 8)
     assert len(points) == 10_000
-    assert time.perf_counter() - start < 10, "3 s on a quiet machine; `make bench` has the figure"
+    assert time.process_time() - start < 10, "3 s on a quiet machine; `make bench` has the figure"
 
 
 class Queue:
