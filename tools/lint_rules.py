@@ -66,24 +66,36 @@ _MEASURED = """\
 ## Measured on public scripts
 
 The linter was run over {scripts} public batch scripts of {repositories} repositories
-(tests/unit/lint/wild.csv: repository, path, commit), for Slurm 20.11, 22.05, 24.11 and 26.05: no
-crash, 2 to 4 ms of CPU time a script and release. {judged} findings were judged by hand
-(judged.csv): is what it says of this script true, and does it matter there?
+(tests/unit/lint/wild.csv: round, repository, path, commit), for Slurm 20.11, 22.05, 24.11 and
+26.05: no crash, 2 to 4 ms of CPU time a script and release. {judged} findings were judged by hand
+(judged.csv): is what it says of this script true, and does it matter there? Rounds 4 to 9 are of
+23 November 2026, with at most 12 scripts of a repository.
 
-Three rounds, each on scripts that nothing had been mended by before: on {first} scripts before
-anything was mended, on {second} after a first mend, on {third} after a second. What the last round
-showed wrong was mended, too, and was not counted again. A rule that is missing here found nothing.
+Each round is on scripts that nothing had been mended by. What one showed wrong was mended before
+the next, and was not counted again.
 
-Below 90 %: `kill-on-bad-exit` became a note and wants to see Python's ranks; `cuda-device-order`
-and `gpus-per-task` left the linter; `log-directory` was contradicted by a real Slurm, which makes
-the directory itself since 23.02, and holds before it only; `memory-unit`, `nested-environment`,
-`ntasks-per-gpu-isolates` and `variable-unset` became notes; the others had one cause each, mostly a
-program's own options behind a variable, or a template's gap.
-
-| Rule | First | Second | Third |
+| Round | Scripts | Right | |
 |---|---|---|---|
+{rounds}
+
+More than half of what was wrong in rounds 4 to 8 are the gaps of a few templates, a finding for
+each: 78 of the 86 of round 8 are those of one program (`!NAME`). Without them rounds 8 and 9, the
+last two, have 199 of 208 right, 96 %. Of the findings of rounds 4 to 8, today's linter has all that
+were right, and 20 of the 151 that were wrong; of 8 of these the text was wrong, and is mended.
+
+Below 90 %, and what became of them: `kill-on-bad-exit` became a note and wants to see Python's
+ranks, which no array shares out; `cuda-device-order` and `gpus-per-task` left the linter;
+`log-directory` was contradicted by a real Slurm, which makes the directory itself since 23.02, and
+holds before it only; `memory-unit`, `nested-environment`, `ntasks-per-gpu-isolates` and
+`variable-unset` became notes. The others had one cause each: gaps of templates (`option-value`,
+`directive-argument`, `directive-variable`), a program's own options behind a variable, ranks of
+mpirun's taken for srun's, GPUs written out as Slurm sets them anyway (`cuda-visible-devices`), an
+exported SRUN_CPUS_PER_TASK, one cause reported twice. A rule that is missing here found nothing.
+
+| Rule | Rounds 1 to 3 | Rounds 4 to 9 |
+|---|---|---|
 """
-_ROUNDS = ("1", "2", "3")
+_ROUNDS = ("123", "456789")
 
 
 def as_markdown() -> str:
@@ -106,22 +118,28 @@ def _measured() -> str:
         judged = list(csv.DictReader(file))
     total = Counter((row["rule"], row["round"]) for row in judged)
     right = Counter((row["rule"], row["round"]) for row in judged if row["right"] == "yes")
-    rounds = Counter(row["round"] for row in scripts)
+    rules = sorted({row["rule"] for row in judged})
+
+    def share(rules: list[str], turns: str) -> tuple[int, int]:
+        yes, all_ = (sum(one[rule, turn] for rule in rules for turn in turns)
+                     for one in (right, total))  # fmt: skip
+        return yes, all_
+
+    def cells(rules: list[str]) -> str:
+        found = [share(rules, turns) for turns in _ROUNDS]
+        return " | ".join(f"{yes} of {all_}" if all_ else "" for yes, all_ in found)
+
+    counts = Counter(row["round"] for row in scripts)
+    rounds = []
+    for turn in "".join(_ROUNDS):
+        yes, all_ = share(rules, turn)
+        rounds.append(f"| {turn} | {counts[turn]} | {yes} of {all_} | {100 * yes / all_:.0f} % |")
     head = _MEASURED.format(
         scripts=len(scripts),
         repositories=len({row["repository"] for row in scripts}),
         judged=len(judged),
-        first=rounds["1"],
-        second=rounds["2"],
-        third=rounds["3"],
+        rounds="\n".join(rounds),
     )
-
-    def cells(rules: list[str]) -> str:
-        sums = [[sum(one[rule, turn] for rule in rules) for one in (right, total)]
-                for turn in _ROUNDS]  # fmt: skip
-        return " | ".join(f"{yes} of {all_}" if all_ else "" for yes, all_ in sums)
-
-    rules = sorted({row["rule"] for row in judged})
     lines = [f"| `{one}` | {cells([one])} |" for one in rules]
     return head + "\n".join([*lines, f"| all | {cells(rules)} |"]) + "\n"
 

@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> ExitCode:
 
     from hpcdl.jobs.submission import asked, find
     from hpcdl.jobs.usage import KEYS, as_text, shares, write_usage
-    from hpcdl.slurm import client
+    from hpcdl.slurm.consumed import consumed
     from hpcdl.system.figures import check_figure
 
     site = the_site(args)
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         except BadInput:  # hpcdl did not submit it
             return ""
 
-    found = shares(client.consumed(since, until, everybody=args.all_users), keys, module)
+    found = shares(consumed(since, until, everybody=args.all_users), keys, module)
     if args.figure:
         write_usage(found, keys, args.figure)
     if args.json:

@@ -247,3 +247,16 @@ def _is_there(path: Path) -> bool:
     with suppress(OSError, ValueError):  # a argument may be no possible name at all
         return path.exists()
     return False
+
+
+def check_data(spec: JobSpec) -> None:
+    """Refuse a data set that is not there: it lies on the file system that nodes share.
+
+    Raises:
+        BadInput: see above.
+    """
+    if spec.data and not Path(spec.data).exists():
+        raise BadInput(
+            f"there is no data set {spec.data}",
+            hint="`hpcdl data make` writes one; `hpcdl job render` does not ask for it",
+        )

@@ -41,6 +41,7 @@ from hpcdl.jobs.spec import (
     is_train,  # fmt: skip
 )
 from hpcdl.site import Partition, Site
+from hpcdl.slurm.time_limit import walltime
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.resources import cache as cache_folder
 from hpcdl.system.resources import folder
@@ -163,12 +164,6 @@ def signal_seconds(minutes: int) -> int:
     Slurm may send the warning a minute early; the first half of the time is for work.
     """
     return max(0, min(SIGNAL_SECONDS, minutes * 30 - 60))
-
-
-def walltime(minutes: int) -> str:
-    """Minutes as D-HH:MM:SS without empty days."""
-    days, rest = divmod(minutes, 24 * 60)
-    return (f"{days}-" if days else "") + f"{rest // 60:02d}:{rest % 60:02d}:00"
 
 
 def _values(

@@ -21,7 +21,7 @@ from typing import Any
 
 from hpcdl.jobs import environment
 from hpcdl.jobs.intent import links, locate, revoke
-from hpcdl.jobs.program import check_script
+from hpcdl.jobs.program import check_data, check_script
 from hpcdl.jobs.script import Script, default_job_dir, render_script
 from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.results.records import JOB
@@ -281,19 +281,6 @@ def _check_free(folder: Path, files: Mapping[str, bytes]) -> None:
                 f"{folder} holds a {name} already, which would be written over",
                 hint="choose another --job-dir, or move it away",
             )
-
-
-def check_data(spec: JobSpec) -> None:
-    """Refuse a data set that is not there: it lies on the file system that nodes share.
-
-    Raises:
-        BadInput: see above.
-    """
-    if spec.data and not Path(spec.data).exists():
-        raise BadInput(
-            f"there is no data set {spec.data}",
-            hint="`hpcdl data make` writes one; `hpcdl job render` does not ask for it",
-        )
 
 
 def _after(queued: Sequence[int]) -> tuple[str, ...]:

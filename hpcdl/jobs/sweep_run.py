@@ -23,10 +23,9 @@ from hpcdl.jobs.manifest import (
     read_manifest,
     write_manifest,
 )
-from hpcdl.jobs.program import check_script
+from hpcdl.jobs.program import check_data, check_script
 from hpcdl.jobs.script import Script
 from hpcdl.jobs.spec import Module, check_name
-from hpcdl.jobs.submission import check_data
 from hpcdl.jobs.sweep import Group, Point, groups, point_folder, render, shares
 from hpcdl.jobs.watch import exit_code
 from hpcdl.site import Site

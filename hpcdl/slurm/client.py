@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from hpcdl.slurm import parse
-from hpcdl.slurm.consumed import CONSUMED_FIELDS, Consumed, consumed_by
 from hpcdl.slurm.parse import JobRecord, NodeRecord, PartitionRecord
 from hpcdl.system.errors import BadInput, MissingPrerequisite, Stopped
 from hpcdl.system.files import user_name
@@ -132,41 +131,16 @@ def _accounted(job_id: int | str, fields: str, *options: str) -> list[str]:
     """Accounting's lines about a job, or several; none where there is no accounting."""
     if shutil.which("sacct") is None:
         return []
-    return _sacct(fields, *options, "--jobs", str(job_id))[1]
+    return sacct(fields, *options, "--jobs", str(job_id))[1]
 
 
-def _sacct(fields: str, *options: str) -> tuple[CommandResult, list[str]]:
+def sacct(fields: str, *options: str) -> tuple[CommandResult, list[str]]:
     """An answer of accounting, and its lines in a form that nobody's job can forge."""
     mark = f"|{secrets.token_hex(8)}|"
     asked = ["sacct", "--noheader", "--parsable2", f"--delimiter={mark}", f"--format={fields}"]
     answer = ask([*asked, *options], check=False)
     said = answer.stdout if answer.ok else ""
     return answer, parsed(lambda text: parse.own_lines(text, fields, mark), said, "sacct")
-
-
-def consumed(since: str, until: str, *, everybody: bool) -> tuple[Consumed, ...]:
-    """What jobs took of the machine in a time, by accounting; a requeued job is there per run.
-
-    Args:
-        since: where the time begins, as `sacct --starttime` takes it.
-        until: where it ends.
-        everybody: all users' jobs, as far as Slurm shows them, instead of one's own.
-
-    Raises:
-        MissingPrerequisite: there is no accounting, or it does not answer.
-    """
-    hint = "the site needs slurmdbd; an emulated cluster has it with `cluster up --accounting`"
-    if shutil.which("sacct") is None:
-        raise MissingPrerequisite("there is no sacct here", hint=hint)
-    answer, lines = _sacct(
-        CONSUMED_FIELDS, "--allocations", "--duplicates", "--truncate", f"--starttime={since}",
-        f"--endtime={until}", "--allusers" if everybody else f"--uid={os.getuid()}",
-    )  # fmt: skip
-    if not answer.ok or "is disabled" in answer.stderr:
-        raise MissingPrerequisite(
-            "Slurm's accounting does not answer", details=answer.last_lines(2), hint=hint
-        )
-    return tuple(parsed(consumed_by, line, "sacct") for line in lines)
 
 
 def queue() -> tuple[JobRecord, ...]:

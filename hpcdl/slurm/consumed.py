@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from typing import NamedTuple
 
+from hpcdl.slurm import client
 from hpcdl.slurm.parse import sacct_fields, tres
+from hpcdl.system.errors import MissingPrerequisite
 
 
 class Consumed(NamedTuple):
@@ -47,3 +51,28 @@ def consumed_by(line: str) -> Consumed:
         # 2**64 - 2 stands for none.
         energy_kwh=joules / 3.6e6 if 0 < joules < 1e18 else None,
     )
+
+
+def consumed(since: str, until: str, *, everybody: bool) -> tuple[Consumed, ...]:
+    """What jobs took of the machine in a time, by accounting; a requeued job is there per run.
+
+    Args:
+        since: where the time begins, as `sacct --starttime` takes it.
+        until: where it ends.
+        everybody: all users' jobs, as far as Slurm shows them, instead of one's own.
+
+    Raises:
+        MissingPrerequisite: there is no accounting, or it does not answer.
+    """
+    hint = "the site needs slurmdbd; an emulated cluster has it with `cluster up --accounting`"
+    if shutil.which("sacct") is None:
+        raise MissingPrerequisite("there is no sacct here", hint=hint)
+    answer, lines = client.sacct(
+        CONSUMED_FIELDS, "--allocations", "--duplicates", "--truncate", f"--starttime={since}",
+        f"--endtime={until}", "--allusers" if everybody else f"--uid={os.getuid()}",
+    )  # fmt: skip
+    if not answer.ok or "is disabled" in answer.stderr:
+        raise MissingPrerequisite(
+            "Slurm's accounting does not answer", details=answer.last_lines(2), hint=hint
+        )
+    return tuple(client.parsed(consumed_by, line, "sacct") for line in lines)

@@ -18,3 +18,9 @@ def slurm_minutes(text: str) -> int:
         hours, (minutes, seconds) = 0, [*parts, 0][:2]
     total = (int(days or 0) * 24 + hours) * 60 + minutes
     return total + (1 if seconds else 0)
+
+
+def walltime(minutes: int) -> str:
+    """Minutes as D-HH:MM:SS without empty days."""
+    days, rest = divmod(minutes, 24 * 60)
+    return (f"{days}-" if days else "") + f"{rest // 60:02d}:{rest % 60:02d}:00"

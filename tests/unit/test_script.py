@@ -13,10 +13,10 @@ import pytest
 from hpcdl.jobs import JobSpec, Module, Script, functions, render_script
 from hpcdl.jobs.explain import explain
 from hpcdl.jobs.lint import lint
-from hpcdl.jobs.script import walltime
 from hpcdl.jobs.slurm_compat import with_version
 from hpcdl.site import Site
 from hpcdl.slurm.rules import as_release, known_releases, rule
+from hpcdl.slurm.time_limit import walltime
 from hpcdl.stack.install import add_startup
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
@@ -214,7 +214,7 @@ def test_functions_of_a_release_count_where_they_are_these(tmp_path: Path) -> No
         ("", "", ""),
         ("hpcdl train &\n", "hpcdl train\n", "trap-deferred"),
         ("--open-mode=append", "--open-mode=truncate", "requeue-truncates"),
-        ("srun --mpi=pmix --cpus-per-task=16", "srun --mpi=pmix", "cpus-per-task-repeat"),
+        ("srun --mpi=pmix --cpus-per-task=16", "srun --mpi=pmix", "cpus-per-task-default"),
         ("--signal=B:USR2@120", "--signal=USR2@120", "signal-steps-only"),
         ("--signal=B:USR2@120", "--signal=B:USR1@120", "signal-not-trapped"),
         ("--kill-on-bad-exit=1 \\\n  sh", "\\\n  sh", "kill-on-bad-exit"),
