@@ -1,4 +1,7 @@
-"""Other people's clients of Slurm run their own first examples on the embedded cluster."""
+"""Other people's clients of Slurm run their own first examples on the embedded cluster.
+
+Nextflow is not among them: what PyPI has fetches it from its own site.
+"""
 
 from __future__ import annotations
 
@@ -64,6 +67,7 @@ rule call:
 """
 
 
+@pytest.mark.long
 def test_a_workflow_of_snakemake(slurm: Shell, tmp_path: Path) -> None:
     python = python_with("snakemake_executor_plugin_slurm", "its name with dashes, from PyPI")
     (tmp_path / "Snakefile").write_text(SNAKEFILE)
