@@ -36,7 +36,8 @@ from hpcdl.system.errors import BadInput, CheckFailed
 from hpcdl.system.files import clear_leftovers, shared_lock, switch_link
 
 Say = Callable[[str], None]
-_WAIT_SECONDS = 3600
+_WAIT_SECONDS, SOON_SECONDS = 3600, 10.0
+"""How long a publish waits for another one, and a rollback for whoever switches."""
 _WRITTEN = (PROOF_FILE, SPDX_FILE, CYCLONEDX_FILE, CHECKED_FILE)
 """What publishes write into a release; killed ones leave parts of these that only we may read."""
 
@@ -356,7 +357,7 @@ def rollback(site: Site, release_id: str | None = None) -> PublishResult:
         CheckFailed: the named one was never proven.
         LockBusy: another process switches for too long; says which one.
     """
-    with switch_lock(site):
+    with switch_lock(site, SOON_SECONDS):
         planned, event = _plan_rollback(site, release_id)
         _show_modules(site, read_release(site, planned.after), event)
         _switch(site, event, planned.before)
@@ -391,7 +392,7 @@ def publish_lock(site: Site) -> Path:
     return site.paths.prefix / ".publish.lock"
 
 
-def switch_lock(site: Site, wait_seconds: float = 10.0) -> AbstractContextManager[None]:
+def switch_lock(site: Site, wait_seconds: float = SOON_SECONDS) -> AbstractContextManager[None]:
     """Hold the lock of what users see: modulefiles, `history.json`, `current`. For seconds only.
 
     Who needs both locks takes that of publishes first.

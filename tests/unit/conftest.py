@@ -1,12 +1,17 @@
 """What the unit tests share: hypothesis's pace, a home of their own, the shipped sites."""
 
 import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from hpcdl.site import Site, load_site
-from hpcdl.system.resources import folder
+from hpcdl.stack.recipe import running_interpreter
+from hpcdl.stack.wheelhouse import tools
+from hpcdl.system.resources import cache, folder
 
 settings.register_profile(
     "fast",
@@ -27,6 +32,25 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     monkeypatch.setenv("HPCDL_HOME", str(home / "hpcdl"))
     monkeypatch.setenv("HPCDL_CACHE", str(home / "cache"))
     monkeypatch.delenv("HPCDL_SITE", raising=False)
+
+
+@pytest.fixture(scope="session")
+def made_tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The environment with pip that fetches wheels, made once: `with_pip` copies it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HPCDL_CACHE", str(tmp_path_factory.mktemp("tools")))
+        return tools(running_interpreter(), lambda _: None)
+
+
+@pytest.fixture
+def with_pip(made_tools: Path) -> Callable[[], None]:
+    """Puts it into the cache of the test, for the machine that the test plays."""
+
+    def put() -> None:
+        target = cache("tools", running_interpreter().tag)
+        shutil.copytree(made_tools, target, symlinks=True, dirs_exist_ok=True)
+
+    return put
 
 
 def shipped(name: str) -> Site:

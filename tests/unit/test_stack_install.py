@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -137,9 +138,10 @@ def test_what_will_not_fit_is_refused_before_it_is_fetched(tmp_path: Path) -> No
 
 
 def test_a_failed_fetch_leaves_nothing_and_removes_what_killed_ones_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_pip: Callable[[], None]
 ) -> None:
     monkeypatch.setenv("HPCDL_CACHE", str(tmp_path))
+    with_pip()
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("PIP_RETRIES", "0")
     (tmp_path / "wheels" / "tensorflow-2.14.1-py39-x86_64-01234567.partial").mkdir(parents=True)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,9 +50,10 @@ def wheel(folder: Path, name: str, version: str) -> Path:
 
 
 def test_an_index_that_serves_another_wheel_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_pip: Callable[[], None]
 ) -> None:
     """pip itself takes it: its name and its version are those that are asked for."""
+    with_pip()
     wheel(tmp_path / "index", "shtab", pinned("shtab"))
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -65,12 +67,13 @@ def test_an_index_that_serves_another_wheel_is_refused(
 
 
 def test_on_another_machine_the_build_says_that_no_digests_are_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_pip: Callable[[], None]
 ) -> None:
     wheel(tmp_path / "index", "shtab", "9.9.9")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    with_pip()
     said: list[str] = []
     found = fetch(recipe("shtab"), running_interpreter(), said.append)
     assert [one.version for one in found.wheels] == ["9.9.9"]
