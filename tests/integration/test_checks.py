@@ -413,7 +413,7 @@ def test_the_script_is_the_one_that_users_get(site: Site, tmp_path: Path) -> Non
     )  # fmt: skip
     script = next((site.paths.work / "checks").rglob("rfm_job.sh"))
     submitted = take_apart(script.read_text())
-    words = f"{submitted.launcher} {submitted.program}".split()
+    words = submitted.launch_line.split()
     spec = JobSpec(
         partition="p100", nodes=2, gpus_per_node=2, minutes=10, name=f"throughput-{CASE}",
         job_dir=script.parent,
@@ -421,7 +421,7 @@ def test_the_script_is_the_one_that_users_get(site: Site, tmp_path: Path) -> Non
     )  # fmt: skip
     users = take_apart(render_script(site, spec, NO_MODULE).text)
     assert submitted.directives == users.directives
-    assert (submitted.launcher, submitted.program) == (users.launcher, users.program)
+    assert submitted.launch_line == users.launch_line
     assert (submitted.before, submitted.after) == (users.before, users.after)
 
 
