@@ -33,15 +33,13 @@ IN_SAMPLE = "the model, in-sample: on the rows it was fitted to"
 class Judged:
     """A row, what was measured, and what the model says without having seen its source.
 
-    `low` and `high` bound eight of ten; `shown` is the value of the shipped constants, `step` the
-    step they give; `error` is relative.
+    `low` and `high` bound eight of ten; `step` is that of the shipped constants; `error` relative.
     """
 
     case: Case
     predicted: float
     low: float
     high: float
-    shown: float
     step: Step
 
     @property
@@ -111,7 +109,7 @@ def validate(records: tuple[Record, ...], known: Constants | None = None) -> Val
     ranges = Ranges(pairs, expected)
     shown = [pair.expected(values(known)) for pair in pairs]
     judged = tuple(
-        _judged(*row, ranges, known) for row in zip(cases, pairs, expected, shown, strict=False)
+        _judged(*row, ranges, known) for row in zip(cases, pairs, expected, strict=False)
     )
     return Validation(
         judged, tuple(unfit), _table(every, pairs, expected, shown, len(cases)),
@@ -153,17 +151,15 @@ def _sorted_out(records: Iterable[Record], known: Constants) -> tuple[list[Case]
 def _doubted(case: Case, reason: str, known: Constants) -> Unfit:
     value = case.linear * math.exp(-pair_of(case, known).expected(values(known)))
     step = case.row.step(profile_of(case, known), known)
-    return Unfit(case.record, reason, Judged(case, value, value, value, value, step))
+    return Unfit(case.record, reason, Judged(case, value, value, value, step))
 
 
-def _judged(
-    case: Case, pair: Pair, expected: float, shown: float, ranges: Ranges, known: Constants
-) -> Judged:
+def _judged(case: Case, pair: Pair, expected: float, ranges: Ranges, known: Constants) -> Judged:
     spread, wide = ranges.of(pair.kind, pair.source), scale(expected)
     value = case.linear * math.exp(-expected)
     return Judged(
         case, value, value * math.exp(-spread.high * wide), value * math.exp(-spread.low * wide),
-        case.linear * math.exp(-shown), case.row.step(profile_of(case, known), known),
+        case.row.step(profile_of(case, known), known),
     )  # fmt: skip
 
 
