@@ -8,6 +8,7 @@ come in may be such a directory, a file of Keras, or a checkpoint.
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -81,6 +82,7 @@ def export_onnx(network: Network, path: Path) -> None:
     model = _plain(network)
     given = (tf.TensorSpec(model.inputs[0].shape, model.inputs[0].dtype, "inputs"),)
     forward = tf.function(lambda inputs: model(inputs, training=False), input_signature=given)
+    logging.getLogger("tf2onnx").setLevel(logging.CRITICAL)  # what is lacking is said here
     made, _ = tf2onnx.convert.from_function(forward, input_signature=given)
     lacking = {node.op_type for node in made.graph.node
                if not onnx.defs.has(node.op_type, node.domain)}  # fmt: skip

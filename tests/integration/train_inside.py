@@ -185,7 +185,7 @@ def dropout():
     """Gradients of ones that two ranks drop in two parts of a batch; twice the same step."""
     draws = models.Draws(tf.Variable([1, 7], dtype=tf.int32))
     entry, weights = tf.keras.Input((256,)), tf.Variable(tf.ones(256))
-    model = tf.keras.Model(entry, _dropout(tf.keras, draws, 0)(entry))
+    model = tf.keras.Model(entry, _dropout(draws, 0)(entry))
     network = models.Network(
         "drops", lambda images, training: model(images * weights, training=training), (weights,),
         (), draws,
