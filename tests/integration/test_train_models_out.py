@@ -144,3 +144,24 @@ def test_validation_keeps_the_best_weights_and_ends_early(runs: Runs, digits: Pa
     runs.train(*words[:3], *words[5:], "--steps=30", *parts[1:], job="parts", ranks=2)
     rest = runs.train(*words[:3], *words[5:], *parts, job="parts", ranks=2)
     assert [one["step"] for one in rest.result["validations"]] == [15, 30], "kept over a resume"
+
+
+@pytest.mark.parametrize(
+    ("option", "package", "begins"),
+    [("--export=model.onnx", "tf2onnx", b"\x08"), ("--predict=table.parquet", "pyarrow", b"PAR1")],
+    ids=["onnx", "parquet"],
+)
+def test_other_forms_are_written_by_packages_that_a_release_has_not(
+    runs: Runs, digits: Path, option: str, package: str, begins: bytes
+) -> None:
+    """Refused before a step is done where the package is missing; else the file is of its form."""
+    (runs.folder / "mine.py").write_text(NORMALIZED)
+    done = runs.train("--data", str(digits), "--model=mine:network", "--steps=2", option)
+    there = subprocess.run([runs.python, "-c", f"import {package}"], capture_output=True,
+                           env=environment(), check=False)  # fmt: skip
+    if there.returncode:
+        said = f"{option.replace('=', ' ')} needs {package}, which is not installed"
+        assert (done.code, said in done.err, "steps" in done.result) == (3, True, False), done.err
+    else:
+        written = runs.folder / option.partition("=")[2]
+        assert (done.code, written.read_bytes()[: len(begins)]) == (0, begins), done.err
