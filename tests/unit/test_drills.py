@@ -12,6 +12,7 @@ import pytest
 
 from tests.drill.__main__ import BEGIN, END, PAGE, table
 from tests.drill.drills import DRILLS
+from tests.drill.harness import Bench
 from tests.drill.shim import Fault
 
 WRITE = (
@@ -31,6 +32,18 @@ def test_the_table_in_the_page_is_the_one_of_the_results() -> None:
 def test_every_drill_has_a_name_of_its_own_and_an_end() -> None:
     assert len({drill.name for drill in DRILLS}) == len(DRILLS)
     assert all(drill.goal > 0 and 0 < drill.seconds <= 7200 for drill in DRILLS)
+
+
+@needs_gcc
+def test_each_change_is_the_moment_of_one_round_before_any_comes_again(tmp_path: Path) -> None:
+    """Also where a drill is taken up later: the order is the seed's."""
+    write = [sys.executable, "-c", WRITE, str(tmp_path / "file")]
+    benches = [Bench(tmp_path, range(first, 9), 0, "seed") for first in (0, 5)]
+    first, later = ([one.moment("write", turn, write) for turn in range(40)] for one in benches)
+    changes = len(benches[0].orders["write"])
+    assert 3 < changes < 40
+    assert sorted(first[:changes]) == list(range(1, changes + 1))
+    assert first == later
 
 
 @needs_gcc
