@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hpcdl.cluster.cluster_plan import cluster_name
-from hpcdl.cluster.daemons import Daemon
-from hpcdl.cluster.model import ClusterState
+from hpcdl.cluster.daemons import Daemon, own_hosts
+from hpcdl.cluster.model import NAMESPACES, ClusterState
 from hpcdl.cluster.needs import program
 from hpcdl.cluster.query import ask
 from hpcdl.system.errors import HpcdlError
@@ -63,9 +63,10 @@ def mariadbd(state: ClusterState) -> Daemon:
 
 def slurmdbd(state: ClusterState) -> Daemon:
     """Slurm's accounting daemon; it finds slurmdbd.conf beside SLURM_CONF."""
+    argv = (program("slurmdbd"), "-D")
     return Daemon(
         "slurmdbd",
-        (program("slurmdbd"), "-D"),
+        argv if state.mode != NAMESPACES else (*own_hosts(state), *argv),
         {"MYSQL_UNIX_PORT": str(database_socket(state))},
     )
 

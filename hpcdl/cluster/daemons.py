@@ -76,11 +76,11 @@ def slurmctld(state: ClusterState, *, fresh: bool) -> Daemon:
     """The controller; `fresh` forgets earlier jobs and node states."""
     options = ("-c",) if fresh else ()
     argv = (*command(state, "slurmctld"), "-D", *options, "-f", str(state.configuration))
-    return Daemon("slurmctld", argv if state.mode != NAMESPACES else (*_own_hosts(state), *argv))
+    return Daemon("slurmctld", argv if state.mode != NAMESPACES else (*own_hosts(state), *argv))
 
 
-def _own_hosts(state: ClusterState) -> tuple[str, ...]:
-    """What runs a command with the nodes' /etc/hosts: slurmctld binds to its own name's address."""
+def own_hosts(state: ClusterState) -> tuple[str, ...]:
+    """What runs a command with the nodes' /etc/hosts: a daemon binds to its own name's address."""
     shell = 'mount --bind "$0" /etc/hosts && exec "$@"'
     return (program("unshare"), "--mount", "sh", "-c", shell, f"{state.directory}/etc/hosts")
 

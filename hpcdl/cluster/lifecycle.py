@@ -277,7 +277,7 @@ def _start_books(begun: ClusterState) -> ClusterState:
     if not processes.runs(begun, "slurmdbd"):
         begun = _started(begun, books.slurmdbd(begun))
         port = Ports(begun.port_base).database
-        _serves(begun, "slurmdbd", lambda: responding(port))
+        _serves(begun, "slurmdbd", lambda: responding(port, begun.controller_address))
         books.register(begun)
     return begun
 

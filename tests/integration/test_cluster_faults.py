@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cluster import accounting, daemons, down, processes, up
+from hpcdl.cluster.model import NAMESPACES, Ports
 from hpcdl.cluster.needs import check_packages
 from hpcdl.site import Site, load_site
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
@@ -157,6 +158,9 @@ def test_accounting_knows_what_jobs_had_and_used(embedded_site: Site, place: Pat
     except MissingPrerequisite as lack:
         pytest.skip(f"{lack.message}; {lack.hint}")
     state = up(embedded_site, directory=place, accounting=True)
+    if state.mode == NAMESPACES:
+        everywhere = f" 00000000:{Ports(state.port_base).database:04X} "
+        assert everywhere not in Path("/proc/net/tcp").read_text(), "slurmdbd listens on the bridge"
     ask = Shell({**clean_environment(), "SLURM_CONF": str(state.configuration)}, place)
     use = "import time; x = bytearray(200 << 20); time.sleep(7)"
     ask("srun", "-J", "used", "-p", "p100", "--gpus-per-node=p100:2", "--mem=1G",
