@@ -40,7 +40,8 @@ _LARGEST_RESULT = 50_000_000
 # Below this, launching kernels takes longer than the arithmetic that estimates go by.
 _SHORTEST_ESTIMATE = 0.005
 # What may be wrong with the files of other jobs and with data sets: not this job's fault.
-_UNUSABLE = (HpcdlError, OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError)
+_UNUSABLE = (HpcdlError, OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError,
+             RecursionError)  # fmt: skip
 
 
 @dataclass(frozen=True)

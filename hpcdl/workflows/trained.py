@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from hpcdl import facts
 from hpcdl.jobs.spec import is_train
+from hpcdl.system.safe_read import read_regular
 
 SYNTHETIC = "synthetic"
 # Defaults of `hpcdl train`.
@@ -92,7 +93,7 @@ def data_of(training: Training) -> Data:
     path = Path(training.data, "dataset.json")
     if training.data == SYNTHETIC or path.stat().st_size > _LARGEST_DESCRIPTION:
         return Data(None, jpeg=False)
-    described: dict[str, Any] = json.loads(path.read_text())
+    described: dict[str, Any] = json.loads(read_regular(path, _LARGEST_DESCRIPTION))
     return Data(int(described["splits"]["train"]["examples"]), described["encoding"] == "jpeg")
 
 

@@ -1,6 +1,7 @@
 """What a job is expected to reach when it is queued, and what is said when it ended."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -101,6 +102,19 @@ def test_epochs_are_those_of_the_data_set(three_generations: Site, tmp_path: Pat
     assert found.epoch_seconds == pytest.approx(128_000 / found.images_per_second)
     assert found.run_seconds == pytest.approx(10 * found.epoch_seconds)
     assert "an epoch of 128,000 images" in as_lines(found)[1]
+
+
+@pytest.mark.parametrize("text", [None, "[" * 100_000, '{"splits": 5}'])
+def test_a_data_set_of_others_never_stops_a_submit(
+    three_generations: Site, tmp_path: Path, text: str | None
+) -> None:
+    """A pipe in the place of its description held the command up after the job was queued."""
+    if text is None:
+        os.mkfifo(tmp_path / "dataset.json")
+    else:
+        (tmp_path / "dataset.json").write_text(text)
+    spec = JobSpec("p100", gpus=1, program=RESNET, data=str(tmp_path))
+    assert expect(three_generations, spec) is None
 
 
 def test_a_run_longer_than_its_time_is_said_before_it_waits(three_generations: Site) -> None:
