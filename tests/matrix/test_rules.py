@@ -190,6 +190,11 @@ CASES = {
         "rank-of-batch-shell", "--nodes=1 --ntasks-per-node=3",
         'srun --kill-on-bad-exit=1 sh -c "echo rank $SLURM_PROCID" | sort | uniq -c', "3 rank 0",
         gpus=False),
+    "the global rank, as a GPU of the second node": Case(
+        "local-rank-global", "--nodes=2 --ntasks-per-node=1 --gpus-per-node=1",
+        "srun --kill-on-bad-exit=1 bash -c 'export CUDA_VISIBLE_DEVICES=$SLURM_PROCID; "
+        "echo asks for $CUDA_VISIBLE_DEVICES, is $SLURM_LOCALID there'",
+        "asks for 1, is 0 there"),
     "srun sets CUDA_VISIBLE_DEVICES anew": Case(
         "cuda-visible-devices", FOUR,
         f"export CUDA_VISIBLE_DEVICES=3\nsrun --kill-on-bad-exit=1 {GPUS_SEEN}", "sees 0,1,2,3"),
