@@ -9,6 +9,7 @@ import pytest
 
 from hpcdl.cli import GROUPS, load_group, main
 from hpcdl.cli.framework import Group, build_parser
+from tools import wrap
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -81,3 +82,9 @@ def test_the_page_s_slices_of_a_gpu_make_a_site_and_a_script(
     words = ["--site", str(tmp_path / "site.yaml"), "--partition", "mig", "--gpus", "1"]
     assert main(["job", "render", *words, "--no-module", "--", "hostname"]) == 0
     assert "--gpus-per-node=a100_1g.10gb:1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", wrap.pages(), ids=name)
+def test_prose_is_at_most_100_wide(page: Path) -> None:
+    """When this fails: `python -m tools.wrap`."""
+    assert wrap.wrapped(page.read_text()) == page.read_text()
