@@ -58,7 +58,7 @@ def pytest_testnodedown(node: Any) -> None:
         _left_out.update(getattr(node, "workeroutput", {}).get("left_out", {}))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(terminalreporter: Any) -> None:
     for skipped in terminalreporter.stats.get("skipped", []):
         reason = skipped.longrepr[2] if isinstance(skipped.longrepr, tuple) else ""
         _left_out[reason.removeprefix("Skipped: ")] += 1
