@@ -21,7 +21,8 @@ _BEGINS = re.compile(r"\s*([-*+#>|]|\d+\.)(\s|$)")
 
 def pages() -> list[Path]:
     """The pages that are written by hand."""
-    found = [path for path in sorted(DOCS.glob("*.md")) if path.name not in PAGES]
+    made = {*PAGES, "benchmarks.md"}
+    found = [path for path in sorted(DOCS.glob("*.md")) if path.name not in made]
     return [
         *found,
         *(DOCS.parent / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")),

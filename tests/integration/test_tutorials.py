@@ -22,15 +22,15 @@ PAGES = ["user", "admin", "operations"]
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Shell]:
+def shell() -> Iterator[Shell]:
     """A newcomer's shell: a home and a cluster of its own, the cache of this machine."""
     with short_home() as home:
         env = {
             **clean_environment(),
-            "HOME": str(tmp_path), "HPCDL_HOME": str(home), "HPCDL_CACHE": str(cache()),
+            "HOME": str(home), "HPCDL_HOME": str(home), "HPCDL_CACHE": str(cache()),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         }  # fmt: skip
-        place = tmp_path / "empty"
+        place = home / "empty"
         place.mkdir()
         with Shell(env, place) as shell:
             yield shell
