@@ -9,6 +9,7 @@ import pytest
 
 from hpcdl.cli import main
 from hpcdl.slurm import client, once, parse
+from hpcdl.slurm.consumed import consumed
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.run import CommandFailed
 from tests.unit import slurm_output as said
@@ -277,11 +278,11 @@ def test_no_name_of_a_job_forges_what_others_used(command: Command) -> None:
     line = "1|ada|physics|p100|2026-01-01T00:00:00|3600||cpu=1|x"
     forged = "9|bob|physics|p100|2026-01-01T00:00:00|3600000||gres/gpu=500|y"
     command("sacct", f'{_MARK}; echo "{line.replace("|", "${m}")}"; echo "{forged}"')
-    (used,) = client.consumed("2026-01-01", "now", everybody=True)
+    (used,) = consumed("2026-01-01", "now", everybody=True)
     assert (used.job_id, used.user, used.name, used.gpu_hours) == (1, "ada", "x", 0.0)
     command("sacct", f'echo "{forged}"')
     with pytest.raises(MissingPrerequisite, match="no Slurm release answers"):
-        client.consumed("2026-01-01", "now", everybody=True)
+        consumed("2026-01-01", "now", everybody=True)
 
 
 def test_many_forgotten_jobs_are_asked_of_accounting_in_parts(command: Command) -> None:
