@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from hpcdl.site import Site
 from hpcdl.slurm import client, once
+from hpcdl.system.errors import MissingPrerequisite
+from hpcdl.workflows.releases import pinned_by_jobs
 from tests.integration.conftest import Shell
 from tests.strangers import STRANGER, as_root
 
@@ -68,3 +73,31 @@ def test_a_stranger_s_job_with_one_s_token_is_not_one_s_own(hostile: Hostile) ->
     assert once.by_token({token}) == {}
     shown = hostile.slurm(HPCDL, "job", "list", "--json", "--site", "embedded").stdout
     assert not hostile.jobs & {row["job_id"] for row in json.loads(shown)}
+
+
+def test_whom_slurm_shows_own_jobs_only_removes_no_release(
+    hostile: Hostile, embedded_site: Site
+) -> None:
+    """Others' jobs may need it: with PrivateData=jobs, no answer is not "no jobs"."""
+    conf = Path(hostile.slurm.env["SLURM_CONF"])
+    before = conf.read_text()
+    asking = multiprocessing.get_context("fork").Process(target=_exit_of_gc, args=[embedded_site])
+    try:
+        conf.write_text(before + "PrivateData=jobs\n")
+        hostile.slurm("scontrol", "reconfigure")
+        assert pinned_by_jobs(embedded_site) == {}, "root is shown all jobs: none needs one"
+        asking.start()
+        asking.join(60)
+    finally:
+        conf.write_text(before)
+        hostile.slurm("scontrol", "reconfigure")
+    assert asking.exitcode == MissingPrerequisite.exit_code
+
+
+def _exit_of_gc(site: Site) -> None:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+    with pytest.raises(MissingPrerequisite, match="PrivateData=jobs"):
+        pinned_by_jobs(site)
+    sys.exit(MissingPrerequisite.exit_code)
