@@ -1,6 +1,7 @@
 """`hpcdl doctor --role` on the embedded cluster: on a login node and on a compute node."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from hpcdl.cluster import ClusterState
 from tests.integration.conftest import Shell
 
+HPCDL = Path(sys.executable).with_name("hpcdl")
 Ask = Callable[..., dict[str, Any]]
 
 
@@ -22,7 +24,15 @@ def ask(slurm: Shell, cluster: ClusterState, tmp_path: Path) -> Ask:
     (tmp_path / "site.yaml").write_text(text.replace("$HPCDL_HOME/embedded/", f"{tmp_path}/"))
 
     def lacking(role: str, *launch: str) -> dict[str, Any]:
-        words = ["hpcdl", "doctor", "--role", role, "--site", str(tmp_path / "site.yaml"), "--json"]
+        words = [
+            str(HPCDL),
+            "doctor",
+            "--role",
+            role,
+            "--site",
+            str(tmp_path / "site.yaml"),
+            "--json",
+        ]
         done = slurm(*launch, *words, check=False)
         data = json.loads(done.stdout)
         lacks = {one["name"]: one["remedy"] for one in data["findings"] if one["found"] is None}

@@ -19,6 +19,7 @@ from tests.records import example, picture, write
 
 pytestmark = pytest.mark.stack
 INSIDE = Path(__file__).with_name("train_exact.py")
+ROOT = Path(__file__).parents[2]
 USERS = """
 import tensorflow as tf
 layers = tf.keras.layers
@@ -50,7 +51,7 @@ def inside(runs: Runs, *arguments: object) -> Any:
     (runs.folder / "users.py").write_text(USERS)
     done = subprocess.run([str(runs.python), str(INSIDE), *map(str, arguments)], text=True,
                           cwd=runs.folder, capture_output=True, timeout=300, check=False,
-                          env=environment())  # fmt: skip
+                          env=environment() | {"PYTHONPATH": str(ROOT)})  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
