@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 
 from hpcdl.slurm.rules import SEVERITIES, Rule, all_rules, known_releases
@@ -68,8 +69,8 @@ _MEASURED = """\
 The linter was run over {scripts} public batch scripts of {repositories} repositories
 (tests/unit/lint/wild.csv: round, repository, path, commit), for Slurm 20.11, 22.05, 24.11 and
 26.05: no crash, 2 to 4 ms of CPU time a script and release. {judged} findings were judged by hand
-(judged.csv): is what it says of this script true, and does it matter there? Rounds 4 to 9 are of
-23 November 2026, with at most 12 scripts of a repository.
+(judged.csv): is what it says of this script true, and does it matter there? Else it is wrong.
+Rounds 4 to 14 are of 23 November 2026, with at most 12 scripts of a repository, from round 10 on 6.
 
 Each round is on scripts that nothing had been mended by. What one showed wrong was mended before
 the next, and was not counted again.
@@ -78,24 +79,39 @@ the next, and was not counted again.
 |---|---|---|---|
 {rounds}
 
+The goal is 95 % on scripts that nobody here has seen. **It is not reached**: rounds 11 to 14, each
+on scripts that followed the mending, have 104 of 136 right, 76 %, round by round between 43 % and
+100 %. On the scripts of rounds 10 to 14 today's linter, which they mended, has all 143 that were
+right and 21 of the 78 that were wrong: errors 8 of 8, warnings 41 of 48, notes 94 of 108. Of rounds
+1 to 9, 196 right findings were looked for again, and all are there. What is left is mostly one
+thing that a script does not show: whether a program that srun starts uses more than one CPU
+(`cpus-per-task-default`, `cpus-per-task-repeat`: a download, a client of a service). Before round
+10 this was taken to matter wherever CPUs were asked for.
+
 More than half of what was wrong in rounds 4 to 8 are the gaps of a few templates, a finding for
-each: 78 of the 86 of round 8 are those of one program (`!NAME`). Without them rounds 8 and 9, the
-last two, have 199 of 208 right, 96 %. Of the findings of rounds 4 to 8, today's linter has all that
-were right, and 20 of the 151 that were wrong; of 8 of these the text was wrong, and is mended.
+each: 78 of the 86 of round 8 are those of one program (`!NAME`). Forms to fill in (`--nodes=`) are
+14 of the 46 of round 10.
 
-Below 90 %, and what became of them: `kill-on-bad-exit` became a note and wants to see Python's
-ranks, which no array shares out; `cuda-device-order` and `gpus-per-task` left the linter;
-`log-directory` was contradicted by a real Slurm, which makes the directory itself since 23.02, and
-holds before it only; `memory-unit`, `nested-environment`, `ntasks-per-gpu-isolates` and
-`variable-unset` became notes. The others had one cause each: gaps of templates (`option-value`,
-`directive-argument`, `directive-variable`), a program's own options behind a variable, ranks of
-mpirun's taken for srun's, GPUs written out as Slurm sets them anyway (`cuda-visible-devices`), an
-exported SRUN_CPUS_PER_TASK, one cause reported twice. A rule that is missing here found nothing.
+A rule below 90 % is advice or gone. Gone are `cuda-device-order`, `gpus-per-task` and
+`signal-usr1`. Notes are `cpus-per-gpu`, `cpus-per-task-repeat`, `cuda-visible-devices`,
+`gpu-bind-isolates`, `gpu-flag-on-step`, `gpus-per-task-isolates`, `gpus-per-task-unbound`,
+`idle-nodes`, `kill-on-bad-exit`, `log-directory` (which holds before Slurm 23.02 only),
+`memory-unit`, `nested-environment`, `ntasks-per-gpu-isolates` and `variable-unset`.
 
-| Rule | Rounds 1 to 3 | Rounds 4 to 9 |
-|---|---|---|
+Below 90 % in rounds 4 to 14, and an error or a warning still, as today's linter has none or few of
+what was wrong: `option-value` and `directive-argument` (templates and forms: none of 112 is left),
+`directive-variable` (templates), `option-misspelt` (eight copies of `--c 1`, which sbatch refuses;
+the advice was wrong), `cpus-per-task-default` (136 of 144, without docker, shells and other jobs'
+steps), and those of one or two wrong findings, each with its cause mended: `background-unawaited`,
+`directive-misspelt`, `ntasks-per-node`, `port-from-job-id`, `rank-of-batch-shell`, `steps-whole`,
+`typographic`. Rounds 4 to 14 thus have nothing that shows `background-unawaited`,
+`directive-misspelt`, `option-value`, `port-from-job-id` and `typographic` right; where their
+evidence is `run`, Slurm's own answer does. A rule that is missing here found nothing.
+
+| Rule | Rounds 1 to 3 | Rounds 4 to 9 | Rounds 10 to 14 |
+|---|---|---|---|
 """
-_ROUNDS = ("123", "456789")
+_ROUNDS = tuple([str(turn) for turn in range(*ends)] for ends in ((1, 4), (4, 10), (10, 15)))
 
 
 def as_markdown() -> str:
@@ -120,7 +136,7 @@ def _measured() -> str:
     right = Counter((row["rule"], row["round"]) for row in judged if row["right"] == "yes")
     rules = sorted({row["rule"] for row in judged})
 
-    def share(rules: list[str], turns: str) -> tuple[int, int]:
+    def share(rules: list[str], turns: list[str]) -> tuple[int, int]:
         yes, all_ = (sum(one[rule, turn] for rule in rules for turn in turns)
                      for one in (right, total))  # fmt: skip
         return yes, all_
@@ -131,8 +147,8 @@ def _measured() -> str:
 
     counts = Counter(row["round"] for row in scripts)
     rounds = []
-    for turn in "".join(_ROUNDS):
-        yes, all_ = share(rules, turn)
+    for turn in chain(*_ROUNDS):
+        yes, all_ = share(rules, [turn])
         rounds.append(f"| {turn} | {counts[turn]} | {yes} of {all_} | {100 * yes / all_:.0f} % |")
     head = _MEASURED.format(
         scripts=len(scripts),

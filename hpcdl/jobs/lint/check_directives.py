@@ -31,6 +31,7 @@ def stray_directives(job: Job) -> Iterator[Hit]:
     marked = [line for line in script.lines if line.text.startswith("#SBATCH")]
     if not script.is_batch and not all(script.is_comment(line.start) for line in marked):
         return  # It writes batch scripts, and is none.
+    right = {line.text[len("#SBATCH") :].split("#")[0].strip() for line in marked}
     for line in script.lines:
         late = line.number > script.header_end
         if not line.text.startswith("#") or (late and not script.is_comment(line.start)):
@@ -38,7 +39,9 @@ def stray_directives(job: Job) -> Iterator[Hit]:
         if line.text.startswith("#SBATCH"):
             if late and script.shebang:
                 yield Hit("directive-after-command", line.start, len(line.text))
-        elif _LOOKS_LIKE.match(line.text) and not line.text.startswith("#SLURM"):
+        elif (found := _LOOKS_LIKE.match(line.text)) and not line.text.startswith("#SLURM"):
+            if line.text[found.end() :].strip() in right:
+                continue  # It stands there once more, as a directive.
             yield Hit("directive-misspelt", line.start, len(line.text))
 
 

@@ -74,15 +74,19 @@ def gpus_per_task(job: Job) -> Iterator[Hit]:
     It binds the tasks of srun; mpirun's are none of Slurm's.
     """
     batch = job.script.is_batch
-    others = job.script.steps and not job.sruns
-    parts = () if others else job.script.components
+    # What a batch script starts itself, or by mpirun, Slurm does not bind.
+    alone = _without_srun(job) or (
+        batch and job.sruns and all(job.step_tasks(step) == 1 for step in job.sruns)
+    )
+    parts = () if alone else job.script.components
     places = [(part, tasks_per_node(part) if batch else None) for part in parts]
     places += [(step.options, job.step_tasks_per_node(step)) for step in job.sruns]
     for options, per_node in places:
         option = asks_per_task(options)
         bound = _unbound(job, options) or options.has("gpu-bind", "tres-bind")
         if option is not None and per_node != 1 and not bound:
-            yield at("gpus-per-task-isolates", option)
+            if not _AMD.search(job.script.text):  # It costs these nothing that is known.
+                yield at("gpus-per-task-isolates", option)
             yield at("gpus-per-task-unbound", option)
 
 
@@ -131,11 +135,24 @@ def cpus_per_gpu(job: Job) -> Iterator[Hit]:
 def explicit_binds(job: Job) -> Iterator[Hit]:
     """--gpu-bind that shows a task fewer GPUs than its node has."""
     for command, options in job.commands_at():
-        if command == "srun" and options.number("ntasks") == 1:
+        one_task = command == "srun" and options.number("ntasks") == 1
+        if one_task or _one_gpu_per_node(job) or _without_srun(job):
             continue
         option = options.last("gpu-bind", "tres-bind")
         if option and job.tasks != 1 and _HIDING_BINDS.search(option.text):
             yield at("gpu-bind-isolates", option)
+
+
+def _without_srun(job: Job) -> bool:
+    """Whether a batch script has no srun, not even one that cannot be read."""
+    others = bool(job.script.steps) and not job.sruns
+    return others or (job.script.is_batch and "srun" not in job.script.text)
+
+
+def _one_gpu_per_node(job: Job) -> bool:
+    per_node = [one for one in gpu_requests(job.options)
+                if one.option.name in {"gpus-per-node", "gres"}]  # fmt: skip
+    return bool(per_node) and all(one.count == 1 for one in per_node)
 
 
 @checks("allow-task-sharing-srun-only", "allow-task-sharing-indices")
@@ -162,6 +179,7 @@ def visible_devices(job: Job) -> Iterator[Hit]:
                 yield _hit("gpu-isolated-by-hand", one)
         elif (
             job.has_gpus
+            and job.script.steps
             and _for_all_ranks(one)
             and not _whole_node(job, one.value)
             and not _AMD.search(job.script.text)

@@ -58,11 +58,14 @@ def work_that_nobody_waits_for(job: Job) -> Iterator[Hit]:
 @checks("log-directory")
 def log_directory_made_too_late(job: Job) -> Iterator[Hit]:
     """A log in a directory that only the script itself makes."""
+    moved = next((one.start for one in job.script.commands if one.name == "cd"), None)
     made = {
         str(PurePosixPath(word.value))
         for command in job.script.commands
         if command.name == "mkdir"
         for word in command.words[1:]
+        # Elsewhere a relative path is another directory.
+        if moved is None or command.start < moved or word.value.startswith("/")
     }
     for name in ("output", "error"):
         option = job.options.last(name)
@@ -95,7 +98,8 @@ def word_processor(job: Job) -> Iterator[Hit]:
     if job.script.text.startswith("\ufeff"):
         yield Hit("byte-order-mark", 0, 1)
     for line in job.script.lines[: job.script.header_end - 1]:
-        found = _TYPOGRAPHIC.search(line.text) if line.text.startswith("#SBATCH") else None
+        said = re.split(r"\s#", line.text)[0]  # without its comment
+        found = _TYPOGRAPHIC.search(said) if said.startswith("#SBATCH") else None
         if found:
             yield Hit("typographic", line.start + found.start(), 1, f"U+{ord(found.group()):04X}")
 

@@ -104,4 +104,5 @@ def _may_be_ephemeral(expression: str) -> bool:
     numbers = [int(found) for found in _NUMBER.findall(_TAIL.sub("", _MODULO.sub("", text)))]
     base = max((number for number in numbers if number >= 1000), default=0)
     low, high = base, base + count - 1
-    return low <= EPHEMERAL[1] and high >= EPHEMERAL[0]
+    shared = min(high, EPHEMERAL[1]) - max(low, EPHEMERAL[0]) + 1
+    return 4 * shared >= count  # A rare port of many is a rare failure of few.

@@ -16,8 +16,6 @@ _SIGNAL = re.compile(r"(?:([BR]{1,2}):)?([A-Za-z0-9]{1,12})(?:@(\d{1,9}))?\Z", r
 _NUMBERS = {"1": "HUP", "2": "INT", "10": "USR1", "12": "USR2", "15": "TERM", "18": "CONT"}
 _PSEUDO = {"EXIT", "ERR", "DEBUG", "RETURN", "0"}
 _PROGRAMS = re.compile(r"(?:python[\d.]*|torchrun|accelerate|deepspeed|apptainer|singularity)\Z")
-_HANDS_ON = re.compile(r"\b(?:kill|scancel)\b[^\n]*USR1", re.A)
-"""What the batch shell gets, it sends to the program."""
 _EARLY = 60
 """Seconds by which Slurm may send --signal early, sbatch(1)."""
 
@@ -75,14 +73,12 @@ def traps(job: Job) -> tuple[Trap, ...]:
     return tuple(found)
 
 
-@checks("signal-not-trapped", "signal-steps-only", "signal-early", "signal-usr1", "signal-r-denied")
+@checks("signal-not-trapped", "signal-steps-only", "signal-early", "signal-r-denied")
 def warning_signal(job: Job) -> Iterator[Hit]:
     """Whether the walltime signal reaches a process that handles it."""
     asked = wall_signal(job)
     if asked is None:
         return
-    if asked.signal == "USR1" and (not asked.batch or _HANDS_ON.search(job.script.text)):
-        yield at("signal-usr1", asked.option)
     if asked.preempt and job.cluster.settings.get("PreemptMode", "OFF").upper().startswith("OFF"):
         yield at("signal-r-denied", asked.option)
     minutes = time_minutes(job.options)

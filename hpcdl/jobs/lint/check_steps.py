@@ -16,6 +16,8 @@ _RANKS = re.compile(
     re.I | re.A,
 )
 """In the words of a step: ranks that wait for each other, and that no MPI ends."""
+_TRAINING = re.compile(r"torchrun|accelerate|deepspeed|rank\b|train|ddp", re.I)
+"""The same without GPUs, where Python's ranks may as well share out work, or abort by MPI."""
 _COUNTS_NODES = "SLURM_JOB_NUM_NODES"
 """In a script: its nodes may be given at submission."""
 _TF_SERVER = re.compile(
@@ -36,6 +38,10 @@ def cpus_not_repeated(job: Job) -> Iterator[Hit]:
     for step in _launches(job):
         if _has_cpus(step) or _unbound(step) or step.options.has("cpus-per-gpu", "tres-per-task"):
             continue
+        joins = step.options.last("jobid")
+        other = joins is not None and joins.text.isdigit()
+        if step.program == "docker" or step.options.has("pty") or other:
+            continue  # Its daemon starts the work; a shell to look around; another job's step.
         yield at_step(f"cpus-per-task-{'lost' if _counts_cpus(job, step) else 'default'}", step)
         if not rule("cpus-per-task-default").holds(job.release):
             yield at_step("cpus-per-task-repeat", step)
@@ -201,14 +207,18 @@ def survivors_hang(job: Job) -> Iterator[Hit]:
     always = job.cluster.sets("KillOnBadExit", "1") or _set_for(job, "SLURM_KILL_BAD_EXIT")
     if always or not job.script.is_batch:
         return
+    mpirun = len(job.sruns) < len(job.script.steps)
     for step in _launches(job):
+        if mpirun and step.command.background:
+            continue  # It serves the ranks, which mpirun starts.
         mpi = step.options.last("mpi")
         tasks = job.step_tasks(step)
         together = job.has_gpus or (mpi is not None and mpi.text != "none")
         # The parts of an array share out work, one by one.
         counted = mpi is None and tasks is not None and not job.options.has("array")
         alone = counted and _INTERPRETER.match(step.program)
-        ranks = _RANKS.search(" ".join(word.raw for word in step.options.rest))
+        words = " ".join(word.raw for word in step.options.rest)
+        ranks = _RANKS.search(words) if together else _TRAINING.search(words)
         if (
             ranks
             and (together or alone)

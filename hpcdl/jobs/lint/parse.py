@@ -45,7 +45,7 @@ _TEMPLATE = re.compile(r"\.(?:template|tmpl|tpl|in|j2|jinja2?|mustache)(?:\.\w+)
 _GAP_LINE = re.compile(r"[ \t]*(?:\{\{.*\}\}|\{%.*%\}|@\w+@|<\w+>|%\w+%)[ \t]*\Z", re.A)
 """A line that a template fills in."""
 _MAX_WORDS = 200
-"""A variable that holds more words is not filled in."""
+"""A variable of more words is not filled in."""
 _DECLARERS = {"export", "declare", "typeset", "local", "readonly"}
 
 
@@ -107,8 +107,8 @@ class Step:
     def asks(self) -> bool:
         """Whether it starts nothing: `srun --mpi=list`, `srun --help`."""
         mpi = self.options.last("mpi")
-        listing = mpi is not None and mpi.value == "list"
-        return listing or self.options.has("help", "version", "usage")
+        empty = (mpi and mpi.value == "list") or not (self.options.rest or self.options.opaque)
+        return bool(empty) or self.options.has("help", "version", "usage")
 
     @property
     def brief(self) -> bool:
