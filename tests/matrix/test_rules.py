@@ -234,7 +234,7 @@ CASES = {
         'echo "run ${SLURM_RESTART_COUNT:-0}"\n[ "${SLURM_RESTART_COUNT:-0}" = 0 ] || exit 0\n'
         "scontrol requeue $SLURM_JOB_ID; sleep 30", "run 0", not_said=True, gpus=False),
     "nobody waits for the last step": Case(
-        "background-unawaited", "", "srun sh -c 'sleep 3 && echo its work is done' &",
+        "background-unawaited", "", "srun sh -c 'sleep 60 && echo its work is done' &",
         "its work is done", not_said=True, gpus=False),
     "blanks before a directive": Case(
         "directive-indented", "", "  #SBATCH --ntasks=3\necho tasks ${SLURM_NTASKS:-1}", "tasks 1",
