@@ -103,13 +103,14 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def clear_leftovers(path: Path) -> None:
-    """Remove what killed `write_atomic`s of `path` left beside it.
+def clear_leftovers(*paths: Path) -> None:
+    """Remove what killed `write_atomic`s of these paths left beside them.
 
-    Only where nobody else can be writing it: under the lock that guards it.
+    Only where nobody else can be writing them: under the lock that guards them.
     """
-    for left in path.parent.glob(f".{escape(path.name[:_NAMED])}.????????"):
-        left.unlink(missing_ok=True)
+    for path in paths:
+        for left in path.parent.glob(f".{escape(path.name[:_NAMED])}.????????"):
+            left.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: object) -> None:

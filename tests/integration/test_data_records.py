@@ -97,11 +97,15 @@ def test_a_killed_make_is_taken_up_and_ends_the_same(
     process.wait()
     assert not (runs.folder / "again/dataset.json").exists()
     kept = (runs.folder / "again/train-00000-of-00003.tfrecord").stat().st_mtime_ns
+    # What a kill in the middle of a small file leaves.
+    (runs.folder / "again/..making.json.a1b2c3d4").touch()
+    (runs.folder / "again/.dataset.json.a1b2c3d4").touch()
     assert subprocess.run(command, cwd=runs.folder, env=environment(), check=False).returncode == 0
     assert (runs.folder / "again/train-00000-of-00003.tfrecord").stat().st_mtime_ns == kept
     for shard in photos.glob("*.tfrecord"):
         assert (runs.folder / "again" / shard.name).read_bytes() == shard.read_bytes()
-    assert not list((runs.folder / "again").glob("*.part"))
+    left = {one.name for one in (runs.folder / "again").iterdir() if one.suffix != ".tfrecord"}
+    assert left == {"dataset.json", ".made.json"}
 
 
 def test_batches_are_the_same_on_any_number_of_ranks(runs: Runs, copied: Path) -> None:

@@ -36,7 +36,7 @@ def make_digits(folder: Path, seed: int) -> Dataset:
     parts = {"train": order[:-TEST_EXAMPLES], "test": order[-TEST_EXAMPLES:]}
     with explain_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        clear_leftovers(folder / FILE)
+        clear_leftovers(folder / FILE, folder / REQUEST)
         with scratch_directory(folder) as aside:
             splits = {
                 split: _write_split(aside, split, images[rows], labels[rows])

@@ -21,7 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from hpcdl.system.errors import MissingPrerequisite
-from hpcdl.system.files import explain_os_errors, write_json
+from hpcdl.system.files import clear_leftovers, explain_os_errors, write_json
 from hpcdl.system.inert import command
 from hpcdl.system.text import duration
 from hpcdl.train.data.dataset import FILE, Shard, describe_shard
@@ -96,6 +96,7 @@ def _feature(value: bytes | int | Sequence[int] | str) -> Any:
 
 def _begin(folder: Path, request: Mapping[str, Any]) -> None:
     path = folder / REQUEST
+    clear_leftovers(path, folder / FILE)
     (folder / MADE).unlink(missing_ok=True)
     before = json.loads(path.read_text()) if path.exists() else None
     if before != dict(request):
