@@ -52,7 +52,9 @@ def tiny_plan(site: Site, version: str) -> BuildPlan:
     for name in ("pip", "setuptools", "wheel"):
         found = next(path for place in _WHEELS for path in sorted(place.glob(f"{name}-*.whl")))
         files.append(house / found.name)
-        files[-1].write_bytes(found.read_bytes())
+        aside = house / f"{os.getpid()}-{found.name}"  # another build may read it just now
+        aside.write_bytes(found.read_bytes())
+        aside.replace(files[-1])
     wheels = tuple(Wheel(one.name.split("-")[0].replace("_", "-"), one.name.split("-")[1],
                          one.name, sha256(one)) for one in files)  # fmt: skip
     return BuildPlan(site, request, (), recipe, running_interpreter(), "", own_digest(),
@@ -68,9 +70,11 @@ def _empty_wheel(house: Path, name: str, version: str) -> Path:
     }
     texts[f"{info}/RECORD"] = "".join(f"{one},,\n" for one in (*texts, f"{info}/RECORD"))
     if not path.exists():
-        with zipfile.ZipFile(path, "w") as file:
+        aside = path.with_suffix(f".{os.getpid()}")
+        with zipfile.ZipFile(aside, "w") as file:
             for one, text in texts.items():
                 file.writestr(zipfile.ZipInfo(one), text)
+        aside.replace(path)
     return path
 
 
