@@ -183,6 +183,7 @@ def test_everything_killed_is_brought_back(small_site: Site, place: Path, mode: 
     up(small_site, mode=mode, directory=place)
     for process in processes.of_cluster(place):
         processes.send(process, signal.SIGKILL)
+    wait_for(lambda: not processes.of_cluster(place))  # on a busy machine they take a while to die
     state = up(small_site, mode=mode, directory=place)
     shell(state, place)("srun", "-p", "p100", "-N2", "true")
 
