@@ -23,8 +23,8 @@ import tensorflow as tf
 
 from hpcdl.system.errors import HpcdlError, MissingPrerequisite, Stopped
 from hpcdl.train.communicate import Communicator
-from hpcdl.train.data.images import first_line
 from hpcdl.train.data.source import Group
+from hpcdl.train.multiworker import no_server
 from hpcdl.train.parameter_server import NAME, SIGNALS, WAIT, config_here
 from hpcdl.train.run_plan import RunPlan
 from hpcdl.train.step import RankSignal, Step, StepParts, StepResult, make_backward, update
@@ -43,10 +43,7 @@ def serve() -> None:
     try:
         server = tf.distribute.Server(cluster, task["type"], task["index"], protocol="grpc")
     except tf.errors.OpError as fault:
-        raise MissingPrerequisite(
-            f"TensorFlow's server does not start: {first_line(fault)}",
-            hint="another run may have its port; try again",
-        ) from fault
+        raise no_server(fault) from fault
     server.join()
 
 

@@ -86,6 +86,12 @@ class MultiWorker(Communicator):
         self.sum_on_host(np.zeros(1))
 
 
+def no_server(fault: Exception) -> MissingPrerequisite:
+    """The error of a server of TensorFlow's that did not start."""
+    return MissingPrerequisite(f"TensorFlow's server does not start: {first_line(fault)}",
+                               hint="another run may have its port; try again")  # fmt: skip
+
+
 def join(place: RankPlace) -> MultiWorker:
     """Set up the cluster of this job.
 
@@ -104,8 +110,5 @@ def join(place: RankPlace) -> MultiWorker:
     try:
         strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     except tf.errors.OpError as fault:
-        raise MissingPrerequisite(
-            f"TensorFlow's server does not start: {first_line(fault)}",
-            hint="another run may have its port; try again",
-        ) from fault
+        raise no_server(fault) from fault
     return MultiWorker(strategy, place)
