@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.site import find_site_file
+from tests.images import busybox_image
 from tests.integration.conftest import Shell
 from tests.integration.test_launchers import HPCDL, SUBMIT, ends
 
@@ -69,17 +70,9 @@ def test_every_form_refuses_what_is_not_there(slurm: Shell, command: str) -> Non
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory that is an image of a few programs: Debian's static busybox."""
-    busybox = shutil.which("busybox")
-    if busybox is None or shutil.which("ch-run") is None:
-        pytest.skip("Charliecloud or busybox is not installed (apt-get: charliecloud busybox)")
-    root = tmp_path_factory.mktemp("image") / "root"
-    for name in ("bin", "dev", "etc", "proc", "sys", "tmp", "home", "run"):
-        (root / name).mkdir(parents=True)
-    for name in ("etc/passwd", "etc/group", "etc/hosts", "etc/resolv.conf"):
-        (root / name).touch()
-    shutil.copy(busybox, root / "bin/busybox")
-    for name in ("sh", "cat", "basename", "ls", "echo"):
-        (root / "bin" / name).symlink_to("busybox")
+    if shutil.which("ch-run") is None:
+        pytest.skip("Charliecloud is not installed (apt-get install charliecloud)")
+    root = busybox_image(tmp_path_factory.mktemp("image") / "root")
     done = subprocess.run(["ch-run", root, "--", "/bin/true"], env={**os.environ, "USER": "root"},
                           capture_output=True, text=True, check=False)  # fmt: skip
     if "ch-run" in done.stderr and "user namespace" in done.stderr:
@@ -106,8 +99,6 @@ def test_a_container_sees_the_program_s_directory_its_data_and_the_job_s(
         'echo "ran in $(basename $PWD): $(cat $HPCDL_DATA/shard) $(cat $(dirname $0)/data.txt)"\n'
         "echo kept >kept; ls /usr 2>&1 | head -1\n"
     )
-    (image / "bin/dirname").exists() or (image / "bin/dirname").symlink_to("busybox")
-    (image / "bin/head").exists() or (image / "bin/head").symlink_to("busybox")
     words = (*charliecloud, "--nodes", "2", "--gpus-per-node", "1", "--container", image,
              "--data", here / "data", "--job-dir", here / "job", "--", "sh", "run.sh")  # fmt: skip
     ended = ends(slurm, json.loads(slurm(*SUBMIT, *words).stdout)["job_id"])
