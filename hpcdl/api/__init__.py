@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hpcdl.jobs.spec import JobSpec
 from hpcdl.site import Site, find_site_file
 from hpcdl.system.errors import HpcdlError as Fault
+from hpcdl.system.files import careful_umask
 
 if TYPE_CHECKING:
     from hpcdl.jobs import Script
@@ -66,6 +67,7 @@ def render(site: Site, job: JobSpec) -> Script:
     return render_script(site, job, module_for(site, partition=job.partition))
 
 
+@careful_umask()
 def submit(site: Site, job: JobSpec) -> Submission:
     """Queue a job, once: `job_id`, and the paths `script`, `log` and `result`.
 

@@ -37,8 +37,8 @@ from hpcdl.cluster.query import (
 from hpcdl.cluster.teardown import LOCK, Say, clear, first_job, recorded, silent
 from hpcdl.site import Site
 from hpcdl.system.errors import BadInput, CheckFailed, HpcdlError
-from hpcdl.system.files import explain_os_errors, locked, user_name, write_atomic
-from hpcdl.system.trust import require_private
+from hpcdl.system.files import explain_os_errors, locked, umask, user_name, write_atomic
+from hpcdl.system.trust import make_private
 
 _STARTING_SECONDS = 20.0
 _READY_SECONDS = 60.0
@@ -114,25 +114,18 @@ def up(
     elif mode == "auto" and asked.mode == LOOPBACK:
         say(f"the nodes share this machine's network and processes: {lack_of_namespaces()}")
     begin = time.monotonic()
-    os.umask(0o022)  # the daemons', too: what they write is for others to read at most
-    _make_private(where)
-    with locked(where / LOCK, wait_seconds=150):
-        state.claim(where)
-        current = recorded(where)
-        if current is not None and _usable(current):
-            _refuse_change(current, asked)
-            return _repair(current, say)
-        clear(where, say if current else silent)
-        fresh = _start(site, asked, where, port_base, say)
-        took = round(time.monotonic() - begin, 2)
-        return state.write_state(replace(fresh, phase="ready", seconds=took))
-
-
-def _make_private(where: Path) -> None:
-    """Make the state directory where it is not there; nobody else may change it."""
-    with explain_os_errors(where):
-        where.mkdir(parents=True, exist_ok=True)
-    require_private(where)
+    with umask(0o022):  # the daemons', too: what they write is for others to read at most
+        make_private(where, 0o755)
+        with locked(where / LOCK, wait_seconds=150):
+            state.claim(where)
+            current = recorded(where)
+            if current is not None and _usable(current):
+                _refuse_change(current, asked)
+                return _repair(current, say)
+            clear(where, say if current else silent)
+            fresh = _start(site, asked, where, port_base, say)
+            took = round(time.monotonic() - begin, 2)
+            return state.write_state(replace(fresh, phase="ready", seconds=took))
 
 
 def _usable(current: ClusterState) -> bool:

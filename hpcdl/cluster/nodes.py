@@ -8,7 +8,7 @@ from dataclasses import replace
 from hpcdl.cluster import cpu_throttle, daemons, lifecycle, network, processes, state
 from hpcdl.cluster.model import NAMESPACES, ClusterState, Node, link_name
 from hpcdl.system.errors import BadInput, HpcdlError
-from hpcdl.system.files import locked
+from hpcdl.system.files import shared_lock
 
 
 def kill(current: ClusterState, name: str) -> str:
@@ -48,7 +48,7 @@ _Change = Callable[[ClusterState, Node], tuple[ClusterState, str]]
 
 def _changed(current: ClusterState, name: str, change: _Change) -> str:
     """Apply a change to the state as it is now, under the cluster's lock."""
-    with locked(current.directory / "lock"):
+    with shared_lock(current.directory / "lock"):
         now = state.read_state(current.directory) or current
         after, said = change(now, now.node(name))
         state.write_state(after)

@@ -7,11 +7,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import accounting, daemons, down, processes, up
+from hpcdl.cluster import accounting, daemons, down, nodes, processes, up
 from hpcdl.cluster.model import NAMESPACES, Ports
 from hpcdl.cluster.needs import check_packages
 from hpcdl.site import Site, load_site
@@ -78,6 +79,30 @@ def test_folder_of_somebody_else_is_left_alone(embedded_site: Site, cluster_home
         up(embedded_site, directory=cluster_home / "mine")
     assert not down(cluster_home / "mine", purge=True)
     assert precious.read_text() == "mine"
+
+
+def test_the_mask_of_whoever_starts_a_cluster_or_a_node_plays_no_part(
+    embedded_site: Site, place: Path
+) -> None:
+    """Under 000 `etc/` was everybody's, under 077 a restarted node's directories were closed."""
+    seen: dict[Path, set[int]] = {}
+    for mask in (0o000, 0o027, 0o077):
+        before = os.umask(mask)
+        try:
+            state = up(embedded_site, directory=place, max_nodes=1)
+            for action in (nodes.kill, nodes.up):
+                action(state, state.nodes[0].name)
+            assert os.umask(mask) == mask, "given back"
+        finally:
+            os.umask(before)
+        made = [path for path in (place, *place.rglob("*")) if path.is_file() or path.is_dir()]
+        for path in made:
+            with suppress(FileNotFoundError):  # Slurm renames its own
+                seen.setdefault(path, set()).add(path.stat().st_mode & 0o777)
+        down(place, purge=True)
+    assert len(seen) > 40
+    assert {path: modes for path, modes in seen.items() if len(modes) > 1} == {}
+    assert [path for path, modes in seen.items() if max(modes) & 0o022] == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
