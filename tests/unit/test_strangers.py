@@ -35,7 +35,9 @@ from hpcdl.system.disk_cache import cached
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import locked, write_atomic
 from hpcdl.system.resources import cache, home
+from hpcdl.system.trust import require_private
 from hpcdl.workflows.study.run import compile_library
+from hpcdl.workflows.study.study_plan import library
 from tests.small_release import small_site
 from tests.strangers import as_root, stranger
 
@@ -244,14 +246,23 @@ def test_nothing_is_submitted_from_a_stranger_s_directory(shared: Path, command:
 
 
 @as_root
-def test_no_library_of_a_stranger_is_loaded_into_a_study_s_jobs(shared: Path) -> None:
-    """A group's work directory: its library is preloaded in every job of a study."""
-    stranger("mkdir -pm 0777 work/studies; touch work/studies/slow_reads.so", shared)
+@pytest.mark.parametrize("planted", [
+    "mkdir -pm 0777 work/studies; touch work/studies/slow_reads.so",
+    "mkdir -pm 0777 work/studies; ln -s ../x work/studies/slow_reads.so",
+    "mkdir -m 0775 work",
+])  # fmt: skip
+def test_no_library_of_a_stranger_is_loaded_into_a_study_s_jobs(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, planted: str
+) -> None:
+    """Who owns a group's work directory puts another in its place before the jobs load it."""
+    monkeypatch.setenv("HPCDL_HOME", str(shared / "home"))
     site = small_site(shared / "prefix")
     site = dataclasses.replace(site, paths=dataclasses.replace(site.paths, work=shared / "work"))
+    assert library(site) == shared / "work/studies/slow_reads.so"
+    stranger(planted, shared)
     compile_library(site)
-    made = (shared / "work/studies/slow_reads.so").lstat()
-    assert (made.st_uid, made.st_size > 0) == (os.getuid(), True)
+    require_private(shared / "home/studies/slow_reads.so")
+    assert library(site) == shared / "home/studies/slow_reads.so"
 
 
 def test_whatever_the_umask_others_write_to_nothing_that_a_command_makes(

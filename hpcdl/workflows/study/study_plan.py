@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -19,8 +20,10 @@ from hpcdl.jobs.launch import check_trust
 from hpcdl.jobs.spec import JobSpec
 from hpcdl.jobs.sweep import JOB_KEYS
 from hpcdl.site import Site
-from hpcdl.system.errors import BadInput
+from hpcdl.system.errors import BadInput, MissingPrerequisite
+from hpcdl.system.resources import home
 from hpcdl.system.text import did_you_mean
+from hpcdl.system.trust import require_no_stranger
 from hpcdl.workflows.study.model import (
     SYNTHETIC,
     DataSet,
@@ -286,8 +289,15 @@ def _data_argv(site: Site, scale: Scale, run: Run) -> tuple[str, ...]:
 
 
 def library(site: Site) -> Path:
-    """The library that slows reads down, once run.py has compiled it."""
-    return site.paths.work / "studies" / READS_LIBRARY
+    """The library that slows reads down, once run.py has compiled it.
+
+    Every job of the study runs it. Where others can change the work directory, such as the owner
+    of a group's, it lies in this user's home(), which the nodes must share as well.
+    """
+    shared = site.paths.work / "studies" / READS_LIBRARY
+    with suppress(MissingPrerequisite):
+        return require_no_stranger(shared)
+    return home("studies", READS_LIBRARY)
 
 
 def _environment(site: Site, scale: Scale, run: Run, ranks: int) -> dict[str, str]:
