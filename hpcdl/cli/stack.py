@@ -217,6 +217,10 @@ def _gc_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--unpublished", action="store_true", help="remove releases that were never published, too"
     )
+    parser.add_argument(
+        "--interactive-default", action="store_true",
+        help="assume that interactive jobs (salloc, srun) loaded no version by name",
+    )  # fmt: skip
 
 
 def _gc(args: argparse.Namespace) -> ExitCode:
@@ -226,8 +230,9 @@ def _gc(args: argparse.Namespace) -> ExitCode:
     site = the_site(args)
     if args.keep < 1:
         raise BadInput("--keep must be at least 1: the current release always stays")
-    found = collect(site, lambda: pinned_by_jobs(site), keep=args.keep,
-                    unpublished=args.unpublished, dry_run=args.dry_run)  # fmt: skip
+    found = collect(site, lambda: pinned_by_jobs(site, interactive=not args.interactive_default),
+                    keep=args.keep, unpublished=args.unpublished,
+                    dry_run=args.dry_run)  # fmt: skip
     if args.json:
         print_json({**found.as_data(), "dry_run": args.dry_run})
         return ExitCode.OK

@@ -51,6 +51,11 @@ class Dispatch:
     default: Release
     models: Mapping[str, Mapping[str, Release]] = field(default_factory=dict)
 
+    def given(self, partition: str) -> set[str]:
+        """Ids of what a plain load gives on a partition, whichever of its GPU models is there."""
+        by_model = self.models.get(partition, {}).values()
+        return {one.id for one in (self.partitions.get(partition, self.default), *by_model)}
+
     def as_data(self) -> dict[str, Any]:
         """What `release_for` reads: release ids."""
         served = {name: release.id for name, release in self.partitions.items()}
@@ -131,12 +136,11 @@ def given_since(
         partition: where the load was.
         first: how many events had happened.
     """
-    given = set()
+    given: set[str] = set()
     for end in range(first, len(events) + 1):
         published = [known[name] for name in publish_history(events[:end]) if name in known]
         if published:
-            chosen = choose(site, published)
-            given.add(chosen.partitions.get(partition, chosen.default).id)
+            given |= choose(site, published).given(partition)
     return given
 
 

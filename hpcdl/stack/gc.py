@@ -10,19 +10,18 @@ the packages in Spack's install tree that no release is left for.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdl.site import Site
-from hpcdl.stack.publish import publish_lock, refresh_modules, switch_lock
+from hpcdl.stack.dispatch import Event
+from hpcdl.stack.publish import publish_lock, refresh_modules, shown_after, switch_lock
 from hpcdl.stack.publish_history import read_history
 from hpcdl.stack.release import (
     BrokenRelease,
     current_id,
     read_release,
-    release_for,
     release_ids,
     releases_folder,
 )
@@ -100,11 +99,11 @@ def reasons(
     site: Site, pinned: Mapping[str, str], *, keep: int, unpublished: bool
 ) -> dict[str, str]:
     """Why each release that stays, stays."""
-    existing = release_ids(site)
+    existing, events = release_ids(site), read_history(site)
     # Rolled back or not: a rollback may be taken back.
-    latest_first = dict.fromkeys(event.release for event in reversed(read_history(site)))
+    latest_first = dict.fromkeys(event.release for event in reversed(events))
     published = [name for name in latest_first if name in existing]
-    serving = _serving(site)
+    serving = _serving(site, events)
     current = current_id(site)
     kept: dict[str, str] = {}
     for name in existing:
@@ -121,14 +120,15 @@ def reasons(
     return kept
 
 
-def _serving(site: Site) -> dict[str, str]:
+def _serving(site: Site, events: Sequence[Event]) -> dict[str, str]:
     """The partitions that a release serves, by its id."""
     served: dict[str, list[str]] = {}
-    with suppress(BrokenRelease):
-        for partition in site.partitions:
-            release = release_for(site, partition)
-            if release is not None:
-                served.setdefault(release.id, []).append(partition)
+    shown = shown_after(site, events)
+    if shown is None:
+        return {}
+    for partition in site.partitions:
+        for name in shown.chosen.given(partition):
+            served.setdefault(name, []).append(partition)
     return {name: ", ".join(partitions) for name, partitions in served.items()}
 
 

@@ -3,7 +3,8 @@
 A job's script is read as Slurm keeps it: it names its release by its directory, or loads the
 module by name. So other people's jobs, job arrays and scripts that were submitted by hand count
 as well. Where Slurm does not show a script, hpcdl's own record of the job is read; a job without
-either counts as a user of every release.
+either counts as a user of every release, and so does an interactive one: nobody knows what its
+user types. A script that loads nothing runs with what its user had loaded when he submitted it.
 """
 
 from __future__ import annotations
@@ -42,12 +43,14 @@ class Use:
 
     `releases` are named by their directories; `loads` are modules of ours that it loads by name,
     such as `tensorflow` or `tensorflow/2.21.0-cpu`; `known` is False where that is unknown.
+    `interactive` ones have no script (salloc, srun).
     """
 
     job: JobRecord
     releases: tuple[str, ...]
     loads: tuple[str, ...] = ()
     known: bool = True
+    interactive: bool = False
 
 
 def uses(site: Site) -> tuple[Use, ...]:
@@ -71,11 +74,13 @@ def uses(site: Site) -> tuple[Use, ...]:
         return tuple(use for of_one in found for use in of_one)
 
 
-def pinned_by_jobs(site: Site) -> dict[str, str]:
+def pinned_by_jobs(site: Site, *, interactive: bool = True) -> dict[str, str]:
     """Why each release that queued or running jobs need must stay.
 
     Of a job that loads a version by name, every build of that version stays; of one that runs and
-    loads what is current, all that was current since it started.
+    loads what is current, all that was current since it started; of one that loads nothing, all
+    that was current since it was submitted. An interactive job counts as the latter where
+    `interactive` is False.
 
     Raises:
         MissingPrerequisite: Slurm does not answer, so it is unknown.
@@ -86,9 +91,14 @@ def pinned_by_jobs(site: Site) -> dict[str, str]:
     for use in found:
         for release in dict.fromkeys([*use.releases, *loaded.by(use)]):
             named.setdefault(release, []).append(use.job.id)
-    unknown = [use.job.id for use in found if not use.known]
-    reason = f"{_jobs(unknown)} may use it: only root or a Slurm operator can read the script"
-    kept = dict.fromkeys(release_ids(site), reason) if unknown else {}
+    kept: dict[str, str] = {}
+    for jobs, why in (
+        ([use.job.id for use in found if use.interactive and interactive],
+         "may have loaded it: interactive (salloc, srun)"),
+        ([use.job.id for use in found if not use.known],
+         "may use it: only root or a Slurm operator can read the script"),
+    ):  # fmt: skip
+        kept |= dict.fromkeys(release_ids(site), f"{_jobs(jobs)} {why}") if jobs else {}
     return {**kept, **{name: f"{_jobs(jobs)} will load it" for name, jobs in named.items()}}
 
 
@@ -111,6 +121,7 @@ class _Loaded:
     modules: Mapping[str, str]
     given: Callable[[str, int], set[str]]
     times: Sequence[str]
+    partitions: Iterable[str]
 
     @classmethod
     def of(cls, site: Site) -> _Loaded:
@@ -122,16 +133,21 @@ class _Loaded:
             return given_since(site, events, known, partition, first)
 
         modules = {name: release.module for name, release in known.items()}
-        return cls(modules, given, sorted(event.at for event in events))
+        return cls(modules, given, sorted(event.at for event in events), site.partitions)
 
     def by(self, use: Use) -> Iterator[str]:
         """The releases that the job's loads mean, or meant when they ran."""
+        if use.known and not use.releases and not use.loads:
+            for partition in self.partitions:  # whatever machine its user loaded it on before
+                yield from self._since(use.job.submitted, partition)
         for load in use.loads:
             if "/" in load:
                 yield from (name for name, full in self.modules.items() if _means(load, full))
             elif use.job.state != "PENDING":  # one that waits will get what is current then
-                first = bisect_left(self.times, _in_utc(use.job.started))
-                yield from sorted(self.given(use.job.partition, first))
+                yield from self._since(use.job.started, use.job.partition)
+
+    def _since(self, local: str, partition: str) -> list[str]:
+        return sorted(self.given(partition, bisect_left(self.times, _in_utc(local))))
 
 
 def _means(load: str, module: str) -> bool:
@@ -154,7 +170,7 @@ def _uses(site: Site, number: int, jobs: Sequence[JobRecord]) -> list[Use]:
     script = next((text for job in jobs if (text := client.batch_script(job.id)) != ""), "")
     if script is not None:
         needs = read_script(site, script)
-        return [Use(job, *needs) for job in jobs]
+        return [Use(job, *needs, interactive=not script) for job in jobs]
     release = release_of(jobs[0].script)
     named = (release,) if release else ()
     return [Use(job, named, known=release is not None) for job in jobs]

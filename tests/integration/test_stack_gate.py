@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import signal
 import subprocess
 import sys
@@ -170,6 +171,20 @@ def test_gc_through_the_command_asks_the_queue(
 ) -> None:
     assert main(["stack", "gc", "--site", "embedded", "--dry-run", "--json"]) == 0
     assert '"removed"' in capsys.readouterr().out
+
+
+def test_gc_keeps_what_an_interactive_job_may_have_loaded(site: Site, slurm: Run) -> None:
+    make_release(site, "loose")
+    said = slurm("salloc", "--no-shell", "--mem=10", "-p", "cpu").stderr
+    (job,) = re.findall(r"Granted job allocation (\d+)", said)
+    try:
+        kept = pinned_by_jobs(site)
+        assert set(kept) == {"old", "loose"}
+        assert "interactive" in kept["loose"]
+        assert job in kept["loose"]
+        assert "loose" not in pinned_by_jobs(site, interactive=False)
+    finally:
+        slurm("scancel", job)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda one: one.name)

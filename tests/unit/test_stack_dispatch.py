@@ -7,6 +7,7 @@ import pytest
 
 from hpcdl.site import Site, StackRequest, load_site
 from hpcdl.stack.dispatch import Event, choose, publish_history
+from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import plan_publish, plan_rollback, publish, rollback
 from hpcdl.stack.release import DISPATCH_FILE, release_for
 from hpcdl.system.errors import BadInput
@@ -154,6 +155,7 @@ def test_in_a_partition_of_several_models_each_gets_the_newest_with_code_for_it(
     assert {model: one and one.id for model, one in found.items()} == {
         "A100-PCIe-40GB": "ampere", "L40S": "ada",
     }  # fmt: skip
+    assert collect(site, dict, keep=1).kept["ampere"] == "serves typed"
     assert module_for(site, partition="typed", gpu_model="a100").release == "ampere"
     assert module_for(site, partition="typed", gpu_model="l40s").release == "ada"
     with pytest.raises(BadInput, match="no one release serves all GPU models of 'typed'") as told:

@@ -121,6 +121,35 @@ def test_what_was_current_since_a_job_started_stays_after_a_rollback(
     assert set(pinned_by_jobs(site)) == {"a", "b", "c"}
 
 
+@pytest.mark.parametrize("interactive", [True, False])
+def test_what_an_interactive_job_may_have_loaded_stays(
+    site: Site, monkeypatch: pytest.MonkeyPatch, interactive: bool
+) -> None:
+    """In a shell of salloc a user loads any version; no script tells which."""
+    make_release(site, "c")
+    with_history(site, *(("publish", name, f"2026-0{month}-01T00:00:00Z")
+                         for month, name in enumerate("cab", 1)))  # fmt: skip
+    one = said.job(id=7, state="RUNNING", submitted="2026-02-15T00:00:00")
+    monkeypatch.setattr(releases.client, "sees_all_jobs", lambda: True)
+    monkeypatch.setattr(releases.client, "queue", lambda: (one,))
+    monkeypatch.setattr(releases.client, "batch_script", lambda _: "")
+    kept = pinned_by_jobs(site, interactive=interactive)
+    assert set(kept) == ({"a", "b", "c"} if interactive else {"a", "b"})
+
+
+def test_what_was_loaded_when_a_job_was_submitted_stays(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`module load tensorflow; sbatch job.sh`: the job inherits it, and its script says nothing."""
+    with_history(
+        site, ("publish", "a", "2026-02-01T00:00:00Z"), ("publish", "b", "2026-03-01T00:00:00Z")
+    )
+    for submitted, wanted in (("2026-02-15T00:00:00", {"a", "b"}), ("2026-03-15T00:00:00", {"b"})):
+        use = Use(said.job(id=7, submitted=submitted), ())
+        monkeypatch.setattr(releases, "uses", lambda _, use=use: (use,))
+        assert set(pinned_by_jobs(site)) == wanted
+
+
 def test_every_running_task_of_an_array_keeps_what_it_loaded(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
