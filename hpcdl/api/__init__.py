@@ -15,6 +15,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpcdl.api.typed import checked, fields_of
 from hpcdl.jobs.spec import JobSpec
 from hpcdl.site import Site, find_site_file
 from hpcdl.system.errors import HpcdlError as Fault
@@ -44,6 +45,7 @@ __all__ = [
 ]
 
 
+@checked
 def load_site(name: str | Path | None = None) -> Site:
     """A site from its file, or by the name of one that hpcdl brings, such as `pi`.
 
@@ -54,33 +56,32 @@ def load_site(name: str | Path | None = None) -> Site:
     return load_site(find_site_file(str(name) if name else None))
 
 
+@checked
 def render(site: Site, job: JobSpec) -> Script:
     """The batch script of a job: `text`, `layout`, and `lines`, each with its reason.
 
     It loads the site's published release, and names the module to come where there is none.
     """
-    from hpcdl.api.typed import typed
     from hpcdl.jobs import render_script
     from hpcdl.workflows.modules import module_for
 
-    job = typed(job)
     return render_script(site, job, module_for(site, partition=job.partition))
 
 
+@checked
 @careful_umask()
 def submit(site: Site, job: JobSpec) -> Submission:
     """Queue a job, once: `job_id`, and the paths `script`, `log` and `result`.
 
     The same call after one that was stopped half-way finds the job of that one.
     """
-    from hpcdl.api.typed import typed
     from hpcdl.jobs.submission import submit
     from hpcdl.workflows.modules import module_for
 
-    job = typed(job)
     return submit(site, job, module_for(site, partition=job.partition, published=True))
 
 
+@checked
 def lint(script: str | Path, site: Site, name: str = "job.sh") -> tuple[Finding, ...]:
     """What is wrong with a batch script, its text or its `Path`, on the site's release of Slurm."""
     from hpcdl.jobs.lint import lint
@@ -91,6 +92,7 @@ def lint(script: str | Path, site: Site, name: str = "job.sh") -> tuple[Finding,
     return lint(script, name=name, version=site.slurm.version)
 
 
+@checked
 def resolve(site: Site, partition: str | None = None) -> tuple[Resolution, ...]:
     """The newest versions that work together, per partition and kind of build."""
     from hpcdl.stack.resolve import resolve
@@ -98,6 +100,7 @@ def resolve(site: Site, partition: str | None = None) -> tuple[Resolution, ...]:
     return resolve(site, partition)
 
 
+@checked
 def predict(site: Site, partition: str, model: str, **more: Any) -> Forecast:
     """Images/s of a training on more and more GPUs of a partition, and what limits it.
 
@@ -108,9 +111,10 @@ def predict(site: Site, partition: str, model: str, **more: Any) -> Forecast:
 
     if type(more.get("gpus")) is int:
         more["gpus"] = str(more["gpus"])
-    return answer(Request(site.partition(partition), model, **more))
+    return answer(Request(site.partition(partition), model, **fields_of(Request, more)))
 
 
+@checked
 def references(site: Site, partition: str) -> tuple[Reference, ...]:
     """What the nightly checks of a partition are compared with, in images/s and GB/s."""
     from hpcdl.regress.references import load_references
@@ -120,6 +124,7 @@ def references(site: Site, partition: str) -> tuple[Reference, ...]:
     return tuple(row for row in rows if row.partition == named.label)
 
 
+@checked
 def gate(site: Site) -> GateAnswer:
     """Whether last night lets a change through: `open`, `headline`, and each finding."""
     from hpcdl.regress.accept import answer_now

@@ -1,4 +1,4 @@
-"""A job as other people's scripts write it, with the types that the rest of hpcdl relies on.
+"""What other people's scripts pass, with the types that the rest of hpcdl relies on.
 
 The command line gives every field its type; a script may say `program="python x.py"`, of which each
 letter would become an argument.
@@ -9,11 +9,46 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
+from functools import wraps
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from hpcdl.jobs.spec import JobSpec, Memory
+from hpcdl.site import Site
 from hpcdl.system.errors import BadInput
+from hpcdl.system.text import did_you_mean
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def checked(function: _Function) -> _Function:
+    """The same function, which raises BadInput for arguments of other types than it names."""
+    kinds = dict(function.__annotations__)
+
+    @wraps(function)
+    def call(*given: Any, **named: Any) -> Any:
+        asked = signature(function).bind(*given, **named)
+        for name, value in asked.arguments.items():
+            if name != "more":
+                asked.arguments[name] = _of(f"{function.__name__}: {name}", kinds[name], value)
+        return function(*asked.args, **asked.kwargs)
+
+    return cast("_Function", call)
+
+
+def fields_of(record: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values for fields of a dataclass, each of its field's type.
+
+    Raises:
+        BadInput: there is no such field, or a value is of another type.
+    """
+    kinds = {one.name: str(one.type) for one in fields(record)}
+    for name in given.keys() - kinds.keys():
+        said = f"{record.__name__} has no field {name!r:.60}"
+        raise BadInput(said, hint=did_you_mean(name, kinds) or ", ".join(kinds))
+    return {name: _of(f"{record.__name__}: {name}", kinds[name], value)
+            for name, value in given.items()}  # fmt: skip
 
 
 def typed(job: JobSpec) -> JobSpec:
@@ -22,18 +57,17 @@ def typed(job: JobSpec) -> JobSpec:
     Raises:
         BadInput: a field is of another type.
     """
-    found: dict[str, Any] = {}
-    for one in fields(JobSpec):
-        value = getattr(job, one.name)
-        kind, _, optional = str(one.type).partition(" | ")
-        if value is None and optional:
-            continue
-        try:
-            found[one.name] = _KINDS[kind](value)
-        except TypeError as fault:
-            raise BadInput(f"JobSpec: {one.name} cannot be {value!r:.60}",
-                           hint=f"it is of the type {one.type}") from fault  # fmt: skip
-    return replace(job, **found)
+    return replace(job, **fields_of(JobSpec, vars(job)))
+
+
+def _of(what: str, kind: str, value: Any) -> Any:
+    if value is None and kind.endswith(" | None"):
+        return None
+    try:
+        return _KINDS[kind.removesuffix(" | None")](value)
+    except TypeError as fault:
+        raise BadInput(f"{what} cannot be {value!r:.60}",
+                       hint=f"it is of the type {kind}") from fault  # fmt: skip
 
 
 def _text(value: Any) -> str:
@@ -54,21 +88,30 @@ def _variables(value: Any) -> Mapping[str, str]:
     return {_text(name): _text(text) for name, text in value.items()}
 
 
-def _only(kind: type) -> Callable[[Any], Any]:
-    def checked(value: Any) -> Any:
-        if type(value) is not kind:  # True is an int, but no number of nodes
+def _only(*kinds: type) -> Callable[[Any], Any]:
+    def same(value: Any) -> Any:
+        if type(value) not in kinds:  # True is an int, but no number of nodes
             raise TypeError
         return value
 
-    return checked
+    return same
+
+
+def _script(value: Any) -> Any:
+    return value if isinstance(value, (str, Path)) else _text(value)
 
 
 _KINDS: Mapping[str, Callable[[Any], Any]] = {
+    "Site": _only(Site),
+    "JobSpec": lambda value: typed(_only(JobSpec)(value)),
+    "str | Path": _script,
     "int": _only(int),
+    "float": _only(int, float),
     "bool": _only(bool),
     "str": _text,
     "Path": lambda value: Path(_text(value)),
     "tuple[str, ...]": _several,
+    "tuple[Path | Exchange, ...]": lambda value: tuple(_only(list, tuple)(value)),
     "tuple[Path, ...]": lambda value: tuple(map(Path, _several(value))),
     "Mapping[str, str]": _variables,
     "Memory": _only(Memory),

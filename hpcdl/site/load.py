@@ -63,9 +63,12 @@ def find_site_file(given: str | None = None) -> Path:
             hint="on a cluster `hpcdl site init` writes one, for --site FILE or HPCDL_SITE; "
             "without a cluster --site pi is an example",
         )
-    path = Path(chosen).expanduser()
-    if path.exists() and not path.is_dir():
-        return path
+    try:
+        path = Path(chosen).expanduser()
+        if path.exists() and not path.is_dir():
+            return path
+    except (OSError, RuntimeError) as fault:  # too long a name, no such user, a loop of links
+        raise BadInput(f"cannot read {chosen[:100]}: {fault}"[:300], hint="name a file") from fault
     shipped = {
         entry.stem: entry for entry in sorted((folder("templates") / "sites").glob("*.yaml"))
     }

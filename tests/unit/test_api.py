@@ -11,6 +11,8 @@ import pytest
 from hpcdl import api
 from hpcdl.regress.history import VARIABLE
 
+SITE = object()
+"""In a test's arguments: a site."""
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "python.md"
 
 
@@ -85,6 +87,33 @@ def test_a_field_of_another_type_is_said(field: str, value: Any) -> None:
         with pytest.raises(api.Fault, match=f"JobSpec: {field} cannot be") as fault:
             asked(api.load_site("pi"), job)
         assert fault.value.hint
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        ("load_site", [3]),
+        ("load_site", ["a" * 10_000]),
+        ("load_site", ["~nobody-there/x"]),
+        ("render", ["pi", api.JobSpec("p100")]),
+        ("render", [SITE, {"partition": "p100"}]),
+        ("lint", [["#!/bin/sh"], SITE]),
+        ("resolve", [SITE, 3]),
+        ("references", [SITE, {}]),
+        ("predict", [SITE, "p100", 3]),
+    ],
+)
+def test_an_argument_of_another_type_is_said(function: str, arguments: list[Any]) -> None:
+    arguments = [api.load_site("pi") if one is SITE else one for one in arguments]
+    with pytest.raises(api.Fault, match=r"cannot (be|read)") as fault:
+        getattr(api, function)(*arguments)
+    assert fault.value.hint
+
+
+@pytest.mark.parametrize("more", [{"batch": "8"}, {"size": 1.5}, {"bogus": 1}, {"result": 3}])
+def test_a_prediction_of_what_is_no_number_is_said(more: dict[str, Any]) -> None:
+    with pytest.raises(api.Fault, match=rf"Request.*\b{next(iter(more))}"):
+        api.predict(api.load_site("pi"), "p100", "resnet50", **more)
 
 
 def test_lists_and_either_form_of_a_path_are_taken() -> None:
