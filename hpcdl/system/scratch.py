@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hpcdl.system.files import explain_os_errors, take_lock
+from hpcdl.system.trust import require_no_stranger
 
 _PREFIX = ".hpcdl-scratch-"
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -27,9 +28,10 @@ def scratch_directory(below: Path | None = None) -> Iterator[Path]:
         below: where it is made; where TMPDIR says by default.
 
     Raises:
-        MissingPrerequisite: no space left, or no permission, there.
+        MissingPrerequisite: no space left, or no permission, there; or, where TMPDIR says, another
+            user can put one of his own in its place: much of what lies in it is executed.
     """
-    below = below or Path(tempfile.gettempdir())
+    below = below or require_no_stranger(Path(tempfile.gettempdir(), _PREFIX)).parent
     _clear_left(below)
     with explain_os_errors(below):
         place, descriptor = _made(below)

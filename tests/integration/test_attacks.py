@@ -22,7 +22,7 @@ from hpcdl.stack.publish import publish
 from hpcdl.stack.release import current_release, release_for
 from hpcdl.stack.spack_backend.tool import open_spack
 from hpcdl.stack.verify import in_module, verify_here
-from hpcdl.system.errors import BadInput
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.python import module_argv
 from hpcdl.system.scratch import scratch_directory
 from tests.drill.jobs import CHECK, STANDINS
@@ -359,6 +359,19 @@ def test_scratch_directories_of_others_are_left_alone_and_links_not_followed(
     assert (tmp_path / "precious").read_text() == "thesis"
     assert (shared / ".hpcdl-scratch-bbbbbbbb").is_dir()
     assert not mine.exists()
+
+
+@as_root
+def test_nothing_is_compiled_in_the_temporary_directory_of_another_user(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`sudo -E` keeps TMPDIR: its owner renames what lies in it, and puts his own there."""
+    stranger("mkdir -m 0777 his", shared)
+    monkeypatch.setattr("tempfile.tempdir", str(shared / "his"))
+    said = "his cannot be trusted: it belongs to nobody"
+    with pytest.raises(MissingPrerequisite, match=said), scratch_directory():
+        pass
+    assert list((shared / "his").iterdir()) == []
 
 
 def test_what_a_killed_process_left_in_its_scratch_directory_goes(
