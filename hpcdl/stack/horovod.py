@@ -25,7 +25,6 @@ from hpcdl.stack.wheelhouse import (
     new_log,
     record_digest,
     require_as_built,
-    sha256,
     wheels_cache,
 )
 from hpcdl.system.errors import MissingPrerequisite
@@ -144,7 +143,7 @@ def _build(
     """From the sdist to a wheel in `folder`."""
     log = new_log("horovod")
     pip = [*module_argv(programs / "python", "pip"), "--disable-pip-version-check", "--no-input"]
-    sdist = _sdist(recipe, pip, folder, log, say)
+    sdist = fetch_sdist(recipe, pip, folder, log, say)
     say(f"building Horovod {recipe.version} with {compilers} (minutes, once; log: {log})")
     with tarfile.open(sdist) as archive:
         _extract(archive, folder / "sources")
@@ -194,23 +193,23 @@ def first_complaint(log: Path) -> str:
     return match.group(0)[:400] if match else ""
 
 
-def _sdist(recipe: HorovodRecipe, pip: list[str | Path], folder: Path, log: Path, say: Say) -> Path:
-    """The sdist, fetched by pip and compared with the recipe's digest."""
+def fetch_sdist(
+    recipe: HorovodRecipe, pip: list[str | Path], folder: Path, log: Path, say: Say
+) -> Path:
+    """The sdist, fetched by pip, which compares its digest before it runs anything of it."""
     say(f"fetching Horovod {recipe.version}'s sources")
+    wanted = folder / "wanted.txt"
+    with explain_os_errors(wanted):
+        wanted.write_text(f"horovod=={recipe.version} --hash=sha256:{recipe.sha256}\n")
     run(
         [*pip, "download", "--no-deps", "--no-build-isolation", "--no-binary", ":all:",
-         "--dest", folder, f"horovod=={recipe.version}"],
+         "--require-hashes", "--requirement", wanted, "--dest", folder],
         log=log,
-        hint="pip needs PyPI or a mirror of it: set it in pip.conf, or PIP_INDEX_URL",
+        hint="pip needs PyPI or a mirror of it: set it in pip.conf, or PIP_INDEX_URL; where the "
+        "hashes differ, that one serves something else",
         tied=True,
     )  # fmt: skip
-    path = folder / recipe.sdist
-    if not path.is_file() or sha256(path) != recipe.sha256:
-        raise MissingPrerequisite(
-            f"what was fetched is not {recipe.sdist} with sha256 {recipe.sha256[:16]}...",
-            hint="the index or mirror serves something else: check pip.conf",
-        )
-    return path
+    return folder / recipe.sdist
 
 
 def _extract(archive: tarfile.TarFile, folder: Path) -> None:

@@ -1,8 +1,10 @@
 """What is installed is what PyPI served when the facts were written, or it is not installed."""
 
 import dataclasses
+import io
 import json
 import re
+import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +12,21 @@ from pathlib import Path
 import pytest
 
 from hpcdl import facts
-from hpcdl.stack.horovod import find_horovod, horovod_folder
+from hpcdl.stack.horovod import fetch_sdist, find_horovod, horovod_folder
 from hpcdl.stack.recipe import Interpreter, Recipe, find_request, recipe_of, running_interpreter
 from hpcdl.stack.resolve_facts import known
 from hpcdl.stack.wheel_lock import digest_of, pins, requirement
-from hpcdl.stack.wheelhouse import fetch, find_wheelhouse, record_digest, sha256, wheelhouse_folder
+from hpcdl.stack.wheelhouse import (
+    fetch,
+    find_wheelhouse,
+    record_digest,
+    sha256,
+    tools,
+    wheelhouse_folder,
+)
 from hpcdl.system.errors import MissingPrerequisite
+from hpcdl.system.python import module_argv
+from hpcdl.system.run import CommandFailed
 from tests.small_release import silent, small_site
 
 LOCK = facts.load("wheel_lock")
@@ -64,6 +75,28 @@ def test_an_index_that_serves_another_wheel_is_refused(
     assert said.startswith("shtab-")
     assert find_wheelhouse(wanted, python) is None
     assert list(wheelhouse_folder(wanted, python).parent.glob("*.partial")) == []
+
+
+def test_nothing_of_another_sdist_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_pip: Callable[[], None]
+) -> None:
+    """pip runs an sdist's setup.py to know its name, before anybody else looks at the file."""
+    with_pip()
+    wanted = recipe().horovod
+    assert wanted
+    (tmp_path / "index").mkdir()
+    setup = f"open({str(tmp_path / 'owned')!r}, 'w')\n".encode()
+    with tarfile.open(tmp_path / "index" / wanted.sdist, "w:gz") as archive:
+        member = tarfile.TarInfo(f"{wanted.sdist.removesuffix('.tar.gz')}/setup.py")
+        member.size = len(setup)
+        archive.addfile(member, io.BytesIO(setup))
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    pip = module_argv(tools(running_interpreter(), silent) / "bin" / "python", "pip")
+    with pytest.raises(CommandFailed, match="failed with exit code 1") as refused:
+        fetch_sdist(wanted, pip, tmp_path, tmp_path / "log", silent)
+    assert not (tmp_path / "owned").exists()
+    assert "DO NOT MATCH THE HASHES" in str(refused.value.details)
 
 
 def test_on_another_machine_the_build_says_that_no_digests_are_known(
