@@ -211,7 +211,7 @@ def build(suite: Suite, say: Say, *, into: Path | None = None) -> Root:
         mirror = suite.mirror or own_mirror()
         say(f"building a rootfs of {suite.name} from {mirror}, once: a minute or two, 300 MB")
         try:
-            root = _bootstrap(suite, mirror, aside, say)
+            root = _bootstrap(suite, mirror, aside)
             with explain_os_errors(target):
                 shutil.rmtree(target, ignore_errors=True)
                 aside.rename(target)
@@ -220,12 +220,12 @@ def build(suite: Suite, say: Say, *, into: Path | None = None) -> Root:
         return Root(target, root.suite, root.version)
 
 
-def _bootstrap(suite: Suite, mirror: str, aside: Path, say: Say) -> Root:
+def _bootstrap(suite: Suite, mirror: str, aside: Path) -> Root:
     """Let debootstrap fill a directory; ask it for its Slurm; write its record."""
     shutil.rmtree(aside, ignore_errors=True)
     run(
         [*_BUILDING, _tool("debootstrap"), "--variant=minbase", "--merged-usr",
-         f"--include={','.join(facts.load('slurm_suites')['packages'])}", *trust(say),
+         f"--include={','.join(facts.load('slurm_suites')['packages'])}", f"--keyring={_KEYRING}",
          suite.name, aside, mirror, *_script(suite.name)],
         env=_proxy(),
         timeout=_BUILD_SECONDS,
@@ -326,7 +326,8 @@ def _suites() -> tuple[Suite, ...]:
 
 def _check_tools() -> None:
     packages = look(facts.load("packages")["packages"], ["matrix"])
-    if find_program("debootstrap") is None:
+    # Without the keyring debootstrap would check no signature, and what it fetches is run by root.
+    if find_program("debootstrap") is None or not _KEYRING.exists():
         raise MissingPrerequisite(
             f"another release of Slurm needs {' and '.join(missing_names(packages))}",
             hint=f"install with: {apt_line(packages)}",
@@ -342,14 +343,6 @@ def _check_tools() -> None:
 
 def _tool(name: str) -> str:
     return str(find_program(name) or name)
-
-
-def trust(say: Say) -> tuple[str, ...]:
-    """How debootstrap checks signatures."""
-    if _KEYRING.exists():
-        return (f"--keyring={_KEYRING}",)
-    say("the packages' signatures are NOT checked: debian-archive-keyring is not installed")
-    return ("--no-check-gpg",)
 
 
 def _script(suite: str) -> Iterable[Path]:

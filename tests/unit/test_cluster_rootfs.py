@@ -81,6 +81,15 @@ def test_without_debootstrap_its_package_is_named(cache, monkeypatch):
         rootfs.check("24.11")
 
 
+def test_without_keys_to_check_signatures_nothing_is_fetched(cache, monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(rootfs, "find_program", lambda name: f"/usr/sbin/{name}")
+    monkeypatch.setattr(rootfs, "_KEYRING", tmp_path / "none.gpg")
+    with pytest.raises(MissingPrerequisite, match="needs") as refused:
+        rootfs.check("24.11")
+    assert "install" in refused.value.hint
+
+
 def test_another_release_runs_in_loopback_mode_without_accounting():
     assert choose_mode("auto", "24.11") == "loopback"
     with pytest.raises(BadInput, match="loopback"):
