@@ -89,12 +89,12 @@ def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o644, sync: b
 
 def sync_directory(path: Path) -> None:
     """Let the names of a directory outlive a crash of the machine, as `write_atomic`'s content."""
-    with explain_os_errors(path), _opened(path, os.O_RDONLY) as descriptor:
+    with explain_os_errors(path), opened(path, os.O_RDONLY) as descriptor:
         os.fsync(descriptor)
 
 
 @contextmanager
-def _opened(path: Path, flags: int) -> Iterator[int]:
+def opened(path: Path, flags: int) -> Iterator[int]:
     """A descriptor of a directory: it stays this one, whatever its name leads to meanwhile."""
     descriptor = os.open(path, flags | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -212,7 +212,7 @@ def _open_lock(path: Path) -> int:
     What root makes in another user's directory belongs to that user: both are to be able to wait.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with explain_os_errors(path), _opened(path.parent, os.O_PATH) as place:
+    with explain_os_errors(path), opened(path.parent, os.O_PATH) as place:
         descriptor = os.open(path.name, flags, 0o600, dir_fd=place)
         status, owner = os.fstat(descriptor), os.fstat(place).st_uid
         ours = {os.getuid(), owner, 0}

@@ -30,7 +30,7 @@ from hpcdl.stack.publish import switch_lock
 from hpcdl.stack.trees import build_lock
 from hpcdl.stack.wheelhouse import wheels_cache
 from hpcdl.system.errors import BadInput, HpcdlError
-from hpcdl.system.files import LockBusy, locked, size_of
+from hpcdl.system.files import LockBusy, locked, opened, size_of
 from hpcdl.system.resources import cache, home
 from hpcdl.system.text import did_you_mean
 
@@ -57,13 +57,17 @@ class Kind:
 
 @dataclass(frozen=True)
 class Item:
-    """One file, directory or link; `age` in days, `size` in bytes, `kept` why it stays."""
+    """One file, directory or link; `age` in days, `size` in bytes, `kept` why it stays.
+
+    `file` says which it is, whatever its path leads to later.
+    """
 
     kind: str
     path: Path
     age: float
     size: int
     kept: str = ""
+    file: tuple[int, int] = (0, 0)
 
 
 def clean(
@@ -99,7 +103,7 @@ def clean(
             busy = _hold_locks(site, kind.name, held)
             for item in _doomed(site, kind, busy):
                 if not item.kept and not dry_run:
-                    _remove(item.path)
+                    _remove(item)
                 told.append(item)
     return told
 
@@ -147,14 +151,21 @@ def _items(site: Site, kind: Kind, busy: str) -> Iterator[Item]:
             age = time.time() - status.st_mtime
             size = size_of(path) if stat.S_ISDIR(status.st_mode) else status.st_size
             recent = "it was in use within the last hour" if age < _RECENT else ""
-            yield Item(kind.name, path, max(0.0, age / _DAY), size, kept or busy or recent)
+            file = (status.st_dev, status.st_ino)
+            yield Item(kind.name, path, max(0.0, age / _DAY), size, kept or busy or recent, file)
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+def _remove(item: Item) -> None:
+    """Remove what was judged: in a group's work directory another user may have moved it since."""
+    with suppress(FileNotFoundError), opened(item.path.parent, os.O_RDONLY) as place:
+        path = Path(f"/proc/self/fd/{place}", item.path.name)
+        status = path.lstat()
+        if (status.st_dev, status.st_ino) != item.file:
+            return
+        if stat.S_ISDIR(status.st_mode):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
 
 
 def _check_runs(site: Site) -> Found:

@@ -17,6 +17,7 @@ from hpcdl.stack.wheelhouse import wheels_cache
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import locked
 from hpcdl.system.resources import cache, home
+from hpcdl.workflows import clean as clean_module
 from hpcdl.workflows.clean import KINDS, Item, clean
 from tests.small_release import small_site
 from tests.strangers import as_root, stranger
@@ -202,3 +203,23 @@ def test_an_unknown_kind_names_the_nearest(site: Site) -> None:
         clean(site, ["chache"])
     assert "cache" in str(caught.value.hint)
     assert len({kind.name for kind in KINDS}) == len(KINDS)
+
+
+@as_root
+def test_what_was_put_in_the_place_of_an_old_run_stays(
+    site: Site, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner of a group's work directory turns `runs` to another one while root cleans."""
+    site = dataclasses.replace(site, paths=dataclasses.replace(site.paths, work=shared / "work"))
+    stranger("mkdir -pm 0777 work/checks/runs; chmod 0777 work/checks", shared)
+    old = run(site, 1, 91)
+    precious = made(shared / "precious" / old.name, 1)
+    remove = clean_module._remove
+
+    def later(item: Item) -> None:
+        stranger(f"cd work/checks && mv runs away && ln -s {shared}/precious runs", shared)
+        remove(item)
+
+    monkeypatch.setattr(clean_module, "_remove", later)
+    assert gone(clean(site, ["check-runs"])) == {old}
+    assert (precious / "file").exists()
