@@ -16,14 +16,14 @@ from typing import Any, TypeVar, cast
 
 from hpcdl.jobs.spec import JobSpec, Memory
 from hpcdl.site import Site
-from hpcdl.system.errors import BadInput
+from hpcdl.system.errors import BadInput, of_the_system
 from hpcdl.system.text import did_you_mean
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def checked(function: _Function) -> _Function:
-    """The same function, which raises BadInput for arguments of other types than it names."""
+    """The same function, which raises `Fault` only, also for arguments of other types."""
     kinds = dict(function.__annotations__)
 
     @wraps(function)
@@ -32,7 +32,10 @@ def checked(function: _Function) -> _Function:
         for name, value in asked.arguments.items():
             if name != "more":
                 asked.arguments[name] = _of(f"{function.__name__}: {name}", kinds[name], value)
-        return function(*asked.args, **asked.kwargs)
+        try:
+            return function(*asked.args, **asked.kwargs)
+        except OSError as fault:
+            raise of_the_system(fault) from fault
 
     return cast("_Function", call)
 

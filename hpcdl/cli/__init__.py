@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hpcdl import __version__
 from hpcdl.cli.framework import Command, Group, build_parser
-from hpcdl.system.errors import BadInput, ExitCode, HpcdlError, MissingPrerequisite
+from hpcdl.system.errors import BadInput, ExitCode, HpcdlError, of_the_system
 from hpcdl.system.files import careful_umask
 from hpcdl.system.inert import inert_output
 from hpcdl.system.text import did_you_mean
@@ -73,12 +73,7 @@ def _answer(argv: list[str]) -> int:
         _discard_output()
         return 128 + signal.SIGPIPE
     except OSError as fault:
-        # What no package foresaw: the file system's own text, and no traceback.
-        reason = fault.strerror or type(fault).__name__
-        missing = MissingPrerequisite(
-            f"{fault.filename}: {reason}" if fault.filename else reason,
-            hint="mend that, then run the command again; `hpcdl doctor` looks at this machine",
-        )
+        missing = of_the_system(fault)
         print(missing.render(), file=sys.stderr)
         _discard_output()
         return int(missing.exit_code)

@@ -98,3 +98,12 @@ class PartlyDone(HpcdlError):
     """Some of it is done; the rest is listed and can be resumed (exit code 6)."""
 
     exit_code = ExitCode.PARTLY
+
+
+def of_the_system(fault: OSError) -> MissingPrerequisite:
+    """What no package foresaw: the file system's own text, and no traceback."""
+    reason = fault.strerror or type(fault).__name__
+    return MissingPrerequisite(
+        f"{str(fault.filename)[:300]}: {reason}" if fault.filename else reason,
+        hint="mend that, then run the command again; `hpcdl doctor` looks at this machine",
+    )

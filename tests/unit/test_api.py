@@ -116,6 +116,12 @@ def test_a_prediction_of_what_is_no_number_is_said(more: dict[str, Any]) -> None
         api.predict(api.load_site("pi"), "p100", "resnet50", **more)
 
 
+def test_what_the_file_system_refuses_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "/" + "a" * 1000)
+    with pytest.raises(api.Fault, match="name too long"):
+        api.gate(api.load_site("pi"))
+
+
 def test_lists_and_either_form_of_a_path_are_taken() -> None:
     forms = [
         {"program": ("python", "/a b/x.py"), "job_dir": Path("/w/j"), "data": "/d"},
