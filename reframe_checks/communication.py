@@ -15,6 +15,7 @@ from hpcdl.regress.bandwidth import (
     copies_of,
     copy_rate,
     metric_name,
+    most_gbs,
     nccl_faults,
 )
 from hpcdl.regress.checkbase import HpcdlCheck, Metric
@@ -76,6 +77,10 @@ class allreduce(HpcdlCheck):
             for size in self.sizes
         ]  # fmt: skip
 
+    def most(self, metric):
+        rate = most_gbs(self.place()[1]) if self.real_gpus else None
+        return rate and 2 * rate
+
     def faults(self, measured):
         more = nccl_faults(measured) if self.real_gpus else []
         return [*super().faults(measured), *more]
@@ -102,6 +107,9 @@ class copies(HpcdlCheck):
         gpus = self.layout["gpus_per_node"] if self.real_gpus else 0
         return [Metric(f"{way}_gbs", "GB/s", partial(copy_rate, way=way, best=best))
                 for way in copies_of(gpus)]  # fmt: skip
+
+    def most(self, metric):
+        return most_gbs(self.place()[1]) if self.real_gpus else None
 
     def faults(self, measured):
         """As of any job; that its one process has all GPUs is no fault."""

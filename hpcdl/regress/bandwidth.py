@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from hpcdl import facts
+from hpcdl.predict.hardware import usual_link
 from hpcdl.regress.result import Measured
 from hpcdl.results.faults import Fault, FaultKind
 from hpcdl.results.records import at
+from hpcdl.site import Partition
 
 SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 26)
 """Bytes: a small layer's gradient, Horovod's fusion at work, and what large models send."""
@@ -49,3 +52,16 @@ def copies_of(gpus: int) -> tuple[str, ...]:
 def copy_rate(measured: Measured, way: str, *, best: bool = False) -> float | None:
     """GB/s of copies one way: of the slowest GPU or pair, its median copy or its best."""
     return measured.number("summary", f"{'best_' if best else ''}{way}_gbs")
+
+
+def most_gbs(partition: Partition) -> float | None:
+    """GB/s each way of what joins a GPU to others (facts/links.yaml, gpus.yaml), None if unknown.
+
+    No copy to or from it passes that. Bus bandwidth may be twice as much where switches add, so
+    that data cross once.
+    """
+    if partition.gpu is None:
+        return None
+    row = facts.load("links")["links"].get(usual_link(partition.gpu)) or {}
+    both_ways = partition.gpu.figures.nvlink_gbs
+    return row.get("gbs") or (both_ways / 2 if both_ways else None)

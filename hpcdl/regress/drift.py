@@ -190,19 +190,28 @@ def may_be_worse(means: Sequence[tuple[float, str]], *, lower: bool = False) -> 
         lower: whether lower values are better.
     """
     nights = [(1 / value, on) for value, on in means if value > 0] if lower else means
-    values = [value for value, _ in nights]
-    if may_hold(values):
-        return True
+    values, nodes = [value for value, _ in nights], [on for _, on in nights]
+    return may_hold(values) or (len({*nodes}) > 1 and may_hold(_alike(values, nodes)))
+
+
+def means_alike(runs: Sequence[Night]) -> list[tuple[float, str]]:
+    """Each night's mean, as `may_be_worse` takes it, of runs as if their nodes were alike."""
+    by_date: dict[date, list[float]] = {}
+    values = _alike([run.value for run in runs], [run.node for run in runs])
+    for run, value in zip(runs, values, strict=True):
+        by_date.setdefault(run.date, []).append(value)
+    return [(sum(night) / len(night), "") for night in by_date.values()]
+
+
+def _alike(values: Sequence[float], nodes: Sequence[str]) -> list[float]:
+    """The values less what nodes usually differ by, which hides a change from a quick look."""
     each: dict[str, list[float]] = {}
-    for value, on in nights:
+    for value, on in zip(values, nodes, strict=True):
         each.setdefault(on, []).append(value)
-    if len(each) < 2:
-        return False
-    # What nodes always differ by hides a change from the first look, as the mean of all would.
     level = median(values)
-    usual = {on: median(some) if len(some) >= _NODE_NIGHTS else level
+    apart = {on: median(some) - level if len(some) >= _NODE_NIGHTS else 0.0
              for on, some in each.items()}  # fmt: skip
-    return may_hold([value - usual[on] + level for value, on in nights])
+    return [value - apart[on] for value, on in zip(values, nodes, strict=True)]
 
 
 def without_weekends(nights: Nightly, weekdays: Sequence[int]) -> Nightly:

@@ -23,7 +23,7 @@ from hpcdl.regress.answer import (
     GateAnswer,
     of_change,
 )
-from hpcdl.regress.drift import analyse, as_rates, may_be_worse, slow_nodes
+from hpcdl.regress.drift import analyse, as_rates, may_be_worse, means_alike, slow_nodes
 from hpcdl.regress.history import History, Result, single_node
 from hpcdl.regress.identity import LOWER, Series, better_of
 from hpcdl.regress.nodes import COMPARED
@@ -235,8 +235,10 @@ def _of_history(question: _Question, series: Series, run: list[Result]) -> list[
                   for node in slow]  # fmt: skip
     looked_at = [(night.value, night.first if night.first == night.last else "")
                  for night in means if night.day >= since]  # fmt: skip
-    if may_be_worse(looked_at, lower=lower):
-        nights = history.nights(series, since)
+    look = may_be_worse(looked_at, lower=lower)
+    mixed = any(night.first != night.last for night in means if night.day >= since)
+    nights = history.nights(series, since) if look or mixed else []
+    if look or (mixed and may_be_worse(means_alike(nights), lower=lower)):
         analysis = analyse(nights, watched=question.watched, lower=lower)
         if worse := analysis.worse:
             found.append(of_change(series, worse))

@@ -150,6 +150,18 @@ def check_of(file: str, name: str) -> Any:
     return runpy.run_path(str(folder("reframe_checks") / f"{file}.py"))[name]
 
 
+@pytest.mark.parametrize(("name", "times"), [("copies", 1), ("allreduce", 2)])
+def test_nothing_is_copied_faster_than_what_joins_the_gpus(
+    three: Site, name: str, times: float
+) -> None:
+    most = check_of("communication", name).most
+    for label, gbs in (("k80", 15.75), ("p100", 80.0), ("v100", 150.0)):
+        part = three.partition(label)
+        on = SimpleNamespace(real_gpus=True, place=lambda part=part: (three, part))
+        assert most(on, None) == times * gbs
+    assert most(SimpleNamespace(real_gpus=False), None) is None
+
+
 @pytest.mark.parametrize(
     ("file", "name", "gpus"),
     [("data", "input_pipeline", False), ("data", "storage", False), ("training", "alone", True)],

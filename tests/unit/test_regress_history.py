@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta, timezone
+from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -409,6 +410,20 @@ def test_a_slow_drift_within_the_bounds_closes_the_gate(file: Path) -> None:
     is_open, words = gate(file, nights(0.94, start=96))
     assert not is_open
     assert words[0].startswith("drop: -")
+
+
+def test_a_drop_does_not_hide_among_runs_on_changing_nodes(file: Path) -> None:
+    """Three runs a night on any of eight nodes, which differ by up to 15 %; -5 % since 6 nights."""
+    rng = random.Random(7)
+    with open_history(file) as history:
+        for night, run in product(range(100), range(3)):
+            node = rng.randrange(8)
+            level = (1 - 0.15 * node / 7) * (0.95 if night >= 94 else 1)
+            value = 1000 * level * (1 + 0.02 * rng.gauss(0, 1))
+            job = {"run": f"r-{night}-{run}", "job": 3 * night + run, "nodes": f"n{node}"}
+            history.add([result(night, value, **job)])
+        (finding,) = ask(history).findings
+    assert finding.kind == "drop"
 
 
 def test_a_change_that_is_not_sure_yet_is_a_warning_and_the_gate_stays_open(file: Path) -> None:

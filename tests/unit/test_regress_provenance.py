@@ -76,9 +76,9 @@ def test_a_result_in_other_units_is_none(tmp_path: Path) -> None:
 
 
 def case(
-    value: float, unit: str = "images/s", most: float | None = None, **row: Any
+    value: float, unit: str = "images/s", most: float | None = None, wanted: str = "", **row: Any
 ) -> dict[str, Any]:
-    reference = {"value": 1000.0, "unit": "images/s", "lower": -0.1, "upper": None, "runs": 5,
+    reference = {"value": 1000.0, "unit": wanted or unit, "lower": -0.1, "upper": None, "runs": 5,
                  "proof": "run", "source": "this test", **row}  # fmt: skip
     metric = {"value": value, "unit": unit, "judged": True, "reference": reference,
               "most": most}  # fmt: skip
@@ -93,10 +93,11 @@ def case(
         (case(1_600.0), FaultKind.TOO_FAST),
         (case(1_600.0, proof="published"), None),
         (case(20_000.0, proof="published"), FaultKind.TOO_FAST),
+        (case(1_600.0, "GB/s", proof="published"), FaultKind.TOO_FAST),
         (case(1_600.0, machine="another one"), None),
         (case(500.0, lower=None, upper=0.2), FaultKind.TOO_FAST),
         (case(900.0, lower=None, upper=0.2), None),
-        (case(1_000.0, unit="GB/s"), FaultKind.UNIT),
+        (case(1_000.0, unit="GB/s", wanted="images/s"), FaultKind.UNIT),
         (case(1_400.0, most=1_300.0), FaultKind.TOO_FAST),
         (case(1_400.0, most=1_300.0, machine="another one"), FaultKind.TOO_FAST),
         (case(1_200.0, most=1_300.0), None),
