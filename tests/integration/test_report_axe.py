@@ -7,17 +7,14 @@ one's own. Without either this is left out and counted.
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-import tarfile
 from pathlib import Path
 
 import pytest
 
-from hpcdl.system.resources import cache
 from tests.browser import Page
 from tests.integration import test_report_page
 from tests.integration.test_report_page import drawn
+from tests.npm import unpack
 
 file, browser, page = test_report_page.file, test_report_page.browser, test_report_page.page
 VERSION = "4.10.3"
@@ -28,24 +25,12 @@ axe.run(document, {resultTypes: ["violations"]}).then((found) => found.violation
 
 
 @pytest.fixture(scope="module")
-def axe() -> str:
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The source of axe-core."""
     if own := os.environ.get("HPCDL_AXE"):
         return Path(own).read_text()
-    folder = cache() / "tests" / f"axe-core-{VERSION}"
-    archive = folder / f"axe-core-{VERSION}.tgz"
-    if not archive.is_file():
-        if shutil.which("npm") is None:
-            pytest.skip("npm is not installed, and HPCDL_AXE names no axe.min.js")
-        folder.mkdir(parents=True, exist_ok=True)
-        words = ["npm", "pack", "--silent", f"axe-core@{VERSION}"]
-        done = subprocess.run(words, cwd=folder, capture_output=True, timeout=60, check=False)
-        if done.returncode != 0:
-            pytest.skip("axe-core cannot be had from npm here, and HPCDL_AXE names none")
-    with tarfile.open(archive) as packed:
-        script = packed.extractfile("package/axe.min.js")
-        assert script is not None
-        return script.read().decode()
+    folder = unpack("axe-core", VERSION, tmp_path_factory.mktemp("axe"))
+    return (folder / "axe.min.js").read_text()
 
 
 @pytest.mark.parametrize(("colours", "width"), [("light", 360), ("dark", 1280)])

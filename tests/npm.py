@@ -1,0 +1,30 @@
+"""Packages of npm that tests check with: fetched once per machine, kept in the cache."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from hpcdl.system.resources import cache
+
+
+def unpack(name: str, version: str, into: Path) -> Path:
+    """The package's files; where it cannot be had, the test is left out and counted."""
+    plain = f"{name.replace('/', '-').lstrip('@')}-{version}"
+    folder = cache() / "tests" / plain
+    archive = folder / f"{plain}.tgz"
+    if not archive.is_file():
+        if shutil.which("npm") is None:
+            pytest.skip("npm is not installed")
+        folder.mkdir(parents=True, exist_ok=True)
+        words = ["npm", "pack", "--silent", f"{name}@{version}"]
+        done = subprocess.run(words, cwd=folder, capture_output=True, timeout=120, check=False)
+        if done.returncode != 0:
+            pytest.skip(f"{name} cannot be had from npm here")
+    with tarfile.open(archive) as packed:
+        packed.extractall(into, filter="data")
+    return into / "package"
