@@ -236,7 +236,10 @@ def _of_history(question: _Question, series: Series, run: list[Result]) -> list[
     looked_at = [(night.value, night.first if night.first == night.last else "")
                  for night in means if night.day >= since]  # fmt: skip
     look = may_be_worse(looked_at, lower=lower)
-    mixed = any(night.first != night.last for night in means if night.day >= since)
+    # Where each night has the same nodes, what they differ by is in every mean alike; the newest
+    # may not be over.
+    places = {night[2:] for night in means[:-1] if night.day >= since}
+    mixed = len(places) > 1 and any(first != last for _, first, last in places)
     nights = history.nights(series, since) if look or mixed else []
     if look or (mixed and may_be_worse(means_alike(nights), lower=lower)):
         analysis = analyse(nights, watched=question.watched, lower=lower)

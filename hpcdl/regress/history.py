@@ -103,10 +103,11 @@ class Result:
 
 
 class Mean(NamedTuple):
-    """A night's date, the mean of its values, and the first and the last of its jobs' nodes."""
+    """A night's date, the mean of its values, their number, and the first and last job's nodes."""
 
     day: str
     value: float
+    runs: int
     first: str
     last: str
 
@@ -231,7 +232,7 @@ class History:
 
     def means(self, series: Series, since: str = "") -> list[Mean]:
         """Each night's date, the mean of its values and where it ran, oldest first."""
-        what = "substr(time, 1, 10) AS day, avg(value), min(nodes), max(nodes)"
+        what = "substr(time, 1, 10) AS day, avg(value), count(*), min(nodes), max(nodes)"
         more = f"{_MEASURED} GROUP BY day ORDER BY day"
         return [*map(Mean._make, self._of(series, what, more, since))]
 
