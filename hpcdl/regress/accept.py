@@ -27,6 +27,7 @@ from hpcdl.regress.references import (
     read_references,
     reference_of,
     site_file,
+    text_of,
 )
 from hpcdl.regress.rulings import Acceptance, Rulings
 from hpcdl.site import Site
@@ -53,9 +54,17 @@ class Edits:
         return "".join(edit.diff for edit in self.files)
 
     def write(self) -> None:
-        """Write all files; each atomically."""
-        for edit in self.files:
-            with locked(edit.path.with_name(".lock")):
+        """Write all files; each atomically.
+
+        Raises:
+            BadInput: somebody else changed one meanwhile; nothing is written.
+        """
+        with locked(self.files[0].path.with_name(".lock")):
+            for edit in self.files:
+                if edit.before != text_of(edit.path):
+                    raise BadInput(f"{edit.path} was changed meanwhile",
+                                   hint="run the same command again")  # fmt: skip
+            for edit in self.files:
                 write_atomic(edit.path, edit.after)
 
 
@@ -204,7 +213,7 @@ def _accepted(site: Site, rows: Sequence[Acceptance]) -> Edit:
     import yaml
 
     path = accepted_file(site)
-    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    before = text_of(path)
     values = {"schema": SCHEMA, "accepted": [_entry(row) for row in rows]}
     head = (
         "# Findings of the nightly checks that somebody accepted. `hpcdl check accept` writes it,\n"

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import smtplib
 import ssl
 import subprocess
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -26,7 +28,7 @@ from urllib.parse import urlsplit
 from hpcdl import facts
 from hpcdl.regress.answer import GateAnswer
 from hpcdl.regress.notice import Notice, as_text, body_of, notice_of
-from hpcdl.system.document import read_document
+from hpcdl.system.document import InvalidDocument, read_document
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.files import write_atomic
 from hpcdl.system.inert import in_a_line
@@ -37,6 +39,7 @@ from hpcdl.system.schema import check
 SECONDS = 10.0
 """That an addressee may take, and so all of them."""
 _MOST_BYTES = 20_000_000
+_VALUE = re.compile(r" is .*, (which )?", re.DOTALL)
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -74,8 +77,18 @@ def read_addressees(path: Path) -> Addressees:
     """Whom to tell, from a file that only this user can read.
 
     Raises:
-        BadInput: others may read it, or it has faults; all of them, with their places.
+        BadInput: others may read it, or it has faults; all of them, with their places but not
+            with what is there, which may be a secret.
     """
+    try:
+        return _addressees(path)
+    except InvalidDocument as found:
+        details = [f"{path}:{one.mark.line}:{one.mark.column}: {_VALUE.sub(': ', one.message)}"
+                   for one in found.faults]  # fmt: skip
+        raise BadInput(found.message, details=details, hint=found.hint) from None
+
+
+def _addressees(path: Path) -> Addressees:
     if path.exists() and path.stat().st_mode & 0o077:
         raise BadInput(f"others may read {path}, which holds secrets", hint=f"chmod 600 {path}")
     document = read_document(path, if_empty="docs/nightly.md shows one")
@@ -91,9 +104,13 @@ def read_addressees(path: Path) -> Addressees:
 def _lacks(target: Mapping[str, Any]) -> list[str]:
     if target.get("kind") == "mail":
         return [] if target.get("to") else ["a mail needs `to`, a list of addresses"]
-    url = urlsplit(target.get("url") or "")
-    if not url.hostname:
-        return [f"a {target.get('kind')} needs `url`"]
+    try:
+        url = urlsplit(target.get("url") or "")
+        known = url.hostname and url.port != 0 and " " not in url.geturl()
+    except ValueError:  # no address, or no port
+        known = False
+    if not known:
+        return [f"a {target.get('kind')} needs `url`, the address of a web server"]
     if url.scheme != "https" and not (url.scheme == "http" and url.hostname in _LOCAL):
         return ["a webhook's `url` begins with https://, since it is a secret"]
     return []
@@ -154,16 +171,10 @@ def _at_once(senders: Sequence[Callable[[], None]]) -> list[str]:
                for index in range(len(senders))]  # fmt: skip
     for thread in threads:
         thread.start()
-    end = threading.TIMEOUT_MAX if not threads else _now() + SECONDS
+    end = time.monotonic() + SECONDS
     for thread in threads:
-        thread.join(max(0.0, end - _now()))
+        thread.join(max(0.0, end - time.monotonic()))
     return [*failed]
-
-
-def _now() -> float:
-    import time
-
-    return time.monotonic()
 
 
 def _reason(fault: Exception) -> str:

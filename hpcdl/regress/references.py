@@ -201,9 +201,14 @@ class Edit:
 def edit_of(site: Site, reference_set: str, rows: Sequence[Reference]) -> Edit:
     """The change of a set's file by rows, which take the places of those that it has."""
     path = site_file(site, reference_set)
-    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    before = text_of(path)
     old = read_references(path) if before else ()
     return Edit(path, before, render_references(reference_set, merged(old, rows)))
+
+
+def text_of(path: Path) -> str:
+    """A file's text, '' where there is none."""
+    return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
 def by_set(site: Site, rows: Iterable[Reference]) -> dict[str, list[Reference]]:

@@ -14,10 +14,11 @@ import pytest
 import yaml
 
 from hpcdl.cli import main
-from hpcdl.regress.accept import accepted_file, rulings_of
+from hpcdl.regress.accept import accept, accepted_file, rulings_of
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Result, open_history
 from hpcdl.regress.references import Reference, load_references, update_references
+from hpcdl.regress.rulings import Acceptance
 from hpcdl.site import Site, find_site_file, load_site
 from hpcdl.system.errors import BadInput
 
@@ -107,6 +108,19 @@ def test_it_is_a_diff_that_git_takes(
     assert gate(site, tmp_path).findings
     subprocess.run(["git", "apply"], input=told, text=True, check=True, cwd=site.paths.prefix)
     assert gate(site, tmp_path).open
+
+
+def test_of_two_at_once_none_is_lost(site: Site, tmp_path: Path) -> None:
+    fill(site, tmp_path)
+    answer = gate(site, tmp_path)
+    given = Acceptance("", answer.findings[0].series, "Ada", "why", str(date.today()))
+    with open_history(tmp_path / "h", site.name) as history:
+        late = accept(site, history, answer, NAME, given)
+    assert main(["check", "accept", NAME, *WHO, "--until", "2999-01-01"]) == 0
+    with pytest.raises(BadInput, match="was changed meanwhile"):
+        late.write()
+    (row,) = yaml.safe_load(accepted_file(site).read_text())["accepted"]
+    assert row["until"] == "2999-01-01"
 
 
 def test_a_finding_sleeps_until_its_day(site: Site, tmp_path: Path) -> None:

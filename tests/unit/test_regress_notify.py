@@ -255,6 +255,9 @@ def addressees(path: Path, mode: int = 0o600, **target: Any) -> Path:
         (0o600, {"kind": "slack", "url": "http://x.org/y"}, "1 fault"),
         (0o600, {"kind": "mail"}, "1 fault"),
         (0o600, {"kind": "pigeon"}, "fault"),
+        (0o600, {"kind": "slack", "url": "https://[::1/y"}, "1 fault"),
+        (0o600, {"kind": "slack", "url": "https://x:99999/y"}, "1 fault"),
+        (0o600, {"kind": "mail", "to": ["a@b.c"], "smtp": "here:there"}, "1 fault"),
     ],
 )
 def test_a_file_that_others_read_or_that_tells_nobody_is_refused(
@@ -262,6 +265,21 @@ def test_a_file_that_others_read_or_that_tells_nobody_is_refused(
 ) -> None:
     with pytest.raises(BadInput, match=said):
         read_addressees(addressees(tmp_path / "n.yaml", mode, **target))
+
+
+@pytest.mark.parametrize("text", [
+    "schema: 1\ntargets:\n- {kind: slack, url: 'http://x.org/hush'}\n",
+    "schema: 1\ntargets:\n- {kind: webhook, url: \"https://x.org/hush\\a\"}\n",
+    "schema: 1\ntargets:\n- {kind: mail, to: [a@b.c], password: [hush]}\n",
+    "schema: 1\ntargets:\n- {kind: mail, password: hush\n",
+])  # fmt: skip
+def test_a_fault_is_told_without_what_may_be_a_secret(tmp_path: Path, text: str) -> None:
+    (tmp_path / "n.yaml").write_text(text)
+    (tmp_path / "n.yaml").chmod(0o600)
+    with pytest.raises(BadInput) as found:
+        read_addressees(tmp_path / "n.yaml")
+    assert "n.yaml:3" in found.value.render() or "n.yaml:4" in found.value.render()
+    assert "hush" not in found.value.render()
 
 
 def closed_history(path: Path) -> None:
