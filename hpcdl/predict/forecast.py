@@ -26,7 +26,7 @@ from hpcdl.predict.step import (
     lengthened,
     predict_step,
     profile,
-)
+)  # fmt: skip
 from hpcdl.system.errors import BadInput
 
 MOST_GPUS = 65_536
@@ -104,37 +104,21 @@ class Forecast:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a person should know before believing any of it."""
-        said = (self._other_batch(), self._too_large(), self._unknown(), self.left_out)
-        return tuple(filter(None, said))
-
-    def _unknown(self) -> str:
-        """Which of the GPU's figures a kindred one stands in for."""
-        lacking = self.machine.lacks(self.training.precision)
-        if not lacking:
-            return ""
-        return (
-            f"{' and '.join(lacking)} of the {self.machine.gpu} are not known: the shares of the "
-            "layers are a kindred GPU's"
-        )
-
-    def _other_batch(self) -> str:
-        base, batch = self.calibration.batch, self.training.batch
-        if base == batch:
-            return ""
-        return f"it was measured at batch {base}; the same images/s are assumed at {batch}"
-
-    def _too_large(self) -> str:
-        """Whether a batch is beyond the GPU's memory; ranks on CPUs share what there is."""
-        batch, memory = self.training.batch, self.machine.memory
+        base, batch, gpu = self.calibration, self.training.batch, self.machine.gpu
+        said = []
+        if base.batch != batch:
+            same = "the same images/s are assumed"
+            said.append(f"it was measured at batch {base.batch}; {same} at {batch}")
         needs = memory_bytes(self.training, min((p.gpus for p in self.points), default=1))
-        # A run that had such a batch knows better than an estimate.
-        proven = self.calibration.proof == "run" and self.calibration.batch >= batch
-        if needs <= memory or proven or self.machine.gpu == CPU:
-            return ""
-        return (
-            f"batch {batch} is not likely to fit: it needs about {needs / GIGA:,.0f} GB, and the "
-            f"{self.machine.gpu} has {memory / GIGA:g} GB"
-        )
+        # A run that had such a batch knows better than an estimate; ranks on CPUs share memory.
+        proven = base.proof == "run" and base.batch >= batch
+        if needs > self.machine.memory and not proven and gpu != CPU:
+            said.append(f"batch {batch} is not likely to fit: it needs about {needs / GIGA:,.0f} "
+                        f"GB, and the {gpu} has {self.machine.memory / GIGA:g} GB")  # fmt: skip
+        if lacking := self.machine.lacks(self.training.precision):
+            said.append(f"{' and '.join(lacking)} of the {gpu} are not known: the shares of the "
+                        "layers are a kindred GPU's")  # fmt: skip
+        return (*said, self.left_out) if self.left_out else tuple(said)
 
 
 def memory_bytes(training: Training, gpus: int) -> float:
@@ -149,17 +133,10 @@ def memory_bytes(training: Training, gpus: int) -> float:
 
 
 def forecast(
-    machine: Machine,
-    training: Training,
-    calibration: Calibration,
-    counts: Sequence[int],
-    *,
-    images: int = IMAGENET_IMAGES,
-    loss: float = 0.1,
-    deadline_hours: float | None = None,
-    known: Constants | None = None,
-    measured: Sequence[Measured] = (),
-) -> Forecast:
+    machine: Machine, training: Training, calibration: Calibration, counts: Sequence[int], *,
+    images: int = IMAGENET_IMAGES, loss: float = 0.1, deadline_hours: float | None = None,
+    known: Constants | None = None, measured: Sequence[Measured] = (),
+) -> Forecast:  # fmt: skip
     """Predict every count and choose.
 
     Args:
@@ -183,12 +160,17 @@ def forecast(
         ran = nearest(measured, gpus, nodes) if gpus > 1 else None
         if ran:
             theirs = predict_step(machine, training, one, ran.ranks, ran.nodes, known)
-            loss = stretched(_loss(step), ran.loss(step.compute), _loss(theirs))
+            lost = stretched(_loss(step), ran.loss(step.compute), _loss(theirs))
             if (ran.ranks, ran.nodes) == (gpus, nodes):  # the run itself, whatever one rank does
                 step = replace(step, compute=min(step.compute, ran.middle))
-                loss = ran.loss(step.compute)
-            step = lengthened(step, loss)
-        points.append(_point(step, alone, machine, training, calibration, images, ran))
+                lost = ran.loss(step.compute)
+            step = lengthened(step, lost)
+        rate = gpus * training.images / step.seconds
+        low, high = _bounds(step, training, calibration, ran)
+        gain, beyond = alone.seconds / step.seconds, 0 < machine.nodes < nodes
+        points.append(
+            Point(step, rate, rate * low, rate * high, gpus * gain, gain, images / rate, beyond)
+        )
     choices = choose(points, loss, deadline_hours)
     return Forecast(machine, training, calibration, images, tuple(points), choices)
 
@@ -218,30 +200,6 @@ def _bounds(
     return noise * low, high / noise
 
 
-def _point(
-    step: Step,
-    alone: Step,
-    machine: Machine,
-    training: Training,
-    base: Calibration,
-    images: int,
-    ran: Measured | None = None,
-) -> Point:
-    rate = step.gpus * training.images / step.seconds
-    low, high = _bounds(step, training, base, ran)
-    speedup = step.gpus * alone.seconds / step.seconds
-    return Point(
-        step=step,
-        images_per_second=rate,
-        low=rate * low,
-        high=rate * high,
-        speedup=speedup,
-        efficiency=speedup / step.gpus,
-        epoch_seconds=images / rate,
-        beyond=0 < machine.nodes < step.nodes,
-    )
-
-
 def choose(points: Sequence[Point], loss: float, deadline_hours: float | None = None) -> Choices:
     """Fastest: most images per second. Cheapest: fewest GPU-hours of those in time.
 
@@ -253,12 +211,10 @@ def choose(points: Sequence[Point], loss: float, deadline_hours: float | None = 
     timely = [point for point in real if point.epoch_seconds <= limit]
     thrifty = [point for point in real if point.efficiency >= 1 - loss]
     return Choices(
-        fastest=max(real, key=lambda p: p.images_per_second, default=None),
-        cheapest=min(timely, key=lambda p: (p.gpu_hours, p.gpus), default=None),
-        efficient=max(thrifty, key=lambda p: p.gpus, default=None),
-        loss=loss,
-        deadline_hours=deadline_hours,
-    )
+        max(real, key=lambda p: p.images_per_second, default=None),
+        min(timely, key=lambda p: (p.gpu_hours, p.gpus), default=None),
+        max(thrifty, key=lambda p: p.gpus, default=None), loss, deadline_hours,
+    )  # fmt: skip
 
 
 def legal(gpus: int, per_node: int) -> bool:
@@ -285,21 +241,12 @@ def expand(text: str, per_node: int, *, every: bool = False) -> tuple[int, ...]:
         first, last = int(match[1]), int(match[2] or match[1])
         if not 1 <= first <= last <= MOST_GPUS:
             raise BadInput(f"'{part}' is not between 1 and {MOST_GPUS} GPUs, in rising order")
-        if match[2]:
-            found.update(_range(first, last, per_node, every))
-        else:
-            found.add(_single(first, per_node))
+        if not match[2] and not legal(first, per_node):
+            down = first // per_node * per_node
+            raise BadInput(f"{first} GPUs do not fill whole nodes of {per_node}",
+                           hint=f"take {down} or {down + per_node}")  # fmt: skip
+        found.update(_range(first, last, per_node, every) if match[2] else [first])
     return tuple(sorted(found))
-
-
-def _single(gpus: int, per_node: int) -> int:
-    if legal(gpus, per_node):
-        return gpus
-    down = gpus // per_node * per_node
-    raise BadInput(
-        f"{gpus} GPUs do not fill whole nodes of {per_node}",
-        hint=f"take {down} or {down + per_node}",
-    )
 
 
 def _range(first: int, last: int, per_node: int, every: bool) -> Iterable[int]:
@@ -311,14 +258,8 @@ def _range(first: int, last: int, per_node: int, every: bool) -> Iterable[int]:
     while value <= last:
         if value >= first:
             counts.append(value)
-        value = _next(value, per_node)
+        # A node is never left half filled on the way to the next.
+        value = per_node if value < per_node < 2 * value else 2 * value
     whole = last if last <= per_node else last // per_node * per_node
     start = first if legal(first, per_node) else -(-first // per_node) * per_node
     return [count for count in {start, *counts, whole} if first <= count <= last]
-
-
-def _next(value: int, per_node: int) -> int:
-    """The next doubling; a node is never left half filled on the way to the next."""
-    if value < per_node < 2 * value:
-        return per_node
-    return 2 * value

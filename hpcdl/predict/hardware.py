@@ -38,6 +38,7 @@ _RATE = re.compile(
     r"[0-9]{1,4}(?:\.[0-9]+)?[ -]?(?:Gb/s|Gbit/s|Gbps|GbE|GigE|Gb|Gigabit)(?![A-Za-z])"
     r"|(?i:qdr|fdr|edr|hdr|ndr)\b)"
 )
+_NUMBER = re.compile(r"[^0-9.].*")
 _CORES = re.compile(r"(?:\b([0-9]) ?x ?)?\b([0-9]{1,3})[ -]cores?\b", re.IGNORECASE)
 _VENDOR = re.compile(r"(?:(?:nvidia|tesla|geforce)[ -]+)+")
 # From which compute capability on a GPU has units of their own for a precision.
@@ -102,10 +103,8 @@ class Machine:
             BadInput: nobody knows it; the hint says how to give it.
         """
         if self.network is None:
-            raise BadInput(
-                f"the network between the nodes of '{self.name}' is not known",
-                hint=NETWORK_HINT,
-            )
+            said = f"the network between the nodes of '{self.name}' is not known"
+            raise BadInput(said, hint=NETWORK_HINT)
         return self.network
 
     @property
@@ -123,17 +122,18 @@ def of_partition(partition: Partition) -> Machine:
     fabric, rate = partition.interconnect.fabric, partition.interconnect.bandwidth_gbps
     known = rate is not None and fabric != UNKNOWN_FABRIC
     network = network_link(fabric, rate) if rate is not None and known else None
-    if partition.gpu is None:
-        return _cpu_machine(partition, network)
-    gpu = partition.gpu
+    nodes, gpu = partition.nodes, partition.gpu
+    if gpu is None:
+        flops = _CPU_CORE_FLOPS * partition.cores_per_socket
+        return Machine(
+            name=partition.name, gpu=CPU, flops=(flops, flops, flops), memory_rate=_CPU_MEMORY,
+            memory=partition.memory_gb * GIGA, per_node=partition.sockets, network=network,
+            inside=Link("memory", _CPU_LATENCY, _CPU_MEMORY / 4), cores=partition.cores, roots=1,
+            root=_CPU_MEMORY, nodes=nodes,
+        )  # fmt: skip
     machine = of_gpu(gpu, usual_link(gpu), partition.cores, partition.sockets, network)
-    return replace(
-        machine,
-        name=partition.name,
-        per_node=gpu.per_node,
-        nodes=partition.nodes,
-        memory=gpu.memory_gb * GIGA,
-    )
+    return replace(machine, name=partition.name, per_node=gpu.per_node, nodes=nodes,
+                   memory=gpu.memory_gb * GIGA)  # fmt: skip
 
 
 def of_host(
@@ -151,33 +151,24 @@ def of_host(
         interconnect: the row's text for its links, such as `PCIe, 25 GbE`.
         cores: physical cores of a node as the row says; those of the host where it does not.
     """
-    known = facts.load("links")
-    name = gpu_of(gpu)
+    known, name = facts.load("links"), gpu_of(gpu)
     if name is None:
         return None
     kind = gpu_named(name)
+    usual = usual_link(kind)
     host = next(row for row in known["hosts"] if row["match"] in hardware)
     if not host["match"]:
-        board = (
-            known["board_gbps"].get(name.partition("-")[0]) if usual_link(kind) == "nvlink" else 0
-        )
-        host = {**host, "network_gbps": board or host["network_gbps"]}
-        host = {**host, **_named_links(f"{hardware}, {interconnect}", kind)}
+        board = known["board_gbps"].get(name.partition("-")[0]) if usual == "nvlink" else 0
+        host = {**host, "network_gbps": board or host["network_gbps"],
+                **_named_links(f"{hardware}, {interconnect}", kind)}  # fmt: skip
+    # A host's usual GPUs may have what these lack.
+    link = usual if host["link"] in (None, "nvlink") and usual != "nvlink" else host["link"]
+    said = _CORES.search(hardware)  # such as `32 cores` or `2x 20 cores`
+    cores = cores or (int(said[1] or 1) * int(said[2]) if said else 0) or host["cores"]
     network = network_link(host["fabric"], host["network_gbps"])
-    link = host["link"]
-    if link is None or (link == "nvlink" and usual_link(kind) != "nvlink"):
-        link = usual_link(kind)  # a host's usual GPUs may have what these lack
-    machine = of_gpu(
-        kind, link, cores or _cores_in(hardware) or host["cores"], host["roots"], network
-    )
+    machine = of_gpu(kind, link or usual, cores, host["roots"], network)
     memory = machine.memory * (2 if "32GB" in gpu or "32GB" in hardware else 1)
     return replace(machine, name=host["match"] or ASSUMED, per_node=per_node, memory=memory)
-
-
-def _cores_in(hardware: str) -> int:
-    """Cores that a row's text names, such as `32 cores` or `2x 20 cores`; 0 where it does not."""
-    found = _CORES.search(hardware)
-    return int(found[1] or 1) * int(found[2]) if found else 0
 
 
 def _named_links(text: str, gpu: Gpu) -> dict[str, Any]:
@@ -185,8 +176,11 @@ def _named_links(text: str, gpu: Gpu) -> dict[str, Any]:
     found: dict[str, Any] = {}
     folded = text.casefold()
     if "pcie" in folded.replace("-", "").replace(" ", "") and "nvlink" not in folded:
-        found["link"] = f"pcie{_pcie(float(gpu.compute))}"
-    said = [float(match[1] or 1) * _rate(match[2]) for match in _RATE.finditer(text)]
+        found["link"] = _pcie(gpu)
+    said = [
+        float(count or 1) * (_GENERATIONS.get(rate.casefold()) or float(_NUMBER.sub("", rate)))
+        for count, rate in _RATE.findall(text)
+    ]
     rates = [rate for rate in said if rate >= _LEAST_GBPS]  # `0 GbE` says that nothing is known
     if rates:
         found["network_gbps"] = max(rates)
@@ -195,14 +189,10 @@ def _named_links(text: str, gpu: Gpu) -> dict[str, Any]:
     return found
 
 
-def _rate(text: str) -> float:
-    """Gb/s of `25 GbE`, `100Gb/s` or of an InfiniBand generation."""
-    return _GENERATIONS.get(text.casefold()) or float(re.match(r"[0-9.]+", text)[0])  # type: ignore[index]
-
-
-def _pcie(capability: float) -> int:
-    """The generation of PCI Express that GPUs of a compute capability have."""
-    return 3 if capability < 8 else 4 if capability < 9 else 5
+def _pcie(gpu: Gpu) -> str:
+    """The generation of PCI Express that a GPU has."""
+    capability = float(gpu.compute)
+    return "pcie3" if capability < 8 else "pcie4" if capability < 9 else "pcie5"
 
 
 def gpu_of(text: str) -> str | None:
@@ -223,7 +213,7 @@ def gpu_of(text: str) -> str | None:
 
 def usual_link(gpu: Gpu) -> str:
     """The link between GPUs of a kind in a node: as said, else NVLink where they have it."""
-    return gpu.figures.fabric or ("nvlink" if gpu.nvlink else f"pcie{_pcie(float(gpu.compute))}")
+    return gpu.figures.fabric or ("nvlink" if gpu.nvlink else _pcie(gpu))
 
 
 def of_gpu(gpu: Gpu | str, link: str, cores: int, roots: int, network: Link | None) -> Machine:
@@ -243,20 +233,12 @@ def of_gpu(gpu: Gpu | str, link: str, cores: int, roots: int, network: Link | No
     flops, lacking = _peaks(kind)
     unknown = [*lacking, *(["memory_gbs"] if kind.figures.memory_gbs is None else [])]
     return Machine(
-        name=kind.model,
-        gpu=kind.model,
-        compute=kind.compute,
-        flops=flops,
+        name=kind.model, gpu=kind.model, compute=kind.compute, flops=flops,
         memory_rate=(kind.figures.memory_gbs or _stand_in(kind).figures.memory_gbs or 1.0) * GIGA,
-        memory=kind.memory_gb * GIGA,
-        per_node=1,
-        inside=_link(link, kind),
-        network=network,
-        cores=cores,
-        roots=max(1, roots),
-        root=_link(f"pcie{_pcie(float(kind.compute))}", kind).bandwidth,
-        unknown=tuple(unknown),
-    )
+        memory=kind.memory_gb * GIGA, per_node=1, inside=_link(link, kind), network=network,
+        cores=cores, roots=max(1, roots),
+        root=_link(_pcie(kind), kind).bandwidth, unknown=tuple(unknown),
+    )  # fmt: skip
 
 
 def _stand_in(gpu: Gpu) -> Gpu:
@@ -295,10 +277,8 @@ def _link(kind: str, gpu: Gpu) -> Link:
     """
     row = facts.load("links")["links"][kind]
     if row["gbs"] is None and gpu.figures.nvlink_gbs is None:
-        raise BadInput(
-            f"the NVLink rate of '{gpu.model}' is not known",
-            hint=f"give it in the site file: `gpus: {{{gpu.model}: {{nvlink_gbs: N}}}}`",
-        )
+        give = f"give it in the site file: `gpus: {{{gpu.model}: {{nvlink_gbs: N}}}}`"
+        raise BadInput(f"the NVLink rate of '{gpu.model}' is not known", hint=give)
     rate = row["gbs"] or (gpu.figures.nvlink_gbs or 0.0) / 2
     return Link(kind, row["latency_us"] * 1e-6, rate * row["efficiency"] * GIGA)
 
@@ -314,22 +294,3 @@ def slowest() -> Link:
     """A network of which only a measured bandwidth is known: it has the largest known latency."""
     rows = facts.load("links")["fabrics"].values()
     return Link("measured network", max(row["latency_us"] for row in rows) * 1e-6, 0.0)
-
-
-def _cpu_machine(partition: Partition, network: Link | None) -> Machine:
-    flops = _CPU_CORE_FLOPS * partition.cores_per_socket
-    memory = Link("memory", _CPU_LATENCY, _CPU_MEMORY / 4)
-    return Machine(
-        name=partition.name,
-        gpu=CPU,
-        flops=(flops, flops, flops),
-        memory_rate=_CPU_MEMORY,
-        memory=partition.memory_gb * GIGA,
-        per_node=partition.sockets,
-        inside=memory,
-        network=network,
-        cores=partition.cores,
-        roots=1,
-        root=_CPU_MEMORY,
-        nodes=partition.nodes,
-    )

@@ -6,16 +6,12 @@ can get wrong is one `BadInput` here; after it values are valid.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcdl.predict.calibrate import (
-    Calibration,
-    from_images_per_second,
-    from_records,
-    from_result,
-)
+from hpcdl.predict.calibrate import Calibration, from_images_per_second, from_records, from_result
 from hpcdl.predict.exchange import Exchange, fitted, read_exchange
 from hpcdl.predict.feed import ENDLESS, IMAGENET, PIPELINES, SYNTHETIC, feed
 from hpcdl.predict.forecast import IMAGENET_IMAGES, Forecast, expand, forecast
@@ -33,6 +29,7 @@ if TYPE_CHECKING:
     from hpcdl.site import Partition
 
 MEGA = 1e6
+_HUGE = 1e300
 _DEFAULT_BATCH = 64
 _BOUNDS = {
     "batch": (1, 65_536, "images per GPU"),
@@ -115,16 +112,10 @@ def answer(request: Request) -> Forecast:
     machine, training, calibration = prepare(request)
     counts, left_out = _counts(request, machine)
     found = forecast(
-        machine,
-        training,
-        calibration,
-        counts,
-        images=request.images or IMAGENET_IMAGES,
-        loss=request.loss,
-        deadline_hours=request.deadline_hours,
-        known=request.constants,
+        machine, training, calibration, counts, images=request.images or IMAGENET_IMAGES,
+        loss=request.loss, deadline_hours=request.deadline_hours, known=request.constants,
         measured=_measured(request, training),
-    )
+    )  # fmt: skip
     links = tuple(one.describe for one in request.measured_links)
     return replace(found, links=links, left_out=left_out)
 
@@ -141,11 +132,9 @@ def _measured(request: Request, training: Training) -> tuple[Measured, ...]:
         result = read_result(path)
         if (result.model, result.batch) != (training.net.name, training.batch):
             if path != request.result:
-                raise BadInput(
-                    f"{path} measured '{result.model}' at batch {result.batch}, and "
-                    f"{request.result} did not",
-                    hint="give runs of the same training, or one run",
-                )
+                raise BadInput(f"{path} measured '{result.model}' at batch {result.batch}, and "
+                               f"{request.result} did not",
+                               hint="give runs of the same training, or one run")  # fmt: skip
             continue
         if result.ranks > 1:
             groups.setdefault((result.ranks, result.nodes), []).append(result.step)
@@ -178,26 +167,18 @@ def prepare(request: Request) -> tuple[Machine, Training, Calibration]:
     for path in request.repeats:
         same_machine(path, read_result(path).place, machine)
     training = _training(request, result, machine)
-    return machine, training, _calibration(request, result, machine, training)
+    if result and request.result:
+        base = from_result(result, request.result, training.precision)
+        base = replace(base, seconds=base.seconds * training.batch / result.batch)
+    elif request.images_per_second is not None:
+        base = from_images_per_second(request.images_per_second, training)
+    else:
+        base = from_records(machine, training, read_records())
+    return machine, training, base
 
 
 def _measured_links(request: Request, machine: Machine) -> Machine:
-    """The machine with the links that all-reduce checks measured, where given."""
-    for found in _exchanges(request, machine):
-        machine = fitted(machine, found)
-    if request.link_gbs is not None:
-        rate = request.link_gbs * GIGA
-        inside = replace(machine.inside, bandwidth=rate, measured=True)
-        machine = replace(machine, inside=inside)
-    if request.network_gbs is not None:
-        rate = request.network_gbs * GIGA
-        network_link = replace(machine.network or slowest(), bandwidth=rate, measured=True)
-        machine = replace(machine, network=network_link)
-    return machine
-
-
-def _exchanges(request: Request, machine: Machine) -> list[Exchange]:
-    """The all-reduce checks, looked through: of this machine, each kind of link once."""
+    """The machine with the links that its all-reduce checks measured, each kind once."""
     found = request.measured_links
     for one in found:
         same_machine(one.origin, one.place, machine)
@@ -205,11 +186,18 @@ def _exchanges(request: Request, machine: Machine) -> list[Exchange]:
     for several, name in enumerate(("within a node", "between nodes")):
         said = sum((one.nodes > 1) == several for one in found) + (stated[several] is not None)
         if found and said > 1:
-            raise BadInput(
-                f"the links {name} are given twice",
-                hint="give one result of an all-reduce check, or --link or --network",
-            )
-    return found
+            once = "give one result of an all-reduce check, or --link or --network"
+            raise BadInput(f"the links {name} are given twice", hint=once)
+    for one in found:
+        machine = fitted(machine, one)
+    if request.link_gbs is not None:
+        inside = replace(machine.inside, bandwidth=request.link_gbs * GIGA, measured=True)
+        machine = replace(machine, inside=inside)
+    if request.network_gbs is not None:
+        between = machine.network or slowest()
+        between = replace(between, bandwidth=request.network_gbs * GIGA, measured=True)
+        machine = replace(machine, network=between)
+    return machine
 
 
 def _check(request: Request) -> None:
@@ -217,7 +205,9 @@ def _check(request: Request) -> None:
     for field, (low, high, what) in _BOUNDS.items():
         value = getattr(request, field)
         if value is not None and not low <= value <= high:
-            raise BadInput(f"{what}: {_shown(value)} is not between {low:g} and {high:g}")
+            # An integer may be beyond all floats.
+            shown = value if abs(value) < _HUGE else math.inf if value > 0 else -math.inf
+            raise BadInput(f"{what}: {shown:g} is not between {low:g} and {high:g}")
     for field, known in (
         ("form", FORMS), ("precision", (*PRECISIONS, "bf16")), ("data", (SYNTHETIC, IMAGENET)),
         ("pipeline", PIPELINES),
@@ -226,41 +216,30 @@ def _check(request: Request) -> None:
         if value is not None and value not in known:
             raise BadInput(f"unknown {field} '{value}'", hint=did_you_mean(value, known))
     if request.result and request.images_per_second is not None:
-        raise BadInput(
-            "a run and a stated rate both say how fast one GPU is",
-            hint="give --calibrate or --one, not both",
-        )
-    if request.storage_gbs is not None and request.data == SYNTHETIC:
-        raise BadInput("synthetic data need no storage", hint="give --data imagenet as well")
-    if request.pipeline != "new" and request.data == SYNTHETIC:
-        raise BadInput("synthetic data need no pipeline", hint="give --data imagenet as well")
-
-
-def _shown(value: float) -> str:
-    """A number as text; one beyond all floats as these show it."""
-    try:
-        return f"{value:g}"
-    except OverflowError:
-        return "inf" if value > 0 else "-inf"
-
-
-def _like_ours(precision: str | None) -> str | None:
-    """bf16 runs on the units of fp16, and its gradients stay float32: amp to the model."""
-    return "amp" if precision == "bf16" else precision
+        raise BadInput("a run and a stated rate both say how fast one GPU is",
+                       hint="give --calibrate or --one, not both")  # fmt: skip
+    for given, what in ((request.storage_gbs is not None, "storage"),
+                        (request.pipeline != "new", "pipeline")):  # fmt: skip
+        if given and request.data == SYNTHETIC:
+            raise BadInput(f"synthetic data need no {what}", hint="give --data imagenet as well")
 
 
 def _precision(request: Request, result: Result | None, machine: Machine) -> str:
     """As asked, else as in the result, else what float32 is on that GPU."""
+    # bf16 runs on the units of fp16, and its gradients stay float32: amp to the model.
+    asked = "amp" if request.precision == "bf16" else request.precision
     if result is None:
-        return _like_ours(request.precision) or usual_precision(machine.compute)
+        return asked or usual_precision(machine.compute)
     measured = trained_precision(result.precision, machine.compute, compress=result.compress)
-    asked = _like_ours(request.precision) or measured
-    if not alike(asked, measured):
-        raise BadInput(
-            f"{request.result} measured the precision '{measured}', not '{asked}'",
-            hint="leave --precision out, or calibrate by a run of that precision",
-        )
-    return asked
+    if asked and not alike(asked, measured):
+        raise _other(request, f"the precision '{measured}', not '{asked}'", "precision")
+    return asked or measured
+
+
+def _other(request: Request, measured: str, what: str) -> BadInput:
+    """A run of something else than is asked."""
+    return BadInput(f"{request.result} measured {measured}",
+                    hint=f"leave --{what} out, or calibrate by a run of that {what}")  # fmt: skip
 
 
 def _training(request: Request, result: Result | None, machine: Machine) -> Training:
@@ -269,32 +248,13 @@ def _training(request: Request, result: Result | None, machine: Machine) -> Trai
     if model is None:
         raise BadInput("no model is named", hint="give --model, for example --model resnet50")
     if result and model != result.model:
-        raise BadInput(
-            f"{request.result} measured '{result.model}', not '{model}'",
-            hint="leave --model out, or calibrate by a run of that model",
-        )
+        raise _other(request, f"'{result.model}', not '{model}'", "model")
     if result and request.size is not None and request.size != (result.size or request.size):
-        raise BadInput(
-            f"{request.result} measured images of {result.size} pixels, not {request.size}",
-            hint="leave --size out, or calibrate by a run of that size",
-        )
+        raise _other(request, f"images of {result.size} pixels, not {request.size}", "size")
     net = network(model, request.size or (result.size if result else None))
     rate, ahead = (request.storage_gbs or 0) * GIGA or None, request.pipeline == "new"
     return Training(
-        net=net,
-        batch=request.batch or (result.batch if result else _DEFAULT_BATCH),
-        precision=_precision(request, result, machine),
-        form=request.form,
-        feed=ENDLESS if request.data == SYNTHETIC else feed(machine, net, rate, ahead=ahead),
-    )
-
-
-def _calibration(
-    request: Request, result: Result | None, machine: Machine, training: Training
-) -> Calibration:
-    if result and request.result:
-        base = from_result(result, request.result, training.precision)
-        return replace(base, seconds=base.seconds * training.batch / result.batch)
-    if request.images_per_second is not None:
-        return from_images_per_second(request.images_per_second, training)
-    return from_records(machine, training, read_records())
+        net, request.batch or (result.batch if result else _DEFAULT_BATCH),
+        _precision(request, result, machine), request.form,
+        ENDLESS if request.data == SYNTHETIC else feed(machine, net, rate, ahead=ahead),
+    )  # fmt: skip

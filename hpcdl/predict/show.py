@@ -30,7 +30,8 @@ def forecast_text(found: Forecast) -> str:
     header = ("GPUs", "nodes", "step ms", "images/s", "likely", "speed-up", "efficiency",
               "epoch", "GPU-h/epoch", *(["kWh/epoch"] if found.watts else []),
               *(["cost/epoch"] if found.price is not None else []), "limited by")  # fmt: skip
-    return "\n".join([head, "", table(rows, header), "", *_choices(found), *_grounds(found)])
+    parts = [head, "", table(rows, header), "", _choices(found), "", *_grounds(found)]
+    return "\n".join(parts)
 
 
 def compared_text(found: list[Forecast]) -> str:
@@ -63,19 +64,12 @@ def _point_row(found: Forecast, point: Point) -> tuple[str, ...]:
     mark = " *" if point.beyond else ""
     energy, cost = found.kilowatt_hours(point), found.cost(point)
     return (
-        f"{point.gpus}{mark}",
-        str(point.step.nodes),
-        f"{1000 * point.step.seconds:.1f}",
-        f"{point.images_per_second:.0f}",
-        f"{point.low:.0f}-{point.high:.0f}",
-        f"{point.speedup:.2f}",
-        f"{point.efficiency:.1%}",
-        hours(point.epoch_seconds),
-        f"{point.gpu_hours:.2f}",
-        *([] if energy is None else [f"{energy:.2f}"]),
-        *([] if cost is None else [f"{cost:.2f}"]),
-        point.step.limit,
-    )
+        f"{point.gpus}{mark}", str(point.step.nodes), f"{1000 * point.step.seconds:.1f}",
+        f"{point.images_per_second:.0f}", f"{point.low:.0f}-{point.high:.0f}",
+        f"{point.speedup:.2f}", f"{point.efficiency:.1%}", hours(point.epoch_seconds),
+        f"{point.gpu_hours:.2f}", *([] if energy is None else [f"{energy:.2f}"]),
+        *([] if cost is None else [f"{cost:.2f}"]), point.step.limit,
+    )  # fmt: skip
 
 
 def hours(seconds: float) -> str:
@@ -85,16 +79,14 @@ def hours(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < _HOUR else f"{seconds / _HOUR:.2f} h"
 
 
-def _choices(found: Forecast) -> list[str]:
+def _choices(found: Forecast) -> str:
     choices = found.choices
     timely = f" within {choices.deadline_hours:g} h" if choices.deadline_hours else ""
-    named = (
-        ("fastest", choices.fastest),
-        (f"cheapest{timely}", choices.cheapest),
-        (f"best below {choices.loss:.0%} loss", choices.efficient),
-    )
-    rows = [(name, _choice(point)) for name, point in named]
-    return [table(rows), ""]
+    return table([
+        ("fastest", _choice(choices.fastest)),
+        (f"cheapest{timely}", _choice(choices.cheapest)),
+        (f"best below {choices.loss:.0%} loss", _choice(choices.efficient)),
+    ])  # fmt: skip
 
 
 def _choice(point: Point | None) -> str:
@@ -122,15 +114,11 @@ def _grounds(found: Forecast) -> list[str]:
 
 def forecast_data(found: Forecast) -> dict[str, Any]:
     """A forecast as JSON values."""
-    base, choices = found.calibration, found.choices
+    base, choices, training = found.calibration, found.choices, found.training
     return {
         "schema": 1,
-        "partition": found.machine.name,
-        "gpu": found.machine.gpu,
-        "model": found.training.net.name,
-        "batch_per_gpu": found.training.batch,
-        "precision": found.training.precision,
-        "form": found.training.form,
+        "partition": found.machine.name, "gpu": found.machine.gpu, "model": training.net.name,
+        "batch_per_gpu": training.batch, "precision": training.precision, "form": training.form,
         "images_per_epoch": found.images,
         "calibration": {
             "step_seconds": base.seconds, "batch": base.batch, "source": base.source,
@@ -138,49 +126,32 @@ def forecast_data(found: Forecast) -> dict[str, Any]:
         },
         "links": list(found.links),
         "notes": list(found.notes),
-        "memory_gb_per_gpu": memory_bytes(found.training, found.points[0].gpus) / 1e9,
-        "points": [
-            {
-                **_point_data(point),
-                "energy_kwh_per_epoch": found.kilowatt_hours(point),
-                "cost_per_epoch": found.cost(point),
-            }
-            for point in found.points
-        ],
+        "memory_gb_per_gpu": memory_bytes(training, found.points[0].gpus) / 1e9,
+        "points": [_point_data(found, point) for point in found.points],
         "choices": {
-            "fastest": _gpus(choices.fastest),
-            "cheapest": _gpus(choices.cheapest),
-            "best_below_loss": _gpus(choices.efficient),
-            "loss": choices.loss,
-            "deadline_hours": choices.deadline_hours,
+            "fastest": choices.fastest and choices.fastest.gpus,
+            "cheapest": choices.cheapest and choices.cheapest.gpus,
+            "best_below_loss": choices.efficient and choices.efficient.gpus,
+            "loss": choices.loss, "deadline_hours": choices.deadline_hours,
         },
     }  # fmt: skip
 
 
-def _gpus(point: Point | None) -> int | None:
-    return point.gpus if point else None
-
-
-def _point_data(point: Point) -> dict[str, Any]:
+def _point_data(found: Forecast, point: Point) -> dict[str, Any]:
     step = point.step
     return {
-        "gpus": step.gpus,
-        "nodes": step.nodes,
-        "step_seconds": step.seconds,
+        "gpus": step.gpus, "nodes": step.nodes, "step_seconds": step.seconds,
         "parts_seconds": {
             "compute": step.compute, "stragglers": step.straggler,
             "communication": step.exposed, "contention": step.contention,
             "input": step.input_wait,
         },
         "images_per_second": point.images_per_second,
-        "images_per_second_low": point.low,
-        "images_per_second_high": point.high,
-        "speedup": point.speedup,
-        "efficiency": point.efficiency,
-        "epoch_hours": point.epoch_seconds / _HOUR,
-        "gpu_hours_per_epoch": point.gpu_hours,
-        "limit": step.limit,
-        "beyond_partition": point.beyond,
+        "images_per_second_low": point.low, "images_per_second_high": point.high,
+        "speedup": point.speedup, "efficiency": point.efficiency,
+        "epoch_hours": point.epoch_seconds / _HOUR, "gpu_hours_per_epoch": point.gpu_hours,
+        "limit": step.limit, "beyond_partition": point.beyond,
+        "energy_kwh_per_epoch": found.kilowatt_hours(point), "cost_per_epoch": found.cost(point),
     }  # fmt: skip
 
 
@@ -198,23 +169,17 @@ def validation_text(found: Validation, traced: tuple[Traced, ...], *, verbose: b
         "",
         table([(name, *_cells(row)) for name, row in found.table], _ERROR_HEADER),
         *_warned(found),
-        "",
-        _inside(found),
-        "",
-        _group(found, "by source, left out", lambda row: row.case.record.source),
-        "",
-        _group(found, "by model, source left out", lambda row: row.case.record.model),
-        "",
-        _rows(found, verbose),
     ]
-    if traced:
-        parts += ["", _traces(traced)]
+    inside = [(name, f"{part:.0%}") for name, part in coverage(found.judged).items()]
+    for block in (
+        table(inside, ("rows inside the range of 80 %", "")),
+        _group(found, "by source, left out", lambda row: row.case.record.source),
+        _group(found, "by model, source left out", lambda row: row.case.record.model),
+        _rows(found, verbose),
+        *([_traces(traced)] if traced else []),
+    ):
+        parts += ["", block]
     return "\n".join([*parts, "", *_unfit(found)])
-
-
-def _inside(found: Validation) -> str:
-    rows = [(name, f"{part:.0%}") for name, part in coverage(found.judged).items()]
-    return table(rows, ("rows inside the range of 80 %", ""))
 
 
 _ERROR_HEADER = ("", "rows", "median", "90 %", "bias")
@@ -281,10 +246,8 @@ def validation_data(found: Validation, traced: tuple[Traced, ...]) -> dict[str, 
         "schema": 1,
         "rows": [_row_data(row) for row in found.judged],
         "unfit": [
-            {
-                "id": row.record.id, "source": row.record.source, "reason": row.reason,
-                **(_predicted_data(row.predicted) if row.predicted else {}),
-            }
+            {"id": row.record.id, "source": row.record.source, "reason": row.reason,
+             **(_numbers(row.predicted) if row.predicted else {})}
             for row in found.unfit
         ],
         "table": {name: _errors_data(row) for name, row in found.table},
@@ -306,40 +269,25 @@ def validation_data(found: Validation, traced: tuple[Traced, ...]) -> dict[str, 
 
 
 def _row_data(row: Judged) -> dict[str, Any]:
-    record = row.case.record
+    record, case = row.case.record, row.case
     return {
-        "id": record.id,
-        "source": record.source,
-        "model": record.model,
-        "gpu": row.case.row.machine.gpu,
-        "gpus": record.gpus,
-        "nodes": record.nodes,
-        "form": row.case.row.training.form,
-        "unit": row.case.unit,
-        "measured": row.case.measured,
-        "predicted": row.predicted,
-        "low": row.low,
-        "high": row.high,
-        "relative_error": row.error,
-        "limit": row.step.limit,
-        "base": row.case.base.id,
-        "assumed": list(row.case.assumed),
-    }
-
-
-def _predicted_data(row: Judged) -> dict[str, Any]:
-    return {
-        "measured": row.case.measured, "predicted": row.predicted, "relative_error": row.error,
+        "id": record.id, "source": record.source, "model": record.model,
+        "gpu": case.row.machine.gpu, "gpus": record.gpus, "nodes": record.nodes,
+        "form": case.row.training.form, "unit": case.unit, **_numbers(row),
+        "low": row.low, "high": row.high, "limit": row.step.limit, "base": case.base.id,
+        "assumed": list(case.assumed),
     }  # fmt: skip
+
+
+def _numbers(row: Judged) -> dict[str, Any]:
+    return {"measured": row.case.measured, "predicted": row.predicted, "relative_error": row.error}
 
 
 def _errors_data(found: Errors) -> dict[str, Any]:
     return {
-        "rows": found.rows,
-        "median_abs_relative_error": found.median,
-        "p90_abs_relative_error": found.ninetieth,
-        "mean_relative_error": found.bias,
-    }
+        "rows": found.rows, "median_abs_relative_error": found.median,
+        "p90_abs_relative_error": found.ninetieth, "mean_relative_error": found.bias,
+    }  # fmt: skip
 
 
 def _groups_data(found: Validation, key: Any) -> dict[str, Any]:

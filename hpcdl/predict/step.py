@@ -25,14 +25,7 @@ from hpcdl import facts
 from hpcdl.predict.allreduce import Line, lines, parameter_server
 from hpcdl.predict.feed import ENDLESS, Feed
 from hpcdl.predict.hardware import Machine
-from hpcdl.predict.network import (
-    FLOAT_BYTES,
-    HALF_BYTES,
-    LayerTimes,
-    Network,
-    roofline,
-    scaled,
-)
+from hpcdl.predict.network import FLOAT_BYTES, HALF_BYTES, LayerTimes, Network, roofline, scaled
 from hpcdl.predict.overlap import (
     Cost,
     Gradient,
@@ -153,15 +146,9 @@ def constants(horovod: str = "now") -> Constants:
 
     `horovod` is whose defaults: `now`, or `early` for the releases behind the published rows.
     """
-    known = facts.load("links")
-    return Constants(
-        **{
-            name: known["constants"][name]
-            for name in ("contention", "straggler", "exposed", "input")
-        },
-        fusion_bytes=known["horovod"][horovod]["fusion_bytes"],
-        cycle=known["horovod"][horovod]["cycle_s"],
-    )
+    four, settings = facts.load("links")["constants"], facts.load("links")["horovod"][horovod]
+    return Constants(four["contention"], four["straggler"], four["exposed"], four["input"],
+                     settings["fusion_bytes"], settings["cycle_s"])  # fmt: skip
 
 
 def profile(
@@ -176,17 +163,12 @@ def profile(
     sizes = [layer.parameters * float(training.gradient_bytes) for layer in training.net.layers]
     known = known or constants()
     ready = gradients(times.backward, sizes)
-    return Profile(
-        times=times,
-        total=times.total,
-        backward=sum(times.backward),
-        forward=sum(times.forward),
-        size=sum(sizes),
-        gradients=ready,
-        packed=buckets(ready, _BUCKET)
-        if training.form == "ddp"
-        else pack(ready, buffer_bytes=known.fusion_bytes, cycle=known.cycle),
-    )
+    packed = (
+        buckets(ready, _BUCKET) if training.form == "ddp"
+        else pack(ready, buffer_bytes=known.fusion_bytes, cycle=known.cycle)
+    )  # fmt: skip
+    forward, backward = sum(times.forward), sum(times.backward)
+    return Profile(times, times.total, backward, forward, sum(sizes), ready, packed)
 
 
 def peak_of(machine: Machine, precision: str) -> float:
@@ -204,13 +186,9 @@ def largest_of(ranks: int) -> float:
 
 
 def predict_step(
-    machine: Machine,
-    training: Training,
-    one: Profile,
-    gpus: int,
-    nodes: int,
+    machine: Machine, training: Training, one: Profile, gpus: int, nodes: int,
     known: Constants | None = None,
-) -> Step:
+) -> Step:  # fmt: skip
     """The step of `gpus` GPUs spread evenly over `nodes` nodes."""
     known = known or constants()
     local = max(1, gpus // nodes)
@@ -221,16 +199,10 @@ def predict_step(
     # What was measured here needs no correction.
     outside = 1.0 if machine.measured(nodes) else known.exposed
     return Step(
-        gpus=gpus,
-        nodes=nodes,
-        compute=compute,
-        straggler=straggler,
-        exposed=outside * exposed,
-        contention=contention,
-        input_wait=_waiting(training, compute, gpus, nodes, known),
-        busy=busy,
+        gpus, nodes, compute, straggler, outside * exposed, contention,
+        input_wait=_waiting(training, compute, gpus, nodes, known), busy=busy,
         latency_part=1 - transfer / busy if busy else 0.0,
-    )
+    )  # fmt: skip
 
 
 def lengthened(step: Step, loss: float) -> Step:
@@ -238,11 +210,8 @@ def lengthened(step: Step, loss: float) -> Step:
     now, then = step.seconds - step.compute, step.compute * math.expm1(loss)
     if now <= 0:
         return replace(step, straggler=then)
-    factor = then / now
-    return replace(
-        step, straggler=step.straggler * factor, exposed=step.exposed * factor,
-        contention=step.contention * factor, input_wait=step.input_wait * factor,
-    )  # fmt: skip
+    parts = ("straggler", "exposed", "contention", "input_wait")
+    return replace(step, **{name: getattr(step, name) * then / now for name in parts})
 
 
 def _waiting(training: Training, unfed: float, gpus: int, nodes: int, known: Constants) -> float:
@@ -261,9 +230,8 @@ def overlap(training: Training, one: Profile, candidates: Candidates) -> Overlap
     cost = cost_of(candidates)
     if training.form == "no_overlap":
         return after(one.gradients, cost, one.backward)
-    if training.form == "replicated":
-        return wait_free(one.gradients, cost, one.backward)
-    return wait_free(one.packed, cost, one.backward)
+    sent = one.gradients if training.form == "replicated" else one.packed
+    return wait_free(sent, cost, one.backward)
 
 
 def cost_of(candidates: Candidates) -> Cost:

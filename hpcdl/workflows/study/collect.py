@@ -201,9 +201,14 @@ def _look(plan: Plan, cell: Cell, standing: RunStatus) -> Measured | MissingResu
         return MissingResult(cell, standing.state, cell.point.problem)
     if standing.state == QUEUED:
         return MissingResult(cell, standing.state, f"job {standing.job_id} has not ended")
-    folder = point_folder(plan.round_folder(cell.run, cell.attempt), cell.point)
+    runs = plan.round_folder(cell.run, cell.attempt)
+    folder = point_folder(runs, cell.point)
     if standing.state != DONE:
-        return _missing(plan, cell, standing, folder)
+        if standing.job_id is None:
+            return MissingResult(cell, standing.state, "it has not been submitted")
+        log = runs / "logs" / f"{standing.job_id}_{standing.task or 0}.log"
+        why = f"job {standing.job_id} failed: {_why(folder, log)} (log: {log})"
+        return MissingResult(cell, "failed", why)
     try:
         return _measured(plan, cell, folder)
     except (BadInput, OSError, ValueError, LookupError, TypeError) as fault:
@@ -211,16 +216,6 @@ def _look(plan: Plan, cell: Cell, standing: RunStatus) -> Measured | MissingResu
         said = fault.message if isinstance(fault, BadInput) else why
         again = "without that directory, `study run` runs it again"
         return MissingResult(cell, "unusable", f"{said}; {again}")
-
-
-def _missing(plan: Plan, cell: Cell, standing: RunStatus, folder: Path) -> MissingResult:
-    if standing.job_id is None:
-        return MissingResult(cell, standing.state, "it has not been submitted")
-    logs = plan.round_folder(cell.run, cell.attempt) / "logs"
-    log = logs / f"{standing.job_id}_{standing.task or 0}.log"
-    return MissingResult(
-        cell, "failed", f"job {standing.job_id} failed: {_why(folder, log)} (log: {log})"
-    )
 
 
 def _why(folder: Path, log: Path) -> str:
@@ -255,16 +250,8 @@ def _measured(plan: Plan, cell: Cell, folder: Path) -> Measured:
     if "asynchronous" in result:  # steps are handed out ahead: only their mean says anything
         rates = (sum(samples["images"][skip:]) / sum(pure),)
     size, count = _data_size(plan, cell)
-    return Measured(
-        cell=cell,
-        result=result,
-        folder=folder,
-        rates=rates,
-        parts=parts,
-        size=size,
-        images=count,
-        epochs=_epochs(result, pure, count),
-    )
+    epochs = _epochs(result, pure, count)
+    return Measured(cell, result, folder, rates, parts, size, count, epochs)
 
 
 NEEDED = (

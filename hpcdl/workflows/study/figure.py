@@ -76,8 +76,5 @@ def _footnote(findings: Findings) -> str:
     drawn = any(panel.panel in {"speedup", "efficiency"} for panel in plan.study.figure)
     sources = [f"{one.label}: {one.source}" for one in plan.study.published if drawn]
     width = _CHARACTERS * min(3, len(plan.study.figure))
-    return "\n".join([*wrap(first + caption(findings), width), *map(_wrapped, sources)])
-
-
-def _wrapped(text: str) -> str:
-    return text if len(text) <= 170 else text[:167] + "..."
+    short = [text if len(text) <= 170 else text[:167] + "..." for text in sources]
+    return "\n".join([*wrap(first + caption(findings), width), *short])

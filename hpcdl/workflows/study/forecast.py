@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import TypedDict
 
 from hpcdl import facts
 from hpcdl.predict.feed import IMAGENET, PIPELINES
@@ -34,14 +33,6 @@ _LEAST_WORK = 0.01
 """The least part of a step that is work, so that no rate is without end."""
 NEW, OLD = PIPELINES
 _PRECISIONS = {"fp32": "fp32", "fp16": "amp", "bf16": "amp"}
-
-
-class Feeding(TypedDict, total=False):
-    """The part of a request to the model that says how images come in."""
-
-    data: str
-    pipeline: str
-    storage_gbs: float
 
 
 @dataclass(frozen=True)
@@ -100,8 +91,7 @@ def _own_bounds(found: Sequence[Predicted]) -> Iterator[Predicted]:
     factors = [1 + one.error for one in found if one.error is not None]
     worst = max((max(factor, 1 / factor) for factor in factors), default=None)
     for one in found:
-        low, high = (one.rate / worst, one.rate * worst) if worst else (None, None)
-        yield replace(one, low=low, high=high)
+        yield replace(one, low=worst and one.rate / worst, high=worst and one.rate * worst)
 
 
 def cost(plan: Plan) -> Cost:
@@ -109,7 +99,8 @@ def cost(plan: Plan) -> Cost:
     hours, known, unknown = 0.0, 0, dict[str, int]()
     for cell in plan.possible:
         try:
-            hours += _cell_hours(plan, cell)
+            rate = expected(plan, cell).images_per_second
+            hours += cell.gpus * _images(plan, cell) / rate / _HOUR
             known += 1
         except BadInput as fault:
             unknown[fault.message] = unknown.get(fault.message, 0) + 1
@@ -133,18 +124,19 @@ def _one(findings: Findings, base: Measured, gpus: int, measured: float | None) 
     partition = findings.plan.site.partition(base.cell.point.spec.partition)
     shared = _sharing(findings, base, gpus)
     exchange = _exchange(findings, base, gpus)
+    if partition.gpus_per_node:
+        expand(str(gpus), partition.gpus_per_node)  # refused where it fills no whole nodes
     request = Request(
-        partition,
-        model=str(base.result["model"]),
-        gpus=str(_near(gpus, partition.gpus_per_node)),
+        partition, model=str(base.result["model"]), gpus=str(gpus),
         batch=int(base.result["batch_per_rank"]),
         precision=_PRECISIONS.get(str(base.result["precision"]), "fp32"),
-        images_per_second=_working_rate(base) / shared,
+        # What one rank makes while it does not wait for images that are not made ahead.
+        images_per_second=base.rate / (1 - _waiting(base)) / shared,
         form="no_overlap" if exchange else "horovod",
-        link_gbs=exchange,
-        network_gbs=exchange,
-        **({} if _pipeline(base.cell) == OLD else _feeding(findings.plan, base.cell)),
-    )
+        link_gbs=exchange, network_gbs=exchange,
+    )  # fmt: skip
+    if _pipeline(base.cell) == NEW:
+        request = _fed(request, findings.plan, base.cell)
     point = answer(request).points[0]
     kept = point.step.seconds / (point.step.seconds + _wait(base, gpus, shared))
     # What the series' own one-rank run is unsure by, its steps' spread, is not the model's.
@@ -152,11 +144,6 @@ def _one(findings: Findings, base: Measured, gpus: int, measured: float | None) 
         base.cell.run, {**base.values, "gpus": str(gpus)}, gpus,
         point.images_per_second * kept, point.low * kept, point.high * kept, measured,
     )  # fmt: skip
-
-
-def _near(gpus: int, per_node: int) -> int:
-    """The count itself; refused by the model where it fills no whole nodes."""
-    return expand(str(gpus), per_node)[0] if per_node else gpus
 
 
 def _sharing(findings: Findings, base: Measured, gpus: int) -> float:
@@ -229,38 +216,27 @@ def expected(plan: Plan, cell: Cell) -> Point:
     if partition.gpu is None:
         raise BadInput(f"the partition '{partition.name}' has no GPUs, so no published rows")
     request = Request(
-        partition,
-        model=model,
-        gpus=str(cell.gpus),
-        batch=_batch(options, cell.gpus),
+        partition, model=model, gpus=str(cell.gpus), batch=_batch(options, cell.gpus),
         precision=_PRECISIONS.get(options.get("precision", "fp32"), "fp32"),
-        **_feeding(plan, cell),
-    )
-    return answer(request).points[0]
+    )  # fmt: skip
+    return answer(_fed(request, plan, cell)).points[0]
 
 
-def _cell_hours(plan: Plan, cell: Cell) -> float:
-    rate = expected(plan, cell).images_per_second
-    images = _images(plan, cell, {**cell.run.options, **cell.values})
-    return cell.gpus * images / rate / _HOUR
-
-
-def _feeding(plan: Plan, cell: Cell) -> Feeding:
-    """The model's request of a cell's input: that images are real, and how fast they are read.
+def _fed(request: Request, plan: Plan, cell: Cell) -> Request:
+    """The request with a cell's input: that images are real, and how fast they are read.
 
     It counts images of ImageNet's size: storage gives fewer of larger ones. Where cores are
     shared, one rank's step already holds what making images costs.
     """
     if cell.data == SYNTHETIC or plan.scale.execution.shared_cores:
-        return {}
+        return request
+    request = replace(request, data=IMAGENET, pipeline=_pipeline(cell))
     reads, data = cell.run.reads, plan.scale.data[cell.data]
-    feeding = Feeding(data=IMAGENET, pipeline=_pipeline(cell))
     if reads is None or not reads.megabytes_per_second:
-        return feeding
+        return request
     usual = float(facts.load("links")["input"]["bytes_per_image"])
     own = data.gigabytes * _GIGA / data.images if data.gigabytes and data.images else usual
-    rate = reads.megabytes_per_second * _MEGA / _GIGA
-    return Feeding(**feeding, storage_gbs=rate * usual / own)
+    return replace(request, storage_gbs=reads.megabytes_per_second * _MEGA / _GIGA * usual / own)
 
 
 def _batch(options: Values, gpus: int) -> int:
@@ -269,8 +245,9 @@ def _batch(options: Values, gpus: int) -> int:
     return max(1, int(options.get("global-batch", 64 * gpus)) // gpus)
 
 
-def _images(plan: Plan, cell: Cell, options: Values) -> float:
+def _images(plan: Plan, cell: Cell) -> float:
     """Images that a cell trains on."""
+    options = {**cell.run.options, **cell.values}
     if "steps" in options:
         return float(options["steps"]) * _batch(options, cell.gpus) * cell.gpus
     data = plan.scale.data.get(cell.data)
@@ -292,22 +269,16 @@ def _pipeline(cell: Cell) -> str:
     return NEW if cell.data == SYNTHETIC else chosen
 
 
-def _working_rate(base: Measured) -> float:
-    """Images per second of one rank while it does not wait for images that are not made ahead."""
-    return base.rate / (1 - _waiting(base))
-
-
 def _wait(base: Measured, gpus: int, sharing: float) -> float:
-    """Seconds of a step that each of `gpus` ranks waits, by one rank's measurement.
+    """Seconds of a step that each of `gpus` ranks waits, by the series' one rank.
 
-    Args:
-        base: the series' one rank.
-        gpus: ranks that read from one storage.
-        sharing: how much longer a rank computes among them than alone.
+    They read from one storage; `sharing` is how much longer a rank computes among them.
     """
-    batch = float(base.result["batch_per_rank"])
+    batch, reads = float(base.result["batch_per_rank"]), base.cell.run.reads
     whole = _waiting(base) * batch / base.rate
-    reading = min(whole, batch * _reading(base))
+    held = reads and reads.megabytes_per_second * _MEGA
+    an_image = base.size / base.images / held if held and base.size and base.images else 0.0
+    reading = min(whole, batch * an_image)
     return reading * gpus + (whole - reading) * sharing
 
 
@@ -316,11 +287,3 @@ def _waiting(base: Measured) -> float:
     if _pipeline(base.cell) == NEW:
         return 0.0
     return min(1 - _LEAST_WORK, base.shares.get("input", 0.0))
-
-
-def _reading(base: Measured) -> float:
-    """Seconds that storage takes for an image; 0 where it is not held back."""
-    reads = base.cell.run.reads
-    if reads is None or not reads.megabytes_per_second or not base.size or not base.images:
-        return 0.0
-    return base.size / base.images / (reads.megabytes_per_second * _MEGA)

@@ -15,7 +15,6 @@ from hpcdl.workflows.study.collect import Findings, Measured
 from hpcdl.workflows.study.forecast import Predicted, median_error
 from hpcdl.workflows.study.model import SYNTHETIC, Rule, matches
 from hpcdl.workflows.study.series import (
-    Line,
     but,
     by_size,
     efficiency,
@@ -61,9 +60,7 @@ Answer = tuple[bool | None, str]
 
 def judge(findings: Findings, predicted: tuple[Predicted, ...]) -> tuple[Verdict, ...]:
     """Check every rule of the scale."""
-    return tuple(
-        _verdict(rule, findings, predicted) for rule in findings.plan.scale.acceptance
-    )  # fmt: skip
+    return tuple(_verdict(rule, findings, predicted) for rule in findings.plan.scale.acceptance)
 
 
 def _verdict(rule: Rule, findings: Findings, predicted: tuple[Predicted, ...]) -> Verdict:
@@ -133,12 +130,12 @@ def _agree(evidence: Evidence) -> Answer:
     pairs = [pair for pair in evidence.pairs if _kindred(evidence.findings, *pair)]
     if not pairs:
         return None, f"no two cells differ in '{rule.over}' alone, on GPUs of one kind"
-    limit = rule.at_most
-    assert limit is not None
-    wide = [pair for pair in pairs if _gap(*pair) > limit]
-    text = ", ".join(f"{_gap(*pair):.1%} on {pair[0].ranks}" for pair in pairs)
+    limit = rule.most
+    gaps = [(pair, *_gap(*pair)) for pair in pairs]
+    wide = [(pair, least) for pair, gap, least in gaps if gap > limit]
+    text = ", ".join(f"{gap:.1%} on {pair[0].ranks}" for pair, gap, _ in gaps)
     said = f"they differ by {text}; at most {limit:.0%}"
-    if any(not _overlap(*pair) and min(_gaps(*pair)) > limit for pair in wide):
+    if any(not _overlap(*pair) and least > limit for pair, least in wide):
         return False, said
     if wide:
         return None, f"{said}, which the spread of their steps and rounds does not decide"
@@ -153,23 +150,12 @@ def _kindred(findings: Findings, one: Measured, other: Measured) -> bool:
     return len({place.gpu and place.gpu.compute for place in places}) == 1
 
 
-def _gap(one: Measured, other: Measured) -> float:
-    """By how much the faster is faster, in the median round."""
-    ratio = median(_ratios(one, other))
-    return max(ratio, 1 / ratio) - 1
-
-
-def _gaps(one: Measured, other: Measured) -> list[float]:
-    """The same of every round; below 0 where the other one was the faster then."""
-    ratios = _ratios(one, other)
-    inverted = median(ratios) < 1
-    return [(1 / ratio if inverted else ratio) - 1 for ratio in ratios]
-
-
-def _ratios(one: Measured, other: Measured) -> list[float]:
-    """Rate by rate of each round that both had."""
-    both = sorted({*one.rounds} & {*other.rounds})
-    return [one.rounds[number] / other.rounds[number] for number in both] or [one.rate / other.rate]
+def _gap(one: Measured, other: Measured) -> tuple[float, float]:
+    """By how much the faster is faster in the median and in the worst of rounds that both had."""
+    both = {*one.rounds} & {*other.rounds}
+    ratios = [one.rounds[n] / other.rounds[n] for n in both] or [one.rate / other.rate]
+    middle = median(ratios)
+    return (middle - 1, min(ratios) - 1) if middle >= 1 else (1 / middle - 1, 1 / max(ratios) - 1)
 
 
 def _overlap(one: Measured, other: Measured) -> bool:
@@ -188,10 +174,9 @@ def _efficiency(evidence: Evidence) -> Answer:
             found += [] if share is None else [(share, one)]
     if not found:
         return None, "no series has both one rank and the ranks asked for"
-    assert rule.at_least is not None
     text = ", ".join(f"{share:.0%} ({one.cell.label})" for share, one in found)
-    text += f"; at least {rule.at_least:.0%}"
-    if min(share for share, _ in found) < rule.at_least:
+    text += f"; at least {rule.least:.0%}"
+    if min(share for share, _ in found) < rule.least:
         return False, text
     return (None, f"{text}; no one-rank run beside {_few(lone)}") if lone else (True, text)
 
@@ -206,11 +191,9 @@ def _faster(evidence: Evidence) -> Answer:
             wins.append((better.speed / worse.speed, better))
     if not wins:
         return None, f"no cell ran with both {rule.better} and {rule.worse}"
-    assert rule.at_least is not None
     text = ", ".join(f"{ratio:.2f} times on {one.ranks}" for ratio, one in wins)
-    mean = fmean(ratio for ratio, _ in wins)
-    return mean >= rule.at_least, (
-        f"{rule.better} is {text} as fast as {rule.worse}; at least {rule.at_least:g} in the mean"
+    return fmean(ratio for ratio, _ in wins) >= rule.least, (
+        f"{rule.better} is {text} as fast as {rule.worse}; at least {rule.least:g} in the mean"
     )
 
 
@@ -237,8 +220,7 @@ def _model(evidence: Evidence) -> Answer:
     error = median_error(evidence.predicted)
     if error is None:
         return None, "nothing was both predicted and measured"
-    limit = evidence.rule.at_most
-    assert limit is not None
+    limit = evidence.rule.most
     count = sum(one.error is not None for one in evidence.predicted)
     text = f"median error {error:.1%} of {count} cells; at most {limit:.0%}"
     uneven = [one.cell.label for one in evidence.measured if one.unevenness > _EVEN]
@@ -254,17 +236,12 @@ def _model(evidence: Evidence) -> Answer:
 
 def _metric(evidence: Evidence) -> Answer:
     rule = evidence.rule
-    assert rule.at_least is not None
-    found, without = [], []
-    for one in evidence.measured:
-        if rule.metric in one.metrics:
-            found.append(one.metrics[rule.metric])
-        else:
-            without.append(one.cell.label)
+    found = [one.metrics[rule.metric] for one in evidence.measured if rule.metric in one.metrics]
+    without = [one.cell.label for one in evidence.measured if rule.metric not in one.metrics]
     if not found:
         return None, f"no result holds '{rule.metric}'"
-    text = f"{rule.metric} {min(found):.3f} to {max(found):.3f}; at least {rule.at_least:g}"
-    if min(found) < rule.at_least:
+    text = f"{rule.metric} {min(found):.3f} to {max(found):.3f}; at least {rule.least:g}"
+    if min(found) < rule.least:
         return False, text
     return (None, f"{text}; without it: {_few(without)}") if without else (True, text)
 
@@ -286,8 +263,7 @@ def _equal(evidence: Evidence) -> Answer:
 
 def _linear(evidence: Evidence) -> Answer:
     """Above memory an epoch may be longer than the line through those below says, by the bound."""
-    limit = evidence.rule.at_most
-    assert limit is not None
+    limit = evidence.rule.most
     gaps: list[float] = []
     text, unknown = [], []
     for name, series in by_size(evidence.findings, evidence.measured).items():
@@ -298,9 +274,10 @@ def _linear(evidence: Evidence) -> Answer:
             unknown.append(f"{name} has no {lack} memory")
             continue
         for one in above:
-            gap, said = _beyond(line, one)
+            every = (min(one.epochs), one.epoch_seconds or 0, max(one.epochs))
+            low, gap, high = (seconds / line.predicted(one.size or 0) - 1 for seconds in every)
             gaps.append(gap)
-            text.append(f"{name} {said}")
+            text.append(f"{name} {gap:+.0%} (its epochs {low:+.0%} to {high:+.0%})")
     if not gaps:
         return None, "; ".join(unknown) or "no cell read a whole data set"
     found = "; ".join([", ".join(text), *unknown])
@@ -310,41 +287,26 @@ def _linear(evidence: Evidence) -> Answer:
     return None if unknown else True, said
 
 
-def _beyond(line: Line, one: Measured) -> tuple[float, str]:
-    """How much longer an epoch is than the line says; the text also has its fastest and slowest."""
-    said = line.predicted(one.size or 0)
-    low, middle, high = (
-        seconds / said - 1 for seconds in (min(one.epochs), one.epoch_seconds or 0, max(one.epochs))
-    )
-    return middle, f"{middle:+.0%} (its epochs {low:+.0%} to {high:+.0%})"
-
-
 def _input_share(evidence: Evidence) -> Answer:
     """Storage-bound or not, with the share of the steps that waited for input."""
     shares = [one.shares["input"] for one in evidence.measured]
     low, high = min(shares), max(shares)
     rule = evidence.rule
-    text = f"ranks wait for input {low:.1%} to {high:.1%} of a step: "
-    bound = rule.at_most if rule.at_least is None else rule.at_least
-    assert bound is not None
-    text += "storage-bound" if low > bound else (
-        "not storage-bound" if high <= bound else "storage-bound in part"
-    )  # fmt: skip
-    text += f" (beyond {bound:.0%})"
+    bound = rule.most if rule.at_least is None else rule.at_least
+    kind = ("storage-bound" if low > bound else
+            "not storage-bound" if high <= bound else "storage-bound in part")  # fmt: skip
     ok = (rule.at_least is None or low >= rule.at_least) and (
         rule.at_most is None or high <= rule.at_most
     )
-    return ok, text
+    said = f"ranks wait for input {low:.1%} to {high:.1%} of a step"
+    return ok, f"{said}: {kind} (beyond {bound:.0%})"
 
 
 def _share(evidence: Evidence) -> Answer:
     rule = evidence.rule
     shares = [one.shares[rule.part] for one in evidence.measured]
-    assert rule.at_least is not None
-    return min(shares) >= rule.at_least, (
-        f"{rule.part} takes {min(shares):.1%} to {max(shares):.1%} of a step; "
-        f"at least {rule.at_least:.0%}"
-    )
+    text = f"{rule.part} takes {min(shares):.1%} to {max(shares):.1%} of a step"
+    return min(shares) >= rule.least, f"{text}; at least {rule.least:.0%}"
 
 
 _RULES: dict[str, Callable[[Evidence], Answer]] = {

@@ -111,140 +111,133 @@ def _check_version(document: Document) -> None:
 
 def _check_meaning(document: Document, values: dict[str, Any]) -> None:
     everywhere: set[str] = set()
+    fault = _Faults(document)
     for scale_name, scale in values["scales"].items():
         where = ("scales", scale_name)
-        _check_runs(document, where, scale, values["frameworks"])
+        for index, run in enumerate(scale["runs"]):
+            if run["name"] in [other["name"] for other in scale["runs"][:index]]:
+                fault.at((*where, "runs", index, "name"),
+                         f"the run '{run['name']}' is given twice")  # fmt: skip
+            _check_run(fault, (*where, "runs", index), run, scale["data"], values["frameworks"])
         keys = {key for run in scale["runs"] for key in (*run["over"], "run")}
         counts = {int(text) for run in scale["runs"] for text in run["over"].get("gpus", ())
                   if _COUNT.fullmatch(text)}  # fmt: skip
         for index, rule in enumerate(scale["acceptance"]):
-            _check_rule(document, (*where, "acceptance", index), rule, keys, counts)
-        _check_keys(document, (*where, "exchange_from"), scale["exchange_from"] or {}, keys)
+            _check_rule(fault, (*where, "acceptance", index), rule, keys, counts)
+        fault.of_keys((*where, "exchange_from"), scale["exchange_from"] or {}, keys)
         for name, data in scale["data"].items():
-            _check_data(document, (*where, "data", name), name, data)
+            place = (*where, "data", name)
+            if data["kind"] == "given" and not data["path"]:
+                fault.at(place, f"'{name}' is given, but not where", "say its `path`")
+            if "count" in data["options"]:
+                fault.of_counts((*place, "options", "count"), "count", data["options"]["count"])
         everywhere |= keys
-    _check_figure(document, values, everywhere)
-    _check_rows(document, values)
-    _check_original(document, values)
+    _check_figure(fault, values, everywhere)
+    known = sorted(row["id"] for row in facts.load("throughput")["records"])
+    for index, group in enumerate(values["published"]):
+        for number, row in enumerate(group["rows"]):
+            fault.unless_known(row, known, ("published", index, "rows", number),
+                               f"facts/throughput.csv has no row '{row}'")  # fmt: skip
+    _check_original(fault, values)
 
 
-def _check_runs(
-    document: Document, where: Place, scale: dict[str, Any], frameworks: dict[str, Any]
-) -> None:
-    names: set[str] = set()
-    for index, run in enumerate(scale["runs"]):
-        if run["name"] in names:
-            node = document.find((*where, "runs", index, "name"))
-            document.fault(f"the run '{run['name']}' is given twice", node)
-        names.add(run["name"])
-        _check_run(document, (*where, "runs", index), run, scale["data"], frameworks)
+class _Faults:
+    """Notes faults at places of a document."""
 
+    def __init__(self, document: Document) -> None:
+        self._document = document
 
-def _check_data(document: Document, where: Place, name: str, data: dict[str, Any]) -> None:
-    if data["kind"] == "given" and not data["path"]:
-        node = document.find(where)
-        document.fault(f"'{name}' is given, but not where", node, "say its `path`")
-    if "count" in data["options"]:
-        _check_count(document, (*where, "options", "count"), "count", data["options"]["count"])
+    def at(self, where: Place, message: str, hint: str = "") -> None:
+        self._document.fault(message, self._document.find(where), hint)
 
+    def unless_known(self, name: str, known: Iterable[str], where: Place, message: str) -> None:
+        """A name that refers to nothing."""
+        if name not in (names := list(known)):
+            self.at(where, message, did_you_mean(name, names))
 
-def _check_keys(document: Document, where: Place, asked: Iterable[str], keys: set[str]) -> None:
-    """What chooses or names cells by a key that no run has would choose none, or merge all."""
-    for key in asked:
-        if key not in keys:
-            document.fault(f"no matrix has '{short(key)}'", document.find((*where, key)),
-                           did_you_mean(key, sorted(keys)))  # fmt: skip
+    def of_keys(self, where: Place, asked: Iterable[str], keys: set[str]) -> None:
+        """What chooses or names cells by a key that no run has would choose none, or merge all."""
+        for key in asked:
+            self.unless_known(key, sorted(keys), (*where, key), f"no matrix has '{short(key)}'")
+
+    def of_counts(self, where: Place, key: str, text: str) -> None:
+        if not _COUNT.fullmatch(text):
+            self.at(where, f"'{key}' is '{short(text)}', not a whole number from 1 on",
+                    "write digits, such as 8")  # fmt: skip
 
 
 def _check_run(
-    document: Document, where: Place, run: dict[str, Any], data: dict[str, Any],
+    fault: _Faults, where: Place, run: dict[str, Any], data: dict[str, Any],
     frameworks: dict[str, Any],
 ) -> None:  # fmt: skip
-    for key, asked in run["over"].items():
-        node = document.find((*where, "over", key))
+    over, options = run["over"], run["options"]
+    for key, asked in over.items():
         if len(set(asked)) < len(asked):
-            document.fault(f"'{key}' names a value twice", node)
-        if key in run["options"]:
-            document.fault(f"'{key}' is in the matrix and in the options", node)
-    if "gpus" not in run["over"]:
-        document.fault("the matrix has no 'gpus'", document.find((*where, "over")),
-                       "write gpus: [1] where it does not vary")  # fmt: skip
-    _check_counts(document, where, run)
-    _check_exclude(document, where, run)
-    for name in set(run["over"].get("framework", ())) - set(frameworks):
-        document.fault(f"there is no framework '{name}'",
-                       document.find((*where, "over", "framework")),
-                       did_you_mean(name, frameworks))  # fmt: skip
-    for name in [run["data"], *run["over"].get("data", ())]:
-        if name != SYNTHETIC and name not in data:
-            document.fault(f"there is no data set '{name}'", document.find((*where, "data")),
-                           did_you_mean(name, [SYNTHETIC, *data]))  # fmt: skip
-
-
-def _check_counts(document: Document, where: Place, run: dict[str, Any]) -> None:
+            fault.at((*where, "over", key), f"'{key}' names a value twice")
+        if key in options:
+            fault.at((*where, "over", key), f"'{key}' is in the matrix and in the options")
+    if "gpus" not in over:
+        fault.at((*where, "over"), "the matrix has no 'gpus'",
+                 "write gpus: [1] where it does not vary")  # fmt: skip
     for key in _COUNTS:
-        for index, text in enumerate(run["over"].get(key, ())):
-            _check_count(document, (*where, "over", key, index), key, text)
-        if key in run["options"]:
-            _check_count(document, (*where, "options", key), key, run["options"][key])
+        for index, text in enumerate(over.get(key, ())):
+            fault.of_counts((*where, "over", key, index), key, text)
+        if key in options:
+            fault.of_counts((*where, "options", key), key, options[key])
+    _check_exclude(fault, where, run)
+    for name in set(over.get("framework", ())):
+        fault.unless_known(name, frameworks, (*where, "over", "framework"),
+                           f"there is no framework '{name}'")  # fmt: skip
+    for name in [run["data"], *over.get("data", ())]:
+        fault.unless_known(name, [SYNTHETIC, *data], (*where, "data"),
+                           f"there is no data set '{name}'")  # fmt: skip
 
 
-def _check_exclude(document: Document, where: Place, run: dict[str, Any]) -> None:
+def _check_exclude(fault: _Faults, where: Place, run: dict[str, Any]) -> None:
+    over = run["over"]
     for index, pattern in enumerate(run["exclude"]):
         for key, text in pattern.items():
-            node = document.find((*where, "exclude", index, key))
-            if key not in run["over"]:
-                document.fault(f"'{key}' is not in the matrix", node,
-                               did_you_mean(key, run["over"]))  # fmt: skip
-            elif text not in run["over"][key]:
-                document.fault(f"'{key}' never is '{short(text)}' in the matrix", node,
-                               did_you_mean(text, run["over"][key]))  # fmt: skip
+            place = (*where, "exclude", index, key)
+            fault.unless_known(key, over, place, f"'{key}' is not in the matrix")
+            fault.unless_known(text, over.get(key, [text]), place,
+                               f"'{key}' never is '{short(text)}' in the matrix")  # fmt: skip
 
 
-def _check_count(document: Document, where: Place, key: str, text: str) -> None:
-    if not _COUNT.fullmatch(text):
-        document.fault(f"'{key}' is '{short(text)}', not a whole number from 1 on",
-                       document.find(where), "write digits, such as 8")  # fmt: skip
-
-
-def _check_figure(document: Document, values: dict[str, Any], keys: set[str]) -> None:
+def _check_figure(fault: _Faults, values: dict[str, Any], keys: set[str]) -> None:
     for index, key in enumerate(values["series"]):
-        _check_keys(document, ("series", index), [key], keys)
+        fault.of_keys(("series", index), [key], keys)
     for index, panel in enumerate(values["figure"]):
-        _check_keys(document, ("figure", index, "where"), panel["where"], keys)
+        fault.of_keys(("figure", index, "where"), panel["where"], keys)
     for index, table in enumerate(values["tables"]):
-        where = ("tables", index, "where")
-        _check_keys(document, where, {**table["where"], table["columns"]: ""}, keys)
+        fault.of_keys(("tables", index, "where"), {**table["where"], table["columns"]: ""}, keys)
     count, most = len(values["figure"]), study_schema()["properties"]["figure"]["maxItems"]
     if count > most:
-        document.fault(f"the figure has {count} panels, more than {most}",
-                       document.find(("figure", most)),
-                       "show the rest in a study of their own")  # fmt: skip
+        fault.at(("figure", most), f"the figure has {count} panels, more than {most}",
+                 "show the rest in a study of their own")  # fmt: skip
 
 
 def _check_rule(
-    document: Document, where: Place, rule: dict[str, Any], keys: set[str], counts: set[int]
+    fault: _Faults, where: Place, rule: dict[str, Any], keys: set[str], counts: set[int]
 ) -> None:
-    node, kind = document.find(where), rule["rule"]
+    kind = rule["rule"]
     needs = facts.load("study_format")["needs"].get(kind, ())
     for name in needs:
         if not _said(rule[name]):
-            document.fault(f"the rule '{kind}' needs '{name}'", node)
+            fault.at(where, f"the rule '{kind}' needs '{name}'")
     looks = {*needs, *_ANY} if kind != "complete" else {"rule", "says"}
     if kind == "input-share":
         looks |= {*_BOUNDS}
         if not any(_said(rule[name]) for name in _BOUNDS):
-            document.fault(f"the rule '{kind}' has no bound", node, "give at_least or at_most")
+            fault.at(where, f"the rule '{kind}' has no bound", "give at_least or at_most")
     for name, value in rule.items():
         if name not in looks and _said(value):
-            document.fault(f"the rule '{kind}' does not look at '{name}'",
-                           document.find((*where, name)), "take it out")  # fmt: skip
-    _check_keys(document, (*where, "where"), rule["where"], keys)
-    _check_keys(document, (*where, "over"), [rule["over"]] if rule["over"] else [], keys)
+            fault.at((*where, name), f"the rule '{kind}' does not look at '{name}'", "take it out")
+    fault.of_keys((*where, "where"), rule["where"], keys)
+    fault.of_keys((*where, "over"), [rule["over"]] if rule["over"] else [], keys)
     for index, count in enumerate(rule["gpus"]):
         if count not in counts:
-            document.fault(f"no run has {count} GPUs", document.find((*where, "gpus", index)),
-                           f"use one of: {', '.join(map(str, sorted(counts)))}")  # fmt: skip
+            fault.at((*where, "gpus", index), f"no run has {count} GPUs",
+                     f"use one of: {', '.join(map(str, sorted(counts)))}")  # fmt: skip
 
 
 def _said(value: Any) -> bool:
@@ -252,17 +245,7 @@ def _said(value: Any) -> bool:
     return value not in (None, "", [], {})
 
 
-def _check_rows(document: Document, values: dict[str, Any]) -> None:
-    known = {row["id"] for row in facts.load("throughput")["records"]}
-    for index, group in enumerate(values["published"]):
-        for number, row in enumerate(group["rows"]):
-            if row not in known:
-                node = document.find(("published", index, "rows", number))
-                document.fault(f"facts/throughput.csv has no row '{row}'", node,
-                               did_you_mean(row, sorted(known)))  # fmt: skip
-
-
-def _check_original(document: Document, values: dict[str, Any]) -> None:
+def _check_original(fault: _Faults, values: dict[str, Any]) -> None:
     """What repeats a table or figure of the original is there; else there is a reason."""
     scales = values["scales"].values()
     known = {
@@ -274,14 +257,12 @@ def _check_original(document: Document, values: dict[str, Any]) -> None:
     }
     for index, one in enumerate(values["original"]):
         if not one["by"] and not one["note"]:
-            document.fault("neither `by` nor a `note` with the reason",
-                           document.find(("original", index)))  # fmt: skip
+            fault.at(("original", index), "neither `by` nor a `note` with the reason")
         for number, text in enumerate(one["by"]):
             kind, _, name = text.partition(": ")
-            if kind in known and name not in known[kind]:
-                document.fault(f"the study has no {kind} '{short(name)}'",
-                               document.find(("original", index, "by", number)),
-                               did_you_mean(name, sorted(known[kind])))  # fmt: skip
+            fault.unless_known(name, sorted(known.get(kind, [name])),
+                               ("original", index, "by", number),
+                               f"the study has no {kind} '{short(name)}'")  # fmt: skip
 
 
 def _study(values: dict[str, Any], path: Path) -> Study:
@@ -312,15 +293,13 @@ def _scale(name: str, values: dict[str, Any]) -> Scale:
     made = {
         "execution": PROFILES[values["execution"]],
         "data": {key: DataSet(name=key, **data) for key, data in values["data"].items()},
-        "runs": tuple(map(_run, values["runs"])),
+        "runs": tuple(
+            Run(**{**_frozen(run), "reads": run["reads"] and Reads(**run["reads"])})
+            for run in values["runs"]
+        ),
         "acceptance": tuple(Rule(**_frozen(rule)) for rule in values["acceptance"]),
     }
     return Scale(name=name, **{**values, **made})
-
-
-def _run(values: dict[str, Any]) -> Run:
-    reads = values["reads"]
-    return Run(**{**_frozen(values), "reads": Reads(**reads) if reads else None})
 
 
 def _published(values: dict[str, Any]) -> Published:

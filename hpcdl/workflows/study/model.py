@@ -72,6 +72,16 @@ class Rule:
     at_least: float | None
     at_most: float | None
 
+    @property
+    def least(self) -> float:
+        """The lower bound of a rule that cannot do without."""
+        return self.at_least or 0.0
+
+    @property
+    def most(self) -> float:
+        """The upper bound of a rule that cannot do without."""
+        return self.at_most or 0.0
+
 
 @dataclass(frozen=True)
 class Scale:

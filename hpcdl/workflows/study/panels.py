@@ -7,14 +7,14 @@ ones on broken lines are predicted, grey ones published.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hpcdl.system.figures import legend_below, plain_log
 from hpcdl.workflows.study.collect import Findings, Measured
 from hpcdl.workflows.study.forecast import Predicted
-from hpcdl.workflows.study.model import PARTS, Panel, Published, matches
+from hpcdl.workflows.study.model import Panel, Published, matches
 from hpcdl.workflows.study.series import (
     alone,
     by_size,
@@ -27,14 +27,12 @@ from hpcdl.workflows.study.series import (
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_PART_COLOURS = {"compute": "#0072B2", "input": "#D55E00", "communication": "#E69F00",
-                 "update": "#009E73", "other": "#BBBBBB"}  # fmt: skip
-_PART_NAMES = {
-    "compute": "computing",
-    "input": "waiting for input",
-    "communication": "communicating, not hidden",
-    "update": "updating",
-    "other": "everything else",
+_PARTS = {
+    "compute": {"color": "#0072B2", "label": "computing"},
+    "input": {"color": "#D55E00", "label": "waiting for input"},
+    "communication": {"color": "#E69F00", "label": "communicating, not hidden"},
+    "update": {"color": "#009E73", "label": "updating"},
+    "other": {"color": "#BBBBBB", "label": "everything else"},
 }
 _MARKERS = "osD^vP*"
 _PUBLISHED_MARKERS = "x+1234"
@@ -67,28 +65,19 @@ class Scene:
         found: dict[str, list[Measured]] = {}
         for one in sorted(self.measured, key=lambda one: one.ranks):
             found.setdefault(series_name(self.findings, one.values), []).append(one)
-        return dict(sorted(found.items(), key=lambda item: self._order(item[1][0])))
-
-    def _order(self, one: Measured) -> int:
-        return self.findings.measured.index(one)
+        order = self.findings.measured.index
+        return dict(sorted(found.items(), key=lambda item: order(item[1][0])))
 
     def predictions(self, name: str) -> list[Predicted]:
         """The predictions of a line."""
-        return [
-            one
-            for one in self.predicted
-            if series_name(self.findings, one.values) == name
-            and matches(one.values, self.panel.where)
-        ]
+        return [one for one in self.predicted if matches(one.values, self.panel.where)
+                and series_name(self.findings, one.values) == name]  # fmt: skip
 
     @property
     def published(self) -> tuple[Published, ...]:
         """The published numbers that the panel may show."""
-        return tuple(
-            one
-            for one in self.findings.plan.study.published
-            if all(self.panel.where.get(key, value) == value for key, value in one.where.items())
-        )
+        asked, groups = self.panel.where, self.findings.plan.study.published
+        return tuple(one for one in groups if matches({**one.where, **asked}, one.where))
 
 
 def _style(number: int) -> dict[str, Any]:
@@ -144,10 +133,10 @@ def _over_ranks(
 
 
 def _measured_line(axes: Any, name: str, ones: Sequence[Measured], number: int, unit: Unit) -> None:
-    low, y, high = (
-        [rate / unit(one.ranks) for rate, one in zip(rates, ones, strict=True)]
-        for rates in zip(*((one.spread[0], one.rate, one.spread[1]) for one in ones), strict=True)
-    )
+    low, y, high = zip(*(
+        [rate / unit(one.ranks) for rate in (one.spread[0], one.rate, one.spread[1])]
+        for one in ones
+    ), strict=True)  # fmt: skip
     # Lines side by side would hide each other's bars.
     x = [one.ranks * (1 + 0.025 * (number % 4)) for one in ones]
     axes.errorbar(x, y, yerr=_apart(low, y, high), label=name, capsize=2.5, linewidth=1.4,
@@ -161,20 +150,20 @@ def _predicted_line(
     base = next((one for one in ones if one.ranks == 1), None)
     if base is None or not predicted:
         return
-    ordered = sorted(predicted, key=lambda one: one.gpus)
-    style = _style(number)
+    ordered, style = sorted(predicted, key=lambda one: one.gpus), _style(number)
     axes.plot([1, *(one.gpus for one in ordered)],
               [base.rate / unit(1), *(one.rate / unit(one.gpus) for one in ordered)],
               linestyle="--", linewidth=1, color=style["color"])  # fmt: skip
     hollow = [one for one in ordered if one.measured is None]
-    axes.errorbar(
-        [one.gpus * (1 + 0.025 * (number % 4)) for one in hollow],
-        [one.rate / unit(one.gpus) for one in hollow],
-        yerr=[[(one.rate - (one.low or one.rate)) / unit(one.gpus) for one in hollow],
-              [((one.high or one.rate) - one.rate) / unit(one.gpus) for one in hollow]],
-        linestyle="none", capsize=2.5 if any(one.low for one in hollow) else 0, elinewidth=0.9,
-        markersize=5.5, markerfacecolor="white", **style,
+    low, y, high = (
+        [rates[at] / unit(one.gpus) for one in hollow
+         for rates in [(one.low or one.rate, one.rate, one.high or one.rate)]]
+        for at in range(3)
     )  # fmt: skip
+    axes.errorbar([one.gpus * (1 + 0.025 * (number % 4)) for one in hollow], y,
+                  yerr=_apart(low, y, high), linestyle="none", elinewidth=0.9, markersize=5.5,
+                  capsize=2.5 if any(one.low for one in hollow) else 0, markerfacecolor="white",
+                  **style)  # fmt: skip
 
 
 def _published_lines(axes: Any, scene: Scene, *, of_each: bool) -> None:
@@ -228,11 +217,10 @@ def _phases(axes: Any, scene: Scene) -> None:
     ones = _bars(axes, scene, lambda one: {part: 1e3 * s for part, s in one.parts.items()})
     ends = [1e3 * one.step_seconds for one in ones]
     # Slow and fast steps, with checkpoints left out as in the rates that they come from.
-    spans = [sorted(1e3 * int(one.result["global_batch"]) / rate for rate in one.spread)
-             for one in ones]  # fmt: skip
-    bars = _apart([low for low, _ in spans], ends, [high for _, high in spans])
-    axes.errorbar(ends, range(len(ones)), xerr=bars, linestyle="none", color="0.25", capsize=2.5,
-                  elinewidth=0.9)  # fmt: skip
+    slow, fast = ([1e3 * int(one.result["global_batch"]) / one.spread[at] for one in ones]
+                  for at in (0, 1))  # fmt: skip
+    axes.errorbar(ends, range(len(ones)), xerr=_apart(fast, ends, slow), linestyle="none",
+                  color="0.25", capsize=2.5, elinewidth=0.9)  # fmt: skip
     axes.set_xlim(left=0)
     axes.set_xlabel("milliseconds of a step: mean, and the 5th to 95th percentile")
 
@@ -251,10 +239,9 @@ def _bars(
     ones = [one for series in scene.series.values() for one in series]
     names = [_bar_name(scene, one) for one in ones]
     left = [0.0] * len(ones)
-    for part in PARTS:
+    for part, look in _PARTS.items():
         lengths = [values(one)[part] for one in ones]
-        axes.barh(range(len(ones)), lengths, left=left, height=0.7, color=_PART_COLOURS[part],
-                  label=_PART_NAMES[part], linewidth=0)  # fmt: skip
+        axes.barh(range(len(ones)), lengths, left=left, height=0.7, linewidth=0, **look)
         left = [start + length for start, length in zip(left, lengths, strict=True)]
     axes.set_yticks(range(len(ones)), names)
     axes.invert_yaxis()
@@ -316,27 +303,22 @@ def _sized(axes: Any, ones: Sequence[Measured], unit: float, **style: Any) -> No
 def _timeline(axes: Any, scene: Scene) -> None:
     """The profiler's timeline of the largest data set: all ranks, the first steps of each job."""
     row, labels = 0, []
-    for one in _profiled(scene):
+    ones = sorted(scene.measured, key=lambda one: one.size or 0)
+    profiled = [one for one in ones if (one.folder / "timeline.json").is_file()]
+    for one in {_bar_name(scene, one): one for one in profiled}.values():
         for rank, events in sorted(_events(one).items()):
-            for part in PARTS:
+            for part, look in _PARTS.items():
                 spans = [(at, took) for name, at, took in events if name == part]
-                axes.broken_barh(spans, (row - 0.36, 0.72), color=_PART_COLOURS[part], linewidth=0)
+                axes.broken_barh(spans, (row - 0.36, 0.72), color=look["color"], linewidth=0)
             labels.append(f"{_bar_name(scene, one)}, rank {rank}")
             row += 1
     axes.set_yticks(range(row), labels, fontsize=7)
     axes.invert_yaxis()
     axes.set_xlabel(f"seconds from the start of the epoch, first {_TIMELINE_STEPS} steps")
     axes.grid(axis="x", alpha=0.25)
-    for part in PARTS:
-        axes.barh([0], [0], color=_PART_COLOURS[part], label=_PART_NAMES[part])
+    for look in _PARTS.values():
+        axes.barh([0], [0], **look)
     legend_below(axes)
-
-
-def _profiled(scene: Scene) -> Iterable[Measured]:
-    """One job of every line that wrote a timeline: that of the largest data set."""
-    ones = sorted(scene.measured, key=lambda one: one.size or 0)
-    kept = (one for one in ones if (one.folder / "timeline.json").is_file())
-    return {_bar_name(scene, one): one for one in kept}.values()
 
 
 def _events(one: Measured) -> dict[int, list[tuple[str, float, float]]]:
@@ -351,9 +333,7 @@ def _events(one: Measured) -> dict[int, list[tuple[str, float, float]]]:
     return found
 
 
-def _apart(
-    low: Sequence[float], middle: Sequence[float], high: Sequence[float]
-) -> list[list[float]]:
+def _apart(low: Sequence[float], middle: Sequence[float], high: Sequence[float]) -> Any:
     """How far bars reach below and above their middle."""
     below = [max(0.0, b - a) for a, b in zip(low, middle, strict=True)]
     return [below, [max(0.0, b - a) for a, b in zip(middle, high, strict=True)]]

@@ -27,8 +27,8 @@ from hpcdl.system.run import CommandFailed, run
 from hpcdl.system.safe_read import last_text
 from hpcdl.system.scratch import scratch_directory
 from hpcdl.workflows.study.collect import note_machine
-from hpcdl.workflows.study.model import SYNTHETIC, DataSet, Run
-from hpcdl.workflows.study.study_plan import Plan, Round, data_folder, library
+from hpcdl.workflows.study.model import DataSet, Run
+from hpcdl.workflows.study.study_plan import Plan, data_folder, library
 
 Say = Callable[[str], None]
 _POLL_SECONDS = 2.0
@@ -61,7 +61,8 @@ def start(plan: Plan, modules: Modules, say: Say) -> None:
     """
     with locked(plan.folder / ".lock"):
         note_machine(plan)
-        for data in _needed(plan):
+        names = {cell.data for cell in plan.possible}
+        for data in (data for name, data in plan.scale.data.items() if name in names):
             make_data(plan, data, modules, say)
         if any(run.reads for run in plan.scale.runs):
             compile_library(plan.site)
@@ -132,12 +133,9 @@ def make_data(plan: Plan, data: DataSet, modules: Modules, say: Say) -> None:
     options = [one for key, value in data.options.items() for one in (f"--{key}", value)]
     partition = plan.possible[0].point.spec.partition
     spec = JobSpec(
-        partition=partition,
-        minutes=60,
-        name="study-data",
-        launcher="single",
+        partition=partition, minutes=60, name="study-data", launcher="single",
         program=("hpcdl", "data", "make", data.kind, str(folder), *options),
-    )
+    )  # fmt: skip
     submission = submit(plan.site, spec, modules[partition])
     ended = list(follow(submission))[-1]
     if not ended.ok:
@@ -186,18 +184,13 @@ class Checked:
 
 def check_scripts(plan: Plan, modules: Modules) -> tuple[Checked, ...]:
     """Render every script of a study, and check each by lint and by `bash -n`. Writes nothing."""
-    return tuple(
-        _judge(plan, part.run, len(group.points), group.spec.partition, script)
-        for part in plan.rounds
-        for group, script, _ in sweep_run.preview(
-            plan.site, part.folder, _anew(part), modules, 1 if plan.scale.in_turn else None
-        )
-    )
-
-
-def _anew(part: Round) -> tuple[RunStatus, ...]:
-    """The points of a round as if nothing of it had run."""
-    return tuple(RunStatus(point, MISSING) for point in part.points if not point.problem)
+    found, at_once = [], 1 if plan.scale.in_turn else None
+    for part in plan.rounds:
+        anew = [RunStatus(point, MISSING) for point in part.points if not point.problem]
+        for group, script, _ in sweep_run.preview(plan.site, part.folder, anew, modules, at_once):
+            partition = group.spec.partition
+            found.append(_judge(plan, part.run, len(group.points), partition, script))
+    return tuple(found)
 
 
 def _judge(plan: Plan, of: Run, tasks: int, partition: str, script: Script) -> Checked:
@@ -212,9 +205,3 @@ def _judge(plan: Plan, of: Run, tasks: int, partition: str, script: Script) -> C
     parsed = run(["bash", "-n"], stdin=script.text, check=False, timeout=30)
     errors += [f"bash -n: {line}" for line in parsed.stderr.splitlines()] if not parsed.ok else []
     return Checked(of, partition, tasks, script, tuple(errors), tuple(others))
-
-
-def _needed(plan: Plan) -> tuple[DataSet, ...]:
-    """The data sets that possible cells read."""
-    names = {cell.data for cell in plan.possible} - {SYNTHETIC}
-    return tuple(data for name, data in plan.scale.data.items() if name in names)

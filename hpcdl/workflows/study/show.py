@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from hpcdl.system.text import table
+from hpcdl.system.text import count_of, table
 from hpcdl.workflows.study.forecast import Cost, cost
 from hpcdl.workflows.study.load import load_study, shipped
 from hpcdl.workflows.study.model import Run, Scale
@@ -55,16 +55,10 @@ def show_data(plan: Plan) -> dict[str, Any]:
     study, scale, found = plan.study, plan.scale, cost(plan)
     return {
         "schema": 1,
-        "name": study.name,
-        "title": study.title,
-        "question": study.question,
-        "origin": study.origin,
-        "found": study.found,
-        "scale": scale.name,
-        "shows": scale.shows,
-        "takes": scale.takes,
-        "site": plan.site.name,
-        "runs": [_run_data(run) for run in scale.runs],
+        "name": study.name, "title": study.title, "question": study.question,
+        "origin": study.origin, "found": study.found,
+        "scale": scale.name, "shows": scale.shows, "takes": scale.takes, "site": plan.site.name,
+        "runs": [{**vars(run), "reads": run.reads and vars(run.reads)} for run in scale.runs],
         "cells": [
             {"run": cell.run.name, "id": cell.point.id, "values": dict(cell.values),
              "problem": cell.point.problem}
@@ -80,12 +74,10 @@ def scripts_text(plan: Plan, checked: Sequence[Checked], *, verbose: bool) -> st
     """What lint and bash say of the scripts; with `verbose` the scripts themselves."""
     rows, blocks = [], []
     for one in checked:
-        said = "; ".join(one.errors) or "clean"
-        spec = one.script.layout
-        nodes = "1 node" if spec.nodes == 1 else f"{spec.nodes} nodes"
-        ranks = "1 rank" if spec.tasks_per_node == 1 else f"{spec.tasks_per_node} ranks"
-        jobs = "1 job" if one.tasks == 1 else f"{one.tasks} jobs"
-        rows.append([one.run.name, one.partition, f"{nodes} x {ranks}", jobs, said])
+        nodes = count_of(one.script.layout.nodes, "node")
+        ranks = count_of(one.script.layout.tasks_per_node, "rank")
+        rows.append([one.run.name, one.partition, f"{nodes} x {ranks}", count_of(one.tasks, "job"),
+                     "; ".join(one.errors) or "clean"])  # fmt: skip
         if verbose:
             blocks.append(f"# {one.run.name}: an array of {one.tasks}\n{one.script.text}")
     cells = len(plan.possible)
@@ -98,9 +90,7 @@ def scripts_data(plan: Plan, checked: Sequence[Checked]) -> dict[str, Any]:
     """Scripts that were checked, as plain values."""
     return {
         "schema": 1,
-        "study": plan.study.name,
-        "scale": plan.scale.name,
-        "site": plan.site.name,
+        "study": plan.study.name, "scale": plan.scale.name, "site": plan.site.name,
         "cells": len(plan.possible),
         "left_out": [
             {"values": dict(cell.values), "problem": cell.point.problem} for cell in plan.impossible
@@ -116,18 +106,14 @@ def scripts_data(plan: Plan, checked: Sequence[Checked]) -> dict[str, Any]:
 
 def _run_text(plan: Plan, run: Run) -> str:
     cells = [cell for cell in plan.possible if cell.run.name == run.name]
-    over = " x ".join(f"{key} {', '.join(values)}" for key, values in _matrix(plan, run).items())
+    own = (*plan.cells_of(run), None)[0]
+    matrix = own.run.over if own else run.over  # with the partitions that are really used
+    over = " x ".join(f"{key} {', '.join(values)}" for key, values in matrix.items())
     later = f"; predicted: {', '.join(map(str, run.predict))} GPUs" if run.predict else ""
     reads = _reads_text(run)
     again = f", each {run.repeats} times" if run.repeats > 1 else ""
     again += f" up to {run.repeat_up_to} GPUs" if again and run.repeat_up_to else ""
     return f"  {run.name}: {len(cells)} jobs: {over}{again}{reads}{later}"
-
-
-def _matrix(plan: Plan, run: Run) -> Mapping[str, Sequence[str]]:
-    """The matrix with the partitions that are really used."""
-    cells = plan.cells_of(run)
-    return cells[0].run.over if cells else run.over
 
 
 def _reads_text(run: Run) -> str:
@@ -139,14 +125,9 @@ def _reads_text(run: Run) -> str:
     return f"; data are read {' and '.join(ways)}" if ways else ""
 
 
-def _run_data(run: Run) -> dict[str, Any]:
-    return {**vars(run), "reads": run.reads and vars(run.reads)}
-
-
 def _cost_text(plan: Plan, found: Cost) -> str:
     if plan.scale.execution.shared_cores:
-        took = plan.scale.takes or "not measured yet"
-        return f"takes: {took}"
+        return f"takes: {plan.scale.takes or 'not measured yet'}"
     lines = [f"cost: about {found.gpu_hours:.1f} GPU-hours for {found.cells} jobs, by the model"]
     lines += [f"  {count} jobs of unknown cost: {why}" for why, count in found.unknown.items()]
     return "\n".join(lines)

@@ -220,8 +220,13 @@ def _cells(
             environment = _environment(site, scale, run, int(values["gpus"]))
             made = replace(point, spec=replace(point.spec, environment=environment))
             # The interpreter is no part of the id: a report finds results without it.
-            own = _point_id(base, made, attempt)
-            yield Cell(run, values, replace(_with_python(made, values, pythons), id=own), attempt)
+            job = {key: value for key, value in made.values.items() if key in JOB_KEYS}
+            own = _digest(job, made.spec.program, dict(environment), base.cpus_per_task,
+                          *((attempt,) if attempt else ()))  # fmt: skip
+            python = pythons.get(values.get(FRAMEWORK, ""), "python3")
+            program = tuple(python if one == _PYTHON else one for one in made.spec.program)
+            spec = replace(made.spec, program=program)
+            yield Cell(run, values, replace(made, spec=spec, id=own), attempt)
 
 
 def _points(
@@ -254,38 +259,19 @@ def _points(
         yield base, {**own, **values}, point
 
 
-def _with_python(point: sweep.Point, values: Values, pythons: Mapping[str, str]) -> sweep.Point:
-    python = pythons.get(values.get(FRAMEWORK, ""), "python3")
-    program = tuple(python if one == _PYTHON else one for one in point.spec.program)
-    return replace(point, spec=replace(point.spec, program=program))
-
-
 def _base(site: Site, study: Study, scale: Scale, run: Run, name: str) -> JobSpec:
     framework = study.frameworks.get(name, _USUAL)
-    known = "data" in run.over or "dataset" in run.options
-    data = () if known else _data_argv(site, scale, run)
     programs = str(Path(examples.__file__).parent / "frameworks")
-    program = tuple(one.replace("{programs}", programs) for one in framework.program)
+    argv = [one.replace("{programs}", programs) for one in framework.program]
+    for key, value in run.options.items():
+        argv.append(f"--{key}" if value == "true" else f"--{key}={value}")
+    if "data" not in run.over and "dataset" not in run.options:
+        made = run.data != SYNTHETIC
+        argv.append(f"--data={data_folder(site, scale.data[run.data]) if made else SYNTHETIC}")
     return JobSpec(
-        partition=site.default_partition,
-        cpus_per_task=run.cpus_per_rank,
-        minutes=run.minutes,
-        name=f"{study.name}-{run.name}"[:60],
-        launcher=framework.launcher,
-        program=(*program, *_options(run.options), *data),
-    )
-
-
-def _options(options: Values) -> Iterator[str]:
-    """Options of the program: `true` is an option without a value."""
-    for key, value in options.items():
-        yield f"--{key}" if value == "true" else f"--{key}={value}"
-
-
-def _data_argv(site: Site, scale: Scale, run: Run) -> tuple[str, ...]:
-    if run.data == SYNTHETIC:
-        return ("--data=synthetic",)
-    return (f"--data={data_folder(site, scale.data[run.data])}",)
+        partition=site.default_partition, cpus_per_task=run.cpus_per_rank, minutes=run.minutes,
+        name=f"{study.name}-{run.name}"[:60], launcher=framework.launcher, program=tuple(argv),
+    )  # fmt: skip
 
 
 def library(site: Site) -> Path:
@@ -302,30 +288,18 @@ def library(site: Site) -> Path:
 
 def _environment(site: Site, scale: Scale, run: Run, ranks: int) -> dict[str, str]:
     """Variables for slow_reads.c: of a job's rate, each rank's part."""
-    reads: Reads | None = run.reads
+    reads = run.reads
     if reads is None:
         return {}
+    names = run.over.get("data", (run.data,))
+    given = any(scale.data[name].kind == "given" for name in names if name in scale.data)
+    below = site.paths.datasets if given else site.paths.work / "studies" / "data"
     return {
         "LD_PRELOAD": str(library(site)),
-        "HPCDL_READS_BELOW": str(_data_root(site, scale, run)),
+        "HPCDL_READS_BELOW": str(below),
         "HPCDL_READS_RATE": f"{reads.megabytes_per_second * _MEGA / ranks:.0f}",
         "HPCDL_READS_CACHED": "1" if reads.cached else "0",
     }
-
-
-def _data_root(site: Site, scale: Scale, run: Run) -> Path:
-    """The directory below which a run's data sets lie."""
-    names = run.over.get("data", (run.data,))
-    given = any(scale.data[name].kind == "given" for name in names if name in scale.data)
-    return site.paths.datasets if given else site.paths.work / "studies" / "data"
-
-
-def _point_id(base: JobSpec, point: sweep.Point, attempt: int) -> str:
-    job = {key: value for key, value in point.values.items() if key in JOB_KEYS}
-    again = (attempt,) if attempt else ()
-    return _digest(
-        job, point.spec.program, dict(point.spec.environment), base.cpus_per_task, *again
-    )
 
 
 def _digest(*parts: object) -> str:

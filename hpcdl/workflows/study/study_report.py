@@ -61,10 +61,11 @@ def write_report(report: Report, target: Path) -> dict[str, Path]:
     paths = {suffix: target / f"figure.{suffix}" for suffix in figure}
     for suffix, data in figure.items():
         write_atomic(paths[suffix], data)
-    values = _values(report)
-    for suffix, template in (("md", "report.md.j2"), ("html", "report.html.j2")):
+    svg = figure["svg"].decode()
+    values = {**_values(report), "svg": svg[svg.index("<svg") :]}  # without its XML head
+    for suffix in ("md", "html"):
         paths[suffix] = target / f"report.{suffix}"
-        write_atomic(paths[suffix], _rendered(template, {**values, "svg": _inline(figure["svg"])}))
+        write_atomic(paths[suffix], _rendered(f"report.{suffix}.j2", values))
     paths["json"] = target / "report.json"
     write_json(paths["json"], as_data(report))
     return paths
@@ -75,9 +76,7 @@ def as_data(report: Report) -> dict[str, Any]:
     plan = report.findings.plan
     return {
         "schema": SCHEMA,
-        "study": plan.study.name,
-        "scale": plan.scale.name,
-        "site": plan.site.name,
+        "study": plan.study.name, "scale": plan.scale.name, "site": plan.site.name,
         "accepted": report.accepted,
         "machine": {"cores": report.findings.cores, "load": report.findings.load},
         "acceptance": [
@@ -129,33 +128,23 @@ def as_text(report: Report) -> str:
 def _cell_data(findings: Findings, one: Measured) -> dict[str, Any]:
     base = alone(findings.measured, one)
     return {
-        "run": one.cell.run.name,
-        "values": dict(one.cell.values),
-        "ranks": one.ranks,
-        "jobs": one.jobs,
-        "nodes": len(one.result["layout"]["nodes"]),
-        "steps": len(one.rates),
+        "run": one.cell.run.name, "values": dict(one.cell.values), "ranks": one.ranks,
+        "jobs": one.jobs, "nodes": len(one.result["layout"]["nodes"]), "steps": len(one.rates),
         "images_per_second": round(one.rate, 3),
-        "p05": round(one.spread[0], 3),
-        "p95": round(one.spread[1], 3),
+        "p05": round(one.spread[0], 3), "p95": round(one.spread[1], 3),
         "speedup": round(one.rate / base.rate, 4) if base else None,
         "efficiency": _rounded(efficiency(findings, one)),
         "seconds": {name: round(seconds, 6) for name, seconds in one.parts.items()},
-        "data_bytes": one.size,
-        "epoch_seconds": one.epoch_seconds,
-        "metrics": one.metrics,
-        "job_id": one.result["job"]["id"],
-        "release": one.result["release"],
+        "data_bytes": one.size, "epoch_seconds": one.epoch_seconds, "metrics": one.metrics,
+        "job_id": one.result["job"]["id"], "release": one.result["release"],
         "result": str(one.folder / "result.json"),
-    }
+    }  # fmt: skip
 
 
 def _values(report: Report) -> dict[str, Any]:
     plan = report.findings.plan
     return {
-        "study": plan.study,
-        "scale": plan.scale,
-        "site": plan.site.name,
+        "study": plan.study, "scale": plan.scale, "site": plan.site.name,
         "accepted": _YES[report.accepted],
         "verdicts": [(_YES[one.ok], one.rule.says, one.evidence) for one in report.verdicts],
         "measured": _measured_table(report),
@@ -167,13 +156,10 @@ def _values(report: Report) -> dict[str, Any]:
         "taught": any(one.from_itself for one in report.predicted),
         "published": _published_table(report),
         "missing": [(one.cell.label, one.state, one.reason) for one in report.findings.missing],
-        "gaps": report.gaps,
-        "caption": caption(report.findings),
-        "busy": _busy(report.findings),
+        "gaps": report.gaps, "caption": caption(report.findings), "busy": _busy(report.findings),
         "releases": sorted({str(one.result["release"]) for one in report.findings.measured}),
-        "date": time.strftime("%Y-%m-%d"),
-        "version": __version__,
-    }
+        "date": time.strftime("%Y-%m-%d"), "version": __version__,
+    }  # fmt: skip
 
 
 def _busy(findings: Findings) -> str:
@@ -197,19 +183,15 @@ def _measured_table(report: Report) -> Table:
     for one in report.findings.measured:
         base = alone(report.findings.measured, one)
         part = efficiency(report.findings, one)
+        scores = (name for name in ("accuracy", "auroc") if name in one.metrics)
         rows.append((
-            f"{one.cell.run.name}: {one.cell.label}",
-            str(one.jobs) if one.jobs > 1 else "",
-            str(one.ranks),
-            str(len(one.result["layout"]["nodes"])),
-            f"{one.rate:.4g}",
+            f"{one.cell.run.name}: {one.cell.label}", str(one.jobs) if one.jobs > 1 else "",
+            str(one.ranks), str(len(one.result["layout"]["nodes"])), f"{one.rate:.4g}",
             f"{one.spread[0]:.4g} to {one.spread[1]:.4g}",
-            f"{one.rate / base.rate:.2f}" if base else "",
-            "" if part is None else f"{part:.0%}",
-            f"{one.shares['input']:.1%}",
-            f"{one.shares['communication']:.1%}",
+            f"{one.rate / base.rate:.2f}" if base else "", "" if part is None else f"{part:.0%}",
+            f"{one.shares['input']:.1%}", f"{one.shares['communication']:.1%}",
             f"{one.epoch_seconds:.3g}" if one.epoch_seconds else "",
-            _scores(one),
+            ", ".join(f"{name} {one.metrics[name]:.3f}" for name in scores),
         ))  # fmt: skip
     return _without_empty(head, rows)
 
@@ -240,32 +222,25 @@ def _row_of(values: Values, asked: StudyTable) -> tuple[str, ...]:
 
 
 def _value_of(one: Measured, name: str) -> float:
-    if name == "rate":
-        return one.rate
     if name == "accuracy":
         return one.metrics.get(name, 0.0)
     if name == "staleness":
         return float(one.result.get("asynchronous", {}).get("mean_staleness", 0.0))
-    return 1e3 * (one.step_seconds if name == "step" else one.parts[name])
-
-
-def _scores(one: Measured) -> str:
-    shown = [name for name in ("accuracy", "auroc") if name in one.metrics]
-    return ", ".join(f"{name} {one.metrics[name]:.3f}" for name in shown)
+    milliseconds = {key: 1e3 * seconds for key, seconds in one.parts.items()}
+    return {**milliseconds, "rate": one.rate, "step": 1e3 * one.step_seconds}[name]
 
 
 def _predicted_table(predicted: Sequence[Predicted]) -> Table:
     head = ("cell", "predicted images/s", "likely", "measured", "error")
-    rows = [
-        (
-            f"{one.run.name}: {_named(one)}",
-            f"{one.rate:.4g}",
-            "" if one.low is None else f"{one.low:.4g} to {one.high:.4g}",
-            "" if one.measured is None else f"{one.measured:.4g}",
-            "starts from it" if one.from_itself else _signed(one.error),
-        )
-        for one in predicted
-    ]
+    rows = []
+    for one in predicted:
+        named = (f"{key}={value}" for key, value in one.values.items() if key != "run")
+        error = "" if one.error is None else f"{one.error:+.1%}"
+        rows.append((
+            f"{one.run.name}: {' '.join(named)}", f"{one.rate:.4g}",
+            "" if one.low is None else f"{one.low:.4g} to {one.high:.4g}", _number(one.measured),
+            "starts from it" if one.from_itself else error,
+        ))  # fmt: skip
     return _without_empty(head, rows)
 
 
@@ -273,26 +248,20 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
 
 
-def _signed(error: float | None) -> str:
-    return "" if error is None else f"{error:+.1%}"
-
-
-def _named(one: Predicted) -> str:
-    return " ".join(f"{key}={value}" for key, value in one.values.items() if key != "run")
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
 
 
 def _published_table(report: Report) -> Table:
+    def shown(value: float | None) -> str:
+        return "" if value is None else f"{value:g}"
+
     rows = [
-        (
-            group.label,
-            str(point.gpus),
-            "" if point.images_per_second is None else f"{point.images_per_second:g}",
-            "" if point.speedup is None else f"{point.speedup:g}",
-            group.source,
-        )
+        (group.label, str(point.gpus), shown(point.images_per_second), shown(point.speedup),
+         group.source)
         for group in report.findings.plan.study.published
         for point in group.points
-    ]
+    ]  # fmt: skip
     return ("what", "GPUs", "images/s", "speed-up", "source"), rows
 
 
@@ -300,12 +269,6 @@ def _without_empty(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """The table without empty columns."""
     kept = [i for i in range(len(head)) if any(row[i] for row in rows)]
     return tuple(head[i] for i in kept), [tuple(row[i] for i in kept) for row in rows]
-
-
-def _inline(svg: bytes) -> str:
-    """The drawing without its XML head, as a page holds it."""
-    text = svg.decode()
-    return text[text.index("<svg") :]
 
 
 def _rendered(template: str, values: dict[str, Any]) -> str:
