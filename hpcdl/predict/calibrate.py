@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcdl import facts
-from hpcdl.predict.hardware import CPU, Machine, of_host
+from hpcdl.predict.hardware import CPU, Machine, gpu_of
 from hpcdl.predict.measured import ONE_RUN
 from hpcdl.predict.network import network
 from hpcdl.predict.precision import alike
@@ -74,7 +74,7 @@ def from_records(machine: Machine, training: Training, records: tuple[Record, ..
         row
         for row in records
         if row.gpus == 1 and row.rate and row.model == training.net.name
-        and alike(row.precision, training.precision) and _same_gpu(row, machine)
+        and alike(row.precision, training.precision) and gpu_of(row.gpu) == machine.gpu
     ]  # fmt: skip
     for xla in (False, True):
         rows = [row for row in same if row.xla == xla]
@@ -85,12 +85,8 @@ def from_records(machine: Machine, training: Training, records: tuple[Record, ..
     return Calibration(
         seconds(machine, training), training.batch, training.precision,
         "effects of GPU, precision and network in published rows (none joins these)", "doubtful",
-        **_factors(spreads["borrowed" if known else "unseen"]),
+        **spreads["borrowed" if known else "unseen"],
     )  # fmt: skip
-
-
-def _factors(spread: Mapping[str, float]) -> dict[str, float]:
-    return {"low": spread["low"], "high": spread["high"]}
 
 
 def _published(
@@ -116,7 +112,7 @@ def _published(
     return Calibration(
         batch / rate * ratio, theirs.batch, best.precision,
         f"{best.id}: {rate:g} images/s{of_size} at batch {best.batch or 'unknown'}"
-        f"{' with XLA' if best.xla else ''}", "published", **_factors(spread),
+        f"{' with XLA' if best.xla else ''}", "published", **spread,
     )  # fmt: skip
 
 
@@ -139,8 +135,3 @@ def _refuse_unknown(machine: Machine, training: Training) -> None:
             f"nothing says how fast '{training.net.name}' runs on one rank of '{machine.name}'",
             hint="measure it: give --calibrate RESULT.JSON of a short run, or --one IMAGES/S",
         )
-
-
-def _same_gpu(record: Record, machine: Machine) -> bool:
-    there = of_host(record.gpu, record.hardware, 1)
-    return there is not None and there.gpu == machine.gpu

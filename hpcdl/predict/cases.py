@@ -11,21 +11,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from hpcdl import facts
+from hpcdl.predict import step as steps
 from hpcdl.predict.feed import ENDLESS, feed
 from hpcdl.predict.hardware import ASSUMED, Machine, of_host
 from hpcdl.predict.learn import Pair, kind_of, shares, with_values
 from hpcdl.predict.network import Network, kept_bytes, names, network
 from hpcdl.predict.records import Bases, Record
-from hpcdl.predict.step import (
-    PRECISIONS,
-    Constants,
-    Profile,
-    Step,
-    Training,
-    constants,
-    predict_step,
-    profile,
-)
+from hpcdl.predict.step import PRECISIONS, Constants, Profile, Step, Training, constants
 
 _MOST_ASSUMED = 256
 SPEEDUP = "speed-up"
@@ -44,7 +36,7 @@ class Side:
 
     def step(self, one: Profile, known: Constants) -> Step:
         """The step of these GPUs."""
-        return predict_step(self.machine, self.training, one, self.gpus, self.nodes, known)
+        return steps.predict_step(self.machine, self.training, one, self.gpus, self.nodes, known)
 
 
 @dataclass(frozen=True)
@@ -100,13 +92,13 @@ def case_of(record: Record, bases: Bases) -> Case | str:
         return f"the GPU '{record.gpu}' is not in the facts"
     if record.rate is None and base.gpus > 1:
         return "a speed-up, but no single-GPU row"
-    training, assumed = _training(record, base, machine)
-    if machine.name == ASSUMED:
-        assumed = (*assumed, "host")
-    if base.batch != record.batch:
-        assumed = (*assumed, f"base has batch {base.batch}")
-    if base.gpus > 1:
-        assumed = (*assumed, f"base has {base.gpus} GPUs")
+    training = _training(record, base, machine)
+    said = (
+        (not (record.batch or base.batch), f"batch {training.batch} per GPU"),
+        (machine.name == ASSUMED, "host"),
+        (base.batch != record.batch, f"base has batch {base.batch}"),
+        (base.gpus > 1, f"base has {base.gpus} GPUs"),
+    )
     start = Side(
         _machine_of(base, base.gpus) or machine,
         replace(training, accumulation=base.accumulation), base.gpus, base.nodes,
@@ -114,14 +106,12 @@ def case_of(record: Record, bases: Bases) -> Case | str:
     rate, unit = (record.speedup, SPEEDUP) if record.rate is None else (record.rate, IMAGES)
     return Case(
         record, base, Side(machine, training, gpus, record.nodes), start,
-        _one_seconds(start, base), rate or 0.0, unit, assumed,
+        _one_seconds(start, base), rate or 0.0, unit, tuple(text for so, text in said if so),
     )  # fmt: skip
 
 
-def _machine_of(record: Record, gpus: int) -> Machine | None:
-    return of_host(
-        record.gpu, record.hardware, gpus // record.nodes, record.interconnect, record.cores
-    )
+def _machine_of(row: Record, gpus: int) -> Machine | None:
+    return of_host(row.gpu, row.hardware, gpus // row.nodes, row.interconnect, row.cores)
 
 
 def _one_seconds(start: Side, base: Record) -> float:
@@ -130,52 +120,39 @@ def _one_seconds(start: Side, base: Record) -> float:
     measured = start.gpus * start.training.images / (base.rate or 1.0)
     one = measured / start.training.accumulation
     for _ in range(_ROUNDS):
-        found = profile(start.machine, start.training, one, known)
+        found = steps.profile(start.machine, start.training, one, known)
         one *= measured / start.step(found, known).seconds
     return one
 
 
 def _unusable(record: Record) -> str:
     """Why a row alone rules itself out, or nothing."""
-    if record.gpus is None:
-        return "its number of GPUs is not stated"
-    if record.rate is None and record.speedup is None:
-        return "no number: images per second and speed-up are not stated"
-    if record.gpus % record.nodes:
-        return f"{record.gpus} GPUs do not spread evenly over {record.nodes} nodes"
-    if record.model not in names():
-        return f"the layers of model '{record.model}' are not known"
-    if record.precision not in PRECISIONS:
-        return f"the precision '{record.precision}' is not known"
-    return ""
+    reasons = (
+        (record.gpus is None, "its number of GPUs is not stated"),
+        (record.rate is None and record.speedup is None,
+         "no number: images per second and speed-up are not stated"),
+        ((record.gpus or 0) % record.nodes,
+         f"{record.gpus} GPUs do not spread evenly over {record.nodes} nodes"),
+        (record.model not in names(), f"the layers of model '{record.model}' are not known"),
+        (record.precision not in PRECISIONS, f"the precision '{record.precision}' is not known"),
+    )  # fmt: skip
+    return next((reason for so, reason in reasons if so), "")
 
 
-def _training(record: Record, base: Record, machine: Machine) -> tuple[Training, tuple[str, ...]]:
-    net = network(record.model, record.size)
-    assumed: tuple[str, ...] = ()
-    batch = record.batch or base.batch
-    if batch is None:
-        batch = assumed_batch(net, machine, record.precision)
-        assumed = (f"batch {batch} per GPU",)
-    threads = min([machine.cores, *_decode_threads(record.framework)])
-    endless = _made_at_once(record.data) or not net.channels
-    training = Training(
-        net, batch, record.precision, form_of(record),
-        ENDLESS if endless else feed(replace(machine, cores=threads), net),
+def _training(record: Record, base: Record, machine: Machine) -> Training:
+    net, data = network(record.model, record.size), record.data
+    # Some frameworks' own scripts decode on a fixed number of threads.
+    known = facts.load("links")["decode_threads"]
+    fixed = [row["threads"] for row in known if record.framework.startswith(row["framework"])]
+    # Synthetic images are made once, and DALI decodes on the GPU.
+    endless = not data or data.startswith(("synthetic", "not stated")) or "DALI" in data
+    decoders = replace(machine, cores=min([machine.cores, *fixed]))
+    return Training(
+        net, record.batch or base.batch or assumed_batch(net, machine, record.precision),
+        record.precision, form_of(record),
+        ENDLESS if endless or not net.channels else feed(decoders, net),
         accumulation=record.accumulation,
     )  # fmt: skip
-    return training, assumed
-
-
-def _made_at_once(data: str) -> bool:
-    """Whether data are synthetic, or decoded on the GPU by DALI."""
-    return not data or data.startswith(("synthetic", "not stated")) or "DALI" in data
-
-
-def _decode_threads(framework: str) -> list[int]:
-    """Threads on which a framework's own script decodes, where it takes a fixed number."""
-    rows = facts.load("links")["decode_threads"]
-    return [row["threads"] for row in rows if framework.startswith(row["framework"])]
 
 
 def form_of(record: Record) -> str:
@@ -202,4 +179,4 @@ def assumed_batch(net: Network, machine: Machine, precision: str) -> int:
 @lru_cache(maxsize=4096)
 def profile_of(case: Case, known: Constants) -> Profile:
     """The one-GPU step of a case, layer by layer."""
-    return profile(case.row.machine, case.row.training, case.one_seconds, known)
+    return steps.profile(case.row.machine, case.row.training, case.one_seconds, known)

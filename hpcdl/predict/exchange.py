@@ -7,7 +7,7 @@ smallest one gives the latency, but not through Horovod, whose cycle is longer t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -102,33 +102,28 @@ def times_of(rates: Iterable[tuple[int, float]], ranks: int) -> tuple[tuple[int,
 def fitted(machine: Machine, found: Exchange) -> Machine:
     """The machine whose links take as long as the messages of the check took."""
     if found.nodes == 1:
-        return _inside(machine, _fit(found, machine, _inside, machine.inside))
+        return _fit(found, machine, machine.inside)
     # A ring between nodes passes within them, too, so those links are no slower.
     rate = max(machine.inside.bandwidth, found.rate)
     machine = replace(machine, inside=replace(machine.inside, bandwidth=rate))
-    return _between(machine, _fit(found, machine, _between, machine.network or slowest()))
+    return _fit(found, machine, machine.network or slowest())
 
 
-def _fit(
-    found: Exchange, machine: Machine, put: Callable[[Machine, Link], Machine], link: Link
-) -> Link:
-    """The link, put into the machine, of which the model says what was measured."""
+def _fit(found: Exchange, machine: Machine, link: Link) -> Machine:
+    """The machine with a link of which the model says what was measured."""
+
+    def put(one: Link) -> Machine:
+        return replace(machine, network=one) if found.nodes > 1 else replace(machine, inside=one)
+
     link = replace(link, bandwidth=found.rate)
     if found.steady and len(found.times) > 1:
         size, seconds = found.times[0]
+        trials = (put(replace(link, latency=at)) for at in (0.0, 1.0))
         none, one = (
-            [line.seconds(size) for line in lines(put(machine, trial), found.local, found.nodes)]
-            for trial in (replace(link, latency=0.0), replace(link, latency=1.0))
+            [line.seconds(size) for line in lines(trial, found.local, found.nodes)]
+            for trial in trials
         )
         fits = ((seconds - a) / (b - a) for a, b in zip(none, one, strict=True))
         link = replace(link, latency=max(_LEAST_LATENCY, *fits))
     name = f"{link.name}, measured {link.bandwidth / GIGA:.3g} GB/s"
-    return replace(link, name=name, measured=True)
-
-
-def _between(machine: Machine, link: Link) -> Machine:
-    return replace(machine, network=link)
-
-
-def _inside(machine: Machine, link: Link) -> Machine:
-    return replace(machine, inside=link)
+    return put(replace(link, name=name, measured=True))

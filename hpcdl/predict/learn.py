@@ -59,9 +59,12 @@ def with_values(known: Constants, four: Sequence[float]) -> Constants:
 
 def fit(pairs: Sequence[Pair], prior: Sequence[float]) -> tuple[float, ...]:
     """The constants, none below 0; the prior's where there are no rows."""
-    found = tuple(prior)
+    found, weights = tuple(prior), Counter(pair.source for pair in pairs)
     for _ in range(_ROUNDS if pairs else 0):
-        found = _improved(_normal(pairs, found), prior)
+        normal = _Normal.empty()
+        for pair in pairs:
+            normal.add(pair, found, weights[pair.source])
+        found = _improved(normal, prior)
     return found
 
 
@@ -82,10 +85,9 @@ def left_out(
         total.join(part, 1)
     fitted = {}
     for name, part in own.items():
-        rest = _Normal.empty()
-        rest.join(total, 1)
-        rest.join(part, -1)
-        fitted[name] = _improved(rest, prior, every)
+        total.join(part, -1)
+        fitted[name] = _improved(total, prior, every)
+        total.join(part, 1)
     return [pair.expected(fitted[key(pair)]) for pair in pairs]
 
 
@@ -118,14 +120,6 @@ class _Normal:
             self.vector[i] += sign * other.vector[i]
             for j in range(4):
                 self.matrix[i][j] += sign * other.matrix[i][j]
-
-
-def _normal(pairs: Sequence[Pair], found: Sequence[float]) -> _Normal:
-    weights = Counter(pair.source for pair in pairs)
-    normal = _Normal.empty()
-    for pair in pairs:
-        normal.add(pair, found, weights[pair.source])
-    return normal
 
 
 def _improved(

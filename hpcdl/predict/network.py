@@ -157,19 +157,11 @@ def parse_layer(line: str) -> Layer:
 def roofline(
     net: Network, batch: int, flops: float, bandwidth: float, element_bytes: int = FLOAT_BYTES
 ) -> LayerTimes:
-    """Times of every layer at the hardware's peaks.
+    """Seconds of every layer at a GPU's peaks: `flops` per second, memory bytes per second.
 
-    Args:
-        net: the network.
-        batch: images per GPU and step.
-        flops: peak floating-point operations per second of the GPU.
-        bandwidth: peak bytes per second of its memory.
-        element_bytes: bytes of an activation.
-
-    Returns:
-        Seconds; backward costs two forward passes (gradients of inputs and of weights), but
-        only one in the first layer, whose input needs none. The update reads and writes
-        weights, gradients and momenta once (5 passes over the parameters).
+    Backward costs two forward passes (gradients of inputs and of weights), but only one in the
+    first layer, whose input needs none. The update reads and writes weights, gradients and momenta
+    once (5 passes over the parameters). `batch` is images per GPU, `element_bytes` an activation's.
     """
     forward, backward = [], []
     for index, layer in enumerate(net.layers):

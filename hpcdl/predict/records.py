@@ -121,54 +121,30 @@ def _read_table(path: Path) -> Document:
         text = read_regular(path, _MOST_BYTES).decode("utf-8-sig")
         table = csv.reader(io.StringIO(text, newline=""), strict=True)
         names, first = next(table, []), Mark(1, 1)
-        rows = [
-            Mapping(
-                tuple(
-                    (Scalar(name, True, Mark(1, 1)), Scalar(cell, False, Mark(table.line_num, 1)))
-                    for name, cell in zip(names, row, strict=False)
-                    if cell
-                ),
-                Mark(table.line_num, 1),
-            )
-            for row in table
-            if row
-        ]
+        rows = []
+        for row in filter(None, table):
+            here = Mark(table.line_num, 1)
+            cells = [(Scalar(name, True, first), Scalar(cell, False, here))
+                     for name, cell in zip(names, row, strict=False) if cell]  # fmt: skip
+            rows.append(Mapping(tuple(cells), here))
     except (UnicodeDecodeError, csv.Error) as fault:
         raise BadInput(f"{path} is no CSV file: {fault}") from fault
-    key = Scalar("records", True, first)
-    return Document(
-        str(path), text.splitlines(), Mapping(((key, Sequence(tuple(rows), first)),), first)
-    )
+    root = Mapping(((Scalar("records", True, first), Sequence(tuple(rows), first)),), first)
+    return Document(str(path), text.splitlines(), root)
 
 
 def _record(value: dict[str, Any]) -> Record:
+    same = {key: value[key] for key in ("id", "source", "gpu", "gpus", "nodes", "cores", "speedup")}
+    for key in ("hardware", "interconnect", "framework", "data", "notes"):
+        same[key] = value[key] or ""
+    size, batch = value["sequence_length"] or value["image_size"], value["batch_per_gpu"]
     return Record(
-        id=value["id"],
-        source=value["source"],
-        hardware=value["hardware"] or "",
-        gpu=value["gpu"],
-        gpus=value["gpus"],
-        nodes=value["nodes"],
-        cores=value["cores"],
-        interconnect=value["interconnect"] or "",
-        framework=value["framework"] or "",
-        software=f"{value['version']} {value['implementation']}",
-        model=_model(value["model"]),
-        size=_whole(value["sequence_length"] or value["image_size"]),
-        batch=_whole(value["batch_per_gpu"]),
-        accumulation=value["accumulation"] or 1,
-        precision=_precision(value["precision"]),
-        xla=value["xla"] == "true",
-        data=value["data"] or "",
-        update=value["variable_update"] or "",
-        rate=value["images_per_sec"],
-        speedup=value["speedup"],
-        notes=value["notes"] or "",
-    )
-
-
-def _whole(value: float | None) -> int | None:
-    return round(value) if value else None
+        **same, software=f"{value['version']} {value['implementation']}",
+        model=_model(value["model"]), size=round(size) if size else None,
+        batch=round(batch) if batch else None, accumulation=value["accumulation"] or 1,
+        precision=_precision(value["precision"]), xla=value["xla"] == "true",
+        update=value["variable_update"] or "", rate=value["images_per_sec"],
+    )  # fmt: skip
 
 
 _PRECISIONS = {
@@ -222,8 +198,4 @@ class Bases:
             and (other.batch is None) == (batch is None)
             and (batch is None or abs((other.batch or 0) - batch) <= batch / 4)
         ]
-        return min(
-            fewer,
-            key=lambda other: (other.gpus or 0, abs((other.batch or 0) - (batch or 0))),
-            default=None,
-        )
+        return min(fewer, key=lambda o: (o.gpus, abs((o.batch or 0) - (batch or 0))), default=None)

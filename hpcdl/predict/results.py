@@ -36,7 +36,7 @@ class Place(NamedTuple):
 class Result:
     """What a result.json says that matters here; `seconds` of one rank's own work per step.
 
-    `precision` is the trainer's word.
+    `precision` is the trainer's word; `nodes` is 1 and `size`, of images, None where it says none.
     """
 
     model: str
@@ -72,30 +72,16 @@ def read_result(path: Path) -> Result:
             f"{path} holds no measured step: {rate:g} images/s",
             hint="the run must have made steps beyond its warm-up",
         )
-    return Result(
-        (value.get("model") or "")[:_LONGEST_NAME], batch, _precision(value, path),
-        at(value, "options", "compress") is True, seconds, ranks, _nodes(value), rate,
-        place_of(value), _size(value),
-    )  # fmt: skip
-
-
-def _size(value: dict[str, Any]) -> int | None:
-    """The edge of the images, where it is not the network's own."""
-    found = at(value, "options", "image_size")
-    return found if isinstance(found, int) and 0 < found < _LARGEST_SIZE else None
-
-
-def _nodes(value: dict[str, Any]) -> int:
-    """The hosts of a run; one where it does not name them."""
-    hosts = at(value, "layout", "hosts")
-    return len(set(map(str, hosts))) if isinstance(hosts, list) and hosts else 1
-
-
-def _precision(value: dict[str, Any], path: Path) -> str:
-    found: str | None = value.get("precision")
-    if found not in WORDS:
+    precision: str | None = value.get("precision")
+    if precision not in WORDS:
         raise BadInput(f"{path} names no precision that a run can have: {', '.join(WORDS)}")
-    return found
+    size, hosts = at(value, "options", "image_size"), at(value, "layout", "hosts")
+    return Result(
+        (value.get("model") or "")[:_LONGEST_NAME], batch, precision,
+        at(value, "options", "compress") is True, seconds, ranks,
+        len(set(map(str, hosts))) if isinstance(hosts, list) and hosts else 1, rate,
+        place_of(value), size if isinstance(size, int) and 0 < size < _LARGEST_SIZE else None,
+    )  # fmt: skip
 
 
 def place_of(value: dict[str, Any]) -> Place:
@@ -118,26 +104,15 @@ def same_machine(path: Path | str, place: Place, machine: Machine) -> None:
             f"{path} measured the partition '{place.partition}', not '{machine.name}'",
             hint="leave --partition out, or calibrate by a run of that partition",
         )
-    gpu = _measured_gpu(place)
-    if gpu and _family(gpu) != _family(machine.gpu):
+    # A run on the very partition is one of it, too, where it used no GPU: emulated ones are none.
+    elsewhere = "" if place.partition else place.gpu or (CPU if place.on_cpu else "")
+    gpu = gpu_of(place.gpu) or elsewhere
+    # `A100` of `A100-SXM4-80GB`: drivers do not always tell the cards of a kind apart.
+    if gpu and gpu.partition("-")[0] != machine.gpu.partition("-")[0]:
         raise BadInput(
             f"{path} measured on {gpu}, but '{machine.name}' is of {machine.gpu}",
             hint="calibrate by a run of that partition",
         )
-
-
-def _measured_gpu(place: Place) -> str:
-    """The GPU of a run, CPU for none, nothing where nobody can tell.
-
-    A run on the very partition is one of it, too, where it used no GPU: emulated ones are none.
-    """
-    elsewhere = place.gpu or (CPU if place.on_cpu else "")
-    return gpu_of(place.gpu) or ("" if place.partition else elsewhere)
-
-
-def _family(gpu: str) -> str:
-    """`A100` of `A100-SXM4-80GB`: drivers do not always tell the cards of a kind apart."""
-    return gpu.partition("-")[0]
 
 
 def read_sound(path: Path, *needed: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ scenes show what the closed form leaves out or only knows on average: one slow r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
@@ -81,15 +81,11 @@ def simulate(
 ) -> Simulated:
     """Play the communication of one back-propagation.
 
-    Args:
-        cluster: ranks and links.
-        ready: gradients in the order they become ready, with the fastest rank's times.
-        buffer_bytes: Horovod's fusion buffer.
-        cycle: seconds between its polls.
+    `ready` are gradients in the order they become ready, with the fastest rank's times;
+    `buffer_bytes` is Horovod's fusion buffer, `cycle` the seconds between its polls.
     """
     # The coordinator sends what every rank has, so the slowest rank decides.
-    slowest = max(cluster.paces)
-    moments = [Gradient(moment * slowest, size) for moment, size in ready]
+    moments = [Gradient(moment * max(cluster.paces), size) for moment, size in ready]
     messages, free = [], 0.0
     for moment, size in pack(moments, buffer_bytes=buffer_bytes, cycle=cycle):
         start = max(free, moment)
@@ -131,12 +127,7 @@ def scenes(
     if training.form != "horovod":
         raise BadInput(f"form '{training.form}' is not simulated, only 'horovod' is")
     ring = replace(training, trees=False)
-    return tuple(_play(machine, ring, one, gpus, known or constants()))
-
-
-def _play(
-    machine: Machine, training: Training, one: Profile, gpus: int, known: Constants
-) -> Iterator[Scene]:
+    known, found = known or constants(), []
     nodes = max(1, gpus // machine.per_node)
     network = machine.between if nodes > 1 else machine.inside
     cluster = Cluster(nodes, gpus // nodes, machine.inside, network)
@@ -150,13 +141,15 @@ def _play(
          replace(cluster, slow_link=(cluster.local - 1, _SLOW_LINK))),
     ):  # fmt: skip
         step = predict_step(
-            machine, training, one, gpus, nodes,
+            machine, ring, one, gpus, nodes,
             replace(known, straggler=straggler, contention=0.0, exposed=1.0),
         )  # fmt: skip
         outcome = simulate(scene, one.gradients, buffer_bytes=known.fusion_bytes, cycle=known.cycle)
         pace = max(scene.paces)
         simulated = (one.total - one.backward) * pace + max(outcome.done, one.backward * pace)
-        yield Scene(name, gpus, step.seconds - step.input_wait, simulated, outcome.events)
+        closed = step.seconds - step.input_wait
+        found.append(Scene(name, gpus, closed, simulated, outcome.events))
+    return tuple(found)
 
 
 def deviates(ranks: int) -> tuple[float, ...]:

@@ -8,14 +8,14 @@ on the GPUs. None sees the measured steps of several nodes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hpcdl import facts
 from hpcdl.predict.allreduce import ring
 from hpcdl.predict.hardware import network_link
 from hpcdl.predict.network import FLOAT_BYTES
-from hpcdl.predict.overlap import Cost, Overlap, gradients, wait_free
+from hpcdl.predict.overlap import Cost, gradients, wait_free
 from hpcdl.predict.step import Constants, constants, largest_of
 
 FORMS = ("authors", "measured all-reduce", "published network")
@@ -51,18 +51,11 @@ class Traced:
 
 def read_traces() -> tuple[Trace, ...]:
     """The traces of the facts."""
-    known: dict[str, Any] = facts.load("phases")
     found = []
-    for nodes, text in known["traces"].items():
+    for nodes, text in facts.load("phases")["traces"].items():
         rows = [line.split() for line in text.splitlines()]
-        found.append(
-            Trace(
-                int(nodes),
-                tuple(int(row[0]) for row in rows),
-                tuple(float(row[1]) * 1e-6 for row in rows),
-                tuple(float(row[2]) * 1e-6 for row in rows),
-            )
-        )
+        backward, allreduce = (tuple(float(row[at]) * 1e-6 for row in rows) for at in (1, 2))
+        found.append(Trace(int(nodes), tuple(int(row[0]) for row in rows), backward, allreduce))
     return tuple(found)
 
 
@@ -73,12 +66,13 @@ def judge_traces(known: Constants | None = None) -> tuple[Traced, ...]:
 
 
 def _judge(trace: Trace, form: str, known: Constants) -> Traced:
-    one = _measured(1)
+    one, where = _measured(1), facts.load("phases")["network"]
+    sizes: Sequence[float] = trace.allreduce
+    cost = _AS_SECONDS
     if form == "published network":
-        overlap = _priced(trace)
-    else:
-        ready = gradients(trace.backward, trace.allreduce)
-        overlap = wait_free(ready, _AS_SECONDS, sum(trace.backward))
+        line = ring(trace.nodes, network_link(where["fabric"], where["gbps"]))
+        sizes, cost = [FLOAT_BYTES * n for n in trace.parameters], ((line.latency, line.rate),)
+    overlap = wait_free(gradients(trace.backward, sizes), cost, sum(trace.backward))
     predicted = one + overlap.exposed
     if form != "authors":
         gpus = trace.nodes * int(facts.load("phases")["gpus_per_node"])
@@ -88,21 +82,10 @@ def _judge(trace: Trace, form: str, known: Constants) -> Traced:
     return Traced(trace.nodes, form, overlap.exposed, predicted, _measured(trace.nodes))
 
 
-def _priced(trace: Trace) -> Overlap:
-    """The recursion with a ring over the published network."""
-    where = facts.load("phases")["network"]
-    line = ring(trace.nodes, network_link(where["fabric"], where["gbps"]))
-    sizes = [float(FLOAT_BYTES * count) for count in trace.parameters]
-    ready = gradients(trace.backward, sizes)
-    return wait_free(ready, ((line.latency, line.rate),), sum(trace.backward))
-
-
 def _measured(nodes: int) -> float:
     """Seconds of the measured GoogLeNet step with wait-free back-propagation."""
-    known = facts.load("phases")
+    known, asked = facts.load("phases"), ("googlenet", "wfbp", nodes)
     row = next(
-        row
-        for row in known["steps"]
-        if (row["model"], row["algorithm"], row["nodes"]) == ("googlenet", "wfbp", nodes)
+        row for row in known["steps"] if (row["model"], row["algorithm"], row["nodes"]) == asked
     )
     return nodes * float(known["batch_per_node"]["googlenet"]) / float(row["images_per_sec"])

@@ -111,11 +111,9 @@ def validate(records: tuple[Record, ...], known: Constants | None = None) -> Val
     judged = tuple(
         _judged(*row, ranges, known) for row in zip(cases, pairs, expected, strict=False)
     )
-    return Validation(
-        judged, tuple(unfit), _table(every, pairs, expected, shown, len(cases)),
-        fit(pairs, prior),
-        tuple((kind, ranges.of(kind)) for kind in ("within", "real", "across")),
-    )  # fmt: skip
+    table = _table(every, pairs, expected, shown, len(cases))
+    spreads = tuple((kind, ranges.of(kind)) for kind in ("within", "real", "across"))
+    return Validation(judged, tuple(unfit), table, fit(pairs, prior), spreads)
 
 
 @cache
@@ -164,12 +162,9 @@ def _judged(case: Case, pair: Pair, expected: float, ranges: Ranges, known: Cons
 
 
 def _table(
-    cases: Sequence[Case],
-    pairs: Sequence[Pair],
-    expected: Sequence[float],
-    shown: Sequence[float],
-    count: int,
-) -> tuple[tuple[str, Errors], ...]:
+    cases: Sequence[Case], pairs: Sequence[Pair], expected: Sequence[float],
+    shown: Sequence[float], count: int,
+) -> tuple[tuple[str, Errors], ...]:  # fmt: skip
     """The model and the laws on the first `count` rows, fitted without their source (machine)."""
     machines = {
         id(pair): f"{case.row.machine.gpu} {case.record.system}"
