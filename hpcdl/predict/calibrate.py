@@ -16,9 +16,8 @@ from hpcdl import facts
 from hpcdl.predict.hardware import CPU, Machine, gpu_of
 from hpcdl.predict.measured import ONE_RUN
 from hpcdl.predict.network import network
-from hpcdl.predict.precision import alike
 from hpcdl.predict.records import Record
-from hpcdl.predict.results import LONGEST_STEP, Result
+from hpcdl.predict.results import LONGEST_STEP, Result, alike
 from hpcdl.predict.single import roof, seconds
 from hpcdl.predict.step import Training
 from hpcdl.system.errors import BadInput

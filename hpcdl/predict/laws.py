@@ -12,10 +12,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hpcdl.predict.learn import Pair
+from hpcdl.predict.learn import Normal, Pair, without_each
 
 _MOST_ERROR = 0.25
-_RIDGE = 0.05
+_RIDGE, _SWEEPS = 0.05, 300
 _STEPS = tuple(0.001 * 1.12**step for step in range(60))
 
 
@@ -88,36 +88,14 @@ def _features(row: Row) -> list[float]:
 def _regression(rows: Sequence[Row]) -> list[float]:
     """Least squares with a small ridge, without the rows of the row's own source."""
     features = [_features(row) for row in rows]
-    width = len(features[0])
-    sums: dict[str, list[list[float]]] = {}
+    parts: dict[str, Normal] = {}
     for row, own in zip(rows, features, strict=True):
-        matrix = sums.setdefault(row.pair.source, [[0.0] * (width + 1) for _ in range(width)])
-        for i, one in enumerate(own):
-            for j, two in enumerate((*own, row.pair.loss)):
-                matrix[i][j] += one * two
-    total = [[sum(m[i][j] for m in sums.values()) for j in range(width + 1)] for i in range(width)]
-    fitted = {
-        source: _solve(
-            [[a - b for a, b in zip(*lines, strict=True)] for lines in zip(total, own, strict=True)]
-        )
-        for source, own in sums.items()
-    }
+        parts.setdefault(row.pair.source, Normal(len(own))).add(own, row.pair.loss)
+    none = [0.0] * len(features[0])
+    fitted = without_each(
+        parts, lambda rest: rest.solved(_RIDGE, none, least=-math.inf, sweeps=_SWEEPS)
+    )
     return [
         sum(a * b for a, b in zip(own, fitted[row.pair.source], strict=True))
         for row, own in zip(rows, features, strict=True)
     ]
-
-
-def _solve(matrix: list[list[float]]) -> list[float]:
-    """Matrix x = its last column, with a ridge, by Gauss and Jordan."""
-    size = len(matrix)
-    for i in range(size):
-        matrix[i][i] += _RIDGE * (matrix[i][i] or 1.0)
-    for i in range(size):
-        matrix[i] = [value / matrix[i][i] for value in matrix[i]]
-        for j in range(size):
-            if j != i:
-                matrix[j] = [
-                    a - matrix[j][i] * b for a, b in zip(matrix[j], matrix[i], strict=True)
-                ]
-    return [line[-1] for line in matrix]

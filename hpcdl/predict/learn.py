@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 
 from hpcdl import facts
@@ -61,10 +62,10 @@ def fit(pairs: Sequence[Pair], prior: Sequence[float]) -> tuple[float, ...]:
     """The constants, none below 0; the prior's where there are no rows."""
     found, weights = tuple(prior), Counter(pair.source for pair in pairs)
     for _ in range(_ROUNDS if pairs else 0):
-        normal = _Normal.empty()
+        normal = Normal(4)
         for pair in pairs:
-            normal.add(pair, found, weights[pair.source])
-        found = _improved(normal, prior)
+            _add(normal, pair, found, weights[pair.source])
+        found = normal.solved(_RIDGE, prior)
     return found
 
 
@@ -75,65 +76,71 @@ def left_out(
 
     One step from the fit of all rows is enough: one key moves it little.
     """
-    every = fit(pairs, prior)
-    weights = Counter(pair.source for pair in pairs)
-    own: dict[str, _Normal] = {}
+    every, weights = fit(pairs, prior), Counter(pair.source for pair in pairs)
+    own: dict[str, Normal] = {}
     for pair in pairs:
-        own.setdefault(key(pair), _Normal.empty()).add(pair, every, weights[pair.source])
-    total = _Normal.empty()
-    for part in own.values():
-        total.join(part, 1)
-    fitted = {}
-    for name, part in own.items():
-        total.join(part, -1)
-        fitted[name] = _improved(total, prior, every)
-        total.join(part, 1)
+        _add(own.setdefault(key(pair), Normal(4)), pair, every, weights[pair.source])
+    fitted = without_each(own, lambda rest: rest.solved(_RIDGE, prior, start=every))
     return [pair.expected(fitted[key(pair)]) for pair in pairs]
 
 
-@dataclass
-class _Normal:
-    """The normal equations of a weighted least-squares step: matrix x = vector."""
+class Normal:
+    """The normal equations of weighted least squares with `size` unknowns: matrix x = vector."""
 
-    matrix: list[list[float]]
-    vector: list[float]
+    def __init__(self, size: int) -> None:
+        self._matrix = [[0.0] * size for _ in range(size)]
+        self._vector = [0.0] * size
 
-    @classmethod
-    def empty(cls) -> _Normal:
-        return cls([[0.0] * 4 for _ in range(4)], [0.0] * 4)
-
-    def add(self, pair: Pair, found: Sequence[float], rows: int) -> None:
-        """A row, linear around the constants found so far."""
-        now, before = _step(pair.shares, found), _step(pair.base, found)
-        slope = [one / now - two / before for one, two in zip(pair.shares, pair.base, strict=True)]
-        error = pair.loss - math.log(now / before)
-        weight = rows**-0.5 * min(1.0, _HUBER / max(abs(error), 1e-9))
-        goal = error + sum(map(float.__mul__, slope, found))
+    def add(self, slope: Sequence[float], goal: float, weight: float = 1.0) -> None:
+        """A row: slope times the unknowns should be the goal."""
         for i, one in enumerate(slope):
-            self.vector[i] += weight * one * goal
+            self._vector[i] += weight * one * goal
             for j, two in enumerate(slope):
-                self.matrix[i][j] += weight * one * two
+                self._matrix[i][j] += weight * one * two
 
-    def join(self, other: _Normal, sign: int) -> None:
+    def join(self, other: Normal, sign: int) -> None:
         """Add the rows of another one, or take them away."""
-        for i in range(4):
-            self.vector[i] += sign * other.vector[i]
-            for j in range(4):
-                self.matrix[i][j] += sign * other.matrix[i][j]
+        for i, line in enumerate(other._matrix):
+            self._vector[i] += sign * other._vector[i]
+            self._matrix[i] = [a + sign * b for a, b in zip(self._matrix[i], line, strict=True)]
+
+    def solved(
+        self, ridge: float, prior: Sequence[float], *, start: Sequence[float] | None = None,
+        least: float = 0.0, sweeps: int = _SWEEPS,
+    ) -> tuple[float, ...]:  # fmt: skip
+        """Unknowns of at least `least`, drawn to the prior, by coordinates in turn."""
+        found = list(start or prior)
+        for _ in range(sweeps):
+            for i, line in enumerate(self._matrix):
+                drawn = ridge * line[i] + 1e-9
+                rest = sum(a * b for a, b in zip(line, found, strict=True)) - line[i] * found[i]
+                goal = self._vector[i] + drawn * prior[i] - rest
+                found[i] = max(least, goal / (line[i] + drawn))
+        return tuple(found)
 
 
-def _improved(
-    normal: _Normal, prior: Sequence[float], start: Sequence[float] | None = None
-) -> tuple[float, ...]:
-    """Non-negative least squares with a ridge toward the prior, by coordinates in turn."""
-    found = list(start or prior)
-    ridge = [_RIDGE * normal.matrix[i][i] + 1e-9 for i in range(4)]
-    for _ in range(_SWEEPS):
-        for i in range(4):
-            rest = sum(normal.matrix[i][j] * found[j] for j in range(4) if j != i)
-            goal = normal.vector[i] + ridge[i] * prior[i] - rest
-            found[i] = max(0.0, goal / (normal.matrix[i][i] + ridge[i]))
-    return tuple(found)
+def without_each(
+    parts: Mapping[str, Normal], solve: Callable[[Normal], tuple[float, ...]]
+) -> dict[str, tuple[float, ...]]:
+    """What all parts together give without each one."""
+    found, (first, *others) = {}, parts.values()
+    total = deepcopy(first)
+    for part in others:
+        total.join(part, 1)
+    for name, part in parts.items():
+        total.join(part, -1)
+        found[name] = solve(total)
+        total.join(part, 1)
+    return found
+
+
+def _add(normal: Normal, pair: Pair, found: Sequence[float], rows: int) -> None:
+    """A row, linear around the constants found so far."""
+    now, before = _step(pair.shares, found), _step(pair.base, found)
+    slope = [one / now - two / before for one, two in zip(pair.shares, pair.base, strict=True)]
+    error = pair.loss - math.log(now / before)
+    weight = rows**-0.5 * min(1.0, _HUBER / max(abs(error), 1e-9))
+    normal.add(slope, error + sum(map(float.__mul__, slope, found)), weight)
 
 
 def _step(parts: Sequence[float], constants: Sequence[float]) -> float:

@@ -18,9 +18,15 @@ from hpcdl.predict.forecast import IMAGENET_IMAGES, Forecast, expand, forecast
 from hpcdl.predict.hardware import GIGA, NETWORK_HINT, Machine, of_partition, slowest
 from hpcdl.predict.measured import Measured
 from hpcdl.predict.network import network
-from hpcdl.predict.precision import alike, trained_precision, usual_precision
 from hpcdl.predict.records import read_records
-from hpcdl.predict.results import Result, read_result, same_machine
+from hpcdl.predict.results import (
+    Result,
+    alike,
+    read_result,
+    same_machine,
+    trained_precision,
+    usual_precision,
+)
 from hpcdl.predict.step import FORMS, PRECISIONS, Constants, Training, constants
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean

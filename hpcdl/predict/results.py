@@ -1,6 +1,8 @@
 """A result.json as the model of scaling reads it: what a run measured, and where it ran.
 
-`hpcdl.results` reads it; here is what it means, and whether it is of this machine.
+`hpcdl.results` reads it; here is what it means, and whether it is of this machine. The fp16 and
+bf16 of `hpcdl train` are mixed ones: weights and gradients stay float32, and only `--compress`
+sends half of the bytes. Its fp32 is multiplied as TF32 where a GPU can.
 """
 
 from __future__ import annotations
@@ -10,10 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcdl.predict.hardware import CPU, Machine, gpu_of
-from hpcdl.predict.precision import WORDS
 from hpcdl.results.records import RESULT, at
 from hpcdl.system.errors import BadInput
 
+_TF32_SINCE = 8.0  # compute capability from which TensorFlow multiplies fp32 as TF32
+_MIXED = ("fp16", "bf16", "amp")
+WORDS = ("fp32", "float32", "tf32", *_MIXED)
+"""What a run may call its precision."""
 LONGEST_STEP = 86_400.0
 _LONGEST_NAME = 200
 _LARGEST_SIZE = 1_000_000
@@ -91,6 +96,29 @@ def place_of(value: dict[str, Any]) -> Place:
         gpu=at(value, "layout", "gpu") or "",
         on_cpu=at(value, "layout", "gpu_per_rank") == 0,
     )
+
+
+def usual_precision(compute: str | None) -> str:
+    """What float32 is on a GPU of a compute capability (none: a CPU), unless asked otherwise."""
+    return "tf32" if compute and float(compute) >= _TF32_SINCE else "fp32"
+
+
+def trained_precision(name: str, compute: str | None, *, compress: bool = False) -> str:
+    """The model's name for a run of `hpcdl train --precision NAME` on a GPU.
+
+    Raises:
+        BadInput: no run has such a precision.
+    """
+    if name not in WORDS:
+        raise BadInput(f"unknown precision '{name[:40]}'", hint=f"it is {', '.join(WORDS)}")
+    if name in _MIXED:
+        return "fp16" if compress else "amp"
+    return "tf32" if name == "tf32" else usual_precision(compute)
+
+
+def alike(one: str, other: str) -> bool:
+    """Whether two precisions use the same units: amp and fp16 do."""
+    return one == other or {one, other} == {"amp", "fp16"}
 
 
 def same_machine(path: Path | str, place: Place, machine: Machine) -> None:

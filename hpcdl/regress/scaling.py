@@ -13,8 +13,8 @@ from dataclasses import replace
 from hpcdl.predict.ceiling import most_images_per_second
 from hpcdl.predict.hardware import of_partition
 from hpcdl.predict.network import network
-from hpcdl.predict.precision import trained_precision
 from hpcdl.predict.request import Request, answer
+from hpcdl.predict.results import trained_precision
 from hpcdl.regress.references import Reference
 from hpcdl.regress.training import ALL, TrainingCase, ranks_on
 from hpcdl.site import Partition

@@ -104,8 +104,8 @@ def why_none(site: Site, spec: JobSpec) -> str:
 def _expectation(
     site: Site, spec: JobSpec, partition: Partition, layout: Layout, training: Training
 ) -> Expectation | None:
-    from hpcdl.predict.precision import trained_precision
     from hpcdl.predict.request import Request, answer
+    from hpcdl.predict.results import trained_precision
 
     data = data_of(training)
     compute = partition.gpu.compute if partition.gpu else None
