@@ -28,7 +28,6 @@ from hpcdl.workflows.study.model import (
     SYNTHETIC,
     DataSet,
     Framework,
-    Reads,
     Run,
     Scale,
     Study,
