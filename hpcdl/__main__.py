@@ -4,12 +4,18 @@ A command of a tenth of a second is felt in a prompt and in loops of scripts: a 
 would be Python's search for garbage among imported modules and its tidying up at the end.
 """
 
-import atexit
-import gc
-import os
-import sys
-from contextlib import suppress
-from typing import NoReturn
+import signal
+
+# While modules are imported Ctrl-C ends us as it ends any program: without a traceback.
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+import atexit  # noqa: E402
+import gc  # noqa: E402
+import os  # noqa: E402
+import sys  # noqa: E402
+from contextlib import suppress  # noqa: E402
+from typing import NoReturn  # noqa: E402
 
 gc.set_threshold(100_000)
 
@@ -18,6 +24,8 @@ def run() -> NoReturn:
     """Run the command line and leave with its exit code."""
     from hpcdl.cli import main
 
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # main() says "stopped"
     _leave(main())
 
 

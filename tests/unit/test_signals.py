@@ -155,3 +155,11 @@ def runs(pid: int) -> bool:
         return "(sleep) Z" not in Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return False
+
+
+WHILE_IMPORTED = "import signal, hpcdl.__main__; signal.raise_signal(signal.SIGINT)"
+
+
+def test_ctrl_c_while_modules_are_imported_prints_nothing() -> None:
+    done = subprocess.run([sys.executable, "-c", WHILE_IMPORTED], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
