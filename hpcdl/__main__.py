@@ -10,12 +10,12 @@ import signal
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-import atexit  # noqa: E402
-import gc  # noqa: E402
-import os  # noqa: E402
-import sys  # noqa: E402
-from contextlib import suppress  # noqa: E402
-from typing import NoReturn  # noqa: E402
+import atexit
+import gc
+import os
+import sys
+from contextlib import suppress
+from typing import NoReturn
 
 gc.set_threshold(100_000)
 
