@@ -124,7 +124,7 @@ def _submissions(site: Site) -> Iterator[tuple[Submission, float]]:
     seen = set()
     for submitted, name in _links(index(site)):
         try:
-            one = find(site, name)
+            one = find(site, str(index(site) / name))
             ours = one.folder.stat().st_uid == os.geteuid()
         except (BadInput, OSError):  # its directory was removed, or cannot be read
             continue
@@ -139,7 +139,7 @@ def _links(folder: Path) -> list[tuple[float, str]]:
             found = [
                 (entry.stat(follow_symlinks=False).st_mtime, entry.name)
                 for entry in entries
-                if entry.name.isdigit()
+                if entry.name.partition(".")[0].isdigit()
             ]
     except OSError:
         return []

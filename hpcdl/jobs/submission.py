@@ -28,7 +28,7 @@ from hpcdl.results.records import JOB
 from hpcdl.site import Site
 from hpcdl.slurm import client, once
 from hpcdl.slurm.once import SETTLED_SECONDS, Unconfirmed, unconfirmed
-from hpcdl.system.errors import BadInput
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import (
     LockBusy,
     clear_leftovers,
@@ -201,8 +201,12 @@ def _known(folder: Path, since: float | None = None) -> dict[str, int]:
 def _confirm(site: Site, folder: Path, said: Mapping[str, Any], queued: Sequence[int]) -> None:
     """Write down which jobs they are."""
     JOB.write(folder / JOB.name, {**said, "job_id": queued[0], "chain": list(queued)})
+    target = os.path.relpath(folder, index(site))
     for job_id in queued:
-        switch_link(index(site) / str(job_id), os.path.relpath(folder, index(site)))
+        try:
+            switch_link(index(site) / str(job_id), target)
+        except MissingPrerequisite:  # another user's: planted, or of before ids began anew
+            switch_link(index(site) / f"{job_id}.{os.urandom(4).hex()}", target)
 
 
 def _forget(site: Site, folder: Path, tokens: Sequence[str]) -> None:
@@ -312,7 +316,7 @@ def find(site: Site, which: str) -> Submission:
 
 
 def _read(site: Site, which: str) -> Submission:
-    folder = index(site) / which if which.isdigit() else Path(which)
+    folder = _indexed(site, which) if which.isdigit() else Path(which)
     try:
         record = JOB.read(folder / JOB.name)
         record.need("job_id", "chain")
@@ -330,6 +334,12 @@ def _read(site: Site, which: str) -> Submission:
             hint=f"to look at it, name its directory: {found.folder}",
         )
     return found
+
+
+def _indexed(site: Site, job: str) -> Path:
+    plain = index(site) / job  # another user's, where there is one of this user's beside it
+    found = (plain, *index(site).glob(f"{job}.*")) if os.path.lexists(plain) else ()
+    return next((link for link in found if link.lstat().st_uid in {0, os.getuid()}), plain)
 
 
 def asked(submission: Submission) -> dict[str, Any]:

@@ -187,14 +187,20 @@ def _check_runs(site: Site) -> Found:
 
 def _job_index(site: Site) -> Found:
     """Links by job id; the jobs' directories are their users'."""
-    links = [path for path in index(site).iterdir() if path.is_symlink() and path.name.isdecimal()]
+    links = {path: path.name.partition(".")[0] for path in index(site).iterdir()
+             if path.is_symlink()}  # fmt: skip
+    links = {path: number for path, number in links.items() if number.isdecimal()}
     try:
         active: Collection[int] = {job.id for job in client.queue() if job.active} if links else ()
         unknown = ""
     except HpcdlError as fault:
         active, unknown = (), f"Slurm does not say whether the job has ended: {fault.message}"
     for path in links:
-        yield path, unknown or ("the job has not ended" if int(path.name) in active else "")
+        yield (
+            path,
+            unknown
+            or ("the job has not ended" if int(path.name.partition(".")[0]) in active else ""),
+        )
 
 
 def _files(*parts: str) -> Callable[[Site], Found]:

@@ -14,9 +14,9 @@ import pytest
 
 from hpcdl import cli
 from hpcdl.cli import main
-from hpcdl.jobs import JobSpec, Module, sweep_run
+from hpcdl.jobs import JobSpec, Module, listing, sweep_run
 from hpcdl.jobs.script import _compiled_templates
-from hpcdl.jobs.submission import find, release_of, settle, submit
+from hpcdl.jobs.submission import find, index, release_of, settle, submit
 from hpcdl.jobs.sweep import plan
 from hpcdl.regress import history as history_module
 from hpcdl.regress.history import Result, open_history
@@ -29,8 +29,14 @@ from hpcdl.regress.run_directory import (
 )
 from hpcdl.slurm import client, once
 from hpcdl.slurm.parse import JobRecord
-from hpcdl.stack.recipe import running_interpreter
-from hpcdl.stack.wheelhouse import tools
+from hpcdl.stack.recipe import find_request, recipe_of, running_interpreter
+from hpcdl.stack.wheelhouse import (
+    find_wheelhouse,
+    record_digest,
+    require_as_built,
+    tools,
+    wheelhouse_folder,
+)
 from hpcdl.system.disk_cache import cached
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import locked, write_atomic
@@ -74,6 +80,24 @@ def test_no_program_of_a_cache_that_others_may_write_to_is_run(
     (open_cache.parent / place).chmod(0o777)
     with pytest.raises(MissingPrerequisite, match=r"others may write|not sticky"):
         tools(running_interpreter(), print)
+
+
+def test_a_wheelhouse_that_others_may_write_to_is_not_used(open_cache: Path) -> None:
+    """They would change wheel and lock together; the facts know no wheel that a site adds."""
+    site = small_site(Path("/nowhere"))
+    wanted = recipe_of(site, find_request(site), ("cpu",))
+    folder = wheelhouse_folder(wanted, running_interpreter())
+    folder.mkdir(parents=True)
+    assert find_wheelhouse(wanted, running_interpreter()) is None
+    built = folder / "built.whl"
+    built.touch()
+    record_digest(built)
+    assert require_as_built(built) == built
+    folder.chmod(0o777)
+    with pytest.raises(MissingPrerequisite, match="others may rename"):
+        find_wheelhouse(wanted, running_interpreter())
+    with pytest.raises(MissingPrerequisite, match="others may rename"):
+        require_as_built(built)
 
 
 @as_root
@@ -180,6 +204,24 @@ def test_an_index_of_jobs_that_others_write_to_names_no_job_of_theirs(shared: Pa
     assert find(site, str(shared / "x")).job_id == 99, "who names it means it"
     assert release_of(str(shared / "mine/job.sh")) is None
     assert release_of(str(shared / "x/job.sh")) == "x"
+
+
+@as_root
+def test_nobody_keeps_others_from_submitting_by_a_job_s_number(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next number is known; what nobody may replace there cost the job."""
+    cancelled: list[int] = []
+    monkeypatch.setattr(client, "would_run", lambda _: None)
+    monkeypatch.setattr(client, "cancel", cancelled.extend)
+    monkeypatch.setattr(once, "submit", lambda *_, token: 7)
+    site = small_site(shared / "prefix")
+    site = dataclasses.replace(site, paths=dataclasses.replace(site.paths, work=shared / "work"))
+    stranger(f"mkdir -p {index(site)}/7", shared)
+    done = submit(site, JobSpec("p100", program=("true",)), Module(()))
+    assert find(site, "7").folder == done.folder
+    assert [one.folder for one, _ in listing._submissions(site)] == [done.folder]
+    assert cancelled == []
 
 
 def test_a_run_knows_its_jobs_where_a_home_is_a_link(

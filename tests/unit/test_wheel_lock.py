@@ -17,6 +17,8 @@ from hpcdl.stack.recipe import Interpreter, Recipe, find_request, recipe_of, run
 from hpcdl.stack.resolve_facts import known
 from hpcdl.stack.wheel_lock import digest_of, pins, requirement
 from hpcdl.stack.wheelhouse import (
+    Wheel,
+    Wheelhouse,
     fetch,
     find_wheelhouse,
     record_digest,
@@ -134,6 +136,16 @@ def test_a_cached_wheel_and_its_lock_that_were_changed_together_are_refused() ->
     _lock(folder, wheel(folder, "shtab", pinned("shtab")))
     with pytest.raises(MissingPrerequisite, match=f"remove {folder}|not those of PyPI"):
         find_wheelhouse(recipe(), python)
+
+
+def test_a_wheel_that_was_changed_after_it_was_locked_is_refused() -> None:
+    folder = wheelhouse_folder(recipe("shtab"), running_interpreter())
+    made = wheel(folder, "shtab", "1.0")
+    lock = Wheel("shtab", "1.0", made.name, sha256(made))
+    assert Wheelhouse(folder, (lock,)).paths() == [made]
+    made.write_bytes(made.read_bytes() + b"x")
+    with pytest.raises(MissingPrerequisite, match="not the one that was locked"):
+        Wheelhouse(folder, (lock,)).paths()
 
 
 def _lock(folder: Path, *wheels: Path) -> None:
