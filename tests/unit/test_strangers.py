@@ -29,6 +29,7 @@ from hpcdl.regress.run_directory import (
 )
 from hpcdl.slurm import client, once
 from hpcdl.slurm.parse import JobRecord
+from hpcdl.stack.install import compile_bytecode
 from hpcdl.stack.recipe import find_request, recipe_of, running_interpreter
 from hpcdl.stack.wheelhouse import (
     find_wheelhouse,
@@ -98,6 +99,14 @@ def test_a_wheelhouse_that_others_may_write_to_is_not_used(open_cache: Path) -> 
         find_wheelhouse(wanted, running_interpreter())
     with pytest.raises(MissingPrerequisite, match="others may rename"):
         require_as_built(built)
+
+
+def test_no_bytecode_that_others_may_write_to_is_taken(shared: Path) -> None:
+    """A release runs it instead of the sources that were compared."""
+    (shared / "kept").mkdir()
+    (shared / "kept").chmod(0o777)
+    with pytest.raises(MissingPrerequisite, match="others may write"):
+        compile_bytecode(Path("/bin/true"), shared / "packages", shared / "kept", shared / "log")
 
 
 @as_root
