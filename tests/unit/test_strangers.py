@@ -43,6 +43,7 @@ from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import locked, write_atomic
 from hpcdl.system.resources import cache, home
 from hpcdl.system.trust import require_private
+from hpcdl.train.data import jpeg
 from hpcdl.workflows.study.run import compile_library
 from hpcdl.workflows.study.study_plan import library
 from tests.small_release import small_site
@@ -107,6 +108,16 @@ def test_no_bytecode_that_others_may_write_to_is_taken(shared: Path) -> None:
     (shared / "kept").chmod(0o777)
     with pytest.raises(MissingPrerequisite, match="others may write"):
         compile_bytecode(Path("/bin/true"), shared / "packages", shared / "kept", shared / "log")
+
+
+def test_no_library_that_others_may_write_to_is_loaded(open_cache: Path) -> None:
+    if jpeg.load() is None:
+        pytest.skip("no C compiler, or no libjpeg-turbo")
+    (library,) = (open_cache / "jpeg").glob("*.so")
+    library.parent.chmod(0o755)
+    assert jpeg.load()
+    library.chmod(0o666)
+    assert jpeg.load() is None
 
 
 @as_root
