@@ -199,8 +199,7 @@ def fetch_sdist(
     """The sdist, fetched by pip, which compares its digest before it runs anything of it."""
     say(f"fetching Horovod {recipe.version}'s sources")
     wanted = folder / "wanted.txt"
-    with explain_os_errors(wanted):
-        wanted.write_text(f"horovod=={recipe.version} --hash=sha256:{recipe.sha256}\n")
+    write_atomic(wanted, f"horovod=={recipe.version} --hash=sha256:{recipe.sha256}\n")
     run(
         [*pip, "download", "--no-deps", "--no-build-isolation", "--no-binary", ":all:",
          "--require-hashes", "--requirement", wanted, "--dest", folder],
@@ -209,6 +208,7 @@ def fetch_sdist(
         "hashes differ, that one serves something else",
         tied=True,
     )  # fmt: skip
+    wanted.unlink()
     return folder / recipe.sdist
 
 
