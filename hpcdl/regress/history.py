@@ -199,18 +199,18 @@ class History:
     def series(self) -> list[Series]:
         """The series that there are of this site; of all, where none was named."""
         names, found = ", ".join(_KEY), list[Series]()
-        row: tuple[str, ...] | None = (self._site, *[""] * (len(_KEY) - 1))
-        ours, site = ("site = ? AND ", (self._site,)) if self._site else ("", ())
+        row: tuple[str, ...] = (self._site, *[""] * (len(_KEY) - 1))
         # From one to the next by the index, behind the last time ('~') of each: DISTINCT would
-        # go through every result.
-        while row is not None:
+        # go through every result, and so would a condition on the site.
+        while True:
             row = self._connection.execute(
-                f"SELECT {names} FROM results WHERE {ours}({names}, time) > "  # noqa: S608
+                f"SELECT {names} FROM results WHERE ({names}, time) > "  # noqa: S608
                 f"({', '.join('?' * len(_KEY))}, '~') AND time <= ? ORDER BY {names} LIMIT 1",
-                (*site, *row, self._until),
+                (*row, self._until),
             ).fetchone()
-            if row is not None:
-                found.append(Series(*row[1:])._replace(site=row[0]))
+            if row is None or self._site not in {"", row[0]}:
+                break
+            found.append(Series(*row[1:])._replace(site=row[0]))
         return found
 
     def _of(self, series: Series, what: str, more: str = "", since: str = "") -> sqlite3.Cursor:

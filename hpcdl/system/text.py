@@ -12,6 +12,7 @@ from typing import TextIO
 from hpcdl.system.inert import command, in_a_cell, inert, without_commands
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_MOST_NAMES = 40
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 
@@ -39,12 +40,13 @@ def one_of(choices: Iterable[str]) -> str:
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """A hint for an unknown name: the nearest one, else the list of all."""
+    """A hint for an unknown name: the nearest one, else the list of all, or of the first."""
     names = list(choices)
     close = nearest(word, names)
     if close is not None:
         return f"did you mean '{close}'?"
-    return f"use one of: {', '.join(names)}" if names else ""
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return f"use one of: {', '.join(names[:_MOST_NAMES])}{more}" if names else ""
 
 
 def one_line(text: str) -> str:

@@ -44,12 +44,12 @@ def site() -> Iterator[Result]:
 def gate(folder: Path) -> None:
     """Seconds of CPU time and memory of the gate, in a process of its own."""
     file = folder / "site.sqlite"
-    with open_history(file) as history:
+    with open_history(file, "wide") as history:
         results = history.add(site())
         series = sum(bool(one.metric) for one in history.series())
     child = os.fork()
     if not child:
-        with open_history(file) as history:
+        with open_history(file, "wide") as history:
             ask(history, now=nights.END)
         os._exit(0)
     _, _, used = os.wait4(child, 0)

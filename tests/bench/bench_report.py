@@ -110,13 +110,13 @@ def many() -> Iterator[Result]:
 def queries(folder: Path) -> None:
     """Every query of the report on 1,000,000 results; the slowest counts."""
     file = folder / "many.sqlite"
-    with open_history(file) as history:
+    with open_history(file, "here") as history:
         start = time.perf_counter()
         added = history.add(islice(many(), RESULTS))
         seconds = time.perf_counter() - start
     report("history: 1,000,000 results added", seconds, "s",
            note=f"{added:,} in one transaction, {file.stat().st_size / 1e6:.0f} MB")  # fmt: skip
-    with open_history(file) as history:
+    with open_history(file, "here") as history:
         times = {name: _best(query) for name, query in _queries(history).items()}
         gate = _best(lambda: ask(history, now=nights.END), time.process_time)
         series = len(history.series())
@@ -154,7 +154,7 @@ def _best(query: Callable[[], object], clock: Callable[[], float] = time.perf_co
 
 def _everything(file: Path) -> float:
     start = time.perf_counter()
-    with open_history(file) as history:
+    with open_history(file, "here") as history:
         for _ in history.results():
             pass
     return time.perf_counter() - start

@@ -166,6 +166,19 @@ def test_what_cannot_be_accepted_is_said_in_a_line(
     assert not accepted_file(site).exists()
 
 
+def test_of_a_thousand_findings_some_are_named(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    with open_history(tmp_path / "h", site.name) as history:
+        history.add(Result("r", at, "throughput", f"x{n}", "p100", "rate", 1.0, "images/s", "FAIL")
+                    for n in range(1000))  # fmt: skip
+    assert main(["check", "accept", "zzz", *WHO]) == 2
+    told = capsys.readouterr().err
+    assert "and 1960 more" in told
+    assert len(told) < 3000
+
+
 def test_a_silent_series_has_no_level_to_accept(
     site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

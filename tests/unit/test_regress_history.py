@@ -412,6 +412,16 @@ def test_a_slow_drift_within_the_bounds_closes_the_gate(file: Path) -> None:
     assert words[0].startswith("drop: -")
 
 
+def test_the_series_of_a_site_are_found_without_going_through_its_results(file: Path) -> None:
+    steps = []
+    with open_history(file, "here") as history:
+        for site, case in product(("here", "there"), range(40)):
+            history.add(result(n, case_name=f"x{case}", site=site) for n in range(50))
+        history._connection.set_progress_handler(lambda: steps.append(1), 1000)
+        assert len(history.series()) == 40
+    assert len(steps) < 10, "thousands of steps of SQLite; 683 where each looks at all before"
+
+
 def test_a_drop_does_not_hide_among_runs_on_changing_nodes(file: Path) -> None:
     """Three runs a night on any of eight nodes, which differ by up to 15 %; -5 % since 6 nights."""
     rng = random.Random(7)
