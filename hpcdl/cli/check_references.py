@@ -56,9 +56,9 @@ def _propose(args: argparse.Namespace) -> ExitCode:
     if args.write and not args.dry_run:
         drafts.write(site)
     if args.json:
-        rows = [asdict(row) for proposal in drafts.proposals for row in proposal.rows]
-        diffs = {str(proposal.path): proposal.diff for proposal in drafts.proposals}
-        print_json({"diffs": diffs, "references": rows, "waiting": drafts.waiting})
+        diffs = {str(edit.path): edit.diff for edit in drafts.edits}
+        print_json({"diffs": diffs, "references": [*map(asdict, drafts.rows)],
+                    "waiting": drafts.waiting})  # fmt: skip
     else:
         print(proposals_text(drafts), end="")
     return ExitCode.OK

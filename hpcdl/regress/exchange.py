@@ -11,9 +11,8 @@ import csv
 import io
 import json
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import IO, Any
 from hpcdl.regress.formats import Run, read_run
 from hpcdl.regress.history import COLUMNS, Result
 from hpcdl.regress.identity import HIGHER, LOWER
+from hpcdl.regress.run_directory import began
 from hpcdl.regress.runner import CheckOutcome, as_data
 from hpcdl.results.faults import FaultKind, Status
 from hpcdl.system.errors import BadInput, PartlyDone
@@ -37,7 +37,6 @@ _TEXTS = frozenset({"run", "time", "check_name", "case_name", "partition", "metr
                     "better"})  # fmt: skip
 _WHOLE = frozenset({"job", "restarts"})
 _OPEN = {"low": -math.inf, "high": math.inf}
-_STAMP = re.compile(r"\d{8}-\d{6}Z?")
 _YEARS = range(1970, 3000)
 """Others are no nights, and months before or after them there is no date."""
 
@@ -236,18 +235,9 @@ def _entries(verdict: Mapping[str, Any], run: str, time: str, site: str) -> list
 
 
 def _time(path: Path) -> str:
-    """When a run was, in UTC: its directory's name tells it, else its file's age.
-
-    Names of older runs are in local time.
-    """
-    found = _STAMP.match(path.resolve().parent.name)
-    local = datetime.fromtimestamp(path.stat().st_mtime).astimezone()
-    if found:
-        with suppress(ValueError, OverflowError):  # digits that are no date
-            stamp, utc = found[0].rstrip("Z"), found[0].endswith("Z")
-            named = datetime.strptime(stamp, "%Y%m%d-%H%M%S")
-            local = named.replace(tzinfo=timezone.utc) if utc else named.astimezone()
-    return local.astimezone(timezone.utc).isoformat(timespec="seconds")
+    """When a run was, in UTC: its directory's name tells it, else its file's age."""
+    aged = datetime.fromtimestamp(path.stat().st_mtime, timezone.utc)
+    return (began(path.resolve().parent.name) or aged).isoformat(timespec="seconds")
 
 
 def _result(entry: object, path: Path, number: int) -> Result:

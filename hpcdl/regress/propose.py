@@ -52,26 +52,20 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Proposal(Edit):
-    """A change of one set's file, and the rows that are new."""
-
-    reference_set: str
-    rows: tuple[Reference, ...]
-
-
-@dataclass(frozen=True)
 class Drafts:
-    """Proposals, and what is still measured too seldom, as text."""
+    """Changes of the sets' files, and what is still measured too seldom, as text."""
 
-    proposals: tuple[Proposal, ...]
+    edits: tuple[Edit, ...]
     waiting: tuple[str, ...]
     nights: bool = True
     """Whether anything was measured that could be proposed."""
+    rows: tuple[Reference, ...] = ()
+    """What the changes add or replace."""
 
     def write(self, site: Site) -> None:
         """Make the changes, in the files as they are by now."""
-        for proposal in self.proposals:
-            update_references(site, proposal.reference_set, proposal.rows)
+        for name, rows in by_set(site, self.rows).items():
+            update_references(site, name, rows)
 
 
 def propose(
@@ -97,8 +91,8 @@ def propose(
         and (not names or {value.key[0], "/".join(value.key[:2])} & set(names))
     ]
     rows, waiting = draft(site, values)
-    sets = by_set(site, rows).items()
-    return Drafts(tuple(_proposal(site, name, new) for name, new in sets), waiting, bool(values))
+    edits = tuple(edit_of(site, name, new) for name, new in by_set(site, rows).items())
+    return Drafts(edits, waiting, bool(values), tuple(rows))
 
 
 def draft(site: Site, values: Sequence[Value]) -> tuple[list[Reference], tuple[str, ...]]:
@@ -179,8 +173,3 @@ def _row(site: Site, values: Sequence[Value]) -> Reference:
         machine=newest.machine,
     )  # fmt: skip
     return from_runs(empty, [value.value for value in values])
-
-
-def _proposal(site: Site, reference_set: str, rows: Sequence[Reference]) -> Proposal:
-    made = edit_of(site, reference_set, rows)
-    return Proposal(made.path, made.before, made.after, reference_set, tuple(rows))

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -37,7 +38,7 @@ SUBMITTING = "SUBMITTING"
 """The state of a job whose token is known and whose id is not."""
 _GIVEN_UP = "GIVEN_UP"
 _MOST_BYTES = 50_000_000
-_NAME = re.compile(r"\d{8}-\d{6}Z?-[0-9a-f]{4}")
+_NAME = re.compile(r"\d{8}-\d{6}Z-[0-9a-f]{4}")
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,13 @@ def runs_directory(site: Site) -> Path:
     return site.paths.work / "checks" / "runs"
 
 
+def began(name: str) -> datetime | None:
+    """When a run began, which the name of its directory says; None for another name."""
+    with suppress(ValueError):
+        return datetime.strptime(name[:16], "%Y%m%d-%H%M%SZ").replace(tzinfo=timezone.utc)
+    return None
+
+
 @contextmanager
 def new_run(site: Site) -> Iterator[RunDirectory]:
     """A new run's directory, locked while the run lives; `latest` leads to it."""
@@ -128,7 +136,7 @@ def read_events(path: Path) -> dict[int, JobEvent]:
             event = JobEvent(
                 job=int(entry["job"]),
                 name=str(entry["name"]),
-                directory=Path(entry.get("directory") or entry["folder"]),
+                directory=Path(entry["directory"]),
                 state=str(entry["state"]),
                 why=str(entry.get("why", "")),
                 nodes=str(entry.get("nodes", "")),

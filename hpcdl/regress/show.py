@@ -124,7 +124,7 @@ def references_text(rows: Sequence[Reference]) -> str:
 
 def proposals_text(drafts: Drafts) -> str:
     """The drafted changes as one diff; what waits for more runs stands behind, as comments."""
-    diffs = "".join(proposal.diff for proposal in drafts.proposals)
+    diffs = "".join(edit.diff for edit in drafts.edits)
     waiting = "".join(f"# not yet: {text}\n" for text in drafts.waiting)
     nothing = (
         "what was measured has its reference"

@@ -165,11 +165,11 @@ def test_references_are_drafted_from_nights_and_taken_by_git_apply(site: Site) -
     for _ in range(3):
         run(site, names=("storage",), tags=("smoke",))
     drafts = propose(site, modules_by_partition(site), ("p100",))
-    (proposal,) = drafts.proposals
-    assert [row.check for row in proposal.rows] == ["storage"]
-    (site.paths.prefix / "change.diff").write_text(proposal.diff)
+    (edit,) = drafts.edits
+    assert [row.check for row in drafts.rows] == ["storage"]
+    (site.paths.prefix / "change.diff").write_text(edit.diff)
     subprocess.run(["git", "apply", "change.diff"], cwd=site.paths.prefix, check=True)
-    assert proposal.path.read_text() == proposal.after
+    assert edit.path.read_text() == edit.after
     assert run(site, names=("storage",), tags=("smoke",)).ok
 
 

@@ -30,7 +30,7 @@ from hpcdl.regress.learning import (
 )
 from hpcdl.regress.reframe_adapter.process import to_argv as reframe_argv
 from hpcdl.regress.result import Measured
-from hpcdl.regress.run_directory import RunDirectory, read_events
+from hpcdl.regress.run_directory import RunDirectory
 from hpcdl.regress.runner import _retries
 from hpcdl.regress.sanity import binding_faults, faults_of, version_faults
 from hpcdl.regress.scaling import SHAPES, YARDSTICKS, expected_efficiency, widened
@@ -363,9 +363,3 @@ def test_only_a_night_on_one_machine_tries_again_by_itself(
     words = reframe_argv(RunDirectory(tmp_path), request_, retries, serial=serial)
     found = words[words.index("--max-retries") + 1] if "--max-retries" in words else "0"
     assert found == str(times)
-
-
-@pytest.mark.parametrize("key", ["directory", "folder"])
-def test_events_of_an_earlier_release_are_read(tmp_path: Path, key: str) -> None:
-    (tmp_path / "e").write_text(f'{{"job": 7, "name": "a", "{key}": "/a", "state": "RUNNING"}}')
-    assert read_events(tmp_path / "e")[7].directory == Path("/a")

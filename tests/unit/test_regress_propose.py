@@ -60,8 +60,7 @@ def drafts(site: Site) -> Drafts:
 def test_three_nights_make_a_reference(site: Site) -> None:
     for day, value in enumerate([100.0, 104.0, 102.0], 1):
         night(site, day, value)
-    (proposal,) = drafts(site).proposals
-    (row,) = proposal.rows
+    (row,) = drafts(site).rows
     assert (row.key, row.value, row.runs, row.release) == (KEY, 102.0, 3, "r1")
     assert (row.date, row.nodes, row.proof) == ("2026-01-03", ("p100-01",), "run")
 
@@ -70,7 +69,7 @@ def test_two_nights_wait_for_a_third(site: Site) -> None:
     night(site, 1, 100.0)
     night(site, 2, 100.0)
     found = drafts(site)
-    assert found.proposals == ()
+    assert found.edits == ()
     assert found.waiting == ("throughput/mlp on p100, images_per_second: 2 of 3 runs",)
 
 
@@ -91,7 +90,7 @@ def test_other_nights_do_not_count(site: Site, change: dict[str, Any]) -> None:
     night(site, 1, 50.0, **change)
     night(site, 2, 100.0)
     night(site, 3, 100.0)
-    assert drafts(site).proposals == ()
+    assert drafts(site).edits == ()
 
 
 def test_a_damaged_night_is_left_out(site: Site) -> None:
@@ -108,9 +107,9 @@ def test_a_fresh_reference_is_left_alone_and_a_stale_one_is_replaced(site: Site)
     update_references(site, "embedded", [fresh])
     assert drafts(site) == Drafts((), ())
     update_references(site, "embedded", [OLD])
-    (proposal,) = drafts(site).proposals
-    assert "-  value: 90.0" in proposal.diff
-    assert "+  value: 100.0" in proposal.diff
+    (edit,) = drafts(site).edits
+    assert "-  value: 90.0" in edit.diff
+    assert "+  value: 100.0" in edit.diff
 
 
 @pytest.mark.parametrize("old", [[], [OLD, dataclasses.replace(OLD, case="other")]])
@@ -123,11 +122,11 @@ def test_the_diff_is_one_that_tools_take(site: Site, old: list[Reference], tool:
         update_references(site, "embedded", old)
     for day in (1, 2, 3):
         night(site, day, 100.0)
-    (proposal,) = drafts(site).proposals
-    (site.paths.prefix / "change").write_text(proposal.diff)
+    (edit,) = drafts(site).edits
+    (site.paths.prefix / "change").write_text(edit.diff)
     subprocess.run([*tool, "change"], cwd=site.paths.prefix, check=True, capture_output=True)
-    assert {row.key for row in read_references(proposal.path)} == {KEY, *(row.key for row in old)}
-    assert proposal.path.read_text() == proposal.after
+    assert {row.key for row in read_references(edit.path)} == {KEY, *(row.key for row in old)}
+    assert edit.path.read_text() == edit.after
 
 
 def test_published_references_name_records_with_a_source() -> None:
@@ -188,5 +187,5 @@ def test_a_file_whose_last_line_has_no_end_still_gives_a_diff(site: Site) -> Non
     path.write_text(path.read_text().rstrip("\n"))
     for day in (1, 2, 3):
         night(site, day, 100.0)
-    (proposal,) = drafts(site).proposals
-    assert "\\ No newline at end of file\n" in proposal.diff
+    (edit,) = drafts(site).edits
+    assert "\\ No newline at end of file\n" in edit.diff

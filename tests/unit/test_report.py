@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -184,8 +184,9 @@ def test_a_value_lies_where_its_bounds_say() -> None:
 
 
 def test_the_time_of_a_run_is_in_its_name() -> None:
-    assert when("/work/checks/runs/20261121-031000-ab12") == "2026-11-21 03:10"
-    assert when("/elsewhere/mine") == ""
+    at = datetime(2026, 11, 21, 3, 10, tzinfo=timezone.utc).astimezone()
+    assert when("/work/checks/runs/20261121-031000Z-ab12") == f"{at:%Y-%m-%d %H:%M}"
+    assert when("/elsewhere/mine") == when("/runs/20261341-031000Z-ab12") == ""
 
 
 def test_a_long_log_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
@@ -250,7 +251,7 @@ def test_verdicts_that_were_sent_choose_no_directory(tmp_path: Path) -> None:
     assert directory_of({"run": "/etc"}, own, runs) == own
 
 
-RUN = "20261121-031000-ab12"
+RUN = "20261121-031000Z-ab12"
 
 
 def run_directory(folder: Path) -> Path:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from typing import Any
 
 from hpcdl.regress.history import single_node
 from hpcdl.regress.identity import place_of
 from hpcdl.regress.report.series_view import describe_metric, signed
+from hpcdl.regress.run_directory import began
 from hpcdl.regress.verdict import bounds_text, number
 from hpcdl.system.text import duration
 
-_STAMP = re.compile(r"(\d{4})(\d{2})(\d{2})-(\d{2})(\d{2})(\d{2})(Z?)")
 _ORDER = ("ERROR", "FAIL", "NO-REFERENCE", "STALE", "INSUFFICIENT-DATA", "PASS")
 BAR_WIDTH, BAR_HEIGHT = 104, 14
 _WIDEST = 0.15
@@ -83,12 +80,8 @@ def rows(verdicts: Sequence[Mapping[str, Any]]) -> list[tuple[int, Row]]:
 
 def when(run: str) -> str:
     """A run's local time from its directory's name, '' where it has another name."""
-    found = _STAMP.search(run.rpartition("/")[2])
-    if found and found[7]:
-        with suppress(ValueError, OverflowError):  # digits that are no date
-            at = datetime.strptime(found[0], "%Y%m%d-%H%M%SZ").replace(tzinfo=timezone.utc)
-            return at.astimezone().strftime("%Y-%m-%d %H:%M")
-    return "{}-{}-{} {}:{}".format(*found.groups()[:5]) if found else ""
+    at = began(run.rpartition("/")[2])
+    return at.astimezone().strftime("%Y-%m-%d %H:%M") if at else ""
 
 
 def headline(verdicts: Sequence[Mapping[str, Any]]) -> str:
