@@ -9,13 +9,12 @@ Tree: a ring in each node, between nodes two passes of 2 log2(N) steps at full b
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpcdl.predict.hardware import Link, Machine
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """Seconds of a message: `latency` + bytes x `rate` (seconds per byte)."""
 
     latency: float

@@ -75,10 +75,9 @@ def from_records(machine: Machine, training: Training, records: tuple[Record, ..
         if row.gpus == 1 and row.rate and row.model == training.net.name
         and alike(row.precision, training.precision) and gpu_of(row.gpu) == machine.gpu
     ]  # fmt: skip
-    for xla in (False, True):
-        rows = [row for row in same if row.xla == xla]
-        if rows:
-            return _published(machine, training, rows, spreads["foreign"])
+    if same:
+        plain = [row for row in same if not row.xla]
+        return _published(machine, training, plain or same, spreads["foreign"])
     _refuse_unknown(machine, training)
     known = any(row.model == training.net.name for row in records)
     return Calibration(
@@ -116,11 +115,7 @@ def _published(
 
 
 def _refuse_unknown(machine: Machine, training: Training) -> None:
-    """Nothing says how fast a CPU is, or a GPU without figures.
-
-    Raises:
-        BadInput: the machine is such a one.
-    """
+    """Nothing says how fast a CPU is, or a GPU without figures."""
     lacking = machine.lacks(training.precision)
     if lacking:
         raise BadInput(
@@ -130,7 +125,6 @@ def _refuse_unknown(machine: Machine, training: Training) -> None:
             "run: --calibrate RESULT.JSON, or --one IMAGES/S",
         )
     if machine.gpu == CPU:
-        raise BadInput(
-            f"nothing says how fast '{training.net.name}' runs on one rank of '{machine.name}'",
-            hint="measure it: give --calibrate RESULT.JSON of a short run, or --one IMAGES/S",
-        )
+        measure = "measure it: give --calibrate RESULT.JSON of a short run, or --one IMAGES/S"
+        said = f"nothing says how fast '{training.net.name}' runs on one rank of '{machine.name}'"
+        raise BadInput(said, hint=measure)

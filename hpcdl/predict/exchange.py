@@ -54,10 +54,8 @@ class Exchange:
     def describe(self) -> str:
         """The check as a line of text."""
         where = "a node" if self.nodes == 1 else f"{self.nodes} nodes"
-        return (
-            f"{self.origin}: {self.rate / GIGA:.3g} GB/s on the bus of "
-            f"{self.nodes * self.local} ranks on {where}"
-        )
+        ranks = self.nodes * self.local
+        return f"{self.origin}: {self.rate / GIGA:.3g} GB/s on the bus of {ranks} ranks on {where}"
 
 
 def is_exchange(value: dict[str, Any]) -> bool:

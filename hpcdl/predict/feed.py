@@ -63,13 +63,10 @@ def decode_seconds(net: Network) -> float:
 def feed(
     machine: Machine, net: Network, storage_rate: float | None = None, *, ahead: bool = True
 ) -> Feed:
-    """The input of real images on a machine.
+    """The input of real images on a machine, whose cores decode them at the network's size.
 
-    Args:
-        machine: its cores decode.
-        net: the network; its input size sets the work per image.
-        storage_rate: bytes per second that the storage gives to all nodes; None means enough.
-        ahead: whether images are made while the step before is computed.
+    `storage_rate` is bytes per second that the storage gives to all nodes (None: enough); `ahead`
+    is whether images are made while the step before is computed.
     """
     known = facts.load("links")["input"]
     storage = storage_rate / known["bytes_per_image"] if storage_rate else float("inf")

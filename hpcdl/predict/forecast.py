@@ -137,18 +137,11 @@ def forecast(
     images: int = IMAGENET_IMAGES, loss: float = 0.1, deadline_hours: float | None = None,
     known: Constants | None = None, measured: Sequence[Measured] = (),
 ) -> Forecast:  # fmt: skip
-    """Predict every count and choose.
+    """Predict every count of GPUs (as `expand` gives them), and choose.
 
-    Args:
-        machine: where.
-        training: what; its batch is per GPU.
-        calibration: one GPU's step.
-        counts: numbers of GPUs, as `expand` gives them.
-        images: images of an epoch.
-        loss: the largest loss of efficiency that is accepted, 0.1 for 10 %.
-        deadline_hours: an epoch must be done by then, for the cheapest choice.
-        known: the model's constants, those of the facts by default.
-        measured: runs of several GPUs on this machine, which stretch the loss.
+    `images` are those of an epoch, `loss` is the largest loss of efficiency that is accepted (0.1
+    for 10 %), `deadline_hours` the limit of an epoch for the cheapest choice, `known` are the
+    model's constants (default: the facts'), `measured` runs of several GPUs here.
     """
     known = known or constants()
     one = profile(machine, training, calibration.seconds, known)

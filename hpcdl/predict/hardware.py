@@ -31,7 +31,6 @@ CPU = "CPU"
 """The `gpu` of a machine without any: its ranks are sockets."""
 _BITS = 8.0
 _LEAST_GBPS = 0.01
-_GENERATIONS = {"qdr": 40.0, "fdr": 56.0, "edr": 100.0, "hdr": 200.0, "ndr": 400.0}
 # `GB` is not a rate of a network: the case of letters counts, but not in the generations' names.
 _RATE = re.compile(
     r"(?:\b([0-9]{1,2}) ?x ?)?\b("
@@ -141,15 +140,9 @@ def of_host(
 ) -> Machine | None:
     """The machine of a published row, or None where its GPU is not in the facts.
 
-    A host that is not in the facts is a common node with the links that the row's own text
-    names; the machine's name is then ASSUMED.
-
-    Args:
-        gpu: the row's name of the GPU, such as `K80 (one GK210 die)`.
-        hardware: the row's text for the machine.
-        per_node: GPUs used per node.
-        interconnect: the row's text for its links, such as `PCIe, 25 GbE`.
-        cores: physical cores of a node as the row says; those of the host where it does not.
+    `gpu`, `hardware` and `interconnect` are the row's own text, such as `K80 (one GK210 die)` and
+    `PCIe, 25 GbE`; `per_node` GPUs are used of a node, which has `cores` physical ones. A host that
+    is not in the facts is a common node with the links that the text names, called ASSUMED.
     """
     known, name = facts.load("links"), gpu_of(gpu)
     if name is None:
@@ -177,8 +170,9 @@ def _named_links(text: str, gpu: Gpu) -> dict[str, Any]:
     folded = text.casefold()
     if "pcie" in folded.replace("-", "").replace(" ", "") and "nvlink" not in folded:
         found["link"] = _pcie(gpu)
+    known = facts.load("links")["generations_gbps"]
     said = [
-        float(count or 1) * (_GENERATIONS.get(rate.casefold()) or float(_NUMBER.sub("", rate)))
+        float(count or 1) * (known.get(rate.casefold()) or float(_NUMBER.sub("", rate)))
         for count, rate in _RATE.findall(text)
     ]
     rates = [rate for rate in said if rate >= _LEAST_GBPS]  # `0 GbE` says that nothing is known
@@ -219,12 +213,8 @@ def usual_link(gpu: Gpu) -> str:
 def of_gpu(gpu: Gpu | str, link: str, cores: int, roots: int, network: Link | None) -> Machine:
     """A machine of one GPU per node: its figures as they are known, the rest as given.
 
-    Args:
-        gpu: the GPU, or its name in the facts.
-        link: what joins the GPUs of a node, a row of facts/links.yaml.
-        cores: physical cores of a node.
-        roots: PCIe root ports of a node.
-        network: between nodes; None where nobody knows it.
+    `link` joins the GPUs of a node (a row of facts/links.yaml); a node has `cores` physical cores
+    and `roots` PCIe root ports; `network` is None where nobody knows it.
 
     Raises:
         BadInput: a name that the facts do not know.
@@ -270,11 +260,7 @@ def _peaks(gpu: Gpu) -> tuple[tuple[float, float, float], list[str]]:
 
 
 def _link(kind: str, gpu: Gpu) -> Link:
-    """A kind of link between the GPUs of a node.
-
-    Raises:
-        BadInput: NVLink of a rate that nobody gave.
-    """
+    """A kind of link between the GPUs of a node; NVLink of a rate that nobody gave is refused."""
     row = facts.load("links")["links"][kind]
     if row["gbs"] is None and gpu.figures.nvlink_gbs is None:
         give = f"give it in the site file: `gpus: {{{gpu.model}: {{nvlink_gbs: N}}}}`"

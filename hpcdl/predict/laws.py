@@ -76,13 +76,10 @@ def _one_parameter(rows: Sequence[Row], law: Law) -> list[float]:
 
 
 def _features(row: Row) -> list[float]:
-    real = row.pair.kind == "real"
-    inside = math.log2(row.gpus / row.nodes)
-    return [
-        math.log2(row.gpus / row.base), inside, math.log2(row.nodes), real * inside,
-        math.sqrt(row.communication), math.log1p(row.communication),
-        float(row.nodes > 1), row.pair.shares[3],
-    ]  # fmt: skip
+    inside, sent = math.log2(row.gpus / row.nodes), row.communication
+    return [math.log2(row.gpus / row.base), inside, math.log2(row.nodes),
+            (row.pair.kind == "real") * inside, math.sqrt(sent), math.log1p(sent),
+            float(row.nodes > 1), row.pair.shares[3]]  # fmt: skip
 
 
 def _regression(rows: Sequence[Row]) -> list[float]:

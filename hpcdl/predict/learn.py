@@ -41,10 +41,8 @@ class Pair:
 
 def shares(step: Step) -> Shares:
     """The shares of a step that was computed with every constant 1."""
-    return (
-        largest_of(step.gpus), step.exposed / step.compute, step.contention / step.compute,
-        step.input_wait / step.compute,
-    )  # fmt: skip
+    parts = (step.exposed / step.compute, step.contention / step.compute)
+    return largest_of(step.gpus), *parts, step.input_wait / step.compute
 
 
 def values(known: Constants) -> tuple[float, ...]:

@@ -57,11 +57,6 @@ class Network:
         return sum(layer.parameters for layer in self.layers)
 
     @property
-    def tensors(self) -> int:
-        """Gradient tensors."""
-        return sum(layer.tensors for layer in self.layers)
-
-    @property
     def macs(self) -> float:
         """Multiply-adds of the forward pass of one image."""
         return sum(layer.macs for layer in self.layers)
@@ -182,8 +177,7 @@ def kept_bytes(net: Network, batch: int, element_bytes: int = FLOAT_BYTES) -> fl
 def scaled(times: LayerTimes, seconds: float) -> LayerTimes:
     """`times` stretched to a measured step of `seconds`; the shares stay."""
     factor = seconds / times.total
-    return LayerTimes(
-        tuple(factor * value for value in times.forward),
-        tuple(factor * value for value in times.backward),
-        factor * times.update,
+    forward, backward = (
+        tuple(factor * v for v in part) for part in (times.forward, times.backward)
     )
+    return LayerTimes(forward, backward, factor * times.update)

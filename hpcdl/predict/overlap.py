@@ -35,12 +35,7 @@ class Overlap(NamedTuple):
 
 
 def gradients(backward: Sequence[float], sizes: Sequence[float]) -> tuple[Gradient, ...]:
-    """Gradients in the order they become ready.
-
-    Args:
-        backward: seconds of every layer's backward pass, in forward order.
-        sizes: bytes of every layer's gradient, in forward order.
-    """
+    """Gradients as they become ready: seconds of backward passes, bytes, both in forward order."""
     found, clock = [], 0.0
     for seconds, size in zip(reversed(backward), reversed(sizes), strict=True):
         clock += seconds

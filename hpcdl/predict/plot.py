@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +22,12 @@ def write_plot(found: Forecast, path: Path) -> None:
     write_figure(path, _SIZE_INCHES, lambda figure: _draw(figure, found))
 
 
-def _ticks(gpus: Sequence[int]) -> list[int]:
-    """Counts that label the axis: all of a few, else those that are apart from each other."""
-    shown: list[int] = []
+def _draw(figure: Any, found: Forecast) -> None:
+    gpus = [point.gpus for point in found.points]
+    shown: list[int] = []  # counts that label the axis: all of a few, else those apart
     for count in gpus:
         if not shown or len(gpus) <= _MOST_TICKS or count >= 2 * shown[-1]:
             shown.append(count)
-    return shown
-
-
-def _draw(figure: Any, found: Forecast) -> None:
-    gpus = [point.gpus for point in found.points]
-    shown = _ticks(gpus)
     style: dict[str, Any] = {"marker": "o", "markevery": [gpus.index(count) for count in shown]}
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
     # Speed-up is relative: the uncertainty of one GPU's own rate does not enter it.

@@ -61,10 +61,8 @@ class Record:
     @property
     def setting(self) -> tuple[object, ...]:
         """What a record shares with its base, the batch left out."""
-        return (
-            self.source, self.system, self.gpu, self.framework, self.software, self.model,
-            self.size, self.precision, self.xla, self.data, self.update,
-        )  # fmt: skip
+        return (self.source, self.system, self.gpu, self.framework, self.software, self.model,
+                self.size, self.precision, self.xla, self.data, self.update)  # fmt: skip
 
     @property
     def system(self) -> str:
@@ -147,21 +145,13 @@ def _record(value: dict[str, Any]) -> Record:
     )  # fmt: skip
 
 
-_PRECISIONS = {
-    "fp32": "fp32", "float32": "fp32", "single": "fp32", "32": "fp32",
-    "tf32": "tf32", "tensorfloat32": "tf32",
-    "amp": "amp", "mixed": "amp", "bf16": "amp", "bfloat16": "amp",
-    "fp16": "fp16", "float16": "fp16", "half": "fp16", "16": "fp16",
-}  # fmt: skip
-
-
 def _precision(text: str) -> str:
     """The row's precision as one of PRECISIONS: `tf32/fp32` is tf32, `mixed ...` is amp.
 
     An unknown precision stays as it is: such a row is not compared.
     """
-    name = re.split(r"[/ _(]", text.strip().lower())[0]
-    return _PRECISIONS.get(name, text)
+    known: dict[str, str] = facts.load("links")["precision_names"]
+    return known.get(re.split(r"[/ _(]", text.strip().lower())[0], text)
 
 
 def _model(text: str) -> str:

@@ -127,11 +127,7 @@ def answer(request: Request) -> Forecast:
 
 
 def _measured(request: Request, training: Training) -> tuple[Measured, ...]:
-    """What runs of several ranks lost, by their layout; nothing of runs that measured none.
-
-    Raises:
-        BadInput: a run is of another training.
-    """
+    """What runs of several ranks lost, by their layout; a run of another training is refused."""
     paths = [request.result, *request.repeats] if request.result else []
     groups: dict[tuple[int, int], list[float]] = {}
     for path in filter(None, paths):
@@ -148,11 +144,7 @@ def _measured(request: Request, training: Training) -> tuple[Measured, ...]:
 
 
 def _counts(request: Request, machine: Machine) -> tuple[tuple[int, ...], str]:
-    """The counts of GPUs that are asked for, and why some are left out of a range.
-
-    Raises:
-        BadInput: all of them need a network that nobody knows.
-    """
+    """The counts of GPUs that are asked for, and why some are left out of a range."""
     text = request.gpus or f"1-{machine.per_node * machine.nodes}"
     counts = expand(text, machine.per_node, every=request.every)
     inside = tuple(count for count in counts if count <= machine.per_node)

@@ -73,10 +73,8 @@ def read_result(path: Path) -> Result:
     own = sum(phases.get(name) or 0.0 for name in _OWN_PHASES) or 1.0
     seconds = ranks * batch / rate * own if rate > 0 else 0.0
     if not (rate < 1e12 and 0 < own <= 1.001 and 0 < seconds < LONGEST_STEP):
-        raise BadInput(
-            f"{path} holds no measured step: {rate:g} images/s",
-            hint="the run must have made steps beyond its warm-up",
-        )
+        raise BadInput(f"{path} holds no measured step: {rate:g} images/s",
+                       hint="the run must have made steps beyond its warm-up")  # fmt: skip
     precision: str | None = value.get("precision")
     if precision not in WORDS:
         raise BadInput(f"{path} names no precision that a run can have: {', '.join(WORDS)}")
@@ -137,10 +135,8 @@ def same_machine(path: Path | str, place: Place, machine: Machine) -> None:
     gpu = gpu_of(place.gpu) or elsewhere
     # `A100` of `A100-SXM4-80GB`: drivers do not always tell the cards of a kind apart.
     if gpu and gpu.partition("-")[0] != machine.gpu.partition("-")[0]:
-        raise BadInput(
-            f"{path} measured on {gpu}, but '{machine.name}' is of {machine.gpu}",
-            hint="calibrate by a run of that partition",
-        )
+        raise BadInput(f"{path} measured on {gpu}, but '{machine.name}' is of {machine.gpu}",
+                       hint="calibrate by a run of that partition")  # fmt: skip
 
 
 def read_sound(path: Path, *needed: str) -> dict[str, Any]:

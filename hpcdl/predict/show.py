@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 from hpcdl.predict.forecast import Forecast, Point, memory_bytes
@@ -168,13 +169,16 @@ def validation_text(found: Validation, traced: tuple[Traced, ...], *, verbose: b
         "fitted without the row's source, too",
         "",
         table([(name, *_cells(row)) for name, row in found.table], _ERROR_HEADER),
-        *_warned(found),
     ]
+    if found.warned:  # they are left out only for their uncertainty
+        both = errors([row.error for row in (*found.judged, *found.warned)])
+        parts.append(f"with the {len(found.warned)} uncertain rows below: median "
+                     f"{both.median:.1%}, 90 % {both.ninetieth:.1%}")  # fmt: skip
     inside = [(name, f"{part:.0%}") for name, part in coverage(found.judged).items()]
     for block in (
         table(inside, ("rows inside the range of 80 %", "")),
-        _group(found, "by source, left out", lambda row: row.case.record.source),
-        _group(found, "by model, source left out", lambda row: row.case.record.model),
+        _group(found, "by source, left out", "source"),
+        _group(found, "by model, source left out", "model"),
         _rows(found, verbose),
         *([_traces(traced)] if traced else []),
     ):
@@ -185,25 +189,14 @@ def validation_text(found: Validation, traced: tuple[Traced, ...], *, verbose: b
 _ERROR_HEADER = ("", "rows", "median", "90 %", "bias")
 
 
-def _cells(found: Errors) -> tuple[str, ...]:
-    return (
-        str(found.rows), f"{found.median:.1%}", f"{found.ninetieth:.1%}", f"{found.bias:+.1%}",
-    )  # fmt: skip
+def _cells(found: Errors) -> list[str]:
+    parts = (f"{found.median:.1%}", f"{found.ninetieth:.1%}", f"{found.bias:+.1%}")
+    return [str(found.rows), *parts]
 
 
-def _warned(found: Validation) -> list[str]:
-    """All once more, with the rows that are left out only for their uncertainty."""
-    if not found.warned:
-        return []
-    together = errors([row.error for row in (*found.judged, *found.warned)])
-    return [
-        f"with the {len(found.warned)} uncertain rows below: median {together.median:.1%}, "
-        f"90 % {together.ninetieth:.1%}"
-    ]
-
-
-def _group(found: Validation, title: str, key: Any) -> str:
-    rows = [(name, *_cells(group)) for name, group in grouped(found.judged, key).items()]
+def _group(found: Validation, title: str, name: str) -> str:
+    groups = grouped(found.judged, attrgetter(f"case.record.{name}"))
+    rows = [(key, *_cells(group)) for key, group in groups.items()]
     return table(rows, (title, *_ERROR_HEADER[1:]))
 
 
@@ -211,25 +204,17 @@ def _rows(found: Validation, verbose: bool) -> str:
     ordered = sorted(found.judged, key=lambda row: -abs(row.error))
     shown = ordered if verbose else ordered[:_WORST]
     title = "row" if verbose else f"the {len(shown)} worst rows (-v shows all)"
-    rows = [
-        (
-            row.case.record.id, f"{row.case.measured:g}", f"{row.predicted:.4g}",
-            f"{row.error:+.1%}", row.case.unit, row.step.limit, "; ".join(row.case.assumed),
-        )
-        for row in shown
-    ]  # fmt: skip
+    rows = [(row.case.record.id, f"{row.case.measured:g}", f"{row.predicted:.4g}",
+             f"{row.error:+.1%}", row.case.unit, row.step.limit, "; ".join(row.case.assumed))
+            for row in shown]  # fmt: skip
     header = (title, "measured", "predicted", "error", "", "limited by", "assumed")
     return table(rows, header)
 
 
 def _traces(traced: tuple[Traced, ...]) -> str:
-    rows = [
-        (
-            f"{row.nodes} nodes, {row.form}", f"{1000 * row.exposed:.1f}",
-            f"{1000 * row.predicted:.0f}", f"{1000 * row.measured:.0f}", f"{row.error:+.1%}",
-        )
-        for row in traced
-    ]  # fmt: skip
+    rows = [(f"{row.nodes} nodes, {row.form}", f"{1000 * row.exposed:.1f}",
+             f"{1000 * row.predicted:.0f}", f"{1000 * row.measured:.0f}", f"{row.error:+.1%}")
+            for row in traced]  # fmt: skip
     return table(rows, ("layer traces", "exposed ms", "step ms", "measured ms", "error"))
 
 
@@ -255,8 +240,13 @@ def validation_data(found: Validation, traced: tuple[Traced, ...]) -> dict[str, 
         "constants": dict(
             zip(("straggler", "exposed", "contention", "input"), found.constants, strict=False)
         ),
-        "by_source": _groups_data(found, lambda row: row.case.record.source),
-        "by_model": _groups_data(found, lambda row: row.case.record.model),
+        **{
+            f"by_{name}": {
+                key: _errors_data(part)
+                for key, part in grouped(found.judged, attrgetter(f"case.record.{name}")).items()
+            }
+            for name in ("source", "model")
+        },
         "traces": [
             {
                 "nodes": row.nodes, "form": row.form, "exposed_seconds": row.exposed,
@@ -290,22 +280,13 @@ def _errors_data(found: Errors) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _groups_data(found: Validation, key: Any) -> dict[str, Any]:
-    return {name: _errors_data(group) for name, group in grouped(found.judged, key).items()}
-
-
 # ---- closed form and simulation ----
 
 
 def scenes_text(found: tuple[Scene, ...]) -> str:
     """Scenes side by side."""
-    rows = [
-        (
-            row.name, str(row.gpus), f"{1000 * row.closed:.2f}", f"{1000 * row.simulated:.2f}",
-            f"{row.difference:+.2%}", str(row.events),
-        )
-        for row in found
-    ]  # fmt: skip
+    rows = [(row.name, str(row.gpus), f"{1000 * row.closed:.2f}", f"{1000 * row.simulated:.2f}",
+             f"{row.difference:+.2%}", str(row.events)) for row in found]  # fmt: skip
     header = ("scene", "GPUs", "closed form ms", "simulated ms", "difference", "events")
     return table(rows, header)
 

@@ -40,10 +40,8 @@ class Cluster:
     def hops(self, size: float) -> list[float]:
         """Seconds of `size` bytes from every rank to the next one of the ring through all."""
         last = self.local - 1
-        links = [
-            self.outside if rank % self.local == last and self.nodes > 1 else self.inside
-            for rank in range(self.nodes * self.local)
-        ]
+        links = [self.outside if rank % self.local == last and self.nodes > 1 else self.inside
+                 for rank in range(self.nodes * self.local)]  # fmt: skip
         found = [link.latency + size / link.bandwidth for link in links]
         found[self.slow_link[0]] *= self.slow_link[1]
         return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from hpcdl.predict.hardware import Machine, of_host
@@ -68,9 +68,8 @@ class Effects:
         rest = [row.reached - self._middle for row in rows]
         for _ in range(_ROUNDS):
             for index, (_, ridge) in enumerate(_EFFECTS):
-                self._improve(
-                    index, keys[index], [self._by(index, row) for row in rows], rest, ridge
-                )
+                by = [self._by(index, row) for row in rows]
+                self._improve(index, keys[index], by, rest, ridge)
 
     def _by(self, index: int, row: Trait) -> float:
         """What an effect is multiplied by."""
@@ -121,16 +120,15 @@ def traits(records: Iterable[Record]) -> list[Trait]:
     found = []
     for row in records:
         machine = of_host(row.gpu, row.hardware, 1) if row.gpus == 1 and row.rate else None
-        if machine is None or row.model not in names() or row.precision not in PRECISIONS:
-            continue
-        if machine.lacks(row.precision):
+        known = row.model in names() and row.precision in PRECISIONS
+        if machine is None or not known or machine.lacks(row.precision):
             continue
         net = network(row.model, row.size)
         training = Training(net, row.batch or _USUAL_BATCH, row.precision)
         reached = math.log((row.rate or 1.0) * roof(machine, training) / training.batch)
         framework = f"{row.framework.partition(' ')[0]}{' with XLA' if row.xla else ''}"
         trait = trait_of(machine, training, framework, row.source)
-        found.append(Trait(**{**trait.__dict__, "reached": reached}))
+        found.append(replace(trait, reached=reached))
     return found
 
 

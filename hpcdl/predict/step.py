@@ -25,7 +25,7 @@ from hpcdl import facts
 from hpcdl.predict.allreduce import Line, lines, parameter_server
 from hpcdl.predict.feed import ENDLESS, Feed
 from hpcdl.predict.hardware import Machine
-from hpcdl.predict.network import FLOAT_BYTES, HALF_BYTES, LayerTimes, Network, roofline, scaled
+from hpcdl.predict.network import FLOAT_BYTES, HALF_BYTES, Network, roofline, scaled
 from hpcdl.predict.overlap import (
     Cost,
     Gradient,
@@ -41,7 +41,6 @@ FORMS = ("horovod", "ddp", "fsdp", "replicated", "parameter_server", "no_overlap
 _BUCKET = 25 * 2**20
 """Bytes of a bucket of DDP: `bucket_cap_mb` in torch/nn/parallel/distributed.py."""
 PRECISIONS = ("fp32", "tf32", "amp", "fp16")
-Candidates = tuple[Line, ...]
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,6 @@ class Profile:
     `packed` are Horovod's messages; `total` is the step without waiting for input.
     """
 
-    times: LayerTimes
     total: float
     backward: float
     forward: float
@@ -168,7 +166,7 @@ def profile(
         else pack(ready, buffer_bytes=known.fusion_bytes, cycle=known.cycle)
     )  # fmt: skip
     forward, backward = sum(times.forward), sum(times.backward)
-    return Profile(times, times.total, backward, forward, sum(sizes), ready, packed)
+    return Profile(times.total, backward, forward, sum(sizes), ready, packed)
 
 
 def peak_of(machine: Machine, precision: str) -> float:
@@ -225,7 +223,7 @@ def _waiting(training: Training, unfed: float, gpus: int, nodes: int, known: Con
     return max(known.input * decoding, reading)
 
 
-def overlap(training: Training, one: Profile, candidates: Candidates) -> Overlap:
+def overlap(training: Training, one: Profile, candidates: Cost) -> Overlap:
     """An all-reduce form beside back-propagation."""
     cost = cost_of(candidates)
     if training.form == "no_overlap":
@@ -234,13 +232,12 @@ def overlap(training: Training, one: Profile, candidates: Candidates) -> Overlap
     return wait_free(sent, cost, one.backward)
 
 
-def cost_of(candidates: Candidates) -> Cost:
-    """The candidates as a cost; those that another one beats at every size are left out."""
-    pairs = dict.fromkeys((line.latency, line.rate) for line in candidates)
+def cost_of(candidates: Cost) -> Cost:
+    """The candidates without those that another one beats at every size."""
     return tuple(
-        pair
-        for pair in pairs
-        if not any(other != pair and other[0] <= pair[0] and other[1] <= pair[1] for other in pairs)
+        one
+        for one in dict.fromkeys(candidates)
+        if not any(o != one and o[0] <= one[0] and o[1] <= one[1] for o in candidates)
     )
 
 
@@ -273,7 +270,7 @@ def _sharded(rate: float, training: Training, one: Profile) -> tuple[float, floa
 
 def _served(line: Line, one: Profile) -> tuple[float, float, float]:
     """Parameter server: gradients go during back-propagation, weights come during forward."""
-    push = wait_free(one.gradients, ((line.latency, line.rate),), one.backward)
+    push = wait_free(one.gradients, (line,), one.backward)
     pull = len(one.gradients) * line.latency + line.rate * one.size
     exposed = push.exposed + max(0.0, pull - one.forward)
     return exposed, push.busy + pull, 2 * line.rate * one.size

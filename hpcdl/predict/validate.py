@@ -109,7 +109,8 @@ def validate(records: tuple[Record, ...], known: Constants | None = None) -> Val
     ranges = Ranges(pairs, expected)
     shown = [pair.expected(values(known)) for pair in pairs]
     judged = tuple(
-        _judged(*row, ranges, known) for row in zip(cases, pairs, expected, strict=False)
+        _judged(case, loss, ranges.of(pair.kind, pair.source), known)
+        for case, pair, loss in zip(cases, pairs, expected, strict=False)
     )
     table = _table(every, pairs, expected, shown, len(cases))
     spreads = tuple((kind, ranges.of(kind)) for kind in ("within", "real", "across"))
@@ -118,7 +119,6 @@ def validate(records: tuple[Record, ...], known: Constants | None = None) -> Val
 
 @cache
 def _ours() -> tuple[Case, ...]:
-    """The cases of the facts, from which rows of other files are judged."""
     return tuple(_sorted_out(read_records(), constants("early"))[0])
 
 
@@ -147,18 +147,14 @@ def _sorted_out(records: Iterable[Record], known: Constants) -> tuple[list[Case]
 
 
 def _doubted(case: Case, reason: str, known: Constants) -> Unfit:
-    value = case.linear * math.exp(-pair_of(case, known).expected(values(known)))
-    step = case.row.step(profile_of(case, known), known)
-    return Unfit(case.record, reason, Judged(case, value, value, value, step))
+    expected = pair_of(case, known).expected(values(known))
+    return Unfit(case.record, reason, _judged(case, expected, Spread(0.0, 0.0), known))
 
 
-def _judged(case: Case, pair: Pair, expected: float, ranges: Ranges, known: Constants) -> Judged:
-    spread, wide = ranges.of(pair.kind, pair.source), scale(expected)
-    value = case.linear * math.exp(-expected)
-    return Judged(
-        case, value, value * math.exp(-spread.high * wide), value * math.exp(-spread.low * wide),
-        case.row.step(profile_of(case, known), known),
-    )  # fmt: skip
+def _judged(case: Case, expected: float, spread: Spread, known: Constants) -> Judged:
+    value, wide = case.linear * math.exp(-expected), scale(expected)
+    low, high = value * math.exp(-spread.high * wide), value * math.exp(-spread.low * wide)
+    return Judged(case, value, low, high, case.row.step(profile_of(case, known), known))
 
 
 def _table(

@@ -10,9 +10,8 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from hpcdl.predict.ceiling import most_images_per_second
-from hpcdl.predict.hardware import of_partition
-from hpcdl.predict.network import network
+from hpcdl.predict.hardware import Machine, of_partition
+from hpcdl.predict.network import Network, network
 from hpcdl.predict.request import Request, answer
 from hpcdl.predict.results import trained_precision
 from hpcdl.regress.references import Reference
@@ -32,6 +31,8 @@ YARDSTICKS = {
 }  # fmt: skip
 _BANDS = 2.0
 _WIDEST = 0.9
+FAST_CONVOLUTIONS = 4.0
+_UNITS = {"fp32": ("fp32", "tf32"), "tf32": ("fp32", "tf32")}
 
 
 def widened(single: TrainingCase, nodes: int, ranks: int) -> TrainingCase:
@@ -52,6 +53,24 @@ def most(case: TrainingCase, partition: Partition) -> float | None:
         return None
     gpus = case.nodes * ranks_on(partition, case.ranks)
     return most_images_per_second(machine, net, case.precision, gpus)
+
+
+def most_images_per_second(
+    machine: Machine, net: Network, precision: str, gpus: int
+) -> float | None:
+    """Images (or sequences) per second beyond which a rate is no measurement, not what is expected.
+
+    Arithmetic alone, at the peak of the fastest units that a precision may use (TF32 where float32
+    is computed so). Fast convolutions do less of it, at most four times less (Winograd's
+    F(4x4, 3x3): Lavin and Gray 2016, arXiv:1509.09308). No published row of facts/throughput.csv
+    passes it. None where a peak of the GPU, or the work of the network, is not known.
+    """
+    units = _UNITS.get(precision, ("fp32", "tf32", "fp16"))
+    if not net.macs or any(machine.lacks(unit) for unit in units):
+        return None
+    # Forward, and the gradients of weights and of inputs, which the first layer does not need.
+    work = 2.0 * (3.0 * net.macs - net.layers[0].macs)
+    return FAST_CONVOLUTIONS * gpus * max(machine.flops[: len(units)]) / work
 
 
 def expected_efficiency(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hpcdl.predict.ceiling import most_images_per_second
 from hpcdl.predict.hardware import of_host, of_partition
 from hpcdl.predict.network import names, network
 from hpcdl.predict.records import read_records
-from hpcdl.regress.scaling import most
+from hpcdl.regress.scaling import most, most_images_per_second
 from hpcdl.regress.training import TrainingCase
 from hpcdl.site import Site
 

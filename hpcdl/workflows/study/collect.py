@@ -148,20 +148,12 @@ class Findings:
 
 
 def collect(plan: Plan, run_statuses: Sequence[RunStatus]) -> Findings:
-    """Read every cell's result.
-
-    Args:
-        plan: the study.
-        run_statuses: how each cell's point stands, as the sweeps say.
-    """
+    """Read every cell's result; `run_statuses` is how each cell's point stands."""
     stand = {one.point.id: one for one in run_statuses}
     found = [_look(plan, cell, stand[cell.point.id]) for cell in plan.cells]
-    return Findings(
-        plan,
-        _merged([one for one in found if isinstance(one, Measured)]),
-        tuple(one for one in found if isinstance(one, MissingResult)),
-        *_machine(plan),
-    )
+    missing = tuple(one for one in found if isinstance(one, MissingResult))
+    measured = _merged([one for one in found if isinstance(one, Measured)])
+    return Findings(plan, measured, missing, *_machine(plan))
 
 
 def _merged(measured: Sequence[Measured]) -> tuple[Measured, ...]:
@@ -171,14 +163,13 @@ def _merged(measured: Sequence[Measured]) -> tuple[Measured, ...]:
         alike.setdefault(tuple(sorted(one.values.items())), []).append(one)
     return tuple(
         replace(
-            ones[0],
-            rates=tuple(rate for one in ones for rate in one.rates),
+            ones[0], rates=tuple(rate for one in ones for rate in one.rates),
             parts={name: fmean(one.parts[name] for one in ones) for name in PARTS},
             epochs=tuple(seconds for one in ones for seconds in one.epochs),
             rounds={one.cell.attempt: one.rate for one in ones},
         )
         for ones in alike.values()
-    )
+    )  # fmt: skip
 
 
 def note_machine(plan: Plan) -> None:
@@ -214,8 +205,8 @@ def _look(plan: Plan, cell: Cell, standing: RunStatus) -> Measured | MissingResu
     except (BadInput, OSError, ValueError, LookupError, TypeError) as fault:
         why = f"{folder / RESULT.name} cannot be used: {fault}"
         said = fault.message if isinstance(fault, BadInput) else why
-        again = "without that directory, `study run` runs it again"
-        return MissingResult(cell, "unusable", f"{said}; {again}")
+        again = f"{said}; without that directory, `study run` runs it again"
+        return MissingResult(cell, "unusable", again)
 
 
 def _why(folder: Path, log: Path) -> str:
@@ -265,15 +256,12 @@ NEEDED = (
 def _epochs(
     result: Mapping[str, Any], seconds: Sequence[float], images: float | None
 ) -> tuple[float, ...]:
-    """Seconds of the passes over the data set.
-
-    The first pass is left out where there are more: it pays for compiling, and finds in
-    memory what was just written.
-    """
+    """Seconds of the passes over the data set."""
     steps = int((images or 0) // int(result["global_batch"]))
     if not steps or int(result["options"]["warmup_steps"]):
         return ()
     passes = [sum(seconds[i : i + steps]) for i in range(0, len(seconds) - steps + 1, steps)]
+    # The first one pays for compiling, and finds in memory what was just written.
     return tuple(passes[1:] or passes)
 
 

@@ -19,11 +19,7 @@ _CHARACTERS = 100
 
 
 def draw(findings: Findings, predicted: tuple[Predicted, ...]) -> dict[str, bytes]:
-    """The figure by suffix: `svg` and `png`.
-
-    Raises:
-        MissingPrerequisite: matplotlib is not installed.
-    """
+    """The figure by suffix: `svg` and `png`; without matplotlib a `MissingPrerequisite`."""
     study = findings.plan.study
     columns = min(3, len(study.figure))
     rows = -(-len(study.figure) // columns)

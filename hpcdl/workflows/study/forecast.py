@@ -23,6 +23,7 @@ from hpcdl.predict.request import Request, answer
 from hpcdl.system.errors import BadInput
 from hpcdl.workflows.study.collect import Findings, Measured
 from hpcdl.workflows.study.model import SYNTHETIC, Run, Values, matches
+from hpcdl.workflows.study.series import alone, but
 from hpcdl.workflows.study.study_plan import Cell, Plan
 
 _HOUR = 3600.0
@@ -109,12 +110,13 @@ def cost(plan: Plan) -> Cost:
 
 def _series(findings: Findings, base: Measured) -> Iterator[Predicted]:
     """All counts of a series: those that ran or should have, and those only to be predicted."""
-    alike = _without_count(base.values)
-    measured = {
-        one.ranks: one.rate for one in findings.measured if _without_count(one.values) == alike
-    }
-    known = {one.ranks for one in _teachers(findings) if _without_count(one.values) == alike}
-    asked = {c.gpus for c in findings.plan.possible if alike == _without_count(c.named)}
+
+    def alike(values: Values) -> bool:
+        return but(values, "gpus", "nodes") == but(base.values, "gpus", "nodes")
+
+    measured = {one.ranks: one.rate for one in findings.measured if alike(one.values)}
+    known = {one.ranks for one in _teachers(findings) if alike(one.values)}
+    asked = {cell.gpus for cell in findings.plan.possible if alike(cell.named)}
     for gpus in sorted({*asked, *measured, *base.cell.run.predict} - {1}):
         found = _one(findings, base, gpus, measured.get(gpus))
         yield replace(found, from_itself=gpus in known)
@@ -160,8 +162,8 @@ def _exchange(findings: Findings, base: Measured, gpus: int) -> float | None:
     if not teachers or gpus < 2:
         return None
     nearest = min(teachers, key=lambda one: (abs(one.ranks - gpus), one.ranks))
-    alone = next(one for one in findings.measured if _is_base(one, nearest))
-    computing = _step(alone) * _sharing(findings, alone, nearest.ranks)
+    base_there = alone(findings.measured, nearest) or nearest
+    computing = _step(base_there) * _sharing(findings, base_there, nearest.ranks)
     per_byte = max(_LEAST, _step(nearest) - computing) / _gradients(nearest)
     # All ranks' copies go through the same cores: their time grows with their bytes.
     seconds = per_byte * _gradients(base) * (gpus - 1) / (nearest.ranks - 1)
@@ -174,18 +176,8 @@ def _teachers(findings: Findings) -> tuple[Measured, ...]:
     scale = findings.plan.scale
     if scale.exchange_from is None or not scale.execution.shared_cores:
         return ()
-    return tuple(
-        one
-        for one in findings.measured
-        if one.ranks > 1
-        and matches(one.values, scale.exchange_from)
-        and any(_is_base(other, one) for other in findings.measured)
-    )
-
-
-def _is_base(one: Measured, other: Measured) -> bool:
-    """Whether `one` is the one-rank run of the series of `other`."""
-    return one.ranks == 1 and _without_count(one.values) == _without_count(other.values)
+    several = [one for one in findings.measured if one.ranks > 1 and alone(findings.measured, one)]
+    return tuple(one for one in several if matches(one.values, scale.exchange_from))
 
 
 def _step(one: Measured) -> float:
@@ -196,10 +188,6 @@ def _step(one: Measured) -> float:
 def _gradients(one: Measured) -> float:
     """Bytes of a rank's gradients."""
     return _GRADIENT_BYTES * float(one.result["parameters"])
-
-
-def _without_count(values: Values) -> dict[str, str]:
-    return {key: value for key, value in values.items() if key not in {"gpus", "nodes"}}
 
 
 def expected(plan: Plan, cell: Cell) -> Point:

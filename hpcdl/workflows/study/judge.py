@@ -130,12 +130,12 @@ def _agree(evidence: Evidence) -> Answer:
     pairs = [pair for pair in evidence.pairs if _kindred(evidence.findings, *pair)]
     if not pairs:
         return None, f"no two cells differ in '{rule.over}' alone, on GPUs of one kind"
-    limit = rule.most
+    limit = rule.bound
     gaps = [(pair, *_gap(*pair)) for pair in pairs]
     wide = [(pair, least) for pair, gap, least in gaps if gap > limit]
     text = ", ".join(f"{gap:.1%} on {pair[0].ranks}" for pair, gap, _ in gaps)
     said = f"they differ by {text}; at most {limit:.0%}"
-    if any(not _overlap(*pair) and least > limit for pair, least in wide):
+    if any(least > limit and not _overlap(one, other) for (one, other), least in wide):
         return False, said
     if wide:
         return None, f"{said}, which the spread of their steps and rounds does not decide"
@@ -166,34 +166,29 @@ def _overlap(one: Measured, other: Measured) -> bool:
 def _efficiency(evidence: Evidence) -> Answer:
     """Throughput over the one-rank run's times GPUs; where cores are shared, times cores."""
     rule = evidence.rule
-    found, lone = [], []
-    for one in evidence.measured:
-        if one.cell.gpus in rule.gpus:
-            share = efficiency(evidence.findings, one)
-            lone += [one.cell.label] if share is None else []
-            found += [] if share is None else [(share, one)]
+    asked = [one for one in evidence.measured if one.cell.gpus in rule.gpus]
+    every = [(efficiency(evidence.findings, one), one) for one in asked]
+    found = [(share, one) for share, one in every if share is not None]
+    lone = [one.cell.label for share, one in every if share is None]
     if not found:
         return None, "no series has both one rank and the ranks asked for"
     text = ", ".join(f"{share:.0%} ({one.cell.label})" for share, one in found)
-    text += f"; at least {rule.least:.0%}"
-    if min(share for share, _ in found) < rule.least:
+    text += f"; at least {rule.bound:.0%}"
+    if min(share for share, _ in found) < rule.bound:
         return False, text
     return (None, f"{text}; no one-rank run beside {_few(lone)}") if lone else (True, text)
 
 
 def _faster(evidence: Evidence) -> Answer:
     rule = evidence.rule
-    wins = []
-    for pair in evidence.pairs:
-        by = {one.values.get(rule.over): one for one in pair}
-        if rule.better in by and rule.worse in by:
-            better, worse = by[rule.better], by[rule.worse]
-            wins.append((better.speed / worse.speed, better))
+    both = [{one.values.get(rule.over): one for one in pair} for pair in evidence.pairs]
+    wins = [(by[rule.better].speed / by[rule.worse].speed, by[rule.better])
+            for by in both if rule.better in by and rule.worse in by]  # fmt: skip
     if not wins:
         return None, f"no cell ran with both {rule.better} and {rule.worse}"
     text = ", ".join(f"{ratio:.2f} times on {one.ranks}" for ratio, one in wins)
-    return fmean(ratio for ratio, _ in wins) >= rule.least, (
-        f"{rule.better} is {text} as fast as {rule.worse}; at least {rule.least:g} in the mean"
+    return fmean(ratio for ratio, _ in wins) >= rule.bound, (
+        f"{rule.better} is {text} as fast as {rule.worse}; at least {rule.bound:g} in the mean"
     )
 
 
@@ -220,7 +215,7 @@ def _model(evidence: Evidence) -> Answer:
     error = median_error(evidence.predicted)
     if error is None:
         return None, "nothing was both predicted and measured"
-    limit = evidence.rule.most
+    limit = evidence.rule.bound
     count = sum(one.error is not None for one in evidence.predicted)
     text = f"median error {error:.1%} of {count} cells; at most {limit:.0%}"
     uneven = [one.cell.label for one in evidence.measured if one.unevenness > _EVEN]
@@ -240,8 +235,8 @@ def _metric(evidence: Evidence) -> Answer:
     without = [one.cell.label for one in evidence.measured if rule.metric not in one.metrics]
     if not found:
         return None, f"no result holds '{rule.metric}'"
-    text = f"{rule.metric} {min(found):.3f} to {max(found):.3f}; at least {rule.least:g}"
-    if min(found) < rule.least:
+    text = f"{rule.metric} {min(found):.3f} to {max(found):.3f}; at least {rule.bound:g}"
+    if min(found) < rule.bound:
         return False, text
     return (None, f"{text}; without it: {_few(without)}") if without else (True, text)
 
@@ -263,7 +258,7 @@ def _equal(evidence: Evidence) -> Answer:
 
 def _linear(evidence: Evidence) -> Answer:
     """Above memory an epoch may be longer than the line through those below says, by the bound."""
-    limit = evidence.rule.most
+    limit = evidence.rule.bound
     gaps: list[float] = []
     text, unknown = [], []
     for name, series in by_size(evidence.findings, evidence.measured).items():
@@ -292,7 +287,7 @@ def _input_share(evidence: Evidence) -> Answer:
     shares = [one.shares["input"] for one in evidence.measured]
     low, high = min(shares), max(shares)
     rule = evidence.rule
-    bound = rule.most if rule.at_least is None else rule.at_least
+    bound = rule.bound
     kind = ("storage-bound" if low > bound else
             "not storage-bound" if high <= bound else "storage-bound in part")  # fmt: skip
     ok = (rule.at_least is None or low >= rule.at_least) and (
@@ -306,7 +301,7 @@ def _share(evidence: Evidence) -> Answer:
     rule = evidence.rule
     shares = [one.shares[rule.part] for one in evidence.measured]
     text = f"{rule.part} takes {min(shares):.1%} to {max(shares):.1%} of a step"
-    return min(shares) >= rule.least, f"{text}; at least {rule.least:.0%}"
+    return min(shares) >= rule.bound, f"{text}; at least {rule.bound:.0%}"
 
 
 _RULES: dict[str, Callable[[Evidence], Answer]] = {

@@ -70,11 +70,7 @@ def load_study(which: str) -> Study:
 
 
 def read_study(path: Path) -> Study:
-    """The study of a file.
-
-    Raises:
-        BadInput: see `load_study`.
-    """
+    """The study of a file; its faults as `load_study` raises them."""
     document = read_document(path, if_empty="`hpcdl study schema` has its keys")
     _check_version(document)
     values = check(document, study_schema())
@@ -85,11 +81,7 @@ def read_study(path: Path) -> Study:
 
 
 def scale_of(study: Study, name: str) -> Scale:
-    """A size of a study.
-
-    Raises:
-        BadInput: there is none of that name.
-    """
+    """A size of a study; an unknown name is a `BadInput`."""
     if name not in study.scales:
         raise BadInput(f"unknown scale '{name}'", hint=did_you_mean(name, study.scales))
     return study.scales[name]

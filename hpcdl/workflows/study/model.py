@@ -73,14 +73,9 @@ class Rule:
     at_most: float | None
 
     @property
-    def least(self) -> float:
-        """The lower bound of a rule that cannot do without."""
-        return self.at_least or 0.0
-
-    @property
-    def most(self) -> float:
-        """The upper bound of a rule that cannot do without."""
-        return self.at_most or 0.0
+    def bound(self) -> float:
+        """The bound of a rule that has one, the lower of two."""
+        return (self.at_most if self.at_least is None else self.at_least) or 0.0
 
 
 @dataclass(frozen=True)

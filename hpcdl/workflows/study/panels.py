@@ -205,9 +205,7 @@ def _learning(axes: Any, scene: Scene) -> None:
         points = tuple(zip(*one.learning, strict=True)) or ((), ())
         axes.plot(*points, label=_bar_name(scene, one), linewidth=1.4, markersize=4,
                   **_style(number))  # fmt: skip
-    axes.set_xlabel("seconds of training")
-    axes.set_ylabel("accuracy")
-    axes.set_ylim(0, 1)
+    axes.set(xlabel="seconds of training", ylabel="accuracy", ylim=(0, 1))
     axes.grid(alpha=0.25)
     legend_below(axes)
 
@@ -228,8 +226,7 @@ def _phases(axes: Any, scene: Scene) -> None:
 def _shares(axes: Any, scene: Scene) -> None:
     """Where a step's time goes, in percent."""
     _bars(axes, scene, lambda one: {part: 100 * share for part, share in one.shares.items()})
-    axes.set_xlabel("% of a step's time")
-    axes.set_xlim(0, 100)
+    axes.set(xlabel="% of a step's time", xlim=(0, 100))
 
 
 def _bars(
@@ -283,8 +280,7 @@ def _time_by_size(axes: Any, scene: Scene) -> None:
         axes.axvline(memory / unit, color=_GREY, linestyle=":", linewidth=1.2)
         axes.annotate("memory", (memory / unit, 0.03), xycoords=("data", "axes fraction"),
                       rotation=90, va="bottom", ha="right", fontsize=7, color=_GREY)  # fmt: skip
-    axes.set_xlabel(f"size of the data set ({name})")
-    axes.set_ylabel("seconds per epoch")
+    axes.set(xlabel=f"size of the data set ({name})", ylabel="seconds per epoch")
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.25)

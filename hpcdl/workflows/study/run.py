@@ -18,7 +18,7 @@ from hpcdl.jobs import sweep_run
 from hpcdl.jobs.script import Script
 from hpcdl.jobs.spec import JobSpec
 from hpcdl.jobs.submission import submit
-from hpcdl.jobs.sweep_run import DONE, MISSING, QUEUED, Modules, RunStatus
+from hpcdl.jobs.sweep_run import MISSING, QUEUED, Modules, RunStatus
 from hpcdl.jobs.watch import follow
 from hpcdl.site import Site
 from hpcdl.system.errors import BadInput, MissingPrerequisite, PartlyDone
@@ -107,11 +107,6 @@ def summary(found: Sequence[RunStatus]) -> str:
     """`6 cells: 4 done, 2 queued`."""
     counts = Counter(one.state for one in found)
     return f"{len(found)} cells: " + ", ".join(f"{n} {state}" for state, n in counts.items())
-
-
-def unfinished(found: Sequence[RunStatus]) -> bool:
-    """Whether any cell has no result."""
-    return any(one.state != DONE for one in found)
 
 
 def make_data(plan: Plan, data: DataSet, modules: Modules, say: Say) -> None:

@@ -14,11 +14,9 @@ _GIGA = 1e9
 
 def alone(measured: Sequence[Measured], one: Measured) -> Measured | None:
     """The one-rank run of a measurement's series."""
-    alike = but(one.values, "gpus")
-    return next(
-        (other for other in measured if other.ranks == 1 and but(other.values, "gpus") == alike),
-        None,
-    )
+    alike = but(one.values, "gpus", "nodes")
+    ones = (other for other in measured if other.ranks == 1)
+    return next((other for other in ones if but(other.values, "gpus", "nodes") == alike), None)
 
 
 def by_size(findings: Findings, measured: Sequence[Measured]) -> dict[str, list[Measured]]:
@@ -47,11 +45,8 @@ class Line:
         return self.start + self.slope * size
 
     def predicted(self, size: float) -> float:
-        """Seconds of a larger epoch: by the line, or in proportion where that is more.
-
-        A line through two short epochs is easily too flat, and no epoch grows faster than its
-        data unless something new costs time.
-        """
+        """Seconds of a larger epoch: by the line, or in proportion where that is more."""
+        # A line through two short epochs is easily too flat.
         return max(self.at(size), self.last_seconds * size / self.last_size)
 
 
@@ -106,6 +101,6 @@ def efficiency(findings: Findings, one: Measured) -> float | None:
     return one.rate / base.rate / ideal_ranks(findings, one.cell.gpus, cpus)
 
 
-def but(values: Values, key: str) -> dict[str, str]:
-    """The values without one key's."""
-    return {name: value for name, value in values.items() if name != key}
+def but(values: Values, *keys: str) -> dict[str, str]:
+    """The values without those of some keys."""
+    return {name: value for name, value in values.items() if name not in keys}

@@ -78,14 +78,8 @@ class Round:
     """The jobs of a run that are queued together: one of each cell, in a sweep of their own."""
 
     run: Run
-    attempt: int
     folder: Path
-    cells: tuple[Cell, ...]
-
-    @property
-    def points(self) -> tuple[sweep.Point, ...]:
-        """The points of the sweep."""
-        return tuple(cell.point for cell in self.cells)
+    points: tuple[sweep.Point, ...]
 
 
 @dataclass(frozen=True)
@@ -101,10 +95,9 @@ class Plan:
     @property
     def rounds(self) -> tuple[Round, ...]:
         """All jobs in the order in which they are queued: every run once, then once more."""
-        keys = sorted({cell.attempt for cell in self.cells})
         return tuple(
-            Round(run, attempt, self.round_folder(run, attempt), cells)
-            for attempt in keys
+            Round(run, self.round_folder(run, attempt), tuple(cell.point for cell in cells))
+            for attempt in sorted({cell.attempt for cell in self.cells})
             for run in self.scale.runs
             if (cells := self.cells_of(run, attempt))
         )
@@ -115,9 +108,8 @@ class Plan:
 
     def cells_of(self, run: Run, attempt: int = 0) -> tuple[Cell, ...]:
         """The cells of a run."""
-        return tuple(
-            cell for cell in self.cells if (cell.run.name, cell.attempt) == (run.name, attempt)
-        )
+        asked = (run.name, attempt)
+        return tuple(cell for cell in self.cells if (cell.run.name, cell.attempt) == asked)
 
     @property
     def possible(self) -> tuple[Cell, ...]:
@@ -134,14 +126,10 @@ def make_plan(
     site: Site, study: Study, scale: Scale, partitions: Sequence[str] = (),
     pythons: Mapping[str, str] = MappingProxyType({}),
 ) -> Plan:  # fmt: skip
-    """The cells of a scale.
+    """The cells of a scale on a site.
 
-    Args:
-        site: where it would run.
-        study: what is asked.
-        scale: its size.
-        partitions: those to use instead of the study's own, in its order.
-        pythons: interpreters of frameworks that the jobs' modules do not have.
+    `partitions` are used instead of the study's own, in its order; `pythons` are interpreters of
+    frameworks that the jobs' modules do not have.
 
     Raises:
         BadInput: the matrix is too large, no cell of it can run on this site, or there are more
@@ -157,11 +145,10 @@ def make_plan(
         for run in scale.runs
         for cell in _cells(site, study, scale, _moved(run, partitions), pythons)
     )
-    if all(cell.point.problem for cell in cells):
-        reasons = dict.fromkeys(cell.point.problem for cell in cells)
+    if all(reasons := [cell.point.problem for cell in cells]):
         raise BadInput(
             f"no cell of '{study.name}' at scale '{scale.name}' can run on the site '{site.name}'",
-            details=list(reasons)[:10],
+            details=list(dict.fromkeys(reasons))[:10],
             hint="--partition NAME[,NAME] names the partitions to use instead of the study's",
         )
     return Plan(study, scale, site, folder, cells)

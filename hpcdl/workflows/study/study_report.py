@@ -117,12 +117,9 @@ def as_data(report: Report) -> dict[str, Any]:
 def as_text(report: Report) -> str:
     """What the command line prints: the rules with their evidence, then the missing results."""
     lines = [f"[{_YES[v.ok]:>9}] {v.rule.says}\n            {v.evidence}" for v in report.verdicts]
-    if busy := _busy(report.findings):
-        lines.append(busy)
     missing = [f"  {one.cell.label}: {one.reason}" for one in report.findings.missing]
-    if missing:
-        lines += ["cells without a measurement:", *missing]
-    return "\n".join(lines)
+    head = ["cells without a measurement:"] if missing else []
+    return "\n".join([*lines, *filter(None, [_busy(report.findings)]), *head, *missing])
 
 
 def _cell_data(findings: Findings, one: Measured) -> dict[str, Any]:
