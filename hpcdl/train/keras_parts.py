@@ -1,8 +1,9 @@
-"""Keras' own optimizers, schedules, losses and metrics by name, with options from `--set`.
+"""Keras' own optimizers, schedules, losses, metrics and callbacks by name, with `--set`.
 
 A name is that of Keras in any case of letters (`adamw`), or `package.module:function` where that
 makes sense. `--set optimizer.weight_decay=0.05` is an argument of the part: values are JSON, and
-what is no JSON is text. A typo in either gets the nearest name there is.
+what is no JSON is text. A typo in either gets the nearest name there is. Callbacks are told on rank
+0 of training, epochs and steps; one that sets `stop_training` ends the run with the epoch.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import tensorflow as tf
 
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean
-from hpcdl.train.models import Network, user_function
+from hpcdl.train.models import Network, origin, user_function
 
-PARTS = ("optimizer", "schedule", "loss", "callback")
+PARTS = ("optimizer", "schedule", "loss", "callback", "augment")
 
 
 def settings_of(settings: Sequence[str], part: str) -> dict[str, Any]:
@@ -44,7 +45,9 @@ def settings_of(settings: Sequence[str], part: str) -> dict[str, Any]:
     return found
 
 
-def make(module: Any, base: type, option: str, name: str, arguments: dict[str, Any]) -> Any:
+def make(
+    module: Any, base: type, option: str, name: str, arguments: dict[str, Any], **ours: Any
+) -> Any:  # fmt: skip
     """An object of the class of that name.
 
     Args:
@@ -53,6 +56,7 @@ def make(module: Any, base: type, option: str, name: str, arguments: dict[str, A
         option: for messages, such as `--optimizer`.
         name: of the class, in any case of letters.
         arguments: of the class.
+        ours: more arguments, which are not looked at.
 
     Raises:
         BadInput: there is no such class, or it refuses the arguments.
@@ -71,7 +75,7 @@ def make(module: Any, base: type, option: str, name: str, arguments: dict[str, A
             raise BadInput(f"{option} {name} has no argument '{argument}'",
                            hint=did_you_mean(argument, known))  # fmt: skip
     try:
-        return kind(**arguments)
+        return kind(**arguments, **ours)
     except (TypeError, ValueError) as fault:
         raise BadInput(f"{option} {name}: {str(fault).splitlines()[0]}",
                        hint="`--set` gives the arguments of Keras' class") from fault  # fmt: skip
@@ -188,3 +192,24 @@ def make_metrics(names: str) -> dict[str, Callable[[Any, Any], Any]]:
                            hint=did_you_mean(name.lower(), known))  # fmt: skip
         found[name.lower()] = known[name.lower()]
     return found
+
+
+def make_callbacks(names: str, settings: Sequence[str], network: Network) -> Any:
+    """A list of Keras that tells all of them: of Keras by name, or `package.module:Class`.
+
+    Raises:
+        BadInput: there is no such callback, or it refuses its arguments.
+    """
+    given, module, made = settings_of(settings, "callback"), tf.keras.callbacks, []
+    for name in filter(None, names.split(",")):
+        if ":" not in name:
+            made.append(make(module, module.Callback, "--callback", name, given))
+            continue
+        kind = user_function("--callback", name)
+        try:
+            made.append(kind(**given))
+        except Exception as fault:  # it is the user's: anything may go wrong in it
+            raise BadInput(f"--callback {name} cannot be made", details=origin(fault)) from fault
+    network.model.compile("sgd")  # some look at an optimizer; rates are the run's own
+    network.model.stop_training = False
+    return module.CallbackList(made, model=network.model)

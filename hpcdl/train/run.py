@@ -21,7 +21,6 @@ from hpcdl.results.records import RESULT, at, outcome
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError, MissingPrerequisite
 from hpcdl.system.files import LockBusy, explain_os_errors, locked
 from hpcdl.train import checkpoint, run_plan
-from hpcdl.train.callbacks import make_callbacks
 from hpcdl.train.chief import Chief
 from hpcdl.train.communicate import Communicator
 from hpcdl.train.data.opening import open_source
@@ -30,7 +29,7 @@ from hpcdl.train.data.source import Share, count_records
 from hpcdl.train.diagnostics import LossGuard, explain, is_out_of_memory, out_of_memory
 from hpcdl.train.exporting import check_outputs, export, export_onnx, load_weights
 from hpcdl.train.history import History
-from hpcdl.train.keras_parts import make_schedule, settings_of
+from hpcdl.train.keras_parts import make_callbacks, make_schedule, settings_of
 from hpcdl.train.loop import Training, assign, resume, train
 from hpcdl.train.options import SCHEDULES, TrainOptions
 from hpcdl.train.parts import channels_first, make_parts
@@ -167,12 +166,8 @@ class Run:
             return explain(fault, checkpoint.describe_saved(self.options.folder / "checkpoints"))
         # The frames that failed hold the batch that was too large.
         traceback.clear_frames(fault.__traceback__)
-        return self._out_of_memory(str(fault))
-
-    def _out_of_memory(self, why: str) -> HpcdlError:
-        """The error, with how to measure what fits."""
         batch = run_plan.global_batch(self.options, self.model, self.ranks.size) // self.ranks.size
-        return out_of_memory(why, batch)
+        return out_of_memory(str(fault), batch)
 
     def _complain(self, what: str) -> None:
         """A line on standard error that says which rank it is from."""
@@ -266,15 +261,15 @@ class Run:
         best = training.validation.best_step() if training.validation and self.options.best else 0
         best = int(self.ranks.sum_on_host(np.array([best if self.ranks.rank == 0 else 0.0]))[0])
         if best:
-            if self.ranks.rank == 0 and (kept := checkpoint.newest(training.best_directory)):
+            folder = training.checkpoint_directory / "best"
+            if self.ranks.rank == 0 and (kept := checkpoint.newest(folder)):
                 assign(training, kept)
             self.ranks.broadcast(training.variables)
         else:
             training.parts.optimizer.finalize()
         training.watchdog.be_patient()
         assert self.evaluator
-        keep = bool(self.options.predict)
-        if not keep:
+        if not self.options.predict:
             metrics = self.evaluator.evaluate()
         else:
             metrics, logits, labels = self.evaluator.predictions()

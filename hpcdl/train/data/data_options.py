@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from hpcdl.system.amounts import not_negative, positive, seconds, seed
+from hpcdl.system.amounts import fraction, not_negative, positive, seconds, seed
 
 KINDS = ("digits", "photos", "folder")
 PIPELINES = ("new", "old")
@@ -41,7 +41,7 @@ def configure_make(parser: argparse.ArgumentParser) -> None:
     images = parser.add_argument_group("kind folder: records from your own images")
     images.add_argument("--images", metavar="DIR", help="directory of the images")
     images.add_argument("--labels", metavar="CSV", help="rows of: file name, class or classes|...")
-    images.add_argument("--test", type=_share, default=0.1, metavar="X",
+    images.add_argument("--test", type=fraction, default=0.1, metavar="X",
                         help="fraction of test images (default 0.1)")  # fmt: skip
 
 
@@ -112,13 +112,6 @@ def to_argv(command: str, args: argparse.Namespace) -> list[str]:
 
 def _text(value: object) -> str:
     return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"must be 0 or more and below 1, not {text}")
-    return value
 
 
 def _shards(text: str) -> int:

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import clear_leftovers, explain_os_errors, write_json
-from hpcdl.system.inert import command
+from hpcdl.system.progress import StatusLine
 from hpcdl.system.text import duration
 from hpcdl.train.data.dataset import FILE, Shard, describe_shard
 from hpcdl.train.data.requests import MADE, REQUEST
@@ -63,15 +63,14 @@ def make_shards(
     with explain_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         _begin(folder, request)
-        bar = _Bar(plans)
-        with ThreadPoolExecutor(threads) as pool:
-            waiting = {pool.submit(_write, folder, plan, bar): plan for plan in plans}
+        with StatusLine(sys.stderr) as line, ThreadPoolExecutor(threads) as pool:
+            progress = _Progress(plans, line)
+            waiting = {pool.submit(_write, folder, plan, progress): plan for plan in plans}
             try:
                 done = {waiting[one].name: one.result() for one in as_completed(waiting)}
             except BaseException:
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
-        bar.end()
     splits: dict[str, tuple[Shard, ...]] = {}
     for plan in plans:
         splits[plan.split] = (*splits.get(plan.split, ()), done[plan.name])
@@ -107,12 +106,12 @@ def _begin(folder: Path, request: Mapping[str, Any]) -> None:
     write_json(path, dict(request))
 
 
-def _write(folder: Path, plan: ShardPlan, bar: _Bar) -> Shard:
+def _write(folder: Path, plan: ShardPlan, progress: _Progress) -> Shard:
     path = folder / plan.name
     if not path.exists():
         aside = path.with_suffix(_PART)
         try:
-            write_records(aside, plan.records(), bar.add)
+            write_records(aside, plan.records(), progress.add)
             aside.replace(path)
         except BaseException:
             aside.unlink(missing_ok=True)  # on a full disk its space is needed
@@ -140,35 +139,25 @@ def write_records(path: Path, records: Iterable[bytes], wrote: Callable[[int], N
         os.fsync(file.fileno())
 
 
-class _Bar:
+class _Progress:
     """One line of progress: renewed on a terminal, now and then in a log."""
 
-    def __init__(self, plans: Sequence[ShardPlan]) -> None:
+    def __init__(self, plans: Sequence[ShardPlan], line: StatusLine) -> None:
         self._all = sum(plan.examples for plan in plans)
+        self._line = line
         self._examples = self._bytes = 0
         self._begun = self._shown = time.monotonic()
-        self._terminal = sys.stderr.isatty()
 
     def add(self, size: int) -> None:
         """One record of `size` bytes is written."""
         self._examples += 1
         self._bytes += size
         now = time.monotonic()
-        if now - self._shown >= (0.2 if self._terminal else 5.0):
-            self._shown = now
-            self._show(now)
-
-    def end(self) -> None:
-        """The line of a terminal is cleared."""
-        if self._terminal:
-            print(command("\r\x1b[K", sys.stderr), end="", file=sys.stderr, flush=True)
-
-    def _show(self, now: float) -> None:
+        if now - self._shown < 0.2:
+            return
+        self._shown = now
         pace = self._examples / (now - self._begun)
-        left = (self._all - self._examples) / max(pace, 1e-9)
-        text = (
+        self._line.show(
             f"{self._examples:,} of {self._all:,} records, {self._bytes / 1e6:,.0f} MB, "
-            f"{pace:,.0f} per second, {duration(left)} left"
+            f"{pace:,.0f} per second, {duration((self._all - self._examples) / pace)} left"
         )
-        start, end = (command("\r\x1b[K", sys.stderr), "") if self._terminal else ("", "\n")
-        print(start + text, end=end, file=sys.stderr, flush=True)
