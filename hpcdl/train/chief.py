@@ -128,7 +128,7 @@ class Chief(Communicator):
             if parts.network.random is not None:
                 seeds = parts.network.random.seeds
                 seeds.assign(tf.stack([seeds[0], number]))
-            loss, gradients = backward(parts.prepare(images), labels)
+            loss, gradients = backward(*parts.augment(parts.prepare(images), labels))
             changed = update(parts, parts.network.trainable, gradients, lr)
             with tf.control_dependencies([*gradients, *changed]):
                 late = done.assign_add(1, read_value=True) - 1 - began

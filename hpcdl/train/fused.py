@@ -11,9 +11,52 @@ again, and its gradient is zero. Moving means count it, so scores are the same w
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
+
+from hpcdl.system.errors import BadInput
+from hpcdl.train.communicate import Communicator
+
+
+def synchronize(model: Any, ranks: Communicator, *, wanted: bool, xla: bool) -> None:
+    """Let `synchronized` layers take their statistics over all ranks, where Keras' would not.
+
+    Args:
+        model: a built Keras model.
+        ranks: train together.
+        wanted: all layers of batch normalisation are to do so.
+        xla: it is compiled by XLA.
+
+    Raises:
+        BadInput: there is no such layer, or nothing that would synchronize it.
+    """
+    kind = tf.keras.layers.BatchNormalization
+    layers = [each for each in model._flatten_layers() if isinstance(each, kind)
+              and (wanted or getattr(each, "synchronized", False))]  # fmt: skip
+    if wanted and not layers:
+        raise BadInput("--sync-bn: the model has no batch normalisation", hint="leave it out")
+    apart = ranks.name == "parameter-server"  # its workers do not wait for each other
+    alone = ranks.size == 1 and not apart
+    unfit = {"--xla": xla, "--strategy parameter-server": apart,
+             "Keras 2": not hasattr(kind, "_moments")}  # fmt: skip
+    if layers and not alone and any(unfit.values()):
+        raise BadInput("batch normalisation over all ranks cannot be had with "
+                       + next(name for name, here in unfit.items() if here))  # fmt: skip
+    for layer in layers:
+        layer.synchronized = not alone
+        if not alone:
+            layer._moments = partial(_moments, ranks, layer._reduction_axes)
+
+
+def _moments(ranks: Communicator, axes: list[int], inputs: Any, mask: Any) -> tuple[Any, Any]:
+    """Mean and variance over the parts of a batch of all ranks, which are equally long."""
+    if mask is not None:
+        raise BadInput("batch normalisation over all ranks takes no mask", hint="leave one out")
+    mean, variance = tf.nn.moments(inputs, axes)
+    mean, square = ranks.total([mean / ranks.size, (variance + tf.square(mean)) / ranks.size])
+    return mean, tf.maximum(square - tf.square(mean), 0.0)
 
 
 def fuse_normalization(model: Any) -> int:

@@ -1,15 +1,14 @@
 """Drives the step: input, step, samples, checkpoints, signals, until done or stopped by a signal.
 
-`Training` holds what a run needs while it runs; `train` continues at its step and returns how
-it ended. The loop decides nothing that ranks could decide differently: they stop together,
-because the stop value is agreed in the all-reduce.
+The loop decides nothing that ranks could decide differently: they stop together, because the stop
+value is agreed in the all-reduce.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,8 @@ from hpcdl.train.validation import Validation, scores_line
 from hpcdl.train.watchdog import Watchdog
 
 _CHANGEABLE = ("task", "loss", "optimizer", "settings", "momentum", "weight_decay",
-               "label_smoothing", "lr_schedule", "lr_warmup_steps", "precision")  # fmt: skip
+               "label_smoothing", "lr_schedule", "lr_warmup_steps", "precision", "augment",
+               "sync_bn")  # fmt: skip
 _FIXED = ("model", "seed", "shape", "global_batch", "steps_per_epoch")
 """What --allow-change cannot name: the place in the data, or the weights, depend on it."""
 _GROUP_SECONDS = 0.025
@@ -78,13 +78,8 @@ class Training:
 
     @property
     def checkpoint_directory(self) -> Path:
-        """Where this run's checkpoints lie."""
+        """Where this run's checkpoints lie; the best one in `best`."""
         return self.options.folder / "checkpoints"
-
-    @property
-    def best_directory(self) -> Path:
-        """Where the best checkpoint lies."""
-        return self.checkpoint_directory / "best"
 
     @property
     def variables(self) -> tuple[Any, ...]:
@@ -97,9 +92,8 @@ class Training:
 def identity_of(training: Training) -> dict[str, Any]:
     """What must agree between a checkpoint and the run that resumes from it."""
     options, plan, source = training.options, training.plan, training.source
-    named = ("model", "seed", *_CHANGEABLE)
     return {
-        **{name: getattr(options, name) for name in named},
+        **{name: getattr(options, name) for name in ("model", "seed", *_CHANGEABLE)},
         "settings": list(options.settings),
         "lr": plan.lr,
         "data": source.digest,
@@ -183,26 +177,16 @@ def _check_identity(training: Training, found: checkpoints.Checkpoint) -> None:
         if key not in allowed and found.meta.get(key, value) != value
     }
     other = list(changed.values())
-    stored = [array.shape for array in found.arrays]
-    shapes = [tuple(variable.shape) for variable in training.variables]
-    if stored != shapes:
-        other.append(f"{len(stored)} arrays of {_values(stored)} values there, {len(shapes)} of "
-                     f"{_values(shapes)} now")  # fmt: skip
+    shapes = [[tuple(one.shape) for one in some] for some in (found.arrays, training.variables)]
+    if shapes[0] != shapes[1]:
+        there, now = (f"{len(some)} arrays of {sum(map(math.prod, some)):,}" for some in shapes)
+        other.append(f"{there} values there, {now} now")
     if other:
-        raise BadInput(
-            f"the checkpoints in {training.checkpoint_directory} are of another run",
-            details=other,
-            hint="use another --job-dir, or --fresh to start over" + _advice(changed),
-        )
-
-
-def _advice(changed: Iterable[str]) -> str:
-    names = [key for key in changed if key not in _FIXED]
-    return f"; --allow-change {','.join(names)} accepts the difference" if names else ""
-
-
-def _values(shapes: Sequence[tuple[int, ...]]) -> str:
-    return f"{sum(map(math.prod, shapes)):,}"
+        names = ",".join(key for key in changed if key not in _FIXED)
+        advice = f"; --allow-change {names} accepts the difference" if names else ""
+        raise BadInput(f"the checkpoints in {training.checkpoint_directory} are of another run",
+                       details=other, hint="use another --job-dir, or --fresh to start over"
+                       + advice)  # fmt: skip
 
 
 def save(training: Training) -> float:
@@ -239,7 +223,7 @@ def _validate(training: Training) -> bool:
     training.scalars.step(step, every=1, **named)
     better = validation.add(step, metrics)
     if better and training.ranks.rank == 0:
-        checkpoints.save(training.best_directory, _checkpoint(training), keep=1)
+        checkpoints.save(training.checkpoint_directory / "best", _checkpoint(training), keep=1)
     said = np.array([float(validation.in_vain and training.ranks.rank == 0)])
     return bool(training.ranks.sum_on_host(said)[0])
 
@@ -300,9 +284,8 @@ def _wanted(training: Training) -> int:
     if training.options.delay_ms or not training.parts.grouped:
         return 1
     done, every = training.step_number, training.plan.checkpoint_every
-    left = training.plan.steps - done
     ends = [n - done % n for n in (every, training.plan.validate_every) if n]
-    return min(1 << training.level, left, *ends)
+    return min(1 << training.level, training.plan.steps - done, *ends)
 
 
 def _epoch(training: Training, epoch: int, first: int) -> str | None:
@@ -323,7 +306,9 @@ def _epoch(training: Training, epoch: int, first: int) -> str | None:
         if not outcome and (_validate(training) or training.step_number == training.plan.steps):
             outcome = "completed"
         begun += time.perf_counter() - asked  # no part of a step
-        saved = save(training) if outcome or _checkpoint_is_due(training) else 0.0
+        every = training.plan.checkpoint_every
+        due = outcome or (every and training.step_number % every == 0)
+        saved = save(training) if due else 0.0
         now = time.perf_counter()
         _note(training, results, now - begun, waited, saved)
         if training.history and training.saved_at == training.step_number:
@@ -388,11 +373,6 @@ def _judge(training: Training, loss: float, number: int) -> None:
         raise CheckFailed(fault.message, hint=hint) from None
 
 
-def _checkpoint_is_due(training: Training) -> bool:
-    every = training.plan.checkpoint_every
-    return bool(every) and training.step_number % every == 0
-
-
 def _note(
     training: Training, results: list[StepResult], seconds: float, waited: float, saved: float
 ) -> None:
@@ -400,17 +380,12 @@ def _note(
     count = len(results)
     between = (seconds - saved - sum(result.seconds for result in results)) / count
     for done, result in enumerate(results, 1):
-        checkpoint = saved if done == count else 0.0
+        last = saved if done == count else 0.0
         training.samples.add(
-            training.plan.global_batch,
-            result.loss,
-            seconds=result.seconds + between + checkpoint,
-            input=waited / count,
-            compute=result.compute,
-            communication=result.communication,
-            update=result.update,
-            checkpoint=checkpoint,
-        )
+            training.plan.global_batch, result.loss, seconds=result.seconds + between + last,
+            input=waited / count, compute=result.compute, communication=result.communication,
+            update=result.update, checkpoint=last,
+        )  # fmt: skip
 
 
 def _show(training: Training, epoch: int, number: int, results: list[StepResult]) -> None:

@@ -102,7 +102,7 @@ class Network:
 def build(
     model: str, shape: tuple[int, ...], classes: int, seed: int, *,
     precision: str = "fp32", channels_first: bool = False, keras: bool = False,
-    freeze: str = "", split: int = 1,
+    freeze: str = "", split: int = 1, adapt: Callable[[Any], None] | None = None,
 ) -> Network:  # fmt: skip
     """The network for images of `shape` (height, width, channels), weights drawn from `seed`.
 
@@ -111,7 +111,7 @@ def build(
     """
     if facts_of(model)["builder"] == "mlp" and not keras:
         return _mlp(model, shape, classes, seed)
-    return _keras(model, shape, classes, seed, precision, channels_first, freeze, split)
+    return _keras(model, shape, classes, seed, precision, channels_first, freeze, split, adapt)
 
 
 def _mlp(model: str, shape: tuple[int, ...], classes: int, seed: int) -> Network:
@@ -138,7 +138,7 @@ def _mlp(model: str, shape: tuple[int, ...], classes: int, seed: int) -> Network
 
 def _keras(
     model: str, shape: tuple[int, ...], classes: int, seed: int, precision: str,
-    channels_first: bool, freeze: str, split: int,
+    channels_first: bool, freeze: str, split: int, adapt: Callable[[Any], None] | None,
 ) -> Network:  # fmt: skip
     keras = tf.keras
     try:
@@ -159,6 +159,8 @@ def _keras(
     looked_at = ":" in model and len(shape) == 3
     logits = _logits(made, ordered) if looked_at else tf.identity
     _freeze(made, freeze)
+    if adapt:
+        adapt(made)
     stages.split(made, split, fuse_normalization)
     random.states = tuple(
         _variable(v) for v in made.non_trainable_variables if v.name == "seed_generator_state"

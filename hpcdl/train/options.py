@@ -48,6 +48,8 @@ class TrainOptions:
     lr_schedule: str = "constant"
     loss: str | None = None
     metrics: str = ""
+    augment: str = ""
+    sync_bn: bool = False
     callback: str = ""
     settings: tuple[str, ...] = ()
     lr_warmup_steps: int = 0
@@ -90,8 +92,8 @@ class TrainOptions:
     def needs_keras(self) -> bool:
         """Whether even the smallest network must be one of Keras."""
         parts = self.loss or self.metrics or self.settings or self.keras_optimizer
-        parts = parts or self.model_parallel > 1 or self.callback
-        return bool(self.weights or self.freeze or self.export or parts) or (
+        parts = parts or self.model_parallel > 1 or self.callback or self.augment
+        return bool(self.weights or self.freeze or self.export or self.sync_bn or parts) or (
             self.lr_schedule not in SCHEDULES
         )
 
@@ -152,14 +154,18 @@ ARGUMENTS: tuple[Argument, ...] = (
     Argument("momentum", "momentum of SGD (default 0.9)", fraction, group="step"),
     Argument("optimizer", "sgd (default), lars, or one of Keras, such as adamw", metavar="NAME",
              group="step"),
-    Argument("settings", "argument of Keras' optimizer, schedule, loss or callback, such as "
-             "optimizer.weight_decay=0.05", list, metavar="PART.NAME=VALUE", group="step"),
+    Argument("settings", "argument of Keras' optimizer, schedule, loss, callback or augment, such "
+             "as optimizer.weight_decay=0.05", list, metavar="PART.NAME=VALUE", group="step"),
     Argument("loss", "one of Keras, or package.module:function of (labels, outputs)",
              metavar="NAME", group="step"),
     Argument("metrics", "functions of Keras, or package.module:function, to score by as well",
              metavar="NAMES", group="validation"),
     Argument("callback", "callbacks of Keras, or package.module:Class, that rank 0 tells of the "
              "run", metavar="NAMES", group="measuring"),
+    Argument("augment", "Keras' layers that change images while training, such as "
+             "mixup,randaugment", metavar="NAMES", group="step"),
+    Argument("sync_bn", "batch normalisation takes its statistics over all ranks", bool,
+             group="step"),
     Argument("weight_decay", "L2 penalty on kernels (default 0)", amount, group="step"),
     Argument("label_smoothing", "label smoothing (default 0)", fraction,
              group="step"),

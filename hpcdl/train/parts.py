@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from hpcdl.train import models, optimizers
+from hpcdl.train.augment import make_augment
 from hpcdl.train.communicate import Communicator
 from hpcdl.train.data.source import Source
+from hpcdl.train.fused import synchronize
 from hpcdl.train.keras_parts import KerasOptimizer, make_loss, make_metrics, settings_of
 from hpcdl.train.options import TrainOptions
 from hpcdl.train.step import StepParts
@@ -31,6 +34,7 @@ def make_parts(
         options.model, source.shape, source.classes, options.seed, precision=options.precision,
         channels_first=channels_first(options), keras=keras, freeze=options.freeze,
         split=options.model_parallel,
+        adapt=partial(synchronize, ranks=ranks, wanted=options.sync_bn, xla=options.xla),
     )  # fmt: skip
     return StepParts(
         network=network,
@@ -38,6 +42,7 @@ def make_parts(
         optimizer=_optimizer(options, network),
         ranks=ranks,
         prepare=source.prepare,
+        augment=make_augment(options, source, network.random, ranks.rank),
         scale=optimizers.make_loss_scale() if options.precision == "fp16" else None,
         clocked=not options.deterministic,
         accumulate=options.accumulate,

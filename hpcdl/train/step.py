@@ -69,6 +69,7 @@ class StepParts:
     optimizer: Optimizer | KerasOptimizer
     ranks: Communicator
     prepare: Callable[[Any], Any]
+    augment: Callable[[Any, Any], tuple[Any, Any]] = lambda images, labels: (images, labels)
     scale: LossScale | None = None
     clocked: bool = True
     accumulate: int = 1
@@ -188,7 +189,7 @@ def _make_single(parts: StepParts) -> Callable[..., Any]:
         # The executor runs what has no inputs when it likes: the batch waits for the clock.
         with tf.control_dependencies([started]):
             images, labels = tf.nest.map_structure(tf.identity, (images, labels))
-        loss, gradients = backward(parts.prepare(images), labels)
+        loss, gradients = backward(*parts.augment(parts.prepare(images), labels))
         with tf.control_dependencies(gradients):
             computed = now()
         *reduced, signals = _total(parts, gradients, tf.concat([[loss], signal], axis=0))

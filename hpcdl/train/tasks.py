@@ -39,12 +39,12 @@ def make_task(name: str, smoothing: float) -> Task:
 
     def classes(logits: Any, labels: Any) -> Any:
         logits = tf.cast(logits, tf.float32)
-        if not smoothing:
+        if labels.dtype.is_integer and not smoothing:
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
         else:
             count = logits.shape[-1]
-            wanted = tf.one_hot(labels, count, 1.0 - smoothing + smoothing / count,
-                                smoothing / count)  # fmt: skip
+            wanted = tf.one_hot(labels, count) if labels.dtype.is_integer else labels
+            wanted = wanted * (1.0 - smoothing) + smoothing / count
             losses = tf.nn.softmax_cross_entropy_with_logits(wanted, logits)
         return tf.reduce_mean(losses)
 
@@ -166,18 +166,16 @@ def write_predictions(path: Path, task: Task, logits: Floats, labels: Floats) ->
     else:
         chances = 1.0 / (1.0 + np.exp(-logits))
     names = [f"label_{k}" for k in range(labels.shape[1])] if labels.shape[1] > 1 else ["label"]
+    columns: dict[str, Any] = {"index": np.arange(len(labels))}
+    columns |= {name: labels[:, k].astype(int) for k, name in enumerate(names)}
+    columns |= {f"p_{k}": chances[:, k] for k in range(chances.shape[1])}
     if path.suffix == ".parquet":
-        columns = {"index": np.arange(len(labels))}
-        columns |= {name: labels[:, k].astype(int) for k, name in enumerate(names)}
-        columns |= {f"p_{k}": chances[:, k] for k in range(chances.shape[1])}
         write_atomic(path, _parquet(columns))
         return
-    lines = [",".join(["index", *names, *(f"p_{k}" for k in range(chances.shape[1]))])]
-    for place, (label, row) in enumerate(zip(labels, chances, strict=True)):
-        lines.append(
-            ",".join([f"{place}", *(f"{x:.0f}" for x in label), *(f"{x:.6g}" for x in row)])
-        )
-    write_atomic(path, "\n".join(lines) + "\n")
+    texts = [[f"{x:.6g}" if isinstance(x, float) else f"{x}" for x in column]
+             for column in columns.values()]  # fmt: skip
+    rows = [columns, *zip(*texts, strict=True)]
+    write_atomic(path, "\n".join(",".join(row) for row in rows) + "\n")
 
 
 def _parquet(columns: Mapping[str, Any]) -> bytes:

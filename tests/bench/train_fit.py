@@ -13,7 +13,7 @@ import numpy as np
 
 from tests.started import tensorflow
 
-tf = tensorflow(keras=True, onednn=sys.argv[1] != "resnet50")
+tf = tensorflow(keras=True, onednn=sys.argv[1] != "mlp")
 
 from hpcdl.train import models  # noqa: E402
 from hpcdl.train.communicate import Communicator  # noqa: E402

@@ -34,6 +34,10 @@ def penalized(shape, classes):
         layers.Dense(5, kernel_regularizer=tf.keras.regularizers.L2(0.5)), Busy(),
         layers.Dense(classes)])
 
+def synchronized(shape, classes):
+    return tf.keras.Sequential([penalized(shape, 6), layers.BatchNormalization(synchronized=True),
+        layers.Dense(classes)])
+
 def drops(shape, classes):
     return tf.keras.Sequential([tf.keras.Input(shape), layers.Flatten(), layers.Dropout(0.5),
         layers.Dense(classes)])
@@ -75,12 +79,40 @@ def test_regularizers_and_add_loss_count_as_in_keras_also_in_parts(runs: Runs) -
         assert ours == pytest.approx(theirs, rel=2e-4, abs=1e-5)
 
 
-def test_regularizers_count_the_same_on_two_ranks(runs: Runs, digits: Path) -> None:
+def test_regularizers_and_synchronized_normalisation_count_the_same_on_two_ranks(
+    runs: Runs, digits: Path
+) -> None:
     (runs.folder / "users.py").write_text(USERS)
-    words = ("--data", str(digits), "--model=users:penalized", "--steps=6", "--global-batch=32",
+    words = ("--data", str(digits), "--model=users:synchronized", "--steps=6", "--global-batch=32",
              "--lr=0.05")  # fmt: skip
-    one, two = (runs.train(*words, ranks=ranks, job=f"of-{ranks}") for ranks in (1, 2))
-    assert one.result["samples"]["loss"] == pytest.approx(two.result["samples"]["loss"], rel=1e-3)
+    one, *others = (
+        runs.train(*words, *more, ranks=ranks, job=f"{ranks}{more}")
+        for ranks, more in ((1, ()), (2, ()), (2, ("--strategy=multiworker",)))
+    )
+    for two in others:
+        assert two.code == 0, two.err
+        losses = pytest.approx(two.result["samples"]["loss"], rel=1e-3)
+        assert one.result["samples"]["loss"] == losses
+    fused = runs.train(*words, "--xla", ranks=2, job="xla")
+    assert (fused.code, "cannot be had with --xla" in fused.err) == (2, True), fused.err
+
+
+def test_mixed_images_have_the_shares_of_their_labels_and_can_be_repeated(runs: Runs) -> None:
+    found = inside(runs, "augmented", "-")
+    first, other_rank, other_step, again = found["mixed"]
+    for mixed in found["mixed"]:
+        for image, (_, one, two) in enumerate(mixed["shares"]):
+            bright = mixed["bright"][image * 16 : image * 16 + 16]
+            assert bright == pytest.approx([one * 0.5 + two] * 16, abs=1e-5)
+        assert [sum(shares) for shares in mixed["shares"]] == pytest.approx([1.0] * 12)
+        assert any(0.05 < max(shares) < 0.95 for shares in mixed["shares"])
+    assert first == again
+    assert first != other_rank != other_step != first
+    assert [text.partition(":")[0] for text in found["refused"]] == [
+        "--set augment.cutmix.factor", "--augment centercrop does not take images of 4 x 4 x 1",
+        "--loss SparseCategoricalCrossentropy takes no labels that are mixed",
+        "--augment is for images; an example here has the shape (12,)",
+    ]  # fmt: skip
 
 
 def test_a_users_dropout_differs_by_rank_step_and_part_and_can_be_repeated(runs: Runs) -> None:

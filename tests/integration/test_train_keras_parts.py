@@ -52,9 +52,11 @@ def test_parts_of_keras_train(runs: Runs, digits: Path, words: tuple[str, ...], 
         assert 0.3 < metrics["confidence"] < 1.0
 
 
-def test_an_optimizer_of_keras_resumes_to_the_same_bits(runs: Runs, digits: Path) -> None:
+def test_an_optimizer_of_keras_and_augmentation_resume_to_the_same_bits(
+    runs: Runs, digits: Path
+) -> None:
     words = ("--data", str(digits), "--optimizer=adamw", "--deterministic", "--lr=0.01",
-             "--global-batch=64")  # fmt: skip
+             "--global-batch=64", "--augment=mixup,cutmix")  # fmt: skip
     whole = runs.train(*words, "--steps=20", job="whole")
     runs.train(*words, "--steps=9", job="parts")
     assert runs.train(*words, "--steps=20", job="parts").weights == whole.weights
@@ -67,6 +69,7 @@ def test_an_optimizer_of_keras_resumes_to_the_same_bits(runs: Runs, digits: Path
         (("--optimizer=adamw", "--set=optimizer.weight_decy=1"), "did you mean 'weight_decay'"),
         (("--set=optimiser.momentum=1",), "it begins with one of"),
         (("--lr-schedule=exponentialdecy",), "did you mean 'exponentialdecay'"),
+        (("--augment=mixup,cutmx",), "did you mean 'cutmix'"),
         (("--loss=hingee",), "did you mean 'hinge'"),
         (("--loss=mine:nothing",), "cannot be imported"),
         (("--metrics=top_k_categorical_acuracy",), "did you mean 'top_k_categorical_accuracy'"),

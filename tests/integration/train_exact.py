@@ -13,12 +13,15 @@ from tests.started import tensorflow
 
 tf = tensorflow(keras=sys.argv[1] != "orders")
 
+from hpcdl.system.errors import BadInput  # noqa: E402
 from hpcdl.train import models, optimizers  # noqa: E402
+from hpcdl.train.augment import make_augment  # noqa: E402
 from hpcdl.train.communicate import Communicator  # noqa: E402
 from hpcdl.train.data.dataset import read_dataset  # noqa: E402
 from hpcdl.train.data.pipeline import Records  # noqa: E402
 from hpcdl.train.data.repair import Repairs  # noqa: E402
-from hpcdl.train.data.source import Group, Share  # noqa: E402
+from hpcdl.train.data.source import Group, InMemory, Share  # noqa: E402
+from hpcdl.train.options import TrainOptions  # noqa: E402
 from hpcdl.train.step import RankSignal, StepParts, make_backward, make_step  # noqa: E402
 from hpcdl.train.tasks import make_task  # noqa: E402
 
@@ -70,6 +73,39 @@ def dropout(_):
         _, gradients = backward(tf.ones((2, 4, 4, 1)), tf.zeros(2, tf.int64))
         found.append(gradients[0].numpy().round(5).tolist())
     return found
+
+
+def augmented(_):
+    """What mixup makes of images that are as bright as their class, by rank and step; refusals."""
+    labels = np.arange(12) % 3
+    images = np.broadcast_to(labels[:, None, None, None] / 2, (12, 4, 4, 1)).astype(np.float32)
+    source = InMemory({"train": (images, labels)}, Share(12, 1, 0, 1), 3, "")
+    random = models.Draws(tf.Variable([1, 0]))
+
+    def change(names, *settings, rank=0, **more):
+        options = TrainOptions(augment=names, settings=settings, **more)
+        return tf.function(make_augment(options, source, random, rank), autograph=False)
+
+    found = []
+    for rank, step in ((0, 0), (1, 0), (0, 1), (0, 0)):
+        random.seeds.assign([1, step])
+        mix = change("MixUp,RandomFlip", "augment.mixup.alpha=0.8", rank=rank)
+        bright, shares = mix(images, labels)
+        found.append({"bright": np.ravel(bright).tolist(), "shares": shares.numpy().tolist()})
+    refused = []
+    for words, more in ((("mixup", "augment.cutmix.factor=1"), {}), (("centercrop", *(
+            f"augment.centercrop.{side}=2" for side in ("height", "width"))), {}),
+            (("mixup",), {"loss": "SparseCategoricalCrossentropy"})):  # fmt: skip
+        try:
+            change(*words, **more)
+        except BadInput as fault:
+            refused.append(fault.message)
+    source.shape = (12,)
+    try:
+        change("mixup")
+    except BadInput as fault:
+        refused.append(fault.message)
+    return {"mixed": found, "refused": refused}
 
 
 def orders(folder):

@@ -51,11 +51,7 @@ class Unit:
 def stream_count(global_batch: int, ranks: int, shards: int) -> int:
     """Streams of an epoch: divides the batch, a multiple of the ranks, at most the shards."""
     wanted = max(ranks, min(shards, _MOST_STREAMS))
-    return max(
-        streams
-        for streams in range(ranks, wanted + 1, ranks)
-        if global_batch % streams == 0
-    )  # fmt: skip
+    return max(n for n in range(ranks, wanted + 1, ranks) if global_batch % n == 0)
 
 
 def piece_of(batch: int) -> int:
@@ -118,6 +114,7 @@ class Records(Source):
         self.classes = dataset.classes
         self.digest = dataset.digest
         self.pixels = f"(red, green, blue from 0 to 255 - {MEAN}) / {DEVIATION}"
+        self.limits = -np.array(MEAN) / DEVIATION, (255.0 - np.array(MEAN)) / DEVIATION
         self.steps_per_epoch = steps_in(dataset.examples("train"), share)
         shards = len(dataset.splits["train"])
         self.streams = stream_count(share.global_batch, share.ranks, shards)
@@ -293,15 +290,11 @@ class Records(Source):
         mine = streams // share.ranks
         block = share.global_batch // streams
         length = self._dataset.examples("train") // share.global_batch * block
-        queues = interleave_shards(shards, streams, length, share.seed, epoch)[share.rank * mine :][
-            :mine
-        ]
+        queues = interleave_shards(shards, streams, length, share.seed, epoch)
+        queues = queues[share.rank * mine :][:mine]
         paths = tf.ragged.constant([[unit.path for unit in stream] for stream in queues])
-        spans = tf.ragged.constant(
-            [[(unit.skip, unit.count) for unit in stream] for stream in queues],
-            tf.int64,
-            inner_shape=(2,),
-        )
+        spans = [[(unit.skip, unit.count) for unit in stream] for stream in queues]
+        spans = tf.ragged.constant(spans, tf.int64, inner_shape=(2,))
 
         # By seed, epoch and number of the stream over all ranks.
         first_seed = (share.seed * 1_000_003 + epoch) * _MOST_STREAMS + share.rank * mine

@@ -70,7 +70,8 @@ class Source:
 
     `streams` is what the order of an epoch depends on beside its seed; 0 for nothing. A resumed run
     sets it to what it was. `digest` says which data it is, `pixels` how the network is given them,
-    `decoder` what decodes images: empty where nothing does.
+    `decoder` what decodes images: empty where nothing does. `limits` are the lowest and the highest
+    value of a pixel, as the network is given it.
     """
 
     shape: tuple[int, ...]
@@ -80,6 +81,7 @@ class Source:
     digest: str
     pixels: str
     decoder: str = ""
+    limits: tuple[Any, Any] = (0.0, 1.0)
 
     def batches(self, epoch: int, first: int, wanted: Callable[[], int] = one) -> Iterator[Group]:
         """This rank's part of the epoch's batches from number `first` on.

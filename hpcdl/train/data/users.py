@@ -21,6 +21,7 @@ from hpcdl.train.data.source import Group, InMemory, Share, Source, one, steps_i
 from hpcdl.train.models import origin, user_function
 
 _BUFFER = 8192
+_LIMITS = (0.0, 255.0)  # not looked at: what is given goes to Keras' layers as it is
 _CONTRACT = (
     "the function is called with 'train' or 'test' and returns arrays (inputs, labels), or a "
     "tf.data.Dataset of such pairs"
@@ -50,7 +51,9 @@ def open_users(named: str, share: Share) -> Source:
     if len({images.shape[1:] for images, _ in arrays.values()}) > 1:
         raise BadInput(f"--dataset {named}: inputs to train and to test with differ in shape")
     digest = hashlib.sha256(arrays["train"][0].tobytes()).hexdigest()[:16]
-    return InMemory(arrays, share, _classes(arrays["train"][1]), digest)
+    source = InMemory(arrays, share, _classes(arrays["train"][1]), digest)
+    source.limits = _LIMITS
+    return source
 
 
 def _arrays(named: str, split: str, part: Any) -> tuple[Any, Any]:
@@ -76,6 +79,7 @@ class Pipeline(Source):
     """A user's tf.data pipelines, as a source of batches."""
 
     pixels = "as the data set's function gives them"
+    limits = _LIMITS
 
     def __init__(self, named: str, parts: dict[str, Any], share: Share) -> None:
         self._named = named
