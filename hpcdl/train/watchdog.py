@@ -1,10 +1,9 @@
 """Ends a run whose ranks wait for each other for ever, and shows where each of them waits.
 
-A thread watches the clock from the moment the ranks first meet until the result is written:
-steps, checkpoints and scoring. When this rank has got no further for the time allowed, it writes
-the stacks of all its threads into a file in the job's directory, waits until the others have done
-so too, and rank 0 (or, where that one is the stuck one, whoever comes first) prints them, the rank
-that is furthest behind first. Then the process exits with status 5, and the launcher ends the rest.
+A thread watches the clock from the ranks' first meeting until the result is written. When this
+rank has got no further for the time allowed, it writes the stacks of all its threads into a file
+in the job's directory, waits until the others have done so too, and rank 0 (or, where that one is
+stuck, whoever comes first) prints them. Then the process exits with status 5.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from hpcdl.train.checkpoint import describe_saved
 
 _GRACE = 5.0
 _AT_WORK = "at-work"
+_START = 600.0  # a rank opens its data and makes its network while others wait for it
 
 
 class Watchdog:
@@ -46,12 +46,12 @@ class Watchdog:
     def start(self) -> None:
         """Begin to watch."""
         if self._limit:
-            self.be_patient()
+            self.be_patient(_START)
             threading.Thread(target=self._watch, daemon=True).start()
 
-    def be_patient(self) -> None:
-        """What comes next is compiled first, and may take six times as long."""
-        self._alive_at = time.monotonic() + 5 * self._limit
+    def be_patient(self, least: float = 0.0) -> None:
+        """What comes next is compiled first: it may take six times as long, or `least` seconds."""
+        self._alive_at = time.monotonic() + max(5 * self._limit, least - self._limit)
 
     def step(self, number: int) -> None:
         """A step is done, or a part of the scoring after it."""

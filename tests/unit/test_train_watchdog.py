@@ -28,6 +28,20 @@ def test_a_rank_at_work_is_waited_for_by_all(dogs: list[Watchdog], tmp_path: Pat
     assert [dog._is_stuck() for dog in dogs] == [False, True]
 
 
+def test_a_slow_start_is_no_hang_whatever_the_limit_of_a_step(tmp_path: Path) -> None:
+    dog = Watchdog(tmp_path, 0, 2, 4.0)
+    dog.start()
+    dog.close()
+    dog._alive_at -= 590.0
+    assert not dog._is_stuck()
+    dog.be_patient()
+    dog._alive_at -= 23.0
+    assert not dog._is_stuck()
+    dog.step(1)
+    dog._alive_at -= 5.0
+    assert dog._is_stuck()
+
+
 def test_every_shard_that_is_looked_through_counts_as_work(tmp_path: Path) -> None:
     shards = [tmp_path / f"{number}.tfrecord" for number in range(5)]
     shards[3].touch()
