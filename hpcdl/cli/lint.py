@@ -36,6 +36,10 @@ def options(parser: argparse.ArgumentParser) -> None:
         help="all long options that plug-ins (SPANK) add, without dashes (default: the site's)",
     )  # fmt: skip
     parser.add_argument("--explain", metavar="RULE", help="print a rule and its source")
+    parser.add_argument(
+        "--advice", action="store_true",
+        help="print advice, too: what depends on the site or the program",
+    )  # fmt: skip
     parser.add_argument("--sarif", action="store_true", help="print SARIF, for code scanners")
 
 
@@ -57,6 +61,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         partition=site.partition(args.partition) if site and args.partition else None,
         cluster=_cluster(args, site),
         as_sarif=args.sarif,
+        advice=args.advice,
     )
 
 

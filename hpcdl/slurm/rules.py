@@ -17,8 +17,8 @@ from hpcdl.facts import load
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean
 
-SEVERITIES = ("error", "warning", "note")
-"""Gravest first."""
+SEVERITIES = ("error", "warning", "advice")
+"""Gravest first; advice is printed only where it is asked for."""
 
 _NEWEST_POINT = 999
 _RELEASE = re.compile(

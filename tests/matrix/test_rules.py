@@ -112,9 +112,6 @@ CASES = {
     "--gpus-per-task hides the others": Case(
         "gpus-per-task-isolates", "--nodes=1 --ntasks-per-node=2 --gpus-per-task=1",
         f"srun --kill-on-bad-exit=1 {GPUS_SEEN}", r"sees \d\n"),
-    "--gpus-per-task does not bind": Case(
-        "gpus-per-task-unbound", "--nodes=1 --ntasks-per-node=2 --gpus-per-task=1",
-        f"srun --kill-on-bad-exit=1 {GPUS_SEEN}", r"sees \d,\d"),
     "--ntasks-per-gpu hides the others": Case(
         "ntasks-per-gpu-isolates", "--gpus=2 --ntasks-per-gpu=1",
         f"srun --kill-on-bad-exit=1 {GPUS_SEEN}", r"sees \d\n"),

@@ -73,6 +73,7 @@ def run_lint(
     partition: Partition | None = None,
     cluster: Cluster | None = None,
     as_sarif: bool = False,
+    advice: bool = False,
 ) -> ExitCode:
     """Lint files and print what is found; `-` is standard input.
 
@@ -83,6 +84,7 @@ def run_lint(
         partition: see `lint`.
         cluster: see `lint`.
         as_sarif: print a SARIF log instead.
+        advice: print advice, too.
 
     Returns:
         NO where a script has an error, else USAGE where one cannot be read, else OK.
@@ -92,10 +94,8 @@ def run_lint(
     """
     from hpcdl.jobs.lint import lint_report
     from hpcdl.jobs.lint.files import scripts
-    from hpcdl.jobs.lint.shell import parser
 
-    if parser() is None:
-        print(_NO_PARSER, file=sys.stderr)
+    _say_what_is_not_read()
     release = _covered(as_release(version or known_releases()[-1]))
     results: list[tuple[str, tuple[Finding, ...]]] = []
     refused: list[BadInput] = []
@@ -107,20 +107,20 @@ def run_lint(
         found = lint(text, name=str(path), version=release, partition=partition, cluster=cluster)
         results.append((str(path), found))
         if not (as_json or as_sarif):
-            blocks = lint_report.as_text(str(path), text, found)
-            print(
-                *filter(None, [blocks, lint_report.summary(str(path), str(release), found)]),
-                sep="\n\n",
-            )
+            print(lint_report.as_text(str(path), text, str(release), found, advice=advice))
     if not results and refused:
         raise refused[0]
-    if as_json or as_sarif:
-        data = (
-            lint_report.as_sarif(results)
-            if as_sarif
-            else lint_report.as_data(str(release), results)
-        )
-        print(json.dumps(data, indent=2))
+    if as_sarif:
+        print(json.dumps(lint_report.as_sarif(results, advice=advice), indent=2))
+    elif as_json:
+        print(json.dumps(lint_report.as_data(str(release), results, advice=advice), indent=2))
+    return _verdict(results, refused)
+
+
+def _verdict(
+    results: Sequence[tuple[str, tuple[Finding, ...]]], refused: Sequence[BadInput]
+) -> ExitCode:
+    """Say what could not be read, and how it all ends."""
     for error in refused:
         print(error.render(), file=sys.stderr)
     errors = any(one.severity == "error" for _, found in results for one in found)
@@ -142,6 +142,14 @@ def explain(rule_id: str) -> str:
         f"{one.id}: {one.title}\n{one.severity}, {one.span}, {one.proof}\n\n"
         f"then: {one.consequence}\nfix:  {one.fix}\nfrom: {one.source}{seen}"
     )
+
+
+def _say_what_is_not_read() -> None:
+    """Without its parser, nothing of what a script runs is."""
+    from hpcdl.jobs.lint.shell import parser
+
+    if parser() is None:
+        print(_NO_PARSER, file=sys.stderr)
 
 
 def _say_what_is_not_checked(path: Path, text: str) -> None:

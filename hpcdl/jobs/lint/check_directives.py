@@ -40,8 +40,8 @@ def stray_directives(job: Job) -> Iterator[Hit]:
             if late and script.shebang:
                 yield Hit("directive-after-command", line.start, len(line.text))
         elif (found := _LOOKS_LIKE.match(line.text)) and not line.text.startswith("#SLURM"):
-            if line.text[found.end() :].strip() in right:
-                continue  # It stands there once more, as a directive.
+            if late or line.text[found.end() :].strip() in right:
+                continue  # It says how to submit, or stands there once more, as a directive.
             yield Hit("directive-misspelt", line.start, len(line.text))
 
 

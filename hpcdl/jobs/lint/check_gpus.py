@@ -55,39 +55,28 @@ def typed_and_untyped(job: Job) -> Iterator[Hit]:
             yield at("gpu-type-mixed", requests[-1].option)
 
 
-@checks("gpu-flag-on-step")
-def gpu_flags_on_steps(job: Job) -> Iterator[Hit]:
-    """A GPU flag on a step that fills the job; side by side steps share the GPUs out by it."""
-    for step in job.sruns:
-        requests = [one.option for one in gpu_requests(step.options)]
-        shares = step.command.background or step.options.has("exact", "exclusive", "overlap")
-        whole = [option for option in requests if option.name != "gpus-per-task"]
-        from_job = any(True for _ in gpu_requests(job.options))
-        if whole and from_job and not shares:
-            yield at("gpu-flag-on-step", whole[-1])
-
-
-@checks("gpus-per-task-unbound", "gpus-per-task-isolates")
+@checks("gpus-per-task-isolates")
 def gpus_per_task(job: Job) -> Iterator[Hit]:
     """GPUs asked for per task: what that does to binding depends on the release.
 
     It binds the tasks of srun; mpirun's are none of Slurm's.
     """
     batch = job.script.is_batch
-    # What a batch script starts itself, or by mpirun, Slurm does not bind.
-    alone = _without_srun(job) or (
-        batch and job.sruns and all(job.step_tasks(step) == 1 for step in job.sruns)
+    # What a batch script starts itself, or by mpirun, Slurm does not bind; AMD's GPUs lose nothing.
+    amd = _AMD.search(job.script.text)
+    alone = (
+        _without_srun(job)
+        or amd
+        or (batch and job.sruns and all(job.step_tasks(step) == 1 for step in job.sruns))
     )
     parts = () if alone else job.script.components
     places = [(part, tasks_per_node(part) if batch else None) for part in parts]
-    places += [(step.options, job.step_tasks_per_node(step)) for step in job.sruns]
+    places += [(s.options, job.step_tasks_per_node(s)) for s in job.sruns if not amd]
     for options, per_node in places:
         option = asks_per_task(options)
         bound = _unbound(job, options) or options.has("gpu-bind", "tres-bind")
         if option is not None and per_node != 1 and not bound:
-            if not _AMD.search(job.script.text):  # It costs these nothing that is known.
-                yield at("gpus-per-task-isolates", option)
-            yield at("gpus-per-task-unbound", option)
+            yield at("gpus-per-task-isolates", option)
 
 
 def _unbound(job: Job, options: Options) -> bool:
@@ -119,14 +108,13 @@ def ntasks_per_gpu(job: Job) -> Iterator[Hit]:
         yield at("ntasks-per-gpu-pends", option)
 
 
-@checks("cpus-per-gpu-ignored", "cpus-per-gpu")
+@checks("cpus-per-gpu-ignored")
 def cpus_per_gpu(job: Job) -> Iterator[Hit]:
     """CPUs counted per GPU, which steps know since one release only."""
     for command, options in job.commands_at():
         option = options.last("cpus-per-gpu")
         if option is None or options.has("cpus-per-task") or not job.script.steps:
             continue
-        yield at("cpus-per-gpu", option)
         if command == "srun" or any(not s.options.has("cpus-per-task") for s in job.sruns):
             yield at("cpus-per-gpu-ignored", option)
 

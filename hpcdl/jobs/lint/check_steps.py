@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from hpcdl.jobs.lint.checks import checks
 from hpcdl.jobs.lint.job import Hit, Job, at, at_step, gpu_requests
 from hpcdl.jobs.lint.parse import Assignment, Step
-from hpcdl.slurm.rules import rule
 
 _INTERPRETER = re.compile(r"(?:python[\d.]*|(?:ba|da|k|z)?sh)\Z", re.A)
 _RANKS = re.compile(
@@ -29,7 +28,7 @@ _MPI_BINDING = ("OMPI_MCA_hwloc_base_binding_policy", "OMPI_MCA_rmaps_base_mappi
                 "PRTE_MCA_hwloc_default_binding_policy", "I_MPI_PIN")  # fmt: skip
 
 
-@checks("cpus-per-task-lost", "cpus-per-task-default", "cpus-per-task-repeat")
+@checks("cpus-per-task-lost", "cpus-per-task-default")
 def cpus_not_repeated(job: Job) -> Iterator[Hit]:
     """A step that leaves its CPUs per task to the job."""
     asked = job.options.last("cpus-per-task")
@@ -43,8 +42,6 @@ def cpus_not_repeated(job: Job) -> Iterator[Hit]:
         if step.program == "docker" or step.options.has("pty") or other:
             continue  # Its daemon starts the work; a shell to look around; another job's step.
         yield at_step(f"cpus-per-task-{'lost' if _counts_cpus(job, step) else 'default'}", step)
-        if not rule("cpus-per-task-default").holds(job.release):
-            yield at_step("cpus-per-task-repeat", step)
 
 
 def _launches(job: Job, *, sleeps: bool = False) -> Iterator[Step]:
@@ -117,15 +114,6 @@ def _hit(rule: str, one: Assignment) -> Hit:
     return Hit(rule, one.start, len(one.raw.partition("\n")[0]))
 
 
-@checks("exact-implied")
-def whole_beside_cpus(job: Job) -> Iterator[Hit]:
-    """--whole on a step whose --cpus-per-task implies --exact."""
-    for step in job.sruns:
-        whole = step.options.last("whole")
-        if whole and step.options.has("cpus-per-task") and not step.options.has("exact"):
-            yield at("exact-implied", whole)
-
-
 @checks("steps-exclusive")
 def mpirun_without_whole(job: Job) -> Iterator[Hit]:
     """An mpirun where steps get only what they ask for."""
@@ -173,23 +161,6 @@ def overlap_and_gpus(job: Job) -> Iterator[Hit]:
         own = gres is not None and not any(True for _ in gpu_requests(step.options))
         if option and not own:
             yield at("overlap-cpus-only", option)
-
-
-@checks("cpu-autobind")
-def no_automatic_binding(job: Job) -> Iterator[Hit]:
-    """Whole nodes whose CPUs the tasks do not fill, without --cpu-bind."""
-    partition = job.partition
-    exclusive = job.options.has("exclusive")
-    if partition is None or not exclusive or job.script.assigned("SLURM_CPU_BIND"):
-        return
-    cpus, per_node = job.options.number("cpus-per-task"), job.tasks_per_node
-    if cpus is None or per_node is None:
-        return
-    if cpus * per_node in {partition.sockets, partition.cores, partition.cpus}:
-        return
-    for step in _launches(job):
-        if not step.options.has("exact", "cpu-bind", "hint", "ntasks", "ntasks-per-node"):
-            yield at_step("cpu-autobind", step)
 
 
 @checks("cpu-bind-rank")

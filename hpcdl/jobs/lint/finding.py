@@ -27,5 +27,5 @@ class Finding:
 
     @property
     def severity(self) -> str:
-        """error, warning or note."""
+        """error, warning or advice."""
         return self.rule.severity

@@ -93,7 +93,10 @@ def nodes(options: Options) -> int | None:
 def tasks_per_node(options: Options) -> int | None:
     """Tasks on each node; None where that is left to Slurm."""
     if options.has("ntasks-per-node"):
-        return options.number("ntasks-per-node")
+        most, total = options.number("ntasks-per-node"), options.number("ntasks")
+        fewer = most and total and total < most * (nodes(options) or 1)
+        # Beside --ntasks it is the most of a node.
+        return most if not fewer else total if nodes(options) == 1 else None
     if options.has("ntasks-per-gpu", "ntasks-per-socket", "ntasks-per-core", "ntasks-per-tres"):
         return None
     if not options.has("ntasks"):

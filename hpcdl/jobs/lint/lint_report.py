@@ -10,17 +10,29 @@ from hpcdl import __version__
 from hpcdl.jobs.lint.finding import Finding
 from hpcdl.slurm.rules import SEVERITIES, Rule
 from hpcdl.system.document import Document, Fault, Mark, Scalar, show_fault
-from hpcdl.system.text import paint
+from hpcdl.system.text import count_of, paint
 
-_STYLES = {"error": "red", "warning": "yellow", "note": "cyan"}
+_STYLES = {"error": "red", "warning": "yellow", "advice": "cyan"}
+_LEVELS = {"error": "error", "warning": "warning", "advice": "note"}
+"""What SARIF calls them."""
 _SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+Results = Sequence[tuple[str, Sequence[Finding]]]
+"""Files, with what was found in each."""
 
 
-def as_text(name: str, text: str, findings: Sequence[Finding]) -> str:
-    """Each finding with its place, line, caret, consequence, fix and source."""
+def as_text(
+    name: str, text: str, version: str, findings: Sequence[Finding], *, advice: bool = False
+) -> str:
+    """Each finding with its place, line, caret, consequence, fix and source; then their number."""
     lines = [printable(line) for line in text.split("\n")]
     document = Document(printable(name), lines, Scalar("", False, Mark(1, 1)))
-    return "\n\n".join("\n".join(_block(document, finding)) for finding in findings)
+    blocks = ["\n".join(_block(document, one)) for one in shown(findings, advice)]
+    return "\n\n".join([*blocks, summary(name, version, findings, advice=advice)])
+
+
+def shown(findings: Sequence[Finding], advice: bool) -> list[Finding]:
+    """The findings that are printed: advice only where it is asked for."""
+    return [one for one in findings if advice or one.severity != "advice"]
 
 
 def _block(document: Document, finding: Finding) -> list[str]:
@@ -36,15 +48,16 @@ def _block(document: Document, finding: Finding) -> list[str]:
     ]
 
 
-def summary(name: str, version: str, findings: Sequence[Finding]) -> str:
-    """`job.sh: 2 errors, 1 note (Slurm 22.05)`."""
+def summary(name: str, version: str, findings: Sequence[Finding], *, advice: bool = False) -> str:
+    """`job.sh: 2 errors (Slurm 22.05); 3 pieces of advice: --advice shows them`."""
     counts = Counter(finding.severity for finding in findings)
-    parts = [
-        f"{counts[severity]} {severity}{'' if counts[severity] == 1 else 's'}"
-        for severity in SEVERITIES
-        if counts[severity]
-    ]
-    return f"{printable(name)}: {', '.join(parts) or 'no findings'} (Slurm {version})"
+    parts = [count_of(counts[one], one) for one in ("error", "warning") if counts[one]]
+    pieces = count_of(counts["advice"], "piece") + " of advice" if counts["advice"] else ""
+    if pieces and advice:
+        parts.append(pieces)
+    them = "it" if counts["advice"] == 1 else "them"
+    hidden = f"; {pieces}: --advice shows {them}" if pieces and not advice else ""
+    return f"{printable(name)}: {', '.join(parts) or 'no findings'} (Slurm {version}){hidden}"
 
 
 def printable(text: str) -> str:
@@ -54,15 +67,15 @@ def printable(text: str) -> str:
     return "".join(sign if sign.isprintable() or sign == "\t" else "\ufffd" for sign in text)
 
 
-def as_data(version: str, results: Sequence[tuple[str, Sequence[Finding]]]) -> dict[str, Any]:
-    """The findings of files as plain values: what `--json` prints."""
+def as_data(version: str, results: Results, *, advice: bool = False) -> dict[str, Any]:
+    """The findings of files as plain values: what `--json` prints. All are counted."""
     counts = Counter(finding.severity for _, findings in results for finding in findings)
     return {
         "schema": 1,
         "slurm": version,
         "counts": {severity: counts[severity] for severity in SEVERITIES},
         "files": [
-            {"file": name, "findings": [_row(finding) for finding in findings]}
+            {"file": name, "findings": [_row(one) for one in shown(findings, advice)]}
             for name, findings in results
         ],
     }
@@ -85,8 +98,9 @@ def _row(finding: Finding) -> dict[str, Any]:
     }
 
 
-def as_sarif(results: Sequence[tuple[str, Sequence[Finding]]]) -> dict[str, Any]:
+def as_sarif(results: Results, *, advice: bool = False) -> dict[str, Any]:
     """The findings as a SARIF log, which code hosts show beside the lines."""
+    results = [(name, shown(findings, advice)) for name, findings in results]
     rules = {finding.rule.id: finding.rule for _, findings in results for finding in findings}
     driver = {
         "name": "hpcdl job lint",
@@ -116,7 +130,7 @@ def _sarif_rule(rule: Rule) -> dict[str, Any]:
         "shortDescription": {"text": rule.title},
         "fullDescription": {"text": f"{rule.title}: {rule.consequence}"},
         "help": {"text": f"{rule.fix}\nSource: {rule.source}"},
-        "defaultConfiguration": {"level": rule.severity},
+        "defaultConfiguration": {"level": _LEVELS[rule.severity]},
     }
 
 
@@ -129,7 +143,7 @@ def _sarif_result(name: str, finding: Finding) -> dict[str, Any]:
     place = {"artifactLocation": {"uri": name}, "region": region}
     return {
         "ruleId": finding.rule.id,
-        "level": finding.severity,
+        "level": _LEVELS[finding.severity],
         "message": {"text": f"{finding.message}. {finding.rule.consequence}"},
         "locations": [{"physicalLocation": place}],
     }

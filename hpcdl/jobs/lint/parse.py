@@ -47,8 +47,6 @@ _GAP_LINE = re.compile(r"[ \t]*(?:\{\{.*\}\}|\{%.*%\}|@\w+@|<\w+>|%\w+%)[ \t]*\Z
 _MAX_WORDS = 200
 """A variable of more words is not filled in."""
 _DECLARERS = {"export", "declare", "typeset", "local", "readonly"}
-
-
 CONTINUED = "continued on the next line"
 """`Directive.broken` of one that ends in a backslash."""
 

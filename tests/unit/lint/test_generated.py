@@ -1,4 +1,4 @@
-"""The scripts that `hpcdl job render` prints have no finding, not even a note, on any release."""
+"""The scripts that `hpcdl job render` prints have no finding, not even advice, on any release."""
 
 from pathlib import Path
 

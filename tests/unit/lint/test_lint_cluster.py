@@ -80,7 +80,7 @@ def test_options_of_plug_ins_are_known_from_the_command_line_or_the_site(tmp_pat
     script.write_text("#!/bin/bash\n#SBATCH --ntasks=1 --image=docker:x\npython a.py\n")
     lines = MATRIX.read_text().replace("accounting: false", "plugin_options: [image]")
     site.write_text(lines)
-    run = ["job", "lint", "--slurm-version", "26.05", str(script)]
+    run = ["job", "lint", "--slurm-version", "26.05", "--advice", str(script)]
     assert main(run) == 0
     assert "option-foreign" in capsys.readouterr().out
     assert main([*run, "--plugin-options", "image,module"]) == 0

@@ -2,7 +2,6 @@
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,9 +43,38 @@ def test_a_finding_shows_place_line_caret_consequence_fix_and_source(script, cap
     assert lines[-1] == f"{script}: 1 error (Slurm 22.05)"
 
 
-def test_notes_and_warnings_alone_leave_the_exit_code_at_0(script, capsys):
+ADVISED = "#!/bin/bash\n#SBATCH --ntasks=4 --mem=16\nsrun ./solver | tee log\n"
+
+
+def test_warnings_and_advice_alone_leave_the_exit_code_at_0(script, capsys):
+    script.write_text(ADVISED)
     assert run_lint([script], "24.11") == ExitCode.OK
-    assert "note: " in capsys.readouterr().out
+    assert "warning: " in capsys.readouterr().out
+
+
+def test_advice_is_counted_in_one_line_and_shown_where_it_is_asked_for(script, capsys):
+    script.write_text(ADVISED)
+    main(["job", "lint", "--slurm-version", "24.11", str(script)])
+    said = capsys.readouterr().out
+    assert "memory-unit" not in said
+    last = f"{script}: 1 warning (Slurm 24.11); 1 piece of advice: --advice shows it"
+    assert said.splitlines()[-1] == last
+    main(["job", "lint", "--slurm-version", "24.11", "--advice", str(script)])
+    said = capsys.readouterr().out
+    assert ": advice: memory without a unit is in megabytes" in said
+    assert said.splitlines()[-1] == f"{script}: 1 warning, 1 piece of advice (Slurm 24.11)"
+
+
+def test_advice_is_counted_in_json_and_a_note_of_sarif(script, capsys):
+    script.write_text(ADVISED)
+    for advice in (False, True):
+        run_lint([script], "24.11", as_json=True, advice=advice)
+        data = json.loads(capsys.readouterr().out)
+        assert data["counts"] == {"error": 0, "warning": 1, "advice": 1}
+        assert len(data["files"][0]["findings"]) == 1 + advice
+        run_lint([script], "24.11", as_sarif=True, advice=advice)
+        (run,) = json.loads(capsys.readouterr().out)["runs"]
+        assert [one["level"] for one in run["results"]] == ["note"] * advice + ["warning"]
 
 
 def test_the_newest_known_release_is_the_default(script, capsys):
@@ -57,7 +85,7 @@ def test_the_newest_known_release_is_the_default(script, capsys):
 def test_json_holds_every_finding_with_its_rule(script, capsys):
     assert run_lint([script], "22.05", as_json=True) == ExitCode.NO
     data = json.loads(capsys.readouterr().out)
-    assert data["counts"] == {"error": 1, "warning": 0, "note": 0}
+    assert data["counts"] == {"error": 1, "warning": 0, "advice": 0}
     (file,) = data["files"]
     assert [one["rule"] for one in file["findings"]] == ["cpus-per-task-lost"]
     assert {one["line"] for one in file["findings"]} == {3}
@@ -124,21 +152,6 @@ def test_more_than_the_partition_has_is_an_error(directives, column):
 def test_limits_of_another_partition_do_not_count():
     text = "#!/bin/bash\n#SBATCH --partition=big --nodes=100\ntrue\n"
     assert lint(text, name="x", version="24.11", partition=V100) == ()
-
-
-@pytest.mark.parametrize(("cpus", "said"), [(4, True), (5, False), (3, True), (10, False)])
-def test_whole_nodes_that_tasks_do_not_fill_are_not_bound(cpus, said):
-    tasks = 4 if cpus == 10 else 8
-    text = (
-        f"#!/bin/bash\n#SBATCH --exclusive --ntasks-per-node={tasks} --cpus-per-task={cpus}\n"
-        f"srun -c{cpus} ./solver\n"
-    )
-    found = {one.rule.id for one in lint(text, name="x", version="21.08", partition=V100)}
-    assert ("cpu-autobind" in found) == said
-    assert not lint(text.replace("srun", "srun --exact"), name="x", version="21.08", partition=V100)
-    bigger = replace(V100, sockets=cpus * tasks, cores_per_socket=1)
-    found = {one.rule.id for one in lint(text, name="x", version="21.08", partition=bigger)}
-    assert "cpu-autobind" not in found
 
 
 def test_the_page_of_rules_is_up_to_date():

@@ -58,11 +58,9 @@ def test_every_rule_that_a_script_can_show_has_a_fixture_named_for_it():
     built = {
         "dos-line-ends",
         "nul-character",
-        "cpu-autobind",
         "partition-limit",
         "ntasks-per-gpu-pends",
     }
-    built |= {"gpus-per-task-unbound", "cpus-per-gpu-ignored"}  # shown beside their later halves
     built |= {"linear-per-task-gres"}  # test_cluster.py, as are the names of a cluster:
     built |= {f"{one}-unknown" for one in ("partition", "account", "qos", "gres", "feature")}
     waivers = {one.id for one in all_rules() if one.id.startswith("waiver-")}
