@@ -7,8 +7,9 @@ dependence are estimates. Nights are looked at as they come; nothing looks ahead
 found begins a new level, which inherits the scatter of the one before.
 
 The constants:
-TELL: a change is told from so many standard errors on. 3.3 is what 1 false alarm in 1,000
-    series-nights allows where every kind of noise has to meet that.
+TELL: a change is told from so many standard errors on. 3.3 is what 1 false alarm in 2,000
+    series-nights allows. One run a night may bring about twice as many: 0.15 less is asked of it,
+    where noise is calm.
 SURE: what a rise and the only night of a breakage need, and the most that a calm series asks for.
 WORTH: what shall be seen within three nights: series so calm that this is easy need up to SURE.
 BREAKAGE: a night so far below its level, and twice as far as any before, is told the same night.
@@ -25,9 +26,9 @@ from itertools import accumulate
 from statistics import NormalDist, median
 from typing import NamedTuple
 
-from hpcdl.regress.estimate import NARROWEST, Nightly, Noise, caps, noise_of
+from hpcdl.regress.estimate import NARROWEST, Nightly, Noise, noise_of
 
-TELL, SURE, WORTH, BREAKAGE, ODDS = 3.3, 4.4, 0.05, 0.15, 3.0
+TELL, SURE, WORTH, BREAKAGE, ODDS = (3.3, 3.15), 4.4, 0.05, 0.15, 3.0
 MIN_NIGHTS, FEW_NIGHTS, LEVEL_NIGHTS = 20, 6, 90
 """Nights of a first level and of later ones before changes can be seen; the most that make one."""
 WINDOWS = (2, 3, 4, 5, 6, 8, 10, 13, 17, 22, 28, 36, 46, 60, 80)
@@ -127,6 +128,10 @@ class _State:
         """Nights that the level must have before changes against it can be seen."""
         return MIN_NIGHTS if len(self.earlier) < MIN_NIGHTS else FEW_NIGHTS
 
+    def tell(self, noise: Noise) -> float:
+        """TELL for such noise."""
+        return TELL[noise.calm and not self.nights.within]
+
     def learn(self, end: int) -> Noise | None:
         """What the level's nights before `end` tell."""
         past = self.nights.values[max(self.start, end - LEVEL_NIGHTS) : end]
@@ -192,7 +197,7 @@ def onset(found: Found, nights: Nightly) -> tuple[int, int, int]:
     costs = {first: 0.0}
     for night in range(first, last - 1):
         old, new = ((values[night] - level) / spread for level in (found.before, after))
-        most = caps(len(noise.ranks))[0]
+        most = noise.caps[0]
         costs[night + 1] = costs[night] + (min(most, abs(old)) ** 2 - min(most, abs(new)) ** 2) / 2
     least = min(costs.values())
     likely = [night for night, cost in costs.items() if cost - least <= ODDS]
@@ -207,7 +212,7 @@ def _look_for_change(state: _State, night: int) -> None:
     count, least = len(window.new), max(state.need, state.search - state.start)
     told = [*window.each_t(count - size for size in WINDOWS if count - size >= least)]
     t, first = max(told, key=lambda one: abs(one[0]), default=(0.0, 0))
-    if abs(t) > 0.8 * TELL:
+    if abs(t) > 0.8 * TELL[1]:
         _confirm(state, night, count - first, least, -1 if t < 0 else 1)
 
 
@@ -222,7 +227,7 @@ def _confirm(state: _State, night: int, size: int, least: int, sign: int) -> Non
     t, first = max(each, key=lambda one: sign * one[0])
     inflated = math.sqrt(_turbulence(state, window, first))
     evidence = noise.normal(t / inflated, count - first)
-    if evidence < (_needed(noise) if sign < 0 else SURE):
+    if evidence < (_needed(noise, state.tell(noise)) if sign < 0 else SURE):
         return
     began = state.start + first
     kind = Kind.DROP if sign < 0 else Kind.RISE
@@ -255,16 +260,16 @@ def _has_returned(state: _State, last: Found, rise: Found) -> bool:
     return sum(since) / len(since) > (last.before + rise.before) / 2
 
 
-def _needed(noise: Noise) -> float:
+def _needed(noise: Noise, tell: float) -> float:
     """The evidence that a drop needs.
 
-    TELL, and up to SURE where WORTH shows so much in 3 nights (99 in 100 times) and twice of it
+    `tell`, and up to SURE where WORTH shows so much in 3 nights (99 in 100 times) and twice of it
     in 2.
     """
-    size, most = WORTH * noise.level / noise.spread, caps(len(noise.ranks))
+    size, most = WORTH * noise.level / noise.spread, noise.caps
     in_three = _expected(noise, min(size, most[0]), 3) - 2.33
     in_two = _expected(noise, min(2 * size, most[min(2, len(most) - 1)]), 2)
-    return max(TELL, min(SURE, in_three, in_two))
+    return max(tell, min(SURE, in_three, in_two))
 
 
 def _expected(noise: Noise, size: float, nights: int) -> float:
@@ -300,7 +305,7 @@ def _look_for_breakage(state: _State, night: int) -> None:
         return
     z = (value - noise.level) / noise.spread
     unlike_any = z < 2 * noise.ranks[0]
-    if unlike_any and noise.normal(z, 1) >= (TELL if few else SURE):
+    if unlike_any and noise.normal(z, 1) >= (TELL[0] if few else SURE):
         found = Found(Kind.BREAKAGE, night, night, noise.level, night, noise)
         state.found.append(found)
 
@@ -347,6 +352,6 @@ def may_hold(values: Sequence[float]) -> bool:
         after = (sums[count] - sums[cut]) / (count - cut)
         for size in {min(most, cut) for most in (FEW_NIGHTS, 12, 24, 48, LEVEL_NIGHTS)}:
             less = (sums[cut] - sums[cut - size]) / size - after
-            if less > 0.9 * TELL * spread * math.sqrt(1 / size + 1 / (count - cut)):
+            if less > 0.9 * TELL[1] * spread * math.sqrt(1 / size + 1 / (count - cut)):
                 return True
     return False

@@ -2,7 +2,9 @@
 
 The spread is Huber's "proposal 2" (1964, Ann. Math. Stat. 35:73). One night counts for no more than
 its rarity among the nights before allows: evidence z is cut where exp(-z^2/2) is the share of
-them that lay as far (a robust likelihood ratio is a cut one: Huber 1965, Ann. Math. Stat. 36:1753).
+them that lay as far (a robust likelihood ratio is a cut one: Huber 1965, Ann. Math. Stat. 36:1753);
+a fifth farther where skewness and kurtosis are those of normal noise (Jarque and Bera 1980, Econ.
+Lett. 6:255), for its tail then says more than its rarest night.
 Dependence is a state common to a night (AR 1) plus the scatter of runs, which is known where
 nights have several; innovations of this state (Kalman 1960) are what is summed.
 """
@@ -23,6 +25,9 @@ NARROWEST = 0.003
 _MAD_TO_SIGMA = 1.4826
 _CLIP, _CONSISTENT, _ROUNDS = 2.5, 0.97757, 8
 """Huber's proposal 2: where deviations are cut, the variance that normal ones keep, iterations."""
+_CALM, _CALM_NIGHTS, _CALM_EXCESS, _CALM_SKEW = 1.2, 60, 0.85, -0.7
+"""How much farther a night counts where noise is calm; the nights that it takes to say so; and
+the kurtosis beyond a normal law's and the skewness that 90 normal nights keep 19 times in 20."""
 _MOST_DEPENDENT, _MOST_WHITE = 0.9, 0.8
 """Memory of a night, and the part of a night's variance that runs explain, are at most this:
 beyond it 90 nights tell neither."""
@@ -58,7 +63,7 @@ class Noise:
 
     `level` and `spread` are in the series' unit; `ranks` are sorted deviations in spreads;
     `variance` is that of one innovation, `response` how a step shows in them; `skew` is that of
-    the evidence, less what may be chance.
+    the evidence, less what may be chance; `calm` that no tail is longer than a normal one.
     """
 
     level: float
@@ -67,11 +72,17 @@ class Noise:
     response: Response
     variance: float
     skew: float = 0.0
+    calm: bool = False
+
+    @property
+    def caps(self) -> tuple[float, ...]:
+        """As `caps`, of these nights."""
+        return caps(len(self.ranks), _CALM if self.calm else 1.0)
 
     def evidence(self, values: Sequence[float]) -> list[float]:
         """Standardised values, each cut where its rarity ends."""
         level, spread, ranks = self.level, self.spread, self.ranks
-        count, most, found = len(ranks), caps(len(ranks)), []
+        count, most, found = len(ranks), self.caps, []
         for value in values:
             z = (value - level) / spread
             if z < 0:
@@ -109,9 +120,11 @@ class Noise:
 
 
 @lru_cache(maxsize=512)
-def caps(count: int) -> tuple[float, ...]:
-    """How much a night counts by how many of `count` nights before lay as far."""
-    return tuple(math.sqrt(2 * math.log((count + 1) / (rank + 1))) for rank in range(count + 1))
+def caps(count: int, reach: float = 1.0) -> tuple[float, ...]:
+    """How much a night counts at most, by how many of `count` nights before lay as far."""
+    return tuple(
+        reach * math.sqrt(2 * math.log((count + 1) / (rank + 1))) for rank in range(count + 1)
+    )
 
 
 def noise_of(
@@ -132,12 +145,24 @@ def noise_of(
     spread = max(spread_of(deviations), NARROWEST * middle, step / 2)
     level = middle + _mean(deviations[len(earlier) :], 1.5 * spread)
     z = [deviation / spread for deviation in deviations]
-    plain = Noise(level, spread, sorted(z), Response(), 1.0)
+    calm = _is_calm(z)
+    plain = Noise(level, spread, sorted(z), Response(), 1.0, calm=calm)
     evidence = plain.evidence([level + deviation for deviation in deviations])
     response = _response(evidence, min(_MOST_WHITE, within / spread**2))
     new, _ = response.innovations(evidence, 0.0)
     variance = sum(e * e for e in new) / max(1, len(new) - 2)
-    return Noise(level, spread, plain.ranks, response, max(variance, 0.3), _skew(evidence))
+    return Noise(level, spread, plain.ranks, response, max(variance, 0.3), _skew(evidence), calm)
+
+
+def _is_calm(z: Sequence[float]) -> bool:
+    """Whether no tail is longer than a normal one, after enough nights to see one."""
+    count, power = len(z), sum(x * x for x in z)
+    if count < _CALM_NIGHTS or not power:
+        return False
+    variance = power / count
+    excess = sum(x**4 for x in z) / count / variance**2 - 3
+    skew = sum(x**3 for x in z) / count / variance**1.5
+    return excess < _CALM_EXCESS and skew > _CALM_SKEW
 
 
 def _skew(evidence: Sequence[float]) -> float:
