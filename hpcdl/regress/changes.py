@@ -26,7 +26,7 @@ from itertools import accumulate
 from statistics import NormalDist, median
 from typing import NamedTuple
 
-from hpcdl.regress.estimate import NARROWEST, Nightly, Noise, noise_of
+from hpcdl.regress.estimate import NARROWEST, Nightly, Noise, caps, noise_of
 
 TELL, SURE, WORTH, BREAKAGE, ODDS = (3.3, 3.15), 4.4, 0.05, 0.15, 3.0
 MIN_NIGHTS, FEW_NIGHTS, LEVEL_NIGHTS = 20, 6, 90
@@ -197,7 +197,7 @@ def onset(found: Found, nights: Nightly) -> tuple[int, int, int]:
     costs = {first: 0.0}
     for night in range(first, last - 1):
         old, new = ((values[night] - level) / spread for level in (found.before, after))
-        most = noise.caps[0]
+        most = caps(len(noise.ranks))[0]
         costs[night + 1] = costs[night] + (min(most, abs(old)) ** 2 - min(most, abs(new)) ** 2) / 2
     least = min(costs.values())
     likely = [night for night, cost in costs.items() if cost - least <= ODDS]
@@ -266,7 +266,7 @@ def _needed(noise: Noise, tell: float) -> float:
     `tell`, and up to SURE where WORTH shows so much in 3 nights (99 in 100 times) and twice of it
     in 2.
     """
-    size, most = WORTH * noise.level / noise.spread, noise.caps
+    size, most = WORTH * noise.level / noise.spread, caps(len(noise.ranks))
     in_three = _expected(noise, min(size, most[0]), 3) - 2.33
     in_two = _expected(noise, min(2 * size, most[min(2, len(most) - 1)]), 2)
     return max(tell, min(SURE, in_three, in_two))

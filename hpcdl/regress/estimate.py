@@ -4,7 +4,7 @@ The spread is Huber's "proposal 2" (1964, Ann. Math. Stat. 35:73). One night cou
 its rarity among the nights before allows: evidence z is cut where exp(-z^2/2) is the share of
 them that lay as far (a robust likelihood ratio is a cut one: Huber 1965, Ann. Math. Stat. 36:1753);
 a fifth farther where skewness and kurtosis are those of normal noise (Jarque and Bera 1980, Econ.
-Lett. 6:255), for its tail then says more than its rarest night.
+Lett. 6:255) and the night beside it lies at least half as far, so that it is no spike.
 Dependence is a state common to a night (AR 1) plus the scatter of runs, which is known where
 nights have several; innovations of this state (Kalman 1960) are what is summed.
 """
@@ -26,7 +26,7 @@ _MAD_TO_SIGMA = 1.4826
 _CLIP, _CONSISTENT, _ROUNDS = 2.5, 0.97757, 8
 """Huber's proposal 2: where deviations are cut, the variance that normal ones keep, iterations."""
 _CALM, _CALM_NIGHTS, _CALM_EXCESS, _CALM_SKEW = 1.2, 60, 0.85, -0.7
-"""How much farther a night counts where noise is calm; the nights that it takes to say so; and
+"""How much farther two nights count where noise is calm; the nights that it takes to say so; and
 the kurtosis beyond a normal law's and the skewness that 90 normal nights keep 19 times in 20."""
 _MOST_DEPENDENT, _MOST_WHITE = 0.9, 0.8
 """Memory of a night, and the part of a night's variance that runs explain, are at most this:
@@ -74,21 +74,19 @@ class Noise:
     skew: float = 0.0
     calm: bool = False
 
-    @property
-    def caps(self) -> tuple[float, ...]:
-        """As `caps`, of these nights."""
-        return caps(len(self.ranks), _CALM if self.calm else 1.0)
-
     def evidence(self, values: Sequence[float]) -> list[float]:
         """Standardised values, each cut where its rarity ends."""
         level, spread, ranks = self.level, self.spread, self.ranks
-        count, most, found = len(ranks), self.caps, []
-        for value in values:
-            z = (value - level) / spread
-            if z < 0:
-                found.append(max(z, -most[bisect_right(ranks, z)]))
-            else:
-                found.append(min(z, most[count - bisect_left(ranks, z)]))
+        count, most, found = len(ranks), caps(len(ranks)), []
+        each = [(value - level) / spread for value in values]
+        for index, z in enumerate(each):
+            cap = most[bisect_right(ranks, z) if z < 0 else count - bisect_left(ranks, z)]
+            if abs(z) > cap:
+                beside = (each[at] for at in (index - 1, index + 1) if 0 <= at < len(each))
+                if self.calm and any(2 * other / z > 1 for other in beside):
+                    cap = min(abs(z), cap * _CALM)
+                z = math.copysign(cap, z)
+            found.append(z)
         return found
 
     def innovations(self, values: Sequence[float], state: float = 0.0) -> tuple[list[float], float]:
@@ -120,11 +118,9 @@ class Noise:
 
 
 @lru_cache(maxsize=512)
-def caps(count: int, reach: float = 1.0) -> tuple[float, ...]:
+def caps(count: int) -> tuple[float, ...]:
     """How much a night counts at most, by how many of `count` nights before lay as far."""
-    return tuple(
-        reach * math.sqrt(2 * math.log((count + 1) / (rank + 1))) for rank in range(count + 1)
-    )
+    return tuple(math.sqrt(2 * math.log((count + 1) / (rank + 1))) for rank in range(count + 1))
 
 
 def noise_of(
