@@ -47,10 +47,17 @@ def is_ours(directory: Path) -> bool:
 
 
 def is_ours_or_empty(directory: Path) -> bool:
-    """Whether `up` may use a directory: a cluster's, an empty one, or none yet."""
-    if not directory.exists() or is_ours(directory):
+    """Whether `up` may use a directory: a cluster's, an empty one, or none yet.
+
+    Another `up` may claim it meanwhile: what is there is listed before it is asked whose it is.
+    """
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
         return True
-    return directory.is_dir() and all(entry.name == "lock" for entry in directory.iterdir())
+    except NotADirectoryError:
+        return False
+    return all(name == "lock" or name.startswith(_OURS) for name in names) or is_ours(directory)
 
 
 def write_state(state: ClusterState) -> ClusterState:

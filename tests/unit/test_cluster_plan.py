@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from hpcdl.cluster import cluster_plan, network, render
 from hpcdl.cluster.model import LOOPBACK, NAMESPACES, Plan, Ports, bridge_name, link_name
+from hpcdl.cluster.state import is_ours_or_empty
 from hpcdl.site import Site, load_site
 from hpcdl.slurm.hostlist import expand_hostlist, fold_hostlist
 from hpcdl.system.errors import BadInput
@@ -243,3 +244,13 @@ def test_daemons_bind_to_one_address_only_where_their_machine_s_name_means_it(
     laid = laid_out(embedded, mode)
     assert render.listening(laid) == parameters
     assert settings(laid).get("CommunicationParameters", "") == parameters
+
+
+def test_what_another_up_has_begun_or_left_unfinished_is_no_other_file(tmp_path: Path) -> None:
+    (tmp_path / "lock").touch()
+    (tmp_path / ".hpcdl-cluster.x8k2").touch()  # its mark, about to be renamed
+    assert is_ours_or_empty(tmp_path)
+    (tmp_path / "precious").touch()
+    assert not is_ours_or_empty(tmp_path)
+    assert not is_ours_or_empty(tmp_path / "precious")
+    assert is_ours_or_empty(tmp_path / "none")
