@@ -14,6 +14,7 @@ import pytest
 
 from hpcdl import cli
 from hpcdl.cli import main
+from hpcdl.cluster import rootfs
 from hpcdl.jobs import JobSpec, Module, listing, sweep_run
 from hpcdl.jobs.script import _compiled_templates
 from hpcdl.jobs.submission import find, index, release_of, settle, submit
@@ -100,6 +101,17 @@ def test_a_wheelhouse_that_others_may_write_to_is_not_used(open_cache: Path) -> 
         find_wheelhouse(wanted, running_interpreter())
     with pytest.raises(MissingPrerequisite, match="others may rename"):
         require_as_built(built)
+
+
+def test_no_root_file_system_that_others_may_write_to_is_used(shared: Path) -> None:
+    """Root runs Slurm's daemons in it."""
+    record = {"suite": "trixie", "version": "24.11.5"}
+    (shared / "trixie").mkdir(mode=0o755)
+    (shared / "trixie/hpcdl-root.json").write_text(json.dumps(record))
+    assert rootfs.read(shared / "trixie") is not None
+    (shared / "trixie").chmod(0o777)
+    with pytest.raises(MissingPrerequisite, match="others may write"):
+        rootfs.read(shared / "trixie")
 
 
 def test_no_bytecode_that_others_may_write_to_is_taken(shared: Path) -> None:
