@@ -155,7 +155,7 @@ def _unknown(asked: tuple[str, ...], there: set[str], what: str) -> list[Finding
 
 
 def _findings(question: _Question, series: Series) -> list[Finding]:
-    run = question.history.newest(series)
+    run = question.history.newest(series, question.newest[series])
     found = []
     if not question.is_over(series):
         found += [finding for result in run for finding in _of_last(question, series, result)]

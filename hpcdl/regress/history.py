@@ -256,11 +256,9 @@ class History:
         row = self._of(series, ", ".join(COLUMNS), "ORDER BY time DESC LIMIT 1").fetchone()
         return _result(row) if row else None
 
-    def newest(self, series: Series) -> list[Result]:
-        """All results of a series' newest run: one per node where it was distributed."""
-        found = [*map(_result, self._of(
-            series, ", ".join(COLUMNS), "ORDER BY job", self.newest_time(series)
-        ))]  # fmt: skip
+    def newest(self, series: Series, time: str) -> list[Result]:
+        """All results of a series' run of its newest time: one per node where it was distributed."""
+        found = [*map(_result, self._of(series, ", ".join(COLUMNS), "ORDER BY job", time))]
         last = max((one.run for one in found), default="")
         return [one for one in found if one.run == last]
 
