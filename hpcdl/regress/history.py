@@ -257,7 +257,7 @@ class History:
         return _result(row) if row else None
 
     def newest(self, series: Series, time: str) -> list[Result]:
-        """All results of a series' run of its newest time: one per node where it was distributed."""
+        """All results of the newest run, which is of this time: one per node where distributed."""
         found = [*map(_result, self._of(series, ", ".join(COLUMNS), "ORDER BY job", time))]
         last = max((one.run for one in found), default="")
         return [one for one in found if one.run == last]
