@@ -9,10 +9,9 @@ import time
 from collections.abc import Callable
 from statistics import median
 
-from hpcdl.predict.compare import scenes
-
 from hpcdl.predict.records import read_records
 from hpcdl.predict.request import Request, answer, prepare
+from hpcdl.predict.simulate import scenes
 from hpcdl.predict.step import profile
 from hpcdl.predict.validate import errors, validate
 from hpcdl.site import Partition, find_site_file, load_site
