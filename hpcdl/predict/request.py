@@ -204,7 +204,7 @@ def _check(request: Request) -> None:
         value = getattr(request, field)
         if value is not None and not low <= value <= high:
             # An integer may be beyond all floats.
-            shown = value if abs(value) < _HUGE else math.inf if value > 0 else -math.inf
+            shown = math.copysign(math.inf, value > 0 or -1) if abs(value) >= _HUGE else value
             raise BadInput(f"{what}: {shown:g} is not between {low:g} and {high:g}")
     for field, known in (
         ("form", FORMS), ("precision", (*PRECISIONS, "bf16")), ("data", (SYNTHETIC, IMAGENET)),

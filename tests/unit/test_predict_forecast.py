@@ -354,7 +354,7 @@ def test_a_cpu_partition_needs_a_measured_step(cpu: Partition) -> None:
         ("precision", "fp8"), ("form", "horovad"), ("data", "cifar"), ("images", 0),
         ("loss", float("nan")), ("loss", 1.0), ("deadline_hours", -1.0), ("storage_gbs", 1.0),
         ("pipeline", "old"), ("pipeline", "newest"),
-        ("images_per_second", float("inf")), ("network_gbs", 0.0), ("link_gbs", -1.0),
+        ("images_per_second", float("inf")), ("images_per_second", float("nan")), ("network_gbs", 0.0), ("link_gbs", -1.0),
         ("cycle_ms", -1.0), ("fusion_mb", float("nan")),
         ("result", Path("/nowhere/result.json")),
     ],
