@@ -127,14 +127,11 @@ class Evaluator:
 
 def _gathered(ranks: Communicator, order: Floats, parts: list[Floats]) -> Floats:
     """The ranks' rows in the order of the test set."""
-    width = ranks.sum_on_host(np.eye(1, ranks.size, ranks.rank)[0] * _width(parts)).max()
+    mine = parts[0].shape[1] if parts else 0
+    width = ranks.sum_on_host(np.eye(1, ranks.size, ranks.rank)[0] * mine).max()
     rows = np.concatenate([np.zeros((0, int(width))), *parts])
     whole = ranks.gather_rows(np.concatenate([order[:, None], rows], axis=1))
     return np.asarray(whole[np.argsort(whole[:, 0])][:, 1:])
-
-
-def _width(parts: list[Floats]) -> int:
-    return parts[0].shape[1] if parts else 0
 
 
 def _one(task: Task) -> bool:

@@ -9,17 +9,19 @@ from __future__ import annotations
 import os
 import queue
 import re
+import resource
 import signal
 import statistics
 import subprocess
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tests.bench import report
 from tests.bench.training import ROOT, runs, script
+from tests.integration.test_train_parameter_server import members
 from tests.integration.train_runs import Done, Runs, environment
 
 _TF_CNN = "HPCDL_TF_CNN_BENCHMARKS"
@@ -200,10 +202,74 @@ def _pinned(made: Runs, job: str, launcher: tuple[str, ...]) -> subprocess.Popen
     )  # fmt: skip
 
 
+_PLAIN = """
+import keras, numpy
+layers = keras.layers
+model = keras.Sequential([keras.Input((28, 28, 1)), layers.Flatten(), layers.Dense(128, "relu"),
+                          layers.Dense(32, "relu"), layers.Dense(10)])
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, jit_compile=False)
+images, labels = numpy.random.rand(64, 28, 28, 1), numpy.zeros(64, int)
+model.fit(images, labels, batch_size=64, verbose=0)
+"""
+
+
 def _startup(made: Runs) -> None:
-    parts: dict[str, Any] = made.train("--steps=2", job="start").result["startup"]
-    shown = ", ".join(f"{name} {seconds:.2f}" for name, seconds in parts.items())
-    report("start-up to the first step: mlp", sum(parts.values()), "s", note=shown)
+    """One step of a small network from nothing, the whole process, beside plain Keras."""
+    ours = ["-m", "hpcdl.train", "--steps=1", "--fresh", "--job-dir", str(made.folder / "start")]
+    spent: dict[str, list[float]] = {"ours": [], "keras": []}
+    for _ in range(_TURNS + 1):
+        for name, words in (("ours", ours), ("keras", ["-c", _PLAIN])):
+            before = _spent()
+            subprocess.run([str(made.python), *words], check=True, capture_output=True,
+                           env=environment() | {"PYTHONPATH": str(ROOT)})  # fmt: skip
+            spent[name].append(_spent() - before)
+    medians = {name: statistics.median(seconds[1:]) for name, seconds in spent.items()}
+    ratio = medians["ours"] / medians["keras"]
+    report("start to the first step and end: mlp, beside plain Keras", ratio, "x", goal="<= 1",
+           met=ratio <= 1, yardstick=f"plain Keras: {medians['keras']:.2f} CPU-s",
+           note=f"ours: {medians['ours']:.2f} CPU-s, with a checkpoint and result.json")  # fmt: skip
+
+
+def _spent() -> float:
+    """CPU seconds of all programs that this one has run."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _asynchronous(made: Runs) -> None:
+    """Two workers of which one stands still three quarters of the time, both ways."""
+    ratios, sync = [], 0.0
+    for turn in range(2):
+        sync = _slowed(made, turn, "multiworker", "--batch-per-rank=16")
+        ratios.append(_slowed(made, turn, "parameter-server", "--global-batch=16") / sync)
+    ratio = statistics.median(ratios)
+    report("asynchronous: two workers, one slowed, over synchronous", ratio, "x", goal=">= 1.5",
+           met=ratio >= 1.5, yardstick=f"multiworker: {sync:.1f} images/s",
+           note="googlenet, 96 px, 16 images a worker, a thread each; SIGSTOP for 3/4 of the time;"
+           " by the clock")  # fmt: skip
+
+
+def _slowed(made: Runs, turn: int, strategy: str, batch: str) -> float:
+    """Images per second of a run whose second worker is slowed from the first checkpoint on."""
+    words = (f"--strategy={strategy}", "--model=googlenet", "--image-size=96", "--steps=60", batch,
+             "--checkpoint-every=20", "--lr=0.001", "--warmup-steps=20")  # fmt: skip
+    job = f"{strategy}-{turn}"
+    process = made.start(*words, ranks=2, job=job, env={"SLURM_CPUS_PER_TASK": "1"})
+    made.wait_for("checkpoints/step-*.ckpt", job)
+    if strategy == "multiworker":
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        slowed = int(children[-1])
+    else:
+        slowed = dict(members(made.folder / job))["worker 1"]
+    while process.poll() is None:
+        for number, seconds in ((signal.SIGSTOP, 0.15), (signal.SIGCONT, 0.05)):
+            with suppress(ProcessLookupError):
+                os.kill(slowed, number)
+            time.sleep(seconds)
+    done = made.end(process, job)
+    assert done.code == 0, done.err
+    return float(done.result["summary"]["images_per_second_mean"])
 
 
 def main() -> None:
@@ -215,6 +281,7 @@ def main() -> None:
         _fit(made)
         _tf_cnn(made)
         _ranks(made)
+        _asynchronous(made)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,10 @@ def unequal(split):
     images, labels = arrays(split)
     return images, labels[:-1]
 
+def negative(split):
+    images, labels = arrays(split)
+    return images, labels - (split == "test")
+
 def breaks(split):
     raise RuntimeError("a mistake of mine")
 
@@ -85,6 +89,7 @@ def test_data_without_a_test_set_trains(runs: Runs) -> None:
     [
         ("short", "contained only 100 elements"),
         ("unequal", "240 inputs, but 239 labels"),
+        ("negative", "a label is -1"),
         ("breaks", "a mistake of mine"),
         ("breaks_late", "division by zero"),
         ("endless", "its length is not known"),

@@ -51,7 +51,8 @@ def open_users(named: str, share: Share) -> Source:
     if len({images.shape[1:] for images, _ in arrays.values()}) > 1:
         raise BadInput(f"--dataset {named}: inputs to train and to test with differ in shape")
     digest = hashlib.sha256(arrays["train"][0].tobytes()).hexdigest()[:16]
-    source = InMemory(arrays, share, _classes(arrays["train"][1]), digest)
+    classes = max(_classes(labels) for _, labels in arrays.values())
+    source = InMemory(arrays, share, classes, digest)
     source.limits = _LIMITS
     return source
 
@@ -71,6 +72,8 @@ def _arrays(named: str, split: str, part: Any) -> tuple[Any, Any]:
 
 def _classes(labels: Any) -> int:
     """Yes-or-no labels have a column each; other labels count from 0."""
+    if labels.min(initial=0) < 0:
+        raise BadInput(f"--dataset: a label is {labels.min()}; they count from 0", hint=_CONTRACT)
     several = labels.ndim == 2 and labels.max(initial=0) <= 1
     return int(labels.shape[1] if several else labels.max(initial=0) + 1)
 
@@ -96,8 +99,8 @@ class Pipeline(Source):
             raise self._error("its length is not known: add .apply(assert_cardinality(n))")
         self.steps_per_epoch = steps_in(examples, share)
         # As many as there are labels, or as the largest one says: it is looked for once.
-        labels = (np.max(y) for _, y in self._read(parts["train"].batch(1024)))
-        self.classes = int(label.shape[0]) if label.shape.rank else 1 + int(max(labels))
+        labels = (np.asarray(y) for part in parts.values() for _, y in self._read(part.batch(1024)))
+        self.classes = int(label.shape[0]) if label.shape.rank else max(map(_classes, labels))
 
     def _error(self, why: str) -> BadInput:
         return BadInput(f"--dataset {self._named}: {why}", hint=_CONTRACT)
