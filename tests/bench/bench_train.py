@@ -228,7 +228,7 @@ def _startup(made: Runs) -> None:
     ratio = medians["ours"] / medians["keras"]
     report("start to the first step and end: mlp, beside plain Keras", ratio, "x", goal="<= 1",
            met=ratio <= 1, yardstick=f"plain Keras: {medians['keras']:.2f} CPU-s",
-           note=f"ours: {medians['ours']:.2f} CPU-s, with a checkpoint and result.json")  # fmt: skip
+           note=f"ours: {medians['ours']:.2f} CPU-s, with its checkpoint and result")  # fmt: skip
 
 
 def _spent() -> float:
