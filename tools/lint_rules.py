@@ -82,7 +82,11 @@ and warnings of today among all, as they were when first seen.
 |---|---|---|---|---|---|
 {rounds}
 
-The goal is 95 % on scripts that nobody here has seen. Most of what was wrong were notes, and
+The goal is 95 % on scripts that nobody here has seen. **It is not reached**: rounds 15 to 19, the
+first of what is printed today, have 25 of 28 right, 89 %, which is few to judge by: most of their
+275 scripts have no finding. Of the three that were wrong two are mended (a memo `#sbatch ...` at
+the end, --ntasks-per-node beside a smaller --ntasks), and the third, `mpirun-beyond`, is a warning
+now, for only Open MPI refuses it. Most of what was wrong before were notes, and
 warnings of what a script does not show, as `cpus-per-task-default` and `kill-on-bad-exit`: whether
 a program uses more than one CPU, whether its ranks wait for each other. A rule below 90 % is advice
 or gone: gone are `cpu-autobind`, `cpus-per-gpu`, `cuda-device-order`, `exact-implied`,
@@ -98,6 +102,12 @@ and Slurm itself answers for them: `option-value`, `directive-argument`, `direct
 two wrong findings: `background-unawaited`, `directive-misspelt`, `exclusive-oversubscribe`,
 `mpirun-beyond`, `rank-of-batch-shell`, `torchrun-per-task`, `typographic`. A rule that is missing
 here found nothing.
+
+What it misses: of 42 scripts of rounds 15 to 18, drawn by lot and read by hand, 5 break in a way
+that was not found: two by `NAME = value`, two by srun of what only a shell runs (both are rules
+now, `assignment-spaced` and `step-of-shell`), one may by `mpirun -n 32` on four nodes without
+--ntasks, where the slots depend on the cluster. Over the scripts of rounds 15 to 18 the two rules
+have ten findings more, all right; they were made for these, and are not in the table.
 
 | Rule | Today | Rounds 1 to 3 | 4 to 9 | 10 to 14 | 15 on |
 |---|---|---|---|---|---|

@@ -104,6 +104,16 @@ def word_processor(job: Job) -> Iterator[Hit]:
             yield Hit("typographic", line.start + found.start(), 1, f"U+{ord(found.group()):04X}")
 
 
+@checks("assignment-spaced")
+def assignments_with_blanks(job: Job) -> Iterator[Hit]:
+    """`CORES = 64`: a command of that name."""
+    for command in job.script.commands:
+        first, *rest = (word.raw for word in command.words[:2]) if command.words else ("",)
+        if rest and re.match(r"=(?!=)", rest[0]) and first.isidentifier():
+            start, end = command.words[0].start, command.words[1]
+            yield Hit("assignment-spaced", start, end.start + len(end.raw) - start)
+
+
 @checks("idle-nodes")
 def nodes_without_work(job: Job) -> Iterator[Hit]:
     """Several nodes, and nothing that starts a program on the others."""

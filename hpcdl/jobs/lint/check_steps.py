@@ -23,6 +23,9 @@ _TF_SERVER = re.compile(
     r"\bTF_CONFIG=|\b(MultiWorkerMirrored|ParameterServer)Strategy\b|--launcher[= ]multiworker\b",
     re.A,
 )
+_OF_THE_SHELL = {"module", "source", ".", "export", "set", "eval", "shopt", "alias"}
+_SHELL_LINE = re.compile(r"[\w.+-]+[ \t;]+\S", re.A)
+"""`sleep 5; echo`; a first word with a slash may be a path with a blank in it."""
 _NOT_BOUND = ("none", "no")
 _MPI_BINDING = ("OMPI_MCA_hwloc_base_binding_policy", "OMPI_MCA_rmaps_base_mapping_policy",
                 "PRTE_MCA_hwloc_default_binding_policy", "I_MPI_PIN")  # fmt: skip
@@ -112,6 +115,18 @@ def _unset_tres(job: Job) -> bool:
 
 def _hit(rule: str, one: Assignment) -> Hit:
     return Hit(rule, one.start, len(one.raw.partition("\n")[0]))
+
+
+@checks("step-of-shell")
+def lines_of_the_shell(job: Job) -> Iterator[Hit]:
+    """What only a shell can run, handed to srun as a program: a builtin, or a quoted line."""
+    for step in job.sruns:
+        first = next(iter(step.options.rest), None)
+        if first is None or step.options.opaque:
+            continue
+        quoted = first.raw[:1] in {"'", '"'} and _SHELL_LINE.match(first.value)
+        if quoted or first.value in _OF_THE_SHELL:
+            yield Hit("step-of-shell", first.start, min(len(first.raw), 60))
 
 
 @checks("steps-exclusive")

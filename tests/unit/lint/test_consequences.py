@@ -320,6 +320,11 @@ def test_a_bare_wait_is_always_0_and_a_named_one_is_not():
     assert bash('(exit 3) & wait "$!"; echo $?').stdout == "3\n"
 
 
+def test_an_assignment_with_blanks_is_a_command():
+    done = bash('CORES = 64; echo "$CORES,$?"')
+    assert (done.stdout, "CORES: command not found" in done.stderr) == (",127\n", True)
+
+
 def test_a_pipe_hides_the_exit_code_without_pipefail():
     assert bash("(exit 3) | cat").returncode == 0
     assert bash("set -o pipefail; (exit 3) | cat").returncode == 3
