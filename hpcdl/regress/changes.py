@@ -352,6 +352,6 @@ def may_hold(values: Sequence[float]) -> bool:
         after = (sums[count] - sums[cut]) / (count - cut)
         for size in {min(most, cut) for most in (FEW_NIGHTS, 12, 24, 48, LEVEL_NIGHTS)}:
             less = (sums[cut] - sums[cut - size]) / size - after
-            if less > 0.9 * TELL[1] * spread * math.sqrt(1 / size + 1 / (count - cut)):
+            if less > 0.95 * TELL[1] * spread * math.sqrt(1 / size + 1 / (count - cut)):
                 return True
     return False

@@ -15,7 +15,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from statistics import median
 from typing import NamedTuple
@@ -63,7 +63,7 @@ class Noise:
 
     `level` and `spread` are in the series' unit; `ranks` are sorted deviations in spreads;
     `variance` is that of one innovation, `response` how a step shows in them; `skew` is that of
-    the evidence, less what may be chance; `calm` that no tail is longer than a normal one.
+    the evidence, less what may be chance.
     """
 
     level: float
@@ -72,7 +72,16 @@ class Noise:
     response: Response
     variance: float
     skew: float = 0.0
-    calm: bool = False
+
+    @cached_property
+    def calm(self) -> bool:
+        """Whether no tail is longer than a normal one, after enough nights to see one."""
+        count, squares = len(self.ranks), [z * z for z in self.ranks]
+        if count < _CALM_NIGHTS or not (variance := sum(squares) / count):
+            return False
+        excess = sum(z * z for z in squares) / count / variance**2 - 3
+        skew = sum(map(float.__mul__, squares, self.ranks)) / count / variance**1.5
+        return excess < _CALM_EXCESS and skew > _CALM_SKEW
 
     def evidence(self, values: Sequence[float]) -> list[float]:
         """Standardised values, each cut where its rarity ends."""
@@ -80,6 +89,9 @@ class Noise:
         count, most, found = len(ranks), caps(len(ranks)), []
         each = [(value - level) / spread for value in values]
         for index, z in enumerate(each):
+            if -0.9 < z < 0.9:  # no more than two in three nights lie as far: nothing to cut
+                found.append(z)
+                continue
             cap = most[bisect_right(ranks, z) if z < 0 else count - bisect_left(ranks, z)]
             if abs(z) > cap:
                 beside = (each[at] for at in (index - 1, index + 1) if 0 <= at < len(each))
@@ -141,24 +153,12 @@ def noise_of(
     spread = max(spread_of(deviations), NARROWEST * middle, step / 2)
     level = middle + _mean(deviations[len(earlier) :], 1.5 * spread)
     z = [deviation / spread for deviation in deviations]
-    calm = _is_calm(z)
-    plain = Noise(level, spread, sorted(z), Response(), 1.0, calm=calm)
+    plain = Noise(level, spread, sorted(z), Response(), 1.0)
     evidence = plain.evidence([level + deviation for deviation in deviations])
     response = _response(evidence, min(_MOST_WHITE, within / spread**2))
     new, _ = response.innovations(evidence, 0.0)
     variance = sum(e * e for e in new) / max(1, len(new) - 2)
-    return Noise(level, spread, plain.ranks, response, max(variance, 0.3), _skew(evidence), calm)
-
-
-def _is_calm(z: Sequence[float]) -> bool:
-    """Whether no tail is longer than a normal one, after enough nights to see one."""
-    count, power = len(z), sum(x * x for x in z)
-    if count < _CALM_NIGHTS or not power:
-        return False
-    variance = power / count
-    excess = sum(x**4 for x in z) / count / variance**2 - 3
-    skew = sum(x**3 for x in z) / count / variance**1.5
-    return excess < _CALM_EXCESS and skew > _CALM_SKEW
+    return Noise(level, spread, plain.ranks, response, max(variance, 0.3), _skew(evidence))
 
 
 def _skew(evidence: Sequence[float]) -> float:
