@@ -262,7 +262,8 @@ def nightly(runs: Sequence[Sequence[float]]) -> Nightly:
         for night, middle in zip(runs, middles, strict=True)
     ]
     size = len(every) / len(runs)
-    return Nightly(values, spread_of(inside) ** 2 / size, step / size)
+    rounding = step / math.sqrt(12)
+    return Nightly(values, max(spread_of(inside), rounding) ** 2 / size, step / size)
 
 
 def _near(night: Sequence[float], middle: float, reach: float) -> float:
