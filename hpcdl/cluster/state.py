@@ -52,7 +52,7 @@ def is_ours_or_empty(directory: Path) -> bool:
     Another `up` may claim it meanwhile: what is there is listed before it is asked whose it is.
     """
     try:
-        names = os.listdir(directory)
+        names = [entry.name for entry in directory.iterdir()]
     except FileNotFoundError:
         return True
     except NotADirectoryError:
