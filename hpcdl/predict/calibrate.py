@@ -115,7 +115,6 @@ def _published(
 
 
 def _refuse_unknown(machine: Machine, training: Training) -> None:
-    """Nothing says how fast a CPU is, or a GPU without figures."""
     lacking = machine.lacks(training.precision)
     if lacking:
         raise BadInput(

@@ -26,8 +26,7 @@ _LEAST_LATENCY = 1e-9
 class Exchange:
     """An all-reduce check: seconds by bytes, in rising order, of nodes with `local` ranks each.
 
-    `origin` is the file that says so; `steady` whether its small messages show the link's
-    latency.
+    `origin` is the file that says so; `steady`: its small messages show the link's latency.
     """
 
     origin: str

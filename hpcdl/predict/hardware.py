@@ -63,9 +63,8 @@ class Link:
 class Machine:
     """Equal nodes of equal GPUs.
 
-    `flops` by precision (fp32, tf32, half), `memory_rate` in bytes per second, `memory` in
-    bytes. `inside` links the GPUs of a node. `roots` are the PCIe root ports that they share, each
-    of `root` bytes per second.
+    `flops` by precision (fp32, tf32, half), `memory_rate` in bytes per second, `memory` in bytes.
+    `inside` links the GPUs of a node, `roots` PCIe root ports have `root` bytes per second each.
     `network` is None where nobody knows it; `unknown` are figures of the GPU that a kindred one
     stands in for: shares of layers may come of them, never a speed.
     """

@@ -72,7 +72,6 @@ class Effects:
                 self._improve(index, keys[index], by, rest, ridge)
 
     def _by(self, index: int, row: Trait) -> float:
-        """What an effect is multiplied by."""
         return row.intensity - self._usual if index == len(_EFFECTS) - 1 else 1.0
 
     def _improve(

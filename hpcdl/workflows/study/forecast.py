@@ -181,12 +181,10 @@ def _teachers(findings: Findings) -> tuple[Measured, ...]:
 
 
 def _step(one: Measured) -> float:
-    """Seconds of the median step."""
     return float(one.result["global_batch"]) / one.rate
 
 
 def _gradients(one: Measured) -> float:
-    """Bytes of a rank's gradients."""
     return _GRADIENT_BYTES * float(one.result["parameters"])
 
 

@@ -85,7 +85,6 @@ def _style(number: int) -> dict[str, Any]:
 
 
 def _rate(axes: Any, scene: Scene) -> None:
-    """Images per second over ranks."""
     _over_ranks(axes, scene, "images/s, all ranks", lambda _: lambda __: 1.0, log=10)
 
 
@@ -200,7 +199,6 @@ def _ideal_line(axes: Any, scene: Scene) -> None:
 
 
 def _learning(axes: Any, scene: Scene) -> None:
-    """Accuracy over the seconds of training."""
     for number, one in enumerate(one for ones in scene.series.values() for one in ones):
         points = tuple(zip(*one.learning, strict=True)) or ((), ())
         axes.plot(*points, label=_bar_name(scene, one), linewidth=1.4, markersize=4,
@@ -224,7 +222,6 @@ def _phases(axes: Any, scene: Scene) -> None:
 
 
 def _shares(axes: Any, scene: Scene) -> None:
-    """Where a step's time goes, in percent."""
     _bars(axes, scene, lambda one: {part: 100 * share for part, share in one.shares.items()})
     axes.set(xlabel="% of a step's time", xlim=(0, 100))
 

@@ -245,17 +245,14 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
+def _number(value: float | None, form: str = ".4g") -> str:
+    return "" if value is None else format(value, form)
 
 
 def _published_table(report: Report) -> Table:
-    def shown(value: float | None) -> str:
-        return "" if value is None else f"{value:g}"
-
     rows = [
-        (group.label, str(point.gpus), shown(point.images_per_second), shown(point.speedup),
-         group.source)
+        (group.label, str(point.gpus), _number(point.images_per_second, "g"),
+         _number(point.speedup, "g"), group.source)
         for group in report.findings.plan.study.published
         for point in group.points
     ]  # fmt: skip
