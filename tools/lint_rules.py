@@ -86,12 +86,13 @@ The goal is 95 % on scripts that nobody here has seen. **It is not reached**: ro
 first of what is printed today, have 25 of 28 right, 89 %, which is few to judge by: most of their
 275 scripts have no finding. Of the three that were wrong two are mended (a memo `#sbatch ...` at
 the end, --ntasks-per-node beside a smaller --ntasks), and the third, `mpirun-beyond`, is a warning
-now, for only Open MPI refuses it. Most of what was wrong before were notes, and
-warnings of what a script does not show, as `cpus-per-task-default` and `kill-on-bad-exit`: whether
-a program uses more than one CPU, whether its ranks wait for each other. A rule below 90 % is advice
-or gone: gone are `cpu-autobind`, `cpus-per-gpu`, `cuda-device-order`, `exact-implied`,
-`gpu-flag-on-step`, `gpus-per-task`, `gpus-per-task-unbound`, `signal-usr1` and the note
-`cpus-per-task-repeat`.
+now, for only Open MPI refuses it.
+
+Most of what was wrong before were notes, and warnings of what a script does not show, as
+`cpus-per-task-default` and `kill-on-bad-exit`: whether a program uses more than one CPU, whether
+its ranks wait for each other. A rule below 90 % is advice or gone: gone are `cpu-autobind`,
+`cpus-per-gpu`, `cuda-device-order`, `exact-implied`, `gpu-flag-on-step`, `gpus-per-task`,
+`gpus-per-task-unbound`, `signal-usr1` and the note `cpus-per-task-repeat`.
 
 More than half of what was wrong in rounds 4 to 8 are the gaps of a few templates, a finding for
 each: 78 of the 86 of round 8 are those of one program (`!NAME`). Forms to fill in (`--nodes=`) are
