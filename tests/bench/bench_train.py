@@ -60,7 +60,7 @@ def _fit(made: Runs) -> None:
         for other, shown in (("fit", "model.fit"), ("bare", "a bare Keras step")):
             report(f"step: {name}, batch 8, beside {shown}", found[other], "x", goal=f">= {goal}",
                    met=found[other] >= goal,
-                   note=f"ours: {found['ours']:.2f} CPU-s; in turns, without XLA")  # fmt: skip
+                   note=f"ours: {found['ours']:.2f} CPU-s; alternating, without XLA")  # fmt: skip
 
 
 def _checkpoint(made: Runs, step: float) -> None:
