@@ -166,9 +166,9 @@ def detect(nights: Nightly) -> list[Found]:
     state = _State(nights)
     for night in range(len(nights.values)):
         _look_for_end(state, night)
-        if night - state.start > state.need:
+        # A night that broke would also tip slow evidence over, and hide behind an earlier onset.
+        if not _broke(state, night) and night - state.start > state.need:
             _look_for_change(state, night)
-        _look_for_breakage(state, night)
     return state.found
 
 
@@ -292,22 +292,23 @@ def _turbulence(state: _State, window: _Window, first: int) -> float:
     return ratio if ratio > 1.5 else 1.0
 
 
-def _look_for_breakage(state: _State, night: int) -> None:
+def _broke(state: _State, night: int) -> bool:
     """A night far below its level is told at once; the next ones are the same event."""
     if night < FEW_NIGHTS - 1 or (state.active and state.active.kind is not Kind.RISE):
-        return
+        return False
     values, few = state.nights.values, night - state.start <= state.need
     value = values[night]
     if value > median(values[max(0, night - LEVEL_NIGHTS) : night]) * (1 - BREAKAGE):
-        return
+        return False
     noise = state.learn(night) if few or not state.window else state.window.noise
     if noise is None or value > noise.level * (1 - BREAKAGE):
-        return
+        return False
     z = (value - noise.level) / noise.spread
     unlike_any = z < 2 * noise.ranks[0]
-    if unlike_any and noise.normal(z, 1) >= (TELL[0] if few else SURE):
-        found = Found(Kind.BREAKAGE, night, night, noise.level, night, noise)
-        state.found.append(found)
+    if not unlike_any or noise.normal(z, 1) < (TELL[0] if few else SURE):
+        return False
+    state.found.append(Found(Kind.BREAKAGE, night, night, noise.level, night, noise))
+    return True
 
 
 def _look_for_end(state: _State, night: int) -> None:
