@@ -67,11 +67,19 @@ _WILD = Path(__file__).parents[1] / "tests" / "unit" / "lint"
 _MEASURED = """\
 ## Measured on public scripts
 
-The linter was run over {scripts} public batch scripts of {repositories} repositories
+**Round 20 is the largest of what is printed today. Of 900 scripts of 900 repositories, drawn by lot
+from a public archive of job scripts (hariharan-devarajan/jobspec-database), 86 have an error or a
+warning, 176 findings in all. 112 of these are right: 64 %.** 41 of the 64 that are wrong are the
+gaps of seven templates; without these 112 of 135 are right, 83 %. Counted once a script and rule:
+76 of 102 (75 %), without the templates 76 of 92 (83 %). The goal of 95 % is not reached.
+
+In all the linter was run over {scripts} public batch scripts of {repositories} repositories
 (tests/unit/lint/wild.csv: round, repository, path, commit), for Slurm 20.11, 22.05, 24.11 and
 26.05: no crash, 2 to 4 ms of CPU time a script and release. {judged} findings were judged by hand
 (judged.csv): is what it says of this script true, and does it matter there? Else it is wrong.
-Rounds 4 on are of 23 November 2026, with at most 12 scripts of a repository, from round 10 on 6.
+Rounds 4 on are of 23 November 2026, with at most 12 scripts of a repository, from round 10 on 6, in
+round 20 one. Round 20 was judged more strictly: `pipe-status` is right there only if the pipe
+decides how the job ends.
 
 Each round is on scripts that nothing had been mended by. What one showed wrong was mended before
 the next, and was not counted again. Rounds 1 to 14 count all that was found, what is advice or gone
@@ -82,11 +90,16 @@ and warnings of today among all, as they were when first seen.
 |---|---|---|---|---|---|
 {rounds}
 
-The goal is 95 % on scripts that nobody here has seen. **It is not reached**: rounds 15 to 19, the
-first of what is printed today, have 25 of 28 right, 89 %, which is few to judge by: most of their
-275 scripts have no finding. Of the three that were wrong two are mended (a memo `#sbatch ...` at
-the end, --ntasks-per-node beside a smaller --ntasks), and the third, `mpirun-beyond`, is a warning
-now, for only Open MPI refuses it.
+Rounds 15 to 19 have 25 of 28 right, 89 %: too few to judge by, as round 20 shows. Of the three that
+were wrong two are mended (a memo `#sbatch ...` at the end, --ntasks-per-node beside a smaller
+--ntasks), and the third, `mpirun-beyond`, is a warning now, for only Open MPI refuses it.
+
+What was wrong in round 20, templates aside: four arrays of one task or with --open-mode=append
+(`array-one-log`), six pipes whose status decides nothing (`pipe-status`), five steps that only
+run `cd` (`steps-whole`), `--mail-type=START,END`, which sbatch takes, two whole steps, which have
+all CPUs of the job (`cpus-per-gpu-ignored`), two directives in an example among notes, a count of
+ranks that was an argument of the program (`mpirun-beyond`), and a hint at `--tres-per-task`, which
+takes no memory.
 
 Most of what was wrong before were notes, and warnings of what a script does not show, as
 `cpus-per-task-default` and `kill-on-bad-exit`: whether a program uses more than one CPU, whether
@@ -110,11 +123,11 @@ now, `assignment-spaced` and `step-of-shell`), one may by `mpirun -n 32` on four
 --ntasks, where the slots depend on the cluster. Over the scripts of rounds 15 to 18 the two rules
 have ten findings more, all right; they were made for these, and are not in the table.
 
-| Rule | Today | Rounds 1 to 3 | 4 to 9 | 10 to 14 | 15 on |
-|---|---|---|---|---|---|
+| Rule | Today | Rounds 1 to 3 | 4 to 9 | 10 to 14 | 15 to 19 | 20 |
+|---|---|---|---|---|---|---|
 """
 _ROUNDS = tuple(
-    [str(turn) for turn in range(*ends)] for ends in ((1, 4), (4, 10), (10, 15), (15, 18))
+    [str(turn) for turn in range(*ends)] for ends in ((1, 4), (4, 10), (10, 15), (15, 20), (20, 21))
 )
 
 
