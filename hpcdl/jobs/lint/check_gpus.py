@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from hpcdl.jobs.lint.check_steps import counts_cpus
 from hpcdl.jobs.lint.checks import checks
 from hpcdl.jobs.lint.job import Hit, Job, asks_per_task, at, gpu_requests, tasks_per_node
 from hpcdl.jobs.lint.options import Options
@@ -110,12 +111,14 @@ def ntasks_per_gpu(job: Job) -> Iterator[Hit]:
 
 @checks("cpus-per-gpu-ignored")
 def cpus_per_gpu(job: Job) -> Iterator[Hit]:
-    """CPUs counted per GPU, which steps know since one release only."""
+    """CPUs counted per GPU, which steps know since one release only; a whole step has all CPUs."""
+    alone = [step.options for step in job.sruns
+             if counts_cpus(job, step) and not step.options.has("cpus-per-task")]  # fmt: skip
     for command, options in job.commands_at():
         option = options.last("cpus-per-gpu")
-        if option is None or options.has("cpus-per-task") or not job.script.steps:
+        if option is None or options.has("cpus-per-task"):
             continue
-        if command == "srun" or any(not s.options.has("cpus-per-task") for s in job.sruns):
+        if alone if command == "sbatch" else any(one is options for one in alone):
             yield at("cpus-per-gpu-ignored", option)
 
 

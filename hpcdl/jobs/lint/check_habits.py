@@ -20,7 +20,11 @@ _LOOKS_ELSEWHERE = re.compile(
 )
 _AGENT = re.compile(r"torch\.distributed\.(?:run|launch)\Z")
 _RANKS_OF_AGENT = re.compile(r"--nproc[-_]per[-_]node(?:=(.*))?\Z")
+_ONE_TASK = re.compile(r"(\d+)(?:-\1)?(?:%\d+)?\Z", re.A)
+"""An array of one task."""
 _COUNT_OPTIONS = ("-n", "-np", "--np", "-c", "--n")
+_PAIRED = ("-mca", "--mca", "-gmca", "--gmca", "-genv", "-env")
+"""Options of mpirun that take a name and a value."""
 _SET_BY = {
     "SLURM_NTASKS_PER_NODE": ("ntasks-per-node",),
     "SLURM_CPUS_PER_TASK": ("cpus-per-task",),
@@ -78,9 +82,12 @@ def log_directory_made_too_late(job: Job) -> Iterator[Hit]:
 @checks("array-one-log")
 def one_log_for_all_tasks(job: Job) -> Iterator[Hit]:
     """All tasks of an array write over the same log."""
-    option = job.options.last("output")
+    option, array = job.options.last("output"), job.options.last("array")
     apart = option is None or re.search(r"%\d*[ajJ]|/dev/null", option.text)
-    if job.options.has("array") and option and not apart:
+    mode = job.options.last("open-mode")
+    appends = mode is not None and mode.text.startswith("a")
+    several = array is not None and not _ONE_TASK.match(array.text)
+    if several and option and not apart and not appends:
         yield at("array-one-log", option)
 
 
@@ -157,12 +164,26 @@ def more_ranks_than_tasks(job: Job) -> Iterator[Hit]:
         if step.launcher not in {"mpirun", "mpiexec", "orterun", "prun"} or job.tasks is None:
             continue
         words = [word.value for word in step.options.rest]
-        asked = [after for word, after in pairwise(words)
-                 if word in _COUNT_OPTIONS and after.isdigit()][:1]  # fmt: skip
+        asked = _ranks(words)
         spread = any("oversubscribe" in word for word in words)
-        if asked and int(asked[0]) > job.tasks and not spread and job.options.has("ntasks"):
-            detail = f"{asked[0]} ranks for {job.tasks} task{'s' * (job.tasks != 1)}"
+        if asked.isdigit() and int(asked) > job.tasks and not spread and job.options.has("ntasks"):
+            detail = f"{asked} ranks for {job.tasks} task{'s' * (job.tasks != 1)}"
             yield at_step("mpirun-beyond", step, detail)
+
+
+def _ranks(words: list[str]) -> str:
+    """What mpirun is told to start, or nothing: what follows its program is the program's own."""
+    values = 0
+    for word, after in pairwise(words):
+        if word in _COUNT_OPTIONS:
+            return after
+        if word.startswith("-"):
+            values = 2 if word in _PAIRED else 1
+        elif values:
+            values -= 1
+        else:
+            return ""
+    return ""
 
 
 @checks("variable-unset")

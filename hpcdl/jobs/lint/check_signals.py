@@ -191,8 +191,10 @@ def status_in_pipes(job: Job) -> Iterator[Hit]:
     if _pipefail(job) or "PIPESTATUS" in job.script.text:
         return
     starts = {command.start for command, _ in main_work(job)}
+    asked = any(one.name == "wait" and len(one.words) > 1 for one in job.script.commands)
     for command in job.script.commands:
-        if command.piped and command.start in starts:
+        heard = asked or not command.background
+        if command.piped and heard and command.start in starts:
             yield Hit("pipe-status", command.words[0].start, len(command.words[0].raw[:40]))
 
 

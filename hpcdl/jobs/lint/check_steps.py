@@ -44,7 +44,7 @@ def cpus_not_repeated(job: Job) -> Iterator[Hit]:
         other = joins is not None and joins.text.isdigit()
         if step.program == "docker" or step.options.has("pty") or other:
             continue  # Its daemon starts the work; a shell to look around; another job's step.
-        yield at_step(f"cpus-per-task-{'lost' if _counts_cpus(job, step) else 'default'}", step)
+        yield at_step(f"cpus-per-task-{'lost' if counts_cpus(job, step) else 'default'}", step)
 
 
 def _launches(job: Job, *, sleeps: bool = False) -> Iterator[Step]:
@@ -61,7 +61,7 @@ def _has_cpus(step: Step) -> bool:
     )
 
 
-def _counts_cpus(job: Job, step: Step) -> bool:
+def counts_cpus(job: Job, step: Step) -> bool:
     """Whether a step gets just the CPUs that it counts for its tasks; only task/affinity binds."""
     bind = step.options.last("cpu-bind")
     bound = bind is not None and bind.text.split(",")[-1] in {"cores", "threads"}

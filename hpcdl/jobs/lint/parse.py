@@ -26,6 +26,7 @@ TRIVIAL = frozenset(
         "hostname", "echo", "printf", "true", "false", "date", "env", "printenv", "uname",
         "nvidia-smi", "rocm-smi", "id", "pwd", "ls", "cat", "scontrol", "sinfo", "free", "lscpu",
         "numactl", "mkdir", "rm", "cp", "rsync", "tar", "touch", "test", "which", "sbcast", "df",
+        "cd",
     )
 )  # fmt: skip
 """Programs whose rank count, CPUs and exit code rarely matter."""
@@ -36,13 +37,13 @@ _BLANK = re.compile(r"[ \t\f\v\r]+")
 _VARIABLE = re.compile(r'"?\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:\[[@*]\])?\})"?\Z', re.A)
 _ASSIGN = re.compile(r"([A-Za-z_]\w*)(?:\[[^][]*\])?(\+?=)(.*)\Z", re.S | re.A)
 GAP = re.compile(
-    r"\{[\w{%#]|\{ \w+ \}|#[A-Z]\w*#|@[A-Za-z]\w*@|<[^<>]*>|%[A-Za-z]\w+%|XXX|__[A-Z]\w*?__"
-    r"|\[[A-Z_ ]{4,}\]|\.\.\.",
+    r"\{[\w{%#]|\{ \w+ \}|#[A-Z]\w*#|@[A-Za-z]\w*@|(?<![\w.])@[A-Z_]{2,}\b|<[^<>]*>"
+    r"|%[A-Za-z]\w+%|%%[A-Za-z][\w-]*%%|XXX|__[A-Z]\w*?__|\[[A-Z_ ]{4,}\]|\.\.\.",
     re.A,
 )
 """What a template or a reader fills in."""
 _TEMPLATE = re.compile(r"\.(?:template|tmpl|tpl|in|j2|jinja2?|mustache)(?:\.\w+)?\Z", re.I)
-_GAP_LINE = re.compile(r"[ \t]*(?:\{\{.*\}\}|\{%.*%\}|@\w+@|<\w+>|%\w+%)[ \t]*\Z", re.A)
+_GAP_LINE = re.compile(r"[ \t]*(?:\{\{.*\}\}|\{%.*%\}|\{[\w.]+\}|@\w+@|<\w+>|%\w+%)[ \t]*\Z", re.A)
 """A line that a template fills in."""
 _MAX_WORDS = 200
 """A variable of more words is not filled in."""
