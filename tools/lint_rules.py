@@ -82,9 +82,10 @@ In all the linter was run over {scripts} public batch scripts of {repositories} 
 (tests/unit/lint/wild.csv: round, repository, path, commit), for Slurm 20.11, 22.05, 24.11 and
 26.05: no crash, 2 to 4 ms of CPU time a script and release. {judged} findings were judged by hand
 (judged.csv): is what it says of this script true, and does it matter there? Else it is wrong.
-Rounds 4 on are of 23 November 2026, with at most 12 scripts of a repository, from round 10 on 6, from
-round 20 on one. Round 20 was judged more strictly: `pipe-status` is right there only if the pipe
-decides how the job ends, which its text said then.
+The commits of rounds 20 and 21 are the archive's. Rounds 4 on are of 23 November 2026, with at most
+12 scripts of a repository, from round 10 on 6, from round 20 on one. Round 20 was judged more
+strictly: `pipe-status` is right there only if the pipe decides how the job ends, which its text
+said then.
 
 Each round is on scripts that nothing had been mended by. What one showed wrong was mended before
 the next, and was not counted again. Rounds 1 to 14 count all that was found, what is advice or gone

@@ -88,11 +88,14 @@ def unknown_options(job: Job) -> Iterator[Hit]:
             plugins = job.cluster.plugin_options
             if option.name in (plugins or ()):
                 continue
+            other = "srun" if command == "sbatch" else "sbatch"
+            theirs = option.name in known_options(other)
             # Plug-ins add long options only.
-            sure = close[key] or len(option.name) == 1 or plugins is not None
+            sure = close[key] or len(option.name) == 1 or theirs or plugins is not None
             rule = "option-misspelt" if sure else "option-foreign"
             dashes = "--" if job.script.text.startswith("--", option.start) else "-"
-            yield at(rule, option, f"{command} has no {dashes}{option.name[:60]}{close[key]}")
+            hint = f", {other} has" if theirs else close[key]
+            yield at(rule, option, f"{command} has no {dashes}{option.name[:60]}{hint}")
 
 
 def _outside_its_span(job: Job, option: Option) -> Iterator[Hit]:
@@ -188,7 +191,7 @@ def export_lists(job: Job) -> Iterator[Hit]:
         for option in exports:
             parts = option.text.split(",")
             text = next((part for part in parts if part and not _NAME.match(part)), None)
-            if text is not None and "=" in option.text:
+            if text is not None and "=" in option.text and len(parts) > 1:
                 yield at("export-comma", option, f"'{text[:40]}' is taken for a name")
 
 

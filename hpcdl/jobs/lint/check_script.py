@@ -37,7 +37,7 @@ def refused_text(job: Job) -> Iterator[Hit]:
 def export_flows_into_steps(job: Job) -> Iterator[Hit]:
     """--export without ALL, and steps that inherit it."""
     option = job.options.last("export")
-    if option is None or "ALL" in option.text.split(",") or "$" in option.text:
+    if option is None or "ALL" in option.text.upper().split(",") or "$" in option.text:
         return
     if job.script.assigned("SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV") or _unsets(job, "EXPORT_ENV"):
         return

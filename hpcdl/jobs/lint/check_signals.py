@@ -171,10 +171,12 @@ def bare_waits(job: Job) -> Iterator[Hit]:
     commands = [c for c in job.script.commands if not c.within("substitution", "inner")]
     starts = [command.start for command, _ in main_work(job) if command.background]
     careful = any(c.name == "wait" and len(c.words) > 1 for c in commands)
+    waited = 0  # up to where an earlier wait has waited for all
     for place, command in enumerate(commands):
         bare = command.name == "wait" and len(command.words) == 1
-        if not bare or not starts or starts[0] > command.start:
+        if not bare or not any(waited <= start < command.start for start in starts):
             continue
+        waited = waited if command.scopes else command.start
         if command.follow or any(map(_uses_status, commands[place + 1 : place + 2])):
             yield Hit("wait-status", command.words[0].start, len("wait"))
         elif not careful:

@@ -23,10 +23,9 @@ SHELLS = ("bash", "sh", "dash", "ksh", "zsh", "ash")
 LAUNCHERS = ("srun", "mpirun", "mpiexec", "horovodrun", "orterun", "prun")
 TRIVIAL = frozenset(
     (
-        "hostname", "echo", "printf", "true", "false", "date", "env", "printenv", "uname",
+        "hostname", "cd", "echo", "printf", "true", "false", "date", "env", "printenv", "uname",
         "nvidia-smi", "rocm-smi", "id", "pwd", "ls", "cat", "scontrol", "sinfo", "free", "lscpu",
         "numactl", "mkdir", "rm", "cp", "rsync", "tar", "touch", "test", "which", "sbcast", "df",
-        "cd",
     )
 )  # fmt: skip
 """Programs whose rank count, CPUs and exit code rarely matter."""
@@ -37,7 +36,7 @@ _BLANK = re.compile(r"[ \t\f\v\r]+")
 _VARIABLE = re.compile(r'"?\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:\[[@*]\])?\})"?\Z', re.A)
 _ASSIGN = re.compile(r"([A-Za-z_]\w*)(?:\[[^][]*\])?(\+?=)(.*)\Z", re.S | re.A)
 GAP = re.compile(
-    r"\{[\w{%#]|\{ \w+ \}|#[A-Z]\w*#|@[A-Za-z]\w*@|(?<![\w.])@[A-Z_]{2,}\b|<[^<>]*>"
+    r"\{[\w{%#]|\{ \w+ \}|#[A-Z]\w*#|@[A-Za-z]\w*@|(?<![\w.])@[A-Z_]{2,}\b|\b_[A-Z]{2,}_\b|<[^<>]*>"
     r"|%[A-Za-z]\w+%|%%[A-Za-z][\w-]*%%|XXX|__[A-Z]\w*?__|\[[A-Z_ ]{4,}\]|\.\.\.",
     re.A,
 )
@@ -107,7 +106,8 @@ class Step:
         """Whether it starts nothing: `srun --mpi=list`, `srun --help`."""
         mpi = self.options.last("mpi")
         empty = (mpi and mpi.value == "list") or not (self.options.rest or self.options.opaque)
-        return bool(empty) or self.options.has("help", "version", "usage")
+        own = {word.value for word in self.options.rest[:1]} & {"--version", "--help"}  # mpirun's
+        return bool(empty or own) or self.options.has("help", "version", "usage")
 
     @property
     def brief(self) -> bool:
