@@ -67,22 +67,25 @@ _WILD = Path(__file__).parents[1] / "tests" / "unit" / "lint"
 _MEASURED = """\
 ## Measured on public scripts
 
-**The last round (21) has 128 of 144 right, 89 %: 800 scripts of 800 repositories, of which 82 have
-an error or a warning. The round before (20) has 112 of 176 right, 64 %, over 900 scripts of as many
-repositories.** The goal of 95 % is not reached. Both were drawn by lot from a public archive of job
-scripts (hariharan-devarajan/jobspec-database), one script of a repository, none of a repository
-seen before; between them was mended what the first showed wrong.
+**The last three rounds, of 23 November 2026, have 336 of 460 right, 73 %; the goal of 95 % is not
+reached.** They are 2500 scripts of 2500 repositories, drawn by lot from a public archive of job
+scripts (hariharan-devarajan/jobspec-database), one of a repository, none of one seen before; 229
+have an error or a warning. Between them was mended what the one before showed wrong.
 
-| Round | All | Without templates and forms | Once a script and rule |
-|---|---|---|---|
-| 20 | 112 of 176, 64 % | 112 of 135, 83 % | 76 of 102, 75 % |
-| 21 | 128 of 144, 89 % | 128 of 137, 93 % | 83 of 96, 86 % |
+| Round | Scripts | All | Without templates and forms | Once a script and rule |
+|---|---|---|---|---|
+| 20 | 900 | 112 of 176, 64 % | 112 of 135, 83 % | 76 of 102, 75 % |
+| 21 | 800 | 128 of 144, 89 % | 128 of 137, 93 % | 83 of 96, 86 % |
+| 22 | 800 | 96 of 140, 69 % | 96 of 123, 78 % | 60 of 72, 83 % |
+
+Single files weigh most: 24 of the 44 that are wrong in round 22 are four scripts in one file, 17 the
+gaps of nine forms; of the other 99 findings 96 are right.
 
 In all the linter was run over {scripts} public batch scripts of {repositories} repositories
 (tests/unit/lint/wild.csv: round, repository, path, commit), for Slurm 20.11, 22.05, 24.11 and
 26.05: no crash, 2 to 4 ms of CPU time a script and release. {judged} findings were judged by hand
 (judged.csv): is what it says of this script true, and does it matter there? Else it is wrong.
-The commits of rounds 20 and 21 are the archive's. Rounds 4 on are of 23 November 2026, with at most
+The commits of rounds 20 to 22 are the archive's. Rounds 4 on are of 23 November 2026, with at most
 12 scripts of a repository, from round 10 on 6, from round 20 on one. Round 20 was judged more
 strictly: `pipe-status` is right there only if the pipe decides how the job ends, which its text
 said then.
@@ -112,6 +115,9 @@ In round 21, besides four templates and forms: two pipes behind `hostname` and `
 (`steps-whole`), `--export=All`, which counts as ALL, `--export==x`, which has no comma, the hint
 `--gpu-bind` for `--cpu-bind`, which srun knows, and `temps = [...]`, which nobody reads.
 
+In round 22, besides forms and that file: two lines of Python (`assignment-spaced`), and an MPI
+plug-in that only one site has (`mpi-plugin`).
+
 Most of what was wrong before were notes, and warnings of what a script does not show, as
 `cpus-per-task-default` and `kill-on-bad-exit`: whether a program uses more than one CPU, whether
 its ranks wait for each other. A rule below 90 % is advice or gone: gone are `cpu-autobind`,
@@ -134,12 +140,12 @@ now, `assignment-spaced` and `step-of-shell`), one may by `mpirun -n 32` on four
 --ntasks, where the slots depend on the cluster. Over the scripts of rounds 15 to 18 the two rules
 have ten findings more, all right; they were made for these, and are not in the table.
 
-| Rule | Today | Rounds 1 to 3 | 4 to 9 | 10 to 14 | 15 to 19 | 20 | 21 |
-|---|---|---|---|---|---|---|---|
+| Rule | Today | Rounds 1 to 3 | 4 to 9 | 10 to 14 | 15 to 19 | 20 | 21 | 22 |
+|---|---|---|---|---|---|---|---|---|
 """
 _ROUNDS = tuple(
     [str(turn) for turn in range(*ends)]
-    for ends in ((1, 4), (4, 10), (10, 15), (15, 20), (20, 21), (21, 22))
+    for ends in ((1, 4), (4, 10), (10, 15), (15, 20), (20, 21), (21, 22), (22, 23))
 )
 
 
