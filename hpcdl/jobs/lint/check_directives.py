@@ -34,6 +34,8 @@ def stray_directives(job: Job) -> Iterator[Hit]:
     right = {line.text[len("#SBATCH") :].split("#")[0].strip() for line in marked}
     for line in script.lines:
         late = line.number > script.header_end
+        if late and line.text.startswith("#!/"):
+            return  # Several scripts in one file.
         if not line.text.startswith("#") or (late and not script.is_comment(line.start)):
             continue
         if line.text.startswith("#SBATCH"):

@@ -83,7 +83,7 @@ def log_directory_made_too_late(job: Job) -> Iterator[Hit]:
 def one_log_for_all_tasks(job: Job) -> Iterator[Hit]:
     """All tasks of an array write over the same log."""
     option, array = job.options.last("output"), job.options.last("array")
-    apart = option is None or re.search(r"%\d*[ajJ]|/dev/null", option.text)
+    apart = option is None or re.search(r"%\d*[ajJ]|/dev/null|\[[A-Z_ ]{4,}\]", option.text)
     mode = job.options.last("open-mode")
     appends = mode is not None and mode.text.startswith("a")
     several = array is not None and not _ONE_TASK.match(array.text)

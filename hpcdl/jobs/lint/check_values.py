@@ -18,6 +18,8 @@ _EXPANDS = re.compile(r"[$`]")
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})\Z", re.A)
 _BOUNDS = re.compile(r"(?:\d+|[A-Za-z])-[A-Za-z](?:%\w+)?\Z", re.A)
 """Of an array, in a template: `n-m`, `1-N`."""
+_BLANK = re.compile(r"[A-Z][A-Z_]{3,}\Z", re.A)
+"""Where a number is to be: a form's word for it, like NODES."""
 _HOURS = {24, 48, 72, 96}
 """Numbers of minutes that hours were meant by."""
 _MEANT_GB = frozenset((*range(1, 65), 96, 128))
@@ -46,6 +48,9 @@ def expects(option: Option, release: Release) -> str | None:
     if GAP.search(option.value) or (option.name == "array" and _BOUNDS.match(option.value)):
         return None
     for releases, pattern, row in _grammar().get(option.name, ()):
+        counted = "number" in row["expects"] or "minutes" in row["expects"]
+        if counted and _BLANK.match(option.value):
+            return None
         if releases.holds(release) and not _reads(pattern, option.value, row):
             return str(row["expects"])
     return None

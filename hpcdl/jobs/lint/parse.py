@@ -36,8 +36,8 @@ _BLANK = re.compile(r"[ \t\f\v\r]+")
 _VARIABLE = re.compile(r'"?\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:\[[@*]\])?\})"?\Z', re.A)
 _ASSIGN = re.compile(r"([A-Za-z_]\w*)(?:\[[^][]*\])?(\+?=)(.*)\Z", re.S | re.A)
 GAP = re.compile(
-    r"\{[\w{%#]|\{ \w+ \}|#[A-Z]\w*#|@[A-Za-z]\w*@|(?<![\w.])@[A-Z_]{2,}\b|\b_[A-Z]{2,}_\b|<[^<>]*>"
-    r"|%[A-Za-z]\w+%|%%[A-Za-z][\w-]*%%|XXX|__[A-Z]\w*?__|\[[A-Z_ ]{4,}\]|\.\.\.",
+    r"\{[\w{%#]|\{ \w+ \}|#[A-Z]\w*#|@[A-Za-z]\w*@|(?<![\w.])@[A-Z_]{2,}\b|\b_[A-Z][A-Z_]+_\b"
+    r"|<[^<>]*>|%[A-Za-z]\w+%|%%[A-Za-z][\w-]*%%|XXX|__[A-Z]\w*?__|\[[A-Z_ ]{4,}\]|\.\.\.",
     re.A,
 )
 """What a template or a reader fills in."""
