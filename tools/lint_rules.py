@@ -79,7 +79,9 @@ have an error or a warning. Between them was mended what the one before showed w
 | 22 | 800 | 96 of 140, 69 % | 96 of 123, 78 % | 60 of 72, 83 % |
 
 Single files weigh most: 24 of the 44 that are wrong in round 22 are four scripts in one file, 17
-the gaps of nine forms; of the other 99 findings 96 are right.
+the gaps of nine forms; of the other 99 findings 96 are right. Over the same 2500 scripts today's
+rules have 381 findings, 338 of them right, 89 %, and miss none that was right: what was mended
+shows, but it was mended by these scripts.
 
 In all the linter was run over {scripts} public batch scripts of {repositories} repositories
 (tests/unit/lint/wild.csv: round, repository, path, commit), for Slurm 20.11, 22.05, 24.11 and
