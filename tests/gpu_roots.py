@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster.rootfs import own_mirror, trust
+from hpcdl.cluster.rootfs import KEYRING, own_mirror
 from hpcdl.system.resources import cache
 
 PACKAGES = ("ca-certificates", "cmake", "libopenmpi-dev", "lmod", "make", "nvidia-cuda-toolkit",
@@ -178,7 +178,7 @@ def _make(root: Root) -> None:
     shutil.rmtree(root.directory)
     done = subprocess.run(
         ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc",
-         "debootstrap", "--variant=minbase", "--components=main,contrib,non-free", *trust(print),
+         "debootstrap", "--variant=minbase", "--components=main,contrib,non-free", f"--keyring={KEYRING}",
          root.suite, root.directory, own_mirror()],
         capture_output=True, text=True, check=False,
     )  # fmt: skip

@@ -32,7 +32,7 @@ _RECORD = "hpcdl-root.json"
 _MADE_FROM = re.compile(r"# (/.*) as of Slurm \S+\. Written by `hpcdl cluster up`\.")
 _BUILD_SECONDS = 1800
 _NEED_MB = 700
-_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _SCRIPTS = Path("/usr/share/debootstrap/scripts")
 # Nothing of these is ever used: only /usr and a few files of /etc are.
 _LEFTOVERS = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man",
@@ -225,7 +225,7 @@ def _bootstrap(suite: Suite, mirror: str, aside: Path) -> Root:
     shutil.rmtree(aside, ignore_errors=True)
     run(
         [*_BUILDING, _tool("debootstrap"), "--variant=minbase", "--merged-usr",
-         f"--include={','.join(facts.load('slurm_suites')['packages'])}", f"--keyring={_KEYRING}",
+         f"--include={','.join(facts.load('slurm_suites')['packages'])}", f"--keyring={KEYRING}",
          suite.name, aside, mirror, *_script(suite.name)],
         env=_proxy(),
         timeout=_BUILD_SECONDS,
@@ -327,7 +327,7 @@ def _suites() -> tuple[Suite, ...]:
 def _check_tools() -> None:
     packages = look(facts.load("packages")["packages"], ["matrix"])
     # Without the keyring debootstrap would check no signature, and what it fetches is run by root.
-    if find_program("debootstrap") is None or not _KEYRING.exists():
+    if find_program("debootstrap") is None or not KEYRING.exists():
         raise MissingPrerequisite(
             f"another release of Slurm needs {' and '.join(missing_names(packages))}",
             hint=f"install with: {apt_line(packages)}",

@@ -38,7 +38,7 @@ def make_task(name: str, smoothing: float) -> Task:
     """The task, with labels smoothed: each moves by `smoothing` towards ignorance."""
 
     def classes(logits: Any, labels: Any) -> Any:
-        logits = tf.cast(logits, tf.float32)
+        logits, labels = tf.cast(logits, tf.float32), tf.convert_to_tensor(labels)
         if labels.dtype.is_integer and not smoothing:
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
         else:

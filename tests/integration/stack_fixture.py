@@ -53,4 +53,5 @@ def _forget_old(site: Site, newest: Release) -> None:
 
     for row in overview(site)[:-_KEPT]:
         if row["id"] != newest.id and not row["current"]:
-            shutil.rmtree(site.paths.prefix / "releases" / row["id"])
+            # Another worker may be at the same one.
+            shutil.rmtree(site.paths.prefix / "releases" / row["id"], ignore_errors=True)

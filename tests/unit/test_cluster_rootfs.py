@@ -84,7 +84,7 @@ def test_without_debootstrap_its_package_is_named(cache, monkeypatch):
 def test_without_keys_to_check_signatures_nothing_is_fetched(cache, monkeypatch, tmp_path):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(rootfs, "find_program", lambda name: f"/usr/sbin/{name}")
-    monkeypatch.setattr(rootfs, "_KEYRING", tmp_path / "none.gpg")
+    monkeypatch.setattr(rootfs, "KEYRING", tmp_path / "none.gpg")
     with pytest.raises(MissingPrerequisite, match="needs") as refused:
         rootfs.check("24.11")
     assert "install" in refused.value.hint
