@@ -178,7 +178,8 @@ def _make(root: Root) -> None:
     shutil.rmtree(root.directory)
     done = subprocess.run(
         ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc",
-         "debootstrap", "--variant=minbase", "--components=main,contrib,non-free", f"--keyring={KEYRING}",
+         "debootstrap", "--variant=minbase", "--components=main,contrib,non-free",
+         f"--keyring={KEYRING}",
          root.suite, root.directory, own_mirror()],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
