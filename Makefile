@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest
 WORKERS ?= 2
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # `make down` finds the cluster of `make demo` by this.
-demo down clean: export HPCDL_SITE ?= embedded
+down clean: export HPCDL_SITE ?= embedded
 
 .PHONY: help demo down test test-fast test-matrix test-gpu-build test-reframe test-long drill bench lint docs site man pictures golden wheel release venv system clean
 
@@ -17,7 +17,7 @@ help:  ## list the targets
 demo:  ## the demo: cluster, stack, training on 2 nodes, checks with verdicts
 	@bash tools/system.sh cluster mpi modules build python
 	@$(MAKE) -s --no-print-directory $(if $(wildcard $(VENV)/.done),venv,$(VENV)/.demo)
-	@PATH="$(abspath $(BIN)):$$PATH" bash tools/demo.sh $(STEPS)
+	@PATH="$(abspath $(BIN)):$$PATH" hpcdl tour --yes $(STEPS:%=--to %)
 
 down:  ## stop the embedded cluster; no process or mount is left
 	@if [ -x $(BIN)/hpcdl ]; then $(BIN)/hpcdl cluster down; \

@@ -37,7 +37,7 @@ prepend_path("PYTHONPATH", pathJoin(stack, "share", "hpcdl", "python"))
 -- Modules it was built with, such as the site's Open MPI, from the directory where they were
 -- found. That directory need not be in MODULEPATH, so it may be hidden from users.
 for _, module in ipairs(release.needs.modules or {}) do
-  append_path("MODULEPATH", module.directory or module.folder)
+  append_path("MODULEPATH", module.directory)
   depends_on(module.name)
 end
 

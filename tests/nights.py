@@ -87,7 +87,7 @@ def verdicts(folder: Path, *, log_lines: int = 400) -> dict[str, Any]:
     stale = next(v for v in found if v["case"].startswith("vgg16-2x") and v["partition"] == "v100")
     stale |= {"status": "STALE", "ok": False, "reason": "the reference of images_per_second was "
               f"measured with release '{RELEASES[1]}', this is '{RELEASES[2]}'"}  # fmt: skip
-    return {"schema": 1, "run": str(folder / f"{END:%Y%m%d-%H%M%S}-0000"), "seconds": 2710.0,
+    return {"schema": 2, "run": str(folder / f"{END:%Y%m%d-%H%M%S}-0000"), "seconds": 2710.0,
             "ok": False, "verdicts": found}  # fmt: skip
 
 

@@ -201,7 +201,7 @@ def commands() -> str:
         "the site file\ntake `--site FILE` (default: `HPCDL_SITE`, else the installed site file). "
         "Commands that change\nsomething take `--dry-run`. "
         "Exit codes: [exit-codes.md](exit-codes.md).\n",
-        "Shell completions: `hpcdl completion bash` or `hpcdl completion zsh`.\n",
+        "Shell completions: `hpcdl completion bash`, `zsh` or `fish`.\n",
     ]
     for name in GROUPS:
         entry = load_group(name)

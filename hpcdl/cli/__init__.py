@@ -16,7 +16,7 @@ from hpcdl.cli.framework import Command, Group, build_parser
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError, of_the_system
 from hpcdl.system.files import careful_umask
 from hpcdl.system.inert import inert_output
-from hpcdl.system.text import did_you_mean
+from hpcdl.system.text import did_you_mean, listed, one_of, wrapped
 
 # Name of a module of this package -> what the overview says of it. The module holds a GROUP or
 # a COMMAND of that name.
@@ -34,9 +34,12 @@ GROUPS: dict[str, str] = {
     "check": "nightly regression checks: runs, references, verdicts, history, gate",
     "clean": "remove old runs, logs and cached files that nothing needs",
     "doctor": "check this machine's prerequisites",
-    "completion": "shell completions for bash and zsh",
+    "tour": "the demo, step by step",
+    "completion": "shell completions for bash, zsh and fish",
 }
 
+# What others call it.
+_ALIKE = {"start": "up", "stop": "down", "kill": "cancel", "ls": "list", "queue": "list"}
 _SHARED = frozenset({"--site", "--json", "-v", "--verbose", "--no-color", "--dry-run"})
 
 
@@ -114,20 +117,30 @@ def _options_last(argv: list[str]) -> list[str]:
 
 def _dispatch(argv: list[str]) -> ExitCode | int:
     argv = _options_last(argv)
-    if not argv or argv[0] in {"-h", "--help", "help"}:
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:], "--help"]
+    if not argv or argv[0] in {"-h", "--help"}:
         print(overview())
         return ExitCode.OK
-    if argv[0] in {"-V", "--version"}:
+    if argv[0] in {"-V", "--version", "version"}:
         print(f"hpcdl {__version__}")
         return ExitCode.OK
     if argv[0].partition("=")[0] in _SHARED:
         raise BadInput("there is no command behind the options", hint="`hpcdl --help` shows all")
     if argv[0] not in GROUPS:
-        raise BadInput(f"unknown command '{argv[0]}'", hint=did_you_mean(argv[0], GROUPS))
+        raise BadInput(f"unknown command '{argv[0]}'", hint=_meant(argv[0]))
     entry = load_group(argv[0])
     if isinstance(entry, Command):
         return _run(f"hpcdl {entry.name}", entry, argv[1:])
     return _run_in_group(entry, argv[1:])
+
+
+def _meant(word: str) -> str:
+    """What may be meant: a command whose group was left out, else the nearest name."""
+    groups = [entry for entry in map(load_group, GROUPS) if isinstance(entry, Group)]
+    found = [f"hpcdl {one.name} {word}" for one in groups
+             if word in {command.name for command in one.commands}]  # fmt: skip
+    return f"did you mean {one_of(found)}?" if found else did_you_mean(word, GROUPS)
 
 
 def _run_in_group(group: Group, argv: list[str]) -> ExitCode | int:
@@ -141,7 +154,7 @@ def _run_in_group(group: Group, argv: list[str]) -> ExitCode | int:
     if argv[0] not in commands:
         raise BadInput(
             f"'hpcdl {group.name}' has no command '{argv[0]}'",
-            hint=did_you_mean(argv[0], commands),
+            hint=did_you_mean(_ALIKE.get(argv[0], argv[0]), commands),
         )
     return _run(f"hpcdl {group.name} {argv[0]}", commands[argv[0]], argv[1:])
 
@@ -154,28 +167,25 @@ def _run(prog: str, command: Command, argv: list[str]) -> ExitCode | int:
     args.rest = argv[end + 1 :]
     takes_rest = getattr(args, "takes_program", False) or getattr(args, "takes_files", False)
     if args.rest and not takes_rest:
-        raise BadInput(f"'{prog}' takes nothing after '--'")
+        raise BadInput(f"'{prog}' takes nothing after '--'", hint="leave '--' and the rest out")
     return command.run(args)
 
 
 def overview() -> str:
     """What `hpcdl --help` prints: an example first, then the groups."""
-    width = max(map(len, GROUPS))
-    lines = "\n".join(f"  {name:<{width}}  {summary}" for name, summary in GROUPS.items())
+    what = wrapped("From bare Slurm to verified TensorFlow training, from one site file.")
+    more = wrapped("`hpcdl COMMAND --help` shows an example. Every command takes --site FILE.")
     return (
-        "example: hpcdl job submit --partition p100 --gpus 8\n\n"
-        "From bare Slurm to verified TensorFlow training, from one site file.\n\n"
-        f"usage: hpcdl COMMAND ...\n\n{lines}\n\n"
-        "`hpcdl COMMAND --help` shows an example. Every command takes --site FILE."
+        f"example: hpcdl job submit --partition p100 --gpus 8\n\n{what}\n\n"
+        f"usage: hpcdl COMMAND ...\n\n{listed(GROUPS)}\n\n{more}"
     )
 
 
 def group_overview(group: Group) -> str:
     """What `hpcdl GROUP --help` prints: an example first, then its commands."""
-    width = max(len(command.name) for command in group.commands)
-    lines = "\n".join(f"  {c.name:<{width}}  {c.summary}" for c in group.commands)
-    summary = group.summary[0].upper() + group.summary[1:]
+    summary = wrapped(group.summary[0].upper() + group.summary[1:] + ".")
     return (
-        f"example: {group.commands[0].example}\n\n{summary}.\n\n"
-        f"usage: hpcdl {group.name} COMMAND ...\n\n{lines}"
+        f"example: {group.commands[0].example}\n\n{summary}\n\n"
+        f"usage: hpcdl {group.name} COMMAND ...\n\n"
+        + listed({command.name: command.summary for command in group.commands})
     )

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcdl.cli.framework import print_json, the_site
+from hpcdl.cli.framework import print_json, show, the_site
 from hpcdl.system.errors import BadInput, ExitCode
 from hpcdl.system.text import table
 
@@ -14,11 +14,6 @@ if TYPE_CHECKING:
     from hpcdl.site import Site
     from hpcdl.stack.findings import Finding
     from hpcdl.stack.release import Release
-
-
-def release_argument(parser: argparse.ArgumentParser) -> None:
-    """The argument of `sbom`."""
-    parser.add_argument("release", nargs="?", help="release id (default: the current one)")
 
 
 def _named(site: Site, release_id: str | None) -> Release:
@@ -78,12 +73,13 @@ def run_accept(args: argparse.Namespace) -> ExitCode:
     from hpcdl.stack.records import accept
 
     accepted = accept(the_site(args), args.agreement, args.by, dry_run=args.dry_run)
-    if args.json:
-        print_json({"schema": 1, "dry_run": args.dry_run, **vars(accepted)})
-    else:
-        would = "would be recorded" if args.dry_run else "recorded"
-        print(f"{would}: {accepted.by} accepted '{accepted.agreement}' at {accepted.at}")
-    return ExitCode.OK
+    said = f"{accepted.by} accepted '{accepted.agreement}' at {accepted.at}"
+    return _recorded(args, vars(accepted), said)
+
+
+def _recorded(args: argparse.Namespace, values: dict[str, str], said: str) -> ExitCode:
+    would = "would be recorded" if args.dry_run else "recorded"
+    return show(args, {"schema": 1, "dry_run": args.dry_run, **values}, f"{would}: {said}")
 
 
 def waive_arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,12 +98,8 @@ def run_waive(args: argparse.Namespace) -> ExitCode:
     waiver = Waiver(args.vulnerability, args.because, args.owner, args.until)
     site = the_site(args)
     waive(site, waiver, known_here=known_names(site), dry_run=args.dry_run)
-    if args.json:
-        print_json({"schema": 1, "dry_run": args.dry_run, **vars(waiver)})
-    else:
-        would = "would be recorded" if args.dry_run else "recorded"
-        print(f"{would}: {waiver.weakness} is waived until {waiver.until} by {waiver.owner}")
-    return ExitCode.OK
+    said = f"{waiver.weakness} is waived until {waiver.until} by {waiver.owner}"
+    return _recorded(args, vars(waiver), said)
 
 
 def kernel_arguments(parser: argparse.ArgumentParser) -> None:
@@ -128,10 +120,6 @@ def run_kernel(args: argparse.Namespace) -> ExitCode:
     kernel = plan_kernel(site, release, follow=args.release is None, prefix=prefix)
     if not args.dry_run:
         install_kernel(kernel)
-    if args.json:
-        print_json({**kernel.as_data(), "dry_run": args.dry_run})
-    else:
-        would = "would write" if args.dry_run else "wrote"
-        print(f"{would} {kernel.file}")
-        print(f"Jupyter shows it as '{kernel.content['display_name']}'")
-    return ExitCode.OK
+    said = f"{'would write' if args.dry_run else 'wrote'} {kernel.file}\n"
+    said += f"Jupyter shows it as '{kernel.content['display_name']}'"
+    return show(args, {**kernel.as_data(), "dry_run": args.dry_run}, said)

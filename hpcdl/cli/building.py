@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcdl.cli.framework import print_json, the_site
+from hpcdl.cli.framework import print_json, show, the_site
+from hpcdl.system.amounts import positive, seconds
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError, MissingPrerequisite, PartlyDone
 from hpcdl.system.signals import terminable
 from hpcdl.system.text import duration, paint
@@ -36,14 +35,6 @@ def progress_teller() -> Callable[[str], None]:
     return say
 
 
-def positive(text: str) -> float:
-    """A length of time; `nan` would wait for ever."""
-    with suppress(ValueError):
-        if 0 < float(text) < math.inf:
-            return float(text)
-    raise argparse.ArgumentTypeError(f"'{text[:30]}' is not a number above 0")
-
-
 def in_order(act: Callable[[argparse.Namespace], ExitCode]) -> Callable[..., ExitCode]:
     """SIGTERM ends the command as Ctrl-C does: what it runs ends, half-made trees are removed."""
 
@@ -62,7 +53,7 @@ def concretize_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--render", action="store_true", help="only write the spack.yaml files")
     parser.add_argument("--directory", metavar="DIR",
                         help="where environments/ is (default: the checkout's)")  # fmt: skip
-    parser.add_argument("--time-limit", type=positive, metavar="SECONDS",
+    parser.add_argument("--time-limit", type=seconds, metavar="SECONDS",
                         help="time limit of each environment (400, more under load)")  # fmt: skip
 
 
@@ -77,31 +68,30 @@ def run_concretize(args: argparse.Namespace) -> ExitCode:
     if not args.dry_run:
         render_work(work)
     if args.dry_run or args.render:
-        print_json(data) if args.json else print(text)
-        return ExitCode.OK
+        return show(args, data, text)
     found = [
         concretize(work.root, one, progress_teller(), time_limit=args.time_limit)
         for one in work.environments
     ]
-    print_json(solved_data(found)) if args.json else print(solved_text(found))
+    show(args, solved_data(found), solved_text(found))
     return ExitCode.OK if not any(one.differences for one in found) else ExitCode.NO
 
 
 def build_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `build`."""
-    parser.add_argument("--name", metavar="STACK", help="stack of the site (default: the first)")
-    parser.add_argument(
-        "--backend", choices=["venv", "spack"], help="build method (default: the site file's)"
-    )
+    add = parser.add_argument
+    add("--name", metavar="STACK", help="stack of the site (default: the first)")
+    add("--backend", choices=["venv", "spack"], help="build method (default: the site file's)")
     wheels = parser.add_argument_group("from wheels")
     wheels.add_argument("--partition", metavar="NAME",
                         help="the build for this partition's GPUs only; all it needs")  # fmt: skip
     wheels.add_argument("--without-horovod", action="store_true",
                         help="for tf.distribute: no compiler is needed")  # fmt: skip
     spack = parser.add_argument_group("with Spack")
-    spack.add_argument("--jobs", type=int, metavar="COUNT", help="parallel processes (all CPUs)")
+    spack.add_argument("--jobs", type=positive, metavar="COUNT",
+                       help="parallel processes (all CPUs)")  # fmt: skip
     spack.add_argument("--unsigned", action="store_true", help="do not sign the build cache")
-    spack.add_argument("--time-limit", type=positive, metavar="SECONDS",
+    spack.add_argument("--time-limit", type=seconds, metavar="SECONDS",
                        help="time limit of the solver (400, more under load)")  # fmt: skip
 
 
@@ -163,19 +153,18 @@ def _nothing(blocked: Sequence[Blocked]) -> HpcdlError:
 
 def _build_spack(site: Site, args: argparse.Namespace) -> ExitCode:
     from hpcdl.stack.spack_backend.show import progress
-    from hpcdl.stack.spack_backend.spack_build import Options, build_spack, plan_spack
+    from hpcdl.stack.spack_backend.spack_build import build_spack, plan_spack
     from hpcdl.system.progress import StatusLine
 
-    if args.jobs is not None and args.jobs < 1:
-        raise BadInput("--jobs must be at least 1")
     if args.partition or args.without_horovod:
         raise BadInput("--partition and --without-horovod are for stacks from wheels")
     plan = plan_spack(site, args.name)
     if args.dry_run:
         return _would_build([plan], args)
-    existed, options = plan.exists, Options(args.jobs, args.unsigned, args.time_limit)
+    existed = plan.exists
     with StatusLine(sys.stderr) as line:
-        release = build_spack(plan, progress_teller(), progress(line), options)
+        release = build_spack(plan, progress_teller(), progress(line), jobs=args.jobs,
+                              unsigned=args.unsigned, time_limit=args.time_limit)  # fmt: skip
     return _built([release], [existed], args)
 
 
@@ -264,13 +253,12 @@ def run_mirror(args: argparse.Namespace) -> ExitCode:
     root, names = choose_environments(args.environments, args.name, lambda: the_site(args))
     mirror = plan_mirror(Path(args.directory).absolute(), root, names, args.bazel_cache)
     if args.dry_run:
-        print_json(mirror.as_data()) if args.json else print(mirror_text(mirror))
-        return ExitCode.OK
-    path = make_mirror(mirror, root, progress_teller())
+        return show(args, mirror.as_data(), mirror_text(mirror))
+    make_mirror(mirror, root, progress_teller())
     if args.json:
-        print_json({**mirror.as_data(), "missing": [], "manifest": str(path)})
+        print_json({**mirror.as_data(), "missing": []})
         return ExitCode.OK
-    print(f"{len(mirror.sources)} files are in {mirror.folder}; {path.name} lists them")
+    print(f"{len(mirror.sources)} files are in {mirror.folder}")
     for note in mirror.notes():
         print(f"note: {note}")
     print(f'site file of the offline site: spack: {{mirrors: {{local: "file://{mirror.folder}"}}}}')

@@ -12,11 +12,6 @@ if TYPE_CHECKING:
     from hpcdl.site import Site
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """Which jobs."""
-    parser.add_argument("jobs", nargs="+", metavar="JOB", help="job ids, or job directories")
-
-
 def _to_cancel(site: Site, which: str) -> tuple[int, ...]:
     """The jobs of a run, or the array of a sweep."""
     from hpcdl.jobs.arrays import arrays

@@ -17,19 +17,14 @@ from hpcdl.cli.check_options import (
     selection,
     shown,
 )
-from hpcdl.cli.framework import Command, Group, at_least, print_json, the_site
+from hpcdl.cli.framework import Command, Group, option, print_json, show, the_site
+from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import ExitCode
 
 if TYPE_CHECKING:
     from hpcdl.regress.answer import GateAnswer
     from hpcdl.regress.runner import CheckOutcome
     from hpcdl.site import Site
-
-
-def _settings_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="write to FILE, not to the screen"
-    )
 
 
 def _settings(args: argparse.Namespace) -> ExitCode:
@@ -41,32 +36,27 @@ def _settings(args: argparse.Namespace) -> ExitCode:
     site = the_site(args)
     text = render_settings(site, modules_by_partition(site), execution=current_or_cluster())
     if args.output is None:
-        print_json({"settings": text}) if args.json else print(text, end="")
-        return ExitCode.OK
+        return show(args, {"settings": text}, text, end="")
     write_atomic(args.output, text)
-    if args.json:
-        print_json({"file": args.output})
-    else:
-        print(f"wrote {args.output}; next: reframe -C {args.output} -r")
-    return ExitCode.OK
+    text = f"wrote {args.output}; next: reframe -C {args.output} -r"
+    return show(args, {"file": args.output}, text)
 
 
 def _run_options(parser: argparse.ArgumentParser) -> None:
     selection(parser)
-    parser.add_argument("--distribute", action="store_true",
-                        help="run single-node checks on every node; name slow nodes")  # fmt: skip
-    parser.add_argument("--waive", action="append", default=[], metavar="NAME",
-                        help="pass a check without a current reference")  # fmt: skip
+    add = parser.add_argument
+    add("--distribute", action="store_true",
+        help="run single-node checks on every node; name slow nodes")  # fmt: skip
+    add("--waive", action="append", default=[], metavar="NAME",
+        help="pass a check without a current reference")  # fmt: skip
     history_option(parser)
-    parser.add_argument(
-        "--no-history", action="store_true", help="do not add the run to the history"
-    )
-    parser.add_argument("--retries", type=at_least(0), metavar="N",
-                        help="run what fails again, up to N times; by default only what was too"
-                        " slow on a machine that emulates all nodes, once")  # fmt: skip
-    parser.add_argument("--config", action="append", default=[], type=Path, metavar="FILE",
-                        help="ReFrame settings of your own beside hpcdl's, such as log handlers;"
-                        " may be repeated")  # fmt: skip
+    add("--no-history", action="store_true", help="do not add the run to the history")
+    add("--retries", type=at_least(0), metavar="N",
+        help="run what fails again, up to N times; by default only what was too"
+        " slow on a machine that emulates all nodes, once")  # fmt: skip
+    add("--config", action="append", default=[], type=Path, metavar="FILE",
+        help="ReFrame settings of your own beside hpcdl's, such as log handlers;"
+        " may be repeated")  # fmt: skip
     parser.epilog = "after --: arguments of ReFrame, such as -J reservation=tests"
     parser.set_defaults(takes_program=True)
 
@@ -175,14 +165,9 @@ def _ci(args: argparse.Namespace) -> ExitCode:
     if args.output is None or args.dry_run:
         several = len(files) > 1
         texts = [f"# {name}\n{text}" if several else text for name, text in files.items()]
-        print_json({"files": files}) if args.json else print("\n".join(texts), end="")
-        return ExitCode.OK
+        return show(args, {"files": files}, "\n".join(texts), end="")
     written = write(files, args.output)
-    if args.json:
-        print_json({"files": written})
-    else:
-        print("\n".join(f"wrote {path}" for path in written))
-    return ExitCode.OK
+    return show(args, {"files": written}, "\n".join(f"wrote {path}" for path in written))
 
 
 GROUP = Group(
@@ -192,7 +177,9 @@ GROUP = Group(
         Command("run", "Run checks on the cluster and print a verdict for each.",
                 "hpcdl check run --partition p100 --tag smoke", _run, _run_options),
         Command("settings", "Print ReFrame settings for the site.",
-                "hpcdl check settings --output settings.py", _settings, _settings_options),
+                "hpcdl check settings --output settings.py", _settings,
+                option("--output", type=Path, metavar="FILE",
+                       help="write to FILE, not to the screen")),
         Command("ci",
                 "Render a nightly pipeline (GitLab, GitHub, scrontab, systemd), or a dashboard.",
                 "hpcdl check ci gitlab --output .gitlab-ci.yml", _ci, _ci_options, changes=True),

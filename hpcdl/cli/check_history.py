@@ -8,16 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcdl.cli.check_options import answer_of, history_option
-from hpcdl.cli.framework import Command, a_day, at_least, print_json, the_site
+from hpcdl.cli.framework import Command, a_day, option, show, the_site
+from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import ExitCode
 
 if TYPE_CHECKING:
     from hpcdl.site import Site
-
-
-def _drift_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, metavar="FILE",
-                        help="CSV: date,value and optionally release,driver,node")  # fmt: skip
 
 
 def _drift(args: argparse.Namespace) -> ExitCode:
@@ -25,22 +21,17 @@ def _drift(args: argparse.Namespace) -> ExitCode:
     from hpcdl.regress.series import analysis_data, analysis_text, read_series
 
     analysis = analyse(read_series(args.file))
-    print_json(analysis_data(analysis)) if args.json else print(analysis_text(analysis))
-    return ExitCode.NO if analysis.alarm or analysis.slow_nodes else ExitCode.OK
+    ok = not (analysis.alarm or analysis.slow_nodes)
+    return show(args, analysis_data(analysis), analysis_text(analysis), ok=ok)
 
 
 def _history_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "action",
-        choices=("show", "export", "import"),
-        help="what to do",
-    )
-    parser.add_argument("files", nargs="*", type=Path, metavar="FILE",
-                        help="import: JSON lines, CSV, or run directories")  # fmt: skip
-    parser.add_argument("--csv", action="store_true", help="export: CSV instead of JSON lines")
-    parser.add_argument(
-        "--since", type=a_day, metavar="DATE", help="only results from this date on"
-    )
+    add = parser.add_argument
+    add("action", choices=("show", "export", "import"), help="what to do")
+    add("files", nargs="*", type=Path, metavar="FILE",
+        help="import: JSON lines, CSV, or run directories")  # fmt: skip
+    add("--csv", action="store_true", help="export: CSV instead of JSON lines")
+    add("--since", type=a_day, metavar="DATE", help="only results from this date on")
     history_option(parser)
 
 
@@ -57,10 +48,7 @@ def _history(args: argparse.Namespace) -> ExitCode:
         if args.action == "export":
             for line in FORMATS["csv" if args.csv else "jsonl"](history.results(args.since or "")):
                 print(line)
-        elif args.json:
-            print_json([series._asdict() for series in history.series()])  # fmt: skip
-        else:
-            print(history_text(history, path))
+        show(args, [one._asdict() for one in history.series()], history_text(history, path))
     return ExitCode.OK
 
 
@@ -74,21 +62,18 @@ def _import(args: argparse.Namespace, site: Site, path: Path) -> ExitCode:
     else:
         with open_history(path, site.name) as history:
             added = history.add(result for file in files for result in file)
-        print_json({"added": added}) if args.json else print(f"{added} new results in {path}")
+        show(args, {"added": added}, f"{added} new results in {path}")
     refuse_cut(files)
     return ExitCode.OK
 
 
 def _gate_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--partition", action="append", default=[], metavar="NAME",
-                        help="only this partition; may be repeated")  # fmt: skip
-    parser.add_argument("--name", action="append", default=[], metavar="NAME",
-                        help="only this check")  # fmt: skip
-    parser.add_argument("--notify", type=Path, metavar="FILE",
-                        help="tell those whom FILE names what has changed")  # fmt: skip
-    parser.add_argument(
-        "--page", type=Path, metavar="FILE", help="with --notify: a page to attach to mails"
-    )
+    add = parser.add_argument
+    add("--partition", action="append", default=[], metavar="NAME",
+        help="only this partition; may be repeated")  # fmt: skip
+    add("--name", action="append", default=[], metavar="NAME", help="only this check")
+    add("--notify", type=Path, metavar="FILE", help="tell those whom FILE names what has changed")
+    add("--page", type=Path, metavar="FILE", help="with --notify: a page to attach to mails")
     history_option(parser)
 
 
@@ -104,7 +89,7 @@ def _gate(args: argparse.Namespace) -> ExitCode:
     named = site.by_groups(args.partition) if args.partition else ()
     partitions = tuple(partition.label for partition in named)
     answer = answer_of(site, args, partitions=partitions, names=tuple(args.name))
-    print_json(answer.as_data()) if args.json else print(gate_text(answer))
+    show(args, answer.as_data(), gate_text(answer))
     if addressees is not None:
         for line in tell(site.name, answer, addressees, args.page):
             print(f"not told: {line}", file=sys.stderr)
@@ -112,21 +97,15 @@ def _gate(args: argparse.Namespace) -> ExitCode:
 
 
 def _report_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", nargs="?", type=Path, metavar="RUN",
-                        help="run directory (default: the newest)")  # fmt: skip
-    parser.add_argument(
-        "--format",
-        default="markdown",
-        metavar="NAME",
-        help="markdown (default), junit, prometheus, openmetrics, json",
-    )
-    parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="write to FILE, not to the screen"
-    )
-    parser.add_argument("--html", type=Path, metavar="FILE",
-                        help="write a page of verdicts, history, nodes and logs")  # fmt: skip
-    parser.add_argument("--nights", type=at_least(1), default=365, metavar="N",
-                        help="days of history on the page (365)")  # fmt: skip
+    add = parser.add_argument
+    add("folder", nargs="?", type=Path, metavar="RUN", help="run directory (default: the newest)")
+    add("--format", default="markdown", metavar="NAME",
+        help="markdown (default), junit, prometheus, openmetrics, json")  # fmt: skip
+    add("--output", type=Path, metavar="FILE", help="write to FILE, not to the screen")
+    add("--html", type=Path, metavar="FILE",
+        help="write a page of verdicts, history, nodes and logs")  # fmt: skip
+    add("--nights", type=at_least(1), default=365, metavar="N",
+        help="days of history on the page (365)")  # fmt: skip
     history_option(parser)
 
 
@@ -186,11 +165,8 @@ def _page(args: argparse.Namespace) -> ExitCode:
         page = night_page(run, history, files, site=site.name, nights=args.nights,
                           answer=answer, rulings=rulings)  # fmt: skip
     write_atomic(args.html, page)
-    if args.json:
-        print_json({"file": args.html, "bytes": args.html.stat().st_size})
-    else:
-        print(f"wrote {args.html}; open it in a browser, no network needed")
-    return ExitCode.OK
+    data = {"file": args.html, "bytes": args.html.stat().st_size}
+    return show(args, data, f"wrote {args.html}; open it in a browser, no network needed")
 
 
 COMMANDS = (
@@ -201,5 +177,7 @@ COMMANDS = (
     Command("report", "Report a run's verdicts as a page, Markdown, JUnit, Prometheus or JSON.",
             "hpcdl check report --html night.html", _report, _report_options),
     Command("drift", "Detect lasting changes in a series of nightly values.",
-            "hpcdl check drift nights.csv --json", _drift, _drift_options, site=False),
+            "hpcdl check drift nights.csv --json", _drift,
+            option("file", type=Path, metavar="FILE",
+                   help="CSV: date,value and optionally release,driver,node"), site=False),
 )  # fmt: skip

@@ -5,20 +5,20 @@ from __future__ import annotations
 import argparse
 
 from hpcdl.cli.check_options import modules, request_of, selection, shown
-from hpcdl.cli.framework import Command, at_least, print_json, the_site
+from hpcdl.cli.framework import Command, print_json, show, the_site
+from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import ExitCode
 
 
 def _references_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("measure", "propose", "show"),
-                        help="measure; propose a change from past runs; or show")  # fmt: skip
+    add = parser.add_argument
+    add("action", choices=("measure", "propose", "show"),
+        help="measure; propose a change from past runs; or show")  # fmt: skip
     selection(parser)
-    parser.add_argument(
-        "--runs", type=at_least(1), default=5, metavar="N", help="number of runs to measure (5)"
-    )
-    parser.add_argument("--write", action="store_true", help="propose: apply the change")
-    parser.add_argument("--if-missing", action="store_true",
-                        help="measure: only checks of --name without a reference")  # fmt: skip
+    add("--runs", type=at_least(1), default=5, metavar="N", help="number of runs to measure (5)")
+    add("--write", action="store_true", help="propose: apply the change")
+    add("--if-missing", action="store_true",
+        help="measure: only checks of --name without a reference")  # fmt: skip
 
 
 def _references(args: argparse.Namespace) -> ExitCode:
@@ -104,8 +104,7 @@ def _show_references(args: argparse.Namespace) -> ExitCode:
         for row in load_references(site, name).values()
         if row.partition in partitions and (not args.name or row.names & set(args.name))
     ]
-    print_json([asdict(row) for row in rows]) if args.json else print(references_text(rows))
-    return ExitCode.OK
+    return show(args, [asdict(row) for row in rows], references_text(rows))
 
 
 COMMANDS = (

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from hpcdl.cli.building import in_order
-from hpcdl.cli.framework import Command, at_least, print_json, the_site
+from hpcdl.cli.framework import Command, show, the_site
+from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import ExitCode
 from hpcdl.system.text import table
 
@@ -31,11 +32,8 @@ def _clean(args: argparse.Namespace) -> ExitCode:
     from hpcdl.workflows.clean import clean
 
     found = clean(the_site(args), args.kinds, days=args.days, gb=args.gb, dry_run=args.dry_run)
-    if args.json:
-        print_json({"schema": 1, "items": [asdict(item) for item in found]})
-    else:
-        print(_as_text(found, args.dry_run, args.verbose))
-    return ExitCode.OK
+    data = {"schema": 1, "items": [asdict(item) for item in found]}
+    return show(args, data, _as_text(found, args.dry_run, args.verbose))
 
 
 def _as_text(found: list[Item], dry_run: bool, verbose: bool) -> str:

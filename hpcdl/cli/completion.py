@@ -1,15 +1,27 @@
-"""`hpcdl completion`: what a shell needs to complete commands and options, by shtab."""
+"""`hpcdl completion`: what a shell needs to complete commands and options.
+
+Those of bash and zsh are made by shtab, which knows no fish.
+"""
 
 from __future__ import annotations
 
 import argparse
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 from hpcdl.cli import GROUPS, load_group
-from hpcdl.cli.framework import Command, Group, Parser, fill_parser, print_json
+from hpcdl.cli.framework import Command, Group, Parser, fill_parser, show
 from hpcdl.system.errors import ExitCode
 
-SHELLS = ("bash", "zsh")
+SHELLS = ("bash", "zsh", "fish")
+_FISH = """\
+function __hpcdl_at
+    set -l words (commandline -opc)
+    set words[1] hpcdl
+    string match -q -- "$argv *" "$words "
+end
+complete -c hpcdl -f"""
 
 
 def whole_parser() -> argparse.ArgumentParser:
@@ -36,30 +48,60 @@ def _fill(parser: argparse.ArgumentParser, command: Command) -> None:
     for action in parser._actions:
         if action.metavar == "DIR":
             action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
-        elif action.type is Path or action.metavar == "FILE":
+        elif _takes_file(action):
             action.complete = shtab.FILE  # type: ignore[attr-defined]
 
 
+def fish(parser: argparse.ArgumentParser, *path: str) -> Iterator[str]:
+    """Lines for fish: what is offered behind the words of `path`."""
+    at = f"complete -c hpcdl -n {shlex.quote(' '.join(['__hpcdl_at', *path]))}"
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for one in action._choices_actions:
+                place = f"-n '__fish_is_nth_token {len(path)}'"
+                yield f"{at} {place} -a {one.dest} -d {shlex.quote(one.help or '')}"
+                yield from fish((action.choices or {})[one.dest], *path, one.dest)
+            continue
+        names = [f"-{'l' if name[:2] == '--' else 's'} {name.lstrip('-')}"
+                 for name in action.option_strings]  # fmt: skip
+        value = _fish_value(action)
+        if names or value != "-x":
+            said = shlex.quote((action.help or "").replace("%%", "%"))
+            yield f"{at} {' '.join(names)} {value} -d {said}"
+
+
+def _fish_value(action: argparse.Action) -> str:
+    """What fish offers for an argument's value."""
+    if action.choices:
+        return f"-xa {shlex.quote(' '.join(map(str, action.choices)))}"
+    if action.metavar == "DIR":
+        return "-xa '(__fish_complete_directories)'"
+    return "-rF" if _takes_file(action) else "-x" if action.nargs != 0 else ""
+
+
+def _takes_file(action: argparse.Action) -> bool:
+    return action.type is Path or action.metavar == "FILE"
+
+
+def script(shell: str) -> str:
+    """What a shell has to read."""
+    import shtab
+
+    if shell == "fish":
+        return "\n".join([_FISH, *fish(whole_parser(), "hpcdl")])
+    text: str = shtab.complete(whole_parser(), shell=shell)
+    return text
+
+
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=SHELLS, help="bash or zsh")
+    parser.add_argument("shell", choices=SHELLS, help="bash, zsh or fish")
 
 
 def _run(args: argparse.Namespace) -> ExitCode:
-    import shtab
-
-    text = shtab.complete(whole_parser(), shell=args.shell)
-    if args.json:
-        print_json({"shell": args.shell, "script": text})
-    else:
-        print(text)
-    return ExitCode.OK
+    text = script(args.shell)
+    return show(args, {"shell": args.shell, "script": text}, text)
 
 
-COMMAND = Command(
-    "completion",
-    "Print a completion script for the shell.",
-    "hpcdl completion bash > ~/.local/share/bash-completion/completions/hpcdl",
-    _run,
-    _options,
-    site=False,
-)
+COMMAND = Command("completion", "Print a completion script for the shell.",
+                  "hpcdl completion bash > ~/.local/share/bash-completion/completions/hpcdl",
+                  _run, _options, site=False)  # fmt: skip

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 
-from hpcdl.cli.framework import Command, print_json
+from hpcdl.cli.framework import Command, print_json, show
 from hpcdl.system.errors import ExitCode
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--role", metavar="ROLE", help="login, compute, admin or laptop")
-    parser.add_argument(
-        "--apt", nargs="*", metavar="PURPOSE",
-        help="print only the missing packages of these purposes, one per line",
-    )  # fmt: skip
+    add = parser.add_argument
+    add("--role", metavar="ROLE", help="login, compute, admin or laptop")
+    add("--apt", nargs="*", metavar="PURPOSE",
+        help="print only the missing packages of these purposes, one per line")  # fmt: skip
 
 
 def _doctor(args: argparse.Namespace) -> ExitCode:
@@ -26,12 +25,8 @@ def _doctor(args: argparse.Namespace) -> ExitCode:
         elif names:
             print("\n".join(names))
         return ExitCode.OK
-    role = args.role
-    diagnosis = doctor.diagnose_role(role, args.site) if role else doctor.diagnose()
-    if args.json:
-        print_json(doctor.as_data(diagnosis))
-    else:
-        print(doctor.as_text(diagnosis))
+    diagnosis = doctor.diagnose(args.role or "", args.site)
+    show(args, doctor.as_data(diagnosis), doctor.as_text(diagnosis))
     return ExitCode.MISSING_PREREQUISITE if diagnosis.lacking else ExitCode.OK
 
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from hpcdl.system.errors import ExitCode
-from hpcdl.system.text import nearest
+from hpcdl.system.text import narrow, nearest
 
 if TYPE_CHECKING:
     from hpcdl.site import Site
@@ -26,6 +26,15 @@ Run = Callable[[argparse.Namespace], ExitCode | int]
 
 def _no_arguments(parser: argparse.ArgumentParser) -> None:
     """A command without arguments of its own."""
+
+
+def option(*names: str, **how: Any) -> Configure:
+    """The arguments of a command that takes one of its own, as argparse takes it."""
+
+    def configure(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(*names, **how)
+
+    return configure
 
 
 class Command(NamedTuple):
@@ -50,6 +59,14 @@ class Group(NamedTuple):
     commands: tuple[Command, ...] = ()
     default: str = ""
     """The command that is meant where options follow the group's name at once."""
+
+
+class _Help(argparse.HelpFormatter):
+    """Wraps what is said of a command, and leaves its example one line."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        example, _, rest = text.rpartition("\n\n")
+        return example + "\n\n" * bool(example) + super()._fill_text(rest, width, indent)
 
 
 class Parser(argparse.ArgumentParser):
@@ -90,7 +107,9 @@ class Parser(argparse.ArgumentParser):
             close = nearest(word.split("=")[0], options)
             message = f"unknown argument '{word}'"
             hint = f"did you mean '{close}'?" if close else hint
-            if self.get_default("takes_program") and not word.startswith("-"):
+            if word.endswith((".yaml", ".yml")) and "--site" in options:
+                hint = f"name a site file behind its option: --site {word}"
+            elif self.get_default("takes_program") and not word.startswith("-"):
                 hint = f"put the program after two dashes: {self.prog} ... -- {word} ..."
         print(f"error: {message}\nhelp: {hint}", file=sys.stderr)
         raise SystemExit(ExitCode.USAGE)
@@ -100,8 +119,9 @@ def build_parser(prog: str, command: Command) -> Parser:
     """The parser of one command, with the options that all commands share."""
     parser = Parser(
         prog=prog,
+        usage=f"{prog} [options]" if narrow() else None,
         description=f"example: {command.example}\n\n{command.summary}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Help,
         allow_abbrev=False,
     )
     fill_parser(parser, command)
@@ -133,18 +153,6 @@ def the_site(args: argparse.Namespace) -> Site:
     return load_site(find_site_file(args.site))
 
 
-def at_least(least: int, most: int | None = None) -> Callable[[str], int]:
-    """What argparse takes for a number of things: a whole one, from `least` on, up to `most`."""
-
-    def whole(text: str) -> int:
-        with suppress(ValueError):  # thousands of digits are no number to Python either
-            if text.isascii() and text.isdigit() and least <= int(text) <= (most or int(text)):
-                return int(text)
-        raise argparse.ArgumentTypeError(f"'{text[:30]}' is not a whole number >= {least}")
-
-    return whole
-
-
 def a_day(text: str) -> str:
     """What argparse takes for a date, ISO 8601."""
     from datetime import date
@@ -152,6 +160,14 @@ def a_day(text: str) -> str:
     with suppress(ValueError):
         return date.fromisoformat(text).isoformat()
     raise argparse.ArgumentTypeError(f"'{text[:30]}' is not a date like 2026-01-31")
+
+
+def show(
+    args: argparse.Namespace, data: Any, text: str, *, ok: bool = True, end: str = "\n"
+) -> ExitCode:
+    """What a command found: as JSON where `--json` asks for it, else as text; 1 unless `ok`."""
+    print_json(data) if args.json else print(text, end=end)
+    return ExitCode.OK if ok else ExitCode.NO
 
 
 def print_json(value: Any) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcdl.cli import cancel, lint, log, request, sweep, usage
-from hpcdl.cli.framework import Command, Group, at_least, print_json, the_site
+from hpcdl.cli.framework import Command, Group, option, print_json, show, the_site
+from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -151,6 +152,8 @@ def _watch_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _watch(args: argparse.Namespace) -> ExitCode:
+    from dataclasses import asdict
+
     from hpcdl.jobs.submission import find
     from hpcdl.jobs.watch import as_line, look
 
@@ -158,36 +161,29 @@ def _watch(args: argparse.Namespace) -> ExitCode:
     if not args.once:
         return _watch_to_the_end(submission, args, _submission_data(submission))
     snapshot = look(submission)
-    print_json(_snapshot_data(snapshot)) if args.json else print(as_line(snapshot))
-    return ExitCode.OK
+    return show(args, asdict(snapshot), as_line(snapshot))
 
 
 def _watch_to_the_end(
     submission: Submission, args: argparse.Namespace, said: Mapping[str, object]
 ) -> ExitCode:
     """Follow the job; with --json, what was `said` of it and how it ended, as one object."""
-    from hpcdl.jobs.watch import follow
+    from dataclasses import asdict
+
+    from hpcdl.jobs.watch import as_line, follow, watched
     from hpcdl.system.progress import StatusLine
 
     snapshot = None
-    with StatusLine(quiet=args.json) as status:
+    with watched(submission), StatusLine(quiet=args.json) as status:
         for snapshot in follow(submission):
-            status.show(
-                _line(snapshot) + _last_line(submission, snapshot),
-                key=(snapshot.state, snapshot.restarts),
-            )
+            text = as_line(snapshot) + _last_line(submission, snapshot)
+            status.show(text, key=(snapshot.state, snapshot.restarts))
     assert snapshot is not None
     if args.json:
-        print_json({**said, **_snapshot_data(snapshot)})
+        print_json({**said, **asdict(snapshot)})
     elif not snapshot.ok:
         _show_end_of_log(submission)
     return ExitCode.OK if snapshot.ok else ExitCode.NO
-
-
-def _line(snapshot: Snapshot) -> str:
-    from hpcdl.jobs.watch import as_line
-
-    return as_line(snapshot)
 
 
 def _last_line(submission: Submission, snapshot: Snapshot) -> str:
@@ -219,30 +215,13 @@ def _submission_data(submission: Submission) -> dict[str, object]:
     }
 
 
-def _snapshot_data(snapshot: Snapshot) -> dict[str, object]:
-    from dataclasses import asdict
-
-    return asdict(snapshot)
-
-
-def _list_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--last", type=at_least(1), default=20, metavar="N", help="list the newest N jobs (20)"
-    )
-
-
 def _list(args: argparse.Namespace) -> ExitCode:
     from dataclasses import asdict
 
     from hpcdl.jobs.listing import as_text, own_jobs
 
     rows = own_jobs(the_site(args), args.last)
-    print_json([asdict(row) for row in rows]) if args.json else print(as_text(rows))
-    return ExitCode.OK
-
-
-def _report_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job", metavar="JOB", help="job id, or the job's directory")
+    return show(args, [asdict(row) for row in rows], as_text(rows))
 
 
 def _report(args: argparse.Namespace) -> ExitCode:
@@ -281,92 +260,40 @@ GROUP = Group(
     "job",
     "batch jobs: render, submit, watch and report on training jobs",
     (
-        Command(
-            "submit",
-            "Write a job script and submit it; leave nothing behind if Slurm rejects it.",
-            "hpcdl job submit --partition v100 --gpus 16 -- python my_train.py --lr 0.1",
-            _submit,
-            _submit_options,
-            changes=True,
-        ),
-        Command(
-            "render",
-            "Print the job script, and submit nothing.",
-            "hpcdl job render --partition p100 --gpus 8 > job.sh",
-            _render,
-            request.options,
-        ),
-        Command(
-            "explain",
-            "Print the job script with the reason for every line.",
-            "hpcdl job explain --partition p100 --gpus 8",
-            _explain,
-            request.options,
-        ),
-        Command(
-            "schema",
-            "Print the JSON Schema of job.yaml, for editors.",
-            "hpcdl job schema > job.schema.json",
-            _schema,
-            site=False,
-        ),
-        Command(
-            "watch",
-            "Watch a job: state, reason for waiting, progress.",
-            "hpcdl job watch 4711",
-            _watch,
-            _watch_options,
-        ),
-        Command(
-            "log",
-            "Print the end of a job's log; with -f what comes, until the job ends.",
-            "hpcdl job log -f 4711",
-            log.run,
-            log.options,
-        ),
-        Command(
-            "list",
-            "List your jobs with state, age and directory, newest first.",
-            "hpcdl job list --last 5",
-            _list,
-            _list_options,
-        ),
-        Command(
-            "sweep",
-            "Submit a matrix of jobs as job arrays; a second run submits only missing points.",
-            "hpcdl job sweep --name scaling --over gpus=1,2,4 --over model=resnet50,vgg16",
-            sweep.run,
-            sweep.options,
-            changes=True,
-        ),
-        Command(
-            "report",
-            "Report a job's throughput, where each step's time went, and what to improve.",
-            "hpcdl job report 4711",
-            _report,
-            _report_options,
-        ),
-        Command(
-            "usage",
-            "Sum GPU hours, CPU hours and energy of jobs, from Slurm's accounting.",
-            "hpcdl job usage --since 2026-01 --by account --by month --all-users",
-            usage.run,
-            usage.options,
-        ),
-        Command(
-            "lint",
-            "Check any sbatch script against the rules of a Slurm release; exit 1 on errors.",
-            "hpcdl job lint --slurm-version 22.05 train.sh",
-            lint.run,
-            lint.options,
-        ),
-        Command(
-            "cancel",
-            "Cancel jobs.",
-            "hpcdl job cancel 4711",
-            cancel.run,
-            cancel.options,
-            changes=True,
-        ),
+        Command("submit",
+                "Write a job script and submit it; leave nothing behind if Slurm rejects it.",
+                "hpcdl job submit --partition v100 --gpus 16 -- python my_train.py --lr 0.1",
+                _submit, _submit_options, changes=True),
+        Command("render", "Print the job script, and submit nothing.",
+                "hpcdl job render --partition p100 --gpus 8 > job.sh", _render, request.options),
+        Command("explain", "Print the job script with the reason for every line.",
+                "hpcdl job explain --partition p100 --gpus 8", _explain, request.options),
+        Command("schema", "Print the JSON Schema of job.yaml, for editors.",
+                "hpcdl job schema > job.schema.json", _schema, site=False),
+        Command("watch", "Watch a job: state, reason for waiting, progress.",
+                "hpcdl job watch 4711", _watch, _watch_options),
+        Command("log", "Print the end of a job's log; with -f what comes, until the job ends.",
+                "hpcdl job log -f 4711", log.run, log.options),
+        Command("list", "List your jobs with state, age and directory, newest first.",
+                "hpcdl job list --last 5", _list,
+                option("--last", type=at_least(1), default=20, metavar="N",
+                       help="list the newest N jobs (20)")),
+        Command("sweep",
+                "Submit a matrix of jobs as job arrays; a second run submits only missing points.",
+                "hpcdl job sweep --name scaling --over gpus=1,2,4 --over model=resnet50,vgg16",
+                sweep.run, sweep.options, changes=True),
+        Command("report",
+                "Report a job's throughput, where each step's time went, and what to improve.",
+                "hpcdl job report 4711", _report,
+                option("job", metavar="JOB", help="job id, or the job's directory")),
+        Command("usage", "Sum GPU hours, CPU hours and energy of jobs, from Slurm's accounting.",
+                "hpcdl job usage --since 2026-01 --by account --by month --all-users", usage.run,
+                usage.options),
+        Command("lint",
+                "Check any sbatch script against the rules of a Slurm release; exit 1 on errors.",
+                "hpcdl job lint --slurm-version 22.05 train.sh", lint.run, lint.options),
+        Command("cancel", "Cancel jobs.", "hpcdl job cancel 4711", cancel.run,
+                option("jobs", nargs="+", metavar="JOB", help="job ids, or job directories"),
+                changes=True),
     ),
-)
+)  # fmt: skip

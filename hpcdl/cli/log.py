@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcdl.cli.framework import at_least, print_json, the_site
+from hpcdl.cli.framework import print_json, the_site
+from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -30,22 +31,19 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> ExitCode:
     """Print the end of a job's log, and what is added to it."""
     from hpcdl.jobs.submission import find
+    from hpcdl.jobs.watch import watched
     from hpcdl.system.safe_read import last_text
 
     submission = find(the_site(args), args.job)
     # Where the file ends now is where following begins: nothing is printed twice or left out.
-    end = _size(submission.log)
+    end = submission.log.stat().st_size if submission.log.is_file() else 0
     lines = last_text(submission.log, end=end).splitlines()[-args.lines :]
     if args.json and not args.follow:
         print_json({"log": submission.log, "lines": lines})
         return ExitCode.OK
-    for line in lines:
-        print(line)
-    return _follow(submission, end) if args.follow else ExitCode.OK
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
+    with watched(submission):
+        print("\n".join(lines), end="\n" if lines else "", flush=True)
+        return _follow(submission, end) if args.follow else ExitCode.OK
 
 
 def _follow(submission: Submission, start: int) -> ExitCode:

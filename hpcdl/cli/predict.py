@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcdl.cli.framework import Command, Group, print_json, the_site
+from hpcdl.cli.framework import Command, Group, option, show, the_site
 from hpcdl.system.errors import BadInput, ExitCode
 
 if TYPE_CHECKING:
@@ -18,68 +18,50 @@ _PERCENT = 100.0
 _MOST_MONEY = 1e9
 
 
-def _question(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--partition", help="partition (default: the site's default)")
-    parser.add_argument("--gpu-model", metavar="MODEL",
-                        help="the GPU, where the partition has several models")  # fmt: skip
-    parser.add_argument("--model", help="the network, such as resnet50")
-    parser.add_argument("--batch", type=int, help="images per GPU and step (64)")
-    parser.add_argument(
-        "--size",
-        type=int,
-        metavar="PIXELS",
-        help="edge of the images, or tokens of a sequence (the network's own)",
-    )
-    parser.add_argument("--precision",
-                        help="fp32, tf32, amp, bf16 or fp16"
-                        " (default: tf32 on A100 and newer, else fp32)")  # fmt: skip
-    parser.add_argument("--data", default="synthetic", help="synthetic (default) or imagenet")
-    parser.add_argument("--pipeline", default="new",
-                        help="new (default), or old: without prefetching")  # fmt: skip
-    parser.add_argument("--storage", type=float, metavar="GB/S", help="file system read bandwidth")
-    parser.add_argument("--form", default="horovod",
-                        help="horovod, ddp, fsdp, replicated, parameter_server,"
-                        " no_overlap")  # fmt: skip
-    parser.add_argument("--calibrate", type=Path, action="append", default=[],
-                        metavar="RESULT.JSON",
-                        help="result of a run on this site to start from, of one GPU or several;"
-                        " repeat for more runs and for results of all-reduce checks")  # fmt: skip
-    parser.add_argument("--one", type=float, metavar="IMAGES/S", help="rate of one GPU")
-    parser.add_argument("--cycle-ms", type=float, metavar="MS", help="HOROVOD_CYCLE_TIME (1)")
-    parser.add_argument("--fusion-mb", type=float, metavar="MB",
-                        help="HOROVOD_FUSION_THRESHOLD in MB (134)")  # fmt: skip
-    parser.add_argument("--link", type=float, metavar="GB/S",
-                        help="all-reduce bus bandwidth measured within a node")  # fmt: skip
-    parser.add_argument("--network", type=float, metavar="GB/S",
-                        help="all-reduce bus bandwidth measured between nodes")  # fmt: skip
-
-
 def _configure_scale(parser: argparse.ArgumentParser) -> None:
-    _question(parser)
-    parser.add_argument("--gpus", metavar="COUNTS", help="8, 1,2,4 or 1-64 (default: all)")
-    parser.add_argument("--every", action="store_true", help="also counts that fill no node")
-    parser.add_argument("--images", type=int, help="images per epoch (1281167, ImageNet)")
-    parser.add_argument("--loss", type=float, default=10.0, metavar="PERCENT",
-                        help="largest loss of efficiency, for `best below` (10)")  # fmt: skip
-    parser.add_argument("--deadline", type=float, metavar="HOURS",
-                        help="time limit of an epoch, for `cheapest`")  # fmt: skip
-    parser.add_argument("--price", type=float, metavar="MONEY", help="price of a GPU-hour")
-    parser.add_argument("--compare", metavar="PARTITIONS",
-                        help="partitions to show in one table, such as p100,v100")  # fmt: skip
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="plot to .png, .svg or .pdf")
-
-
-def _configure_simulate(parser: argparse.ArgumentParser) -> None:
-    _question(parser)
-    parser.add_argument("--gpus", type=int, default=8, help="number of GPUs, 64 at most (8)")
-
-
-def _configure_validate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", type=Path, metavar="FILE",
-                        help="measured rows, instead of the shipped ones")  # fmt: skip
+    add = parser.add_argument
+    add("--partition", help="partition (default: the site's default)")
+    add("--gpu-model", metavar="MODEL", help="the GPU, where the partition has several models")
+    add("--model", help="the network, such as resnet50")
+    add("--batch", type=int, help="images per GPU and step (64)")
+    add("--size", type=int, metavar="PIXELS",
+        help="edge of the images, or tokens of a sequence (the network's own)")  # fmt: skip
+    add("--precision",
+        help="fp32, tf32, amp, bf16 or fp16"
+        " (default: tf32 on A100 and newer, else fp32)")  # fmt: skip
+    add("--data", default="synthetic", help="synthetic (default) or imagenet")
+    add("--pipeline", default="new", help="new (default), or old: without prefetching")
+    add("--storage", dest="storage_gbs", type=float, metavar="GB/S",
+        help="file system read bandwidth")  # fmt: skip
+    add("--form", default="horovod",
+        help="horovod, ddp, fsdp, replicated, parameter_server, no_overlap")  # fmt: skip
+    add("--calibrate", type=Path, action="append", default=[], metavar="RESULT.JSON",
+        help="result of a run on this site to start from, of one GPU or several;"
+        " repeat for more runs and for results of all-reduce checks")  # fmt: skip
+    add("--one", dest="images_per_second", type=float, metavar="IMAGES/S", help="rate of one GPU")
+    add("--cycle-ms", type=float, metavar="MS", help="HOROVOD_CYCLE_TIME (1)")
+    add("--fusion-mb", type=float, metavar="MB", help="HOROVOD_FUSION_THRESHOLD in MB (134)")
+    add("--link", dest="link_gbs", type=float, metavar="GB/S",
+        help="all-reduce bus bandwidth measured within a node")  # fmt: skip
+    add("--network", dest="network_gbs", type=float, metavar="GB/S",
+        help="all-reduce bus bandwidth measured between nodes")  # fmt: skip
+    add("--gpus", metavar="COUNTS", help="8, 1,2,4 or 1-64 (default: all)")
+    add("--every", action="store_true", help="also counts that fill no node")
+    add("--images", type=int, help="images per epoch (1281167, ImageNet)")
+    add("--loss", type=float, default=10.0, metavar="PERCENT",
+        help="largest loss of efficiency, for `best below` (10)")  # fmt: skip
+    add("--deadline", dest="deadline_hours", type=float, metavar="HOURS",
+        help="time limit of an epoch, for `cheapest`")  # fmt: skip
+    add("--price", type=float, metavar="MONEY", help="price of a GPU-hour")
+    add("--compare", metavar="PARTITIONS",
+        help="partitions to show in one table, such as p100,v100")  # fmt: skip
+    add("--plot", type=Path, metavar="FILE", help="plot to .png, .svg or .pdf")
 
 
 def _request(args: argparse.Namespace) -> Request:
+    """What the options ask; most are called as the request's fields."""
+    from dataclasses import fields
+
     from hpcdl.predict.exchange import is_exchange
     from hpcdl.predict.request import Request
     from hpcdl.predict.results import read_sound
@@ -87,28 +69,14 @@ def _request(args: argparse.Namespace) -> Request:
 
     files = [(path, read_sound(path)) for path in args.calibrate]
     runs = [path for path, value in files if not is_exchange(value)]
-    return Request(
-        partition=one_group(
-            _partition(args.partition, [value for _, value in files], the_site(args)),
-            args.gpu_model,
-        ),
-        model=args.model,
-        batch=args.batch,
-        size=args.size,
-        precision=args.precision,
-        data=args.data,
-        pipeline=args.pipeline,
-        storage_gbs=args.storage,
-        form=args.form,
-        result=runs[0] if runs else None,
-        repeats=tuple(runs[1:]),
-        images_per_second=args.one,
-        exchanges=tuple(path for path, value in files if is_exchange(value)),
-        link_gbs=args.link,
-        network_gbs=args.network,
-        cycle_ms=args.cycle_ms,
-        fusion_mb=args.fusion_mb,
-    )
+    place = _partition(args.partition, [value for _, value in files], the_site(args))
+    told = {
+        "partition": one_group(place, args.gpu_model), "loss": args.loss / _PERCENT,
+        "result": runs[0] if runs else None, "repeats": tuple(runs[1:]),
+        "exchanges": tuple(path for path, value in files if is_exchange(value)),
+    }  # fmt: skip
+    names = {one.name for one in fields(Request)}
+    return Request(**{**{key: vars(args)[key] for key in names & vars(args).keys()}, **told})
 
 
 def _partition(asked: str | None, results: list[dict[str, Any]], site: Site) -> Partition:
@@ -125,12 +93,7 @@ def _asked(args: argparse.Namespace) -> Forecast:
 
     from hpcdl.predict.request import answer
 
-    found = answer(
-        replace(
-            _request(args), gpus=args.gpus, every=args.every, images=args.images,
-            loss=args.loss / _PERCENT, deadline_hours=args.deadline,
-        )
-    )  # fmt: skip
+    found = answer(_request(args))
     if args.price is not None and not 0 <= args.price < _MOST_MONEY:
         raise BadInput(f"a GPU-hour cannot cost {args.price:g}")
     return replace(found, price=args.price)
@@ -139,7 +102,7 @@ def _asked(args: argparse.Namespace) -> Forecast:
 def _compare(args: argparse.Namespace) -> ExitCode:
     from hpcdl.predict.show import compared_text, forecast_data
 
-    if args.calibrate or args.one is not None:
+    if args.calibrate or args.images_per_second is not None:
         raise BadInput(
             "a measured rate is of one partition",
             hint="leave out --compare, or --calibrate and --one",
@@ -149,11 +112,8 @@ def _compare(args: argparse.Namespace) -> ExitCode:
         _asked(argparse.Namespace(**{**vars(args), "partition": name.strip()}))
         for name in dict.fromkeys(wanted)
     ]
-    if args.json:
-        print_json({"schema": 1, "partitions": [forecast_data(one) for one in found]})
-    else:
-        print(compared_text(found))
-    return ExitCode.OK
+    data = {"schema": 1, "partitions": [forecast_data(one) for one in found]}
+    return show(args, data, compared_text(found))
 
 
 def _scale(args: argparse.Namespace) -> ExitCode:
@@ -166,73 +126,32 @@ def _scale(args: argparse.Namespace) -> ExitCode:
         from hpcdl.predict.plot import write_plot
 
         write_plot(found, args.plot)
-    if args.json:
-        print_json(forecast_data(found))
-    else:
-        print(forecast_text(found))
-    return ExitCode.OK
-
-
-def _simulate(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.predict.forecast import expand
-    from hpcdl.predict.request import prepare
-    from hpcdl.predict.show import scenes_data, scenes_text
-    from hpcdl.predict.simulate import scenes
-    from hpcdl.predict.step import profile
-
-    request = _request(args)
-    machine, training, base = prepare(request)
-    (gpus,) = expand(str(args.gpus), machine.per_node)
-    one = profile(machine, training, base.seconds, request.constants)
-    found = scenes(machine, training, one, gpus, request.constants)
-    if args.json:
-        print_json(scenes_data(found))
-    else:
-        print(scenes_text(found))
-    return ExitCode.OK
+    return show(args, forecast_data(found), forecast_text(found))
 
 
 def _validate(args: argparse.Namespace) -> ExitCode:
     from hpcdl.predict.records import read_records
     from hpcdl.predict.show import validation_data, validation_text
-    from hpcdl.predict.traces import judge_traces
     from hpcdl.predict.validate import validate
 
     found = validate(read_records(args.data))
-    traced = () if args.data else judge_traces()
-    if args.json:
-        print_json(validation_data(found, traced))
-    else:
-        print(validation_text(found, traced, verbose=args.verbose))
-    return ExitCode.OK
+    return show(args, validation_data(found), validation_text(found, verbose=args.verbose))
 
 
 GROUP = Group(
     "predict",
     "how training will scale: time, cost and bottleneck from 1 to thousands of GPUs",
     (
-        Command(
-            "scale",
-            "Predict step time, images/s, efficiency and cost by number of GPUs (the default).",
-            "hpcdl predict --partition p100 --model resnet50 --gpus 1-16",
-            _scale,
-            _configure_scale,
-        ),
-        Command(
-            "validate",
-            "Compare the model with published measurements: error by row, source and network.",
-            "hpcdl predict validate",
-            _validate,
-            _configure_validate,
-            site=False,
-        ),
-        Command(
-            "simulate",
-            "Simulate one step event by event, also with slow ranks and links.",
-            "hpcdl predict simulate --partition p100 --model resnet50 --gpus 8",
-            _simulate,
-            _configure_simulate,
-        ),
+        Command("scale",
+                "Predict step time, images/s, efficiency and cost by number of GPUs (the "
+                "default).",
+                "hpcdl predict --partition p100 --model resnet50 --gpus 1-16", _scale,
+                _configure_scale),
+        Command("validate",
+                "Compare the model with published measurements: error by row, source and network.",
+                "hpcdl predict validate", _validate,
+                option("--data", type=Path, metavar="FILE",
+                       help="measured rows, instead of the shipped ones"), site=False),
     ),
     default="scale",
-)
+)  # fmt: skip

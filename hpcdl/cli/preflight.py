@@ -25,12 +25,8 @@ def _looks(parser: argparse.ArgumentParser) -> None:
 
 def _probe_options(parser: argparse.ArgumentParser) -> None:
     _looks(parser)
-    parser.add_argument(
-        "--transport",
-        type=Path,
-        metavar="DIR",
-        help="test how GPUs reach each other; ranks exchange files in DIR",
-    )
+    what = "test how GPUs reach each other; ranks exchange files in DIR"
+    parser.add_argument("--transport", type=Path, metavar="DIR", help=what)
 
 
 def _probe(args: argparse.Namespace) -> ExitCode:
@@ -66,22 +62,11 @@ def _expectations(parser: argparse.ArgumentParser) -> None:
 
 
 def _judge(args: argparse.Namespace) -> ExitCode | int:
-    from dataclasses import asdict
+    from dataclasses import asdict, fields
 
     from hpcdl.jobs.preflight import Expectation, as_table, judge, notes, read_probes
 
-    expected = Expectation(
-        world=args.world,
-        tasks_per_node=args.tasks_per_node,
-        cpus_per_task=args.cpus_per_task,
-        gpus_per_node=args.gpus_per_node,
-        memory_mb=args.memory_mb,
-        release=args.release,
-        scratch=args.scratch,
-        data=args.data,
-        fabric=args.fabric,
-        nvlink=args.nvlink,
-    )
+    expected = Expectation(**{one.name: getattr(args, one.name) for one in fields(Expectation)})
     try:
         probes = read_probes(args.probes.read_text(errors="replace"))
     except OSError as fault:
@@ -90,9 +75,7 @@ def _judge(args: argparse.Namespace) -> ExitCode | int:
         return _BROKEN
     problems = judge(probes, expected)
     if args.json:
-        print_json(
-            {"ranks": [asdict(p) for p in probes], "problems": [asdict(p) for p in problems]}
-        )
+        print_json({"ranks": [*map(asdict, probes)], "problems": [*map(asdict, problems)]})
     else:
         print(as_table(probes))
         print("".join(f"note: {line}\n" for line in notes(probes, expected)), end="")
@@ -113,13 +96,8 @@ GROUP = Group(
             _expectations,
             site=False,
         ),
-        Command(
-            "probe",
-            "Probe the environment of one rank; print one line of JSON.",
-            "srun hpcdl preflight probe --scratch /tmp > preflight.jsonl",
-            _probe,
-            _probe_options,
-            site=False,
-        ),
+        Command("probe", "Probe the environment of one rank; print one line of JSON.",
+                "srun hpcdl preflight probe --scratch /tmp > preflight.jsonl", _probe,
+                _probe_options, site=False),
     ),
-)
+)  # fmt: skip

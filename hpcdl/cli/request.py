@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 
 _MEMORY = ("mem", "mem_per_cpu", "mem_per_gpu")
+_SHAPE = ("gpus", "nodes", "gpus_per_node", "tasks", "tasks_per_node")
+_AS_GIVEN = (*_SHAPE, "cpus_per_task", "account", "qos", "gpu_model", "trusted_network")
+"""Options that a JobSpec takes by the same names."""
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -63,11 +66,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     add("--file", type=Path, metavar="FILE", help="job.yaml; options override its values")
     add("--standalone", action="store_true",
         help="write into the script what it would source from the release")  # fmt: skip
-    add(
-        "--slurm-version",
-        metavar="V",
-        help="write the script for this Slurm release, not the site's",
-    )
+    add("--slurm-version", metavar="V",
+        help="write the script for this Slurm release, not the site's")  # fmt: skip
     parser.epilog = "after --: the program, or options of `hpcdl train`"
     parser.set_defaults(takes_program=True)
 
@@ -88,9 +88,8 @@ def _fill(args: argparse.Namespace) -> None:
     from hpcdl.jobs.schema import load_request
 
     said = load_request(args.file)
-    shape = ("gpus", "nodes", "gpus_per_node", "tasks", "tasks_per_node")
-    if any(getattr(args, key) is not None for key in shape):
-        said = {key: value for key, value in said.items() if key not in shape}
+    if any(getattr(args, key) is not None for key in _SHAPE):
+        said = {key: value for key, value in said.items() if key not in _SHAPE}
     said |= {key: Path(said[key]) for key in ("job_dir", "chdir") if key in said}
     if any(getattr(args, key) is not None for key in _MEMORY):
         said = {key: value for key, value in said.items() if key not in _MEMORY}
@@ -113,31 +112,18 @@ def spec_of(args: argparse.Namespace, site: Site) -> JobSpec:
     from hpcdl.jobs.spec import JobSpec, command_of, minutes_of
 
     asked = JobSpec(
+        **{key: getattr(args, key) for key in _AS_GIVEN},
         partition=args.partition or site.default_partition,
-        gpus=args.gpus,
-        nodes=args.nodes,
-        tasks=args.tasks,
-        gpus_per_node=args.gpus_per_node,
-        tasks_per_node=args.tasks_per_node,
-        cpus_per_task=args.cpus_per_task,
         minutes=minutes_of(args.time) if args.time is not None else None,
         name="train" if args.name is None else args.name,
         launcher="horovod" if args.launcher is None else args.launcher,
-        program=command_of(args.rest),
-        environment=dict(map(_variable, args.env)),
-        account=args.account,
-        qos=args.qos,
+        program=command_of(args.rest), environment=dict(map(_variable, args.env)),
         job_dir=_path(args.job_dir) if args.job_dir else None,
-        preflight=not args.no_preflight,
-        data=str(_path(args.data)) if args.data else None,
-        stage=args.stage_data,
-        container=_image(args.container),
-        sbatch=(*_named(args, "reservation", "licenses"), *args.sbatch),
-        memory=_memory(args),
-        gpu_model=args.gpu_model,
-        trusted_network=args.trusted_network,
+        preflight=not args.no_preflight, data=str(_path(args.data)) if args.data else None,
+        stage=args.stage_data, container=_image(args.container),
+        sbatch=(*_named(args, "reservation", "licenses"), *args.sbatch), memory=_memory(args),
         chdir=_path(args.chdir) if args.chdir else None,
-    )
+    )  # fmt: skip
     return seen_from(Path.cwd(), asked)
 
 

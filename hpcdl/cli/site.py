@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from hpcdl.cli.framework import Command, Group, print_json, the_site
+from hpcdl.cli.framework import Command, Group, print_json, show, the_site
 from hpcdl.system.errors import BadInput, ExitCode
 
 
@@ -14,18 +14,13 @@ def _show(args: argparse.Namespace) -> ExitCode:
     from hpcdl.site.show import as_data, as_text
 
     site = the_site(args)
-    if args.json:
-        print_json(as_data(site))
-    else:
-        print(as_text(site))
-    return ExitCode.OK
+    return show(args, as_data(site), as_text(site))
 
 
 def _init_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="write to FILE instead of the screen"
-    )
-    parser.add_argument("--force", action="store_true", help="replace an existing file")
+    add = parser.add_argument
+    add("--output", type=Path, metavar="FILE", help="write to FILE instead of the screen")
+    add("--force", action="store_true", help="replace an existing file")
 
 
 def _init(args: argparse.Namespace) -> ExitCode:
@@ -33,6 +28,8 @@ def _init(args: argparse.Namespace) -> ExitCode:
     from hpcdl.site.live import look
     from hpcdl.system.files import write_atomic
 
+    if args.output and args.output.is_dir():
+        raise BadInput(f"{args.output} is a directory", hint="name a file in it")
     if args.output and args.output.exists() and not args.force:
         raise BadInput(f"{args.output} already exists", hint="give --force to replace it")
     found = draft(look())

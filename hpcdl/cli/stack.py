@@ -7,7 +7,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from hpcdl.cli import bills, building
-from hpcdl.cli.framework import Command, Group, print_json, the_site
+from hpcdl.cli.framework import Command, Group, option, print_json, show, the_site
+from hpcdl.system.amounts import amount
 from hpcdl.system.errors import BadInput, CheckFailed, ExitCode
 from hpcdl.system.text import duration, table
 
@@ -24,21 +25,17 @@ def _resolve_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _resolve(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.stack import resolve_show as show
+    from hpcdl.stack import resolve_show
     from hpcdl.stack.resolve import resolve, why_not
 
     site = the_site(args)
     if args.why_not:
         answers = why_not(site, args.why_not, args.partition, args.backend)
-        print_json(show.answers_data(answers)) if args.json else print(show.answers_text(answers))
+        show(args, resolve_show.answers_data(answers), resolve_show.answers_text(answers))
         return ExitCode.OK if all(one.fits for one in answers) else ExitCode.NO
     found = resolve(site, args.partition, args.backend)
-    print_json(show.as_data(found)) if args.json else print(show.as_text(found))
+    show(args, resolve_show.as_data(found), resolve_show.as_text(found))
     return ExitCode.OK if all(one.fits for one in found if one.wanted) else ExitCode.NO
-
-
-def _plan_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--partition", metavar="NAME", help="only the stack of this partition")
 
 
 def _plan(args: argparse.Namespace) -> ExitCode:
@@ -46,7 +43,7 @@ def _plan(args: argparse.Namespace) -> ExitCode:
     from hpcdl.workflows.site_plan import plan
 
     found = plan(the_site(args), args.partition)
-    print_json(site_plan_show.as_data(found)) if args.json else print(site_plan_show.as_text(found))
+    show(args, site_plan_show.as_data(found), site_plan_show.as_text(found))
     if found.changes:
         return ExitCode.CHANGES
     return ExitCode.NO if found.blocked else ExitCode.OK
@@ -58,13 +55,8 @@ def _gate_arguments(parser: argparse.ArgumentParser) -> None:
                         help="run the gate on this machine, not in jobs")  # fmt: skip
     parser.add_argument("--partition", action="append", default=[], metavar="NAME",
                         help="verify on this partition only; may be repeated")  # fmt: skip
-    parser.add_argument("--wait", type=_minutes, default=30, metavar="MINUTES",
+    parser.add_argument("--wait", type=amount, default=30, metavar="MINUTES",
                         help="time that a job may wait for its nodes (30)")  # fmt: skip
-
-
-def _minutes(text: str) -> float:
-    """A time to wait: 0 or more."""
-    return 0.0 if text.strip() in {"0", "0.0"} else building.positive(text)
 
 
 def _publish_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,12 +99,9 @@ def _verify_integrity(args: argparse.Namespace) -> ExitCode:
         raise BadInput("--integrity reads files only: it takes neither --local nor --partition")
     site = the_site(args)
     found = check_integrity(read_release(site, args.release or newest(site)))
-    if args.json:
-        print_json(found.as_data())
-    else:
-        print("\n".join([f"{found.release}: {found.describe()} ({duration(found.seconds)})",
-                         *(f"  {line}" for line in found.faults())]))  # fmt: skip
-    return ExitCode.OK if found.ok else ExitCode.NO
+    lines = [f"{found.release}: {found.describe()} ({duration(found.seconds)})",
+             *(f"  {line}" for line in found.faults())]  # fmt: skip
+    return show(args, found.as_data(), "\n".join(lines), ok=found.ok)
 
 
 def _verify(args: argparse.Namespace) -> ExitCode:
@@ -127,23 +116,15 @@ def _verify(args: argparse.Namespace) -> ExitCode:
     gate, _ = choose_gate(site, release, building.progress_teller(), local=args.local,
                           partitions=args.partition, wait_minutes=args.wait)  # fmt: skip
     proof = verify(site, release.id, gate)
-    if args.json:
-        print_json(proof.as_data())
-    else:
-        _print_checks(proof)
-        end = f"passed the gate: {proof.describe()}" if proof.passed else "did not pass the gate"
-        print(f"{proof.release} {end}")
+    end = f"passed the gate: {proof.describe()}" if proof.passed else "did not pass the gate"
+    show(args, proof.as_data(), "\n".join([*_checks(proof), f"{proof.release} {end}"]))
     return ExitCode.OK if proof.passed else ExitCode.NO
 
 
-def _print_checks(proof: Proof) -> None:
-    for check in proof.checks:
-        mark = "skipped" if check.skipped else "ok" if check.ok else "FAILED"
-        print(f"  {mark:<8} {check.describe()} ({duration(check.seconds)})")
-
-
-def _rollback_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("release", nargs="?", help="release id (default: the one published before)")
+def _checks(proof: Proof) -> list[str]:
+    marks = ["skipped" if one.skipped else "ok" if one.ok else "FAILED" for one in proof.checks]
+    return [f"  {mark:<8} {check.describe()} ({duration(check.seconds)})"
+            for mark, check in zip(marks, proof.checks, strict=True)]  # fmt: skip
 
 
 def _rollback(args: argparse.Namespace) -> ExitCode:
@@ -165,7 +146,7 @@ def _show(site: Site, switch: PublishResult, args: argparse.Namespace) -> ExitCo
         print_json({"schema": 1, "dry_run": args.dry_run, **switch.as_data()})
         return ExitCode.OK
     if switch.proof:
-        _print_checks(switch.proof)
+        print("\n".join(_checks(switch.proof)))
     modules = site.paths.prefix / "current" / "modules"
     would = "would become" if args.dry_run else "is"
     was = f" (was {switch.before})" if switch.changes and switch.before else ""
@@ -212,15 +193,12 @@ def _list(args: argparse.Namespace) -> ExitCode:
 
 
 def _gc_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--keep", type=int, default=3, metavar="COUNT",
-                        help="number of last published releases to keep (3)")  # fmt: skip
-    parser.add_argument(
-        "--unpublished", action="store_true", help="remove releases that were never published, too"
-    )
-    parser.add_argument(
-        "--interactive-default", action="store_true",
-        help="assume that interactive jobs (salloc, srun) loaded no version by name",
-    )  # fmt: skip
+    add = parser.add_argument
+    add("--keep", type=int, default=3, metavar="COUNT",
+        help="number of last published releases to keep (3)")  # fmt: skip
+    add("--unpublished", action="store_true", help="remove releases that were never published, too")
+    add("--interactive-default", action="store_true",
+        help="assume that interactive jobs (salloc, srun) loaded no version by name")  # fmt: skip
 
 
 def _gc(args: argparse.Namespace) -> ExitCode:
@@ -257,7 +235,8 @@ GROUP = Group(
                 _resolve, _resolve_arguments),
         Command("plan",
                 "Show what would be built and published, and what changes for users and checks.",
-                "hpcdl stack plan --partition p100", _plan, _plan_arguments),
+                "hpcdl stack plan --partition p100", _plan,
+                option("--partition", metavar="NAME", help="only the stack of this partition")),
         Command("concretize", "Render Spack environments and concretize them, with a time limit.",
                 "hpcdl stack concretize p100", building.run_concretize,
                 building.concretize_arguments, changes=True),
@@ -282,11 +261,15 @@ GROUP = Group(
                 changes=True),
         Command("list", "List the releases and mark the current one.", "hpcdl stack list", _list),
         Command("rollback", "Make the previously published release current again.",
-                "hpcdl stack rollback", _rollback, _rollback_arguments, changes=True),
+                "hpcdl stack rollback", _rollback,
+                option("release", nargs="?",
+                       help="release id (default: the one published before)"), changes=True),
         Command("gc", "Remove releases that are not current, not recent and not used by any job.",
                 "hpcdl stack gc --dry-run", _gc, _gc_arguments, changes=True),
         Command("sbom", "List a release's packages and licences; write SPDX and CycloneDX files.",
-                "hpcdl stack sbom", bills.run_sbom, bills.release_argument, changes=True),
+                "hpcdl stack sbom", bills.run_sbom,
+                option("release", nargs="?", help="release id (default: the current one)"),
+                changes=True),
         Command("accept-eula",
                 "Record that a licence agreement, which publishing needs, was accepted.",
                 "hpcdl stack accept-eula cuda --by 'Ada Lovelace'", bills.run_accept,

@@ -65,11 +65,7 @@ def _remove_left(target: Path) -> int:
 
 
 COMMAND = Command(
-    "stage",
-    "Copy a data set to the node's own disk, in parallel and checked, as much as fits.",
-    "hpcdl stage /data/imagenet '/local/$SLURM_JOB_ID/data'",
-    _stage,
-    _options,
-    changes=True,
+    "stage", "Copy a data set to the node's own disk, in parallel and checked, as much as fits.",
+    "hpcdl stage /data/imagenet '/local/$SLURM_JOB_ID/data'", _stage, _options, changes=True,
     site=False,
-)
+)  # fmt: skip

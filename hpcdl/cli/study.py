@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcdl.cli.framework import Command, Group, print_json, the_site
+from hpcdl.cli.framework import Command, Group, print_json, show, the_site
 from hpcdl.system.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -44,38 +44,28 @@ def _output(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan(args: argparse.Namespace) -> Plan:
+    from hpcdl.cli.request import pair
     from hpcdl.workflows.study.load import load_study, scale_of
     from hpcdl.workflows.study.study_plan import make_plan
 
     study = load_study(args.study)
     partitions = [name for name in args.partition.split(",") if name]
-    pythons = dict(map(_python, getattr(args, "python", ())))
+    form = "FRAMEWORK=PATH, such as torch=/usr/bin/python3"
+    pythons = dict(pair("--python", text, form) for text in getattr(args, "python", ()))
     return make_plan(the_site(args), study, scale_of(study, args.scale), partitions, pythons)
-
-
-def _python(text: str) -> tuple[str, str]:
-    from hpcdl.system.errors import BadInput
-
-    name, _, path = text.partition("=")
-    if not name or not path:
-        raise BadInput(f"--python '{text}' is not FRAMEWORK=PATH",
-                       hint="write --python torch=/usr/bin/python3")  # fmt: skip
-    return name, path
 
 
 def _list(args: argparse.Namespace) -> ExitCode:
     from hpcdl.workflows.study.show import list_data, list_text
 
-    print_json(list_data()) if args.json else print(list_text())
-    return ExitCode.OK
+    return show(args, list_data(), list_text())
 
 
 def _show(args: argparse.Namespace) -> ExitCode:
     from hpcdl.workflows.study.show import show_data, show_text
 
     plan = _plan(args)
-    print_json(show_data(plan)) if args.json else print(show_text(plan))
-    return ExitCode.OK
+    return show(args, show_data(plan), show_text(plan))
 
 
 def _schema(args: argparse.Namespace) -> ExitCode:
@@ -100,8 +90,7 @@ def _run(args: argparse.Namespace) -> ExitCode:
     if args.no_wait:
         found = run.run_statuses(plan)
         data = {"directory": plan.folder, "summary": run.summary(found)}
-        print_json(data) if args.json else print(run.summary(found))
-        return ExitCode.OK
+        return show(args, data, run.summary(found))
     _wait(plan, args)
     return _write(plan, args)
 
@@ -157,10 +146,7 @@ def _findings(plan: Plan) -> Findings:
 def _show_scripts(plan: Plan, checked: Any, args: argparse.Namespace) -> ExitCode:
     from hpcdl.workflows.study.show import scripts_data, scripts_text
 
-    if args.json:
-        print_json(scripts_data(plan, checked))
-    else:
-        print(scripts_text(plan, checked, verbose=args.verbose))
+    show(args, scripts_data(plan, checked), scripts_text(plan, checked, verbose=args.verbose))
     if any(one.errors for one in checked):
         return ExitCode.NO
     return ExitCode.PARTLY if plan.impossible else ExitCode.OK
@@ -170,41 +156,17 @@ GROUP = Group(
     "study",
     "reproduce published scaling studies, small or at full size",
     (
-        Command(
-            "list",
-            "List the studies and their questions.",
-            "hpcdl study list",
-            _list,
-            site=False,
-        ),
-        Command(
-            "show",
-            "Show a study: its question, its jobs, their cost, and its acceptance rules.",
-            "hpcdl study show aliyun-resnet50 --scale full",
-            _show,
-            _which,
-        ),
-        Command(
-            "run",
-            "Run a study's jobs and write its report; run it again to resume.",
-            "hpcdl study run sjtu-inception --scale small",
-            _run,
-            _run_options,
-            changes=True,
-        ),
-        Command(
-            "report",
-            "Write the report from the results so far: Markdown, HTML, JSON and a figure.",
-            "hpcdl study report sjtu-inception --output sjtu",
-            _report,
-            _report_options,
-        ),
-        Command(
-            "schema",
-            "Print the JSON Schema of a study file, for editors.",
-            "hpcdl study schema > study.schema.json",
-            _schema,
-            site=False,
-        ),
+        Command("list", "List the studies and their questions.", "hpcdl study list", _list,
+                site=False),
+        Command("show",
+                "Show a study: its question, its jobs, their cost, and its acceptance rules.",
+                "hpcdl study show aliyun-resnet50 --scale full", _show, _which),
+        Command("run", "Run a study's jobs and write its report; run it again to resume.",
+                "hpcdl study run sjtu-inception --scale small", _run, _run_options, changes=True),
+        Command("report",
+                "Write the report from the results so far: Markdown, HTML, JSON and a figure.",
+                "hpcdl study report sjtu-inception --output sjtu", _report, _report_options),
+        Command("schema", "Print the JSON Schema of a study file, for editors.",
+                "hpcdl study schema > study.schema.json", _schema, site=False),
     ),
-)
+)  # fmt: skip

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcdl.cli import request
-from hpcdl.cli.framework import at_least, print_json
+from hpcdl.cli.framework import print_json
 from hpcdl.cli.train import train_options
+from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import ExitCode
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from hpcdl.cli.framework import print_json, the_site
+from hpcdl.cli.framework import show, the_site
 from hpcdl.system.errors import BadInput, ExitCode
 from hpcdl.system.text import did_you_mean
 
@@ -57,21 +57,9 @@ def run(args: argparse.Namespace) -> ExitCode:
     found = shares(consumed(since, until, everybody=args.all_users), keys, module)
     if args.figure:
         write_usage(found, keys, args.figure)
-    if args.json:
-        print_json(
-            {
-                "since": since,
-                "until": until,
-                "by": keys,
-                "usage": [
-                    {**asdict(one), "group": dict(zip(keys, one.group, strict=True))}
-                    for one in found
-                ],
-            }
-        )
-    else:
-        print(as_text(found, keys))
-    return ExitCode.OK
+    rows = [{**asdict(one), "group": dict(zip(keys, one.group, strict=True))} for one in found]
+    data = {"since": since, "until": until, "by": keys, "usage": rows}
+    return show(args, data, as_text(found, keys))
 
 
 def _day(option: str, text: str | None) -> str | None:

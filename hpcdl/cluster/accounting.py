@@ -6,13 +6,11 @@ network, and its socket lies in a directory that only its owner may enter.
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Callable
 from pathlib import Path
 
 from hpcdl.cluster.cluster_plan import cluster_name
 from hpcdl.cluster.daemons import Daemon, own_hosts
-from hpcdl.cluster.model import NAMESPACES, ClusterState
+from hpcdl.cluster.model import ClusterState
 from hpcdl.cluster.needs import program
 from hpcdl.cluster.query import ask
 from hpcdl.system.errors import HpcdlError
@@ -63,22 +61,8 @@ def mariadbd(state: ClusterState) -> Daemon:
 
 def slurmdbd(state: ClusterState) -> Daemon:
     """Slurm's accounting daemon; it finds slurmdbd.conf beside SLURM_CONF."""
-    argv = (program("slurmdbd"), "-D")
-    return Daemon(
-        "slurmdbd",
-        argv if state.mode != NAMESPACES else (*own_hosts(state), *argv),
-        {"MYSQL_UNIX_PORT": str(database_socket(state))},
-    )
-
-
-def accepts(path: Path) -> Callable[[], bool]:
-    """Whether something accepts connections on a unix socket, asked when called."""
-
-    def probe() -> bool:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as end:
-            return end.connect_ex(str(path)) == 0
-
-    return probe
+    argv = (*own_hosts(state), program("slurmdbd"), "-D")
+    return Daemon("slurmdbd", argv, {"MYSQL_UNIX_PORT": str(database_socket(state))})
 
 
 def register(state: ClusterState) -> None:
@@ -87,15 +71,8 @@ def register(state: ClusterState) -> None:
     Raises:
         HpcdlError: slurmdbd refused.
     """
-    answer = ask(
-        state,
-        "sacctmgr",
-        "-i",
-        "add",
-        "cluster",
-        cluster_name(state.site, state.directory),
-        seconds=30,
-    )
+    name = cluster_name(state.site, state.directory)
+    answer = ask(state, "sacctmgr", "-i", "add", "cluster", name, seconds=30)
     said = (answer.stdout + answer.stderr) if answer else "no answer within 30 s"
     if (answer is None or not answer.ok) and "already exists" not in said:
         raise HpcdlError("slurmdbd did not take the cluster", details=said.splitlines()[-5:])

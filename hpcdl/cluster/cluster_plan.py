@@ -58,7 +58,7 @@ def request(
             offered += names
             group = _group(part, tuple(name for name in names if name not in known))
             for name in names:
-                if name in known and not _alike(known[name], group):
+                if name in known and _hardware(known[name]) != _hardware(group):
                     raise BadInput(
                         f"the partitions '{known[name].partition}' and '{partition.name}' "
                         f"describe the node {name} in different ways"
@@ -183,10 +183,6 @@ def _group(partition: Partition, names: tuple[str, ...]) -> Group:
         gpus=partition.gpus_per_node,
         features=partition.features,
     )
-
-
-def _alike(one: Group, other: Group) -> bool:
-    return _hardware(one) == _hardware(other)
 
 
 def _hardware(group: Group) -> tuple[object, ...]:

@@ -28,10 +28,10 @@ _PROC = Path("/proc")
 _MODULE = "hpcdl.cluster.cpu_throttle"
 
 
-def pull(current: ClusterState, node: str, factor: int = FACTOR) -> None:
+def pull(current: ClusterState, node: str) -> None:
     """Slow a node down; a throttle that runs already is replaced."""
     lift(current, node)
-    argv = [*module_argv(sys.executable, _MODULE), str(current.directory), node, str(factor)]
+    argv = [*module_argv(sys.executable, _MODULE), str(current.directory), node]
     with current.log(f"throttle-{node}").open("ab") as log:
         subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
@@ -75,7 +75,7 @@ def programs(directory: Path, node: str) -> list[ProcessId]:
     return found
 
 
-def hold(directory: Path, node: str, factor: int) -> None:
+def hold(directory: Path, node: str) -> None:
     """Throttle until a signal ends it."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     with suppress(OSError):
@@ -89,7 +89,7 @@ def hold(directory: Path, node: str, factor: int) -> None:
                 # The search takes a while: the known programs stay stopped meanwhile.
                 slowed, looked = programs(directory, node), time.monotonic()
                 _send(slowed, signal.SIGSTOP)
-            time.sleep(_SLICE * (factor - 1))
+            time.sleep(_SLICE * (FACTOR - 1))
             _send(slowed, signal.SIGCONT)
             time.sleep(_SLICE)
     finally:
@@ -102,4 +102,4 @@ def _send(found: Iterable[ProcessId], number: signal.Signals) -> None:
 
 
 if __name__ == "__main__":
-    hold(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    hold(Path(sys.argv[1]), sys.argv[2])

@@ -76,11 +76,16 @@ def slurmctld(state: ClusterState, *, fresh: bool) -> Daemon:
     """The controller; `fresh` forgets earlier jobs and node states."""
     options = ("-c",) if fresh else ()
     argv = (*command(state, "slurmctld"), "-D", *options, "-f", str(state.configuration))
-    return Daemon("slurmctld", argv if state.mode != NAMESPACES else (*own_hosts(state), *argv))
+    return Daemon("slurmctld", (*own_hosts(state), *argv))
 
 
 def own_hosts(state: ClusterState) -> tuple[str, ...]:
-    """What runs a command with the nodes' /etc/hosts: a daemon binds to its own name's address."""
+    """What runs a command with the nodes' /etc/hosts: a daemon binds to its own name's address.
+
+    In loopback mode they are the machine's.
+    """
+    if state.mode != NAMESPACES:
+        return ()
     shell = 'mount --bind "$0" /etc/hosts && exec "$@"'
     return (program("unshare"), "--mount", "sh", "-c", shell, f"{state.directory}/etc/hosts")
 

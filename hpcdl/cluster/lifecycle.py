@@ -257,7 +257,7 @@ def _start_controller(begun: ClusterState, *, fresh: bool) -> ClusterState:
     if not processes.runs(begun, "slurmctld"):
         begun = _started(begun, daemons.slurmctld(begun, fresh=fresh))
         port = Ports(begun.port_base).controller
-        _serves(begun, "slurmctld", lambda: responding(port, begun.controller_address))
+        _serves(begun, "slurmctld", lambda: responding((begun.controller_address, port)))
     return begun
 
 
@@ -266,11 +266,11 @@ def _start_books(begun: ClusterState) -> ClusterState:
     if not processes.runs(begun, "mariadbd"):
         books.prepare_database(begun)
         begun = _started(begun, books.mariadbd(begun))
-        _serves(begun, "mariadbd", books.accepts(books.database_socket(begun)))
+        _serves(begun, "mariadbd", lambda: responding(books.database_socket(begun)))
     if not processes.runs(begun, "slurmdbd"):
         begun = _started(begun, books.slurmdbd(begun))
         port = Ports(begun.port_base).database
-        _serves(begun, "slurmdbd", lambda: responding(port, begun.controller_address))
+        _serves(begun, "slurmdbd", lambda: responding((begun.controller_address, port)))
         books.register(begun)
     return begun
 
@@ -289,7 +289,7 @@ def _serves(begun: ClusterState, name: str, serves: Callable[[], bool]) -> None:
     daemons.wait_until(serves, begun.processes[name], name, begun.log(name), _STARTING_SECONDS)
 
 
-def wait_idle(begun: ClusterState, names: Iterable[str], seconds: float = _READY_SECONDS) -> None:
+def wait_idle(begun: ClusterState, names: Iterable[str]) -> None:
     """Wait until nodes take jobs.
 
     Raises:
@@ -297,7 +297,7 @@ def wait_idle(begun: ClusterState, names: Iterable[str], seconds: float = _READY
         HpcdlError: some did not come up in time; their state is shown.
     """
     wanted = set(names)
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + _READY_SECONDS
     while True:
         seen = node_states(begun)
         waiting = sorted(name for name in wanted if not _takes_jobs(seen.get(name, "")))

@@ -39,9 +39,7 @@ def choose_mode(asked: str, slurm: str = "") -> str:
         raise BadInput(f"unknown mode '{asked}'", hint=did_you_mean(asked, MODES))
     if slurm and asked == NAMESPACES:
         raise BadInput("with --slurm the cluster runs in mode loopback", hint="leave --mode out")
-    if slurm:
-        return LOOPBACK
-    if asked == LOOPBACK:
+    if slurm or asked == LOOPBACK:
         return LOOPBACK
     lack = lack_of_namespaces()
     if lack and asked == NAMESPACES:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from hpcdl.cluster import cpu_throttle, daemons, lifecycle, network, processes, state
@@ -11,46 +10,22 @@ from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.files import shared_lock
 
 
-def kill(current: ClusterState, name: str) -> str:
-    """Kill a node whole: slurmd and every process of every job on it. Slurm is not notified."""
-    return _changed(current, name, _kill)
+def change(current: ClusterState, name: str, action: str) -> str:
+    """Apply an action to a node, under the cluster's lock and to the state as it is now.
 
+    Args:
+        current: the cluster.
+        name: the node.
+        action: `kill` (slurmd and every process of its jobs; Slurm is not notified), `cut` (off the
+            network; its processes continue), `slow` (its jobs run a part of the time only), `heal`
+            (ends the last two) or `up` (starts a killed one, and waits until it takes jobs).
 
-def cut(current: ClusterState, name: str) -> str:
-    """Disconnect a node's network; its processes continue."""
-    return _changed(current, name, _cut)
-
-
-def slow(current: ClusterState, name: str) -> str:
-    """Let a node's jobs run a part of the time only."""
-    return _changed(current, name, _slow)
-
-
-def heal(current: ClusterState, name: str) -> str:
-    """Plug a node's network cable in again, and end its throttling."""
-    return _changed(current, name, _heal)
-
-
-def up(current: ClusterState, name: str) -> str:
-    """Start a killed node again, and wait until it takes jobs."""
-    return _changed(current, name, _up)
-
-
-ACTIONS: dict[str, Callable[[ClusterState, str], str]] = {
-    "kill": kill,
-    "cut": cut,
-    "slow": slow,
-    "heal": heal,
-    "up": up,
-}
-_Change = Callable[[ClusterState, Node], tuple[ClusterState, str]]
-
-
-def _changed(current: ClusterState, name: str, change: _Change) -> str:
-    """Apply a change to the state as it is now, under the cluster's lock."""
+    Returns:
+        What came of it, for people.
+    """
     with shared_lock(current.directory / "lock"):
         now = state.read_state(current.directory) or current
-        after, said = change(now, now.node(name))
+        after, said = _ACTIONS[action](now, now.node(name))
         state.write_state(after)
     return said
 
@@ -60,15 +35,18 @@ def _kill(now: ClusterState, node: Node) -> tuple[ClusterState, str]:
     found = processes.of_node(now, node)
     processes.end([process for process in found if processes.is_slurm(process)])
     processes.end(found)
-    killed = (*now.killed, *([] if node.name in now.killed else [node.name]))
-    cut_nodes = tuple(name for name in now.cut if name != node.name)
-    return replace(now, killed=killed, cut=cut_nodes), f"{node.name} is dead"
+    killed = tuple(dict.fromkeys((*now.killed, node.name)))
+    return replace(now, killed=killed, cut=_without(now.cut, node)), f"{node.name} is dead"
 
 
 def _cut(now: ClusterState, node: Node) -> tuple[ClusterState, str]:
     _set_link(now, node, up=False)
-    cut_nodes = (*now.cut, *([] if node.name in now.cut else [node.name]))
+    cut_nodes = tuple(dict.fromkeys((*now.cut, node.name)))
     return replace(now, cut=cut_nodes), f"{node.name} is cut off the network"
+
+
+def _without(names: tuple[str, ...], node: Node) -> tuple[str, ...]:
+    return tuple(name for name in names if name != node.name)
 
 
 def _slow(now: ClusterState, node: Node) -> tuple[ClusterState, str]:
@@ -80,8 +58,7 @@ def _heal(now: ClusterState, node: Node) -> tuple[ClusterState, str]:
     if cpu_throttle.lift(now, node.name) and node.name not in now.cut:
         return now, f"{node.name} runs at full speed"
     _set_link(now, node, up=True)
-    cut_nodes = tuple(name for name in now.cut if name != node.name)
-    return replace(now, cut=cut_nodes), f"{node.name} is back on the network"
+    return replace(now, cut=_without(now.cut, node)), f"{node.name} is back on the network"
 
 
 def _set_link(now: ClusterState, node: Node, *, up: bool) -> None:
@@ -98,17 +75,15 @@ def _set_link(now: ClusterState, node: Node, *, up: bool) -> None:
 
 
 def _up(now: ClusterState, node: Node) -> tuple[ClusterState, str]:
-    process = now.processes.get(node.name)
-    if process is not None and processes.alive(process):
+    if processes.runs(now, node.name):
         return now, f"{node.name} runs already"
     lifecycle.report_lost(now, [node.name])
     started = daemons.start_nodes(now, [node])
-    after = replace(
-        now,
-        processes={**now.processes, **started},
-        killed=tuple(name for name in now.killed if name != node.name),
-        cut=tuple(name for name in now.cut if name != node.name),
-    )
+    killed, cut = _without(now.killed, node), _without(now.cut, node)
+    after = replace(now, processes={**now.processes, **started}, killed=killed, cut=cut)
     state.write_state(after)
     lifecycle.wait_idle(after, [node.name])
     return after, f"{node.name} takes jobs"
+
+
+_ACTIONS = {"kill": _kill, "cut": _cut, "slow": _slow, "heal": _heal, "up": _up}

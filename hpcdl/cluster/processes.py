@@ -112,19 +112,18 @@ def of_cluster(directory: Path) -> list[ProcessId]:
 def of_node(current: ClusterState, node: Node) -> list[ProcessId]:
     """Every process of one node: its slurmd, its steps, its jobs.
 
-    In namespaces mode the kernel ends all of them with the node's first process (the child of
-    the recorded one); in loopback mode the node's name identifies them.
+    In namespaces mode all of them descend from the recorded one; in loopback mode the node's name
+    identifies them.
     """
     first = current.processes.get(node.name)
-    found = [first] if first is not None and alive(first) else []
-    if current.mode == NAMESPACES:
-        return found + [inner for outer in found for inner in _children(outer)]
-    there = [
-        process.pid
-        for process in of_cluster(current.directory)
-        if _on_node(_PROC / str(process.pid), current, node)
-    ]
-    return _with_descendants([*(process.pid for process in found), *there])
+    found = [first.pid] if first is not None and alive(first) else []
+    if current.mode != NAMESPACES:
+        found += [
+            process.pid
+            for process in of_cluster(current.directory)
+            if _on_node(_PROC / str(process.pid), current, node)
+        ]
+    return _with_descendants(found)
 
 
 def is_slurm(process: ProcessId) -> bool:
@@ -188,11 +187,6 @@ def _with_descendants(pids: Iterable[int]) -> list[ProcessId]:
             found[pid] = process
             todo += children.get(pid, [])
     return list(found.values())
-
-
-def _children(parent: ProcessId) -> list[ProcessId]:
-    found = [identify(int(entry.name)) for entry in _PROC.iterdir() if entry.name.isdigit()]
-    return [child for child in found if child and _parent(child.pid) == parent.pid]
 
 
 def _parent(pid: int) -> int:

@@ -65,11 +65,13 @@ def next_job(current: ClusterState) -> int | None:
     return int(found.group(1)) if found else None
 
 
-def responding(port: int, address: str = "127.0.0.1") -> bool:
-    """Whether something accepts connections on a port of this machine."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+def responding(where: tuple[str, int] | Path) -> bool:
+    """Whether something accepts connections at an address and port, or on a socket's file."""
+    address = str(where) if isinstance(where, Path) else where
+    kind = socket.AF_UNIX if isinstance(where, Path) else socket.AF_INET
+    with socket.socket(kind, socket.SOCK_STREAM) as probe:
         probe.settimeout(1)
-        return probe.connect_ex((address, port)) == 0
+        return probe.connect_ex(address) == 0
 
 
 def mpi_plugin(wanted: str, directory: Path, root: Path | None = None) -> str:

@@ -12,24 +12,16 @@ from hpcdl import facts
 from hpcdl.cluster.cluster_plan import cluster_name
 from hpcdl.cluster.model import NAMESPACES, Group, Plan
 from hpcdl.slurm.hostlist import fold_hostlist
-from hpcdl.system.resources import folder
+from hpcdl.slurm.rules import Release, span
+from hpcdl.system.resources import templates
 
+TIMEOUTS = {"node": 10, "message": 10, "credential": 5}
+"""How long Slurm waits, in seconds.
 
-@dataclass(frozen=True)
-class Timeouts:
-    """How long Slurm waits, in seconds.
-
-    `node` (SlurmdTimeout) and `message` (MessageTimeout) together make a dead node be noticed
-    after 15 to 30 s (Slurm's defaults: minutes), and tolerate a machine whose cores are all busy.
-    `credential` is munge's cred_expire: a requeued job starts again about a second after it.
-    """
-
-    node: int = 10
-    message: int = 10
-    credential: int = 5
-
-
-TIMEOUTS = Timeouts()
+`node` (SlurmdTimeout) and `message` (MessageTimeout) together make a dead node be noticed after 15
+to 30 s (Slurm's defaults: minutes), and tolerate a machine whose cores are all busy. `credential`
+is munge's cred_expire: a requeued job starts again about a second after it.
+"""
 
 
 @dataclass(frozen=True)
@@ -117,19 +109,9 @@ def node_lines(plan: Plan) -> list[str]:
 
 def release_options(version: str) -> list[Mapping[str, Any]]:
     """Options of cgroup.conf for a release of Slurm (facts/slurm_conf.yaml)."""
-    release = _release(version)
+    release = Release.parse(version)
     rows: list[Mapping[str, Any]] = facts.load("slurm_conf")["options"]
-    return [
-        row
-        for row in rows
-        if _release(row["since"]) <= release
-        and (row["until"] is None or release <= _release(row["until"]))
-    ]
-
-
-def _release(version: str) -> tuple[int, int]:
-    year, month = version.split(".")[:2]
-    return int(year), int(month)
+    return [row for row in rows if span(row).holds(release)]
 
 
 def _fold(addresses: str, first: str, count: int) -> str:
@@ -159,14 +141,6 @@ def _cpus(plan: Plan) -> int:
 
 
 def _render(name: str, values: Mapping[str, Any]) -> str:
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder("templates") / "slurm"),
-        undefined=jinja2.StrictUndefined,
-        keep_trailing_newline=True,
-        trim_blocks=True,
-        autoescape=False,  # noqa: S701 - Slurm's own formats; paths are checked by plan
-    )
+    environment = templates("slurm", trim_blocks=True)
     environment.filters["host_ranges"] = fold_hostlist
     return environment.get_template(name).render(values)

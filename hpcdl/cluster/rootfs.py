@@ -12,8 +12,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -161,48 +160,17 @@ def get(release: str, say: Say) -> Root:
         failures.append(f"{suite.name} has Slurm {root.version} now")
     raise MissingPrerequisite(
         f"no suite of Debian gives Slurm {release} at present",
-        details=failures, hint="`hpcdl cluster rootfs` lists the releases that are there",
+        details=failures, hint=f"built are {', '.join(one.version for one in built()) or 'none'}",
     )  # fmt: skip
 
 
-def get_all(wanted: Sequence[str], say: Say) -> dict[str, Root | HpcdlError]:
-    """The rootfs of each release, built at the same time; a failure takes its place."""
-
-    def attempt(release: str) -> Root | HpcdlError:
-        try:
-            return get(release, say)
-        except HpcdlError as fault:
-            return fault
-
-    with ThreadPoolExecutor(max_workers=max(1, len(wanted))) as pool:
-        return dict(zip(wanted, pool.map(attempt, wanted), strict=True))
-
-
-def row(release: str, got: Root | HpcdlError) -> dict[str, str | None]:
-    """The outcome for a wanted rootfs, as JSON values."""
-    if isinstance(got, HpcdlError):
-        said = " | ".join([got.message, *got.details])
-        return {"release": release, "directory": None, "suite": None, "version": None, "why": said}
-    return {
-        "release": release, "directory": str(got.directory), "suite": got.suite,
-        "version": got.version, "why": None,
-    }  # fmt: skip
-
-
-def line(row: dict[str, str | None]) -> str:
-    """The same as a line of text."""
-    if row["directory"] is None:
-        return f"{row['release']:6s} not available: {row['why']}"
-    return f"{row['release']:6s} Slurm {row['version']}, Debian {row['suite']}, {row['directory']}"
-
-
-def build(suite: Suite, say: Say, *, into: Path | None = None) -> Root:
+def build(suite: Suite, say: Say) -> Root:
     """Build the rootfs of a suite aside and rename it; one that is there meanwhile is kept.
 
     Raises:
         CommandFailed: debootstrap failed; its output is shown.
     """
-    target = (into or folder()) / suite.name
+    target = folder() / suite.name
     with locked(target.with_name(f".{suite.name}.lock"), wait_seconds=_BUILD_SECONDS):
         there = read(target)
         if there is not None:
@@ -224,7 +192,7 @@ def _bootstrap(suite: Suite, mirror: str, aside: Path) -> Root:
     """Let debootstrap fill a directory; ask it for its Slurm; write its record."""
     shutil.rmtree(aside, ignore_errors=True)
     run(
-        [*_BUILDING, _tool("debootstrap"), "--variant=minbase", "--merged-usr",
+        [*_BUILDING, str(find_program("debootstrap")), "--variant=minbase", "--merged-usr",
          f"--include={','.join(facts.load('slurm_suites')['packages'])}", f"--keyring={KEYRING}",
          suite.name, aside, mirror, *_script(suite.name)],
         env=_proxy(),
@@ -339,10 +307,6 @@ def _check_tools() -> None:
             f"not enough space for a rootfs: {folder()} has {free} MB free, it needs {_NEED_MB} MB",
             hint="set HPCDL_CACHE to a directory on another disk",
         )
-
-
-def _tool(name: str) -> str:
-    return str(find_program(name) or name)
 
 
 def _script(suite: str) -> Iterable[Path]:

@@ -17,7 +17,7 @@ from hpcdl.system.trust import require_no_stranger, require_private
 
 VERSION = 1
 _FILE = "cluster.json"
-_OURS = ".hpcdl-cluster"
+MARK = ".hpcdl-cluster"
 _PATHS = ("directory", "site_file", "prefix", "lmod_init")
 
 
@@ -38,12 +38,12 @@ def chosen_directory() -> Path | None:
 
 def claim(directory: Path) -> None:
     """Mark a directory as a cluster's: only in such a one is anything ever removed."""
-    write_atomic(directory / _OURS, "An embedded cluster's state; see `hpcdl cluster`.\n")
+    write_atomic(directory / MARK, "An embedded cluster's state; see `hpcdl cluster`.\n")
 
 
 def is_ours(directory: Path) -> bool:
     """Whether a directory was made by `hpcdl cluster up`."""
-    return (directory / _OURS).is_file() or (directory / _FILE).is_file()
+    return (directory / MARK).is_file() or (directory / _FILE).is_file()
 
 
 def is_ours_or_empty(directory: Path) -> bool:
@@ -57,7 +57,7 @@ def is_ours_or_empty(directory: Path) -> bool:
         return True
     except NotADirectoryError:
         return False
-    return all(name == "lock" or name.startswith(_OURS) for name in names) or is_ours(directory)
+    return all(name == "lock" or name.startswith(MARK) for name in names) or is_ours(directory)
 
 
 def write_state(state: ClusterState) -> ClusterState:
@@ -86,8 +86,9 @@ def read_state(directory: Path) -> ClusterState | None:
             raise ValueError("another version")
         return _state(data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
+        why = "it is nested too deep" if isinstance(fault, RecursionError) else fault
         raise BadInput(
-            f"{path} is not a cluster's state ({fault})",
+            f"{path} is not a cluster's state ({why})",
             hint="`hpcdl cluster down` stops what is left and removes it",
         ) from fault
 

@@ -17,7 +17,7 @@ _WELL = {"idle", "mixed", "allocated", "completing", "reserved", "planned"}
 
 def as_data(current: ClusterState) -> dict[str, Any]:
     """Everything about the cluster as plain values, asked now."""
-    states = node_states(current) if _alive(current, "slurmctld") else {}
+    states = node_states(current) if processes.runs(current, "slurmctld") else {}
     slow = cpu_throttle.throttled(current.directory)
     return {
         "schema": 1,
@@ -39,7 +39,11 @@ def as_data(current: ClusterState) -> dict[str, Any]:
                 "partition": node.partition,
                 "state": states.get(node.name, "unknown"),
                 "address": node.address,
-                "broken": _broken(current, node.name),
+                "broken": "killed"
+                if node.name in current.killed
+                else "cut"
+                if node.name in current.cut
+                else "",
                 "slow": node.name in slow,
                 **_daemon(current, node.name),
             }
@@ -48,11 +52,10 @@ def as_data(current: ClusterState) -> dict[str, Any]:
     }
 
 
-def healthy(current: ClusterState) -> bool:
+def healthy(data: Mapping[str, Any]) -> bool:
     """Whether every daemon runs and every node takes jobs."""
-    data = as_data(current)
     return (
-        current.phase == "ready"
+        data["phase"] == "ready"
         and all(daemon["alive"] for daemon in data["daemons"])
         and all(node["alive"] and node["state"] in _WELL for node in data["nodes"])
     )
@@ -67,13 +70,11 @@ def summary(current: ClusterState) -> str:
     )
 
 
-def as_text(current: ClusterState) -> str:
+def as_text(data: Mapping[str, Any]) -> str:
     """The status as text: one line per daemon and per node."""
-    data = as_data(current)
     head = (
-        f"{current.site}: {current.phase}, mode {current.mode}, Slurm {current.slurm_version}, "
-        f"port {current.port_base}\n{current.directory}"
-    )
+        "{site}: {phase}, mode {mode}, Slurm {slurm_version}, port {port_base}\n{directory}"
+    ).format_map(data)
     daemons = [
         [row["name"], str(row["pid"]), "runs" if row["alive"] else "dead", row["log"]]
         for row in data["daemons"]
@@ -116,22 +117,11 @@ def _daemon(current: ClusterState, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "pid": process.pid if process else None,
-        "alive": _alive(current, name),
+        "alive": processes.runs(current, name),
         "log": str(current.log(name)),
     }
-
-
-def _alive(current: ClusterState, name: str) -> bool:
-    process = current.processes.get(name)
-    return process is not None and processes.alive(process)
 
 
 def _note(row: Mapping[str, Any]) -> str:
     broken = row["broken"] or ("" if row["alive"] else "dead")
     return ", ".join(filter(None, [broken, "slow" if row["slow"] else ""]))
-
-
-def _broken(current: ClusterState, name: str) -> str:
-    if name in current.killed:
-        return "killed"
-    return "cut" if name in current.cut else ""

@@ -51,12 +51,17 @@ def down(directory: Path, *, purge: bool = False, say: Say = silent) -> bool:
 
 
 def _purge(directory: Path) -> None:
-    """Remove a cluster's directory; its lock goes last, so that nobody starts one in between."""
+    """Remove a cluster's directory; its lock goes last, so that nobody starts one in between.
+
+    Its mark stays as long as anything else does: `up` and `down` take no directory without one.
+    """
     for entry in directory.iterdir():
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry, ignore_errors=True)
-        elif entry.name != LOCK:
+        elif entry.name not in {LOCK, state.MARK}:
             entry.unlink(missing_ok=True)
+    if {entry.name for entry in directory.iterdir()} <= {LOCK, state.MARK}:
+        (directory / state.MARK).unlink(missing_ok=True)
     (directory / LOCK).unlink(missing_ok=True)
     with suppress(OSError):  # somebody waited, and begins
         directory.rmdir()

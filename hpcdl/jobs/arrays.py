@@ -13,6 +13,7 @@ from typing import Any
 
 from hpcdl.jobs.intent import locate
 from hpcdl.jobs.manifest import Manifest, read_manifest
+from hpcdl.jobs.watch import exit_code
 from hpcdl.site import Site
 from hpcdl.slurm.parse import JobRecord
 from hpcdl.system.errors import BadInput
@@ -103,7 +104,5 @@ def standing(array: Array, records: Sequence[JobRecord]) -> tuple[str, str]:
 
 def _ended(folder: Path) -> str:
     """How a task ended that Slurm does not know any more: its script wrote the exit code."""
-    with suppress(OSError):
-        code = (folder / "exit_code").read_text().strip()
-        return "COMPLETED" if code == "0" else "FAILED"
-    return "UNKNOWN"
+    code = exit_code(folder / "exit_code")
+    return "UNKNOWN" if code is None else "FAILED" if code else "COMPLETED"

@@ -296,7 +296,8 @@ def _tasks_per_node(partition: Partition, spec: JobSpec, gpus: int) -> int:
             hint="leave --tasks-per-node out on a GPU partition",
         )
     if tasks > partition.cpus:
-        raise BadInput(f"'{partition.name}' has {partition.cpus} CPUs per node, not {tasks}")
+        said = f"'{partition.name}' has {partition.cpus} CPUs per node, not {tasks}"
+        raise BadInput(said, hint="ask for fewer tasks per node, on more nodes")
     return tasks
 
 

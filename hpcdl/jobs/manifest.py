@@ -20,7 +20,6 @@ from hpcdl.system.safe_read import read_regular
 
 _MOST_BYTES = 200_000_000
 SCHEMA = 2
-"""2: a point has its `directory`; version 1, which called it `folder`, is read as well."""
 Request = Mapping[str, Any]
 _FREE = frozenset(
     {
@@ -101,24 +100,12 @@ def read_manifest(folder: Path) -> Manifest:
         said = json.loads(read_regular(path, _MOST_BYTES, "sweep.json"))
     except (BadInput, OSError, ValueError, RecursionError) as fault:
         raise BadInput(f"{path} cannot be read", hint=hint) from fault
-    if at(said, "schema") not in (1, SCHEMA):
-        raise BadInput(f"{path} is not of version 1 or {SCHEMA}", hint=hint)
+    if at(said, "schema") != SCHEMA:
+        raise BadInput(f"{path} is not of version {SCHEMA}", hint=hint)
     rows, request = said.get("points"), said.get("request")
     if not isinstance(rows, list) or not all(map(_is_row, rows)):
         raise BadInput(f"{path} does not say which point is whose", hint=hint)
-    return Manifest(tuple(map(_row, rows)), _without_values(request))
-
-
-def _without_values(request: object) -> Request | None:
-    """What the points share; the variables' values, which were once kept here, are dropped."""
-    if not isinstance(request, dict) or not isinstance(request.get("environment"), dict):
-        return request if isinstance(request, dict) else None
-    return {**request, "environment": sorted(request["environment"])}
-
-
-def _row(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A point's row as version 2 has it."""
-    return {"directory" if key == "folder" else key: value for key, value in row.items()}
+    return Manifest(tuple(rows), request if isinstance(request, dict) else None)
 
 
 def _is_row(row: object) -> bool:

@@ -29,7 +29,9 @@ def selection(nodes: Partition, count: int) -> tuple[str, ...]:
     fellows = [fellow for fellow in nodes.fellows if fellow.gpu]
     if nodes.gpu is None or not fellows:
         return ()
-    if nodes.gpu.gres_type and nodes.gpu.gres_type not in {_type(fellow) for fellow in fellows}:
+    if nodes.gpu.gres_type and nodes.gpu.gres_type not in {
+        fellow.gpu.gres_type for fellow in fellows if fellow.gpu
+    }:
         return ()
     feature = _own_feature(nodes, nodes.fellows)
     if feature:
@@ -59,7 +61,3 @@ def _own_feature(nodes: Partition, others: Sequence[Partition]) -> str | None:
     """A feature that these nodes have and the others lack."""
     elsewhere = {feature for other in others for feature in other.features}
     return next((name for name in nodes.features if name not in elsewhere), None)
-
-
-def _type(nodes: Partition) -> str | None:
-    return nodes.gpu.gres_type if nodes.gpu else None

@@ -16,6 +16,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from hpcdl.jobs.transport import Link, NoLibrary, exchange, judge_links, read_links
@@ -143,12 +144,30 @@ def with_links(
 
 def judge(probes: Sequence[Probe], expected: Expectation) -> tuple[Problem, ...]:
     """Everything that is not as expected, in the order of the exit codes. Pure."""
+    e, links = expected, [link for p in probes for link in p.links]
+    hosts = {p.rank: p.host for p in probes}
+    wrong = judge_links(links, hosts, nvlink=e.nvlink, fabric=e.fabric or "ethernet")
     found = [
-        problem
-        for check in (_release, _world, _gpus, _cpus, _memory, _scratch, _data, _transport)
-        for problem in check(probes, expected)
-    ]
-    return tuple(sorted(found, key=lambda problem: problem.code))
+        *_first(20, (f"{_who(p)} has {_loaded(p)} loaded, not {e.release}"
+                     for p in probes if e.release and p.release != e.release)),
+        *_world(probes, e),
+        *_gpus(probes, e),
+        *_first(23, (f"{_who(p)} has {p.cpus} CPUs, not {e.cpus_per_task}"
+                     for p in probes if p.cpus < e.cpus_per_task)),
+        *_first(24, (f"{p.host} gives the job {p.memory_mb} MB, not {e.memory_mb}"
+                     for p in probes if p.memory_mb and p.memory_mb < e.memory_mb)),
+        *_first(25, (f"{p.host} has not enough space in {e.scratch}"
+                     for p in probes if e.scratch and not p.scratch_free_mb)),
+        *_first(26, (f"{p.host} does not see the data set {e.data}"
+                     for p in probes if e.data and not p.data)),
+        *_first(27, (*(f"{_who(p)}: {p.fault}" for p in probes if p.fault), *wrong)),
+    ]  # fmt: skip
+    return tuple(found)
+
+
+def _first(code: int, sentences: Iterable[str]) -> Iterator[Problem]:
+    """One problem, however many ranks have it."""
+    yield from (Problem(code, one) for one in islice(sentences, 1))
 
 
 def read_probes(text: str) -> tuple[Probe, ...]:
@@ -201,14 +220,8 @@ def notes(probes: Sequence[Probe], expected: Expectation) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _release(probes: Sequence[Probe], expected: Expectation) -> Iterator[Problem]:
-    if not expected.release:
-        return
-    for p in probes:
-        if p.release != expected.release:
-            loaded = f"release {p.release}" if p.release else "no release"
-            yield Problem(20, f"{_who(p)} has {loaded} loaded, not {expected.release}")
-            return
+def _loaded(found: Probe) -> str:
+    return f"release {found.release}" if found.release else "no release"
 
 
 def _world(probes: Sequence[Probe], expected: Expectation) -> Iterator[Problem]:
@@ -237,46 +250,6 @@ def _gpus(probes: Sequence[Probe], expected: Expectation) -> Iterator[Problem]:
         if len(ranks) > 1:
             yield Problem(22, f"ranks {', '.join(map(str, ranks))} share GPU {gpu} of {host}")
             return
-
-
-def _cpus(probes: Sequence[Probe], expected: Expectation) -> Iterator[Problem]:
-    for p in probes:
-        if p.cpus < expected.cpus_per_task:
-            yield Problem(23, f"{_who(p)} has {p.cpus} CPUs, not {expected.cpus_per_task}")
-            return
-
-
-def _memory(probes: Sequence[Probe], expected: Expectation) -> Iterator[Problem]:
-    for p in probes:
-        if p.memory_mb and p.memory_mb < expected.memory_mb:
-            yield Problem(24, f"{p.host} gives the job {p.memory_mb} MB, not {expected.memory_mb}")
-            return
-
-
-def _scratch(probes: Sequence[Probe], expected: Expectation) -> Iterator[Problem]:
-    for p in probes:
-        if expected.scratch and not p.scratch_free_mb:
-            yield Problem(25, f"{p.host} has not enough space in {expected.scratch}")
-            return
-
-
-def _data(probes: Sequence[Probe], expected: Expectation) -> Iterator[Problem]:
-    for p in probes:
-        if expected.data and not p.data:
-            yield Problem(26, f"{p.host} does not see the data set {expected.data}")
-            return
-
-
-def _transport(probes: Sequence[Probe], expected: Expectation) -> Iterator[Problem]:
-    for p in probes:
-        if p.fault:
-            yield Problem(27, f"{_who(p)}: {p.fault}")
-            return
-    links = [link for p in probes for link in p.links]
-    hosts = {p.rank: p.host for p in probes}
-    wrong = judge_links(links, hosts, nvlink=expected.nvlink, fabric=expected.fabric or "ethernet")
-    for sentence in wrong[:1]:
-        yield Problem(27, sentence)
 
 
 def _who(found: Probe) -> str:

@@ -44,7 +44,7 @@ from hpcdl.site import Partition, Site
 from hpcdl.slurm.time_limit import walltime
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.resources import cache as cache_folder
-from hpcdl.system.resources import folder
+from hpcdl.system.resources import templates
 from hpcdl.system.trust import make_private
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def render_script(
     values = _values(site, spec, nodes, layout, module)
     values |= _array_values(site, spec, layout, array)
     text = _template("job.sh.j2").render(values)
-    head, body = ([_line(one) for one in part.split("\n")]
+    head, body = ([Line(*one.split(_MARK)[:3]) for one in part.split("\n")]
                   for part in text.removesuffix("\n").split(f"\n{_FUNCTIONS}\n"))  # fmt: skip
     own = functions.lines("\n".join(line.text for line in body), module.functions)
     lines = (*head, *(Line(*one) for one in own), *body)
@@ -344,25 +344,13 @@ def _file(path: str, pattern: str = "") -> str:
     return quote.directive(path.replace("%", "%%") + pattern)
 
 
-def _line(text: str) -> Line:
-    return Line(*text.split(_MARK)[:3])
-
-
 def _why(reason: str, rules: str = "") -> str:
     return f"{_MARK}{reason}{_MARK}{rules}"
 
 
 @cache
 def _template(name: str) -> jinja2.Template:
-    import jinja2
-
-    jinja = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder("templates") / "sbatch"),
-        undefined=jinja2.StrictUndefined,
-        keep_trailing_newline=True,
-        bytecode_cache=_compiled_templates(),
-        autoescape=False,  # noqa: S701 - the output is bash, quoted by `word`
-    )
+    jinja = templates("sbatch", bytecode_cache=_compiled_templates())
     jinja.filters["word"] = quote.word
     jinja.filters["words"] = quote.quote_argv
     jinja.filters["expandable"] = quote.expandable

@@ -42,7 +42,7 @@ _LONGEST_REQUEST = 1_000_000
 # Names that bash or the script itself gives a meaning: a value would not arrive as it is.
 _RESERVED = frozenset(
     "BASHOPTS BASHPID BASH_ALIASES BASH_ARGC BASH_ARGV BASH_CMDS BASH_COMMAND "  # noqa: SIM905
-    "BASH_LINENO "
+    "BASH_LINENO BASH_MONOSECONDS "
     "BASH_SOURCE BASH_SUBSHELL BASH_VERSINFO DIRSTACK EPOCHREALTIME EPOCHSECONDS EUID FUNCNAME "
     "GROUPS HISTCMD LINENO OPTIND PIPESTATUS PPID RANDOM SECONDS SHELLOPTS SHLVL SRANDOM UID _ "
     "HPCDL_JOB_DIR HPCDL_PORTS HPCDL_TRUSTED_NETWORK HPCDL_WORKERS "
@@ -148,7 +148,10 @@ def check_spec(spec: JobSpec) -> JobSpec:
             raise BadInput(f"--{option} {value} is not possible", hint="give a number from 1")
     for option, name in (("account", spec.account), ("qos", spec.qos)):
         if name is not None and not _ACCOUNT.match(name):
-            raise BadInput(f"--{option} {_shown(name)} is not possible")
+            raise BadInput(
+                f"--{option} {_shown(name)} is not possible",
+                hint="`sacctmgr show associations` has the names",
+            )
     if spec.chain > MAX_CHAIN:
         raise BadInput(
             f"--chain {spec.chain} is not possible", hint=f"queue at most {MAX_CHAIN} jobs"

@@ -104,23 +104,22 @@ def submit(
     check_data(spec)
     check_script(spec)
     script, placed = place(site, spec, module)
-    folder = placed.job_dir
-    assert folder is not None
+    assert placed.job_dir is not None
     record = _record(site, placed, module, script)
     files = {"job.sh": script.text.encode(errors="surrogateescape")}
     if placed.environment:
         files[environment.NAME] = environment.as_shell(placed.environment)
     with terminable(), ExitStack() as stack:
         begun = _begun(site, record, stack)
-        folder = begun or folder
-        if begun is None:
+        folder = begun or placed.job_dir
+        if not begun:
             _check_free(folder, files)
             stack.enter_context(locked(folder / _LOCK))
             _check_free(folder, files)
         said = _told(folder) if begun else record
         known = _known(folder, (folder / JOB.name).stat().st_mtime) if begun else {}
         try:
-            if begun is None:
+            if not begun:
                 _write(site, folder, files, record)
             queued = _queue(site, folder, said, known)
         except Unconfirmed:

@@ -75,7 +75,7 @@ def plan(
     shapes: dict[Shape, str] = {}
     found = []
     for values in _combinations(matrix):
-        if any(_matches(values, pattern) for pattern in exclude):
+        if any(pattern.items() <= values.items() for pattern in exclude):
             continue
         spec, problem = _spec_of(site, base, values, shapes)
         found.append(Point(point_id(values), values, spec, problem))
@@ -172,7 +172,7 @@ def _check_matrix(
         if not values or "" in values:
             raise BadInput(f"--over {key} has an empty value", hint=f"write --over {key}=A,B")
         if len(set(values)) < len(values):
-            raise BadInput(f"--over {key} names a value twice")
+            raise BadInput(f"--over {key} names a value twice", hint="name it once")
         count *= len(values)
     if count > limit:
         raise BadInput(f"the sweep has {count:,} points, more than {limit:,}",
@@ -207,10 +207,6 @@ def check_keys(
 def _combinations(matrix: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
     for choice in product(*matrix.values()):
         yield dict(zip(matrix, choice, strict=True))
-
-
-def _matches(values: Values, pattern: Values) -> bool:
-    return all(values[key] == value for key, value in pattern.items())
 
 
 def _spec_of(

@@ -129,7 +129,8 @@ def submit(
         status = {one.point.id: one for one in _run_statuses(folder, points, manifest, active)}
         prepared = _prepare(site, folder, tuple(status.values()), modules, running, retry)
         _ask_first(prepared)
-        before = {*after, *(_ours(manifest, active) if running else ())}
+        known = {row.get("job_id") for row in manifest.rows}  # whatever the matrix was then
+        before = {*after, *(known & set(active) if running else ())}
         queued: list[int] = []
         manifest = replace(manifest, request=request or manifest.request)
         for number, (group, script) in enumerate(prepared):
@@ -251,11 +252,6 @@ def _run_statuses(
         log = folder / "logs" / f"{job_id}_{task}.log" if job_id is not None else None
         found.append(RunStatus(point, state, job_id, task, token, code, log))
     return tuple(found)
-
-
-def _ours(manifest: Manifest, active: Mapping[int, Sequence[JobRecord]]) -> set[int]:
-    """Arrays of the sweep that have not ended, whatever the matrix was then."""
-    return set(active) & {row.get("job_id") for row in manifest.rows}
 
 
 def _slot(queued: Sequence[int], number: int, running: int | None) -> Sequence[int]:

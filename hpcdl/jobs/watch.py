@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from hpcdl.jobs.submission import Submission
 from hpcdl.results.records import PROGRESS, RESULT, Format, at
 from hpcdl.slurm import client
 from hpcdl.slurm.parse import ACTIVE, JobRecord, Usage
-from hpcdl.system.errors import BadInput
+from hpcdl.system.errors import BadInput, Stopped
 from hpcdl.system.safe_read import read_regular
 from hpcdl.system.text import duration
 from hpcdl.system.trust import user_of
@@ -54,6 +55,23 @@ class Snapshot:
     def ok(self) -> bool:
         """Whether it ended well."""
         return self.state == "COMPLETED" and self.exit_code == 0
+
+
+@contextmanager
+def watched(submission: Submission) -> Iterator[None]:
+    """Where a job is followed: Ctrl-C ends that, not the job.
+
+    Raises:
+        Stopped: by Ctrl-C; tells what continues.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        number = submission.job_id
+        raise Stopped(
+            f"stopped watching; job {number} continues",
+            hint=f"`hpcdl job watch {number}` looks again, `hpcdl job cancel {number}` ends it",
+        ) from None
 
 
 def follow(submission: Submission) -> Iterator[Snapshot]:

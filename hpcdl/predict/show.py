@@ -6,8 +6,6 @@ from operator import attrgetter
 from typing import Any
 
 from hpcdl.predict.forecast import Forecast, Point, memory_bytes
-from hpcdl.predict.simulate import Scene
-from hpcdl.predict.traces import Traced
 from hpcdl.predict.validate import Errors, Judged, Validation, coverage, errors, grouped
 from hpcdl.system.text import table
 
@@ -159,7 +157,7 @@ def _point_data(found: Forecast, point: Point) -> dict[str, Any]:
 # ---- validation ----
 
 
-def validation_text(found: Validation, traced: tuple[Traced, ...], *, verbose: bool) -> str:
+def validation_text(found: Validation, *, verbose: bool) -> str:
     """The table of models and laws, ranges, errors by source and model, rows, the unfit."""
     if not found.judged:
         return "\n".join(["no row can be compared", "", *_unfit(found)])
@@ -180,7 +178,6 @@ def validation_text(found: Validation, traced: tuple[Traced, ...], *, verbose: b
         _group(found, "by source, left out", "source"),
         _group(found, "by model, source left out", "model"),
         _rows(found, verbose),
-        *([_traces(traced)] if traced else []),
     ):
         parts += ["", block]
     return "\n".join([*parts, "", *_unfit(found)])
@@ -211,13 +208,6 @@ def _rows(found: Validation, verbose: bool) -> str:
     return table(rows, header)
 
 
-def _traces(traced: tuple[Traced, ...]) -> str:
-    rows = [(f"{row.nodes} nodes, {row.form}", f"{1000 * row.exposed:.1f}",
-             f"{1000 * row.predicted:.0f}", f"{1000 * row.measured:.0f}", f"{row.error:+.1%}")
-            for row in traced]  # fmt: skip
-    return table(rows, ("layer traces", "exposed ms", "step ms", "measured ms", "error"))
-
-
 def _unfit(found: Validation) -> list[str]:
     if not found.unfit:
         return []
@@ -225,7 +215,7 @@ def _unfit(found: Validation) -> list[str]:
     return [f"{len(rows)} rows that are not compared:", table(rows)]
 
 
-def validation_data(found: Validation, traced: tuple[Traced, ...]) -> dict[str, Any]:
+def validation_data(found: Validation) -> dict[str, Any]:
     """A validation as JSON values; errors are relative, (predicted - measured) / measured."""
     return {
         "schema": 1,
@@ -247,14 +237,6 @@ def validation_data(found: Validation, traced: tuple[Traced, ...]) -> dict[str, 
             }
             for name in ("source", "model")
         },
-        "traces": [
-            {
-                "nodes": row.nodes, "form": row.form, "exposed_seconds": row.exposed,
-                "predicted_seconds": row.predicted, "measured_seconds": row.measured,
-                "relative_error": row.error,
-            }
-            for row in traced
-        ],
     }  # fmt: skip
 
 
@@ -277,30 +259,4 @@ def _errors_data(found: Errors) -> dict[str, Any]:
     return {
         "rows": found.rows, "median_abs_relative_error": found.median,
         "p90_abs_relative_error": found.ninetieth, "mean_relative_error": found.bias,
-    }  # fmt: skip
-
-
-# ---- closed form and simulation ----
-
-
-def scenes_text(found: tuple[Scene, ...]) -> str:
-    """Scenes side by side."""
-    rows = [(row.name, str(row.gpus), f"{1000 * row.closed:.2f}", f"{1000 * row.simulated:.2f}",
-             f"{row.difference:+.2%}", str(row.events)) for row in found]  # fmt: skip
-    header = ("scene", "GPUs", "closed form ms", "simulated ms", "difference", "events")
-    return table(rows, header)
-
-
-def scenes_data(found: tuple[Scene, ...]) -> dict[str, Any]:
-    """Scenes as JSON values."""
-    return {
-        "schema": 1,
-        "scenes": [
-            {
-                "name": row.name, "gpus": row.gpus, "closed_seconds": row.closed,
-                "simulated_seconds": row.simulated, "relative_difference": row.difference,
-                "events": row.events,
-            }
-            for row in found
-        ],
     }  # fmt: skip

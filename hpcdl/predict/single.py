@@ -141,15 +141,3 @@ def seconds(machine: Machine, training: Training, framework: str = "TensorFlow")
     """Seconds of a step of one GPU, as effects of published rows tell."""
     trait = trait_of(machine, training, framework, "")
     return roof(machine, training) / math.exp(ours().expected(trait))
-
-
-def left_out(rows: Sequence[Trait], key: Callable[[Trait], object]) -> list[float]:
-    """Errors (predicted / measured, in logarithms) of rows, by the rows of other keys alone."""
-    parts = {key(row) for row in rows}
-    fitted = {part: Effects([row for row in rows if key(row) != part]) for part in parts}
-    return [fitted[key(row)].expected(row) - row.reached for row in rows]
-
-
-def pair(trait: Trait) -> tuple[str, str, str]:
-    """GPU, precision and network: what is hidden to see how well others tell of it."""
-    return trait.family, trait.precision, trait.model

@@ -21,11 +21,6 @@ class Batch:
     program: str
     after: tuple[str, ...]
 
-    @property
-    def launch_line(self) -> str:
-        """The launch as one line."""
-        return f"{self.launcher} {self.program}".strip()
-
 
 def take_apart(text: str) -> Batch:
     """The parts of a script, rendered by hpcdl or put together by ReFrame.

@@ -29,7 +29,7 @@ from hpcdl.jobs.layout import plan_layout
 from hpcdl.jobs.script import render_script
 from hpcdl.jobs.spec import JobSpec, Module, is_train
 from hpcdl.regress.batch import take_apart
-from hpcdl.regress.job_state import PATIENCE_SECONDS
+from hpcdl.regress.job_state import PATIENCE_SECONDS, exit_fault
 from hpcdl.regress.provenance import of_this_run, run_of
 from hpcdl.regress.references import Reference, load_references
 from hpcdl.regress.reframe_adapter.backend import JobPlan, declared_name, job_record
@@ -131,7 +131,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
 
     def ended(self, exit_code: int | None) -> Sequence[Fault | str]:
         """What the job's own exit code says is wrong."""
-        return job_faults(exit_code)
+        return [] if exit_code == 0 else [exit_fault(exit_code)]
 
     @property
     def layout(self) -> dict[str, Any]:
@@ -250,7 +250,9 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         bounds: dict[str, tuple[Any, ...]] = {}
         for metric in filter(lambda metric: metric.judged, self.metrics()):
             found = self.evidence["metrics"][metric.name]
-            self.perf_variables[metric.name] = _performance(found["value"], metric.unit)
+            self.perf_variables[metric.name] = sn.make_performance_function(
+                sn.defer(found["value"]), metric.unit
+            )
             key = (self.check_name, self.case_name, partition.label, metric.name)
             row = self._reference(metric, rows.get(key))
             if row is not None:
@@ -321,15 +323,3 @@ def option(setting: str) -> str:
     """`delay_ms=400` as the training program's `--delay-ms=400`; a bare name is a switch."""
     name, sign, value = setting.partition("=")
     return f"--{name.strip('-').replace('_', '-')}{sign}{value}"
-
-
-def job_faults(exit_code: int | None) -> list[Fault]:
-    """What a job's own exit code says."""
-    if exit_code == 0:
-        return []
-    text = f"the job ended with exit code {exit_code}; its log says why"
-    return [Fault(FaultKind.EXIT_CODE, text, wanted=0, got=exit_code)]
-
-
-def _performance(value: float | None, unit: str) -> Any:
-    return sn.make_performance_function(sn.defer(value), unit)

@@ -20,7 +20,7 @@ from pathlib import Path
 from hpcdl.site import Partition, Site
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import write_atomic
-from hpcdl.system.resources import folder
+from hpcdl.system.resources import folder, templates
 
 DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _AT = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
@@ -298,15 +298,7 @@ IN_REPOSITORY = ("gitlab", "github")
 
 
 def _fill(template: str, **values: object) -> str:
-    import jinja2
-
-    environment = jinja2.Environment(  # noqa: S701 - no HTML; every value passes a filter
-        loader=jinja2.FileSystemLoader(folder("templates") / "ci"),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    environment = templates("ci", trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(yaml=yaml_text, github=github_text, argv=systemd_argv,
                                line=one_line, unit=unit_text)  # fmt: skip
     return environment.get_template(template).render(**values)

@@ -44,28 +44,18 @@ CREATE TABLE IF NOT EXISTS results (
   UNIQUE (run, check_name, case_name, partition, metric, job)
 );
 """
-_ADDED = ("site", "environment", "better")
-"""Columns that files of schema 1 and 2 lack."""
 _INDEXES = """
-DROP INDEX IF EXISTS by_series;
-CREATE INDEX by_series ON results (site, check_name, case_name, partition, metric, environment,
-  unit, time, value, status, nodes);
+CREATE INDEX IF NOT EXISTS by_series ON results (site, check_name, case_name, partition, metric,
+  environment, unit, time, value, status, nodes);
 CREATE INDEX IF NOT EXISTS by_time ON results (time);
+CREATE UNIQUE INDEX IF NOT EXISTS once_without_job
+  ON results (run, check_name, case_name, partition, metric, environment) WHERE job IS NULL;
 """
+"""To SQLite every missing job is another one: what has none could be added twice."""
 _KEY = ("site", "check_name", "case_name", "partition", "metric", "environment", "unit")
 _THIS = " AND ".join(f"{name} = ?" for name in _KEY)
 """What identifies a series: columns, and the condition that a result is of it."""
 _MEASURED = "AND value IS NOT NULL AND status != 'ERROR'"
-# To SQLite every missing job is another one, so what has none could be added twice (schema 1).
-_ONCE = """
-DELETE FROM results WHERE job IS NULL AND rowid NOT IN (
-  SELECT min(rowid) FROM results WHERE job IS NULL
-  GROUP BY run, check_name, case_name, partition, metric, environment
-);
-DROP INDEX IF EXISTS once_without_job;
-CREATE UNIQUE INDEX once_without_job
-  ON results (run, check_name, case_name, partition, metric, environment) WHERE job IS NULL;
-"""
 
 
 @dataclass(frozen=True)
@@ -273,8 +263,6 @@ def _latest(now: datetime | None) -> str:
 def open_history(path: Path, site: str = "") -> Iterator[History]:
     """The history in a file, made where there is none; the results of one site.
 
-    Results that name no site, as those of earlier versions, are taken for this site's.
-
     Raises:
         MissingPrerequisite: no dependable locks, no space left, others can change it, or busy for
             too long.
@@ -285,7 +273,6 @@ def open_history(path: Path, site: str = "") -> Iterator[History]:
     try:
         with closing(sqlite3.connect(path, timeout=_WAIT_SECONDS)) as connection:
             _prepare(connection, path)
-            _take_in(connection, site)
             yield History(connection, site)
     except sqlite3.DatabaseError as fault:
         raise _explained(path, fault) from fault
@@ -321,30 +308,22 @@ def _make_private(path: Path) -> None:
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("PRAGMA synchronous=FULL")
+    if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+        _make_table(connection)
     version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version > SCHEMA:
-        raise BadInput(f"{path} was written by a newer hpcdl (schema {version})")
-    if version < SCHEMA:
-        _upgrade(connection)
+    if version != SCHEMA:
+        raise BadInput(
+            f"{path} is of schema {version}, and this hpcdl reads schema {SCHEMA}",
+            hint="name another file; `hpcdl check history import` takes the runs' verdicts.json",
+        )
 
 
-def _take_in(connection: sqlite3.Connection, site: str) -> None:
-    """Results that name no site are this one's."""
-    nameless = "SELECT 1 FROM results WHERE site = '' LIMIT 1"
-    if site and connection.execute(nameless).fetchone():
-        with connection:
-            connection.execute("UPDATE results SET site = ? WHERE site = ''", (site,))
-
-
-def _upgrade(connection: sqlite3.Connection) -> None:
-    """Make the table, or give one of an earlier version what it lacks; all of it or nothing."""
+def _make_table(connection: sqlite3.Connection) -> None:
+    """Make the table where there is none; all of it or nothing."""
     with connection:
         connection.execute("BEGIN IMMEDIATE")
-        there = {row[1] for row in connection.execute("PRAGMA table_info(results)")}
-        lacks = [name for name in _ADDED if there and name not in there]
-        more = [f"ALTER TABLE results ADD COLUMN {name} TEXT NOT NULL DEFAULT ''" for name in lacks]
         # One by one: executescript would commit first.
-        for statement in (*_TABLE.split(";"), *more, *_INDEXES.split(";"), *_ONCE.split(";")):
+        for statement in (*_TABLE.split(";"), *_INDEXES.split(";")):
             connection.execute(statement)
         connection.execute(f"PRAGMA user_version={SCHEMA}")
 

@@ -67,6 +67,12 @@ def fault_of(record: JobRecord | None, allowed_restarts: int = 0, was_on: str = 
     return Fault(kind, text, wanted="COMPLETED", got=record.state)
 
 
+def exit_fault(code: int | None) -> Fault:
+    """What a job's own exit code says."""
+    text = f"the job ended with exit code {code}; its log says why"
+    return Fault(FaultKind.EXIT_CODE, text, wanted=0, got=code)
+
+
 def unavailable(record: JobRecord, states: Mapping[str, str]) -> Fault | None:
     """Why a job cannot start at all, or None: a node that it must have takes no jobs.
 

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcdl.regress.check_request import CheckRequest
+from hpcdl.regress.propose import by_key, of_runs, rows_of
 from hpcdl.regress.references import (
     MIN_RUNS,
     Reference,
     by_set,
     fingerprint,
-    from_runs,
     load_references,
     update_references,
 )
 from hpcdl.regress.reframe_adapter.process import Progress
 from hpcdl.regress.reframe_adapter.settings import Modules, module_on
-from hpcdl.regress.runner import CheckOutcome, run_checks
-from hpcdl.regress.verdict import MetricVerdict, Verdict
+from hpcdl.regress.runner import CheckOutcome, as_data, run_checks
 from hpcdl.results.faults import Status
 from hpcdl.site import Site
-from hpcdl.slurm.hostlist import expand_hostlist
 from hpcdl.system.errors import BadInput, CheckFailed
 
 
@@ -56,7 +53,8 @@ def measure(
             hint=f"give at least {MIN_RUNS}",
         )
     outcome = run_checks(site, modules, replace(request, measuring=True), progress)
-    faulty = [verdict for verdict in outcome.verdicts if not _measured(verdict)]
+    well = {Status.NO_REFERENCE, Status.PASS}  # at most it lacks references
+    faulty = [verdict for verdict in outcome.verdicts if verdict.status not in well]
     if faulty:
         raise CheckFailed(
             "no reference was written, because not every run went well",
@@ -101,34 +99,10 @@ def covered(site: Site, modules: Modules, request: CheckRequest) -> bool:
 
 def derive(site: Site, modules: Modules, outcome: CheckOutcome) -> tuple[Reference, ...]:
     """A reference for every metric of every case."""
-    groups: dict[tuple[str, str, str], list[Verdict]] = {}
-    for verdict in outcome.verdicts:
-        groups.setdefault((verdict.check, verdict.case, verdict.partition), []).append(verdict)
-    rows: list[Reference] = []
-    for group in groups.values():
-        for metric in (one for one in group[0].metrics if one.wanted and not one.ruled):
-            values = [m.value for v in group for m in v.metrics if m.name == metric.name]
-            row = _empty_row(site, modules, group, metric)
-            good = [value for value in values if value is not None]
-            rows.append(from_runs(replace(row, machine=outcome.machine), good))
-    return tuple(rows)
-
-
-def _empty_row(
-    site: Site, modules: Modules, group: Sequence[Verdict], metric: MetricVerdict
-) -> Reference:
-    """A reference that knows everything but its numbers."""
-    first = group[0]
-    names = {name for v in group for name in expand_hostlist(str(v.job.get("nodes") or ""))}
-    return Reference(
-        check=first.check, case=first.case, partition=first.partition, metric=metric.name,
-        value=1.0, unit=metric.unit, proof="run", date=time.strftime("%Y-%m-%d"),
-        source=f"measured on '{site.name}' by hpcdl check references measure",
-        release=module_on(modules, first.partition).release, driver=first.driver,
-        nodes=tuple(sorted(names)),
-    )  # fmt: skip
-
-
-def _measured(verdict: Verdict) -> bool:
-    """Whether a run of the measurement went well: at most it lacks references."""
-    return verdict.status in {Status.NO_REFERENCE, Status.PASS}
+    source = f"measured on '{site.name}' by hpcdl check references measure"
+    verdicts = as_data(outcome)["verdicts"]
+    rows = rows_of(verdicts, outcome.machine, time.strftime("%Y-%m-%d"), source)
+    return tuple(
+        replace(of_runs(group), release=module_on(modules, key[2]).release)
+        for key, group in by_key(rows).items()
+    )

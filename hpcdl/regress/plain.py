@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hpcdl.results.faults import Fault, FaultKind
+from hpcdl.regress.job_state import JUDGED, exit_fault
 
 OWN_ENVIRONMENT = "hpcdl"
 """That of hpcdl's checks, which bring the script of a user's job: it is no part of a name."""
@@ -41,6 +41,7 @@ def with_evidence(case: Mapping[str, Any], known: Plain) -> Mapping[str, Any]:
     partition = str(case.get("partition") or "")
     label = known.partitions.get(partition, partition)
     environment = str(case.get("environ") or "")
+    code, judged = job.get("exit_code"), job.get("state") in JUDGED
     evidence = {
         "check": check,
         "case": parameters,
@@ -48,7 +49,7 @@ def with_evidence(case: Mapping[str, Any], known: Plain) -> Mapping[str, Any]:
         "environment": "" if environment == OWN_ENVIRONMENT else environment,
         "release": known.releases.get((label, environment)),
         "job": dict(job) or {"id": case.get("jobid")},
-        "faults": [fault.as_data() for fault in _exit(job)],
+        "faults": [exit_fault(int(code)).as_data()] if code and judged else [],
     }
     return {**case, "evidence": evidence}
 
@@ -60,11 +61,3 @@ def _names(displayed: str) -> tuple[str, str]:
     return check.partition("~")[0].strip(), ",".join(
         text for text in named if text.partition("=")[0].isidentifier()
     )
-
-
-def _exit(job: Mapping[str, Any]) -> list[Fault]:
-    code = job.get("exit_code")
-    if not code or job.get("state") not in {"COMPLETED", "FAILED"}:
-        return []
-    text = f"the job ended with exit code {code}; its log says why"
-    return [Fault(FaultKind.EXIT_CODE, text, wanted=0, got=code)]

@@ -7,9 +7,8 @@ where the one there is was measured with another release, driver or machine, or 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hpcdl.regress.references import (
@@ -35,20 +34,6 @@ from hpcdl.system.errors import BadInput
 MOST_RUNS = 10
 _USABLE = {Status.PASS.value, Status.STALE.value, Status.NO_REFERENCE.value,
            Status.INSUFFICIENT.value}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Value:
-    """One metric of one run, with all that its reference would say."""
-
-    key: Key
-    value: float
-    unit: str
-    release: str | None
-    driver: str | None
-    machine: str | None
-    nodes: tuple[str, ...]
-    date: str
 
 
 @dataclass(frozen=True)
@@ -83,68 +68,83 @@ def propose(
         BadInput: an unknown partition, or a reference file with faults.
     """
     chosen = [part.label for part in site.by_groups(partitions)]
-    values = [
-        value
-        for value in read_values(runs_directory(site))
-        if value.key[2] in chosen
-        and value.release == module_on(modules, value.key[2]).release
-        and (not names or {value.key[0], "/".join(value.key[:2])} & set(names))
+    measured = [
+        row
+        for row in read_rows(site)
+        if row.partition in chosen
+        and row.release == module_on(modules, row.partition).release
+        and (not names or row.names & set(names))
     ]
-    rows, waiting = draft(site, values)
+    rows, waiting = draft(site, measured)
     edits = tuple(edit_of(site, name, new) for name, new in by_set(site, rows).items())
-    return Drafts(edits, waiting, bool(values), tuple(rows))
+    return Drafts(edits, waiting, bool(measured), tuple(rows))
 
 
-def draft(site: Site, values: Sequence[Value]) -> tuple[list[Reference], tuple[str, ...]]:
-    """New rows from values, newest first, and what is measured too seldom."""
-    groups: dict[Key, list[Value]] = {}
-    for value in values:
-        groups.setdefault(value.key, []).append(value)
+def draft(site: Site, measured: Iterable[Reference]) -> tuple[list[Reference], tuple[str, ...]]:
+    """New rows from those of single runs, newest first, and what is measured too seldom."""
     rows, waiting = [], []
-    for key, group in groups.items():
+    for key, group in by_key(measured).items():
+        now = (group[0].machine, group[0].driver)
         known = load_references(site, site.partition(key[2]).reference_set).get(key)
-        same = [v for v in group if v.value > 0 and _alike(v, group[0])]
+        same = [row for row in group if row.value > 0 and (row.machine, row.driver) == now]
         if known is not None and not _outdated(known, group[0]):
             continue
         if len(same) < MIN_RUNS:
             name = f"{key[0]}/{key[1]} on {key[2]}, {key[3]}"
             waiting.append(f"{name}: {len(same)} of {MIN_RUNS} runs")
             continue
-        rows.append(_row(site, same[:MOST_RUNS]))
+        rows.append(of_runs(same[:MOST_RUNS]))
     return rows, tuple(waiting)
 
 
-def read_values(directory: Path) -> Iterator[Value]:
+def by_key(rows: Iterable[Reference]) -> dict[Key, list[Reference]]:
+    """Rows of several runs by what they are of."""
+    groups: dict[Key, list[Reference]] = {}
+    for row in rows:
+        groups.setdefault(row.key, []).append(row)
+    return groups
+
+
+def of_runs(rows: Sequence[Reference]) -> Reference:
+    """One reference from those of single runs, the newest first.
+
+    Raises:
+        MissingPrerequisite: too few of them are good.
+    """
+    nodes = tuple(sorted({node for row in rows for node in row.nodes}))
+    return from_runs(replace(rows[0], nodes=nodes), [row.value for row in rows])
+
+
+def read_rows(site: Site) -> Iterator[Reference]:
     """What can be used of all runs, the newest run first; damaged ones are left out."""
-    for path in sorted(directory.glob("*/verdicts.json"), reverse=True):
+    source = f"nightly runs on '{site.name}', drafted by hpcdl check references propose"
+    for path in sorted(runs_directory(site).glob("*/verdicts.json"), reverse=True):
+        stamp = path.parent.name
+        date = f"{stamp[:4]}-{stamp[4:6]}-{stamp[6:8]}"
         try:
             run = VERDICTS.read(path).values
-            found = [] if run["settings"] else [*_values(run, path.parent.name)]
+            good = [one for one in run["verdicts"] if not run["settings"] and _usable(one)]
+            found = [*rows_of(good, run.get("machine"), date, source)]
         except (BadInput, KeyError, TypeError):
             continue
         yield from found
 
 
-def _values(run: Mapping[str, Any], stamp: str) -> Iterator[Value]:
-    date = f"{stamp[:4]}-{stamp[4:6]}-{stamp[6:8]}"
-    for verdict in run["verdicts"]:
-        for metric in verdict["metrics"] if _usable(verdict) else ():
+def rows_of(
+    verdicts: Iterable[Mapping[str, Any]], machine: str | None, date: str, source: str
+) -> Iterator[Reference]:
+    """What each metric of a run's verdicts would be as a reference, from this run alone."""
+    for verdict in verdicts:
+        for metric in verdict["metrics"]:
             ruled = metric.get("source") == OWN_DEMAND
             if metric["wanted"] and metric["value"] is not None and not ruled:
-                yield Value(
-                    key=(verdict["check"], verdict["case"], verdict["partition"], metric["name"]),
-                    value=float(metric["value"]),
-                    unit=metric["unit"],
-                    release=verdict["release"],
-                    driver=verdict.get("driver"),
-                    machine=run.get("machine"),
+                yield Reference(
+                    check=verdict["check"], case=verdict["case"], partition=verdict["partition"],
+                    metric=metric["name"], value=float(metric["value"]), unit=metric["unit"],
+                    source=source, proof="run", date=date, release=verdict["release"],
+                    driver=verdict.get("driver"), machine=machine,
                     nodes=tuple(expand_hostlist(str(verdict["job"].get("nodes") or ""))),
-                    date=date,
-                )
-
-
-def _alike(one: Value, other: Value) -> bool:
-    return one.machine == other.machine and one.driver == other.driver
+                )  # fmt: skip
 
 
 def _usable(verdict: Mapping[str, Any]) -> bool:
@@ -153,23 +153,10 @@ def _usable(verdict: Mapping[str, Any]) -> bool:
     return verdict["status"] in _USABLE and FaultKind.FEW_STEPS not in kinds
 
 
-def _outdated(known: Reference, newest: Value) -> bool:
+def _outdated(known: Reference, newest: Reference) -> bool:
     """Whether a reference says nothing of today's software and machine any more."""
     if known.proof != "run":
         return True
     now = {"release": newest.release, "driver": newest.driver, "machine": newest.machine}
     changed = any(getattr(known, what) not in {None, value} for what, value in now.items() if value)
     return changed or 0 < known.runs < MIN_RUNS
-
-
-def _row(site: Site, values: Sequence[Value]) -> Reference:
-    newest = values[0]
-    check, case, partition, metric = newest.key
-    empty = Reference(
-        check=check, case=case, partition=partition, metric=metric, value=1.0, unit=newest.unit,
-        source=f"nightly runs on '{site.name}', drafted by hpcdl check references propose",
-        proof="run", date=newest.date, release=newest.release, driver=newest.driver,
-        nodes=tuple(sorted({node for value in values for node in value.nodes})),
-        machine=newest.machine,
-    )  # fmt: skip
-    return from_runs(empty, [value.value for value in values])

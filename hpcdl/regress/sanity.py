@@ -6,7 +6,7 @@ with finite, falling losses. A number of a job that ran as something else is no 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hpcdl.jobs.preflight import Expectation, Probe, judge
@@ -30,60 +30,34 @@ def faults_of(
     """
     if measured.faults:
         return [as_fault(said) for said in measured.faults]
-    ranks = int(layout["nodes"]) * int(layout["tasks_per_node"])
-    found = [
-        wrong_world(measured, ranks),
-        wrong_nodes(measured, int(layout["nodes"])),
-        wrong_release(measured, release),
-        without_gpu(measured) if real_gpus else None,
-        unfinished(measured),
-    ]
-    return [fault for fault in found if fault]
+    return [*_of_any_job(measured, layout, release, real_gpus)]
 
 
-def wrong_world(measured: Measured, ranks: int) -> Fault | None:
-    """Another number of ranks than the layout's."""
-    world = measured.number("layout", "ranks")
-    if world == ranks:
-        return None
-    text = f"the program ran on {world or 0:.0f} ranks, not on the {ranks} of its layout"
-    return Fault(FaultKind.RANKS, text, wanted=ranks, got=world)
-
-
-def wrong_nodes(measured: Measured, nodes: int) -> Fault | None:
-    """Another number of nodes than the layout's, where the result names them."""
-    names = at(measured.values, "layout", "nodes")
-    if not isinstance(names, list) or len(names) == nodes:
-        return None
-    named = ", ".join(map(str, names[:8]))
-    text = f"its ranks were on {len(names)} nodes, not on {nodes}: {named}"
-    return Fault(FaultKind.NODES, text, wanted=nodes, got=len(names))
-
-
-def wrong_release(measured: Measured, release: str | None) -> Fault | None:
-    """Another release than the site's."""
+def _of_any_job(
+    measured: Measured, layout: Mapping[str, Any], release: str | None, real_gpus: bool
+) -> Iterator[Fault]:
+    """Another size, other nodes or another release than promised; no GPU; no end of its own."""
+    nodes, names = int(layout["nodes"]), at(measured.values, "layout", "nodes")
+    ranks, world = nodes * int(layout["tasks_per_node"]), measured.number("layout", "ranks")
+    if world != ranks:
+        text = f"the program ran on {world or 0:.0f} ranks, not on the {ranks} of its layout"
+        yield Fault(FaultKind.RANKS, text, wanted=ranks, got=world)
+    if isinstance(names, list) and len(names) != nodes:
+        named = ", ".join(map(str, names[:8]))
+        text = f"its ranks were on {len(names)} nodes, not on {nodes}: {named}"
+        yield Fault(FaultKind.NODES, text, wanted=nodes, got=len(names))
     ran = measured.text("release")
-    if release is None or ran == release:
-        return None
-    text = f"the job used release '{ran or 'unknown'}', not the site's '{release}'"
-    return Fault(FaultKind.RELEASE, text, wanted=release, got=ran)
-
-
-def without_gpu(measured: Measured) -> Fault | None:
-    """Ranks that computed on CPUs though the partition has GPUs."""
-    if measured.number("layout", "gpu_per_rank") == 1:
-        return None
-    text = "the ranks saw no GPU of their own: it ran on CPUs"
-    return Fault(FaultKind.GPU, text, wanted=1, got=measured.number("layout", "gpu_per_rank"))
-
-
-def unfinished(measured: Measured) -> Fault | None:
-    """An end other than the program's own."""
+    if release is not None and ran != release:
+        text = f"the job used release '{ran or 'unknown'}', not the site's '{release}'"
+        yield Fault(FaultKind.RELEASE, text, wanted=release, got=ran)
+    gpus = measured.number("layout", "gpu_per_rank")
+    if real_gpus and gpus != 1:
+        text = "the ranks saw no GPU of their own: it ran on CPUs"
+        yield Fault(FaultKind.GPU, text, wanted=1, got=gpus)
     status = measured.text("outcome", "status") or "unknown"
-    if status == "completed":
-        return None
-    text = f"the program ended as '{status}'"
-    return Fault(FaultKind.OUTCOME, text, wanted="completed", got=status)
+    if status != "completed":
+        text = f"the program ended as '{status}'"
+        yield Fault(FaultKind.OUTCOME, text, wanted="completed", got=status)
 
 
 def binding_faults(

@@ -13,7 +13,7 @@ from typing import Any
 
 from hpcdl.regress.drift import Analysis, Change, Night
 from hpcdl.regress.verdict import number
-from hpcdl.system.errors import BadInput, MissingPrerequisite
+from hpcdl.system.errors import BadInput
 from hpcdl.system.safe_read import read_regular
 from hpcdl.system.text import table
 
@@ -29,18 +29,15 @@ def read_series(path: Path) -> list[Night]:
     """The nights of a CSV file.
 
     Raises:
-        BadInput: not such a file; every faulty line is named (the first ten).
-        MissingPrerequisite: it cannot be read.
+        BadInput: it cannot be read, or is no such file; its faulty lines are named (the first ten).
     """
     try:
-        path.stat()
         text = read_regular(path, _MOST_BYTES, "CSV file").decode("utf-8-sig")
     except UnicodeDecodeError as fault:
-        raise BadInput(f"{path} is not UTF-8 text") from fault
-    except OSError as fault:
-        raise MissingPrerequisite(f"{path} cannot be read: {fault.strerror}") from fault
+        raise BadInput(f"{path} is not UTF-8 text", hint="save it as UTF-8") from fault
     lines = text.replace("\0", "").splitlines()
-    rows = csv.DictReader(lines, delimiter=_delimiter(lines[0] if lines else ""))
+    mark = next((one for one in ",;\t" if lines and one in lines[0]), ",")
+    rows = csv.DictReader(lines, delimiter=mark)
     nights, faults = [], []
     try:
         rows.fieldnames = _columns(path, rows.fieldnames or ())
@@ -57,11 +54,6 @@ def read_series(path: Path) -> list[Night]:
     if not nights:
         raise BadInput(f"{path} has no nights", hint="a line for each: 2026-01-31,1234.5")
     return nights
-
-
-def _delimiter(header: str) -> str:
-    """What parts the columns: a comma, or what spreadsheets write instead."""
-    return next((mark for mark in ",;\t" if mark in header), ",")
 
 
 def _columns(path: Path, header: Sequence[str]) -> list[str]:

@@ -3,13 +3,13 @@
 Anybody may have written such a file: a user's own program, a job of another user. A reader takes
 no pipe, nothing larger than it should be and no text that is half a character; what the schema
 does not allow is None, with a sentence that says so. A caller names what it needs (`need`); what
-nobody needs stops nobody. A file of an earlier version is given as the present one has it.
+nobody needs stops nobody.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +17,6 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from hpcdl.results import upgrade
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import write_atomic
 from hpcdl.system.safe_read import read_regular
@@ -57,11 +56,10 @@ def at(values: object, *path: str) -> Any:
 
 @dataclass(frozen=True)
 class Format:
-    """A kind of file: its name, the version that is written, and how an earlier one is read."""
+    """A kind of file: its name, and the version that is written and read."""
 
     name: str
     version: int
-    upgrade: Callable[[Values], Values] = dict
     most_bytes: int = 50_000_000
 
     @cached_property
@@ -106,15 +104,10 @@ class Format:
         if halves:
             text = json.dumps(value, ensure_ascii=False)
             value = json.loads(text.encode("utf-8", "replace"))
-        given: Values = value
-        version = given.get("schema")
-        known = type(version) is int and 1 <= version <= self.version
-        if version != self.version:
-            given = {**self.upgrade(given), **({"schema": self.version} if known else {})}
-        values, faults = check_values(given, self.schema)
-        if type(version) is int and not known:
-            read = "version 1" if self.version == 1 else f"versions 1 to {self.version}"
-            said = f"it is of version {str(version)[:9]}; this hpcdl reads {read}"
+        values, faults = check_values(value, self.schema)
+        version = value.get("schema")
+        if type(version) is int and version != self.version:
+            said = f"it is of version {str(version)[:9]}; this hpcdl reads version {self.version}"
             faults = {"schema": said, **faults}
         return Record(path, values, faults)
 
@@ -165,8 +158,8 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
-RESULT = Format("result.json", 2, upgrade.result)
-PROGRESS = Format("progress.json", 2, upgrade.progress, 1_000_000)
-VERDICTS = Format("verdicts.json", 2, upgrade.verdicts)
-EXPECTATION = Format("expectation.json", 2, most_bytes=1_000_000)
-JOB = Format("job.json", 1, most_bytes=10_000_000)
+RESULT = Format("result.json", 2)
+PROGRESS = Format("progress.json", 2, 1_000_000)
+VERDICTS = Format("verdicts.json", 2)
+EXPECTATION = Format("expectation.json", 2, 1_000_000)
+JOB = Format("job.json", 1, 10_000_000)

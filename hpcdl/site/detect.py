@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hpcdl import facts
 from hpcdl.site.gpu_models import is_slice, model_of_type, out_of_scope
 from hpcdl.site.live import LiveCluster, LivePartition
-from hpcdl.system.resources import folder
+from hpcdl.system.resources import templates
 from hpcdl.system.text import nearest
 
 
@@ -26,17 +26,8 @@ class Draft:
 
 def draft(cluster: LiveCluster) -> Draft:
     """The site file of a cluster. Pure but for reading the template."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder("templates") / "sites"),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701 - the output is YAML
-    )
     typed = any(group.gpu_type for _, group in _all_groups(cluster))
+    environment = templates("sites", trim_blocks=True, lstrip_blocks=True)
     text = environment.get_template("site.yaml.j2").render(
         cluster=cluster,
         model_of=model_of_type,

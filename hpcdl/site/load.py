@@ -45,6 +45,11 @@ _DECIDING = (
 )  # fmt: skip
 
 
+_AS_WRITTEN = ("nodes", "hostlist", "sockets", "cores_per_socket", "threads_per_core", "memory_gb",
+               "max_time", "target", "driver", "stack", "account", "qos")  # fmt: skip
+"""Keys of a partition that are attributes of the same name."""
+
+
 def find_site_file(given: str | None = None) -> Path:
     """The site file to use: `--site`, else HPCDL_SITE, else the installed prefix's.
 
@@ -110,26 +115,13 @@ def _site(values: dict[str, Any], source: Path) -> Site:
     partitions = {
         name: _partition(name, part, slurm) for name, part in values["partitions"].items()
     }
+    dialect: dict[str, Any] = {
+        key: tuple(one) if isinstance(one, list) else one for key, one in slurm.items()
+    }
     return Site(
         name=values["name"],
         source=source,
-        slurm=SlurmDialect(
-            version=slurm["version"],
-            gpu_request=slurm["gpu_request"],
-            gpu_typed=slurm["gpu_typed"],
-            mpi=slurm["mpi"],
-            pmix=slurm.get("pmix"),
-            accounting=slurm["accounting"],
-            account=slurm.get("account"),
-            qos=slurm.get("qos"),
-            select=slurm.get("select"),
-            task_plugins=tuple(slurm["task_plugins"]),
-            plugin_options=tuple(slurm["plugin_options"]),
-            memory=slurm["memory"],
-            exclusive=slurm["exclusive"],
-            requeue=slurm["requeue"],
-            purge=slurm["purge"],
-        ),
+        slurm=SlurmDialect(**dialect),
         paths=Paths(**{key: Path(expand(text)) for key, text in paths.items()}),
         partitions=MappingProxyType(partitions),
         stacks=MappingProxyType(stacks),
@@ -213,31 +205,21 @@ def _nodes(name: str, values: dict[str, Any], slurm: dict[str, Any]) -> Partitio
     """Equal nodes."""
     gpu = _gpu(name, values["gpu"], slurm) if "gpu" in values else None
     network, scratch = values.get("interconnect", {}), values.get("scratch")
+    as_written: dict[str, Any] = {key: values.get(key) for key in _AS_WRITTEN}
     return Partition(
         name=name,
-        nodes=values["nodes"],
-        hostlist=values.get("hostlist"),
         gpu=gpu,
-        sockets=values["sockets"],
-        cores_per_socket=values["cores_per_socket"],
-        threads_per_core=values["threads_per_core"],
-        memory_gb=values["memory_gb"],
+        **as_written,
         interconnect=Interconnect(
             network.get("fabric", UNKNOWN_FABRIC),
             network.get("bandwidth_gbps"),
             network.get("interface"),
         ),
         scratch=Scratch(scratch["path"], scratch["size_gb"]) if scratch else None,
-        max_time=values["max_time"],
         max_minutes=slurm_minutes(values["max_time"]),
         features=tuple(values["features"]),
-        target=values["target"],
-        driver=values.get("driver"),
         reference_set=values.get("reference_set") or (gpu.model.lower() if gpu else "cpu"),
-        stack=values.get("stack"),
         environment=MappingProxyType(dict(values["environment"])),
-        account=values.get("account"),
-        qos=values.get("qos"),
     )
 
 

@@ -163,10 +163,10 @@ class SlurmDialect:
     gpu_request: str
     gpu_typed: bool
     mpi: str
-    pmix: str | None
     accounting: bool
-    account: str | None
-    qos: str | None
+    pmix: str | None = None
+    account: str | None = None
+    qos: str | None = None
     select: str | None = None
     task_plugins: tuple[str, ...] = ()
     plugin_options: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -50,16 +50,17 @@ class SlurmAway(MissingPrerequisite):
     """Slurm does not answer: it may be back in a minute."""
 
 
-def clean_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     """The environment for sbatch: without what would override or leak into the job.
 
     SBATCH_* and SRUN_* override the script's own directives; SLURM_* of an allocation we run
     in changes the step's shape. SLURM_CONF and its kin say which cluster is meant and stay.
     """
     keep = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_CONF_SERVER"}
-    source = os.environ if environ is None else environ
     foreign = re.compile(r"(SLURM|SBATCH|SRUN|SALLOC|PMIX|PMI|OMPI)_")
-    return {key: value for key, value in source.items() if key in keep or not foreign.match(key)}
+    return {
+        key: value for key, value in os.environ.items() if key in keep or not foreign.match(key)
+    }
 
 
 def query_environment() -> dict[str, str]:
@@ -293,7 +294,7 @@ def mpi_plugins() -> tuple[str, ...]:
     return found
 
 
-def would_run(script: Path, options: Sequence[str] = ()) -> None:
+def would_run(script: Path) -> None:
     """Ask slurmctld whether it would take this script, without queueing it.
 
     That nodes are not there at the moment is no refusal: the job would wait for them.
@@ -301,7 +302,7 @@ def would_run(script: Path, options: Sequence[str] = ()) -> None:
     Raises:
         BadInput: it refuses; its message is shown.
     """
-    answer = ask(["sbatch", "--test-only", *options, str(script)], check=False)
+    answer = ask(["sbatch", "--test-only", str(script)], check=False)
     if not answer.ok and not any(sign in answer.stderr for sign in _NOT_NOW):
         refuse(answer, "Slurm would not take this job")
 
@@ -343,8 +344,8 @@ def _away(said: Sequence[str]) -> SlurmAway:
     return SlurmAway(
         "Slurm does not answer",
         details=said,
-        hint="is slurmctld running, and is SLURM_CONF right? `hpcdl cluster status` shows "
-        "the embedded one",
+        hint="is slurmctld running, and is SLURM_CONF right? For the embedded cluster: "
+        '`hpcdl cluster status`, and `eval "$(hpcdl cluster env)"` sets SLURM_CONF',
     )
 
 

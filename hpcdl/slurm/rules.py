@@ -9,6 +9,7 @@ means the newest of its series; in a row's `since` and `until` it means the firs
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, total_ordering
 from typing import Any, NamedTuple
@@ -186,7 +187,7 @@ def as_release(version: str | Release) -> Release:
     return version if isinstance(version, Release) else Release.parse(version)
 
 
-def span(row: dict[str, Any]) -> Span:
+def span(row: Mapping[str, Any]) -> Span:
     """The span of a row of data with `since` and `until`."""
     return Span(_bound(row.get("since")), _bound(row.get("until")))
 
@@ -197,18 +198,9 @@ def _by_id() -> dict[str, Rule]:
 
 
 def _rule(row: dict[str, Any]) -> Rule:
-    return Rule(
-        id=row["id"],
-        span=span(row),
-        severity=row["severity"],
-        flags=tuple(row["flags"]),
-        title=row["title"],
-        consequence=row["consequence"],
-        fix=row["fix"],
-        source=row["source"],
-        proof=row["proof"],
-        lint=row.get("lint", True),
-    )
+    plain = {key: row[key] for key in ("id", "severity", "title", "consequence", "fix", "source",
+                                       "proof")}  # fmt: skip
+    return Rule(span=span(row), flags=tuple(row["flags"]), lint=row.get("lint", True), **plain)
 
 
 def _bound(text: str | None) -> Release | None:

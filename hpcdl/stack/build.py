@@ -8,7 +8,6 @@ built wheels in the cache. The same inputs give the same id, and then there is n
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -44,10 +43,10 @@ from hpcdl.stack.recipe import (
     interpreter,
     recipe_of,
 )
-from hpcdl.stack.release import SCHEMA, Release, read_release, releases_folder
+from hpcdl.stack.release import SCHEMA, Release, is_built, read_release, releases_folder
 from hpcdl.stack.resolve_groups import groups
 from hpcdl.stack.seal import record_release
-from hpcdl.stack.sources import SourcesChanged, own_digest, own_wheel
+from hpcdl.stack.sources import own_digest, own_wheel, with_own
 from hpcdl.stack.toolchain import Toolchain, find_toolchain
 from hpcdl.stack.trees import build_slot, new_tree
 from hpcdl.stack.wheelhouse import (
@@ -63,8 +62,7 @@ from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
 from hpcdl.system.python import module_argv
 from hpcdl.system.resources import cache
 from hpcdl.system.run import run
-
-_ATTEMPTS = 5
+from hpcdl.system.text import utc_now
 
 
 @dataclass(frozen=True)
@@ -114,8 +112,7 @@ class BuildPlan:
     @property
     def exists(self) -> bool:
         """Whether that release has been built already."""
-        where = releases_folder(self.site) / (self.release_id or "")
-        return self.release_id is not None and (where / "release.json").is_file()
+        return is_built(self.site, self.release_id)
 
     def steps(self) -> list[str]:
         """What is left to do, in words; empty where the release exists."""
@@ -182,30 +179,24 @@ class BuildPlan:
         recipe = self.recipe
         name = self.release_id or f"{self.request.name}-{recipe.tensorflow}-{recipe.variant}"
         wheels = self.wheelhouse.wheels if self.wheelhouse else ()
+        root = releases_folder(self.site) / name
+        packages = root / "stack" / "lib" / f"python{self.python.minor}" / "site-packages"
         return Release(
             id=name,
             stack=self.request.name,
             backend="venv",
-            root=releases_folder(self.site) / name,
-            module=self.recipe.module,
+            root=root,
+            module=recipe.module,
             versions=self.versions(),
             partitions=self.partitions,
-            proof=self.recipe.proof,
+            proof=recipe.proof,
             created="",
             hpcdl=f"{__version__}+{self.own}",
-            needs={
-                **self.recipe.needs,
-                **({"modules": list(self.modules)} if self.modules else {}),
-            },
+            needs={**recipe.needs, **({"modules": list(self.modules)} if self.modules else {})},
             lock=tuple(wheel.as_lock() for wheel in wheels),
-            environment=self._environment(releases_folder(self.site) / name / "stack"),
-        )
-
-    def _environment(self, stack: Path) -> dict[str, str]:
-        """What the module sets beyond PATH."""
-        packages = stack / "lib" / f"python{self.python.minor}" / "site-packages"
-        return {name: text.format(packages=packages)
-                for name, text in self.recipe.environment.items()}  # fmt: skip
+            environment={key: text.format(packages=packages)
+                         for key, text in recipe.environment.items()},
+        )  # fmt: skip
 
     def versions(self) -> Mapping[str, str]:
         """The components a person asks for, by name."""
@@ -231,16 +222,6 @@ class Blocked:
 
     def __str__(self) -> str:
         return f"{', '.join(self.partitions)}: {self.fault.in_one_line()}"
-
-
-def plan_builds(
-    site: Site, name: str | None = None, *, partition: str | None = None, horovod: bool = True
-) -> tuple[BuildPlan, ...]:
-    """All builds of a stack; raises as `plan_stack`, and for a partition that gets none."""
-    plans, blocked = plan_stack(site, name, partition=partition, horovod=horovod)
-    for one in blocked:
-        raise one.fault
-    return plans
 
 
 def plan_stack(
@@ -284,12 +265,15 @@ def plan_stack(
 
 
 def plan_build(site: Site, name: str | None = None, partition: str | None = None) -> BuildPlan:
-    """The one build of a stack, or of one of its partitions; see `plan_builds`.
+    """The one build of a stack, or of one of its partitions; see `plan_stack`.
 
     Raises:
         BadInput: as there, or its partitions need several.
+        HpcdlError: what keeps a partition without one.
     """
-    found = plan_builds(site, name, partition=partition)
+    found, blocked = plan_stack(site, name, partition=partition)
+    for one in blocked:
+        raise one.fault
     if len(found) > 1:
         raise BadInput(
             f"stack '{found[0].request.name}' is {len(found)} builds: "
@@ -307,17 +291,8 @@ def build(plan: BuildPlan, say: Say) -> Release:
         MissingPrerequisite: no space left, no permission, no compiler, another build at work.
     """
     plan.require_ready()
-    if plan.wheelhouse is None:
-        plan = replace(plan, wheelhouse=fetch(plan.recipe, plan.python, say))
-    for _ in range(_ATTEMPTS):
-        try:
-            return _build(plan, say)
-        except SourcesChanged:
-            say("hpcdl's own files changed meanwhile: starting over with the new ones")
-            plan = replace(plan, own=own_digest())
-    raise MissingPrerequisite(
-        "hpcdl's own files keep changing", hint="build when nobody edits them"
-    )
+    house = plan.wheelhouse or fetch(plan.recipe, plan.python, say)
+    return with_own(plan.own, lambda own: _build(replace(plan, wheelhouse=house, own=own), say))
 
 
 def _space_of(plan: BuildPlan) -> dict[Path, float]:
@@ -383,8 +358,7 @@ def _record(plan: BuildPlan) -> None:
     """Seal the tree and write release.json, which makes it a release."""
     own = [_lock_of_horovod(plan)] if plan.recipe.horovod else []
     expected = plan.expected()
-    created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    record_release(replace(expected, created=created, lock=(*expected.lock, *own)))
+    record_release(replace(expected, created=utc_now(), lock=(*expected.lock, *own)))
 
 
 def _lock_of_horovod(plan: BuildPlan) -> dict[str, str]:

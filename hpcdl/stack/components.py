@@ -14,7 +14,7 @@ from importlib.metadata import Distribution, distributions
 from typing import Any
 
 from hpcdl import facts
-from hpcdl.stack.purl import purl_of
+from hpcdl.stack.purl import normal_name, purl_of
 from hpcdl.stack.release import Release
 from hpcdl.system.errors import MissingPrerequisite
 
@@ -47,9 +47,9 @@ def components(release: Release) -> tuple[Component, ...]:
     """
     spdx_licensing()  # where it is missing, so are the others
     folders = [str(path) for path in release.prefix.glob("lib/python*/site-packages")]
-    installed = {_normal(found.name): found for found in distributions(path=folders)}
+    installed = {normal_name(found.name): found for found in distributions(path=folders)}
     found = (
-        _component(entry, installed.get(_normal(entry["name"])))
+        _component(entry, installed.get(normal_name(entry["name"])))
         for entry in sorted([*release.lock, *_beneath(release)],
                             key=lambda entry: (entry["name"], entry["version"]))
     )  # fmt: skip
@@ -58,7 +58,7 @@ def components(release: Release) -> tuple[Component, ...]:
 
 def _beneath(release: Release) -> list[Mapping[str, str]]:
     """What a release holds or stands on beside its lock: hpcdl itself, Python and the MPI."""
-    locked = {_normal(entry["name"]) for entry in release.lock}
+    locked = {normal_name(entry["name"]) for entry in release.lock}
     told = dict(release.versions)
     # "Open MPI 4.1.4": the program's name and its version.
     mpi, _, version = told.get("mpi", "").rpartition(" ")
@@ -72,10 +72,6 @@ def _beneath(release: Release) -> list[Mapping[str, str]]:
     ]
 
 
-def _normal(name: str) -> str:
-    return name.lower().replace("_", "-")
-
-
 def _component(entry: Mapping[str, str], installed: Distribution | None) -> Component:
     words = (
         [entry["licence"]]
@@ -85,7 +81,7 @@ def _component(entry: Mapping[str, str], installed: Distribution | None) -> Comp
         else []
     )
     licence = next((spdx for word in words if (spdx := spdx_of(word))), None)
-    name, version = _normal(entry["name"]), entry["version"]
+    name, version = normal_name(entry["name"]), entry["version"]
     said = words[0] if words else ""
     return Component(
         name, version, entry.get("sha256"), licence, said, purl_of(entry), _address(entry)

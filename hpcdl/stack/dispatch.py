@@ -20,24 +20,22 @@ from hpcdl.stack.release import Release
 class Event:
     """One switch of `current`: what was done, to which release, when (UTC).
 
-    `off` are the releases that a rollback took off the history; None, as in old files, means all
-    that lay above.
+    `off` are the releases that a rollback took off the history.
     """
 
     action: str
     release: str
     at: str
-    off: tuple[str, ...] | None = None
+    off: tuple[str, ...] = ()
 
     def as_data(self) -> dict[str, Any]:
         """For the history file."""
-        return {key: value for key, value in asdict(self).items() if value is not None}
+        return asdict(self)
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Event:
         """From the history file."""
-        off = data.get("off")
-        return cls(**{**data, "off": None if off is None else tuple(off)})
+        return cls(**{**data, "off": tuple(data["off"])})
 
 
 @dataclass(frozen=True)
@@ -63,8 +61,7 @@ class Dispatch:
             name: {model: release.id for model, release in models.items()}
             for name, models in self.models.items()
         }
-        more = {"models": by_model} if by_model else {}
-        return {"schema": 1, "default": self.default.id, "partitions": served, **more}
+        return {"schema": 1, "default": self.default.id, "partitions": served, "models": by_model}
 
 
 def publish_history(events: Iterable[Event]) -> list[str]:
@@ -73,8 +70,7 @@ def publish_history(events: Iterable[Event]) -> list[str]:
     for event in events:
         if event.action == "rollback" and event.release in published:
             above = _last(published, event.release) + 1
-            kept = published[above:] if event.off is not None else []
-            published[above:] = [name for name in kept if name not in (event.off or ())]
+            published[above:] = [name for name in published[above:] if name not in event.off]
         elif not published or published[-1] != event.release:
             published.append(event.release)
     return published

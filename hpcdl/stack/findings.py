@@ -16,7 +16,7 @@ from hpcdl import facts
 from hpcdl.site import Site
 from hpcdl.stack.components import Component, components
 from hpcdl.stack.osv import osv_file, vulnerabilities
-from hpcdl.stack.records import Records, Waiver, concerns, read_records, waiver_of
+from hpcdl.stack.records import Records, Waiver, concerns, read_records, today, waiver_of
 from hpcdl.stack.release import BrokenRelease, Release, read_release, release_ids
 
 
@@ -56,9 +56,9 @@ def findings(site: Site, release: Release, inside: Sequence[Component]) -> list[
     Raises:
         CheckFailed: OSV's file or the site's records are damaged.
     """
-    records, today = read_records(site), datetime.datetime.now(datetime.timezone.utc).date()
+    records, day = read_records(site), today()
     rows = facts.load("records")["weaknesses"]
-    own = [_own(name, row, inside, records, today) for name, row in rows.items()
+    own = [_own(name, row, inside, records, day) for name, row in rows.items()
            if concerns(release, row)]  # fmt: skip
     path = osv_file(site)
     known = {name for one in own for name in (one.id, *one.aliases)}
@@ -68,7 +68,7 @@ def findings(site: Site, release: Release, inside: Sequence[Component]) -> list[
             waiver = next((w for name in one.names if (w := waiver_of(name, records))), None)
             what = f"{one.summary or 'no summary'} ({', '.join(one.aliases) or one.id})"
             found.append(Finding(one.id, one.aliases, what, (one.package,), (one.purl,), one.fixed,
-                                 _state(waiver, today), waiver))  # fmt: skip
+                                 _state(waiver, day), waiver))  # fmt: skip
     return [*own, *found]
 
 
@@ -96,16 +96,16 @@ def _own(
     row: dict[str, list[str]],
     inside: Sequence[Component],
     records: Records,
-    today: datetime.date,
+    day: datetime.date,
 ) -> Finding:
     touched = [one for one in inside if any(fnmatchcase(one.name, p) for p in row["packages"])]
     waiver = waiver_of(name, records)
     packages, purls = tuple(one.name for one in touched), tuple(one.purl for one in touched)
     what = str(row["what"])
-    return Finding(name, (), what, packages, purls, "", _state(waiver, today), waiver)
+    return Finding(name, (), what, packages, purls, "", _state(waiver, day), waiver)
 
 
-def _state(waiver: Waiver | None, today: datetime.date) -> str:
+def _state(waiver: Waiver | None, day: datetime.date) -> str:
     if waiver is None:
         return "open"
-    return "expired" if waiver.expired(today) else "waived"
+    return "expired" if waiver.expired(day) else "waived"

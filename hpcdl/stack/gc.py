@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hpcdl.site import Site
@@ -50,9 +50,7 @@ class Garbage:
 
     def as_data(self) -> dict[str, object]:
         """For machines."""
-        return {"schema": 1, "removed": dict(self.removed), "unfinished": list(self.unfinished),
-                "kept": dict(self.kept), "packages": dict(self.packages),
-                "note": self.note}  # fmt: skip
+        return {"schema": 1, **asdict(self)}
 
 
 def collect(

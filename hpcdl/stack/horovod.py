@@ -13,8 +13,7 @@ import os
 import re
 import shutil
 import tarfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from hpcdl.stack.recipe import Edit, HorovodRecipe, Interpreter, Recipe, digest
@@ -28,7 +27,7 @@ from hpcdl.stack.wheelhouse import (
     wheels_cache,
 )
 from hpcdl.system.errors import MissingPrerequisite
-from hpcdl.system.files import explain_os_errors, shared_lock, write_atomic
+from hpcdl.system.files import explain_os_errors, made_aside, shared_lock, write_atomic
 from hpcdl.system.python import module_argv
 from hpcdl.system.run import CommandFailed, run
 
@@ -107,7 +106,8 @@ def build_horovod(
     with shared_lock(wheels_cache() / ".horovod.lock", wait_seconds=_BUILD_SECONDS):
         if find_horovod(recipe, python, mpi) is None:
             compilers = toolchain()
-            with _new_folder(horovod_folder(recipe, python, mpi)) as partial:
+            folder = horovod_folder(recipe, python, mpi)
+            with made_aside(folder, folder.name) as partial:
                 _build(recipe.horovod, environment / "bin", packages, partial, compilers, say)
                 with explain_os_errors(partial):
                     write_atomic(partial / _COMPILERS, f"{compilers}\n")
@@ -116,24 +116,6 @@ def build_horovod(
     wheel = find_horovod(recipe, python, mpi)
     assert wheel is not None
     return wheel
-
-
-@contextmanager
-def _new_folder(folder: Path) -> Iterator[Path]:
-    """A directory beside `folder` that takes its place where nothing fails."""
-    # A name of its own: compilers that a killed build left may still write to theirs.
-    for left in folder.parent.glob(f"{folder.name}.partial-*"):
-        shutil.rmtree(left, ignore_errors=True)
-    partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
-    with explain_os_errors(partial):
-        partial.mkdir(parents=True)
-    try:
-        yield partial
-        with explain_os_errors(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-            partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _build(

@@ -113,20 +113,7 @@ def _copy_bytecode(source: Path, target: Path) -> None:
         if Path(where).name == "__pycache__":
             (target / relative).mkdir(parents=True, exist_ok=True)
             for name in files:
-                _copy(Path(where, name), target / relative / name)
-
-
-def _copy(source: Path, target: Path) -> None:
-    """A file of its own; the kernel shares the blocks where the file system can."""
-    with source.open("rb", buffering=0) as have, target.open("wb", buffering=0) as made:
-        left = os.fstat(have.fileno()).st_size
-        try:
-            while left > 0 and (copied := os.copy_file_range(have.fileno(), made.fileno(), left)):
-                left -= copied
-        except OSError:  # EXDEV, or a file system that cannot
-            have.seek(0)
-            made.seek(0)
-            shutil.copyfileobj(have, made, 1 << 20)
+                shutil.copyfile(Path(where, name), target / relative / name)
 
 
 def add_startup(stack: Path) -> None:

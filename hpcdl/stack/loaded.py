@@ -8,7 +8,6 @@ Without Lmod in the environment, or with the system's own MPI, there are none.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 from hpcdl.stack.recipe import MODULE
@@ -18,17 +17,17 @@ from hpcdl.system.run import run
 _SYSTEM = frozenset({Path("/"), Path("/usr"), Path("/usr/local")})
 
 
-def modules_behind(program: str, environ: Mapping[str, str] = os.environ) -> list[dict[str, str]]:
+def modules_behind(program: str) -> list[dict[str, str]]:
     """The loaded modules that name the installation of a program, in the order of loading.
 
     Returns:
         `name`, such as `openmpi/4.1.5`, and `directory`, the entry of MODULEPATH it came from.
     """
-    found, lmod = find_program(program), environ.get("LMOD_CMD")
+    found, lmod = find_program(program), os.environ.get("LMOD_CMD")
     if found is None or not lmod:
         return []
     prefixes = {path.parent.parent for path in (found, found.resolve())} - _SYSTEM
-    names, files = (environ.get(key, "").split(":") for key in ("LOADEDMODULES", "_LMFILES_"))
+    names, files = (os.environ.get(key, "").split(":") for key in ("LOADEDMODULES", "_LMFILES_"))
     return [
         {"name": name, "directory": str(_folder(Path(file), name))}
         for name, file in zip(names, files, strict=False)

@@ -8,7 +8,6 @@ what a rollback may want.
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from hpcdl.stack.dispatch import Event
 from hpcdl.stack.release import current_id
 from hpcdl.system.errors import CheckFailed
 from hpcdl.system.files import clear_leftovers, write_json
+from hpcdl.system.text import utc_now
 
 _KEPT = 1000
 
@@ -49,7 +49,7 @@ def read_history(site: Site) -> list[Event]:
 
 def add_event(site: Site, event: Event) -> None:
     """Note what is going to happen now; under the lock of publishes."""
-    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    at = utc_now()
     events = [*read_history(site), replace(event, at=at)][-_KEPT:]
     clear_leftovers(_path(site))
     write_json(_path(site), {"schema": 1, "events": [one.as_data() for one in events]})

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl import facts
-from hpcdl.site import Gpu, Site, StackRequest
-from hpcdl.stack.gpu_needs import driver_needs, gpus_of, models
+from hpcdl.site import Site, StackRequest
+from hpcdl.stack.gpu_needs import gpus_of, needs_of
 from hpcdl.stack.resolve import resolve_build
 from hpcdl.stack.resolve_answer import Resolution
 from hpcdl.stack.resolve_facts import conditions
 from hpcdl.stack.resolve_groups import computes_of
+from hpcdl.stack.resolve_show import chain_lines
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.run import run
 from hpcdl.system.text import did_you_mean, one_of
@@ -177,13 +178,13 @@ def recipe_of(site: Site, request: StackRequest, names: tuple[str, ...]) -> Reci
     computes, own = computes_of(site, request, names), gpus_of(site, names)
     versions, table = found.versions, facts.load("wheels")
     kind = "cuda" if computes else "cpu"
-    archs = "-sm".join(one.replace(".", "") for one in computes)
+    digits = tuple(one.replace(".", "") for one in computes)
     package, needs = table["packages"][kind], table["needs"][kind]
     parts = ("horovod", *(("cuda", "cudnn", "nccl") if computes else ()))
     return Recipe(
         tensorflow=versions["tensorflow"],
         package=package,
-        variant=gpu_variant(versions["cuda"], archs) if computes else "cpu",
+        variant=gpu_variant(versions["cuda"], "-sm".join(digits)) if computes else "cpu",
         python=versions["python"],
         requirements=(f"{package}=={versions['tensorflow']}",
                       *(_nvidia(versions) if computes else ()), *table["requirements"],
@@ -191,7 +192,7 @@ def recipe_of(site: Site, request: StackRequest, names: tuple[str, ...]) -> Reci
         horovod=_horovod(table["horovod"], versions, computes) if "horovod" in versions else None,
         proof=found.proof,
         source=found.tried.source if found.tried else _EACH,
-        needs={"cpu_flags": list(needs["cpu_flags"]), **_needs_of_gpus(versions, computes, own)},
+        needs=needs_of(digits, versions.get("cuda", ""), "", own, wheels=True),
         fetch_gb=needs["fetch_gb"],
         tree_gb=needs["tree_gb"],
         versions={name: versions[name] for name in parts if name in versions},
@@ -200,20 +201,7 @@ def recipe_of(site: Site, request: StackRequest, names: tuple[str, ...]) -> Reci
     )  # fmt: skip
 
 
-def _needs_of_gpus(
-    versions: Mapping[str, str], computes: Sequence[str], own: Sequence[Gpu]
-) -> dict[str, Any]:
-    """What a build for GPUs asks of the machine, and the capabilities that it has code for."""
-    if not computes:
-        return {}
-    archs = tuple(one.replace(".", "") for one in computes)
-    driver = driver_needs(versions["cuda"], list(computes))
-    return {"driver": driver, "gpus": models(archs, own), "compute": list(computes)}
-
-
 def _nothing_fits(found: Resolution) -> MissingPrerequisite:
-    from hpcdl.stack.resolve_show import chain_lines
-
     named = f"stack '{found.stack}'" if found.stack else "the stack"
     return MissingPrerequisite(
         f"no wheels fit {named} on partition '{found.partition}'",

@@ -21,7 +21,7 @@ from hpcdl.site import Site
 from hpcdl.stack.release import Release
 from hpcdl.system.errors import BadInput, CheckFailed
 from hpcdl.system.files import shared_lock, write_json
-from hpcdl.system.text import did_you_mean
+from hpcdl.system.text import did_you_mean, utc_now
 
 _SHORTEST_REASON = 20
 _LONGEST_DAYS = 2 * 366
@@ -83,13 +83,13 @@ def read_records(site: Site) -> Records:
         ) from fault
 
 
-def require_answers(site: Site, release: Release, today: datetime.date | None = None) -> None:
+def require_answers(site: Site, release: Release) -> None:
     """Compare a release with the agreements and the vulnerabilities.
 
     Raises:
         CheckFailed: an agreement is not accepted, a vulnerability has no waiver or an expired one.
     """
-    missing = list(open_questions(release, read_records(site), today or _today()))
+    missing = list(open_questions(release, read_records(site), today()))
     if missing:
         raise CheckFailed(
             f"{release.id} is not published: {len(missing)} "
@@ -98,7 +98,7 @@ def require_answers(site: Site, release: Release, today: datetime.date | None = 
         )
 
 
-def open_questions(release: Release, records: Records, today: datetime.date) -> Iterator[str]:
+def open_questions(release: Release, records: Records, day: datetime.date) -> Iterator[str]:
     """What has not been answered, each with the command that does."""
     table = facts.load("records")
     accepted = {acceptance.agreement for acceptance in records.acceptances}
@@ -109,9 +109,9 @@ def open_questions(release: Release, records: Records, today: datetime.date) -> 
                 f"{name} --by NAME`"
             )
     for name, row in table["weaknesses"].items():
-        if _holds(release, row["packages"], row["versions"]):
+        if concerns(release, row):
             waiver = waiver_of(name, records)
-            if waiver is None or waiver.expired(today):
+            if waiver is None or waiver.expired(day):
                 state = f"its waiver expired on {waiver.until}" if waiver else "there is no waiver"
                 yield (
                     f"{name} ({row['what']}): {state}; `hpcdl stack waive {name} "
@@ -156,8 +156,7 @@ def accept(site: Site, agreement: str, by: str, *, dry_run: bool = False) -> Acc
     if agreement not in known:
         raise BadInput(f"there is no agreement '{agreement}'", hint=did_you_mean(agreement, known))
     _require_text("--by", by, 1)
-    at = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    made = Acceptance(agreement, by, at)
+    made = Acceptance(agreement, by, utc_now())
     if not dry_run:
         _add(site, "acceptances", asdict(made))
     return made
@@ -166,7 +165,7 @@ def accept(site: Site, agreement: str, by: str, *, dry_run: bool = False) -> Acc
 def waive(
     site: Site,
     waiver: Waiver,
-    today: datetime.date | None = None,
+    now: datetime.date | None = None,
     *,
     known_here: Collection[str] = (),
     dry_run: bool = False,
@@ -176,7 +175,7 @@ def waive(
     Args:
         site: whose records.
         waiver: what is noted.
-        today: the day from which its last day is counted.
+        now: the day from which its last day is counted.
         known_here: names of vulnerabilities beside those of the facts.
         dry_run: only check it.
 
@@ -191,7 +190,7 @@ def waive(
         )
     _require_text("--because", waiver.because, _SHORTEST_REASON)
     _require_text("--owner", waiver.owner, 1)
-    start = today or _today()
+    start = now or today()
     if not re.fullmatch(r"\d{4}-\d{2}-\d{2}", waiver.until):
         raise BadInput(f"--until is '{waiver.until}', not a day", hint="write YEAR-MONTH-DAY")
     try:
@@ -224,7 +223,8 @@ def _add(site: Site, kind: str, entry: Mapping[str, str]) -> None:
         write_json(_path(site), data)
 
 
-def _today() -> datetime.date:
+def today() -> datetime.date:
+    """Today in UTC."""
     return datetime.datetime.now(datetime.timezone.utc).date()
 
 

@@ -14,7 +14,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -49,9 +49,9 @@ class Release:
     serves, none meaning all; `proof` a level of `hpcdl.facts.PROOFS`; `created` in UTC. `needs` is
     what its module's guard asks of a machine: `cpu_flags` as /proc/cpuinfo names them, `driver`
     with `from` (a version) and `branch` (the last one that drives the GPU), `gpus` (models); and
-    `modules` that it loads itself, each with `name` and `directory` (`folder` before).
-    `environment` is what the module sets beyond PATH: directories to put in front of a variable, or
-    a text. `content` is the sha256 of the seal of its files (hpcdl.stack.seal).
+    `modules` that it loads itself, each with `name` and `directory`. `environment` is what
+    the module sets beyond PATH: directories to put in front of a variable, or a text. `content` is
+    the sha256 of the seal of its files (hpcdl.stack.seal).
     """
 
     id: str
@@ -101,6 +101,11 @@ def release_ids(site: Site) -> list[str]:
     return sorted(name for name in names if _ID.match(name))
 
 
+def is_built(site: Site, release_id: str | None) -> bool:
+    """Whether a release is there; None stands for an id that is not known yet."""
+    return bool(release_id) and (releases_folder(site) / str(release_id) / "release.json").is_file()
+
+
 def read_release(site: Site, release_id: str) -> Release:
     """The release `release_id` of the site's prefix.
 
@@ -109,7 +114,7 @@ def read_release(site: Site, release_id: str) -> Release:
         BrokenRelease: its record is damaged or was edited by hand.
     """
     root = releases_folder(site) / release_id
-    if not _ID.match(release_id) or not (root / "release.json").is_file():
+    if not _ID.match(release_id) or not is_built(site, release_id):
         known = release_ids(site)
         raise BadInput(
             f"there is no release '{release_id[:100]}' in {site.paths.prefix}",
@@ -127,13 +132,12 @@ def current_release(site: Site) -> Release | None:
     release_id = current_id(site)
     if release_id is None:
         return None
-    root = releases_folder(site) / release_id
-    if not (root / "release.json").is_file():
+    if not is_built(site, release_id):
         raise BrokenRelease(
             f"{site.paths.prefix}/current leads to '{release_id}', which is no release",
             hint="`hpcdl stack rollback` goes back to the one before",
         )
-    return _parse(root)
+    return _parse(releases_folder(site) / release_id)
 
 
 def release_for(site: Site, partition: str, model: str | None = None) -> Release | None:
@@ -149,7 +153,7 @@ def release_for(site: Site, partition: str, model: str | None = None) -> Release
         return None
     try:
         dispatch = json.loads((current.modules / DISPATCH_FILE).read_text())
-        by_model = dispatch.get("models", {}).get(partition, {})
+        by_model = dispatch["models"].get(partition, {})
         return read_release(site, by_model.get(model) or dispatch["partitions"][partition])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, BadInput):
         return current
@@ -202,21 +206,12 @@ def seal(record: Mapping[str, Any]) -> str:
 
 def as_record(release: Release) -> dict[str, Any]:
     """The content of release.json, sealed."""
+    plain = {one.name: getattr(release, one.name) for one in fields(release) if one.name != "root"}
     record: dict[str, Any] = {
         "schema": SCHEMA,
-        "id": release.id,
-        "stack": release.stack,
-        "backend": release.backend,
-        "module": release.module,
-        "versions": dict(release.versions),
+        **{key: dict(one) if isinstance(one, Mapping) else one for key, one in plain.items()},
         "partitions": list(release.partitions),
-        "proof": release.proof,
-        "created": release.created,
-        "hpcdl": release.hpcdl,
         "lock": [dict(entry) for entry in release.lock],
-        "needs": dict(release.needs),
-        **({"environment": dict(release.environment)} if release.environment else {}),
-        "content": release.content,
     }
     return {**record, "seal": seal(record)}
 
@@ -247,7 +242,7 @@ def _release(root: Path, record: Mapping[str, Any]) -> Release:
         root=root,
         versions=MappingProxyType(dict(record["versions"])),
         partitions=tuple(record["partitions"]),
-        needs=MappingProxyType(dict(record.get("needs", {}))),
+        needs=MappingProxyType(dict(record["needs"])),
         environment=MappingProxyType(dict(record.get("environment", {}))),
         lock=tuple(MappingProxyType(dict(entry)) for entry in record["lock"]),
         **{key: record[key] for key in _TEXTS},

@@ -53,11 +53,6 @@ def resolve(
     )
 
 
-def resolve_one(site: Site, partition: str, backend: str | None = None) -> Resolution:
-    """The resolution of the stack that `partition` gets, or of one backend there."""
-    return resolve(site, partition, backend)[0]
-
-
 def newest(compute: str | None, backend: str) -> dict[str, str]:
     """The newest set for a GPU of a compute capability (None: a CPU), without any site."""
     solution = solve(_plain(compute, backend))

@@ -80,10 +80,10 @@ def answers_data(answers: Sequence[Answer]) -> dict[str, Any]:
         "schema": _SCHEMA,
         "answers": [
             {
-                "question": answer.question,
-                "partition": answer.partition,
-                "backend": answer.backend,
-                "fits": answer.fits,
+                **{
+                    name: getattr(answer, name)
+                    for name in ("question", "partition", "backend", "fits")
+                },
                 "versions": dict(answer.versions),
                 "chain": _chain_data(answer.chain, answer.gpu),
             }
@@ -193,24 +193,18 @@ def _head(names: str, resolution: Resolution) -> str:
 
 
 def _data(resolution: Resolution) -> dict[str, Any]:
+    told = ("partition", "stack", "backend", "wanted", "gpu", "compute", "driver", "proof")
     return {
-        "partition": resolution.partition,
-        "stack": resolution.stack,
-        "backend": resolution.backend,
-        "wanted": resolution.wanted,
-        "gpu": resolution.gpu,
-        "compute": resolution.compute,
-        "driver": resolution.driver,
-        "proof": resolution.proof,
+        **{name: getattr(resolution, name) for name in told},
         "tried": resolution.tried.source if resolution.tried else None,
         "pins": dict(resolution.pins),
         "versions": resolution.versions,
         "components": [
             {
-                "component": choice.component,
-                "version": choice.version,
-                "proof": choice.proof,
-                "source": choice.source,
+                **{
+                    name: getattr(choice, name)
+                    for name in ("component", "version", "proof", "source")
+                },
                 "limit": choice.limit
                 and {
                     "not": choice.limit.newer,

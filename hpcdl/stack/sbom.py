@@ -85,6 +85,10 @@ def _serial(release: Release) -> uuid.UUID:
     return uuid.uuid5(uuid.NAMESPACE_URL, f"{_NAMESPACE}{release.id}/{release.created}")
 
 
+def _version(release: Release) -> str:
+    return release.module.partition("/")[2]
+
+
 def _created(release: Release) -> datetime.datetime:
     return datetime.datetime.strptime(release.created, "%Y-%m-%dT%H:%M:%SZ").replace(
         tzinfo=datetime.timezone.utc
@@ -93,14 +97,13 @@ def _created(release: Release) -> datetime.datetime:
 
 def cyclonedx(release: Release, inside: Sequence[Component], found: Sequence[Finding]) -> str:
     """The CycloneDX document."""
+    from cyclonedx.model import component as cyclone
     from cyclonedx.model.bom import Bom, BomMetaData
-    from cyclonedx.model.component import Component as CycloneComponent
-    from cyclonedx.model.component import ComponentType
     from cyclonedx.output.json import JsonV1Dot6
 
-    whole = CycloneComponent(
-        type=ComponentType.APPLICATION, name=release.id, bom_ref=release.id,
-        version=release.module.partition("/")[2],
+    whole = cyclone.Component(
+        type=cyclone.ComponentType.APPLICATION, name=release.id, bom_ref=release.id,
+        version=_version(release),
     )  # fmt: skip
     parts = [_cyclone_component(component) for component in inside]
     bom = Bom(
@@ -116,8 +119,7 @@ def cyclonedx(release: Release, inside: Sequence[Component], found: Sequence[Fin
 
 def _cyclone_component(component: Component) -> CycloneComponent:
     from cyclonedx.model import HashAlgorithm, HashType
-    from cyclonedx.model.component import Component as CycloneComponent
-    from cyclonedx.model.component import ComponentType
+    from cyclonedx.model import component as cyclone
     from cyclonedx.model.license import DisjunctiveLicense, LicenseExpression
     from packageurl import PackageURL
 
@@ -125,8 +127,8 @@ def _cyclone_component(component: Component) -> CycloneComponent:
     if component.licence:
         licences = [LicenseExpression(component.licence)]
     digests = [component.sha256] if component.sha256 else []
-    return CycloneComponent(
-        type=ComponentType.LIBRARY,
+    return cyclone.Component(
+        type=cyclone.ComponentType.LIBRARY,
         name=component.name,
         version=component.version,
         purl=PackageURL.from_string(component.purl),
@@ -138,21 +140,19 @@ def _cyclone_component(component: Component) -> CycloneComponent:
 
 def _cyclone_finding(finding: Finding) -> Vulnerability:
     """A vulnerability: not reachable under a valid waiver, else still to be looked at."""
-    from cyclonedx.model.impact_analysis import (
-        ImpactAnalysisJustification,
-        ImpactAnalysisState,
-    )
+    from cyclonedx.model import impact_analysis as impact
     from cyclonedx.model.vulnerability import BomTarget, Vulnerability, VulnerabilityAnalysis
 
-    waived = finding.state == "waived"
+    waived, states = finding.state == "waived", impact.ImpactAnalysisState
+    unreachable = impact.ImpactAnalysisJustification.CODE_NOT_REACHABLE
     return Vulnerability(
         id=finding.id,
         bom_ref=finding.id,
         description=finding.what,
         affects=[BomTarget(ref=purl) for purl in finding.purls],
         analysis=VulnerabilityAnalysis(
-            state=ImpactAnalysisState.NOT_AFFECTED if waived else ImpactAnalysisState.IN_TRIAGE,
-            justification=ImpactAnalysisJustification.CODE_NOT_REACHABLE if waived else None,
+            state=states.NOT_AFFECTED if waived else states.IN_TRIAGE,
+            justification=unreachable if waived else None,
             detail=finding.describe(),
         ),
     )
@@ -160,34 +160,26 @@ def _cyclone_finding(finding: Finding) -> Vulnerability:
 
 def spdx(release: Release, inside: Sequence[Component], found: Sequence[Finding]) -> str:
     """The SPDX document."""
-    from spdx_tools.spdx.model import (
-        Actor,
-        ActorType,
-        CreationInfo,
-        Document,
-        Package,
-        Relationship,
-        RelationshipType,
-        SpdxNoAssertion,
-    )
+    from spdx_tools.spdx import model
     from spdx_tools.spdx.writer.json.json_writer import write_document_to_file
 
-    info = CreationInfo(
+    info = model.CreationInfo(
         spdx_version="SPDX-2.3",
         spdx_id="SPDXRef-DOCUMENT",
         name=release.id,
         document_namespace=f"{_NAMESPACE}{release.id}-{_serial(release)}",
-        creators=[Actor(ActorType.TOOL, f"hpcdl-{release.hpcdl}")],
+        creators=[model.Actor(model.ActorType.TOOL, f"hpcdl-{release.hpcdl}")],
         created=_created(release).replace(tzinfo=None),
     )
-    whole = Package("SPDXRef-Release", release.id, SpdxNoAssertion(), files_analyzed=False,
-                    version=release.module.partition("/")[2])  # fmt: skip
+    whole = model.Package("SPDXRef-Release", release.id, model.SpdxNoAssertion(),
+                          files_analyzed=False, version=_version(release))  # fmt: skip
     packages = [_spdx_package(component, found) for component in inside]
+    kinds = model.RelationshipType
     relations = [
-        Relationship("SPDXRef-DOCUMENT", RelationshipType.DESCRIBES, whole.spdx_id),
-        *(Relationship(whole.spdx_id, RelationshipType.CONTAINS, p.spdx_id) for p in packages),
+        model.Relationship("SPDXRef-DOCUMENT", kinds.DESCRIBES, whole.spdx_id),
+        *(model.Relationship(whole.spdx_id, kinds.CONTAINS, p.spdx_id) for p in packages),
     ]
-    document = Document(info, packages=[whole, *packages], relationships=relations,
+    document = model.Document(info, packages=[whole, *packages], relationships=relations,
                         extracted_licensing_info=_own_licences(inside))  # fmt: skip
     with scratch_directory() as scratch:
         path = scratch / SPDX_FILE
@@ -205,42 +197,32 @@ def _own_licences(inside: Sequence[Component]) -> list[ExtractedLicensingInfo]:
 
 
 def _spdx_package(component: Component, found: Sequence[Finding]) -> Package:
-    from spdx_tools.spdx.model import (
-        Checksum,
-        ChecksumAlgorithm,
-        ExternalPackageRef,
-        ExternalPackageRefCategory,
-        Package,
-        SpdxNoAssertion,
-    )
+    from spdx_tools.spdx import model
 
-    declared = SpdxNoAssertion()
-    if component.licence:
-        declared = spdx_licensing().parse(component.licence)
+    unknown, kinds = model.SpdxNoAssertion(), model.ExternalPackageRefCategory
+    declared = spdx_licensing().parse(component.licence) if component.licence else unknown
     digests = [component.sha256] if component.sha256 else []
     origin = component.purl.partition(":")[2].partition("/")[0]
     name = f"{origin}-{component.name}-{component.version}"
     safe = "".join(c if (c.isascii() and c.isalnum()) or c in ".-" else "-" for c in name)
-    return Package(
+    about = [
+        model.ExternalPackageRef(
+            kinds.SECURITY, "advisory", f"{_ADVISORIES}{one.id}", one.describe()
+        )
+        for one in found
+        if component.purl in one.purls
+    ]
+    return model.Package(
         f"SPDXRef-{safe}",
         component.name,
-        component.url or SpdxNoAssertion(),
+        component.url or unknown,
         version=component.version,
         files_analyzed=False,
-        checksums=[Checksum(ChecksumAlgorithm.SHA256, text) for text in digests],
+        checksums=[model.Checksum(model.ChecksumAlgorithm.SHA256, text) for text in digests],
         license_declared=declared,
         license_comment=None if component.licence else component.words or None,
         external_references=[
-            ExternalPackageRef(ExternalPackageRefCategory.PACKAGE_MANAGER, "purl", component.purl),
-            *(
-                ExternalPackageRef(
-                    ExternalPackageRefCategory.SECURITY,
-                    "advisory",
-                    f"{_ADVISORIES}{one.id}",
-                    one.describe(),
-                )
-                for one in found
-                if component.purl in one.purls
-            ),
+            model.ExternalPackageRef(kinds.PACKAGE_MANAGER, "purl", component.purl),
+            *about,
         ],
     )

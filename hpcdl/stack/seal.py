@@ -270,18 +270,14 @@ def _rows(entries: Mapping[str, Entry]) -> dict[str, list[object]]:
     batches = [files[place : place + 1] for place in range(large)]
     batches += [files[place : place + _BATCH] for place in range(large, len(files), _BATCH)]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for batch, digests in zip(batches, pool.map(_digests, batches), strict=True):
-            for (name, _), digest in zip(batch, digests, strict=True):
-                rows[name].append(digest)
+        made = pool.map(lambda batch: [(name, _digest(path)) for name, path in batch], batches)
+        for name, digest in (one for batch in made for one in batch):
+            rows[name].append(digest)
     return rows
 
 
 def _is_file(entry: Entry) -> bool:
     return stat.S_ISREG(entry.status.st_mode)
-
-
-def _digests(batch: Sequence[tuple[str, str]]) -> list[str]:
-    return [_digest(path) for _, path in batch]
 
 
 def _digest(path: str) -> str:

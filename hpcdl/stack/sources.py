@@ -13,8 +13,10 @@ import io
 import os
 import shutil
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from hpcdl import __version__
 from hpcdl.stack.wheelhouse import (
@@ -24,6 +26,7 @@ from hpcdl.stack.wheelhouse import (
     require_as_built,
     wheels_cache,
 )
+from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, shared_lock, write_atomic
 from hpcdl.system.python import module_argv
 from hpcdl.system.run import run
@@ -35,6 +38,8 @@ _FOLDERS = ("modulefiles", "reframe_checks", "spack", "templates")
 _JUNK = {"__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".gitignore",
          ".spack-env", "view", "._view", "concretize.log"}  # fmt: skip
 _BUILD_SECONDS = 600
+_ATTEMPTS = 5
+_T = TypeVar("_T")
 _TOP = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 
 
@@ -72,6 +77,21 @@ def own_digest() -> str:
 
 class SourcesChanged(Exception):
     """Somebody edited hpcdl while it was being packed."""
+
+
+def with_own(own: str, make: Callable[[str], _T]) -> _T:
+    """What is made with hpcdl's own files, given their digest; anew where they change meanwhile.
+
+    Raises:
+        MissingPrerequisite: somebody keeps editing them.
+    """
+    for _ in range(_ATTEMPTS):
+        with suppress(SourcesChanged):
+            return make(own)
+        own = own_digest()
+    raise MissingPrerequisite(
+        "hpcdl's own files keep changing", hint="build when nobody edits them"
+    )
 
 
 def own_wheel(python: Path, expected: str) -> Path:

@@ -18,6 +18,7 @@ from hpcdl import facts
 from hpcdl.site import Site, StackRequest
 from hpcdl.stack.recipe import HorovodRecipe, Recipe
 from hpcdl.stack.resolve_facts import known
+from hpcdl.stack.resolve_show import sentence
 from hpcdl.stack.resolve_solver import Rule
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.run import run
@@ -81,7 +82,7 @@ def find_toolchain(site: Site, stack: StackRequest, recipe: Recipe) -> Toolchain
             broken = broken_rules({**base, **cuda, "gcc": gcc.version}, "gcc")
             if not broken:
                 return Toolchain(gcc, nvcc)
-            refused += [f"{gcc}: {_said(rule)}" for rule in broken]
+            refused += [f"{gcc}: {sentence(rule)}" for rule in broken]
     raise MissingPrerequisite(
         f"no gcc here fits {nvccs[0] or 'Horovod'}" if gccs else "there is no g++ on PATH",
         details=list(dict.fromkeys(refused)),
@@ -121,12 +122,6 @@ def broken_rules(values: Mapping[str, str], need: str) -> list[Rule]:
     ]
 
 
-def _said(rule: Rule) -> str:
-    from hpcdl.stack.resolve_show import sentence
-
-    return sentence(rule)
-
-
 def _fitting_nvccs(stack: StackRequest, recipe: Recipe) -> Iterator[Tool]:
     """Every nvcc that compiles for the stack's GPUs, of the CUDA of its wheels.
 
@@ -142,7 +137,7 @@ def _fitting_nvccs(stack: StackRequest, recipe: Recipe) -> Iterator[Tool]:
             refused.append(f"{path}: `{path} --version` fails, or names no release")
             continue
         broken = _broken_by(tool.version, computes, cuda)
-        refused += [f"{tool}: {_said(rule)}" for rule in broken]
+        refused += [f"{tool}: {sentence(rule)}" for rule in broken]
         if not broken:
             fits = True
             yield tool

@@ -1,9 +1,9 @@
 """Proves a release through its own module: what a user would load is what is tested.
 
 A gate is any function from a site and a release to a `Proof`. `verify_here` is the one for a
-machine without Slurm; the gate through jobs on the partitions comes from above
-(hpcdl.workflows.gate). Both run the same program (probe) in two ranks and judge what it saw with
-`judge`; both read the device code of every shared object. The evidence is kept in the release.
+machine without Slurm, hpcdl.workflows.gate the one through jobs on the partitions. Both run the
+same program (probe) in two ranks and judge what it saw with `judge`; both read the device code of
+every shared object. The evidence is kept in the release.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from hpcdl.system.errors import CheckFailed, MissingPrerequisite, Stopped
 from hpcdl.system.files import write_json
 from hpcdl.system.run import CommandResult, run
 from hpcdl.system.scratch import scratch_directory
+from hpcdl.system.text import utc_now
 
 PROOF_FILE = "proof.json"
 PROBE = Path(__file__).with_name("probe.py")
@@ -121,9 +122,9 @@ def read_proof(release: Release) -> Proof | None:
     try:
         data = json.loads((release.root / PROOF_FILE).read_text(encoding="utf-8"))
         checks = tuple(Check(**check) for check in data["checks"])
-        runs = tuple(GateRun(**one) for one in data.get("runs", ()))
-        plain = {key: data[key] for key in ("release", "gate", "where", "at")}
-        proof = Proof(**plain, checks=checks, level=data.get("level", "run"), runs=runs)
+        runs = tuple(GateRun(**one) for one in data["runs"])
+        plain = {key: data[key] for key in ("release", "gate", "where", "at", "level")}
+        proof = Proof(**plain, checks=checks, runs=runs)
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return proof if proof.release == release.id else None
@@ -137,14 +138,9 @@ def store_proof(release: Release, proof: Proof) -> None:
 def new_proof(
     release: Release, gate: str, where: str, checks: Sequence[Check], runs: Sequence[GateRun] = ()
 ) -> Proof:
-    """A evidence of now."""
+    """The evidence of now."""
     level = "compiled" if gate == "login" and "cuda" in release.versions else "run"
-    return Proof(release.id, gate, where, now(), tuple(checks), level, tuple(runs))
-
-
-def now() -> str:
-    """The time in UTC, as records have it."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return Proof(release.id, gate, where, utc_now(), tuple(checks), level, tuple(runs))
 
 
 def verify_here(site: Site, release: Release) -> Proof:
@@ -157,15 +153,14 @@ def verify_here(site: Site, release: Release) -> Proof:
         out, program = folder / "gate.json", folder / PROBE.name
         # Alone in a directory: Python looks for modules beside the program first.
         shutil.copyfile(PROBE, program)
-        result, fault = _try(site, release, [*_launcher(), *PYTHON, str(program), str(out)])
+        result = _try(site, release, [*_launcher(), *PYTHON, str(program), str(out)])
         seen = read_seen(out)
     files = [*check_files(site, release), check_content(release)]
     if seen is None:
-        checks = [_failed("import", result, fault), *files]
+        checks = [_failed("import", result), *files]
         return new_proof(release, "login", platform.node(), checks)
-    started = RANKS if _launcher() else 1
-    checks = [*judge(release, seen, None, started), *files]
-    one = GateRun("", None, platform.node(), now(), "", samples_of(seen))
+    checks = [*judge(release, seen, None, RANKS if _launcher() else 1), *files]
+    one = GateRun("", None, platform.node(), utc_now(), "", samples_of(seen))
     return new_proof(release, "login", platform.node(), checks, [one])
 
 
@@ -273,9 +268,7 @@ def _judge_ranks(release: Release, seen: Mapping[str, Any] | None, started: int)
     ]  # fmt: skip
 
 
-def in_module(
-    site: Site, release: Release, argv: Sequence[str | Path], *, timeout: float = _SECONDS
-) -> CommandResult:
+def in_module(site: Site, release: Release, argv: Sequence[str | Path]) -> CommandResult:
     """Run a command as a user of the release's module would: clean environment, real Lmod.
 
     Raises:
@@ -288,9 +281,8 @@ def in_module(
             hint="install Lmod (Debian and Ubuntu: apt install lmod) or set paths.lmod_init",
         )
     script = f'. "$LMOD_INIT" && module load {release.module} && exec "$@"'
-    kept = {key: os.environ[key] for key in ("HOME", "USER", "LANG") if key in os.environ}
     env = {
-        **kept,
+        **{key: os.environ[key] for key in ("HOME", "USER", "LANG") if key in os.environ},
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "LMOD_INIT": str(site.paths.lmod_init),
         "MODULEPATH": str(release.modules),
@@ -304,7 +296,7 @@ def in_module(
         # No directory of the caller's may shadow what is tested.
         directory=Path("/"),
         check=False,
-        timeout=timeout,
+        timeout=_SECONDS,
     )
 
 
@@ -318,19 +310,26 @@ def check_files(site: Site, release: Release, names: Collection[str] = ()) -> li
     """
     checks = [check_libraries(site, release), check_device_code(site, release, names)]
     if "compute" in release.needs and "horovod" in release.versions:
-        start = time.monotonic()
-        faults, detail = code_faults(release)
-        detail, took = "; ".join(faults) or detail, round(time.monotonic() - start, 2)
-        checks.append(Check("device code of Horovod", not faults, detail, took))
+        checks.append(_looked_at("device code of Horovod", lambda: code_faults(release)))
     return checks
+
+
+def _looked_at(name: str, look: Callable[[], tuple[list[str], str]]) -> Check:
+    """A check of files: `look` gives its faults, and what is said where there is none."""
+    start = time.monotonic()
+    faults, sound = look()
+    took = round(time.monotonic() - start, 2)
+    return Check(name, not faults, "; ".join(faults[:10]) or sound, took)
 
 
 def check_libraries(site: Site, release: Release) -> Check:
     """Whether every library comes from the release, and one process has one NCCL."""
-    start = time.monotonic()
-    faults, count = library_faults(release, lambda argv: in_module(site, release, argv))
-    detail = "; ".join(faults[:10]) or f"{count} shared objects find what they need in the release"
-    return Check("libraries", not faults, detail, round(time.monotonic() - start, 2))
+
+    def look() -> tuple[list[str], str]:
+        faults, count = library_faults(release, lambda argv: in_module(site, release, argv))
+        return faults, f"{count} shared objects find what they need in the release"
+
+    return _looked_at("libraries", look)
 
 
 def check_device_code(site: Site, release: Release, names: Collection[str] = ()) -> Check:
@@ -374,25 +373,24 @@ def _gpus_served(release: Release, partition: Partition) -> list[tuple[str, Gpu]
 
 def check_content(release: Release) -> Check:
     """Whether every file is as it was built; asked last, so that it sees what the gate wrote."""
-    name, start = "content", time.monotonic()
     try:
         found = check_integrity(release)
     except CheckFailed as fault:
-        return Check(name, False, fault.message, round(time.monotonic() - start, 2))
+        return Check("content", False, fault.message, 0.0)
     detail = "; ".join([found.describe(), *found.faults()])
-    return Check(name, found.ok, detail, round(found.seconds, 2))
+    return Check("content", found.ok, detail, round(found.seconds, 2))
 
 
-def _try(site: Site, release: Release, argv: Sequence[str]) -> tuple[CommandResult | None, str]:
+def _try(site: Site, release: Release, argv: Sequence[str]) -> CommandResult | str:
     """Run it; a time limit that passed is an answer too."""
     try:
-        return in_module(site, release, argv), ""
+        return in_module(site, release, argv)
     except Stopped as stopped:
-        return None, stopped.message
+        return stopped.message
 
 
-def _failed(name: str, result: CommandResult | None, fault: str) -> Check:
-    if result is None:
-        return Check(name, False, fault, float(_SECONDS))
+def _failed(name: str, result: CommandResult | str) -> Check:
+    if isinstance(result, str):
+        return Check(name, False, result, float(_SECONDS))
     said = " | ".join(result.last_lines(6))
     return Check(name, False, f"exit code {result.exit_code}: {said}", round(result.seconds, 2))

@@ -8,11 +8,11 @@ asks for: of these, what is fetched first counts.
 from __future__ import annotations
 
 import platform
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from hpcdl import facts
+from hpcdl.stack.purl import normal_name
 from hpcdl.system.errors import MissingPrerequisite
 
 MACHINE = "x86_64"
@@ -45,8 +45,8 @@ def requirement(name: str, python: str) -> str:
 def digest_of(file: str) -> str | None:
     """The SHA-256 that a wheel's file must have; None where the facts have none."""
     name, version, tags = file.removesuffix(".whl").split("-", 2)
-    package = f"{re.sub('[-_.]+', '-', name).lower()} {version}"
-    found: str | None = facts.load("wheel_lock")["wheels"].get(package, {}).get(tags)
+    wheels = facts.load("wheel_lock")["wheels"].get(f"{normal_name(name)} {version}", {})
+    found: str | None = wheels.get(tags)
     return found
 
 

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import platform
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from pathlib import Path
 from hpcdl.stack.recipe import Interpreter, Recipe, digest
 from hpcdl.stack.wheel_lock import MACHINE, pins, require_known
 from hpcdl.system.errors import MissingPrerequisite
-from hpcdl.system.files import explain_os_errors, shared_lock, write_atomic, write_json
+from hpcdl.system.files import explain_os_errors, made_aside, shared_lock, write_atomic, write_json
 from hpcdl.system.python import module_argv
 from hpcdl.system.resources import cache, home
 from hpcdl.system.run import run
@@ -29,8 +28,6 @@ from hpcdl.system.trust import require_no_stranger, require_private
 Say = Callable[[str], None]
 _FETCH_SECONDS = 3600
 _RECORD = "sha256.txt"
-_PARTIAL = ".partial"
-"""Ends the name of a wheelhouse that is being fetched; what a killed fetch left is removed."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +97,7 @@ def find_wheelhouse(recipe: Recipe, python: Interpreter) -> Wheelhouse | None:
     """
     folder = wheelhouse_folder(recipe, python)
     try:
-        require_no_stranger(folder)  # made under a careless umask, or by an older hpcdl
+        require_no_stranger(folder)  # made under a careless umask
         entries = json.loads((folder / "lock.json").read_text(encoding="utf-8"))["wheels"]
         wheels = tuple(Wheel(**entry) for entry in entries)
     except (OSError, ValueError, KeyError, TypeError):
@@ -134,24 +131,14 @@ def fetch(recipe: Recipe, python: Interpreter, say: Say) -> Wheelhouse:
         say(f"fetching {recipe.package} {recipe.tensorflow} and what it needs "
             f"(about {recipe.fetch_gb:.1f} GB, once)")  # fmt: skip
         folder = wheelhouse_folder(recipe, python)
-        partial = folder.with_name(f"{folder.name}{_PARTIAL}")
         # Begun anew each time (pip caches what it fetched): two versions of one package, fetched
         # on different days, must not meet in one lock.
-        for left in wheels_cache().glob(f"*{_PARTIAL}"):
-            shutil.rmtree(left, ignore_errors=True)
-        with explain_os_errors(partial):
-            partial.mkdir(parents=True)
-        try:
+        with made_aside(folder, f"{recipe.package}-*") as partial:
             _download(recipe, python, pip, partial, say)
             wheels = tuple(_locked_wheel(path) for path in sorted(partial.glob("*.whl")))
             _require_known(recipe, python, wheels, partial)
             lock = [dict(one.as_lock()) for one in wheels]
             write_json(partial / "lock.json", {"schema": 1, "wheels": lock})
-            with explain_os_errors(folder):
-                shutil.rmtree(folder, ignore_errors=True)
-                partial.rename(folder)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
     return Wheelhouse(folder, wheels)
 
 
@@ -224,7 +211,7 @@ def require_as_built(wheel: Path) -> Path:
 
 
 def is_recorded(wheel: Path) -> bool:
-    """Whether its digest was noted when it was built; an older hpcdl did not."""
+    """Whether its digest was noted when it was built."""
     return wheel.is_file() and wheel.with_name(_RECORD).is_file()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from contextlib import suppress
 
 
 def positive(text: str) -> int:
@@ -13,6 +15,19 @@ def positive(text: str) -> int:
 def not_negative(text: str) -> int:
     """A whole number from 0."""
     return _within(_whole(text), 0, None, text)
+
+
+def at_least(least: int, most: int | None = None) -> Callable[[str], int]:
+    """What argparse takes for a number of things: a whole one, from `least` on, up to `most`."""
+
+    def whole(text: str) -> int:
+        with suppress(ValueError):  # thousands of digits are no number to Python either
+            if text.isascii() and text.isdigit() and least <= int(text) <= (most or int(text)):
+                return int(text)
+        wanted = f"from {least} to {most}" if most else f">= {least}"
+        raise argparse.ArgumentTypeError(f"'{text[:30]}' is not a whole number {wanted}")
+
+    return whole
 
 
 def seed(text: str) -> int:

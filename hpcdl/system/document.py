@@ -170,7 +170,7 @@ def parse_bytes(data: bytes, name: str, if_empty: str = "") -> Document:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as fault:
         line = data[: fault.start].count(b"\n") + 1
-        raise BadInput(f"{name}:{line}: is not UTF-8 text") from fault
+        raise BadInput(f"{name}:{line}: is not UTF-8 text", hint="save it as UTF-8") from fault
     return parse_document(text, name, if_empty)
 
 

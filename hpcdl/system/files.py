@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import pwd
+import shutil
 import socket
 import stat
 import tempfile
@@ -144,6 +145,27 @@ def size_of(directory: Path) -> int:
                 status = os.lstat(os.path.join(where, name))  # noqa: PTH118 - many thousands
                 total += status.st_size if status.st_nlink == 1 else 0
     return total
+
+
+@contextmanager
+def made_aside(folder: Path, left: str) -> Iterator[Path]:
+    """An empty directory beside `folder` that takes its place where nothing fails.
+
+    What killed ones left beside it, by the pattern `left` + `.partial-*`, is removed.
+    """
+    # A name of its own: compilers that a killed build left may still write to theirs.
+    for old in folder.parent.glob(f"{left}.partial-*"):
+        shutil.rmtree(old, ignore_errors=True)
+    partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
+    with explain_os_errors(partial):
+        partial.mkdir(parents=True)
+    try:
+        yield partial
+        with explain_os_errors(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 class LockBusy(MissingPrerequisite):

@@ -32,7 +32,7 @@ class StatusLine:
 
     def __exit__(self, *_: object) -> None:
         if self._terminal and self._shown and not self._quiet:
-            self._stream.write("\n")
+            self._stream.write(self._whole() + "\n")
             self._stream.flush()
 
     def show(self, text: str, *, key: object = None) -> None:
@@ -42,10 +42,17 @@ class StatusLine:
         new, shown = key != self._key, in_a_line(text)
         if self._terminal:
             width = shutil.get_terminal_size().columns - 1
-            start = "\n" if new and self._shown else command("\r\x1b[K", self._stream)
+            start = command("\r\x1b[K", self._stream)
+            start = self._whole() + "\n" if new and self._shown else start
             self._stream.write(start + shown[:width])
         elif new or time.monotonic() - self._when >= _PLAIN_SECONDS:
             self._when = time.monotonic()
             self._stream.write(shown + "\n")
         self._stream.flush()
         self._shown, self._key = text, key
+
+    def _whole(self) -> str:
+        """What makes a line that stays a whole one: it was cut while it was renewed in place."""
+        line = in_a_line(self._shown)
+        cut = len(line) >= shutil.get_terminal_size().columns
+        return command("\r\x1b[K", self._stream) + line if cut else ""

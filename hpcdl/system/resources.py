@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.trust import require_no_stranger
+
+if TYPE_CHECKING:
+    import jinja2
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -26,6 +30,19 @@ def folder(name: str) -> Path:
         f"this installation of hpcdl lacks its directory '{name}'",
         hint="install hpcdl again from its wheel or from a checkout",
     )
+
+
+def templates(name: str, **options: Any) -> jinja2.Environment:
+    """The templates of a directory in `templates`; whatever is undefined in them is an error.
+
+    `options` are jinja's. Nothing is escaped by itself: what is rendered is bash, YAML or Lua, and
+    its filters quote.
+    """
+    import jinja2
+
+    loader, strict = jinja2.FileSystemLoader(folder("templates") / name), jinja2.StrictUndefined
+    options = {"keep_trailing_newline": True, "autoescape": False, **options}
+    return jinja2.Environment(loader=loader, undefined=strict, **options)  # noqa: S701 - see above
 
 
 def home(*parts: str) -> Path:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import stat
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
 from hpcdl.system.errors import BadInput
+from hpcdl.system.text import nearest
 
 MAX_BYTES = 1_000_000
+_MOST_NAMES = 1000
 
 
 def read_regular(path: Path, limit: int = MAX_BYTES, kind: str = "YAML file") -> bytes:
@@ -27,7 +30,7 @@ def read_regular(path: Path, limit: int = MAX_BYTES, kind: str = "YAML file") ->
             large = os.fstat(file.fileno()).st_size > limit
             data = b"" if large else file.read(limit + 1)
     except (OSError, ValueError) as fault:
-        raise _unreadable(path, fault) from fault
+        raise unreadable(path, fault) from fault
     if large or len(data) > limit:
         raise BadInput(f"{path} is larger than {limit // 1_000_000} MB: not a file of ours")
     return data
@@ -43,7 +46,7 @@ def open_regular(path: Path, kind: str) -> BinaryIO:
         # Not blocking: to open a pipe that nobody writes to would wait for ever.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as fault:
-        raise _unreadable(path, fault) from fault
+        raise unreadable(path, fault) from fault
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
         return os.fdopen(descriptor, "rb")
@@ -64,6 +67,14 @@ def last_text(path: Path, limit: int = 100_000, end: int | None = None) -> str:
     return ""
 
 
-def _unreadable(path: Path, fault: Exception) -> BadInput:
+def unreadable(path: Path, fault: Exception) -> BadInput:
+    """That a file cannot be read, why, and what may be meant."""
     reason = getattr(fault, "strerror", None) or "its name is impossible"
-    return BadInput(f"cannot read {path}: {reason}")
+    hint = "ask its owner for the right to read it" if isinstance(fault, PermissionError) else ""
+    if isinstance(fault, FileNotFoundError):
+        with suppress(OSError, ValueError):
+            close = nearest(
+                path.name, (one.name for one in islice(path.parent.iterdir(), _MOST_NAMES))
+            )
+            hint = f"did you mean '{path.parent / close}'?" if close else f"you are in {Path.cwd()}"
+    return BadInput(f"cannot read {path}: {reason}", hint=hint)

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TextIO
 
 from hpcdl.system.inert import command, in_a_cell, inert, without_commands
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _MOST_NAMES = 40
+_NARROW = 60
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+
+
+def utc_now() -> str:
+    """Now as records have it, such as `2026-06-01T03:10:00Z`."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def utc_stamp() -> str:
@@ -75,13 +82,46 @@ def paint(text: str, style: str, stream: TextIO | None = None) -> str:
     return f"{begin}{text}{end}"
 
 
+def narrow() -> bool:
+    """Whether lines have less than 60 columns: those of the terminal, or of COLUMNS."""
+    return shutil.get_terminal_size().columns < _NARROW
+
+
+def wrapped(text: str) -> str:
+    """A paragraph in the columns that there are."""
+    from textwrap import fill
+
+    return fill(text, shutil.get_terminal_size().columns)
+
+
+def listed(names: Mapping[str, str]) -> str:
+    """Names with what is said of each beside it, wrapped."""
+    from textwrap import wrap
+
+    width = max(map(len, names))
+    room = max(20, shutil.get_terminal_size().columns - width - 4)
+    rest = "\n" + " " * (width + 4)
+    return "\n".join(
+        f"  {name:<{width}}  {rest.join(wrap(said, room))}" for name, said in names.items()
+    )
+
+
 def table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
-    """Columns padded to their widest cell; numbers are not special, order is the caller's."""
+    """Columns padded to their widest cell; numbers are not special, order is the caller's.
+
+    Where a person's terminal is narrow, a row with a header is a paragraph instead.
+    """
     given = [header, *rows] if header else rows
     lines = [[in_a_cell(cell) for cell in row] for row in given]
     if not lines:
         return ""
     widths = [max(len(plain(cell)) for cell in column) for column in zip(*lines, strict=True)]
+    room = shutil.get_terminal_size().columns + 2
+    if header and narrow() and sum(widths) + 2 * len(widths) > room and sys.stdout.isatty():
+        return "\n\n".join(
+            "\n".join(f"{name} {cell}".strip() for name, cell in zip(lines[0], line, strict=True))
+            for line in lines[1:]
+        )
     return "\n".join(
         "  ".join(
             cell + " " * (width - len(plain(cell)))

@@ -35,8 +35,7 @@ class Ahead(Generic[Item]):
     def take(self) -> Iterator[Item]:
         """The batches, from the first one on."""
         self.wait()
-        fresh = self._found is None or self._state() != self._before
-        return self._opens() if fresh or self._found is None else self._found
+        return self._found if self._found and self._state() == self._before else self._opens()
 
     def wait(self) -> None:
         """Return when the thread has ended."""

@@ -1,4 +1,4 @@
-"""Gives Keras 3's batch normalisation back the one operation that Keras 2 had for it.
+"""Gives Keras 3's batch normalisation back the one operation that Keras 2 had for it; GELU, too.
 
 Keras 3 computes it from a dozen element-wise operations, each of which passes over the whole
 activation, forward and backward: a fifth of a ResNet-50 step on CPUs. The fused operation gives
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import pi
 from typing import Any
 
 import tensorflow as tf
@@ -59,16 +60,32 @@ def _moments(ranks: Communicator, axes: list[int], inputs: Any, mask: Any) -> tu
     return mean, tf.maximum(square - tf.square(mean), 0.0)
 
 
-def fuse_normalization(model: Any) -> int:
-    """Replace the computation in the layers where it is the same; returns how many those are.
+def fuse(model: Any) -> int:
+    """Replace the computation in the layers where it is the same.
 
     Args:
-        model: a built Keras model; one of Keras 2 is left as it is.
+        model: a built Keras model; of one of Keras 2 the normalisation is left as it is.
+
+    Returns:
+        The number of layers of normalisation that were changed.
     """
     layers = [layer for layer in model._flatten_layers() if _can(layer)]
     for layer in layers:
         layer.call = _fused(layer, _without_bias(model, layer))
+    for layer in model._flatten_layers():
+        if getattr(layer, "activation", None) is tf.keras.activations.gelu:
+            layer.activation = tf.custom_gradient(_gelu)
     return len(layers)
+
+
+def _gelu(x: Any) -> tuple[Any, Callable[..., Any]]:
+    """Keras' GELU (arXiv 1606.08415); its gradient takes fewer passes over x than a tape's."""
+    share = 0.5 * (1.0 + tf.math.erf(x * 0.5**0.5))
+
+    def gradient(upstream: Any) -> Any:
+        return upstream * (share + x * (tf.exp(-0.5 * tf.square(x)) * (2.0 * pi) ** -0.5))
+
+    return x * share, gradient
 
 
 def _can(layer: Any) -> bool:

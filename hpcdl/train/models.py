@@ -25,7 +25,7 @@ import tensorflow as tf
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.text import did_you_mean
 from hpcdl.train import networks, stages
-from hpcdl.train.fused import fuse_normalization
+from hpcdl.train.fused import fuse
 from hpcdl.train.run_plan import facts_of
 
 
@@ -140,17 +140,7 @@ def _keras(
     model: str, shape: tuple[int, ...], classes: int, seed: int, precision: str,
     channels_first: bool, freeze: str, split: int, adapt: Callable[[Any], None] | None,
 ) -> Network:  # fmt: skip
-    keras = tf.keras
-    try:
-        keras.utils.set_random_seed(seed)
-    except ImportError as fault:
-        raise MissingPrerequisite(
-            f"Keras cannot be imported: {fault}",
-            hint="TF_USE_LEGACY_KERAS=1 needs tf_keras of the same release; Keras 3 is without it",
-        ) from fault
-    policy = {"fp16": "mixed_float16", "bf16": "mixed_bfloat16"}.get(precision, "float32")
-    keras.mixed_precision.set_global_policy(policy)
-    keras.backend.set_image_data_format("channels_first" if channels_first else "channels_last")
+    policy = _set_up(seed, precision, channels_first)
     channels_first = channels_first and len(shape) == 3
     ordered = (shape[2], *shape[:2]) if channels_first else shape
     random = Draws(tf.Variable([seed, 0], dtype=tf.int32, trainable=False, name="random"))
@@ -161,7 +151,7 @@ def _keras(
     _freeze(made, freeze)
     if adapt:
         adapt(made)
-    stages.split(made, split, fuse_normalization)
+    stages.split(made, split, fuse)
     random.states = tuple(
         _variable(v) for v in made.non_trainable_variables if v.name == "seed_generator_state"
     )
@@ -182,16 +172,29 @@ def _keras(
     names = tuple(getattr(weight, "path", weight.name) for weight in made.weights)
 
     def plain() -> Any:
-        keras.mixed_precision.set_global_policy("float32")
+        tf.keras.mixed_precision.set_global_policy("float32")
         try:
             return _builder(model, None)(ordered, classes)
         finally:
-            keras.mixed_precision.set_global_policy(policy)
+            tf.keras.mixed_precision.set_global_policy(policy)
 
     return Network(
         model, forward, trainable, state, random, penalties, weights, names, plain,
         split, made,
     )  # fmt: skip
+
+
+def _set_up(seed: int, precision: str, channels_first: bool) -> str:
+    """Keras' seed, layout and policy of precision, which is returned."""
+    try:
+        tf.keras.utils.set_random_seed(seed)
+    except ImportError as fault:
+        hint = "TF_USE_LEGACY_KERAS=1 needs tf_keras of the same release; Keras 3 is without it"
+        raise MissingPrerequisite(f"Keras cannot be imported: {fault}", hint=hint) from fault
+    policy = {"fp16": "mixed_float16", "bf16": "mixed_bfloat16"}.get(precision, "float32")
+    tf.keras.mixed_precision.set_global_policy(policy)
+    tf.keras.backend.set_image_data_format("channels_first" if channels_first else "channels_last")
+    return policy
 
 
 def _freeze(made: Any, patterns: str) -> None:

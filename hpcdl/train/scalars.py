@@ -11,17 +11,16 @@ class Scalars:
     """Writes scalars below `folder`; without a directory it does nothing."""
 
     def __init__(self, folder: Path | None) -> None:
-        self._writer = tf.summary.create_file_writer(str(folder)) if folder else None
+        create = tf.summary.create_file_writer
+        self._writer = create(str(folder)) if folder else tf.summary.create_noop_writer()
 
     def step(self, number: int, every: int = 10, **values: float) -> None:
         """After a step; every tenth is kept."""
-        if self._writer is None or number % every:
-            return
-        with self._writer.as_default(number):
-            for name, value in values.items():
-                tf.summary.scalar(name, value)
+        if number % every == 0:
+            with self._writer.as_default(number):
+                for name, value in values.items():
+                    tf.summary.scalar(name, value)
 
     def close(self) -> None:
         """Bring everything to disk."""
-        if self._writer is not None:
-            self._writer.close()
+        self._writer.close()

@@ -63,47 +63,34 @@ def missing_packages(chosen: Sequence[str]) -> list[str]:
     return missing_names(_packages(wanted))
 
 
-def diagnose() -> Diagnosis:
-    """Look at everything the facts name."""
-    known = purposes()
-    packages = _packages(known)
-    needed = [package for package in packages if known[package.purpose]["required"]]
-    rest = [package for package in packages if not known[package.purpose]["required"]]
-    with ThreadPoolExecutor(8) as pool:
-        findings = list(pool.map(_finding, packages))
-    return Diagnosis(
-        findings=(_python(), *findings, *map(_module, facts.load("packages").get("python", ()))),
-        apt=apt_line(needed),
-        apt_optional=apt_line(rest),
-        cluster_mode=_cluster_mode(),
-    )
+def diagnose(role: str = "", site_file: str | None = None) -> Diagnosis:
+    """Look at everything the facts name, or at what a role needs.
 
-
-def diagnose_role(role: str, site_file: str | None = None) -> Diagnosis:
-    """Look at what a role needs: packages, and what Slurm, site and prefix answer.
+    Of a role, what Slurm, site and prefix answer is looked at as well.
 
     Raises:
         BadInput: no such role.
     """
-    roles = facts.load("packages")["roles"]
-    if role not in roles:
+    roles, known = facts.load("packages")["roles"], purposes()
+    if role and role not in roles:
         raise BadInput(f"unknown role '{role}'", hint=did_you_mean(role, roles))
-    row = roles[role]
-    needed, rest = _packages(row["needs"]), _packages(row["optional"])
-    modules = [one for one in facts.load("packages")["python"] if one["purpose"] in row["optional"]]
+    required = [name for name, row in known.items() if row["required"]]
+    rest = [name for name in known if name not in required]
+    row = roles[role] if role else {"needs": required, "optional": rest, "asks": []}
+    needed, optional = _packages(row["needs"]), _packages(row["optional"])
+    modules = [one for one in facts.load("packages")["python"]
+               if not role or one["purpose"] in row["optional"]]  # fmt: skip
     with ThreadPoolExecutor(8) as pool:
-        packages = [*pool.map(_finding, needed), *map(_optional, pool.map(_finding, rest))]
+        packages = [
+            *pool.map(_finding, needed),
+            *(replace(one, required=False) for one in pool.map(_finding, optional)),
+        ]
     return Diagnosis(
         findings=(_python(), *packages, *map(_module, modules),
                   *answers(role, row["asks"], site_file)),
-        apt=apt_line(needed),
-        apt_optional=apt_line(rest),
-        role=role,
+        apt=apt_line(needed), apt_optional=apt_line(optional),
+        cluster_mode="" if role else _cluster_mode(), role=role,
     )  # fmt: skip
-
-
-def _optional(one: Finding) -> Finding:
-    return replace(one, required=False)
 
 
 def as_data(diagnosis: Diagnosis) -> dict[str, Any]:

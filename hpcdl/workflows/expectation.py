@@ -214,16 +214,13 @@ def _recent_jobs(site: Site) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     """The directories and records of the newest jobs, newest first, without unreadable ones."""
     with suppress(OSError):
         links = sorted(
-            (link for link in index(site).iterdir() if link.name.isdecimal()), key=_job_id
+            (link for link in index(site).iterdir() if link.name.isdecimal()),
+            key=lambda link: int(link.name),
         )
         for link in reversed(links[-_RECENT_JOBS:]):
             record = found_in(link, JOB)
             if record is not None:
                 yield link, record
-
-
-def _job_id(link: Path) -> int:
-    return int(link.name)
 
 
 def _ranks_if_alike(

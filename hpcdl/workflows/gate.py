@@ -38,7 +38,6 @@ from hpcdl.stack.verify import (
     check_files,
     judge,
     new_proof,
-    now,
     read_seen,
     samples_of,
     verify_here,
@@ -48,7 +47,7 @@ from hpcdl.system.files import write_atomic
 from hpcdl.system.run import CommandFailed
 from hpcdl.system.safe_read import last_text
 from hpcdl.system.signals import terminable, undivided
-from hpcdl.system.text import utc_stamp
+from hpcdl.system.text import utc_now, utc_stamp
 
 Say = Callable[[str], None]
 WAIT_MINUTES = 30
@@ -290,7 +289,7 @@ def _outcome(
     """What came of a job: its checks, and where it ran."""
     seen = _seen(job, last)
     samples = samples_of(seen) if seen else {}
-    one = GateRun(partition.name, job.job_id, last.nodes, now(), str(job.log), samples)
+    one = GateRun(partition.name, job.job_id, last.nodes, utc_now(), str(job.log), samples)
     if not last.ok or seen is None:
         return [Check("job", False, _why(job, last), 0.0, partition=partition.name)], one
     judged = judge(release, seen, partition, _ranks(partition))

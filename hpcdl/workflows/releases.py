@@ -19,6 +19,7 @@ from functools import cache
 
 from hpcdl.jobs.quote import word
 from hpcdl.jobs.submission import release_of
+from hpcdl.regress.provenance import epoch
 from hpcdl.site import Site
 from hpcdl.slurm import client
 from hpcdl.slurm.parse import JobRecord
@@ -157,11 +158,8 @@ def _means(load: str, module: str) -> bool:
 
 def _in_utc(local: str) -> str:
     """Slurm's time as the history has it; the beginning of all times where there is none."""
-    try:
-        seconds = time.mktime(time.strptime(local, "%Y-%m-%dT%H:%M:%S"))
-    except (ValueError, OverflowError):
-        return ""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+    seconds = epoch(local)
+    return "" if seconds is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def _uses(site: Site, number: int, jobs: Sequence[JobRecord]) -> list[Use]:

@@ -20,9 +20,9 @@ from tests.gpu_roots import CASES, PYTHON, Root, install_hpcdl, root_of, write_s
 RUNS = 5
 FETCH = """
 from hpcdl.site import find_site_file, load_site
-from hpcdl.stack.build import plan_builds
+from hpcdl.stack.build import plan_stack
 from hpcdl.stack.wheelhouse import fetch
-for plan in plan_builds(load_site(find_site_file())):
+for plan in plan_stack(load_site(find_site_file()))[0]:
     fetch(plan.recipe, plan.python, print)
 """
 # Seconds of an empty module and of ours, in turn, in one shell.

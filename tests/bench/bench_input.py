@@ -18,16 +18,18 @@ def main() -> None:
         folder = made.folder / "photos"
         assert made.data("make", "photos", str(folder), "--count=1280").code == 0
         found: Found = {"new": [], "old": []}
-        bounds, lack = [], ""
+        bounds, good, lack = [], [], ""
         for _ in range(3):
             for pipeline, kept in found.items():
                 words = ("bench", str(folder), f"--pipeline={pipeline}", "--seconds=6", "--json")
                 kept.append(json.loads(made.data(*words).out))
+            good.append(script(made.python, "train_tfdata", folder, 6))
             try:
                 bounds.append(float(script(Path(sys.executable), "train_decode", folder)))
             except RuntimeError as fault:
                 lack = str(fault)
     _against_old(found)
+    _against_good(found["new"], good)
     _against_bound(found["new"], bounds, lack)
 
 
@@ -41,6 +43,15 @@ def _against_old(found: Found) -> None:
     report("input: new over old", ratio, "x", goal=">= 2.4", met=ratio >= 2.4,
            yardstick=f"old: {old:.0f} images/s",
            note=f"new: {new:.0f} images/s on {cores:.2f} cores")  # fmt: skip
+
+
+def _against_good(new: list[dict[str, float]], good: list[dict[str, float]]) -> None:
+    key = "images_per_cpu_second"
+    ours, theirs = _median(new, key), _median(good, key)
+    clock = _median(new, "images_per_second") / _median(good, "images_per_second")
+    report("input: beside a good pipeline of tf.data", ours / theirs, "x", goal=">= 1.3",
+           met=ours / theirs >= 1.3, yardstick=f"tf.data: {theirs:.0f} images per CPU-second",
+           note=f"ours: {ours:.0f}; by the clock {clock:.2f} x; medians of 3")  # fmt: skip
 
 
 def _against_bound(new: list[dict[str, float]], bounds: list[float], lack: str) -> None:

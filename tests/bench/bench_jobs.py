@@ -78,6 +78,24 @@ def submit_many(env: dict[str, str], folder: Path) -> None:
            note=f"{median(times['ours']):.2f} s, as job arrays")  # fmt: skip
 
 
+def report_many(env: dict[str, str]) -> None:
+    """A sweep of 1,000 tasks, of which some have ended, some were cancelled."""
+    sweep = [HPCDL, "job", "sweep", "--no-module", "--partition", "cpu", "--name", "thousand"]
+    points = ["--over", "n=" + ",".join(map(str, range(1000))), "--", "true"]
+    subprocess.run([*sweep, *points], env=env, check=True, capture_output=True)
+    time.sleep(30)
+    clear(env)
+    status = [*sweep, "--status", *points]
+    look = partial(subprocess.run, status, env=env, capture_output=True, text=True)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = median(timed(look) for _ in range(RUNS))
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / RUNS
+    told = look().stdout.splitlines()
+    report("jobs: state of a sweep of 1,000 tasks", seconds, "s", goal="<= 2 s", met=seconds <= 2,
+           note=f"{used:.2f} CPU-s; {told[0]}")  # fmt: skip
+
+
 def first_step(env: dict[str, str], folder: Path) -> None:
     """From submit to the first line of the program, beside a hand-written script."""
     gaps: dict[str, list[float]] = {"hand": [], "ours": []}
@@ -161,6 +179,7 @@ def main() -> None:
         first_step(env, folder)
         preflight(env, folder)
         submit_many(env, folder)
+        report_many(env)
 
     try:
         with_cluster(all_three)

@@ -11,11 +11,11 @@ from statistics import median
 
 from hpcdl.predict.records import read_records
 from hpcdl.predict.request import Request, answer, prepare
-from hpcdl.predict.simulate import scenes
 from hpcdl.predict.step import profile
 from hpcdl.predict.validate import errors, validate
 from hpcdl.site import Partition, find_site_file, load_site
 from tests.bench import report
+from tests.exchange_oracle import both
 
 RUNS = 7
 NETWORKS = ("alexnet", "vgg16", "resnet50", "inception_v3", "densenet121", "efficientnet_v1_b4")
@@ -69,12 +69,12 @@ def _run(*words: str) -> None:
 
 
 def _difference(partition: Partition, model: str, gpus: str) -> float:
-    """The largest |closed / simulated - 1| of the scene both apply to."""
+    """|closed form / simulation - 1| with equal ranks and links."""
     request = Request(partition, model, gpus=gpus)
     machine, training, base = prepare(request)
     one = profile(machine, training, base.seconds, request.constants)
-    equal = scenes(machine, training, one, int(gpus), request.constants)[0]
-    return abs(equal.difference)
+    closed, simulated = both(machine, training, one, int(gpus), request.constants)
+    return abs(closed / simulated - 1)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ _SINCE = (nights.END - timedelta(days=NIGHTS)).isoformat()[:10]
 
 def made(folder: Path) -> Path:
     """The page as the command makes it, timed as a whole process."""
-    with open_history(folder / "history.sqlite") as history:
+    with open_history(folder / "history.sqlite", "embedded") as history:
         history.add(nights.simulated(NIGHTS, seed=SEED))
         series = len(history.series())
     (folder / "verdicts.json").write_text(json.dumps(nights.verdicts(folder)))

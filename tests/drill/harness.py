@@ -27,7 +27,7 @@ from tests.integration.conftest import clean_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 HPCDL = (sys.executable, "-m", "hpcdl")
-_TEMPORARY = re.compile(r"\..+\.([A-Za-z0-9_]{8}|\d+)$|.*\.partial$")
+_TEMPORARY = re.compile(r"\..+\.([A-Za-z0-9_]{8}|\d+)$|.*\.partial(-\d+)?$")
 """Names that `write_atomic`, `switch_link` and downloads use until they are done."""
 
 

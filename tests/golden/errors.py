@@ -40,7 +40,7 @@ _REFERENCE = """\
 """
 _REFERENCES = f"schema: 1\nset: embedded\nreferences:\n{_REFERENCE}{_REFERENCE}"
 _RESULT: dict[str, Any] = {
-    "schema": 1, "model": "resnet50", "batch_per_rank": 64, "precision": "fp32",
+    "schema": 2, "model": "resnet50", "batch_per_rank": 64, "precision": "fp32",
     "layout": {"ranks": 1, "gpu": "P100-PCIe"}, "job": {"partition": "p100"},
     "summary": {"images_per_second": 200.0},
 }  # fmt: skip
@@ -181,6 +181,8 @@ def said(command: str, tmp: Path) -> str:
     found = f"{status} {lines[0]}"
     if re.search(r" has (\d+ )?faults?$", lines[0]):
         found += f"\n  {lines[1].strip()}"
+    elif "help: " not in text:
+        found += "\n  (no next step)"
     if TRACEBACK in text:
         found = f"{status} {TRACEBACK}: {lines[-1].partition(':')[0]}"
     return found

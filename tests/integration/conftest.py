@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cluster import ClusterState, environment, up
+from hpcdl.cluster.model import LOOPBACK, NAMESPACES
+from hpcdl.cluster.needs import choose_mode
 from hpcdl.site import Site, find_site_file, load_site
 from hpcdl.system.errors import MissingPrerequisite
 from tests.homes import short_home
@@ -60,6 +62,14 @@ def cluster_home() -> Iterator[Path]:
 def embedded_site() -> Site:
     """The shipped site of the embedded cluster."""
     return load_site(find_site_file("embedded"))
+
+
+@pytest.fixture(params=[NAMESPACES, LOOPBACK])
+def mode(request: pytest.FixtureRequest) -> str:
+    """How a cluster's nodes are kept apart: each way that this machine has."""
+    if request.param == NAMESPACES and choose_mode("auto") != NAMESPACES:
+        pytest.skip("mode namespaces needs root and unshare")
+    return str(request.param)
 
 
 @pytest.fixture(scope="session")

@@ -28,9 +28,9 @@ from hpcdl.system.scratch import scratch_directory
 from tests.drill.jobs import CHECK, STANDINS
 from tests.integration.conftest import Shell, clean_environment
 from tests.integration.spack_fixture import why_not
-from tests.integration.test_exactly_once import wait_for
 from tests.small_release import make_release, passing, silent, small_site
 from tests.strangers import as_root, stranger
+from tests.waiting import wait_for
 
 HPCDL = Path(sys.executable).with_name("hpcdl")
 LMOD = Path("/usr/share/lmod/lmod/init/bash")

@@ -18,7 +18,7 @@ import pytest
 from hpcdl.cluster import ClusterState, processes, read_state, up
 from hpcdl.jobs.script import render_script
 from hpcdl.jobs.spec import JobSpec, Module
-from hpcdl.regress.batch import take_apart
+from hpcdl.regress.batch import Batch, take_apart
 from hpcdl.regress.check_request import CheckRequest
 from hpcdl.regress.measure import measure
 from hpcdl.regress.references import Reference, site_file, update_references
@@ -31,6 +31,7 @@ from hpcdl.slurm import client
 from hpcdl.system.errors import BadInput, CheckFailed
 from tests.integration.check_runs import own_site, told
 from tests.integration.conftest import Shell
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
 pytest.importorskip("reframe", reason="ReFrame is not installed (pip install 'hpcdl[checks]')")
@@ -403,6 +404,10 @@ def test_two_runs_at_once_do_not_disturb_each_other(site: Site) -> None:
         assert '"PASS"' in text, text
 
 
+def launch_line(batch: Batch) -> str:
+    return f"{batch.launcher} {batch.program}".strip()
+
+
 def test_the_script_is_the_one_that_users_get(site: Site, tmp_path: Path) -> None:
     """Directives, launch line and all else, but for the folder of the job."""
     settings = tmp_path / "settings.py"
@@ -415,7 +420,7 @@ def test_the_script_is_the_one_that_users_get(site: Site, tmp_path: Path) -> Non
     )  # fmt: skip
     script = next((site.paths.work / "checks").rglob("rfm_job.sh"))
     submitted = take_apart(script.read_text())
-    words = submitted.launch_line.split()
+    words = launch_line(submitted).split()
     spec = JobSpec(
         partition="p100", nodes=2, gpus_per_node=2, minutes=10, name=f"throughput-{CASE}",
         job_dir=script.parent,
@@ -423,7 +428,7 @@ def test_the_script_is_the_one_that_users_get(site: Site, tmp_path: Path) -> Non
     )  # fmt: skip
     users = take_apart(render_script(site, spec, NO_MODULE).text)
     assert submitted.directives == users.directives
-    assert submitted.launch_line == users.launch_line
+    assert launch_line(submitted) == launch_line(users)
     assert (submitted.before, submitted.after) == (users.before, users.after)
 
 
@@ -435,13 +440,6 @@ CASE = "mlp-2x2-digits-fp32"
 def start(site: Site, name: str) -> subprocess.Popen[bytes]:
     file = STANDINS / "checks_that_wait.py"
     return subprocess.Popen([sys.executable, "-c", RUN, str(site.source), str(file), name])
-
-
-def wait_for(what: Callable[[], bool], seconds: float = 40) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.2)
 
 
 def active_jobs(site: Site) -> list[int]:

@@ -67,7 +67,8 @@ def test_scripts_agree_for_every_layout_of_a_training(name: str, tmp_path: Path)
 
 def whole(batch: Batch) -> tuple[object, ...]:
     """Everything of a script but where its launch line is broken."""
-    return batch.directives, batch.before, batch.launch_line, batch.after
+    launch = f"{batch.launcher} {batch.program}".strip()
+    return batch.directives, batch.before, launch, batch.after
 
 
 def test_checks_of_every_family_ask_for_what_fits(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import ClusterState, up
+from hpcdl.cluster import ClusterState
 from hpcdl.cluster.lifecycle import prepare
 from hpcdl.cluster.model import NAMESPACES
 from hpcdl.site import Site
@@ -159,6 +159,7 @@ def test_status_tells_machines_and_people_that_all_is_well(slurm: Shell) -> None
 
 
 def test_up_again_changes_nothing(slurm: Shell, cluster: ClusterState) -> None:
+    hpcdl(slurm, "cluster", "up")  # other tests may have killed nodes
     before = (cluster.directory / "cluster.json").read_bytes()
     hpcdl(slurm, "cluster", "up")
     assert (cluster.directory / "cluster.json").read_bytes() == before
@@ -187,12 +188,6 @@ def test_detection_finds_what_it_reads(slurm: Shell, cluster: ClusterState) -> N
     assert f"SLURM_VERSION           = {cluster.slurm_version}" in shown
     assert re.search(r"^GresTypes\s+= gpu$", shown, re.MULTILINE)
     assert re.search(r"^MpiDefault\s+= pmix$", shown, re.MULTILINE)
-
-
-def test_state_survives_being_asked_for_twice(cluster: ClusterState, embedded_site: Site) -> None:
-    # Other tests may have killed nodes and started them again since the fixture.
-    first = up(embedded_site, directory=cluster.directory)
-    assert up(embedded_site, directory=cluster.directory).processes == first.processes
 
 
 def test_the_daemons_listen_where_the_nodes_are_and_nowhere_else(cluster: ClusterState) -> None:

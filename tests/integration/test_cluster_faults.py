@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -37,38 +36,10 @@ def packages() -> None:
         pytest.skip(lack.message)
 
 
-def test_port_that_is_taken_is_one_line(embedded_site: Site, place: Path) -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        with pytest.raises(MissingPrerequisite, match=f"port {port} is taken") as caught:
-            up(embedded_site, directory=place, port_base=port)
-    assert "--port-base" in caught.value.hint
-    assert processes.of_cluster(place) == []
-
-
 @pytest.mark.parametrize("base", [-1, 0, 80, 65535, 70000])
 def test_port_that_is_none_is_one_line(embedded_site: Site, place: Path, base: int) -> None:
     with pytest.raises(BadInput, match="outside 1024 to"):
         up(embedded_site, directory=place, port_base=base)
-
-
-def test_requested_ports_are_used(embedded_site: Site, place: Path) -> None:
-    state = up(embedded_site, mode="loopback", directory=place, port_base=28400)
-    assert state.port_base == 28400
-    assert "SlurmctldPort=28400" in state.configuration.read_text()
-
-
-def test_long_path_is_one_line(embedded_site: Site, cluster_home: Path) -> None:
-    with pytest.raises(BadInput, match="too long for unix sockets") as caught:
-        up(embedded_site, directory=cluster_home / ("x" * 80))
-    assert "HPCDL_CLUSTER_DIR" in caught.value.hint
-
-
-def test_path_with_blanks_is_one_line(embedded_site: Site, cluster_home: Path) -> None:
-    with pytest.raises(BadInput, match=r"slurm\.conf cannot hold the path"):
-        up(embedded_site, directory=cluster_home / "a b")
 
 
 def test_folder_of_somebody_else_is_left_alone(embedded_site: Site, cluster_home: Path) -> None:
@@ -90,8 +61,8 @@ def test_the_mask_of_whoever_starts_a_cluster_or_a_node_plays_no_part(
         before = os.umask(mask)
         try:
             state = up(embedded_site, directory=place, max_nodes=1)
-            for action in (nodes.kill, nodes.up):
-                action(state, state.nodes[0].name)
+            for action in ("kill", "up"):
+                nodes.change(state, state.nodes[0].name, action)
             assert os.umask(mask) == mask, "given back"
         finally:
             os.umask(before)

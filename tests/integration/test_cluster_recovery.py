@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -24,11 +24,10 @@ from hpcdl.cluster.state import write_state
 from hpcdl.site import Site, load_site
 from hpcdl.system.errors import MissingPrerequisite
 from tests.integration.conftest import Shell, clean_environment
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).resolve().parents[2]
-
-Action = Callable[[ClusterState, str], str]
 
 SMALL = """
 schema: 1
@@ -64,13 +63,6 @@ def place(cluster_home: Path) -> Iterator[Path]:
     down(directory, purge=True)
 
 
-@pytest.fixture(params=[NAMESPACES, LOOPBACK])
-def mode(request: pytest.FixtureRequest) -> str:
-    if request.param == NAMESPACES and choose_mode("auto") != NAMESPACES:
-        pytest.skip("mode namespaces needs root and unshare")
-    return str(request.param)
-
-
 def links(place: Path) -> list[Path]:
     return list(Path("/sys/class/net").glob(f"{bridge_name(place)}*"))
 
@@ -81,13 +73,6 @@ def shell(state: ClusterState, directory: Path) -> Shell:
 
 def kill(process: ProcessId) -> None:
     processes.end([process])
-
-
-def wait_for(answer: Callable[[], bool], seconds: float = 90) -> None:
-    deadline = time.monotonic() + seconds
-    while not answer():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.1)
 
 
 def test_down_leaves_nothing_and_twice_is_fine(small_site: Site, place: Path, mode: str) -> None:
@@ -254,26 +239,9 @@ def test_shell_of_a_person_is_spared(small_site: Site, place: Path) -> None:
         person.wait()
 
 
-def test_two_clusters_run_at_once(
-    cluster: ClusterState, slurm: Shell, small_site: Site, place: Path, mode: str
-) -> None:
-    second = up(small_site, mode=mode, directory=place)
-    other = shell(second, place)
-    assert other("srun", "-p", "p100", "-N2", "-l", "hostname").returncode == 0
-    assert slurm("srun", "-p", "p100", "-N2", "-l", "hostname").returncode == 0
-    assert "spare" in other("sinfo", "-h", "-o", "%R").stdout
-    assert "spare" not in slurm("sinfo", "-h", "-o", "%R").stdout
-    down(place)
-    assert slurm("srun", "-p", "p100", "-N2", "hostname").returncode == 0
-    assert set(node_states(cluster).values()) <= {"idle", "completing"}
-
-
-LOSSES: dict[str, dict[str, tuple[Action, Action]]] = {
-    NAMESPACES: {
-        "p100-02": (node_actions.kill, node_actions.up),
-        "spare-02": (node_actions.cut, node_actions.heal),
-    },
-    LOOPBACK: {"p100-02": (node_actions.kill, node_actions.up)},
+LOSSES = {
+    NAMESPACES: {"p100-02": ("kill", "up"), "spare-02": ("cut", "heal")},
+    LOOPBACK: {"p100-02": ("kill", "up")},
 }
 
 
@@ -285,7 +253,7 @@ def test_lost_nodes_are_noticed_and_their_jobs_run_again_elsewhere(
     jobs = {name: submit_to(slurm, name) for name in LOSSES[mode]}
     for name, job in jobs.items():
         wait_for(lambda job=job: started(place, job, 0))
-        LOSSES[mode][name][0](state, name)
+        node_actions.change(state, name, LOSSES[mode][name][0])
     for name, job in jobs.items():
         wait_for(lambda name=name: node_states(state)[name].startswith("down"))
         slurm("scontrol", "update", f"jobid={job}", "ReqNodeList=")
@@ -294,7 +262,7 @@ def test_lost_nodes_are_noticed_and_their_jobs_run_again_elsewhere(
         wait_for(lambda show=show: "JobState=COMPLETED" in slurm(*show).stdout)
         assert started(place, job, 1)
     for name in jobs:
-        LOSSES[mode][name][1](state, name)
+        node_actions.change(state, name, LOSSES[mode][name][1])
         wait_for(lambda name=name: node_states(state)[name] == "idle")
 
 
@@ -324,11 +292,11 @@ def test_killed_node_has_no_process_left(small_site: Site, place: Path, mode: st
     shell(state, place)("sbatch", *job)
     count = "pgrep -fc '^sleep 7777$'"
     wait_for(lambda: subprocess.getoutput(count) == "2")
-    node_actions.kill(state, "spare-01")
+    node_actions.change(state, "spare-01", "kill")
     assert subprocess.getoutput(count) == "0"
-    assert node_actions.kill(state, "spare-01") == "spare-01 is dead"
+    assert node_actions.change(state, "spare-01", "kill") == "spare-01 is dead"
     assert up(small_site, mode=mode, directory=place).killed == ("spare-01",)
-    assert node_actions.up(state, "spare-01") == "spare-01 takes jobs"
+    assert node_actions.change(state, "spare-01", "up") == "spare-01 takes jobs"
 
 
 def test_restarted_node_answers_at_once_those_who_knew_it(small_site: Site, place: Path) -> None:
@@ -346,8 +314,8 @@ def test_restarted_node_answers_at_once_those_who_knew_it(small_site: Site, plac
 
     on("spare-01", reach)
     before = on("spare-02", hardware)
-    node_actions.kill(state, "spare-02")
-    node_actions.up(state, "spare-02")
+    node_actions.change(state, "spare-02", "kill")
+    node_actions.change(state, "spare-02", "up")
     on("spare-01", reach)
     assert on("spare-02", hardware) == before
 

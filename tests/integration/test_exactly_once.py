@@ -23,6 +23,7 @@ import pytest
 
 from hpcdl.site import Site
 from tests.integration.conftest import Shell
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
 HPCDL = str(Path(sys.executable).with_name("hpcdl"))
@@ -102,13 +103,6 @@ class Once:
 @pytest.fixture
 def once(slurm: Shell, embedded_site: Site, tmp_path: Path) -> Once:
     return Once(slurm, embedded_site, tmp_path)
-
-
-def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.1)
 
 
 def job(name: str, *options: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from hpcdl.site import Site, find_site_file, load_site
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.trust import user_of
 from tests.integration.conftest import Shell, clean_environment
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
 HPCDL = str(Path(sys.executable).with_name("hpcdl"))
@@ -183,6 +185,26 @@ def test_cancelling_never_requeues(
     assert answer["description"] == "it was cancelled, by whom is not known", "no accounting"
 
 
+@pytest.mark.parametrize("follow", [["job", "watch"], ["job", "log", "-f"]], ids=" ".join)
+def test_ctrl_c_ends_the_watching_and_not_the_job(
+    slurm: Shell, tmp_path: Path, follow: list[str]
+) -> None:
+    submit = [HPCDL, "job", "submit", "--no-module", "--json", "--partition", "cpu", "--job-dir"]
+    program = ["--", "bash", "-c", "echo begun; sleep 120"]
+    job = str(json.loads(slurm(*submit, tmp_path / "job", *program).stdout)["job_id"])
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    log = tmp_path / "job/job.log"
+    wait_for(lambda: log.exists() and "begun" in log.read_text())
+    with subprocess.Popen([HPCDL, *follow, job], env=slurm.env, **pipes) as watching:  # type: ignore[call-overload]
+        watching.stdout.readline()
+        watching.send_signal(signal.SIGINT)
+        _, told = watching.communicate(timeout=60)
+    assert watching.returncode == 5
+    assert f"error: stopped watching; job {job} continues\nhelp: `hpcdl job watch {job}`" in told
+    assert "RUNNING" in slurm("squeue", "--noheader", "--format=%T", "--job", job).stdout
+    slurm(HPCDL, "job", "cancel", job)
+
+
 def test_a_lost_node_puts_the_job_on_another_one(
     slurm: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
@@ -191,8 +213,8 @@ def test_a_lost_node_puts_the_job_on_another_one(
     program = ["bash", "-c", "hostname >>hosts; (( ${SLURM_RESTART_COUNT:-0} )) || sleep 300"]
     answer = slurm(*submit, "--job-dir", folder, "--", *program)
     job = json.loads(answer.stdout)["job_id"]
-    wait_for((folder / "hosts").exists)
-    node = (folder / "hosts").read_text().split()[0]
+    hosts = folder / "hosts"
+    node = wait_for(lambda: hosts.exists() and hosts.read_text().split())[0]
     slurm(HPCDL, "cluster", "node", "kill", node)
     try:
         watched = slurm(HPCDL, "job", "watch", "--json", str(job), timeout=150)
@@ -200,7 +222,7 @@ def test_a_lost_node_puts_the_job_on_another_one(
         slurm(HPCDL, "cluster", "node", "up", node)
     answer = json.loads(watched.stdout)
     assert (answer["state"], answer["restarts"]) == ("COMPLETED", 1)
-    assert (folder / "hosts").read_text().split()[1] != node
+    assert hosts.read_text().split()[1] != node
 
 
 def test_a_chain_goes_on_until_one_finishes_and_the_rest_is_dropped(
@@ -474,10 +496,3 @@ def test_a_job_that_the_controller_has_forgotten_is_told_from_accounting(
     assert shown[0].split() == ["month", "jobs", "GPU", "h", "CPU", "h"]
     assert shown[-1].endswith("#" * 40)
     accounted(HPCDL, "job", "cancel", requeued)  # what is forgotten is no error
-
-
-def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.3)

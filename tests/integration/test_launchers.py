@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import Shell
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
 HPCDL = str(Path(sys.executable).with_name("hpcdl"))
@@ -32,13 +32,6 @@ def python_with(module: str, package: str) -> str:
         if done.returncode == 0:
             return python
     pytest.skip(f"no Python here has {module} (install {package})")
-
-
-def wait_for(what: Callable[[], object], seconds: float = 90) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.3)
 
 
 def ends(slurm: Shell, job: object) -> dict[str, object]:

@@ -21,8 +21,9 @@ import pytest
 from hpcdl.cluster import ClusterState, read_state
 from hpcdl.cluster.model import NAMESPACES
 from hpcdl.stack.release import Release
-from tests.integration.test_training_job import Jobs, jobs, options, wait_for
+from tests.integration.test_training_job import Jobs, jobs, options
 from tests.strangers import as_root
+from tests.waiting import wait_for
 
 __all__ = ["jobs"]
 pytestmark = [pytest.mark.cluster, pytest.mark.stack, as_root]

@@ -22,9 +22,10 @@ from hpcdl.slurm import client
 from hpcdl.stack.publish import publish
 from tests.drill.jobs import CHECK, STANDINS
 from tests.integration.conftest import Shell
-from tests.integration.test_exactly_once import KINDS, Once, needs_strace, once, wait_for
+from tests.integration.test_exactly_once import KINDS, Once, needs_strace, once
 from tests.integration.test_study import TINY
 from tests.small_release import make_release, passing, silent
+from tests.waiting import wait_for
 
 __all__ = ["once"]
 pytestmark = [pytest.mark.cluster, needs_strace]
@@ -74,18 +75,20 @@ def study(once: Once, name: str) -> list[str]:
 def test_a_study_killed_at_any_call_queues_each_cell_once(
     once: Once, released: Site, full: None, every: bool
 ) -> None:
-    once(*study(once, "first"))
-    points = once.points(*study(once, "traced"))
+    extent = "all" if every else "few"  # Slurm still knows the jobs of the other
+    once(*study(once, f"{extent}-first"))
+    points = once.points(*study(once, f"{extent}-traced"))
     assert {"rename", "symlink", "wait4"} <= {kind for kind, _ in points}
     for number, (kind, count) in enumerate(chosen(points, every)):
-        words = study(once, f"s{number}")
+        name = f"{extent}-{number}"
+        words = study(once, name)
         once.killed(kind, count, *words)
         once(*words)
-        found = once.jobs(f"s{number}-training")
-        path = once.work / "studies" / f"s{number}-small" / "training" / "sweep.json"
+        found = once.jobs(f"{name}-training")
+        path = once.work / "studies" / f"{name}-small" / "training" / "sweep.json"
         told = {row["job_id"] for row in json.loads(path.read_text())["points"]}
         assert sorted(told) == found, (kind, count)
-        assert len(found) == len(once.jobs("first-training")), (kind, count)
+        assert len(found) == len(once.jobs(f"{extent}-first-training")), (kind, count)
     assert once.left() == []
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.regress.history import open_history
-from hpcdl.regress.report import Figure, Section, figure_page, night_page, read_files
+from hpcdl.regress.report import night_page, read_files
 from tests import nights
 from tests.browser import Page, chromium
 from tests.unit.test_report import hostile_page
@@ -225,20 +225,6 @@ def test_names_for_machines_are_given_to_what_has_no_text(page: Page) -> None:
                       "e.getAttribute('aria-labelledby')).split(' '))"
                       ".filter((id) => !document.getElementById(id))")  # fmt: skip
     assert missing == []
-
-
-def test_other_pages_have_the_same_figures(browser: Page, tmp_path: Path) -> None:
-    lines = [{"name": name, "points": [{"x": x, "y": x * k} for x in (1, 2, 16)]}
-             for k, name in enumerate(("measured", "published", "predicted"), 1)]  # fmt: skip
-    figure = Figure("lines", "Rate", {"x": "GPUs", "unit": "images/s", "lines": lines})
-    page = figure_page("A study", [Section("rate", "Rate", figures=(figure,))])
-    (tmp_path / "study.html").write_text(page)
-    browser.errors.clear()
-    browser.open((tmp_path / "study.html").as_uri())
-    drawn(browser, "figure.lines")
-    assert browser.errors == []
-    marks = "[...document.querySelectorAll('figure svg path.f1')].length"
-    assert browser.do(marks) == 4, "three points and the label's mark"
 
 
 def test_hostile_names_and_logs_run_nothing(browser: Page, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_a_night_of_real_jobs_is_told_with_their_scripts_and_logs(
     update_references(site, "embedded", [reference(name) for name in names])
     outcome = run(site, "checks_that_look_well.py", names=names)
     history, page = tmp_path / "history.sqlite", tmp_path / "night.html"
-    with open_history(history) as opened:
+    with open_history(history, site.name) as opened:
         assert opened.add(of_outcome(outcome)) == 2
     words = ["check", "report", "--site", str(site.source), "--history", str(history)]
     assert main([*words, "--html", str(page), "--json"]) == 0

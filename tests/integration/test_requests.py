@@ -10,7 +10,8 @@ import pytest
 
 from hpcdl.site import find_site_file
 from tests.integration.conftest import Shell
-from tests.integration.test_launchers import HPCDL, SUBMIT, ends, wait_for
+from tests.integration.test_launchers import HPCDL, SUBMIT, ends
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
 

@@ -33,12 +33,7 @@ from hpcdl.stack.spack_backend.adopt import adopt, adopt_installed, plan_adoptio
 from hpcdl.stack.spack_backend.cache import BuildCache
 from hpcdl.stack.spack_backend.concretize import concretize, render_work
 from hpcdl.stack.spack_backend.environment import Environment, environments, render, render_site
-from hpcdl.stack.spack_backend.spack_build import (
-    Options,
-    build_spack,
-    open_build,
-    plan_spack,
-)
+from hpcdl.stack.spack_backend.spack_build import build_spack, open_build, plan_spack
 from hpcdl.stack.spack_backend.tool import find_spack
 from hpcdl.stack.spack_backend.view import inventory
 from hpcdl.system.resources import folder
@@ -271,7 +266,7 @@ def test_a_stack_from_wheels_is_built_published_loaded_and_imported(
     monkeypatch.setenv("HPCDL_HOME", str(short / "home"))
     site = _wheels_site(short / "prefix")
     try:
-        release = build_spack(plan_spack(site), print, lambda tally: None, Options())
+        release = build_spack(plan_spack(site), print, lambda tally: None)
         checks = {one.name: one for one in publish(site, release.id, say=print).proof.checks}
         assert checks["libraries"].detail.startswith("4 shared objects find what they need")
         program = "import tensorflow as tf; print(tf.__version__, float(tf.ones((3, 3))[0, 0]))"
@@ -283,7 +278,7 @@ def test_a_stack_from_wheels_is_built_published_loaded_and_imported(
         assert told.stdout.split()[:2] == ["2.21.0", "1.0"]
         assert plan_spack(site).exists
         before = release.root.stat().st_mtime_ns
-        again = build_spack(plan_spack(site), print, lambda tally: None, Options())
+        again = build_spack(plan_spack(site), print, lambda tally: None)
         assert (again.id, again.root.stat().st_mtime_ns) == (release.id, before)
 
         # The same environment adopted by itself is the same release.

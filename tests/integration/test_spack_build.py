@@ -7,7 +7,6 @@ nothing to download or compile.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import signal
@@ -267,11 +266,10 @@ def test_a_mirror_takes_bazels_downloads_in(small: Path, tmp_path: Path) -> None
         place.mkdir(parents=True)
         (place / "file").write_text(text)
         planned = spack_mirror.plan_mirror(mirror, where.root, ["small"], str(cache))
-        manifest = json.loads(spack_mirror.make_mirror(planned, where.root, silent).read_text())
-        row = next(row for row in manifest["bazel"] if digest in row["file"])
-        assert (mirror / row["file"]).read_text() == text
-        assert row["sha256"] == digest
-    assert len(manifest["bazel"]) == 2
+        spack_mirror.make_mirror(planned, where.root, silent)
+        taken = mirror / "bazel" / place.relative_to(cache) / "file"
+        assert taken.read_text() == text
+    assert len([path for path in (mirror / "bazel").rglob("*") if path.is_file()]) == 2
     with pytest.raises(BadInput, match="no bazel cache"):
         spack_mirror.plan_mirror(mirror, where.root, ["small"], str(tmp_path / "none"))
 

@@ -155,14 +155,6 @@ def test_a_killed_publish_leaves_the_old_state_or_the_new_one(tmp_path: Path, lm
     assert kill_publishes(site, 12, seed=1) > 0
 
 
-def test_what_a_killed_publish_left_half_written_stops_no_later_one(tmp_path: Path) -> None:
-    site = published_site(tmp_path / "prefix", lmod=False)
-    left = site.paths.prefix / "releases/a/.proof.json.abcdefgh"
-    left.touch(mode=0o600)
-    publish(site, "a", passing, say=silent)
-    assert not left.exists()
-
-
 def test_publishes_at_once_queue_and_all_succeed(tmp_path: Path) -> None:
     site = published_site(tmp_path / "prefix", lmod=False)
     children = []

@@ -141,12 +141,6 @@ def test_releases_on_another_file_system_than_the_cache(home: Path) -> None:
 
 
 @needs_root
-def test_an_unknown_release(home: Path) -> None:
-    done = hpcdl(home, "stack", "publish", "bb")
-    assert_one_line(done, 2, "there is no release 'bb'")
-
-
-@needs_root
 @pytest.mark.parametrize("command", ["publish", "rollback"])
 def test_a_hand_edited_release(home: Path, command: str) -> None:
     path = home / "embedded/prefix/releases/b/release.json"

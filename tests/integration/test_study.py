@@ -7,9 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,6 +16,7 @@ from hpcdl.stack.release import Release
 from hpcdl.workflows.study.load import load_study, shipped
 from tests.integration.conftest import Shell
 from tests.integration.test_launchers import python_with
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.stack]
 HPCDL = str(Path(sys.executable).with_name("hpcdl"))
@@ -74,13 +73,13 @@ def test_an_interrupted_study_goes_on_and_a_failed_job_is_a_hole(
     manifest = tmp_path / "work" / "studies" / "tiny-small" / "training" / "sweep.json"
     blocker = slurm("sbatch", "--parsable", "-p", "p100", "-N", "2", "--exclusive",
                     "--wrap", "sleep 900").stdout.strip()  # fmt: skip
-    wait_for(lambda: slurm("squeue", "-h", "-j", blocker, "-o", "%t").stdout.strip() == "R")
+    wait_for(lambda: slurm("squeue", "-h", "-j", blocker, "-o", "%t").stdout.strip() == "R", 180)
 
     first = subprocess.Popen(
         words, env=dict(slurm.env), cwd=tmp_path, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-    wait_for(lambda: first.stdout and "3 queued" in first.stdout.readline())
+    wait_for(lambda: first.stdout and "3 queued" in first.stdout.readline(), 180)
     queued = jobs_in(manifest)
     assert all(queued)
     first.send_signal(signal.SIGINT)
@@ -137,11 +136,3 @@ def test_a_shipped_study_runs_whole_on_the_embedded_cluster(
 
 def jobs_in(manifest: Path) -> list[int]:
     return [one["job_id"] for one in json.loads(manifest.read_text())["points"]]
-
-
-def wait_for(what: Callable[[], Any], seconds: float = 180) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.3)
-    return found

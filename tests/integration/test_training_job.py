@@ -19,6 +19,7 @@ import pytest
 from hpcdl.site import Site
 from hpcdl.stack.release import Release
 from tests.integration.test_train_parameter_server import members
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.stack]
 HPCDL = str(Path(sys.executable).with_name("hpcdl"))
@@ -180,10 +181,3 @@ def test_a_job_of_another_release_is_stopped_before_it_trains(jobs: Jobs, digits
     done = jobs.shell("sbatch", "--parsable", "--wait", wrong, check=False, timeout=90)
     assert done.returncode == 20
     assert "preflight: rank 0 on" in (folder / "job.log").read_text()
-
-
-def wait_for(what: Callable[[], bool], seconds: float = 90) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.3)

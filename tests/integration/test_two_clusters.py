@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cluster import ClusterState, down, environment, up
-from hpcdl.cluster.model import LOOPBACK, NAMESPACES, bridge_name
-from hpcdl.cluster.needs import check_packages, choose_mode
+from hpcdl.cluster.model import NAMESPACES, bridge_name
+from hpcdl.cluster.needs import check_packages
 from hpcdl.site import load_site
 from hpcdl.system.errors import MissingPrerequisite
 from tests.homes import short_home
@@ -30,13 +30,6 @@ partitions:
   cpu: {{nodes: 2, sockets: 1, cores_per_socket: 4, memory_gb: 16}}
 """
 RANK = 'echo "rank $SLURM_PROCID of $SLURM_NTASKS on $SLURM_CLUSTER_NAME"'
-
-
-@pytest.fixture(params=[NAMESPACES, LOOPBACK])
-def mode(request: pytest.FixtureRequest) -> str:
-    if request.param == NAMESPACES and choose_mode("auto") != NAMESPACES:
-        pytest.skip("mode namespaces needs root and unshare")
-    return str(request.param)
 
 
 @pytest.fixture

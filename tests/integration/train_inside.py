@@ -20,7 +20,7 @@ from hpcdl.train.data.images import Images  # noqa: E402
 from hpcdl.train.data.pipeline import Records  # noqa: E402
 from hpcdl.train.data.repair import Repairs  # noqa: E402
 from hpcdl.train.data.source import Group, Share  # noqa: E402
-from hpcdl.train.fused import fuse_normalization  # noqa: E402
+from hpcdl.train.fused import fuse  # noqa: E402
 from hpcdl.train.networks import _dropout  # noqa: E402
 from hpcdl.train.step import RankSignal, StepParts, make_backward, make_step  # noqa: E402
 from hpcdl.train.tasks import Task, make_task  # noqa: E402
@@ -152,7 +152,8 @@ def normalization():
     plain = tf.keras.layers.BatchNormalization()
     convolution = tf.keras.layers.Conv2D(5, 1)
     entry = tf.keras.Input((9, 7, 5))
-    model = tf.keras.Model(entry, layer(convolution(plain(entry))))
+    gelu = tf.keras.layers.Activation("gelu")
+    model = tf.keras.Model(entry, gelu(layer(convolution(plain(entry)))))
     convolution.kernel.assign(np.random.default_rng(2).normal(0, 0.5, (1, 1, 5, 5)))
     convolution.bias.assign(np.linspace(-3.0, 9.0, 5))
     layer.gamma.assign(np.linspace(0.5, 2.0, 5))
@@ -173,7 +174,7 @@ def normalization():
     before = values()
     for variable, value in zip(state, start, strict=True):
         variable.assign(value)
-    fused = fuse_normalization(model)
+    fused = fuse(model)
     pairs = zip(before, values(), strict=True)
     away = max(float(np.abs(np.asarray(a) - np.asarray(b)).max()) for a, b in pairs)
     graph = tf.function(lambda x: model(x, training=True)).get_concrete_function(images).graph

@@ -8,6 +8,8 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ from tests.matrix.machines import Job, Machine, script
 _HERE = Path(__file__).parent
 # No test here loses a node. A shared machine may stand still for longer than a message may take:
 # Slurm then holds a requeued job, or calls it timed out.
-PATIENT = render.Timeouts(node=300, message=60, credential=20)
+PATIENT = {"node": 300, "message": 60, "credential": 20}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -33,10 +35,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def machines() -> Iterator[dict[str, Machine | str]]:
     """A cluster per release; the reason in its place where there is none."""
-    rootfs.get_all(rootfs.releases(), print)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(_build, rootfs.releases()))
     with short_home() as home, pytest.MonkeyPatch.context() as patch:
         patch.setattr(render, "TIMEOUTS", PATIENT)
         yield {release: _start(release, home / release) for release in rootfs.releases()}
+
+
+def _build(release: str) -> None:
+    with suppress(HpcdlError):  # `up` will say it
+        rootfs.get(release, print)
 
 
 def _start(release: str, home: Path) -> Machine | str:

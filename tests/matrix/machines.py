@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -148,14 +148,6 @@ class Job:
             time.sleep(0.1)
             record = self.record()
         return Ended("", record, self.text())
-
-
-def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
-    """Wait until something holds."""
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.1)
 
 
 def script(machine: Machine, program: Sequence[str], **spec: Any) -> str:

@@ -7,7 +7,8 @@ import time
 import pytest
 
 from hpcdl.slurm import client, once
-from tests.matrix.machines import HPCDL, script, wait_for
+from tests.matrix.machines import HPCDL, script
+from tests.waiting import wait_for
 
 UNTIL_TERM = """\
 trap 'echo "rank $SLURM_PROCID was told"; exit 5' TERM

@@ -6,7 +6,8 @@ import pytest
 
 from hpcdl.jobs.lint import lint
 from hpcdl.slurm.rules import rule
-from tests.matrix.machines import HPCDL, Job, wait_for
+from tests.matrix.machines import HPCDL, Job
+from tests.waiting import wait_for
 
 UNKNOWN = """\
 #!/bin/bash

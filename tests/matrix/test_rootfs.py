@@ -12,7 +12,8 @@ from hpcdl.cluster import down, processes, rootfs, up
 from hpcdl.cluster.find import site_of
 from hpcdl.site import load_site
 from hpcdl.system.errors import CheckFailed
-from tests.matrix.machines import HPCDL, wait_for
+from tests.matrix.machines import HPCDL
+from tests.waiting import wait_for
 
 
 def mounts():
@@ -50,8 +51,9 @@ def test_a_cluster_needs_no_cgroup_file_system(machine):
 def test_a_killed_build_leaves_no_root_no_mount_and_no_process(tmp_path):
     before = mounts()
     build = subprocess.Popen(
-        [HPCDL, "cluster", "rootfs", "--slurm", "24.11"],
-        env={**os.environ, "HPCDL_CACHE": str(tmp_path), "HPCDL_HOME": str(tmp_path / "home")},
+        [HPCDL, "cluster", "up", "--site", "embedded", "--slurm", "24.11"],
+        env={**os.environ, "HPCDL_CACHE": str(tmp_path), "HPCDL_HOME": str(tmp_path / "home"),
+             "HPCDL_CLUSTER_DIR": f"/tmp/hpcdl-k{os.getpid()}"},
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     wait_for((tmp_path / "rootfs/.trixie.partial").exists, 30)

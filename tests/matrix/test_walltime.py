@@ -6,8 +6,8 @@ Only then is slurmctld killed: it forgets what happened to jobs in the last seco
 from hpcdl.cluster import processes, up
 from hpcdl.cluster.query import node_states
 from hpcdl.site import load_site
-from tests.matrix.machines import wait_for
 from tests.matrix.test_rootfs import mounts
+from tests.waiting import wait_for
 
 
 def test_the_signal_before_the_time_is_up_leads_to_a_requeue_that_finishes(machine, slow_jobs):

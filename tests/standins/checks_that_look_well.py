@@ -18,7 +18,7 @@ from hpcdl.regress.checkbase import HpcdlCheck, Metric
 RAN = {
     "layout": {"ranks": 1},
     "outcome": {"status": "completed"},
-    "release": {"id": "newer"},
+    "release": "newer",
 }
 GOOD = {**RAN, "summary": {"images_per_second": 1000.0}}
 WRITE = """

@@ -105,7 +105,7 @@ def test_a_field_of_another_type_is_said(field: str, value: Any) -> None:
 )
 def test_an_argument_of_another_type_is_said(function: str, arguments: list[Any]) -> None:
     arguments = [api.load_site("pi") if one is SITE else one for one in arguments]
-    with pytest.raises(api.Fault, match=r"cannot (be|read)") as fault:
+    with pytest.raises(api.Fault, match=r"cannot (be|read)|no site file") as fault:
         getattr(api, function)(*arguments)
     assert fault.value.hint
 
@@ -118,7 +118,7 @@ def test_a_prediction_of_what_is_no_number_is_said(more: dict[str, Any]) -> None
 
 def test_what_the_file_system_refuses_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "/" + "a" * 1000)
-    with pytest.raises(api.Fault, match="name too long"):
+    with pytest.raises(api.Fault, match=r"name (is )?too long"):
         api.gate(api.load_site("pi"))
 
 

@@ -66,7 +66,7 @@ def test_a_row_of_many_short_lines_is_bounded_too(tmp_path: Path) -> None:
 
 def test_files_of_others_are_asked_for_their_size_first(tmp_path: Path) -> None:
     resource_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    file = huge(tmp_path / "verdicts.json", b'{"schema": 1, "run": "')
+    file = huge(tmp_path / "verdicts.json", b'{"schema": 2, "run": "')
     begin = time.monotonic()
     for kind in (RESULT, VERDICTS):
         assert kind.find(file) is None

@@ -82,6 +82,12 @@ def test_the_overview_names_every_group(
     assert overview() in out
 
 
+def test_help_and_version_are_what_they_are_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("help", "site", capsys=capsys)[1].startswith("example: hpcdl site ")
+    assert call("help", "job", "list", capsys=capsys)[1].startswith("example: hpcdl job list")
+    assert call("version", capsys=capsys) == call("--version", capsys=capsys)
+
+
 @pytest.mark.parametrize(("name", "group"), groups(), ids=[n for n, _ in groups()])
 def test_a_group_alone_lists_its_commands(
     name: str, group: Group | Command, capsys: pytest.CaptureFixture[str]
@@ -104,6 +110,11 @@ def test_a_group_alone_lists_its_commands(
         ("job render --gpu 4", "did you mean '--gpus'?"),
         ("job submit python train.py", "two dashes: hpcdl job submit ... --"),
         ("xyzzy", "use one of: site"),
+        ("submit my_job.sh", "did you mean hpcdl job submit?"),
+        ("rollback", "did you mean hpcdl stack rollback?"),
+        ("cluster start", "did you mean 'up'?"),
+        ("job ls", "did you mean 'list'?"),
+        ("site check site.yaml", "behind its option: --site site.yaml"),
     ],
 )
 def test_an_unknown_word_is_answered_with_the_nearest(
@@ -140,7 +151,11 @@ RENDER = ("job", "render", "--site", "embedded", "--no-module")
             "queue at most 100 jobs",
         ),
         (("job", "sweep", "--site", "embedded", "--over", "n"), 2, "--over 'n' has no '='"),
-        (("job", "sweep", "--site", "embedded", "--running", "0"), 2, "not a whole number >= 1"),
+        (
+            ("job", "sweep", "--site", "embedded", "--running", "0"),
+            2,
+            "not a whole number from 1 to 1000000",
+        ),
         (
             ("job", "sweep", "--site", "embedded", "--name", "../x", "--over", "n=1"),
             2,

@@ -167,8 +167,9 @@ def test_paths_that_slurm_cannot_hold_are_refused() -> None:
     cluster_plan.check_directory(
         Path("/home/someone/.local/share/hpcdl/cluster/embedded"), ["p100-01"]
     )
-    with pytest.raises(BadInput, match="too long"):
+    with pytest.raises(BadInput, match="too long for unix sockets") as caught:
         cluster_plan.check_directory(Path("/home/someone") / ("x" * 60), ["p100-01"])
+    assert "HPCDL_CLUSTER_DIR" in caught.value.hint
     for character in " #%$'\"\n[,":
         with pytest.raises(BadInput, match="cannot hold the path"):
             cluster_plan.check_directory(Path(f"/tmp/a{character}b"), ["p100-01"])

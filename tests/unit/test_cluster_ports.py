@@ -67,10 +67,11 @@ def test_a_wanted_port_that_somebody_listens_on_is_named() -> None:
         other.listen()
         base = other.getsockname()[1]
         with (
-            pytest.raises(MissingPrerequisite, match=f"port {base} is taken"),
+            pytest.raises(MissingPrerequisite, match=f"port {base} is taken") as caught,
             reserved_ports(LOOPBACK, 1, base),
         ):
             pytest.fail("it was given away")
+    assert "--port-base" in caught.value.hint
 
 
 def test_ports_have_one_base() -> None:

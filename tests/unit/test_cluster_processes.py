@@ -19,6 +19,7 @@ from hpcdl.cluster.model import Node, ProcessId
 from hpcdl.system.files import locked
 from tests.strangers import STRANGER, as_root
 from tests.unit.test_cluster_environment import STATE
+from tests.waiting import wait_for
 
 
 def sleeper(**env: str) -> subprocess.Popen[bytes]:
@@ -64,7 +65,9 @@ def test_a_name_of_any_bytes_hides_no_process_and_stops_no_command(
     assert processes.of_cluster(tmp_path) == []
     mine = {processes.MARK: str(tmp_path), "PATH": "/bin"}
     started.append(subprocess.Popen([program, "60"], env=mine))
-    assert [one.pid for one in processes.of_cluster(tmp_path)] == [started[1].pid]
+    # Popen returns a moment before the kernel shows the environment.
+    found_there = wait_for(lambda: processes.of_cluster(tmp_path))
+    assert [one.pid for one in found_there] == [started[1].pid]
 
 
 def test_signals_spare_who_got_the_number_later(started: list[subprocess.Popen[bytes]]) -> None:
@@ -150,8 +153,9 @@ def test_a_throttle_is_shown_by_its_node(
     assert status.as_data(replace(STATE, directory=tmp_path))["nodes"] == []
     node = Node("p100-01", "p100", 0, "127.0.0.1", 21000)
     current = replace(STATE, directory=tmp_path, nodes=(node,), killed=("p100-01",))
-    assert status.as_data(current)["nodes"][0]["slow"] is True
-    assert "killed, slow" in status.as_text(current)
+    data = status.as_data(current)
+    assert data["nodes"][0]["slow"] is True
+    assert "killed, slow" in status.as_text(data)
     processes.end(processes.of_cluster(tmp_path))
 
 
@@ -183,6 +187,20 @@ def test_a_purge_takes_nothing_from_who_waited_for_it(
     other.join()
     assert sorted(path.name for path in cluster.iterdir()) == ["lock", "log"]
     assert not state.is_ours(cluster)
+
+
+def test_a_purge_that_leaves_something_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the mark, `up` refused what was left, and `down` did not look at it."""
+    state.claim(tmp_path)
+    (tmp_path / "log").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(teardown.shutil, "rmtree", lambda *_, **__: None)
+        teardown.down(tmp_path, purge=True)
+    assert state.is_ours_or_empty(tmp_path)
+    teardown.down(tmp_path, purge=True)
+    assert not tmp_path.exists()
 
 
 @as_root

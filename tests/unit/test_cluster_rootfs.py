@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 
 from hpcdl import facts
-from hpcdl.cli import main
 from hpcdl.cluster import rootfs, teardown
 from hpcdl.cluster.find import site_of
 from hpcdl.cluster.needs import check_packages, choose_mode
@@ -117,12 +116,3 @@ def test_an_own_site_whose_source_is_gone_stands_for_itself(tmp_path):
     rootfs.write_own(load_site(source), laid)
     source.unlink()
     assert site_of(str(rootfs.own_site(place))).source == rootfs.own_site(place)
-
-
-def test_what_would_be_built_is_given_as_json_too(cache, monkeypatch, capsys):
-    make(cache, "trixie", "24.11.5")
-    monkeypatch.setattr(rootfs, "check", lambda release: None)
-    words = ["--slurm", "24.11", "--slurm", "22.05"]
-    assert main(["cluster", "rootfs", *words, "--dry-run", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["would_build"] == ["22.05"]

@@ -3,12 +3,12 @@
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from hpcdl.cli import GROUPS, load_group
-from hpcdl.cli.completion import whole_parser
+from hpcdl.cli import GROUPS, completion, load_group
 from hpcdl.cli.framework import Group, build_parser
 
 # Asks the completion function what it would offer for a line, as readline does.
@@ -23,10 +23,8 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import shtab
-
     file = tmp_path_factory.mktemp("completion") / "hpcdl"
-    file.write_text(shtab.complete(whole_parser(), shell="bash"))
+    file.write_text(completion.script("bash"))
     return file
 
 
@@ -51,7 +49,7 @@ def test_bash_takes_the_script_without_a_message(script: Path) -> None:
         (["job", "ren"], ["render"]),
         (["job", "render", "--gpus"], ["--gpus", "--gpus-per-node"]),
         (["job", "submit", "--dry"], ["--dry-run"]),
-        (["completion", ""], ["bash", "zsh"]),
+        (["completion", ""], ["bash", "zsh", "fish"]),
         (["cluster", "sta"], ["status"]),
     ],
 )
@@ -67,23 +65,61 @@ def test_files_are_offered_where_a_file_is_wanted(script: Path, tmp_path: Path) 
     assert offered(script, "site", "show", "--site", start) == [f"{tmp_path}/site-of-mine.yaml"]
 
 
-def test_every_command_and_each_of_its_options_is_in_the_script(script: Path) -> None:
-    arrays = re.findall(r"^(_shtab_hpcdl_\w+)_option_strings=\((.*)\)$", script.read_text(), re.M)
-    found = {name: set(words.split()) for name, words in arrays}
+def every_option() -> Iterator[tuple[list[str], set[str]]]:
     for name in GROUPS:
         group = load_group(name)
         for command in group.commands if isinstance(group, Group) else (group,):
             words = [name, command.name] if isinstance(group, Group) else [name]
             actions = build_parser("x", command)._actions
-            options = {option for action in actions for option in action.option_strings}
-            assert found["_".join(["_shtab_hpcdl", *words]).replace("-", "_")] == options, words
+            yield words, {option for action in actions for option in action.option_strings}
+
+
+def test_every_command_and_each_of_its_options_is_in_the_script(script: Path) -> None:
+    arrays = re.findall(r"^(_shtab_hpcdl_\w+)_option_strings=\((.*)\)$", script.read_text(), re.M)
+    found = {name: set(words.split()) for name, words in arrays}
+    for words, options in every_option():
+        assert found["_".join(["_shtab_hpcdl", *words]).replace("-", "_")] == options, words
 
 
 @pytest.mark.skipif(not shutil.which("zsh"), reason="zsh is not installed")
 def test_zsh_takes_its_script(tmp_path: Path) -> None:
-    import shtab
-
     file = tmp_path / "_hpcdl"
-    file.write_text(shtab.complete(whole_parser(), shell="zsh"))
+    file.write_text(completion.script("zsh"))
     done = subprocess.run(["zsh", "-n", file], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not shutil.which("fish"), reason="fish is not installed")
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("jo", {"job"}),
+        ("site ", {"init", "check", "show", "schema"}),
+        ("site check ", set()),
+        ("job render --gpus", {"--gpus", "--gpus-per-node"}),
+        ("job submit --dry", {"--dry-run"}),
+        ("completion ", {"bash", "zsh", "fish"}),
+        ("cluster up --mode lo", {"loopback"}),
+        ("site show --site site-of", {"site-of-mine.yaml"}),
+    ],
+)
+def test_fish_offers_them_too(line: str, expected: set[str], tmp_path: Path) -> None:
+    (tmp_path / "hpcdl.fish").write_text(completion.script("fish"))
+    (tmp_path / "site-of-mine.yaml").write_text("")
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", f"source hpcdl.fish; complete -C 'hpcdl {line}'"],
+        cwd=tmp_path, env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stderr == ""
+    assert {one.split("\t")[0] for one in done.stdout.splitlines()} == expected
+
+
+def test_fish_knows_every_option() -> None:
+    lines = completion.script("fish").splitlines()
+    for words, names in every_option():
+        at = f"complete -c hpcdl -n '{' '.join(['__hpcdl_at hpcdl', *words])}' -"
+        told = {
+            word for line in lines if line.startswith(at) for word in line.split(" -d ")[0].split()
+        }
+        assert {name.lstrip("-") for name in names} <= told, words

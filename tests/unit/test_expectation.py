@@ -139,7 +139,7 @@ def earlier_job(
     record = {"partition": spec.partition, "program": list(spec.program), "layout": layout}
     (folder / "job.json").write_text(json.dumps({**record, **changes}))
     result = {
-        "schema": 1, "model": "mlp", "batch_per_rank": 256 // ranks, "precision": "fp32",
+        "schema": 2, "model": "mlp", "batch_per_rank": 256 // ranks, "precision": "fp32",
         "layout": {"ranks": ranks},
         "summary": {"images_per_second": rate, "steps_measured": 50,
                     "phases": {"compute": 0.9, "update": 0.1}},

@@ -16,6 +16,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from hpcdl.cli.framework import print_json
 from hpcdl.regress.exchange import as_csv, as_json_lines
 from hpcdl.regress.formats import FORMATS, as_junit
 from hpcdl.regress.history import Result, open_history
-from hpcdl.regress.report.page import Section, figure_page
+from hpcdl.regress.report import night_page
 from hpcdl.site import find_site_file
 from hpcdl.system import inert
 from hpcdl.system.errors import BadInput
@@ -68,6 +69,12 @@ def printed(show: Callable[[], object]) -> str:
     return screen.getvalue()
 
 
+def page(text: str) -> str:
+    run = {"run": text, "seconds": 1.0, "verdicts": [verdict(text)]}
+    with TemporaryDirectory() as folder, open_history(Path(folder, "history")) as history:
+        return night_page(run, history, [{}], site=text)
+
+
 OUTPUTS: dict[str, Callable[[str], str]] = {
     **{name: lambda text, write=write: write({"seconds": 1.0, "verdicts": [verdict(text)]})
        for name, write in FORMATS.items()},
@@ -78,7 +85,7 @@ OUTPUTS: dict[str, Callable[[str], str]] = {
     "error": lambda text: BadInput(text, hint=text, details=[text]).render(),
     "table": lambda text: printed(lambda: print(table([[text]], [text]))),
     "status line": lambda text: printed(lambda: StatusLine().show(text)),
-    "page": lambda text: figure_page(text, [Section(text, text, text)], lead=text),
+    "page": page,
 }  # fmt: skip
 
 
@@ -145,11 +152,11 @@ def walk(tmp_path: Path) -> dict[str, list[str]]:
     """Commands that show what strangers wrote, each with the names in it planted."""
     site = find_site_file("embedded")
     history = tmp_path / "history.sqlite"
-    with open_history(history) as opened:
+    with open_history(history, "embedded") as opened:
         opened.add([result(HOSTILE, job=1), result("x", status=HOSTILE)])
     run = tmp_path / "20261121-031000-ab12"
     run.mkdir()
-    said = {"schema": 1, "run": str(run), "seconds": 1.0,
+    said = {"schema": 2, "run": str(run), "seconds": 1.0,
             "verdicts": [{**verdict(HOSTILE), "log": HOSTILE}]}  # fmt: skip
     (run / "verdicts.json").write_text(json.dumps(said))
     broken = tmp_path / "broken.yaml"

@@ -11,7 +11,7 @@ import pytest
 
 from hpcdl.cli import main
 from hpcdl.jobs import JobSpec, Module, environment, submission, sweep_run
-from hpcdl.jobs.manifest import Manifest, read_manifest, request_of, write_manifest
+from hpcdl.jobs.manifest import request_of
 from hpcdl.jobs.sweep import plan
 from hpcdl.site import Site, find_site_file, load_site
 from hpcdl.slurm import client, once
@@ -70,12 +70,6 @@ def test_arrays_of_a_sweep_keep_theirs(site: Site) -> None:
     submit(replace(base, environment={"API_KEY": "renewed", "LR": "0.5"}))
     with pytest.raises(BadInput, match="other values of LR"):
         submit(replace(base, environment={"API_KEY": "renewed", "LR": "0.7"}))
-
-
-def test_values_that_an_earlier_manifest_held_are_dropped(tmp_path: Path) -> None:
-    write_manifest(tmp_path, Manifest((), {"environment": {"B": SECRET, "A": "1"}}))
-    manifest = read_manifest(tmp_path)
-    assert manifest.request == {"environment": ["A", "B"]}
 
 
 @as_root

@@ -13,7 +13,7 @@ from hpcdl.site import Site, StackRequest, find_site_file, load_site
 from hpcdl.slurm import parse
 from hpcdl.stack.publish import publish, rollback
 from hpcdl.stack.release import Release
-from hpcdl.stack.resolve import resolve_one
+from hpcdl.stack.resolve import resolve
 from hpcdl.system.errors import CheckFailed, MissingPrerequisite
 from hpcdl.system.run import run
 from hpcdl.workflows import site_plan
@@ -50,7 +50,7 @@ def planned(
 ) -> Plan:
     """The plan where the stack is to be this release and these jobs are in the queue."""
     names = tuple(site.partitions)
-    target = Target("tensorflow", "venv", names, resolve_one(site, names[0], "venv"), release,
+    target = Target("tensorflow", "venv", names, resolve(site, names[0], "venv")[0], release,
                     built=True, **more)  # type: ignore[arg-type]  # fmt: skip
     monkeypatch.setattr(site_plan, "targets", lambda *_: (target,))
     monkeypatch.setattr(site_plan, "uses", lambda _: found)

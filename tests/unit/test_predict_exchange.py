@@ -33,7 +33,7 @@ def a_check(
     ranks = local * nodes
     seconds = {size: wait + took(machine, local, nodes, size) for size in SIZES}
     result: dict[str, Any] = {
-        "schema": 1,
+        "schema": 2,
         "kind": "allreduce",
         "job": {"partition": "p100"},
         "layout": {"ranks": ranks, "hosts": [f"n{rank // local}" for rank in range(ranks)],

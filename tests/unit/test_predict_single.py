@@ -13,7 +13,7 @@ from hpcdl.predict.hardware import Machine, of_host
 from hpcdl.predict.network import network
 from hpcdl.predict.records import read_records
 from hpcdl.predict.request import Request, answer
-from hpcdl.predict.single import Effects, Trait, left_out, pair, seconds, traits
+from hpcdl.predict.single import Effects, Trait, seconds, traits
 from hpcdl.predict.step import Training
 from hpcdl.site import Partition, find_site_file, load_site
 from hpcdl.system.errors import BadInput
@@ -33,6 +33,18 @@ def machine(gpu: str) -> Machine:
     found = of_host(gpu, "a box", 1)
     assert found is not None
     return found
+
+
+def left_out(rows: list[Trait], key: Callable[[Trait], object]) -> list[float]:
+    """Errors (predicted / measured, in logarithms) of rows, by the rows of other keys alone."""
+    parts = {key(row) for row in rows}
+    fitted = {part: Effects([row for row in rows if key(row) != part]) for part in parts}
+    return [fitted[key(row)].expected(row) - row.reached for row in rows]
+
+
+def pair(trait: Trait) -> tuple[str, str, str]:
+    """GPU, precision and network: what is hidden to see how well others tell of it."""
+    return trait.family, trait.precision, trait.model
 
 
 def test_a_hidden_pair_is_met_within_a_seventh_at_the_median(rows: list[Trait]) -> None:

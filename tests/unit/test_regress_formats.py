@@ -25,7 +25,7 @@ def verdict(status: str, reason: str = "", **changes: Any) -> dict[str, Any]:
             "seconds": 1.5, **changes}  # fmt: skip
 
 
-RUN: dict[str, Any] = {"schema": 1, "seconds": 12.0, "verdicts": [
+RUN: dict[str, Any] = {"schema": 2, "seconds": 12.0, "verdicts": [
     verdict("PASS"), verdict("FAIL", ODD), verdict("ERROR", ODD, metrics=[]),
     verdict("STALE", waived=True, ok=True), verdict("NO-REFERENCE", job={"nodes": ODD}),
 ]}  # fmt: skip

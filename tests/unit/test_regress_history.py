@@ -72,19 +72,6 @@ def test_what_has_no_job_is_added_once_too(file: Path) -> None:
         assert [history.add(lost), history.add(lost)] == [1, 0]
 
 
-def test_a_history_of_an_older_hpcdl_loses_only_what_was_in_it_twice(file: Path) -> None:
-    lost = result(3, job=None, metric="", value=None, status="ERROR")
-    with open_history(file) as history:
-        history.add([*nights(), lost])
-    with closing(sqlite3.connect(file)) as connection, connection:
-        connection.execute("DROP INDEX once_without_job")
-        connection.execute("INSERT INTO results SELECT * FROM results WHERE job IS NULL")
-        connection.execute("PRAGMA user_version=1")
-    with open_history(file) as history:
-        assert len(list(history.results())) == 101
-        assert history.add([lost]) == 0
-
-
 @pytest.mark.parametrize("name", FORMATS)
 def test_an_export_can_be_imported_anew(file: Path, tmp_path: Path, name: str) -> None:
     odd = 'a "b", c\nd\r\n\u2028\x00 \N{SNOWMAN},'
@@ -380,11 +367,14 @@ def test_locks_that_do_not_hold_are_found_out(
         refuse_without_locks(tmp_path / "h.sqlite")
 
 
-def test_a_history_of_a_newer_hpcdl_is_not_touched(file: Path) -> None:
+@pytest.mark.parametrize("version", [3, 99])
+def test_a_history_of_another_schema_is_not_touched(file: Path, version: int) -> None:
     with sqlite3.connect(file) as connection:
-        connection.execute("PRAGMA user_version=99")
-    with pytest.raises(BadInput, match="newer"), open_history(file):
+        connection.execute(f"PRAGMA user_version={version}")
+    before = file.read_bytes()
+    with pytest.raises(BadInput, match=f"is of schema {version}"), open_history(file):
         pass
+    assert file.read_bytes() == before
 
 
 def gate(file: Path, results: list[Result]) -> tuple[bool, list[str]]:
@@ -535,7 +525,7 @@ def test_one_slow_node_closes_the_gate_and_is_named(file: Path) -> None:
 def test_a_gate_that_is_asked_about_nothing_stays_closed_and_says_why(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with open_history(file) as history:
+    with open_history(file, "embedded") as history:
         history.add(nights())
     words = ["check", "gate", "--site", "embedded", "--history", str(file)]
     assert main([*words, "--name", "nobody"]) == 1

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import sqlite3
-from contextlib import closing
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -18,7 +16,7 @@ from hpcdl.regress.drift import Night, analyse
 from hpcdl.regress.formats import as_prometheus
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Result, open_history
-from hpcdl.regress.identity import Series, better_of, name_of
+from hpcdl.regress.identity import better_of, name_of
 from hpcdl.regress.nodes import name_slow_nodes
 from hpcdl.regress.plain import Plain, with_evidence
 from hpcdl.regress.verdict import MetricVerdict, Verdict, judge
@@ -100,22 +98,6 @@ def test_prometheus_has_a_series_for_each_environment() -> None:
                                         verdict | {"environment": "intel"}]}  # fmt: skip
     lines = [line for line in as_prometheus(run).splitlines() if line.startswith("hpcdl_check_st")]
     assert [line[-1] for line in lines] == ["1", "0"]
-
-
-def test_nights_of_an_older_hpcdl_continue_as_this_sites(tmp_path: Path) -> None:
-    with open_history(tmp_path / "h") as history:
-        history.add(result(night) for night in range(60))
-    with closing(sqlite3.connect(tmp_path / "h")) as old, old:
-        old.execute("DROP INDEX by_series")
-        old.execute("DROP INDEX once_without_job")
-        for name in ("site", "environment", "better"):
-            old.execute(f"ALTER TABLE results DROP COLUMN {name}")
-        old.execute("PRAGMA user_version=2")
-    with open_history(tmp_path / "h", "here") as history:
-        history.add([result(60)])
-        (series,) = history.series()
-        assert series == Series("bw", "size=1", "p100", "rate", "", "GB/s", "here")
-        assert len(history.nights(series)) == 61
 
 
 @pytest.mark.parametrize(

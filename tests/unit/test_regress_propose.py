@@ -13,6 +13,7 @@ import pytest
 
 from hpcdl import facts
 from hpcdl.jobs.spec import Module
+from hpcdl.regress.measure import derive
 from hpcdl.regress.propose import Drafts, propose
 from hpcdl.regress.references import (
     OWN_DEMAND,
@@ -23,7 +24,10 @@ from hpcdl.regress.references import (
     site_file,
     update_references,
 )
-from hpcdl.regress.run_directory import runs_directory
+from hpcdl.regress.run_directory import RunDirectory, runs_directory
+from hpcdl.regress.runner import CheckOutcome
+from hpcdl.regress.verdict import MetricVerdict, Verdict
+from hpcdl.results.faults import Fault, FaultKind, Status
 from hpcdl.site import Site, find_site_file, load_site
 
 KEY = ("throughput", "mlp", "p100", "images_per_second")
@@ -83,7 +87,7 @@ def test_two_nights_wait_for_a_third(site: Site) -> None:
         {"partition": "cpu"},
         {"machine": "another"},
         {"driver": "580.1"},
-        {"status": "INSUFFICIENT-DATA", "reason": "insufficient data: 3 steps were measured"},
+        {"status": "INSUFFICIENT-DATA", "faults": [Fault(FaultKind.FEW_STEPS, "3").as_data()]},
     ],
 )
 def test_other_nights_do_not_count(site: Site, change: dict[str, Any]) -> None:
@@ -189,3 +193,19 @@ def test_a_file_whose_last_line_has_no_end_still_gives_a_diff(site: Site) -> Non
         night(site, day, 100.0)
     (edit,) = drafts(site).edits
     assert "\\ No newline at end of file\n" in edit.diff
+
+
+def test_what_was_measured_becomes_references_of_the_release_that_jobs_load(site: Site) -> None:
+    verdicts = tuple(
+        Verdict(*KEY[:3], Status.PASS, release="r1", driver="580.1", job={"nodes": node}, metrics=(
+            MetricVerdict(KEY[3], value, "images/s"),
+            MetricVerdict("shown_only", value, "", wanted=False),
+            MetricVerdict("demanded", value, "", source=OWN_DEMAND),
+        ))
+        for value, node in ((100.0, "p100-02"), (104.0, "p100-01"), (102.0, "p100-01"))
+    )  # fmt: skip
+    outcome = CheckOutcome(RunDirectory(site.paths.work), verdicts, 1.0, machine="a box")
+    (row,) = derive(site, Module((), None, "r2"), outcome)
+    assert (row.key, row.value, row.runs, row.release) == (KEY, 102.0, 3, "r2")
+    assert (row.driver, row.machine) == ("580.1", "a box")
+    assert row.nodes == ("p100-01", "p100-02")

@@ -128,7 +128,7 @@ def stamp(at: datetime) -> str:
 
 
 def plant(history: History, row: Result) -> None:
-    """Put a row past the refusal, as an older hpcdl or a clock that was wrong has left it."""
+    """Put a row past the refusal, as a clock that was wrong has left it."""
     history.as_of(datetime.now(timezone.utc) + timedelta(days=9000)).add([row])
 
 

@@ -16,10 +16,7 @@ from hpcdl.cli import main
 from hpcdl.regress.history import Point, Result, history_path, open_history
 from hpcdl.regress.identity import Series
 from hpcdl.regress.report import (
-    Figure,
-    Section,
     directory_of,
-    figure_page,
     night_page,
     read_files,
     series_view,
@@ -303,21 +300,9 @@ def test_a_page_names_its_own_script_by_hash_and_nothing_else(tmp_path: Path) ->
     assert "unsafe" not in policy[1]
 
 
-def test_any_page_of_figures_can_be_made() -> None:
-    lines = {
-        "x": "ranks",
-        "unit": "images/s",
-        "lines": [{"name": "a", "points": [{"x": 1, "y": 2}]}],
-    }
-    section = Section("one", "Heading", "Text", (Figure("lines", "Title", lines),))
-    text = figure_page("A study", [section], lead="What it says.")
-    assert '<figure id="one-0"' in text
-    assert 'id="one-0-data"' in text
-
-
 def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     site = load_site(find_site_file("embedded"))
-    with open_history(history_path(site)) as history:
+    with open_history(history_path(site), site.name) as history:
         history.add(nights.simulated(3))
     (tmp_path / "verdicts.json").write_text(json.dumps(nights.verdicts(tmp_path)))
     page = tmp_path / "night.html"

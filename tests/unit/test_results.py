@@ -1,6 +1,6 @@
 """Files that say what came out: what any program may have written is taken as it should be, or not.
 
-One schema, one reader and one writer for each of them; what earlier versions wrote is read.
+One schema, one reader and one writer for each of them; other versions are refused.
 """
 
 import json
@@ -197,7 +197,7 @@ def test_half_a_character_becomes_a_question_mark(tmp_path: Path, half: str) -> 
     assert (values["model"], values["own"]) == ("a?b", "?")
 
 
-@pytest.mark.parametrize("version", [0, -1, 3, 10**400, True, "2", None, 2.5])
+@pytest.mark.parametrize("version", [0, -1, 1, 3, 10**400, True, "2", None, 2.5])
 def test_a_version_that_nobody_wrote_is_a_fault(version: object) -> None:
     with pytest.raises(BadInput):
         RESULT.of({"schema": version}).need("schema")
@@ -206,7 +206,7 @@ def test_a_version_that_nobody_wrote_is_a_fault(version: object) -> None:
 def test_a_place_that_is_needed_is_named_with_its_fault() -> None:
     record = RESULT.of({"schema": 9, "layout": {"ranks": 0, "nodes": ["a", 3]}, "model": None})
     for place, said in {
-        "schema": "it is of version 9; this hpcdl reads versions 1 to 2",
+        "schema": "it is of version 9; this hpcdl reads version 2",
         "layout.ranks": "layout.ranks is 0, below its minimum of 1",
         "layout.nodes": "layout.nodes[1] must be text, not '3'",
         "layout.gpu": "it lacks layout.gpu",
@@ -216,48 +216,6 @@ def test_a_place_that_is_needed_is_named_with_its_fault() -> None:
         with pytest.raises(BadInput) as caught:
             record.need(place)
         assert caught.value.message.endswith(said)
-
-
-@pytest.mark.parametrize("kind", [RESULT, PROGRESS], ids=lambda kind: kind.name)
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("completed", {"status": "completed", "reason": ""}),
-        ({"status": "failed", "message": "why", "exit_code": 2}, outcome("failed", "why", 2)),
-        ({"status": "completed"}, {"status": "completed"}),
-        (7, None),
-    ],
-)
-def test_an_outcome_of_version_1_is_told_as_version_2_has_it(
-    kind: Format, old: object, new: object
-) -> None:
-    values = kind.of({"schema": 1, "outcome": old, "release": {"id": "r1"}}).values
-    assert (values["outcome"], values["schema"]) == (new, 2)
-    assert kind is PROGRESS or values["release"] == "r1"
-
-
-@pytest.mark.parametrize(
-    ("status", "reason", "kind"),
-    [
-        ("PASS", "", None),
-        ("FAIL", "slow", "check"),
-        ("ERROR", "gone", "run"),
-        ("INSUFFICIENT-DATA", "insufficient data: 3 steps were measured", "few-steps"),
-        ("INSUFFICIENT-DATA", "the reference of x rests on 2 runs", "few-runs"),
-    ],
-)
-def test_verdicts_of_version_1_get_faults(status: str, reason: str, kind: str | None) -> None:
-    (verdict,) = VERDICTS.of(
-        {"schema": 1, "verdicts": [{"status": status, "reason": reason}]}
-    ).values["verdicts"]
-    assert [fault["kind"] for fault in verdict["faults"]] == ([kind] if kind else [])
-
-
-@pytest.mark.parametrize("status", [[], {}, 7, None, "GONE"])
-def test_a_verdict_of_version_1_with_no_status_is_a_fault(status: object) -> None:
-    record = VERDICTS.of({"schema": 1, "verdicts": [{"status": status, "reason": "x"}]})
-    with pytest.raises(BadInput, match=r"verdicts\[0\]"):
-        record.need("verdicts")
 
 
 def test_a_file_says_its_version_and_the_units_of_its_numbers(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from hpcdl.site.model import External
 from hpcdl.stack.resolve_versions import Range
 from hpcdl.stack.spack_backend.concretize import (
     differences,
-    lock_versions,
     plan,
     probable_cause,
     render_work,
@@ -30,7 +28,7 @@ from hpcdl.stack.spack_backend.environment import (
     render,
     render_site,
 )
-from hpcdl.stack.spack_backend.locked import read_lock
+from hpcdl.stack.spack_backend.locked import Lock, read_lock
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.resources import folder
 
@@ -202,10 +200,8 @@ def test_rendering_twice_changes_nothing(tmp_path: Path) -> None:
 def test_a_lock_whose_versions_are_not_the_resolutions_says_where(tmp_path: Path) -> None:
     wanted = environment("p100")
     rows = {"cuda": "12.6.3", "nccl": "2.29.3-1", "cudnn": "9.10.2.21-12", "gcc": "12.2.0"}
-    lock = tmp_path / "spack.lock"
     specs = {name: {"name": name, "version": version} for name, version in rows.items()}
-    lock.write_text(json.dumps({"concrete_specs": specs}))
-    assert differences(wanted, lock) == ("nccl: 2.29.3-1, not 2.29.7",)
+    assert differences(wanted, Lock(tmp_path, (), specs)) == ("nccl: 2.29.3-1, not 2.29.7",)
 
 
 LOCKED = [one for one in COMPILED if (SPACK / "environments" / one.name / "spack.lock").exists()]
@@ -213,13 +209,12 @@ LOCKED = [one for one in COMPILED if (SPACK / "environments" / one.name / "spack
 
 @pytest.mark.parametrize("one", LOCKED, ids=[one.name for one in LOCKED])
 def test_a_committed_lock_has_the_versions_of_the_resolution(one: Environment) -> None:
-    lock = SPACK / "environments" / one.name / "spack.lock"
+    lock = read_lock(SPACK / "environments" / one.name)
     assert differences(one, lock) == ()
-    found = lock_versions(lock)
     assert {"tensorflow", "horovod", "cuda", "cudnn", "nccl", "keras", "openmpi", "ucx"} <= set(
-        found
+        lock.components
     )
-    specs = json.loads(lock.read_text())["concrete_specs"].values()
+    specs = lock.specs.values()
     for name in ("py-tensorflow", "py-horovod", "nccl"):
         (spec,) = [spec for spec in specs if spec["name"] == name]
         arch = spec["parameters"]["cuda_arch"]
@@ -228,8 +223,8 @@ def test_a_committed_lock_has_the_versions_of_the_resolution(one: Environment) -
 
 def test_the_lock_of_wheels_has_their_versions_and_the_machines_compiler_and_mpi() -> None:
     one, where = environment("p100-wheels"), SPACK / "environments" / "p100-wheels"
-    assert differences(one, where / "spack.lock") == ()
     lock = read_lock(where)
+    assert differences(one, lock) == ()
     assert (lock.archs, lock.module) == (one.archs, one.module)
     outside = {spec["name"] for spec in lock.specs.values() if "external" in spec}
     assert {"cuda", "gcc", "openmpi", "python", "cmake"} <= outside
@@ -238,7 +233,7 @@ def test_the_lock_of_wheels_has_their_versions_and_the_machines_compiler_and_mpi
 @pytest.mark.parametrize("one", LOCKED, ids=[one.name for one in LOCKED])
 def test_what_a_lock_holds_is_on_record_as_solved(one: Environment) -> None:
     solved = facts.load("spack")["solved"]
-    for name, version in lock_versions(SPACK / "environments" / one.name / "spack.lock").items():
+    for name, version in read_lock(SPACK / "environments" / one.name).components.items():
         assert Range(",".join(solved[name])).allows(version), name
 
 

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import re
 import shutil
-import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +21,7 @@ from hpcdl.stack.spack_backend.environment import environment_for_stack, render
 from hpcdl.stack.spack_backend.from_wheels import choose, wheel_sets
 from hpcdl.stack.spack_backend.locked import Lock
 from hpcdl.stack.spack_backend.make import PackageFailed, Tally, Watch
-from hpcdl.stack.spack_backend.mirror import Source, licence_of
+from hpcdl.stack.spack_backend.mirror import Source
 from hpcdl.stack.spack_backend.spack_build import plan_spack
 from hpcdl.stack.spack_backend.tool import Spack, lock_holder, open_spack
 from hpcdl.stack.spack_backend.view import (
@@ -239,7 +238,7 @@ def test_a_cache_that_cannot_be_filled_does_not_hide_the_package_that_failed(
     monkeypatch.setattr(spack_build, "_fill_cache", full)
     told: list[str] = []
     with pytest.raises(PackageFailed, match="bazel"):
-        spack_build._build(plan, None, told.append, None, spack_build.Options(jobs=1))  # type: ignore[arg-type]
+        spack_build._build(plan, None, told.append, None, 1, None)  # type: ignore[arg-type]
     assert told[-1] == "note: the build cache was not filled: no room"
 
 
@@ -433,11 +432,3 @@ def test_a_mirrors_file_is_found_by_its_digest_whatever_its_ending(tmp_path: Pat
     file = where / f"{one.sha256}.tar.gz"
     file.touch()
     assert one.find(tmp_path) == file
-
-
-def test_a_wheel_says_its_own_licence(tmp_path: Path) -> None:
-    path = tmp_path / "small-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as wheel:
-        wheel.writestr("small-1.0.dist-info/METADATA", "Name: small\nLicense-Expression: MIT\n")
-    assert licence_of(path, str(path)) == "MIT"
-    assert licence_of(path, "https://example.org/source.tar.gz") is None

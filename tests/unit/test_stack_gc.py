@@ -8,7 +8,7 @@ from hpcdl.site import Site
 from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import publish, rollback
 from hpcdl.stack.release import current_id, release_ids
-from hpcdl.stack.spack_backend.store import needed
+from hpcdl.stack.spack_backend.locked import Lock
 from hpcdl.system.errors import CheckFailed
 from hpcdl.system.files import locked
 from tests.small_release import make_release, passing, silent, small_site
@@ -114,9 +114,10 @@ def test_a_queue_that_cannot_be_asked_stops_it(site: Site) -> None:
     assert len(release_ids(site)) == 6
 
 
-LOCK = {
-    "roots": [{"hash": "top"}],
-    "concrete_specs": {
+LOCK = Lock(
+    Path("there"),
+    ({"hash": "top"},),
+    {
         "top": {"dependencies": [
             {"hash": "lib", "parameters": {"deptypes": ["build", "link"]}},
             {"hash": "tool", "parameters": {"deptypes": ["build"]}},
@@ -125,12 +126,11 @@ LOCK = {
         "tool": {"dependencies": [{"hash": "lib", "parameters": {"deptypes": ["link"]}}]},
         "data": {},
     },
-}  # fmt: skip
+)  # fmt: skip
 
 
-def test_a_release_needs_what_it_runs_with_and_a_build_all_of_it() -> None:
-    assert needed(LOCK, to_build=False) == {"top", "lib", "data"}
-    assert needed(LOCK, to_build=True) == {"top", "lib", "data", "tool"}
+def test_a_release_needs_what_it_runs_with_and_not_what_built_it() -> None:
+    assert LOCK.to_run == {"top", "lib", "data"}
 
 
 def test_without_spack_releases_go_and_its_packages_are_told_to_be_left(

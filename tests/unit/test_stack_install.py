@@ -144,7 +144,9 @@ def test_a_failed_fetch_leaves_nothing_and_removes_what_killed_ones_left(
     with_pip()
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("PIP_RETRIES", "0")
-    (tmp_path / "wheels" / "tensorflow-2.14.1-py39-x86_64-01234567.partial").mkdir(parents=True)
+    (tmp_path / "wheels" / "tensorflow-cpu-2.14.1-py39-x86_64-01234567.partial-7").mkdir(
+        parents=True
+    )
     recipe = plan_build(small_site(tmp_path)).recipe
     with pytest.raises(CommandFailed):
         fetch(recipe, running_interpreter(), silent)

@@ -262,7 +262,7 @@ def test_publishing_then_rolling_back_all_the_way_retraces_it(names: list[str]) 
     events = [Event("publish", name, "") for name in names]
     seen = [names[-1]]
     while (target := previous(events, seen[-1], set(names))) is not None:
-        events.append(Event("rollback", target, ""))
+        events.append(Event("rollback", target, "", (seen[-1],)))
         seen.append(target)
     assert seen == names[::-1]
 

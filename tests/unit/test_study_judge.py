@@ -17,6 +17,7 @@ from hpcdl.workflows.study.model import Panel
 from hpcdl.workflows.study.study_plan import Plan, make_plan
 from hpcdl.workflows.study.study_report import as_data, make_report
 from tests.unit.test_study import (
+    RUN,
     SMALL,
     VALUES,
     a_result,
@@ -27,7 +28,6 @@ from tests.unit.test_study import (
     verdict,
 )
 
-RUN: dict[str, Any] = SMALL["runs"][0]  # type: ignore[index]
 IMAGES = {"quarter": 20, "half": 40, "whole": 80}
 
 

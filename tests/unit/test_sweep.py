@@ -336,16 +336,6 @@ def test_a_manifest_that_cannot_be_one_is_reported(site: Site, tmp_path: Path, t
         run_statuses(tmp_path, plan(site, BASE, {"lr": ["1"]}))
 
 
-def test_a_manifest_of_version_1_is_read_and_written_as_version_2(tmp_path: Path) -> None:
-    row = {"id": "a", "job_id": 7, "task": None, "folder": "/work/a"}
-    (tmp_path / "sweep.json").write_text(json.dumps({"schema": 1, "points": [row]}))
-    found = read_manifest(tmp_path)
-    assert found.rows == ({"id": "a", "job_id": 7, "task": None, "directory": "/work/a"},)
-    write_manifest(tmp_path, found)
-    assert json.loads((tmp_path / "sweep.json").read_text())["schema"] == 2
-    assert read_manifest(tmp_path) == found
-
-
 @pytest.mark.parametrize(
     ("tasks", "there"),
     [("0-8:4", [0, 4, 8]), ("1,3-5:2%1", [1, 3, 5]), ("7", [7]), ("", []), ("0x1F", range(10))],

@@ -43,9 +43,9 @@ def recipe(*requirements: str) -> Recipe:
 
 
 def pinned(name: str) -> str:
-    """The version of a package that goes with the recipe under the running Python."""
+    """The version of a package that goes with the recipe under the running Python, if any does."""
     found = dict(one.split("==") for one in pins(recipe().tensorflow, running_interpreter().minor))
-    return found[name]
+    return found.get(name) or pytest.skip("TensorFlow has no wheels for this Python")
 
 
 def wheel(folder: Path, name: str, version: str) -> Path:
@@ -76,7 +76,7 @@ def test_an_index_that_serves_another_wheel_is_refused(
     (said,) = caught.value.details
     assert said.startswith("shtab-")
     assert find_wheelhouse(wanted, python) is None
-    assert list(wheelhouse_folder(wanted, python).parent.glob("*.partial")) == []
+    assert list(wheelhouse_folder(wanted, python).parent.glob("*.partial*")) == []
 
 
 def test_nothing_of_another_sdist_runs(
@@ -118,6 +118,7 @@ def test_on_another_machine_the_build_says_that_no_digests_are_known(
 
 
 def test_a_wheel_that_the_facts_do_not_know_is_refused_unless_the_site_asks_for_packages() -> None:
+    assert pinned("shtab")
     python = running_interpreter()
     for packages, refused in (((), True), (("strange",), False)):
         asked = dataclasses.replace(recipe(), packages=packages)

@@ -86,7 +86,9 @@ def running(number: int, started: str, where: str = "p100") -> parse.JobRecord:
 
 
 def with_history(site: Site, *events: tuple[str, str, str]) -> None:
-    rows = [{"action": action, "release": name, "at": at} for action, name, at in events]
+    rows = [{"action": action, "release": name, "at": at,
+             "off": ["b"] if action == "rollback" else []}
+            for action, name, at in events]  # fmt: skip
     write_json(site.paths.prefix / "history.json", {"schema": 1, "events": rows})
     switch_link(site.paths.prefix / "current", f"releases/{events[-1][1]}")
 

@@ -88,6 +88,21 @@ class Record:
         for name, value in row.items():
             self.samples[name].append(round(value, 7))
 
+    def add_all(
+        self, rows: list[tuple[float, float, float]], updating: float, alone: float
+    ) -> None:
+        """Add steps of (seconds, loss, seconds of input).
+
+        Args:
+            rows: a step each.
+            updating: seconds of an update alone.
+            alone: seconds of local gradients alone; a step's other seconds are communication.
+        """
+        for took, loss, feeding in rows:
+            computing = min(alone, took - feeding - updating)
+            self.add(took, loss, input=feeding, compute=computing, update=updating,
+                     communication=took - feeding - updating - computing)  # fmt: skip
+
     def write(self, strategy: str, versions: dict[str, str], hosts: list[str], parameters: int,
               gpu: str | None = None) -> None:  # fmt: skip
         """Write result.json where the job wants it, and say the rate."""

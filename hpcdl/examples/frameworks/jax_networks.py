@@ -9,6 +9,7 @@ takes longer is communication that nothing hides. No moving averages: nothing is
 
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 
 import harness
@@ -17,13 +18,12 @@ import numpy as np
 try:
     import jax
     import jax.numpy as jnp
-    from jax import lax
+    from jax import Array, lax
     from jax.experimental.multihost_utils import process_allgather
     from jax.sharding import NamedSharding, PartitionSpec
 except ImportError as fault:
     sys.exit(f"error: JAX is not installed for {sys.executable}: {fault}")
 
-Array = jax.Array
 State = tuple[list[Array], list[Array]]  # weights and their velocities
 
 
@@ -139,6 +139,14 @@ def vit_s16(w: Weights, x: Array, classes: int) -> Array:
     return dense(w, unit(x).mean(1), classes)
 
 
+def cross_entropy(network: Callable[..., Array], key: Array, weights: list[Array], images: Array,
+                  labels: Array, step: Array) -> Array:  # fmt: skip
+    """The mean loss of a rank's own batch."""
+    own = jax.random.fold_in(jax.random.fold_in(key, step), lax.axis_index("ranks"))
+    chosen = jax.nn.log_softmax(network(Weights(own, weights), images, 1000))
+    return -jnp.take_along_axis(chosen, labels[:, None], 1).mean()
+
+
 def main() -> None:
     """Train, and let rank 0 write result.json."""
     asked = harness.options(__doc__)
@@ -149,12 +157,7 @@ def main() -> None:
     mesh = jax.make_mesh((ranks,), ("ranks",))
     split, whole = PartitionSpec("ranks"), PartitionSpec()
     place = partial(jax.make_array_from_process_local_data, NamedSharding(mesh, split))
-    key = jax.random.key(asked.seed)
-
-    def loss_of(weights: list[Array], images: Array, labels: Array, step: Array) -> Array:
-        own = jax.random.fold_in(jax.random.fold_in(key, step), lax.axis_index("ranks"))
-        chosen = jax.nn.log_softmax(network(Weights(own, weights), images, 1000))
-        return -jnp.take_along_axis(chosen, labels[:, None], 1).mean()
+    loss_of = partial(cross_entropy, network, jax.random.key(asked.seed))
 
     def local(weights: list[Array], *batch: Array) -> list[Array]:
         mine = jax.lax.pcast(weights, "ranks", to="varying")
@@ -171,10 +174,10 @@ def main() -> None:
     share = partial(jax.shard_map, mesh=mesh, in_specs=(whole, split, split, whole))
     train = jax.jit(share(step_of, out_specs=whole))
     gradients = jax.jit(share(local, out_specs=split))
-    drawn = Weights(key, seed=asked.seed)
+    drawn = Weights(jax.random.key(asked.seed), seed=asked.seed)
     jax.eval_shape(lambda: network(drawn, batches.images[:2], 1000))
-    weights = jax.device_put(drawn.made, NamedSharding(mesh, whole))
-    state = (weights, jax.tree.map(jnp.zeros_like, weights))
+    state = drawn.made, [np.zeros_like(weight) for weight in drawn.made]
+    state = jax.device_put(state, NamedSharding(mesh, whole))
     record, rows = harness.Record(asked, ranks), []
     for step in range(asked.steps):
         begun = time.perf_counter()
@@ -185,15 +188,12 @@ def main() -> None:
     wait, moved = jax.block_until_ready, jax.jit(update)
     updating = harness.seconds_of(lambda: wait(moved(state, state[1])))
     alone = harness.seconds_of(lambda: wait(gradients(state[0], *batch))) if ranks > 1 else 1e9
-    for took, loss, feeding in rows:
-        computing = min(alone, took - feeding - updating)
-        record.add(took, loss, input=feeding, compute=computing, update=updating,
-                   communication=took - feeding - updating - computing)  # fmt: skip
+    record.add_all(rows, updating, alone)
     names = process_allgather(np.frombuffer(harness.host().encode().ljust(64), np.uint8))
     if rank == 0:
         hosts = [bytes(name).decode().strip() for name in np.reshape(names, (ranks, 64))]
         gpu = jax.devices()[0].device_kind if jax.default_backend() == "gpu" else None
-        record.write("jax", {"jax": jax.__version__}, hosts, sum(w.size for w in weights), gpu)
+        record.write("jax", {"jax": jax.__version__}, hosts, sum(w.size for w in state[0]), gpu)
 
 
 if __name__ == "__main__":

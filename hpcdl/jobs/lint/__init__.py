@@ -57,12 +57,12 @@ def lint(
     from hpcdl.jobs.lint.waivers import apply
 
     release = _known(as_release(version))
-    script = Script(text, name)
+    script = Script(text, name).first
     known = frozenset(one.id for one in all_rules())
     active = frozenset(one.id for one in all_rules() if one.lint and one.holds(release))
     found = apply(script, hits(Job(script, release, partition, cluster), active), known, active)
     unique = {(hit.start, hit.rule): hit for hit in reversed(found)}
-    return tuple(_finding(script, unique[key]) for key in sorted(unique))
+    return _said_once(script, [unique[key] for key in sorted(unique)])
 
 
 def run_lint(
@@ -166,10 +166,8 @@ def _covered(release: Release) -> Release:
     """A release that the rules know; a newer one may have others."""
     newest = as_release(known_releases()[-1])
     if release > newest:
-        raise BadInput(
-            f"the rules end with Slurm {newest}; {release} is newer",
-            hint=f"--slurm-version {newest} is the nearest",
-        )
+        hint = f"--slurm-version {newest} is the nearest"
+        raise BadInput(f"the rules end with Slurm {newest}; {release} is newer", hint=hint)
     return _known(release)
 
 
@@ -180,6 +178,17 @@ def _known(release: Release) -> Release:
     return release
 
 
-def _finding(script: Script, hit: Hit) -> Finding:
-    line, column = script.place(hit.start)
-    return Finding(rule(hit.rule), line, column, max(1, hit.length), hit.detail)
+def _said_once(script: Script, hits: Sequence[Hit]) -> tuple[Finding, ...]:
+    """The findings; what is said with the same words of several lines is one, at the first."""
+    places: dict[tuple[str, str], list[Hit]] = {}
+    for hit in hits:
+        places.setdefault((hit.rule, hit.detail), []).append(hit)
+    return tuple(_finding(script, same) for same in places.values())
+
+
+def _finding(script: Script, hits: Sequence[Hit]) -> Finding:
+    first = hits[0]
+    line, column = script.place(first.start)
+    also = sorted({script.place(hit.start)[0] for hit in hits} - {line})
+    length = max(1, first.length)
+    return Finding(rule(first.rule), line, column, length, first.detail, tuple(also))

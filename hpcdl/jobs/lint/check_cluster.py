@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from hpcdl.jobs.lint.checks import checks
 from hpcdl.jobs.lint.cluster import Names
+from hpcdl.jobs.lint.gaps import GAP
 from hpcdl.jobs.lint.job import Hit, Job, at, gpu_requests
 from hpcdl.jobs.lint.options import Option
-from hpcdl.jobs.lint.parse import GAP
 from hpcdl.system.text import nearest
 
 _FEATURE = re.compile(r"[^&|,()\[\]!*\s]+(?=$|[&|,()\[\]!*\s])")

@@ -8,17 +8,26 @@ from difflib import SequenceMatcher
 
 from hpcdl.facts import load
 from hpcdl.jobs.lint.checks import checks
+from hpcdl.jobs.lint.gaps import GAP
 from hpcdl.jobs.lint.job import Hit, Job, at, gpu_requests, nodes, tasks
-from hpcdl.jobs.lint.options import Option, Options, known_options, letters
-from hpcdl.jobs.lint.parse import CONTINUED, GAP
+from hpcdl.jobs.lint.options import Option, Options, known_options, letters, read_options
+from hpcdl.jobs.lint.parse import CONTINUED, Line, Script, directive_words
 from hpcdl.site import Partition
-from hpcdl.slurm.rules import mpi_plugins, span
+from hpcdl.slurm.rules import Span, mpi_plugins, span
 from hpcdl.system.text import count_of, nearest
 
 _LOOKS_LIKE = re.compile(r"#(?:sbatch|slurm|sbtach|sbacth|sabtch)\b(?=[ \t]+-)", re.I | re.A)
 """`# SBATCH`, with a blank, is how people switch a directive off."""
+_DIRECTIVES = ("#SBATCH", "#SLURM")
+_SETUP = {"", "module", "ml", "source", ".", "export", "set", "unset", "echo", "printf", "cd",
+          "ulimit", "umask", "conda", "date", "hostname", "mkdir", "shopt", "alias"}  # fmt: skip
+"""Commands before which directives may be meant to stand in a script without others."""
 _NAME = re.compile(r"[A-Za-z_]\w*(?:=.*)?\Z", re.A | re.S)
-_SHELL_VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w*|\{|\()", re.A)
+_SHELL_VARIABLE = re.compile(r"\$(?:\{?([A-Za-z_]\w*)|\()|`", re.A)
+_EVERYWHERE = re.compile(
+    r"(?:|USER_*|HOME|PWD|HOSTNAME|LOGNAME|SCRATCH|WORK|TMPDIR|DATE|RANDOM|SLURM_\w+)\Z", re.A
+)
+"""Variables of a shell or a job; nothing stands for what a command prints."""
 _MAX_SUGGESTIONS = 20
 _ALIKE = 0.8
 """So much of two names is the same where one is a slip of the pen: `--partiton`, not `--image`."""
@@ -31,20 +40,35 @@ def stray_directives(job: Job) -> Iterator[Hit]:
     marked = [line for line in script.lines if line.text.startswith("#SBATCH")]
     if not script.is_batch and not all(script.is_comment(line.start) for line in marked):
         return  # It writes batch scripts, and is none.
-    right = {line.text[len("#SBATCH") :].split("#")[0].strip() for line in marked}
-    for line in script.lines:
-        late = line.number > script.header_end
-        if late and line.text.startswith("#!/"):
-            return  # Several scripts in one file.
-        if not line.text.startswith("#") or (late and not script.is_comment(line.start)):
-            continue
-        if line.text.startswith("#SBATCH"):
-            if late and script.shebang:
-                yield Hit("directive-after-command", line.start, len(line.text))
-        elif (found := _LOOKS_LIKE.match(line.text)) and not line.text.startswith("#SLURM"):
-            if late or line.text[found.end() :].strip() in right:
-                continue  # It says how to submit, or stands there once more, as a directive.
-            yield Hit("directive-misspelt", line.start, len(line.text))
+    header = [line for line in marked if line.number < script.header_end]
+    right = {_said(line) for line in header}
+    until = _notes_begin(script, bool(header))
+    for line in marked[len(header) :] if script.shebang else ():
+        meant = line.start < until and not GAP.search(line.text) and _said(line) not in right
+        if meant and script.is_comment(line.start):
+            yield Hit("directive-after-command", line.start, len(line.text))
+    for line in script.lines[: script.header_end - 1]:
+        if (found := _LOOKS_LIKE.match(line.text)) and not line.text.startswith(_DIRECTIVES):
+            words, _ = directive_words(line, found.end())
+            options = read_options(words, "sbatch", expands=False)
+            again = line.text[found.end() :].strip() in right
+            # One that names a script says how to submit it; of others sbatch knows the options.
+            if not (again or options.rest) and all(one.fact for one in options.given):
+                yield Hit("directive-misspelt", line.start, len(line.text))
+
+
+def _said(line: Line) -> str:
+    return line.text[len("#SBATCH") :].split("#")[0].strip()
+
+
+def _notes_begin(script: Script, batch: bool) -> int:
+    """From where on a late directive is a note, not meant for sbatch.
+
+    What stands behind `exit` or behind all commands; in a script without others, behind its work.
+    """
+    ends = [one.start for one in script.commands if one.name == "exit" and not one.scopes]
+    work = [one.start for one in script.commands if not batch and one.name not in _SETUP]
+    return min([*ends[:1], *work[:1], *(one.start for one in script.commands[-1:])], default=0)
 
 
 @checks("directive-argument", "directive-continued")
@@ -52,22 +76,32 @@ def broken_directives(job: Job) -> Iterator[Hit]:
     """Directives that sbatch refuses, or reads otherwise than they look."""
     for directive in job.script.directives:
         line, rest = directive.line, directive.options.rest
-        if directive.broken == CONTINUED:
+        below = job.script.lines[line.number : line.number + 1]
+        if directive.broken == CONTINUED and any(one.text[:1] not in {"", "#"} for one in below):
             end = line.start + len(line.text.rstrip()) - 1
             yield Hit("directive-continued", end, 1)
-        elif directive.broken:
+        elif directive.broken not in {"", CONTINUED}:
             yield Hit("directive-argument", line.start, len(line.text), directive.broken)
-        elif rest and not GAP.search(line.text) and all(o.fact for o in directive.options.given):
+        elif rest and all(o.fact for o in directive.options.given):
             detail = f"'{rest[0].value[:60]}' is not an option"
             yield Hit("directive-argument", rest[0].start, len(rest[0].raw), detail)
 
 
 @checks("directive-variable")
 def variables_in_directives(job: Job) -> Iterator[Hit]:
-    """`#SBATCH --output=$HOME/x`: it is not expanded. `--wrap` and `--export` are for the job."""
+    """`#SBATCH --output=$HOME/x`: it is not expanded. `--wrap` and `--export` are for the job.
+
+    A variable that neither the script nor every shell sets is one that a wrapper fills in.
+    """
+    own = {one.name for one in job.script.assignments}
+    mail = job.options.last("mail-type")
+    unread = {"wrap", "comment", "export"}
+    if mail is None or mail.text.upper() == "NONE":
+        unread.add("mail-user")
     for option in job.options.given:
-        found = _SHELL_VARIABLE.search(option.text) and not job.script.is_template
-        if found and option.name not in {"wrap", "comment", "export"}:
+        names = set(_SHELL_VARIABLE.findall(option.text))
+        known = names and all(one in own or _EVERYWHERE.match(one) for one in names)
+        if known and option.name not in unread:
             yield at("directive-variable", option, f"'{option.text[:60]}' is not expanded")
 
 
@@ -103,10 +137,14 @@ def unknown_options(job: Job) -> Iterator[Hit]:
 def _outside_its_span(job: Job, option: Option) -> Iterator[Hit]:
     fact = option.fact
     assert fact is not None
-    if not fact.span.holds(job.release):
-        early = fact.span.since is not None and job.release < fact.span.since
-        rule = "option-unknown" if early else "option-removed"
-        yield at(rule, option, f"--{fact.name}: {fact.span}")
+    yield from _outside(job, option, fact.span, f"--{fact.name}")
+
+
+def _outside(job: Job, option: Option, releases: Span, what: str) -> Iterator[Hit]:
+    """A hit where the release is none of these: too early, or too late."""
+    if not releases.holds(job.release):
+        early = releases.since is not None and job.release < releases.since
+        yield at("option-unknown" if early else "option-removed", option, f"{what}: {releases}")
 
 
 def _value_outside_its_span(job: Job, command: str, option: Option) -> Iterator[Hit]:
@@ -116,11 +154,8 @@ def _value_outside_its_span(job: Job, command: str, option: Option) -> Iterator[
     for row in load("slurm_rules")["values"]:
         if row["option"] != option.name or row["value"].lower() not in given:
             continue
-        releases = span(row)
-        if command in row.get("commands", (command,)) and not releases.holds(job.release):
-            early = releases.since is not None and job.release < releases.since
-            rule = "option-unknown" if early else "option-removed"
-            yield at(rule, option, f"--{option.name}={row['value']}: {releases}")
+        if command in row.get("commands", (command,)):
+            yield from _outside(job, option, span(row), f"--{option.name}={row['value']}")
 
 
 def _nearest(command: str, name: str, names: Collection[str]) -> str:
@@ -188,7 +223,7 @@ def export_lists(job: Job) -> Iterator[Hit]:
     """--export given twice, or with commas inside of a value."""
     for _, options in job.commands_at():
         exports = [option for option in options.given if option.name == "export"]
-        if len(exports) > 1:
+        if len({option.text for option in exports}) > 1:
             yield at("export-twice", exports[-1])
         for option in exports:
             parts = option.text.split(",")
@@ -206,7 +241,7 @@ def mpi_of_steps(job: Job) -> Iterator[Hit]:
         if option is None or "$" in option.text or option.text == "list":
             continue
         name = option.text.partition(",")[0]
-        if name not in plugins:
+        if name not in plugins and any(row["name"] == name for row in load("slurm_rules")["mpi"]):
             detail = f"Slurm {job.release} has: {', '.join(plugins)}"
             yield at("mpi-plugin", option, detail)
         elif name in {"pmix_v2", "pmix_v3"}:
@@ -222,10 +257,9 @@ def beyond_the_partition(job: Job) -> Iterator[Hit]:
     asked = job.options.last("partition")
     if asked is not None and partition.name not in asked.text.split(","):
         return
-    gpus = [
-        one for one in gpu_requests(job.options) if one.option.name in {"gpus-per-node", "gres"}
-    ]
-    for request in gpus:
+    for request in gpu_requests(job.options):
+        if request.option.name not in {"gpus-per-node", "gres"}:
+            continue
         most = _most_gpus(partition, request.kind)
         if request.count > most:
             detail = f"'{partition.name}' has {most} GPUs per node"

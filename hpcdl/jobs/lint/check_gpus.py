@@ -25,6 +25,7 @@ _LOCAL = re.compile(r"\b(?:SLURM_LOCALID|OMPI_COMM_WORLD_LOCAL_RANK|LOCAL_RANK)\
 _OWN_RANK = re.compile(r"(?<!\\)\$\{?SLURM_(?:PROCID|LOCALID|NODEID)\b", re.A)
 _INDEXED = re.compile(r"\[\s*\$?\{?(?:SLURM_LOCALID|SLURM_PROCID|LOCAL_RANK)\b", re.A)
 _RANK_ARGUMENT = re.compile(r"--?local[-_]rank(?:=(.*))?\Z", re.A | re.S)
+_RANK = re.compile("SLURM_LOCALID|SLURM_PROCID|LOCAL_RANK")
 _TESTED = re.compile(
     r"\b(?:SLURM_LOCALID|SLURM_PROCID|LOCAL_RANK)\}?[\"']?\s*(?:-eq|==?)\s*[\"']?(\d{1,6})\b", re.A
 )
@@ -51,7 +52,8 @@ def gpus_asked_twice(job: Job) -> Iterator[Hit]:
 def typed_and_untyped(job: Job) -> Iterator[Hit]:
     """GPUs with and without a type in one component."""
     for part in job.script.components:
-        requests = list(gpu_requests(part))
+        # Of an option that is given twice only the last one counts.
+        requests = [one for one in gpu_requests(part) if one.option is part.last(one.option.name)]
         if len({bool(request.kind) for request in requests}) == 2:
             yield at("gpu-type-mixed", requests[-1].option)
 
@@ -65,11 +67,8 @@ def gpus_per_task(job: Job) -> Iterator[Hit]:
     batch = job.script.is_batch
     # What a batch script starts itself, or by mpirun, Slurm does not bind; AMD's GPUs lose nothing.
     amd = _AMD.search(job.script.text)
-    alone = (
-        _without_srun(job)
-        or amd
-        or (batch and job.sruns and all(job.step_tasks(step) == 1 for step in job.sruns))
-    )
+    single = batch and job.sruns and all(job.step_tasks(step) == 1 for step in job.sruns)
+    alone = amd or single or _without_srun(job)
     parts = () if alone else job.script.components
     places = [(part, tasks_per_node(part) if batch else None) for part in parts]
     places += [(s.options, job.step_tasks_per_node(s)) for s in job.sruns if not amd]
@@ -157,7 +156,7 @@ def task_sharing(job: Job) -> Iterator[Hit]:
         yield at("allow-task-sharing-indices" if srun else "allow-task-sharing-srun-only", option)
 
 
-@checks("cuda-visible-devices", "gpu-isolated-by-hand", "local-rank-global")
+@checks("gpu-isolated-by-hand", "local-rank-global")
 def visible_devices(job: Job) -> Iterator[Hit]:
     """Variables that say which GPUs a process sees, set by hand."""
     for one in job.script.assigned(*_VISIBLE):
@@ -165,32 +164,8 @@ def visible_devices(job: Job) -> Iterator[Hit]:
             continue
         if _GLOBAL.search(one.value) and "%" not in one.value and job.nodes != 1:
             yield _hit("local-rank-global", one)
-        elif _LOCAL.search(one.value):
-            if job.tasks_per_node != 1:
-                yield _hit("gpu-isolated-by-hand", one)
-        elif (
-            job.has_gpus
-            and job.script.steps
-            and _for_all_ranks(one)
-            and not _whole_node(job, one.value)
-            and not _AMD.search(job.script.text)
-        ):
-            yield _hit("cuda-visible-devices", one)
-
-
-def _whole_node(job: Job, listed: str) -> bool:
-    """Whether `0,1,2,3` are all GPUs that srun sets anew, or of nodes that the job has alone."""
-    counts = [one.count for one in gpu_requests(job.options)]
-    every = {",".join(map(str, range(count))) for count in counts[:1]}
-    only_srun = bool(job.sruns) and len(job.sruns) == len(job.script.steps)
-    return (job.options.has("exclusive") or only_srun) and listed.replace(" ", "") in every
-
-
-def _for_all_ranks(one: Assignment) -> bool:
-    """Whether an assignment reaches every rank: an export, or in front of srun."""
-    if one.command.within("inner", "subshell", "function") or one.command.background:
-        return False
-    return one.exported or one.command.name.rpartition("/")[2] in {"srun", "mpirun", "mpiexec"}
+        elif _LOCAL.search(one.value) and job.tasks_per_node != 1:
+            yield _hit("gpu-isolated-by-hand", one)
 
 
 @checks("local-rank-global")
@@ -217,8 +192,9 @@ def ranks_of_the_batch_shell(job: Job) -> Iterator[Hit]:
     """$SLURM_PROCID and its like, filled in before srun: in an export or in srun's line."""
     if not job.script.is_batch or job.tasks == 1:
         return
-    for one in job.script.assignments:
-        if one.exported and not one.command.scopes and _filled_in(one.raw):
+    for one in job.script.assignments if job.script.steps else ():
+        named = one.name in (*_LOCAL_RANKS, *_GLOBAL_RANKS, "NODE_RANK")
+        if named and one.exported and not one.command.scopes and _filled_in(one.raw):
             yield _hit("rank-of-batch-shell", one)
     for step in job.sruns:
         if step.command.within("inner"):
@@ -254,16 +230,12 @@ def ranks_by_hand(job: Job) -> Iterator[Hit]:
 def _rank_at(one: Assignment) -> str | None:
     """The single rank for which an assignment runs, by the case or test around it."""
     for scope in reversed(one.command.scopes):
-        if scope.kind == "arm" and _rank_variable(scope.subject):
+        if scope.kind == "arm" and _RANK.search(scope.subject):
             numbers = [pattern for pattern in scope.patterns if pattern.isdigit()]
             return numbers[0] if len(numbers) == len(scope.patterns) == 1 else None
         if scope.kind == "then" and (match := _TESTED.search(scope.subject)):
             return match.group(1)
     return None
-
-
-def _rank_variable(subject: str) -> bool:
-    return any(name in subject for name in ("SLURM_LOCALID", "SLURM_PROCID", "LOCAL_RANK"))
 
 
 def _hit(rule: str, one: Assignment, detail: str = "") -> Hit:

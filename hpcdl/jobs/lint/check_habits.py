@@ -9,10 +9,11 @@ from pathlib import PurePosixPath
 
 from hpcdl.jobs.lint.check_signals import main_work
 from hpcdl.jobs.lint.checks import checks
+from hpcdl.jobs.lint.gaps import GAP
 from hpcdl.jobs.lint.job import Hit, Job, at, at_step
 from hpcdl.jobs.lint.parse import Step
 
-_INDENTED = re.compile(r"[ \t]+#SBATCH(?=[ \t]+-)", re.A)
+_INDENTED = re.compile(r"[ \t]+#SBATCH[ \t]+-+([\w-]*)", re.A)
 _TYPOGRAPHIC = re.compile("[\u201c\u201d\u2018\u2019\u00a0\u2013\u2014]")
 _LOOKS_ELSEWHERE = re.compile(
     r"\b(?:srun|mpi\w*|prun|horovodrun|deepspeed|accelerate|ssh|pdsh|clush|parallel|ray|dask\w*|nextflow|snakemake|julia|"
@@ -83,19 +84,21 @@ def log_directory_made_too_late(job: Job) -> Iterator[Hit]:
 def one_log_for_all_tasks(job: Job) -> Iterator[Hit]:
     """All tasks of an array write over the same log."""
     option, array = job.options.last("output"), job.options.last("array")
-    apart = option is None or re.search(r"%\d*[ajJ]|/dev/null|\[[A-Z_ ]{4,}\]", option.text)
+    text = job.script.text[option.start :].partition("\n")[0] if option else "%a"
+    apart = re.search(r"%\d*[ajJ]|/dev/null", text) or GAP.search(text)
     mode = job.options.last("open-mode")
     appends = mode is not None and mode.text.startswith("a")
     several = array is not None and not _ONE_TASK.match(array.text)
-    if several and option and not apart and not appends:
+    if several and option and not (apart or appends):
         yield at("array-one-log", option)
 
 
 @checks("directive-indented")
 def indented_directives(job: Job) -> Iterator[Hit]:
-    """`  #SBATCH`: a comment."""
+    """`  #SBATCH`: a comment; one of an option that is given elsewhere is switched off."""
     for line in job.script.lines[: job.script.header_end - 1]:
-        if _INDENTED.match(line.text):
+        match = _INDENTED.match(line.text)
+        if match and not job.options.has(match[1]):
             yield Hit("directive-indented", line.start, len(line.text.rstrip()))
 
 
@@ -113,10 +116,12 @@ def word_processor(job: Job) -> Iterator[Hit]:
 
 @checks("assignment-spaced")
 def assignments_with_blanks(job: Job) -> Iterator[Hit]:
-    """`CORES = 64`: a command of that name."""
-    for command in job.script.commands:
+    """`CORES = 64`: a command of that name, and $CORES is empty."""
+    for command in job.script.commands if job.script.is_batch else ():
         first, *rest = (word.raw for word in command.words[:2]) if command.words else ("",)
-        if rest and re.match(r"=(?!=)", rest[0]) and first.isidentifier():
+        spaced = rest and re.match(r"=(?!=)", rest[0]) and first.isidentifier()
+        empty = len(command.words) > 2 and command.words[2].value == ""
+        if spaced and not empty and re.search(rf"\$\{{?{first}\b", job.script.text):
             start, end = command.words[0].start, command.words[1]
             yield Hit("assignment-spaced", start, end.start + len(end.raw) - start)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -148,38 +149,72 @@ def single_wait(job: Job) -> Iterator[Hit]:
 
 
 def _settling_functions(job: Job) -> frozenset[str]:
-    """The functions that wait themselves, or end the script."""
+    """The functions that wait themselves, or end the script or the job."""
     return frozenset(
         scope.subject
         for command in job.script.commands
-        if command.name in {"wait", "exit"}
+        if command.name in {"wait", "exit"} or "requeue" in {word.raw for word in command.words}
         for scope in command.scopes
         if scope.kind == "function"
     )
 
 
 def _handler_settles(trap: Trap, functions: frozenset[str]) -> bool:
-    """Whether a handler waits itself, or ends the script."""
-    if re.search(r"\b(?:wait|exit)\b", trap.handler):
+    """Whether a handler waits itself, or ends the script or the job."""
+    if re.search(r"\b(?:wait|exit|requeue)\b", trap.handler):
         return True
     return bool(functions & {word.strip(";'\"") for word in trap.handler.split()})
+
+
+def deciding(job: Job) -> frozenset[int]:
+    """Where the commands begin by whose status the job ends, or that something asks for.
+
+    The last one of the script, or of a branch; under `set -e` all behind it; those whose status
+    `&&`, `||` or the next command asks for; and in a pipe those whose last one is such.
+    """
+    commands = [one for one in job.script.commands
+                if not one.within("function", "substitution", "inner")]  # fmt: skip
+    strict = next((one.start for one in commands if _ends_at_errors(one)), len(job.script.text))
+    strict = 0 if re.search(r"\s-\w*e", job.script.shebang) else strict
+    found: set[int] = set()
+    last = in_branch = decided = True
+    for one, after in zip(reversed(commands), [None, *reversed(commands)], strict=False):
+        branch = one.within("else", "arm")
+        if not one.piped:
+            asked = one.follow or (after is not None and _uses_status(after))
+            decided = bool(asked) or one.start > strict or (in_branch if branch else last)
+            last, in_branch = last and branch, False
+        if decided:
+            found.add(one.start)
+    return frozenset(found)
+
+
+def _ends_at_errors(command: Command) -> bool:
+    words = [word.raw for word in command.words]
+    return words[:1] == ["set"] and any(re.match(r"-\w*e|errexit", word) for word in words[1:])
 
 
 @checks("wait-status", "wait-bare")
 def bare_waits(job: Job) -> Iterator[Hit]:
     """`wait` without a process: its status says nothing."""
     commands = [c for c in job.script.commands if not c.within("substitution", "inner")]
-    starts = [command.start for command, _ in main_work(job) if command.background]
+    work = [command for command, _ in main_work(job)]
+    starts = [command.start for command in work if command.background]
+    served = [command.start for command in work if not command.background]
     careful = any(c.name == "wait" and len(c.words) > 1 for c in commands)
+    decides = deciding(job)
     waited = 0  # up to where an earlier wait has waited for all
     for place, command in enumerate(commands):
         bare = command.name == "wait" and len(command.words) == 1
-        if not bare or not any(waited <= start < command.start for start in starts):
+        behind = starts[bisect(starts, command.start) - 1] if starts else -1
+        if not bare or not waited <= behind < command.start:
             continue
+        if bisect(served, behind) < bisect(served, command.start):
+            continue  # The background serves what ran before this.
         waited = waited if command.scopes else command.start
         if command.follow or any(map(_uses_status, commands[place + 1 : place + 2])):
             yield Hit("wait-status", command.words[0].start, len("wait"))
-        elif not careful:
+        elif not careful and command.start in decides:
             yield Hit("wait-bare", command.words[0].start, len("wait"))
 
 
@@ -189,24 +224,21 @@ def _uses_status(command: Command) -> bool:
 
 @checks("pipe-status")
 def status_in_pipes(job: Job) -> Iterator[Hit]:
-    """The work at the front of a pipe, without pipefail."""
+    """The work at the front of a pipe by which the job ends, without pipefail."""
     if _pipefail(job) or "PIPESTATUS" in job.script.text:
         return
-    starts = {command.start for command, _ in main_work(job)}
+    decides = deciding(job)
     asked = any(one.name == "wait" and len(one.words) > 1 for one in job.script.commands)
-    for command in job.script.commands:
-        heard = asked or not command.background
-        if command.piped and heard and command.start in starts:
+    for command, _ in main_work(job):
+        heard = asked if command.background else command.start in decides
+        if command.piped and heard:
             yield Hit("pipe-status", command.words[0].start, len(command.words[0].raw[:40]))
 
 
 def _pipefail(job: Job) -> bool:
-    if "pipefail" in job.script.shebang:
-        return True
-    return any(
-        command.name in {"set", "shopt"} and any(w.raw == "pipefail" for w in command.words)
-        for command in job.script.commands
-    )
+    setters = (one for one in job.script.commands if one.name in {"set", "shopt"})
+    words = (word.raw for one in setters for word in one.words)
+    return "pipefail" in job.script.shebang or "pipefail" in words
 
 
 def _requeues(job: Job) -> list[Command]:
@@ -233,10 +265,7 @@ def requeue(job: Job) -> Iterator[Hit]:
             yield at("requeue-truncates", option)
         elif commands:
             yield _at_command("requeue-truncates", commands[0])
-    counts = any(
-        "SLURM_RESTART_COUNT" in word.raw for one in job.script.commands for word in one.words
-    )
-    if commands and not counts and "SLURM_RESTART_COUNT" not in job.script.text:
+    if commands and "SLURM_RESTART_COUNT" not in job.script.text + job.script.sourced:
         yield _at_command("requeue-uncapped", commands[0])
 
 

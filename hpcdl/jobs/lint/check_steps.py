@@ -149,14 +149,9 @@ def steps_side_by_side(job: Job) -> Iterator[Hit]:
         return
     for step in side:
         own = step.options.has("exact", "exclusive", "overlap", "het-group", "nodelist", "relative")
-        if (
-            own
-            or (several and step.options.has("nodes"))
-            or job.heterogeneous
-            or _exact_by_cpus(job, step)
-        ):
-            continue
-        yield at_step("steps-whole", step)
+        some = several and step.options.has("nodes")
+        if not (own or some or job.heterogeneous or _exact_by_cpus(job, step)):
+            yield at_step("steps-whole", step)
 
 
 def _exact_by_cpus(job: Job, step: Step) -> bool:
@@ -169,7 +164,7 @@ def _exact_by_cpus(job: Job, step: Step) -> bool:
 @checks("overlap-cpus-only")
 def overlap_and_gpus(job: Job) -> Iterator[Hit]:
     """A monitor beside the training step, where --overlap shares CPUs only."""
-    if not any(True for _ in gpu_requests(job.options)):
+    if len(job.script.steps) < 2 or not any(True for _ in gpu_requests(job.options)):
         return
     for step in job.sruns:
         option, gres = step.options.last("overlap"), step.options.last("gres", "gpus")
@@ -205,12 +200,8 @@ def survivors_hang(job: Job) -> Iterator[Hit]:
         alone = counted and _INTERPRETER.match(step.program)
         words = " ".join(word.raw for word in step.options.rest)
         ranks = _RANKS.search(words) if together else _TRAINING.search(words)
-        if (
-            ranks
-            and (together or alone)
-            and tasks != 1
-            and not step.options.has("kill-on-bad-exit", "wait")
-        ):
+        ends = tasks == 1 or step.options.has("kill-on-bad-exit", "wait")
+        if ranks and (together or alone) and not ends:
             yield at_step("kill-on-bad-exit", step)
 
 
@@ -219,8 +210,8 @@ def horovod_launcher(job: Job) -> Iterator[Hit]:
     """horovodrun, and its elastic mode."""
     elastic = ("--min-np", "--max-np", "--host-discovery-script", "--min-num-proc")
     for step in job.script.steps:
-        if step.launcher != "horovodrun":
-            continue
+        if step.launcher != "horovodrun" or job.nodes == 1:
+            continue  # On one node it needs no ssh.
         words = [w for w in step.command.words if w.raw.partition("=")[0] in elastic]
         if words:
             yield Hit("horovod-elastic", words[0].start, len(words[0].raw))

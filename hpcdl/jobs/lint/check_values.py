@@ -11,15 +11,10 @@ from hpcdl.facts import load
 from hpcdl.jobs.lint.checks import checks
 from hpcdl.jobs.lint.job import Hit, Job, at
 from hpcdl.jobs.lint.options import Option
-from hpcdl.jobs.lint.parse import GAP
 from hpcdl.slurm.rules import Release, Span, span
 
 _EXPANDS = re.compile(r"[$`]")
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})\Z", re.A)
-_BOUNDS = re.compile(r"(?:\d+|[A-Za-z])-[A-Za-z](?:%\w+)?\Z", re.A)
-"""Of an array, in a template: `n-m`, `1-N`."""
-_BLANK = re.compile(r"[A-Z][A-Z_]{3,}\Z", re.A)
-"""Where a number is to be: a form's word for it, like NODES."""
 _HOURS = {24, 48, 72, 96}
 """Numbers of minutes that hours were meant by."""
 _MEANT_GB = frozenset((*range(1, 65), 96, 128))
@@ -29,28 +24,17 @@ _MEANT_GB = frozenset((*range(1, 65), 96, 128))
 @checks("option-value")
 def refused_values(job: Job) -> Iterator[Hit]:
     """Values that are not written as sbatch reads them."""
-    blank = sum(option.value == "" for part in job.script.components for option in part.given)
-    for part in job.script.components:
-        for option in part.given:
-            if option.value == "" and blank > 1:
-                continue  # A form to fill in.
-            expected = expects(option, job.release)
-            end = job.script.text.find("\n", option.start)
-            filled_in = GAP.search(job.script.text, option.start, end)
-            if expected is not None and not filled_in and not job.script.is_template:
-                yield at("option-value", option, f"'{option.text[:60]}' is not {expected}")
+    for option in job.options.given:
+        expected = expects(option, job.release)
+        if expected is not None:
+            yield at("option-value", option, f"'{option.text[:60]}' is not {expected}")
 
 
 def expects(option: Option, release: Release) -> str | None:
     """How a value is to be written, where it is written otherwise; None where it is right."""
     if option.value is None or option.fact is None or _EXPANDS.search(option.value):
         return None
-    if GAP.search(option.value) or (option.name == "array" and _BOUNDS.match(option.value)):
-        return None
     for releases, pattern, row in _grammar().get(option.name, ()):
-        counted = "number" in row["expects"] or "minutes" in row["expects"]
-        if counted and _BLANK.match(option.value):
-            return None
         if releases.holds(release) and not _reads(pattern, option.value, row):
             return str(row["expects"])
     return None

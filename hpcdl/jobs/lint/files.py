@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hpcdl.system.errors import BadInput
+from hpcdl.system.safe_read import unreadable
 
 MAX_BYTES = 16_000_000
 """Larger files are no batch scripts: Slurm's own limit is 4 MB (max_script_size)."""
@@ -63,8 +64,7 @@ def read_script(path: Path) -> str:
             with path.open("rb") as file:
                 data = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as fault:
-        reason = getattr(fault, "strerror", None) or str(fault)
-        raise BadInput(f"cannot read {path}: {reason}") from fault
+        raise unreadable(path, fault) from fault
     if len(data) > MAX_BYTES:
         raise BadInput(f"{path} is larger than {MAX_BYTES // 1_000_000} MB: no batch script")
     if not data.strip():

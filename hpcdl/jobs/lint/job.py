@@ -142,20 +142,21 @@ class Job:
     @property
     def nodes(self) -> int | None:
         """Number of nodes, where known."""
-        known = self.script.is_batch and not self.heterogeneous
-        return nodes(self.options) if known else None
+        return nodes(self.options) if self._counts else None
 
     @property
     def tasks_per_node(self) -> int | None:
         """Tasks per node, where known."""
-        known = self.script.is_batch and not self.heterogeneous
-        return tasks_per_node(self.options) if known else None
+        return tasks_per_node(self.options) if self._counts else None
 
     @property
     def tasks(self) -> int | None:
         """All tasks, where known."""
-        known = self.script.is_batch and not self.heterogeneous
-        return tasks(self.options) if known else None
+        return tasks(self.options) if self._counts else None
+
+    @property
+    def _counts(self) -> bool:
+        return self.script.is_batch and not self.heterogeneous
 
     @cached_property
     def has_gpus(self) -> bool:

@@ -87,6 +87,7 @@ def _row(finding: Finding) -> dict[str, Any]:
         "rule": rule.id,
         "severity": rule.severity,
         "line": finding.line,
+        "also": list(finding.also),
         "column": finding.column,
         "width": finding.width,
         "message": finding.message,
@@ -107,21 +108,12 @@ def as_sarif(results: Results, *, advice: bool = False) -> dict[str, Any]:
         "version": __version__,
         "rules": [_sarif_rule(rule) for rule in rules.values()],
     }
-    return {
-        "$schema": _SARIF_SCHEMA,
-        "version": "2.1.0",
-        "runs": [
-            {
-                "tool": {"driver": driver},
-                "columnKind": "unicodeCodePoints",
-                "results": [
-                    _sarif_result(name, finding)
-                    for name, findings in results
-                    for finding in findings
-                ],
-            }
-        ],
+    run = {
+        "tool": {"driver": driver},
+        "columnKind": "unicodeCodePoints",
+        "results": [_sarif_result(name, one) for name, findings in results for one in findings],
     }
+    return {"$schema": _SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}
 
 
 def _sarif_rule(rule: Rule) -> dict[str, Any]:
@@ -135,11 +127,8 @@ def _sarif_rule(rule: Rule) -> dict[str, Any]:
 
 
 def _sarif_result(name: str, finding: Finding) -> dict[str, Any]:
-    region = {
-        "startLine": finding.line,
-        "startColumn": finding.column,
-        "endColumn": finding.column + finding.width,
-    }
+    region = {"startLine": finding.line, "startColumn": finding.column,
+              "endColumn": finding.column + finding.width}  # fmt: skip
     place = {"artifactLocation": {"uri": name}, "region": region}
     return {
         "ruleId": finding.rule.id,

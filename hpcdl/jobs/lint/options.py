@@ -99,12 +99,15 @@ def letters(command: str) -> dict[str, OptionFact]:
 
 @cache
 def _prefixes(command: str) -> dict[str, OptionFact | None]:
-    """Every beginning of a name; None where several names begin so."""
+    """Every beginning of a name; None where several names begin so that no release brought."""
     table: dict[str, OptionFact | None] = {}
-    for name, fact in known_options(command).items():
+    known = known_options(command).items()
+    for name, fact in sorted(known, key=lambda item: item[1].span.since is not None):
         for length in range(2, len(name)):
             beginning = name[:length]
-            table[beginning] = None if beginning in table else fact
+            fresh = beginning not in table
+            if fresh or fact.span.since is None:
+                table[beginning] = fact if fresh else None
     return table
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hpcdl.jobs.functions import INSTALLED, called
+from hpcdl.jobs.lint.gaps import GAP_LINE, is_template
 from hpcdl.jobs.lint.options import Option, Options, read_options
 from hpcdl.jobs.lint.shell import Command, Reading, commands, read
 from hpcdl.jobs.lint.tokens import Word, unquote
@@ -30,20 +31,11 @@ TRIVIAL = frozenset(
 )  # fmt: skip
 """Programs whose rank count, CPUs and exit code rarely matter."""
 _WRAPPERS = {"time", "exec", "nohup", "command", "env", "timeout", "stdbuf", "nice", "builtin"}
-_DIRECTIVE = re.compile(r"#(?:SBATCH|SLURM)", re.A)
+_DIRECTIVE = re.compile(r"#(?:SBATCH|SLURM(?=[\s-]))", re.A)
 _COMPONENT = re.compile(r"[ \t]*(?:hetjob|packjob)(?=\s|$)", re.I)
 _BLANK = re.compile(r"[ \t\f\v\r]+")
 _VARIABLE = re.compile(r'"?\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:\[[@*]\])?\})"?\Z', re.A)
 _ASSIGN = re.compile(r"([A-Za-z_]\w*)(?:\[[^][]*\])?(\+?=)(.*)\Z", re.S | re.A)
-GAP = re.compile(
-    r"\{[\w{%#]|\{ \w+ \}|#[A-Z]\w*#|@[A-Za-z]\w*@|(?<![\w.])@[A-Z_]{2,}\b|\b_[A-Z][A-Z_]+_\b"
-    r"|<[^<>]*>|%[A-Za-z]\w+%|%%[A-Za-z][\w-]*%%|XXX|__[A-Z]\w*?__|\[[A-Z_ ]{4,}\]|\.\.\.",
-    re.A,
-)
-"""What a template or a reader fills in."""
-_TEMPLATE = re.compile(r"\.(?:template|tmpl|tpl|in|j2|jinja2?|mustache)(?:\.\w+)?\Z", re.I)
-_GAP_LINE = re.compile(r"[ \t]*(?:\{\{.*\}\}|\{%.*%\}|\{[\w.]+\}|@\w+@|<\w+>|%\w+%)[ \t]*\Z", re.A)
-"""A line that a template fills in."""
 _MAX_WORDS = 200
 """A variable of more words is not filled in."""
 _DECLARERS = {"export", "declare", "typeset", "local", "readonly"}
@@ -123,8 +115,8 @@ class Step:
 class Script:
     """A batch script. Everything is worked out once, when first asked for."""
 
-    def __init__(self, text: str, name: str) -> None:
-        self.text, self.name = text, name
+    def __init__(self, text: str, name: str, *, is_part: bool = False) -> None:
+        self.text, self.name, self.is_part = text, name, is_part
         self.sourced = ""
         """The functions of hpcdl that its commands source from a release, once they are read."""
 
@@ -152,10 +144,21 @@ class Script:
         first = self.text[:1000].split("\n", 1)[0]
         return first[2:].strip() if first.startswith("#!") else ""
 
-    @property
+    @cached_property
     def is_template(self) -> bool:
-        """Whether its name says that another program fills it in: its variables are gaps."""
-        return _TEMPLATE.search(self.name) is not None
+        """Whether something is to be filled in: hpcdl.jobs.lint.gaps."""
+        texts = (line.text for line in self.lines[: self.header_end - 1])
+        given = (option for part in self.components for option in part.given)
+        directives = (text for text in texts if text.startswith("#SBATCH"))
+        return is_template(self.name, directives, given, {one.name for one in self.assignments})
+
+    @cached_property
+    def first(self) -> Script:
+        """The first script of a file of several: up to the next line with an interpreter."""
+        for line in self.lines[self.header_end :]:
+            if re.match(r"#!\s*/", line.text) and self.is_comment(line.start):
+                return Script(self.text[: line.start], self.name, is_part=True)
+        return self
 
     @cached_property
     def is_shell(self) -> bool:
@@ -197,7 +200,7 @@ class Script:
         """The number of the line where sbatch stops looking for directives."""
         for line in self.lines:
             text = line.text.lstrip()
-            if text and not text.startswith("#") and not _GAP_LINE.match(text):
+            if text and not text.startswith("#") and not GAP_LINE.match(text):
                 return line.number
         return len(self.lines) + 1
 
@@ -391,10 +394,6 @@ def _past_wrappers(words: tuple[Word, ...]) -> int:
     index = 0
     while index < len(words) and words[index].raw in _WRAPPERS:
         index += 1
-        while index < len(words) and _wrapper_argument(words[index].raw):
+        while index < len(words) and re.match(r"-|\d|[^=]*=", words[index].raw):
             index += 1
     return index
-
-
-def _wrapper_argument(raw: str) -> bool:
-    return raw.startswith("-") or "=" in raw or raw[:1].isdigit()

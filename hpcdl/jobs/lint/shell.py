@@ -283,14 +283,6 @@ class _Walk:
         if body is not None:
             self._statements(body.children, (*scopes, Scope("loop")), depth)
 
-    def _while(self, node: Node, scopes: tuple[Scope, ...], depth: int) -> None:
-        body = node.child_by_field_name("body")
-        self._statements(
-            [one for one in node.children if one != body], (*scopes, Scope("loop")), depth
-        )
-        if body is not None:
-            self._statements(body.children, (*scopes, Scope("loop")), depth)
-
     def _if(self, node: Node, scopes: tuple[Scope, ...], depth: int) -> None:
         """A condition, what follows it, and the other branches."""
         start, inside = len(self.commands), (*scopes, Scope("condition"))
@@ -308,9 +300,6 @@ class _Walk:
             else:
                 branch.append(child)
         self._statements(branch, inside, depth)
-
-    def _else(self, node: Node, scopes: tuple[Scope, ...], depth: int) -> None:
-        self._statements(node.children, (*scopes, Scope("else")), depth)
 
     def _case(self, node: Node, scopes: tuple[Scope, ...], depth: int) -> None:
         value = node.child_by_field_name("value")
@@ -335,8 +324,9 @@ class _Walk:
         if body is not None:
             self._statements(body.children, (*scopes, Scope("function", called)), depth)
 
-    def _subshell(self, node: Node, scopes: tuple[Scope, ...], depth: int) -> None:
-        self._statements(node.children, (*scopes, Scope("subshell")), depth)
+    def _scoped(self, node: Node, scopes: tuple[Scope, ...], depth: int) -> None:
+        kinds = {"else_clause": "else", "while_statement": "loop", "subshell": "subshell"}
+        self._statements(node.children, (*scopes, Scope(kinds[node.type])), depth)
 
     def _group(self, node: Node, scopes: tuple[Scope, ...], depth: int) -> None:
         if node.children[:1] and node.children[0].type == "((":
@@ -348,14 +338,14 @@ class _Walk:
         "redirected_statement": _redirected,
         "for_statement": _for,
         "c_style_for_statement": _for,
-        "while_statement": _while,
+        "while_statement": _scoped,
         "if_statement": _if,
         "elif_clause": _if,
-        "else_clause": _else,
+        "else_clause": _scoped,
         "case_statement": _case,
         "case_item": _case_item,
         "function_definition": _function,
-        "subshell": _subshell,
+        "subshell": _scoped,
         "compound_statement": _group,
     }
 

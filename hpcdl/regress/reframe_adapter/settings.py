@@ -25,7 +25,7 @@ from hpcdl.jobs.script import gpu_request
 from hpcdl.jobs.spec import Module
 from hpcdl.site import Partition, Site
 from hpcdl.slurm.execution import CLUSTER, ExecutionProfile
-from hpcdl.system.resources import folder
+from hpcdl.system.resources import folder, templates
 
 if TYPE_CHECKING:
     import jinja2
@@ -47,11 +47,6 @@ class Environment:
     compilers: tuple[str, str, str] = ("gcc", "g++", "gfortran")
     """Of C, C++ and Fortran."""
     nvcc: str = "nvcc"
-
-
-def system_name(site: Site) -> str:
-    """The site's name as ReFrame takes it."""
-    return reframe_name(site.name)
 
 
 def reframe_name(text: str) -> str:
@@ -85,7 +80,7 @@ def render_settings(
     return _template().render(
         site=site,
         version=__version__,
-        system=system_name(site),
+        system=reframe_name(site.name),
         checks=str(folder("reframe_checks")),
         prefix=str(place),
         database=str(place / "results.db"),
@@ -212,16 +207,9 @@ def _resources(site: Site, partition: Partition) -> list[dict[str, Any]]:
 
 
 def _template() -> jinja2.Template:
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder("templates") / "reframe"),
-        undefined=jinja2.StrictUndefined,
-        keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701 - the output is Python, written by `py`
-    )
+    environment = templates("reframe")
     environment.filters["py"] = _literal
-    environment.filters["targets"] = _targets
+    environment.filters["targets"] = lambda names, system: [f"{system}:{one}" for one in names]
     environment.filters["for_partition"] = _names_for
     return environment.get_template("settings.py.j2")
 
@@ -230,11 +218,6 @@ def _names_for(environments: Sequence[Environment], partition: str) -> list[str]
     """The environments of a partition, each once."""
     names = [one.name for one in environments if partition in (one.partitions or (partition,))]
     return [*dict.fromkeys(names)]
-
-
-def _targets(partitions: Sequence[str], system: str) -> list[str]:
-    """Partitions as ReFrame addresses them."""
-    return [f"{system}:{name}" for name in partitions]
 
 
 def _literal(value: Any, indent: int = 0) -> str:

@@ -2,11 +2,10 @@
 
 `series_view`, `nodes_view`, `scaling_view` and `tonight` turn results into plain values and text,
 without touching a file; `page` lays them into templates/report, whose figures.js draws what is in
-view from those values. `files` alone reads: the scripts and logs that a reader may open. Other
-pages use the same figures: `Figure` and `figure_page`.
+view from those values. `files` alone reads: the scripts and logs that a reader may open.
 """
 
 from hpcdl.regress.report.files import directory_of, read_files
-from hpcdl.regress.report.page import Figure, Section, figure_page, night_page
+from hpcdl.regress.report.page import night_page
 
-__all__ = ["Figure", "Section", "directory_of", "figure_page", "night_page", "read_files"]
+__all__ = ["directory_of", "night_page", "read_files"]

@@ -11,8 +11,8 @@ import base64
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -23,12 +23,19 @@ from hpcdl.regress.history import History, Point
 from hpcdl.regress.identity import LOWER, Series
 from hpcdl.regress.report import nodes_view, scaling_view, tonight
 from hpcdl.regress.report.files import Attached
-from hpcdl.regress.report.series_view import SeriesView, Work, better_of_points, percent, views
+from hpcdl.regress.report.series_view import (
+    SeriesView,
+    Work,
+    better_of_points,
+    describe_metric,
+    percent,
+    views,
+)
 from hpcdl.regress.rulings import Rulings
 from hpcdl.results.faults import Status
 from hpcdl.slurm.execution import recorded
 from hpcdl.system.inert import inert_text, inert_values
-from hpcdl.system.resources import folder
+from hpcdl.system.resources import folder, templates
 
 NIGHTS = 365
 _SCRIPTS = ("figures.js", "page.js")
@@ -38,31 +45,34 @@ KINDS = ("time", "lines", "heat")
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of a page: `values` are what figures.js draws for its `kind` (see KINDS)."""
+    """A figure of a page: `values` are what figures.js draws for its `kind` (see KINDS).
+
+    `name` is its identity in links, such as `#NAME`.
+    """
 
     kind: str
     title: str
     values: Mapping[str, Any]
-    name: str = ""
-    """Its identity in links, such as `#NAME`; made from its place where it is empty."""
-    subtitle: str = ""
-    partition: str = ""
-    notes: tuple[str, ...] = ()
+    name: str
+    subtitle: str
+    partition: str
+    notes: tuple[str, ...]
     tone: str = ""
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with text and figures below it."""
+    """A heading with text and figures below it, or what to say where there is none (`empty`).
+
+    With `ranges` the reader chooses how many nights are shown.
+    """
 
     name: str
     heading: str
-    text: str = ""
-    figures: tuple[Figure, ...] = ()
-    empty: str = ""
-    """What to say where there is no figure."""
+    text: str
+    figures: tuple[Figure, ...]
+    empty: str
     ranges: bool = False
-    """Whether the reader chooses how many nights are shown."""
 
 
 @dataclass(frozen=True)
@@ -74,20 +84,6 @@ class Attention:
     name: str
     description: str
     link: str
-
-
-@dataclass(frozen=True)
-class Night:
-    """What stands above the figures: the night's verdicts."""
-
-    headline: str
-    rows: Sequence[tuple[int, tonight.Row]]
-    counts: Mapping[str, int]
-    attention: Sequence[Attention]
-    links: Mapping[tuple[str, str, str], str] = field(default_factory=dict)
-    verdicts: str = ""
-    open: bool = True
-    accepted: Sequence[Finding] = ()
 
 
 def night_page(
@@ -125,7 +121,6 @@ def night_page(
     blocks = {f"file-{index}-{kind}": {"text": one.text} for index, attached in enumerate(files)
               for kind, one in attached.items()}  # fmt: skip
     return _render(
-        "night.html.j2",
         f"{site}: {answer.headline}",
         [_over_time(shown), _scaling(shown), _nodes(found, shown)],
         blocks,
@@ -133,9 +128,9 @@ def night_page(
         run=str(run.get("run", "")).rpartition("/")[2],
         when=tonight.when(str(run.get("run", ""))),
         seconds=float(run.get("seconds") or 0.0),
-        night=_night(answer, run["verdicts"], rows, shown),
+        **_night(answer, run["verdicts"], rows, shown),
         files=files,
-        partitions=sorted({row.partition for _, row in rows} | {one.partition for one in shown}),
+        partitions=sorted({row.partition for _, row in rows} | {one.series.place for one in shown}),
         bar_size=(tonight.BAR_WIDTH, tonight.BAR_HEIGHT),
     )
 
@@ -145,37 +140,16 @@ def _night(
     verdicts: Sequence[Mapping[str, Any]],
     rows: Sequence[tuple[int, tonight.Row]],
     shown: Sequence[SeriesView],
-) -> Night:
+) -> dict[str, object]:
     """What stands above the figures; a verdict leads to the first figure of its case."""
-    return Night(
-        headline=answer.headline,
-        rows=rows,
-        counts=Counter(row.status for _, row in rows),
-        attention=[*_of_verdicts(rows), *_of_gate(answer, verdicts, shown)],
-        links={(one.check, one.case, one.partition): f"s{index}"
-               for index, one in reversed([*enumerate(shown)])},
-        verdicts=tonight.headline(verdicts),
-        open=answer.open,
-        accepted=answer.accepted,
-    )  # fmt: skip
-
-
-def figure_page(title: str, sections: Iterable[Section], *, lead: str = "") -> str:
-    """A page of figures with headings and text, in the same style.
-
-    Args:
-        title: the page's heading.
-        sections: what it holds; texts are plain text.
-        lead: a sentence below the title.
-    """
-    numbered = [
-        replace(section, figures=tuple(
-            replace(figure, name=figure.name or f"{section.name}-{index}")
-            for index, figure in enumerate(section.figures)
-        ))
-        for section in sections
-    ]  # fmt: skip
-    return _render("figures.html.j2", title, numbered, {}, lead=lead)
+    return {
+        "headline": answer.headline, "open": answer.open, "accepted": answer.accepted,
+        "rows": rows, "counts": Counter(row.status for _, row in rows),
+        "attention": [*_of_verdicts(rows), *_of_gate(answer, verdicts, shown)],
+        "links": {(one.series.check, one.series.case, one.series.place): f"s{index}"
+                  for index, one in reversed([*enumerate(shown)])},
+        "verdicts": tonight.headline(verdicts),
+    }  # fmt: skip
 
 
 def embedded_json(value: object) -> str:
@@ -209,8 +183,9 @@ def _views(
 
 def _over_time(views: Sequence[SeriesView]) -> Section:
     figures = tuple(
-        Figure("time", one.case or one.check, one.values, f"s{index}",
-               f"{one.check} \N{MIDDLE DOT} {one.metric}", one.partition, one.findings,
+        Figure("time", one.series.case or one.series.check, one.values, f"s{index}",
+               f"{one.series.check} \N{MIDDLE DOT} {describe_metric(one.series.metric)}",
+               one.series.place, one.findings,
                "bad" if one.alarm else "")
         for index, one in enumerate(views)
     )  # fmt: skip
@@ -303,24 +278,15 @@ def _of_gate(
 
 
 def _render(
-    template: str, title: str, sections: Sequence[Section], blocks: Mapping[str, object],
-    **values: object,
-) -> str:  # fmt: skip
-    import jinja2
-
+    title: str, sections: Sequence[Section], blocks: Mapping[str, object], **values: object
+) -> str:
     place = folder("templates") / "report"
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(place),
-        undefined=jinja2.StrictUndefined,
-        autoescape=True,
-        finalize=inert_text,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = templates("report", autoescape=True, finalize=inert_text, trim_blocks=True,
+                            lstrip_blocks=True, keep_trailing_newline=False)  # fmt: skip
     style = (place / "style.css").read_text(encoding="utf-8")
     script = "".join((place / name).read_text(encoding="utf-8") for name in _SCRIPTS)
     data = {figure.name: figure.values for section in sections for figure in section.figures}
-    return environment.get_template(template).render(
+    return environment.get_template("night.html.j2").render(
         title=title,
         sections=sections,
         blocks={name: embedded_json(value) for name, value in {**data, **blocks}.items()},

@@ -48,9 +48,10 @@ def scaling(views: Iterable[SeriesView]) -> list[ScalingView]:
     """The families that were measured with at least two numbers of ranks."""
     families: dict[tuple[str, str, str, str], dict[int, SeriesView]] = defaultdict(dict)
     for view in views:
-        placed = layout_of(view.case)
+        placed = layout_of(view.series.case)
         if placed and view.values["value"] and _RATE.search(view.series.metric + view.series.unit):
-            families[view.check, placed[0], view.partition, view.series.metric][placed[1]] = view
+            one = view.series
+            families[one.check, placed[0], one.place, one.metric][placed[1]] = view
     for key, members in families.items():
         if key[0].startswith(_SCALING):
             # Their first point, one rank of the same night, is a check of its own.

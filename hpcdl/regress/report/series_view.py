@@ -52,31 +52,6 @@ class SeriesView:
     """What the gate finds in it."""
 
     @property
-    def check(self) -> str:
-        """The check's name."""
-        return self.series.check
-
-    @property
-    def case(self) -> str:
-        """Which variant of the check."""
-        return self.series.case
-
-    @property
-    def partition(self) -> str:
-        """The partition it ran on."""
-        return self.series.place
-
-    @property
-    def name(self) -> str:
-        """Check and case as one name."""
-        return self.series.name
-
-    @property
-    def metric(self) -> str:
-        """What was measured, as text."""
-        return describe_metric(self.series.metric)
-
-    @property
     def alarm(self) -> bool:
         """Whether something of its history closes the gate."""
         return any(not one.of_last_night and one.kind != WARNING for one in self.told)
@@ -154,12 +129,8 @@ def views(work: Sequence[Work]) -> list[SeriesView]:
             suppress(OSError, ImportError, BrokenExecutor),
             ProcessPoolExecutor(workers, get_context("fork")) as pool,
         ):
-            return list(pool.map(_view, work))
+            return list(pool.map(view, *zip(*work, strict=True)))
     return [view(*one) for one in work]
-
-
-def _view(one: Work) -> SeriesView:
-    return view(*one)
 
 
 def signed(fraction: float) -> str:

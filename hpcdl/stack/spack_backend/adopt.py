@@ -8,9 +8,7 @@ names what it needs.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +18,12 @@ from hpcdl.site import Partition, Site, StackRequest
 from hpcdl.stack.gpu_needs import gpus_of
 from hpcdl.stack.lmod import SITE_FILE
 from hpcdl.stack.recipe import find_request, running_interpreter
-from hpcdl.stack.release import Release, read_release, releases_folder
+from hpcdl.stack.release import Release, is_built, read_release, releases_folder
 from hpcdl.stack.resolve_facts import serves
 from hpcdl.stack.resolve_groups import serving
 from hpcdl.stack.resolve_versions import Range
 from hpcdl.stack.seal import record_release
-from hpcdl.stack.sources import SourcesChanged, own_digest, own_wheel
+from hpcdl.stack.sources import own_digest, own_wheel, with_own
 from hpcdl.stack.spack_backend.locked import Lock, read_lock
 from hpcdl.stack.spack_backend.tool import (
     Spack,
@@ -53,8 +51,8 @@ from hpcdl.system.files import write_atomic
 from hpcdl.system.python import module_argv
 from hpcdl.system.run import CommandFailed, run
 from hpcdl.system.scratch import scratch_directory
+from hpcdl.system.text import utc_now
 
-_ATTEMPTS = 5
 _SHOWN = 8
 
 
@@ -84,7 +82,7 @@ class Adoption:
     @property
     def exists(self) -> bool:
         """Whether that release is there already."""
-        return (self.root / "release.json").is_file()
+        return is_built(self.site, self.release_id)
 
     def steps(self) -> list[str]:
         """What is left to do, in words; empty where the release exists."""
@@ -143,7 +141,7 @@ class Adoption:
             partitions=self.request.partitions,
             # The gate will show whether it runs; these very wheels have run elsewhere.
             proof="run" if cpu_wheels else "compiled",
-            created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            created=utc_now(),
             hpcdl=f"{__version__}+{self.own}",
             needs=self.lock.needs(gpus_of(self.site, self.request.partitions)),
             lock=lock_entries(packages, cuda=bool(self.lock.archs)),
@@ -267,16 +265,14 @@ def _inventory(spack: Spack, environment: Path) -> Inventory:
     try:
         return inventory(spack, environment)
     except CommandFailed as fault:
+        cure = "name the Spack that installed it in HPCDL_SPACK_ROOT"
+        if not packages_named():
+            cure += (", and where it cannot download its packages a checkout of them "
+                     "(github.com/spack/spack-packages) in HPCDL_SPACK_PACKAGES")  # fmt: skip
         raise MissingPrerequisite(
             f"Spack {spack.version} cannot read the environment {environment}",
             details=fault.result.last_lines(3),
-            hint="name the Spack that installed it in HPCDL_SPACK_ROOT"
-            + (
-                ""
-                if packages_named()
-                else ", and where it cannot download its packages a checkout "
-                "of them (github.com/spack/spack-packages) in HPCDL_SPACK_PACKAGES"
-            ),
+            hint=cure,
         ) from fault
 
 
@@ -334,13 +330,8 @@ def own_hpcdl(plan: Adoption, tools_in: Path) -> tuple[Adoption, Path]:
     Raises:
         MissingPrerequisite: somebody keeps editing hpcdl.
     """
-    for _ in range(_ATTEMPTS):
-        with suppress(SourcesChanged):
-            return plan, own_wheel(tools_in / "bin" / "python", plan.own)
-        plan = replace(plan, own=own_digest())
-    raise MissingPrerequisite(
-        "hpcdl's own files keep changing", hint="build when nobody edits them"
-    )
+    python = tools_in / "bin" / "python"
+    return with_own(plan.own, lambda own: (replace(plan, own=own), own_wheel(python, own)))
 
 
 def helpers(say: Say) -> Path:

@@ -8,7 +8,6 @@ limit is an answer too, and `probable_cause` says what it usually means.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -29,7 +28,7 @@ from hpcdl.stack.spack_backend.environment import (
     render,
     render_site,
 )
-from hpcdl.stack.spack_backend.locked import component_versions
+from hpcdl.stack.spack_backend.locked import Lock, read_lock
 from hpcdl.stack.spack_backend.tool import open_spack, require_unlocked
 from hpcdl.system.errors import CheckFailed, Stopped
 from hpcdl.system.files import explain_os_errors, write_atomic
@@ -177,10 +176,9 @@ def concretize(
             raise _no_solution(wanted, log, f"no answer within {duration(limit)}") from fault
     if not result.ok:
         raise _no_solution(wanted, log, "Spack found no solution")
-    lock = where / "spack.lock"
-    count = len(json.loads(lock.read_text())["concrete_specs"])
+    lock = read_lock(where)
     took, differ = time.monotonic() - start, differences(wanted, lock)
-    return Solved(wanted, lock, lock_versions(lock), count, took, differ)
+    return Solved(wanted, where / "spack.lock", lock.components, len(lock.specs), took, differ)
 
 
 def default_limit() -> float:
@@ -189,17 +187,13 @@ def default_limit() -> float:
     return float(facts.load("spack")["time_limit"]) * max(1.0, processes)
 
 
-def lock_versions(lock: Path) -> dict[str, str]:
-    """The versions of the stack's components in a lock file."""
-    return component_versions(json.loads(lock.read_text())["concrete_specs"])
-
-
-def differences(wanted: Environment, lock: Path) -> tuple[str, ...]:
+def differences(wanted: Environment, lock: Lock) -> tuple[str, ...]:
     """Where a lock file's versions are not the resolution's: `nccl: 2.29.3, not 2.29.7`."""
-    found = lock_versions(lock)
+    found = lock.components
     if wanted.wheels:
         found.pop("cuda", None)  # of nvcc: the libraries are in the wheels
-    if "pmix" not in wanted.pinned and _is_external(lock, "pmix"):
+    slurms = any("external" in one for one in lock.specs.values() if one["name"] == "pmix")
+    if "pmix" not in wanted.pinned and slurms:
         found.pop("pmix", None)  # Slurm's, whatever it is
     expected = {**wanted.versions, "gcc": wanted.gcc}
     return tuple(
@@ -207,12 +201,6 @@ def differences(wanted: Environment, lock: Path) -> tuple[str, ...]:
         for name in found
         if name in expected and not Range(expected[name]).allows(found[name])
     )
-
-
-def _is_external(lock: Path, package: str) -> bool:
-    """Whether a package of a lock file is the machine's."""
-    specs = json.loads(lock.read_text())["concrete_specs"].values()
-    return any("external" in spec for spec in specs if spec["name"] == package)
 
 
 def probable_cause(text: str) -> str:

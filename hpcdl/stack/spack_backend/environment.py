@@ -20,7 +20,7 @@ from hpcdl.stack.resolve_facts import known
 from hpcdl.stack.resolve_versions import Range, sort_key
 from hpcdl.stack.spack_backend.from_wheels import Choice, choose, cpu_versions, gpu_wheels
 from hpcdl.system.errors import BadInput
-from hpcdl.system.resources import folder
+from hpcdl.system.resources import templates
 from hpcdl.system.text import did_you_mean
 
 COMMAND = "hpcdl stack concretize --render"
@@ -226,7 +226,7 @@ def _check_pmix(site: Site) -> None:
 
 def render(wanted: Environment) -> str:
     """The environment's spack.yaml."""
-    return _fill(
+    return _filled(
         "spack.yaml.j2",
         title=wanted.title,
         serves=wanted.serves,
@@ -240,7 +240,7 @@ def render(wanted: Environment) -> str:
 def render_site(site: Site, partition: Partition) -> str:
     """The scope with this site's settings for a stack that runs on `partition`."""
     settings = site.spack
-    return _fill(
+    return _filled(
         "site.yaml.j2",
         site=site.name,
         target=partition.target,
@@ -250,6 +250,10 @@ def render_site(site: Site, partition: Partition) -> str:
         build_jobs=settings.build_jobs,
         mirrors=sorted(settings.mirrors.items()),
     )
+
+
+def _filled(template: str, **values: object) -> str:
+    return templates("spack").get_template(template).render(**values)
 
 
 def _majors(compute: str) -> str:
@@ -308,15 +312,3 @@ def _program(gcc: External, name: str) -> Path:
     plain = gcc.prefix / "bin" / name
     named = plain.with_name(f"{name}-{gcc.version.partition('.')[0]}")
     return named if named.exists() and named.resolve() != plain.resolve() else plain
-
-
-def _fill(template: str, **values: object) -> str:
-    from jinja2 import Environment as Jinja
-    from jinja2 import FileSystemLoader, StrictUndefined
-
-    jinja = Jinja(  # noqa: S701 - YAML, not HTML
-        loader=FileSystemLoader(folder("templates") / "spack"),
-        undefined=StrictUndefined,
-        keep_trailing_newline=True,
-    )
-    return str(jinja.get_template(template).render(**values))

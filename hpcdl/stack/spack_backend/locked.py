@@ -7,7 +7,7 @@ by its content: the hashes of the roots, which cover all that is below them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,26 @@ class Lock:
     @property
     def to_run(self) -> set[str]:
         """Hashes of what its roots need to run."""
-        return needed({"roots": self.roots, "concrete_specs": self.specs}, to_build=False)
+        found: set[str] = set()
+        todo = [root["hash"] for root in self.roots]
+        while todo:
+            one = todo.pop()
+            if one not in found:
+                found.add(one)
+                todo += [
+                    other["hash"]
+                    for other in self.specs[one].get("dependencies", ())
+                    if _TO_RUN & set(other["parameters"]["deptypes"])
+                ]
+        return found
+
+    @property
+    def components(self) -> dict[str, str]:
+        """The versions of the stack's components among its packages."""
+        book = facts.load("spack")
+        names = {package: name for key in _RECIPES for name, package in book[key].items()}
+        specs = self.specs.values()
+        return {names[spec["name"]]: spec["version"] for spec in specs if spec["name"] in names}
 
     @property
     def tensorflow(self) -> Mapping[str, Any]:
@@ -83,7 +102,7 @@ class Lock:
         return found
 
     def _components(self) -> dict[str, str]:
-        found = component_versions(self.specs)
+        found = self.components
         if not self.archs:
             found.pop("cuda", None)  # nvcc may be there for something else
         elif self.wheels:
@@ -129,8 +148,9 @@ def read_lock(environment: Path) -> Lock:
     path = environment / "spack.lock"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        needed(data, to_build=False)
-        return Lock(environment, tuple(data["roots"]), data["concrete_specs"])
+        lock = Lock(environment, tuple(data["roots"]), data["concrete_specs"])
+        lock.to_run  # noqa: B018 - damaged ones are refused here
+        return lock
     except FileNotFoundError as fault:
         raise MissingPrerequisite(
             f"the environment {environment} is not installed: it has no spack.lock",
@@ -142,35 +162,3 @@ def read_lock(environment: Path) -> Lock:
             details=[f"{type(fault).__name__}: {str(fault)[:200]}"],
             hint=f"spack -e {environment} concretize --force",
         ) from fault
-
-
-def needed(lock: Mapping[str, Any], *, to_build: bool) -> set[str]:
-    """The hashes in a lock file: all of them, or those that its roots run with."""
-    specs = lock["concrete_specs"]
-    if to_build:
-        return set(specs)
-    found: set[str] = set()
-    todo = [root["hash"] for root in lock["roots"]]
-    while todo:
-        one = todo.pop()
-        if one not in found:
-            found.add(one)
-            todo += [
-                other["hash"]
-                for other in specs[one].get("dependencies", ())
-                if _TO_RUN & set(other["parameters"]["deptypes"])
-            ]
-    return found
-
-
-def component_versions(specs: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """The versions of the stack's components among concrete specs."""
-    return dict(_components(specs))
-
-
-def _components(specs: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    book = facts.load("spack")
-    names = {package: name for key in _RECIPES for name, package in book[key].items()}
-    for spec in specs.values():
-        if spec["name"] in names:
-            yield names[spec["name"]], spec["version"]

@@ -1,33 +1,31 @@
 """Makes a source mirror for machines without internet: all that an environment's build fetches.
 
 Spack fetches and checks; `plan_mirror` knows beforehand which files those are, from the lock,
-and `make_mirror` compares what came with them and writes manifest.json (file, digest, size,
-licence). What is there already is not fetched again, so an interrupted run continues. What bazel
-downloads while it builds TensorFlow is no file of Spack's: its cache is taken in if there is one.
+and `make_mirror` compares what came with them. What is there already is not fetched again, so an
+interrupted run continues. What bazel downloads while it builds TensorFlow is no file of Spack's:
+its cache is taken in if there is one.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from hpcdl.site import Site
-from hpcdl.stack.components import licence_words
 from hpcdl.stack.spack_backend.environment import environment, environments
 from hpcdl.stack.spack_backend.tool import Spack, open_spack, require_unlocked
 from hpcdl.stack.spack_backend.view import Built, inventory
-from hpcdl.stack.wheelhouse import Say, new_log, sha256
+from hpcdl.stack.wheelhouse import Say, new_log
 from hpcdl.system.errors import BadInput, MissingPrerequisite, PartlyDone
-from hpcdl.system.files import explain_os_errors, locked, write_json
+from hpcdl.system.files import explain_os_errors, locked
 from hpcdl.system.resources import folder, home
 from hpcdl.system.scratch import scratch_directory
 
-MANIFEST = "manifest.json"
 BAZEL = "bazel"
 _SHOWN = 10
 _BAZEL_BUILDS = "py-tensorflow"
@@ -166,8 +164,8 @@ def shipped_copy() -> Path:
     return copy
 
 
-def make_mirror(mirror: Mirror, root: Path, say: Say) -> Path:
-    """Fetch what is missing and write the manifest; returns its path.
+def make_mirror(mirror: Mirror, root: Path, say: Say) -> None:
+    """Fetch what is missing.
 
     Raises:
         PartlyDone: some files did not come; the rest is there, and running again continues.
@@ -184,8 +182,6 @@ def make_mirror(mirror: Mirror, root: Path, say: Say) -> Path:
         if mirror.bazel is not None:
             say(f"taking in bazel's downloads from {mirror.bazel}")
             _link_all(mirror.bazel, mirror.folder / BAZEL)
-        say("writing the manifest")
-        write_json(mirror.folder / MANIFEST, manifest(mirror))
     left = [one for one in mirror.sources if one.find(mirror.folder) is None]
     if left:
         raise PartlyDone(
@@ -194,7 +190,6 @@ def make_mirror(mirror: Mirror, root: Path, say: Say) -> Path:
                      *(["..."] if len(left) > _SHOWN else []), f"log: {log}"],
             hint="run the same command again; what is there is not fetched again",
         )  # fmt: skip
-    return mirror.folder / MANIFEST
 
 
 def _fetch(spack: Spack, mirror: Mirror, environment: Path, log: Path, say: Say) -> None:
@@ -223,49 +218,3 @@ def _link_all(source: Path, target: Path) -> None:
                         (there / name).hardlink_to(Path(base, name))
                     except OSError:
                         shutil.copy2(Path(base, name), there / name)
-
-
-def manifest(mirror: Mirror) -> Mapping[str, Any]:
-    """Every file that is there, its digest computed anew."""
-    rows = [row for one in mirror.sources if (row := _row(one, mirror.folder)) is not None]
-    bazel = [
-        {"file": str(path.relative_to(mirror.folder)), "sha256": sha256(path),
-         "bytes": path.stat().st_size}
-        for path in sorted((mirror.folder / BAZEL).rglob("*")) if path.is_file()
-    ]  # fmt: skip
-    return {
-        "schema": 1,
-        "environments": [one.name for one in mirror.environments],
-        "files": rows,
-        "bazel": bazel,
-        "bytes": sum(row["bytes"] for row in [*rows, *bazel]),
-        "notes": mirror.notes(),
-    }
-
-
-def _row(one: Source, where: Path) -> dict[str, Any] | None:
-    path = one.find(where)
-    if path is None:
-        return None
-    return {
-        "file": str(path.relative_to(where)),
-        "sha256": sha256(path.resolve()),
-        "bytes": path.stat().st_size,
-        "package": f"{one.package}@{one.version}",
-        "licence": licence_of(path, one.url) or one.licence,
-        "url": one.url,
-        **({"commit": one.commit} if one.commit else {}),
-    }
-
-
-def licence_of(path: Path, url: str) -> str | None:
-    """What a wheel says of its own licence; None for what is no wheel or says nothing."""
-    import zipfile
-    from email.parser import HeaderParser
-
-    if not url.endswith(".whl"):
-        return None
-    with zipfile.ZipFile(path) as wheel:
-        name = next(n for n in wheel.namelist() if n.endswith(".dist-info/METADATA"))
-        said = HeaderParser().parsestr(wheel.read(name).decode(errors="replace"))
-    return next(iter(licence_words(said)), None)

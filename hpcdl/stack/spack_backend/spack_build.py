@@ -8,7 +8,6 @@ The release is a view and its records, and no release until release.json is rena
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from hpcdl.site import Site, StackRequest
 from hpcdl.stack.gpu_needs import gpus_of, needs_of
 from hpcdl.stack.install import require_space
 from hpcdl.stack.recipe import digest, find_request
-from hpcdl.stack.release import Release, read_release, releases_folder
+from hpcdl.stack.release import Release, is_built, read_release, releases_folder
 from hpcdl.stack.resolve_groups import serving
 from hpcdl.stack.sources import own_digest
 from hpcdl.stack.spack_backend.adopt import Adoption, adopt, helpers, own_hpcdl
@@ -29,7 +28,6 @@ from hpcdl.stack.spack_backend.cache import BuildCache, build_cache, close_keyri
 from hpcdl.stack.spack_backend.concretize import (
     Work,
     concretize,
-    lock_versions,
     render_work,
     shipped_recipes,
     stack_work,
@@ -44,15 +42,12 @@ from hpcdl.stack.spack_backend.tool import (
     packages_named,
     require_unlocked,
 )
-from hpcdl.stack.spack_backend.view import (
-    inventory,
-)
+from hpcdl.stack.spack_backend.view import inventory
 from hpcdl.stack.wheelhouse import Say
 from hpcdl.system.errors import BadInput, CheckFailed, HpcdlError, MissingPrerequisite
 from hpcdl.system.files import shared_lock, write_atomic
 
 _WAIT_SECONDS = 10
-_ATTEMPTS = 5
 _STAMP = ".solved"
 
 
@@ -96,8 +91,7 @@ class SpackPlan:
     @property
     def exists(self) -> bool:
         """Whether that release has been built already."""
-        name = self.release_id
-        return name is not None and (releases_folder(self.site) / name / "release.json").is_file()
+        return is_built(self.site, self.release_id)
 
     def steps(self) -> list[str]:
         """What is left to do, in words; empty where the release exists."""
@@ -105,7 +99,7 @@ class SpackPlan:
             return []
         place = releases_folder(self.site) / (self.release_id or "ID")
         lock = self.lock
-        count = f"{len(json.loads(lock.read_text())['concrete_specs'])} " if lock else ""
+        count = f"{len(read_lock(lock.parent).specs)} " if lock else ""
         return [
             f"take {self.environment.why}" if self.environment.wheels else self.environment.why,
             *(f"write {path}" for path in self.work.changed),
@@ -158,7 +152,7 @@ class SpackPlan:
 
     def versions(self) -> Mapping[str, str]:
         """The components a person asks for, by name."""
-        locked_ones = lock_versions(self.lock) if self.lock else {}
+        locked_ones = read_lock(self.lock.parent).components if self.lock else {}
         found = {**self.environment.versions, **locked_ones, "hpcdl": __version__}
         found["mpi"] = f"Open MPI {found['openmpi']}" if "openmpi" in found else "MPI"
         return found
@@ -227,23 +221,19 @@ def plan_spack(site: Site, name: str | None = None) -> SpackPlan:
     return SpackPlan(site, request, wanted, stack_work(site, request, wanted), own_digest())
 
 
-@dataclass(frozen=True)
-class Options:
-    """How to build: processes at a time, whether to sign, seconds for the solver."""
-
-    jobs: int | None = None
-    unsigned: bool = False
-    time_limit: float | None = None
-
-
-def build_spack(plan: SpackPlan, say: Say, show: Show, options: Options) -> Release:
+def build_spack(
+    plan: SpackPlan, say: Say, show: Show, *, jobs: int | None = None, unsigned: bool = False,
+    time_limit: float | None = None,
+) -> Release:  # fmt: skip
     """Build the planned release, or return it where it exists.
 
     Args:
         plan: from `plan_spack`.
         say: told each step.
         show: told how far the packages are.
-        options: see there.
+        jobs: processes at a time, all packages together; as many as there are CPUs.
+        unsigned: do not sign the build cache.
+        time_limit: seconds for the solver.
 
     Raises:
         PackageFailed: a package did not build; says which, its log, and how to continue.
@@ -255,20 +245,23 @@ def build_spack(plan: SpackPlan, say: Say, show: Show, options: Options) -> Rele
     plan.require_ready()
     say(plan.environment.why)
     with shared_lock(plan.work.root / ".lock", wait_seconds=_WAIT_SECONDS):
-        cache = build_cache(plan.site, unsigned=options.unsigned)
+        cache = build_cache(plan.site, unsigned=unsigned)
         try:
-            return _build(plan, cache, say, show, options)
+            return _build(plan, cache, say, show, jobs, time_limit)
         finally:
             close_keyring(cache)
 
 
-def _build(plan: SpackPlan, cache: BuildCache, say: Say, show: Show, options: Options) -> Release:
+def _build(
+    plan: SpackPlan, cache: BuildCache, say: Say, show: Show, jobs: int | None,
+    time_limit: float | None,
+) -> Release:  # fmt: skip
     where = plan.folders
     spack = open_build(plan, cache)
     require_unlocked(where.environment)
     key = ready_key(spack, cache, plan.site)
     if plan.lock is None:
-        _solve(plan, say, options)
+        _solve(plan, say, time_limit)
     release_id = plan.release_id
     assert release_id is not None
     if plan.exists:
@@ -279,7 +272,7 @@ def _build(plan: SpackPlan, cache: BuildCache, say: Say, show: Show, options: Op
         env["HPCDL_WHEEL"] = str(own_hpcdl(adoption, helpers(say))[1])
     say(f"installing with Spack; log: {where.log}")
     try:
-        make_all(spack, where, options.jobs or len(os.sched_getaffinity(0)), show, env)
+        make_all(spack, where, jobs or len(os.sched_getaffinity(0)), show, env)
     except PackageFailed:
         try:
             _fill_cache(spack, plan, cache, key, say)
@@ -304,14 +297,14 @@ def open_build(plan: SpackPlan, cache: BuildCache) -> Spack:
     return replace(spack, env={**spack.env, **site, **cache.env})
 
 
-def _solve(plan: SpackPlan, say: Say, options: Options) -> None:
+def _solve(plan: SpackPlan, say: Say, time_limit: float | None) -> None:
     """Render and solve the environment.
 
     Raises:
         CheckFailed: there is no solution, or another one than the resolution's.
     """
     render_work(plan.work)
-    solved = concretize(plan.work.root, plan.environment, say, time_limit=options.time_limit)
+    solved = concretize(plan.work.root, plan.environment, say, time_limit=time_limit)
     if solved.differences:
         raise CheckFailed(
             f"Spack solved '{plan.environment.name}' with other versions than the resolution",

@@ -13,16 +13,14 @@ from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from hpcdl.site import Site
 from hpcdl.stack.release import releases_folder
-from hpcdl.stack.spack_backend.locked import needed
+from hpcdl.stack.spack_backend.locked import read_lock
 from hpcdl.stack.spack_backend.mirror import shipped_copy
 from hpcdl.stack.spack_backend.spack_build import shared, store
 from hpcdl.stack.spack_backend.tool import Spack, open_spack
 from hpcdl.stack.wheelhouse import new_log
-from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import locked, size_of
 from hpcdl.system.scratch import scratch_directory
 
@@ -73,24 +71,12 @@ def remove_unneeded(
 def _kept(site: Site, releases: Collection[str]) -> set[str]:
     own = [releases_folder(site) / name / "spack" / "spack.lock" for name in releases]
     stacks = shared(site).glob("*/environments/*/spack.lock")
-    kept: set[str] = set()
+    kept = set[str]()
     for path in own:
-        kept |= needed(_read(path), to_build=False) if path.parent.is_dir() else set()
+        kept |= read_lock(path.parent).to_run if path.parent.is_dir() else set()
     for path in stacks:
-        kept |= needed(_read(path), to_build=True)
+        kept |= set(read_lock(path.parent).specs)
     return kept
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        lock: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        needed(lock, to_build=False)
-    except (OSError, ValueError, KeyError, TypeError) as fault:
-        raise MissingPrerequisite(
-            f"the lock file {path} cannot be read, so nobody knows which packages it needs",
-            hint="look at it; a broken release's directory is removed by hand",
-        ) from fault
-    return lock
 
 
 @contextmanager

@@ -42,10 +42,8 @@ def bench(
     if not dataset.examples("train"):
         raise BadInput(f"{dataset.folder} holds no records")
     if dataset.encoding != "jpeg":
-        raise BadInput(
-            f"{dataset.folder} holds {dataset.encoding} records, which need no pipeline",
-            hint="`hpcdl data make photos DIR` makes JPEG records",
-        )
+        raise BadInput(f"{dataset.folder} holds {dataset.encoding} records, which need no pipeline",
+                       hint="`hpcdl data make photos DIR` makes JPEG records")  # fmt: skip
     repairs = Repairs(_MOST_DAMAGED, lambda path: count_records(path) is not None, _note)
     batch = min(batch, dataset.examples("train"))
     source = Records(dataset, Share(batch, 1, 0, 1), (crop, crop), threads, repairs, pipeline)
@@ -54,10 +52,8 @@ def bench(
     try:
         marks, used = _timed(source.batches(0, 0), seconds)
     except (tf.errors.ResourceExhaustedError, MemoryError) as fault:
-        raise MissingPrerequisite(
-            f"there is no memory for batches of {batch} images of {crop} x {crop} pixels",
-            hint="a smaller --batch or --crop",
-        ) from fault
+        said = f"there is no memory for batches of {batch} images of {crop} x {crop} pixels"
+        raise MissingPrerequisite(said, hint="a smaller --batch or --crop") from fault
     finally:
         repairs.close()
     images, elapsed = batch * (len(marks) - 1), marks[-1]

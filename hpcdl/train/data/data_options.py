@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from hpcdl.system.amounts import fraction, not_negative, positive, seconds, seed
+from hpcdl.system.amounts import at_least, fraction, not_negative, positive, seconds, seed
 
 KINDS = ("digits", "photos", "folder")
 PIPELINES = ("new", "old")
@@ -21,7 +21,7 @@ def configure_make(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", choices=KINDS, help="kind of data set")
     parser.add_argument("folder", metavar="DIR", help="directory of the records")
     parser.add_argument("--seed", type=seed, default=1, help="random seed (default 1)")
-    parser.add_argument("--shards", type=_shards, default=16, metavar="N",
+    parser.add_argument("--shards", type=at_least(1, _MOST_SHARDS), default=16, metavar="N",
                         help="number of training files (default 16)")  # fmt: skip
     parser.add_argument("--threads", type=positive, metavar="N",
                         help="shards written in parallel (default: CPUs)")  # fmt: skip
@@ -64,7 +64,7 @@ def configure_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="DIR", help="a data set of JPEG records")
     parser.add_argument("--pipeline", choices=PIPELINES, default="new",
                         help="new (default), or old: slow, for comparison")  # fmt: skip
-    parser.add_argument("--crop", type=_side, default=224, metavar="PX",
+    parser.add_argument("--crop", type=at_least(1, _MOST_PIXELS), default=224, metavar="PX",
                         help="side of the cropped images (default 224)")  # fmt: skip
     parser.add_argument("--batch", type=positive, default=64, metavar="N",
                         help="images per batch (default 64)")  # fmt: skip
@@ -114,26 +114,11 @@ def _text(value: object) -> str:
     return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _shards(text: str) -> int:
-    value = positive(text)
-    if value > _MOST_SHARDS:
-        raise argparse.ArgumentTypeError(f"must be at most {_MOST_SHARDS}, not {text}")
-    return value
-
-
-def _side(text: str) -> int:
-    value = positive(text)
-    if value > _MOST_PIXELS:
-        raise argparse.ArgumentTypeError(f"must be at most {_MOST_PIXELS} pixels, not {text}")
-    return value
-
-
 def _size(text: str) -> tuple[int, int]:
     width, _, height = text.partition("x")
     if not (width.isdigit() and height.isdigit()) or not min(int(width), int(height)) >= 8:
         raise argparse.ArgumentTypeError(f"must be like 500x375, not {text}")
     if max(int(width), int(height)) > _MOST_PIXELS:
-        raise argparse.ArgumentTypeError(
-            f"must be at most {_MOST_PIXELS} pixels wide and high, not {text}"
-        )
+        said = f"must be at most {_MOST_PIXELS} pixels wide and high, not {text}"
+        raise argparse.ArgumentTypeError(said)
     return int(width), int(height)

@@ -16,6 +16,7 @@ from hpcdl.system.files import write_json
 
 FILE = "dataset.json"
 SCHEMA = 1
+_AGAIN = "`hpcdl data inspect --index DIR` writes it again"
 IMAGES = "images"
 """The task of records whose labels are not read."""
 FINDINGS = (
@@ -138,12 +139,10 @@ def _read(path: Path) -> dict[str, Any]:
             "a directory of records in ImageNet's layout",
         ) from fault
     except (OSError, ValueError) as fault:
-        raise BadInput(
-            f"cannot read {path}: {fault}", hint="`hpcdl data inspect --index DIR` writes it again"
-        ) from fault
+        raise BadInput(f"cannot read {path}: {fault}", hint=_AGAIN) from fault
     if not isinstance(values, dict) or values.get("schema") != SCHEMA:
         found = values.get("schema") if isinstance(values, dict) else None
-        raise BadInput(f"{path} has schema {found}, this hpcdl reads {SCHEMA}")
+        raise BadInput(f"{path} has schema {found}, this hpcdl reads {SCHEMA}", hint=_AGAIN)
     return values
 
 

@@ -95,11 +95,13 @@ def shard_files(folder: Path) -> list[Path]:
         BadInput: there is none.
     """
     if not folder.is_dir():
-        raise BadInput(f"{folder} is not a directory")
+        raise BadInput(f"{folder} is not a directory", hint="`hpcdl data make` makes a data set")
     found = {*folder.glob("*.tfrecord*"), *folder.glob("*-[0-9]*-of-[0-9]*")}
     files = sorted(path for path in found if path.is_file() and path.suffix != ".part")
     if not files:
-        raise BadInput(f"{folder} holds no TFRecord files")
+        raise BadInput(
+            f"{folder} holds no TFRecord files", hint="`hpcdl data make` makes a data set"
+        )
     return files
 
 

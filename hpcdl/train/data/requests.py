@@ -43,10 +43,8 @@ def guard(folder: Path, kind: str) -> None:
     except (OSError, ValueError, KeyError, TypeError):
         there = "other"
     if there != kind:
-        raise BadInput(
-            f"{folder} holds {there} records, which would be lost",
-            hint="choose another directory, or remove them first",
-        )
+        raise BadInput(f"{folder} holds {there} records, which would be lost",
+                       hint="choose another directory, or remove them first")  # fmt: skip
 
 
 def finish(folder: Path) -> None:

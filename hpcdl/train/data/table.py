@@ -86,7 +86,8 @@ def read_table(images: Path, table: Path) -> list[Row]:
 
 def _refuse(table: Path, faults: Sequence[str]) -> None:
     if faults:
-        raise BadInput(f"{len(faults)} rows of {table} are wrong", details=faults[:_SHOWN])
+        raise BadInput(f"{len(faults)} rows of {table} are wrong", details=faults[:_SHOWN],
+                       hint="a row is: file name, class")  # fmt: skip
 
 
 def _labels(text: str) -> tuple[str, ...]:

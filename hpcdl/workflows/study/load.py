@@ -130,7 +130,6 @@ def _check_meaning(document: Document, values: dict[str, Any]) -> None:
         for number, row in enumerate(group["rows"]):
             fault.unless_known(row, known, ("published", index, "rows", number),
                                f"facts/throughput.csv has no row '{row}'")  # fmt: skip
-    _check_original(fault, values)
 
 
 class _Faults:
@@ -235,26 +234,6 @@ def _check_rule(
 def _said(value: Any) -> bool:
     """Whether a file gives a value; a bound of 0 is one."""
     return value not in (None, "", [], {})
-
-
-def _check_original(fault: _Faults, values: dict[str, Any]) -> None:
-    """What repeats a table or figure of the original is there; else there is a reason."""
-    scales = values["scales"].values()
-    known = {
-        "figure": {panel["panel"] for panel in values["figure"]},
-        "table": {table["title"] for table in values["tables"]},
-        "run": {run["name"] for scale in scales for run in scale["runs"]},
-        "rule": {rule["rule"] for scale in scales for rule in scale["acceptance"]},
-        "published": {group["label"] for group in values["published"]},
-    }
-    for index, one in enumerate(values["original"]):
-        if not one["by"] and not one["note"]:
-            fault.at(("original", index), "neither `by` nor a `note` with the reason")
-        for number, text in enumerate(one["by"]):
-            kind, _, name = text.partition(": ")
-            fault.unless_known(name, sorted(known.get(kind, [name])),
-                               ("original", index, "by", number),
-                               f"the study has no {kind} '{short(name)}'")  # fmt: skip
 
 
 def _study(values: dict[str, Any], path: Path) -> Study:

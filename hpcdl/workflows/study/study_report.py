@@ -15,7 +15,7 @@ from typing import Any
 from hpcdl import __version__
 from hpcdl.system.files import write_atomic, write_json
 from hpcdl.system.inert import inert_text
-from hpcdl.system.resources import folder
+from hpcdl.system.resources import templates
 from hpcdl.workflows.study.collect import Findings, Measured
 from hpcdl.workflows.study.figure import caption, draw
 from hpcdl.workflows.study.forecast import Predicted, predict
@@ -266,16 +266,7 @@ def _without_empty(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 
 
 def _rendered(template: str, values: dict[str, Any]) -> str:
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder("templates") / "study"),
-        undefined=jinja2.StrictUndefined,
-        autoescape=template.endswith(".html.j2"),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        finalize=inert_text,
-    )
+    environment = templates("study", autoescape=template.endswith(".html.j2"), trim_blocks=True,
+                            lstrip_blocks=True, finalize=inert_text)  # fmt: skip
     environment.filters["cell"] = lambda text: " ".join(text.split()).replace("|", "\\|")
     return environment.get_template(template).render(values)

@@ -43,6 +43,21 @@ def test_a_finding_shows_place_line_caret_consequence_fix_and_source(script, cap
     assert lines[-1] == f"{script}: 1 error (Slurm 22.05)"
 
 
+def test_what_is_said_of_several_lines_with_the_same_words_is_said_once(script, capsys):
+    step = "srun --exact ./solver\n"
+    script.write_text(WRONG + step + "srun -c4 --exact ./solver\n" + step)
+    run_lint([script], "22.05", as_json=True)
+    (found,) = json.loads(capsys.readouterr().out)["files"][0]["findings"]
+    assert (found["line"], found["also"]) == (3, [4, 6])
+    assert found["message"].endswith("(also in lines 4, 6)")
+
+
+def test_of_several_scripts_in_a_file_the_first_is_read(script):
+    second = "#!/bin/bash\n#SBATCH --time=1:00:00\nsrun --exact ./solver\n"
+    found = lint(WRONG + second, name="job.sh", version="22.05")
+    assert [(one.rule.id, one.line, one.also) for one in found] == [("cpus-per-task-lost", 3, ())]
+
+
 ADVISED = "#!/bin/bash\n#SBATCH --ntasks=4 --mem=16\nsrun ./solver | tee log\n"
 
 

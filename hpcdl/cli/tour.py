@@ -1,0 +1,149 @@
+"""`hpcdl tour`: the demo, step by step; `make demo` is `hpcdl tour --yes`.
+
+The steps are data. Each command is one that a person could type. What exists already is used
+again, so a tour that was stopped continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from hpcdl.cli.framework import Command, print_json
+from hpcdl.system.amounts import at_least
+from hpcdl.system.errors import BadInput, CheckFailed, ExitCode, Stopped
+
+_SITE = "embedded"
+_CHECK = "hpcdl check run --partition p100 --tag smoke --name throughput"
+
+
+class Step:
+    """What a step shows, why in one sentence, its commands and the last one's exit status."""
+
+    def __init__(self, title: str, why: str, *commands: str, status: int = 0) -> None:
+        self.title, self.why, self.commands, self.status = title, why, commands, status
+
+
+STEPS = (
+    Step("a real Slurm on this machine",
+         "Seven emulated nodes in four partitions, with the daemons that a cluster has.",
+         "hpcdl cluster up", "sinfo"),
+    Step("the software stack: TensorFlow and Horovod, built once, published as a module",
+         "Publishing has a gate: a job on the partition imports, reduces and trains with it.",
+         "hpcdl stack build --backend venv", "hpcdl stack publish --partition p100"),
+    Step("a data set: 1,797 handwritten digits as TFRecords",
+         "It is made here, so nothing is downloaded; checksums tell when it is damaged.",
+         "hpcdl data make digits {datasets}/digits"),
+    Step("a training job on 2 nodes x 2 ranks",
+         "The script is derived from the site file; `hpcdl job explain` gives its reasons.",
+         "hpcdl job submit --partition p100 --nodes 2 --gpus-per-node 2 --name digits --time 10:00"
+         " --watch -- --model mlp --data {datasets}/digits --epochs 150 --global-batch 128"
+         " --target-accuracy 0.95"),
+    Step("a reference: throughput of the healthy cluster",
+         "Several runs tell how much it scatters; that sets the bound of the nightly check.",
+         "hpcdl check references measure --partition p100 --tag smoke --name throughput"
+         " --if-missing"),
+    Step("the nightly check, compared with the reference",
+         "Every metric has a verdict, and the exit status is one that a pipeline can use.",
+         _CHECK),
+    Step("the same check with a slowed job: it must fail",
+         "Each training step is held up for 60 ms; a check that never fails proves nothing.",
+         f"{_CHECK} --set delay_ms=60 --set steps=100", status=1),
+)  # fmt: skip
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    add, number = parser.add_argument, at_least(1, len(STEPS))
+    add("--yes", action="store_true", help="do not wait for Enter before each command")
+    add("--from", type=number, default=1, metavar="N", dest="first", help="begin with step N")
+    add("--to", type=number, default=len(STEPS), metavar="N", dest="last", help="end with step N")
+
+
+def _run(args: argparse.Namespace) -> ExitCode:
+    import time
+
+    from hpcdl.system.signals import terminable
+
+    if args.first > args.last:
+        raise BadInput(f"there is no step from {args.first} to {args.last}")
+    steps = [*enumerate(STEPS, 1)][args.first - 1 : args.last]
+    if args.json:
+        print_json([{"number": n, **vars(step), "commands": _typed(step)} for n, step in steps])
+        return ExitCode.OK
+    asks = not (args.yes or args.dry_run)
+    if asks and not (sys.stdin and sys.stdin.isatty()):
+        raise BadInput("nobody can press Enter here", hint="hpcdl tour --yes does not wait for it")
+    if asks:
+        print("Enter runs the command that is shown; Ctrl-C ends the tour.")
+    begun = time.monotonic()
+    with terminable():
+        for number, step in steps:
+            _take(number, step, asks=asks, runs=not args.dry_run)
+    if not args.dry_run:
+        print(f"\nDone in {time.monotonic() - begun:.0f} s. To explore the cluster:\n"
+              f"  export HPCDL_SITE={_SITE}\n"
+              '  eval "$(hpcdl cluster env)"; squeue; sinfo; module avail\n'
+              "  hpcdl cluster down    # stops the cluster")  # fmt: skip
+    return ExitCode.OK
+
+
+def _typed(step: Step) -> list[str]:
+    from hpcdl.site import find_site_file, load_site
+
+    datasets = shlex.quote(str(load_site(find_site_file(_SITE)).paths.datasets))
+    return [command.format(datasets=datasets) for command in step.commands]
+
+
+def _take(number: int, step: Step, *, asks: bool, runs: bool) -> None:
+    """Take a step: say what it shows; show, ask for and run its commands.
+
+    Raises:
+        Stopped: by a signal, or Ctrl-D.
+        CheckFailed: a command's exit status was not the one it must have.
+    """
+    from hpcdl.system.text import paint
+
+    print("\n" + paint(f"[{number}/{len(STEPS)}] {step.title}", "bold") + f"\n{step.why}")
+    commands = _typed(step)
+    on = f"`hpcdl tour --from {number}` continues there"
+    try:
+        for command in commands:
+            print(f"$ {command}", end="" if asks else "\n", flush=True)
+            if asks:
+                input(" ")
+            status = _status(command) if runs else 0
+            wanted = step.status if runs and command == commands[-1] else 0
+            if status == ExitCode.STOPPED:
+                raise KeyboardInterrupt
+            if status != wanted:
+                said = f"step {number}: its command exited with status {status}, not {wanted}"
+                raise CheckFailed(said, hint=on)
+    except (KeyboardInterrupt, EOFError):
+        print()
+        raise Stopped(f"the tour stopped at step {number}", hint=on) from None
+    if runs and step.status:
+        print("FAIL as expected: the check detected the slowdown.")
+
+
+def _status(command: str) -> int:
+    """The exit status of a command in the cluster's environment; it sees signals before we do."""
+    from hpcdl.cluster.environment import environment
+    from hpcdl.cluster.find import directory_of
+    from hpcdl.cluster.state import read_state
+    from hpcdl.system.signals import noted
+
+    found = os.environ.get("PATH", os.defpath)
+    env = {**os.environ, "HPCDL_SITE": _SITE, "PATH": f"{found}:{Path(sys.executable).parent}"}
+    current = read_state(directory_of(_SITE))
+    if current:
+        env = environment(current, env)
+    with noted():
+        return subprocess.call(shlex.split(command), env=env, stdin=subprocess.DEVNULL)
+
+
+COMMAND = Command("tour", "Walk through the demo step by step, with the real commands.",
+                  "hpcdl tour", _run, _options, changes=True, site=False)  # fmt: skip
